@@ -37,13 +37,12 @@ check: $(VENV)/.installed ## format, lint, types, import arrows
 unit: $(VENV)/.installed ## tests of one process each, on all cores
 	$(BIN)/pytest -q -n auto -m 'not integration and not browser' $(TEST_ARGS)
 
-ALONE := tests/adoption tests/integration/test_demo.py
-
+# Three at a time on two cores: these tests wait more than they compute. Their long files come first (tests/conftest.py).
 integration: $(VENV)/.installed ## tests of several real processes, and the browser tests
-	$(BIN)/pytest -q -n 2 --dist loadfile -m 'integration or browser' $(addprefix --ignore ,$(ALONE)) $(TEST_ARGS)
+	$(BIN)/pytest -q -n 3 --dist loadfile --no-loadscope-reorder -m '(integration or browser) and not alone' $(TEST_ARGS)
 
 alone: $(VENV)/.installed ## tests that measure time: the demo, and the adoption scripts, of which two run at a time anyway
-	$(BIN)/pytest -q -m 'integration or browser' $(ALONE) $(TEST_ARGS)
+	$(BIN)/pytest -q -m alone tests/adoption tests/integration/test_demo.py $(TEST_ARGS)
 
 again: $(VENV)/.installed ## the tests that failed the last time, one after the other
 	$(BIN)/pytest -q --last-failed --last-failed-no-failures none $(TEST_ARGS)
@@ -81,7 +80,8 @@ adoption: $(VENV)/.installed ## the training scripts of tests/adoption with ever
 	$(BIN)/python -m tests.adoption.matrix $(ADOPTION_ARGS)
 
 long: faults adoption chaos soak ## all that takes hours: matrices, floods and soaks, and the labelled suite with five seeds
-	RANKWATCH_FAULT_TRIALS=all $(BIN)/pytest -q tests/attacks tests/detectors/devices tests/packaging/test_installed.py $(TEST_ARGS)
+	RANKWATCH_FAULT_TRIALS=all $(BIN)/pytest -q tests/attacks tests/detectors tests/service/job tests/service/orders \
+	  tests/service/series tests/packaging/test_installed.py $(TEST_ARGS)
 	$(BIN)/python benchmarks/detection.py --seeds 5
 	$(BIN)/python benchmarks/detection.py --beside --seeds 5
 

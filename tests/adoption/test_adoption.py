@@ -1,22 +1,23 @@
 """Each script once as it is, when nothing may be told, and once with a fault, which is named and nothing else.
 
-Two run at a time; those whose fault is a matter of time run alone. `make adoption` tries all faults with all scripts,
-three times, also beside CPU burners.
+Two train at a time, while others are judged; those whose fault is a matter of time train alone. `make adoption` tries
+all faults with all scripts, three times, also beside CPU burners.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import pytest
 
 from tests.adoption.cases import CASES, SLOW, Case, Fault, tried
 from tests.adoption.world import Outcome, opened_world
 
-pytestmark = [pytest.mark.torch, pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.torch, pytest.mark.integration, pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(900)]
 
-AT_A_TIME = 2
+AT_A_TIME = 4
+"""Half of them train."""
 FAULTS = [(case, fault) for case in CASES for fault in tried(case)]
 
 Run = tuple[Case, Fault | None]
@@ -29,14 +30,17 @@ def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     wanted = [item.callspec.params for item in request.session.items if item.module is request.module]
     runs = [(one["case"], one.get("fault")) for one in wanted]
     with opened_world(tmp_path_factory.mktemp("adoption")) as world, ThreadPoolExecutor(AT_A_TIME) as pool:
-        started: dict[Run, Future[Outcome]] = {run: pool.submit(world.run, *run) for run in runs if run[1] is not SLOW}
+
+        def started(slow: bool) -> dict[Run, Future[Outcome]]:
+            return {run: pool.submit(world.run, *run) for run in runs if (run[1] is SLOW) == slow}
+
+        together, alone = started(slow=False), dict[Run, Future[Outcome]]()
 
         def outcome(case: Case, fault: Fault | None) -> Outcome:
-            if fault is SLOW:
-                for other in started.values():
-                    other.exception()
-                return world.run(case, fault)
-            return started[case, fault].result()
+            if fault is SLOW and not alone:
+                wait(together.values())
+                alone.update(started(slow=True))
+            return (alone if fault is SLOW else together)[case, fault].result()
 
         yield outcome
         pool.shutdown(cancel_futures=True)

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from typing import Any
 from rankwatch_service.demo.job.launcher import own_environment
 from rankwatch_service.demo.job.processes import end_all, working_for
 from rankwatch_service.demo.services.service import ServiceProcess
-from tests.adoption.cases import Case, Fault
+from tests.adoption.cases import SLOW, Case, Fault
 
 RUN_S = 300.0
 """A script that has not ended by then hangs."""
@@ -25,6 +26,7 @@ TOLD_S = 90.0
 """What is not told by then is not told."""
 LOOK_S = 0.1
 RUNS_MAX = 3
+TRAIN_AT_A_TIME = 2
 ABORTED = "terminate called without an active exception"
 """What a process says when torch aborts it at its end, because a thread of gloo is still running: about one launch in a
 hundred. Its exit status is then not that of the script."""
@@ -90,9 +92,15 @@ class World:
             "PYTHONPATH": "",
         }
         self.service = ServiceProcess(folder / "service", 0, self._environment)
+        self._turns = threading.Semaphore(TRAIN_AT_A_TIME)
+        self._alone = threading.Lock()
 
     def run(self, case: Case, fault: Fault | None) -> Outcome:
-        """Run a script as it is, or let one of its ranks have a fault; again if torch aborted a process of it."""
+        """Run a script as it is, or let one of its ranks have a fault; again if torch aborted a process of it.
+
+        Several threads may do so: two scripts train at a time, while those that have ended are judged. With a slow rank
+        one trains at a time, and the caller starts none of the others meanwhile.
+        """
         for _ in range(RUNS_MAX - 1):
             try:
                 outcome = self._run(case, fault)
@@ -109,16 +117,17 @@ class World:
         return self._clean(case) if fault is None else self._faulty(case, fault)
 
     def _clean(self, case: Case) -> Outcome:
-        with self.job(case, None) as job:
+        with self._turn(None) as turn, self.job(case, None) as job:
             if case.name == "ctrl_c":
                 job.until("its sixtieth step", lambda: "sixty steps are done" in job.output)
                 os.killpg(job.process.pid, signal.SIGINT)
             code = job.process.wait(RUN_S)
+            turn.close()
             assert code == 0 or case.name == "ctrl_c", job.output
             return self._outcome(job)
 
     def _faulty(self, case: Case, fault: Fault) -> Outcome:
-        with self.job(case, f"{fault.name} {FAULTY_RANK} {fault.step or case.step}") as job:
+        with self._turn(fault) as turn, self.job(case, f"{fault.name} {FAULTY_RANK} {fault.step or case.step}") as job:
             if fault.kind == "hang":
                 job.until("its first steps", lambda: self._has_begun(job) or job.ended, RUN_S)
                 deadline_s = time.monotonic() + TOLD_S
@@ -127,7 +136,14 @@ class World:
                 end_all(job.mark, 0.5)
                 return Outcome(self._incidents(job), job.output, job.seconds)
             job.process.wait(RUN_S)
+            turn.close()
             return self._outcome(job)
+
+    def _turn(self, fault: Fault | None) -> contextlib.ExitStack:
+        """Wait until a script may train; closed, it lets the next one do so."""
+        turn = contextlib.ExitStack()
+        turn.enter_context(self._alone if fault is SLOW else self._turns)
+        return turn
 
     @contextlib.contextmanager
     def job(self, case: Case, fault: str | None) -> Iterator[Job]:

@@ -25,10 +25,10 @@ from tests.support.agent.service import AgentService
 from tests.support.agent.service import until as agent_until
 from tests.support.ranks.recording_rank import RecordingRank
 from tests.support.service.process import LOGIN, Http, Role, free_port, until
-from tests.support.store.postgres import postgres_server
+from tests.support.store.postgres import PostgresDatabases
 from tests.support.values.batches import batch, progress, table
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 
 class Service:
@@ -88,7 +88,8 @@ def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     with ExitStack() as stack:
         environment = {}
         if request.param == "postgresql":
-            environment["RANKWATCH_DATABASE_URL"] = stack.enter_context(postgres_server()).url()
+            databases: PostgresDatabases = request.getfixturevalue("postgres")
+            environment["RANKWATCH_DATABASE_URL"] = stack.enter_context(databases.empty())
         service = Service(tmp_path_factory.mktemp(request.param), environment)
         yield service
         service.close()

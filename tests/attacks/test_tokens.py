@@ -11,7 +11,7 @@ from rankwatch_service.access.refusals import TRIES_MAX
 from tests.support.service.process import LOGIN, Http, Role, free_port, until
 from tests.support.values.batches import batch, ranks, table
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 MSGPACK = {"Content-Type": "application/msgpack"}
 ELSEWHERE = {"X-Forwarded-For": "203.0.113.5"}

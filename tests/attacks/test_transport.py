@@ -21,7 +21,7 @@ from tests.support.ranks.recording_rank import RecordingRank
 from tests.support.service.certificates import make_certificate
 from tests.support.service.process import LOGIN, Http, Role, children, until
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 HALF_OPEN = 300
 

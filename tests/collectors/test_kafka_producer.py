@@ -26,7 +26,7 @@ from tests.support.kafka.secure import secure_kafka
 from tests.support.kafka.topic import Lying, read_topic
 from tests.support.service.process import free_port, until
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 PARTITIONS = 3
 STALL_S = 2.0

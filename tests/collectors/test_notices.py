@@ -45,6 +45,7 @@ def trained(folder: Path, environment: dict[str, str], for_s: float = 3.0) -> st
     return subprocess.run(command, check=True, capture_output=True, text=True, env=env, timeout=120).stderr
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("status", [401, 403])
 def test_a_token_that_is_refused_is_said_once_while_training_goes_on(tmp_path, status):
     with AgentService() as service, AgentProcess(tmp_path, service.environment):
@@ -54,6 +55,7 @@ def test_a_token_that_is_refused_is_said_once_while_training_goes_on(tmp_path, s
         assert f"{service.url} says {status}" in said
 
 
+@pytest.mark.integration
 def test_what_is_mended_is_taken_back(tmp_path):
     with AgentService() as service, AgentProcess(tmp_path, service.environment) as agent:
         service.status = 401
@@ -63,6 +65,7 @@ def test_what_is_mended_is_taken_back(tmp_path):
         agent.kill()
 
 
+@pytest.mark.integration
 def test_the_notice_of_an_earlier_launch_is_not_said_and_a_standing_one_is(tmp_path):
     path = notice_path(str(tmp_path), "gpt")
     write_notice(path, Notice("gpt", "a disk was full last week", 7, held=True))
@@ -75,6 +78,7 @@ def test_the_notice_of_an_earlier_launch_is_not_said_and_a_standing_one_is(tmp_p
         assert said.count(f"{service.url} says 401") == 1
 
 
+@pytest.mark.integration
 def test_the_training_output_says_that_telemetry_flows_again(tmp_path):
     with AgentService() as service, AgentProcess(tmp_path, service.environment):
         service.status = 401

@@ -46,6 +46,7 @@ from rankwatch_service.simulate.placement import RankPlacement
 from rankwatch_service.stream.saved.packing import pack, unpack
 from tests.support.detection.distorted import Spoilt, frozen, permuted, scaled, scaled_config, thinned
 from tests.support.detection.verdicts import judge, opened
+from tests.support.trials.selection import trials
 
 NAMES = [detector.name for detector in detectors()]
 STEPS = 150
@@ -177,7 +178,7 @@ def test_the_troubled_job_of_one_stage_makes_every_detector_speak_that_can(obser
     ]
 
 
-@settings(max_examples=10, phases=DRAWN, deadline=None)
+@settings(max_examples=trials(4, 10), phases=DRAWN, deadline=None)
 @given(job=jobs(), shares=st.lists(st.floats(0.0, 1.0), min_size=1, max_size=6))
 def test_detectors_restored_from_bytes_any_number_of_times_go_on_as_if_nothing_had_happened(
     job: Job, shares: list[float]
@@ -220,7 +221,7 @@ def test_a_snapshot_holds_nothing_but_plain_types_and_arrays(observations: list[
                 plain(one.snapshot())
 
 
-@settings(max_examples=6, phases=DRAWN, deadline=None)
+@settings(max_examples=trials(3, 6), phases=DRAWN, deadline=None)
 @given(job=jobs())
 def test_observations_are_never_written_to(job: Job) -> None:
     observations = [frozen(observation) for observation in generate(job)]
@@ -232,7 +233,7 @@ def test_observations_are_never_written_to(job: Job) -> None:
     assert pickle.dumps(observations) == before
 
 
-@settings(max_examples=10, phases=DRAWN, deadline=None)
+@settings(max_examples=trials(4, 10), phases=DRAWN, deadline=None)
 @given(job=jobs(), seed=st.integers(0, 2**32))
 def test_permuted_ranks_give_permuted_findings(job: Job, seed: int) -> None:
     """Of ranks that an observation tells of at once, findings come in rank order, whichever that is: no tie decides."""
@@ -256,7 +257,7 @@ def test_permuted_ranks_give_permuted_findings(job: Job, seed: int) -> None:
         assert told(one, int) == told(other, lambda rank: int(number[rank])), index
 
 
-@settings(max_examples=8, phases=DRAWN, deadline=None)
+@settings(max_examples=trials(3, 8), phases=DRAWN, deadline=None)
 @given(job=jobs(), factor=st.sampled_from([0.25, 0.5, 2.0, 8.0]))
 def test_on_a_slower_clock_with_patience_to_match_the_same_is_found(job: Job, factor: float) -> None:
     """All durations, measured and passed, and all seconds of the settings are multiplied; false incidents are allowed
@@ -316,7 +317,7 @@ def spoilings(draw: st.DrawFn) -> list[Spoilt]:
     return found
 
 
-@settings(max_examples=16, phases=DRAWN, deadline=None)
+@settings(max_examples=trials(6, 16), phases=DRAWN, deadline=None)
 @given(spoilings=spoilings(), step_s=st.sampled_from([0.1, 1.0]), accelerated=st.booleans())
 def test_awkward_numbers_break_nothing_and_silence_nothing(
     spoilings: list[Spoilt], step_s: float, accelerated: bool
@@ -335,7 +336,7 @@ def test_awkward_numbers_break_nothing_and_silence_nothing(
     assert late >= found_in_trouble(step_s, accelerated)
 
 
-@settings(max_examples=10, phases=DRAWN, deadline=None)
+@settings(max_examples=trials(4, 10), phases=DRAWN, deadline=None)
 @given(job=jobs(), seed=st.integers(0, 2**32), data=st.data())
 def test_metrics_that_come_and_go_and_ranks_that_never_speak_are_survived(
     job: Job, seed: int, data: st.DataObject

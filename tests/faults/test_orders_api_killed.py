@@ -16,7 +16,7 @@ from tests.support.orders.training_world import S, World
 from tests.support.service.process import Http, Role, free_port
 from tests.support.store.database import new_database
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
 MSGPACK = {"content-type": "application/msgpack"}
 _ORDERS = msgspec.json.Decoder(wire.Orders)
 

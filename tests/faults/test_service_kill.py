@@ -1,6 +1,8 @@
 """`rankwatch up` as a user starts it, and what is left of it when any of it is killed."""
 
 import json
+import os
+import signal
 import stat
 
 import pytest
@@ -36,8 +38,17 @@ class Up:
             self.role.stop()
 
 
+@pytest.fixture(scope="module")
+def up(tmp_path_factory):
+    """One that stays as it is."""
+    up = Up(tmp_path_factory.mktemp("up"))
+    yield up
+    up.end()
+
+
 @pytest.fixture
-def up(tmp_path):
+def own_up(tmp_path):
+    """One to be killed."""
     up = Up(tmp_path / "up")
     yield up
     up.end()
@@ -64,14 +75,12 @@ def test_it_works_in_an_empty_folder_without_configuration(up):
     stranger.close()
 
 
-def test_a_role_that_is_killed_comes_back_and_nothing_accepted_is_lost(up):
+def test_a_role_that_is_killed_comes_back_and_nothing_accepted_is_lost(own_up):
+    up = own_up
     assert up.send(0).status_code == 202
     for number, role in enumerate(("api", "stream", "notify"), 1):
         before = up.children()
         pid = before[role]
-        import os
-        import signal
-
         os.kill(pid, signal.SIGKILL)
         now = until(f"{role} back", lambda role=role, pid=pid: up.children().get(role, pid) != pid and up.children())
         assert {name for name in before if now.get(name) != before[name]} == {role}
@@ -79,9 +88,9 @@ def test_a_role_that_is_killed_comes_back_and_nothing_accepted_is_lost(up):
     until("job known", up.jobs)
 
 
-def test_the_roles_die_with_their_parent_even_when_it_is_killed(up):
-    pids = up.children().values()
-    up.role.kill()
+def test_the_roles_die_with_their_parent_even_when_it_is_killed(own_up):
+    pids = own_up.children().values()
+    own_up.role.kill()
     until("end of the roles", lambda: not any(alive(pid) for pid in pids), 10.0)
 
 

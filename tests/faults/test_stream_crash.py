@@ -16,13 +16,13 @@ from tests.support.recordings.forms import KafkaForm, SqliteForm
 from tests.support.recordings.recording import recording, results
 from tests.support.service.stream_process import recorded_unix_ns
 from tests.support.store.faulty_calls import CrashError, Faults, When
-from tests.support.trials.selection import ALL
+from tests.support.trials.selection import ALL, trials
 
 # A client of Kafka that is closed while it connects leaves a socket to whoever collects it.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket.socket:ResourceWarning")
 
 ENTRIES = recording()
-CRASH_TRIALS = {"sqlite": 100, "kafka": 20}
+CRASH_TRIALS = {"sqlite": trials(40, 100), "kafka": trials(10, 20)}
 
 
 @pytest.fixture(scope="module", params=["sqlite", pytest.param("kafka", marks=pytest.mark.integration)])
@@ -85,7 +85,7 @@ def test_random_crashes_change_nothing(form, reference, monkeypatch):
     # Short pauses between snapshots, so that starts find them at all ages, also half written ones.
     monkeypatch.setattr(loop, "SNAPSHOT_S", 3.0)
     monkeypatch.setattr("rankwatch_service.stream.saved.snapshots.CHUNK_BYTES", 4_096)
-    trials = CRASH_TRIALS["sqlite" if isinstance(form, SqliteForm) else "kafka"]
+    wanted = CRASH_TRIALS["sqlite" if isinstance(form, SqliteForm) else "kafka"]
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     chance = random.Random(seed)
@@ -94,20 +94,20 @@ def test_random_crashes_change_nothing(form, reference, monkeypatch):
         while not over:
             faults = Faults()
             with form.opened(url, faults) as (engine, stream):
-                if crashes < trials:
+                if crashes < wanted:
                     faults.arm(chance.randint(1, 400), chance.choice(list(When)))
                 try:
                     stream.start()
                     while stream.step(chance.randint(1, 6)):
                         stream.save_due()
-                    if crashes >= trials:
+                    if crashes >= wanted:
                         found, over = results(engine), True
                     else:
                         # The end came before the fault did: only what is left to crash is the beginning.
                         stream.close()
                 except CrashError:
                     crashes += 1
-    assert crashes == trials
+    assert crashes == wanted
     assert_equal(found, reference)
 
 
@@ -156,8 +156,8 @@ def test_each_call_of_the_commits_around_an_incident_may_fail_once(form, before_
     assert {row["kind"] for row in whole["incident"]} >= {"nonfinite"}
     assert opened - begun > 15
     for call in range(begun + 1, opened + 1):
-        # Where a trial is slow, each call fails in one of the two ways at a time.
-        for when in When if ALL or isinstance(form, SqliteForm) else (random.choice(list(When)),):
+        # `make test` lets each call fail in one of the two ways, `make faults` in both.
+        for when in When if ALL else (random.choice(list(When)),):
             with form.copied(source) as url:
                 faults = Faults()
                 with form.opened(url, faults) as (_engine, stream):

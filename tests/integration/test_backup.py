@@ -8,7 +8,7 @@ import pytest
 from tests.support.service.machine import machines
 from tests.support.service.process import Http, until
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

@@ -8,7 +8,7 @@ from rankwatch_service.store.models import Incident, Job, SeriesChunk
 from tests.support.service.machine import machines
 from tests.support.service.process import until
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
 FIVE_MINUTES_NS = 300 * 10**9
 
 

@@ -50,6 +50,7 @@ def assert_nothing_is_left(folder: Path, name: str) -> None:
     assert not (Path("/dev/shm") / name).exists()
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(480)
 def test_a_clean_demo_job_opens_no_incident(tmp_path: Path) -> None:
     with started(tmp_path, "--no-faults") as demo:
@@ -59,6 +60,7 @@ def test_a_clean_demo_job_opens_no_incident(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(480)
 @pytest.mark.parametrize("form", [(), ("--kafka",)], ids=["sqlite", "kafka and postgresql"])
 def test_every_fault_of_the_demo_is_found_named_told_and_mended(tmp_path: Path, form: tuple[str, ...]) -> None:

@@ -23,7 +23,7 @@ from tests.support.ranks.ordered import opened, until
 from tests.support.ranks.rollback_job import Job
 from tests.support.ranks.sink import FakeSink
 
-pytestmark = [pytest.mark.torch, pytest.mark.integration, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.torch, pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(400)]
 
 RANKS = 4
 CAPTURED_AT, FAULT_AT, NOTICED_AT, END = 3, 4, 7, 12

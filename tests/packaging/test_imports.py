@@ -4,6 +4,7 @@ import ast
 import json
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ FORBIDDEN_IN_TRAINING = (
 )
 
 
+@cache
 def modules_after(statement: str) -> set[str]:
     code = f"import sys, json; old = set(sys.modules); {statement}; print(json.dumps([*set(sys.modules) - old]))"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60)
@@ -57,17 +59,23 @@ def test_the_agent_needs_nothing_but_the_standard_library_and_msgspec():
     assert third_party <= {"rankwatch", "msgspec", "typing_extensions"}
 
 
-def files_that_import(module: str) -> set[str]:
+@cache
+def imported() -> dict[str, set[str]]:
+    """The packages that each file imports."""
     root = Path(__file__).parents[2]
-    found = set()
+    found: dict[str, set[str]] = {}
     for folder in ("collectors", "detectors", "service"):
         for path in (root / folder).rglob("*.py"):
+            packages = found.setdefault(str(path.relative_to(root)), set())
             for node in ast.walk(ast.parse(path.read_text())):
                 names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
                 names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-                if any(name.split(".")[0] == module for name in names):
-                    found.add(str(path.relative_to(root)))
+                packages |= {name.split(".")[0] for name in names}
     return found
+
+
+def files_that_import(module: str) -> set[str]:
+    return {file for file, packages in imported().items() if module in packages}
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from rankwatch.run.job_token import NoTokenError, job_access
 from rankwatch_service.access.scopes import Scope
 from tests.support.service.served_api import served_api
 
-pytestmark = [pytest.mark.integration]
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 RUN = [sys.executable, "-m", "rankwatch_service.cli", "run"]
 RUN_S = 120

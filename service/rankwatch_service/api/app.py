@@ -127,10 +127,10 @@ def create_app(settings: Settings, engine: Engine, intake: Intake, clock: Clock,
     )
     app.state.context = context
     problem.install(app)
-    api = APIRouter(prefix=BASE, dependencies=[Depends(reject_unknown_parameters)])
+    api = APIRouter(dependencies=[Depends(reject_unknown_parameters)])
     for resource in RESOURCES:
         api.include_router(resource.router)
-    app.include_router(api)
+    app.include_router(api, prefix=BASE)
     app.include_router(health.router)
     for outside in (metrics, wheel):
         app.include_router(outside.router, dependencies=[Depends(reject_unknown_parameters)])

@@ -20,6 +20,7 @@ from rankwatch_service.job.effects import Effects
 from rankwatch_service.log.base import Record
 from rankwatch_service.stream.partition import Partition
 from rankwatch_service.stream.place import StoredTick
+from tests.support.trials.selection import trials
 from tests.support.values.batches import batch, column, progress, ranks, table
 
 HOSTS = 3
@@ -220,7 +221,7 @@ def turns_of(seed: int, oddity: float, turns: int = 25) -> list[tuple[float, lis
     return found
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=trials(20, 60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     seed=st.integers(0, 2**32),
     oddity=st.sampled_from([0.0, 0.03, 0.1, 0.4]),

@@ -3,8 +3,9 @@
 import pytest
 
 from tests.support.orders.training_world import World
+from tests.support.trials.selection import trials
 
-SEEDS = 250
+SEEDS = trials(100, 250)
 ACTIONS = ("pause", "checkpoint", "rollback", "stop")
 
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from rankwatch_service.series.chunks import ABSENT_BITS, CHUNK_STEPS, absent, blank, decoded, encoded, is_time
+from tests.support.trials.selection import trials
 
 STEPS, RANKS = 64, 256
 
@@ -78,7 +79,7 @@ cells_of_any_kind = arrays.arrays(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=trials(60, 200), deadline=None)
 @given(cells_of_any_kind, st.booleans(), st.data())
 def test_any_values_come_back_within_the_stated_resolution(cells, times, data):
     holes = data.draw(arrays.arrays(np.bool_, cells.shape))

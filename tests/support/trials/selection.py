@@ -7,3 +7,8 @@ import pytest
 ALL = os.environ.get("RANKWATCH_FAULT_TRIALS", "") == "all"
 
 long_trial = pytest.mark.skipif(not ALL, reason="a long trial: RANKWATCH_FAULT_TRIALS=all runs it")
+
+
+def trials(usual: int, long: int) -> int:
+    """How many trials there are where their input is drawn."""
+    return long if ALL else usual

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import cache
 from typing import Annotated, Any, Final
 
 from fastapi import Depends, FastAPI
@@ -46,21 +47,21 @@ PROBLEM: Final = {
 
 
 def describe(app: FastAPI) -> None:
-    """Add the route of the description. Call it after all other routes are added.
+    """Add the route of the description, which is made when it is first asked for: that takes longer than all else at a
+    start. Call it after all other routes are added.
 
     Raises:
         AssertionError: a route neither requires a scope nor is in `PUBLIC`.
     """
 
     @app.get(PATH, tags=["health"], include_in_schema=True)
-    async def openapi(_identity: Annotated[Identity, Depends(Require(Scope.READ))]) -> JSONResponse:
+    def openapi(_identity: Annotated[Identity, Depends(Require(Scope.READ))]) -> JSONResponse:
         """This description."""
         return JSONResponse(app.openapi())
 
     for method, path, needed in operations(app):
         assert (needed is None) == ((method, path) in PUBLIC), f"{method} {path} requires {needed}"
-    description = _description(app)
-    app.openapi = lambda: description  # type: ignore[method-assign]
+    app.openapi = cache(lambda: _description(app))  # type: ignore[method-assign]
 
 
 def text(app: FastAPI) -> str:

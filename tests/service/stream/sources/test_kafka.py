@@ -20,7 +20,7 @@ from tests.service.stream.sources.contract import Append, SourceContract, entry,
 from tests.support.kafka.broker import kafka_broker, new_prefix, shared
 from tests.support.service.process import free_port
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 PARTITIONS = 3
 
