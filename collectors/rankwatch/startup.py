@@ -10,6 +10,7 @@ import atexit
 import logging
 import os
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -221,7 +222,7 @@ def _take_stack_signal(watch: Watch, recorder: Recorder, number: int | None) -> 
     except (OSError, ValueError) as error:
         _log.warning("stacks of this rank cannot be requested: %s", error)
         return
-    recorder.declare({"stack_signal": number})
+    recorder.declare({"stack_signal": number, "stack_thread": threading.get_ident()})
 
 
 def _make_current(watch: Watch) -> None:

@@ -187,7 +187,9 @@ EVENT_KINDS: Final = (
     "checkpoint_gone",  # checkpoint, reason: not in a rank's memory, or on a host's disks, any more
     "checkpoint_disk",  # path, free_bytes, total_bytes, save_bytes (0: not known): the file system of the newest save
     "location_refused",  # checkpoint, location, reason: an agent does not pass it on to its ranks
-    "stack_dump",  # stack: str, os_state, wchan, cpu_ticks, phase, phase_age_s, order, reason (why there is no stack)
+    # stack: str, os_state, wchan, cpu_ticks, phase, phase_age_s, order, reason (why there is no stack), place (equal
+    # for equal frames), where (the place for people). Of an agent's ranks at one place only the first has the stack
+    "stack_dump",
     "agent_start",
     "agent_stop",
     "records_lost",  # reason: ring | torn | spool | metric_names | late_values ..., count

@@ -156,6 +156,12 @@ class Draft:
         return refused
 
 
+def by_age(attempt: str) -> tuple[str, int]:
+    """The key by which attempts are sorted, older ones of a launch first."""
+    launch, _, k = attempt.rpartition(".")
+    return launch, int(k)
+
+
 def _slices(declared: Any) -> tuple[wire.Slice, ...] | None:
     return None if declared is None else tuple(wire.Slice(str(text), int(rank)) for text, rank in declared)
 

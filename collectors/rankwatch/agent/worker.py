@@ -20,7 +20,7 @@ from rankwatch.agent.access.order_check import OrderCheck
 from rankwatch.agent.access.saved_checkpoints import SavedCheckpoints
 from rankwatch.agent.clock import AgentClock
 from rankwatch.agent.devices.sampler import DeviceSampler
-from rankwatch.agent.draft import Draft, Numbering
+from rankwatch.agent.draft import Draft, Numbering, by_age
 from rankwatch.agent.exits import REAP_WAIT_S, UNKNOWN_EXIT, ExitWatch
 from rankwatch.agent.line import FindEndpoint
 from rankwatch.agent.parcel import Losses
@@ -301,6 +301,8 @@ class Worker:
 
     def _tell_stacks(self) -> None:
         for attempt, event in self._stacks.take():
+            if self._draft(attempt).full:
+                self._flush()
             self._draft(attempt).tell(event)
 
     def _tell_checkpoints(self) -> None:
@@ -325,7 +327,7 @@ class Worker:
     def _flush(self) -> None:
         """Hand all drafts to the sender, older attempts first."""
         self._tell_losses()
-        for attempt in sorted(self._drafts, key=_age):
+        for attempt in sorted(self._drafts, key=by_age):
             draft = self._drafts.pop(attempt)
             if not draft.empty and self._numbering is not None:
                 self._setting.sender.put(draft.parcel(self._numbering, self._clock.unix_ns()))
@@ -393,8 +395,3 @@ class Worker:
                 for attempt, ranks in shown.items()
             ]
         )
-
-
-def _age(attempt: str) -> tuple[str, int]:
-    launch, _, k = attempt.rpartition(".")
-    return launch, int(k)

@@ -1,11 +1,19 @@
-"""Adds stack dumps to the evidence of the hang for which they were requested. Pure."""
+"""Groups the stacks of a hang's ranks by where they stand, as evidence of its incident. Pure.
+
+A hang asks all ranks at once, and an incident is told of at most once in a tick, so that the answers of thousands of
+ranks are a few transitions. Who stands where does not depend on the order in which the answers arrive.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import sha256
 from typing import Any, Final
 
 from rankwatch_detectors.base import Kind, Occurrence
+from rankwatch_detectors.scope import WHOLE_JOB
 from rankwatch_service.incidents.model import Incident
 from rankwatch_service.incidents.transition import TransitionKind, Update
 
@@ -15,28 +23,165 @@ STACKS: Final = "stacks"
 STACK_CHARS_MAX: Final = 16_384
 """Characters kept of each stack: about 200 frames."""
 
-STACKS_MAX: Final = 8
-"""Stacks kept with one incident."""
+GROUPS_MAX: Final = 8
+"""Groups that the evidence shows: the largest and the smallest, with 8 x 16 KB of stacks at most."""
+
+TEXTS_MAX: Final = 64
+"""Places of a hang of which a stack is kept until all ranks have answered: 64 x 16 KB = 1 MB at most."""
+
+RANKS_CHARS_MAX: Final = 512
+"""Characters of the list of a group's ranks: about 80 ranges of a job with 16,384 ranks."""
+
+OUTLIERS_MAX: Final = 3
+"""Groups besides the largest that the sentence names."""
+
+SENTENCE: Final = "ranks_stand"
+"""Field of the evidence that says in a sentence where the ranks stand; the groups are in the field `stacks`."""
+LEFT_OUT: Final = "stacks_left_out"
+"""Field of the evidence that says how many groups are not shown; absent if all are."""
+SHOWN: Final = (SENTENCE, STACKS, LEFT_OUT)
+"""All fields of the evidence that are set here."""
+
+_ADDRESS: Final = re.compile(r"0x[0-9a-f]+")
 
 
-def attach_stack(dump: Occurrence, incidents: Sequence[Incident]) -> list[Update]:
-    """Add a stack to the open incident that requested it, else to the open hang of its attempt.
+class StackGroups:
+    """Where the ranks of one hang stand. Memory: some bytes for each rank that has answered, and `TEXTS_MAX` stacks."""
 
-    A stack is evidence: nobody is notified of it.
-    """
-    if dump.rank is None:
-        return []
-    incident = _asked(dump, incidents)
-    if incident is None:
-        return []
-    stacks: dict[str, Any] = incident.evidence.setdefault("stacks", {})
-    if str(dump.rank) in stacks or len(stacks) >= STACKS_MAX:
-        return []
-    kept = {key: value[:STACK_CHARS_MAX] if isinstance(value, str) else value for key, value in dump.fields.items()}
-    kept.pop("order", None)
-    stacks[str(dump.rank)] = kept
-    text = f"stack of rank {dump.rank}" if kept.get("stack") else f"no stack of rank {dump.rank} could be taken"
-    return [Update(incident, TransitionKind.EVIDENCE, text, fields={"rank": dump.rank, **kept})]
+    def __init__(self) -> None:
+        self._place_of: dict[int, str] = {}
+        self._dumps: dict[str, dict[str, Any]] = {}
+        """By place: the dump of the lowest of its ranks that has sent the text, and which rank it is (`rank`)."""
+
+    def add(self, rank: int, dump: Mapping[str, Any]) -> bool:
+        """Add a rank's answer; False if it has answered before."""
+        if rank in self._place_of:
+            return False
+        place = self._place_of[rank] = _place(dump)
+        known = self._dumps.get(place)
+        if known is None and len(self._dumps) >= TEXTS_MAX:
+            return True
+        if known is None or (not dump.get("stack"), rank) < (not known.get("stack"), known["rank"]):
+            kept = {name: value[:STACK_CHARS_MAX] if isinstance(value, str) else value for name, value in dump.items()}
+            self._dumps[place] = kept | {"rank": rank}
+        return True
+
+    def evidence(self, asked: int) -> dict[str, Any]:
+        """The fields of `SHOWN`: the groups, the smallest first, and where all ranks stand in a sentence.
+
+        Args:
+            asked: of how many ranks an answer is expected.
+        """
+        by_place: dict[str, list[int]] = defaultdict(list)
+        for rank in sorted(self._place_of):
+            by_place[self._place_of[rank]].append(rank)
+        largest = max(by_place.items(), key=lambda one: (len(one[1]), -one[1][0]))
+        others = (one for one in by_place.items() if one != largest)
+        # What few ranks do is what distinguishes them.
+        groups = [*sorted(others, key=lambda one: (len(one[1]), one[1][0])), largest]
+        kept = [(place, ranks) for place, ranks in groups if place in self._dumps]
+        shown = kept if len(kept) <= GROUPS_MAX else [*kept[: GROUPS_MAX - 1], kept[-1]]
+        fields = {
+            SENTENCE: self._sentence(groups, asked),
+            STACKS: [self._group(place, ranks) for place, ranks in shown],
+        }
+        if hidden := len(groups) - len(shown):
+            count = len(self._place_of) - sum(len(ranks) for _, ranks in shown)
+            fields[LEFT_OUT] = f"{_count(count, 'rank')} at {_count(hidden, 'further place')}"
+        return fields
+
+    def _group(self, place: str, ranks: Sequence[int]) -> dict[str, Any]:
+        dump = {name: value for name, value in self._dumps[place].items() if name not in ("order", "place")}
+        return {"ranks": rank_ranges(ranks), "count": len(ranks), **dump}
+
+    def _sentence(self, groups: Sequence[tuple[str, list[int]]], asked: int) -> str:
+        *others, (most, ranks) = groups
+        answered = len(self._place_of)
+        who = f"{len(ranks)} of {answered} ranks" if others else f"All {answered} ranks" if answered > 1 else "The rank"
+        told = [f"{who} {self._where(most, 'stands ' if answered == 1 else 'stand ', 'at one place')}"]
+        told += [f"{_named(ranks)} {self._where(place, '', 'elsewhere')}" for place, ranks in others[:OUTLIERS_MAX]]
+        if rest := others[OUTLIERS_MAX:]:
+            told.append(f"{_count(sum(len(ranks) for _, ranks in rest), 'rank')} at {_count(len(rest), 'other place')}")
+        if answered < asked:
+            told.append(f"no answer of {_count(asked - answered, 'rank')}")
+        return "; ".join(told) + "."
+
+    def _where(self, place: str, verb: str, otherwise: str) -> str:
+        dump = self._dumps.get(place, {})
+        where, reason = str(dump.get("where") or ""), str(dump.get("reason") or "")
+        return f"{verb}in {where}" if where else f"gave no stack: {reason}" if reason else verb + otherwise
+
+    def state(self) -> dict[str, Any]:
+        """For a snapshot, as JSON types."""
+        return {"place_of": [[rank, place] for rank, place in self._place_of.items()], "dumps": self._dumps}
+
+    @classmethod
+    def restored(cls, state: Mapping[str, Any]) -> StackGroups:
+        """The groups of which `state` returned this."""
+        groups = cls()
+        groups._place_of = dict(state["place_of"])
+        groups._dumps = {place: dict(dump) for place, dump in state["dumps"].items()}
+        return groups
+
+
+class StackDumps:
+    """The stacks of the open incidents that have requested some."""
+
+    def __init__(self) -> None:
+        self._groups: dict[str, StackGroups] = {}
+        self._changed: list[str] = []
+        """Ids of incidents whose evidence lacks what has arrived."""
+
+    def take(self, dump: Occurrence, incidents: Sequence[Incident]) -> None:
+        """Add a stack to the open incident that requested it, else to the open hang of its attempt."""
+        incident = None if dump.rank is None else _asked(dump, incidents)
+        if incident is None or dump.rank is None:
+            return
+        if self._groups.setdefault(incident.id, StackGroups()).add(dump.rank, dump.fields):
+            self._changed = [*(one for one in self._changed if one != incident.id), incident.id]
+
+    def due(self, incidents: Iterable[Incident], world_size: int) -> list[Update]:
+        """Set what has arrived since the last tick in the evidence of these open incidents. Notifies nobody."""
+        opened = {incident.id: incident for incident in incidents}
+        self._groups = {id_: groups for id_, groups in self._groups.items() if id_ in opened}
+        changed, self._changed = [opened[id_] for id_ in self._changed if id_ in opened], []
+        updates = []
+        for incident in changed:
+            everybody = any(part.kind is Kind.HANG and part.scope == WHOLE_JOB for part in incident.parts)
+            shown = self._groups[incident.id].evidence(world_size if everybody else 0)
+            incident.evidence = {name: value for name, value in incident.evidence.items() if name not in SHOWN} | shown
+            updates.append(Update(incident, TransitionKind.EVIDENCE, f"stacks: {shown[SENTENCE]}"))
+        return updates
+
+    def state(self) -> dict[str, Any]:
+        """For a snapshot, as JSON types."""
+        return {"groups": {id_: one.state() for id_, one in self._groups.items()}, "changed": list(self._changed)}
+
+    @classmethod
+    def restored(cls, state: Mapping[str, Any]) -> StackDumps:
+        """The stacks of which `state` returned this; nothing of a snapshot of an earlier version."""
+        dumps = cls()
+        dumps._groups = {id_: StackGroups.restored(one) for id_, one in state.get("groups", {}).items()}
+        dumps._changed = list(state.get("changed", ()))
+        return dumps
+
+
+def rank_ranges(ranks: Sequence[int]) -> str:
+    """Ascending ranks as ranges, such as 0-2,4; at most `RANKS_CHARS_MAX` characters, and how many are not listed."""
+    ranges: list[list[int]] = []
+    for rank in ranks:
+        if ranges and ranges[-1][1] == rank - 1:
+            ranges[-1][1] = rank
+        else:
+            ranges.append([rank, rank])
+    text, listed = "", 0
+    for first, last in ranges:
+        more = f"{',' if text else ''}{first}" + (f"-{last}" if last > first else "")
+        if len(text) + len(more) > RANKS_CHARS_MAX:
+            return f"{text} and {len(ranks) - listed:,} more"
+        text += more
+        listed += last - first + 1
+    return text
 
 
 def _asked(dump: Occurrence, incidents: Sequence[Incident]) -> Incident | None:
@@ -48,3 +193,17 @@ def _asked(dump: Occurrence, incidents: Sequence[Incident]) -> Incident | None:
     order = dump.fields.get("order")
     named = (incident for incident in hangs if order == incident.command_id(STACKS))
     return next(named, hangs[0] if hangs else None)
+
+
+def _place(dump: Mapping[str, Any]) -> str:
+    """Equal for ranks that stand at the same place. Agents of the version before do not say it."""
+    told = dump.get("place") or f"{_ADDRESS.sub('', str(dump.get('stack') or ''))} {dump.get('reason')}"
+    return sha256(str(told).encode(errors="replace")).hexdigest()[:16]
+
+
+def _named(ranks: Sequence[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {rank_ranges(ranks)}"
+
+
+def _count(count: int, what: str) -> str:
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"

@@ -30,7 +30,7 @@ class CommandRequest:
     """One of `policy.Action`, or `stack_dumps.STACKS`."""
     params: Mapping[str, Any]
     """Rollback: {"checkpoint": id, "mode": mode}; relaunch: {"culprits": [ranks],
-    "from_scratch": bool}; stacks: {"ranks": [ranks]}."""
+    "from_scratch": bool}; stacks: {"ranks": [ranks]}, empty for all ranks."""
     reason: str
     """Why, for people."""
     requested_by: str

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from rankwatch_detectors.base import Kind, Severity
+from rankwatch_detectors.scope import WHOLE_JOB
 from rankwatch_service.incidents.kinds import KINDS
 from rankwatch_service.incidents.model import Incident, unix_ns
 from rankwatch_service.incidents.stack_dumps import STACKS
@@ -25,8 +26,8 @@ from rankwatch_service.policy.policy import (
 )
 from rankwatch_service.policy.suggestion import Figures, suggest
 
-STACK_RANKS_MAX: Final = 8
-"""Ranks whose stacks are requested: a stack is 10 KB, and more of them add nothing new."""
+OWN_PACE_MAX: Final = 8
+"""Ranks whose stacks are requested where ranks do not wait for each other."""
 
 HISTORY_S: Final = 3_600.0
 """How long an action counts against the policy's budget and cool-down."""
@@ -129,8 +130,8 @@ class Responder:
         commands = self._act(incident, decision, situation)
         hung = next((part for part in incident.parts if part.kind is Kind.HANG and part.is_open), None)
         if hung is not None and incident.action_key(STACKS) not in incident.actions:
-            # If no rank is named, the stacks of some ranks still show what all of them wait for.
-            ranks = list((hung.ranks or tuple(range(situation.world_size)))[:STACK_RANKS_MAX])
+            # A hang of the job is one of all ranks (an empty list). A rank that hangs by itself disturbs no other.
+            ranks = [] if hung.scope == WHOLE_JOB else list(hung.ranks[:OWN_PACE_MAX])
             commands.append(
                 self._command(incident, STACKS, {"ranks": ranks}, situation, "shows where the ranks hang", False)
             )
