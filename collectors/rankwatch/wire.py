@@ -190,6 +190,7 @@ EVENT_KINDS: Final = (
     # stack: str, os_state, wchan, cpu_ticks, phase, phase_age_s, order, reason (why there is no stack), place (equal
     # for equal frames), where (the place for people). Of an agent's ranks at one place only the first has the stack
     "stack_dump",
+    "flight_dump",  # dump: JSON as torch writes it, reduced by `agent.hang.flight_dump`; order, reason (why none)
     "agent_start",
     "agent_stop",
     "records_lost",  # reason: ring | torn | spool | metric_names | late_values ..., count
@@ -265,10 +266,12 @@ class StackRequest(msgspec.Struct, frozen=True):
     """The service asks for stacks of ranks of an attempt. An agent answers each (request, rank) once."""
 
     request: str
-    """Id; comes back as the field `order` of the event `stack_dump`."""
+    """Id; comes back as the field `order` of the events `stack_dump` and `flight_dump`."""
     attempt: str
     ranks: tuple[int, ...] = ()
     """Empty: every rank of the attempt."""
+    flight_recorder: bool = False
+    """Whether it also asks for dumps of torch's flight recorder."""
 
 
 class Orders(msgspec.Struct, frozen=True):

@@ -90,7 +90,7 @@ class Draft:
     def tell(self, event: wire.Event) -> None:
         """Add an event."""
         self._events.append(event)
-        self._bulk_bytes += len(event.fields.get("stack", ""))
+        self._bulk_bytes += len(event.fields.get("stack", "")) + len(event.fields.get("dump", ""))
 
     def introduce(self, rank: LocalRank, checkpoint_roots: tuple[str, ...]) -> None:
         """Add a rank's identity to the batch."""

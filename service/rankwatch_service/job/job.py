@@ -12,9 +12,9 @@ from typing import Any, Final
 from rankwatch import wire
 from rankwatch_detectors.base import AttemptStart, Frame, Observation, Occurrence
 from rankwatch_service.incidents.correlator import Correlator
+from rankwatch_service.incidents.hang_evidence import ANSWERS, HangEvidence
 from rankwatch_service.incidents.host_incidents import host_incidents
 from rankwatch_service.incidents.model import Incident, hangs, unix_ns
-from rankwatch_service.incidents.stack_dumps import StackDumps
 from rankwatch_service.incidents.transition import Transition, TransitionKind, Update
 from rankwatch_service.job.assembler import Assembler
 from rankwatch_service.job.attempts.allowance import NOTHING, Beyond, Need
@@ -62,7 +62,7 @@ class JobStream:
         self._pipeline = DetectionPipeline(job, make_detectors)
         self._responder = Responder()
         self._summary = SummaryBuilder(job)
-        self._stacks = StackDumps()
+        self._hang_evidence = HangEvidence()
         self._heard_s, self._resting = 0.0, False
         self.devices, self.whose = DeviceBoard(), JobProject(job)
         """What its devices count; its project and owner."""
@@ -226,7 +226,7 @@ class JobStream:
             if incident.state == "open" and incident.goes_on:
                 commands = self._responder.reconsider(incident, situation, self.settings.policy, self.history.ledger)
                 self._request(commands, incident, effects)
-        self._tell(self._stacks.due(self.correlator.open, situation.world_size), now_s, effects)
+        self._tell(self._hang_evidence.due(self.correlator.open, situation.world_size), now_s, effects)
         if self._assembler.finished:
             self._tell(self.correlator.finish(self._assembler.last_step, now_s), now_s, effects)
         self._summarize(now_s, effects)
@@ -276,8 +276,8 @@ class JobStream:
             self._store(self.history.gone(occurrence), now_s, effects)
         elif occurrence.kind in ("location_refused", "declared", "checkpoint_loaded"):
             self.history.take(occurrence)
-        elif occurrence.kind == "stack_dump":
-            self._stacks.take(occurrence, self.correlator.open)
+        elif occurrence.kind in ANSWERS:
+            self._hang_evidence.take(occurrence, self.correlator.open)
 
     def _judgement(self, record: Judgement, now_s: float, effects: Effects) -> None:
         incident = self.correlator.get(record.incident)
@@ -369,7 +369,7 @@ class JobStream:
             "carriers": self._carriers.state(),
             "newcomers": self._newcomers.state(),
             "devices": self.devices.state(),
-            "stacks": self._stacks.state(),
+            "hang_evidence": self._hang_evidence.state(),
             **self._pipeline.state(),
             "books": self.history.state(),
             "history": [[past.action, past.at_unix_ns] for past in self._responder.history],
@@ -387,7 +387,7 @@ class JobStream:
             self._carriers = Carriers.restored(state["carriers"])
             self._newcomers = Newcomers.restored(state["newcomers"])
         self.devices = DeviceBoard.restored(state.get("devices", DeviceBoard().state()))
-        self._stacks = StackDumps.restored(state.get("stacks", {}))
+        self._hang_evidence = HangEvidence.restored(state.get("hang_evidence", {}))
         assembler, start = self._assembler, None
         if assembler.attempt is not None and assembler.board is not None:
             start = AttemptStart(assembler.attempt, assembler.topology_state.topology(), state["heard_s"])

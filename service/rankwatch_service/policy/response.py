@@ -8,9 +8,10 @@ from typing import Any, Final
 
 from rankwatch_detectors.base import Kind, Severity
 from rankwatch_detectors.scope import WHOLE_JOB
+from rankwatch_service.incidents.flight_dumps import DUMPS_MAX, VERDICT
 from rankwatch_service.incidents.kinds import KINDS
 from rankwatch_service.incidents.model import Incident, unix_ns
-from rankwatch_service.incidents.stack_dumps import STACKS
+from rankwatch_service.incidents.stack_groups import STACKS
 from rankwatch_service.incidents.transition import TransitionKind, Update
 from rankwatch_service.policy.checkpoint_ledger import Ledger, LedgerEntry, Verdict
 from rankwatch_service.policy.command import CommandRequest
@@ -132,9 +133,8 @@ class Responder:
         if hung is not None and incident.action_key(STACKS) not in incident.actions:
             # A hang of the job is one of all ranks (an empty list). A rank that hangs by itself disturbs no other.
             ranks = [] if hung.scope == WHOLE_JOB else list(hung.ranks[:OWN_PACE_MAX])
-            commands.append(
-                self._command(incident, STACKS, {"ranks": ranks}, situation, "shows where the ranks hang", False)
-            )
+            asked = {"ranks": ranks, VERDICT: not ranks and situation.world_size <= DUMPS_MAX}
+            commands.append(self._command(incident, STACKS, asked, situation, "shows where the ranks hang", False))
         return commands
 
     def reconsider(

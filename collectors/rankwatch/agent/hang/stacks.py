@@ -16,9 +16,9 @@ from typing import Any, Final
 
 from rankwatch import layout, wire
 from rankwatch.agent.clock import AgentClock
+from rankwatch.agent.hang.stack_text import place_of
 from rankwatch.agent.procfs import catches, read_stat, wait_channel
 from rankwatch.agent.ranks import LocalRank
-from rankwatch.agent.stack_text import place_of
 from rankwatch.reader import ProgressBlock
 
 STACK_WAIT_S: Final = 2.0

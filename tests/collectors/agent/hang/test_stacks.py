@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch.agent import stacks
 from rankwatch.agent.clock import HostClock
+from rankwatch.agent.hang import stacks
 from rankwatch.agent.procfs import read_stat
 from rankwatch.agent.ranks import LocalRanks
 from tests.support.clock import FakeClock

@@ -1,24 +1,18 @@
 """Groups the stacks of a hang's ranks by where they stand, as evidence of its incident. Pure.
 
-A hang asks all ranks at once, and an incident is told of at most once in a tick, so that the answers of thousands of
-ranks are a few transitions. Who stands where does not depend on the order in which the answers arrive.
+Who stands where does not depend on the order in which the answers arrive.
 """
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from typing import Any, Final
 
-from rankwatch_detectors.base import Kind, Occurrence
-from rankwatch_detectors.scope import WHOLE_JOB
-from rankwatch_service.incidents.model import Incident
-from rankwatch_service.incidents.transition import TransitionKind, Update
-
 STACKS: Final = "stacks"
-"""Action of the commands that request stacks; they do not touch the loop of any rank."""
+"""Action of the commands that request stacks, which touch the loop of no rank; and the field of the evidence."""
 
 STACK_CHARS_MAX: Final = 16_384
 """Characters kept of each stack: about 200 frames."""
@@ -40,7 +34,7 @@ SENTENCE: Final = "ranks_stand"
 LEFT_OUT: Final = "stacks_left_out"
 """Field of the evidence that says how many groups are not shown; absent if all are."""
 SHOWN: Final = (SENTENCE, STACKS, LEFT_OUT)
-"""All fields of the evidence that are set here."""
+"""All fields of the evidence that groups have."""
 
 _ADDRESS: Final = re.compile(r"0x[0-9a-f]+")
 
@@ -99,7 +93,7 @@ class StackGroups:
         answered = len(self._place_of)
         who = f"{len(ranks)} of {answered} ranks" if others else f"All {answered} ranks" if answered > 1 else "The rank"
         told = [f"{who} {self._where(most, 'stands ' if answered == 1 else 'stand ', 'at one place')}"]
-        told += [f"{_named(ranks)} {self._where(place, '', 'elsewhere')}" for place, ranks in others[:OUTLIERS_MAX]]
+        told += [f"{named(ranks)} {self._where(place, '', 'elsewhere')}" for place, ranks in others[:OUTLIERS_MAX]]
         if rest := others[OUTLIERS_MAX:]:
             told.append(f"{_count(sum(len(ranks) for _, ranks in rest), 'rank')} at {_count(len(rest), 'other place')}")
         if answered < asked:
@@ -124,48 +118,6 @@ class StackGroups:
         return groups
 
 
-class StackDumps:
-    """The stacks of the open incidents that have requested some."""
-
-    def __init__(self) -> None:
-        self._groups: dict[str, StackGroups] = {}
-        self._changed: list[str] = []
-        """Ids of incidents whose evidence lacks what has arrived."""
-
-    def take(self, dump: Occurrence, incidents: Sequence[Incident]) -> None:
-        """Add a stack to the open incident that requested it, else to the open hang of its attempt."""
-        incident = None if dump.rank is None else _asked(dump, incidents)
-        if incident is None or dump.rank is None:
-            return
-        if self._groups.setdefault(incident.id, StackGroups()).add(dump.rank, dump.fields):
-            self._changed = [*(one for one in self._changed if one != incident.id), incident.id]
-
-    def due(self, incidents: Iterable[Incident], world_size: int) -> list[Update]:
-        """Set what has arrived since the last tick in the evidence of these open incidents. Notifies nobody."""
-        opened = {incident.id: incident for incident in incidents}
-        self._groups = {id_: groups for id_, groups in self._groups.items() if id_ in opened}
-        changed, self._changed = [opened[id_] for id_ in self._changed if id_ in opened], []
-        updates = []
-        for incident in changed:
-            everybody = any(part.kind is Kind.HANG and part.scope == WHOLE_JOB for part in incident.parts)
-            shown = self._groups[incident.id].evidence(world_size if everybody else 0)
-            incident.evidence = {name: value for name, value in incident.evidence.items() if name not in SHOWN} | shown
-            updates.append(Update(incident, TransitionKind.EVIDENCE, f"stacks: {shown[SENTENCE]}"))
-        return updates
-
-    def state(self) -> dict[str, Any]:
-        """For a snapshot, as JSON types."""
-        return {"groups": {id_: one.state() for id_, one in self._groups.items()}, "changed": list(self._changed)}
-
-    @classmethod
-    def restored(cls, state: Mapping[str, Any]) -> StackDumps:
-        """The stacks of which `state` returned this; nothing of a snapshot of an earlier version."""
-        dumps = cls()
-        dumps._groups = {id_: StackGroups.restored(one) for id_, one in state.get("groups", {}).items()}
-        dumps._changed = list(state.get("changed", ()))
-        return dumps
-
-
 def rank_ranges(ranks: Sequence[int]) -> str:
     """Ascending ranks as ranges, such as 0-2,4; at most `RANKS_CHARS_MAX` characters, and how many are not listed."""
     ranges: list[list[int]] = []
@@ -184,25 +136,15 @@ def rank_ranges(ranks: Sequence[int]) -> str:
     return text
 
 
-def _asked(dump: Occurrence, incidents: Sequence[Incident]) -> Incident | None:
-    hangs = [
-        incident
-        for incident in incidents
-        if any(part.kind is Kind.HANG and part.attempt == dump.attempt for part in incident.parts)
-    ]
-    order = dump.fields.get("order")
-    named = (incident for incident in hangs if order == incident.command_id(STACKS))
-    return next(named, hangs[0] if hangs else None)
+def named(ranks: Sequence[int]) -> str:
+    """Ascending ranks as a sentence names them."""
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {rank_ranges(ranks)}"
 
 
 def _place(dump: Mapping[str, Any]) -> str:
     """Equal for ranks that stand at the same place. Agents of the version before do not say it."""
     told = dump.get("place") or f"{_ADDRESS.sub('', str(dump.get('stack') or ''))} {dump.get('reason')}"
     return sha256(str(told).encode(errors="replace")).hexdigest()[:16]
-
-
-def _named(ranks: Sequence[int]) -> str:
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {rank_ranges(ranks)}"
 
 
 def _count(count: int, what: str) -> str:
