@@ -10,6 +10,7 @@ import atexit
 import logging
 import os
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -125,6 +126,8 @@ def start(
     if not lockstep:
         recorder.declare({"lockstep": False})
     _take_stack_signal(watch, recorder, stack_signal)
+    if server := env.get("TORCH_WORKER_SERVER_SOCKET"):
+        recorder.declare({"worker_server": os.path.abspath(server)})
     if directory is not None and identity.local_rank == 0:
         named = env.get("RANKWATCH_DIR")
         if named and not recorder.warned and os.path.realpath(directory) != os.path.realpath(named):
@@ -221,7 +224,7 @@ def _take_stack_signal(watch: Watch, recorder: Recorder, number: int | None) -> 
     except (OSError, ValueError) as error:
         _log.warning("stacks of this rank cannot be requested: %s", error)
         return
-    recorder.declare({"stack_signal": number})
+    recorder.declare({"stack_signal": number, "stack_thread": threading.get_ident()})
 
 
 def _make_current(watch: Watch) -> None:

@@ -197,7 +197,10 @@ EVENT_KINDS: Final = (
     "checkpoint_gone",  # checkpoint, reason: not in a rank's memory, or on a host's disks, any more
     "checkpoint_disk",  # path, free_bytes, total_bytes, save_bytes (0: not known): the file system of the newest save
     "location_refused",  # checkpoint, location, reason: an agent does not pass it on to its ranks
-    "stack_dump",  # stack: str, os_state, wchan, cpu_ticks, phase, phase_age_s, order, reason (why there is no stack)
+    # stack: str, os_state, wchan, cpu_ticks, phase, phase_age_s, order, reason (why there is no stack), place (equal
+    # for equal frames), where (the place for people). Of an agent's ranks at one place only the first has the stack
+    "stack_dump",
+    "flight_dump",  # dump: JSON as torch writes it, reduced by `agent.hang.flight_dump`; order, reason (why none)
     "trace",  # request, error (why there is none) or what `rankwatch_service.policy.traces.TraceSummary` has
     "agent_start",
     "agent_stop",
@@ -276,10 +279,12 @@ class StackRequest(msgspec.Struct, frozen=True):
     """The service asks for stacks of ranks of an attempt. An agent answers each (request, rank) once."""
 
     request: str
-    """Id; comes back as the field `order` of the event `stack_dump`."""
+    """Id; comes back as the field `order` of the events `stack_dump` and `flight_dump`."""
     attempt: str
     ranks: tuple[int, ...] = ()
     """Empty: every rank of the attempt."""
+    flight_recorder: bool = False
+    """Whether it also asks for dumps of torch's flight recorder."""
 
 
 class TraceRequest(msgspec.Struct, frozen=True):

@@ -38,12 +38,6 @@ class Numbering:
         return number
 
 
-def age(attempt: str) -> tuple[str, int]:
-    """By which the attempts of one launch sort, oldest first."""
-    launch, _, k = attempt.rpartition(".")
-    return launch, int(k)
-
-
 class Draft:
     """Collects one attempt's records until they are sent."""
 
@@ -96,7 +90,7 @@ class Draft:
     def tell(self, event: wire.Event) -> None:
         """Add an event."""
         self._events.append(event)
-        self._bulk_bytes += len(event.fields.get("stack", ""))
+        self._bulk_bytes += len(event.fields.get("stack", "")) + len(event.fields.get("dump", ""))
 
     def introduce(self, rank: LocalRank, checkpoint_roots: tuple[str, ...]) -> None:
         """Add a rank's identity to the batch."""
@@ -160,6 +154,12 @@ class Draft:
         self._only_train = self._only_train and entry.kind == 0
         self._steps.add(entry.step, rank, floats, integers)
         return refused
+
+
+def by_age(attempt: str) -> tuple[str, int]:
+    """The key by which attempts are sorted, older ones of a launch first."""
+    launch, _, k = attempt.rpartition(".")
+    return launch, int(k)
 
 
 def _slices(declared: Any) -> tuple[wire.Slice, ...] | None:

@@ -19,8 +19,9 @@ from rankwatch.agent.access.enrolment import Enrolment
 from rankwatch.agent.access.order_check import OrderCheck
 from rankwatch.agent.access.saved_checkpoints import SavedCheckpoints
 from rankwatch.agent.clock import AgentClock
-from rankwatch.agent.draft import Draft, Numbering, age
+from rankwatch.agent.draft import Draft, Numbering, by_age
 from rankwatch.agent.exits import REAP_WAIT_S, UNKNOWN_EXIT, ExitWatch
+from rankwatch.agent.hang.answers import HangAnswers
 from rankwatch.agent.hardware import Hardware
 from rankwatch.agent.line import FindEndpoint
 from rankwatch.agent.parcel import Losses
@@ -28,7 +29,6 @@ from rankwatch.agent.ranks import ALL_TOLD, LocalRank, LocalRanks
 from rankwatch.agent.relay import Relay, resume_file
 from rankwatch.agent.report import exit_event, progress_of, start_event
 from rankwatch.agent.sender import Sender
-from rankwatch.agent.stacks import Stacks
 from rankwatch.agent.traces import Traces
 from rankwatch.agent.uplink import Inbox, OrderStream, ViewPoster
 from rankwatch.notices import Notice, notice_path, write_notice
@@ -88,7 +88,7 @@ class Worker:
         self._saved = SavedCheckpoints(self._roots.path_of, setting.clock.monotonic_s)
         advice = resume_file(setting.directory, setting.job)
         self._relay = Relay(self._ranks, advice, setting.job, self._roots.why_not)
-        self._stacks = Stacks(setting.clock)
+        self._hang_answers = HangAnswers(setting.clock)
         self._traces = Traces(setting.clock)
         self._held_back: wire.Orders | None = None
         self._drafts: dict[str, Draft] = {}
@@ -130,7 +130,7 @@ class Worker:
     def turn(self) -> None:
         """Wait until something is due or arrives, and do it."""
         next_s = min(self._next_tail_s, self._next_view_s)
-        if self._stacks.pending or self._held_back is not None:
+        if self._hang_answers.pending or self._held_back is not None:
             next_s = min(next_s, self._clock.monotonic_s() + VIEW_EVERY_S)
         for fd in self._exits.wait(next_s - self._clock.monotonic_s()):
             if fd in self._by_fd:
@@ -149,7 +149,7 @@ class Worker:
                 # turn early keeps the average at one a second.
                 self._next_progress_s = now_s + PROGRESS_EVERY_S - TAIL_EVERY_S / 2
                 self._tell_progress(now_s)
-        self._tell_stacks()
+        self._tell_answers()
         if self._held_back is not None:
             self._obey(self._held_back)
         self._tell_checkpoints()
@@ -301,8 +301,10 @@ class Worker:
         for event in self._setting.hardware.take_events() if self._newest_attempt else ():
             self._draft(self._newest_attempt).tell(event)
 
-    def _tell_stacks(self) -> None:
-        for attempt, event in (*self._stacks.take(), *self._traces.take(self._ranks)):
+    def _tell_answers(self) -> None:
+        for attempt, event in (*self._hang_answers.take(), *self._traces.take(self._ranks)):
+            if self._draft(attempt).full:
+                self._flush()
             self._draft(attempt).tell(event)
 
     def _tell_checkpoints(self) -> None:
@@ -327,7 +329,7 @@ class Worker:
     def _flush(self) -> None:
         """Hand all drafts to the sender, older attempts first."""
         self._tell_losses()
-        for attempt in sorted(self._drafts, key=age):
+        for attempt in sorted(self._drafts, key=by_age):
             draft = self._drafts.pop(attempt)
             if not draft.empty and self._numbering is not None:
                 self._setting.sender.put(draft.parcel(self._numbering, self._clock.unix_ns()))
@@ -364,10 +366,10 @@ class Worker:
             for rank in self._ranks:
                 wanted = not request.ranks or rank.rank in request.ranks
                 if wanted and rank.gone_since_s is None and rank.attempt(rank.reader.progress().k) == request.attempt:
-                    self._stacks.begin(request.request, rank)
-        # Stacks come before a kill, since a dead process has none. They take 0.1 s, or `STACK_WAIT_S` if none comes.
+                    self._hang_answers.begin(request, rank)
+        # Answers come before a kill, since a dead process has none. They take 0.1 s, or `DUMP_WAIT_S` if none comes.
         # So does the advice for a relaunch, which takes up to `ANSWER_WITHIN_S` where a file system does not answer.
-        first = self._stacks.pending or not self._relay.ready(orders)
+        first = self._hang_answers.pending or not self._relay.ready(orders)
         if first and any(view.phase == "kill" for view in orders.orders):
             self._held_back = orders
             return

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from rankwatch_service.flight_recorder.dumps import FlightEntry, RankDump
+from rankwatch_service.flight_recorder.record import FlightEntry, RankDump
 
 _MESSAGE: Final = re.compile(r"(send|recv) (\d+)(?:->|<-)(\d+)")
 _UNEVEN: Final = re.compile(r":(alltoall|all_to_all|allgather|all_gather|gather|scatter|broadcast|barrier)(_v|v)?$")
@@ -121,8 +121,8 @@ def _follow_messages(
             if found is None or max(int(found[2]), int(found[3])) >= len(ranks):
                 continue
             end = entry.group, found[1], ranks[int(found[2])], ranks[int(found[3])]
-            launched[end] += 1
-            opened[end] += not entry.is_done
+            launched[end] += entry.count
+            opened[end] += 0 if entry.is_done else entry.count
     for (group, way, own, other), count in opened.items():
         opposite = group, "recv" if way == "send" else "send", other, own
         if count and launched[group, way, own, other] > launched[opposite]:

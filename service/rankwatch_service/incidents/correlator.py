@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from rankwatch_detectors.base import Change, Finding
 from rankwatch_service.incidents.causation import came_first, may_cause
+from rankwatch_service.incidents.hang_evidence import ASKED
 from rankwatch_service.incidents.headline import Headline, locate
 from rankwatch_service.incidents.kinds import CAUSE_ORDER, KINDS
 from rankwatch_service.incidents.model import (
@@ -256,8 +257,9 @@ class Correlator:
         incident.ranks = (*part.ranks, *(rank for rank in ranks if rank not in part.ranks))
         incident.cause, incident.summary = finding.cause, finding.summary
         incident.score, incident.confidence = number(finding.score, math.inf), number(finding.confidence, 0.0)
+        answers: dict[str, Any] = {name: incident.evidence.pop(name) for name in ASKED if name in incident.evidence}
         earlier = {str(before.kind): dict(incident.evidence)} if part.kind is not before.kind else {}
-        incident.evidence = {**finding.evidence, **earlier}
+        incident.evidence = {**finding.evidence, **earlier, **answers}
         locate(incident, placement)
         how = "has become" if part.kind in KINDS[before.kind].becomes else "was caused by"
         return self._changed(incident, before, f"{before.kind} {how} {part.kind}: {finding.summary}", part, finding)

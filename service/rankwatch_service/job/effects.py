@@ -56,6 +56,13 @@ class FeedEntry:
     at_unix_ns: int
 
 
+def brief(transition: Transition) -> dict[str, Any]:
+    """What the feed says of a change of an incident."""
+    incident = transition.incident
+    told = {"id": incident.id, "number": incident.number, "kind": str(incident.kind), "state": incident.state}
+    return told | {"what": str(transition.what), "severity": str(incident.severity)}
+
+
 @dataclass(slots=True)
 class Effects:
     """Changes of one or more jobs, in the order in which they arose."""

@@ -12,9 +12,9 @@ from typing import Any, Final
 from rankwatch import wire
 from rankwatch_detectors.base import AttemptStart, Frame, Observation, Occurrence
 from rankwatch_service.incidents.correlator import Correlator
+from rankwatch_service.incidents.hang_evidence import ANSWERS, HangEvidence
 from rankwatch_service.incidents.host_incidents import host_incidents
 from rankwatch_service.incidents.model import Incident, hangs, unix_ns
-from rankwatch_service.incidents.stack_dumps import attach_stack
 from rankwatch_service.incidents.transition import Transition, TransitionKind, Update
 from rankwatch_service.job.assembler import Assembler
 from rankwatch_service.job.attempts.allowance import NOTHING, Beyond, Need
@@ -22,7 +22,7 @@ from rankwatch_service.job.attempts.carriers import Carriers
 from rankwatch_service.job.attempts.newcomers import Newcomers
 from rankwatch_service.job.boards.device_boards import DeviceBoards, as_frame
 from rankwatch_service.job.detection import DetectionPipeline, MakeDetectors
-from rankwatch_service.job.effects import Effects, FeedEntry
+from rankwatch_service.job.effects import Effects, FeedEntry, brief
 from rankwatch_service.job.history import JobHistory
 from rankwatch_service.job.summary import AttemptChange, SummaryBuilder
 from rankwatch_service.names import launch_of, series_of_devices
@@ -62,6 +62,7 @@ class JobStream:
         self._pipeline = DetectionPipeline(job, make_detectors)
         self._responder = Responder()
         self._summary = SummaryBuilder(job)
+        self._hang_evidence = HangEvidence()
         self._heard_s, self._resting = 0.0, False
         self.devices, self.whose = DeviceBoards(), JobProject(job)
         """What its devices count; its project and owner."""
@@ -224,6 +225,7 @@ class JobStream:
             if incident.state == "open" and incident.goes_on:
                 commands = self._responder.reconsider(incident, situation, self.settings, self.history.ledger)
                 self._request(commands, incident, effects)
+        self._tell(self._hang_evidence.due(self.correlator.open, situation.world_size), now_s, effects)
         if self._assembler.finished:
             self._tell(self.correlator.finish(self._assembler.last_step, now_s), now_s, effects)
         self._summarize(now_s, effects)
@@ -274,8 +276,8 @@ class JobStream:
             self.history.take(occurrence)
         elif occurrence.kind == "trace":
             effects.traces += self.history.traced(self.job, occurrence)
-        elif occurrence.kind == "stack_dump":
-            self._tell(attach_stack(occurrence, self.correlator.open), now_s, effects)
+        elif occurrence.kind in ANSWERS:
+            self._hang_evidence.take(occurrence, self.correlator.open)
 
     def _judgement(self, record: Judgement, now_s: float, effects: Effects) -> None:
         incident = self.correlator.get(record.incident)
@@ -309,9 +311,7 @@ class JobStream:
             # A silenced notification does not count: the first that a receiver gets is `incident.opened`.
             incident.tell(message.receiver for message in messages if not message.silenced)
             effects.notifications += messages
-            brief = {"id": incident.id, "number": incident.number, "kind": str(incident.kind)}
-            brief |= {"state": incident.state, "what": str(item.what), "severity": str(incident.severity)}
-            effects.feed.append(self._feed("incident", brief, now_s))
+            effects.feed.append(FeedEntry("incident", self.job, brief(transition), unix_ns(now_s)))
 
     def _respond(self, item: Update, now_s: float, effects: Effects) -> None:
         incident = item.incident
@@ -331,8 +331,8 @@ class JobStream:
     def _store(self, entries: Sequence[LedgerEntry], now_s: float, effects: Effects) -> None:
         for entry in entries:
             effects.checkpoints.append((self.job, entry))
-            brief = {"id": entry.id, "step": entry.step, "tier": str(entry.tier), "verdict": str(entry.verdict)}
-            effects.feed.append(self._feed("checkpoint", brief, now_s))
+            data = {"id": entry.id, "step": entry.step, "tier": str(entry.tier), "verdict": str(entry.verdict)}
+            effects.feed.append(FeedEntry("checkpoint", self.job, data, unix_ns(now_s)))
         self._tell(advice_gone(self.correlator.open, entries), now_s, effects)
 
     def _summarize(self, now_s: float, effects: Effects) -> None:
@@ -344,10 +344,7 @@ class JobStream:
         ended_unix_ns = unix_ns(now_s) if summary.state == "ended" else None
         for attempt, change in self._summary.attempts_progressed(ended_unix_ns).items():
             effects.change_attempt(self.job, attempt, change)
-        effects.feed.append(self._feed("job", summary.shown(), now_s))
-
-    def _feed(self, topic: str, data: dict[str, Any], now_s: float) -> FeedEntry:
-        return FeedEntry(topic, self.job, data, unix_ns(now_s))
+        effects.feed.append(FeedEntry("job", self.job, summary.shown(), unix_ns(now_s)))
 
     def _situation(self, now_s: float) -> JobSituation:
         assembler = self._assembler
@@ -372,6 +369,7 @@ class JobStream:
             "carriers": self._carriers.state(),
             "newcomers": self._newcomers.state(),
             "devices": self.devices.state(),
+            "hang_evidence": self._hang_evidence.state(),
             **self._pipeline.state(),
             "books": self.history.state(),
             "history": [[past.action, past.at_unix_ns] for past in self._responder.history],
@@ -389,6 +387,7 @@ class JobStream:
             self._carriers = Carriers.restored(state["carriers"])
             self._newcomers = Newcomers.restored(state["newcomers"])
         self.devices = DeviceBoards.restored(state.get("devices", {}))
+        self._hang_evidence = HangEvidence.restored(state.get("hang_evidence", {}))
         assembler, start = self._assembler, None
         if assembler.attempt is not None and assembler.board is not None:
             start = AttemptStart(assembler.attempt, assembler.topology_state.topology(), state["heard_s"])

@@ -38,10 +38,11 @@ class CommandRequest:
     attempt: str
     """The only attempt that it may act on."""
     action: str
-    """One of `policy.Action`, or `stack_dumps.STACKS`."""
+    """One of `policy.Action`, or `stack_groups.STACKS`."""
     params: Mapping[str, Any]
     """Rollback: {"checkpoint": id, "mode": mode}; relaunch: {"culprits": [ranks],
-    "from_scratch": bool}; stacks: {"ranks": [ranks]}; trace: {"ranks": [ranks], "steps": count}."""
+    "from_scratch": bool}; stacks: {"ranks": [ranks],
+    "flight_recorder": bool}, without ranks for all of them; trace: {"ranks": [ranks], "steps": count}."""
     reason: str
     """Why, for people."""
     requested_by: str

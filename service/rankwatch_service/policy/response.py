@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from rankwatch_detectors.base import Kind, Severity
+from rankwatch_detectors.scope import WHOLE_JOB
+from rankwatch_service.incidents.flight_dumps import DUMPS_MAX, VERDICT
 from rankwatch_service.incidents.kinds import KINDS
 from rankwatch_service.incidents.model import Incident, unix_ns
-from rankwatch_service.incidents.stack_dumps import STACKS
+from rankwatch_service.incidents.stack_groups import STACKS
 from rankwatch_service.incidents.transition import TransitionKind, Update
 from rankwatch_service.policy.checkpoint_ledger import Ledger, LedgerEntry, Verdict
 from rankwatch_service.policy.command import CommandRequest
@@ -26,8 +28,8 @@ from rankwatch_service.policy.precision import UNJUDGED
 from rankwatch_service.policy.settings_in_force import SettingsInForce
 from rankwatch_service.policy.suggestion import Figures, suggest
 
-STACK_RANKS_MAX: Final = 8
-"""Ranks whose stacks are requested: a stack is 10 KB, and more of them add nothing new."""
+OWN_PACE_MAX: Final = 8
+"""Ranks whose stacks are requested where ranks do not wait for each other."""
 
 HISTORY_S: Final = 3_600.0
 """How long an action counts against the policy's budget and cool-down."""
@@ -130,11 +132,10 @@ class Responder:
         commands = self._act(incident, decision, situation)
         hung = next((part for part in incident.parts if part.kind is Kind.HANG and part.is_open), None)
         if hung is not None and incident.action_key(STACKS) not in incident.actions:
-            # If no rank is named, the stacks of some ranks still show what all of them wait for.
-            ranks = list((hung.ranks or tuple(range(situation.world_size)))[:STACK_RANKS_MAX])
-            commands.append(
-                self._command(incident, STACKS, {"ranks": ranks}, situation, "shows where the ranks hang", False)
-            )
+            # A hang of the job is one of all ranks (an empty list). A rank that hangs by itself disturbs no other.
+            ranks = [] if hung.scope == WHOLE_JOB else list(hung.ranks[:OWN_PACE_MAX])
+            asked = {"ranks": ranks, VERDICT: not ranks and situation.world_size <= DUMPS_MAX}
+            commands.append(self._command(incident, STACKS, asked, situation, "shows where the ranks hang", False))
         return commands
 
     def reconsider(

@@ -116,13 +116,19 @@ def test_views_say_which_agent_they_are_from(api, agent):
 
 def test_the_answer_to_a_view_is_signed_for_this_view(api, agent):
     with write(api.engine) as connection:
-        columns = {"params": {"ranks": [0]}, "reason": "", "requested_by": "x", "result": "", "state": "sent"}
+        columns = {
+            "params": {"ranks": [0], "flight_recorder": True},
+            "reason": "",
+            "requested_by": "x",
+            "result": "",
+            "state": "sent",
+        }
         times = {"requested_unix_ns": 1, "expires_unix_ns": 2**62}
         stacks = {"id": "c1", "job": "gpt", "attempt": "l.0", "action": "stacks"}
         connection.execute(insert(Command).values(**stacks, **columns, **times))
     request = agent.sign(Purpose.VIEW, VIEW)
     answer = send(api, request, "agents/view").content
-    assert OrderCheck().answer(agent, answer, request).stacks[0].request == "c1"
+    assert OrderCheck().answer(agent, answer, request).stacks == (wire.StackRequest("c1", "l.0", (0,), True),)
     with pytest.raises(ForgedOrdersError):
         OrderCheck().answer(agent, answer, agent.sign(Purpose.VIEW, VIEW[:-1] + b"\x06"))
     with pytest.raises(ForgedOrdersError):

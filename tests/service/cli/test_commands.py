@@ -118,6 +118,22 @@ def test_incidents_are_listed_filtered_and_shown(terminal, to):
     assert "pause" in out
 
 
+def test_the_stacks_of_a_hang_are_shown_for_each_group_of_ranks(terminal, api, to):
+    stacks = [{"ranks": "3", "count": 1, "rank": 3, "stack": "File a.py\nFile b.py"}]
+    stacks += [{"ranks": "0-2,4", "count": 4, "rank": 0, "stack": "", "reason": "stopped by a signal"}]
+    row = incident_row(id="inc_hung", number=8, evidence={"ranks_stand": "4 of 5 ranks stand", "stacks": stacks})
+    with write(api.engine) as connection:
+        connection.execute(insert(Incident).values(**row))
+    status, out, _ = terminal.run("incidents", "show", "inc_hung", *to)
+    with write(api.engine) as connection:
+        connection.execute(delete(Incident).where(Incident.id == "inc_hung"))
+    lines = [line.split() for line in out.splitlines()]
+    assert status == 0
+    assert ["stack", "of", "3", "File", "a.py"] in lines
+    assert ["File", "b.py"] in lines
+    assert ["stack", "of", "0-2,4", "stopped", "by", "a", "signal"] in lines
+
+
 def test_checkpoints_are_listed_with_their_verdicts(terminal, to):
     status, out, _ = terminal.run("checkpoints", "gpt-small", *to)
     assert (status, "good" in out, "4/4" in out) == (0, True, True)

@@ -14,7 +14,8 @@ import torch.distributed as dist
 from typer.testing import CliRunner
 
 from rankwatch_service.cli.app import app
-from rankwatch_service.flight_recorder.dumps import DumpError, read_dumps
+from rankwatch_service.flight_recorder.dumps import read_dumps
+from rankwatch_service.flight_recorder.record import DumpError
 from rankwatch_service.flight_recorder.verdict import WaitVerdict, judge
 from tests.support.ranks.gloo import on_ranks
 

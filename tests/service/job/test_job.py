@@ -48,26 +48,6 @@ def test_an_incident_opens_with_everything_a_person_needs():
     assert [entry.host for entry in world.effects.host_incidents] == ["node-1"]
 
 
-def test_the_stacks_of_a_hang_are_requested_and_become_its_evidence():
-    world = World()
-    world.find("hang", ranks=[3])
-    (command,) = world.effects.commands
-    assert (command.action, command.params, command.attempt) == ("stacks", {"ranks": [3]}, "l.0")
-    dump = {"order": command.id, "stack": "File train.py, line 7", "os_state": "R"}
-    world.send(events=(wire.Event("stack_dump", 1, 3, 100, dump),))
-    assert world.told() == ["opened", "evidence"]
-    evidence = world.effects.transitions[-1].incident.evidence
-    assert evidence["stacks"] == {"3": {"stack": "File train.py, line 7", "os_state": "R"}}
-    world.send(events=(wire.Event("stack_dump", 1, 3, 100, dump),))
-    assert world.told() == ["opened", "evidence"]
-
-
-def test_a_hang_that_names_no_rank_requests_the_stacks_of_some():
-    world = World()
-    world.find("hang")
-    assert world.effects.commands[0].params == {"ranks": [0, 1, 2, 3]}
-
-
 @pytest.mark.parametrize(
     ("refusal", "opened"),
     [

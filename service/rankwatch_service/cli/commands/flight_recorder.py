@@ -36,7 +36,8 @@ def flight_recorder(files: FILES, as_json: JSON = False) -> None:
     Exit status: 0, nobody is waited for; 1, somebody is, or a file cannot be
     read; 2, wrong usage.
     """
-    from rankwatch_service.flight_recorder.dumps import DumpError, read_dumps
+    from rankwatch_service.flight_recorder.dumps import read_dumps
+    from rankwatch_service.flight_recorder.record import DumpError
     from rankwatch_service.flight_recorder.verdict import judge
 
     try:

@@ -86,7 +86,7 @@ def show_incident(incident: INCIDENT, as_json: JSON = False, url: URL = None, to
             ("feedback", output.plain([f"{one['answer']} ({one['name']})" for one in found["feedback"]])),
             ("suggested", output.plain(f"{suggestion.get('action', '–')}: {suggestion.get('reason', '')}")),
             ("checkpoint", output.plain(found["checkpoint"])),
-            *((f"  {name}", _evidence(value)) for name, value in found["evidence"].items()),
+            *(row for name, value in found["evidence"].items() for row in _evidence(name, value)),
         ]
     )
 
@@ -145,7 +145,12 @@ def _path(incident: str) -> str:
     return f"/api/v1/incidents/{quote(incident, safe='')}"
 
 
-def _evidence(value: Any) -> Text:
-    if isinstance(value, str) and "\n" in value:
-        return output.block(value)
-    return output.plain(json.dumps(value) if isinstance(value, dict) else value)
+def _evidence(name: str, value: Any) -> list[tuple[str, Text]]:
+    """Rows of one field of the evidence. Of stacks, each group of ranks is one."""
+    if name == "stacks" and isinstance(value, list):
+        return [(f"  stack of {one['ranks']}", _text(one.get("stack") or one.get("reason"))) for one in value]
+    return [(f"  {name}", _text(json.dumps(value) if isinstance(value, dict) else value))]
+
+
+def _text(value: Any) -> Text:
+    return output.block(value) if isinstance(value, str) and "\n" in value else output.plain(value)

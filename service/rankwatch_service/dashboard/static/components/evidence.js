@@ -1,7 +1,7 @@
 // Evidence of any detector: numbers next to their baselines (matched by name), tables and texts.
 
 import { h } from "../common/dom.js";
-import { measured, number, rankList, words } from "../common/format.js";
+import { measured, number, words } from "../common/format.js";
 
 const BASELINES = [(name) => `peers_${name}`, (name) => `usual_${name}`, (name) => `baseline_${name}`, (name) => `${name}_baseline`];
 const PLAIN_BASELINES = { age_s: "deadline_s" };
@@ -21,6 +21,8 @@ const LABELS = {
   sigma: "Usual spread",
   log_likelihood_ratio: "Log-likelihood ratio",
   phase_excess_s: "Over the peers by phase",
+  ranks_stand: "Where the ranks stand",
+  stacks_left_out: "Stacks not shown",
 };
 const SHOWN_ELSEWHERE = new Set(["cost_gpu_hours_per_hour", "ended_with_job"]);
 
@@ -41,24 +43,17 @@ export function sorted({ stacks = {}, ...evidence }) {
   return { compared, values: rest.filter((one) => !isLong(one)), texts };
 }
 
-const isLong = ([, value]) => typeof value === "string" && (value.includes("\n") || value.length > 240);
+const isLong = ([name, value]) => typeof value === "string" && (value.includes("\n") || (value.length > 240 && name !== "ranks_stand"));
 
-// Stacks, or the state of the process if there is none. Ranks at the same place are one text, and the fewest come
-// first: they do something else than the others. Addresses differ between processes.
+// One text for all ranks at the same place, the fewest first: they do something else than the others. Incidents of the
+// version before have the stack of each rank.
 function stackTexts(stacks) {
-  const groups = new Map();
-  for (const [rank, { stack, ...rest }] of Object.entries(stacks)) {
-    const place = stack ? stack.replace(/0x[0-9a-f]+/g, "") : `${rest.reason} ${rest.os_state}`;
-    if (!groups.has(place)) groups.set(place, { ranks: [], stack, rest });
-    groups.get(place).ranks.push(Number(rank));
-  }
-  return [...groups.values()]
-    .sort((a, b) => a.ranks.length - b.ranks.length)
-    .map(({ ranks, stack, rest }) => ({
-      name: `Stack of ${rankList(ranks)}`,
-      text: stack || "No Python stack; see the process state.",
-      hint: (ranks.length > 1 ? `rank ${ranks[0]}: ` : "") + line(rest),
-    }));
+  const groups = Array.isArray(stacks) ? stacks : Object.entries(stacks).map(([rank, one]) => ({ ranks: rank, count: 1, rank, ...one }));
+  return groups.map(({ ranks, count, rank, stack, where, ...rest }) => ({
+    name: `Stack of ${count > 1 ? `${number(count)} ranks: ` : "rank "}${ranks}`,
+    text: stack || "No Python stack; see the process state.",
+    hint: (count > 1 ? `rank ${rank}: ` : "") + line(rest),
+  }));
 }
 
 export function comparison({ name, value, baseline, against }) {
@@ -82,7 +77,7 @@ export function facts(values) {
   return h("dl", { class: "facts" }, values.slice(0, ROWS_MAX).map(([name, value]) => [h("dt", {}, label(name)), h("dd", { class: isWide(value) ? "wide" : "" }, shown(name, value))]));
 }
 
-const isWide = (value) => typeof value === "object" && JSON.stringify(value).length > 60;
+const isWide = (value) => JSON.stringify(value).length > 60;
 
 function shown(name, value) {
   if (Array.isArray(value)) {

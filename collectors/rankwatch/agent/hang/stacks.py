@@ -3,6 +3,8 @@
 No debugger and no privilege is needed, and it works while the rank is blocked in C++ or loops in Python. The signal is
 sent only to a process that is provably our rank and has a handler for it. A stopped process runs no handler; then its
 state, its kernel function and its last phase are reported alone.
+
+All ranks of a host may be asked at once. Those that stand at the same place send its text once.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from typing import Any, Final
 
 from rankwatch import layout, wire
 from rankwatch.agent.clock import AgentClock
+from rankwatch.agent.hang.stack_text import place_of
 from rankwatch.agent.procfs import catches, read_stat, wait_channel
 from rankwatch.agent.ranks import LocalRank
 from rankwatch.reader import ProgressBlock
@@ -25,7 +28,8 @@ STACK_SETTLE_S: Final = 0.1
 STACK_BYTES_MAX: Final = 64 * 1024
 """faulthandler writes at most 100 frames of 100 threads; the first 64 KiB are enough to see where a rank waits."""
 REQUESTS_REMEMBERED: Final = 4_096
-"""Answered (request, rank) pairs: eight requests to the 512 ranks that one agent reads."""
+"""Answered (request, rank) pairs: eight requests to the 512 ranks that one agent reads. Also the (request, place) pairs
+whose text was sent."""
 
 STOPPED_STATES: Final = ("T", "t")
 STOPPED: Final = "stopped by a signal"
@@ -50,6 +54,7 @@ class Stacks:
     def __init__(self, clock: AgentClock) -> None:
         self._clock = clock
         self._answered: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self._sent: OrderedDict[tuple[str, str], None] = OrderedDict()
         self._waiting: list[_Waiting] = []
 
     @property
@@ -59,12 +64,8 @@ class Stacks:
 
     def begin(self, request: str, rank: LocalRank) -> None:
         """Ask a rank for its stack, once for each request."""
-        key = (request, rank.path)
-        if key in self._answered:
+        if not _is_new(self._answered, (request, rank.path)):
             return
-        self._answered[key] = None
-        if len(self._answered) > REQUESTS_REMEMBERED:
-            self._answered.popitem(last=False)
         now_s = self._clock.monotonic_s()
         block = rank.reader.progress()
         fields = _evidence(rank, block, now_s)
@@ -91,12 +92,31 @@ class Stacks:
             whole = waiting.size > waiting.before and now_s - waiting.grown_s >= STACK_SETTLE_S
             if whole or now_s >= waiting.until_s:
                 self._waiting.remove(waiting)
-                waiting.fields["stack"] = _read(waiting.path, waiting.before)
-                if not waiting.fields["stack"] and not waiting.fields["reason"]:
+                stack = _read(waiting.path, waiting.before)
+                if not stack and not waiting.fields["reason"]:
                     _explain(waiting)
+                waiting.fields |= self._told(waiting, stack)
                 event = wire.Event("stack_dump", self._clock.unix_ns(), waiting.rank.rank, waiting.step, waiting.fields)
                 ready.append((waiting.attempt, event))
         return ready
+
+    def _told(self, waiting: _Waiting, stack: str) -> dict[str, Any]:
+        """The fields of a stack. Its text stands for all ranks of this host that stand at the same place."""
+        place = place_of(stack, int(waiting.rank.identity.get("stack_thread") or 0))
+        if place is None:
+            return {"stack": stack, "place": "", "where": ""}
+        new = _is_new(self._sent, (waiting.fields["order"], place.digest))
+        return {"stack": stack if new else "", "place": place.digest, "where": place.text}
+
+
+def _is_new(known: OrderedDict[tuple[str, str], None], key: tuple[str, str]) -> bool:
+    """Add a key, of which the oldest are forgotten; whether it was not there."""
+    if key in known:
+        return False
+    known[key] = None
+    if len(known) > REQUESTS_REMEMBERED:
+        known.popitem(last=False)
+    return True
 
 
 def _evidence(rank: LocalRank, block: ProgressBlock, now_s: float) -> dict[str, Any]:

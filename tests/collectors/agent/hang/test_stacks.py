@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch.agent import stacks
+from rankwatch.agent.clock import HostClock
+from rankwatch.agent.hang import stacks
 from rankwatch.agent.procfs import read_stat
 from rankwatch.agent.ranks import LocalRanks
 from tests.support.clock import FakeClock
@@ -43,3 +44,22 @@ def test_a_rank_that_is_stopped_just_after_it_was_looked_at_is_called_stopped(
         assert event.fields["reason"] == stacks.STOPPED
         assert event.fields["os_state"] in stacks.STOPPED_STATES
         os.kill(rank.pid, signal.SIGCONT)
+
+
+def test_ranks_of_a_host_at_the_same_place_send_its_text_once_for_each_request(tmp_path: Path) -> None:
+    with RecordingRank(tmp_path, 0), RecordingRank(tmp_path, 1), RecordingRank(tmp_path, 2) as other:
+        other.do("hang", "forward")
+        ranks = LocalRanks(tmp_path, "gpt").scan()
+        taker = stacks.Stacks(HostClock())
+        for request in ("r1", "r2"):
+            for rank in ranks:
+                taker.begin(request, rank)
+            events = []
+            while taker.pending:
+                events += [event for _, event in taker.take()]
+            by_rank = {event.rank: event.fields for event in events}
+            assert by_rank[0]["place"] == by_rank[1]["place"] != by_rank[2]["place"]
+            assert sorted(bool(by_rank[rank]["stack"]) for rank in (0, 1)) == [False, True]
+            assert "_endless_loop" in by_rank[2]["stack"]
+            assert by_rank[2]["where"].startswith("_endless_loop (recording_rank.py:")
+            assert {fields["reason"] for fields in by_rank.values()} == {""}

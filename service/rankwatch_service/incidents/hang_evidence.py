@@ -1,0 +1,92 @@
+"""What the ranks of a hang answer when they are asked, as evidence of its incident. Pure.
+
+A hang asks all ranks at once, and an incident is told of at most once in a tick, so that the answers of thousands of
+ranks are a few transitions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from rankwatch_detectors.base import Kind, Occurrence
+from rankwatch_detectors.scope import WHOLE_JOB
+from rankwatch_service.incidents.flight_dumps import VERDICT, FlightDumps
+from rankwatch_service.incidents.model import Incident
+from rankwatch_service.incidents.stack_groups import SENTENCE, SHOWN, STACKS, StackGroups
+from rankwatch_service.incidents.transition import TransitionKind, Update
+
+ANSWERS: Final = ("stack_dump", "flight_dump")
+"""Events with which agents answer."""
+
+ASKED: Final = (*SHOWN, VERDICT)
+"""Fields of the evidence that are set here."""
+
+
+class HangEvidence:
+    """The answers about the open incidents that have asked."""
+
+    def __init__(self) -> None:
+        self._stacks: dict[str, StackGroups] = {}
+        self._dumps: dict[str, FlightDumps] = {}
+        self._changed: list[str] = []
+        """Ids of incidents whose evidence lacks what has arrived."""
+
+    def take(self, answer: Occurrence, incidents: Sequence[Incident]) -> None:
+        """Add an answer to the open incident that asked, else to the open hang of its attempt."""
+        incident = _asking(answer, incidents)
+        if incident is None or answer.rank is None:
+            return
+        if answer.kind == "stack_dump":
+            new = self._stacks.setdefault(incident.id, StackGroups()).add(answer.rank, answer.fields)
+        else:
+            new = self._dumps.setdefault(incident.id, FlightDumps()).add(answer.rank, answer.fields)
+        if new:
+            self._changed = [*(one for one in self._changed if one != incident.id), incident.id]
+
+    def due(self, incidents: Iterable[Incident], world_size: int) -> list[Update]:
+        """Set what has arrived since the last tick in the evidence of these open incidents. Notifies nobody."""
+        opened = {incident.id: incident for incident in incidents}
+        self._stacks = {id_: groups for id_, groups in self._stacks.items() if id_ in opened}
+        self._dumps = {id_: dumps for id_, dumps in self._dumps.items() if id_ in opened}
+        changed, self._changed = [opened[id_] for id_ in self._changed if id_ in opened], []
+        return [self._told(incident, world_size) for incident in changed]
+
+    def _told(self, incident: Incident, world_size: int) -> Update:
+        everybody = any(part.kind is Kind.HANG and part.scope == WHOLE_JOB for part in incident.parts)
+        shown: dict[str, Any] = {}
+        if groups := self._stacks.get(incident.id):
+            shown |= groups.evidence(world_size if everybody else 0)
+        if dumps := self._dumps.get(incident.id):
+            shown |= dumps.evidence()
+        incident.evidence = {name: value for name, value in incident.evidence.items() if name not in ASKED} | shown
+        text = " ".join(str(shown[name]) for name in (SENTENCE, VERDICT) if name in shown)
+        return Update(incident, TransitionKind.EVIDENCE, text)
+
+    def state(self) -> dict[str, Any]:
+        """For a snapshot, as JSON types."""
+        return {
+            "stacks": {id_: one.state() for id_, one in self._stacks.items()},
+            "dumps": {id_: one.state() for id_, one in self._dumps.items()},
+            "changed": list(self._changed),
+        }
+
+    @classmethod
+    def restored(cls, state: Mapping[str, Any]) -> HangEvidence:
+        """The answers of which `state` returned this; nothing of a snapshot of an earlier version."""
+        evidence = cls()
+        evidence._stacks = {id_: StackGroups.restored(one) for id_, one in state.get("stacks", {}).items()}
+        evidence._dumps = {id_: FlightDumps.restored(one) for id_, one in state.get("dumps", {}).items()}
+        evidence._changed = list(state.get("changed", ()))
+        return evidence
+
+
+def _asking(answer: Occurrence, incidents: Sequence[Incident]) -> Incident | None:
+    hangs = [
+        incident
+        for incident in incidents
+        if any(part.kind is Kind.HANG and part.attempt == answer.attempt for part in incident.parts)
+    ]
+    order = answer.fields.get("order")
+    named = (incident for incident in hangs if order == incident.command_id(STACKS))
+    return next(named, hangs[0] if hangs else None)

@@ -1,0 +1,151 @@
+"""Groups the stacks of a hang's ranks by where they stand, as evidence of its incident. Pure.
+
+Who stands where does not depend on the order in which the answers arrive.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from typing import Any, Final
+
+STACKS: Final = "stacks"
+"""Action of the commands that request stacks, which touch the loop of no rank; and the field of the evidence."""
+
+STACK_CHARS_MAX: Final = 16_384
+"""Characters kept of each stack: about 200 frames."""
+
+GROUPS_MAX: Final = 8
+"""Groups that the evidence shows: the largest and the smallest, with 8 x 16 KB of stacks at most."""
+
+TEXTS_MAX: Final = 64
+"""Places of a hang of which a stack is kept until all ranks have answered: 64 x 16 KB = 1 MB at most."""
+
+RANKS_CHARS_MAX: Final = 512
+"""Characters of the list of a group's ranks: about 80 ranges of a job with 16,384 ranks."""
+
+OUTLIERS_MAX: Final = 3
+"""Groups besides the largest that the sentence names."""
+
+SENTENCE: Final = "ranks_stand"
+"""Field of the evidence that says in a sentence where the ranks stand; the groups are in the field `stacks`."""
+LEFT_OUT: Final = "stacks_left_out"
+"""Field of the evidence that says how many groups are not shown; absent if all are."""
+SHOWN: Final = (SENTENCE, STACKS, LEFT_OUT)
+"""All fields of the evidence that groups have."""
+
+_ADDRESS: Final = re.compile(r"0x[0-9a-f]+")
+
+
+class StackGroups:
+    """Where the ranks of one hang stand. Memory: some bytes for each rank that has answered, and `TEXTS_MAX` stacks."""
+
+    def __init__(self) -> None:
+        self._place_of: dict[int, str] = {}
+        self._dumps: dict[str, dict[str, Any]] = {}
+        """By place: the dump of the lowest of its ranks that has sent the text, and which rank it is (`rank`)."""
+
+    def add(self, rank: int, dump: Mapping[str, Any]) -> bool:
+        """Add a rank's answer; False if it has answered before."""
+        if rank in self._place_of:
+            return False
+        place = self._place_of[rank] = _place(dump)
+        known = self._dumps.get(place)
+        if known is None and len(self._dumps) >= TEXTS_MAX:
+            return True
+        if known is None or (not dump.get("stack"), rank) < (not known.get("stack"), known["rank"]):
+            kept = {name: value[:STACK_CHARS_MAX] if isinstance(value, str) else value for name, value in dump.items()}
+            self._dumps[place] = kept | {"rank": rank}
+        return True
+
+    def evidence(self, asked: int) -> dict[str, Any]:
+        """The fields of `SHOWN`: the groups, the smallest first, and where all ranks stand in a sentence.
+
+        Args:
+            asked: of how many ranks an answer is expected.
+        """
+        by_place: dict[str, list[int]] = defaultdict(list)
+        for rank in sorted(self._place_of):
+            by_place[self._place_of[rank]].append(rank)
+        largest = max(by_place.items(), key=lambda one: (len(one[1]), -one[1][0]))
+        others = (one for one in by_place.items() if one != largest)
+        # What few ranks do is what distinguishes them.
+        groups = [*sorted(others, key=lambda one: (len(one[1]), one[1][0])), largest]
+        kept = [(place, ranks) for place, ranks in groups if place in self._dumps]
+        shown = kept if len(kept) <= GROUPS_MAX else [*kept[: GROUPS_MAX - 1], kept[-1]]
+        fields = {
+            SENTENCE: self._sentence(groups, asked),
+            STACKS: [self._group(place, ranks) for place, ranks in shown],
+        }
+        if hidden := len(groups) - len(shown):
+            count = len(self._place_of) - sum(len(ranks) for _, ranks in shown)
+            fields[LEFT_OUT] = f"{_count(count, 'rank')} at {_count(hidden, 'further place')}"
+        return fields
+
+    def _group(self, place: str, ranks: Sequence[int]) -> dict[str, Any]:
+        dump = {name: value for name, value in self._dumps[place].items() if name not in ("order", "place")}
+        return {"ranks": rank_ranges(ranks), "count": len(ranks), **dump}
+
+    def _sentence(self, groups: Sequence[tuple[str, list[int]]], asked: int) -> str:
+        *others, (most, ranks) = groups
+        answered = len(self._place_of)
+        who = f"{len(ranks)} of {answered} ranks" if others else f"All {answered} ranks" if answered > 1 else "The rank"
+        told = [f"{who} {self._where(most, 'stands ' if answered == 1 else 'stand ', 'at one place')}"]
+        told += [f"{named(ranks)} {self._where(place, '', 'elsewhere')}" for place, ranks in others[:OUTLIERS_MAX]]
+        if rest := others[OUTLIERS_MAX:]:
+            told.append(f"{_count(sum(len(ranks) for _, ranks in rest), 'rank')} at {_count(len(rest), 'other place')}")
+        if answered < asked:
+            told.append(f"no answer of {_count(asked - answered, 'rank')}")
+        return "; ".join(told) + "."
+
+    def _where(self, place: str, verb: str, otherwise: str) -> str:
+        dump = self._dumps.get(place, {})
+        where, reason = str(dump.get("where") or ""), str(dump.get("reason") or "")
+        return f"{verb}in {where}" if where else f"gave no stack: {reason}" if reason else verb + otherwise
+
+    def state(self) -> dict[str, Any]:
+        """For a snapshot, as JSON types."""
+        return {"place_of": [[rank, place] for rank, place in self._place_of.items()], "dumps": self._dumps}
+
+    @classmethod
+    def restored(cls, state: Mapping[str, Any]) -> StackGroups:
+        """The groups of which `state` returned this."""
+        groups = cls()
+        groups._place_of = dict(state["place_of"])
+        groups._dumps = {place: dict(dump) for place, dump in state["dumps"].items()}
+        return groups
+
+
+def rank_ranges(ranks: Sequence[int]) -> str:
+    """Ascending ranks as ranges, such as 0-2,4; at most `RANKS_CHARS_MAX` characters, and how many are not listed."""
+    ranges: list[list[int]] = []
+    for rank in ranks:
+        if ranges and ranges[-1][1] == rank - 1:
+            ranges[-1][1] = rank
+        else:
+            ranges.append([rank, rank])
+    text, listed = "", 0
+    for first, last in ranges:
+        more = f"{',' if text else ''}{first}" + (f"-{last}" if last > first else "")
+        if len(text) + len(more) > RANKS_CHARS_MAX:
+            return f"{text} and {len(ranks) - listed:,} more"
+        text += more
+        listed += last - first + 1
+    return text
+
+
+def named(ranks: Sequence[int]) -> str:
+    """Ascending ranks as a sentence names them."""
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {rank_ranges(ranks)}"
+
+
+def _place(dump: Mapping[str, Any]) -> str:
+    """Equal for ranks that stand at the same place. Agents of the version before do not say it."""
+    told = dump.get("place") or f"{_ADDRESS.sub('', str(dump.get('stack') or ''))} {dump.get('reason')}"
+    return sha256(str(told).encode(errors="replace")).hexdigest()[:16]
+
+
+def _count(count: int, what: str) -> str:
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
