@@ -269,7 +269,7 @@ class Finding:
     evidence: Mapping[str, Any]
     """Numbers against their baseline; plain JSON types only, non-finite numbers as the strings NaN, Inf, -Inf."""
     cause: str = ""
-    """Cause class if known: worker, device, host, stage, data, runtime, network, storage."""
+    """Cause class if known: worker, device, host, stage, data, communication, runtime, network, storage, disk."""
 
 
 class Detector(Protocol):

@@ -11,7 +11,8 @@ from rankwatch_detectors.ends.rank_lost import RankLostConfig, RankLostDetector
 from rankwatch_detectors.ends.restart_loop import RestartLoopConfig, RestartLoopDetector
 from rankwatch_detectors.ends.telemetry_lost import TelemetryLostConfig, TelemetryLostDetector
 from rankwatch_detectors.pace.own_past import OwnPastConfig, OwnPastDetector
-from rankwatch_detectors.pace.slowdown import SlowdownConfig, SlowdownDetector
+from rankwatch_detectors.pace.slowdown import SlowdownDetector
+from rankwatch_detectors.pace.slowdown_config import SlowdownConfig
 from rankwatch_detectors.pace.stage import StageConfig, StageDetector
 from rankwatch_detectors.pace.straggler import StragglerConfig, StragglerDetector
 from rankwatch_detectors.progress.checkpoint_overdue import CheckpointOverdueConfig, CheckpointOverdueDetector

@@ -222,11 +222,11 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         label="Slowdown",
         may_cause=frozenset({Kind.SLOWDOWN}),
         first_steps=(
-            "See which phase grew. collective: the network; data_wait: the storage; forward and backward: the devices.",
+            "Read the cause: communication is the network, data the storage, device power, cooling or clocks.",
+            "Without a cause, see in the chart of phases which of them grew.",
             "See what changed shortly before the onset: it is on the timeline.",
-            "If all devices are slow at once, look at power cap, cooling and clock policy.",
         ),
-        first_step="look at which phase grew, and at what changed shortly before",
+        first_step="look at its cause or at which phase grew, and at what changed shortly before",
         is_lasting=True,
     ),
     Kind.RESTART_LOOP: KindTraits(
