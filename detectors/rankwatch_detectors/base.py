@@ -41,7 +41,9 @@ class Kind(StrEnum):
     DEVICE_DEGRADED = "device_degraded"
     NETWORK_DEGRADED = "network_degraded"
     RESTART_LOOP = "restart_loop"
+    CHECKPOINT_FAILED = "checkpoint_failed"
     CHECKPOINT_OVERDUE = "checkpoint_overdue"
+    RESTORE_FAILED = "restore_failed"
     LIMIT_REACHED = "limit_reached"
     FORGED_TELEMETRY = "forged_telemetry"
 

@@ -15,10 +15,12 @@ from rankwatch_detectors.pace.slowdown import SlowdownDetector
 from rankwatch_detectors.pace.slowdown_config import SlowdownConfig
 from rankwatch_detectors.pace.stage import StageConfig, StageDetector
 from rankwatch_detectors.pace.straggler import StragglerConfig, StragglerDetector
+from rankwatch_detectors.progress.checkpoint_failed import CheckpointFailedConfig, CheckpointFailedDetector
 from rankwatch_detectors.progress.checkpoint_overdue import CheckpointOverdueConfig, CheckpointOverdueDetector
 from rankwatch_detectors.progress.hang import HangDetector
 from rankwatch_detectors.progress.own_pace import OwnPaceDetector
 from rankwatch_detectors.progress.patience import HangConfig
+from rankwatch_detectors.progress.restore_failed import RestoreFailedConfig, RestoreFailedDetector
 from rankwatch_detectors.refusals import RefusalConfig, RefusalDetector
 from rankwatch_detectors.statistics.level import LevelConfig
 from rankwatch_detectors.values.corruption import FingerprintDetector, LocalNormConfig, LocalNormDetector
@@ -32,6 +34,8 @@ class CatalogueConfig:
 
     device_fault: DeviceFaultConfig = field(default_factory=DeviceFaultConfig)
     device_degraded: DeviceDegradedConfig = field(default_factory=DeviceDegradedConfig)
+    checkpoint_failed: CheckpointFailedConfig = field(default_factory=CheckpointFailedConfig)
+    restore_failed: RestoreFailedConfig = field(default_factory=RestoreFailedConfig)
     nonfinite: NonfiniteConfig = field(default_factory=NonfiniteConfig)
     rank_lost: RankLostConfig = field(default_factory=RankLostConfig)
     hang: HangConfig = field(default_factory=HangConfig)
@@ -59,6 +63,8 @@ def detectors(config: CatalogueConfig | None = None) -> list[Detector]:
     return [
         DeviceFaultDetector(config.device_fault),
         DeviceDegradedDetector(config.device_degraded),
+        CheckpointFailedDetector(config.checkpoint_failed),
+        RestoreFailedDetector(config.restore_failed),
         NonfiniteDetector(config.nonfinite),
         RankLostDetector(config.rank_lost),
         TelemetryLostDetector(config.telemetry_lost),

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 from rankwatch import layout
 from rankwatch.faults import Faults
 from rankwatch.layout import Directive
+from rankwatch.loop.checkpoint_failures import CheckpointFailures
 from rankwatch.loop.directive import STOP, Follower, Rollback, end_process
 from rankwatch.loop.loop_exit import LoopExit
 from rankwatch.loop.state import MemoryTier, TrainingState
@@ -83,6 +84,7 @@ class Loop:
         self.stopped = False
         """An order has ended this loop."""
         self.exit = LoopExit(recorder, meter, faults, lambda: self._tell_lost(self._now()), self._cut_short)
+        self.failures = CheckpointFailures(meter, faults)
         self._launch = launch
         self._recorder = recorder
         self._meter = meter
@@ -205,7 +207,8 @@ class Loop:
         every = self.memory.every
         if every and step % every == 0:
             self._edge_ns = 0
-            self._keep(step)
+            with self._faults, self.failures.of("save", tier="memory"):
+                self._keep(step)
         return step
 
     def _begin_probe(self, step: int) -> None:
@@ -352,10 +355,12 @@ class Loop:
     def checkpoint(self, step: int) -> str:
         """See `Actions.checkpoint`."""
         if self.save is None:
-            self._keep(step)
+            with self.failures.of("save", tier="memory"):
+                self._keep(step)
             return self.memory.kept[-1]
         begun_ns = self._now()
-        location = self.save(step)
+        with self.failures.of("save"):
+            location = self.save(step)
         if location is None:
             return ""
         location = str(location)
@@ -366,6 +371,11 @@ class Loop:
 
     def rollback(self, directive: Directive) -> Rollback:
         """See `Actions.rollback`."""
+        known = {"checkpoint": directive.checkpoint, "location": directive.location, "ordered": True}
+        with self.failures.of("restore", **known):
+            return self._go_back(directive)
+
+    def _go_back(self, directive: Directive) -> Rollback:
         if not self._meter.k < directive.k <= layout.K_MAX:
             raise ValueError(f"rollback to k {directive.k}, but this attempt has k {self._meter.k}")
         begun_ns = self._now()

@@ -118,7 +118,9 @@ const KINDS = {
   device_degraded: "Device degraded",
   network_degraded: "Network degraded",
   restart_loop: "Restart loop",
+  checkpoint_failed: "Checkpoint failed",
   checkpoint_overdue: "Checkpoint overdue",
+  restore_failed: "Restore failed",
   limit_reached: "Limit reached",
   forged_telemetry: "Forged telemetry",
 };
