@@ -23,6 +23,8 @@ IDLE_PHASES: Final = {"data_wait": False, "collective": True}
 """Phases that are not busy time; True: the rank waits for other ranks."""
 KIND_OF_PHASE: Final = {"eval": 1, "checkpoint_save": 2}
 """A step that has one of these phases is of that kind (`layout.KINDS`) and is not compared with train steps."""
+FAILURE_OF_PHASE: Final = {"checkpoint_save": "save", "checkpoint_load": "restore"}
+"""What has failed when an exception leaves one of these phases."""
 KIND_OF_PAUSE: Final = 1
 """Kind of a step that has a pause under another name."""
 NOT_LAID_OUT: Final = -1
@@ -44,7 +46,7 @@ _RESERVED: Final = frozenset(
 class PhaseTimer:
     """One named part of the step, as a context manager that is created once and reused."""
 
-    __slots__ = ("bit", "index", "kind", "meter", "now", "ns", "outer", "since", "waiting", "words")
+    __slots__ = ("bit", "failure", "index", "kind", "meter", "now", "ns", "outer", "since", "waiting", "words")
 
     def __init__(self, meter: StepMeter, name: str, index: int) -> None:
         self.meter = meter
@@ -54,6 +56,7 @@ class PhaseTimer:
         self.bit = 1 << index
         self.kind = KIND_OF_PHASE.get(name, 0)
         self.waiting = IDLE_PHASES.get(name)
+        self.failure = FAILURE_OF_PHASE.get(name)
         self.ns = 0
         self.since = 0
         self.outer: PhaseTimer | None = None
@@ -68,7 +71,7 @@ class PhaseTimer:
         if self.waiting is not None:
             meter.busy_off(now, self.waiting)
 
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         now = self.now()
         meter = self.meter
         words = self.words
@@ -87,6 +90,8 @@ class PhaseTimer:
             words[PHASE] = outer.index
         if self.waiting is not None:
             meter.busy_on(now)
+        if error is not None and self.failure is not None:
+            meter.failed(self.failure, error)
 
 
 class NoPhase:
@@ -95,7 +100,7 @@ class NoPhase:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         pass
 
 
@@ -141,6 +146,8 @@ class StepMeter:
         self._thread_clock = cpu or _this_threads_clock()
         self._process_clock = cpu or time.process_time_ns
         self.cpu = self._thread_clock
+        self.failed: Callable[[str, BaseException], None] = lambda _what, _error: None
+        """Records the exception with which a save or a restore has failed."""
         self.k = 0
         self.step = -1
         self.inner: PhaseTimer | None = None

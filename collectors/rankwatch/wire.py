@@ -194,6 +194,9 @@ EVENT_KINDS: Final = (
     "exception",  # ends the process: type, message, where, code, left: its loop had ended before, grace_s
     "checkpoint_saved",  # checkpoint, tier, location, seconds, bytes, shards
     "checkpoint_loaded",  # checkpoint, seconds, mode
+    # what: save | restore, type, message, where, errno (0: not an error of a file system), location ("": not known),
+    # checkpoint: the one to be restored, tier: memory of a capture, ordered: the ranks are held until all have restored
+    "checkpoint_failed",
     "checkpoint_gone",  # checkpoint, reason: not in a rank's memory, or on a host's disks, any more
     "checkpoint_disk",  # path, free_bytes, total_bytes, save_bytes (0: not known): the file system of the newest save
     "location_refused",  # checkpoint, location, reason: an agent does not pass it on to its ranks

@@ -42,7 +42,9 @@ class Kind(StrEnum):
     HOST_DEGRADED = "host_degraded"
     NETWORK_DEGRADED = "network_degraded"
     RESTART_LOOP = "restart_loop"
+    CHECKPOINT_FAILED = "checkpoint_failed"
     CHECKPOINT_OVERDUE = "checkpoint_overdue"
+    RESTORE_FAILED = "restore_failed"
     LIMIT_REACHED = "limit_reached"
     FORGED_TELEMETRY = "forged_telemetry"
 
@@ -273,7 +275,7 @@ class Finding:
     evidence: Mapping[str, Any]
     """Numbers against their baseline; plain JSON types only, non-finite numbers as the strings NaN, Inf, -Inf."""
     cause: str = ""
-    """Cause class if known: worker, device, host, stage, data, runtime, network, storage."""
+    """Cause class if known: worker, device, host, stage, data, communication, runtime, network, storage, disk."""
 
 
 class Detector(Protocol):

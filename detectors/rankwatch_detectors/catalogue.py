@@ -13,13 +13,16 @@ from rankwatch_detectors.ends.rank_lost import RankLostConfig, RankLostDetector
 from rankwatch_detectors.ends.restart_loop import RestartLoopConfig, RestartLoopDetector
 from rankwatch_detectors.ends.telemetry_lost import TelemetryLostConfig, TelemetryLostDetector
 from rankwatch_detectors.pace.own_past import OwnPastConfig, OwnPastDetector
-from rankwatch_detectors.pace.slowdown import SlowdownConfig, SlowdownDetector
+from rankwatch_detectors.pace.slowdown import SlowdownDetector
+from rankwatch_detectors.pace.slowdown_config import SlowdownConfig
 from rankwatch_detectors.pace.stage import StageConfig, StageDetector
 from rankwatch_detectors.pace.straggler import StragglerConfig, StragglerDetector
+from rankwatch_detectors.progress.checkpoint_failed import CheckpointFailedConfig, CheckpointFailedDetector
 from rankwatch_detectors.progress.checkpoint_overdue import CheckpointOverdueConfig, CheckpointOverdueDetector
 from rankwatch_detectors.progress.hang import HangDetector
 from rankwatch_detectors.progress.own_pace import OwnPaceDetector
 from rankwatch_detectors.progress.patience import HangConfig
+from rankwatch_detectors.progress.restore_failed import RestoreFailedConfig, RestoreFailedDetector
 from rankwatch_detectors.refusals import RefusalConfig, RefusalDetector
 from rankwatch_detectors.statistics.level import LevelConfig
 from rankwatch_detectors.values.corruption import FingerprintDetector, LocalNormConfig, LocalNormDetector
@@ -35,6 +38,8 @@ class CatalogueConfig:
     network_degraded: NetworkDegradedConfig = field(default_factory=NetworkDegradedConfig)
     device_degraded: DeviceDegradedConfig = field(default_factory=DeviceDegradedConfig)
     host_degraded: HostDegradedConfig = field(default_factory=HostDegradedConfig)
+    checkpoint_failed: CheckpointFailedConfig = field(default_factory=CheckpointFailedConfig)
+    restore_failed: RestoreFailedConfig = field(default_factory=RestoreFailedConfig)
     nonfinite: NonfiniteConfig = field(default_factory=NonfiniteConfig)
     rank_lost: RankLostConfig = field(default_factory=RankLostConfig)
     hang: HangConfig = field(default_factory=HangConfig)
@@ -64,6 +69,8 @@ def detectors(config: CatalogueConfig | None = None) -> list[Detector]:
         NetworkDegradedDetector(config.network_degraded),
         DeviceDegradedDetector(config.device_degraded),
         HostDegradedDetector(config.host_degraded),
+        CheckpointFailedDetector(config.checkpoint_failed),
+        RestoreFailedDetector(config.restore_failed),
         NonfiniteDetector(config.nonfinite),
         RankLostDetector(config.rank_lost),
         TelemetryLostDetector(config.telemetry_lost),

@@ -168,6 +168,8 @@ def test_the_troubled_job_of_one_stage_makes_every_detector_speak_that_can(obser
     assert silent == [
         "network_degraded",
         "host_degraded",
+        "checkpoint_failed",
+        "restore_failed",
         "own_pace",
         "stage",
         "own_past",

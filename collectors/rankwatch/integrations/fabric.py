@@ -46,6 +46,7 @@ def fabric(fabric: Any, *, job: str | None = None, **options: Any) -> Watch:
         original()
 
     wrap(fabric, "save", save)
+    wrap(fabric, "load", saves.loads)
     steps = OptimizerSteps(lambda: watch)
     wrap(watch, "close", close)
     return watch

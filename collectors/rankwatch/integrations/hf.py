@@ -3,7 +3,7 @@
     rankwatch.hf(trainer)
     trainer.train()
 
-A callback sees steps, evaluations and saves; three public methods are wrapped for data wait, losses and the resume.
+A callback sees steps, evaluations and saves; methods are wrapped for data wait, losses, the resume and failed saves.
 """
 
 from __future__ import annotations
@@ -63,6 +63,8 @@ class _Events:
         wrap(trainer, "training_step", self._training_step)
         wrap(trainer, "get_batch_samples", self._fetch)
         wrap(trainer, _GENERATES, self._generate)
+        wrap(trainer, "_save_checkpoint", self._saves.saves)
+        wrap(trainer, "_load_from_checkpoint", self._saves.loads)
 
     def _train(self, train: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
         if resume_from_checkpoint is None and self._resumes:
@@ -105,7 +107,6 @@ class _Events:
         self._learning_rate = optimizer.param_groups[0]["lr"]
 
     def on_step_end(self, _args: Any, _state: Any, control: Any, **_: Any) -> None:
-        """A step is done, and what the control demands follows."""
         self._control = control
         self._steps.end(learning_rate=self._learning_rate)
         if self._watch.should_stop:
@@ -123,7 +124,6 @@ class _Events:
             self._pause.open("checkpoint_save")
 
     def on_save(self, args: Any, state: Any, _control: Any, **_: Any) -> None:
-        """This rank has saved its part of a checkpoint."""
         seconds, folder = self._pause.close(), os.path.join(args.output_dir, f"checkpoint-{state.global_step}")
         is_whole = not args.should_save or os.path.isfile(os.path.join(folder, MARKER))
         if is_whole and not args.save_only_model:  # from the model alone no training can be resumed

@@ -62,12 +62,11 @@ class _Events:
         wrap(trainer.profiler, "stop", self._profiled)
 
     def start(self) -> None:
-        if hasattr(self, "watch"):
-            return
         trainer = self._trainer
         names = [str(one.name) for one in trainer.loggers if one.name not in _NO_RUN]
         self.watch = watch = started((names or [os.path.abspath(trainer.default_root_dir)])[0], "", **self._options)
         self._steps, self._pause, self._saves = FrameworkSteps(watch), OpenPause(watch), Saves(watch)
+        wrap(trainer.strategy, "load_checkpoint", self._saves.loads)
         self._wait = watch.phase("data_wait")
         watch.allow("stop")
         watch.on_checkpoint(self._save)
@@ -81,7 +80,8 @@ class _Events:
         return fit(**call)
 
     def setup(self, trainer: Any, *_: Any, **__: Any) -> None:
-        self.start()
+        if not hasattr(self, "watch"):
+            self.start()
         if trainer.strategy.broadcast(self._resumed) != self._resumed:
             raise RuntimeError("rank 0 resumes from another checkpoint: another relaunch will settle it")
 

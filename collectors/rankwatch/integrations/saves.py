@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 
 from rankwatch.watch import Watch
 
@@ -33,10 +33,20 @@ class Saves:
             counts: training can be resumed from it.
         """
         begun_s = time.monotonic()
-        with self._watch.pause("checkpoint_save"):
+        with self._watch._loop.failures.of("save", location=location), self._watch.pause("checkpoint_save"):
             yield
         if counts:
             self.saved(step, location, time.monotonic() - begun_s)
+
+    def saves(self, save: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call what saves a checkpoint, of which the framework tells more later; an exception is a failed save."""
+        with self._watch._loop.failures.of("save"):
+            return save(*args, **kwargs)
+
+    def loads(self, load: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call what loads a checkpoint, from where its first argument says; an exception is a failed restore."""
+        with self._watch._loop.failures.of("restore", location=str(args[0]) if args else ""):
+            return load(*args, **kwargs)
 
     def saved(self, step: int, location: str, seconds: float) -> None:
         """A save is complete on this rank. Arguments as in `Watch.checkpoint_saved`."""

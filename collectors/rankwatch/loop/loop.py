@@ -6,14 +6,15 @@ reach the job's registered hooks, state and probe through this module.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from rankwatch import layout
 from rankwatch.faults import Faults
 from rankwatch.layout import Directive
+from rankwatch.loop.checkpoint import Checkpoint
+from rankwatch.loop.checkpoint_failures import CheckpointFailures
 from rankwatch.loop.directive import STOP, Follower, Rollback, end_process
 from rankwatch.loop.loop_exit import LoopExit
 from rankwatch.loop.state import MemoryTier, TrainingState
@@ -27,36 +28,6 @@ PLACES_MAX: Final = 64
 """Saves whose position in the data is remembered: a few bytes each, or the size of a loader's state."""
 TELL_LOST_EVERY_S: Final = 60.0
 """Dropped records are reported at most this often, as the sum since the last report."""
-
-
-class Checkpoint(NamedTuple):
-    """A registered checkpoint."""
-
-    id: str
-    """TIER:ATTEMPT:STEP"""
-    location: str
-    """The location that the job's save returned."""
-    step: int
-    """The step to go on from, as registered with the save."""
-    mode: str = "full"
-    """What is restored: full (weights, optimizer, schedulers, random states, data, step), weights (the registered
-    objects alone), or relaunch (new processes load it)."""
-
-
-def advised_checkpoint(directory: str, job: str) -> Checkpoint | None:
-    """The newest good checkpoint for a relaunch, as the agent wrote it down; None without advice.
-
-    Raises:
-        ValueError, KeyError, OSError: the file holds no advice.
-    """
-    try:
-        with open(layout.resume_path(directory, job)) as file:
-            advice = json.load(file)
-    except FileNotFoundError:
-        return None
-    if advice["job"] != job or not advice["checkpoint"]:
-        return None
-    return Checkpoint(str(advice["checkpoint"]), str(advice["location"]), int(advice["step"]), "relaunch")
 
 
 class Loop:
@@ -88,6 +59,7 @@ class Loop:
         self.exit = LoopExit(
             recorder, meter, faults, lambda: self._tell_lost(self._now()), self._cut_short, self._tracer.leave
         )
+        self.failures = CheckpointFailures(meter, faults)
         self._launch = launch
         self._recorder = recorder
         self._meter = meter
@@ -212,7 +184,8 @@ class Loop:
         every = self.memory.every
         if every and step % every == 0:
             self._edge_ns = 0
-            self._keep(step)
+            with self._faults, self.failures.of("save", tier="memory"):
+                self._keep(step)
         return step
 
     def _begin_probe(self, step: int) -> None:
@@ -361,10 +334,12 @@ class Loop:
     def checkpoint(self, step: int) -> str:
         """See `Actions.checkpoint`."""
         if self.save is None:
-            self._keep(step)
+            with self.failures.of("save", tier="memory"):
+                self._keep(step)
             return self.memory.kept[-1]
         begun_ns = self._now()
-        location = self.save(step)
+        with self.failures.of("save"):
+            location = self.save(step)
         if location is None:
             return ""
         location = str(location)
@@ -375,6 +350,11 @@ class Loop:
 
     def rollback(self, directive: Directive) -> Rollback:
         """See `Actions.rollback`."""
+        known = {"checkpoint": directive.checkpoint, "location": directive.location, "ordered": True}
+        with self.failures.of("restore", **known):
+            return self._go_back(directive)
+
+    def _go_back(self, directive: Directive) -> Rollback:
         if not self._meter.k < directive.k <= layout.K_MAX:
             raise ValueError(f"rollback to k {directive.k}, but this attempt has k {self._meter.k}")
         begun_ns = self._now()

@@ -120,10 +120,12 @@ class TrainingPause(ContextDecorator):
             if leaves_work:
                 self._meter.outside()
 
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         with self._faults:
             if self._open:
                 phase, left_work = self._open.pop()
-                phase.__exit__(None, None, None)
+                phase.__exit__(kind, error, trace)
                 if left_work and self._loop.in_step:
                     self._meter.inside()

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 from rankwatch_detectors.base import Severity
+from rankwatch_detectors.pace.step_parts import cause_of
 from rankwatch_detectors.statistics.anchor import Anchor
 from rankwatch_detectors.statistics.shift import Crossing
 
+LONGER: Final = {
+    "communication": " Most of it is communication: even the rank that comes last waits longer in collectives.",
+    "device": " Most of it is work of the devices, of all ranks alike.",
+    "data": " Most of it is waiting for data, of all ranks alike.",
+}
+"""What has grown, by cause class."""
 
-def shifted(crossing: Crossing, seconds: float, sigma: float, world_size: int, *, shared: bool) -> dict[str, Any]:
+
+def shifted(
+    crossing: Crossing, seconds: float, sigma: float, world_size: int, *, shared: bool, grown_s: Mapping[str, float]
+) -> dict[str, Any]:
     """Summary and evidence of a step time that has changed at once.
 
     Args:
@@ -20,13 +30,15 @@ def shifted(crossing: Crossing, seconds: float, sigma: float, world_size: int, *
         sigma: noise of its logarithm.
         world_size: number of ranks that lose time.
         shared: CPU time was judged, since ranks share their cores with others.
+        grown_s: see `StepParts.grown_s`.
     """
     ratio = math.exp(crossing.effect)
     usual_s, what = seconds / ratio, "CPU time per step" if shared else "step time"
     return {
         "score": crossing.effect / sigma * math.sqrt(crossing.rows),
         "confidence": 1.0 - math.exp(-crossing.evidence / 4),
-        "summary": f"The job's {what} is {ratio:.2f} times its usual {usual_s:.3g} s since step {crossing.onset_step}.",
+        "summary": f"The job's {what} is {ratio:.2f} times its usual {usual_s:.3g} s since step {crossing.onset_step}."
+        + LONGER.get(cause_of(grown_s), ""),
         "evidence": {
             "ratio": ratio,
             "seconds": seconds,
@@ -35,6 +47,7 @@ def shifted(crossing: Crossing, seconds: float, sigma: float, world_size: int, *
             "rows": crossing.rows,
             "log_likelihood_ratio": crossing.evidence,
             "cost_gpu_hours_per_hour": world_size * (1 - 1 / ratio),
+            **({"grown_s": grown_s} if grown_s else {}),
         },
     }
 

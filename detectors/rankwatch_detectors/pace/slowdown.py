@@ -12,79 +12,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
 
 from rankwatch_detectors.base import AttemptStart, Finding, Frame, Kind, Occurrence, Severity, StepKind
-from rankwatch_detectors.declared import AMOUNTS, Schedule, ScheduleConfig
+from rankwatch_detectors.declared import AMOUNTS, Schedule
 from rankwatch_detectors.dispatch import ATTEMPT_ENDED, OTHER_CLOCK, DispatchingDetector, typical
 from rankwatch_detectors.episodes import Episodes
 from rankwatch_detectors.pace.pace_words import drifted, shifted, wanders
+from rankwatch_detectors.pace.slowdown_config import SlowdownConfig
+from rankwatch_detectors.pace.step_parts import StepParts, cause_of
 from rankwatch_detectors.pace.witness import SUSPECT_EVIDENCE, added_by_one_s
 from rankwatch_detectors.scope import WHOLE_JOB
-from rankwatch_detectors.statistics.anchor import Anchor, AnchorConfig
-from rankwatch_detectors.statistics.baseline import BaselineConfig, PeerBaseline, Proof
+from rankwatch_detectors.statistics.anchor import Anchor
+from rankwatch_detectors.statistics.baseline import PeerBaseline, Proof
 from rankwatch_detectors.statistics.budget import threshold
-from rankwatch_detectors.statistics.followed import Followed, FollowedConfig
+from rankwatch_detectors.statistics.followed import Followed
 from rankwatch_detectors.statistics.median import median
 from rankwatch_detectors.statistics.shift import Crossing, ShiftBank
-from rankwatch_detectors.statistics.wandering import Wandering, WanderingConfig
+from rankwatch_detectors.statistics.wandering import Wandering
 
 WHOLE, REST = 0, 1
 """The whole step, and the step without the time that its slowest rank added: two rows of baseline and bank."""
-
-
-@dataclass(frozen=True, slots=True)
-class SlowdownConfig:
-    """Settings of the slowdown detector."""
-
-    budget: float = 1.0
-    """False incidents per job-week."""
-    ratios: tuple[float, ...] = (1.05, 1.1, 1.3, 1 / 1.1, 1 / 1.3)
-    """Tested ratios; those below 1 only make a faster job learn its new level."""
-    ratio_min: float = 1.03
-    """Least ratio that is reported. Busy times that grow by 5 % lengthen the step by less, since its transfers stay."""
-    bare_ratio_min: float = 1.045
-    """The same if only the step time is known: 5 %, of which a short run may show half a percent less. Planned changes
-    of a run cost less than that."""
-    bare_duration_s: float = 60.0
-    """If only the step time is known, a slowdown below `brief_ratio` must last a minute: its cause cannot be checked,
-    and short steps sometimes wait for a disk or a neighbour."""
-    mild_ratio: float = 1.05
-    """A slowdown below it is `info`: planned changes of a run cost as much."""
-    brief_ratio: float = 1.1
-    """A slowdown below it is `info` as long as it may pass by itself, as most of these do ..."""
-    brief_s: float = 900.0
-    """... within a quarter of an hour."""
-    onset_share: float = 0.75
-    """In the middle of its run a shift has reached this share of its height, a trend only half. The baseline's lag
-    behind a trend is no shift: it is learned, and the anchor decides whether a level has been left ..."""
-    trend_ratio: float = 1.02
-    """... unless steps lengthen by this ratio within `trend_rows`: schedules (attention windows) take half of that."""
-    trend_rows: int = 128
-    trend_blocks_min: int = 2
-    rows_min: int = 5
-    shared_ratio_min: float = 1.3
-    """On shared cores, caches and neighbours change CPU time by 10 % and more."""
-    shared_duration_s: float = 60.0
-    skipped_rows: int = 2
-    settle_rows: int = 64
-    """Rows skipped at the start of an attempt that keeps the last attempt's level: caches are cold again, and steps
-    are slower for some tens of rows."""
-    baseline: BaselineConfig = field(
-        default_factory=lambda: BaselineConfig(warm_rows=32, offset_rows=256, scatter_rows=128)
-    )
-    wandering: WanderingConfig = field(default_factory=WanderingConfig)
-    followed: FollowedConfig = field(default_factory=FollowedConfig)
-    anchor: AnchorConfig = field(default_factory=lambda: AnchorConfig(steady_share=0.005))
-    """Schedules that lengthen steps gradually from the start (attention windows) add 1 % in 128 rows; medians of as
-    many rows of a steady job differ by 0.3 %."""
-    retell_factor: float = 3.0
-    """A drift is reported again when its excess is this many times the reported one."""
-    schedule: ScheduleConfig = field(default_factory=lambda: ScheduleConfig(rates=()))
-    """Without learning rates, which do not affect the duration of a step."""
 
 
 class SlowdownDetector(DispatchingDetector):
@@ -109,13 +59,14 @@ class SlowdownDetector(DispatchingDetector):
         "_followed",
         "_grown",
         "_wandering",
+        "_parts",
         "standing",
     )
 
     def __init__(self, config: SlowdownConfig) -> None:
         super().__init__()
         self.name = "slowdown"
-        self.version = 7
+        self.version = 8
         self._config = config
         self._baseline = PeerBaseline(config.baseline, compared=False)
         self._bank = ShiftBank(tuple(map(math.log, config.ratios)), config.baseline.clip_sigmas, config.rows_min)
@@ -125,6 +76,7 @@ class SlowdownDetector(DispatchingDetector):
         self._step_s = 1.0
         self._followed = Followed(config.followed)
         self._wandering = Wandering(config.wandering)
+        self._parts = StepParts()
         self.standing = Episodes(self.kind)
         """The finding that the job's pace wanders, while it holds."""
         self._relearn()
@@ -141,6 +93,7 @@ class SlowdownDetector(DispatchingDetector):
 
     def _relearn(self) -> None:
         self._amount = 0.0
+        self._parts.clear()
         apart = np.asarray([WHOLE, REST], dtype=np.int64)
         self._baseline.regroup(apart, np.full_like(apart, -1))
 
@@ -173,7 +126,8 @@ class SlowdownDetector(DispatchingDetector):
     def _on_frame(self, frame: Frame) -> Sequence[Finding]:
         if frame.family == "values" or frame.kind is not StepKind.TRAIN:
             return ()
-        cpu_s = None if self._accelerated or "device_busy_s" in frame.values else typical(frame, "busy_cpu_s")
+        on_devices = self._accelerated or "device_busy_s" in frame.values
+        cpu_s = None if on_devices else typical(frame, "busy_cpu_s")
         step_s = typical(frame, "step_time_s")
         seconds = cpu_s if cpu_s is not None else step_s
         if seconds is None or seconds <= 0:
@@ -182,6 +136,8 @@ class SlowdownDetector(DispatchingDetector):
         if self._rows <= self._skipped_rows:
             return ()
         self._step_s += ((step_s or seconds) - self._step_s) / min(self._rows, 64)
+        if cpu_s is None:
+            self._parts.push(frame, seconds, on_devices=on_devices)
         added_s = 0.0 if cpu_s is not None else added_by_one_s(frame)
         rest_s = seconds - (added_s or 0.0)
         # If the slowest rank's excess is longer than the step, it did not delay this step.
@@ -196,6 +152,8 @@ class SlowdownDetector(DispatchingDetector):
         findings = self._decide(crossing, frame, float(residual[REST]), seconds, shared=cpu_s is not None)
         calm = here & (self._bank.strongest() < SUSPECT_EVIDENCE) & (not self._is_slow)
         self._baseline.learn(views, residual, calm, calm)
+        if cpu_s is None and calm[REST]:
+            self._parts.learn()
         self._wandering.push(float(views[REST]))
         drift = self._drift(frame, float(views[REST])) if cpu_s is None else ()
         return [*findings, *drift, *self._pattern(frame, seconds)]
@@ -366,12 +324,15 @@ class SlowdownDetector(DispatchingDetector):
 
     def _open(self, crossing: Crossing, frame: Frame, seconds: float, *, shared: bool) -> list[Finding]:
         self._followed.begin(crossing.effect)
-        words = shifted(crossing, seconds, float(self._baseline.sigma()[REST]), self.world_size, shared=shared)
+        grown_s = {} if shared else self._parts.grown_s(crossing.rows)
+        sigma = float(self._baseline.sigma()[REST])
+        words = shifted(crossing, seconds, sigma, self.world_size, shared=shared, grown_s=grown_s)
         mild = words["evidence"]["ratio"] < self._config.brief_ratio
         fields: dict[str, Any] = {
             "severity": Severity.INFO if mild else Severity.WARNING,
             "detected_step": frame.step,
             "detected_time_s": self.now_s,
+            "cause": cause_of(grown_s),
             **words,
         }
         if WHOLE_JOB in self.episodes:

@@ -207,7 +207,7 @@ def cpu_seconds(frame: Frame) -> Floats | None:
 
 def device_seconds(frame: Frame) -> Floats | None:
     """Seconds of each rank's own work on its device. NaN where not measured; None unless most ranks measure it."""
-    return _of_most(frame, "device_busy_s")
+    return of_most(frame, "device_busy_s")
 
 
 def arrival_seconds(frame: Frame, device_s: Floats | None) -> Floats | None:
@@ -223,7 +223,7 @@ def arrival_seconds(frame: Frame, device_s: Floats | None) -> Floats | None:
     Returns:
         None unless most ranks measure the wait or their device's own work.
     """
-    wait_s, step = _of_most(frame, "device_wait_s"), finite(frame, "step_time_s")
+    wait_s, step = of_most(frame, "device_wait_s"), finite(frame, "step_time_s")
     if wait_s is not None and step is not None:
         by_device = finite(frame, "device_step_s")
         step_s = where_usable(step, np.nan)
@@ -232,7 +232,7 @@ def arrival_seconds(frame: Frame, device_s: Floats | None) -> Floats | None:
     return device_s if host is None or device_s is None else np.maximum(device_s, host)
 
 
-def _of_most(frame: Frame, name: str) -> Floats | None:
+def of_most(frame: Frame, name: str) -> Floats | None:
     """A quantity by rank, NaN where not measured; None unless most of the ranks that report anything measure it."""
     here = finite(frame, name)
     if here is None:

@@ -5,12 +5,13 @@ How often a job saves is learned from its own saves to disk; captures in memory 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from rankwatch_detectors.base import AttemptStart, Finding, Frame, Kind, Occurrence, Severity
 from rankwatch_detectors.dispatch import DispatchingDetector
+from rankwatch_detectors.progress.disk_report import DiskReport
 from rankwatch_detectors.scope import WHOLE_JOB
 
 
@@ -28,14 +29,6 @@ class CheckpointOverdueConfig:
     """What is lost in less is not worth a message."""
 
 
-FULL_SHARE = 0.001
-"""A file system with less free space counts as full, whatever a save takes."""
-
-
-SIZES = ("free_bytes", "total_bytes", "save_bytes")
-PATH_CHARS_MAX = 512
-
-
 class CheckpointOverdueDetector(DispatchingDetector):
     """Scope "job". Memory: constant."""
 
@@ -46,7 +39,7 @@ class CheckpointOverdueDetector(DispatchingDetector):
     def __init__(self, config: CheckpointOverdueConfig) -> None:
         super().__init__()
         self.name = "checkpoint_overdue"
-        self.version = 1
+        self.version = 2
         self._config = config
         self._gaps: list[list[float]] = []
         """Steps and seconds between saves that followed each other within an attempt."""
@@ -54,8 +47,7 @@ class CheckpointOverdueDetector(DispatchingDetector):
         """Step and time of the newest save; before the first one, of the attempt's first step."""
         self._saved = False
         """The attempt has saved."""
-        self._disk: dict[str, Any] = {}
-        """The file system of a host's newest save, as it last reported it: of a full one, else of any."""
+        self._disk = DiskReport()
 
     def _on_attempt(self, start: AttemptStart, *, new_attempt: bool, new_launch: bool) -> Sequence[Finding]:
         del start, new_launch
@@ -68,7 +60,7 @@ class CheckpointOverdueDetector(DispatchingDetector):
             self._gaps = []
             return self._end(None, "The pace of saves was accepted.")
         if occurrence.kind == "checkpoint_disk":
-            self._take_disk(occurrence)
+            self._disk.take(occurrence)
             return ()
         of_disk = occurrence.kind == "checkpoint_saved" and occurrence.fields.get("tier") != "memory"
         if not of_disk or occurrence.step is None or occurrence.attempt != self.attempt:
@@ -96,7 +88,6 @@ class CheckpointOverdueDetector(DispatchingDetector):
         config = self._config
         if steps < config.factor * usual_steps or seconds < max(config.factor * usual_s, config.seconds_min):
             return ()
-        disk, is_full = self._told_of_disk()
         since = f"since step {self._last[0]:.0f}" if self._saved else "in this attempt"
         return self.episodes.open(
             WHOLE_JOB,
@@ -109,37 +100,14 @@ class CheckpointOverdueDetector(DispatchingDetector):
             score=steps / usual_steps,
             confidence=0.9,
             summary=f"No checkpoint was saved {since}, for {steps:.0f} steps ({seconds / 60:.0f} min); "
-            f"usually the job saves within {usual_steps:.0f} steps ({usual_s / 60:.1f} min).{disk}",
+            f"usually the job saves within {usual_steps:.0f} steps ({usual_s / 60:.1f} min).{self._disk.sentence}",
             evidence={
                 "last_step": int(self._last[0]),
                 "steps_since": int(steps),
                 "since_s": seconds,
                 "usual_steps": usual_steps,
                 "usual_s": usual_s,
-                **({"disk": self._disk} if self._disk else {}),
+                **({"disk": self._disk.evidence} if self._disk.evidence else {}),
             },
-            cause="disk" if is_full else "",
+            cause="disk" if self._disk.is_full else "",
         )
-
-    def _take_disk(self, occurrence: Occurrence) -> None:
-        """Keep a host's report; that of a full file system until the same host reports another."""
-        sizes = {name: occurrence.fields.get(name) for name in SIZES}
-        if not all(isinstance(size, int) and size >= 0 for size in sizes.values()):
-            return
-        told = {"host": occurrence.host, "path": str(occurrence.fields.get("path", ""))[:PATH_CHARS_MAX], **sizes}
-        if _is_full(told) or not _is_full(self._disk) or self._disk["host"] == occurrence.host:
-            self._disk = told
-
-    def _told_of_disk(self) -> tuple[str, bool]:
-        """A sentence about the file system of the saves, and whether another save does not fit on it."""
-        disk = self._disk
-        if not disk:
-            return "", False
-        state = "is full" if _is_full(disk) else "has room"
-        free, total = (disk[name] / 1e9 for name in ("free_bytes", "total_bytes"))
-        where = f"{disk['path']} on {disk['host']}"
-        return f" The file system of {where} {state}: {free:.1f} of {total:.1f} GB are free.", _is_full(disk)
-
-
-def _is_full(disk: Mapping[str, Any]) -> bool:
-    return bool(disk) and disk["free_bytes"] < max(disk["save_bytes"], FULL_SHARE * disk["total_bytes"])

@@ -24,6 +24,9 @@ EXPLAINED_MAX: Final = 3.0
 """A slow rank explains a slowdown of up to this many times what the rank adds: both are estimates from about ten noisy
 rows, and a growing fault is reported in stages. A larger slowdown must have another cause."""
 
+SAVE_ENDS_WITHIN_S: Final = 60.0
+"""A failed save ends a job at once or not at all: what ends it later has another cause."""
+
 
 _ENDS: Final = kinds_where(lambda traits: traits.ends_job)
 _LOCAL: Final = frozenset({Kind.STRAGGLER, Kind.DEVICE_FAULT, Kind.DEVICE_DEGRADED, Kind.HOST_DEGRADED})
@@ -128,7 +131,9 @@ def _had_begun(cause: Part, effect: Part) -> bool:
 
 
 def _suffices(cause: Part, effect: Part) -> bool:
-    """Whether a cause adds enough to each step to explain the slowdown, where both are known."""
+    """Whether a cause explains the effect: it adds enough to each step, or has ended the job soon enough."""
+    if cause.kind is Kind.CHECKPOINT_FAILED and effect.kind in _ENDS:
+        return effect.onset_time_s - cause.onset_time_s <= SAVE_ENDS_WITHIN_S
     if effect.kind is not Kind.SLOWDOWN or cause.adds_s is None or effect.adds_s is None:
         return True
     return effect.adds_s <= EXPLAINED_MAX * cause.adds_s

@@ -113,6 +113,34 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         is_host_wide=True,
         is_on_record=True,
     ),
+    Kind.RESTORE_FAILED: KindTraits(
+        label="Restore failed",
+        may_cause=_ENDS,
+        first_steps=(
+            "Read the error in the evidence: a file that is missing or cut short, or a model that does not fit it.",
+            "Load that checkpoint by hand on the named host: so you see whether the file or the script is at fault.",
+            "If it cannot be read, relaunch from an older one: `rankwatch checkpoints JOB` lists them.",
+        ),
+        first_step="read the error, then relaunch from an older checkpoint",
+        actions=("relaunch",),
+        stands_still=True,
+        is_lasting=True,
+        spans_attempts=True,
+    ),
+    Kind.CHECKPOINT_FAILED: KindTraits(
+        label="Checkpoint failed",
+        # A script that does not catch the exception ends, or hangs where the other ranks wait for it.
+        may_cause=_ENDS | {Kind.CHECKPOINT_OVERDUE},
+        first_steps=(
+            "Read the error in the evidence. If no room is left, delete old checkpoints or raise the quota.",
+            "Then order a checkpoint (`rankwatch checkpoint JOB`): what was trained since the last one is at risk.",
+            "If the disk has room, look at the permissions and the mount of that folder on the named host.",
+        ),
+        first_step="read the error, make room on that disk, then order a checkpoint",
+        actions=("checkpoint", "wait"),
+        is_lasting=True,
+        spans_attempts=True,
+    ),
     Kind.RANK_LOST: KindTraits(
         label="Rank lost",
         # A dead rank leaves the others waiting; then the launcher ends them, and with them their agent.
@@ -237,11 +265,11 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         label="Slowdown",
         may_cause=frozenset({Kind.SLOWDOWN}),
         first_steps=(
-            "See which phase grew. collective: the network; data_wait: the storage; forward and backward: the devices.",
+            "Read the cause: communication is the network, data the storage, device power, cooling or clocks.",
+            "Without a cause, see in the chart of phases which of them grew.",
             "See what changed shortly before the onset: it is on the timeline.",
-            "If all devices are slow at once, look at power cap, cooling and clock policy.",
         ),
-        first_step="look at which phase grew, and at what changed shortly before",
+        first_step="look at its cause or at which phase grew, and at what changed shortly before",
         is_lasting=True,
     ),
     Kind.RESTART_LOOP: KindTraits(
@@ -269,6 +297,7 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         ),
         first_step="save a checkpoint now, and look at the disk of the checkpoints",
         actions=("checkpoint", "wait"),
+        becomes=frozenset({Kind.CHECKPOINT_FAILED}),
     ),
     Kind.FORGED_TELEMETRY: KindTraits(
         label="Forged telemetry",

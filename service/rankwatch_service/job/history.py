@@ -117,10 +117,16 @@ class JobHistory:
         return changed
 
     def take(self, occurrence: Occurrence) -> None:
-        """Add the change that a rank declared, or a checkpoint that it loaded or its agent did not pass on to it."""
+        """Add the change that a rank declared, or what happened to a checkpoint.
+
+        The rank has loaded it, could not save or load it, or its agent did not pass it on.
+        """
         what = "checkpoint loaded"
         if occurrence.kind == "declared":
             what = f"declared: {occurrence.fields.get('what')}"
+        elif occurrence.kind == "checkpoint_failed":
+            what, error = (str(occurrence.fields.get(name, ""))[:TEXT_MAX] for name in ("what", "message"))
+            what = f"{what} of a checkpoint failed on rank {occurrence.rank}: {error}"
         elif occurrence.kind == "location_refused":
             checkpoint, reason = (str(occurrence.fields.get(name, ""))[:TEXT_MAX] for name in ("checkpoint", "reason"))
             self.counts["location_refused"] += 1

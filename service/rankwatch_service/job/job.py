@@ -272,7 +272,7 @@ class JobStream:
             self._store(self.history.saved(occurrence, self._assembler.topology_state, running), now_s, effects)
         elif occurrence.kind in ("checkpoint_gone", "process_exit"):
             self._store(self.history.gone(occurrence), now_s, effects)
-        elif occurrence.kind in ("location_refused", "declared", "checkpoint_loaded"):
+        elif occurrence.kind in ("location_refused", "declared", "checkpoint_loaded", "checkpoint_failed"):
             self.history.take(occurrence)
         elif occurrence.kind == "trace":
             effects.traces += self.history.traced(self.job, occurrence)

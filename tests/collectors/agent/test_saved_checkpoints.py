@@ -167,3 +167,40 @@ def test_it_is_reported_again_when_its_free_space_has_changed_or_another_save_do
 def test_of_a_save_that_is_on_no_file_system_nothing_is_reported(host: Host, location: str) -> None:
     host.save(5, location, there=False)
     assert disks(host) == []
+
+
+def fail(host: Host, location: str) -> None:
+    fields = {"what": "save", "location": location, "type": "OSError", "message": "no"}
+    host.saved.learn(Note(1, 9, 0, 1, "checkpoint_failed", fields))
+
+
+def test_the_file_system_of_a_save_that_failed_is_reported_at_once_with_the_size_of_the_last_one(host: Host) -> None:
+    host.save(5, "out/5")
+    (host.folder / "out/5/part-0").write_bytes(b"x" * 3000)
+    disks(host)
+    fail(host, "out/9/not/made")
+    assert host.saved.disks() == []  # what is known is from before the failure
+    host.saved.missing()
+    (disk,) = host.saved.disks()
+    assert (disk.path, disk.save_bytes) == (str(host.folder / "out/9/not/made"), 3000)
+    assert disk.free_bytes > 0
+    host.save(9, "out/9")
+    fail(host, "")
+    assert [disk.path for disk in disks(host)] == [str(host.folder / "out/9")]
+
+
+def test_the_file_system_of_the_first_save_is_reported_if_that_fails(host: Host) -> None:
+    fail(host, "out/5")
+    (disk,) = disks(host)
+    assert (disk.path, disk.save_bytes) == (str(host.folder / "out/5"), 0)
+
+
+@pytest.mark.parametrize("location", ["", "s3://bucket/5"])
+def test_of_a_first_save_that_failed_on_no_file_system_nothing_is_reported(host: Host, location: str) -> None:
+    fail(host, location)
+    assert disks(host) == []
+
+
+def test_a_restore_that_failed_says_nothing_of_a_disk(host: Host) -> None:
+    host.saved.learn(Note(1, 9, 0, 1, "checkpoint_failed", {"what": "restore", "location": "out/5"}))
+    assert (disks(host), host.looks) == ([], 0)

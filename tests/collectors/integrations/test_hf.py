@@ -111,6 +111,21 @@ def test_saves_that_the_trainer_deletes_are_reported_as_gone(recorded):
     assert [one["checkpoint"] for one in recorded.notes("checkpoint_gone")] == ["local:l.0:2", "local:l.0:4"]
 
 
+def test_a_save_and_a_resume_that_fail_are_told(recorded, tmp_path):
+    trainer = a_trainer(4, save_strategy="steps", save_steps=2)
+    rankwatch.hf(trainer, **recorded.options)
+    (tmp_path / "out").mkdir(exist_ok=True)
+    (tmp_path / "out" / "checkpoint-2").write_text("a file in its place")
+    with pytest.raises(FileExistsError):
+        trainer.train()
+    with pytest.raises(ValueError, match="valid checkpoint"):
+        trainer.train(resume_from_checkpoint=str(tmp_path / "out"))
+    save, load = recorded.notes("checkpoint_failed")
+    assert (save["what"], save["type"]) == ("save", "FileExistsError")
+    assert save["location"] == str(tmp_path / "out" / "checkpoint-2")
+    assert (load["what"], load["type"], load["location"]) == ("restore", "ValueError", str(tmp_path / "out"))
+
+
 def test_a_save_of_the_model_alone_is_no_checkpoint(recorded):
     trained(recorded, a_trainer(2, save_strategy="steps", save_steps=2, save_only_model=True))
     assert recorded.notes("checkpoint_saved") == []

@@ -140,6 +140,20 @@ def test_saves_are_registered_when_they_are_whole_and_gone_when_deleted(recorded
     assert [step.kind for step in recorded.steps] == [0] * 6
 
 
+def test_a_save_and_a_resume_that_fail_are_told(recorded, tmp_path):
+    trainer, module, path = a_trainer(2), a_module(), tmp_path / "taken" / "one.ckpt"
+    rankwatch.lightning(trainer, **recorded.options)
+    trainer.fit(module, loader())
+    (tmp_path / "taken").write_text("a file in place of its folder")
+    with pytest.raises((OSError, RuntimeError)):
+        trainer.save_checkpoint(path)
+    with pytest.raises((OSError, RuntimeError)):
+        trainer.fit(module, loader(), ckpt_path=str(path))
+    save, load = recorded.notes("checkpoint_failed")
+    assert (save["what"], save["location"]) == ("save", str(path))
+    assert (load["what"], load["location"]) == ("restore", str(path))
+
+
 def test_a_further_training_is_numbered_on(recorded):
     trainer, module = a_trainer(4), a_module()
     watch = rankwatch.lightning(trainer, **recorded.options).watch

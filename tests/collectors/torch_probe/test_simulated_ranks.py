@@ -20,7 +20,8 @@ from torch.utils.checkpoint import checkpoint
 
 from rankwatch.torch_probe import TorchProbe
 from rankwatch_detectors.base import AttemptStart, Finding, Observation
-from rankwatch_detectors.pace.slowdown import SlowdownConfig, SlowdownDetector
+from rankwatch_detectors.pace.slowdown import SlowdownDetector
+from rankwatch_detectors.pace.slowdown_config import SlowdownConfig
 from rankwatch_detectors.pace.straggler import StragglerConfig, StragglerDetector
 from rankwatch_service.demo.accelerator.torch_work import gather_on, reduce_on
 from tests.support.detection.verdicts import judge, opened

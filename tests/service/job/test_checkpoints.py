@@ -248,3 +248,12 @@ def test_a_checkpoint_that_no_incident_advises_goes_quietly():
     lose(world, "local:l.0:89")
     assert world.told() == ["opened"]
     assert world.verdicts()["local:l.0:89"] == "gone"
+
+
+def test_a_save_that_failed_is_told_with_the_next_incident():
+    world = World()
+    failed = {"what": "save", "type": "OSError", "message": "No space left on device", "errno": 28}
+    world.send(events=(wire.Event("checkpoint_failed", 1, 2, 59, failed),))
+    world.find("loss_spike")
+    changes = [change["what"] for change in world.effects.transitions[0].incident.changes_before]
+    assert "save of a checkpoint failed on rank 2: No space left on device" in changes

@@ -37,7 +37,7 @@ class MissingCheckpoint(NamedTuple):
 
 
 class CheckpointDisk(NamedTuple):
-    """The file system of the newest save."""
+    """The file system of the newest save, or of a newer one that has failed."""
 
     path: str
     free_bytes: int
@@ -85,18 +85,25 @@ class SavedCheckpoints:
         self._begin = begin or _in_thread
         self._saved: OrderedDict[str, _Watched] = OrderedDict()
         self._advised: dict[str, _Watched] = {}
+        self._failed = ""
+        """The path of a save that has failed since the newest one."""
         self._looking = threading.Event()
         self._disk: CheckpointDisk | None = None
         self._told: CheckpointDisk | None = None
         self._next_s = 0.0
 
     def learn(self, note: Note) -> None:
-        """Watch what a rank notes that it has saved."""
+        """Watch what a rank notes that it has saved; where a save has failed, look at its file system at once."""
+        if note.kind == "checkpoint_failed" and note.fields.get("what") == "save":
+            self._failed = self._path_of(str(note.fields.get("location", ""))) or self._failed
+            self._disk = self._told = None
+            self._next_s = self._now_s()
+            return
         checkpoint = str(note.fields.get("checkpoint", ""))
         if note.kind != "checkpoint_saved" or not checkpoint or checkpoint in self._saved:
             return
         if path := self._path_of(str(note.fields.get("location", ""))):
-            self._saved[checkpoint] = _Watched(path)
+            self._saved[checkpoint], self._failed = _Watched(path), ""
             if len(self._saved) > WATCHED_MAX:
                 self._saved.popitem(last=False)
 
@@ -113,25 +120,26 @@ class SavedCheckpoints:
             return []
         found = [*_taken_from(self._saved), *_taken_from(self._advised)]
         watching = [*self._advised.values(), *self._saved.values()]
-        if watching and self._now_s() >= self._next_s:
+        if (watching or self._failed) and self._now_s() >= self._next_s:
             self._next_s = self._now_s() + LOOK_EVERY_S
             self._looking.set()
-            self._begin(lambda: self._look(watching))
+            failed = self._failed
+            self._begin(lambda: self._look(watching, failed))
         return found
 
     def disks(self) -> list[CheckpointDisk]:
-        """The file system of the newest save, if it has changed since it was returned."""
+        """The file system of the newest save, if it has changed since it was returned, or if a save has failed."""
         disk = self._disk
         if self._looking.is_set() or disk is None or not disk.differs_from(self._told):
             return []
         self._told = disk
         return [disk]
 
-    def _look(self, watching: list[_Watched]) -> None:
+    def _look(self, watching: list[_Watched], failed: str) -> None:
         try:
             for one in watching:
                 _look_at(one)
-            self._disk = _disk_of(watching[-1], self._disk)
+            self._disk = _disk_of(watching[-1] if watching else None, failed) or self._disk
         finally:
             self._looking.clear()
 
@@ -153,17 +161,23 @@ def _look_at(one: _Watched) -> None:
         return
 
 
-def _disk_of(newest: _Watched, before: CheckpointDisk | None) -> CheckpointDisk | None:
-    if newest.device is None:
-        return before
+def _disk_of(newest: _Watched | None, failed: str) -> CheckpointDisk | None:
+    """The file system of a save that has failed, else of the newest one, which shows how much a save takes.
+
+    None if there is no path, or the file system does not say.
+    """
+    known = newest if newest is not None and newest.device is not None else None
+    path = failed or (known.path if known is not None else "")
+    if not path:
+        return None
     try:
-        found = os.statvfs(os.path.dirname(newest.path))
-        if newest.size is None:
-            newest.size = _size_of(newest.path)
+        if known is not None and known.size is None:
+            known.size = _size_of(known.path)
+        found = os.statvfs(_folder_above(path))
         free, total = (blocks * found.f_frsize for blocks in (found.f_bavail, found.f_blocks))
-        return CheckpointDisk(newest.path, free, total, newest.size)
+        return CheckpointDisk(path, free, total, known.size or 0 if known is not None else 0)
     except OSError:
-        return before
+        return None
 
 
 def _size_of(path: str) -> int:
@@ -177,6 +191,13 @@ def _size_of(path: str) -> int:
             return 0
         size += sum(os.lstat(os.path.join(folder, name)).st_size for name in names)
     return size
+
+
+def _folder_above(path: str) -> str:
+    """The nearest folder above that exists."""
+    while not os.path.isdir(path := os.path.dirname(os.path.abspath(path))):
+        pass
+    return path
 
 
 def _device_above(path: str) -> int | None:

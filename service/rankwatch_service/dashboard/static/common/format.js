@@ -122,7 +122,9 @@ const KINDS = {
   host_degraded: "Host degraded",
   network_degraded: "Network degraded",
   restart_loop: "Restart loop",
+  checkpoint_failed: "Checkpoint failed",
   checkpoint_overdue: "Checkpoint overdue",
+  restore_failed: "Restore failed",
   limit_reached: "Limit reached",
   forged_telemetry: "Forged telemetry",
 };

@@ -1,0 +1,111 @@
+"""What a step of the whole job is made of, and which part of it has grown: the cause class of a slowdown."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import ClassVar, Final
+
+import numpy as np
+
+from rankwatch_detectors.base import Frame
+from rankwatch_detectors.dispatch import typical
+from rankwatch_detectors.pace.witness import of_most
+from rankwatch_detectors.state import Stateful
+from rankwatch_detectors.statistics.median import median
+
+PARTS: Final = ("communication", "device", "data", "own")
+"""What a step is made of, in the order of `StepParts`."""
+CAUSES: Final = PARTS[:3]
+"""The parts that are cause classes. What the ranks' hosts do themselves has many causes."""
+EXPLAINED_MIN: Final = 0.5
+"""Share of what the step has grown by that a part must have grown by, to be its cause."""
+ROWS_MAX: Final = 32
+"""Newest rows that are kept: a slowdown is reported within some tens of its rows."""
+LEARNED_ROWS: Final = 64
+"""Rows over which the usual parts are averaged ..."""
+LEARNED_ROWS_MIN: Final = 16
+"""... and the fewest from which they are known."""
+
+
+class StepParts(Stateful):
+    """The parts of a step, in seconds: how long they usually are, and in the newest rows. Memory: constant.
+
+    *communication* is the least wait of any rank for the others. The rank that comes last waits for nobody, so what it
+    waits is what the collectives take. The others are the median rank's: work on its device, wait for data, and where
+    ranks compute on their hosts, *own* time.
+    """
+
+    STATE: ClassVar[tuple[str, ...]] = ("_usual", "_learned", "_rows")
+
+    def __init__(self) -> None:
+        self._usual: list[float] = []
+        """Seconds of the step, then of each part; NaN where it is not measured."""
+        self._learned = 0
+        self._rows: list[list[float]] = []
+
+    def clear(self) -> None:
+        """Forget all: the steps that come are others."""
+        self._usual, self._learned, self._rows = [], 0, []
+
+    def push(self, frame: Frame, step_s: float, *, on_devices: bool) -> None:
+        """Take the next row.
+
+        Args:
+            frame: the row.
+            step_s: seconds of its step.
+            on_devices: ranks compute on devices, so what the host waits for says nothing.
+        """
+        self._rows = [*self._rows, [step_s, *parts_of(frame, on_devices=on_devices)]][-ROWS_MAX:]
+
+    def learn(self) -> None:
+        """The newest row is as usual; without effect if all was forgotten since."""
+        if not self._rows:
+            return
+        row = self._rows[-1]
+        self._learned += 1
+        share = 1.0 / min(self._learned, LEARNED_ROWS)
+        self._usual = [_moved(before, now, share) for before, now in zip(self._usual or row, row, strict=True)]
+
+    def grown_s(self, rows: int) -> dict[str, float]:
+        """Seconds by which the step and its measured parts exceed the usual ones, over the newest `rows`.
+
+        Returns:
+            `step` and the cause classes of `PARTS`; empty while it is not known what is usual.
+        """
+        if self._learned < LEARNED_ROWS_MIN:
+            return {}
+        newest = np.asarray(self._rows[-rows:])
+        grown = {}
+        for name, column, usual_s in zip(("step", *PARTS), newest.T, self._usual, strict=True):
+            measured = column[np.isfinite(column)]
+            if measured.size and math.isfinite(usual_s):
+                grown[name] = median(measured) - usual_s
+        return grown
+
+
+def parts_of(frame: Frame, *, on_devices: bool) -> list[float]:
+    """Seconds of each of `PARTS` in a row; NaN where it is not measured on most ranks."""
+    wait_s = of_most(frame, "wait_s" if not on_devices else "device_wait_s")
+    least_s = math.nan if wait_s is None else float(np.nanmin(wait_s))
+    own_s = math.nan if on_devices else _typical(frame, "busy_s")
+    return [least_s, _typical(frame, "device_busy_s"), _typical(frame, "phase.data_wait"), own_s]
+
+
+def cause_of(grown_s: Mapping[str, float]) -> str:
+    """The cause class of a slowdown from `StepParts.grown_s`; "" where no part explains it."""
+    longest = max((name for name in PARTS if name in grown_s), key=lambda name: grown_s[name], default="")
+    explains = longest in CAUSES and grown_s[longest] >= EXPLAINED_MIN * grown_s["step"] > 0
+    return longest if explains else ""
+
+
+def _typical(frame: Frame, name: str) -> float:
+    seconds = typical(frame, name)
+    return math.nan if seconds is None else seconds
+
+
+def _moved(before: float, now: float, share: float) -> float:
+    """A mean that has come closer to a new value; NaN is no value."""
+    if math.isnan(now):
+        return before
+    return now if math.isnan(before) else before + share * (now - before)
