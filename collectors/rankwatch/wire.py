@@ -203,6 +203,7 @@ EVENT_KINDS: Final = (
     # stack: str, os_state, wchan, cpu_ticks, phase, phase_age_s, order, reason (why there is no stack), place (equal
     # for equal frames), where (the place for people). Of an agent's ranks at one place only the first has the stack
     "stack_dump",
+    "native_stack",  # order, stack: frames of C and C++ too, of a rank whose `stack_dump` came before
     "flight_dump",  # dump: JSON as torch writes it, reduced by `agent.hang.flight_dump`; order, reason (why none)
     "trace",  # request, error (why there is none) or what `rankwatch_service.policy.traces.TraceSummary` has
     "agent_start",

@@ -16,7 +16,7 @@ from rankwatch_service.incidents.model import Incident
 from rankwatch_service.incidents.stack_groups import SENTENCE, SHOWN, STACKS, StackGroups
 from rankwatch_service.incidents.transition import TransitionKind, Update
 
-ANSWERS: Final = ("stack_dump", "flight_dump")
+ANSWERS: Final = ("stack_dump", "native_stack", "flight_dump")
 """Events with which agents answer."""
 
 ASKED: Final = (*SHOWN, VERDICT)
@@ -39,6 +39,9 @@ class HangEvidence:
             return
         if answer.kind == "stack_dump":
             new = self._stacks.setdefault(incident.id, StackGroups()).add(answer.rank, answer.fields)
+        elif answer.kind == "native_stack":
+            groups = self._stacks.get(incident.id)
+            new = groups is not None and groups.add_native(answer.rank, str(answer.fields.get("stack") or ""))
         else:
             new = self._dumps.setdefault(incident.id, FlightDumps()).add(answer.rank, answer.fields)
         if new:

@@ -18,10 +18,12 @@ STACK_CHARS_MAX: Final = 16_384
 """Characters kept of each stack: about 200 frames."""
 
 GROUPS_MAX: Final = 8
-"""Groups that the evidence shows: the largest and the smallest, with 8 x 16 KB of stacks at most."""
+"""Groups that the evidence shows: the largest and the smallest, with 8 x 16 KB of stacks at most, and as much of
+native frames."""
 
 TEXTS_MAX: Final = 64
-"""Places of a hang of which a stack is kept until all ranks have answered: 64 x 16 KB = 1 MB at most."""
+"""Places of a hang of which a stack is kept until all ranks have answered: 64 x 16 KB = 1 MB at most,
+and as much of native frames."""
 
 RANKS_CHARS_MAX: Final = 512
 """Characters of the list of a group's ranks: about 80 ranges of a job with 16,384 ranks."""
@@ -57,7 +59,16 @@ class StackGroups:
             return True
         if known is None or (not dump.get("stack"), rank) < (not known.get("stack"), known["rank"]):
             kept = {name: value[:STACK_CHARS_MAX] if isinstance(value, str) else value for name, value in dump.items()}
-            self._dumps[place] = kept | {"rank": rank}
+            native = {"native": known["native"]} if known is not None and "native" in known else {}
+            self._dumps[place] = kept | native | {"rank": rank}
+        return True
+
+    def add_native(self, rank: int, stack: str) -> bool:
+        """Add the native frames of a rank whose answer has come; False if those of its place, or no text, are kept."""
+        dump = self._dumps.get(self._place_of.get(rank, ""))
+        if dump is None or "native" in dump or not stack:
+            return False
+        dump["native"] = stack[:STACK_CHARS_MAX]
         return True
 
     def evidence(self, asked: int) -> dict[str, Any]:
@@ -85,7 +96,10 @@ class StackGroups:
         return fields
 
     def _group(self, place: str, ranks: Sequence[int]) -> dict[str, Any]:
-        dump = {name: value for name, value in self._dumps[place].items() if name not in ("order", "place")}
+        hidden = ("order", "place", "native")
+        dump = {name: value for name, value in self._dumps[place].items() if name not in hidden}
+        if native := self._dumps[place].get("native"):
+            dump["stack"] = f"{dump.get('stack') or ''}\n\nWith native frames (py-spy):\n\n{native}".lstrip()
         return {"ranks": rank_ranges(ranks), "count": len(ranks), **dump}
 
     def _sentence(self, groups: Sequence[tuple[str, list[int]]], asked: int) -> str:

@@ -116,3 +116,14 @@ def test_ranks_are_told_as_ranges_and_how_many_more():
     assert len(text) < RANKS_CHARS_MAX + 20
     listed, _, more = text.partition(" and ")
     assert len(listed.split(",")) + int(more.removesuffix(" more").replace(",", "")) == 8_192
+
+
+def test_native_frames_stand_below_the_stack_of_their_group():
+    groups = StackGroups()
+    assert not groups.add_native(0, "early")
+    for rank in (1, 0):
+        groups.add(rank, dump(REDUCE, text=f"stack of rank {rank}"))
+        assert groups.add_native(rank, "ncclGroupEnd") is (rank == 1)
+    (group,) = StackGroups.restored(json.loads(json.dumps(groups.state()))).evidence(2)["stacks"]
+    assert group["stack"] == "stack of rank 0\n\nWith native frames (py-spy):\n\nncclGroupEnd"
+    assert "native" not in group

@@ -1,10 +1,11 @@
-"""What the ranks of a host are asked when their job hangs: stacks, and dumps of torch's flight recorder."""
+"""What the ranks of a host are asked when their job hangs: stacks, native frames, dumps of torch's flight recorder."""
 
 from __future__ import annotations
 
 from rankwatch import wire
 from rankwatch.agent.clock import AgentClock
 from rankwatch.agent.hang.flight_recorder import FlightRecorders
+from rankwatch.agent.hang.native_stacks import StackedRank, NativeStacks
 from rankwatch.agent.hang.stacks import Stacks
 from rankwatch.agent.ranks import LocalRank
 
@@ -14,19 +15,30 @@ class HangAnswers:
 
     def __init__(self, clock: AgentClock) -> None:
         self._stacks = Stacks(clock)
+        self._native_stacks = NativeStacks(clock)
         self._flight_recorders = FlightRecorders(clock)
+        self._pids: dict[int, int] = {}
+        """By rank, the process that was asked last."""
 
     @property
     def pending(self) -> bool:
         """True while an answer is outstanding."""
-        return self._stacks.pending or self._flight_recorders.pending
+        return self._stacks.pending or self._native_stacks.pending or self._flight_recorders.pending
 
     def begin(self, request: wire.StackRequest, rank: LocalRank) -> None:
         """Ask a rank, once for each request."""
         self._stacks.begin(request.request, rank)
+        if rank.process is not None:
+            self._pids[rank.rank] = rank.process.pid
         if request.flight_recorder:
             self._flight_recorders.begin(request.request, rank)
 
     def take(self) -> list[tuple[str, wire.Event]]:
         """Attempts with the events that have become ready."""
-        return [*self._stacks.take(), *self._flight_recorders.take()]
+        stacks = self._stacks.take()
+        for attempt, event in stacks:
+            # The first rank of a place has sent its text.
+            if event.fields["stack"] and event.rank in self._pids:
+                order, pid = str(event.fields["order"]), self._pids[event.rank]
+                self._native_stacks.begin(StackedRank(order, attempt, event.rank, event.step, pid))
+        return [*stacks, *self._native_stacks.take(), *self._flight_recorders.take()]
