@@ -138,6 +138,8 @@ class SimulatedDevice:
         self._graph: list[float] | None = None
         self._free: list[SimulatedEvent] = []
         self._ahead: deque[_Point] = deque()
+        self._current = threading.local()
+        self._streams = {COMPUTE, COMMUNICATION}
         self._met = 0
         self._work: queue.SimpleQueue[_Work] = queue.SimpleQueue()
         threading.Thread(target=self._run, name="simulated-accelerator", daemon=True).start()
@@ -145,29 +147,49 @@ class SimulatedDevice:
     # ---- what a training script does ---------------------------------------------------------------------------------
 
     def launch(self, seconds: float) -> None:
-        """Give the compute stream work of this length."""
+        """Give this thread's current stream work of this length."""
         if self._graph is not None:
             self._graph.append(seconds)
             return
         self.clock.work(self._launch_s())
-        self._give(COMPUTE, seconds * self._slowness())
+        self._give(self.current_stream, seconds * self._slowness())
+
+    @property
+    def current_stream(self) -> str:
+        """The stream that this thread gives its work to."""
+        name: str = getattr(self._current, "stream", COMPUTE)
+        return name
+
+    @contextmanager
+    def stream(self, name: str) -> Iterator[None]:
+        """Let this thread give its work to another stream; other threads go on as before."""
+        before, self._current.stream = self.current_stream, name
+        self._streams.add(name)
+        try:
+            yield
+        finally:
+            self._current.stream = before
+
+    def wait_for_stream(self, name: str) -> None:
+        """What is given to the current stream from now on begins after the work of another so far. The host goes on."""
+        self._give(self.current_stream, 0.0, after=self._give(name, 0.0))
 
     def collective(self, seconds: float) -> None:
-        """A collective of all ranks on the communication stream, after the work of the compute stream."""
+        """A collective of all ranks on the communication stream, after the work of the current stream."""
         self.refuse_in_capture("collective")
-        after = self._give(COMPUTE, 0.0)
+        after = self._give(self.current_stream, 0.0)
         self._met += 1
         self._give(COMMUNICATION, seconds, after=after, meets=f"collective-{self._met}")
 
     def wait_for_communication(self) -> None:
-        """What is given to the compute stream from now on begins after the collectives so far. The host goes on."""
-        self._give(COMPUTE, 0.0, after=self._give(COMMUNICATION, 0.0))
+        """As `wait_for_stream`, for the collectives so far."""
+        self.wait_for_stream(COMMUNICATION)
 
     def synchronize(self) -> None:
         """Wait until all work so far is done."""
         self.refuse_in_capture("synchronize")
         self.synchronizations[sys._getframe(1).f_globals.get("__name__", "")] += 1
-        for stream in (COMPUTE, COMMUNICATION):
+        for stream in sorted(self._streams):
             self.clock.wait_until(self._give(stream, 0.0).at_s)
 
     @contextmanager
@@ -184,7 +206,7 @@ class SimulatedDevice:
         """Give the device the work of a captured graph, in one call."""
         self.clock.work(self._launch_s())
         for seconds in graph:
-            self._give(COMPUTE, seconds * self._slowness())
+            self._give(self.current_stream, seconds * self._slowness())
 
     # ---- rankwatch.torch_probe.device.Device -------------------------------------------------------------------------
 
@@ -201,7 +223,7 @@ class SimulatedDevice:
         """See `Device.now`."""
         self.refuse_in_capture("record")
         event = self._free.pop() if self._free else SimulatedEvent(self)
-        event.point = self._give(COMPUTE, 0.0)
+        event.point = self._give(self.current_stream, 0.0)
         return event
 
     def host_s(self) -> float:
