@@ -11,8 +11,8 @@ from typing import Any, Final
 DEFAULT: Final = "0"
 """Name of the group of all ranks; gloo leaves it out where it lists the groups."""
 
-RANKS_MAX: Final = 131_072
-"""Ranks of a process group: as many as a job may have."""
+MEMBERS_MAX: Final = 4 * 131_072
+"""Ranks of all groups that one rank knows together: a job may have 131,072, each of them in a few groups."""
 
 _RANGE: Final = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?")
 
@@ -52,31 +52,46 @@ class RankDump:
     entries: tuple[FlightEntry, ...]
 
 
-def parsed(origin: object, rank: int, dump: Mapping[str, Any]) -> RankDump:
+def parsed(origin: object, rank: int, dump: Mapping[str, Any], members_max: int = MEMBERS_MAX) -> RankDump:
     """The dump of one rank, as torch or an agent writes it (`rankwatch.agent.hang.flight_dump`).
+
+    Args:
+        origin: what errors call it.
+        rank: whose it is.
+        dump: the JSON.
+        members_max: ranks that its groups may have together.
 
     Raises:
         DumpError: it is not; the message names its origin.
     """
     try:
         groups = dump.get("pg_config") or {}
-        members = {str(group["name"]) or DEFAULT: _members(group["ranks"]) for group in groups.values()}
+        members, left = dict[str, tuple[int, ...]](), members_max
+        for group in groups.values():
+            members[str(group["name"]) or DEFAULT] = ranks = _members(group["ranks"], left)
+            left -= len(ranks)
         entries = [_entry(one) for one in dump.get("entries") or ()]
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise DumpError(f"{origin}: rank {rank}: not as torch writes it: {type(error).__name__}: {error}") from error
     return RankDump(rank, members, tuple(entries))
 
 
-def _members(text: str) -> tuple[int, ...]:
+def _members(text: str, members_max: int) -> tuple[int, ...]:
     """Ranks of a group: a list in JSON, or ranges such as 0-2,4."""
     if text.startswith("["):
-        return tuple(json.loads(text))
+        listed = tuple(json.loads(text))
+        if len(listed) > members_max:
+            raise ValueError(f"too many ranks: {text[:40]}")
+        return listed
     ranks: list[int] = []
     for part in text.split(","):
         found = _RANGE.fullmatch(part)
-        if found is None or len(ranks) > RANKS_MAX:
+        if found is None:
             raise ValueError(f"no ranks: {text[:40]}")
-        ranks += range(int(found[1]), int(found[2] or found[1]) + 1)
+        first, last = int(found[1]), int(found[2] or found[1])
+        if len(ranks) + last - first >= members_max:
+            raise ValueError(f"too many ranks: {text[:40]}")
+        ranks += range(first, last + 1)
     return tuple(ranks)
 
 

@@ -17,6 +17,9 @@ nothing: 1,024 dumps of 2 KB are 2 MB, 16 MB at most."""
 DUMP_CHARS_MAX: Final = 16_384
 """Characters of a rank's dump as its agent sends it; longer ones are not read."""
 
+DUMP_MEMBERS_MAX: Final = 16 * DUMPS_MAX
+"""Ranks of all groups of one dump together; one with more is not read."""
+
 TOLD_MAX: Final = 3
 """Ranks that launched something else, each in the sentence with what it was."""
 
@@ -29,20 +32,24 @@ class FlightDumps:
 
     def __init__(self) -> None:
         self._texts: dict[int, str] = {}
+        self._read: dict[int, RankDump] = {}
 
     def add(self, rank: int, fields: Mapping[str, Any]) -> bool:
         """Add a rank's dump; False if it has none, a second one, or one that cannot be read."""
         text = fields.get("dump")
         if rank in self._texts or len(self._texts) >= DUMPS_MAX or not isinstance(text, str):
             return False
-        if not text or len(text) > DUMP_CHARS_MAX or _read(rank, text) is None:
+        if not text or len(text) > DUMP_CHARS_MAX or (dump := _read(rank, text)) is None:
             return False
-        self._texts[rank] = text
+        self._texts[rank], self._read[rank] = text, dump
         return True
+
+    def __len__(self) -> int:
+        return len(self._texts)
 
     def evidence(self) -> dict[str, str]:
         """The field `VERDICT`; nothing without a dump."""
-        dumps = [dump for rank, text in sorted(self._texts.items()) if (dump := _read(rank, text)) is not None]
+        dumps = [self._read[rank] for rank in sorted(self._read)]
         return {VERDICT: sentence(judge(dumps))} if dumps else {}
 
     def state(self) -> list[list[Any]]:
@@ -53,7 +60,8 @@ class FlightDumps:
     def restored(cls, state: Sequence[Sequence[Any]]) -> FlightDumps:
         """The dumps of which `state` returned this."""
         dumps = cls()
-        dumps._texts = {rank: text for rank, text in state}  # noqa: C416 - pairs of a snapshot are lists
+        for rank, text in state:
+            dumps.add(rank, {"dump": text})
         return dumps
 
 
@@ -84,6 +92,6 @@ def _differs(one: Mismatch) -> str:
 
 def _read(rank: int, text: str) -> RankDump | None:
     try:
-        return parsed("dump", rank, json.loads(text))
+        return parsed("dump", rank, json.loads(text), DUMP_MEMBERS_MAX)
     except (DumpError, ValueError, AttributeError, RecursionError):
         return None

@@ -1,7 +1,7 @@
 """What the ranks of a hang answer when they are asked, as evidence of its incident. Pure.
 
-A hang asks all ranks at once, and an incident is told of at most once in a tick, so that the answers of thousands of
-ranks are a few transitions.
+A hang asks all ranks at once. An incident is told of at most once in a tick, and where many ranks have answered only
+every `TELL_EVERY_S`, so that the answers of thousands of ranks, of which some come late, are a few transitions.
 """
 
 from __future__ import annotations
@@ -23,6 +23,11 @@ ASKED: Final = (*SHOWN, VERDICT)
 """Fields of the evidence that are set here."""
 
 
+MANY: Final = 64
+"""Answers that are judged anew within milliseconds."""
+TELL_EVERY_S: Final = 10.0
+
+
 class HangEvidence:
     """The answers about the open incidents that have asked."""
 
@@ -31,6 +36,8 @@ class HangEvidence:
         self._dumps: dict[str, FlightDumps] = {}
         self._changed: list[str] = []
         """Ids of incidents whose evidence lacks what has arrived."""
+        self._told_s: dict[str, float] = {}
+        """When the evidence of an incident with many answers was set last."""
 
     def take(self, answer: Occurrence, incidents: Sequence[Incident]) -> None:
         """Add an answer to the open incident that asked, else to the open hang of its attempt."""
@@ -47,13 +54,20 @@ class HangEvidence:
         if new:
             self._changed = [*(one for one in self._changed if one != incident.id), incident.id]
 
-    def due(self, incidents: Iterable[Incident], world_size: int) -> list[Update]:
-        """Set what has arrived since the last tick in the evidence of these open incidents. Notifies nobody."""
+    def due(self, incidents: Iterable[Incident], world_size: int, now_s: float) -> list[Update]:
+        """Set what has arrived in the evidence of these open incidents, as far as it is time. Notifies nobody."""
         opened = {incident.id: incident for incident in incidents}
         self._stacks = {id_: groups for id_, groups in self._stacks.items() if id_ in opened}
         self._dumps = {id_: dumps for id_, dumps in self._dumps.items() if id_ in opened}
-        changed, self._changed = [opened[id_] for id_ in self._changed if id_ in opened], []
-        return [self._told(incident, world_size) for incident in changed]
+        self._told_s = {id_: told_s for id_, told_s in self._told_s.items() if id_ in opened}
+        changed = [id_ for id_ in self._changed if id_ in opened]
+        due = [id_ for id_ in changed if now_s - self._told_s.get(id_, -TELL_EVERY_S) >= TELL_EVERY_S]
+        self._changed = [id_ for id_ in changed if id_ not in due]
+        self._told_s |= {id_: now_s for id_ in due if self._answers(id_) > MANY}
+        return [self._told(opened[id_], world_size) for id_ in due]
+
+    def _answers(self, id_: str) -> int:
+        return sum(len(answers[id_]) for answers in (self._stacks, self._dumps) if id_ in answers)
 
     def _told(self, incident: Incident, world_size: int) -> Update:
         everybody = any(part.kind is Kind.HANG and part.scope == WHOLE_JOB for part in incident.parts)
@@ -72,6 +86,7 @@ class HangEvidence:
             "stacks": {id_: one.state() for id_, one in self._stacks.items()},
             "dumps": {id_: one.state() for id_, one in self._dumps.items()},
             "changed": list(self._changed),
+            "told_s": dict(self._told_s),
         }
 
     @classmethod
@@ -81,6 +96,7 @@ class HangEvidence:
         evidence._stacks = {id_: StackGroups.restored(one) for id_, one in state.get("stacks", {}).items()}
         evidence._dumps = {id_: FlightDumps.restored(one) for id_, one in state.get("dumps", {}).items()}
         evidence._changed = list(state.get("changed", ()))
+        evidence._told_s = dict(state.get("told_s", {}))
         return evidence
 
 

@@ -38,6 +38,9 @@ LEFT_OUT: Final = "stacks_left_out"
 SHOWN: Final = (SENTENCE, STACKS, LEFT_OUT)
 """All fields of the evidence that groups have."""
 
+KEPT: Final = ("stack", "place", "where", "reason", "os_state", "wchan", "cpu_ticks", "phase", "phase_age_s")
+"""Fields of an answer that are kept."""
+
 _ADDRESS: Final = re.compile(r"0x[0-9a-f]+")
 
 
@@ -49,6 +52,10 @@ class StackGroups:
         self._dumps: dict[str, dict[str, Any]] = {}
         """By place: the dump of the lowest of its ranks that has sent the text, and which rank it is (`rank`)."""
 
+    def __len__(self) -> int:
+        """Ranks that have answered."""
+        return len(self._place_of)
+
     def add(self, rank: int, dump: Mapping[str, Any]) -> bool:
         """Add a rank's answer; False if it has answered before."""
         if rank in self._place_of:
@@ -58,7 +65,8 @@ class StackGroups:
         if known is None and len(self._dumps) >= TEXTS_MAX:
             return True
         if known is None or (not dump.get("stack"), rank) < (not known.get("stack"), known["rank"]):
-            kept = {name: value[:STACK_CHARS_MAX] if isinstance(value, str) else value for name, value in dump.items()}
+            told = {name: dump[name] for name in KEPT if name in dump}
+            kept = {name: value[:STACK_CHARS_MAX] if isinstance(value, str) else value for name, value in told.items()}
             native = {"native": known["native"]} if known is not None and "native" in known else {}
             self._dumps[place] = kept | native | {"rank": rank}
         return True
@@ -96,7 +104,7 @@ class StackGroups:
         return fields
 
     def _group(self, place: str, ranks: Sequence[int]) -> dict[str, Any]:
-        hidden = ("order", "place", "native")
+        hidden = ("place", "native")
         dump = {name: value for name, value in self._dumps[place].items() if name not in hidden}
         if native := self._dumps[place].get("native"):
             dump["stack"] = f"{dump.get('stack') or ''}\n\nWith native frames (py-spy):\n\n{native}".lstrip()

@@ -225,7 +225,7 @@ class JobStream:
             if incident.state == "open" and incident.goes_on:
                 commands = self._responder.reconsider(incident, situation, self.settings, self.history.ledger)
                 self._request(commands, incident, effects)
-        self._tell(self._hang_evidence.due(self.correlator.open, situation.world_size), now_s, effects)
+        self._tell(self._hang_evidence.due(self.correlator.open, situation.world_size, now_s), now_s, effects)
         if self._assembler.finished:
             self._tell(self.correlator.finish(self._assembler.last_step, now_s), now_s, effects)
         self._summarize(now_s, effects)

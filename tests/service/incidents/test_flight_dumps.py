@@ -5,7 +5,13 @@ import random
 
 import pytest
 
-from rankwatch_service.incidents.flight_dumps import DUMP_CHARS_MAX, DUMPS_MAX, VERDICT, FlightDumps
+from rankwatch_service.incidents.flight_dumps import (
+    DUMP_CHARS_MAX,
+    DUMP_MEMBERS_MAX,
+    DUMPS_MAX,
+    VERDICT,
+    FlightDumps,
+)
 
 
 def dump(number: int, *, world_size: int = 4, operation: str = "gloo:all_reduce", done: bool = False) -> dict:
@@ -73,3 +79,10 @@ def test_no_more_dumps_are_kept_than_are_requested():
     assert all(flight.add(rank, dump(4)) for rank in range(DUMPS_MAX))
     assert not flight.add(DUMPS_MAX, dump(4))
     assert not flight.add(0, dump(5))
+
+
+@pytest.mark.parametrize(("groups", "size", "is_read"), [(1, DUMP_MEMBERS_MAX, True), (1, 999_999, False),
+                         (2, DUMP_MEMBERS_MAX // 2, True), (3, DUMP_MEMBERS_MAX // 2, False)])  # fmt: skip
+def test_groups_that_are_larger_than_any_job_are_not_read(groups, size, is_read):
+    names = {str(number): {"name": str(number), "desc": "", "ranks": f"0-{size - 1}"} for number in range(groups)}
+    assert FlightDumps().add(0, {"dump": json.dumps({"pg_config": names, "entries": []})}) is is_read

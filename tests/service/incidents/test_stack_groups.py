@@ -118,6 +118,11 @@ def test_ranks_are_told_as_ranges_and_how_many_more():
     assert len(listed.split(",")) + int(more.removesuffix(" more").replace(",", "")) == 8_192
 
 
+def test_fields_that_are_not_known_are_not_kept():
+    shown = grouped({0: dump(REDUCE, junk="x" * 100_000)})
+    assert "junk" not in shown["stacks"][0]
+
+
 def test_native_frames_stand_below_the_stack_of_their_group():
     groups = StackGroups()
     assert not groups.add_native(0, "early")

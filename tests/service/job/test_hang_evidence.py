@@ -1,6 +1,7 @@
 """What ranks answer when their job hangs becomes the evidence of its incident, and notifies nobody."""
 
 from rankwatch import wire
+from rankwatch_service.incidents import hang_evidence
 from rankwatch_service.job.job import JobStream
 from rankwatch_service.policy.settings_in_force import SettingsInForce
 from rankwatch_service.stream.saved.packing import pack, unpack
@@ -39,6 +40,23 @@ def test_the_stacks_of_all_ranks_of_a_hang_are_requested_and_become_its_evidence
     world.tick()
     assert world.told() == ["opened", "evidence"], "each rank answers once"
     assert len(world.effects.notifications) == notified
+
+
+def test_the_answers_of_many_ranks_are_told_every_ten_seconds(monkeypatch):
+    monkeypatch.setattr(hang_evidence, "MANY", 1)
+    world = World()
+    world.find("hang", ranks=[3])
+    order = world.effects.commands[0].id
+    for rank in range(2):
+        world.send(events=(stack_dump(rank, order, "step"),))
+    world.tick()
+    world.send(events=(stack_dump(2, order, "step"),))
+    for _ in range(9):
+        world.tick()
+    assert world.told() == ["opened", "evidence"]
+    world.tick()
+    assert world.told() == ["opened", "evidence", "evidence"]
+    assert world.effects.transitions[-1].incident.evidence["ranks_stand"].startswith("All 3 ranks")
 
 
 def test_stacks_stay_in_the_evidence_when_the_hang_turns_out_to_have_a_cause():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rankwatch import wire
 from rankwatch.agent.clock import AgentClock
+from rankwatch.agent.exits import RankProcess
 from rankwatch.agent.hang.flight_recorder import FlightRecorders
 from rankwatch.agent.hang.native_stacks import NativeStacks, StackedRank
 from rankwatch.agent.hang.stacks import Stacks
@@ -17,19 +18,19 @@ class HangAnswers:
         self._stacks = Stacks(clock)
         self._native_stacks = NativeStacks(clock)
         self._flight_recorders = FlightRecorders(clock)
-        self._pids: dict[int, int] = {}
+        self._processes: dict[int, RankProcess] = {}
         """By rank, the process that was asked last."""
 
     @property
     def pending(self) -> bool:
         """True while an answer is outstanding."""
-        return self._stacks.pending or self._native_stacks.pending or self._flight_recorders.pending
+        return self._stacks.pending or self._flight_recorders.pending
 
     def begin(self, request: wire.StackRequest, rank: LocalRank) -> None:
         """Ask a rank, once for each request."""
         self._stacks.begin(request.request, rank)
         if rank.process is not None:
-            self._pids[rank.rank] = rank.process.pid
+            self._processes[rank.rank] = rank.process
         if request.flight_recorder:
             self._flight_recorders.begin(request.request, rank)
 
@@ -38,7 +39,7 @@ class HangAnswers:
         stacks = self._stacks.take()
         for attempt, event in stacks:
             # The first rank of a place has sent its text.
-            if event.fields["stack"] and event.rank in self._pids:
-                order, pid = str(event.fields["order"]), self._pids[event.rank]
-                self._native_stacks.begin(StackedRank(order, attempt, event.rank, event.step, pid))
+            if event.fields["stack"] and event.rank in self._processes:
+                order, process = str(event.fields["order"]), self._processes[event.rank]
+                self._native_stacks.begin(StackedRank(order, attempt, event.rank, event.step, process))
         return [*stacks, *self._native_stacks.take(), *self._flight_recorders.take()]

@@ -97,7 +97,7 @@ class FlightRecorders:
             asked = self._asked.get()
             try:
                 self._answers.put((asked, reduced(fetch(asked.server, asked.pid)), ""))
-            except (OSError, ValueError, http.client.HTTPException) as error:
+            except (OSError, ValueError, RecursionError, http.client.HTTPException) as error:
                 _log.info("no flight recorder of rank %d: %s", asked.rank, error)
                 self._answers.put((asked, "", f"{type(error).__name__}: {error}"[:300]))
 

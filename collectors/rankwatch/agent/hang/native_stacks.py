@@ -1,7 +1,8 @@
 """Takes the native frames of a hanging rank with py-spy, where that is installed on the host.
 
-py-spy stops the process for some milliseconds, so only a rank that hangs is asked, and at each place of a host only
-one. It needs the right to trace the process; without it there are Python frames alone, and the log says so once.
+py-spy stops the process for some milliseconds, so only a rank whose stack was asked for is, and at each place of a host
+only one. Nothing waits for it: a rank that is killed meanwhile has none. It needs the right to trace the process;
+without it there are Python frames alone, and the log says so once.
 """
 
 from __future__ import annotations
@@ -17,12 +18,11 @@ from typing import Final
 
 from rankwatch import wire
 from rankwatch.agent.clock import AgentClock
+from rankwatch.agent.exits import RankProcess
 
 PROGRAM: Final = "py-spy"
 DUMP_WITHIN_S: Final = 10.0
 """It reads the symbols of all libraries of the process: torch's take seconds."""
-NATIVE_WAIT_S: Final = 5.0
-"""How long a kill waits for the native frames of this host."""
 NATIVE_STACKS_MAX: Final = 4
 """Places of a host whose native frames are taken for one request."""
 NATIVE_BYTES_MAX: Final = 64 * 1024
@@ -36,7 +36,7 @@ class StackedRank:
     attempt: str
     rank: int
     step: int | None
-    pid: int
+    process: RankProcess
 
 
 class NativeStacks:
@@ -49,15 +49,8 @@ class NativeStacks:
         self._answers: queue.SimpleQueue[tuple[StackedRank, str]] = queue.SimpleQueue()
         self._newest, self._count = "", 0
         """The newest request, and how many ranks were asked for it."""
-        self._outstanding = 0
-        self._until_s = 0.0
         self._thread: threading.Thread | None = None
         self._refused = False
-
-    @property
-    def pending(self) -> bool:
-        """True while an answer is outstanding that is worth waiting for."""
-        return self._outstanding > 0 and self._clock.monotonic_s() < self._until_s
 
     def begin(self, rank: StackedRank) -> None:
         """Ask for a rank's frames; nothing without py-spy, or beyond `NATIVE_STACKS_MAX` of a request."""
@@ -66,8 +59,6 @@ class NativeStacks:
         if self._program is None or self._count >= NATIVE_STACKS_MAX:
             return
         self._count += 1
-        self._outstanding += 1
-        self._until_s = self._clock.monotonic_s() + NATIVE_WAIT_S
         self._asked.put(rank)
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="native-stacks", daemon=True)
@@ -78,26 +69,26 @@ class NativeStacks:
         ready = []
         while not self._answers.empty():
             rank, stack = self._answers.get()
-            self._outstanding -= 1
-            if stack:
-                fields = {"order": rank.request, "stack": stack}
-                event = wire.Event("native_stack", self._clock.unix_ns(), rank.rank, rank.step, fields)
-                ready.append((rank.attempt, event))
+            fields = {"order": rank.request, "stack": stack}
+            event = wire.Event("native_stack", self._clock.unix_ns(), rank.rank, rank.step, fields)
+            ready.append((rank.attempt, event))
         return ready
 
     def _run(self) -> None:
         assert self._program is not None
         while True:
             rank = self._asked.get()
+            if rank.process.exiting():
+                continue  # another process may have its PID
             try:
-                stack = dumped([self._program, "dump", "--native", "--pid", str(rank.pid)])
+                stack = dumped([self._program, "dump", "--native", "--pid", str(rank.process.pid)])
             except (OSError, subprocess.SubprocessError) as error:
-                stack = ""
                 if not self._refused:
                     self._refused = True
                     told = error.stderr if isinstance(error, subprocess.CalledProcessError) else str(error)
                     _log.warning("no native frames of rank %d: %s", rank.rank, str(told).strip()[-300:])
-            self._answers.put((rank, stack))
+            else:
+                self._answers.put((rank, stack))
 
 
 def dumped(command: Sequence[str]) -> str:
