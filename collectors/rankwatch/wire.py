@@ -157,7 +157,6 @@ class DeviceSample(msgspec.Struct, array_like=True, frozen=True):
     """Counters of one device at one time. None: the device or the driver does not have the counter."""
 
     device_uuid: str
-    """Of a port its name (eth0, mlx5_0/1), of the host nothing."""
     time_unix_ns: int
     local_index: int = 0
     temperature_celsius: float | None = None
@@ -170,8 +169,18 @@ class DeviceSample(msgspec.Struct, array_like=True, frozen=True):
     ecc_uncorrected: int | None = None
     xid: int | None = None
     extra: dict[str, float] = {}
-    kind: str = GPU
-    """One of `DEVICE_KINDS`."""
+
+
+class HostDeviceSample(msgspec.Struct, array_like=True, frozen=True):
+    """Counters of a network port, or of the host as a whole, at one time."""
+
+    kind: str
+    """`PORT` or `HOST`."""
+    name: str
+    """Of a port (eth0, mlx5_0/1); of the host empty."""
+    time_unix_ns: int
+    counters: dict[str, float]
+    """What it has, by name; units are part of the names."""
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -238,7 +247,10 @@ class Batch(msgspec.Struct, frozen=True, omit_defaults=True):
     values: Table | None = None
     progress: tuple[Progress, ...] = ()
     devices: tuple[DeviceSample, ...] = ()
+    """GPUs."""
     events: tuple[Event, ...] = ()
+    host_devices: tuple[HostDeviceSample, ...] = ()
+    """Network ports, and the host as a whole."""
 
 
 class OrderView(msgspec.Struct, frozen=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any, Final
 
 from rankwatch import wire
@@ -46,6 +47,7 @@ class Draft:
         self.attempt = attempt
         self.progress: list[wire.Progress] = []
         self.devices: tuple[wire.DeviceSample, ...] = ()
+        self.host_devices: tuple[wire.HostDeviceSample, ...] = ()
         self._events: list[wire.Event] = []
         self._ranks: dict[int, wire.RankInfo] = {}
         self._bulk_bytes = 0
@@ -63,9 +65,8 @@ class Draft:
     @property
     def empty(self) -> bool:
         """True when there is nothing to send."""
-        return not (
-            self.progress or self.devices or self._events or self._ranks or len(self._steps) or len(self._values)
-        )
+        told = self.progress or self.devices or self.host_devices or self._events or self._ranks
+        return not (told or len(self._steps) or len(self._values))
 
     def add(self, rank: LocalRank, entry: Entry) -> int:
         """Add one record of a rank.
@@ -86,6 +87,11 @@ class Draft:
             )
         )
         return 0
+
+    def carry(self, devices: Sequence[wire.DeviceSample], host_devices: Sequence[wire.HostDeviceSample]) -> None:
+        """Take the newest counters, as far as there are new ones."""
+        self.devices = tuple(devices) or self.devices
+        self.host_devices = tuple(host_devices) or self.host_devices
 
     def tell(self, event: wire.Event) -> None:
         """Add an event."""
@@ -135,6 +141,7 @@ class Draft:
             values=self._values.table(),
             progress=tuple(self.progress),
             devices=self.devices,
+            host_devices=self.host_devices,
             events=tuple(self._events),
         )
         return Parcel(wire.encode(batch), self.positions)

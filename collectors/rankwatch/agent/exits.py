@@ -61,6 +61,8 @@ class RankProcess:
         """
         self.pid = pid
         self.start_ticks = start_ticks
+        self.is_traced = False
+        """A tool that the agent has started stops it for moments."""
         self._proc = proc
         self.fd = os.pidfd_open(pid)
         stat = read_stat(pid, proc)

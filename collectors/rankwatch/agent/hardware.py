@@ -24,9 +24,9 @@ class Hardware:
         self.host.start()
         self.cloud.start()
 
-    def take(self) -> tuple[wire.DeviceSample, ...]:
-        """The newest counters, once; empty if none were read since the last call."""
-        return self.devices.take() + self.host.take()
+    def take(self) -> tuple[tuple[wire.DeviceSample, ...], tuple[wire.HostDeviceSample, ...]]:
+        """The newest counters of GPUs, and of ports and the host, once; empty if none were read since the last call."""
+        return self.devices.take(), self.host.take()
 
     def take_events(self) -> list[wire.Event]:
         """What happened to devices, and what the provider announced, since the last call."""

@@ -59,5 +59,5 @@ def all_records(body: bytes, reason: str) -> Losses:
     except msgspec.DecodeError:
         return Losses({("", "", reason): 1})
     rows = sum(table.rows for table in (batch.steps, batch.values) if table is not None)
-    count = rows + len(batch.progress) + len(batch.events) + len(batch.devices)
+    count = rows + len(batch.progress) + len(batch.events) + len(batch.devices) + len(batch.host_devices)
     return Losses({(batch.job, batch.attempt, reason): max(1, count)})

@@ -17,6 +17,7 @@ def progress_of(rank: LocalRank, block: ProgressBlock, now_s: float) -> wire.Pro
     stat = None if gone or rank.is_followed else read_stat(rank.header.pid)
     if stat is not None and stat.start_ticks != rank.header.start_ticks:
         stat = None  # another process has its PID by now
+    traced = stat is not None and stat.state == "t" and rank.process is not None and rank.process.is_traced
     return wire.Progress(
         rank=rank.rank,
         step=block.step,
@@ -31,7 +32,7 @@ def progress_of(rank: LocalRank, block: ProgressBlock, now_s: float) -> wire.Pro
         answer_step=block.answer.step,
         answer_k=block.answer.k,
         answer_fingerprint=block.answer.fingerprint,
-        os_state="X" if gone else stat.state if stat is not None else "?",
+        os_state="X" if gone else "?" if stat is None or traced else stat.state,
         cpu_s=stat.cpu_ticks / TICKS_PER_S if stat is not None else 0.0,
         answer_detail=block.answer.detail,
         outside_s=max(0.0, now_s - block.outside_ns / 1e9) if block.outside_ns else -1.0,

@@ -294,10 +294,9 @@ class Worker:
                 block = rank.reader.progress()
                 rank.refresh_identity()
                 self._draft_of(rank, block.k).progress.append(progress_of(rank, block, now_s))
-        samples = self._setting.hardware.take()
-        if samples:
-            for draft in self._drafts.values():
-                draft.devices = samples
+        devices, host_devices = self._setting.hardware.take()
+        for draft in self._drafts.values():
+            draft.carry(devices, host_devices)
         for event in self._setting.hardware.take_events() if self._newest_attempt else ():
             self._draft(self._newest_attempt).tell(event)
 

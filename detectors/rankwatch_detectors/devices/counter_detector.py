@@ -20,6 +20,8 @@ SILENT_S: Final = 180.0
 """An agent that has told nothing of something that was wrong for so long tells it no more."""
 DEVICES_MAX: Final = 64
 """Problems of one host that are told apart where it is not known which ranks they concern."""
+BESIDES_MAX: Final = 4
+"""Of what is wrong besides the worst, sentences in the evidence."""
 
 
 class CounterDetector(DispatchingDetector):
@@ -35,7 +37,7 @@ class CounterDetector(DispatchingDetector):
     """What the evidence calls the device by."""
     WELL: ClassVar[str]
     """Said when it is over."""
-    STATE: ClassVar[tuple[str, ...]] = (*DispatchingDetector.STATE, "_places", "_step", "_told_s", "_rules")
+    STATE: ClassVar[tuple[str, ...]] = (*DispatchingDetector.STATE, "_places", "_step", "_troubles", "_rules")
 
     def __init__(self, kind: Kind, version: int, rules: HeldRules) -> None:
         self.kind = kind
@@ -44,8 +46,9 @@ class CounterDetector(DispatchingDetector):
         self.version = version
         self._places = DevicePlaces()
         self._step = -1
-        self._told_s: dict[str, dict[str, float]] = {}
-        """By text of the scope of each open episode: devices, or a device and a rule, and when it was last told."""
+        self._troubles: dict[str, dict[str, dict[str, Any]]] = {}
+        """By text of the scope of each open episode, and by rule and device or event: what was told of it last
+        (`severity`, `summary`, `evidence`), and when (`told_s`)."""
         self._rules = rules
 
     def _scope_at(self, host: str, device: str) -> IncidentScope | None:  # noqa: ARG002
@@ -59,7 +62,8 @@ class CounterDetector(DispatchingDetector):
         findings: list[Finding] = []
         if start.launch != self.attempt.rpartition(".")[0]:
             findings = self.episodes.close_all(self.now_s, ATTEMPT_ENDED)
-            self._told_s, self._step = {}, -1
+            self._troubles, self._step = {}, -1
+            self._rules.begin_launch()
         self.attempt, self.world_size = start.attempt, start.topology.world_size
         self._places.learn(start.topology)
         return findings
@@ -72,32 +76,45 @@ class CounterDetector(DispatchingDetector):
         findings: list[Finding] = []
         if not self.attempt or counters.kind != self.DEVICES:
             return findings
-        for trouble in self._rules.see(counters):
-            host, uuid = counters.devices[trouble.number]
-            scope = self._scope_at(host, uuid)
+        for problem in self._rules.see(counters, trains=self._step >= 0):
+            host, device = counters.devices[problem.number]
+            scope = self._scope_at(host, device)
             if scope is None:
                 continue
-            told_s, key = self._told_s.get(str(scope), {}), f"{uuid or trouble.number} {trouble.what}"
-            if trouble.slots == 0:
-                if told_s.pop(key, None) is not None and not told_s:
-                    findings += self._close(scope, self.WELL)
-            elif key in told_s or len(told_s) < DEVICES_MAX:
-                summary = self._sentence(scope, trouble, host, uuid)
-                evidence = {self.NAMED: uuid, "host": host, "rule": trouble.what, **(trouble.evidence or {})}
-                since_s = self.now_s - SLOT_S * trouble.slots
-                findings += self._tell(scope, key, trouble.severity, summary, evidence, since_s)
+            key = f"{problem.number} {problem.what}"
+            if problem.slots == 0:
+                findings += self._over(scope, key, self.WELL)
+                continue
+            summary = self._sentence(scope, problem, host, device)
+            evidence = {self.NAMED: device, "host": host, "rule": problem.what, **(problem.evidence or {})}
+            # A slot is told of some seconds after its end, and what a count counts lies before its reading.
+            began_s = min(SLOT_S * (counters.slot - problem.slots + problem.lasts), self.now_s)
+            findings += self._tell(scope, key, problem.severity, summary, evidence, began_s)
+        for troubles in self._troubles.values():
+            for key in troubles.keys() & self._rules.standing:
+                troubles[key]["told_s"] = self.now_s
         return findings
 
     def _on_tick(self, presence: Presence | None) -> Sequence[Finding]:  # noqa: ARG002
-        since_s = self.now_s - SILENT_S
-        silent = [text for text, told_s in self._told_s.items() if all(last_s <= since_s for last_s in told_s.values())]
+        before_s = self.now_s - SILENT_S
         why = f"Its agent has told nothing more of it for {SILENT_S:.0f} s."
-        return [finding for text in silent for finding in self._close(IncidentScope.parse(text), why)]
+        silent = [
+            (text, key)
+            for text, troubles in self._troubles.items()
+            for key, trouble in troubles.items()
+            if trouble["told_s"] <= before_s
+        ]
+        return [finding for text, key in silent for finding in self._over(IncidentScope.parse(text), key, why)]
 
-    def _close(self, scope: IncidentScope, why: str) -> list[Finding]:
-        if scope not in self.episodes:
+    def _over(self, scope: IncidentScope, key: str, why: str) -> list[Finding]:
+        """Something is over: the episode goes on with what else is wrong, or ends."""
+        troubles = self._troubles.get(str(scope), {})
+        before = _first(troubles)
+        if troubles.pop(key, None) is None:
             return []
-        self._told_s.pop(str(scope), None)
+        if troubles:
+            return self._show(scope, before)
+        del self._troubles[str(scope)]
         return self.episodes.close(scope, self._step if self._step >= 0 else None, self.now_s, why)
 
     def _tell(
@@ -107,34 +124,58 @@ class CounterDetector(DispatchingDetector):
         severity: Severity,
         summary: str,
         evidence: Mapping[str, Any],
-        since_s: float,
+        began_s: float,
     ) -> list[Finding]:
         """Tell of a device: as a new episode, as an update where it is graver than what was told, or as evidence."""
-        told: dict[str, Any] = {
-            "severity": severity,
-            "detected_step": self._step if self._step >= 0 else None,
-            "detected_time_s": self.now_s,
-            "summary": summary,
-            "evidence": evidence,
-        }
-        findings: list[Finding] = []
-        if scope not in self.episodes:
-            findings = self.episodes.open(
-                scope,
-                attempt=self.attempt,
-                ranks=() if scope.host is not None else (scope.number,),
-                onset_step=None,  # it began before it was told
-                onset_time_s=since_s,
-                score=(self.now_s - since_s) / MINUTE_S,
-                confidence=1.0,
-                cause=self.CAUSE,
-                **told,
-            )
-            if not findings:
-                return []
-        elif self.episodes.told(scope)["severity"] == Severity.INFO and severity is Severity.WARNING:
-            findings = self.episodes.update(scope, **told)
-        else:
-            self.episodes.note(scope, {**self.episodes.told(scope)["evidence"], **evidence})
-        self._told_s.setdefault(str(scope), {})[key] = self.now_s
+        told = {"severity": str(severity), "summary": summary, "evidence": dict(evidence), "told_s": self.now_s}
+        troubles = self._troubles.get(str(scope), {})
+        if scope in self.episodes and troubles:
+            if key in troubles or len(troubles) < DEVICES_MAX:
+                before = _first(troubles)
+                if key in troubles:  # it stays as grave as it was
+                    told["severity"] = min(troubles[key]["severity"], told["severity"], key=_gravity)
+                troubles[key] = told
+                return self._show(scope, before)
+            return []
+        findings = self.episodes.open(
+            scope,
+            attempt=self.attempt,
+            ranks=() if scope.host is not None else (scope.number,),
+            onset_step=None,  # it began before it was told
+            onset_time_s=began_s,
+            score=(self.now_s - began_s) / MINUTE_S,
+            confidence=1.0,
+            cause=self.CAUSE,
+            severity=severity,
+            detected_step=self._step if self._step >= 0 else None,
+            detected_time_s=self.now_s,
+            summary=summary,
+            evidence=evidence,
+        )
+        if findings:
+            self._troubles[str(scope)] = {key: told}
         return findings
+
+    def _show(self, scope: IncidentScope, before: str) -> list[Finding]:
+        """Tell what is worst now: as an update where that is something else than before or graver, else as evidence."""
+        troubles = self._troubles[str(scope)]
+        first = _first(troubles)
+        worst = troubles[first]
+        besides = [trouble["summary"] for key, trouble in troubles.items() if key != first]
+        evidence = {**worst["evidence"], **({"besides": besides[:BESIDES_MAX]} if besides else {})}
+        told = self.episodes.told(scope)
+        if first == before and told["severity"] == worst["severity"]:
+            self.episodes.note(scope, evidence)
+            return []
+        severity = Severity(min(told["severity"], worst["severity"], key=_gravity))
+        return self.episodes.update(scope, severity=severity, summary=worst["summary"], evidence=evidence)
+
+
+def _first(troubles: Mapping[str, Mapping[str, Any]]) -> str:
+    """The key of the worst one, of equal ones of that which was told first."""
+    return min(troubles, key=lambda key: _gravity(troubles[key]["severity"]), default="")
+
+
+def _gravity(severity: str) -> int:
+    """0: the gravest."""
+    return list(Severity).index(Severity(severity))

@@ -48,6 +48,8 @@ def slow_paths(fields: Mapping[str, Any]) -> list[SlowPath]:
     if cells.size < len(hosts):
         return []
     usual_s = float(np.median(cells))
+    if usual_s <= 0:
+        return []  # rounded to nothing: there is nothing to compare with
     spread_s = float(np.median(np.abs(cells - usual_s)))
     limit_s = max(SLOW * usual_s, usual_s + SPREADS * spread_s)
     rows, columns = _medians(delay_s), _medians(delay_s.T)

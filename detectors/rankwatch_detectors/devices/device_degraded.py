@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
 from rankwatch_detectors.base import Finding, Kind, Occurrence, Severity
-from rankwatch_detectors.devices.counter_detector import DEVICES_MAX, MINUTE_S, CounterDetector
+from rankwatch_detectors.devices.counter_detector import MINUTE_S, CounterDetector
 from rankwatch_detectors.devices.gpu_rules import GpuRules, GpuRulesConfig
 from rankwatch_detectors.devices.held_rules import DeviceProblem
 from rankwatch_detectors.scope import IncidentScope
@@ -42,7 +42,7 @@ class DeviceDegradedDetector(CounterDetector):
     WELL: ClassVar[str] = "The device does as it should again."
 
     def __init__(self, config: DeviceDegradedConfig) -> None:
-        super().__init__(Kind.DEVICE_DEGRADED, 3, GpuRules(config.counters))
+        super().__init__(Kind.DEVICE_DEGRADED, 4, GpuRules(config.counters))
         self._config = config
 
     def _on_occurrence(self, occurrence: Occurrence) -> Sequence[Finding]:
@@ -50,14 +50,11 @@ class DeviceDegradedDetector(CounterDetector):
         scope = self._places.scope_of(occurrence) if occurrence.kind == "device_throttled" and same_launch else None
         if scope is None:
             return ()
-        fields, told_s = occurrence.fields, self._told_s.get(str(scope), {})
+        fields = occurrence.fields
         device = str(fields.get("device_uuid") or fields.get("pci_bus_id") or fields.get("index"))
         minutes = fields.get("minutes")
         if not isinstance(minutes, int) or minutes <= 0:
-            told_s.pop(device, None)
-            return () if told_s else self._close(scope, "The hardware does not slow the device down any more.")
-        if device not in told_s and len(told_s) >= DEVICES_MAX:
-            return ()
+            return self._over(scope, device, "The hardware does not slow the device down any more.")
         evidence = {name: value for name, value in occurrence.fields.items() if value not in (None, "", -1)}
         severity = Severity.WARNING if minutes >= self._config.often else Severity.INFO
         summary = _throttled(scope, minutes, occurrence.host, evidence)

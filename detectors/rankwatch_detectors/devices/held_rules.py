@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
 from rankwatch_detectors.base import Bools, DeviceCounters, Floats, Severity
 from rankwatch_detectors.state import Stateful
+
+GAP_SLOTS: Final = 12
+"""Slots in which a device was not read, after which what is bad has begun anew: nobody knows what was between."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,15 +27,25 @@ class DeviceProblem:
     """Since how many slots it has been so; 0: it is over."""
     severity: Severity = Severity.INFO
     evidence: Mapping[str, Any] | None = None
+    lasts: int = 1
+    """1: it began with the first of these slots; 0: before it, as what a count counts."""
 
 
 class HeldRules(Stateful):
     """Judges a job's devices of one kind slot by slot. Memory: linear in devices."""
 
-    STATE: ClassVar[tuple[str, ...]] = ("_slot", "_held", "_since", "_calm", "_open", "_last", "_hit")
+    STATE: ClassVar[tuple[str, ...]] = ("_slot", "_trains", "_held", "_since", "_calm", "_open", "_last", "_hit")
 
     def __init__(self) -> None:
         self._slot = -1
+        self._trains = False
+        """Whether this launch has made a step."""
+        self.standing: set[str] = set()
+        """Of the newest slot: counts that were read, are not over, and have nothing new ("NUMBER RULE")."""
+        self.begin_launch()
+
+    def begin_launch(self) -> None:
+        """Forget what was wrong, and the counts: nobody has read them meanwhile."""
         self._held: dict[str, Any] = {}
         """By rule and device: readings in a row in which it was bad."""
         self._since: dict[str, Any] = {}
@@ -42,16 +55,21 @@ class HeldRules(Stateful):
         self._last: dict[str, Any] = {}
         """By counter and device: the newest value of a count; -1: none."""
         self._hit: dict[str, Any] = {}
-        """By rule and device: the slot in which a count last rose."""
+        """By rule and device: the slot in which a count last rose, or it was bad."""
 
-    def see(self, counters: DeviceCounters) -> Iterator[DeviceProblem]:
+    def see(self, counters: DeviceCounters, *, trains: bool = True) -> Iterator[DeviceProblem]:
         """Take the next slot; one that is older than the newest is not judged.
+
+        Args:
+            counters: the slot.
+            trains: whether this launch has made a step.
 
         Returns:
             What is wrong with which device: in each slot as long as it lasts, and once when it is over.
         """
         if counters.slot > self._slot:
-            self._slot = counters.slot
+            self._slot, self._trains = counters.slot, trains
+            self.standing = set()
             yield from self._rules(counters)
 
     def _rules(self, counters: DeviceCounters) -> Iterator[DeviceProblem]:
@@ -90,16 +108,18 @@ class HeldRules(Stateful):
             read |= here
         held = self._held[what] = grown(self._held.get(what), size)
         hit = self._hit[what] = grown(self._hit.get(what), size)
-        over = read & (rise == 0) & (held > 0) & (counters.slot - hit >= quiet_slots)
-        held[over] = 0
+        quiet = read & (held > 0) & (counters.slot - hit >= quiet_slots)
+        held[quiet] = 0
+        over = quiet & (rise == 0)
         held += rise if each else rise > 0
         hit[rise > 0] = counters.slot
+        self.standing |= {f"{number} {what}" for number in np.flatnonzero(read & (rise == 0) & (held >= told)).tolist()}
         for number in np.flatnonzero(over).tolist():
             yield DeviceProblem(number, what, 0)
         for number in np.flatnonzero((rise > 0) & (held >= told)).tolist():
             severity = Severity.WARNING if held[number] >= warning else Severity.INFO
             figures = {name: float(f"{value[number]:.6g}") for name, value in evidence.items()}
-            yield DeviceProblem(number, what, 1, severity, {**figures, "new_errors": float(rise[number])})
+            yield DeviceProblem(number, what, 1, severity, {**figures, "new_errors": float(rise[number])}, 0)
 
     def _judge(
         self, what: str, bad: Bools, good: Bools, hold: int, figures: Mapping[str, Floats], warning: float = 0
@@ -109,6 +129,9 @@ class HeldRules(Stateful):
         calm = self._calm[what] = grown(self._calm.get(what), len(bad))
         is_open = self._open[what] = grown(self._open.get(what), len(bad))
         since = self._since[what] = grown(self._since.get(what), len(bad))
+        hit = self._hit[what] = grown(self._hit.get(what), len(bad))
+        held[bad & (self._slot - hit > GAP_SLOTS)] = 0
+        hit[bad] = self._slot
         since[bad & (held == 0)] = self._slot
         held[bad] += 1
         calm[bad] = 0

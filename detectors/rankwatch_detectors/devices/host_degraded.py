@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
-from rankwatch_detectors.base import Finding, Kind, Occurrence, Presence, Severity
+from rankwatch_detectors.base import Finding, Kind, Occurrence, Severity
 from rankwatch_detectors.devices.counter_detector import CounterDetector
 from rankwatch_detectors.devices.held_rules import DeviceProblem
 from rankwatch_detectors.devices.host_rules import HostRules, HostRulesConfig
@@ -45,19 +45,10 @@ class HostDegradedDetector(CounterDetector):
         fields = {name: text for name, text in occurrence.fields.items() if isinstance(text, str) and text}
         scope = IncidentScope.of_host(occurrence.host)
         if fields.get("what") not in WHAT:
-            told_s = self._told_s.get(str(scope), {})
-            if told_s.pop(NOTICE, None) is None or told_s:
-                return ()
-            return self._close(scope, "The provider has withdrawn its notice.")
+            return self._over(scope, NOTICE, "The provider has withdrawn its notice.")
         summary = f"The provider {WHAT[fields['what']]} host {occurrence.host}{_when(fields)}."
         evidence = {"host": occurrence.host, "rule": NOTICE, **fields}
         return self._tell(scope, NOTICE, Severity.WARNING, summary, evidence, self.now_s)
-
-    def _on_tick(self, presence: Presence | None) -> Sequence[Finding]:
-        for told_s in self._told_s.values():
-            if NOTICE in told_s:
-                told_s[NOTICE] = self.now_s  # it stands until it is withdrawn
-        return super()._on_tick(presence)
 
     def _sentence(self, scope: IncidentScope, problem: DeviceProblem, host: str, device: str) -> str:  # noqa: ARG002
         figure = dict(problem.evidence or {})

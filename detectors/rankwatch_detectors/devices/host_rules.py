@@ -34,7 +34,7 @@ class HostRulesConfig:
     of_usual: float = 2.0
     """Times what is usual for the host, from which on a share is told."""
     learning_slots: int = 24
-    """Slots from which what is usual is learned, before anything is told."""
+    """Slots from the first step on, from which what is usual is learned before anything is told."""
     held_slots: int = 12
     """Slots in a row after which it is told, and after which it is over: a minute."""
     warning_slots: int = 60
@@ -55,13 +55,17 @@ class HostRules(HeldRules):
     def __init__(self, config: HostRulesConfig) -> None:
         super().__init__()
         self._config = config
+
+    def begin_launch(self) -> None:
+        """What is usual is that of a launch, from its first step on: what it loads and compiles before says nothing."""
+        super().begin_launch()
         self._usual: dict[str, Any] = {}
         """By rule and host: the mean share of its first slots."""
         self._seen: dict[str, Any] = {}
 
     def _rules(self, counters: DeviceCounters) -> Iterator[DeviceProblem]:
         config = self._config
-        for what, (name, limit) in config.limits.items():
+        for what, (name, limit) in config.limits.items() if self._trains else ():
             yield from self._share(what, name, limit, counters)
         yield from self._rising("oom", ("oom_kills",), config.oom_warning, counters, quiet_slots=config.oom_quiet_slots)
 

@@ -47,10 +47,9 @@ class NetworkDegradedDetector(CounterDetector):
             evidence = {"host": host, "rule": MATRIX, **asdict(path)}
             scope = IncidentScope.of_host(host)
             findings += self._tell(scope, MATRIX, Severity.WARNING, _slow(path), evidence, self.now_s)
-        for text, told_s in list(self._told_s.items()):
-            if MATRIX in told_s and IncidentScope.parse(text).host not in slow:
-                del told_s[MATRIX]
-                findings += [] if told_s else self._close(IncidentScope.parse(text), self.WELL)
+        for text in [text for text, troubles in self._troubles.items() if MATRIX in troubles]:
+            if IncidentScope.parse(text).host not in slow:
+                findings += self._over(IncidentScope.parse(text), MATRIX, self.WELL)
         return findings
 
     def _sentence(self, scope: IncidentScope, problem: DeviceProblem, host: str, device: str) -> str:  # noqa: ARG002

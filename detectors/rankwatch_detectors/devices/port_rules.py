@@ -46,18 +46,26 @@ class PortRulesConfig:
 class PortRules(HeldRules):
     """Judges a job's network ports slot by slot. Memory: linear in ports."""
 
-    STATE: ClassVar[tuple[str, ...]] = (*HeldRules.STATE, "_fastest")
+    STATE: ClassVar[tuple[str, ...]] = (*HeldRules.STATE, "_fastest", "_was_up")
 
     def __init__(self, config: PortRulesConfig) -> None:
         super().__init__()
         self._config = config
+
+    def begin_launch(self) -> None:
+        """A job is about the ports that are up while it runs: one without a cable may be down for years."""
+        super().begin_launch()
+        self._was_up: Any = None
         self._fastest: Any = None
         """The highest speed that each port was seen with."""
 
     def _rules(self, counters: DeviceCounters) -> Iterator[DeviceProblem]:
         config, size = self._config, len(counters.devices)
         up, told = column(counters, "link_up", size)
-        down, well = told & (up == 0), told & (up > 0)
+        well = told & (up > 0)
+        self._was_up = was_up = grown(self._was_up, size)
+        was_up[well] = 1
+        down = told & (up == 0) & (was_up > 0)
         yield from self._judge("down", down, well, 1, {}, config.dropped_slots)
         yield from self._rising(
             "flap", ("link_downs",), config.flaps, counters, quiet_slots=config.flap_slots, told=config.flaps, each=True

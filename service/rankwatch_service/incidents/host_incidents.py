@@ -33,15 +33,16 @@ def host_incidents(incident: Incident, placement: Placement, now_s: float) -> li
     """What goes on the record of the hosts of its ranks; nothing for kinds that say nothing about hardware."""
     if not KINDS[incident.kind].is_on_record:
         return []
+    if not incident.ranks and incident.severity is Severity.INFO:
+        return []  # a host that training did not feel, as most ports that flap once
+    at = (incident.id, incident.job, incident.kind, incident.severity, unix_ns(now_s))
+    if not incident.ranks:
+        return [HostIncident(host, "", *at) for host in incident.hosts]
     return [
         HostIncident(
             host,
             next(iter(placement.devices_of([rank])), ""),
-            incident.id,
-            incident.job,
-            incident.kind,
-            incident.severity,
-            unix_ns(now_s),
+            *at,
         )
         for rank in incident.ranks
         for host in placement.hosts_of([rank])

@@ -109,6 +109,7 @@ KINDS: Final[dict[Kind, KindTraits]] = {
             "Memory: fewer or smaller loader workers, or a smaller cache; a killed process is in the kernel's log.",
         ),
         first_step="see what else runs on that host, and which limits its container has",
+        actions=("checkpoint", "wait", "pause"),
         is_lasting=True,
         is_host_wide=True,
         is_on_record=True,

@@ -22,6 +22,7 @@ from rankwatch_service.store.models import (
     Incident,
     Job,
     JobDevice,
+    JobHostDevice,
     JobProject,
     Outbox,
     RestingJob,
@@ -37,6 +38,7 @@ OF_JOB: Final[tuple[type[Base], ...]] = (
     HostRecord,
     Incident,  # with its transitions and feedback
     JobDevice,
+    JobHostDevice,
     JobProject,
     RestingJob,
     Snapshot,  # with its chunks

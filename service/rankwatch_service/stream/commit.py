@@ -12,6 +12,7 @@ from typing import Final
 
 from sqlalchemy import Connection, delete, func, insert, select, update
 
+from rankwatch import wire
 from rankwatch_service.job.effects import Effects
 from rankwatch_service.log import control_log, dead_letters
 from rankwatch_service.names import ALL_JOBS
@@ -29,6 +30,7 @@ from rankwatch_service.store.models import (
     IncidentTransition,
     Job,
     JobDevice,
+    JobHostDevice,
     Outbox,
     RestingJob,
     Snapshot,
@@ -150,9 +152,11 @@ def _jobs(connection: Connection, effects: Effects, now_unix_ns: int) -> None:
     for (job, attempt), change in effects.attempts.items():
         columns = attempt_columns(change)
         connection.execute(upsert(connection, Attempt, columns), attempt_row(job, attempt, columns))
-    if effects.devices:
-        rows = [{"job": job, **asdict(device)} for job, device in effects.devices]
-        connection.execute(upsert(connection, JobDevice, rows[0]), rows)
+    rows = [{"job": job, **asdict(device)} for job, device in effects.devices]
+    if others := [row for row in rows if row["kind"] != wire.GPU]:
+        connection.execute(upsert(connection, JobHostDevice, others[0]), others)
+    if gpus := [{name: row[name] for name in row if name != "kind"} for row in rows if row["kind"] == wire.GPU]:
+        connection.execute(upsert(connection, JobDevice, gpus[0]), gpus)
 
 
 def _unarchive(connection: Connection, effects: Effects, now_unix_ns: int) -> None:

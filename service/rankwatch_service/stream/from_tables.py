@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Engine, func, select
+from sqlalchemy import Connection, Engine, func, select
 
 from rankwatch_service.job.boards.device_board import DeviceNumber
 from rankwatch_service.job.boards.device_boards import DeviceBoards
@@ -14,7 +14,7 @@ from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import Attempt as AttemptRow
 from rankwatch_service.store.models import Incident as IncidentRow
 from rankwatch_service.store.models import Job as JobRow
-from rankwatch_service.store.models import JobDevice, Outbox
+from rankwatch_service.store.models import JobDevice, JobHostDevice, Outbox
 from rankwatch_service.store.models import JobProject as ProjectRow
 from rankwatch_service.store.rows import incident_of
 
@@ -43,10 +43,20 @@ def restore_from_tables(engine: Engine, job: JobStream) -> None:
         attempts = select(AttemptRow.attempt, AttemptRow.number).where(AttemptRow.job == job.job)
         newest = connection.execute(attempts.order_by(AttemptRow.number.desc()).limit(1)).one_or_none()
         attempt, attempts_seen = ("", 0) if newest is None else newest
-        columns = (JobDevice.number, JobDevice.host, JobDevice.index, JobDevice.uuid, JobDevice.kind)
-        known = connection.execute(select(*columns).where(JobDevice.job == job.job).order_by(JobDevice.number)).all()
-        job.devices = DeviceBoards(DeviceNumber(*row) for row in known)
+        job.devices = DeviceBoards(_known_devices(connection, job.job))
         job.begin_without_snapshot(first_seen, attempt, attempts_seen)
         job.history.ledger = Ledger(checkpoints(connection, job.job))
     # Ids contain the episode, and episodes of consequences are in no table: begin far above the highest known one.
     job.correlator.restore_open(incidents, attempt, number or 0, (episode or 0) + 1_000)
+
+
+def _known_devices(connection: Connection, job: str) -> list[DeviceNumber]:
+    """Of each kind in the order of their numbers."""
+    names = ("number", "host", "index", "uuid")
+    gpus = select(*(getattr(JobDevice, name) for name in names)).where(JobDevice.job == job)
+    others = select(*(getattr(JobHostDevice, name) for name in (*names, "kind"))).where(JobHostDevice.job == job)
+    rows = [
+        *connection.execute(gpus.order_by(JobDevice.number)).all(),
+        *connection.execute(others.order_by(JobHostDevice.number)).all(),
+    ]
+    return [DeviceNumber(*row) for row in rows]

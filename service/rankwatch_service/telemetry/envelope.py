@@ -167,19 +167,22 @@ def check_header(batch: wire.Batch) -> None:
     if not (0 <= batch.seq <= STEP_MAX and 0 <= batch.sent_unix_ns < 2**63):
         raise BadBatchError(Reason.RANGE, f"seq {batch.seq} or sent_unix_ns {batch.sent_unix_ns} is out of range")
     # Most batches have only rows, and the test is cheaper than the call.
-    if batch.ranks or batch.progress or batch.devices or batch.events:
+    if batch.ranks or batch.progress or batch.devices or batch.events or batch.host_devices:
         _check_lists(batch)
 
 
 def _check_lists(batch: wire.Batch) -> None:
-    if max(len(batch.ranks), len(batch.progress), len(batch.devices), len(batch.events)) > LIST_MAX:
+    devices = len(batch.devices) + len(batch.host_devices)
+    if max(len(batch.ranks), len(batch.progress), devices, len(batch.events)) > LIST_MAX:
         raise BadBatchError(Reason.TOO_LARGE, f"more than {LIST_MAX} ranks, progress blocks, device samples or events")
     _check_ranks(batch.ranks)
     _check_progress(batch.progress)
     for sample in batch.devices:
         check_range("time_unix_ns", sample.time_unix_ns, 0, 2**63 - 1)
-        if sample.kind not in wire.DEVICE_KINDS:
-            raise BadBatchError(Reason.RANGE, f"kind {sample.kind[:80]!r} of a device is none of {wire.DEVICE_KINDS}")
+    for host_sample in batch.host_devices:
+        check_range("time_unix_ns", host_sample.time_unix_ns, 0, 2**63 - 1)
+        if host_sample.kind not in (wire.PORT, wire.HOST):
+            raise BadBatchError(Reason.RANGE, f"kind {host_sample.kind[:80]!r} is neither {wire.PORT} nor {wire.HOST}")
     for event in batch.events:
         _check_event(event)
 

@@ -31,6 +31,7 @@ def _as_object(struct: type[msgspec.Struct]) -> type[msgspec.Struct]:
 
 ProgressObject: Any = _as_object(wire.Progress)
 DeviceObject: Any = _as_object(wire.DeviceSample)
+HostDeviceObject: Any = _as_object(wire.HostDeviceSample)
 
 
 class JsonTable(msgspec.Struct):
@@ -57,6 +58,7 @@ class JsonBatch(msgspec.Struct):
     progress: tuple[ProgressObject, ...] = ()
     devices: tuple[DeviceObject, ...] = ()
     events: tuple[wire.Event, ...] = ()
+    host_devices: tuple[HostDeviceObject, ...] = ()
 
 
 def from_json(plain: JsonBatch) -> wire.Batch:
@@ -79,6 +81,7 @@ def from_json(plain: JsonBatch) -> wire.Batch:
         progress=tuple(wire.Progress(**msgspec.structs.asdict(block)) for block in plain.progress),
         devices=tuple(wire.DeviceSample(**msgspec.structs.asdict(sample)) for sample in plain.devices),
         events=plain.events,
+        host_devices=tuple(wire.HostDeviceSample(**msgspec.structs.asdict(one)) for one in plain.host_devices),
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rankwatch.agent.host.cloud import CloudNotices, Notice, on_aws, on_azure, on_gcp
+from rankwatch.agent.host.cloud import TELL_AGAIN_S, CloudNotices, Notice, on_aws, on_azure, on_gcp
 from tests.support.clock import FakeClock
 
 AWS, GCP = "/latest/meta-data", "/computeMetadata/v1/instance"
@@ -83,17 +83,25 @@ def test_preemption_and_maintenance_of_google(metadata: Metadata) -> None:
     assert metadata.headers[f"{GCP}/preempted"]["metadata-flavor"] == "Google"
 
 
-def test_scheduled_events_of_azure(metadata: Metadata) -> None:
+def test_events_of_this_machine_of_azure_and_what_ends_it_first(metadata: Metadata) -> None:
+    metadata.answers["/metadata/instance/compute/name?api-version=2021-02-01&format=text"] = "vm-3"
     metadata.answers[AZURE] = json.dumps({"DocumentIncarnation": 1, "Events": []})
     assert on_azure(metadata.base) is None
-    event = {"EventType": "Preempt", "NotBefore": "Mon, 19 Sep 2027 18:29:47 GMT", "Description": "evicted"}
-    metadata.answers[AZURE] = json.dumps({"Events": [event]})
-    assert on_azure(metadata.base) == {
-        "what": "preemption", "action": "Preempt", "at": event["NotBefore"], "detail": "evicted"
-    }  # fmt: skip
+    when = "Mon, 19 Sep 2027 18:29:47 GMT"
+    other = {"EventType": "Preempt", "Resources": ["vm-1"], "NotBefore": when}
+    freeze = {"EventType": "Freeze", "Resources": ["vm-1", "vm-3"], "NotBefore": when}
+    metadata.answers[AZURE] = json.dumps({"Events": [other]})
+    assert on_azure(metadata.base) is None
+    preempt = {"EventType": "Preempt", "Resources": ["vm-3"], "NotBefore": when, "Description": "evicted"}
+    metadata.answers[AZURE] = json.dumps({"Events": [other, freeze, preempt]})
+    assert on_azure(metadata.base) == {"what": "preemption", "action": "Preempt", "at": when, "detail": "evicted"}
+    metadata.answers[AZURE] = json.dumps({"Events": [freeze]})
+    assert on_azure(metadata.base) == {"what": "maintenance", "action": "Freeze", "at": when, "detail": ""}
 
 
-def test_a_notice_is_told_once_and_so_is_its_withdrawal_and_silence_changes_nothing() -> None:
+def test_a_notice_is_told_each_minute_and_its_withdrawal_once_and_silence_changes_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     said: list[Notice | Exception | None] = []
 
     def look() -> Notice | None:
@@ -102,9 +110,17 @@ def test_a_notice_is_told_once_and_so_is_its_withdrawal_and_silence_changes_noth
             raise answer
         return answer
 
-    notices = CloudNotices("fake", FakeClock(), {"fake": look})
+    caplog.set_level("INFO")
+    clock = FakeClock()
+    notices = CloudNotices("fake", clock, {"fake": look})
     preempted: Notice = {"what": "preemption"}
-    for answer in (None, preempted, preempted, OSError("no route"), ValueError("not JSON"), preempted, None):
+    for answer in (None, preempted, preempted, OSError("no route"), ValueError("not JSON"), preempted):
+        said.append(answer)
+        notices.look()
+    assert [event.fields for event in notices.take_events()] == [{"what": "preemption"}]
+    assert caplog.text.count("does not answer") == 1
+    clock.advance(TELL_AGAIN_S)
+    for answer in (preempted, None, None):
         said.append(answer)
         notices.look()
     assert [event.fields for event in notices.take_events()] == [{"what": "preemption"}, {"what": ""}]

@@ -1,5 +1,6 @@
 """Counters of the host and its network ports, from trees of /proc and /sys as kernels have them."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ def tree(tmp_path: Path) -> HostTree:
 
 
 def test_shares_of_time_are_those_since_the_reading_before(tree: HostTree) -> None:
-    resources = HostResources(tree.root)
+    resources = HostResources(tree.root, tree.root)
     first = resources.read(100.0)
     assert not any(name.startswith("cpu") for name in first)
     assert (first["memory_total_bytes"], first["oom_kills"]) == (64 * 1024**3, 0)
@@ -37,7 +38,7 @@ def test_shares_of_time_are_those_since_the_reading_before(tree: HostTree) -> No
 
 
 def test_partitions_and_what_is_stacked_on_disks_count_nothing_twice(tree: HostTree) -> None:
-    resources = HostResources(tree.root)
+    resources = HostResources(tree.root, tree.root)
     resources.read(0.0)
     for name in ("sda1", "nvme0n1p1", "dm-0", "loop0"):
         tree.disk(name, requests=1, waited_ms=9, busy_ms=900)
@@ -45,8 +46,17 @@ def test_partitions_and_what_is_stacked_on_disks_count_nothing_twice(tree: HostT
 
 
 def test_a_host_that_tells_nothing_has_no_counters(tmp_path: Path) -> None:
-    assert HostResources(tmp_path).read(0.0) == {}
+    assert HostResources(tmp_path, tmp_path).read(0.0) == {}
     assert NetworkPorts(tmp_path).read(0.0) == {}
+
+
+def test_processes_that_were_killed_elsewhere_on_the_machine_are_not_those_of_the_container(tree: HostTree) -> None:
+    tree.write("sys/fs/cgroup/memory.max", "1073741824\n")
+    tree.write("sys/fs/cgroup/memory.events", "low 0\noom 4\noom_kill 1\n")
+    tree.killed(7)
+    assert HostResources(tree.root, tree.root).read(0.0)["oom_kills"] == 1
+    tree.write("sys/fs/cgroup/memory.max", "max\n")
+    assert HostResources(tree.root, tree.root).read(0.0)["oom_kills"] == 7
 
 
 @pytest.mark.parametrize("group", ["/", "/kubepods/pod1/box", "/not/there"])
@@ -54,28 +64,58 @@ def test_the_limit_of_the_container_is_found_wherever_it_stands(tree: HostTree, 
     tree.write("proc/self/cgroup", f"0::{group}\n")
     folder = group if group.startswith("/kubepods") else ""
     tree.throttled(periods=0, throttled=0, folder=folder)
-    resources = HostResources(tree.root)
+    resources = HostResources(tree.root, tree.root)
     resources.read(0.0)
     tree.throttled(periods=10, throttled=10, folder=folder)
     assert resources.read(1.0)["cpu_throttled_ratio"] == 1.0
 
 
-def test_rates_of_an_ethernet_port_and_its_lost_carrier(tree: HostTree) -> None:
+def test_rates_of_an_ethernet_port_its_errors_and_its_speed(tree: HostTree) -> None:
     tree.ethernet("eth0", received=1_000, downs=1)
     tree.write("sys/class/net/lo/operstate", "unknown\n")
     ports = NetworkPorts(tree.root)
     assert list(ports.read(0.0)) == ["eth0"]
-    tree.ethernet("eth0", received=6_000, errors=7, downs=2, state="down", megabits="-1")
+    tree.ethernet("eth0", received=6_000, errors=7, downs=2, megabits="25000")
     (counters,) = ports.read(5.0).values()
     assert counters["received_bytes_per_s"] == 1_000
-    assert (counters["link_up"], counters["link_downs"], counters["port_errors"]) == (0, 2, 7)
-    assert "link_bits_per_s" not in counters
+    assert (counters["link_up"], counters["link_downs"], counters["port_errors"]) == (1, 2, 7)
+    assert counters["link_bits_per_s"] == 25e9
 
 
-def test_a_port_without_a_cable_is_not_one(tree: HostTree) -> None:
-    tree.ethernet("eth1", state="down", changes=1)
-    tree.rdma("mlx5_1", state="1: DOWN", downs=0)
-    assert not any(NetworkPorts(tree.root).read(0.0).values())
+def test_a_port_that_is_not_in_use_is_not_reported_until_it_is(tree: HostTree) -> None:
+    tree.ethernet("eth1", state="down", downs=9)
+    tree.ethernet("eth2", flags="0x1002")
+    tree.rdma("mlx5_1", state="1: DOWN", downs=3)
+    ports = NetworkPorts(tree.root)
+    assert ports.read(0.0) == {}
+    tree.rdma("mlx5_1", downs=3)
+    assert ports.read(2.5)["mlx5_1/1"]["link_up"] == 1
+
+
+@pytest.mark.parametrize("state", ["1: DOWN", "2: INIT", ""])
+def test_a_port_that_was_up_is_down_whatever_becomes_of_it(tree: HostTree, state: str) -> None:
+    tree.rdma("mlx5_0")
+    ports = NetworkPorts(tree.root)
+    ports.read(0.0)
+    if state:
+        tree.rdma("mlx5_0", state=state)
+    else:
+        shutil.rmtree(tree.root / "sys/class/infiniband")
+    assert ports.read(2.5) == {"mlx5_0/1": {"link_up": 0}}
+
+
+def test_a_driver_that_does_not_tell_the_state_tells_its_counts_and_an_unknown_speed_is_none(tree: HostTree) -> None:
+    tree.ethernet("eth0", state="unknown", megabits="4294967295", errors=2)
+    (counters,) = NetworkPorts(tree.root).read(0.0).values()
+    assert (counters.get("link_up"), counters.get("link_bits_per_s"), counters["port_errors"]) == (None, None, 2)
+
+
+def test_a_count_that_cannot_be_read_for_a_while_makes_no_sum_jump(tree: HostTree) -> None:
+    tree.rdma("mlx5_0", errors={"symbol_error": 5, "port_rcv_errors": 100})
+    ports = NetworkPorts(tree.root)
+    assert ports.read(0.0)["mlx5_0/1"]["port_errors"] == 105
+    tree.write("sys/class/infiniband/mlx5_0/ports/1/counters/port_rcv_errors", "N/A")
+    assert "port_errors" not in ports.read(2.5)["mlx5_0/1"]
 
 
 def test_an_rdma_port_counts_words_errors_and_retransmissions(tree: HostTree) -> None:
@@ -100,16 +140,19 @@ def test_more_ports_than_servers_have_are_left_out(tree: HostTree, monkeypatch: 
     monkeypatch.setattr(ports_module, "PORTS_MAX", 2)
     for number in range(3):
         tree.ethernet(f"eth{number}")
-    assert list(NetworkPorts(tree.root).read(0.0)) == ["eth0", "eth1"]
+    tree.rdma("mlx5_0")
+    ports = NetworkPorts(tree.root)
+    assert list(ports.read(0.0)) == ["mlx5_0/1", "eth0"]
+    assert ports.left_out == 2
 
 
 def test_the_sampler_tells_of_the_host_and_of_each_port_by_kind_and_name(tree: HostTree) -> None:
     tree.ethernet("eth0")
     tree.rdma("mlx5_0")
     clock = FakeClock()
-    read = HostSampler(tree.root, clock).sample()
-    assert [(one.kind, one.device_uuid) for one in read] == [
-        (wire.HOST, ""), (wire.PORT, "eth0"), (wire.PORT, "mlx5_0/1")
+    read = HostSampler(tree.root, clock, tree.root).sample()
+    assert [(one.kind, one.name) for one in read] == [
+        (wire.HOST, ""), (wire.PORT, "mlx5_0/1"), (wire.PORT, "eth0")
     ]  # fmt: skip
     assert {one.time_unix_ns for one in read} == {clock.unix_ns()}
 
@@ -120,5 +163,5 @@ def test_it_reads_this_host_and_ends_when_it_is_closed() -> None:
     sampler.close()
     sampler.join(30)
     assert not sampler.is_alive()
-    assert sampler.take()[0].extra["memory_total_bytes"] > 0
+    assert sampler.take()[0].counters["memory_total_bytes"] > 0
     assert sampler.take() == ()

@@ -68,7 +68,7 @@ def test_a_device_below_what_is_usual_for_it_is_told_after_half_a_minute(name, s
     assert (finding.change, finding.severity, finding.ranks, finding.cause) == (
         Change.OPEN, Severity.INFO, (SICK,), "device"
     )  # fmt: skip
-    assert finding.detected_time_s - finding.onset_time_s == CONFIG.held_slots * SLOT_S
+    assert finding.detected_time_s - finding.onset_time_s == (CONFIG.held_slots - 1) * SLOT_S
     assert finding.evidence[f"peers_{name}"] == finding.evidence[f"usual_{name}"] == BUSY[name]
     assert fleet.see(CONFIG.held_slots - 1) == []
     (over,) = fleet.see(1)

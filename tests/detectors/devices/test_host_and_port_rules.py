@@ -7,7 +7,18 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from rankwatch_detectors.base import AttemptStart, Change, Detector, DeviceCounters, Finding, Occurrence, Severity, Tick
+from rankwatch_detectors.base import (
+    AttemptStart,
+    Change,
+    Detector,
+    DeviceCounters,
+    Finding,
+    Frame,
+    Occurrence,
+    Severity,
+    StepKind,
+    Tick,
+)
 from rankwatch_detectors.devices.host_degraded import HostDegradedConfig, HostDegradedDetector
 from rankwatch_detectors.devices.host_rules import LIMITS, HostRulesConfig
 from rankwatch_detectors.devices.network_degraded import NetworkDegradedConfig, NetworkDegradedDetector
@@ -38,8 +49,16 @@ class Hosts:
             if kind == "host"
             else NetworkDegradedDetector(NetworkDegradedConfig())
         )
-        self.detector.observe(AttemptStart("a.0", topology(8, hosts=HOSTS), 0.0))
         self.slot = 0
+        self.begin("a")
+
+    def begin(self, launch: str, *, trains: bool = True) -> list[Finding]:
+        """Another launch; `trains`: it has made its first step."""
+        now_s = self.slot * SLOT_S
+        findings = list(self.detector.observe(AttemptStart(f"{launch}.0", topology(8, hosts=HOSTS), now_s)))
+        if trains:
+            self.detector.observe(Frame(f"{launch}.0", "steps", 0, StepKind.TRAIN, now_s, {}, {}))
+        return findings
 
     def see(self, slots: int = 1, sick: Counters | None = None, all_of: Counters | None = None) -> list[Finding]:
         """So many slots; `sick` changes the counters of host-1, `all_of` those of all."""
@@ -101,8 +120,48 @@ def test_killed_processes_are_told_at_once_and_warned_of_when_it_goes_on() -> No
     assert hosts.see(1, {"oom_kills": 6.0}) == []
     (warned,) = hosts.see(1, {"oom_kills": 7.0})
     assert warned.severity is Severity.WARNING
-    closed = hosts.see(HOST.oom_quiet_slots, {"oom_kills": 7.0})
-    assert [one.change for one in closed] == [Change.CLOSE]
+    assert hosts.see(HOST.oom_quiet_slots - 1, {"oom_kills": 7.0}) == []
+    (over,) = hosts.see(1, {"oom_kills": 7.0})
+    assert (over.change, over.summary) == (Change.CLOSE, "The host does as it should again.")
+
+
+def test_before_the_first_step_only_killed_processes_count_and_what_is_usual_is_learned_after_it() -> None:
+    hosts = Hosts("host")
+    hosts.begin("b", trains=False)
+    assert hosts.see(100, {"cpu_steal_ratio": 0.9, "memory_pressure_ratio": 0.5}) == []
+    assert hosts.see(1, {"oom_kills": 4.0})
+    hosts = Hosts("host")
+    hosts.begin("b", trains=False)
+    hosts.see(100)
+    hosts.begin("c")
+    assert hosts.see(100, {"cpu_throttled_ratio": 0.4}) == []
+
+
+def test_what_was_counted_between_two_launches_is_not_told_of_the_later_one() -> None:
+    for kind, counter in (("host", "oom_kills"), ("port", "link_downs")):
+        hosts = learned(kind)
+        hosts.begin("b")
+        assert hosts.see(100, {counter: 50.0}) == []
+
+
+def test_what_was_bad_at_both_ends_of_a_gap_has_begun_anew() -> None:
+    hosts = learned("port")
+    assert hosts.see(1, {"link_up": 0.0})
+    hosts.slot += 2 * PORT.dropped_slots
+    found = hosts.see(1, {"link_up": 0.0})
+    assert all(one.severity is not Severity.WARNING for one in found if one.change is not Change.CLOSE)
+
+
+def test_the_worst_of_several_troubles_is_told_and_when_it_is_over_the_next() -> None:
+    hosts = learned("port")
+    (first,) = hosts.see(2, {"link_bits_per_s": 2e11})
+    assert "200 Gbit/s" in first.summary
+    (graver,) = hosts.see(1, {"link_bits_per_s": 2e11, "link_downs": 9.0})
+    assert (graver.severity, graver.evidence["rule"]) == (Severity.WARNING, "flap")
+    assert graver.evidence["besides"] == [first.summary]
+    later = hosts.see(PORT.flap_slots, {"link_bits_per_s": 2e11, "link_downs": 9.0})
+    assert later[-1].summary == first.summary
+    assert later[-1].change is Change.UPDATE
 
 
 def test_a_link_that_is_down_is_told_at_once_and_warned_of_after_four_minutes() -> None:
@@ -116,6 +175,11 @@ def test_a_link_that_is_down_is_told_at_once_and_warned_of_after_four_minutes() 
     assert warned.severity is Severity.WARNING
     (over,) = hosts.see(1)
     assert over.change is Change.CLOSE
+
+
+def test_a_port_that_was_down_before_the_launch_is_not_about_it() -> None:
+    hosts = Hosts("port")
+    assert hosts.see(100, {"link_up": 0.0, "link_bits_per_s": np.nan}) == []
 
 
 def test_one_flap_is_tolerated_and_the_second_within_five_minutes_is_not() -> None:
@@ -170,7 +234,11 @@ def test_what_the_provider_announces_is_a_warning_until_it_is_withdrawn() -> Non
     (finding,) = announce(what="preemption", action="terminate", at="09:00")
     assert finding.severity is Severity.WARNING
     assert finding.summary == "The provider is about to take away host host-1 (terminate), not before 09:00."
-    assert hosts.see(100) == []
+    assert hosts.see(30) == []
+    assert announce(what="preemption", action="terminate", at="09:00") == []
     (over,) = announce(what="")
     assert (over.change, over.summary) == (Change.CLOSE, "The provider has withdrawn its notice.")
     assert announce(what="") == announce(what="else") == []
+    assert announce(what="maintenance")
+    (silent,) = hosts.see(100)
+    assert silent.summary == "Its agent has told nothing more of it for 180 s."

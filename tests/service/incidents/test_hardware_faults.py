@@ -14,6 +14,7 @@ import pytest
 
 from rankwatch_detectors.base import AttemptStart, DeviceCounters, Finding, Observation, Occurrence, Tick
 from rankwatch_service.incidents.model import Incident
+from rankwatch_service.job.boards.device_board import CLOSE_AFTER_S
 from rankwatch_service.simulate.faults import Fault, Hang, Kill, Slow
 from rankwatch_service.simulate.generate import generate
 from rankwatch_service.simulate.job import Job
@@ -144,7 +145,7 @@ def told(fault: HardwareFault) -> Iterator[Observation]:
         while pending and pending[0][0] <= observation.now_s:
             _, kind, fields = pending.pop(0)
             yield Occurrence(kind, start.attempt, host, observation.now_s, None, None, fields)
-        while (slot + 1) * SLOT_S <= observation.now_s:
+        while (slot + 2) * SLOT_S + CLOSE_AFTER_S <= observation.now_s:
             slot += 1
             sick = fault.counters if began_s is not None and slot * SLOT_S >= began_s else {}
             if fault.of_kind != "gpu":
@@ -165,7 +166,7 @@ def counters(start: AttemptStart, slot: int, sick: Mapping[str, float]) -> Devic
         values[name][SICK] = value
     named = tuple(zip(start.topology.host, start.topology.device_uuid, strict=True))
     present = {name: np.ones(RANKS, dtype=bool) for name in values}
-    return DeviceCounters(slot, slot * SLOT_S, named, values, present)
+    return DeviceCounters(slot, (slot + 1) * SLOT_S + CLOSE_AFTER_S, named, values, present)
 
 
 def host_counters(start: AttemptStart, slot: int, kind: str, sick: Mapping[str, float]) -> DeviceCounters:
@@ -176,7 +177,7 @@ def host_counters(start: AttemptStart, slot: int, kind: str, sick: Mapping[str, 
         values[name][hosts.index(start.topology.host[SICK])] = value
     present = {name: np.ones(len(hosts), dtype=bool) for name in values}
     named = tuple((host, "mlx5_0/1" * (kind == "port")) for host in hosts)
-    return DeviceCounters(slot, slot * SLOT_S, named, values, present, kind)
+    return DeviceCounters(slot, (slot + 1) * SLOT_S + CLOSE_AFTER_S, named, values, present, kind)
 
 
 def incidents(observations: Iterator[Observation]) -> Sequence[Incident]:

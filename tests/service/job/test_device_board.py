@@ -141,10 +141,10 @@ def test_a_restored_board_goes_on_where_it_was():
 
 def test_gpus_ports_and_hosts_are_numbered_and_charted_apart():
     boards = DeviceBoards()
-    port = wire.DeviceSample("eth0", NOW_S * 10**9, extra={"link_up": 1.0}, kind=wire.PORT)
-    host = wire.DeviceSample("", NOW_S * 10**9, extra={"oom_kills": 0.0}, kind=wire.HOST)
-    devices = (sample(0, temperature_celsius=60), port, host)
-    fresh = boards.take([batch(host="node-1", devices=devices)], 8, NOW_S)
+    port = wire.HostDeviceSample(wire.PORT, "eth0", int(NOW_S * 1e9), {"link_up": 1.0})
+    host = wire.HostDeviceSample(wire.HOST, "", int(NOW_S * 1e9), {"oom_kills": 0.0})
+    sent = batch(host="node-1", devices=(sample(0, temperature_celsius=60),), host_devices=(port, host))
+    fresh = boards.take([sent], 8, NOW_S)
     assert fresh == [
         DeviceNumber(0, "node-1", 0, "GPU-0"),
         DeviceNumber(0, "node-1", 0, "eth0", wire.PORT),
@@ -155,7 +155,7 @@ def test_gpus_ports_and_hosts_are_numbered_and_charted_apart():
     assert {kind: set(one.values) for kind, one in told.items()} == {
         wire.GPU: {"temperature_celsius"}, wire.PORT: {"link_up"}, wire.HOST: {"oom_kills"}
     }  # fmt: skip
-    assert again.take([batch(host="node-1", devices=devices)], 8, NOW_S) == []
+    assert again.take([sent], 8, NOW_S) == []
 
 
 def test_a_snapshot_from_before_there_were_kinds_keeps_its_gpus():

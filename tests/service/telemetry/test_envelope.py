@@ -103,10 +103,12 @@ def test_plain_json_carries_progress_and_devices_as_objects():
     body = PLAIN | {
         "progress": [{"rank": 0, "step": 7, "phase": "forward", "phase_age_s": 0.5, "step_age_s": 1}],
         "devices": [{"device_uuid": "GPU-0", "time_unix_ns": 1, "power_w": 300}],
+        "host_devices": [{"kind": "port", "name": "eth0", "time_unix_ns": 1, "counters": {"link_up": 1}}],
     }
     read = accepted(json.dumps(body).encode(), "application/json")
     assert read.progress == (wire.Progress(0, 7, "forward", 0.5, 1.0),)
     assert read.devices[0].power_w == 300
+    assert read.host_devices[0].counters == {"link_up": 1.0}
 
 
 @pytest.mark.parametrize(

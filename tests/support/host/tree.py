@@ -45,6 +45,7 @@ class HostTree:
 
     def throttled(self, periods: int, throttled: int, folder: str = "") -> None:
         """Periods of the control group's processor limit, and those in which it was reached."""
+        self.write(f"sys/fs/cgroup{folder}/cpu.max", "200000 100000\n")
         self.write(f"sys/fs/cgroup{folder}/cpu.stat", f"usage_usec 1\nnr_periods {periods}\nnr_throttled {throttled}\n")
 
     def killed(self, count: int) -> None:
@@ -63,11 +64,11 @@ class HostTree:
         downs: int = 0,
         state: str = "up",
         megabits: str = "100000",
-        changes: int = 2,
+        flags: str = "0x1003",
     ) -> None:
         """A port that is hardware."""
         folder = f"sys/class/net/{name}"
-        files = {"operstate": state, "speed": megabits, "carrier_changes": changes, "carrier_down_count": downs}
+        files = {"operstate": state, "speed": megabits, "flags": flags, "carrier_down_count": downs}
         files |= {"statistics/rx_bytes": received, "statistics/tx_bytes": 0, "device/vendor": "0x15b3"}
         files |= {"statistics/rx_errors": errors, "statistics/tx_errors": 0}
         for file, text in files.items():

@@ -105,6 +105,8 @@ class Nvml:
         """By index: what the device did not tell in the newest sample that asked for it, with the driver's reason."""
         self._lost: set[int] = set()
         self._samples = 0
+        self._link_fields: dict[int, frozenset[int]] = {}
+        """By index, the fields of single links that the device had at the first reading."""
         self._gpm: dict[int, list[Any]] = {}
         """By index: the reading before and one to read into; empty where the device has none."""
         self._events = self._registered()
@@ -229,7 +231,7 @@ class Nvml:
             ecc_uncorrected=self._ask("DeviceGetTotalEccErrors", handle, *uncorrected),
             extra=self._fields(handle, FAST_FIELDS | (SLOW_FIELDS if slow else {}))
             | self._activity(device.index)
-            | (self._limits(handle) | self._links(handle) if slow else {}),
+            | (self._limits(handle) | self._links(device.index) if slow else {}),
         )
 
     def _fields(self, handle: Any, wanted: dict[int, tuple[str, float]]) -> dict[str, float]:
@@ -243,8 +245,9 @@ class Nvml:
                 self._refused[name] = str(self._nvml.NVMLError(field.nvmlReturn))
         return found
 
-    def _links(self, handle: Any) -> dict[str, float]:
+    def _links(self, index: int) -> dict[str, float]:
         """NVLinks, those of them that are active, and what NVLink 5 counts by link."""
+        handle = self._handles[index]
         count = next(
             (_value(field) for field in self._ask("DeviceGetFieldValues", handle, [NVLINKS_FIELD]) or ()), None
         )
@@ -252,12 +255,20 @@ class Nvml:
             return {}
         links = range(int(count))
         states = [self._ask("DeviceGetNvLinkState", handle, link) for link in links]
-        found = {"nvlinks": count, "nvlinks_active": float(sum(bool(state) for state in states))}
+        found = {"nvlinks": count}
+        if None not in states:
+            found["nvlinks_active"] = float(sum(map(bool, states)))
         wanted = [(field, link) for field in LINK_FIELDS for link in links]
+        read: dict[int, list[float]] = {}
         for field in self._ask("DeviceGetFieldValues", handle, wanted) or ():
             if (value := _value(field)) is not None:
-                name = LINK_FIELDS[field.fieldId]
-                found[name] = found.get(name, 0.0) + value
+                read.setdefault(field.fieldId, []).append(value)
+        # A sum of what answers now and did not before would jump.
+        here = self._link_fields.setdefault(index, frozenset(read))
+        for name in dict.fromkeys(LINK_FIELDS.values()):
+            fields = [field for field in here if LINK_FIELDS[field] == name]
+            if fields and all(len(read.get(field, ())) == len(links) for field in fields):
+                found[name] = sum(sum(read[field]) for field in fields)
         return found
 
     def _activity(self, index: int) -> dict[str, float]:
@@ -275,7 +286,6 @@ class Nvml:
             return {}
         before, now = self._gpm[index]
         if self._ask("GpmSampleGet", handle, now) is None:
-            del self._gpm[index]
             return {}
         self._gpm[index] = [now, before]
         asked = self._nvml.c_nvmlGpmMetricsGet_t()

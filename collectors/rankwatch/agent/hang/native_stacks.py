@@ -80,6 +80,7 @@ class NativeStacks:
             rank = self._asked.get()
             if rank.process.exiting():
                 continue  # another process may have its PID
+            rank.process.is_traced = True
             try:
                 stack = dumped([self._program, "dump", "--native", "--pid", str(rank.process.pid)])
             except (OSError, subprocess.SubprocessError) as error:
@@ -89,6 +90,8 @@ class NativeStacks:
                     _log.warning("no native frames of rank %d: %s", rank.rank, str(told).strip()[-300:])
             else:
                 self._answers.put((rank, stack))
+            finally:
+                rank.process.is_traced = False
 
 
 def dumped(command: Sequence[str]) -> str:

@@ -19,6 +19,8 @@ from rankwatch.agent.clock import AgentClock
 
 ASK_EVERY_S: Final = 5.0
 """As AWS recommends; its shortest notice is two minutes."""
+TELL_AGAIN_S: Final = 60.0
+"""A notice is told so often as long as it stands: whoever hears nothing more of it takes it for withdrawn."""
 ANSWER_WITHIN_S: Final = 2.0
 ANSWER_BYTES_MAX: Final = 65_536
 LINK_LOCAL: Final = "http://169.254.169.254"
@@ -54,15 +56,22 @@ def on_gcp(base: str = GOOGLE) -> Notice | None:
 
 
 def on_azure(base: str = LINK_LOCAL) -> Notice | None:
-    """The first scheduled event of an Azure machine."""
-    answer = _json(_ask(f"{base}/metadata/scheduledevents?api-version=2020-07-01", {"Metadata": "true"}))
-    for event in _list(answer.get("Events") if isinstance(answer, dict) else None):
+    """A scheduled event of this Azure machine; the service tells those of all machines of a set."""
+    headers = {"Metadata": "true"}
+    name = _ask(f"{base}/metadata/instance/compute/name?api-version=2021-02-01&format=text", headers)
+    answer = _json(_ask(f"{base}/metadata/scheduledevents?api-version=2020-07-01", headers))
+    events = _list(answer.get("Events") if isinstance(answer, dict) else None)
+    mine = [event for event in events if name in (event.get("Resources") or ())]
+    for event in sorted(mine, key=lambda event: event.get("EventType") not in _ENDING):
         action = str(event.get("EventType", ""))
-        what = "preemption" if action == "Preempt" else "maintenance"
+        what = "preemption" if action in _ENDING else "maintenance"
         at, detail = str(event.get("NotBefore", "")), str(event.get("Description", ""))
         return {"what": what, "action": action, "at": at, "detail": detail}
     return None
 
+
+_ENDING: Final = ("Preempt", "Terminate")
+"""Events of Azure that take the machine away."""
 
 PROVIDERS: Final[Mapping[str, Callable[[], Notice | None]]] = {"aws": on_aws, "gcp": on_gcp, "azure": on_azure}
 
@@ -86,6 +95,8 @@ class CloudNotices(threading.Thread):
         self._clock = clock
         self._closed = threading.Event()
         self._notice: Notice | None = None
+        self._told_s = -TELL_AGAIN_S
+        self._answers = True
         self._events: list[wire.Event] = []
 
     def take_events(self) -> list[wire.Event]:
@@ -109,10 +120,14 @@ class CloudNotices(threading.Thread):
         try:
             notice = self._look()
         except (OSError, http.client.HTTPException, ValueError) as error:
-            _log.info("the metadata service does not answer: %s", error)
+            if self._answers:
+                _log.info("the metadata service does not answer: %s", error)
+            self._answers = False
             return
-        if notice != self._notice:
-            self._notice = notice
+        self._answers = True
+        now_s = self._clock.monotonic_s()
+        if notice != self._notice or (notice and now_s - self._told_s >= TELL_AGAIN_S):
+            self._notice, self._told_s = notice, now_s
             self._events.append(wire.Event("host_notice", self._clock.unix_ns(), fields=dict(notice or {"what": ""})))
 
 

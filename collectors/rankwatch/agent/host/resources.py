@@ -26,12 +26,15 @@ class HostResources:
     """Reads the counters; shares of time are those since the reading before, so that the first one has none.
 
     Args:
-        root: folder in which the host's /proc and /sys are.
+        root: folder in which the host's /proc is.
+        own: folder in which this process's own /proc and /sys are, where its control group is looked for.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, own: Path) -> None:
         self._proc = root / "proc"
-        self._cgroup = _limited_group(root)
+        groups = _groups(own)
+        self._cpu_group = _limited(groups, "cpu.max")
+        self._memory_group = _limited(groups, "memory.max")
         self._before: dict[str, float] = {}
         self._before_s = 0.0
 
@@ -76,9 +79,13 @@ class HostResources:
             counts[name] = float(found[1]) if found else None
         first = (text_of(self._proc / "stat") or "").partition("\n")[0].split()
         counts |= zip(_CPU_TIMES, map(as_number, first[1:]), strict=False)
-        counts["oom_kills"] = table_of(self._proc / "vmstat").get("oom_kill")
-        if self._cgroup is not None:
-            usage = table_of(self._cgroup / "cpu.stat")
+        # The machine counts the kills of all its containers; those of this one are told by its own group.
+        if self._memory_group is not None:
+            counts["oom_kills"] = table_of(self._memory_group / "memory.events").get("oom_kill")
+        else:
+            counts["oom_kills"] = table_of(self._proc / "vmstat").get("oom_kill")
+        if self._cpu_group is not None:
+            usage = table_of(self._cpu_group / "cpu.stat")
             counts["periods"], counts["throttled"] = usage.get("nr_periods"), usage.get("nr_throttled")
         for line in (text_of(self._proc / "diskstats") or "").splitlines():
             words = line.split()
@@ -104,12 +111,17 @@ class HostResources:
         return {"disk_busy_ratio": max(busy, default=None), "disk_request_s": max(waits, default=None)}
 
 
-def _limited_group(root: Path) -> Path | None:
-    """The nearest control group (version 2) above this process that counts how its processor time is limited."""
+def _groups(root: Path) -> list[Path]:
+    """The control groups (version 2) above this process, nearest first."""
     top = root / "sys/fs/cgroup"
     for line in (text_of(root / "proc/self/cgroup") or "").splitlines():
         if line.startswith("0::/"):
             # A container may see its own group as the top, whatever the line says.
-            groups = [top.joinpath(*Path(line[4:]).parts[:depth]) for depth in range(len(Path(line[4:]).parts), -1, -1)]
-            return next((group for group in groups if "nr_periods" in table_of(group / "cpu.stat")), None)
-    return None
+            parts = Path(line[4:]).parts
+            return [top.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1)]
+    return []
+
+
+def _limited(groups: list[Path], file: str) -> Path | None:
+    """The nearest group that limits this resource."""
+    return next((group for group in groups if not (text_of(group / file) or "max").startswith("max")), None)

@@ -21,17 +21,18 @@ class HostSampler(threading.Thread):
     Args:
         root: folder in which the host's /proc and /sys are: "/" except in a container that has them elsewhere.
         clock: for shares of time and the time of samples.
+        own: folder in which this process's own /proc and /sys are.
     """
 
-    def __init__(self, root: Path, clock: AgentClock) -> None:
+    def __init__(self, root: Path, clock: AgentClock, own: Path = Path("/")) -> None:
         super().__init__(name="host", daemon=True)
-        self._resources = HostResources(root)
+        self._resources = HostResources(root, own)
         self._ports = NetworkPorts(root)
         self._clock = clock
         self._closed = threading.Event()
-        self._samples: tuple[wire.DeviceSample, ...] = ()
+        self._samples: tuple[wire.HostDeviceSample, ...] = ()
 
-    def take(self) -> tuple[wire.DeviceSample, ...]:
+    def take(self) -> tuple[wire.HostDeviceSample, ...]:
         """The newest counters, once; empty if none were read since the last call."""
         samples, self._samples = self._samples, ()
         return samples
@@ -46,12 +47,12 @@ class HostSampler(threading.Thread):
             self._samples = self.sample()
             self._closed.wait(READ_EVERY_S)
 
-    def sample(self) -> tuple[wire.DeviceSample, ...]:
+    def sample(self) -> tuple[wire.HostDeviceSample, ...]:
         """Read everything once: of the host, then of each port that is or was in use."""
         now_s, unix_ns = self._clock.monotonic_s(), self._clock.unix_ns()
         host = self._resources.read(now_s)
         ports = self._ports.read(now_s)
+        if self._ports.left_out:
+            host["ports_left_out"] = float(self._ports.left_out)
         read = [(wire.HOST, "", host), *((wire.PORT, name, counters) for name, counters in ports.items())]
-        return tuple(
-            wire.DeviceSample(name, unix_ns, extra=counters, kind=kind) for kind, name, counters in read if counters
-        )
+        return tuple(wire.HostDeviceSample(kind, name, unix_ns, counters) for kind, name, counters in read if counters)

@@ -14,7 +14,7 @@ from rankwatch_service.api.dependencies.context import Ctx
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.paging import Page, Wanted, fetch_page
 from rankwatch_service.store.engine import read
-from rankwatch_service.store.models import HostRecord, Job, JobDevice
+from rankwatch_service.store.models import HostRecord, Job, JobHostDevice
 
 router = APIRouter(prefix="/hosts", tags=["hosts"])
 
@@ -108,8 +108,8 @@ def show_host(host: str, context: Ctx, window: Wanted, _identity: Reader) -> Pag
 
 @router.get("/{host}/jobs")
 def list_host_jobs(host: str, context: Ctx, _identity: Reader) -> HostJobs:
-    """Jobs whose agents have reported counters from this host, at most 50."""
-    here = select(JobDevice.job).where(JobDevice.host == host)
+    """Jobs whose agents have reported counters of this host, those seen last first, at most 50."""
+    here = select(JobHostDevice.job).where(JobHostDevice.host == host)
     query = (
         select(Job.name, Job.last_seen_unix_ns)
         .where(Job.name.in_(here))

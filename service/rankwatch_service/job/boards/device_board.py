@@ -108,7 +108,7 @@ class DeviceBoard:
         """
         fresh = list[DeviceNumber]()
         for batch in batches:
-            samples = [sample for sample in batch.devices if sample.kind == self._kind]
+            samples = self._samples(batch)
             if not samples:
                 continue
             # An agent reads all devices of its host at one time.
@@ -124,6 +124,12 @@ class DeviceBoard:
                 else:
                     self._put(slot, device.number, sample)
         return fresh
+
+    def _samples(self, batch: wire.Batch) -> Sequence[wire.DeviceSample]:
+        if self._kind == wire.GPU:
+            return batch.devices
+        mine = (one for one in batch.host_devices if one.kind == self._kind)
+        return [wire.DeviceSample(one.name, one.time_unix_ns, extra=one.counters) for one in mine]
 
     def due(self, now_s: float) -> Iterator[DeviceCounters]:
         """The slots that are over, oldest first."""

@@ -27,7 +27,7 @@ class DeviceBoards:
 
     def take(self, batches: Sequence[wire.Batch], ranks: int, now_s: float) -> list[DeviceNumber]:
         """As `DeviceBoard.take`."""
-        carrying = [batch for batch in batches if batch.devices]
+        carrying = [batch for batch in batches if batch.devices or batch.host_devices]
         if not carrying:
             return []
         return [device for board in self._boards.values() for device in board.take(carrying, ranks, now_s)]

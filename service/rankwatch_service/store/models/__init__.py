@@ -20,7 +20,15 @@ from rankwatch_service.store.models.incidents import (
     Receiver,
     Silence,
 )
-from rankwatch_service.store.models.jobs import Attempt, Job, JobDevice, JobProject, SeriesChunk, SeriesRollup
+from rankwatch_service.store.models.jobs import (
+    Attempt,
+    Job,
+    JobDevice,
+    JobHostDevice,
+    JobProject,
+    SeriesChunk,
+    SeriesRollup,
+)
 from rankwatch_service.store.models.streaming import (
     ControlEnd,
     ControlRecord,
@@ -57,6 +65,7 @@ __all__ = [
     "IncidentTransition",
     "Job",
     "JobDevice",
+    "JobHostDevice",
     "JobProject",
     "Lease",
     "LogPartition",

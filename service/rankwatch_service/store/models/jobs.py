@@ -62,19 +62,32 @@ class Attempt(Base):
 
 
 class JobDevice(Base):
-    """A device of a job's hosts, whose counters are series."""
+    """A GPU of a job's hosts, whose counters are series."""
 
     __tablename__ = "job_device"
     job: Mapped[str] = mapped_column(primary_key=True)
-    kind: Mapped[str] = mapped_column(primary_key=True, server_default="gpu")
-    """gpu, port or host (`wire.DEVICE_KINDS`)."""
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    """Its place in the series of the job's devices of this kind."""
+    """Its place in the series of the job's GPUs."""
     host: Mapped[str]
     index: Mapped[int]
     """On its host, in the driver's order; not an ordinal of CUDA."""
     uuid: Mapped[str]
-    """Of a GPU, empty where the driver does not tell it; of a port its name; of a host empty."""
+    """Empty where the driver does not tell it."""
+
+
+class JobHostDevice(Base):
+    """A network port of a job's hosts, or a host as a whole, whose counters are series."""
+
+    __tablename__ = "job_host_device"
+    job: Mapped[str] = mapped_column(primary_key=True)
+    kind: Mapped[str] = mapped_column(primary_key=True)
+    """port or host (`wire.DEVICE_KINDS`)."""
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    """Its place in the series of the job's devices of this kind."""
+    host: Mapped[str] = mapped_column(index=True)
+    index: Mapped[int]
+    uuid: Mapped[str]
+    """Of a port its name; of a host empty."""
 
 
 class SeriesChunk(Base):

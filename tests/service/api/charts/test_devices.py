@@ -35,8 +35,8 @@ def began_ns(api) -> int:
             for index in range(3)
             if index < 2 or slot < SLOTS // 2
         )
-        port = wire.DeviceSample("eth0", clock.unix_ns(), extra={"link_up": 1.0}, kind=wire.PORT)
-        body = wire.encode(batch(slot, ranks=ranks(2) if slot == 0 else (), devices=(*samples, port)))
+        port = wire.HostDeviceSample(wire.PORT, "eth0", clock.unix_ns(), {"link_up": 1.0})
+        body = wire.encode(batch(slot, ranks=ranks(2) if slot == 0 else (), devices=samples, host_devices=(port,)))
         log.append([Entry("gpt", body)])
         clock.advance(SLOT_S)
         while stream.step():

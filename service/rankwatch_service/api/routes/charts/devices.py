@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Query
@@ -17,7 +18,7 @@ from rankwatch_service.names import NAME_CHARS_MAX, series_of_devices
 from rankwatch_service.series.last_values import LastValues, last_values
 from rankwatch_service.series.query import POINTS_MAX, Reduce, metrics, series
 from rankwatch_service.store.engine import read
-from rankwatch_service.store.models import Attempt, Job, JobDevice
+from rankwatch_service.store.models import Attempt, Job, JobDevice, JobHostDevice
 
 router = APIRouter(prefix="/jobs/{job}/devices", tags=["devices"])
 
@@ -79,13 +80,15 @@ def list_devices(
 ) -> Page[Device]:
     """The devices that the job's agents have reported, those seen last first, with their newest counters."""
     users = _users(context, job)
-    query = select(JobDevice.__table__).where(JobDevice.job == job, JobDevice.kind == kind)
+    table = JobDevice if kind == "gpu" else JobHostDevice
+    query = select(table.__table__).where(table.job == job)
+    if table is JobHostDevice:
+        query = query.where(JobHostDevice.kind == kind)
     if host is not None:
-        query = query.where(JobDevice.host == host)
+        query = query.where(table.host == host)
+    listed = f"devices {job} {kind} {host}"
     with read(context.engine) as connection:
-        page = fetch_page(
-            connection, query, [JobDevice.number], window, context.cursors, f"devices {job} {kind} {host}", _device
-        )
+        page = fetch_page(connection, query, [table.number], window, context.cursors, listed, partial(_device, kind))
     newest = last_values(context.engine, series_of_devices(job, kind), [device.number for device in page.items])
     for device, values in zip(page.items, newest, strict=True):
         device.ranks = users.get((device.host, device.uuid), []) if device.uuid else []
@@ -138,9 +141,9 @@ def _users(context: Context, job: str) -> dict[tuple[str, str], list[int]]:
     return users
 
 
-def _device(row: RowMapping) -> Device:
+def _device(kind: str, row: RowMapping) -> Device:
     return Device(
-        kind=row["kind"],
+        kind=kind,
         number=row["number"],
         host=row["host"],
         index=row["index"],

@@ -6,7 +6,7 @@ import { Chart } from "../charts/line_chart.js";
 import { fill, h } from "../common/dom.js";
 import { measured, moment, rankList, words } from "../common/format.js";
 import { deviceFan } from "../charts/series.js";
-import { card } from "./shell.js";
+import { card, seesEveryJob } from "./shell.js";
 
 // The first column is the counter that is shown first.
 const KINDS = {
@@ -53,6 +53,7 @@ export class DevicesCard {
       get(path("jobs", this.job, "devices", "counters"), { kind: this.kind }),
       get(path("jobs", this.job, "devices"), { kind: this.kind, host: this.host, limit: READ_MAX }),
     ]);
+    this.seesHosts = await seesEveryJob();
     this.card.hidden = !items.length || !listed.items.length;
     if (this.card.hidden) return;
     this.#offer(items);
@@ -75,6 +76,12 @@ export class DevicesCard {
     fill(this.pick, counters.map((counter) => h("option", { value: counter, selected: counter === chosen }, words(counter))));
   }
 
+  // Pages of hosts are for those who may see every job.
+  #named(one) {
+    const name = h("b", {}, this.looks.nameOf(one));
+    return this.seesHosts ? h("a", { href: `/hosts/${encodeURIComponent(one.host)}` }, name) : name;
+  }
+
   #list(devices, counter, more) {
     const columns = [...new Set([counter, ...this.looks.columns])].filter((name) => devices.some((one) => name in one.counters));
     const height = (one) => one.counters[counter] ?? -Infinity;
@@ -87,7 +94,7 @@ export class DevicesCard {
         h("thead", {}, h("tr", {}, h("th", {}, more ? `Name, of the ${READ_MAX} seen last` : "Name"), this.kind === "gpu" && h("th", {}, "Used by"), columns.map((name) => h("th", { class: "right" }, words(name))))),
         h("tbody", {}, highest.map((one) =>
           h("tr", { title: `read ${moment(one.at_unix_ns)}` },
-            h("td", { class: "break", title: one.uuid }, h("a", { href: `/hosts/${encodeURIComponent(one.host)}` }, h("b", {}, this.looks.nameOf(one)))),
+            h("td", { class: "break", title: one.uuid }, this.#named(one)),
             this.kind === "gpu" && h("td", { class: "muted" }, one.ranks.length ? rankList(one.ranks, 3) : "not known"),
             columns.map((name) => h("td", { class: "right nowrap" }, measured(name, one.counters[name] ?? null))),
           ),

@@ -139,6 +139,12 @@ export async function mayDo(scope) {
   return scopes.includes(scope) || scopes.includes("admin");
 }
 
+// Whether this session may see what is of no single job, as hosts are.
+export async function seesEveryJob() {
+  const { job, jobs } = await viewer();
+  return !job && !jobs?.length;
+}
+
 // The session of whoever looks at the page.
 export async function viewer() {
   session ??= await get("session").catch(() => null);

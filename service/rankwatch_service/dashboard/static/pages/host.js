@@ -25,6 +25,7 @@ main.append(
 );
 
 let shown = "";
+let drawing = false;
 let cards = [];
 let seconds = 0;
 const refresh = gathered(load);
@@ -36,7 +37,8 @@ async function load() {
     const [incidents, jobs] = await Promise.all([get(path("hosts", name), { limit: LISTED }), get(path("hosts", name, "jobs"))]);
     showRecord(incidents.items);
     const offered = jobs.items.map((one) => one.job);
-    if (offered.join("\n") !== [...pick.options].map((one) => one.value).join("\n")) fill(pick, offered.map((job) => h("option", { value: job, selected: job === shown }, job)));
+    const before = [...pick.options].map((one) => one.value);
+    if (offered.toSorted().join("\n") !== before.toSorted().join("\n")) fill(pick, offered.map((job) => h("option", { value: job, selected: job === shown }, job)));
     pick.hidden = !offered.length;
     await show(pick.value);
   });
@@ -58,12 +60,17 @@ function showRecord(items) {
 }
 
 async function show(job) {
-  if (!job) return;
+  if (!job || (drawing && job === shown)) return;
   if (job !== shown) {
     shown = job;
     cards = ["gpu", "port", "host"].map((kind) => new DevicesCard(job, kind, name));
     fill(counters, cards.map((one) => one.card));
   }
-  await plotly();
-  await Promise.all(cards.map((one) => one.draw()));
+  drawing = true;
+  try {
+    await plotly();
+    await Promise.all(cards.map((one) => one.draw()));
+  } finally {
+    drawing = false;
+  }
 }
