@@ -271,6 +271,15 @@ def decode_answer(payload: bytes) -> Answer:
     return Answer(**_known(payload, Answer._fields))
 
 
+def plain_json(text: bytes) -> Any:
+    """Read JSON that a rank wrote. Halves of surrogate pairs, as file names that are not UTF-8 have, become `?`.
+
+    Raises:
+        ValueError: not JSON.
+    """
+    return json.loads(json.dumps(json.loads(text), ensure_ascii=False).encode("utf-8", "replace"))
+
+
 def _known(payload: bytes, names: tuple[str, ...]) -> dict[str, Any]:
     fields = json.loads(payload)
     if not isinstance(fields, dict):

@@ -24,7 +24,7 @@ IDLE_PHASES: Final = {"data_wait": False, "collective": True}
 KIND_OF_PHASE: Final = {"eval": 1, "checkpoint_save": 2}
 """A step that has one of these phases is of that kind (`layout.KINDS`) and is not compared with train steps."""
 FAILURE_OF_PHASE: Final = {"checkpoint_save": "save", "checkpoint_load": "restore"}
-"""What has failed when an exception leaves one of these phases."""
+"""What has failed when an exception leaves one of these phases, and has succeeded when none does."""
 KIND_OF_PAUSE: Final = 1
 """Kind of a step that has a pause under another name."""
 NOT_LAID_OUT: Final = -1
@@ -80,7 +80,7 @@ class PhaseTimer:
         else:
             meter.marked |= self.bit
             self.ns = now - self.since
-        self.since = 0
+        since, self.since = self.since, 0
         outer = meter.inner = self.outer
         if outer is None:
             words[PHASE_ENTERED] = now
@@ -90,7 +90,11 @@ class PhaseTimer:
             words[PHASE] = outer.index
         if self.waiting is not None:
             meter.busy_on(now)
-        if error is not None and self.failure is not None:
+        if self.failure is None:
+            return
+        if error is None:
+            meter.succeeded(self.failure, since)
+        else:
             meter.failed(self.failure, error)
 
 
@@ -148,6 +152,8 @@ class StepMeter:
         self.cpu = self._thread_clock
         self.failed: Callable[[str, BaseException], None] = lambda _what, _error: None
         """Records the exception with which a save or a restore has failed."""
+        self.succeeded: Callable[[str, int], None] = lambda _what, _since_ns: None
+        """Records that a save or a restore which began at this time has succeeded."""
         self.k = 0
         self.step = -1
         self.inner: PhaseTimer | None = None

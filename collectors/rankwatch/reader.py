@@ -282,7 +282,7 @@ class RingReader:
                     return  # its first parts are lost, and were counted
             self._note_parts.append(entry[layout.NOTE_OFFSET : layout.NOTE_OFFSET + length])
             if page + 1 == count:
-                text = json.loads(b"".join(self._note_parts))
+                text = layout.plain_json(b"".join(self._note_parts))
                 self._note_parts.clear()
                 poll.entries.append(Note(sequence, step, k, unix_ns, text["kind"], text["fields"]))
         else:

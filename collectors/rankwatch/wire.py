@@ -206,6 +206,7 @@ EVENT_KINDS: Final = (
     # what: save | restore, type, message, where, errno (0: not an error of a file system), location ("": not known),
     # checkpoint: the one to be restored, tier: memory of a capture, ordered: the ranks are held until all have restored
     "checkpoint_failed",
+    "checkpoint_succeeded",  # what, tier (as above): the first without an exception after a failure, or of a process
     "checkpoint_gone",  # checkpoint, reason: not in a rank's memory, or on a host's disks, any more
     "checkpoint_disk",  # path, free_bytes, total_bytes, save_bytes (0: not known): the file system of the newest save
     "location_refused",  # checkpoint, location, reason: an agent does not pass it on to its ranks

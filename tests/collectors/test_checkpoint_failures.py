@@ -1,5 +1,6 @@
 """A save or a restore that fails is told, with its reason; the exception is the script's own."""
 
+import contextlib
 import errno
 import os
 
@@ -114,6 +115,62 @@ def test_a_capture_that_fails_is_told_and_its_step_is_recorded(rank):
     assert list(rank.watch.steps(4)) == [0, 1, 2, 3]
     assert [(note["tier"], note["type"]) for note in rank.notes("checkpoint_failed")] == [("memory", "MemoryError")] * 2
     assert [entry.step for entry in rank.entries if hasattr(entry, "step_time_s")] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("part", ["phase", "pause"])
+@pytest.mark.parametrize(("name", "what"), [("checkpoint_save", "save"), ("checkpoint_load", "restore")])
+def test_the_first_part_without_an_exception_after_a_failure_is_told_once(rank, part, name, what):
+    def run(error: Exception | None = None) -> None:
+        rank.clock.advance(1.0)
+        with contextlib.suppress(OSError), getattr(rank.watch, part)(name):
+            rank.clock.advance(1.0)
+            if error is not None:
+                raise error
+
+    told = []
+    for step in rank.watch.steps(4):
+        run(FULL if step in (1, 3) else None)
+        run()
+        told.append([note["what"] for note in rank.notes("checkpoint_succeeded")])
+    first = int(what == "save")  # of the process, which does not know what an earlier one could not save
+    assert [len(said) - first for said in told] == [0, 1, 1, 2]
+    assert {*told[-1]} == {what}
+
+
+def test_a_failure_that_the_script_catches_within_the_save_is_no_success(rank):
+    def hook(step: int) -> None:
+        rank.clock.advance(1.0)
+        with contextlib.suppress(OSError), rank.watch.phase("checkpoint_save"):
+            failing(FULL)()
+
+    failures = rank.watch._loop.failures
+    with failures.of("save"):
+        hook(3)
+    assert (len(rank.notes("checkpoint_failed")), rank.notes("checkpoint_succeeded")) == (1, [])
+    rank.clock.advance(1.0)
+    with failures.of("save"):
+        pass
+    assert rank.notes("checkpoint_succeeded") == [{"what": "save", "tier": ""}]
+
+
+def test_a_capture_that_succeeds_says_nothing_of_saves_to_disk(rank):
+    failures = rank.watch._loop.failures
+    for tier in ("", "memory"):
+        with contextlib.suppress(OSError), failures.of("save", tier=tier):
+            failing(FULL)()
+    rank.clock.advance(1.0)
+    with failures.of("save", tier="memory"):
+        pass
+    assert [note["tier"] for note in rank.notes("checkpoint_succeeded")] == ["memory"]
+
+
+def test_a_save_that_fails_alike_after_a_success_in_the_same_step_is_told_again(rank):
+    for error in (FULL, None, FULL):
+        rank.clock.advance(1.0)
+        with contextlib.suppress(OSError), rank.watch.phase("checkpoint_save"):
+            if error is not None:
+                raise error
+    assert len(rank.notes("checkpoint_failed")) == 2
 
 
 def test_what_a_framework_loads_itself_is_told_with_its_place_and_the_call_is_passed_on(rank):

@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 
-from rankwatch import layout
+from rankwatch import layout, wire
 from rankwatch.folders import directories, others_reach
 from rankwatch.reader import Note, RingReader, StepEntry, ValuesEntry
 from rankwatch.recorder import Recorder
@@ -278,6 +278,17 @@ def test_notes_come_back_whole_and_long_ones_are_cut_or_counted(tmp_path):
     assert dict(whole.fields) == {"type": "E", "message": "ü" * 200}
     assert dict(cut.fields) == {"message": "m" * 400}
     assert recorder.dropped == {"notes": 1}
+
+
+def test_a_path_in_a_note_that_is_not_utf_8_can_be_sent(tmp_path):
+    recorder = a_recorder(tmp_path)
+    fields = {"location": "/data/\udcff.pt", "also": ["\udc80"], "message": "\U0001f4be"}
+    recorder.note("checkpoint_failed", fields, 4, 0, 1_000)
+    (note,) = everything_in(recorder)
+    assert note.fields == {"location": "/data/?.pt", "also": ["?"], "message": "\U0001f4be"}
+    event = wire.Event(note.kind, 1, 0, note.step, dict(note.fields))
+    batch = wire.Batch(wire.SCHEMA_VERSION, "gpt", "l.0", "node-1", "boot", 1, 1, events=(event,))
+    assert wire.decode_batch(wire.encode(batch)) == batch
 
 
 def test_parameter_names_beyond_the_block_are_cut_and_counted(tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -59,7 +58,7 @@ def _answer(ring_path: str, request: str) -> dict[str, Any] | None:
     """What the rank answered to a request; None if it has not."""
     try:
         with Path(layout.trace_path(ring_path)).open("rb") as file:
-            answer = json.loads(file.read(layout.TRACE_BYTES_MAX + 1))
+            answer = layout.plain_json(file.read(layout.TRACE_BYTES_MAX + 1))
     except (OSError, ValueError):
         return None
     return answer if isinstance(answer, dict) and answer.get("request") == request else None

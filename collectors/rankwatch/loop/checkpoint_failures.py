@@ -1,4 +1,4 @@
-"""Records that a checkpoint could not be saved or loaded. The exception goes on to the training script."""
+"""Records that a checkpoint could not be saved or loaded, and that it could again. Exceptions go on to the script."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ from rankwatch.meter import StepMeter
 
 
 class CheckpointFailures:
-    """The failed saves and restores of one rank: event `checkpoint_failed`, once for each failure in a step."""
+    """The failed saves and restores of one rank: event `checkpoint_failed`, once for each failure in a step.
+
+    The first part without an exception after a failure is an event `checkpoint_succeeded`: a script may register no
+    save. So is the first save of a process, which cannot know whether an earlier launch has failed.
+    """
 
     def __init__(self, meter: StepMeter, faults: Faults) -> None:
         self._meter = meter
@@ -21,7 +25,10 @@ class CheckpointFailures:
         self._told: tuple[Any, ...] = ()
         self._known: dict[str, Any] = {}
         """Fields of the event that are known of what is being saved or loaded."""
+        self._failed_ns = {("save", ""): 0}
+        """By what and tier, when the newest failure was recorded, until it succeeds."""
         meter.failed = self.tell
+        meter.succeeded = self.succeed
 
     @contextmanager
     def of(self, what: str, **fields: Any) -> Iterator[None]:
@@ -32,11 +39,14 @@ class CheckpointFailures:
             fields: further ones of the event.
         """
         before, self._known = self._known, {**self._known, **fields}
+        since_ns = self._meter.now()
         try:
             yield
         except Exception as error:
             self.tell(what, error)
             raise
+        else:
+            self.succeed(what, since_ns)
         finally:
             self._known = before
 
@@ -47,12 +57,30 @@ class CheckpointFailures:
         with self._faults:
             told = described(error, error.__traceback__)
             failure = (what, self._meter.k, self._meter.step, told["type"], told["message"])
-            if told["type"] == INTERRUPTED or failure == self._told:
+            if told["type"] == INTERRUPTED:
+                return
+            self._failed_ns[what, self._known.get("tier", "")] = self._meter.now()
+            if failure == self._told:
                 return
             self._told = failure
             said = {name: told[name] for name in ("type", "message", "where")}
             fields = {"what": what, "location": _path(error), **self._known, **said, "errno": _errno(error)}
             self._meter.note("checkpoint_failed", fields)
+
+    def succeed(self, what: str, since_ns: int) -> None:
+        """Record a success after a failure.
+
+        Args:
+            what: save or restore.
+            since_ns: when it began: a failure since then was in a part of it, which the script has caught.
+        """
+        tier = self._known.get("tier", "")
+        if since_ns <= self._failed_ns.get((what, tier), since_ns):
+            return
+        with self._faults:
+            del self._failed_ns[what, tier]
+            self._told = ()
+            self._meter.note("checkpoint_succeeded", {"what": what, "tier": tier})
 
 
 def _path(error: Exception) -> str:

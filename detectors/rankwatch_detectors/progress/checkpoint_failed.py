@@ -7,26 +7,28 @@ lost nothing, and a save that fails because the job ends on request is none that
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from rankwatch_detectors.base import AttemptStart, Finding, Frame, Kind, Occurrence, Presence, Severity
 from rankwatch_detectors.dispatch import DispatchingDetector
 from rankwatch_detectors.ends.teardown import ENDS, end_of, is_request
-from rankwatch_detectors.episodes import EPISODES_MAX
 from rankwatch_detectors.progress.checkpoint_failure import (
+    DISK,
+    MEMORY,
     NO_ROOM,
     SAVE,
     Failure,
+    also,
     error_of,
     evidence_of,
     failure_of,
-    first_of,
-    follows_from_an_end,
+    launch_of,
     tier_of,
 )
 from rankwatch_detectors.progress.disk_report import DiskReport
+from rankwatch_detectors.progress.rank_failures import RankFailures, ranks_of
 from rankwatch_detectors.progress.save_parts import SaveParts, SavePartsConfig
 from rankwatch_detectors.scope import WHOLE_JOB
 
@@ -41,14 +43,17 @@ class CheckpointFailedConfig:
 
 
 class CheckpointFailedDetector(DispatchingDetector):
-    """Scope "job". Memory: one entry for each rank of a save, for a few saves."""
+    """Scope "job". Memory: that of `RankFailures`, and one entry for each rank of a save, for a few saves."""
 
     kind: Kind = Kind.CHECKPOINT_FAILED
     STATE: ClassVar[tuple[str, ...]] = (
         *DispatchingDetector.STATE,
+        "lockstep",
         "_suspected",
         "_failed",
         "_step",
+        "_has_saved",
+        "_has_ended",
         "_ends_on_request",
         "_disk",
         "_parts",
@@ -57,29 +62,36 @@ class CheckpointFailedDetector(DispatchingDetector):
     def __init__(self, config: CheckpointFailedConfig) -> None:
         super().__init__()
         self.name = "checkpoint_failed"
-        self.version = 1
+        self.version = 2
         self._config = config
-        self._suspected: dict[str, Failure] = {}
-        """By rank, failures that may yet be made good."""
-        self._failed: dict[str, Failure] = {}
-        """By rank, those of the open episode."""
+        self._suspected = RankFailures()
+        """Failures that may yet be made good."""
+        self._failed = RankFailures()
+        """Those of the open episode."""
         self._step = -1
         """Newest step of this attempt."""
+        self._has_saved = False
+        """A rank of this launch has saved to disk, which makes good what an earlier launch could not."""
+        self._has_ended = False
+        """A rank of this attempt has ended, so that the saves of others may fail."""
         self._ends_on_request = False
         self._disk = DiskReport()
         self._parts = SaveParts(config.parts)
 
     def _begin(self, start: AttemptStart) -> list[Finding]:
         # A new attempt must not close this kind's episode, as it does for other kinds: only a save does.
-        new_launch = start.launch != self.attempt.rpartition(".")[0]
+        new_launch = start.launch != launch_of(self.attempt)
         if start.attempt != self.attempt:
             if self._ends_on_request:
-                self._suspected = {}
-            self._step, self._ends_on_request = -1, False
+                self._suspected.clear()
+            self._step, self._has_ended, self._ends_on_request = -1, False, False
             self._parts.begin(new_launch=new_launch)
         if new_launch:
-            self._failed = {}  # any rank's save ends the episode: these are other processes
+            self._failed.clear()  # any rank's save ends the episode: these are other processes
+            self._suspected.take_out(lambda one: one["tier"] == MEMORY)  # gone with the processes
+            self._has_saved = False
         self.attempt, self.world_size = start.attempt, start.topology.world_size
+        self.lockstep = start.topology.lockstep
         return []
 
     def _on_frame(self, frame: Frame) -> Sequence[Finding]:
@@ -91,7 +103,7 @@ class CheckpointFailedDetector(DispatchingDetector):
         del presence
         # Judged here and not with a frame: an agent sends the rows of some steps before the events of these steps.
         for rank in self._parts.missing(self.now_s):
-            self._suspected.setdefault(str(rank), self._without_part(rank))
+            self._suspected.add(self._without_part(rank))
         return self._report()
 
     def _on_occurrence(self, occurrence: Occurrence) -> Sequence[Finding]:
@@ -99,128 +111,137 @@ class CheckpointFailedDetector(DispatchingDetector):
             self._disk.take(occurrence)
             return self._tell_of_disk()
         if occurrence.kind == "checkpoint_saved":
-            return self._saved(occurrence)
+            return self._saved(occurrence, f"A checkpoint of step {occurrence.step} was saved.")
+        is_of_save = occurrence.fields.get("what") == SAVE
+        if occurrence.kind == "checkpoint_succeeded" and is_of_save:
+            return self._saved(occurrence, f"Rank {occurrence.rank} saved without an error in step {occurrence.step}.")
         if occurrence.kind == "accepted" and self.kind in occurrence.fields.get("kinds", ()):
             return self._end(occurrence.step, "The incident was resolved.")
         if occurrence.kind in ENDS:
             return self._ended(occurrence)
-        is_save = occurrence.kind == "checkpoint_failed" and occurrence.fields.get("what") == SAVE
-        if is_save and occurrence.rank is not None:
-            known = self._failed if str(occurrence.rank) in self._failed else self._suspected
-            if len(known) < EPISODES_MAX:
-                known.setdefault(str(occurrence.rank), failure_of(occurrence))
+        if occurrence.kind == "checkpoint_failed" and is_of_save and occurrence.rank is not None:
+            self._suspect(failure_of(occurrence))
         return ()
 
-    def _saved(self, occurrence: Occurrence) -> Sequence[Finding]:
-        """A rank has saved: what it failed to save is made good."""
-        rank, tier = str(occurrence.rank), tier_of(occurrence)
-        if tier == "disk" and occurrence.attempt == self.attempt:
+    def _suspect(self, failure: Failure) -> None:
+        follows = self._has_ended and failure["follows"]
+        made_good = self._has_saved and launch_of(failure["attempt"]) != launch_of(self.attempt)
+        if not follows and not made_good and self._failed.get(failure["rank"], failure["tier"]) is None:
+            self._suspected.add(failure)
+
+    def _saved(self, occurrence: Occurrence, why: str) -> Sequence[Finding]:
+        """A rank has saved: what it failed to save is made good, and what any rank of another launch did."""
+        tier, launch = tier_of(occurrence), launch_of(self.attempt)
+        if occurrence.kind == "checkpoint_saved" and tier == DISK and occurrence.attempt == self.attempt:
             self._parts.take(occurrence, self.now_s)
         for failures in (self._suspected, self._failed):
-            if rank in failures and failures[rank]["tier"] == tier:
-                del failures[rank]
-        if self._failed or WHOLE_JOB not in self.episodes or self._evidence_told["tier"] != tier:
+            failures.drop(occurrence.rank, tier)
+        if tier == DISK and not self._has_saved and launch_of(occurrence.attempt) == launch:
+            self._has_saved = True
+            for failures in (self._suspected, self._failed):
+                failures.take_out(lambda one: launch_of(one["attempt"]) != launch)
+        if WHOLE_JOB not in self.episodes or self._shown_tier != tier or self._failed.has(tier):
             return ()
-        return self._end(occurrence.step, f"A checkpoint of step {occurrence.step} was saved.")
+        if self._failed:
+            return self.episodes.update(WHOLE_JOB, detected_time_s=self.now_s, **self._words())
+        return self._end(occurrence.step, why)
 
     def _ended(self, occurrence: Occurrence) -> Sequence[Finding]:
         """A rank has ended: on request, or because of its failed save, or so that the saves of others failed."""
-        if occurrence.attempt.rpartition(".")[0] != self.attempt.rpartition(".")[0]:
+        if launch_of(occurrence.attempt) != launch_of(self.attempt):
             return ()
         self._parts.stop()
         if is_request(end_of(occurrence, self.now_s)):
-            self._suspected.pop(str(occurrence.rank), None)
+            self._suspected.drop(occurrence.rank)
             self._ends_on_request = True
             return ()
-        self._suspected = {rank: one for rank, one in self._suspected.items() if not follows_from_an_end(one)}
-        if (own := self._suspected.get(str(occurrence.rank))) is not None:
-            own["ended"] = True
-        return self._report()
+        if not self._has_ended:
+            self._has_ended = True
+            self._suspected.take_out(lambda one: one["follows"])
+        for tier in (DISK, MEMORY):
+            if (own := self._suspected.get(occurrence.rank, tier)) is not None:
+                own["ended"] = True
+        # Ranks that end together are told together: those after the first with the next tick.
+        return () if WHOLE_JOB in self.episodes else self._report()
 
-    def _is_lost(self, failure: Mapping[str, Any]) -> bool:
+    def _is_lost(self, failure: Failure) -> bool:
         """Whether training goes on, or has ended, without what was to be saved."""
         if failure["ended"] or self._ends_on_request:
             return bool(failure["ended"])
         went_on = self._step > failure["step"] if failure["attempt"] == self.attempt else self._step >= 0
-        return went_on or self.now_s - failure["time_s"] >= self._config.wait_s
+        # At their own pace other ranks are steps ahead while this one tries again.
+        return (went_on and self.lockstep) or self.now_s - failure["time_s"] >= self._config.wait_s
 
     def _report(self) -> list[Finding]:
-        lost = {rank: one for rank, one in self._suspected.items() if self._is_lost(one)}
+        lost = self._suspected.take_out(self._is_lost) if self._suspected else []
         if not lost:
             return []
-        self._suspected = {rank: one for rank, one in self._suspected.items() if rank not in lost}
-        self._failed = lost | self._failed
-        first = first_of(self._failed.values())
-        fields = {
-            "ranks": self._ranks(first),
-            "detected_step": max(self._step, first["step"]),
-            "detected_time_s": self.now_s,
-            "summary": self._summary(first),
-            "evidence": self._evidence(first),
-            "cause": self._cause(self._failed.values()),
-        }
+        for one in lost:
+            self._failed.add(one)
+        first, words = self._failed.shown[0], self._words()
+        step = max(self._step, first["step"])
         if WHOLE_JOB in self.episodes:
-            return self.episodes.update(WHOLE_JOB, **fields)
+            return self.episodes.update(WHOLE_JOB, detected_step=step, detected_time_s=self.now_s, **words)
         return self.episodes.open(
             WHOLE_JOB,
             attempt=self.attempt,
             severity=Severity.WARNING,
             onset_step=max(first["step"], 0),
+            detected_step=step,
             onset_time_s=first["time_s"],
+            detected_time_s=self.now_s,
             score=float("inf"),
             confidence=1.0,
-            **fields,
+            **words,
         )
 
     def _tell_of_disk(self) -> Sequence[Finding]:
         """Add to the open episode how full the file system is: agents look at it when a save has failed."""
         if WHOLE_JOB not in self.episodes or not self._failed:
             return ()
-        first, cause = first_of(self._failed.values()), self._cause(self._failed.values())
-        if cause == self.episodes.told(WHOLE_JOB)["cause"] and "disk" in self._evidence_told:
-            self.episodes.note(WHOLE_JOB, self._evidence(first))
+        words, told = self._words(), self.episodes.told(WHOLE_JOB)
+        if words["cause"] == told["cause"] and "disk" in told["evidence"]:
+            self.episodes.note(WHOLE_JOB, words["evidence"])
             return ()
-        words = {"summary": self._summary(first), "evidence": self._evidence(first), "cause": cause}
         return self.episodes.update(WHOLE_JOB, **words)
 
     @property
-    def _evidence_told(self) -> Mapping[str, Any]:
-        evidence: Mapping[str, Any] = self.episodes.told(WHOLE_JOB)["evidence"]
-        return evidence
+    def _shown_tier(self) -> str:
+        tier: str = self.episodes.told(WHOLE_JOB)["evidence"]["tier"]
+        return tier
 
     def _end(self, step: int | None, why: str) -> Sequence[Finding]:
-        self._failed = {}
+        self._failed.clear()
         return self.episodes.close(WHOLE_JOB, step, self.now_s, why) if WHOLE_JOB in self.episodes else ()
 
-    def _cause(self, failures: Iterable[Failure]) -> str:
-        return "disk" if self._disk.is_full or any(one["errno"] in NO_ROOM for one in failures) else ""
-
-    def _ranks(self, first: Failure) -> tuple[int, ...]:
-        """The ranks that failed, the first one first."""
-        others = sorted(one["rank"] for one in self._failed.values() if one is not first)
-        return (first["rank"], *others)
-
-    def _summary(self, first: Failure) -> str:
-        others = len(self._failed) - 1
-        also = f", and so did {others} other{'s' * (others > 1)}" if others else ""
-        at = f" of {first['path']}" if first["path"] else ""
-        newest = self._parts.newest_step
-        left = f"the newest one is of step {newest}" if newest is not None else "none was saved in this launch before"
-        if first["type"]:
-            what = f"Rank {first['rank']} could not save its checkpoint{at} in step {first['step']}{also}"
-            return f"{what}: {error_of(first)}; {left}.{self._disk.sentence}"
-        what = f"Rank {first['rank']} did not save its part of the checkpoint of step {first['step']}{also}"
-        return f"{what}, although the others have saved theirs; {left}.{self._disk.sentence}"
-
-    def _evidence(self, first: Failure) -> dict[str, Any]:
+    def _words(self) -> dict[str, Any]:
+        """What a finding says of the failures: ranks, summary, evidence and cause."""
+        failures = self._failed.shown
+        first, disk = failures[0], self._disk.evidence
+        no_room = self._disk.is_full or any(one["errno"] in NO_ROOM for one in failures)
         return {
-            **evidence_of(first),
-            "newest_step": self._parts.newest_step,
-            **({"disk": self._disk.evidence} if self._disk.evidence else {}),
+            "ranks": ranks_of(failures),
+            "summary": self._summary(first, also(len(failures) - 1)),
+            "evidence": {
+                **evidence_of(first),
+                "newest_step": self._parts.newest_step,
+                **({"disk": disk} if disk else {}),
+            },
+            "cause": "disk" if no_room else "",
         }
+
+    def _summary(self, first: Failure, others: str) -> str:
+        newest = self._parts.newest_step
+        left = f"the newest one is of step {newest}" if newest is not None else "none is registered in this launch yet"
+        if first["missing"]:
+            what = f"Rank {first['rank']} did not save its part of the checkpoint of step {first['step']}{others}"
+            return f"{what}, although the others have saved theirs; {left}.{self._disk.sentence}"
+        at = f" of {first['path']}" if first["path"] else ""
+        what = f"Rank {first['rank']} could not save its checkpoint{at} in step {first['step']}{others}"
+        return f"{what}{error_of(first)}; {left}.{self._disk.sentence}"
 
     def _without_part(self, rank: int) -> Failure:
         """The failure of a rank that has told nothing."""
         step = self._parts.missed_step
         told = Occurrence("checkpoint_failed", self.attempt, "", self.now_s, rank, step, {})
-        return failure_of(told)
+        return failure_of(told) | {"missing": True}

@@ -23,9 +23,11 @@ class SavePartsConfig:
 
 
 class SaveParts(Stateful):
-    """The saves of one launch, of which every rank registers its part: those that say how many are left out.
+    """The saves of one launch to disk, of which ranks register their parts.
 
-    Whose parts belong to a save is learned from the fullest one of the launch. Memory: `SAVES_MAX` numbers for a rank.
+    A save that says how many ranks take part (`shards`) is whole when as many have registered theirs. Whose parts
+    belong to any other is learned from the fullest one of the launch in its tier, and only these are looked after.
+    Memory: `SAVES_MAX` numbers for a rank.
     """
 
     STATE: ClassVar[tuple[str, ...]] = ("newest_step", "missed_step", "_usual", "_span_s", "_saves", "_stopped")
@@ -37,7 +39,8 @@ class SaveParts(Stateful):
         self.missed_step = -1
         """Of the save that `missing` told of last."""
         self._stopped = False
-        self._usual: list[int] = []
+        self._usual: dict[str, dict[str, None]] = {}
+        """By tier, the ranks of the fullest save."""
         self._span_s = 0.0
         self._saves: dict[str, dict[str, Any]] = {}
 
@@ -45,7 +48,7 @@ class SaveParts(Stateful):
         """A new attempt begins: no further part comes of the saves before it."""
         self._saves, self._stopped = {}, False
         if new_launch:
-            self._usual, self.newest_step = [], None
+            self._usual, self.newest_step = {}, None
 
     def stop(self) -> None:
         """A rank has ended: a part that is missing from now on needs no other reason."""
@@ -56,27 +59,30 @@ class SaveParts(Stateful):
         step, rank, shards = occurrence.step, occurrence.rank, occurrence.fields.get("shards")
         if step is None or rank is None:
             return
-        if shards:
-            self.newest_step = max(step, self.newest_step or 0)
-            return
+        tier = "remote" if occurrence.fields.get("tier") == "remote" else "local"
         save = self._saves.setdefault(
-            str(occurrence.fields.get("checkpoint") or step), {"step": step, "ranks": [], "first_s": now_s}
+            str(occurrence.fields.get("checkpoint") or f"{tier}:{step}"),
+            {"step": step, "tier": tier, "ranks": {}, "first_s": now_s, "shards": 0},
         )
-        if rank not in save["ranks"]:
-            save["ranks"].append(rank)
+        save["ranks"][str(rank)] = None
         save["last_s"] = now_s
+        if isinstance(shards, int):
+            save["shards"] = max(save["shards"], shards)
         self._span_s = max(self._span_s, now_s - save["first_s"])
-        if len(save["ranks"]) >= len(self._usual):
-            self._usual, self.newest_step = sorted(save["ranks"]), max(step, self.newest_step or 0)
+        if len(save["ranks"]) >= (save["shards"] or len(self._usual.get(tier, ()))):
+            self.newest_step = max(step, self.newest_step or 0)
+            if not save["shards"]:
+                self._usual[tier] = save["ranks"]
         while len(self._saves) > SAVES_MAX:
             del self._saves[next(iter(self._saves))]
 
     def missing(self, now_s: float) -> list[int]:
-        """The ranks whose parts of one save are missing for too long, each save once."""
+        """The ranks whose parts of one save are missing for too long, ascending; each save once."""
         wait_s = max(self._config.wait_s, self._config.factor * self._span_s)
         for name, save in self._saves.items():
             if not self._stopped and now_s - save["last_s"] >= wait_s:
                 del self._saves[name]
                 self.missed_step = save["step"]
-                return [rank for rank in self._usual if rank not in save["ranks"]]
+                usual = {} if save["shards"] else self._usual[save["tier"]]
+                return sorted(int(rank) for rank in usual if rank not in save["ranks"])
         return []

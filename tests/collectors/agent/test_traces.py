@@ -108,6 +108,13 @@ def test_answers_to_other_requests_and_halves_of_answers_are_left_alone(host):
     assert host.take() == []
 
 
+def test_an_answer_with_a_path_that_is_not_utf_8_can_be_sent(host):
+    host.order(REQUEST)
+    host.answer(request="cmd_1", step=7, file="/run/\udcff.py")
+    ((_, _, fields),) = host.take()
+    assert fields["file"] == "/run/?.py"
+
+
 def test_of_a_rank_that_is_gone_no_answer_can_come(host):
     host.order(REQUEST)
     host.rank.gone_since_s = 1.0
