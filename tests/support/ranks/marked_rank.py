@@ -20,13 +20,14 @@ def main() -> None:
         rank._put(Directive("", "l.0", "closed", trace="cmd_1", trace_steps=STEPS_MAX))
         model = torch.nn.Linear(4, 4)
         rank.watch.begin()
-        for _ in range(2 * STEPS_MAX):
+        for _ in range(2 * STEPS_MAX + 1):
             with record_function("Optimizer.step#SGD.step"):
                 for _ in range(50):
                     model(torch.ones(2, 4))
                 rank.watch.end()
                 rank.watch.begin()
-            model(torch.ones(2, 4))
+            for _ in range(50):
+                model(torch.ones(2, 4))
         for thread in threading.enumerate():
             if thread.name == "rankwatch trace":
                 thread.join()
