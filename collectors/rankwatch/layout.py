@@ -108,6 +108,8 @@ STACK_SUFFIX: Final = ".stack"
 """File beside each ring, to which faulthandler writes the rank's stacks."""
 TRACE_SUFFIX: Final = ".trace"
 """File beside each ring, in which the rank answers an order to trace: JSON."""
+UNFINISHED_SUFFIX: Final = ".new"
+"""Behind the name of an answer that is still being written."""
 TRACE_BYTES_MAX: Final = 64 * 1024
 """Largest answer; the rows in it are limited, and make a fifth of that."""
 RESUME_FILE_SUFFIX: Final = ".resume.json"

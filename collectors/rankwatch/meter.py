@@ -25,6 +25,8 @@ KIND_OF_PHASE: Final = {"eval": 1, "checkpoint_save": 2}
 """A step that has one of these phases is of that kind (`layout.KINDS`) and is not compared with train steps."""
 FAILURE_OF_PHASE: Final = {"checkpoint_save": "save", "checkpoint_load": "restore"}
 """What has failed when an exception leaves one of these phases, and has succeeded when none does."""
+PAUSES: Final = frozenset({*KIND_OF_PHASE, *FAILURE_OF_PHASE})
+"""Phases that are no work of a step."""
 KIND_OF_PAUSE: Final = 1
 """Kind of a step that has a pause under another name."""
 NOT_LAID_OUT: Final = -1
@@ -98,6 +100,20 @@ class PhaseTimer:
             meter.failed(self.failure, error)
 
 
+class PausePhase(PhaseTimer):
+    """A phase that is no work of the step that it is in."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, meter: StepMeter, name: str, index: int) -> None:
+        super().__init__(meter, name, index)
+        self.name = name
+
+    def __enter__(self) -> None:
+        self.meter.interrupted(f"{self.name} began")
+        super().__enter__()
+
+
 class NoPhase:
     """Used for a phase that does not fit into the name table, or that is already open."""
 
@@ -154,6 +170,8 @@ class StepMeter:
         """Records the exception with which a save or a restore has failed."""
         self.succeeded: Callable[[str, int], None] = lambda _what, _since_ns: None
         """Records that a save or a restore which began at this time has succeeded."""
+        self.interrupted: Callable[[str], None] = lambda _why: None
+        """Called when something begins that is no work of a step; does not raise."""
         self.k = 0
         self.step = -1
         self.inner: PhaseTimer | None = None
@@ -291,7 +309,7 @@ class StepMeter:
         index = self.recorder.phase(name)
         if index < 0:
             return None
-        phase = PhaseTimer(self, name, index)
+        phase = (PausePhase if name in PAUSES else PhaseTimer)(self, name, index)
         self.phases[name] = phase
         return phase
 

@@ -1,5 +1,6 @@
 """An ordered trace on the rank's side: which steps are recorded, what is answered, and that training goes on."""
 
+import errno
 import json
 import threading
 from collections.abc import Callable
@@ -15,20 +16,27 @@ from tests.support.ranks.recorders import Rank
 
 
 class FakeProfiler:
-    """Implements `rankwatch.loop.tracer.RunningProfiler`."""
+    """Implements `rankwatch.loop.tracer.Profiler`."""
 
-    def __init__(self, calls: list[str], summary: Callable[[], dict[str, Any]]) -> None:
+    def __init__(self, rank: "TracedRank") -> None:
         self.ended_by = ""
-        self._calls = calls
-        self._summary = summary
-        calls.append("start")
+        self.kept = 0
+        self._rank = rank
 
-    def stop(self) -> Callable[[], dict[str, Any]]:
-        self._calls.append("stop")
-        return self._summary
+    def start(self) -> None:
+        if self._rank.obstacle is not None:
+            raise self._rank.obstacle
+        self._rank.calls.append(f"start {self._rank.watch._meter.step}")
 
-    def close(self) -> None:
-        self._calls.append("close")
+    def stop(self) -> None:
+        self._rank.calls.append(f"stop {self._rank.watch._meter.step}")
+        self.kept += 1
+
+    def discard(self) -> None:
+        self._rank.calls.append("discard")
+
+    def summary(self) -> dict[str, Any]:
+        return self._rank.summary() | {"kept": self.kept}
 
 
 class TracedRank(Rank):
@@ -40,12 +48,10 @@ class TracedRank(Rank):
         self.summary: Callable[[], dict[str, Any]] = lambda: {"spans": 7}
         self.obstacle: Exception | None = None
         self.profiler: FakeProfiler | None = None
-        self.watch._loop._tracer._start_profiler = self._start
+        self.watch._loop._tracer._new_profiler = self._new
 
-    def _start(self) -> FakeProfiler:
-        if self.obstacle is not None:
-            raise self.obstacle
-        self.profiler = FakeProfiler(self.calls, self.summary)
+    def _new(self) -> FakeProfiler:
+        self.profiler = FakeProfiler(self)
         return self.profiler
 
     def asked(self, request: str, steps: int = 2) -> None:
@@ -76,25 +82,113 @@ def rank(tmp_path: Path) -> TracedRank:
     return TracedRank(tmp_path)
 
 
-def test_the_next_whole_steps_are_recorded_and_summed_up(rank):
+def test_whole_steps_are_recorded_and_summed_up_with_one_between_each_two(rank):
     rank.train(3)
     rank.asked("cmd_1")
-    rank.train(4)
-    assert rank.calls == ["start", "stop", "close"]
-    assert rank.told == {"request": "cmd_1", "step": 3, "step_times_s": [1.0, 1.0], "spans": 7}
+    rank.train(5)
+    assert rank.calls == ["start 3", "stop 3", "start 5", "stop 5"]
+    assert rank.told == {"request": "cmd_1", "step": 3, "spans": 7, "kept": 2}
 
 
 def test_recorded_steps_are_not_compared_with_others(rank):
     rank.train(1)
     rank.asked("cmd_1")
-    rank.train(3)
-    assert rank.kinds == [0, 1, 1, 0]
+    rank.train(4)
+    assert rank.kinds == [0, 1, 0, 1, 0]
+
+
+@pytest.mark.parametrize("phase", ["eval", "checkpoint_save", "checkpoint_load"])
+def test_what_happens_between_steps_is_not_recorded(rank, phase):
+    rank.asked("cmd_1")
+    rank.train(1)
+    assert rank.calls[-1] == "stop 0"
+    with rank.watch.phase(phase), rank.watch.pause("maintenance"):
+        rank.clock.advance(36_000)
+    rank.train(2)
+    assert rank.told == {"request": "cmd_1", "step": 0, "spans": 7, "kept": 2}
+
+
+@pytest.mark.parametrize("part", ["eval", "checkpoint_save", "checkpoint_load", "maintenance"])
+def test_a_step_with_a_part_that_is_no_training_is_not_kept_and_another_one_is_recorded(rank, part):
+    rank.asked("cmd_1", 1)
+    with rank.watch.step(), rank.watch.pause(part) if part == "maintenance" else rank.watch.phase(part):
+        assert rank.calls == ["start 0", "discard"]
+        assert rank.kinds == []
+    rank.train(2)
+    assert rank.calls == ["start 0", "discard", "start 2", "stop 2"]
+    assert (rank.told["step"], rank.told["kept"]) == (2, 1)
+
+
+def test_a_trace_ends_if_every_step_has_a_part_that_is_no_training(rank):
+    rank.asked("cmd_1", 2)
+    rank.train(1)
+    for _ in range(10):
+        with rank.watch.step(), rank.watch.phase("eval"):
+            rank.clock.advance(1)
+    assert rank.calls.count("discard") == 3
+    assert rank.told["error"] == "eval began within step 6; 1 of 2 steps were recorded"
+    assert rank.told["kept"] == 1
+
+
+def test_a_save_in_another_thread_leaves_the_recording_alone(rank):
+    rank.asked("cmd_1", 1)
+    with rank.watch.step():
+        saver = threading.Thread(target=lambda: rank.watch._meter.interrupted("checkpoint_save began"))
+        saver.start()
+        saver.join()
+    assert rank.told["kept"] == 1
+
+
+def test_steps_that_take_too_long_end_the_trace(rank):
+    rank.asked("cmd_1", 3)
+    rank.train(1)
+    rank.train(1)
+    with rank.watch.step():
+        rank.clock.advance(tracer.RECORDED_S_MAX)
+    assert rank.calls == ["start 0", "stop 0", "start 2", "discard"]
+    assert rank.told["error"] == "its steps took more than 300 s; 1 of 3 steps were recorded"
+
+
+def test_a_step_that_an_exception_leaves_is_recorded_no_further(rank):
+    rank.asked("cmd_1", 1)
+    with pytest.raises(ZeroDivisionError), rank.watch.step():
+        raise ZeroDivisionError
+    assert rank.calls == ["start 0", "discard"]
+    assert rank.told["error"] == "an exception left a step"
+
+
+def test_a_step_that_never_ends_is_recorded_no_further_than_the_next_one_begins(rank):
+    rank.asked("cmd_1", 1)
+    rank.watch.begin()
+    rank.watch.begin()
+    assert rank.calls == ["start 0", "discard"]
+
+
+def test_a_step_that_does_not_take_place_is_not_kept(rank):
+    rank.asked("cmd_1", 1)
+    rank.watch.begin()
+    rank.watch._loop.abandon()
+    assert rank.calls == ["start 0", "discard"]
+
+
+def test_a_rollback_fails_the_trace(rank):
+    rank.watch.on_rollback(lambda checkpoint: checkpoint.step)
+    rank.asked("cmd_1", 3)
+    rank.train(1)
+    fields = {"checkpoint": "local:l.0:0", "checkpoint_step": 0, "k": 1, "trace": "cmd_1", "trace_steps": 3}
+    rank.write("o", "hold", "rollback", step=1, **fields)
+    rank.write_after(2, Directive("o", "l.0", "do", "rollback", 1, **fields))
+    rank.write_after(4, Directive("o", "l.0", "go", "rollback", 1, **fields))
+    rank.train(4)
+    assert rank.watch._meter.k == 1
+    assert rank.told == {"request": "cmd_1", "error": "a rollback"}
+    assert rank.calls == ["start 0", "stop 0"]
 
 
 def test_an_order_that_comes_within_a_step_begins_with_the_next_one(rank):
     with rank.watch.step():
-        rank.asked("cmd_1")
-    rank.train(2)
+        rank.asked("cmd_1", 1)
+    rank.train(1)
     assert rank.told["step"] == 1
 
 
@@ -102,7 +196,7 @@ def test_a_request_is_answered_once_even_if_it_comes_again_after_another(rank):
     for request in ("cmd_1", "cmd_1", "cmd_2", "cmd_1"):
         rank.asked(request, 1)
         rank.train(2)
-    assert rank.calls.count("start") == 2
+    assert [call for call in rank.calls if "start" in call] == ["start 0", "start 5"]
     assert rank.told["request"] == "cmd_2"
 
 
@@ -110,8 +204,19 @@ def test_a_withdrawn_order_ends_the_recording_without_an_answer(rank):
     rank.asked("cmd_1", 5)
     rank.train(2)
     rank._put(Directive("", "l.0", "closed"))
+    rank.train(4)
+    assert (rank.calls, rank.told) == (["start 0", "stop 0"], None)
+
+
+def test_a_withdrawn_order_can_be_given_again(rank):
+    """Orders come on two paths: an older state, without the request, may arrive after a newer one."""
+    rank.asked("cmd_1")
     rank.train(2)
-    assert (rank.calls, rank.told) == (["start", "close"], None)
+    rank._put(Directive("", "l.0", "closed"))
+    rank.train(1)
+    rank.asked("cmd_1")
+    rank.train(3)
+    assert (rank.told["step"], rank.told["kept"]) == (3, 2)
 
 
 def test_an_order_with_a_phase_names_the_trace_too(rank):
@@ -147,8 +252,8 @@ def test_a_summary_that_fails_is_the_answer(rank):
 
 def test_a_profiler_that_gave_way_is_the_answer(rank):
     rank.asked("cmd_1", 3)
-    rank.train(1)
-    rank.profiler.ended_by = "a profiler of the script's own started"
+    with rank.watch.step():
+        rank.profiler.ended_by = "a profiler of the script's own started"
     rank.train(2)
     assert rank.told == {"request": "cmd_1", "error": "a profiler of the script's own started"}
 
@@ -157,8 +262,15 @@ def test_a_loop_that_is_left_ends_the_recording(rank):
     rank.asked("cmd_1", 3)
     for _ in rank.watch.steps(2):
         pass
-    assert rank.told["error"] == "the loop ended after 2 of 3 steps"
-    assert rank.calls[-1] == "close"
+    assert rank.told["error"] == "the loop ended; 1 of 3 steps were recorded"
+    assert rank.calls == ["start 0", "stop 0"]
+
+
+def test_a_loop_that_is_left_within_a_step_ends_the_recording(rank):
+    rank.asked("cmd_1", 3)
+    for _ in rank.watch.steps(2):
+        break
+    assert (rank.calls, rank.told["error"]) == (["start 0", "discard"], "the loop ended")
 
 
 def test_a_summary_that_is_too_long_is_not_written(rank):
@@ -170,13 +282,24 @@ def test_a_summary_that_is_too_long_is_not_written(rank):
 
 def test_more_steps_than_the_limit_are_not_recorded(rank):
     rank.asked("cmd_1", 1_000)
-    rank.train(tracer.STEPS_MAX + 2)
-    assert len(rank.told["step_times_s"]) == tracer.STEPS_MAX
+    rank.train(2 * tracer.STEPS_MAX + 2)
+    assert rank.told["kept"] == tracer.STEPS_MAX
+
+
+def test_an_answer_for_which_the_disk_has_no_room_leaves_no_file(rank, monkeypatch):
+    def full(source: str, target: str) -> None:
+        raise OSError(errno.ENOSPC, "no space", source, target)
+
+    monkeypatch.setattr(tracer.os, "replace", full)
+    rank.asked("cmd_1", 1)
+    rank.train(1)
+    assert rank.told is None
+    assert not list(Path(str(rank.recorder.path)).parent.glob("*.new"))
 
 
 def test_a_process_without_torch_says_so(rank, monkeypatch):
     monkeypatch.delitem(tracer.sys.modules, "torch", raising=False)
-    rank.watch._loop._tracer._start_profiler = tracer._start_torch_profiler
+    rank.watch._loop._tracer._new_profiler = tracer._torch_profiler
     rank.asked("cmd_1")
     rank.train(1)
     assert rank.told["error"] == "this process has not loaded torch"

@@ -232,6 +232,7 @@ class Loop:
     def abandon(self) -> None:
         """The step that has begun does not take place: there was no batch for it."""
         self.in_step = False
+        self._tracer.interrupted("no batch")
         self._meter.abandon()
 
     def draws_from(self, batches: Any) -> None:
@@ -357,6 +358,7 @@ class Loop:
     def _go_back(self, directive: Directive) -> Rollback:
         if not self._meter.k < directive.k <= layout.K_MAX:
             raise ValueError(f"rollback to k {directive.k}, but this attempt has k {self._meter.k}")
+        self._tracer.fail("a rollback")
         begun_ns = self._now()
         mode = directive.mode or "full"
         checkpoint = Checkpoint(directive.checkpoint, directive.location, directive.checkpoint_step, mode)

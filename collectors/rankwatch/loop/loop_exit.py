@@ -23,7 +23,7 @@ class LoopExit:
         faults: Faults,
         tell_lost: Callable[[], None],
         cut_short: Callable[[], None],
-        left: Callable[[], None],
+        left: Callable[[str], None],
     ) -> None:
         """The loop has not begun.
 
@@ -33,7 +33,7 @@ class LoopExit:
             faults: counts errors of the SDK.
             tell_lost: records what was dropped, before the loop's last event.
             cut_short: records what was not finite in the running step, before an exception that ends the process.
-            left: called when the loop is left; does not raise.
+            left: called with the reason when the loop is left, or a step by an exception; does not raise.
         """
         self._recorder = recorder
         self._meter = meter
@@ -65,7 +65,7 @@ class LoopExit:
             self._reason = reason
             self.runs = False
             self._recorder.words[layout.STATE] = layout.LEFT
-            self._left()
+            self._left("the loop ended")
             if reason != "break":
                 self.tell()
 
@@ -81,6 +81,7 @@ class LoopExit:
         """An exception leaves a step, which is then not recorded: remember it, in case it ends the process."""
         with self._faults:
             self._broken_by = described(error, trace)
+        self._left("an exception left a step")
 
     def process_ends(self, in_step: bool) -> None:
         """Python shuts down, perhaps within a step: note the exception that ended the loop, if no hook has noted it."""

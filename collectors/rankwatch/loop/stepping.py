@@ -113,6 +113,7 @@ class TrainingPause(ContextDecorator):
 
     def __enter__(self) -> None:
         with self._faults:
+            self._meter.interrupted(f"{self._name} began")
             phase = self._meter.pause(self._name)
             phase.__enter__()
             leaves_work = self._loop.in_step and not self._meter.is_outside

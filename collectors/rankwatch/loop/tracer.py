@@ -1,9 +1,12 @@
-"""A trace that was ordered: the next whole steps of this rank are recorded in detail, and summed up in a file.
+"""A trace that was ordered: whole steps of this rank are recorded in detail, and summed up in a file.
 
 The order is part of the directive cell, which the loop looks at anyway; a rank without an order to trace pays for two
-reads of an attribute in each step. The training thread starts and stops the profiler at the steps' edges, in the phase
-`trace`, so that these steps are not compared with others. A thread makes the summary meanwhile. Whatever fails is the
-answer, and training goes on.
+reads of an attribute in each step. The training thread starts the profiler when a step begins and stops it when the
+step ends, in the phase `trace`, so that these steps are not compared with others; nothing is recorded between steps. A
+thread makes the summary meanwhile. Whatever fails is the answer, and training goes on.
+
+After each recorded step one is left out: torch crashes if a mark (`record_function`) that one recording has seen begin
+ends in the next, and a boundary may lie within a mark, such as the one around an optimizer's step.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final, Protocol
 
 from rankwatch import layout
@@ -23,22 +26,36 @@ from rankwatch.recorder import Recorder
 
 STEPS_MAX: Final = 10
 """Most steps of a trace: a step of a large model is some 100,000 events, of about 1 KB each in this process."""
+TRIES_PER_STEP_MAX: Final = 2
+"""Steps that are begun for each one to record: those with an evaluation or a save in them are not kept."""
+RECORDED_S_MAX: Final = 300.0
+"""Most seconds that the steps of a trace take together: 3 steps of 100 s."""
 PHASE: Final = "trace"
 REQUESTS_REMEMBERED: Final = 64
 """Traces that this rank has answered, so that none is made twice; a job has one at a time."""
 
 
-class RunningProfiler(Protocol):
-    """A profiler that records this process; `rankwatch.torch_probe.trace.profiler.StepProfiler` is one."""
+class Profiler(Protocol):
+    """Records steps of this process; `rankwatch.torch_probe.trace.profiler.StepProfiler` is one."""
 
     ended_by: str
-    """Why it has ended already; "" while it records."""
+    """Why the running recording has ended by itself; "" if it has not."""
 
-    def stop(self) -> Callable[[], dict[str, Any]]:
-        """End the recording; waits for the device. Returns what makes the summary, which any thread may call."""
+    def start(self) -> None:
+        """Record the step that begins; waits for the device.
 
-    def close(self) -> None:
-        """End the recording, if it still runs, and forget it."""
+        Raises:
+            ValueError: it cannot be recorded now.
+        """
+
+    def stop(self) -> None:
+        """The step ends: keep what was recorded of it; waits for the device."""
+
+    def discard(self) -> None:
+        """End the recording, if one runs, and forget what it recorded."""
+
+    def summary(self) -> dict[str, Any]:
+        """What the kept steps say. Any thread may call it, once."""
 
 
 class Tracer:
@@ -49,7 +66,7 @@ class Tracer:
         recorder: Recorder,
         meter: StepMeter,
         now: Callable[[], int],
-        start_profiler: Callable[[], RunningProfiler] | None = None,
+        new_profiler: Callable[[], Profiler] | None = None,
     ) -> None:
         """Nothing is to be traced.
 
@@ -57,89 +74,140 @@ class Tracer:
             recorder: beside whose file the answers go.
             meter: of the steps.
             now: monotonic nanoseconds.
-            start_profiler: starts it, or raises with the reason why it cannot be; None: torch's.
+            new_profiler: makes one, or raises with the reason why there is none; None: torch's.
         """
         self.active = False
         """Whether `step_begins` and `step_ends` have to be called."""
         self._recorder = recorder
         self._meter = meter
         self._now = now
-        self._start_profiler = start_profiler or _start_torch_profiler
+        self._new_profiler = new_profiler or _torch_profiler
         self._answered: deque[str] = deque(maxlen=REQUESTS_REMEMBERED)
         self._request = ""
         self._steps = 0
-        self._profiler: RunningProfiler | None = None
-        self._first_step = -1
+        self._profiler: Profiler | None = None
+        self._recording = False
+        self._rests = False
+        """A recording has ended: the next step that begins is left out."""
+        self._thread = 0
+        """Which has started the recording."""
+        self._tries = 0
+        self._kept = 0
+        self._kept_s = 0.0
+        self._step = self._first_step = -1
         self._begun_ns = 0
-        self._times_s: list[float] = []
+        meter.interrupted = self.interrupted
 
     def order(self, request: str, steps: int) -> None:
         """Trace the next whole steps; "" withdraws the order. The same request again changes nothing."""
         if request == self._request or request in self._answered:
             return
-        self._end()
+        self._forget()
         if request:
             self._request, self._steps = request, max(1, min(steps, STEPS_MAX))
             self.active = True
 
     def step_begins(self, step: int) -> None:
-        """A step has begun: start the profiler, unless it runs."""
+        """A step has begun: record it, unless it follows one that was recorded."""
+        if self._recording:
+            self.interrupted(f"step {step} began")
+        if self._rests or not self.active:
+            self._rests = False
+            return
+        self._step = step
         try:
             with self._paused():
-                if self._profiler is None:
-                    self._profiler = self._start_profiler()
-                    self._first_step = step
-                    self._times_s = []
+                self._profiler = self._profiler or self._new_profiler()
+                self._profiler.start()
         except Exception as error:  # noqa: BLE001 - training goes on without the trace
-            self._fail(_text(error))
+            self._end(_text(error))
+            return
+        self._tries += 1
+        self._recording = True
+        self._thread = threading.get_ident()
         self._begun_ns = self._now()
 
     def step_ends(self) -> None:
-        """A step ends, of which nothing is left but the end of its record: after the last one, stop the profiler."""
-        if self._profiler is None:
-            return  # ordered within the step
+        """A step ends, of which nothing is left but the end of its record; after the last one, answer."""
+        if not self._recording or self._profiler is None:
+            return
         if self._profiler.ended_by:
-            self._fail(self._profiler.ended_by)
+            self._end(self._profiler.ended_by)
+            return
+        self._kept_s += (self._now() - self._begun_ns) * 1e-9
+        if self._kept_s > RECORDED_S_MAX:
+            self._end(f"its steps took more than {RECORDED_S_MAX:.0f} s")
             return
         try:
-            last = len(self._times_s) + 1 == self._steps
             with self._paused():
-                summary = self._profiler.stop() if last else None
-            self._times_s.append((self._now() - self._begun_ns) * 1e-9)
-            if summary is not None:
-                told = {"step": self._first_step, "step_times_s": self._times_s}
-                self._sum_up(self._request, told, summary)
-                self._end()
+                self._profiler.stop()
         except Exception as error:  # noqa: BLE001 - training goes on without the trace
-            self._fail(_text(error))
+            self._end(_text(error))
+            return
+        self._recording, self._rests = False, True
+        self._first_step = self._first_step if self._kept else self._step
+        self._kept += 1
+        if self._kept == self._steps:
+            self._end()
 
-    def leave(self) -> None:
-        """The loop is left: a trace that has begun ends."""
+    def interrupted(self, why: str) -> None:
+        """The step that runs is not a whole one: what was recorded of it is not kept, and another one is recorded."""
+        if not self._recording or threading.get_ident() != self._thread:
+            return  # only the thread that has started a recording can end it
+        if self._tries < self._steps * TRIES_PER_STEP_MAX:
+            self._discard()
+        else:
+            self._end(f"{why} within step {self._step}")
+
+    def leave(self, why: str) -> None:
+        """The loop is left, or training goes back: a trace that has begun ends with the steps that it has."""
         if self._profiler is not None:
-            self._fail(f"the loop ended after {len(self._times_s)} of {self._steps} steps")
+            self._end(why)
 
-    def _fail(self, why: str) -> None:
-        self._sum_up(self._request, {"error": why})
-        self._end()
+    def fail(self, why: str) -> None:
+        """End a trace that was ordered; its steps are worth nothing."""
+        if self.active:
+            self._kept = 0
+            self._end(why)
 
-    def _end(self) -> None:
-        """Forget the order, which is answered or withdrawn."""
-        if self._request:
-            self._answered.append(self._request)
-        profiler, self._profiler = self._profiler, None
-        self._request, self.active = "", False
-        if profiler is not None:
-            try:
-                profiler.close()
-            except Exception:  # noqa: BLE001 - the answer is on its way
-                self._recorder.drop("errors")
+    def _end(self, why: str = "") -> None:
+        """Answer with the steps that were kept, and why there are no more."""
+        self._discard()
+        answer: dict[str, Any] = {"request": self._request}
+        if why and self._kept:
+            why = f"{why}; {self._kept} of {self._steps} steps were recorded"
+        if why:
+            answer["error"] = why[: layout.DETAIL_CHARACTERS_MAX]
+        summary = None
+        if self._kept and self._profiler is not None:
+            answer["step"], summary = self._first_step, self._profiler.summary
+        self._answered.append(self._request)
+        self._write(answer, summary)
+        self._forget()
 
-    def _sum_up(self, request: str, told: dict[str, Any], summary: Callable[[], dict[str, Any]] | None = None) -> None:
+    def _forget(self) -> None:
+        """The order is answered or withdrawn."""
+        self._discard()
+        self._request, self.active, self._profiler = "", False, None
+        self._tries = self._kept = 0
+        self._kept_s = 0.0
+
+    def _discard(self) -> None:
+        """End the recording that runs, if any."""
+        if not self._recording or self._profiler is None:
+            return
+        self._recording, self._rests = False, True
+        try:
+            with self._paused():
+                self._profiler.discard()
+        except Exception:  # noqa: BLE001 - training goes on without the trace
+            self._recorder.drop("errors")
+
+    def _write(self, answer: dict[str, Any], summary: Callable[[], dict[str, Any]] | None) -> None:
         """Write the answer, in a thread of its own: the summary of a large trace takes seconds."""
         if self._recorder.path is None:
             return
         path = layout.trace_path(self._recorder.path)
-        answer = {"request": request, **told}
         try:
             threading.Thread(target=_write, args=(path, answer, summary), name="rankwatch trace", daemon=True).start()
         except RuntimeError:  # no thread can be started
@@ -158,7 +226,7 @@ class Tracer:
                     self._meter.inside()
 
 
-def _start_torch_profiler() -> RunningProfiler:
+def _torch_profiler() -> Profiler:
     if "torch" not in sys.modules:
         raise ValueError("this process has not loaded torch")
     from rankwatch.torch_probe.trace.profiler import StepProfiler  # noqa: PLC0415 - only when a trace was ordered
@@ -176,13 +244,15 @@ def _write(path: str, answer: dict[str, Any], summary: Callable[[], dict[str, An
     text = json.dumps(answer)
     if len(text) > layout.TRACE_BYTES_MAX:
         text = json.dumps({"request": answer["request"], "error": f"the summary has {len(text)} bytes"})
+    unfinished = path + layout.UNFINISHED_SUFFIX
     try:
-        descriptor = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with open(descriptor, "w") as file:
             file.write(text)
-        os.replace(f"{path}.new", path)
-    except OSError:
-        return  # a full disk: the service says that there was no answer
+        os.replace(unfinished, path)
+    except OSError:  # a full disk: the service says that there was no answer
+        with suppress(OSError):
+            os.unlink(unfinished)
 
 
 def _text(error: Exception) -> str:

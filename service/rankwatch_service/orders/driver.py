@@ -254,8 +254,8 @@ def _to_begin(connection: Connection, with_order: set[str], now_unix_ns: int) ->
         # Of commands requested at the same time, stacks come first: a relaunch would end the processes that have them.
         .order_by(Command.requested_unix_ns, Command.action != STACKS, Command.id)
     )
-    complete = traces.answered(connection)
-    return [row for row in connection.execute(query).mappings() if row["id"] in complete or _due(row, now_unix_ns)]
+    ended = traces.ended(connection, now_unix_ns)
+    return [row for row in connection.execute(query).mappings() if row["id"] in ended or _due(row, now_unix_ns)]
 
 
 def _due(command: RowMapping, now_unix_ns: int) -> bool:

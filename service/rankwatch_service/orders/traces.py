@@ -1,7 +1,7 @@
 """Traces as commands: which ranks are asked, what they answered, and how such a command ends.
 
 A trace has no order, because it does not hold the ranks: it is sent to agents while it is `sent`, and ends when all of
-its ranks have answered, or when it expires.
+its ranks have answered, when the attempt is over, or when it expires.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rankwatch.wire import TraceRequest
 from rankwatch_detectors.base import Kind
 from rankwatch_service.orders import commands
 from rankwatch_service.orders.order import CommandOutcome
-from rankwatch_service.orders.running_attempt import Training
+from rankwatch_service.orders.running_attempt import Training, current_attempt
 from rankwatch_service.policy.command import TRACE_RANKS_MAX, TRACE_STEPS, TRACE_STEPS_MAX
 from rankwatch_service.policy.policy import Action
 from rankwatch_service.policy.traces import TraceAnswer
@@ -99,21 +99,34 @@ def answers_of(connection: Connection, command_id: str) -> list[RowMapping]:
     return list(connection.execute(query).mappings())
 
 
-def answered(connection: Connection) -> set[str]:
-    """The ids of the sent traces that all of their ranks have answered."""
+def ended(connection: Connection, now_unix_ns: int) -> set[str]:
+    """The ids of the sent traces that all of their ranks have answered, or whose attempt is over."""
     count = select(func.count()).where(RankTrace.command_id == Command.id).scalar_subquery()
-    sent = select(Command.id, Command.params, count).where(Command.action == Action.TRACE, Command.state == "sent")
-    return {command_id for command_id, params, answers in connection.execute(sent) if answers >= len(params["ranks"])}
+    sent = select(Command.__table__, count.label("answers")).where(
+        Command.action == Action.TRACE, Command.state == "sent"
+    )
+    return {
+        row["id"]
+        for row in connection.execute(sent).mappings()
+        if row["answers"] >= len(row["params"]["ranks"]) or _is_over(connection, row, now_unix_ns)
+    }
+
+
+def _is_over(connection: Connection, command: RowMapping, now_unix_ns: int) -> bool:
+    """Whether the job trains in another attempt by now, after a rollback or a relaunch."""
+    return current_attempt(connection, command["job"], now_unix_ns) not in (None, command["attempt"])
 
 
 def outcome(connection: Connection, command: RowMapping, now_unix_ns: int) -> CommandOutcome:
     """How a trace ends; `sent` while answers may still come. It is applied if any rank has recorded something."""
     answers = answers_of(connection, command["id"])
     missing = sorted(set(command["params"]["ranks"]) - {row["rank"] for row in answers})
-    if missing and now_unix_ns <= command["expires_unix_ns"]:
+    is_over = _is_over(connection, command, now_unix_ns)
+    if missing and not is_over and now_unix_ns <= command["expires_unix_ns"]:
         return CommandOutcome("sent")
+    why = f"attempt {command['attempt']} has ended" if is_over else "it did not answer in time"
     failures = [f"rank {row['rank']}: {row['error']}" for row in answers if row["error"]]
-    failures += [f"rank {rank}: it did not answer in time" for rank in missing]
+    failures += [f"rank {rank}: {why}" for rank in missing]
     recorded = [row for row in answers if row["summary"]]
     step = min((row["summary"]["step"] for row in recorded), default=None)
     return CommandOutcome("applied" if recorded else "failed", "; ".join(failures), step)

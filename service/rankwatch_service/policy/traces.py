@@ -59,11 +59,11 @@ class TraceSummary(msgspec.Struct, frozen=True):
     step: Annotated[int, Meta(ge=0, le=2**53)]
     """The first one."""
     step_times_s: Annotated[list[Seconds], Meta(max_length=TRACE_STEPS_MAX)]
-    """Wall time of each step; the last includes the wait for the device."""
+    """Wall time of each step, with the wait for its device. The step after each of them was not recorded."""
     on_device: bool
     """Whether kernels of a device were recorded; else times are of operations on the host."""
     wall_s: Seconds
-    """From the begin of the first step to the end of the last."""
+    """Of all of these steps."""
     idle_ratio: Annotated[float, Meta(ge=0, le=1)] | None
     """Share of `wall_s` in which nothing ran on the device; None: no device."""
     spans: Count

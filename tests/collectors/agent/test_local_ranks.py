@@ -52,6 +52,8 @@ def test_the_next_worker_goes_on_behind_what_was_settled(tmp_path: Path) -> None
 def test_a_recorder_that_was_told_to_its_end_is_removed_by_the_next_worker(tmp_path: Path) -> None:
     path = recorded(tmp_path)
     Path(layout.stack_path(path)).write_text("stack")
+    Path(layout.trace_path(path)).write_text("{}")
+    Path(layout.trace_path(path) + layout.UNFINISHED_SUFFIX).write_text("{")
     first = LocalRanks(tmp_path, "gpt")
     first.scan()
     first.settle({path: ALL_TOLD})

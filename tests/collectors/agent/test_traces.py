@@ -22,13 +22,18 @@ REQUEST = wire.TraceRequest("cmd_1", "l.0", (0,), 3)
 
 
 @pytest.fixture
-def rank(tmp_path: Path) -> Iterator[LocalRank]:
+def recorder(tmp_path: Path) -> Iterator[Recorder]:
     identity = {"job": "gpt", "launch": "l", "rank": 0, "world_size": 1}
     recorder = Recorder.create(identity, [str(tmp_path)], monotonic_ns=time.monotonic_ns(), unix_ns=1)
+    yield recorder
+    recorder.close()
+
+
+@pytest.fixture
+def rank(recorder: Recorder) -> Iterator[LocalRank]:
     reader = RingReader(recorder.path, writable=True)
     yield LocalRank(recorder.path, reader, reader.header, None, 0, 0)
     reader.close()
-    recorder.close()
 
 
 class Host:
@@ -113,6 +118,31 @@ def test_an_answer_with_a_path_that_is_not_utf_8_can_be_sent(host):
     host.answer(request="cmd_1", step=7, file="/run/\udcff.py")
     ((_, _, fields),) = host.take()
     assert fields["file"] == "/run/?.py"
+
+
+def test_an_answer_that_comes_before_the_request_is_withdrawn_is_not_lost(host):
+    host.order(REQUEST)
+    host.answer(request="cmd_1", step=7)
+    host.order()
+    assert host.take() == [("l.0", 7, {"request": "cmd_1", "step": 7})]
+    assert host.slot == Standing()
+
+
+def test_a_request_that_an_older_state_of_the_orders_lacks_is_asked_again(host):
+    for requests in ((REQUEST,), (), (REQUEST,)):
+        host.order(*requests)
+    assert host.slot == Standing("", "cmd_1", 3)
+    host.answer(request="cmd_1", step=7)
+    assert [attempt for attempt, _, _ in host.take()] == ["l.0"]
+
+
+def test_the_answer_of_a_rank_that_has_rolled_back_is_still_taken(host, recorder):
+    host.order(REQUEST)
+    recorder.words[layout.POSITION] = 1 << 48
+    host.order(REQUEST)
+    assert host.slot.trace == "cmd_1"
+    host.answer(request="cmd_1", error="a rollback")
+    assert host.take() == [("l.0", None, {"error": "a rollback", "request": "cmd_1"})]
 
 
 def test_of_a_rank_that_is_gone_no_answer_can_come(host):

@@ -59,7 +59,7 @@ def test_kernels_count_by_kind_and_stream_and_the_rest_of_the_time_the_device_wa
         kernel("sm80_gemm", 40, 60),
         kernel("ncclDevKernel_AllReduce_Sum_f32", 50, 80, stream=20),
     ]
-    summary = summed_up(spans, (0, 100 * MS))
+    summary = summed_up(spans, [(0, 100 * MS)])
     assert summary["on_device"]
     assert summary["kinds"] == pytest.approx({"matmul": 0.040, "collective": 0.030})
     assert summary["idle_ratio"] == pytest.approx(0.4)  # 10 to 30 and 40 to 80 of 100
@@ -78,17 +78,24 @@ def test_without_a_device_operations_count_by_the_time_that_is_their_own():
         op("aten::relu", 100, 120),
         op("aten::relu", 0, 5, lane=2),
     ]
-    summary = summed_up(spans, (0, 200 * MS))
+    summary = summed_up(spans, [(0, 200 * MS)])
     assert (summary["on_device"], summary["idle_ratio"], summary["streams"]) == (False, None, [])
     assert summary["kinds"] == pytest.approx({"matmul": 0.100, "elementwise": 0.025})
     assert summary["top"][0] == {"name": "aten::addmm", "kind": "matmul", "count": 1, "time_s": pytest.approx(0.080)}
 
 
+def test_time_between_steps_counts_neither_as_theirs_nor_as_idle():
+    spans = [kernel("sm80_gemm", 0, 80), kernel("sm80_gemm", 1_000, 1_040)]
+    summary = summed_up(spans, [(0, 100 * MS), (1_000 * MS, 1_060 * MS)])
+    assert summary["step_times_s"] == pytest.approx([0.100, 0.060])
+    assert (summary["wall_s"], summary["idle_ratio"]) == pytest.approx((0.160, 0.25))
+
+
 def test_what_an_optimizer_calls_and_launches_is_of_the_optimizer():
     called = [op("Optimizer.step#Adam.step", 0, 50), op("aten::add_", 10, 40, number=5)]
-    assert summed_up(called, (0, 100 * MS))["kinds"] == pytest.approx({"optimizer": 0.050})
+    assert summed_up(called, [(0, 100 * MS)])["kinds"] == pytest.approx({"optimizer": 0.050})
     launched = [*called, kernel("vectorized_elementwise_kernel", 60, 70, by=5)]
-    assert summed_up(launched, (0, 100 * MS))["kinds"] == pytest.approx({"optimizer": 0.010})
+    assert summed_up(launched, [(0, 100 * MS)])["kinds"] == pytest.approx({"optimizer": 0.010})
 
 
 def test_collectives_of_nccl_are_told_by_the_group_that_torch_names_and_timed_by_their_kernels():
@@ -103,7 +110,7 @@ def test_collectives_of_nccl_are_told_by_the_group_that_torch_names_and_timed_by
         kernel("ncclDevKernel_AllReduce_Sum_bf16", 12, 32, by=2),
         kernel("ncclDevKernel_AllReduce_Sum_bf16", 33, 34, by=3),
     ]
-    found = summed_up(spans, (0, 100 * MS))["collectives"]
+    found = summed_up(spans, [(0, 100 * MS)])["collectives"]
     assert found == [
         {"group": "mesh_dp", "name": "allreduce", "count": 2, "bytes": 4000, "time_s": pytest.approx(0.030)},
         {"group": "4", "name": "allreduce", "count": 1, "bytes": 2000, "time_s": pytest.approx(0.001)},
@@ -122,7 +129,7 @@ def test_collectives_of_gloo_are_told_by_the_group_of_the_flight_recorder():
         op("gloo:all_reduce", 20, 40, is_async=True, shapes=[[8]], dtype="float"),
         op("gloo:broadcast", 50, 51, is_async=True, shapes=[[3]], dtype="float"),
     ]
-    summary = summed_up(spans, (0, 100 * MS), flight)
+    summary = summed_up(spans, [(0, 100 * MS)], flight)
     rows = [(row["group"], row["name"], row["count"], row["bytes"]) for row in summary["collectives"]]
     assert rows == [("default_pg", "all_reduce", 2, 64), ("1", "all_reduce", 1, 16), ("", "broadcast", 1, 12)]
     assert summary["kinds"] == pytest.approx({"collective": 0.041})
@@ -133,7 +140,7 @@ def test_a_summary_is_bounded_whatever_was_recorded():
     for number in range(100):
         about = {"Process Group Name": f"{number}" * 300, "Collective name": "x" * 300}
         spans.append(op("record_param_comms", number, number + 0.5, number=number, about=about))
-    summary = summed_up(spans, (0, 100 * MS))
+    summary = summed_up(spans, [(0, 100 * MS)])
     assert len(summary["streams"]) == STREAMS_MAX
     assert len(summary["collectives"]) == COLLECTIVES_MAX
     assert len(summary["top"]) == TOP
@@ -142,5 +149,5 @@ def test_a_summary_is_bounded_whatever_was_recorded():
 
 
 def test_nothing_recorded_is_a_summary_too():
-    summary = summed_up([], (0, 0))
+    summary = summed_up([], [(0, 0)])
     assert (summary["kinds"], summary["spans"]) == ({}, 0)

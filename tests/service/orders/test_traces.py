@@ -2,9 +2,10 @@
 
 import pytest
 
-from rankwatch.wire import TraceRequest
+from rankwatch.wire import TraceRequest, View
 from rankwatch_service.api.background.order_cache import orders_of
 from rankwatch_service.orders import commands, traces
+from rankwatch_service.orders.running_attempt import ReceivedView, store_views
 from rankwatch_service.policy.traces import TraceAnswer
 from rankwatch_service.store.engine import read, write
 from tests.support.orders.driven_world import DrivenWorld, check
@@ -26,6 +27,11 @@ class TracedWorld(DrivenWorld):
     def answer(self, *answers: TraceAnswer) -> None:
         with write(self.engine) as connection:
             traces.store(connection, answers)
+        self.drive()
+
+    def report(self, attempt: str) -> None:
+        """An agent reports ranks in this attempt."""
+        store_views(self.engine, [ReceivedView(View("j", attempt, "h0", "b", self.now_ns, ()))], self.now_ns)
         self.drive()
 
     @property
@@ -70,6 +76,21 @@ def test_ranks_that_do_not_answer_in_time_are_named(world):
     world.now_ns += 61 * S
     world.drive()
     assert world.end == ("applied", "rank 1: it did not answer in time", 41)
+
+
+@pytest.mark.parametrize("attempt", ["l.1", "m.0"])
+def test_a_trace_ends_with_its_attempt(world, attempt):
+    world.answer(trace_answer("t", 0))
+    assert world.end[0] == "sent"
+    world.report(attempt)
+    assert (world.end, world.asked) == (("applied", "rank 1: attempt l.0 has ended", 41), ())
+    with read(world.engine) as connection:
+        assert traces.open_trace(connection, "j") is None
+
+
+def test_views_of_its_own_attempt_leave_a_trace_open(world):
+    world.report("l.0")
+    assert (world.end[0], len(world.asked)) == ("sent", 1)
 
 
 def test_answers_that_nobody_asked_for_and_later_ones_have_no_effect(world):

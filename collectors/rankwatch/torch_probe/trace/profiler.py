@@ -10,7 +10,6 @@ from __future__ import annotations
 import gc
 import json
 import time
-from collections.abc import Callable, Sequence
 from functools import wraps
 from threading import get_ident
 from typing import Any, Final
@@ -29,40 +28,46 @@ _STARTS: Final = ("_prepare_profiler", "_enable_profiler")
 
 
 class StepProfiler:
-    """Records this process from its construction on. Implements `rankwatch.loop.tracer.RunningProfiler`."""
+    """Records steps of this process, each by itself. Implements `rankwatch.loop.tracer.Profiler`."""
 
     def __init__(self) -> None:
-        """Start recording; waits for the device.
+        self.ended_by = ""
+        self._thread = 0
+        self._originals: dict[str, Any] = {}
+        self._profile: profile | None = None
+        self._begin_ns = 0
+        self._recorded: list[Any] = []
+        self._windows: list[tuple[int, int]] = []
+        self._flight: list[CollectiveStart] = []
 
-        Raises:
-            ValueError: it cannot be started now.
-        """
+    def start(self) -> None:
+        """See `Profiler.start`."""
         if why := _obstacle():
             raise ValueError(why)
-        self.ended_by = ""
         self._thread = get_ident()
-        self._originals: dict[str, Any] = {}
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if _has_cuda() else [])]
-        self._profile: profile | None = profile(activities=activities, record_shapes=True)
+        starting = profile(activities=activities, record_shapes=True)
         _synchronize()
-        self._profile.start()
+        starting.start()
+        self._profile = starting
         self._begin_ns = time.time_ns()
         for name in _STARTS:
             self._originals[name] = original = getattr(torch_profiler, name)
             setattr(torch_profiler, name, self._giving_way_to(original))
 
-    def stop(self) -> Callable[[], dict[str, Any]]:
-        """See `RunningProfiler.stop`."""
+    def stop(self) -> None:
+        """See `Profiler.stop`."""
         assert self._profile is not None
         _synchronize()
         window = self._begin_ns, time.time_ns()
         recorded = self._profile.profiler
-        self.close()
-        flight = _gloo_calls(window)
-        return lambda: _summary(recorded, window, flight)
+        self.discard()
+        self._recorded.append(recorded)
+        self._windows.append(window)
+        self._flight += _gloo_calls(window)
 
-    def close(self) -> None:
-        """See `RunningProfiler.close`."""
+    def discard(self) -> None:
+        """See `Profiler.discard`."""
         for name, original in self._originals.items():
             setattr(torch_profiler, name, original)
         self._originals = {}
@@ -70,13 +75,28 @@ class StepProfiler:
         if running is not None:
             running.stop()
 
+    def summary(self) -> dict[str, Any]:
+        """See `Profiler.summary`."""
+        spans: list[TraceSpan] = []
+        count = 0
+        while self._recorded:
+            events = self._recorded.pop(0).kineto_results.events()
+            count += len(events)
+            if count > SPANS_MAX:
+                raise ValueError(f"more than {SPANS_MAX} spans were recorded: trace fewer steps")
+            spans += [_span(event) for event in events if not _is_mark_on_device(event)]
+        summary = summed_up(spans, self._windows, self._flight)
+        if _has_cuda() and not summary["on_device"]:
+            summary["error"] = "no kernel was recorded: another tool may hold CUPTI"
+        return summary
+
     def _giving_way_to(self, original: Any) -> Any:
         @wraps(original)
         def start(*args: Any, **kwargs: Any) -> Any:
             if not self.ended_by:
                 self.ended_by = "a profiler of the script's own started"
                 if get_ident() == self._thread:  # another thread cannot end it; its owner does so at the step's end
-                    self.close()
+                    self.discard()
             return original(*args, **kwargs)
 
         return start
@@ -103,17 +123,6 @@ def _has_cuda() -> bool:
 def _synchronize() -> None:
     if _has_cuda():
         torch.cuda.synchronize()
-
-
-def _summary(recorded: Any, window: tuple[int, int], flight: Sequence[CollectiveStart]) -> dict[str, Any]:
-    events = recorded.kineto_results.events()
-    if len(events) > SPANS_MAX:
-        raise ValueError(f"{len(events)} spans were recorded, more than {SPANS_MAX}: trace fewer steps")
-    spans = [_span(event) for event in events if not _is_mark_on_device(event)]
-    summary = summed_up(spans, window, flight)
-    if _has_cuda() and not summary["on_device"]:
-        summary["error"] = "no kernel was recorded: another tool may hold CUPTI"
-    return summary
 
 
 def _is_mark_on_device(event: Any) -> bool:

@@ -89,16 +89,15 @@ def kind_of(name: str) -> str:
 
 
 def summed_up(
-    spans: Sequence[TraceSpan], window: tuple[int, int], flight: Iterable[CollectiveStart] = ()
+    spans: Sequence[TraceSpan], windows: Sequence[tuple[int, int]], flight: Iterable[CollectiveStart] = ()
 ) -> dict[str, Any]:
     """The summary of a trace, JSON types; see `rankwatch_service.policy.traces.TraceSummary`.
 
     Args:
         spans: everything that was recorded.
-        window: begin and end of the recorded steps, Unix nanoseconds.
-        flight: collectives called within it, oldest first, of the backends that do not describe them by themselves.
+        windows: begin and end of each recorded step, Unix nanoseconds.
+        flight: collectives called within them, oldest first, of the backends that do not describe them by themselves.
     """
-    begin_ns, end_ns = window
     host = [span for span in spans if not span.on_device]
     kernels = [span for span in spans if span.on_device]
     own_ns, of_optimizer = _own_times(host)
@@ -125,12 +124,13 @@ def summed_up(
         key=lambda row: -row["time_s"],
     )
     collectives = _collectives(host, kernels, flight)
-    wall_ns = max(1, end_ns - begin_ns)
-    idle = 1 - _union_ns(_clipped(kernels, begin_ns, end_ns)) / wall_ns if kernels else None
+    wall_ns = max(1, sum(end_ns - begin_ns for begin_ns, end_ns in windows))
+    ran_ns = sum(_union_ns(_clipped(kernels, *window)) for window in windows)
     return {
         "on_device": bool(kernels),
+        "step_times_s": [(end_ns - begin_ns) * 1e-9 for begin_ns, end_ns in windows],
         "wall_s": wall_ns * 1e-9,
-        "idle_ratio": idle,
+        "idle_ratio": 1 - ran_ns / wall_ns if kernels else None,
         "spans": len(spans),
         "kinds": _kinds(work),
         "streams": streams[:STREAMS_MAX],
