@@ -122,7 +122,7 @@ class RestoreFailedDetector(DispatchingDetector):
 
     def _stands_still(self, failure: Failure) -> bool:
         """Whether its rank does not go on by itself any more."""
-        return failure["ended"] or self.now_s - failure["time_s"] >= self._wait_s(failure)
+        return bool(failure["ended"]) or self.now_s - failure["time_s"] >= self._wait_s(failure)
 
     def _wait_s(self, failure: Failure) -> float:
         """How long the rank may make no step."""
