@@ -160,12 +160,12 @@ class Tracer:
             self._end(f"{why} within step {self._step}")
 
     def leave(self, why: str) -> None:
-        """The loop is left, or training goes back: a trace that has begun ends with the steps that it has."""
+        """The loop is left, or a step by an exception: a trace that has begun ends with the steps that it has."""
         if self._profiler is not None:
             self._end(why)
 
     def fail(self, why: str) -> None:
-        """End a trace that was ordered; its steps are worth nothing."""
+        """End a trace that was ordered, without its steps."""
         if self.active:
             self._kept = 0
             self._end(why)
