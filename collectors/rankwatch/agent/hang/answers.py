@@ -5,7 +5,7 @@ from __future__ import annotations
 from rankwatch import wire
 from rankwatch.agent.clock import AgentClock
 from rankwatch.agent.hang.flight_recorder import FlightRecorders
-from rankwatch.agent.hang.native_stacks import StackedRank, NativeStacks
+from rankwatch.agent.hang.native_stacks import NativeStacks, StackedRank
 from rankwatch.agent.hang.stacks import Stacks
 from rankwatch.agent.ranks import LocalRank
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rankwatch.agent.clock import HostClock
-from rankwatch.agent.hang.native_stacks import NATIVE_STACKS_MAX, StackedRank, NativeStacks
+from rankwatch.agent.hang.native_stacks import NATIVE_STACKS_MAX, NativeStacks, StackedRank
 from rankwatch.wire import Event
 from tests.support.agent.service import until
 
