@@ -61,7 +61,7 @@ class SlowSwitch:
 
 
 @dataclass(frozen=True, slots=True)
-class StuckRank:
+class RankHang:
     """A rank does not arrive at a collective for some seconds; the others wait for it."""
 
     at_step: int
@@ -74,7 +74,7 @@ class StuckRank:
 
 
 @dataclass(frozen=True, slots=True)
-class KilledRank:
+class RankKill:
     """The kernel kills a rank's process; the others end with errors of their collectives, each after a while."""
 
     at_step: int
@@ -86,7 +86,7 @@ class KilledRank:
 
 
 @dataclass(frozen=True, slots=True)
-class NanGradient:
+class NonFiniteGradient:
     """A rank's gradients become NaN in one step; the reduction brings it to the weights of all ranks."""
 
     at_step: int
@@ -98,7 +98,7 @@ class NanGradient:
 
 
 @dataclass(frozen=True, slots=True)
-class LossSurge:
+class LossBurst:
     """The loss is `factor` times the usual for some steps."""
 
     at_step: int
@@ -111,7 +111,7 @@ class LossSurge:
 
 
 @dataclass(frozen=True, slots=True)
-class LossGrowth:
+class LossDrift:
     """The loss grows by a share of itself in each step."""
 
     at_step: int

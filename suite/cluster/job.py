@@ -1,6 +1,6 @@
 """Jobs of the cluster model: seeded, with labels. Equal jobs give equal observations.
 
-job = ClusterJob(ParallelLayout(ep=8), hosts=8, faults=(SlowDevice(200, 1.3, ranks=(17,)),))
+job = ClusterJob(ClusterPlacement(ep=8), hosts=8, faults=(SlowDevice(200, 1.3, ranks=(17,)),))
 for observation in job.observations(): ...
 """
 
@@ -12,7 +12,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from rankwatch_detectors.base import Observation, Topology
 from rankwatch_service.simulate.faults import Label
 from suite.cluster.faults import ClusterFault, Resize
-from suite.cluster.layout import ParallelLayout
+from suite.cluster.placement import ClusterPlacement
 from suite.cluster.player import ClusterPlayer
 
 
@@ -20,7 +20,7 @@ from suite.cluster.player import ClusterPlayer
 class ClusterJob:
     """A job on a number of hosts with eight devices each."""
 
-    layout: ParallelLayout = field(default_factory=ParallelLayout)
+    placement: ClusterPlacement = field(default_factory=ClusterPlacement)
     hosts: int = 8
     seed: int = 0
     _: KW_ONLY
@@ -49,9 +49,9 @@ class ClusterJob:
         """The topology of the first attempt.
 
         Raises:
-            ValueError: the ranks cannot be divided as the layout says.
+            ValueError: the ranks cannot be divided as the placement says.
         """
-        return self.layout.topology(range(self.hosts))
+        return self.placement.topology(range(self.hosts))
 
     def observations(self) -> Iterator[Observation]:
         """The job's observations in stream order; each call begins anew."""

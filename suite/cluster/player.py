@@ -21,7 +21,7 @@ from rankwatch_detectors.base import (
     StepKind,
     Tick,
 )
-from suite.cluster.faults import KilledRank, Resize, StuckRank
+from suite.cluster.faults import RankKill, Resize
 from suite.cluster.training import TrainingCurves
 from suite.cluster.work import StepCost, WorkModel
 
@@ -35,7 +35,7 @@ SAVE_EVERY: Final = 50
 RENDEZVOUS_S: Final = 40.0
 """Until a resized job trains again."""
 TEARDOWN_S: Final = 5.0
-"""How soon a process ends that has lost its peers or was asked to end, at the median."""
+"""How soon a process ends that has lost its peers or was asked to end, on average."""
 PHASES: Final = ("data_wait", "forward", "backward", "backward")
 """Of a rank in a step, one after the other; in the last it waits in a collective."""
 
@@ -53,10 +53,10 @@ class ClusterPlayer:
         self._begin(tuple(range(job.hosts)))
 
     def _begin(self, hosts: tuple[int, ...]) -> None:
-        self._topology = self._job.layout.topology(hosts)
+        self._topology = self._job.placement.topology(hosts)
         self._work = WorkModel(self._job, hosts, self._now_s, self._random)
         self._collective = 0
-        self._elapsed_s = 0.0
+        self._step_since_s, self._elapsed_s = self._now_s, 0.0
         self._heard_s = np.full(self._ranks, self._now_s)
         self._state = ["running"] * self._ranks
         self._logged: deque[Frame] = deque()
@@ -76,26 +76,24 @@ class ClusterPlayer:
         while self._step < self._job.steps:
             if resizes and self._step >= resizes[0].at_step:
                 yield from self._resize(resizes.popleft())
-            for fault in [fault for fault in self._job.faults if fault.at_step == self._step]:
-                if isinstance(fault, KilledRank):
+            for fault in self._job.faults:
+                if isinstance(fault, RankKill) and fault.at_step == self._step:
                     yield from self._killed(fault.rank)
                     return
-                if isinstance(fault, StuckRank):
-                    yield from self._stuck(fault)
             yield from self._train()
             self._step += 1
 
     def _train(self) -> Iterator[Observation]:
-        began_s, evaluated = self._now_s, np.zeros(self._ranks)
+        self._step_since_s, evaluated = self._now_s, np.zeros(self._ranks)
         if self._job.eval_every and self._step % self._job.eval_every == 0 and self._step > self._job.start_step:
             evaluated = self._job.eval_s * np.exp(EVAL_SIGMA * self._random.standard_normal(self._ranks))
             yield from self._pass(float(evaluated.max()), evaluated[np.newaxis], ("eval", "eval"))
             self._collective += 1
         cost = self._work.step(self._step, self._now_s, self._elapsed_s)
-        changes = np.stack([cost.data_wait, cost.data_wait + cost.compute / 3, cost.arrival])
+        changes = np.stack([cost.data_wait, cost.data_wait + cost.forward, cost.arrival])
         yield from self._pass(cost.seconds, changes, PHASES)
         self._collective += 1
-        self._elapsed_s = self._now_s - began_s
+        self._elapsed_s = self._now_s - self._step_since_s
         yield self._measured(cost, evaluated)
         self._logged.append(self._curves.frame(self._attempt, self._step, self._ranks))
         if len(self._logged) > self._job.log_lag:
@@ -104,22 +102,17 @@ class ClusterPlayer:
     def _measured(self, cost: StepCost, evaluated: Floats) -> Frame:
         values = {
             "step_time_s": np.full(self._ranks, self._elapsed_s),
-            "busy_s": cost.compute + evaluated,
-            "wait_s": self._elapsed_s - cost.compute - evaluated - cost.data_wait,
+            "busy_s": cost.busy + evaluated,
+            "wait_s": self._elapsed_s - cost.busy - evaluated - cost.data_wait,
             "phase.data_wait": cost.data_wait,
-            "phase.forward": cost.compute / 3,
-            "phase.backward": cost.compute * 2 / 3,
+            "phase.forward": cost.forward,
+            "phase.backward": cost.backward,
         }
         kind = StepKind.TRAIN
         if evaluated.any():
             values["phase.eval"], kind = evaluated, StepKind.EVAL
         present = dict.fromkeys(values, np.ones(self._ranks, dtype=np.bool_))
         return Frame(self._attempt, "steps", self._step, kind, self._now_s, values, present)
-
-    def _stuck(self, fault: StuckRank) -> Iterator[Observation]:
-        arrives_s = np.zeros(self._ranks)
-        arrives_s[fault.rank] = np.inf
-        yield from self._pass(fault.seconds, arrives_s[np.newaxis], ("backward", "backward"))
 
     def _killed(self, rank: int) -> Iterator[Observation]:
         yield self._exit(rank, signal=9, error="")
@@ -167,8 +160,8 @@ class ClusterPlayer:
     def _presence(self, age_s: float, changes: Floats, phases: tuple[str, ...]) -> Presence:
         place: Ints = (changes <= age_s).sum(axis=0)
         since = np.where(place > 0, np.take_along_axis(changes, np.maximum(place - 1, 0)[np.newaxis], axis=0)[0], 0.0)
-        lives: Bools = np.asarray([state == "running" for state in self._state])
-        self._heard_s = np.where(lives, self._now_s, self._heard_s)
+        alive: Bools = np.asarray([state == "running" for state in self._state])
+        self._heard_s = np.where(alive, self._now_s, self._heard_s)
         return Presence(
             attempt=self._attempt,
             heard=np.ones(self._ranks, dtype=np.bool_),
@@ -177,7 +170,7 @@ class ClusterPlayer:
             step=np.full(self._ranks, self._step, dtype=np.int64),
             phase=tuple(phases[number] for number in place),
             phase_age_s=age_s - since,
-            step_age_s=np.full(self._ranks, age_s),
+            step_age_s=np.full(self._ranks, self._now_s - self._step_since_s),
             collective_seq=self._collective + (place == len(phases) - 1).astype(np.int64),
             state=tuple(self._state),
             os_state=("R",) * self._ranks,

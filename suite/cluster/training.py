@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from rankwatch_detectors.base import Floats, Frame, StepKind
-from suite.cluster.faults import LossGrowth, LossSurge, NanGradient
+from suite.cluster.faults import LossBurst, LossDrift, NonFiniteGradient
 from suite.cluster.noise import CorrelatedNoise
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class TrainingCurves:
         local = np.exp(LOCAL_NORM_SIGMA * self._random.standard_normal(ranks))
         exact = {"nonfinite": np.zeros(ranks, dtype=np.int64)}
         for fault in self._job.faults:
-            if isinstance(fault, NanGradient) and step >= fault.at_step:
+            if isinstance(fault, NonFiniteGradient) and step >= fault.at_step:
                 bad: list[int] | slice = [fault.rank] if step == fault.at_step else slice(None)
                 local[bad], norm, exact["nonfinite"][bad] = np.nan, np.nan, 7
                 loss = loss if step == fault.at_step else np.nan
@@ -52,8 +52,8 @@ class TrainingCurves:
     def _loss_of(self, step: int) -> float:
         loss: float = LOSS_END + LOSS_RANGE * (1 + step / LOSS_STEPS) ** -LOSS_POWER
         for fault in self._job.faults:
-            if isinstance(fault, LossSurge) and fault.at_step <= step < fault.at_step + fault.steps:
+            if isinstance(fault, LossBurst) and fault.at_step <= step < fault.at_step + fault.steps:
                 loss *= fault.factor
-            if isinstance(fault, LossGrowth) and step >= fault.at_step:
+            if isinstance(fault, LossDrift) and step >= fault.at_step:
                 loss *= (1 + fault.share) ** (step - fault.at_step)
         return loss

@@ -14,15 +14,17 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from rankwatch_detectors.base import Floats
-from suite.cluster.faults import SlowDevice, SlowLoader, SlowSwitch
-from suite.cluster.layout import DEVICES, host_of_ranks, switches
+from suite.cluster.faults import RankHang, SlowDevice, SlowLoader, SlowSwitch
 from suite.cluster.noise import PINK_S, CorrelatedNoise, tails
+from suite.cluster.placement import DEVICES, host_of_ranks, switches
 
 if TYPE_CHECKING:
     from suite.cluster.job import ClusterJob
 
 COMPUTE, TRANSFER, LOADING = 0.8, 0.15, 0.5
 """Shares of a step: work, collectives, and the time in which a loader makes a batch, while the step before runs."""
+FORWARD: Final = 1 / 3
+"""Share of the work that is forward; the rest is backward."""
 DEVICE_SPREAD: Final = 0.015
 """Standard deviation of lasting differences between devices of one kind; this and all that follows of a logarithm."""
 DEVICE_SIGMA: Final = 0.008
@@ -54,13 +56,19 @@ class StepCost:
     """Seconds of one step: of each rank, float64 [ranks], and of the collectives."""
 
     data_wait: Floats
-    compute: Floats
+    forward: Floats
+    backward: Floats
     transfer: float
+
+    @property
+    def busy(self) -> Floats:
+        """Seconds of each rank's own work."""
+        return self.forward + self.backward
 
     @property
     def arrival(self) -> Floats:
         """Seconds from the beginning of the step until each rank comes to its collectives."""
-        return self.data_wait + self.compute
+        return self.data_wait + self.busy
 
     @property
     def seconds(self) -> float:
@@ -73,20 +81,20 @@ class WorkModel:
 
     def __init__(self, job: ClusterJob, hosts: tuple[int, ...], now_s: float, random: np.random.Generator) -> None:
         self._job, self._random = job, random
-        self._topology = topology = job.layout.topology(hosts)
+        self._topology = topology = job.placement.topology(hosts)
         self._ranks = ranks = topology.world_size
         self._host = host_of_ranks(len(hosts))
         # A device keeps its spread in all attempts, whichever rank it has.
         spread = np.random.default_rng((job.seed, 1)).standard_normal((job.hosts, DEVICES))
-        self._usual = np.exp(DEVICE_SPREAD * spread[list(hosts)].reshape(-1)) / job.layout.speed(hosts)
-        if job.layout.cp > 1:
+        self._usual = np.exp(DEVICE_SPREAD * spread[list(hosts)].reshape(-1)) / job.placement.speed(hosts)
+        if job.placement.cp > 1:
             self._usual = self._usual * (1 + LATER_CHUNK * topology.cp)
         self._devices = CorrelatedNoise(random, ranks, DEVICE_SIGMA, PINK_S)
         self._hosts = CorrelatedNoise(random, len(hosts), HOST_SIGMA, (HOST_S,))
         self._traffic = CorrelatedNoise(random, switches(len(hosts)), SWITCH_SIGMA, (SWITCH_S,))
         self._switches = CorrelatedNoise(random, switches(len(hosts)), SWITCH_PINK_SIGMA, PINK_S)
         self._storage = CorrelatedNoise(random, len(hosts), STORAGE_SIGMA, (STORAGE_S,))
-        self._router = CorrelatedNoise(random, job.layout.ep, EXPERT_SIGMA, (EXPERT_S,))
+        self._router = CorrelatedNoise(random, job.placement.ep, EXPERT_SIGMA, (EXPERT_S,))
         self._ready_s = np.full(ranks, now_s)
         self._taken_s = np.full((PREFETCH, ranks), now_s)
         """When each rank took its last batches, by their number modulo `PREFETCH`."""
@@ -105,7 +113,11 @@ class WorkModel:
         for fault in faults:
             if isinstance(fault, SlowSwitch):
                 congestion[fault.switch] *= fault.factor
-        return StepCost(data_wait, compute, TRANSFER * self._job.step_s * float(congestion.max()))
+        backward = compute * (1 - FORWARD)
+        for fault in faults:
+            if isinstance(fault, RankHang) and fault.at_step == step:
+                backward[fault.rank] += fault.seconds
+        return StepCost(data_wait, compute * FORWARD, backward, TRANSFER * self._job.step_s * float(congestion.max()))
 
     def _slowed(self, faults: Iterable[SlowDevice | SlowLoader]) -> Floats:
         factor = np.ones(self._ranks)
@@ -114,12 +126,12 @@ class WorkModel:
         return factor
 
     def _load(self, elapsed_s: float) -> Floats:
-        layout, load = self._job.layout, np.ones(self._ranks)
-        if layout.ep > 1:
+        placement, load = self._job.placement, np.ones(self._ranks)
+        if placement.ep > 1:
             chosen = self._router.after(elapsed_s)[self._topology.ep]
             tokens = np.exp(chosen + TOKEN_SIGMA * self._random.standard_normal(self._ranks))
             load *= 1 - EXPERT_SHARE + EXPERT_SHARE * tokens
-        if layout.cp > 1:
+        if placement.cp > 1:
             replicas = int(self._topology.dp.max()) + 1
             load *= np.exp(SEQUENCE_SIGMA * self._random.standard_normal(replicas))[self._topology.dp]
         return load

@@ -12,8 +12,8 @@ from rankwatch_detectors.base import AttemptStart, Frame, Observation, StepKind,
 from suite.cluster.cases import SETTINGS, ClusterCase, cluster_clean, cluster_faults
 from suite.cluster.faults import Resize, SlowLoader
 from suite.cluster.job import ClusterJob
-from suite.cluster.layout import ParallelLayout
 from suite.cluster.noise import PINK_S, CorrelatedNoise, tails
+from suite.cluster.placement import ClusterPlacement
 from suite.scoring import score
 
 LARGE = (
@@ -38,7 +38,7 @@ def _correlation(series: np.ndarray, lag: int) -> float:
     return float(np.mean(series[:-lag] * series[lag:]) / np.mean(series**2))
 
 
-@pytest.mark.parametrize("constants_s", [(20.0,), PINK_S], ids=["AR(1)", "1/f"])
+@pytest.mark.parametrize("constants_s", [(20.0,), PINK_S], ids=["AR(1)", "pink"])
 @pytest.mark.parametrize("lag", [1, 20, 60])
 def test_noise_remembers_as_long_as_its_time_constants_say(constants_s: tuple[float, ...], lag: int) -> None:
     series = _series(constants_s)
@@ -129,14 +129,16 @@ def test_a_resized_job_begins_an_attempt_on_the_hosts_that_are_left() -> None:
     assert [tick.now_s for tick in ticks] == list(range(1, len(ticks) + 1))
 
 
-@pytest.mark.parametrize(("layout", "groups"), [(ParallelLayout(ep=8), 8), (ParallelLayout(tp=2, cp=4, pp=2), 16)])
-def test_peers_do_the_same_work(layout: ParallelLayout, groups: int) -> None:
-    assert len(set(layout.topology(range(8)).peer_group)) == groups
+@pytest.mark.parametrize(
+    ("placement", "groups"), [(ClusterPlacement(ep=8), 8), (ClusterPlacement(tp=2, cp=4, pp=2), 16)]
+)
+def test_peers_do_the_same_work(placement: ClusterPlacement, groups: int) -> None:
+    assert len(set(placement.topology(range(8)).peer_group)) == groups
 
 
 def test_ranks_that_cannot_be_divided_are_refused() -> None:
     with pytest.raises(ValueError, match="8 ranks cannot be divided"):
-        ParallelLayout(tp=3).topology((0,))
+        ClusterPlacement(tp=3).topology((0,))
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ HOSTS_PER_SWITCH: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
-class ParallelLayout:
+class ClusterPlacement:
     """Tensor-parallel neighbours first, then context-parallel ones, replicas and stages, as Megatron has them."""
 
     tp: int = 1
