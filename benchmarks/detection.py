@@ -154,7 +154,11 @@ def options() -> argparse.Namespace:
     parser.add_argument("--speed", type=_sizes, metavar="RANKS,…", help="milliseconds a step, by size")
     parser.add_argument("--processes", type=int, default=cpu_count() or 1)
     parser.add_argument("--markdown", type=Path, help="write the tables to this file as well")
-    return parser.parse_args()
+    chosen = parser.parse_args()
+    others = (chosen.accelerators, chosen.beside, chosen.peers, chosen.clean, chosen.calibration, chosen.speed)
+    if chosen.generator == "cluster" and any(others):
+        parser.error("only faults and clean jobs come from the cluster model: --generator cluster stands alone")
+    return chosen
 
 
 def parts(chosen: argparse.Namespace, pool: ProcessPoolExecutor) -> Iterable[str]:

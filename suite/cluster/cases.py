@@ -22,7 +22,7 @@ from suite.cluster.faults import (
     SlowSwitch,
 )
 from suite.cluster.job import ClusterJob
-from suite.cluster.placement import DEVICES, ClusterPlacement, ranks_of_host, ranks_of_switch
+from suite.cluster.placement import ClusterPlacement, hosts_for, ranks_of_host, ranks_of_switch
 
 AT: Final = 300
 """The step at which faults begin."""
@@ -50,7 +50,7 @@ ClusterCase = LabelledCase[ClusterJob]
 def cluster_faults(sizes: Sequence[int]) -> Iterator[ClusterCase]:
     """Jobs with a fault: each fault at each number of ranks, multiples of eight, and a slow rank in each setting."""
     for size in sizes:
-        job = ClusterJob(hosts=size // DEVICES)
+        job = ClusterJob(hosts=hosts_for(size))
         for name, fault, cause in _faults(size):
             yield _case(f"{name}, {size:,} ranks", job, fault, cause)
         for name, fault in LOSS_FAULTS.items():
@@ -68,7 +68,7 @@ def cluster_faults(sizes: Sequence[int]) -> Iterator[ClusterCase]:
 def cluster_clean(sizes: Sequence[int]) -> Iterator[ClusterCase]:
     """Jobs without a fault: each number of ranks, and each setting."""
     for size in sizes:
-        yield _case(f"clean, {size:,} ranks", ClusterJob(hosts=size // DEVICES, steps=1000))
+        yield _case(f"clean, {size:,} ranks", ClusterJob(hosts=hosts_for(size), steps=1000))
     for setting, job in SETTINGS.items():
         yield _case(setting, job)
 

@@ -55,6 +55,18 @@ class ClusterPlacement:
         return np.repeat([self.speeds[host % len(self.speeds)] for host in hosts], DEVICES).astype(np.float64)
 
 
+def hosts_for(ranks: int) -> int:
+    """How many hosts so many ranks fill.
+
+    Raises:
+        ValueError: they do not fill whole hosts.
+    """
+    hosts, over = divmod(ranks, DEVICES)
+    if over or not hosts:
+        raise ValueError(f"{ranks} ranks do not fill whole hosts of {DEVICES}")
+    return hosts
+
+
 def ranks_of_host(host: int) -> tuple[int, ...]:
     """The ranks on the n-th host of a job."""
     return tuple(range(host * DEVICES, (host + 1) * DEVICES))

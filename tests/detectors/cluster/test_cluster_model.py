@@ -139,6 +139,8 @@ def test_peers_do_the_same_work(placement: ClusterPlacement, groups: int) -> Non
 def test_ranks_that_cannot_be_divided_are_refused() -> None:
     with pytest.raises(ValueError, match="8 ranks cannot be divided"):
         ClusterPlacement(tp=3).topology((0,))
+    with pytest.raises(ValueError, match="12 ranks do not fill whole hosts"):
+        list(cluster_clean((12,)))
 
 
 @pytest.mark.parametrize(
