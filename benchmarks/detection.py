@@ -107,13 +107,18 @@ def speed(ranks: int, steps: int = 120) -> list[str]:
 def _measured(
     line: Callable[[Case, range], list[str]], cases: list[Case], seeds: int, pool: ProcessPoolExecutor
 ) -> list[list[str]]:
-    """A line for each case, printed as soon as it is measured."""
+    """A line for each case."""
     waiting = [pool.submit(_by_name, line, case.name, seeds) for case in cases]
-    lines = []
-    for future in waiting:
-        lines.append(future.result())
-        print(" | ".join(lines[-1]), file=sys.stderr, flush=True)
-    return lines
+    return _printed(future.result() for future in waiting)
+
+
+def _printed(lines: Iterable[list[str]]) -> list[list[str]]:
+    """The same lines, each printed as soon as it is measured."""
+    measured = []
+    for line in lines:
+        measured.append(line)
+        print(" | ".join(line), file=sys.stderr, flush=True)
+    return measured
 
 
 def _by_name(line: Callable[[Case, range], list[str]], name: str, seeds: int) -> list[str]:
@@ -204,8 +209,8 @@ def of_cluster_model(chosen: argparse.Namespace, pool: ProcessPoolExecutor) -> I
     seeds = repeat(range(chosen.seeds))
     faults = [case for case in cluster_faults(chosen.sizes) if chosen.only in case.name]
     clean = [case for case in cluster_clean(chosen.sizes) if chosen.only in case.name]
-    yield "### Cluster model: injected faults\n\n" + table(HEAD, pool.map(fault_line, faults, seeds))
-    yield "### Cluster model: nothing wrong\n\n" + table(SILENT_HEAD, pool.map(silent_line, clean, seeds))
+    yield "### Cluster model: injected faults\n\n" + table(HEAD, _printed(pool.map(fault_line, faults, seeds)))
+    yield "### Cluster model: nothing wrong\n\n" + table(SILENT_HEAD, _printed(pool.map(silent_line, clean, seeds)))
 
 
 def main() -> None:
