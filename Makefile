@@ -84,6 +84,7 @@ long: faults adoption chaos soak ## all that takes hours: matrices, floods and s
 	  tests/service/series tests/packaging/test_installed.py $(TEST_ARGS)
 	$(BIN)/python benchmarks/detection.py --seeds 5
 	$(BIN)/python benchmarks/detection.py --beside --seeds 5
+	$(BIN)/python benchmarks/detection.py --generator cluster --seeds 5
 
 release: $(VENV)/.installed ## wheel and sdist into dist/, with their SHA-256
 	rm -f "$(DIST)"/rankwatch-* "$(DIST)/SHA256SUMS"

@@ -1,6 +1,7 @@
 """How well the detectors find injected faults, and how often they report a fault that is not there.
 
     python benchmarks/detection.py [--seeds 5] [--sizes 8,64,1024,16384] [--only TEXT] [--markdown FILE] [--processes N]
+    python benchmarks/detection.py --generator cluster [--seeds 5] [--sizes 8,64,1024] [--only TEXT]
     python benchmarks/detection.py --accelerators [--seeds 5]      faults in jobs whose devices measure their steps
     python benchmarks/detection.py --beside [--seeds 5]            faults in jobs with a standing condition
     python benchmarks/detection.py --peers [--seeds 1]             beside other projects' rules
@@ -8,7 +9,8 @@
     python benchmarks/detection.py --calibration 8,64,1024,16384 [--length 1] [--step-s 20]
     python benchmarks/detection.py --speed 8,64,1024,16384
 
-Every line is a synthetic job with labels (`suite.cases`, `suite.clean_jobs`), judged by all detectors at their
+Every line is a synthetic job with labels (`suite.cases`, `suite.clean_jobs`; of the cluster model `suite.cluster`),
+judged by all detectors at their
 defaults and the correlator (`suite.scoring`). Delays are in steps after the injection. "x bound" is the median delay as
 a multiple of Lorden's bound, log(ranks x steps per week) / KL, the best average of any test.
 """
@@ -22,7 +24,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from itertools import chain
+from itertools import chain, repeat
 from os import cpu_count
 from pathlib import Path
 from typing import Final
@@ -34,6 +36,7 @@ from rankwatch_service.simulate.job import Job
 from suite.accelerated import on_accelerators
 from suite.cases import FAULTS, SILENT, Case, stragglers
 from suite.clean_jobs import BUDGETS, calibration, false_rates
+from suite.cluster.cases import ClusterCase, cluster_clean, cluster_faults
 from suite.conditions import combined, conditions_alone, wandering_pace
 from suite.peers.comparison import beside_peers
 from suite.scoring import Score, score
@@ -47,15 +50,16 @@ HEAD: Final = [
 PEERS_HEAD: Final = [
     "line", "found", "named", "delay", "false", "best other rule", "found", "named", "delay", "false", "ahead",
 ]  # fmt: skip
+SILENT_HEAD: Final = ["job", "seeds", "false pages", "false, for information", "which"]
 BUDGETS_HEAD: Final = [f"{budget:,.0f} allowed" for budget in BUDGETS]
 
 
-def fault_line(case: Case, seeds: range) -> list[str]:
+def fault_line(case: Case | ClusterCase, seeds: range) -> list[str]:
     """The cells of a line with a fault."""
     return cells(case, score(case, seeds))
 
 
-def cells(case: Case, got: Score) -> list[str]:
+def cells(case: Case | ClusterCase, got: Score) -> list[str]:
     """A score as cells of the table."""
     worst = sorted(got.delays)[math.ceil(0.95 * len(got.delays)) - 1] if got.delays else math.nan
     bound = statistics.mean(got.bounds) if got.bounds else 0.0
@@ -78,7 +82,7 @@ def cells(case: Case, got: Score) -> list[str]:
     ]
 
 
-def silent_line(case: Case, seeds: range) -> list[str]:
+def silent_line(case: Case | ClusterCase, seeds: range) -> list[str]:
     """The cells of a line without a fault."""
     got = score(case, seeds)
     return [case.name, str(len(seeds)), str(len(got.false)), str(got.informed), "; ".join(got.false[:3]) or "-"]
@@ -103,13 +107,18 @@ def speed(ranks: int, steps: int = 120) -> list[str]:
 def _measured(
     line: Callable[[Case, range], list[str]], cases: list[Case], seeds: int, pool: ProcessPoolExecutor
 ) -> list[list[str]]:
-    """A line for each case, printed as soon as it is measured."""
+    """A line for each case."""
     waiting = [pool.submit(_by_name, line, case.name, seeds) for case in cases]
-    lines = []
-    for future in waiting:
-        lines.append(future.result())
-        print(" | ".join(lines[-1]), file=sys.stderr, flush=True)
-    return lines
+    return _printed(future.result() for future in waiting)
+
+
+def _printed(lines: Iterable[list[str]]) -> list[list[str]]:
+    """The same lines, each printed as soon as it is measured."""
+    measured = []
+    for line in lines:
+        measured.append(line)
+        print(" | ".join(line), file=sys.stderr, flush=True)
+    return measured
 
 
 def _by_name(line: Callable[[Case, range], list[str]], name: str, seeds: int) -> list[str]:
@@ -136,6 +145,7 @@ def _weeks(text: str) -> dict[int, float]:
 def options() -> argparse.Namespace:
     """The options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--generator", choices=["simulator", "cluster"], default="simulator", help="of synthetic jobs")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--sizes", type=_sizes, default=[8, 64, 1024], help="ranks of the slow-rank lines")
     parser.add_argument("--only", default="", help="only lines with this in their name, and nothing else")
@@ -149,11 +159,18 @@ def options() -> argparse.Namespace:
     parser.add_argument("--speed", type=_sizes, metavar="RANKS,…", help="milliseconds a step, by size")
     parser.add_argument("--processes", type=int, default=cpu_count() or 1)
     parser.add_argument("--markdown", type=Path, help="write the tables to this file as well")
-    return parser.parse_args()
+    chosen = parser.parse_args()
+    others = (chosen.accelerators, chosen.beside, chosen.peers, chosen.clean, chosen.calibration, chosen.speed)
+    if chosen.generator == "cluster" and any(others):
+        parser.error("only faults and clean jobs come from the cluster model: --generator cluster stands alone")
+    return chosen
 
 
 def parts(chosen: argparse.Namespace, pool: ProcessPoolExecutor) -> Iterable[str]:
     """The headings and tables that were asked for."""
+    if chosen.generator == "cluster":
+        yield from of_cluster_model(chosen, pool)
+        return
     if chosen.peers:
         cases = [case for case in (*stragglers((64,)), *FAULTS, *SILENT) if chosen.only in case.name]
         lines, totals = beside_peers(cases, range(chosen.seeds))
@@ -183,9 +200,17 @@ def parts(chosen: argparse.Namespace, pool: ProcessPoolExecutor) -> Iterable[str
     if not (chosen.clean or chosen.calibration or chosen.speed):
         faults = [case for case in (*stragglers(chosen.sizes), *FAULTS) if chosen.only in case.name]
         silent = [case for case in SILENT if chosen.only in case.name]
-        head = ["job", "seeds", "false pages", "false, for information", "which"]
         yield "### Injected faults\n\n" + table(HEAD, _measured(fault_line, faults, chosen.seeds, pool))
-        yield "### Nothing wrong\n\n" + table(head, _measured(silent_line, silent, chosen.seeds, pool))
+        yield "### Nothing wrong\n\n" + table(SILENT_HEAD, _measured(silent_line, silent, chosen.seeds, pool))
+
+
+def of_cluster_model(chosen: argparse.Namespace, pool: ProcessPoolExecutor) -> Iterator[str]:
+    """The tables of faults and of clean jobs, from the cluster model."""
+    seeds = repeat(range(chosen.seeds))
+    faults = [case for case in cluster_faults(chosen.sizes) if chosen.only in case.name]
+    clean = [case for case in cluster_clean(chosen.sizes) if chosen.only in case.name]
+    yield "### Cluster model: injected faults\n\n" + table(HEAD, _printed(pool.map(fault_line, faults, seeds)))
+    yield "### Cluster model: nothing wrong\n\n" + table(SILENT_HEAD, _printed(pool.map(silent_line, clean, seeds)))
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from rankwatch_detectors.base import Kind
 from rankwatch_detectors.statistics.budget import WEEK_S
@@ -50,18 +50,24 @@ STEPS_AFTER: Final = 5
 """Rows before a finding: bursts of two to four slow steps are common and harmless."""
 
 
+JobT_co = TypeVar("JobT_co", covariant=True)
+
+
 @dataclass(frozen=True)
-class Case:
+class LabelledCase(Generic[JobT_co]):
     """A job for each seed, and its goal."""
 
     name: str
-    job: Callable[[int], Job]
+    job: Callable[[int], JobT_co]
     delay_max: float = math.inf
     """Steps within which it must be found; seconds for kinds that show as missing steps."""
     cause: str = ""
     """The expected cause class; "" = any."""
     ratio: float = 0.0
     """Size of a lasting shift of one rank's time, for Lorden's bound; 0 = none."""
+
+
+Case = LabelledCase[Job]
 
 
 def bound(job: Job, ratio: float) -> float:

@@ -56,11 +56,12 @@ def topology_state_of(topology: Topology) -> TopologyState:
     """The topology that a job's agents would have reported."""
     topology_state, size = TopologyState(), topology.world_size
     types = topology.device_type or ("",) * size
-    places = zip(topology.host, topology.device_uuid, types, topology.dp, topology.tp, topology.pp, strict=True)
+    groups = {name: getattr(topology, name).tolist() for name in ("dp", "tp", "pp", "cp", "ep")}
     topology_state.learn(
         wire.RankInfo(
-            rank, size, host=host, device_uuid=uuid, device_type=device_type, dp=int(dp), tp=int(tp), pp=int(pp)
+            rank, size, host=topology.host[rank], device_uuid=topology.device_uuid[rank], device_type=types[rank],
+            **{name: of_ranks[rank] for name, of_ranks in groups.items()},
         )
-        for rank, (host, uuid, device_type, dp, tp, pp) in enumerate(places)
-    )
+        for rank in range(size)
+    )  # fmt: skip
     return topology_state

@@ -12,13 +12,15 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Final
 
-from rankwatch_detectors.base import Change, Finding, Kind, Severity
+from rankwatch_detectors.base import AttemptStart, Change, Finding, Kind, Severity
 from rankwatch_service.incidents.model import Incident
 from rankwatch_service.incidents.transition import TransitionKind
 from rankwatch_service.simulate.faults import Label
 from rankwatch_service.simulate.generate import generate
 from rankwatch_service.simulate.job import Job
 from suite.cases import Case, bound
+from suite.cluster.cases import ClusterCase
+from suite.cluster.job import ClusterJob
 from suite.pipeline import recording_pipeline, topology_state_of, updates_of
 
 BRINGS: Final = {
@@ -63,7 +65,7 @@ class Score:
     told: int = 0
     """Openings and updates of incidents that are not for information only: what receivers are sent, but for the end."""
 
-    def add(self, case: Case, seed: int) -> None:
+    def add(self, case: Case | ClusterCase, seed: int) -> None:
         """Judge the job of one seed."""
         job = case.job(seed)
         findings, incidents, messages = judged(job)
@@ -74,7 +76,7 @@ class Score:
             # A fault that begins before the first step cannot be found before it.
             seen = replace(label, at_step=max(label.at_step, job.start_step))
             self._look_for(seen, findings, case.cause)
-        if case.ratio:
+        if case.ratio and isinstance(job, Job):
             self.bounds.append(bound(job, case.ratio))
         for at, finding in enumerate(findings):
             self._weigh(finding, job, pages=_pages(findings[at:]))
@@ -96,7 +98,7 @@ class Score:
                 critical = [delay(f, label) for f in named if f.severity is Severity.CRITICAL]
                 self.criticals += critical[:1]
 
-    def _weigh(self, finding: Finding, job: Job, *, pages: bool) -> None:
+    def _weigh(self, finding: Finding, job: Job | ClusterJob, *, pages: bool) -> None:
         if finding.change is not Change.OPEN:
             return
         begun = [label for label in job.labels if _since(finding, label)]
@@ -124,7 +126,7 @@ class Score:
         return statistics.median(self.delays) if self.delays else float("nan")
 
 
-def _counts(incident: Incident, job: Job) -> bool:
+def _counts(incident: Incident, job: Job | ClusterJob) -> bool:
     """Whether an incident counts as one that needs a root cause."""
     begun = [label for label in job.labels if label.at_step <= (incident.detected_step or 0)]
     if incident.first.standing:
@@ -132,13 +134,15 @@ def _counts(incident: Incident, job: Job) -> bool:
     return bool(begun) or incident.severity is not Severity.INFO
 
 
-def judged(job: Job) -> tuple[list[Finding], list[Incident], int]:
+def judged(job: Job | ClusterJob) -> tuple[list[Finding], list[Incident], int]:
     """The opened and updated findings, the incidents made of them, and the number of notifications."""
     findings: list[Finding] = []
     pipeline, topology_state = recording_pipeline(findings), topology_state_of(job.topology())
     incidents: dict[str, Incident] = {}
     messages = 0
-    for observation in generate(job):
+    for observation in generate(job) if isinstance(job, Job) else job.observations():
+        if isinstance(observation, AttemptStart):
+            topology_state = topology_state_of(observation.topology)
         for news in updates_of(pipeline, observation, topology_state):
             incidents[news.incident.id] = news.incident
             sent = (
@@ -171,7 +175,7 @@ def _since(finding: Finding, label: Label) -> bool:
     return missing or (finding.detected_step or 0) >= label.at_step
 
 
-def score(case: Case, seeds: range) -> Score:
+def score(case: Case | ClusterCase, seeds: range) -> Score:
     """Judge a case over seeds."""
     total = Score()
     for seed in seeds:
