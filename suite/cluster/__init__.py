@@ -1,1 +1,1 @@
-"""The cluster model: a second source of labelled jobs, which shares no assumption with `rankwatch_service.simulate`."""
+"""The cluster model: a second source of labelled jobs, with other models than `rankwatch_service.simulate`."""

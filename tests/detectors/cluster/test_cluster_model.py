@@ -28,6 +28,8 @@ LARGE = (
     "loss +2 % a step, 8 ranks",
 )
 
+CLEAN = ("clean, 8 ranks", "elastic", "two kinds of devices")
+
 
 def _series(constants_s: tuple[float, ...], count: int = 400, length: int = 400) -> np.ndarray:
     noise = CorrelatedNoise(np.random.default_rng(1), count, 0.1, constants_s)
@@ -151,6 +153,8 @@ def test_a_large_fault_is_found_and_named(case: ClusterCase) -> None:
     assert (got.found, got.named) == (got.labels, got.labels)
 
 
-@pytest.mark.parametrize("case", [*cluster_clean((8,))][:1], ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case", [case for case in cluster_clean((8,)) if case.name in CLEAN], ids=lambda case: case.name
+)
 def test_a_clean_job_disturbs_nobody(case: ClusterCase) -> None:
     assert score(case, range(1)).false == []
