@@ -4,16 +4,23 @@ import { get, path } from "../common/api.js";
 import { fill, h } from "../common/dom.js";
 import { bytes, duration, number, words } from "../common/format.js";
 
+const opened = new Map(); // by command, what was read: pages draw the fold anew whenever something changes
+
 // Nothing for other commands, and while ranks may still answer.
 export function traceFold(command) {
   if (command.action !== "trace" || !command.finished_unix_ns) return null;
   const body = h("div", {});
-  const read = async () => {
-    if (body.firstChild) return;
-    const found = await get(path("commands", command.id)).catch(() => null);
-    fill(body, found ? found.traces.map(rank) : "The summaries cannot be read.");
-  };
-  return h("details", { ontoggle: read }, h("summary", {}, "Where the steps went"), body);
+  const show = (found) => fill(body, found ? found.traces.map(rank) : "The summaries cannot be read.");
+  const fold = h("details", { open: opened.has(command.id) }, h("summary", {}, "Where the steps went"), body);
+  if (fold.open) show(opened.get(command.id));
+  fold.addEventListener("toggle", async () => {
+    if (!fold.open) opened.delete(command.id);
+    else if (!body.firstChild) {
+      opened.set(command.id, await get(path("commands", command.id)).catch(() => null));
+      show(opened.get(command.id));
+    }
+  });
+  return fold;
 }
 
 function rank({ rank: who, error, summary }) {
