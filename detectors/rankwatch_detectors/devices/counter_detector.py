@@ -4,6 +4,7 @@ of counters, and events of agents, tell what is wrong.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final
 
@@ -24,7 +25,7 @@ BESIDES_MAX: Final = 4
 """Of what is wrong besides the worst, sentences in the evidence."""
 
 
-class CounterDetector(DispatchingDetector):
+class CounterDetector(DispatchingDetector, ABC):
     """Episodes by device. Subclasses give the kind of device, its rules and their sentences.
 
     Memory: linear in devices with which something is wrong.
@@ -55,8 +56,9 @@ class CounterDetector(DispatchingDetector):
         """Whom a device's trouble is about; None if the job does not use it."""
         return IncidentScope.of_host(host) if self._places.has(host) else None
 
+    @abstractmethod
     def _sentence(self, scope: IncidentScope, problem: DeviceProblem, host: str, device: str) -> str:
-        raise NotImplementedError
+        """A problem for people."""
 
     def _begin(self, start: AttemptStart) -> list[Finding]:
         findings: list[Finding] = []
@@ -86,7 +88,8 @@ class CounterDetector(DispatchingDetector):
                 findings += self._over(scope, key, self.WELL)
                 continue
             summary = self._sentence(scope, problem, host, device)
-            evidence = {self.NAMED: device, "host": host, "rule": problem.what, **(problem.evidence or {})}
+            named = {self.NAMED: device} if device else {}
+            evidence = {**named, "host": host, "rule": problem.what, **(problem.evidence or {})}
             # A slot is told of some seconds after its end, and what a count counts lies before its reading.
             began_s = min(SLOT_S * (counters.slot - problem.slots + problem.lasts), self.now_s)
             findings += self._tell(scope, key, problem.severity, summary, evidence, began_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
@@ -31,7 +32,7 @@ class DeviceProblem:
     """1: it began with the first of these slots; 0: before it, as what a count counts."""
 
 
-class HeldRules(Stateful):
+class HeldRules(Stateful, ABC):
     """Judges a job's devices of one kind slot by slot. Memory: linear in devices."""
 
     STATE: ClassVar[tuple[str, ...]] = ("_slot", "_trains", "_held", "_since", "_calm", "_open", "_last", "_hit")
@@ -72,8 +73,9 @@ class HeldRules(Stateful):
             self.standing = set()
             yield from self._rules(counters)
 
+    @abstractmethod
     def _rules(self, counters: DeviceCounters) -> Iterator[DeviceProblem]:
-        raise NotImplementedError
+        """Judge a slot, rule by rule."""
 
     def _rising(
         self,

@@ -83,8 +83,8 @@ class NetworkPorts:
 
     def _ethernet(self, folder: Path) -> dict[str, float]:
         """Nothing of a port that nobody has enabled, or that has no cable."""
-        state, flags = text_of(folder / "operstate"), text_of(folder / "flags")
-        if (flags is not None and not int(flags, 16) & _ENABLED) or state not in ("up", "unknown"):
+        state, flags = text_of(folder / "operstate"), text_of(folder / "flags") or ""
+        if flags[-1:] in _NOT_ENABLED or state not in ("up", "unknown"):
             return {}
         megabits = number_of(folder / "speed")
         statistics = folder / "statistics"
@@ -130,8 +130,8 @@ class NetworkPorts:
 
 
 _RATES: Final = ("received_bytes", "sent_bytes", "retransmissions", "congestion_notifications")
-_ENABLED: Final = 0x1
-"""IFF_UP."""
+_NOT_ENABLED: Final = frozenset("02468ace")
+"""Last hexadecimal digits of flags without their lowest bit, IFF_UP."""
 _UNKNOWN_SPEED: Final = 2**31
 _ACTIVE: Final = 4
 

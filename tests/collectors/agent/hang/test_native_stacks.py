@@ -91,7 +91,7 @@ def test_without_py_spy_nobody_is_asked() -> None:
     assert stacks.take() == []
 
 
-@pytest.mark.skipif(shutil.which("py-spy") is None, reason="py-spy is not installed")
+@pytest.mark.skipif(shutil.which("py-spy") is None, reason="py-spy, an optional tool of the host, is not installed")
 def test_the_real_one_names_functions_of_c() -> None:
     code = "import time; print('up', flush=True); time.sleep(600)"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
