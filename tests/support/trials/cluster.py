@@ -163,9 +163,10 @@ class Cluster:
     def resume(self, name: str) -> None:
         os.kill(self._pid(name), signal.SIGCONT)
 
-    def died(self) -> list[str]:
-        """Roles that ended by themselves."""
-        return [name for name, role in self.roles.items() if role.process is not None and role.process.poll()]
+    def died(self) -> dict[str, str]:
+        """Roles that ended by themselves, and the end of what they said."""
+        ended = {name: role for name, role in self.roles.items() if role.process is not None and role.process.poll()}
+        return {name: f"status {role.process.returncode}: {role.said()[-4000:]}" for name, role in ended.items()}
 
     def play(self, scenario: str) -> subprocess.Popen[str]:
         """Start the agents of a scenario; the process ends when everything was accepted."""

@@ -95,7 +95,7 @@ def run(cluster: Cluster, receiver: WebhookReceiver, scenario: str, acts: Iterab
         fleet.wait()
     assert fleet.returncode == 0, f"the agents ended with {fleet.returncode}: {said}"
     settle_s = cluster.settle()
-    assert not cluster.died()
+    assert not (died := cluster.died()), f"after {done}: {died}"
     bodies = [call.body for call in receiver.calls]
     found, owed, published = cluster.outcome(), cluster.owed_to_the_topic(), cluster.published()
     return Trial(expected, found, receiver.ids, bodies, owed, published, caught_up_s, settle_s, done)

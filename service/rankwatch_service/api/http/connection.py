@@ -32,6 +32,8 @@ ANONYMOUS_PER_ADDRESS_MAX: Final = 256
 """Does not hold for trusted proxies, whose connections are those of many clients."""
 FILES_KEPT: Final = 256
 """Descriptors for the database, the log and the libraries."""
+WRITE_BUFFER_BYTES: Final = 65_536
+"""Of an answer that the client does not read; asyncio's default over TLS is eight times as much."""
 SWEEP_S: Final = 1.0
 RETRY_AFTER_S: Final = 5
 
@@ -159,6 +161,7 @@ class ClientConnection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Requests can come: a client has connected, or its handshake is over."""
         super().connection_made(transport)
+        transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
         self.is_open = True
         if not self.address:
             self.begin(self.client[0] if self.client else "", transport.abort)
