@@ -55,6 +55,7 @@ from rankwatch_service.api.routes import (
     telemetry,
 )
 from rankwatch_service.api.routes.charts import devices, steps
+from rankwatch_service.api.routes.rules import metric_rules
 from rankwatch_service.api.routes.system import (
     audit_trail,
     health,
@@ -98,6 +99,7 @@ RESOURCES: Final = (
     stream,
     events,
     policy,
+    metric_rules,
     audit_trail,
     tokens,
     sessions,

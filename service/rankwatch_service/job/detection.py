@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rankwatch_detectors.base import AttemptStart, Detector, Finding, Frame, Observation, Tick
+from rankwatch_detectors.metric_rule import MetricRule
 from rankwatch_service.incidents.correlator import Correlator
 from rankwatch_service.incidents.transition import Update
 from rankwatch_service.job.detector_bank import DetectorBank, Failure
@@ -13,13 +15,22 @@ from rankwatch_service.job.timed_frames import TimedFrames
 from rankwatch_service.job.topology_state import TopologyState
 
 MakeDetectors = Callable[[], Sequence[Detector]]
+RulesInForce = Callable[[], tuple[MetricRule, ...]]
 
 
 class DetectionPipeline:
     """The detectors and the correlator of one job."""
 
-    def __init__(self, job: str, make_detectors: MakeDetectors) -> None:
+    def __init__(self, job: str, make_detectors: MakeDetectors, rules: RulesInForce = tuple) -> None:
+        """Begin without an attempt.
+
+        Args:
+            job: its name.
+            make_detectors: makes its detectors.
+            rules: returns the rules of people on its metrics; every start of an attempt brings them to the detectors.
+        """
         self.correlator = Correlator(job)
+        self._rules = rules
         self._bank = DetectorBank(make_detectors)
         self._timed = TimedFrames()
 
@@ -27,6 +38,7 @@ class DetectionPipeline:
         """Take the next observation; returns the updates of incidents, and the failures of detectors."""
         if isinstance(observation, AttemptStart):
             self.correlator.begin(observation.attempt)
+            observation = replace(observation, rules=self._rules())
         findings: list[Finding] = []
         failures: list[Failure] = []
         for one in self._timed.observe(observation):
@@ -59,6 +71,7 @@ class DetectionPipeline:
         Returns:
             Names of detectors without a snapshot: they are new, or of another version.
         """
+        start = None if start is None else replace(start, rules=self._rules())
         without_snapshot = self._bank.restore(state["bank"], start)
         if "timed" in state:  # snapshots of earlier versions have none
             self._timed.restore(state["timed"])
