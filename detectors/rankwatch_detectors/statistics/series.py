@@ -94,8 +94,10 @@ class DriftTest(Stateful):
 
     def _fill(self, values: list[float]) -> None:
         self._window: list[float] = []
-        self._adwin = drift.ADWIN(delta=ADWIN_DELTA, clock=4, grace_period=DRIFT_POINTS_MIN)
-        self._page_hinkley = drift.PageHinkley(
+        self._adwin: Any = drift.ADWIN(  # type: ignore[no-untyped-call]
+            delta=ADWIN_DELTA, clock=4, grace_period=DRIFT_POINTS_MIN
+        )
+        self._page_hinkley: Any = drift.PageHinkley(
             min_instances=DRIFT_POINTS_MIN, delta=PAGE_HINKLEY_DELTA, threshold=PAGE_HINKLEY_THRESHOLD
         )
         for value in values:

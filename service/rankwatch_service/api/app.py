@@ -56,6 +56,7 @@ from rankwatch_service.api.routes import (
 )
 from rankwatch_service.api.routes.charts import devices, steps
 from rankwatch_service.api.routes.rules import metric_rules
+from rankwatch_service.api.routes.rules import preview as rule_preview
 from rankwatch_service.api.routes.system import (
     audit_trail,
     health,
@@ -100,6 +101,7 @@ RESOURCES: Final = (
     events,
     policy,
     metric_rules,
+    rule_preview,
     audit_trail,
     tokens,
     sessions,

@@ -7,7 +7,6 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends
 from pydantic import BaseModel, ConfigDict, Field
-from sqlalchemy import Connection
 
 from rankwatch_detectors.metric_rule import MetricRule
 from rankwatch_service.access.identities import Identity
@@ -17,7 +16,6 @@ from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.problem import ProblemError, not_found
 from rankwatch_service.log.base import Entry
 from rankwatch_service.names import ALL_JOBS
-from rankwatch_service.orders import commands
 from rankwatch_service.policy.control_records import RulesSet, encode_control
 from rankwatch_service.rules.rows import StoredRule, read_rules, write_rules
 from rankwatch_service.rules.written_rule import RULES_MAX, WrittenRule, check_together
@@ -97,26 +95,18 @@ def _change(
     target: str,
     changed: Callable[[Sequence[MetricRule]], list[MetricRule]],
 ) -> ShownRules:
-    """Store changed rules; tell stream, the audit trail and open pages of them."""
+    """Store changed rules; tell stream and the audit trail of them."""
     with write(context.engine) as connection:
         wanted = changed([stored.rule for stored in read_rules(connection)])
         try:
             check_together([WrittenRule.of(rule) for rule in wanted])
         except ValueError as error:
             raise ProblemError(422, str(error)) from error
-        now = context.clock.unix_ns()
+        now, fields = context.clock.unix_ns(), {"rules": [rule.fields() for rule in wanted]}
         stored = write_rules(connection, wanted, identity.actor, now)
-        _tell(context, connection, identity, what, target, wanted)
+        context.controls.append_in(connection, [Entry(ALL_JOBS, encode_control(RulesSet(tuple(wanted))))])
+        audit_trail.append(connection, now, identity.actor, what, target, "ok", fields=fields)
     return _shown(stored)
-
-
-def _tell(
-    context: Context, connection: Connection, identity: Identity, what: str, target: str, rules: Sequence[MetricRule]
-) -> None:
-    now, fields = context.clock.unix_ns(), {"rules": [rule.fields() for rule in rules]}
-    context.controls.append_in(connection, [Entry(ALL_JOBS, encode_control(RulesSet(tuple(rules))))])
-    audit_trail.append(connection, now, identity.actor, what, target, "ok", fields=fields)
-    commands.tell(connection, "rules", "", {"names": [rule.name for rule in rules]}, now)
 
 
 def _shown(stored: Sequence[StoredRule]) -> ShownRules:
