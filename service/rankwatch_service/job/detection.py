@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from rankwatch_detectors.base import AttemptStart, Detector, Finding, Frame, Observation, Tick
-from rankwatch_detectors.metric_rule import MetricRule
+from rankwatch_detectors.metric_rule import RULES_PER_JOB_MAX, MetricRule
 from rankwatch_service.incidents.correlator import Correlator
 from rankwatch_service.incidents.transition import Update
 from rankwatch_service.job.detector_bank import DetectorBank, Failure
@@ -30,6 +31,8 @@ class DetectionPipeline:
             rules: returns the rules of people on its metrics; every start of an attempt brings them to the detectors.
         """
         self.correlator = Correlator(job)
+        self.counts: Counter[str] = Counter()
+        """What was left out, by reason."""
         self._rules = rules
         self._bank = DetectorBank(make_detectors)
         self._timed = TimedFrames()
@@ -38,7 +41,7 @@ class DetectionPipeline:
         """Take the next observation; returns the updates of incidents, and the failures of detectors."""
         if isinstance(observation, AttemptStart):
             self.correlator.begin(observation.attempt)
-            observation = replace(observation, rules=self._rules())
+            observation = self._ruled(observation)
         findings: list[Finding] = []
         failures: list[Failure] = []
         for one in self._timed.observe(observation):
@@ -51,6 +54,12 @@ class DetectionPipeline:
         if isinstance(observation, Tick):
             told += self.correlator.settle(observation.now_s)
         return told, failures
+
+    def _ruled(self, start: AttemptStart) -> AttemptStart:
+        """The start of an attempt with the rules in force."""
+        rules = self._rules()
+        self.counts["metric_rules"] = max(len(rules) - RULES_PER_JOB_MAX, 0)
+        return replace(start, rules=rules)
 
     def rest(self) -> None:
         """Replace the detectors by new ones, which inherit what is always true of the job. Incidents stay."""
@@ -71,8 +80,7 @@ class DetectionPipeline:
         Returns:
             Names of detectors without a snapshot: they are new, or of another version.
         """
-        start = None if start is None else replace(start, rules=self._rules())
-        without_snapshot = self._bank.restore(state["bank"], start)
+        without_snapshot = self._bank.restore(state["bank"], None if start is None else self._ruled(start))
         if "timed" in state:  # snapshots of earlier versions have none
             self._timed.restore(state["timed"])
         self.correlator.restore(state["correlator"])

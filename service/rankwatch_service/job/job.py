@@ -337,7 +337,7 @@ class JobStream:
 
     def _summarize(self, now_s: float, effects: Effects) -> None:
         hung = hangs(self.correlator.open, self._assembler.attempt)
-        counts = self.history.counts + self.devices.counts
+        counts = self.history.counts + self.devices.counts + self._pipeline.counts
         if (summary := self._summary.changed(self._assembler, self._heard_s, now_s, hung, counts)) is None:
             return
         effects.jobs[self.job] = summary
