@@ -37,7 +37,8 @@ BACK_SHARE: Final = 0.5
 MAD_TO_SIGMA: Final = 1.4826
 """Standard deviation of normal noise by its median absolute deviation."""
 
-AUTOCORRELATION_MAX: Final = 0.99
+AUTOCORRELATION_MAX: Final = 0.95
+"""Beyond it no residual of a change would be left: of 64 values the estimate often is 1."""
 
 
 class DriftWatch(RuleWatch):
