@@ -94,6 +94,11 @@ class PeerBaseline(Stateful):
         # Until blocks are measured: 1.5 times the variance of independent rows, as in step times of shared hosts.
         self._correlation = 1.5
 
+    @property
+    def clip_sigmas(self) -> float:
+        """Larger residuals are cut to this many sigmas."""
+        return self._config.clip_sigmas
+
     def _resize(self, ranks: int) -> None:
         self.offset: Floats = np.zeros(ranks)
         self.rows: Floats = np.zeros(ranks)

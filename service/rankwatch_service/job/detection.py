@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rankwatch_detectors.base import AttemptStart, Detector, Finding, Frame, Observation, Tick
+from rankwatch_detectors.explanation.trail import Trails
 from rankwatch_service.incidents.correlator import Correlator
+from rankwatch_service.incidents.explanation import explain
 from rankwatch_service.incidents.transition import Update
 from rankwatch_service.job.detector_bank import DetectorBank, Failure
 from rankwatch_service.job.timed_frames import TimedFrames
@@ -22,6 +24,7 @@ class DetectionPipeline:
         self.correlator = Correlator(job)
         self._bank = DetectorBank(make_detectors)
         self._timed = TimedFrames()
+        self._trails = Trails()
 
     def observe(self, observation: Observation, topology_state: TopologyState) -> tuple[list[Update], list[Failure]]:
         """Take the next observation; returns the updates of incidents, and the failures of detectors."""
@@ -29,11 +32,15 @@ class DetectionPipeline:
             self.correlator.begin(observation.attempt)
         findings: list[Finding] = []
         failures: list[Failure] = []
+        reasons: list[Mapping[str, Any]] = []
         for one in self._timed.observe(observation):
             found, failed = self._bank.observe(one)
             findings += found
             failures += failed
+            if isinstance(one, Frame):
+                reasons += self._trails.take(self._bank.explained, one, found)
         told = self.correlator.judge(findings, topology_state) if findings else []
+        explain(told, reasons)
         if isinstance(observation, Frame) and observation.family == "steps" and not observation.late:
             told += self.correlator.progress(observation.attempt, observation.step, observation.time_s)
         if isinstance(observation, Tick):
@@ -44,10 +51,16 @@ class DetectionPipeline:
         """Replace the detectors by new ones, which inherit what is always true of the job. Incidents stay."""
         self._bank.rest()
         self._timed = TimedFrames()
+        self._trails = Trails()
 
     def state(self) -> dict[str, Any]:
         """Everything that decides the future: JSON types, bytes and arrays. Copy it before the next call."""
-        return {"bank": self._bank.state(), "timed": self._timed.state(), "correlator": self.correlator.state()}
+        return {
+            "bank": self._bank.state(),
+            "timed": self._timed.state(),
+            "correlator": self.correlator.state(),
+            "trails": self._trails.snapshot(),
+        }
 
     def restore(self, state: Mapping[str, Any], start: AttemptStart | None) -> list[str]:
         """Restore what `state` gave.
@@ -62,5 +75,7 @@ class DetectionPipeline:
         without_snapshot = self._bank.restore(state["bank"], start)
         if "timed" in state:  # snapshots of earlier versions have none
             self._timed.restore(state["timed"])
+        if "trails" in state:
+            self._trails.restore(state["trails"])
         self.correlator.restore(state["correlator"])
         return without_snapshot

@@ -1,0 +1,70 @@
+"""Prints why incidents were opened, and why not earlier."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from rankwatch_service.cli import output
+
+TRAIL_SHOWN: Final = 16
+"""Newest points printed of a trail; JSON has all."""
+
+
+def show(explanations: Sequence[Mapping[str, Any]]) -> None:
+    """Print explanations, as `GET /incidents/{id}/why` lists them."""
+    if not explanations:
+        output.note("no threshold decided: what was seen is a fault by itself, or an older version opened the incident")
+    for one in explanations:
+        rows = dict(one["rows"])
+        judged = rows.pop("judged", 0)
+        left_out = "; ".join(f"{count} {reason}" for reason, count in rows.items())
+        fields = [
+            ("why", f"{one['kind']} of {one['scope']}: {one['why']}"),
+            ("why not earlier", one["why_not_earlier"]),
+            ("steps judged", judged),
+            ("left out", left_out),
+        ]
+        output.print_fields((name, output.plain(text)) for name, text in fields)
+        _earlier(one)
+        _trail(one["points"])
+
+
+def sized(size: float | None, unit: str) -> str:
+    """A size in its unit; empty if it is not known."""
+    if size is None:
+        return ""
+    return {"ratio": f"{size:.3f} times", "s": f"{size:.3g} s"}.get(unit, f"{size:.4g}")
+
+
+def _earlier(explanation: Mapping[str, Any]) -> None:
+    unit, earlier = explanation["unit"], explanation["earlier"]
+    if earlier:
+        output.print_table(
+            ("steps after the onset", "it was", "it needed"),
+            (
+                (str(one["rows"]), sized(one["size"], unit) or "–", sized(one["needed"], unit) or "more steps")
+                for one in earlier
+            ),
+            "",
+        )
+
+
+def _trail(points: Mapping[str, Sequence[Any]]) -> None:
+    """The newest points of the statistic against its threshold."""
+    names = ("step", "at_unix_ns", "value", "threshold", "missing")
+    newest = list(zip(*(points[name] for name in names), strict=True))[-TRAIL_SHOWN:]
+    output.print_table(
+        ("step", "time", "statistic", "threshold", "lacks"),
+        (
+            (
+                output.plain(step),
+                output.moment(at),
+                output.plain(value),
+                output.plain(limit),
+                output.plain(lacks),
+            )
+            for step, at, value, limit, lacks in newest
+        ),
+        "",
+    )
