@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from rankwatch_detectors.base import Finding
 from rankwatch_detectors.episodes import plain
-from rankwatch_detectors.explanation.suspect import Missing, Statistic, Suspect
+from rankwatch_detectors.explanation.suspect import Shortfall, Statistic, Suspect
 
 EARLIER_ROWS: Final = (3, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256, 512)
 """Rows after the onset for which it is computed what would have been reported then."""
@@ -27,11 +27,11 @@ OF_RUNS: Final = frozenset({Statistic.EVIDENCE, Statistic.SUM})
 """Statistics that a larger fault reaches in fewer rows."""
 
 LACKS: Final = {
-    Missing.CERTAINTY: "it could still be chance, or was too small to report",
-    Missing.DURATION: "it had not lasted long enough",
-    Missing.AGREEMENT: "the whole step did not show it",
-    Missing.ONSET: "it grew as slowly as by a schedule",
-    Missing.VALUE: "the rank did not measure the step",
+    Shortfall.CERTAINTY: "it could still be chance, or was too small to report",
+    Shortfall.DURATION: "it had not lasted long enough",
+    Shortfall.AGREEMENT: "the whole step did not show it",
+    Shortfall.ONSET: "it grew as slowly as by a schedule",
+    Shortfall.VALUE: "the rank did not measure the step",
 }
 
 SOON: Final = {
@@ -65,7 +65,7 @@ def explanation(
         needed: the size that would have been reported a number of rows after the onset.
     """
     shown = [_shown(point) for point in points]
-    unit = "value" if crossed.statistic in IN_VALUES else "ratio"
+    unit = "value" if crossed.statistic in IN_VALUES else "s" if crossed.statistic is Statistic.AGE else "ratio"
     earlier = _earlier(shown, crossed, needed)
     return plain(
         {

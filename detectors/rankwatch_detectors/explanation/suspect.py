@@ -25,7 +25,7 @@ class Statistic(StrEnum):
     AGE = "seconds_without_progress"
 
 
-class Missing(StrEnum):
+class Shortfall(StrEnum):
     """What a statistic beyond its threshold still lacks."""
 
     NOTHING = ""
@@ -53,6 +53,6 @@ class Suspect(NamedTuple):
     size: float = math.nan
     """How large it is, NaN if not known: for `DISTANCE`, `SUM` and `LASTED` the value of a curve, else the ratio to
     what is usual (of a run its mean)."""
-    missing: Missing = Missing.NOTHING
+    missing: Shortfall = Shortfall.NOTHING
     source: str = ""
     """Which of several views of the scope it is, such as a witness."""

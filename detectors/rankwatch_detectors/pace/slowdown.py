@@ -20,7 +20,7 @@ from rankwatch_detectors.base import AttemptStart, Finding, Frame, Kind, Occurre
 from rankwatch_detectors.declared import AMOUNTS, Schedule
 from rankwatch_detectors.dispatch import ATTEMPT_ENDED, OTHER_CLOCK, DispatchingDetector, typical
 from rankwatch_detectors.episodes import Episodes
-from rankwatch_detectors.explanation.suspect import Missing
+from rankwatch_detectors.explanation.suspect import Shortfall
 from rankwatch_detectors.pace.pace_words import drifted, shifted, wanders
 from rankwatch_detectors.pace.slowdown_config import SlowdownConfig
 from rankwatch_detectors.pace.slowdown_explained import REST, WHOLE, ExplainedSlowdown
@@ -145,7 +145,7 @@ class SlowdownDetector(ExplainedSlowdown):
         residual = self._baseline.residual(views, here)
         limit = threshold(self._bank.levels, self._step_s, self._config.budget)
         self._bank.push(residual, self._baseline.sigma(), self._baseline.ready(), frame.step, limit)
-        self._missing, self._bare, self._shared = Missing.NOTHING, added_s is None, cpu_s is not None
+        self._missing, self._bare, self._shared = Shortfall.NOTHING, added_s is None, cpu_s is not None
         least = self._config.bare_ratio_min if added_s is None else self._config.ratio_min
         crossing = self._verified(limit, math.log(least))
         crossing = None if crossing and added_s is None and self._is_passing(crossing) else crossing

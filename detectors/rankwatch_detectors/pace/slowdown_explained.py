@@ -16,7 +16,7 @@ from rankwatch_detectors.explanation.explained import (
     LeftOut,
     split,
 )
-from rankwatch_detectors.explanation.suspect import Missing, Statistic, Suspect
+from rankwatch_detectors.explanation.suspect import Shortfall, Statistic, Suspect
 from rankwatch_detectors.pace.slowdown_config import SlowdownConfig
 from rankwatch_detectors.scope import WHOLE_JOB
 from rankwatch_detectors.statistics.anchor import Anchor
@@ -40,7 +40,7 @@ class ExplainedSlowdown(ExplainedDetector):
     _rows: int
     _skipped_rows: int
     _step_s: float
-    _missing = Missing.NOTHING
+    _missing = Shortfall.NOTHING
     """What a run beyond the threshold lacks in this row."""
     _bare = False
     """Only the step time is known."""
@@ -51,11 +51,11 @@ class ExplainedSlowdown(ExplainedDetector):
     def _limit(self) -> float:
         return threshold(self._bank.levels, self._step_s, self._config.budget)
 
-    def _lacks(self, proof: Proof, *, agreed: bool) -> Missing:
+    def _lacks(self, proof: Proof, *, agreed: bool) -> Shortfall:
         """What a run beyond the threshold that was not reported lacks."""
         if proof is not Proof.GIVEN:
-            return Missing.CERTAINTY
-        return Missing.ONSET if agreed else Missing.AGREEMENT
+            return Shortfall.CERTAINTY
+        return Shortfall.ONSET if agreed else Shortfall.AGREEMENT
 
     def _rows_of_steps(self, counts: FrameCounts) -> dict[str, int]:
         known = self._skipped_rows == self._config.settle_rows
@@ -72,8 +72,8 @@ class ExplainedSlowdown(ExplainedDetector):
 
     def _shift(self) -> Suspect:
         run, limit, missing = self._bank.run(REST), self._limit, self._missing
-        if run.evidence >= limit and missing is Missing.NOTHING and not len(self.episodes):
-            missing = Missing.DURATION
+        if run.evidence >= limit and missing is Shortfall.NOTHING and not len(self.episodes):
+            missing = Shortfall.DURATION
         return Suspect(WHOLE_JOB, Statistic.EVIDENCE, run.evidence, limit, run.rows, math.exp(run.effect), missing)
 
     def _left_level(self) -> Suspect:

@@ -12,7 +12,7 @@ import numpy as np
 from rankwatch_detectors.base import Bools, Floats, Frame, Topology
 from rankwatch_detectors.dispatch import finite, where_usable
 from rankwatch_detectors.explanation.detectable import least_shift
-from rankwatch_detectors.explanation.suspect import Missing, Statistic, Suspect
+from rankwatch_detectors.explanation.suspect import Shortfall, Statistic, Suspect
 from rankwatch_detectors.pace.load import LoadConfig, LoadModel
 from rankwatch_detectors.scope import IncidentScope
 from rankwatch_detectors.state import Stateful
@@ -76,7 +76,7 @@ class Witness(Stateful):
         self._logs: Floats = np.zeros(0)
         self._residual: Floats = np.zeros(0)
         self._usable: Bools = np.zeros(0, dtype=np.bool_)
-        self._missing: dict[int, Missing] = {}
+        self._missing: dict[int, Shortfall] = {}
         """Ranks beyond the threshold in this row that were not reported, and what they lack."""
 
     def begin(self, topology: Topology, came_from: np.ndarray[tuple[int], np.dtype[np.int64]]) -> None:
@@ -165,7 +165,7 @@ class Witness(Stateful):
             elif verdict is Proof.GIVEN:
                 crossings.append(crossing)
             else:
-                self._missing[crossing.rank] = Missing.CERTAINTY
+                self._missing[crossing.rank] = Shortfall.CERTAINTY
         beyond = crossings
         lasting = [crossing for crossing in crossings if self._lasts(crossing)]
         # With two ranks, the other rank's baseline would learn this shift while it is waited for.
@@ -176,7 +176,7 @@ class Witness(Stateful):
             crossings = [c for c in crossings if now_s - self._since[str(c.rank)] >= config.duration_min_s]
         if len(crossings) < len(beyond):
             self._missing |= dict.fromkeys(
-                {one.rank for one in beyond} - {one.rank for one in crossings}, Missing.DURATION
+                {one.rank for one in beyond} - {one.rank for one in crossings}, Shortfall.DURATION
             )
         return crossings
 
@@ -204,7 +204,7 @@ class Witness(Stateful):
         return [self._suspect(self.bank.run(rank), source) for rank in ranks]
 
     def _suspect(self, run: Crossing, source: str) -> Suspect:
-        missing = self._missing.get(run.rank, Missing.NOTHING) if self.judged[run.rank] else Missing.VALUE
+        missing = self._missing.get(run.rank, Shortfall.NOTHING) if self.judged[run.rank] else Shortfall.VALUE
         scope = IncidentScope.of_rank(run.rank)
         ratio = math.exp(run.effect)
         return Suspect(scope, Statistic.EVIDENCE, run.evidence, self.limit, run.rows, ratio, missing, source)

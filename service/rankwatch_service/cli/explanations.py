@@ -30,6 +30,45 @@ def show(explanations: Sequence[Mapping[str, Any]]) -> None:
         _trail(one["points"])
 
 
+def show_judged(found: Mapping[str, Any]) -> None:
+    """Print what is judged of a job, as `GET /jobs/{job}/judged` returns it."""
+    if found["at_unix_ns"] is None:
+        output.note("not known: the job is idle, or began within the last minute")
+        return
+    output.print_fields([("as of", output.moment(found["at_unix_ns"]))])
+    output.print_table(
+        ("kind", "detector", "rows judged", "left out"),
+        (
+            (
+                output.plain(one["kind"]),
+                output.plain(one["detector"]),
+                output.plain(one["rows"] if one["judged"] else f"none: {one['why_not']}"),
+                output.plain("; ".join(f"{count} {reason}" for reason, count in one["left_out"].items())),
+            )
+            for one in found["items"]
+        ),
+        "nothing is judged yet",
+    )
+    output.print_table(
+        ("smallest fault reported today", "noise of a row", "by steps since its onset"),
+        (
+            (output.plain(fault["fault"]), output.plain(fault["noise"]), output.plain(_by_rows(fault)))
+            for one in found["items"]
+            for fault in one["smallest"]
+        ),
+        "",
+    )
+    output.print_table(
+        ("kind", "judged by a rule"),
+        ((output.plain(rule["kind"]), output.plain(rule["rule"])) for rule in found["rules"]),
+        "",
+    )
+
+
+def _by_rows(fault: Mapping[str, Any]) -> str:
+    return ", ".join(f"{one['rows']}: {sized(one['size'], fault['unit']) or 'none'}" for one in fault["sizes"])
+
+
 def sized(size: float | None, unit: str) -> str:
     """A size in its unit; empty if it is not known."""
     if size is None:
