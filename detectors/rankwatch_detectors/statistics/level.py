@@ -239,7 +239,7 @@ class LevelWatch(Stateful):
     def least_rise(self, points: int) -> float | None:
         """The smallest mean of this many points in a row that is reported with the last of them, as a sum.
 
-        None: none, however large; or the curve need not fall, so that no sum is reported.
+        None: none, however large; or the curve need not fall or has no level yet, so that no sum is reported.
         """
         config = self._config
         each = config.drift_allowance + config.drift_limit / points
@@ -247,6 +247,8 @@ class LevelWatch(Stateful):
             return None
         unit = 1.0 if config.logarithmic else abs(self.level)
         rise = max(each * self.scale, config.drift_effect_min * unit, self.settling.least)
+        if not math.isfinite(rise):
+            return None
         return math.exp(self.level + rise) if config.logarithmic else self.level + rise
 
     def _jumps(self, point: float) -> bool:

@@ -10,6 +10,7 @@ from rankwatch_detectors.dispatch import typical
 from rankwatch_detectors.explanation.explained import (
     DETECTABLE_ROWS,
     NOT_FINITE,
+    TRAIN,
     Detectable,
     ExplainedDetector,
     FrameCounts,
@@ -36,8 +37,10 @@ class ExplainedCurve(ExplainedDetector):
         return level
 
     def _rows_of_steps(self, counts: FrameCounts) -> dict[str, int]:
-        metric, not_finite = self._config.metric, counts[NOT_FINITE[self._config.metric]]
-        return split(counts[metric], 0, self._level.warm_points) | {LeftOut.NOT_FINITE: not_finite}
+        points, not_finite = counts[self._config.metric], counts[NOT_FINITE[self._config.metric]]
+        not_measured = max(counts[TRAIN] - points - not_finite, 0)
+        others = {LeftOut.NOT_FINITE: not_finite, LeftOut.NOT_MEASURED: not_measured}
+        return split(points, 0, self._level.warm_points) | others
 
     def suspects(self, frame: Frame) -> Sequence[Suspect]:
         """The distance of each point; the sum of high points, how long a jump has lasted and the climb from half on."""

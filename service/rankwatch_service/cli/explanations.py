@@ -69,10 +69,10 @@ def _by_rows(fault: Mapping[str, Any]) -> str:
     return ", ".join(f"{one['rows']}: {sized(one['size'], fault['unit']) or 'none'}" for one in fault["sizes"])
 
 
-def sized(size: float | None, unit: str) -> str:
+def sized(size: float | str | None, unit: str) -> str:
     """A size in its unit; empty if it is not known."""
-    if size is None:
-        return ""
+    if size is None or isinstance(size, str):  # NaN, Inf and -Inf are words
+        return size or ""
     return {"ratio": f"{size:.3f} times", "s": f"{size:.3g} s"}.get(unit, f"{size:.4g}")
 
 
