@@ -35,7 +35,7 @@ def test_the_evidence_of_a_slow_rank_is_drawn_against_its_threshold(any_broker, 
         visit.page.wait_for_url("**/incidents")
         page = visit.goto(f"/incidents/{incident['id']}")
         until(page, f"({CARD})?.textContent.includes('log-likelihood ratio of a lasting change reached')")
-        until(page, f"({CARD}).textContent.includes('2 first rows of an attempt')")
+        until(page, f"({CARD}).textContent.includes('first rows of an attempt 2')")
         until(page, f"({CARD}).querySelectorAll('.js-plotly-plot .scatterlayer path.js-line').length === 2")
         assert page.evaluate(f"({CARD}).querySelectorAll('table.earlier tbody tr').length") >= 1
         assert page.evaluate(f"({CARD}).querySelector('.chart').ariaLabel").endswith("and its threshold")

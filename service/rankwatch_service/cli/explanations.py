@@ -18,7 +18,7 @@ def show(explanations: Sequence[Mapping[str, Any]]) -> None:
     for one in explanations:
         rows = dict(one["rows"])
         judged = rows.pop("judged", 0)
-        left_out = "; ".join(f"{count} {reason}" for reason, count in rows.items())
+        left_out = _counted(rows)
         fields = [
             ("why", f"{one['kind']} of {one['scope']}: {one['why']}"),
             ("why not earlier", one["why_not_earlier"]),
@@ -43,7 +43,7 @@ def show_judged(found: Mapping[str, Any]) -> None:
                 output.plain(one["kind"]),
                 output.plain(one["detector"]),
                 output.plain(one["rows"] if one["judged"] else f"none: {one['why_not']}"),
-                output.plain("; ".join(f"{count} {reason}" for reason, count in one["left_out"].items())),
+                output.plain(_counted(one["left_out"])),
             )
             for one in found["items"]
         ),
@@ -63,6 +63,10 @@ def show_judged(found: Mapping[str, Any]) -> None:
         ((output.plain(rule["kind"]), output.plain(rule["rule"])) for rule in found["rules"]),
         "",
     )
+
+
+def _counted(reasons: Mapping[str, int]) -> str:
+    return "; ".join(f"{reason} {count}" for reason, count in reasons.items())
 
 
 def _by_rows(fault: Mapping[str, Any]) -> str:

@@ -28,12 +28,20 @@ function explained(one, several) {
   return parts;
 }
 
-function draw({ points, label }, holder) {
+function draw({ statistic, points, label, onset_step: onset }, holder) {
   const times = points.step.some((step) => step === null);
-  const at = times ? points.at_unix_ns.map((ns) => ns / 1e6) : points.step;
+  const at = times ? points.at_unix_ns.map((ns) => ns / 1e6) : [...points.step];
+  const values = [...points.value];
+  const thresholds = [...points.threshold];
+  // The evidence of a run begins at 0; points are kept from half of the threshold on.
+  if (statistic === "log_likelihood_ratio" && onset < at[0]) {
+    at.unshift(onset - 1);
+    values.unshift(0);
+    thresholds.unshift(thresholds[0]);
+  }
   const chart = new Chart(holder, { metric: "", label: `${label} and its threshold`, times });
-  const value = { name: label, steps: at, low: points.value, high: points.value, colour: "--accent" };
-  const threshold = { name: "threshold", steps: at, low: points.threshold, high: points.threshold, colour: "--mark", dash: "dash" };
+  const value = { name: label, steps: at, low: values, high: values, colour: "--accent" };
+  const threshold = { name: "threshold", steps: at, low: thresholds, high: thresholds, colour: "--mark", dash: "dash" };
   chart.show([value, threshold], { nan: [], inf: [], minusInf: [], missing: [] });
 }
 
@@ -46,6 +54,6 @@ function earlierReports({ earlier, unit }) {
 }
 
 function leftOut({ judged = 0, ...reasons }) {
-  const left = Object.entries(reasons).map(([reason, count]) => `${number(count)} ${reason}`);
+  const left = Object.entries(reasons).map(([reason, count]) => `${reason} ${number(count)}`);
   return h("p", { class: "hint" }, `Steps judged: ${number(judged)}.`, left.length > 0 && ` Left out: ${left.join("; ")}.`);
 }
