@@ -54,7 +54,7 @@ from rankwatch_service.api.routes import (
     silences,
     telemetry,
 )
-from rankwatch_service.api.routes.charts import devices, steps
+from rankwatch_service.api.routes.charts import devices, explanations, steps
 from rankwatch_service.api.routes.rules import metric_rules
 from rankwatch_service.api.routes.rules import preview as rule_preview
 from rankwatch_service.api.routes.system import (
@@ -91,6 +91,7 @@ RESOURCES: Final = (
     steps,
     devices,
     incidents,
+    explanations,
     feedback,
     precision,
     commands,
