@@ -55,6 +55,8 @@ from rankwatch_service.api.routes import (
     telemetry,
 )
 from rankwatch_service.api.routes.charts import devices, explanations, steps
+from rankwatch_service.api.routes.rules import metric_rules
+from rankwatch_service.api.routes.rules import preview as rule_preview
 from rankwatch_service.api.routes.system import (
     audit_trail,
     health,
@@ -100,6 +102,8 @@ RESOURCES: Final = (
     stream,
     events,
     policy,
+    metric_rules,
+    rule_preview,
     audit_trail,
     tokens,
     sessions,

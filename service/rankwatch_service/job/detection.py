@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from rankwatch_detectors.base import AttemptStart, Detector, Finding, Frame, Observation, Tick
 from rankwatch_detectors.explanation.deadline import by_deadline, has_deadline
 from rankwatch_detectors.explanation.judged import judged
 from rankwatch_detectors.explanation.trail import Trails
+from rankwatch_detectors.metric_rule import RULES_PER_JOB_MAX, MetricRule
 from rankwatch_service.incidents.correlator import Correlator
 from rankwatch_service.incidents.explanation import explain
 from rankwatch_service.incidents.transition import Update
@@ -20,13 +23,24 @@ JUDGED: Final = "judged"
 """The part of a job's state that says what is judged of it."""
 
 MakeDetectors = Callable[[], Sequence[Detector]]
+RulesInForce = Callable[[], tuple[MetricRule, ...]]
 
 
 class DetectionPipeline:
     """The detectors and the correlator of one job."""
 
-    def __init__(self, job: str, make_detectors: MakeDetectors) -> None:
+    def __init__(self, job: str, make_detectors: MakeDetectors, rules: RulesInForce = tuple) -> None:
+        """Begin without an attempt.
+
+        Args:
+            job: its name.
+            make_detectors: makes its detectors.
+            rules: returns the rules of people on its metrics; every start of an attempt brings them to the detectors.
+        """
         self.correlator = Correlator(job)
+        self.counts: Counter[str] = Counter()
+        """What was left out, by reason."""
+        self._rules = rules
         self._bank = DetectorBank(make_detectors)
         self._timed = TimedFrames()
         self._trails = Trails()
@@ -35,6 +49,7 @@ class DetectionPipeline:
         """Take the next observation; returns the updates of incidents, and the failures of detectors."""
         if isinstance(observation, AttemptStart):
             self.correlator.begin(observation.attempt)
+            observation = self._ruled(observation)
         findings: list[Finding] = []
         failures: list[Failure] = []
         reasons: list[Mapping[str, Any]] = []
@@ -63,6 +78,12 @@ class DetectionPipeline:
             failures.append(Failure("explanation", f"{type(error).__name__}: {error}"[:500], 1, False))
             return ()
 
+    def _ruled(self, start: AttemptStart) -> AttemptStart:
+        """The start of an attempt with the rules in force."""
+        rules = self._rules()
+        self.counts["metric_rules"] = max(len(rules) - RULES_PER_JOB_MAX, 0)
+        return replace(start, rules=rules)
+
     def rest(self) -> None:
         """Replace the detectors by new ones, which inherit what is always true of the job. Incidents stay."""
         self._bank.rest()
@@ -90,7 +111,7 @@ class DetectionPipeline:
         Returns:
             Names of detectors without a snapshot: they are new, or of another version.
         """
-        without_snapshot = self._bank.restore(state["bank"], start)
+        without_snapshot = self._bank.restore(state["bank"], None if start is None else self._ruled(start))
         if "timed" in state:  # snapshots of earlier versions have none
             self._timed.restore(state["timed"])
         if "trails" in state:
