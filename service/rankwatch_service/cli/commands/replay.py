@@ -27,9 +27,11 @@ MAP = Annotated[
     list[str] | None, typer.Option("--map", metavar="A=B,…", help="Read column A of the files as the known column B.")
 ]
 UNTIL = Annotated[int | None, typer.Option("--until-step", min=0, help="Stop after this step.")]
-CONFIG_HELP: Final = "Settings of detectors: a .toml or .json file, or DETECTOR.SETTING=VALUE,…"
-CONFIG = Annotated[str, typer.Option("--detector-config", metavar="SETTINGS", help=CONFIG_HELP)]
-COMPARE_HELP: Final = "Print only incidents that differ between these settings and --detector-config."
+CONFIG_HELP: Final = (
+    "Settings of detectors: quiet, standard or sensitive, a .toml or .json file, or DETECTOR.SETTING=VALUE,…"
+)
+CONFIG = Annotated[str, typer.Option("--tuning", "--detector-config", metavar="SETTINGS", help=CONFIG_HELP)]
+COMPARE_HELP: Final = "Print only incidents that differ between these settings and --tuning."
 COMPARE = Annotated[str | None, typer.Option("--compare", metavar="SETTINGS", help=COMPARE_HELP)]
 
 
@@ -39,7 +41,7 @@ def replay(
     mapping: MAP = None,
     as_json: JSON = False,
     until_step: UNTIL = None,
-    detector_config: CONFIG = "default",
+    tuning: CONFIG = "default",
     compare: COMPARE = None,
 ) -> None:
     """Run the detectors on recorded telemetry, offline: which incidents would have opened, and when.
@@ -64,6 +66,7 @@ def replay(
       rankwatch replay log.csv --map global_step=step,train/loss=loss
       rankwatch replay rank-*.csv.gz --json
       rankwatch replay job.parquet --compare straggler.budget=0.1
+      rankwatch replay job.parquet --tuning quiet --compare tuning.json
 
     Exit status: 0, with or without incidents; 1, a file is malformed (the
     rows before the error are analysed and printed); 2, wrong usage.
@@ -74,7 +77,7 @@ def replay(
     from rankwatch_service.replay.sources import open_source
 
     try:
-        configs = [read_config(text) for text in (detector_config, compare) if text is not None]
+        configs = [read_config(text, job) for text in (tuning, compare) if text is not None]
         columns = parse_mapping(",".join(mapping or []))
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
@@ -86,7 +89,7 @@ def replay(
     except ReplayError as error:
         raise CliError(Status.FINDINGS, str(error)) from error
     seconds = time.perf_counter() - began
-    names = (detector_config, compare or "")
+    names = (tuning, compare or "")
     _print_json(outcome, seconds, names) if as_json else _print(outcome, seconds, names)
     if outcome.broken is not None:
         raise CliError(Status.FINDINGS, str(outcome.broken))
