@@ -66,6 +66,7 @@ from rankwatch_service.api.routes.system import (
     wheel,
 )
 from rankwatch_service.api.routes.system.login import LoginRoutes
+from rankwatch_service.api.routes.tuning import tunings
 from rankwatch_service.clock import Clock
 from rankwatch_service.dashboard import mount
 from rankwatch_service.log.base import Entry
@@ -98,6 +99,7 @@ RESOURCES: Final = (
     stream,
     events,
     policy,
+    tunings,
     audit_trail,
     tokens,
     sessions,

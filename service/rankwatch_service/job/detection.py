@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from rankwatch_detectors.base import AttemptStart, Detector, Finding, Frame, Observation, Tick
@@ -11,8 +13,10 @@ from rankwatch_service.incidents.transition import Update
 from rankwatch_service.job.detector_bank import DetectorBank, Failure
 from rankwatch_service.job.timed_frames import TimedFrames
 from rankwatch_service.job.topology_state import TopologyState
+from rankwatch_service.tuning.tunings import DEFAULT, Tuning, TuningSet
 
-MakeDetectors = Callable[[], Sequence[Detector]]
+MakeDetectors = Callable[..., Sequence[Detector]]
+"""Makes the detectors of a job: of a `CatalogueConfig`, or of the default one without an argument."""
 
 
 class DetectionPipeline:
@@ -20,6 +24,10 @@ class DetectionPipeline:
 
     def __init__(self, job: str, make_detectors: MakeDetectors) -> None:
         self.correlator = Correlator(job)
+        self._job = job
+        self._make_detectors = make_detectors
+        self._tuning: Tuning = DEFAULT
+        self._tuning_version = 0
         self._bank = DetectorBank(make_detectors)
         self._timed = TimedFrames()
 
@@ -33,12 +41,28 @@ class DetectionPipeline:
             found, failed = self._bank.observe(one)
             findings += found
             failures += failed
+        if not self._tuning.is_default:
+            version = {"tuning_version": self._tuning_version}
+            findings = [replace(finding, evidence={**finding.evidence, **version}) for finding in findings]
         told = self.correlator.judge(findings, topology_state) if findings else []
         if isinstance(observation, Frame) and observation.family == "steps" and not observation.late:
             told += self.correlator.progress(observation.attempt, observation.step, observation.time_s)
         if isinstance(observation, Tick):
             told += self.correlator.settle(observation.now_s)
         return told, failures
+
+    def tune(self, tunings: TuningSet) -> bool:
+        """Let the job's tuning hold from the next observation on; detectors keep what they have learned.
+
+        Returns:
+            Whether it is another one than before.
+        """
+        before, self._tuning = self._tuning, tunings.of(self._job)
+        self._tuning_version = tunings.version
+        if self._tuning.says_the_same_as(before):
+            return False
+        self._bank.retune(partial(self._make_detectors, self._tuning.config))
+        return True
 
     def rest(self) -> None:
         """Replace the detectors by new ones, which inherit what is always true of the job. Incidents stay."""

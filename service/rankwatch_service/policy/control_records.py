@@ -11,6 +11,8 @@ from typing import Any, Final
 
 import msgspec
 
+from rankwatch_service.tuning.tunings import TuningSet
+
 
 class OrderPhase(msgspec.Struct, frozen=True, tag="order", tag_field="record"):
     """An order entered a phase. From `hold` until `closed`, ranks that stand still do so because of the order."""
@@ -141,6 +143,7 @@ ControlRecord = (
     | ReceiversSet
     | PolicySet
     | PrecisionSet
+    | TuningSet
 )
 
 _ENCODER: Final = msgspec.json.Encoder()

@@ -68,7 +68,7 @@ def replay(
         ReplayError: the header of a file is wrong. An error in its rows is returned in the result.
     """
     readers = [RowReader(source, mapping) for source in sources]
-    pipelines = [DetectionPipeline(job, lambda config=config: detectors(config)) for config in configs]  # type: ignore[misc]
+    pipelines = [DetectionPipeline(job, lambda config=config: detectors(config)) for config in configs]
     outcome = ReplayResult([[] for _ in configs])
     known = set().union(*(reader.known for reader in readers))
     outcome.named = "rank" in known

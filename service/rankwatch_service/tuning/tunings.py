@@ -32,6 +32,15 @@ class Tuning(msgspec.Struct, frozen=True):
     """Settings of their own, by name; the profile gives all others."""
 
     @property
+    def is_default(self) -> bool:
+        """Whether it changes no setting."""
+        return self.says_the_same_as(DEFAULT)
+
+    def says_the_same_as(self, other: Tuning) -> bool:
+        """Whether both give every setting the same value, be it for other jobs."""
+        return (self.profile, self.settings) == (other.profile, other.settings)
+
+    @property
     def config(self) -> CatalogueConfig:
         """The configuration of the detectors."""
         return config_of(self.profile, self.settings)
