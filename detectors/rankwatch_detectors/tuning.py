@@ -15,8 +15,24 @@ from typing import Any, Final
 from rankwatch_detectors.base import Kind
 from rankwatch_detectors.catalogue import CatalogueConfig
 
-NOT_PREVIEWABLE: Final = (Kind.HANG, Kind.RANK_LOST, Kind.TELEMETRY_LOST)
-"""Kinds that depend on when a rank or a host was heard of, which no stored series has."""
+PREVIEWABLE: Final = frozenset(
+    (
+        Kind.NONFINITE,
+        Kind.LOSS_SPIKE,
+        Kind.LOSS_DIVERGENCE,
+        Kind.GRAD_NORM,
+        Kind.CORRUPTION,
+        Kind.STRAGGLER,
+        Kind.SLOWDOWN,
+    )
+)
+"""Kinds that step metrics decide, so that a replay of stored series finds them. `hang`, `rank_lost` and
+`telemetry_lost` depend on when somebody was heard of, others on events and counters of devices."""
+
+_OF_METRICS: Final = frozenset(
+    ("straggler", "slowdown", "stage", "own_past", "local_norm", "loss", "grad_norm", "nonfinite")
+)
+"""Detectors of these kinds."""
 
 
 class Profile(StrEnum):
@@ -44,6 +60,11 @@ class TunableSetting:
         """Its value in the profile `standard`."""
         value: float = _value(CatalogueConfig(), self.name)
         return value
+
+    @property
+    def previewable(self) -> bool:
+        """Whether a replay of stored series shows what another value changes."""
+        return self.name.partition(".")[0] in _OF_METRICS
 
     def of(self, profile: Profile) -> float:
         """Its value in a profile."""

@@ -66,7 +66,7 @@ from rankwatch_service.api.routes.system import (
     wheel,
 )
 from rankwatch_service.api.routes.system.login import LoginRoutes
-from rankwatch_service.api.routes.tuning import tunings
+from rankwatch_service.api.routes.tuning import preview, tunings
 from rankwatch_service.clock import Clock
 from rankwatch_service.dashboard import mount
 from rankwatch_service.log.base import Entry
@@ -100,6 +100,7 @@ RESOURCES: Final = (
     events,
     policy,
     tunings,
+    preview,
     audit_trail,
     tokens,
     sessions,

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from rankwatch_detectors.base import AttemptStart, Detector, Finding, Frame, Observation, Tick
+from rankwatch_detectors.base import AttemptStart, Change, Detector, Finding, Frame, Observation, Tick
 from rankwatch_service.incidents.correlator import Correlator
 from rankwatch_service.incidents.transition import Update
 from rankwatch_service.job.detector_bank import DetectorBank, Failure
@@ -42,14 +42,19 @@ class DetectionPipeline:
             findings += found
             failures += failed
         if not self._tuning.is_default:
-            version = {"tuning_version": self._tuning_version}
-            findings = [replace(finding, evidence={**finding.evidence, **version}) for finding in findings]
+            findings = [self._with_version(finding) for finding in findings]
         told = self.correlator.judge(findings, topology_state) if findings else []
         if isinstance(observation, Frame) and observation.family == "steps" and not observation.late:
             told += self.correlator.progress(observation.attempt, observation.step, observation.time_s)
         if isinstance(observation, Tick):
             told += self.correlator.settle(observation.now_s)
         return told, failures
+
+    def _with_version(self, finding: Finding) -> Finding:
+        """A finding that opens, with the version of the tunings that let it."""
+        if finding.change is not Change.OPEN:
+            return finding
+        return replace(finding, evidence={**finding.evidence, "tuning_version": self._tuning_version})
 
     def tune(self, tunings: TuningSet) -> bool:
         """Let the job's tuning hold from the next observation on; detectors keep what they have learned.

@@ -4,7 +4,10 @@ import json
 
 import pytest
 
+from rankwatch_service.simulate.faults import Slow
+from rankwatch_service.simulate.job import Job
 from tests.support.service.served_api import served_api
+from tests.support.service.stored_series import store
 from tests.support.service.terminal import Terminal
 
 GPT = {"jobs": "gpt-*", "profile": "quiet", "settings": {"hang.steps": 6.0}}
@@ -59,3 +62,22 @@ def test_a_file_that_is_none_is_said(terminal, to, tmp_path, text, said):
     (tmp_path / "bad.json").write_text(text)
     status, _, err = terminal.run("tuning", "set", str(tmp_path / "bad.json"), *to)
     assert (status, said in err) == (2, True)
+
+
+def test_a_job_is_exported_and_a_tuning_previewed(terminal, tmp_path):
+    with served_api(tmp_path) as (api, url):
+        to = ("--url", url, "--token", api.admin)
+        store(api.engine, Job(world_size=4, steps=160, seed=5).inject(Slow(3, 100, 1.5)))
+        status, _, err = terminal.run("jobs", "export", "gpt", str(tmp_path / "gpt.parquet"), *to)
+        assert (status, err.split()[-1]) == (0, "bytes"), err
+        told = terminal.run("replay", str(tmp_path / "gpt.parquet"), "--json")[1].splitlines()
+        assert "straggler" in [json.loads(line).get("kind") for line in told]
+        deaf = {"straggler.wall.ratio_min": 3.0, "straggler.cpu.ratio_min": 3.0, "hang.steps": 9.0}
+        (tmp_path / "deaf.json").write_text(json.dumps({"tunings": [{"settings": deaf}]}))
+        status, out, err = terminal.run("tuning", "preview", "gpt", str(tmp_path / "deaf.json"), *to)
+        assert (status, err) == (0, "hang.steps cannot be previewed\n")
+        assert "does not open" in out
+        assert "rank_lost, telemetry_lost" in out
+        status, _, err = terminal.run("jobs", "export", "none", str(tmp_path / "none.parquet"), *to)
+        assert (status, "there is no job 'none'" in err) == (2, True)
+        assert not (tmp_path / "none.parquet").exists()

@@ -83,6 +83,8 @@ class SettingInfo(BaseModel):
     high: float
     profiles: dict[Profile, float]
     meaning: str
+    previewable: bool
+    """Whether `POST /api/v1/tuning/preview` shows what another value changes."""
 
 
 class SettingsInfo(BaseModel):
@@ -125,6 +127,7 @@ def list_settings(_identity: Reader) -> SettingsInfo:
                 high=one.high,
                 profiles={profile: one.of(profile) for profile in Profile},
                 meaning=one.meaning,
+                previewable=one.previewable,
             )
             for one in SETTINGS.values()
         ]

@@ -34,7 +34,7 @@ def set_tunings(document: FILE, url: URL = None, token: TOKEN = None) -> None:
 
     With a version in FILE, it is refused if another one is in force.
     """
-    found = connect(url, token).put(PATH, read_document(document))
+    found = connect(url, token).put(PATH, _read(document))
     output.note(f"version {found['version']} is in force")
 
 
@@ -75,7 +75,51 @@ def versions(limit: LIMIT = 100, as_json: JSON = False, url: URL = None, token: 
     output.show(found, as_json, columns, "nobody has set any tuning")
 
 
-def read_document(document: typer.FileText) -> dict[str, Any]:
+@app.command("preview")
+def preview(
+    job: Annotated[str, typer.Argument(metavar="JOB", help="Name of the job.")],
+    document: FILE,
+    from_step: Annotated[int | None, typer.Option(min=0, help="First step.")] = None,
+    to_step: Annotated[int | None, typer.Option(min=0, help="Last step.")] = None,
+    as_json: JSON = False,
+    url: URL = None,
+    token: TOKEN = None,
+) -> None:
+    """Show what tunings would have told of a job's stored telemetry, in place of those in force. Changes nothing."""
+    from rankwatch_service.cli.client import LONG_S
+
+    steps = {name: step for name, step in (("from_step", from_step), ("to_step", to_step)) if step is not None}
+    wanted = {"job": job, "tunings": _read(document).get("tunings", []), **steps}
+    found = connect(url, token).post(f"{PATH}/preview", wanted, LONG_S)
+    if as_json:
+        output.print_json([found])
+        return
+    output.print_fields(
+        [
+            ("steps", output.plain(f"{found['first_step']} to {found['last_step']}, {found['rows']:,} rows")),
+            ("incidents with both", output.plain(str(found["both"]))),
+            ("cannot be previewed", output.plain(", ".join(found["not_previewed"]))),
+        ]
+    )
+    for name in found["settings_not_previewed"]:
+        output.note(f"{name} cannot be previewed")
+    columns = {
+        "with these tunings": lambda one: output.plain(one["change"]),
+        "severity": lambda one: output.severity(one["severity"]),
+        "kind": lambda one: output.plain(one["kind"]),
+        "from step": lambda one: output.plain(one["onset_step"]),
+        "ranks": lambda one: output.plain(one["ranks"]),
+        "summary": lambda one: output.plain(one["summary"]),
+    }
+    changes = [
+        {**one, "change": change}
+        for change, name in (("opens", "opens"), ("does not open", "does_not_open"))
+        for one in found[name]
+    ]
+    output.show(changes, False, columns, "the same incidents open")
+
+
+def _read(document: typer.FileText) -> dict[str, Any]:
     """The object in a file of JSON.
 
     Raises:
