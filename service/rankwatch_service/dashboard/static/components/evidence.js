@@ -93,6 +93,6 @@ function shown(name, value) {
 function line(object, unitOf = "") {
   return Object.entries(object)
     .filter(([, value]) => value !== null && value !== "")
-    .map(([name, value]) => `${label(name).toLowerCase()} ${typeof value === "object" ? JSON.stringify(value) : measured(/_s$|_bytes$/.test(unitOf) ? unitOf : name, value)}`)
+    .map(([name, value]) => `${label(name).toLowerCase()} ${typeof value === "object" ? `(${line(value, name)})` : measured(/_s$|_bytes$/.test(unitOf) ? unitOf : name, value)}`)
     .join(" · ");
 }
