@@ -139,7 +139,7 @@ def which(texts: tuple[str, ...], wanted: str) -> Bools:
     """Ranks whose text is the wanted one. Counting first makes the usual case, all or none, cheap."""
     count = texts.count(wanted)
     if count in (0, len(texts)):
-        return np.full(len(texts), count > 0)
+        return (np.ones if count else np.zeros)(len(texts), dtype=np.bool_)
     return np.fromiter((text == wanted for text in texts), dtype=np.bool_, count=len(texts))
 
 
