@@ -184,6 +184,14 @@ class Witness(Stateful):
 
 def own_seconds(frame: Frame) -> Floats | None:
     """Each rank's own wall time in seconds: busy, and waiting for its data. NaN where not measured."""
+    computed = frame.computed
+    if own_seconds not in computed:
+        computed[own_seconds] = _own_seconds(frame)
+    seconds: Floats | None = computed[own_seconds]
+    return seconds
+
+
+def _own_seconds(frame: Frame) -> Floats | None:
     busy = finite(frame, "busy_s")
     if busy is None:
         return None
