@@ -77,6 +77,7 @@ from rankwatch_service.series.retention import tiers, trim
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.change_watch import ChangeWatch
 from rankwatch_service.store.engine import write
+from rankwatch_service.store.startup import once_it_answers
 
 BASE: Final = "/api/v1"
 RESOURCES: Final = (
@@ -208,7 +209,7 @@ def _context(settings: Settings, engine: Engine, intake: Intake, clock: Clock, s
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     context: Context = app.state.context
-    await run_in_threadpool(context.new_jobs.load)
+    await run_in_threadpool(once_it_answers, context.new_jobs.load, context.clock)
     context.intake.start()
     context.views.start()
     context.changes.start()

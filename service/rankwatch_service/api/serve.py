@@ -27,6 +27,7 @@ from rankwatch_service.notify.receivers import add_topic_receiver, encrypt_recei
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.engine import open_engine
 from rankwatch_service.store.migrate import upgrade
+from rankwatch_service.store.startup import once_it_answers
 from rankwatch_service.text_log import configure
 
 KEEP_ALIVE_S: Final = 75
@@ -56,16 +57,21 @@ def run(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT.
 
     Raises:
+        StoreBusyError: see `once_it_answers`.
         SecretKeyError: see `load_secret_key`.
         CertificateError: the certificate cannot be used.
     """
     configure(settings.log_level, "api")
     engine = open_engine(settings.database_url, "api")
-    upgrade(engine)
     clock = SystemClock()
-    secret_key = load_secret_key(settings, engine, clock)
-    encrypt_receivers(engine, secret_key)
-    app = _application(settings, engine, clock, secret_key)
+
+    def begin() -> FastAPI:
+        upgrade(engine)
+        secret_key = load_secret_key(settings, engine, clock)
+        encrypt_receivers(engine, secret_key)
+        return _application(settings, engine, clock, secret_key)
+
+    app = once_it_answers(begin, clock)
     certificate = _certificate(settings, clock)
     connections = Connections(
         lambda reason: app.state.context.counters.connections_closed.labels(reason).inc(),
@@ -115,8 +121,8 @@ def _application(settings: Settings, engine: Engine, clock: Clock, secret_key: S
     from rankwatch_service.api.ingest.kafka_intake import KafkaIntake, ProducerCollector  # noqa: PLC0415
     from rankwatch_service.log.kafka_topics import ensure_topics_soon  # noqa: PLC0415
 
-    ensure_topics_soon(settings, clock)
     add_topic_receiver(engine, ControlLog(engine, clock), clock, secret_key)
+    ensure_topics_soon(settings, clock)
     intake = KafkaIntake(kafka)
     app = create_app(settings, engine, intake, clock, secret_key)
     app.state.context.counters.registry.register(ProducerCollector(intake.producer))

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Final
 
-from rankwatch_service.access.secret_key import load_secret_key
+from rankwatch_service.access.secret_key import SecretKey, load_secret_key
 from rankwatch_service.clock import Clock, SystemClock
 from rankwatch_service.notify.lease import Lease
 from rankwatch_service.notify.notifier import Notifier
@@ -22,6 +22,7 @@ from rankwatch_service.settings import Settings
 from rankwatch_service.store.change_watch import ChangeWatch
 from rankwatch_service.store.engine import open_engine
 from rankwatch_service.store.migrate import upgrade
+from rankwatch_service.store.startup import once_it_answers
 from rankwatch_service.text_log import configure
 
 LOOKUP_THREADS: Final = 32
@@ -32,6 +33,7 @@ def run(settings: Settings) -> None:
     """Deliver notifications until SIGTERM or SIGINT.
 
     Raises:
+        StoreBusyError: see `once_it_answers`.
         SecretKeyError: see `load_secret_key`.
     """
     configure(settings.log_level, "notify")
@@ -44,9 +46,14 @@ async def _run(settings: Settings) -> None:
     loop.set_default_executor(ThreadPoolExecutor(LOOKUP_THREADS, "lookup"))
     clock = SystemClock()
     engine = open_engine(settings.database_url, "notify")
-    upgrade(engine)
-    secret_key = load_secret_key(settings, engine, clock)
-    encrypt_receivers(engine, secret_key)
+
+    def begin() -> SecretKey:
+        upgrade(engine)
+        secret_key = load_secret_key(settings, engine, clock)
+        encrypt_receivers(engine, secret_key)
+        return secret_key
+
+    secret_key = once_it_answers(begin, clock)
     lease = Lease(engine, "notify", clock)
     changes = ChangeWatch(engine)
     with ThreadPoolExecutor(1, "database") as database:

@@ -19,6 +19,7 @@ from rankwatch_service.series.writer import SeriesWriter
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.engine import open_engine
 from rankwatch_service.store.migrate import upgrade
+from rankwatch_service.store.startup import once_it_answers
 from rankwatch_service.stream.loop import PublishRefused, Stream
 from rankwatch_service.stream.malloc_tuning import tune
 from rankwatch_service.stream.process import Stop, StreamProcess
@@ -33,17 +34,22 @@ def run(settings: Settings) -> None:
     """Process the log until SIGTERM or SIGINT.
 
     Raises:
+        StoreBusyError: see `once_it_answers`.
         SecretKeyError: see `load_secret_key`.
     """
     configure(settings.log_level, "stream")
     tune()
+    engine = open_engine(settings.database_url, "stream")
+    clock, links = SystemClock(), partial(page_links, settings.public_url)
+
+    def begin() -> AgentSecrets:
+        upgrade(engine)
+        return AgentSecrets(load_secret_key(settings, engine, clock))
+
+    secret_of = once_it_answers(begin, clock)
     stop = Stop()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop.ask)
-    engine = open_engine(settings.database_url, "stream")
-    upgrade(engine)
-    clock, links = SystemClock(), partial(page_links, settings.public_url)
-    secret_of = AgentSecrets(load_secret_key(settings, engine, clock))
     if settings.kafka:
         follow_kafka(engine, settings, clock, links, stop, secret_of)
     else:

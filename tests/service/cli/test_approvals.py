@@ -12,12 +12,6 @@ from rankwatch_service.short_ids import short
 from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import Attempt
 from tests.support.service.served_api import served_api
-from tests.support.service.terminal import Terminal
-
-
-@pytest.fixture
-def terminal(capsys, monkeypatch, tmp_path):
-    return Terminal(capsys, monkeypatch, tmp_path)
 
 
 @pytest.fixture(scope="module")

@@ -18,13 +18,7 @@ from rankwatch_service.short_ids import short
 from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import Attempt, Checkpoint, Command, Incident, Job
 from tests.support.service.served_api import served_api
-from tests.support.service.terminal import Terminal
 from tests.support.values.incidents import NOON_UNIX_NS, incident_row
-
-
-@pytest.fixture
-def terminal(capsys, monkeypatch, tmp_path):
-    return Terminal(capsys, monkeypatch, tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +115,8 @@ def test_incidents_are_listed_filtered_and_shown(terminal, to):
 def test_the_stacks_of_a_hang_are_shown_for_each_group_of_ranks(terminal, api, to):
     stacks = [{"ranks": "3", "count": 1, "rank": 3, "stack": "File a.py\nFile b.py"}]
     stacks += [{"ranks": "0-2,4", "count": 4, "rank": 0, "stack": "", "reason": "stopped by a signal"}]
-    row = incident_row(id="inc_hung", number=8, evidence={"ranks_stand": "4 of 5 ranks stand", "stacks": stacks})
+    apart = {"rank": 3, "phases": {"forward": 0.25, "backward": None}}
+    row = incident_row(id="inc_hung", number=8, evidence={"stands_apart": apart, "stacks": stacks})
     with write(api.engine) as connection:
         connection.execute(insert(Incident).values(**row))
     status, out, _ = terminal.run("incidents", "show", "inc_hung", *to)
@@ -132,6 +127,7 @@ def test_the_stacks_of_a_hang_are_shown_for_each_group_of_ranks(terminal, api, t
     assert ["stack", "of", "3", "File", "a.py"] in lines
     assert ["File", "b.py"] in lines
     assert ["stack", "of", "0-2,4", "stopped", "by", "a", "signal"] in lines
+    assert ["stands_apart", "rank", "3,", "phases", "(forward", "0.25,", "backward", "–)"] in lines
 
 
 def test_checkpoints_are_listed_with_their_verdicts(terminal, to):

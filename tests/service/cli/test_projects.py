@@ -8,13 +8,7 @@ from sqlalchemy import insert
 from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import Incident, Job
 from tests.support.service.served_api import served_api
-from tests.support.service.terminal import Terminal
 from tests.support.values.incidents import incident_row
-
-
-@pytest.fixture
-def terminal(capsys, monkeypatch, tmp_path):
-    return Terminal(capsys, monkeypatch, tmp_path)
 
 
 @pytest.fixture(scope="module")

@@ -14,13 +14,7 @@ from rankwatch_service.orders.running_attempt import ReceivedView, store_views
 from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import Attempt, Job
 from tests.support.service.served_api import served_api
-from tests.support.service.terminal import Terminal
 from tests.support.values.traces import trace_answer
-
-
-@pytest.fixture
-def terminal(capsys, monkeypatch, tmp_path) -> Terminal:
-    return Terminal(capsys, monkeypatch, tmp_path)
 
 
 @pytest.fixture(scope="module")

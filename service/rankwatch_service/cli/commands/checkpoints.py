@@ -30,7 +30,7 @@ def checkpoints(
             "why": lambda one: output.plain(one["verdict_reason"]),
             "location": lambda one: output.plain(_location(one)),
             "shards": lambda one: output.plain(f"{len(one['shards'])}/{one['shards_expected']}"),
-            "MB": lambda one: output.plain(one["bytes"] / 1e6),
+            "MB": lambda one: output.plain(one["bytes"] / 1e6 if one["bytes"] else None),
             "seconds": lambda one: output.plain(one["seconds"]),
             "saved": lambda one: output.moment(one["saved_unix_ns"]),
         },

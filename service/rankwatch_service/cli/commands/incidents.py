@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any
 from urllib.parse import quote
 
@@ -149,7 +148,15 @@ def _evidence(name: str, value: Any) -> list[tuple[str, Text]]:
     """Rows of one field of the evidence. Of stacks, each group of ranks is one."""
     if name == "stacks" and isinstance(value, list):
         return [(f"  stack of {one['ranks']}", _text(one.get("stack") or one.get("reason"))) for one in value]
-    return [(f"  {name}", _text(json.dumps(value) if isinstance(value, dict) else value))]
+    return [(f"  {name}", _text(_line(value) if isinstance(value, dict) else value))]
+
+
+def _line(fields: dict[str, Any]) -> str:
+    """Fields as one line; those of another field in brackets."""
+    return ", ".join(
+        f"{name} ({_line(value)})" if isinstance(value, dict) else f"{name} {output.plain(value)}"
+        for name, value in fields.items()
+    )
 
 
 def _text(value: Any) -> Text:

@@ -3,7 +3,7 @@
 import { get, now, path, post } from "../common/api.js";
 import { approvals } from "../components/approvals.js";
 import { direct, DIRECTIVES, outcome, people } from "../components/directives.js";
-import { fill, h, icon } from "../common/dom.js";
+import { fill, h, icon, withCode } from "../common/dom.js";
 import { comparison, facts, sorted } from "../components/evidence.js";
 import { feedbackCard, feedbackKeys } from "../components/feedback.js";
 import { age, clock, duration, hour, kindName, moment, number, rankList, words, zone } from "../common/format.js";
@@ -171,7 +171,7 @@ const showRight = whenChanged((_, checkpoints, commands, command, _state, sessio
 });
 
 function firstSteps() {
-  return incident.first_steps.length > 0 && h("ol", { class: "steps" }, incident.first_steps.map((text) => h("li", {}, text)));
+  return incident.first_steps.length > 0 && h("ol", { class: "steps" }, incident.first_steps.map((text) => h("li", {}, withCode(text))));
 }
 
 // What the job supports: suggestions leave out the rest.
