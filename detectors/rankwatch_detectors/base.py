@@ -152,7 +152,7 @@ class Frame:
     rows of all but the fastest ranks."""
     awaits_times: bool = False
     """What devices measure of this step comes later: a frame "timed" will have the step's times, devices' included."""
-    computed: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    computed: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
     """Cache of results that depend on the values alone and that several detectors use, such as medians."""
     ranks: int = field(init=False, repr=False, compare=False)
     """Entries of each array; 0 if there is none."""

@@ -145,10 +145,10 @@ def which(texts: tuple[str, ...], wanted: str) -> Bools:
 
 def finite(frame: Frame, name: str) -> tuple[Floats, Bools] | None:
     """Values of one metric, and where they are present and finite; None if no rank has one."""
-    computed = frame.computed
-    if name not in computed:
-        computed[name] = _finite(frame, name)
-    found: tuple[Floats, Bools] | None = computed[name]
+    key, computed = f"finite {name}", frame.computed
+    if key not in computed:
+        computed[key] = _finite(frame, name)
+    found: tuple[Floats, Bools] | None = computed[key]
     return found
 
 
@@ -160,7 +160,7 @@ def where_usable(found: tuple[Floats, Bools], other: float) -> Floats:
 
 def typical(frame: Frame, name: str) -> float | None:
     """Median over the ranks with a finite value; None if there is none."""
-    key, computed = ("typical", name), frame.computed
+    key, computed = f"typical {name}", frame.computed
     if key not in computed:
         found = finite(frame, name)
         computed[key] = None if found is None else median(found[0][found[1]])

@@ -185,9 +185,9 @@ class Witness(Stateful):
 def own_seconds(frame: Frame) -> Floats | None:
     """Each rank's own wall time in seconds: busy, and waiting for its data. NaN where not measured."""
     computed = frame.computed
-    if own_seconds not in computed:
-        computed[own_seconds] = _own_seconds(frame)
-    seconds: Floats | None = computed[own_seconds]
+    if "own seconds" not in computed:
+        computed["own seconds"] = _own_seconds(frame)
+    seconds: Floats | None = computed["own seconds"]
     return seconds
 
 

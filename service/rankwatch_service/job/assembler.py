@@ -54,8 +54,6 @@ class Assembler:
         self.step_time_s: float | None = None
         self.last_step = -1
         """Step of the newest closed frame of this attempt; -1 before the first."""
-        self.frames_follow = False
-        """Whether the next observation is a frame that closed together with the one just given."""
         self.board: ProgressBoard | None = None
         self.cells = CellCount()
         self.allowed: int | None = None
@@ -73,15 +71,6 @@ class Assembler:
     def dropped(self) -> dict[str, int]:
         """What did not reach the detectors, counted by reason."""
         return dict(sorted(sum((window.counts for window in self._windows.values()), self.counts.copy()).items()))
-
-    @property
-    def pace(self) -> tuple[int, float | None]:
-        """The newest step, and how long a step takes."""
-        return self.last_step, self.step_time_s
-
-    @pace.setter
-    def pace(self, pace: tuple[int, float | None]) -> None:
-        self.last_step, self.step_time_s = pace
 
     @property
     def ended(self) -> bool:
@@ -321,7 +310,6 @@ class Assembler:
         """
         if self.board is None:
             return
-        closed: list[tuple[Frame, tuple[int, float | None]]] = []
         for number in sorted({0, *(last for steps in last_batches.values() for last in steps.values())}):
             for family, window in self._windows.items():
                 unfinished = {step for step, last in last_batches.get(family, {}).items() if last > number}
@@ -329,10 +317,7 @@ class Assembler:
                     if family == "steps":
                         self.last_step = frame.step
                     self._learn_step_time(frame)
-                    closed.append((frame, self.pace))
-        for left, (frame, self.pace) in zip(reversed(range(len(closed))), closed, strict=True):
-            self.frames_follow = left > 0
-            yield frame
+                    yield frame
         self._ended = self.board.departed()
 
     def _learn_step_time(self, frame: Frame) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 from rankwatch_detectors.base import AttemptStart, Detector, Finding, Observation
@@ -28,17 +28,6 @@ class Failure:
     """Whether it was switched off."""
 
 
-@dataclass(frozen=True, slots=True)
-class DetectorAnswer:
-    """What the detectors found in one observation, and which of them failed, in the order of the catalogue."""
-
-    findings: list[Finding] = field(default_factory=list)
-    failures: list[Failure] = field(default_factory=list)
-
-    def __add__(self, other: DetectorAnswer) -> DetectorAnswer:
-        return DetectorAnswer(self.findings + other.findings, self.failures + other.failures)
-
-
 class DetectorBank:
     """Passes every observation to every detector, in the order of the catalogue."""
 
@@ -48,23 +37,22 @@ class DetectorBank:
         self._failures: dict[str, int] = {}
         self._start: AttemptStart | None = None
 
-    def judge(self, observations: Sequence[Observation]) -> list[DetectorAnswer]:
-        """Pass an observation, or several frames of one attempt, to all detectors; returns the answer to each."""
-        answers = [DetectorAnswer() for _ in observations]
-        for observation in observations:
-            if isinstance(observation, AttemptStart):
-                self._start = observation
-        for name in self._detectors:
-            for observation, answer in zip(observations, answers, strict=True):
-                if self._failures.get(name, 0) >= FAILURES_MAX:
-                    break
-                try:
-                    answer.findings.extend(self._detectors[name].observe(observation))
-                except _OF_THE_PROCESS:
-                    raise
-                except BaseException as error:  # noqa: BLE001 - a panic in River's Rust code is not an Exception
-                    answer.failures.append(self._fail(name, error))
-        return answers
+    def observe(self, observation: Observation) -> tuple[list[Finding], list[Failure]]:
+        """Pass an observation to all detectors; returns their findings and failures, in the order of the catalogue."""
+        if isinstance(observation, AttemptStart):
+            self._start = observation
+        findings: list[Finding] = []
+        failures: list[Failure] = []
+        for name, detector in self._detectors.items():
+            if self._failures.get(name, 0) >= FAILURES_MAX:
+                continue
+            try:
+                findings += detector.observe(observation)
+            except _OF_THE_PROCESS:
+                raise
+            except BaseException as error:  # noqa: BLE001 - a panic in River's Rust code is not an Exception
+                failures.append(self._fail(name, error))
+        return findings, failures
 
     def rest(self) -> None:
         """Replace the detectors by new ones, which inherit what is always true of the job."""

@@ -238,10 +238,10 @@ class JobStream:
     # ---- observations ----------------------------------------------------------------------------------------------
 
     def _observe(self, observations: Iterable[Observation], now_s: float, effects: Effects) -> None:
-        for observation, answer in self._pipeline.answers(observations, self._assembler):
+        for observation in observations:
             if isinstance(observation, AttemptStart):
                 self._attempt_start(observation, now_s, effects)
-            told, failures = self._pipeline.tell(observation, answer, self._assembler.topology_state)
+            told, failures = self._pipeline.observe(observation, self._assembler.topology_state)
             effects.failures += [(self.job, failure) for failure in failures]
             self._tell(told, now_s, effects)
             if isinstance(observation, Frame):
