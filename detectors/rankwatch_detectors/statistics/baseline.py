@@ -93,6 +93,11 @@ class PeerBaseline(Stateful):
         self._bias = 0.0
         self._spread = 0.0
 
+    @property
+    def clip_sigmas(self) -> float:
+        """Larger residuals are cut to this many sigmas."""
+        return self._config.clip_sigmas
+
     def _resize(self, ranks: int) -> None:
         self.offset: Floats = np.zeros(ranks)
         self.rows: Floats = np.zeros(ranks)

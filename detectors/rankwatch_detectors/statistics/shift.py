@@ -65,6 +65,11 @@ class ShiftBank(Stateful):
         """How many levels are tested in parallel."""
         return len(self._levels)
 
+    @property
+    def tested(self) -> tuple[float, ...]:
+        """The tested shifts in logarithms."""
+        return self._levels
+
     def clear(self, ranks: int) -> None:
         """Forget all evidence, for a new attempt of `ranks` ranks."""
         self._hold(np.zeros((4, self.levels, ranks)))
@@ -78,6 +83,7 @@ class ShiftBank(Stateful):
         self._strongest: Floats = self._sums.max(axis=0, initial=0.0)
         self._lively = self.levels
         """Levels, from the first on, beyond which there is no run."""
+        self._near: list[int] = []
 
     def clear_rank(self, rank: int) -> None:
         """Forget the evidence about one rank."""
@@ -140,8 +146,11 @@ class ShiftBank(Stateful):
     def crossings(self, threshold: float) -> list[Crossing]:
         """Ranks whose evidence is beyond `threshold` (from `budget.threshold`), in rank order."""
         strongest, found = self._strongest, list[Crossing]()
-        beyond = strongest >= threshold
-        for rank in np.flatnonzero(beyond).tolist() if anyone(beyond) else ():
+        near = strongest >= threshold / 2
+        self._near = np.flatnonzero(near).tolist() if anyone(near) else []
+        for rank in self._near:
+            if strongest[rank] < threshold:
+                continue
             # Among the levels with strong evidence, the shortest run includes the fewest usual rows at its start.
             speaking = self._sums[:, rank] >= threshold / 2
             level = int(np.argmin(np.where(speaking, self._rows[:, rank], np.inf)))
@@ -151,6 +160,18 @@ class ShiftBank(Stateful):
                 onset = int(self._onset[level, rank])
                 found.append(Crossing(rank, effect, onset, int(rows), float(strongest[rank])))
         return found
+
+    def take_near(self) -> list[int]:
+        """Ranks whose evidence was beyond half of the threshold in the newest row; empty until there is another row."""
+        near, self._near = self._near, []
+        return near
+
+    def run(self, rank: int) -> Crossing:
+        """The run of a rank with the highest evidence, which need not be beyond any threshold."""
+        level = int(np.argmax(self._sums[:, rank]))
+        rows = int(self._rows[level, rank])
+        effect = float(self._total[level, rank]) / max(rows, 1)
+        return Crossing(rank, effect, int(self._onset[level, rank]), rows, max(float(self._sums[level, rank]), 0.0))
 
     def snapshot(self) -> dict[str, Any]:
         """As every `Stateful`; an onset without a run is `NO_RUN`."""

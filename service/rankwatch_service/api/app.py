@@ -54,7 +54,7 @@ from rankwatch_service.api.routes import (
     silences,
     telemetry,
 )
-from rankwatch_service.api.routes.charts import devices, steps
+from rankwatch_service.api.routes.charts import devices, explanations, steps
 from rankwatch_service.api.routes.system import (
     audit_trail,
     health,
@@ -89,6 +89,7 @@ RESOURCES: Final = (
     steps,
     devices,
     incidents,
+    explanations,
     feedback,
     precision,
     commands,

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from rankwatch_detectors.base import AttemptStart, Detector, Finding, Frame, Observation, Tick
+from rankwatch_detectors.explanation.deadline import by_deadline, has_deadline
+from rankwatch_detectors.explanation.judged import judged
+from rankwatch_detectors.explanation.trail import Trails
 from rankwatch_service.incidents.correlator import Correlator
+from rankwatch_service.incidents.explanation import explain
 from rankwatch_service.incidents.transition import Update
 from rankwatch_service.job.detector_bank import DetectorBank, Failure
 from rankwatch_service.job.timed_frames import TimedFrames
 from rankwatch_service.job.topology_state import TopologyState
+
+JUDGED: Final = "judged"
+"""The part of a job's state that says what is judged of it."""
 
 MakeDetectors = Callable[[], Sequence[Detector]]
 
@@ -22,6 +29,7 @@ class DetectionPipeline:
         self.correlator = Correlator(job)
         self._bank = DetectorBank(make_detectors)
         self._timed = TimedFrames()
+        self._trails = Trails()
 
     def observe(self, observation: Observation, topology_state: TopologyState) -> tuple[list[Update], list[Failure]]:
         """Take the next observation; returns the updates of incidents, and the failures of detectors."""
@@ -29,25 +37,48 @@ class DetectionPipeline:
             self.correlator.begin(observation.attempt)
         findings: list[Finding] = []
         failures: list[Failure] = []
+        reasons: list[Mapping[str, Any]] = []
         for one in self._timed.observe(observation):
             found, failed = self._bank.observe(one)
             findings += found
             failures += failed
+            if isinstance(one, Frame):
+                reasons += self._explained(one, found, failures)
         told = self.correlator.judge(findings, topology_state) if findings else []
+        explain(told, [*reasons, *map(by_deadline, filter(has_deadline, findings))])
         if isinstance(observation, Frame) and observation.family == "steps" and not observation.late:
             told += self.correlator.progress(observation.attempt, observation.step, observation.time_s)
         if isinstance(observation, Tick):
             told += self.correlator.settle(observation.now_s)
         return told, failures
 
+    def _explained(
+        self, frame: Frame, findings: Sequence[Finding], failures: list[Failure]
+    ) -> Sequence[Mapping[str, Any]]:
+        """Explanations of what a frame has opened; none if they fail, since nothing depends on them."""
+        try:
+            return self._trails.take(self._bank.explained, frame, findings)
+        except Exception as error:  # noqa: BLE001 - what only explains must not stop detection
+            self._trails = Trails()
+            failures.append(Failure("explanation", f"{type(error).__name__}: {error}"[:500], 1, False))
+            return ()
+
     def rest(self) -> None:
         """Replace the detectors by new ones, which inherit what is always true of the job. Incidents stay."""
         self._bank.rest()
         self._timed = TimedFrames()
+        self._trails = Trails()
 
     def state(self) -> dict[str, Any]:
         """Everything that decides the future: JSON types, bytes and arrays. Copy it before the next call."""
-        return {"bank": self._bank.state(), "timed": self._timed.state(), "correlator": self.correlator.state()}
+        return {
+            "bank": self._bank.state(),
+            "timed": self._timed.state(),
+            "correlator": self.correlator.state(),
+            "trails": self._trails.snapshot(),
+            # Decides nothing: it is what the api reads of a job of which nothing is reported.
+            JUDGED: judged(self._bank.explained, self._trails.counts),
+        }
 
     def restore(self, state: Mapping[str, Any], start: AttemptStart | None) -> list[str]:
         """Restore what `state` gave.
@@ -62,5 +93,7 @@ class DetectionPipeline:
         without_snapshot = self._bank.restore(state["bank"], start)
         if "timed" in state:  # snapshots of earlier versions have none
             self._timed.restore(state["timed"])
+        if "trails" in state:
+            self._trails.restore(state["trails"])
         self.correlator.restore(state["correlator"])
         return without_snapshot
