@@ -5,7 +5,7 @@ of counters, and events of agents, tell what is wrong.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 from rankwatch_detectors.base import AttemptStart, DeviceCounters, Finding, Frame, Kind, Presence, Severity
@@ -85,7 +85,7 @@ class CounterDetector(DispatchingDetector, ABC):
                 continue
             key = f"{problem.number} {problem.what}"
             if problem.slots == 0:
-                findings += self._over(scope, key, self.WELL)
+                findings += self._over(scope, {key}, self.WELL)
                 continue
             summary = self._sentence(scope, problem, host, device)
             named = {self.NAMED: device} if device else {}
@@ -98,23 +98,29 @@ class CounterDetector(DispatchingDetector, ABC):
                 troubles[key]["told_s"] = self.now_s
         return findings
 
-    def _on_tick(self, presence: Presence | None) -> Sequence[Finding]:  # noqa: ARG002
+    def _on_tick(self, presence: Presence | None) -> Sequence[Finding]:
+        if presence is not None and all(state == "left" for state in presence.state):
+            # The incidents end with the job. Until the next attempt begins, nothing is judged.
+            self.episodes.forget()
+            self._troubles, self.attempt = {}, ""
+            return ()
         before_s = self.now_s - SILENT_S
         why = f"Its agent has told nothing more of it for {SILENT_S:.0f} s."
-        silent = [
-            (text, key)
-            for text, troubles in self._troubles.items()
-            for key, trouble in troubles.items()
-            if trouble["told_s"] <= before_s
-        ]
-        return [finding for text, key in silent for finding in self._over(IncidentScope.parse(text), key, why)]
+        findings: list[Finding] = []
+        for text, troubles in list(self._troubles.items()):
+            silent = [key for key, trouble in troubles.items() if trouble["told_s"] <= before_s]
+            findings += self._over(IncidentScope.parse(text), silent, why)
+        return findings
 
-    def _over(self, scope: IncidentScope, key: str, why: str) -> list[Finding]:
-        """Something is over: the episode goes on with what else is wrong, or ends."""
+    def _over(self, scope: IncidentScope, keys: Collection[str], why: str) -> list[Finding]:
+        """Some of what is wrong is over: the episode goes on with what else is wrong, or ends."""
         troubles = self._troubles.get(str(scope), {})
         before = _first(troubles)
-        if troubles.pop(key, None) is None:
+        over = troubles.keys() & keys
+        if not over:
             return []
+        for key in over:
+            del troubles[key]
         if troubles:
             return self._show(scope, before)
         del self._troubles[str(scope)]

@@ -54,7 +54,7 @@ class DeviceDegradedDetector(CounterDetector):
         device = str(fields.get("device_uuid") or fields.get("pci_bus_id") or fields.get("index"))
         minutes = fields.get("minutes")
         if not isinstance(minutes, int) or minutes <= 0:
-            return self._over(scope, device, "The hardware does not slow the device down any more.")
+            return self._over(scope, {device}, "The hardware does not slow the device down any more.")
         evidence = {name: value for name, value in occurrence.fields.items() if value not in (None, "", -1)}
         severity = Severity.WARNING if minutes >= self._config.often else Severity.INFO
         summary = _throttled(scope, minutes, occurrence.host, evidence)

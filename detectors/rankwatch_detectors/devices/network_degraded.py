@@ -49,7 +49,7 @@ class NetworkDegradedDetector(CounterDetector):
             findings += self._tell(scope, MATRIX, Severity.WARNING, _slow(path), evidence, self.now_s)
         for text in [text for text, troubles in self._troubles.items() if MATRIX in troubles]:
             if IncidentScope.parse(text).host not in slow:
-                findings += self._over(IncidentScope.parse(text), MATRIX, self.WELL)
+                findings += self._over(IncidentScope.parse(text), {MATRIX}, self.WELL)
         return findings
 
     def _sentence(self, scope: IncidentScope, problem: DeviceProblem, host: str, device: str) -> str:  # noqa: ARG002
