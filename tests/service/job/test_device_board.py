@@ -80,6 +80,15 @@ def test_a_slot_has_the_mean_or_the_newest_value_and_is_told_when_it_is_over():
     assert due(board) == []
 
 
+def test_the_speed_of_a_port_in_the_slot_in_which_it_changed_is_the_newest_one_and_not_the_mean():
+    board = DeviceBoard()
+    take(board, sample(0, link_bits_per_s=25e9, sent_bytes_per_s=2.0))
+    take(board, sample(0, NOW_S + 2.5, link_bits_per_s=1e9, sent_bytes_per_s=4.0))
+    (counters,) = due(board)
+    told = {name: values.tolist() for name, values in counters.values.items()}
+    assert told == {"link_bits_per_s": [1e9], "sent_bytes_per_s": [3.0]}
+
+
 def test_what_a_device_does_not_tell_is_not_present_and_what_comes_late_is_a_frame_of_its_own():
     board = DeviceBoard()
     take(board, sample(0, temperature_celsius=60), sample(1, power_w=200.0), sample(2, temperature_celsius=55))
