@@ -22,7 +22,11 @@ SILENT_S: Final = 180.0
 DEVICES_MAX: Final = 64
 """Problems of one host that are told apart where it is not known which ranks they concern."""
 BESIDES_MAX: Final = 4
-"""Of what is wrong besides the worst, sentences in the evidence."""
+"""Of what is wrong besides the worst, sentences in the evidence; the summary has the first."""
+REFRESH_S: Final = 60.0
+REFRESH_SHARE: Final = 0.1
+"""Where only figures changed, they are told again after a minute, or a tenth of how long it has lasted if that is more:
+60 times in a day."""
 
 
 class CounterDetector(DispatchingDetector, ABC):
@@ -78,7 +82,9 @@ class CounterDetector(DispatchingDetector, ABC):
         findings: list[Finding] = []
         if not self.attempt or counters.kind != self.DEVICES:
             return findings
-        for problem in self._rules.see(counters, trains=self._step >= 0):
+        # What is over comes last: a link that came back has flapped, which goes on with the episode.
+        problems = sorted(self._rules.see(counters, trains=self._step >= 0), key=lambda one: one.slots == 0)
+        for problem in problems:
             host, device = counters.devices[problem.number]
             scope = self._scope_at(host, device)
             if scope is None:
@@ -166,18 +172,26 @@ class CounterDetector(DispatchingDetector, ABC):
         return findings
 
     def _show(self, scope: IncidentScope, before: str) -> list[Finding]:
-        """Tell what is worst now: as an update where that is something else than before or graver, else as evidence."""
+        """Tell what is worst now, and what is wrong besides: at once where it is something else than before or graver,
+        else, as counts rise, from time to time.
+        """
         troubles = self._troubles[str(scope)]
         first = _first(troubles)
         worst = troubles[first]
-        besides = [trouble["summary"] for key, trouble in troubles.items() if key != first]
-        evidence = {**worst["evidence"], **({"besides": besides[:BESIDES_MAX]} if besides else {})}
+        besides = [trouble["summary"] for key, trouble in troubles.items() if key != first][:BESIDES_MAX]
         told = self.episodes.told(scope)
-        if first == before and told["severity"] == worst["severity"]:
+        summary = " Besides: ".join([worst["summary"], *besides[:1]])
+        severity = Severity(min(told["severity"], worst["severity"], key=_gravity))
+        # What was evidence of another device or rule is so no more.
+        evidence = dict.fromkeys(told["evidence"]) | worst["evidence"] | ({"besides": besides} if besides else {})
+        same = first == before and told["severity"] == severity
+        same &= len(besides) == len(told["evidence"].get("besides") or ())
+        due_s = told["detected_time_s"] + max(REFRESH_S, REFRESH_SHARE * (self.now_s - told["onset_time_s"]))
+        if same and (self.now_s < due_s or summary == told["summary"]):
             self.episodes.note(scope, evidence)
             return []
-        severity = Severity(min(told["severity"], worst["severity"], key=_gravity))
-        return self.episodes.update(scope, severity=severity, summary=worst["summary"], evidence=evidence)
+        now = {"severity": severity, "summary": summary, "evidence": evidence, "detected_time_s": self.now_s}
+        return self.episodes.update(scope, **now)
 
 
 def _first(troubles: Mapping[str, Mapping[str, Any]]) -> str:

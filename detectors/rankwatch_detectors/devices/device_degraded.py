@@ -42,7 +42,7 @@ class DeviceDegradedDetector(CounterDetector):
     WELL: ClassVar[str] = "The device does as it should again."
 
     def __init__(self, config: DeviceDegradedConfig) -> None:
-        super().__init__(Kind.DEVICE_DEGRADED, 4, GpuRules(config.counters))
+        super().__init__(Kind.DEVICE_DEGRADED, 5, GpuRules(config.counters))
         self._config = config
 
     def _on_occurrence(self, occurrence: Occurrence) -> Sequence[Finding]:
