@@ -17,6 +17,7 @@ import numpy as np
 
 from rankwatch_detectors.base import Bools, Floats, Ints
 from rankwatch_detectors.state import Stateful
+from rankwatch_detectors.statistics.block_correlation import BlockCorrelation
 from rankwatch_detectors.statistics.median import median
 from rankwatch_detectors.statistics.peers import PeerGroups, everyone
 from rankwatch_detectors.statistics.shift import Crossing
@@ -24,8 +25,8 @@ from rankwatch_detectors.statistics.shift import Crossing
 # The median of the square of a standard normal.
 CHI_SQUARE_MEDIAN = 0.4549
 OWN_VARIANCE_RATIO = 1.5
-# Weight of the assumed correlation, in blocks of single ranks: few ranks change it slowly, many at once.
-PRIOR_BLOCKS = 32.0
+# Rows between measurements of the spread of offsets.
+SPREAD_ROWS = 16
 # The first two rows of a rank only determine its offset.
 WARM_SCATTER_ROWS = 2
 
@@ -49,8 +50,8 @@ class BaselineConfig:
     offset_rows: int = 128
     """Rows over which an offset is averaged: long compared with a fault that builds up, short with a day's drift."""
     scatter_rows: int = 64
-    block_rows: int = 16
-    """Noise of neighbouring steps is correlated; means over blocks of 16 show by how much."""
+    block_rows: tuple[int, int] = (16, 64)
+    """Noise of neighbouring steps is correlated; means over blocks of so many rows show by how much."""
     clip_sigmas: float = 3.0
     sigma_start: float = 0.05
     sigma_floor: float = 0.01
@@ -76,23 +77,26 @@ class PeerBaseline(Stateful):
         "_pool_rows",
         "_bias",
         "_spread",
-        "_block_sum",
-        "_block_row",
-        "_correlation",
+        "_short_blocks",
+        "_long_blocks",
     )
 
     def __init__(self, config: BaselineConfig, *, compared: bool = True) -> None:
         """Begin without ranks; with `compared` False each value is judged only against its own past."""
         self._config = config
         self._compared = compared
+        self._short_blocks, self._long_blocks = (BlockCorrelation(rows) for rows in config.block_rows)
         self.groups = PeerGroups()
         self._resize(0)
         self._pooled = config.sigma_start**2
         self._pool_rows = 0
         self._bias = 0.0
         self._spread = 0.0
-        # Until blocks are measured: 1.5 times the variance of independent rows, as in step times of shared hosts.
-        self._correlation = 1.5
+
+    @property
+    def clip_sigmas(self) -> float:
+        """Larger residuals are cut to this many sigmas."""
+        return self._config.clip_sigmas
 
     def _resize(self, ranks: int) -> None:
         self.offset: Floats = np.zeros(ranks)
@@ -102,8 +106,8 @@ class PeerBaseline(Stateful):
         """The rank's own usual logarithm, not compared with peers."""
         self.standing: Floats = np.zeros(ranks)
         """Accepted offset that silicon does not explain, of a rank that was never seen at another speed; else 0."""
-        self._block_sum: Floats = np.zeros(ranks)
-        self._block_row = 0
+        self._short_blocks.begin(ranks)
+        self._long_blocks.begin(ranks)
 
     def regroup(self, groups: Ints, came_from: Ints) -> None:
         """Set the topology.
@@ -137,7 +141,7 @@ class PeerBaseline(Stateful):
         variance: Floats = self._config.warm_rows / np.maximum(self.rows, 1.0)
         variance += 1.0
         decisive = np.where(own_decides, self.variance, self._pooled) if np.count_nonzero(own_decides) else self._pooled
-        variance *= decisive * self._correlation
+        variance *= decisive * self._short_blocks.ratio
         np.sqrt(variance, out=variance)
         return np.maximum(variance, self._config.sigma_floor, out=variance)
 
@@ -155,8 +159,14 @@ class PeerBaseline(Stateful):
         """
         before = min(max(float(self.rows[rank]), 1.0), 2.0 * self._config.offset_rows)
         # An offset held at its bound has no error of estimation: it is the limit of what silicon explains.
-        shares = (0.0 if self.pinned(rank) else 1.0 / before) + (1.0 / rows if rows else 0.0)
+        shares = 0.0 if self.pinned(rank) else self._lasting(before) / before
+        shares += self._lasting(rows) / rows if rows else 0.0
         return math.sqrt(2.0 * limit * shares) * float(self.sigma()[rank])
+
+    def _lasting(self, rows: float) -> float:
+        """By how much noise that lasts widens a mean over so many rows, beyond what `sigma` contains."""
+        short, long = self._short_blocks.ratio, self._long_blocks.ratio
+        return float(np.interp(rows, self._config.block_rows, (1.0, max(long / short, 1.0))))
 
     def pinned(self, rank: int) -> bool:
         """Whether the offset is held at the limit of what silicon explains: the rank's true offset is larger."""
@@ -236,7 +246,7 @@ class PeerBaseline(Stateful):
             self._pooled += (middle - self._pooled) / self._pool_rows
 
     def _bound_offsets(self) -> None:
-        if self._pool_rows % self._config.block_rows == 0:
+        if self._pool_rows % SPREAD_ROWS == 0:
             proper = self.groups.proper
             self._spread = 1.4826 * median(np.abs(self.offset[proper])) if proper.any() else 0.0
         bound = self._bound
@@ -268,16 +278,9 @@ class PeerBaseline(Stateful):
         else:
             change *= 1.0 / config.scatter_rows
         self.variance += change
-        self._block_sum += clipped
-        self._block_row += 1
-        if self._block_row == config.block_rows:
-            of_means = float((self._block_sum[calm] ** 2).mean()) / config.block_rows
-            weight = count / (count + PRIOR_BLOCKS)
-            ratio = of_means / max(self._pooled, config.sigma_floor**2 / 16)
-            # 1: independent rows; 16: all rows of a block move together. Values beyond are chance.
-            self._correlation += (min(max(ratio, 1.0), float(config.block_rows)) - self._correlation) * weight
-            self._block_sum[:] = 0.0
-            self._block_row = 0
+        variance = max(self._pooled, config.sigma_floor**2 / 16)
+        self._short_blocks.add(clipped, calm, variance)
+        self._long_blocks.add(clipped, calm, variance)
 
     def _pool(self, gain: float, squares: Floats, clipped: Floats) -> None:
         self._pooled += gain * (float(np.add.reduce(squares)) / squares.size - self._pooled)

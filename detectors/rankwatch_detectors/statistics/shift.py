@@ -64,6 +64,11 @@ class ShiftBank(Stateful):
         """How many levels are tested in parallel."""
         return len(self._levels)
 
+    @property
+    def tested(self) -> tuple[float, ...]:
+        """The tested shifts in logarithms."""
+        return self._levels
+
     def clear(self, ranks: int) -> None:
         """Forget all evidence, for a new attempt of `ranks` ranks."""
         shape = (self.levels, ranks)
@@ -74,6 +79,7 @@ class ShiftBank(Stateful):
         self._onset: Floats = np.full(shape, NO_RUN)
         """Valid only where a run lasts."""
         self._strongest: Floats = np.zeros(ranks)
+        self._near: list[int] = []
 
     def clear_rank(self, rank: int) -> None:
         """Forget the evidence about one rank."""
@@ -137,7 +143,10 @@ class ShiftBank(Stateful):
         """Ranks whose evidence is beyond `threshold` (from `budget.threshold`), in rank order."""
         strongest = self.strongest()
         found = []
-        for rank in np.flatnonzero(strongest >= threshold).tolist():
+        self._near = np.flatnonzero(strongest >= threshold / 2).tolist()
+        for rank in self._near:
+            if strongest[rank] < threshold:
+                continue
             # Among the levels with strong evidence, the shortest run includes the fewest usual rows at its start.
             speaking = self._sums[:, rank] >= threshold / 2
             level = int(np.argmin(np.where(speaking, self._rows[:, rank], np.inf)))
@@ -147,6 +156,18 @@ class ShiftBank(Stateful):
                 onset = int(self._onset[level, rank])
                 found.append(Crossing(rank, effect, onset, int(rows), float(strongest[rank])))
         return found
+
+    def take_near(self) -> list[int]:
+        """Ranks whose evidence was beyond half of the threshold in the newest row; empty until there is another row."""
+        near, self._near = self._near, []
+        return near
+
+    def run(self, rank: int) -> Crossing:
+        """The run of a rank with the highest evidence, which need not be beyond any threshold."""
+        level = int(np.argmax(self._sums[:, rank]))
+        rows = int(self._rows[level, rank])
+        effect = float(self._total[level, rank]) / max(rows, 1)
+        return Crossing(rank, effect, int(self._onset[level, rank]), rows, max(float(self._sums[level, rank]), 0.0))
 
     def snapshot(self) -> dict[str, Any]:
         """As every `Stateful`; an onset without a run is `NO_RUN`."""

@@ -331,6 +331,12 @@ class Assembler:
             before = newest if self.step_time_s is None else self.step_time_s
             self.step_time_s = before + STEP_TIME_WEIGHT * (newest - before)
 
+    def start(self, now_s: float) -> AttemptStart | None:
+        """The start of the running attempt once more, as of now; None if none runs."""
+        if self.attempt is None or self.board is None:
+            return None
+        return AttemptStart(self.attempt, self.topology_state.topology(), now_s)
+
     # ---- snapshot --------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:

@@ -127,6 +127,7 @@ const KINDS = {
   checkpoint_overdue: "Checkpoint overdue",
   restore_failed: "Restore failed",
   limit_reached: "Limit reached",
+  metric: "Metric rule",
   forged_telemetry: "Forged telemetry",
 };
 

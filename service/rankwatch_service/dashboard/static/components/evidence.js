@@ -74,7 +74,12 @@ function bar(kind, named, value, share) {
 }
 
 export function facts(values) {
-  return h("dl", { class: "facts" }, values.slice(0, ROWS_MAX).map(([name, value]) => [h("dt", {}, label(name)), h("dd", { class: isWide(value) ? "wide" : "" }, shown(name, value))]));
+  return h("dl", { class: "facts" }, values.slice(0, ROWS_MAX).map(fact));
+}
+
+function fact([name, value]) {
+  const width = isWide(value) ? "wide" : "";
+  return [h("dt", { class: width }, label(name)), h("dd", { class: width }, shown(name, value))];
 }
 
 const isWide = (value) => JSON.stringify(value).length > 60;
