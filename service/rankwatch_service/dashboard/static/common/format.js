@@ -88,6 +88,7 @@ export function stepNumber(step) {
 export function measured(name, value) {
   if (typeof value === "boolean") return value ? "yes" : "no";
   if (typeof value !== "number") return value === null ? MISSING : String(value);
+  if (name === "link_up") return value ? "up" : "down";
   if (name.endsWith("_bytes_per_s")) return `${bytes(value)}/s`;
   if (name.endsWith("_bits_per_s")) return `${number(value / 1e9)} Gbit/s`;
   if (name.endsWith("_per_s")) return `${number(value)}/s`;
