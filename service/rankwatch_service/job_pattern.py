@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from glob import escape
 from typing import Final
@@ -24,3 +25,9 @@ def as_glob(pattern: str) -> str:
 def matches(pattern: str, job: str) -> bool:
     """Whether the name of a job matches a pattern. Upper and lower case differ."""
     return fnmatchcase(job, as_glob(pattern))
+
+
+def matches_any(patterns: Iterable[str], job: str) -> bool:
+    """Whether the name of a job matches one of the patterns, or there are none."""
+    listed = tuple(patterns)
+    return not listed or any(matches(pattern, job) for pattern in listed)

@@ -54,7 +54,9 @@ from rankwatch_service.api.routes import (
     silences,
     telemetry,
 )
-from rankwatch_service.api.routes.charts import devices, steps
+from rankwatch_service.api.routes.charts import devices, explanations, steps
+from rankwatch_service.api.routes.rules import metric_rules
+from rankwatch_service.api.routes.rules import preview as rule_preview
 from rankwatch_service.api.routes.system import (
     audit_trail,
     health,
@@ -90,6 +92,7 @@ RESOURCES: Final = (
     steps,
     devices,
     incidents,
+    explanations,
     feedback,
     precision,
     commands,
@@ -100,6 +103,8 @@ RESOURCES: Final = (
     stream,
     events,
     policy,
+    metric_rules,
+    rule_preview,
     tunings,
     preview,
     audit_trail,

@@ -29,7 +29,7 @@ from rankwatch_service.names import launch_of, series_of_devices
 from rankwatch_service.policy.checkpoint_ledger import LedgerEntry
 from rankwatch_service.policy.command import CommandRequest
 from rankwatch_service.policy.control_records import ControlRecord, JobProject, Judgement, OrderPhase, TelemetryRefused
-from rankwatch_service.policy.judgement import judged
+from rankwatch_service.policy.judgement import acceptance, judged
 from rankwatch_service.policy.response import JobSituation, Responder, advice_gone
 from rankwatch_service.policy.routing import command_notifications, notifications
 from rankwatch_service.policy.settings_in_force import SettingsInForce
@@ -58,7 +58,7 @@ class JobStream:
         self._assembler = Assembler()
         self._carriers = Carriers()
         self._newcomers = Newcomers()
-        self._pipeline = DetectionPipeline(job, make_detectors)
+        self._pipeline = DetectionPipeline(job, make_detectors, lambda: self.settings.rules_of(job))
         self.adopt(settings)
         self._summary = SummaryBuilder(job)
         self._responder, self._hang_evidence = Responder(), HangEvidence()
@@ -201,9 +201,12 @@ class JobStream:
             case JobProject():
                 self.whose = record
             case _:
+                before = self.settings.rules
                 self.settings.take(record)
                 if self._pipeline.tune(self.settings.tuning) and not self._resting:
                     self.history.note(f"tuning: version {self.settings.tuning.version}", None, now_s)
+                if self.settings.rules != before:  # detectors get them with a start of the attempt
+                    self._observe(filter(None, [self._assembler.start(now_s)]), now_s, effects)
 
     def refuse(self, kind: str, fields: Mapping[str, Any], now_s: float, effects: Effects) -> None:
         """Report messages that were refused: `kind` and `fields` as in `rankwatch_detectors.refusals`."""
@@ -291,10 +294,7 @@ class JobStream:
             return
         self._tell([update], now_s, effects)
         if update.what is TransitionKind.RESOLVED:
-            # The person accepts what detectors still observe: its present level is the one to keep from now on.
-            kinds = sorted({str(part.kind) for part in standing})
-            accepted = Occurrence("accepted", self._summary.attempt, "", now_s, None, None, {"kinds": kinds})
-            self._observe([accepted], now_s, effects)
+            self._observe([acceptance(standing, self._summary.attempt, now_s)], now_s, effects)
 
     # ---- effects ---------------------------------------------------------------------------------------------------
 
@@ -341,7 +341,7 @@ class JobStream:
 
     def _summarize(self, now_s: float, effects: Effects) -> None:
         hung = hangs(self.correlator.open, self._assembler.attempt)
-        counts = self.history.counts + self.devices.counts
+        counts = self.history.counts + self.devices.counts + self._pipeline.counts
         if (summary := self._summary.changed(self._assembler, self._heard_s, now_s, hung, counts)) is None:
             return
         effects.jobs[self.job] = summary

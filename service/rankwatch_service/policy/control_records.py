@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
+from rankwatch_detectors.metric_rule import MetricRule
 from rankwatch_service.tuning.tunings import TuningSet
 
 
@@ -133,6 +134,12 @@ class PrecisionSet(msgspec.Struct, frozen=True, tag="precision", tag_field="reco
     """By kind, how many incidents were useful and how many noise. A kind of which none is judged may be missing."""
 
 
+class RulesSet(msgspec.Struct, frozen=True, tag="rules", tag_field="record"):
+    """All rules on metrics; appended whenever any of them changes. They hold from this record on."""
+
+    rules: tuple[MetricRule, ...]
+
+
 ControlRecord = (
     OrderPhase
     | Judgement
@@ -143,6 +150,7 @@ ControlRecord = (
     | ReceiversSet
     | PolicySet
     | PrecisionSet
+    | RulesSet
     | TuningSet
 )
 

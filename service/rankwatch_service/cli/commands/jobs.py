@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 import typer
 from rich.text import Text
 
-from rankwatch_service.cli import output
+from rankwatch_service.cli import explanations, output
 from rankwatch_service.cli.endpoint import job_path
 from rankwatch_service.cli.errors import CliError, Status
 from rankwatch_service.cli.options import JSON, LIMIT, PROJECTS, TOKEN, URL, connect
@@ -91,6 +91,16 @@ def show_job(
         },
         "no attempts",
     )
+
+
+@app.command("why")
+def why_silent(job: NAME, as_json: JSON = False, url: URL = None, token: TOKEN = None) -> None:
+    """Show what is judged of a job: rows by kind, and the smallest fault that would be reported today."""
+    found = connect(url, token).get(f"{job_path(job)}/judged")
+    if as_json:
+        output.print_json([found])
+        return
+    explanations.show_judged(found)
 
 
 @app.command("export")

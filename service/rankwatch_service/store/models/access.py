@@ -81,6 +81,20 @@ class PolicyRule(Base):
     """For rollback: full, weights or relaunch; "": full, else relaunch."""
 
 
+class MetricRuleRow(Base):
+    """A rule on a metric that jobs log."""
+
+    __tablename__ = "metric_rule"
+    name: Mapped[str] = mapped_column(primary_key=True)
+    position: Mapped[int]
+    """Rules are listed, and judged where a job has too many, in ascending order."""
+    rule: Mapped[dict[str, Any]]
+    """Fields of `rankwatch_detectors.metric_rule.MetricRule`."""
+    updated_by: Mapped[str]
+    """As the audit trail names people."""
+    updated_unix_ns: Mapped[int]
+
+
 class Setting(Base):
     """One stored setting, for instance the limits of the policy."""
 
