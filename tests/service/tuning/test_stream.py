@@ -3,7 +3,7 @@
 import pytest
 from sqlalchemy import select
 
-from rankwatch_service.job.detection import DetectionPipeline
+from rankwatch_service.job.detection import JUDGED, DetectionPipeline
 from rankwatch_service.names import ALL_JOBS
 from rankwatch_service.policy.settings_in_force import SettingsInForce
 from rankwatch_service.store import models
@@ -45,7 +45,8 @@ def found(service):
 
 
 def state(stream, job="gpt"):
-    return pack(stream.partition.jobs[job].state())
+    """All that decides the future of a job."""
+    return pack({name: part for name, part in stream.partition.jobs[job].state().items() if name != JUDGED})
 
 
 def test_a_tuning_holds_from_its_place_on_and_says_its_version(service):
