@@ -79,7 +79,8 @@ class ShiftBank(Stateful):
         self._onset: Floats = np.full(shape, NO_RUN)
         """Valid only where a run lasts."""
         self._strongest: Floats = np.zeros(ranks)
-        self._near: list[int] = []
+        self.near: list[int] = []
+        """Ranks whose evidence was beyond half of the threshold in the newest row, until they are taken."""
 
     def clear_rank(self, rank: int) -> None:
         """Forget the evidence about one rank."""
@@ -143,8 +144,8 @@ class ShiftBank(Stateful):
         """Ranks whose evidence is beyond `threshold` (from `budget.threshold`), in rank order."""
         strongest = self.strongest()
         found = []
-        self._near = np.flatnonzero(strongest >= threshold / 2).tolist()
-        for rank in self._near:
+        self.near = np.flatnonzero(strongest >= threshold / 2).tolist()
+        for rank in self.near:
             if strongest[rank] < threshold:
                 continue
             # Among the levels with strong evidence, the shortest run includes the fewest usual rows at its start.
@@ -158,8 +159,8 @@ class ShiftBank(Stateful):
         return found
 
     def take_near(self) -> list[int]:
-        """Ranks whose evidence was beyond half of the threshold in the newest row; empty until there is another row."""
-        near, self._near = self._near, []
+        """The ranks in `near`, once."""
+        near, self.near = self.near, []
         return near
 
     def run(self, rank: int) -> Crossing:
