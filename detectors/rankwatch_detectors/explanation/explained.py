@@ -10,7 +10,7 @@ from typing import ClassVar, Final
 
 from rankwatch_detectors.base import Finding, Frame, StepKind
 from rankwatch_detectors.dispatch import DispatchingDetector
-from rankwatch_detectors.explanation.suspect import Suspect
+from rankwatch_detectors.explanation.suspect import Suspect, Suspicion
 from rankwatch_detectors.state import Stateful
 
 
@@ -94,11 +94,21 @@ class ExplainedDetector(DispatchingDetector):
 
     @abstractmethod
     def suspects(self, frame: Frame) -> Sequence[Suspect]:
-        """What the row speaks for: a statistic from half of its threshold on, of a curve every point."""
+        """What the row speaks for: statistics from half of their threshold on."""
 
     @abstractmethod
     def crossed(self, finding: Finding) -> Suspect | None:
         """The statistic of a finding that has just been opened; None if no threshold decided."""
+
+    def before(self, crossed: Suspect, step: int, time_s: float) -> list[Suspicion]:  # noqa: ARG002
+        """What is known of rows before a finding that no row announced.
+
+        Args:
+            crossed: the statistic of the finding.
+            step: of its detection.
+            time_s: of its detection.
+        """
+        return []
 
     @abstractmethod
     def needed(self, crossed: Suspect, rows: int) -> float | None:

@@ -20,6 +20,7 @@ WHY_NOT: Final = {
 RULES: Final = {
     Kind.NONFINITE: "each value of each rank: the first that is not finite is reported",
     Kind.CORRUPTION: "each fingerprint that ranks must share: the first that differs is reported",
+    Kind.METRIC: "each rule that people have set on a metric",
     Kind.HANG: "time without progress, against what steps, pauses and long phases of this job usually take",
     Kind.RANK_LOST: "each process of a rank: an end without a reason is reported",
     Kind.TELEMETRY_LOST: "each host: silence of its agent is reported",

@@ -56,3 +56,11 @@ class Suspect(NamedTuple):
     missing: Shortfall = Shortfall.NOTHING
     source: str = ""
     """Which of several views of the scope it is, such as a witness."""
+
+
+class Suspicion(NamedTuple):
+    """A suspect, and when it was one."""
+
+    step: int
+    time_s: float
+    suspect: Suspect

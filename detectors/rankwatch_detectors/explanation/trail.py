@@ -25,9 +25,6 @@ which take 2 MB; usually there are a hundred."""
 GAP_STEPS: Final = 1_024
 """A trail without a point for more steps than this begins anew."""
 
-CALM_POINTS: Final = 32
-"""Points that are kept of a curve that speaks for nothing."""
-
 Points = dict[str, list[list[Any]]]
 """By statistic of a scope: step, stream time, value, threshold, rows, size, what is missing."""
 
@@ -49,25 +46,27 @@ class Trails(Stateful):
         if frame.attempt != self.counts.attempt:
             self._trails = {}
         self.counts.push(frame)
-        told = [
-            self._why(detector, finding)
-            for finding in findings
-            for detector in detectors
-            if finding.change is Change.OPEN and detector.kind is finding.kind
-        ]
+        told = self._opened(detectors, findings) if findings else []
         if frame.kind is StepKind.TRAIN and not frame.late:
             for detector in detectors:
                 suspects = detector.suspects(frame)
                 if suspects:
                     _follow(self._trails.setdefault(detector.name, {}), suspects, frame)
-        return [explained for explained in told if explained is not None]
+        return told
+
+    def _opened(self, detectors: Sequence[ExplainedDetector], findings: Sequence[Finding]) -> list[dict[str, Any]]:
+        opened = [finding for finding in findings if finding.change is Change.OPEN]
+        pairs = [(one, finding) for finding in opened for one in detectors if one.kind is finding.kind]
+        return [why for one, finding in pairs if (why := self._why(one, finding)) is not None]
 
     def _why(self, detector: ExplainedDetector, finding: Finding) -> dict[str, Any] | None:
         crossed = detector.crossed(finding)
         if crossed is None:
             return None
         known = self._trails.get(detector.name, {}).get(_key(crossed), [])
-        points = [*known, _point(crossed, finding.detected_step or 0, finding.detected_time_s)]
+        at = (finding.detected_step or 0, finding.detected_time_s)
+        before = known or [_point(one.suspect, one.step, one.time_s) for one in detector.before(crossed, *at)]
+        points = [*before, _point(crossed, *at)]
         return explanation(finding, crossed, points, detector.rows(self.counts), detector.needed)
 
 
@@ -78,9 +77,7 @@ def _follow(trails: Points, suspects: Sequence[Suspect], frame: Frame) -> None:
         if points and frame.step - points[-1][0] > GAP_STEPS:
             points = []
         points.append(_point(suspect, frame.step, frame.time_s))
-        if not suspect.rows:
-            del points[:-CALM_POINTS]
-        elif len(points) >= POINTS_MAX:
+        if len(points) >= POINTS_MAX:
             del points[: POINTS_MAX // 2 : 2]
         trails[key] = points
     while len(trails) > TRAILS_MAX:

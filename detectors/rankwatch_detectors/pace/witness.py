@@ -195,10 +195,7 @@ class Witness(Stateful):
 
         `source`: name of this witness.
         """
-        near = self.bank.take_near()
-        if not near:
-            return []
-        strongest = self.bank.strongest()
+        near, strongest = self.bank.take_near(), self.bank.strongest()
         left = [rank for rank in near if strongest[rank] > 0.0]  # without those that have just been reported
         ranks = sorted(left, key=lambda rank: (-strongest[rank], rank))[:SUSPECTS_MAX]
         return [self._suspect(self.bank.run(rank), source) for rank in ranks]

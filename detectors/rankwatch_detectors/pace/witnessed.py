@@ -46,7 +46,8 @@ class WitnessedDetector(ExplainedDetector):
         """Ranks with half of the evidence that is reported, or more, by each witness."""
         if frame.family == "values":
             return ()
-        return [suspect for name, witness in self.witnesses.items() for suspect in witness.suspected(name)]
+        near = [name for name, witness in self.witnesses.items() if witness.bank.near]
+        return [suspect for name in near for suspect in self.witnesses[name].suspected(name)] if near else ()
 
     def crossed(self, finding: Finding) -> Suspect | None:
         """The evidence of the run; None for differences that are reported without one."""

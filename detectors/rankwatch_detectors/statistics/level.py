@@ -128,6 +128,13 @@ class LevelWatch(Stateful):
         return bool(self.scale) and len(self._recent) >= self._config.warm_points
 
     @property
+    def recent(self) -> list[tuple[float, float]]:
+        """Value and distance in scales of the points from which the level was learned, oldest first."""
+        points = self._recent.window
+        values = [math.exp(point) for point in points] if self._config.logarithmic else points
+        return [(value, (point - self.level) / self.scale) for value, point in zip(values, points, strict=True)]
+
+    @property
     def high_sum(self) -> float:
         """The sum of moderately high points, in scales."""
         return self._sum

@@ -83,7 +83,8 @@ class ShiftBank(Stateful):
         self._strongest: Floats = self._sums.max(axis=0, initial=0.0)
         self._lively = self.levels
         """Levels, from the first on, beyond which there is no run."""
-        self._near: list[int] = []
+        self.near: list[int] = []
+        """Ranks whose evidence was beyond half of the threshold in the newest row, until they are taken."""
 
     def clear_rank(self, rank: int) -> None:
         """Forget the evidence about one rank."""
@@ -147,8 +148,8 @@ class ShiftBank(Stateful):
         """Ranks whose evidence is beyond `threshold` (from `budget.threshold`), in rank order."""
         strongest, found = self._strongest, list[Crossing]()
         near = strongest >= threshold / 2
-        self._near = np.flatnonzero(near).tolist() if anyone(near) else []
-        for rank in self._near:
+        self.near = np.flatnonzero(near).tolist() if anyone(near) else []
+        for rank in self.near:
             if strongest[rank] < threshold:
                 continue
             # Among the levels with strong evidence, the shortest run includes the fewest usual rows at its start.
@@ -162,8 +163,8 @@ class ShiftBank(Stateful):
         return found
 
     def take_near(self) -> list[int]:
-        """Ranks whose evidence was beyond half of the threshold in the newest row; empty until there is another row."""
-        near, self._near = self._near, []
+        """The ranks in `near`, once."""
+        near, self.near = self.near, []
         return near
 
     def run(self, rank: int) -> Crossing:

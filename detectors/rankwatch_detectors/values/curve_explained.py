@@ -17,7 +17,7 @@ from rankwatch_detectors.explanation.explained import (
     LeftOut,
     split,
 )
-from rankwatch_detectors.explanation.suspect import Statistic, Suspect
+from rankwatch_detectors.explanation.suspect import Statistic, Suspect, Suspicion
 from rankwatch_detectors.scope import WHOLE_JOB
 from rankwatch_detectors.statistics.anchor import Anchor
 from rankwatch_detectors.statistics.level import LevelConfig, LevelWatch
@@ -29,6 +29,8 @@ class ExplainedCurve(ExplainedDetector):
     _watch: LevelWatch
     _anchor: Anchor
     _last_step: int
+    _interval: int
+    _step_s: float
     _config: Any
 
     @property
@@ -43,22 +45,34 @@ class ExplainedCurve(ExplainedDetector):
         return split(points, 0, self._level.warm_points) | others
 
     def suspects(self, frame: Frame) -> Sequence[Suspect]:
-        """The distance of each point; the sum of high points, how long a jump has lasted and the climb from half on."""
+        """The distance of a point, the sum of high points and the climb from half of their thresholds on; and how long
+        a jump has lasted.
+        """
         if frame.step != self._last_step or self._config.metric not in frame.values:
             return ()
-        watch, level, value = self._watch, self._level, typical(frame, self._config.metric) or 0.0
-        found = []
+        watch, level, found = self._watch, self._level, []
         if self.kind is Kind.LOSS_DIVERGENCE:
             if watch.is_open and not watch.lasting:
                 found.append(self._lasted())
             if self._anchor.near:
                 found.append(self._climbed())
-        elif watch.ready and not watch.is_open:
-            high = int(watch.score >= level.drift_allowance)
-            found.append(Suspect(WHOLE_JOB, Statistic.DISTANCE, watch.score, level.jump_sigmas, high, value))
-        if watch.high_points and watch.high_sum >= level.drift_limit / 2 and not watch.is_open:
-            found.append(self._sum(value))
+        elif watch.score >= level.jump_sigmas / 2 and watch.ready and not watch.is_open:
+            value = typical(frame, self._config.metric) or 0.0
+            found.append(Suspect(WHOLE_JOB, Statistic.DISTANCE, watch.score, level.jump_sigmas, 1, value))
+        if watch.high_sum >= level.drift_limit / 2 and not watch.is_open:
+            found.append(self._sum(typical(frame, self._config.metric) or 0.0))
         return found
+
+    def before(self, crossed: Suspect, step: int, time_s: float) -> list[Suspicion]:
+        """Of a point that jumped the points of its level before it, whose steps are counted back."""
+        if crossed.statistic is not Statistic.DISTANCE:
+            return []
+        values = self._watch.recent
+        back = [self._interval * (len(values) - place) for place in range(len(values))]
+        return [
+            Suspicion(step - steps, time_s - steps * self._step_s, crossed._replace(value=score, size=value, rows=0))
+            for steps, (value, score) in zip(back, values, strict=True)
+        ]
 
     def _lasted(self) -> Suspect:
         points = self._watch.episode_points
