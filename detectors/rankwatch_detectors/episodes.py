@@ -107,6 +107,10 @@ class Episodes(Stateful):
         """Close all episodes, in the order in which they opened."""
         return [finding for scope in self for finding in self.close(scope, None, time_s, reason)]
 
+    def forget(self) -> None:
+        """Drop all episodes without a finding."""
+        self._open = {}
+
     def _tell(self, scope: IncidentScope, change: Change, changes: Mapping[str, Any]) -> Finding:
         told = {**self._open[str(scope)], **changes}
         finding = Finding(

@@ -88,6 +88,7 @@ function shown(name, value) {
   if (Array.isArray(value)) {
     if (!value.length) return h("span", { class: "faint" }, "none");
     if (value.every((one) => typeof one === "object" && one !== null)) return value.slice(0, LIST_MAX).map((one) => h("div", {}, line(one, name)));
+    if (value.every((one) => typeof one === "string" && one.endsWith("."))) return value.slice(0, LIST_MAX).map((one) => h("div", {}, one));
     return value.slice(0, LIST_MAX).map((one) => measured(name, one)).join(", ") + (value.length > LIST_MAX ? ` +${value.length - LIST_MAX}` : "");
   }
   if (value !== null && typeof value === "object") return line(value, name) || h("span", { class: "faint" }, "none");
