@@ -7,6 +7,7 @@ from typer.testing import CliRunner
 
 from rankwatch_service.cli.app import app
 from rankwatch_service.demo.accelerator import DRIVER
+from tests.support.host.tree import HostTree
 from tests.support.service.oidc_provider import oidc_provider
 from tests.support.store.database import new_database
 
@@ -43,6 +44,23 @@ def test_the_oidc_provider_is_asked_whether_it_answers(up, monkeypatch):
         provider.away = True
         verdict, told = checks()["OIDC"]
         assert (verdict, "answered 503" in told) == ("finding", True)
+
+
+def test_what_of_the_host_and_its_ports_can_be_read_is_said_and_a_wrong_folder_is_a_finding(up, tmp_path, monkeypatch):
+    tree = HostTree(tmp_path / "host")
+    tree.ethernet("eth0")
+    tree.rdma("mlx5_0")
+    monkeypatch.setenv("RANKWATCH_HOST_ROOT", str(tree.root))
+    found = checks()
+    assert found["host"][0] == "ok"
+    assert found["network ports"] == ("ok", "mlx5_0/1, eth0")
+    monkeypatch.setenv("RANKWATCH_HOST_ROOT", str(tmp_path / "elsewhere"))
+    found = checks()
+    assert found["host"] == (
+        "finding",
+        f"{tmp_path / 'elsewhere'} has no proc and no sys: agents cannot tell what is in it (RANKWATCH_HOST_ROOT)",
+    )
+    assert "network ports" not in found
 
 
 @pytest.fixture

@@ -5,6 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 
+def missing_under(root: Path) -> list[str]:
+    """Of /proc and /sys, those that are not under this folder: nothing can be told of what is in them."""
+    return [name for name, some in (("proc", "proc/stat"), ("sys", "sys/class/net")) if not (root / some).exists()]
+
+
 def text_of(path: Path) -> str | None:
     """The content without the white space around it; None if it cannot be read, as some cannot while a link is down."""
     try:

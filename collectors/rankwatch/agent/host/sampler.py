@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from pathlib import Path
 from typing import Final
 
 from rankwatch import wire
 from rankwatch.agent.clock import AgentClock
+from rankwatch.agent.host.files import missing_under
 from rankwatch.agent.host.ports import NetworkPorts
 from rankwatch.agent.host.resources import HostResources
+
+_log = logging.getLogger(__name__)
 
 READ_EVERY_S: Final = 2.5
 """Twice in each slot of the service's series."""
@@ -26,6 +30,7 @@ class HostSampler(threading.Thread):
 
     def __init__(self, root: Path, clock: AgentClock, own: Path = Path("/")) -> None:
         super().__init__(name="host", daemon=True)
+        self._root = root
         self._resources = HostResources(root, own)
         self._ports = NetworkPorts(root)
         self._clock = clock
@@ -42,10 +47,14 @@ class HostSampler(threading.Thread):
         self._closed.set()
 
     def run(self) -> None:
-        """Read until closed. Not for callers."""
-        while not self._closed.is_set():
+        """Read once, and until closed. Not for callers."""
+        for name in missing_under(self._root):
+            _log.warning(
+                "%s has no %s: counters in it are not told (RANKWATCH_HOST_ROOT names the folder)", self._root, name
+            )
+        self._samples = self.sample()
+        while not self._closed.wait(READ_EVERY_S):
             self._samples = self.sample()
-            self._closed.wait(READ_EVERY_S)
 
     def sample(self) -> tuple[wire.HostDeviceSample, ...]:
         """Read everything once: of the host, then of each port that is or was in use."""

@@ -95,7 +95,7 @@ def show_incident(
             ("feedback", output.plain([f"{one['answer']} ({one['name']})" for one in found["feedback"]])),
             ("suggested", output.plain(f"{suggestion.get('action', '–')}: {suggestion.get('reason', '')}")),
             ("checkpoint", output.plain(found["checkpoint"])),
-            *(row for name, value in found["evidence"].items() for row in _evidence(name, value)),
+            *(row for name, value in found["evidence"].items() if value is not None for row in _evidence(name, value)),
         ]
     )
     if why:

@@ -47,6 +47,7 @@ def doctor(
 ) -> None:
     """Check this machine, the database, Kafka, the OIDC provider and the service; exit with 1 if there is a finding."""
     from rankwatch_service.cli.commands.doctor.gpu_checks import gpu_checks
+    from rankwatch_service.cli.commands.doctor.host_checks import host_checks
     from rankwatch_service.cli.configuration import configured_settings
 
     configured = configured_settings(data_dir=data, database_url=database_url, kafka=kafka)
@@ -55,6 +56,7 @@ def doctor(
         if gpu
         else [
             *_machine(configured),
+            *host_checks(os.environ.get("RANKWATCH_HOST_ROOT", "")),
             *_database(configured),
             *_kafka(configured),
             *_oidc(configured),
