@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from rankwatch_detectors.base import Change, Finding
-from rankwatch_service.incidents.causation import came_first, may_cause
+from rankwatch_service.incidents.causation import came_first, may_cause, only_suspected
 from rankwatch_service.incidents.hang_evidence import ASKED
 from rankwatch_service.incidents.headline import Headline, locate
 from rankwatch_service.incidents.kinds import CAUSE_ORDER, KINDS
@@ -46,6 +46,7 @@ from rankwatch_service.incidents.resolution import (
     may_resolve,
     quiet_s,
 )
+from rankwatch_service.incidents.suspected_causes import suspect
 from rankwatch_service.incidents.transition import TransitionKind, Update, reported_once
 from rankwatch_service.short_ids import short
 
@@ -158,7 +159,7 @@ class Correlator:
                 updates += self._come_back(*before, finding, placement)
             else:
                 updates += self._open(finding, placement)
-        return reported_once(updates)
+        return reported_once(updates) + suspect(self.open, placement) if findings else []
 
     def resolve(self, incident: Incident, step: int, now_s: float) -> None:
         """Resolve an incident as a person asked."""
@@ -192,6 +193,7 @@ class Correlator:
                 incident
                 for incident in reversed(self.open)
                 if incident not in headed
+                and not only_suspected(incident.first, part)
                 and any(may_cause(other, part, placement) for other in incident.parts if other.is_open)
             ),
             None,

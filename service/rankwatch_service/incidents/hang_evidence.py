@@ -14,12 +14,13 @@ from rankwatch_detectors.scope import WHOLE_JOB
 from rankwatch_service.incidents.flight_dumps import VERDICT, FlightDumps
 from rankwatch_service.incidents.model import Incident
 from rankwatch_service.incidents.stack_groups import SENTENCE, SHOWN, STACKS, StackGroups
+from rankwatch_service.incidents.suspected_causes import NOT_THE_NETWORK, without_ruled_out
 from rankwatch_service.incidents.transition import TransitionKind, Update
 
 ANSWERS: Final = ("stack_dump", "native_stack", "flight_dump")
 """Events with which agents answer."""
 
-ASKED: Final = (*SHOWN, VERDICT)
+ASKED: Final = (*SHOWN, VERDICT, NOT_THE_NETWORK)
 """Fields of the evidence that are set here."""
 
 
@@ -74,9 +75,12 @@ class HangEvidence:
         shown: dict[str, Any] = {}
         if groups := self._stacks.get(incident.id):
             shown |= groups.evidence(world_size if everybody else 0)
+            if incident.kind is Kind.HANG and (why := groups.outside_of_collectives(incident.ranks)):
+                shown[NOT_THE_NETWORK] = why
         if dumps := self._dumps.get(incident.id):
             shown |= dumps.evidence()
-        incident.evidence = {name: value for name, value in incident.evidence.items() if name not in ASKED} | shown
+        rest = {name: value for name, value in incident.evidence.items() if name not in ASKED}
+        incident.evidence = without_ruled_out(rest | shown)
         text = " ".join(str(shown[name]) for name in (SENTENCE, VERDICT) if name in shown)
         return Update(incident, TransitionKind.EVIDENCE, text)
 

@@ -46,6 +46,9 @@ class KindTraits:
     flaps: bool = False
     """It ends with the first sign of life and may come back at once: one incident, however often. Detectors of other
     kinds report an end only after the trouble has stayed away for a while."""
+    is_condition: bool = False
+    """A state of hardware that many jobs do not feel: a hang is an incident of its own, which has it as suspected cause
+    in its evidence (`suspected_causes`)."""
     is_host_wide: bool = False
     """If it names most ranks of a host, it is about the host."""
     is_on_record: bool = False
@@ -81,6 +84,7 @@ KINDS: Final[dict[Kind, KindTraits]] = {
             "If it slows the job, save a checkpoint and go on without the host.",
         ),
         first_step="look at the link and the switch port of that host",
+        is_condition=True,
         is_lasting=True,
         is_host_wide=True,
         is_on_record=True,
@@ -94,6 +98,7 @@ KINDS: Final[dict[Kind, KindTraits]] = {
             "If it slows the job, save a checkpoint and go on without the host.",
         ),
         first_step="see what limits that device: heat, power or its link",
+        is_condition=True,
         is_lasting=True,
         is_host_wide=True,
         is_on_record=True,
@@ -110,6 +115,7 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         ),
         first_step="see what else runs on that host, and which limits its container has",
         actions=("checkpoint", "wait", "pause"),
+        is_condition=True,
         is_lasting=True,
         is_host_wide=True,
         is_on_record=True,
