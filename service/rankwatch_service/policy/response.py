@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from rankwatch_detectors.base import Kind, Severity
-from rankwatch_detectors.scope import WHOLE_JOB
 from rankwatch_service.incidents.flight_dumps import DUMPS_MAX, VERDICT
+from rankwatch_service.incidents.hang_evidence import asked_ranks
 from rankwatch_service.incidents.kinds import KINDS
 from rankwatch_service.incidents.model import Incident, unix_ns
 from rankwatch_service.incidents.stack_groups import STACKS
@@ -27,9 +27,6 @@ from rankwatch_service.policy.policy import (
 from rankwatch_service.policy.precision import UNJUDGED
 from rankwatch_service.policy.settings_in_force import SettingsInForce
 from rankwatch_service.policy.suggestion import Figures, suggest
-
-OWN_PACE_MAX: Final = 8
-"""Ranks whose stacks are requested where ranks do not wait for each other."""
 
 HISTORY_S: Final = 3_600.0
 """How long an action counts against the policy's budget and cool-down."""
@@ -132,8 +129,7 @@ class Responder:
         commands = self._act(incident, decision, situation)
         hung = next((part for part in incident.parts if part.kind is Kind.HANG and part.is_open), None)
         if hung is not None and incident.action_key(STACKS) not in incident.actions:
-            # A hang of the job is one of all ranks (an empty list). A rank that hangs by itself disturbs no other.
-            ranks = [] if hung.scope == WHOLE_JOB else list(hung.ranks[:OWN_PACE_MAX])
+            ranks = asked_ranks(hung)
             asked = {"ranks": ranks, VERDICT: not ranks and situation.world_size <= DUMPS_MAX}
             commands.append(self._command(incident, STACKS, asked, situation, "shows where the ranks hang", False))
         return commands
