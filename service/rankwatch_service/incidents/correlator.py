@@ -40,6 +40,7 @@ from rankwatch_service.incidents.resolution import (
     end_by_itself,
     end_for_good,
     end_with_job,
+    ended_after,
     ended_with_its_attempt,
     go_on_again,
     last_to_end,
@@ -284,12 +285,8 @@ class Correlator:
         """The update for a changed incident: notified if it is graver, wider or of another kind, else only evidence."""
         now, age_s = Headline.of(incident), finding.detected_time_s - incident.opened_time_s
         news = now.graver_than(before) or now.kind is not before.kind or (now.widened(before) and age_s > SETTLE_S)
-        return Update(
-            incident,
-            TransitionKind.UPDATED if news else TransitionKind.EVIDENCE,
-            text,
-            fields=part.consequence().fields(),
-        )
+        what = TransitionKind.UPDATED if news else TransitionKind.EVIDENCE
+        return Update(incident, what, text, fields=part.consequence().fields())
 
     def _update(self, incident: Incident, part: Part, finding: Finding, placement: Placement) -> list[Update]:
         before = Headline.of(incident)
@@ -342,7 +339,7 @@ class Correlator:
         if over or not KINDS[part.kind].flaps:
             return over
         if part is incident.first:
-            incident.summary += " It has ended by itself."
+            incident.summary += ended_after(finding)
         text = f"ended by itself: {finding.summary}"
         return [Update(incident, TransitionKind.EVIDENCE, text, fields=part.consequence().fields())]
 

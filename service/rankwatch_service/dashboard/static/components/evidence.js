@@ -9,7 +9,7 @@ const ROWS_MAX = 24;
 const LIST_MAX = 16;
 
 const LABELS = {
-  age_s: "Without progress",
+  age_s: "Without progress, as last reported",
   busy_s: "Busy time",
   peers_busy_s: "peers",
   usual_step_s: "Usual step",
