@@ -351,6 +351,7 @@ class Correlator:
 
     def _mark_resolved(self, incident: Incident, step: int | None, now_s: float) -> None:
         incident.state, incident.resolved_step = "resolved", step
+        incident.suggestion, incident.checkpoint = {}, None
         incident.resolved_time_s = incident.updated_time_s = now_s
         resolved = [key for key, known in self._incidents.items() if known.state == "resolved"]
         for key in resolved[:-KEPT_MAX]:

@@ -337,7 +337,11 @@ KINDS: Final[dict[Kind, KindTraits]] = {
 
 CAUSE_ORDER: Final = tuple(KINDS)
 
+ENDED_BY_ITSELF: Final = "ended_by_itself"
+"""In the evidence of an unresolved incident: the trouble is over, and the incident is kept in case it comes back."""
+
 ASKED_TO_END: Final = ("Nothing: the job was asked to end.",)
+PASSED: Final = ("Nothing: it has ended by itself. It is watched for some minutes, in case it comes back.",)
 DONE_ALONE: Final = ("Nothing, if this rank was meant to finish first: the others do not wait for it.",)
 
 
@@ -356,4 +360,6 @@ def first_steps(kind: str, severity: str, evidence: Mapping[str, Any]) -> list[s
     """
     if kind == Kind.RANK_LOST and severity == Severity.INFO:
         return list(ASKED_TO_END if evidence.get("requested") else DONE_ALONE)
+    if evidence.get(ENDED_BY_ITSELF):
+        return list(PASSED)
     return list(KINDS[Kind(kind)].first_steps)

@@ -26,7 +26,7 @@ from rankwatch_service.policy.policy import (
 )
 from rankwatch_service.policy.precision import UNJUDGED
 from rankwatch_service.policy.settings_in_force import SettingsInForce
-from rankwatch_service.policy.suggestion import Figures, suggest
+from rankwatch_service.policy.suggestion import PASSED, Figures, suggest
 
 HISTORY_S: Final = 3_600.0
 """How long an action counts against the policy's budget and cool-down."""
@@ -116,8 +116,11 @@ class Responder:
         self, incident: Incident, situation: JobSituation, settings: SettingsInForce, ledger: Ledger
     ) -> list[CommandRequest]:
         """Set the incident's cost, suggestion and checkpoint; return the commands that follow from it."""
-        looked = facts(incident, situation.world_size, situation.project)
         incident.impact_gpu_hours_per_hour = impact_gpu_hours_per_hour(incident, situation.world_size)
+        if incident.is_over:
+            incident.suggestion, incident.checkpoint = dict(PASSED), None
+            return []
+        looked = facts(incident, situation.world_size, situation.project)
         back = rollback_way(looked, ledger, situation.can)
         incident.checkpoint = None if back is None else back.entry.id
         decision = self._decide(looked, situation, settings, ledger)

@@ -13,7 +13,7 @@ from typing import Any, Final
 from rankwatch_detectors.base import Kind
 from rankwatch_service.incidents.kinds import KINDS
 from rankwatch_service.policy.checkpoint_ledger import SURVIVES_PROCESSES, Ledger, LedgerEntry
-from rankwatch_service.policy.policy import Action, Decision, IncidentFacts, rollback_way
+from rankwatch_service.policy.policy import Action, Decision, IncidentFacts, Mode, rollback_way
 from rankwatch_service.policy.rollback import RollbackMode, Way, resumed_from, why_from_scratch
 
 WAIT: Final = "wait"
@@ -25,6 +25,18 @@ RELAUNCH_S: Final = 120.0
 
 RESTARTED: Final = "the launcher starts the job again by itself"
 """Why to wait although the job stands still."""
+
+PASSED: Final[dict[str, Any]] = {
+    "action": WAIT,
+    "reason": "it has ended by itself, and is watched in case it comes back",
+    "mode": None,
+    "checkpoint": None,
+    "cost_gpu_hours": 0.0,
+    "break_even_s": None,
+    "alternatives": [],
+    "policy": {"mode": str(Mode.NOTIFY), "action": "", "reason": "it has ended by itself"},
+}
+"""The suggestion for an incident that is over and not resolved yet."""
 
 NOWHERE: Final = "; there is no good checkpoint to go back to"
 """Added to the reason where a rollback would help and is not possible."""

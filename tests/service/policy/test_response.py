@@ -1,7 +1,10 @@
 """What follows from an incident that has grown: the policy looks at the worst of it, and acts once for each end."""
 
-from rankwatch_detectors.base import Finding, Kind, Severity
+from dataclasses import replace
+
+from rankwatch_detectors.base import Change, Finding, Kind, Severity
 from rankwatch_service.incidents.correlator import Correlator
+from rankwatch_service.incidents.kinds import first_steps
 from rankwatch_service.incidents.model import Incident
 from rankwatch_service.job.history import JobHistory
 from rankwatch_service.policy.checkpoint_ledger import CheckpointTier, Ledger, Shard, Verdict
@@ -147,3 +150,26 @@ def test_an_action_is_not_refused_for_its_precision_where_it_would_not_have_been
     desk = Desk(RELAUNCH_HANGS, precision_min=0.6)
     assert "from scratch" in desk.find(hang()).suggestion["policy"]["reason"]
     assert desk.actions == [("stacks", "l.0")]
+
+
+def test_a_hang_that_has_ended_by_itself_suggests_nothing_until_it_is_back() -> None:
+    desk = Desk(ledger=on_disk())
+    hang = finding(Kind.HANG, severity=Severity.CRITICAL)
+    incident = desk.find(hang)
+    assert incident.suggestion["action"] == "relaunch"
+    desk.find(replace(hang, change=Change.CLOSE, detected_time_s=1_090.0))
+    assert (incident.suggestion["action"], incident.suggestion["alternatives"]) == ("wait", [])
+    assert "ended by itself" in incident.suggestion["reason"]
+    assert incident.impact_gpu_hours_per_hour == 0.0
+    told = incident.version()
+    assert first_steps(told.kind, told.severity, told.evidence)[0].startswith("Nothing: it has ended by itself.")
+    desk.find(replace(hang, onset_time_s=1_100.0, detected_time_s=1_105.0))
+    assert incident.suggestion["action"] == "relaunch"
+    assert len(first_steps(told.kind, told.severity, incident.version().evidence)) > 1
+
+
+def test_a_resolved_incident_suggests_nothing() -> None:
+    desk = Desk(ledger=on_disk())
+    incident = desk.find(finding(Kind.HANG, severity=Severity.CRITICAL))
+    desk.correlator.finish(100, 1_100.0)
+    assert (incident.suggestion, incident.checkpoint) == ({}, None)
