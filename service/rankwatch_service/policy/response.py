@@ -22,9 +22,9 @@ from rankwatch_service.policy.policy import (
     Mode,
     PastAction,
     decide,
-    rollback_way,
 )
 from rankwatch_service.policy.precision import UNJUDGED
+from rankwatch_service.policy.rollback import resumed_from
 from rankwatch_service.policy.settings_in_force import SettingsInForce
 from rankwatch_service.policy.suggestion import PASSED, Figures, suggest
 
@@ -121,14 +121,16 @@ class Responder:
             incident.suggestion, incident.checkpoint = dict(PASSED), None
             return []
         looked = facts(incident, situation.world_size, situation.project)
-        back = rollback_way(looked, ledger, situation.can)
-        incident.checkpoint = None if back is None else back.entry.id
         decision = self._decide(looked, situation, settings, ledger)
         figures = Figures(situation.step, situation.step_time_s, incident.impact_gpu_hours_per_hour)
         incident.suggestion = {
             **suggest(looked, decision, figures, situation.can, ledger),
             "policy": {"mode": str(decision.mode), "action": decision.action, "reason": decision.reason},
         }
+        # What is suggested to go on from; else what outlives the processes, as captures in memory are replaced by newer
+        # ones all the time.
+        kept = resumed_from(ledger.entries)
+        incident.checkpoint = incident.suggestion["checkpoint"] or (None if kept is None else kept.id)
         commands = self._act(incident, decision, situation)
         hung = next((part for part in incident.parts if part.kind is Kind.HANG and part.is_open), None)
         if hung is not None and incident.action_key(STACKS) not in incident.actions:

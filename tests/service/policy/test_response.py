@@ -11,8 +11,9 @@ from rankwatch_service.policy.checkpoint_ledger import CheckpointTier, Ledger, S
 from rankwatch_service.policy.command import CommandRequest
 from rankwatch_service.policy.policy import Mode, Policy, PolicyLimits, Rule
 from rankwatch_service.policy.precision import Precision
-from rankwatch_service.policy.response import JobSituation, Responder, facts
+from rankwatch_service.policy.response import JobSituation, Responder, advice_gone, facts
 from rankwatch_service.policy.settings_in_force import SettingsInForce
+from rankwatch_service.policy.suggestion import RELAUNCH_S
 from tests.support.values.findings import finding, topology_state
 
 TOPOLOGY = topology_state()
@@ -173,3 +174,31 @@ def test_a_resolved_incident_suggests_nothing() -> None:
     incident = desk.find(finding(Kind.HANG, severity=Severity.CRITICAL))
     desk.correlator.finish(100, 1_100.0)
     assert (incident.suggestion, incident.checkpoint) == ({}, None)
+
+
+def saved_everywhere() -> Ledger:
+    """A ledger with good checkpoints of step 51 on disk and step 60 in memory."""
+    ledger = Ledger()
+    ledger.saved(Shard("l.0", 51, 0, CheckpointTier.LOCAL, "/51", 1.0, 1, 0), 1)
+    ledger.saved(Shard("l.0", 60, 0, CheckpointTier.MEMORY, "", 0.0, 1, 0), 1)
+    ledger.progressed("l.0", 0, 90)
+    return ledger
+
+
+def test_a_relaunch_goes_on_from_the_newest_good_checkpoint_that_outlives_the_processes() -> None:
+    desk = Desk(can=("rollback_memory", "relaunch"), ledger=saved_everywhere())
+    # A device that was bad long before any checkpoint was saved does not make the later ones unusable.
+    incident = desk.find(finding(Kind.DEVICE_FAULT, scope="rank:1", severity=Severity.CRITICAL, onset_step=10))
+    assert (incident.suggestion["action"], incident.suggestion["checkpoint"]) == ("relaunch", "local:l.0:51")
+    assert incident.checkpoint == "local:l.0:51"
+    lost_s = (100 - 51) * 1.0 + 1.0
+    assert incident.suggestion["cost_gpu_hours"] == (RELAUNCH_S + lost_s) * 8 / 3_600
+
+
+def test_captures_in_memory_that_newer_ones_replace_are_no_evidence_where_no_rollback_is_suggested() -> None:
+    desk = Desk(can=("rollback_memory", "relaunch"), ledger=saved_everywhere())
+    incident = desk.find(finding(Kind.NETWORK_DEGRADED, scope="host:node-0", onset_step=None))
+    assert (incident.suggestion["action"], incident.checkpoint) == ("wait", "local:l.0:51")
+    replaced = desk.ledger.lost("memory:l.0:60", "rank 0: newer captures replaced it")
+    assert replaced
+    assert advice_gone([incident], replaced) == []
