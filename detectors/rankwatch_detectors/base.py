@@ -17,6 +17,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from rankwatch_detectors.metric_rule import MetricRule
 from rankwatch_detectors.scope import IncidentScope
 
 Floats = NDArray[np.float64]
@@ -47,6 +48,7 @@ class Kind(StrEnum):
     RESTORE_FAILED = "restore_failed"
     LIMIT_REACHED = "limit_reached"
     FORGED_TELEMETRY = "forged_telemetry"
+    METRIC = "metric"
 
 
 class Severity(StrEnum):
@@ -113,11 +115,16 @@ class Topology:
 
 @dataclass(frozen=True, slots=True)
 class AttemptStart:
-    """An attempt began, or more of its topology became known. `attempt` is LAUNCH.k; k > 0 follows a rollback."""
+    """An attempt began, more of its topology became known, or the rules on its metrics changed.
+
+    `attempt` is LAUNCH.k; k > 0 follows a rollback.
+    """
 
     attempt: str
     topology: Topology
     time_s: float
+    rules: tuple[MetricRule, ...] = ()
+    """Those of people on this job's metrics."""
 
     @property
     def launch(self) -> str:
@@ -154,6 +161,11 @@ class Frame:
     """What devices measure of this step comes later: a frame "timed" will have the step's times, devices' included."""
     computed: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
     """Cache of results that depend on the values alone and that several detectors use, such as medians."""
+    ranks: int = field(init=False, repr=False, compare=False)
+    """Entries of each array; 0 if there is none."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ranks", next((here.size for here in self.present.values()), 0))
 
 
 UNREPORTED = "unreported"
@@ -219,8 +231,8 @@ class Occurrence:
     """One event (`rankwatch.wire.EVENT_KINDS`) or a control record.
 
     The service itself reports those of `SERVICE_KINDS`: `order` (fields: order, phase, action, step), `gap` (fields:
-    missing, boot), `accepted` (fields: kinds): a person resolved an incident of these kinds whose findings were still
-    open, and what it refused: `limit` and `forged` (fields: see `refusals`).
+    missing, boot), `accepted` (fields: kinds, scopes): a person resolved an incident of these kinds whose findings were
+    still open, and what it refused: `limit` and `forged` (fields: see `refusals`).
     """
 
     kind: str

@@ -24,6 +24,7 @@ from rankwatch_detectors.progress.own_pace import OwnPaceDetector
 from rankwatch_detectors.progress.patience import HangConfig
 from rankwatch_detectors.progress.restore_failed import RestoreFailedConfig, RestoreFailedDetector
 from rankwatch_detectors.refusals import RefusalConfig, RefusalDetector
+from rankwatch_detectors.rules.metric_detector import MetricDetector
 from rankwatch_detectors.statistics.level import LevelConfig
 from rankwatch_detectors.values.corruption import FingerprintDetector, LocalNormConfig, LocalNormDetector
 from rankwatch_detectors.values.nonfinite import NonfiniteConfig, NonfiniteDetector
@@ -89,4 +90,5 @@ def detectors(config: CatalogueConfig | None = None) -> list[Detector]:
         CheckpointOverdueDetector(config.checkpoint_overdue),
         RefusalDetector(Kind.LIMIT_REACHED, config.refusals),
         RefusalDetector(Kind.FORGED_TELEMETRY, config.refusals),
+        MetricDetector(),
     ]

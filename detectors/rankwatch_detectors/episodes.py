@@ -33,7 +33,7 @@ class Episodes(Stateful):
         return str(scope) in self._open
 
     def __iter__(self) -> Iterator[IncidentScope]:
-        return iter([IncidentScope.parse(text) for text in self._open])
+        return iter([IncidentScope.parse(text) for text in self._open] if self._open else ())
 
     def __len__(self) -> int:
         return len(self._open)
@@ -109,6 +109,10 @@ class Episodes(Stateful):
     def close_all(self, time_s: float, reason: str) -> list[Finding]:
         """Close all episodes, in the order in which they opened."""
         return [finding for scope in self for finding in self.close(scope, None, time_s, reason)]
+
+    def forget(self) -> None:
+        """Drop all episodes without a finding."""
+        self._open = {}
 
     def _tell(self, scope: IncidentScope, change: Change, changes: Mapping[str, Any]) -> Finding:
         told = {**self._open[str(scope)], **changes}

@@ -1,6 +1,7 @@
-"""Scopes of findings: the whole job, or one host, rank or pipeline stage of it, and the only place that parses them.
+"""Scopes of findings: the whole job, or one host, rank or pipeline stage of it, or what one rule is about; and the only
+place that parses them.
 
-The wire, the tables, snapshots and the API use their text: "job", "host:NAME", "rank:N", "stage:N".
+The wire, the tables, snapshots and the API use their text: "job", "host:NAME", "rank:N", "stage:N", "rule:NAME".
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ class ScopeLevel(StrEnum):
     HOST = "host"
     RANK = "rank"
     STAGE = "stage"
+    RULE = "rule"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -25,7 +27,7 @@ class IncidentScope:
 
     level: ScopeLevel
     name: str = ""
-    """Name of the host, or number of the rank or stage; empty for the job."""
+    """Name of the host or rule, or number of the rank or stage; empty for the job."""
 
     def __str__(self) -> str:
         return str(self.level) if self.level is ScopeLevel.JOB else f"{self.level}:{self.name}"
@@ -60,6 +62,11 @@ class IncidentScope:
     def of_stage(cls, stage: int) -> Self:
         """One pipeline stage."""
         return cls(ScopeLevel.STAGE, str(int(stage)))
+
+    @classmethod
+    def of_rule(cls, name: str) -> Self:
+        """What one rule on metrics is about."""
+        return cls(ScopeLevel.RULE, name)
 
     @property
     def host(self) -> str | None:

@@ -54,6 +54,7 @@ def test_a_counter_of_a_device_reaches_the_page_of_its_job_through_kafka(any_bro
             until(page, f"({CARD}).querySelector('.js-plotly-plot .scatterlayer path') !== null")
             page.locator("section.devices select[aria-label=Counter]").first.select_option("power_now_w")
             until(page, f"({CARD}).querySelector('.chart').ariaLabel.startsWith('Power now')")
+            until(page, f"({CARD}).querySelector('.ytick')?.textContent.endsWith(' W')")
             until(
                 page, f"({card('Network ports')})?.querySelector('tbody tr').textContent.startsWith('node-1 mlx5_0/1')"
             )
@@ -62,6 +63,8 @@ def test_a_counter_of_a_device_reaches_the_page_of_its_job_through_kafka(any_bro
             page.wait_for_url("**/hosts/node-1")
             until(page, f"({card('Network ports')})?.textContent.includes('400 Gbit/s')")
             until(page, f"({CARD})?.querySelector('.js-plotly-plot .scatterlayer path') !== null")
+            page.set_viewport_size({"width": 390, "height": 844})
+            until(page, "document.documentElement.scrollWidth <= innerWidth")
             visit.goto("/hosts")
             until(page, "document.body.textContent.includes('No host has an incident on its record.')")
             assert visit.complaints == []

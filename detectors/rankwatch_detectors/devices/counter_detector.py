@@ -5,7 +5,7 @@ of counters, and events of agents, tell what is wrong.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 from rankwatch_detectors.base import AttemptStart, DeviceCounters, Finding, Frame, Kind, Presence, Severity
@@ -22,7 +22,11 @@ SILENT_S: Final = 180.0
 DEVICES_MAX: Final = 64
 """Problems of one host that are told apart where it is not known which ranks they concern."""
 BESIDES_MAX: Final = 4
-"""Of what is wrong besides the worst, sentences in the evidence."""
+"""Of what is wrong besides the worst, sentences in the evidence; the summary has the first."""
+REFRESH_S: Final = 60.0
+REFRESH_SHARE: Final = 0.1
+"""Where only figures changed, they are told again after a minute, or a tenth of how long it has lasted if that is more:
+60 times in a day."""
 
 
 class CounterDetector(DispatchingDetector, ABC):
@@ -78,14 +82,16 @@ class CounterDetector(DispatchingDetector, ABC):
         findings: list[Finding] = []
         if not self.attempt or counters.kind != self.DEVICES:
             return findings
-        for problem in self._rules.see(counters, trains=self._step >= 0):
+        # What is over comes last: a link that came back has flapped, which goes on with the episode.
+        problems = sorted(self._rules.see(counters, trains=self._step >= 0), key=lambda one: one.slots == 0)
+        for problem in problems:
             host, device = counters.devices[problem.number]
             scope = self._scope_at(host, device)
             if scope is None:
                 continue
             key = f"{problem.number} {problem.what}"
             if problem.slots == 0:
-                findings += self._over(scope, key, self.WELL)
+                findings += self._over(scope, {key}, self.WELL)
                 continue
             summary = self._sentence(scope, problem, host, device)
             named = {self.NAMED: device} if device else {}
@@ -98,23 +104,29 @@ class CounterDetector(DispatchingDetector, ABC):
                 troubles[key]["told_s"] = self.now_s
         return findings
 
-    def _on_tick(self, presence: Presence | None) -> Sequence[Finding]:  # noqa: ARG002
+    def _on_tick(self, presence: Presence | None) -> Sequence[Finding]:
+        if presence is not None and all(state == "left" for state in presence.state):
+            # The incidents end with the job. Until the next attempt begins, nothing is judged.
+            self.episodes.forget()
+            self._troubles, self.attempt = {}, ""
+            return ()
         before_s = self.now_s - SILENT_S
         why = f"Its agent has told nothing more of it for {SILENT_S:.0f} s."
-        silent = [
-            (text, key)
-            for text, troubles in self._troubles.items()
-            for key, trouble in troubles.items()
-            if trouble["told_s"] <= before_s
-        ]
-        return [finding for text, key in silent for finding in self._over(IncidentScope.parse(text), key, why)]
+        findings: list[Finding] = []
+        for text, troubles in list(self._troubles.items()):
+            silent = [key for key, trouble in troubles.items() if trouble["told_s"] <= before_s]
+            findings += self._over(IncidentScope.parse(text), silent, why)
+        return findings
 
-    def _over(self, scope: IncidentScope, key: str, why: str) -> list[Finding]:
-        """Something is over: the episode goes on with what else is wrong, or ends."""
+    def _over(self, scope: IncidentScope, keys: Collection[str], why: str) -> list[Finding]:
+        """Some of what is wrong is over: the episode goes on with what else is wrong, or ends."""
         troubles = self._troubles.get(str(scope), {})
         before = _first(troubles)
-        if troubles.pop(key, None) is None:
+        over = troubles.keys() & keys
+        if not over:
             return []
+        for key in over:
+            del troubles[key]
         if troubles:
             return self._show(scope, before)
         del self._troubles[str(scope)]
@@ -160,18 +172,26 @@ class CounterDetector(DispatchingDetector, ABC):
         return findings
 
     def _show(self, scope: IncidentScope, before: str) -> list[Finding]:
-        """Tell what is worst now: as an update where that is something else than before or graver, else as evidence."""
+        """Tell what is worst now, and what is wrong besides: at once where it is something else than before or graver,
+        else, as counts rise, from time to time.
+        """
         troubles = self._troubles[str(scope)]
         first = _first(troubles)
         worst = troubles[first]
-        besides = [trouble["summary"] for key, trouble in troubles.items() if key != first]
-        evidence = {**worst["evidence"], **({"besides": besides[:BESIDES_MAX]} if besides else {})}
+        besides = [trouble["summary"] for key, trouble in troubles.items() if key != first][:BESIDES_MAX]
         told = self.episodes.told(scope)
-        if first == before and told["severity"] == worst["severity"]:
+        summary = " Besides: ".join([worst["summary"], *besides[:1]])
+        severity = Severity(min(told["severity"], worst["severity"], key=_gravity))
+        # What was evidence of another device or rule is so no more.
+        evidence = dict.fromkeys(told["evidence"]) | worst["evidence"] | ({"besides": besides} if besides else {})
+        same = first == before and told["severity"] == severity
+        same &= len(besides) == len(told["evidence"].get("besides") or ())
+        due_s = told["detected_time_s"] + max(REFRESH_S, REFRESH_SHARE * (self.now_s - told["onset_time_s"]))
+        if same and (self.now_s < due_s or summary == told["summary"]):
             self.episodes.note(scope, evidence)
             return []
-        severity = Severity(min(told["severity"], worst["severity"], key=_gravity))
-        return self.episodes.update(scope, severity=severity, summary=worst["summary"], evidence=evidence)
+        now = {"severity": severity, "summary": summary, "evidence": evidence, "detected_time_s": self.now_s}
+        return self.episodes.update(scope, **now)
 
 
 def _first(troubles: Mapping[str, Mapping[str, Any]]) -> str:

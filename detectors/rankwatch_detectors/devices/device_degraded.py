@@ -42,7 +42,7 @@ class DeviceDegradedDetector(CounterDetector):
     WELL: ClassVar[str] = "The device does as it should again."
 
     def __init__(self, config: DeviceDegradedConfig) -> None:
-        super().__init__(Kind.DEVICE_DEGRADED, 4, GpuRules(config.counters))
+        super().__init__(Kind.DEVICE_DEGRADED, 5, GpuRules(config.counters))
         self._config = config
 
     def _on_occurrence(self, occurrence: Occurrence) -> Sequence[Finding]:
@@ -54,7 +54,7 @@ class DeviceDegradedDetector(CounterDetector):
         device = str(fields.get("device_uuid") or fields.get("pci_bus_id") or fields.get("index"))
         minutes = fields.get("minutes")
         if not isinstance(minutes, int) or minutes <= 0:
-            return self._over(scope, device, "The hardware does not slow the device down any more.")
+            return self._over(scope, {device}, "The hardware does not slow the device down any more.")
         evidence = {name: value for name, value in occurrence.fields.items() if value not in (None, "", -1)}
         severity = Severity.WARNING if minutes >= self._config.often else Severity.INFO
         summary = _throttled(scope, minutes, occurrence.host, evidence)

@@ -35,7 +35,17 @@ class DeviceProblem:
 class HeldRules(Stateful, ABC):
     """Judges a job's devices of one kind slot by slot. Memory: linear in devices."""
 
-    STATE: ClassVar[tuple[str, ...]] = ("_slot", "_trains", "_held", "_since", "_calm", "_open", "_last", "_hit")
+    STATE: ClassVar[tuple[str, ...]] = (
+        "_slot",
+        "_trains",
+        "_held",
+        "_since",
+        "_calm",
+        "_open",
+        "_last",
+        "_hit",
+        "_risen",
+    )
 
     def __init__(self) -> None:
         self._slot = -1
@@ -57,6 +67,8 @@ class HeldRules(Stateful, ABC):
         """By counter and device: the newest value of a count; -1: none."""
         self._hit: dict[str, Any] = {}
         """By rule and device: the slot in which a count last rose, or it was bad."""
+        self._risen: dict[str, Any] = {}
+        """By rule and device: how many new ones its counts had since they were last still for long."""
 
     def see(self, counters: DeviceCounters, *, trains: bool = True) -> Iterator[DeviceProblem]:
         """Take the next slot; one that is older than the newest is not judged.
@@ -111,7 +123,9 @@ class HeldRules(Stateful, ABC):
         held = self._held[what] = grown(self._held.get(what), size)
         hit = self._hit[what] = grown(self._hit.get(what), size)
         quiet = read & (held > 0) & (counters.slot - hit >= quiet_slots)
-        held[quiet] = 0
+        risen = self._risen[what] = grown(self._risen.get(what), size)
+        held[quiet] = risen[quiet] = 0
+        risen += rise
         over = quiet & (rise == 0)
         held += rise if each else rise > 0
         hit[rise > 0] = counters.slot
@@ -121,7 +135,7 @@ class HeldRules(Stateful, ABC):
         for number in np.flatnonzero((rise > 0) & (held >= told)).tolist():
             severity = Severity.WARNING if held[number] >= warning else Severity.INFO
             figures = {name: float(f"{value[number]:.6g}") for name, value in evidence.items()}
-            yield DeviceProblem(number, what, 1, severity, {**figures, "new_errors": float(rise[number])}, 0)
+            yield DeviceProblem(number, what, 1, severity, {**figures, "new_errors": float(risen[number])}, 0)
 
     def _judge(
         self, what: str, bad: Bools, good: Bools, hold: int, figures: Mapping[str, Floats], warning: float = 0

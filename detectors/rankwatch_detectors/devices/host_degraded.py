@@ -36,7 +36,7 @@ class HostDegradedDetector(CounterDetector):
     WELL: ClassVar[str] = "The host does as it should again."
 
     def __init__(self, config: HostDegradedConfig) -> None:
-        super().__init__(Kind.HOST_DEGRADED, 1, HostRules(config.counters))
+        super().__init__(Kind.HOST_DEGRADED, 2, HostRules(config.counters))
 
     def _on_occurrence(self, occurrence: Occurrence) -> Sequence[Finding]:
         same_launch = occurrence.attempt.rpartition(".")[0] == self.attempt.rpartition(".")[0]
@@ -45,7 +45,7 @@ class HostDegradedDetector(CounterDetector):
         fields = {name: text for name, text in occurrence.fields.items() if isinstance(text, str) and text}
         scope = IncidentScope.of_host(occurrence.host)
         if fields.get("what") not in WHAT:
-            return self._over(scope, NOTICE, "The provider has withdrawn its notice.")
+            return self._over(scope, {NOTICE}, "The provider has withdrawn its notice.")
         summary = f"The provider {WHAT[fields['what']]} host {occurrence.host}{_when(fields)}."
         evidence = {"host": occurrence.host, "rule": NOTICE, **fields}
         return self._tell(scope, NOTICE, Severity.WARNING, summary, evidence, self.now_s)

@@ -36,7 +36,7 @@ class NetworkDegradedDetector(CounterDetector):
     WELL: ClassVar[str] = "The host's network does as it should again."
 
     def __init__(self, config: NetworkDegradedConfig) -> None:
-        super().__init__(Kind.NETWORK_DEGRADED, 1, PortRules(config.counters))
+        super().__init__(Kind.NETWORK_DEGRADED, 2, PortRules(config.counters))
 
     def _on_occurrence(self, occurrence: Occurrence) -> Sequence[Finding]:
         if occurrence.kind != MATRIX or occurrence.attempt != self.attempt:
@@ -49,7 +49,7 @@ class NetworkDegradedDetector(CounterDetector):
             findings += self._tell(scope, MATRIX, Severity.WARNING, _slow(path), evidence, self.now_s)
         for text in [text for text, troubles in self._troubles.items() if MATRIX in troubles]:
             if IncidentScope.parse(text).host not in slow:
-                findings += self._over(IncidentScope.parse(text), MATRIX, self.WELL)
+                findings += self._over(IncidentScope.parse(text), {MATRIX}, self.WELL)
         return findings
 
     def _sentence(self, scope: IncidentScope, problem: DeviceProblem, host: str, device: str) -> str:  # noqa: ARG002

@@ -20,8 +20,10 @@ from rankwatch_detectors.base import AttemptStart, Finding, Frame, Kind, Occurre
 from rankwatch_detectors.declared import AMOUNTS, Schedule
 from rankwatch_detectors.dispatch import ATTEMPT_ENDED, OTHER_CLOCK, DispatchingDetector, typical
 from rankwatch_detectors.episodes import Episodes
+from rankwatch_detectors.explanation.suspect import Shortfall
 from rankwatch_detectors.pace.pace_words import drifted, shifted, wanders
 from rankwatch_detectors.pace.slowdown_config import SlowdownConfig
+from rankwatch_detectors.pace.slowdown_explained import REST, WHOLE, ExplainedSlowdown
 from rankwatch_detectors.pace.step_parts import StepParts, cause_of
 from rankwatch_detectors.pace.witness import SUSPECT_EVIDENCE, added_by_one_s
 from rankwatch_detectors.scope import WHOLE_JOB
@@ -33,11 +35,8 @@ from rankwatch_detectors.statistics.median import median
 from rankwatch_detectors.statistics.shift import Crossing, ShiftBank
 from rankwatch_detectors.statistics.wandering import Wandering
 
-WHOLE, REST = 0, 1
-"""The whole step, and the step without the time that its slowest rank added: two rows of baseline and bank."""
 
-
-class SlowdownDetector(DispatchingDetector):
+class SlowdownDetector(ExplainedSlowdown):
     """Scope "job". Memory: constant."""
 
     kind: Kind = Kind.SLOWDOWN
@@ -66,7 +65,7 @@ class SlowdownDetector(DispatchingDetector):
     def __init__(self, config: SlowdownConfig) -> None:
         super().__init__()
         self.name = "slowdown"
-        self.version = 8
+        self.version = 9
         self._config = config
         self._baseline = PeerBaseline(config.baseline, compared=False)
         self._bank = ShiftBank(tuple(map(math.log, config.ratios)), config.baseline.clip_sigmas, config.rows_min)
@@ -146,6 +145,7 @@ class SlowdownDetector(DispatchingDetector):
         residual = self._baseline.residual(views, here)
         limit = threshold(self._bank.levels, self._step_s, self._config.budget)
         self._bank.push(residual, self._baseline.sigma(), self._baseline.ready(), frame.step, limit)
+        self._missing, self._bare, self._shared = Shortfall.NOTHING, added_s is None, cpu_s is not None
         least = self._config.bare_ratio_min if added_s is None else self._config.ratio_min
         crossing = self._verified(limit, math.log(least))
         crossing = None if crossing and added_s is None and self._is_passing(crossing) else crossing
@@ -218,6 +218,7 @@ class SlowdownDetector(DispatchingDetector):
         trend = self._is_trend(crossing)
         if proof is Proof.GIVEN and agreed and not trend:
             return crossing
+        self._missing = self._lacks(proof, agreed=bool(agreed))
         settled = crossing.rows > self._config.settle_rows and (trend or not agreed)
         if (proof is Proof.FAILED or settled) and not self._is_slow:
             self._baseline.absorb(REST, crossing.effect, crossing.rows)

@@ -35,13 +35,13 @@ from rankwatch_detectors.pace.witness import (
     device_seconds,
     own_seconds,
 )
+from rankwatch_detectors.pace.witnessed import MEASURED, WitnessedDetector
 from rankwatch_detectors.scope import WHOLE_JOB, IncidentScope
 from rankwatch_detectors.statistics.baseline import BaselineConfig
 from rankwatch_detectors.statistics.shift import Crossing
 
 WITNESSES = ("wall", "cpu", "host", "device", "arrival")
 """Judged is wall time; or CPU time and wall time; or device time and the time until host and device are done."""
-MEASURED = frozenset({"busy_s", "device_busy_s", "device_wait_s"})
 RANKS_SHOWN = 4
 RANKS_TOLD_MAX = 64
 """Ranks named in one finding about standing differences; longer lists are not read."""
@@ -100,7 +100,7 @@ class StragglerConfig:
     """... once it has lasted this many rows."""
 
 
-class StragglerDetector(DispatchingDetector):
+class StragglerDetector(WitnessedDetector):
     """Finds slow ranks; scope "rank:N". Memory: about 1,100 bytes for each rank."""
 
     kind: Kind = Kind.STRAGGLER
@@ -124,7 +124,7 @@ class StragglerDetector(DispatchingDetector):
     def __init__(self, config: StragglerConfig) -> None:
         super().__init__()
         self.name = "straggler"
-        self.version = 9
+        self.version = 10
         self._config = config
         # Of five witnesses at most two judge a row; a third of the budget for each leaves room for a change of them.
         share = config.budget / 3
@@ -133,6 +133,7 @@ class StragglerDetector(DispatchingDetector):
         self._host = Witness(config.host, config.shared_baseline, config.load, share)
         self._device = Witness(config.wall, config.baseline, config.load, share)
         self._arrival = Witness(config.wall, config.baseline, config.load, share)
+        self.witnesses = {name: getattr(self, f"_{name}") for name in WITNESSES}
         self._units: list[str] = []
         self._peers: Ints = np.zeros(0, dtype=np.int64)
         self._names: list[str] = []
@@ -161,7 +162,7 @@ class StragglerDetector(DispatchingDetector):
             findings += self.episodes.close_all(self.now_s, OTHER_CLOCK)
         peers = topology.peer_group
         if new_attempt or moved or other_clock or not np.array_equal(peers, self._peers):
-            for witness in self._witnesses.values():
+            for witness in self.witnesses.values():
                 witness.begin(topology, origins)
         if new_attempt or units != self._units:
             self._crowding.regroup(topology.host)
@@ -202,7 +203,7 @@ class StragglerDetector(DispatchingDetector):
         findings = [*self._follow(witness, residual, seconds, frame), *self._follow_standing(witness, residual, frame)]
         for crossing in crossings:
             findings.extend(self._open(witness, crossing, seconds, frame))
-            for other in self._witnesses.values():
+            for other in self.witnesses.values():
                 other.bank.clear_rank(crossing.rank)
         witness.learn(self._named())
         return findings
@@ -260,7 +261,7 @@ class StragglerDetector(DispatchingDetector):
                 summary = f"{self._names[rank]} is as fast as its peers since about step {since}."
                 findings.extend(self.standing.close(IncidentScope.of_rank(rank), frame.step, self.now_s, summary))
                 del self._stood.ranks[rank]
-                for each in self._witnesses.values():
+                for each in self.witnesses.values():
                     each.baseline.forget(rank)
         return findings
 
@@ -391,10 +392,3 @@ class StragglerDetector(DispatchingDetector):
         """GPU-hours lost per hour: all ranks wait for the time that the slow one adds to the step."""
         added_s = busy_s * (1 - 1 / ratio)
         return self.world_size * min(1.0, added_s / max(step_s or busy_s, busy_s))
-
-    def _name(self, witness: Witness) -> str:
-        return next(name for name, one in self._witnesses.items() if one is witness)
-
-    @property
-    def _witnesses(self) -> dict[str, Witness]:
-        return {name: getattr(self, f"_{name}") for name in WITNESSES}

@@ -11,7 +11,10 @@ import numpy as np
 
 from rankwatch_detectors.base import Bools, Floats, Frame, Topology
 from rankwatch_detectors.dispatch import finite, where_usable
+from rankwatch_detectors.explanation.detectable import least_shift
+from rankwatch_detectors.explanation.suspect import Shortfall, Statistic, Suspect
 from rankwatch_detectors.pace.load import LoadConfig, LoadModel
+from rankwatch_detectors.scope import IncidentScope
 from rankwatch_detectors.state import Stateful
 from rankwatch_detectors.statistics.baseline import BaselineConfig, PeerBaseline, Proof
 from rankwatch_detectors.statistics.budget import threshold, usual_step_s
@@ -21,6 +24,8 @@ from rankwatch_detectors.statistics.shift import Crossing, ShiftBank
 
 # exp(4): chance produces such a run once in about fifty rows. From here on a rank no longer teaches its baseline.
 SUSPECT_EVIDENCE = 4.0
+SUSPECTS_MAX = 16
+"""Suspected ranks whose evidence is kept row by row. By chance there are fewer than one, at any number of ranks."""
 _TOLD = ("step_time_s", "busy_s")
 PEERS_SHOWN_MAX = 1024
 """Peers whose values are compared in evidence: their median is exact enough, and the cost is bounded."""
@@ -71,6 +76,8 @@ class Witness(Stateful):
         self._logs: Floats = np.zeros(0)
         self._residual: Floats = np.zeros(0)
         self._usable: Bools = np.zeros(0, dtype=np.bool_)
+        self._missing: dict[int, Shortfall] = {}
+        """Ranks beyond the threshold in this row that were not reported, and what they lack."""
 
     def begin(self, topology: Topology, came_from: np.ndarray[tuple[int], np.dtype[np.int64]]) -> None:
         """Set the topology: baselines follow the units, evidence is discarded."""
@@ -147,6 +154,7 @@ class Witness(Stateful):
     def _crossings(self, limit: float, now_s: float) -> list[Crossing]:
         config = self._config
         crossings = []
+        self._missing = {}
         # The threshold counts every level as a test, but a crossing is verified only once, so their share is removed.
         doubt_limit = limit - math.log(self.bank.levels)
         for crossing in self.bank.crossings(limit):
@@ -156,6 +164,9 @@ class Witness(Stateful):
                 self.bank.clear_rank(crossing.rank)
             elif verdict is Proof.GIVEN:
                 crossings.append(crossing)
+            else:
+                self._missing[crossing.rank] = Shortfall.CERTAINTY
+        beyond = crossings
         lasting = [crossing for crossing in crossings if self._lasts(crossing)]
         # With two ranks, the other rank's baseline would learn this shift while it is waited for.
         self._waits = len(lasting) < len(crossings)
@@ -163,7 +174,57 @@ class Witness(Stateful):
         if config.duration_min_s:
             self._since = {str(c.rank): self._since.get(str(c.rank), now_s) for c in crossings}
             crossings = [c for c in crossings if now_s - self._since[str(c.rank)] >= config.duration_min_s]
+        if len(crossings) < len(beyond):
+            self._missing |= dict.fromkeys(
+                {one.rank for one in beyond} - {one.rank for one in crossings}, Shortfall.DURATION
+            )
         return crossings
+
+    @property
+    def limit(self) -> float:
+        """The threshold for the evidence of a rank."""
+        return threshold(self.bank.levels * max(self.baseline.rows.size, 1), self.step_s, self._budget)
+
+    @property
+    def known_rows(self) -> int:
+        """Rows from which the baseline of the best known rank was learned."""
+        return int(self.baseline.rows.max(initial=0.0))
+
+    def suspected(self, source: str) -> list[Suspect]:
+        """Ranks with half of the evidence that is reported, or more; at most `SUSPECTS_MAX`, the strongest.
+
+        `source`: name of this witness.
+        """
+        near = self.bank.take_near()
+        if not near:
+            return []
+        strongest = self.bank.strongest()
+        left = [rank for rank in near if strongest[rank] > 0.0]  # without those that have just been reported
+        ranks = sorted(left, key=lambda rank: (-strongest[rank], rank))[:SUSPECTS_MAX]
+        return [self._suspect(self.bank.run(rank), source) for rank in ranks]
+
+    def _suspect(self, run: Crossing, source: str) -> Suspect:
+        missing = self._missing.get(run.rank, Shortfall.NOTHING) if self.judged[run.rank] else Shortfall.VALUE
+        scope = IncidentScope.of_rank(run.rank)
+        ratio = math.exp(run.effect)
+        return Suspect(scope, Statistic.EVIDENCE, run.evidence, self.limit, run.rows, ratio, missing, source)
+
+    def detectable(self, rank: int, rows: int) -> float | None:
+        """The smallest shift of a rank that is reported this many rows after its onset; None: none, however large.
+
+        Args:
+            rank: the rank, whose own scatter and baseline decide.
+            rows: rows since the onset.
+        """
+        config, lasted_s = self._config, rows * self.step_s
+        held = rows - math.ceil(config.duration_min_s / self.step_s)
+        sigma, clip = float(self.baseline.sigma()[rank]), self.baseline.clip_sigmas
+        shift = least_shift(self.bank.tested, sigma, clip, self.limit, held)
+        if shift is None or lasted_s < config.large_s:
+            return None
+        brief = rows < config.lasting_rows or lasted_s < config.lasting_s
+        doubt = self.baseline.doubt(rank, self.limit - math.log(self.bank.levels), held)
+        return max(shift, self.effect_min, doubt, math.log(config.lasting_ratio) if brief else 0.0)
 
     def _lasts(self, crossing: Crossing) -> bool:
         """Whether a run is large, or long enough for its size."""
@@ -184,6 +245,14 @@ class Witness(Stateful):
 
 def own_seconds(frame: Frame) -> Floats | None:
     """Each rank's own wall time in seconds: busy, and waiting for its data. NaN where not measured."""
+    computed = frame.computed
+    if "own seconds" not in computed:
+        computed["own seconds"] = _own_seconds(frame)
+    seconds: Floats | None = computed["own seconds"]
+    return seconds
+
+
+def _own_seconds(frame: Frame) -> Floats | None:
     busy = finite(frame, "busy_s")
     if busy is None:
         return None

@@ -124,6 +124,21 @@ class Anchor(Stateful):
         return max(self._config.share_min * self._measure, self._config.spread_factor * self._spread.spread)
 
     @property
+    def near(self) -> bool:
+        """Whether the level has just moved, and is beyond half of the least excess."""
+        return not self._block and self.excess >= self.least / 2 > 0.0
+
+    @property
+    def ready(self) -> bool:
+        """Whether there is a best level, and enough is known to report that it was left."""
+        return self._known >= self._config.known_blocks and math.isfinite(self.best)
+
+    @property
+    def sustained_rows(self) -> int:
+        """Rows of a level."""
+        return self._config.sustained_blocks * self._config.block_rows
+
+    @property
     def left(self) -> bool:
         """Whether the best level was lost."""
         return self._known >= self._config.known_blocks and self.excess >= self.least

@@ -11,21 +11,22 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from rankwatch_detectors.base import Bools, Floats, Ints
 from rankwatch_detectors.state import Stateful
+from rankwatch_detectors.statistics.block_correlation import BlockCorrelation
 from rankwatch_detectors.statistics.median import median
-from rankwatch_detectors.statistics.peers import PeerGroups, everyone
+from rankwatch_detectors.statistics.peers import PeerGroups, anyone, everyone
 from rankwatch_detectors.statistics.shift import Crossing
 
 # The median of the square of a standard normal.
 CHI_SQUARE_MEDIAN = 0.4549
 OWN_VARIANCE_RATIO = 1.5
-# Weight of the assumed correlation, in blocks of single ranks: few ranks change it slowly, many at once.
-PRIOR_BLOCKS = 32.0
+# Rows between measurements of the spread of offsets.
+SPREAD_ROWS = 16
 # The first two rows of a rank only determine its offset.
 WARM_SCATTER_ROWS = 2
 
@@ -49,8 +50,8 @@ class BaselineConfig:
     offset_rows: int = 128
     """Rows over which an offset is averaged: long compared with a fault that builds up, short with a day's drift."""
     scatter_rows: int = 64
-    block_rows: int = 16
-    """Noise of neighbouring steps is correlated; means over blocks of 16 show by how much."""
+    block_rows: tuple[int, int] = (16, 64)
+    """Noise of neighbouring steps is correlated; means over blocks of so many rows show by how much."""
     clip_sigmas: float = 3.0
     sigma_start: float = 0.05
     sigma_floor: float = 0.01
@@ -76,23 +77,26 @@ class PeerBaseline(Stateful):
         "_pool_rows",
         "_bias",
         "_spread",
-        "_block_sum",
-        "_block_row",
-        "_correlation",
+        "_short_blocks",
+        "_long_blocks",
     )
 
     def __init__(self, config: BaselineConfig, *, compared: bool = True) -> None:
         """Begin without ranks; with `compared` False each value is judged only against its own past."""
         self._config = config
         self._compared = compared
+        self._short_blocks, self._long_blocks = (BlockCorrelation(rows) for rows in config.block_rows)
         self.groups = PeerGroups()
         self._resize(0)
         self._pooled = config.sigma_start**2
         self._pool_rows = 0
         self._bias = 0.0
         self._spread = 0.0
-        # Until blocks are measured: 1.5 times the variance of independent rows, as in step times of shared hosts.
-        self._correlation = 1.5
+
+    @property
+    def clip_sigmas(self) -> float:
+        """Larger residuals are cut to this many sigmas."""
+        return self._config.clip_sigmas
 
     def _resize(self, ranks: int) -> None:
         self.offset: Floats = np.zeros(ranks)
@@ -102,8 +106,15 @@ class PeerBaseline(Stateful):
         """The rank's own usual logarithm, not compared with peers."""
         self.standing: Floats = np.zeros(ranks)
         """Accepted offset that silicon does not explain, of a rank that was never seen at another speed; else 0."""
-        self._block_sum: Floats = np.zeros(ranks)
-        self._block_row = 0
+        self._short_blocks.begin(ranks)
+        self._long_blocks.begin(ranks)
+        self._any_warms = True
+        """Whether any rank may be in its first rows."""
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """As every `Stateful`."""
+        super().restore(state)
+        self._any_warms = True
 
     def regroup(self, groups: Ints, came_from: Ints) -> None:
         """Set the topology.
@@ -134,10 +145,10 @@ class PeerBaseline(Stateful):
         # Over 64 rows of heavy-tailed noise a rank's own variance is off by a quarter, so only a clearly larger one
         # replaces the pooled variance.
         own_decides = self.variance > OWN_VARIANCE_RATIO * self._pooled
-        variance: Floats = self._config.warm_rows / np.maximum(self.rows, 1.0)
+        variance: Floats = self._config.warm_rows / (np.maximum(self.rows, 1.0) if self._any_warms else self.rows)
         variance += 1.0
-        decisive = np.where(own_decides, self.variance, self._pooled) if np.count_nonzero(own_decides) else self._pooled
-        variance *= decisive * self._correlation
+        decisive = np.where(own_decides, self.variance, self._pooled) if anyone(own_decides) else self._pooled
+        variance *= decisive * self._short_blocks.ratio
         np.sqrt(variance, out=variance)
         return np.maximum(variance, self._config.sigma_floor, out=variance)
 
@@ -155,8 +166,14 @@ class PeerBaseline(Stateful):
         """
         before = min(max(float(self.rows[rank]), 1.0), 2.0 * self._config.offset_rows)
         # An offset held at its bound has no error of estimation: it is the limit of what silicon explains.
-        shares = (0.0 if self.pinned(rank) else 1.0 / before) + (1.0 / rows if rows else 0.0)
+        shares = 0.0 if self.pinned(rank) else self._lasting(before) / before
+        shares += self._lasting(rows) / rows if rows else 0.0
         return math.sqrt(2.0 * limit * shares) * float(self.sigma()[rank])
+
+    def _lasting(self, rows: float) -> float:
+        """By how much noise that lasts widens a mean over so many rows, beyond what `sigma` contains."""
+        short, long = self._short_blocks.ratio, self._long_blocks.ratio
+        return float(np.interp(rows, self._config.block_rows, (1.0, max(long / short, 1.0))))
 
     def pinned(self, rank: int) -> bool:
         """Whether the offset is held at the limit of what silicon explains: the rank's true offset is larger."""
@@ -189,6 +206,7 @@ class PeerBaseline(Stateful):
         """Forget the rank's offset and scatter, and learn them anew."""
         self.offset[rank] = self.standing[rank] = self.rows[rank] = 0.0
         self.variance[rank] = self._pooled
+        self._any_warms = True
 
     def outliers(self, ratio_min: float) -> Ints:
         """Ranks whose offset exceeds this ratio, and by two sigmas the largest expected from the spread of silicon."""
@@ -208,15 +226,17 @@ class PeerBaseline(Stateful):
                 tails, so that rare but usual rows would look more and more suspicious.
         """
         config = self._config
-        taught = calm.astype(np.float64)
+        taught: Floats | float = 1.0 if everyone(calm) else calm.astype(np.float64)
         self.rows += taught
-        gain: Floats = np.minimum(np.maximum(self.rows, 1.0), config.offset_rows)
+        gain: Floats = np.minimum(np.maximum(self.rows, 1.0) if self._any_warms else self.rows, config.offset_rows)
         np.divide(taught, gain, out=gain)
         reach = config.clip_sigmas * math.sqrt(max(self._pooled, config.sigma_floor**2))
         step = clipped = np.minimum(np.maximum(residual, -reach), reach)
         settled = calm
-        if self.rows.min(initial=math.inf) <= config.warm_rows:
+        if self._any_warms:
             warm = self.rows <= config.warm_rows
+            self._any_warms = anyone(warm)
+        if self._any_warms:
             settled = calm & ~warm
             # In the first rows a residual is the offset itself, so it must not be clipped at the noise.
             near = np.where(self.groups.proper, np.clip(residual, -config.warm_reach, config.warm_reach), residual)
@@ -227,20 +247,20 @@ class PeerBaseline(Stateful):
         gain *= logs - self.level
         self.level += gain
         self._bound_offsets()
-        if np.count_nonzero(settled):
+        if anyone(settled):
             self._learn_scatter(clipped, settled, scattered if settled is calm else scattered & ~warm)
-        elif (calm & (self.rows > WARM_SCATTER_ROWS)).any():
+        elif anyone(calm & (self.rows > WARM_SCATTER_ROWS)):
             # No rank can be excluded as abnormal yet, so the scale uses the median, which is robust to a slow rank.
             self._pool_rows += 1
             middle = median(residual[calm] ** 2) / CHI_SQUARE_MEDIAN
             self._pooled += (middle - self._pooled) / self._pool_rows
 
     def _bound_offsets(self) -> None:
-        if self._pool_rows % self._config.block_rows == 0:
+        if self._pool_rows % SPREAD_ROWS == 0:
             proper = self.groups.proper
-            self._spread = 1.4826 * median(np.abs(self.offset[proper])) if proper.any() else 0.0
+            self._spread = 1.4826 * median(np.abs(self.offset[proper])) if anyone(proper) else 0.0
         bound = self._bound
-        if -bound <= self.offset.min(initial=0.0) and self.offset.max(initial=0.0) <= bound:
+        if np.maximum.reduce(np.abs(self.offset), initial=0.0) <= bound:
             return
         bounded = np.minimum(np.maximum(self.offset, self.standing - bound), self.standing + bound)
         np.copyto(self.offset, bounded, where=self.groups.proper)
@@ -261,23 +281,15 @@ class PeerBaseline(Stateful):
             self._pool(gain, squares[scattered], clipped[scattered])
         change: Floats = squares
         change -= self.variance
-        count = int(np.count_nonzero(calm))
-        if count < calm.size:
+        if everyone(calm):
+            change *= 1.0 / config.scatter_rows
+        else:
             change *= calm / config.scatter_rows
             clipped = np.where(calm, clipped, 0.0)
-        else:
-            change *= 1.0 / config.scatter_rows
         self.variance += change
-        self._block_sum += clipped
-        self._block_row += 1
-        if self._block_row == config.block_rows:
-            of_means = float((self._block_sum[calm] ** 2).mean()) / config.block_rows
-            weight = count / (count + PRIOR_BLOCKS)
-            ratio = of_means / max(self._pooled, config.sigma_floor**2 / 16)
-            # 1: independent rows; 16: all rows of a block move together. Values beyond are chance.
-            self._correlation += (min(max(ratio, 1.0), float(config.block_rows)) - self._correlation) * weight
-            self._block_sum[:] = 0.0
-            self._block_row = 0
+        variance = max(self._pooled, config.sigma_floor**2 / 16)
+        self._short_blocks.add(clipped, calm, variance)
+        self._long_blocks.add(clipped, calm, variance)
 
     def _pool(self, gain: float, squares: Floats, clipped: Floats) -> None:
         self._pooled += gain * (float(np.add.reduce(squares)) / squares.size - self._pooled)

@@ -123,6 +123,26 @@ class LevelWatch(Stateful):
         self._episode: list[float] = []
 
     @property
+    def ready(self) -> bool:
+        """Whether enough points are known to judge the next one."""
+        return bool(self.scale) and len(self._recent) >= self._config.warm_points
+
+    @property
+    def high_sum(self) -> float:
+        """The sum of moderately high points, in scales."""
+        return self._sum
+
+    @property
+    def high_points(self) -> int:
+        """Points of that sum."""
+        return self._sum_points if self._sum > 0.0 else 0
+
+    @property
+    def episode_points(self) -> int:
+        """Points of the open episode."""
+        return len(self._episode)
+
+    @property
     def is_open(self) -> bool:
         """Whether an episode is open."""
         return self.onset_step is not None
@@ -204,6 +224,32 @@ class LevelWatch(Stateful):
                 self._sum = 0.0
         self._learn(point)
         return None
+
+    def least_jump(self) -> float:
+        """The smallest value of one point that is reported at once; call it only if `ready`."""
+        config, scale = self._config, self.scale
+        far = self.level + config.jump_sigmas * scale
+        ratio = self.level + config.ratio_sigmas * scale
+        if config.logarithmic:
+            ratio = max(ratio, self.level + math.log(config.ratio_jump))
+            return math.exp(min(far, ratio, self.level + math.log(config.ratio_sure)))
+        proper = self.level >= config.ratio_level_sigmas * scale
+        return min(far, max(ratio, config.ratio_jump * self.level)) if proper else far
+
+    def least_rise(self, points: int) -> float | None:
+        """The smallest mean of this many points in a row that is reported with the last of them, as a sum.
+
+        None: none, however large; or the curve need not fall or has no level yet, so that no sum is reported.
+        """
+        config = self._config
+        each = config.drift_allowance + config.drift_limit / points
+        if each > config.drift_clip or not self.minimized:
+            return None
+        unit = 1.0 if config.logarithmic else abs(self.level)
+        rise = max(each * self.scale, config.drift_effect_min * unit, self.settling.least)
+        if not math.isfinite(rise):
+            return None
+        return math.exp(self.level + rise) if config.logarithmic else self.level + rise
 
     def _jumps(self, point: float) -> bool:
         """Whether this point alone is enough."""

@@ -1,7 +1,8 @@
-"""Rolling quantiles of one series of a job. The only file that imports River.
+"""Rolling quantiles and tests for drift of one series of a job. The only file that imports River.
 
-River's rolling quantile panics on some non-finite input and stops working after other, so only finite values are passed
-on. Its state is its window, so a snapshot is the window, and restoring learns it again with the same result.
+River's estimators panic on some non-finite input and stop working after other, so only finite values are passed on.
+Their state follows from a window of values, so a snapshot is the window, and restoring learns it again with the same
+result.
 """
 
 from __future__ import annotations
@@ -9,11 +10,25 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
-from river import stats
+from river import drift, stats
 
 from rankwatch_detectors.state import Stateful
+
+DRIFT_POINTS_MAX: Final = 512
+"""Points that a drift is looked for in; beyond, the newer half of them."""
+
+ADWIN_DELTA: Final = 1e-6
+"""ADWIN's significance: how likely a false alarm is at most, at each of its checks."""
+
+PAGE_HINKLEY_THRESHOLD: Final = 25.0
+PAGE_HINKLEY_DELTA: Final = 0.5
+"""In standard deviations: a change of the mean below `delta` is none, and one of 1 is found after 50 points."""
+
+
+DRIFT_POINTS_MIN: Final = 16
+"""Points before either test speaks."""
 
 
 class RollingQuantiles(Stateful):
@@ -61,6 +76,54 @@ class RollingQuantiles(Stateful):
     def snapshot(self) -> dict[str, Any]:
         """The window, oldest value first."""
         return {"window": self.window}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Learn a saved window."""
+        self._fill(list(state["window"]))
+
+
+class DriftTest(Stateful):
+    """ADWIN and Page-Hinkley side by side, over residuals of mean 0 and deviation 1; 4 KB."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self, values: list[float] | None = None) -> None:
+        """Forget everything, and learn these residuals."""
+        self._fill(values or [])
+
+    def _fill(self, values: list[float]) -> None:
+        self._window: list[float] = []
+        self._adwin: Any = drift.ADWIN(  # type: ignore[no-untyped-call]
+            delta=ADWIN_DELTA, clock=4, grace_period=DRIFT_POINTS_MIN
+        )
+        self._page_hinkley: Any = drift.PageHinkley(
+            min_instances=DRIFT_POINTS_MIN, delta=PAGE_HINKLEY_DELTA, threshold=PAGE_HINKLEY_THRESHOLD
+        )
+        for value in values:
+            self._learn(value)
+
+    def _learn(self, value: float) -> bool:
+        self._window.append(value)
+        self._adwin.update(value)
+        self._page_hinkley.update(value)
+        return bool(self._adwin.drift_detected or self._page_hinkley.drift_detected)
+
+    def push(self, value: float) -> bool:
+        """Add a residual; returns whether either test finds a drift.
+
+        Raises:
+            ValueError: the value is not finite.
+        """
+        if not math.isfinite(value):
+            raise ValueError(f"only finite values are learned, not {value}")
+        if len(self._window) >= DRIFT_POINTS_MAX:
+            self._fill(self._window[DRIFT_POINTS_MAX // 2 :])
+        return self._learn(value)
+
+    def snapshot(self) -> dict[str, Any]:
+        """The window, oldest value first."""
+        return {"window": list(self._window)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Learn a saved window."""

@@ -20,6 +20,7 @@ from rankwatch_detectors.scope import WHOLE_JOB
 from rankwatch_detectors.statistics.anchor import Anchor, AnchorConfig
 from rankwatch_detectors.statistics.level import LevelConfig, LevelWatch, Turn
 from rankwatch_detectors.statistics.peaks import PeakConfig, Peaks
+from rankwatch_detectors.values.curve_explained import ExplainedCurve
 
 PEAKED = " It peaked at "
 PACE_POINTS = 32
@@ -49,7 +50,7 @@ class CurveConfig:
     """Peaks within this many points before the onset of a divergence are part of it; as many as the level's median."""
 
 
-class CurveDetector(DispatchingDetector):
+class CurveDetector(ExplainedCurve):
     """One kind's view of one series; scope "job"."""
 
     STATE: ClassVar[tuple[str, ...]] = (

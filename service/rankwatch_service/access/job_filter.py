@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
 from functools import cached_property
 from glob import escape
 from typing import Any, Final
@@ -16,9 +14,9 @@ from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import Boolean
 
+from rankwatch_service.job_pattern import as_glob, matches, parts
 from rankwatch_service.store.models import JobProject
 
-_PART: Final = re.compile(r"\[(.)\]|(\*)|(\?)|(.)", re.DOTALL)
 _LIKE_ESCAPED: Final = {"%": "\\%", "_": "\\_", "\\": "\\\\"}
 
 
@@ -81,7 +79,7 @@ class JobFilter:
             return true()
         wild = [pattern for pattern in self.patterns if _name_of(pattern) is None]
         named = [column.in_(self._names)] if self._names else []
-        return or_(*named, *(_Pattern(column, literal(_as_like(one)), literal(_as_glob(one))) for one in wild))
+        return or_(*named, *(_Pattern(column, literal(_as_like(one)), literal(as_glob(one))) for one in wild))
 
     def __str__(self) -> str:
         """As messages name it."""
@@ -98,7 +96,7 @@ class JobFilter:
         return not self.patterns or "*" in self.patterns
 
     def _has_name(self, job: str) -> bool:
-        return self._every_name or any(fnmatchcase(job, _as_glob(pattern)) for pattern in self.patterns)
+        return self._every_name or any(matches(pattern, job) for pattern in self.patterns)
 
     @cached_property
     def _names(self) -> list[str]:
@@ -126,22 +124,16 @@ def _glob(element: _Pattern, compiler: SQLCompiler, **more: Any) -> str:
 
 def _name_of(pattern: str) -> str | None:
     """The only name that matches a pattern; None if several do."""
-    parts = _PART.findall(pattern)
+    found = parts(pattern)
     return (
-        None if any(star or mark for _, star, mark, _ in parts) else "".join(one or other for one, _, _, other in parts)
+        None if any(star or mark for _, star, mark, _ in found) else "".join(one or other for one, _, _, other in found)
     )
-
-
-def _as_glob(pattern: str) -> str:
-    """A pattern in which every bracket encloses one character, as fnmatch and GLOB read it."""
-    return "".join(star or mark or escape(one or other) for one, star, mark, other in _PART.findall(pattern))
 
 
 def _as_like(pattern: str) -> str:
     """A pattern as LIKE reads it, with a backslash as escape character."""
-    parts = _PART.findall(pattern)
     texts = (
         "%" if star else "_" if mark else _LIKE_ESCAPED.get(one or other, one or other)
-        for one, star, mark, other in parts
+        for one, star, mark, other in parts(pattern)
     )
     return "".join(texts)

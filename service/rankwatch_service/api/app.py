@@ -54,7 +54,9 @@ from rankwatch_service.api.routes import (
     silences,
     telemetry,
 )
-from rankwatch_service.api.routes.charts import devices, steps
+from rankwatch_service.api.routes.charts import devices, explanations, steps
+from rankwatch_service.api.routes.rules import metric_rules
+from rankwatch_service.api.routes.rules import preview as rule_preview
 from rankwatch_service.api.routes.system import (
     audit_trail,
     health,
@@ -66,6 +68,7 @@ from rankwatch_service.api.routes.system import (
     wheel,
 )
 from rankwatch_service.api.routes.system.login import LoginRoutes
+from rankwatch_service.api.routes.tuning import preview, tunings
 from rankwatch_service.clock import Clock
 from rankwatch_service.dashboard import mount
 from rankwatch_service.log.base import Entry
@@ -89,6 +92,7 @@ RESOURCES: Final = (
     steps,
     devices,
     incidents,
+    explanations,
     feedback,
     precision,
     commands,
@@ -99,6 +103,10 @@ RESOURCES: Final = (
     stream,
     events,
     policy,
+    metric_rules,
+    rule_preview,
+    tunings,
+    preview,
     audit_trail,
     tokens,
     sessions,

@@ -19,6 +19,7 @@ PAGES: Final = {
     "/hosts": ("hosts", "Hosts"),
     "/hosts/{host}": ("host", "Host"),
     "/policy": ("policy", "Policy"),
+    "/rules": ("rules", "Rules"),
     "/access": ("access", "Access"),
 }
 """Path of each page; its module in `static/pages/` and its title."""

@@ -17,6 +17,8 @@ _LOSS: Final = frozenset({Kind.LOSS_SPIKE, Kind.LOSS_DIVERGENCE, Kind.GRAD_NORM}
 _SPOILT: Final = frozenset({Kind.LOSS_DIVERGENCE, Kind.NONFINITE, Kind.CORRUPTION})
 _ENDS: Final = frozenset({Kind.HANG, Kind.RANK_LOST, Kind.TELEMETRY_LOST, Kind.RESTART_LOOP})
 _OF_SENDERS: Final = frozenset({Kind.LIMIT_REACHED, Kind.FORGED_TELEMETRY})
+_ALONE: Final = _OF_SENDERS | {Kind.METRIC}
+"""Kinds that nothing causes: whoever wrote a rule wants to be told of what it finds, whatever else is wrong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +65,7 @@ class KindTraits:
 KINDS: Final[dict[Kind, KindTraits]] = {
     Kind.DEVICE_FAULT: KindTraits(
         label="Device fault",
-        may_cause=frozenset(Kind) - _OF_SENDERS,
+        may_cause=frozenset(Kind) - _ALONE,
         first_steps=(
             "Read the logs of kernel and driver on that host: an Xid, an ECC error or a bus error names the device.",
             "Relaunch without the device, or without its host; a device that has failed once fails again.",
@@ -331,6 +333,16 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         actions=("wait",),
         spans_attempts=True,
         is_about_senders=True,
+    ),
+    Kind.METRIC: KindTraits(
+        label="Metric rule",
+        may_cause=frozenset(),
+        first_steps=(
+            "Read in the evidence which rule found what: the metric, its value and the bound, since which step.",
+            "Look at the metric's chart around that step, and at what else changed then.",
+            "If the new level is right, resolve the incident: it is accepted. If the rule is wrong, change the rule.",
+        ),
+        first_step="look at the metric's chart around the step in which the rule began to hold",
     ),
 }
 """In the order of causes: of findings with the same onset, the one whose kind comes first here is the cause."""

@@ -331,6 +331,12 @@ class Assembler:
             before = newest if self.step_time_s is None else self.step_time_s
             self.step_time_s = before + STEP_TIME_WEIGHT * (newest - before)
 
+    def start(self, time_s: float) -> AttemptStart | None:
+        """The start of the running attempt as of this time; None if there is none."""
+        if self.attempt is None or self.board is None:
+            return None
+        return AttemptStart(self.attempt, self.topology_state.topology(), time_s)
+
     # ---- snapshot --------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:

@@ -2,52 +2,132 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final
 
-from rankwatch_detectors.base import AttemptStart, Detector, Finding, Frame, Observation, Tick
+from rankwatch_detectors.base import AttemptStart, Change, Detector, Finding, Frame, Observation, Tick
+from rankwatch_detectors.explanation.deadline import by_deadline, has_deadline
+from rankwatch_detectors.explanation.judged import judged
+from rankwatch_detectors.explanation.trail import Trails
+from rankwatch_detectors.metric_rule import RULES_PER_JOB_MAX, MetricRule
 from rankwatch_service.incidents.correlator import Correlator
+from rankwatch_service.incidents.explanation import explain
 from rankwatch_service.incidents.transition import Update
 from rankwatch_service.job.detector_bank import DetectorBank, Failure
 from rankwatch_service.job.timed_frames import TimedFrames
 from rankwatch_service.job.topology_state import TopologyState
+from rankwatch_service.tuning.tunings import DEFAULT, Tuning, TuningSet
 
-MakeDetectors = Callable[[], Sequence[Detector]]
+JUDGED: Final = "judged"
+"""The part of a job's state that says what is judged of it."""
+
+MakeDetectors = Callable[..., Sequence[Detector]]
+"""Makes the detectors of a job: of a `CatalogueConfig`, or of the default one without an argument."""
+RulesInForce = Callable[[], tuple[MetricRule, ...]]
 
 
 class DetectionPipeline:
     """The detectors and the correlator of one job."""
 
-    def __init__(self, job: str, make_detectors: MakeDetectors) -> None:
+    def __init__(self, job: str, make_detectors: MakeDetectors, rules: RulesInForce = tuple) -> None:
+        """Begin without an attempt.
+
+        Args:
+            job: its name.
+            make_detectors: makes its detectors.
+            rules: returns the rules of people on its metrics; every start of an attempt brings them to the detectors.
+        """
         self.correlator = Correlator(job)
+        self.counts: Counter[str] = Counter()
+        """What was left out, by reason."""
+        self._rules = rules
+        self._job = job
+        self._make_detectors = make_detectors
+        self._tuning: Tuning = DEFAULT
+        self._tuning_version = 0
         self._bank = DetectorBank(make_detectors)
         self._timed = TimedFrames()
+        self._trails = Trails()
 
     def observe(self, observation: Observation, topology_state: TopologyState) -> tuple[list[Update], list[Failure]]:
         """Take the next observation; returns the updates of incidents, and the failures of detectors."""
         if isinstance(observation, AttemptStart):
             self.correlator.begin(observation.attempt)
+            observation = self._ruled(observation)
         findings: list[Finding] = []
         failures: list[Failure] = []
+        reasons: list[Mapping[str, Any]] = []
         for one in self._timed.observe(observation):
             found, failed = self._bank.observe(one)
             findings += found
             failures += failed
+            if isinstance(one, Frame):
+                reasons += self._explained(one, found, failures)
+        if not self._tuning.is_default:
+            findings = [self._with_version(finding) for finding in findings]
         told = self.correlator.judge(findings, topology_state) if findings else []
+        explain(told, [*reasons, *map(by_deadline, filter(has_deadline, findings))])
         if isinstance(observation, Frame) and observation.family == "steps" and not observation.late:
             told += self.correlator.progress(observation.attempt, observation.step, observation.time_s)
         if isinstance(observation, Tick):
             told += self.correlator.settle(observation.now_s)
         return told, failures
 
+    def _explained(
+        self, frame: Frame, findings: Sequence[Finding], failures: list[Failure]
+    ) -> Sequence[Mapping[str, Any]]:
+        """Explanations of what a frame has opened; none if they fail, since nothing depends on them."""
+        try:
+            return self._trails.take(self._bank.explained, frame, findings)
+        except Exception as error:  # noqa: BLE001 - what only explains must not stop detection
+            self._trails = Trails()
+            failures.append(Failure("explanation", f"{type(error).__name__}: {error}"[:500], 1, False))
+            return ()
+
+    def _ruled(self, start: AttemptStart) -> AttemptStart:
+        """The start of an attempt with the rules in force."""
+        rules = self._rules()
+        self.counts["metric_rules"] = max(len(rules) - RULES_PER_JOB_MAX, 0)
+        return replace(start, rules=rules)
+
+    def _with_version(self, finding: Finding) -> Finding:
+        """A finding that opens, with the version of the tunings that let it."""
+        if finding.change is not Change.OPEN:
+            return finding
+        return replace(finding, evidence={**finding.evidence, "tuning_version": self._tuning_version})
+
+    def tune(self, tunings: TuningSet) -> bool:
+        """Let the job's tuning hold from the next observation on; detectors keep what they have learned.
+
+        Returns:
+            Whether it is another one than before.
+        """
+        before, self._tuning = self._tuning, tunings.of(self._job)
+        self._tuning_version = tunings.version
+        if self._tuning.says_the_same_as(before):
+            return False
+        self._bank.retune(partial(self._make_detectors, self._tuning.config))
+        return True
+
     def rest(self) -> None:
         """Replace the detectors by new ones, which inherit what is always true of the job. Incidents stay."""
         self._bank.rest()
         self._timed = TimedFrames()
+        self._trails = Trails()
 
     def state(self) -> dict[str, Any]:
         """Everything that decides the future: JSON types, bytes and arrays. Copy it before the next call."""
-        return {"bank": self._bank.state(), "timed": self._timed.state(), "correlator": self.correlator.state()}
+        return {
+            "bank": self._bank.state(),
+            "timed": self._timed.state(),
+            "correlator": self.correlator.state(),
+            "trails": self._trails.snapshot(),
+            # Decides nothing: it is what the api reads of a job of which nothing is reported.
+            JUDGED: judged(self._bank.explained, self._trails.counts),
+        }
 
     def restore(self, state: Mapping[str, Any], start: AttemptStart | None) -> list[str]:
         """Restore what `state` gave.
@@ -59,8 +139,10 @@ class DetectionPipeline:
         Returns:
             Names of detectors without a snapshot: they are new, or of another version.
         """
-        without_snapshot = self._bank.restore(state["bank"], start)
+        without_snapshot = self._bank.restore(state["bank"], None if start is None else self._ruled(start))
         if "timed" in state:  # snapshots of earlier versions have none
             self._timed.restore(state["timed"])
+        if "trails" in state:
+            self._trails.restore(state["trails"])
         self.correlator.restore(state["correlator"])
         return without_snapshot

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from rankwatch_detectors.base import AttemptStart, Detector, Finding, Observation
+from rankwatch_detectors.explanation.explained import ExplainedDetector
 
 FAILURES_MAX: Final = 5
 """Failures after which a detector is switched off for this job, because it would fail at each observation."""
@@ -36,6 +37,12 @@ class DetectorBank:
         self._detectors = {detector.name: detector for detector in make()}
         self._failures: dict[str, int] = {}
         self._start: AttemptStart | None = None
+        self.explained = self._explained()
+        """The detectors that can explain themselves and are not switched off."""
+
+    def _explained(self) -> list[ExplainedDetector]:
+        on = [one for name, one in self._detectors.items() if self._failures.get(name, 0) < FAILURES_MAX]
+        return [detector for detector in on if isinstance(detector, ExplainedDetector)]
 
     def observe(self, observation: Observation) -> tuple[list[Finding], list[Failure]]:
         """Pass an observation to all detectors; returns their findings and failures, in the order of the catalogue."""
@@ -61,6 +68,14 @@ class DetectorBank:
         for name, detector in self._detectors.items():
             detector.inherit(before[name])
         self._failures, self._start = {}, None
+        self.explained = self._explained()
+
+    def retune(self, make: Callable[[], Sequence[Detector]]) -> None:
+        """Replace the detectors by those of another configuration, which go on from the state of those before."""
+        state = self.state()
+        self._make = make
+        self._detectors = {detector.name: detector for detector in make()}
+        self.restore(state, self._start)
 
     def state(self) -> dict[str, Any]:
         """Snapshots of all detectors with their versions."""
@@ -98,11 +113,13 @@ class DetectorBank:
                 self._fail(name, error)
             without_snapshot.append(name)
             self._begin_anew(name)
+        self.explained = self._explained()
         return without_snapshot
 
     def _fail(self, name: str, error: BaseException) -> Failure:
         count = self._failures[name] = self._failures.get(name, 0) + 1
         self._begin_anew(name)
+        self.explained = self._explained()
         return Failure(name, f"{type(error).__name__}: {error}"[:500], count, count >= FAILURES_MAX)
 
     def _begin_anew(self, name: str) -> None:

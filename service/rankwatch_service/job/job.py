@@ -29,7 +29,7 @@ from rankwatch_service.names import launch_of, series_of_devices
 from rankwatch_service.policy.checkpoint_ledger import LedgerEntry
 from rankwatch_service.policy.command import CommandRequest
 from rankwatch_service.policy.control_records import ControlRecord, JobProject, Judgement, OrderPhase, TelemetryRefused
-from rankwatch_service.policy.judgement import judged
+from rankwatch_service.policy.judgement import acceptance, judged
 from rankwatch_service.policy.response import JobSituation, Responder, advice_gone
 from rankwatch_service.policy.routing import command_notifications, notifications
 from rankwatch_service.policy.settings_in_force import SettingsInForce
@@ -51,7 +51,6 @@ class JobStream:
 
     def __init__(self, job: str, make_detectors: MakeDetectors, links: Links, settings: SettingsInForce) -> None:
         self.job = job
-        self.settings = settings
         self.history = JobHistory()
         self.detectors_without_snapshot: list[str] = []
         """Detectors whose state could not be restored."""
@@ -59,13 +58,18 @@ class JobStream:
         self._assembler = Assembler()
         self._carriers = Carriers()
         self._newcomers = Newcomers()
-        self._pipeline = DetectionPipeline(job, make_detectors)
-        self._responder = Responder()
+        self._pipeline = DetectionPipeline(job, make_detectors, lambda: self.settings.rules_of(job))
+        self.adopt(settings)
         self._summary = SummaryBuilder(job)
-        self._hang_evidence = HangEvidence()
+        self._responder, self._hang_evidence = Responder(), HangEvidence()
         self._heard_s, self._resting = 0.0, False
         self.devices, self.whose = DeviceBoards(), JobProject(job)
         """What its devices count; its project and owner."""
+
+    def adopt(self, settings: SettingsInForce) -> None:
+        """Let these settings hold from now on."""
+        self.settings = settings
+        self._pipeline.tune(settings.tuning)
 
     @property
     def correlator(self) -> Correlator:
@@ -186,9 +190,7 @@ class JobStream:
         match record:
             case OrderPhase():
                 self._summary.order(record.action, record.phase, now_s, paused=record.paused)
-                if record.phase in ("do", "go", "kill"):
-                    what = f"{record.action} ({record.mode})" if record.mode else record.action
-                    self.history.note(f"{what}: {record.phase}", record.step, now_s)
+                self.history.ordered(record, now_s)
                 told = {name: getattr(record, name) for name in ("order", "phase", "action", "step")}
                 step = record.step if record.step >= 0 else None
                 self._observe([Occurrence("order", record.attempt, "", now_s, None, step, told)], now_s, effects)
@@ -199,7 +201,12 @@ class JobStream:
             case JobProject():
                 self.whose = record
             case _:
+                before = self.settings.rules
                 self.settings.take(record)
+                if self._pipeline.tune(self.settings.tuning) and not self._resting:
+                    self.history.note(f"tuning: version {self.settings.tuning.version}", None, now_s)
+                if self.settings.rules != before:  # detectors get them with a start of the attempt
+                    self._observe(filter(None, [self._assembler.start(now_s)]), now_s, effects)
 
     def refuse(self, kind: str, fields: Mapping[str, Any], now_s: float, effects: Effects) -> None:
         """Report messages that were refused: `kind` and `fields` as in `rankwatch_detectors.refusals`."""
@@ -288,10 +295,7 @@ class JobStream:
             return
         self._tell([update], now_s, effects)
         if update.what is TransitionKind.RESOLVED:
-            # The person accepts what detectors still observe: its present level is the one to keep from now on.
-            kinds = sorted({str(part.kind) for part in standing})
-            accepted = Occurrence("accepted", self._summary.attempt, "", now_s, None, None, {"kinds": kinds})
-            self._observe([accepted], now_s, effects)
+            self._observe([acceptance(standing, self._summary.attempt, now_s)], now_s, effects)
 
     # ---- effects ---------------------------------------------------------------------------------------------------
 
@@ -338,7 +342,7 @@ class JobStream:
 
     def _summarize(self, now_s: float, effects: Effects) -> None:
         hung = hangs(self.correlator.open, self._assembler.attempt)
-        counts = self.history.counts + self.devices.counts
+        counts = self.history.counts + self.devices.counts + self._pipeline.counts
         if (summary := self._summary.changed(self._assembler, self._heard_s, now_s, hung, counts)) is None:
             return
         effects.jobs[self.job] = summary
@@ -382,17 +386,14 @@ class JobStream:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` gave; `detectors_without_snapshot` then names the detectors that begin anew."""
-        self.settings = SettingsInForce.restored(state["desk"])
+        self.adopt(SettingsInForce.restored(state["desk"]))
         self._assembler = Assembler.restored(state["assembler"])
         if "carriers" in state:  # snapshots of earlier versions lack them
             self._carriers = Carriers.restored(state["carriers"])
             self._newcomers = Newcomers.restored(state["newcomers"])
         self.devices = DeviceBoards.restored(state.get("devices", {}))
         self._hang_evidence = HangEvidence.restored(state.get("hang_evidence", {}))
-        assembler, start = self._assembler, None
-        if assembler.attempt is not None and assembler.board is not None:
-            start = AttemptStart(assembler.attempt, assembler.topology_state.topology(), state["heard_s"])
-        self.detectors_without_snapshot = self._pipeline.restore(state, start)
+        self.detectors_without_snapshot = self._pipeline.restore(state, self._assembler.start(state["heard_s"]))
         self.history = JobHistory.restored(state["books"])
         self._responder.restore(state["history"])
         self._summary.restore(state["portrait"])

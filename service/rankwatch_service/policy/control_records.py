@@ -11,6 +11,9 @@ from typing import Any, Final
 
 import msgspec
 
+from rankwatch_detectors.metric_rule import MetricRule
+from rankwatch_service.tuning.tunings import TuningSet
+
 
 class OrderPhase(msgspec.Struct, frozen=True, tag="order", tag_field="record"):
     """An order entered a phase. From `hold` until `closed`, ranks that stand still do so because of the order."""
@@ -131,6 +134,12 @@ class PrecisionSet(msgspec.Struct, frozen=True, tag="precision", tag_field="reco
     """By kind, how many incidents were useful and how many noise. A kind of which none is judged may be missing."""
 
 
+class RulesSet(msgspec.Struct, frozen=True, tag="rules", tag_field="record"):
+    """All rules on metrics; appended whenever any of them changes. They hold from this record on."""
+
+    rules: tuple[MetricRule, ...]
+
+
 ControlRecord = (
     OrderPhase
     | Judgement
@@ -141,6 +150,8 @@ ControlRecord = (
     | ReceiversSet
     | PolicySet
     | PrecisionSet
+    | RulesSet
+    | TuningSet
 )
 
 _ENCODER: Final = msgspec.json.Encoder()

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from rankwatch_detectors.base import Occurrence
 from rankwatch_service.incidents.correlator import Correlator
+from rankwatch_service.incidents.model import Part
 from rankwatch_service.incidents.transition import TransitionKind, Update
 from rankwatch_service.policy.control_records import Judgement
 
@@ -24,3 +28,19 @@ def judged(correlator: Correlator, record: Judgement, step: int, now_s: float) -
         case _:
             return None
     return Update(incident, what, record.text, record.actor)
+
+
+def acceptance(standing: Iterable[Part], attempt: str, now_s: float) -> Occurrence:
+    """A person accepts what detectors still observe: its present level is the one to keep from now on.
+
+    Args:
+        standing: the open parts of the incident that the person resolved.
+        attempt: the newest one.
+        now_s: stream time.
+    """
+    parts = list(standing)
+    told = {
+        "kinds": sorted({str(part.kind) for part in parts}),
+        "scopes": sorted({str(part.scope) for part in parts}),
+    }
+    return Occurrence("accepted", attempt, "", now_s, None, None, told)

@@ -1,4 +1,4 @@
-"""What people have set (policy, receivers, silences, feedback) as of one position of the control log. Pure."""
+"""What people have set (policy, receivers, silences, feedback, rules, tunings) as of a position of the control log."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any, Final
 
 import msgspec
 
+from rankwatch_detectors.metric_rule import MetricRule
+from rankwatch_service.job_pattern import matches_any
 from rankwatch_service.policy.control_records import (
     ControlRecord,
     JobProject,
@@ -14,10 +16,12 @@ from rankwatch_service.policy.control_records import (
     PrecisionSet,
     ReceiverRoute,
     ReceiversSet,
+    RulesSet,
     SilenceSet,
 )
 from rankwatch_service.policy.policy import Policy, policy_of, policy_record
 from rankwatch_service.policy.precision import Precision
+from rankwatch_service.tuning.tunings import TuningSet
 
 SILENCES_MAX: Final = 1_000
 """Silences kept; beyond, the one that ends first is dropped. People set a few dozen."""
@@ -28,7 +32,7 @@ WAITING_MAX: Final = 1_000
 
 
 class SettingsInForce:
-    """The settings that decide who is notified of what, and what is done."""
+    """The settings that decide what is told, who is notified of what, and what is done."""
 
     def __init__(self) -> None:
         self.policy = Policy()
@@ -36,6 +40,9 @@ class SettingsInForce:
         self.silences: dict[str, SilenceSet] = {}
         self.precision: Mapping[str, Precision] = {}
         """By kind of incident; a kind that is missing has none that is judged."""
+        self.rules: tuple[MetricRule, ...] = ()
+        """On metrics, of all jobs."""
+        self.tuning = TuningSet()
         self.waiting: dict[str, JobProject] = {}
         """Project and owner of jobs that have not begun, in the order in which they were set. Copies have none."""
 
@@ -46,6 +53,10 @@ class SettingsInForce:
                 self.policy = policy_of(record)
             case PrecisionSet():
                 self.precision = {kind: Precision(*counts) for kind, counts in record.kinds.items()}
+            case RulesSet():
+                self.rules = record.rules
+            case TuningSet():
+                self.tuning = record
             case ReceiversSet():
                 self.receivers = record.receivers
             case SilenceSet():
@@ -65,8 +76,12 @@ class SettingsInForce:
         """A copy for one job, which changes alone while that job's past is replayed."""
         settings = SettingsInForce()
         settings.policy, settings.receivers, settings.silences = self.policy, self.receivers, self.silences
-        settings.precision = self.precision
+        settings.precision, settings.rules, settings.tuning = self.precision, self.rules, self.tuning
         return settings
+
+    def rules_of(self, job: str) -> tuple[MetricRule, ...]:
+        """The rules on the metrics of one job."""
+        return tuple(rule for rule in self.rules if matches_any(rule.jobs, job))
 
     def state(self) -> dict[str, Any]:
         """The settings for a snapshot, as JSON types."""
@@ -75,6 +90,8 @@ class SettingsInForce:
             "receivers": [msgspec.structs.asdict(receiver) for receiver in self.receivers],
             "silences": [msgspec.structs.asdict(silence) for silence in self.silences.values()],
             "precision": {kind: [of_kind.useful, of_kind.noise] for kind, of_kind in self.precision.items()},
+            "rules": [rule.fields() for rule in self.rules],
+            "tuning": msgspec.to_builtins(self.tuning),
             "waiting": [msgspec.structs.asdict(whose) for whose in self.waiting.values()],
         }
 
@@ -86,5 +103,7 @@ class SettingsInForce:
         settings.receivers = tuple(msgspec.convert(state["receivers"], list[ReceiverRoute]))
         settings.silences = {silence["id"]: SilenceSet(**silence) for silence in state["silences"]}
         settings.precision = {kind: Precision(*counts) for kind, counts in state.get("precision", {}).items()}
+        settings.rules = tuple(MetricRule.of(rule) for rule in state.get("rules", ()))
+        settings.tuning = msgspec.convert(state.get("tuning", {"record": "tuning"}), TuningSet)
         settings.waiting = {whose["job"]: JobProject(**whose) for whose in state.get("waiting", ())}
         return settings

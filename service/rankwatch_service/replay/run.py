@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from rankwatch_detectors.base import Observation
 from rankwatch_detectors.catalogue import CatalogueConfig, detectors
+from rankwatch_detectors.metric_rule import MetricRule
 from rankwatch_service.incidents.model import Incident
 from rankwatch_service.incidents.transition import TransitionKind
 from rankwatch_service.job.detection import DetectionPipeline
@@ -53,6 +54,7 @@ def replay(
     job: str,
     until_step: int | None,
     progress: OnProgress,
+    rules: Sequence[MetricRule] = (),
 ) -> ReplayResult:
     """Run the detectors and the correlator over recorded telemetry.
 
@@ -63,12 +65,15 @@ def replay(
         job: its name.
         until_step: the last step to read; None = all.
         progress: called after each batch of rows.
+        rules: of people on its metrics, whichever jobs they are for.
 
     Raises:
         ReplayError: the header of a file is wrong. An error in its rows is returned in the result.
     """
     readers = [RowReader(source, mapping) for source in sources]
-    pipelines = [DetectionPipeline(job, lambda config=config: detectors(config)) for config in configs]  # type: ignore[misc]
+    pipelines = [
+        DetectionPipeline(job, lambda config=config: detectors(config), lambda: tuple(rules)) for config in configs
+    ]
     outcome = ReplayResult([[] for _ in configs])
     known = set().union(*(reader.known for reader in readers))
     outcome.named = "rank" in known

@@ -24,15 +24,17 @@ class LastValues:
     """By metric; those without a value in the newest chunk are absent."""
 
 
-def last_values(engine: Engine, job: str, ranks: Sequence[int]) -> list[LastValues]:
+def last_values(engine: Engine, job: str, ranks: Sequence[int], within: int) -> list[LastValues]:
     """The newest value of each metric that a rank has in the newest chunk of that metric.
 
     Args:
         engine: the store.
         job: its name, or the name of the series of its devices.
         ranks: whose values.
+        within: steps by which a value may be older than the rank's newest one; what is older is measured no more.
     """
     found = [LastValues() for _ in ranks]
+    steps: list[dict[str, int]] = [{} for _ in ranks]
     for metric in metrics(engine, job):
         mine = (SeriesChunk.job == job, SeriesChunk.metric == metric)
         query = select(SeriesChunk.chunk, SeriesChunk.ranks, SeriesChunk.data).where(*mine)
@@ -43,8 +45,11 @@ def last_values(engine: Engine, job: str, ranks: Sequence[int]) -> list[LastValu
         cells = decoded(row.data, row.ranks)
         here = ~absent(cells)
         last = len(cells) - 1 - np.argmax(here[::-1], axis=0)
-        for newest, rank in zip(found, ranks, strict=True):
+        for newest, read_at, rank in zip(found, steps, ranks, strict=True):
             if rank < cells.shape[1] and here[last[rank], rank]:
                 newest.values[metric] = float(cells[last[rank], rank])
-                newest.step = max(newest.step, row.chunk * CHUNK_STEPS + int(last[rank]))
+                read_at[metric] = row.chunk * CHUNK_STEPS + int(last[rank])
+                newest.step = max(newest.step, read_at[metric])
+    for newest, read_at in zip(found, steps, strict=True):
+        newest.values = {name: value for name, value in newest.values.items() if newest.step - read_at[name] <= within}
     return found

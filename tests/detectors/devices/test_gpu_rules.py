@@ -213,7 +213,8 @@ def test_several_troubles_of_one_device_are_one_episode_until_the_last_is_over()
     (first,) = fleet.see(CONFIG.held_slots, {"power_w": 200.0})
     (graver,) = fleet.see(1, {"power_w": 200.0, "remap_failed": 1.0})
     assert (first.change, graver.change, graver.severity) == (Change.OPEN, Change.UPDATE, Severity.WARNING)
-    assert fleet.see(50, {"remap_failed": 1.0}) == []
+    (one_over,) = fleet.see(50, {"remap_failed": 1.0})
+    assert (one_over.change, one_over.evidence["besides"]) == (Change.UPDATE, None)
     (over,) = fleet.see(1)
     assert over.change is Change.CLOSE
 

@@ -177,6 +177,53 @@ def test_a_link_that_is_down_is_told_at_once_and_warned_of_after_four_minutes() 
     assert over.change is Change.CLOSE
 
 
+def test_a_link_that_comes_back_from_its_second_drop_goes_on_as_a_flap_until_it_was_up_for_five_minutes() -> None:
+    hosts = learned("port")
+    assert [one.change for one in hosts.see(1, {"link_up": 0.0})] == [Change.OPEN]
+    assert [one.change for one in hosts.see(1, {"link_downs": 6.0})] == [Change.CLOSE]
+    assert [one.change for one in hosts.see(1, {"link_up": 0.0, "link_downs": 6.0})] == [Change.OPEN]
+    told = hosts.see(1, {"link_downs": 7.0})
+    assert {one.change for one in told} == {Change.UPDATE}
+    assert (told[-1].severity, told[-1].evidence["rule"]) == (Severity.WARNING, "flap")
+    assert hosts.see(PORT.flap_slots - 1, {"link_downs": 7.0}) == []
+    assert [one.change for one in hosts.see(1, {"link_downs": 7.0})] == [Change.CLOSE]
+
+
+def test_a_second_port_that_is_down_is_told_at_once_and_evidence_is_that_of_the_port_it_names() -> None:
+    hosts = Hosts("port")
+    names = (("host-1", "mlx5_0/1"), ("host-1", "eth1"))
+    told: list[Finding] = []
+
+    def see(up: tuple[float, float], errors: float) -> list[Finding]:
+        hosts.slot += 1
+        values = {"link_up": np.array(up), "port_errors": np.array([errors, 0.0])}
+        present = {name: np.ones(2, dtype=bool) for name in values}
+        now_s = hosts.slot * SLOT_S
+        return list(hosts.detector.observe(DeviceCounters(hosts.slot, now_s, names, values, present, "port")))
+
+    for errors in range(5):
+        told += see((1.0, 1.0), float(errors))
+    (opened,) = told
+    assert (opened.evidence["port_errors"], opened.evidence["new_errors"]) == (3, 3)
+    (second,) = see((1.0, 0.0), 5.0)
+    assert second.change is Change.UPDATE
+    assert second.summary.endswith("Besides: Port eth1 of host host-1 is down.")
+    assert second.evidence["besides"] == ["Port eth1 of host host-1 is down."]
+    assert second.evidence["new_errors"] == 4
+    warned = [finding for _ in range(PORT.errors_quiet_slots) for finding in see((1.0, 0.0), 5.0)][-1]
+    assert (warned.evidence["port"], warned.evidence["rule"]) == ("eth1", "down")
+    assert warned.evidence["new_errors"] is warned.evidence["port_errors"] is warned.evidence["besides"] is None
+
+
+def test_counts_that_rise_are_told_again_after_a_minute_as_how_many_there_were_since_it_began() -> None:
+    hosts = learned("port")
+    found = [hosts.see(1, {"port_errors": 9.0 + 10 * reading}) for reading in range(1, 40)]
+    told = [(slot, finding) for slot, findings in enumerate(found, start=1) for finding in findings]
+    assert [slot for slot, _ in told] == [3, 12, 24, 36]
+    assert told[-1][1].summary == "Port mlx5_0/1 of host host-1 counts errors: 360 new ones."
+    assert told[-1][1].evidence["port_errors"] == 369
+
+
 def test_a_port_that_was_down_before_the_launch_is_not_about_it() -> None:
     hosts = Hosts("port")
     assert hosts.see(100, {"link_up": 0.0, "link_bits_per_s": np.nan}) == []

@@ -4,6 +4,7 @@ import pytest
 
 from rankwatch import wire
 from rankwatch_detectors.devices.device_degraded import DeviceDegradedConfig, DeviceDegradedDetector
+from rankwatch_detectors.devices.network_degraded import NetworkDegradedConfig, NetworkDegradedDetector
 from rankwatch_service.job.boards import device_board
 from rankwatch_service.job.boards.device_board import (
     CLOSE_AFTER_S,
@@ -19,7 +20,7 @@ from rankwatch_service.job.boards.device_board import (
 from rankwatch_service.job.boards.device_boards import DeviceBoards, as_frame
 from rankwatch_service.stream.saved.packing import pack, unpack
 from tests.support.detection.scripted_job import World
-from tests.support.values.batches import batch
+from tests.support.values.batches import batch, progress
 
 NOW_S = 1_000_000.0
 
@@ -77,6 +78,15 @@ def test_a_slot_has_the_mean_or_the_newest_value_and_is_told_when_it_is_over():
     assert frame.values["pcie_replays"][0] == 3
     assert frame.values["power_now_w"][frame.present["power_now_w"]].tolist() == [300]
     assert due(board) == []
+
+
+def test_the_speed_of_a_port_in_the_slot_in_which_it_changed_is_the_newest_one_and_not_the_mean():
+    board = DeviceBoard()
+    take(board, sample(0, link_bits_per_s=25e9, sent_bytes_per_s=2.0))
+    take(board, sample(0, NOW_S + 2.5, link_bits_per_s=1e9, sent_bytes_per_s=4.0))
+    (counters,) = due(board)
+    told = {name: values.tolist() for name, values in counters.values.items()}
+    assert told == {"link_bits_per_s": [1e9], "sent_bytes_per_s": [3.0]}
 
 
 def test_what_a_device_does_not_tell_is_not_present_and_what_comes_late_is_a_frame_of_its_own():
@@ -200,3 +210,30 @@ def test_a_device_that_draws_less_than_usual_is_an_incident_of_its_rank():
         "device_degraded", (2,), ("GPU-2",), "info"
     )  # fmt: skip
     assert incident.summary.startswith("GPU-2 of rank 2 on node-1 draws 300 W under load, where 600 W are usual")
+
+
+def read_ports(world: World, slots: int, **counters: dict[str, float]) -> None:
+    """An agent reads the ports of its host in so many slots."""
+    for _ in range(slots):
+        stamp = int(world.now_s * 1e9)
+        world.send(
+            host_devices=[wire.HostDeviceSample(wire.PORT, name, stamp, told) for name, told in counters.items()]
+        )
+        world.tick(SLOT_S)
+
+
+def test_a_job_that_has_ended_opens_nothing_of_what_stood_at_its_end():
+    world = World(detector=lambda: NetworkDegradedDetector(NetworkDegradedConfig()))
+    world.train(0)
+    up, down = {"link_up": 1.0}, {"link_up": 0.0}
+    read_ports(world, 4, eth1=up, eth2=up, eth3=up)
+    read_ports(world, 4, eth1=down, eth2=down, eth3=up)
+    assert [str(incident.kind) for incident in world.job.correlator.open] == ["network_degraded"]
+    world.send(progress=tuple(progress(rank, 0, state="left") for rank in range(4)))
+    world.tick()
+    assert world.told()[-1] == "resolved"
+    told = len(world.told())
+    read_ports(world, 3, eth1=up, eth2=down, eth3=down)
+    for _ in range(300):
+        world.tick()
+    assert world.told()[told:] == []

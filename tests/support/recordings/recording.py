@@ -11,12 +11,21 @@ from sqlalchemy import Engine, select
 from rankwatch import wire
 from rankwatch_detectors.base import Frame, Observation, Occurrence
 from rankwatch_detectors.catalogue import detectors
+from rankwatch_detectors.metric_rule import Condition, MetricRule
+from rankwatch_detectors.tuning import Profile
 from rankwatch_service.incidents.model import incident_id
 from rankwatch_service.log.base import Entry
 from rankwatch_service.log.control_log import ControlLog
 from rankwatch_service.log.sql_log import SqlLog
 from rankwatch_service.names import ALL_JOBS
-from rankwatch_service.policy.control_records import Judgement, ReceiverRoute, ReceiversSet, SilenceSet, encode_control
+from rankwatch_service.policy.control_records import (
+    Judgement,
+    ReceiverRoute,
+    ReceiversSet,
+    RulesSet,
+    SilenceSet,
+    encode_control,
+)
 from rankwatch_service.policy.policy import Mode, Policy, PolicyLimits, Rule, policy_record
 from rankwatch_service.series.writer import SeriesWriter
 from rankwatch_service.simulate.batches import batches
@@ -29,9 +38,13 @@ from rankwatch_service.store.engine import read, write
 from rankwatch_service.stream.loop import Stream
 from rankwatch_service.stream.sources.base import Source
 from rankwatch_service.stream.sources.sql import SqlSource
+from rankwatch_service.tuning.tunings import Tuning, TuningSet
 from tests.support.clock import FakeClock
 from tests.support.store.database import new_database
 
+UNEVEN = MetricRule("uneven", "busy_s", Condition.PEERS, 1.5, hold_s=3.0, jobs=("slo?",))
+HIGH = MetricRule("high", "loss", Condition.ABOVE, 1.0, severity="info", jobs=("hang",))
+MOVED = MetricRule("moved", "local_grad_norm", Condition.CHANGE, jobs=("nan",))
 START_NS = 1_700_000_000_000_000_000
 FIRST = incident_id("nan", "launch0.0", "nonfinite", "rank:3", 1)
 """The incident that a person acknowledges in the recording."""
@@ -66,7 +79,7 @@ def control(time_s: float, key: str, record) -> Timed:
 
 
 def recording() -> list[Timed]:
-    """About 1,200 records: five kinds of faults, policy, receivers, a silence, an acknowledgement, repeats, rubbish."""
+    """About 1,200 records: five kinds of faults, what people set, a silence, an acknowledgement, repeats, rubbish."""
     size = {"world_size": 8, "step_s": 0.5}
     nan = Job(steps=130, seed=1, **size, placement=RankPlacement(ranks_per_host=4)).inject(
         NonFinite(3, 80), Restart(84, 70, relaunch=False)
@@ -82,7 +95,12 @@ def recording() -> list[Timed]:
     people = [
         control(0.0, ALL_JOBS, policy_record(policy)),
         control(0.0, ALL_JOBS, ReceiversSet((ReceiverRoute("oncall"), ReceiverRoute("lab", jobs=("slow",))))),
+        control(0.5, ALL_JOBS, RulesSet((UNEVEN, MOVED, HIGH))),
+        control(20.0, ALL_JOBS, RulesSet((UNEVEN, MOVED, replace(HIGH, value=1.5)))),
         control(1.0, ALL_JOBS, SilenceSet("s1", "slow", "", "", START_NS, START_NS + 10**18)),
+        control(20.0, ALL_JOBS, TuningSet(1, (Tuning("s*", settings={"straggler.budget": 10.0}),))),
+        control(33.0, ALL_JOBS, TuningSet(2, (Tuning("slow", Profile.SENSITIVE), Tuning("*", Profile.QUIET)))),
+        control(60.0, ALL_JOBS, TuningSet(3)),
         control(34.8, "nan", Judgement(FIRST, "acknowledged", "ann", "looking")),
         control(35.0, "nan", Judgement(FIRST, "commented", "ann", "bad batch of data")),
         Timed(20.0, Entry("slow", b"rubbish")),

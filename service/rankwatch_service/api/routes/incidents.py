@@ -23,6 +23,7 @@ from rankwatch_service.api.http.lookup import full_id
 from rankwatch_service.api.http.numbers import Number
 from rankwatch_service.api.http.paging import Page, Projects, Wanted, any_of, fetch_page
 from rankwatch_service.api.http.problem import not_found
+from rankwatch_service.incidents.explanation import WHY
 from rankwatch_service.incidents.kinds import first_steps
 from rankwatch_service.log.base import Entry
 from rankwatch_service.policy import precision
@@ -333,6 +334,11 @@ def _of_projects(query: Any, project: list[str] | None) -> Any:
     return query.where(IncidentRow.job.in_(mine)) if project else query
 
 
+def _without_why(fields: dict[str, Any]) -> dict[str, Any]:
+    """Fields of a transition without explanations, which are a resource of their own."""
+    return {name: value for name, value in fields.items() if name != WHY}
+
+
 def find_incident(connection: Connection, incident_id: str, identity: Identity) -> RowMapping:
     """The row of an incident.
 
@@ -377,7 +383,7 @@ def incident_detail(connection: Connection, row: RowMapping) -> IncidentDetail:
         **row,
         first_steps=first_steps(row["kind"], row["severity"], row["evidence"]),
         can=sorted(topology.get("can", ())),
-        history=[Transition.model_validate(one) for one in history],
+        history=[Transition.model_validate({**one, "fields": _without_why(one["fields"])}) for one in history],
         notifications=[Notification.model_validate({**one, "error": one["error"] or ""}) for one in notifications],
         feedback=[Feedback.model_validate(one) for one in feedback],
     )

@@ -8,7 +8,7 @@ from urllib.parse import quote
 import typer
 from rich.text import Text
 
-from rankwatch_service.cli import output
+from rankwatch_service.cli import explanations, output
 from rankwatch_service.cli.errors import Status
 from rankwatch_service.cli.options import JOBS, JSON, LIMIT, PROJECTS, TOKEN, URL, connect
 
@@ -59,9 +59,19 @@ def list_incidents(
 
 
 @app.command("show")
-def show_incident(incident: INCIDENT, as_json: JSON = False, url: URL = None, token: TOKEN = None) -> None:
+def show_incident(
+    incident: INCIDENT,
+    why: Annotated[bool, typer.Option("--why", help="Also why it was opened, and why not earlier.")] = False,
+    as_json: JSON = False,
+    url: URL = None,
+    token: TOKEN = None,
+) -> None:
     """Show one incident: summary, location, evidence, and what to do."""
-    found = connect(url, token).get(_path(incident))
+    client = connect(url, token)
+    found = client.get(_path(incident))
+    reasons = client.get(f"{_path(incident)}/why")["items"] if why else []
+    if why:
+        found["why"] = reasons
     if as_json:
         output.print_json([found])
         return
@@ -88,6 +98,8 @@ def show_incident(incident: INCIDENT, as_json: JSON = False, url: URL = None, to
             *(row for name, value in found["evidence"].items() for row in _evidence(name, value)),
         ]
     )
+    if why:
+        explanations.show(reasons)
 
 
 @app.command("ack")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -14,8 +14,11 @@ import typer
 
 from rankwatch_service.cli.errors import CliError, Status
 from rankwatch_service.cli.options import JSON
+from rankwatch_service.cli.rule_files import read_rules
 
 if TYPE_CHECKING:
+    from rankwatch_detectors.catalogue import CatalogueConfig
+    from rankwatch_detectors.metric_rule import MetricRule
     from rankwatch_service.incidents.model import Incident
     from rankwatch_service.replay.run import OnProgress, ReplayResult
 
@@ -27,10 +30,16 @@ MAP = Annotated[
     list[str] | None, typer.Option("--map", metavar="A=B,…", help="Read column A of the files as the known column B.")
 ]
 UNTIL = Annotated[int | None, typer.Option("--until-step", min=0, help="Stop after this step.")]
-CONFIG_HELP: Final = "Settings of detectors: a .toml or .json file, or DETECTOR.SETTING=VALUE,…"
-CONFIG = Annotated[str, typer.Option("--detector-config", metavar="SETTINGS", help=CONFIG_HELP)]
-COMPARE_HELP: Final = "Print only incidents that differ between these settings and --detector-config."
+CONFIG_HELP: Final = (
+    "Settings of detectors: quiet, standard or sensitive, a .toml or .json file, or DETECTOR.SETTING=VALUE,…"
+)
+CONFIG = Annotated[str, typer.Option("--tuning", "--detector-config", metavar="SETTINGS", help=CONFIG_HELP)]
+COMPARE_HELP: Final = "Print only incidents that differ between these settings and --tuning."
 COMPARE = Annotated[str | None, typer.Option("--compare", metavar="SETTINGS", help=COMPARE_HELP)]
+RULES_HELP: Final = (
+    "Rules on metrics: a .toml file, as of `rankwatch rules apply`. They hold whichever jobs they are for."
+)
+RULES = Annotated[Path | None, typer.Option("--rules", metavar="FILE", help=RULES_HELP, readable=False)]
 
 
 def replay(
@@ -39,8 +48,9 @@ def replay(
     mapping: MAP = None,
     as_json: JSON = False,
     until_step: UNTIL = None,
-    detector_config: CONFIG = "default",
+    tuning: CONFIG = "default",
     compare: COMPARE = None,
+    rules: RULES = None,
 ) -> None:
     """Run the detectors on recorded telemetry, offline: which incidents would have opened, and when.
 
@@ -48,7 +58,7 @@ def replay(
     in the order of steps: all ranks of a step, then those of the next.
     [bold]step[/bold] is required. Known columns (others become metrics):
 
-      time_s rank host device_type device_uuid dp tp pp attempt
+      time_s rank host device_type device_uuid dp tp pp cp ep attempt
       kind (train, eval, checkpoint)
       step_time_s busy_s busy_cpu_s wait_s
       device_step_s device_busy_s device_wait_s
@@ -64,32 +74,55 @@ def replay(
       rankwatch replay log.csv --map global_step=step,train/loss=loss
       rankwatch replay rank-*.csv.gz --json
       rankwatch replay job.parquet --compare straggler.budget=0.1
+      rankwatch replay job.parquet --tuning quiet --compare tuning.json
 
     Exit status: 0, with or without incidents; 1, a file is malformed (the
     rows before the error are analysed and printed); 2, wrong usage.
     """
     from rankwatch_service.replay.configure import read_config
+
+    try:
+        configs = [read_config(text, job) for text in (tuning, compare) if text is not None]
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    written = [] if rules is None else read_rules(rules)
+    began = time.perf_counter()
+    outcome = played(files, mapping, configs, job, until_step, [rule.rule() for rule in written])
+    seconds = time.perf_counter() - began
+    names = (tuning, compare or "")
+    _print_json(outcome, seconds, names) if as_json else _print(outcome, seconds, names)
+    if outcome.broken is not None:
+        raise CliError(Status.FINDINGS, str(outcome.broken))
+
+
+def played(
+    files: Sequence[Path],
+    mapping: Sequence[str] | None,
+    configs: Sequence[CatalogueConfig],
+    job: str,
+    until_step: int | None,
+    rules: Sequence[MetricRule],
+) -> ReplayResult:
+    """Replay files, with a progress bar.
+
+    Raises:
+        CliError: a file cannot be read.
+        typer.BadParameter: the mapping is wrong.
+    """
     from rankwatch_service.replay.layout import ReplayError, parse_mapping
     from rankwatch_service.replay.run import replay as run
     from rankwatch_service.replay.sources import open_source
 
     try:
-        configs = [read_config(text) for text in (detector_config, compare) if text is not None]
         columns = parse_mapping(",".join(mapping or []))
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
-    began = time.perf_counter()
     try:
         sources = [open_source(path) for path in files]
         with _progress(sum(source.total for source in sources)) as progress:
-            outcome = run(sources, columns, configs, job=job, until_step=until_step, progress=progress)
+            return run(sources, columns, configs, job=job, until_step=until_step, progress=progress, rules=rules)
     except ReplayError as error:
         raise CliError(Status.FINDINGS, str(error)) from error
-    seconds = time.perf_counter() - began
-    names = (detector_config, compare or "")
-    _print_json(outcome, seconds, names) if as_json else _print(outcome, seconds, names)
-    if outcome.broken is not None:
-        raise CliError(Status.FINDINGS, str(outcome.broken))
 
 
 @contextmanager
@@ -142,7 +175,7 @@ def _print(outcome: ReplayResult, seconds: float, names: tuple[str, str]) -> Non
         head = "No incident" if not incidents else f"{len(incidents)} incident{'s' * (len(incidents) != 1)}"
         console.print(f"\n[bold]{head}[/bold]{' ' + which if which else ''}{':' if incidents else '.'}")
         for incident in incidents:
-            _describe(console, incident, outcome.named)
+            describe(console, incident, outcome.named)
     notes = [f"{kind}: needs {words}" for kind, words in missing(outcome)]
     notes = ["Not detected, since columns are missing:", *(f"  {note}" for note in notes)] if notes else []
     notes.append(f"Never detected in files, which lack the data: {', '.join(NOT_IN_FILES)}")
@@ -158,7 +191,8 @@ def _print(outcome: ReplayResult, seconds: float, names: tuple[str, str]) -> Non
         console.print(f"A detector failed: {failure}", style="red", markup=False)
 
 
-def _describe(console: Any, incident: Incident, named: bool) -> None:
+def describe(console: Any, incident: Incident, named: bool) -> None:
+    """Print one incident in a few lines."""
     from rich.padding import Padding
 
     from rankwatch_service.cli.output import plain, severity

@@ -158,7 +158,7 @@ def demo(
     broker: Annotated[str, typer.Argument(metavar="HOST:PORT", help="With --kafka: a running Kafka to use.")] = "",
     database_url: DATABASE_URL = None,
 ) -> None:
-    """Train a small GPT on 4 ranks, inject five faults, and show how they are detected and recovered from."""
+    """Train a small GPT on 4 ranks, inject six faults, and show how they are detected and recovered from."""
     from rankwatch_service.cli.extras import require
     from rankwatch_service.demo.run import STEPS, DemoOptions, run
     from rankwatch_service.demo.services.backing import OWN, Backing

@@ -24,6 +24,9 @@ wait together, but are not read together. Of all others it has the newest value.
 AVERAGED: Final = ("_celsius", "_w", "_hz", "_ratio", "_per_s")
 """Ends of the names of such counters."""
 
+STATED: Final = ("link_bits_per_s",)
+"""Counters that end so and are none: a port had one speed or another, and never their mean."""
+
 CLOSE_AFTER_S: Final = 5
 """A slot is written so long after its end. What comes later is added to it."""
 
@@ -177,7 +180,7 @@ class DeviceBoard:
             sums, counts = slot.get(name, NONE)
             if number >= len(sums):
                 sums, counts = slot[name] = _fitted(sums, counts, max(len(self._devices), 2 * len(sums)))
-            if name.endswith(AVERAGED):
+            if name.endswith(AVERAGED) and name not in STATED:
                 sums[number] += value
                 counts[number] += 1
             else:

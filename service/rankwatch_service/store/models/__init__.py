@@ -6,7 +6,16 @@ Times are integer nanoseconds since the Unix epoch.
 batch; `api` writes commands, orders, tokens, settings and audit; `notify` writes states of the outbox and deliveries.
 """
 
-from rankwatch_service.store.models.access import Agent, Audit, IdempotentReply, PolicyRule, Setting, Token
+from rankwatch_service.store.models.access import (
+    Agent,
+    Audit,
+    IdempotentReply,
+    MetricRuleRow,
+    PolicyRule,
+    Setting,
+    Token,
+    TuningVersion,
+)
 from rankwatch_service.store.models.base import Base
 from rankwatch_service.store.models.commands import AgentView, Checkpoint, Command, HostRecord, Order, RankTrace
 from rankwatch_service.store.models.incidents import (
@@ -70,6 +79,7 @@ __all__ = [
     "Lease",
     "LogPartition",
     "LogRecord",
+    "MetricRuleRow",
     "Order",
     "Outbox",
     "PolicyRule",
@@ -88,4 +98,5 @@ __all__ = [
     "StreamReport",
     "StreamTick",
     "Token",
+    "TuningVersion",
 ]

@@ -1,4 +1,4 @@
-"""Tokens, policy, settings, replies that are kept for repeated requests, and the audit trail."""
+"""Tokens, policy, tunings, settings, replies that are kept for repeated requests, and the audit trail."""
 
 from __future__ import annotations
 
@@ -81,6 +81,20 @@ class PolicyRule(Base):
     """For rollback: full, weights or relaunch; "": full, else relaunch."""
 
 
+class MetricRuleRow(Base):
+    """A rule on a metric that jobs log."""
+
+    __tablename__ = "metric_rule"
+    name: Mapped[str] = mapped_column(primary_key=True)
+    position: Mapped[int]
+    """Rules are listed, and judged where a job has too many, in ascending order."""
+    rule: Mapped[dict[str, Any]]
+    """Fields of `rankwatch_detectors.metric_rule.MetricRule`."""
+    updated_by: Mapped[str]
+    """As the audit trail names people."""
+    updated_unix_ns: Mapped[int]
+
+
 class Setting(Base):
     """One stored setting, for instance the limits of the policy."""
 
@@ -88,6 +102,17 @@ class Setting(Base):
     name: Mapped[str] = mapped_column(primary_key=True)
     value: Mapped[dict[str, Any]]
     updated_unix_ns: Mapped[int]
+
+
+class TuningVersion(Base):
+    """One version of the tunings of detectors; the newest is in force."""
+
+    __tablename__ = "tuning_version"
+    version: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    tunings: Mapped[list[Any]]
+    """As `tuning.tunings.Tuning`, in the order in which they are tried."""
+    actor: Mapped[str]
+    at_unix_ns: Mapped[int]
 
 
 class IdempotentReply(Base):

@@ -27,6 +27,9 @@ VERSION: Final = "1"
 CHUNK_BYTES: Final = 1024 * 1024
 """Written in one transaction. It takes 5 ms, so no other writer waits longer for it."""
 
+ANYWHERE: Final = Place(2**62, 2**62, 2**62)
+"""No place is beyond it: those of another partition cannot be compared with those of this one."""
+
 KEPT: Final = 2
 """Complete snapshots kept of each job: one may turn out to be unreadable."""
 
@@ -109,9 +112,16 @@ def newest_settings(engine: Engine) -> Saved | None:
     with read(engine) as connection:
         query = select(Snapshot.__table__).where(Snapshot.job == ALL_JOBS, Snapshot.complete)
         rows = connection.execute(query.order_by(Snapshot.control_position.desc(), Snapshot.id.desc())).all()
-    # Places of another partition cannot be compared with those of this one, so none is too far.
-    anywhere = Place(2**62, 2**62, 2**62)
-    return next((saved for row in rows if (saved := _read(engine, row, anywhere)) is not None), None)
+    return next((saved for row in rows if (saved := _read(engine, row, ANYWHERE)) is not None), None)
+
+
+def newest_of(engine: Engine, job: str) -> tuple[Any, int] | None:
+    """The state in a job's newest readable snapshot, and its time; None if there is none, as of an idle job."""
+    with read(engine) as connection:
+        query = select(Snapshot.__table__).where(Snapshot.job == job, Snapshot.complete)
+        rows = connection.execute(query.order_by(Snapshot.id.desc())).all()
+    read_ones = ((_read(engine, row, ANYWHERE), row.at_unix_ns) for row in rows)
+    return next(((saved.state, at_unix_ns) for saved, at_unix_ns in read_ones if saved is not None), None)
 
 
 def needed_from(engine: Engine, partition: int, jobs: Iterable[str]) -> Place | None:

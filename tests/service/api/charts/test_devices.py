@@ -17,6 +17,8 @@ from tests.support.values.batches import batch, ranks
 
 ON_BOTH_DATABASES = True
 SLOTS = 200
+DOWN_SLOTS = 4
+"""Slots at the end in which one of the ports is down."""
 
 
 @pytest.fixture
@@ -35,8 +37,13 @@ def began_ns(api) -> int:
             for index in range(3)
             if index < 2 or slot < SLOTS // 2
         )
-        port = wire.HostDeviceSample(wire.PORT, "eth0", clock.unix_ns(), {"link_up": 1.0})
-        body = wire.encode(batch(slot, ranks=ranks(2) if slot == 0 else (), devices=samples, host_devices=(port,)))
+        is_up = slot < SLOTS - DOWN_SLOTS
+        rates = {"received_bytes_per_s": 6e6, "link_bits_per_s": 25e9} if is_up else {}
+        ports = (
+            wire.HostDeviceSample(wire.PORT, "eth0", clock.unix_ns(), {"link_up": 1.0}),
+            wire.HostDeviceSample(wire.PORT, "eth1", clock.unix_ns(), {"link_up": float(is_up), **rates}),
+        )
+        body = wire.encode(batch(slot, ranks=ranks(2) if slot == 0 else (), devices=samples, host_devices=ports))
         log.append([Entry("gpt", body)])
         clock.advance(SLOT_S)
         while stream.step():
@@ -80,19 +87,35 @@ def test_a_counter_over_time_of_all_devices_or_of_some(api, began_ns):
 
 def test_kinds_of_devices_and_hosts_are_listed_apart(api, began_ns):
     base = "/api/v1/jobs/gpt/devices"
-    (port,) = api.get(f"{base}?kind=port").json()["items"]
+    port = api.get(f"{base}?kind=port").json()["items"][-1]
     assert (port["kind"], port["number"], port["host"], port["uuid"]) == ("port", 0, "node-1", "eth0")
     assert port["counters"] == {"link_up": 1.0}
     assert api.get(f"{base}?kind=host").json()["items"] == []
     assert api.get(f"{base}?kind=disk").status_code == 422
     assert len(api.get(f"{base}?host=node-1").json()["items"]) == 3
     assert api.get(f"{base}?host=node-2").json()["items"] == []
-    assert api.get(f"{base}/counters?kind=port").json() == {"items": ["link_up"]}
+    assert api.get(f"{base}/counters?kind=port").json() == {
+        "items": ["link_bits_per_s", "link_up", "received_bytes_per_s"]
+    }
     (segment,) = api.get(f"{base}/series?counter=link_up&kind=port&reduce=min").json()["segments"]
-    assert set(segment["lines"][0]["high"]) == {1.0}
+    assert set(segment["lines"][0]["high"][:-DOWN_SLOTS]) == {1.0}
     jobs = [one["job"] for one in api.get("/api/v1/hosts/node-1/jobs").json()["items"]]
     assert jobs == ["gpt"]
     assert api.get("/api/v1/hosts/node-2/jobs").json()["items"] == []
+
+
+def test_a_port_that_is_down_has_neither_the_rates_nor_the_speed_from_before(api, began_ns):
+    ports = api.get("/api/v1/jobs/gpt/devices?kind=port").json()["items"]
+    assert {one["uuid"]: one["counters"] for one in ports} == {"eth0": {"link_up": 1.0}, "eth1": {"link_up": 0.0}}
+
+
+def test_a_counter_that_the_devices_do_not_have_is_refused_with_the_names_of_those_they_have(api, began_ns):
+    refused = api.get("/api/v1/jobs/gpt/devices/series?counter=nonsense")
+    assert refused.status_code == 422
+    assert refused.json()["detail"] == (
+        "gpu devices of gpt have no counter 'nonsense'; they have pcie_width, temperature_celsius"
+    )
+    assert api.get("/api/v1/jobs/gpt/devices/series?counter=nonsense&kind=host").json()["segments"] == []
 
 
 def test_series_of_devices_are_not_among_those_of_steps_and_go_with_their_job(api, began_ns):
@@ -105,6 +128,5 @@ def test_series_of_devices_are_not_among_those_of_steps_and_go_with_their_job(ap
 def test_what_does_not_exist_or_is_malformed_is_refused(api, began_ns):
     for path in ("", "/counters", "/series?counter=power_w"):
         assert api.get(f"/api/v1/jobs/none/devices{path}").status_code == 404
-    assert api.get("/api/v1/jobs/gpt/devices/series?counter=power_w").json()["segments"] == []
     for query in ("", "counter=x&devices=a", "counter=x&from_unix_ns=-1", "counter=x&reduce=none&devices=0-9999"):
         assert api.get(f"/api/v1/jobs/gpt/devices/series?{query}").status_code == 422, query

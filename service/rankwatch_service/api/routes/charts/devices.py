@@ -11,7 +11,7 @@ from sqlalchemy import RowMapping, select
 
 from rankwatch_service.api.dependencies.context import Context, Ctx
 from rankwatch_service.api.http.paging import Page, Wanted, fetch_page
-from rankwatch_service.api.http.problem import not_found
+from rankwatch_service.api.http.problem import ProblemError, not_found
 from rankwatch_service.api.routes.charts.steps import Line, Reader, chosen_numbers, lines_of, shown
 from rankwatch_service.job.boards.device_board import COUNTER_CHARS_MAX, SLOT_S
 from rankwatch_service.names import NAME_CHARS_MAX, series_of_devices
@@ -23,6 +23,9 @@ from rankwatch_service.store.models import Attempt, Job, JobDevice, JobHostDevic
 router = APIRouter(prefix="/jobs/{job}/devices", tags=["devices"])
 
 SLOT_NS: Final = SLOT_S * 10**9
+FRESH_SLOTS: Final = {"gpu": 12, "port": 1, "host": 1}
+"""By kind: slots after which a counter that is told no more, as a rate of a port that is down, is left out. Of ports
+and hosts every reading has all; some counters of GPUs are read at every tenth."""
 Kind = Annotated[Literal["gpu", "port", "host"], Query(description="GPUs, network ports, or hosts as a whole")]
 Time = Annotated[int | None, Query(ge=0, lt=2**63, description="Nanoseconds since the Unix epoch")]
 
@@ -42,7 +45,7 @@ class Device(BaseModel):
     ranks: list[int]
     """Ranks of the newest attempt that are known to use it."""
     counters: dict[str, float | None]
-    """Newest values. Units are part of the names."""
+    """Newest values, without those that are measured no more. Units are part of the names."""
     at_unix_ns: int | None
     """When these were read, to 5 s; null before any was stored."""
 
@@ -89,7 +92,8 @@ def list_devices(
     listed = f"devices {job} {kind} {host}"
     with read(context.engine) as connection:
         page = fetch_page(connection, query, [table.number], window, context.cursors, listed, partial(_device, kind))
-    newest = last_values(context.engine, series_of_devices(job, kind), [device.number for device in page.items])
+    numbers = [device.number for device in page.items]
+    newest = last_values(context.engine, series_of_devices(job, kind), numbers, FRESH_SLOTS[kind])
     for device, values in zip(page.items, newest, strict=True):
         device.ranks = users.get((device.host, device.uuid), []) if device.uuid else []
         _add(device, values)
@@ -118,6 +122,9 @@ def show_device_series(
 ) -> DeviceSeries:
     """A counter over time, of all devices or of those whose numbers are in a list such as 0,4-7."""
     _users(context, job)
+    known = metrics(context.engine, series_of_devices(job, kind))
+    if known and counter not in known:
+        raise ProblemError(422, f"{kind} devices of {job} have no counter {counter!r}; they have {', '.join(known)}")
     first, last = (None if at is None else at // SLOT_NS for at in (from_unix_ns, to_unix_ns))
     chosen = chosen_numbers(devices, "devices") if devices else []
     found = series(context.engine, series_of_devices(job, kind), counter, first or 0, last, chosen, reduce, points)

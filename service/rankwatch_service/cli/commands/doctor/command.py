@@ -30,7 +30,7 @@ CLOCK_SKEW_MAX_S: Final = 5.0
 
 OPTIONAL: Final = (
     ("torch", "gradient norms, fingerprints and rollback"),
-    ("pynvml", "GPU counters"),
+    ("pynvml", "GPU counters (`rankwatch doctor --gpu` says which there are)"),
     ("kafka", "the Kafka log"),
     ("psycopg", "PostgreSQL"),
 )
@@ -80,7 +80,7 @@ def _machine(configured: Settings) -> Iterator[CheckResult]:
     yield CheckResult("version", "ok", f"rankwatch {metadata.version('rankwatch')}")
     for module, use in OPTIONAL:
         if find_spec(module):
-            yield CheckResult(module, "ok", use)
+            yield CheckResult(module, "ok", f"installed, for {use}")
         else:
             yield CheckResult(module, "note", f"not installed; needed only for {use}")
     yield _space("recorder folder", _recorder_folder(os.environ.get("RANKWATCH_DIR")), SHARED_MEMORY_BYTES_MIN)

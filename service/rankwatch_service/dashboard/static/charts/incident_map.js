@@ -46,7 +46,8 @@ function whereFelt(incident) {
 
 // The first metric of the kind that this job reports, or null.
 async function firstMeasured(incident, felt) {
-  for (const metric of METRICS[felt.kind] ?? OF_TIME) {
+  const ofRule = felt.kind === "metric" ? [incident.evidence.metric] : OF_TIME;
+  for (const metric of METRICS[felt.kind] ?? ofRule) {
     const last = Math.max(incident.detected_step ?? 0, felt.step) + AFTER;
     const found = await grid(incident.job, metric, 2 * (BEFORE + AFTER), { from: Math.max(0, felt.step - BEFORE), to: last });
     if (found) return { metric, grid: found };

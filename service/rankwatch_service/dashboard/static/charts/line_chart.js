@@ -6,6 +6,17 @@ import { measured } from "../common/format.js";
 
 const assets = new URL("..", import.meta.url).href;
 const SEVERITY = { critical: "#e5342b", warning: "#e8890c", info: "#3a86d8" };
+// Units of the y axis by the end of the metric's name, with SI prefixes where these are usual.
+const UNITS = [
+  [/_bytes_per_s$/, "B/s", "~s"],
+  [/_bits_per_s$/, "bit/s", "~s"],
+  [/_per_s$/, "/s", "~g"],
+  [/_s$/, "s", "~s"],
+  [/_bytes$/, "B", "~s"],
+  [/_hz$/, "Hz", "~s"],
+  [/_w$/, " W", "~g"],
+  [/_celsius$/, " °C", "~g"],
+];
 const FRINGE = 0.06; // of the y range, kept free above and below for marks on the frame
 let loading = null;
 
@@ -39,7 +50,7 @@ export class Chart {
     const ink = (name) => style.getPropertyValue(name).trim();
     const range = robustRange(lines);
     const traces = [...lines.flatMap((line) => this.#line(line, ink)), ...this.#marks(marks, range, ink), ...this.#offScale(lines, range, ink)];
-    await Plotly.react(this.box, traces, this.#layout(range, shapes(incidents, attempts, ink), ink, style), { responsive: true, displayModeBar: false, doubleClick: "reset" });
+    await Plotly.react(this.box, traces, this.#layout(range, shapes(incidents, attempts, ink), !hasValues(lines, marks), ink, style), { responsive: true, displayModeBar: false, doubleClick: "reset" });
   }
 
   // The area between low and high, and an invisible line for the tooltip. A dashed line follows the highest values.
@@ -85,9 +96,9 @@ export class Chart {
     return [arrow(above, high, "arrow-bar-up-open"), arrow(below, low, "arrow-bar-down-open")].filter((trace) => trace.x.length);
   }
 
-  #layout(range, drawn, ink, style) {
+  #layout(range, drawn, isEmpty, ink, style) {
     const axis = { color: ink("--faint"), gridcolor: ink("--line"), zeroline: false, linecolor: ink("--line-strong"), tickfont: { size: 11 }, ticks: "" };
-    const seconds = this.metric.endsWith("_s") && !this.metric.endsWith("_per_s");
+    const [, unit, tickformat] = UNITS.find(([name]) => name.test(this.metric)) ?? [null, "", "~g"];
     return {
       margin: { l: 48, r: 12, t: 8, b: 24 },
       height: this.box.clientHeight,
@@ -98,11 +109,16 @@ export class Chart {
       dragmode: "zoom",
       hovermode: "x unified",
       hoverlabel: { bgcolor: ink("--raised"), bordercolor: ink("--line-strong"), font: { size: 12, color: ink("--text") } },
-      xaxis: { ...axis, showgrid: false, showline: true, ...this.place.axis, unifiedhovertitle: { text: this.place.text } },
-      yaxis: { ...axis, range, nticks: 5, fixedrange: true, tickformat: seconds ? "~s" : "~g", ticksuffix: seconds ? "s" : "" },
+      annotations: isEmpty ? [{ text: "No data in this range", showarrow: false, xref: "paper", yref: "paper", x: 0.5, y: 0.5, font: { color: ink("--faint") } }] : [],
+      xaxis: { ...axis, showgrid: false, showline: true, showticklabels: !isEmpty, ...this.place.axis, unifiedhovertitle: { text: this.place.text } },
+      yaxis: { ...axis, range, showticklabels: !isEmpty, nticks: 5, fixedrange: true, tickformat, ticksuffix: unit },
       shapes: drawn,
     };
   }
+}
+
+function hasValues(lines, marks) {
+  return lines.some(({ high }) => high.some((value) => value !== null)) || Object.values(marks).some((steps) => steps.length);
 }
 
 function shapes(incidents, attempts, ink) {

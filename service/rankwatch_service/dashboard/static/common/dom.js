@@ -14,6 +14,9 @@ export function h(tag, properties = {}, ...children) {
   return element;
 }
 
+// A text in which `…` is code.
+export const withCode = (text) => text.split("`").map((part, at) => (at % 2 ? h("code", {}, part) : part));
+
 export function fill(element, ...children) {
   element.replaceChildren(...flat(children));
   return element;

@@ -88,6 +88,7 @@ export function stepNumber(step) {
 export function measured(name, value) {
   if (typeof value === "boolean") return value ? "yes" : "no";
   if (typeof value !== "number") return value === null ? MISSING : String(value);
+  if (name === "link_up") return value ? "up" : "down";
   if (name.endsWith("_bytes_per_s")) return `${bytes(value)}/s`;
   if (name.endsWith("_bits_per_s")) return `${number(value / 1e9)} Gbit/s`;
   if (name.endsWith("_per_s")) return `${number(value)}/s`;
@@ -126,6 +127,7 @@ const KINDS = {
   checkpoint_overdue: "Checkpoint overdue",
   restore_failed: "Restore failed",
   limit_reached: "Limit reached",
+  metric: "Metric rule",
   forged_telemetry: "Forged telemetry",
 };
 

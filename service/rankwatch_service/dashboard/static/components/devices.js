@@ -1,5 +1,5 @@
 // The devices of a job of one kind, of all hosts or of one: a counter over time, and the devices with its highest
-// values. Hidden while none has reported.
+// values, after ports that are down. Hidden while none has reported.
 
 import { get, now, path } from "../common/api.js";
 import { Chart } from "../charts/line_chart.js";
@@ -17,7 +17,7 @@ const KINDS = {
   },
   port: {
     title: "Network ports",
-    columns: ["received_bytes_per_s", "sent_bytes_per_s", "link_bits_per_s", "link_downs", "port_errors"],
+    columns: ["received_bytes_per_s", "link_up", "sent_bytes_per_s", "link_bits_per_s", "link_downs", "port_errors"],
     nameOf: (one) => `${one.host} ${one.uuid}`,
   },
   host: {
@@ -38,7 +38,7 @@ export class DevicesCard {
     this.looks = KINDS[kind];
     this.counters = "";
     this.plot = h("div", { class: "plot" });
-    this.table = h("div");
+    this.table = h("div", { class: "wide" });
     this.pick = h("select", { class: "small", "aria-label": "Counter", onchange: () => this.draw() });
     this.range = h("select", { class: "small", "aria-label": "Time shown", onchange: () => this.draw() }, Object.entries(RANGES).map(([name, seconds]) => h("option", { value: seconds }, name)));
     const legend = h("span", { class: "legend" }, h("i", { class: "median" }), "median", h("i", { class: "band" }), "5–95 %", h("i", { class: "max" }), "highest");
@@ -85,13 +85,14 @@ export class DevicesCard {
   #list(devices, counter, more) {
     const columns = [...new Set([counter, ...this.looks.columns])].filter((name) => devices.some((one) => name in one.counters));
     const height = (one) => one.counters[counter] ?? -Infinity;
-    const highest = devices.sort((a, b) => height(b) - height(a) || a.number - b.number).slice(0, LISTED);
+    const isDown = (one) => one.counters.link_up === 0;
+    const highest = devices.sort((a, b) => isDown(b) - isDown(a) || height(b) - height(a) || a.number - b.number).slice(0, LISTED);
     fill(
       this.table,
       h(
         "table",
         { class: "compact" },
-        h("thead", {}, h("tr", {}, h("th", {}, more ? `Name, of the ${READ_MAX} seen last` : "Name"), this.kind === "gpu" && h("th", {}, "Used by"), columns.map((name) => h("th", { class: "right" }, words(name))))),
+        h("thead", {}, h("tr", {}, h("th", {}, more ? `Name, of the ${READ_MAX} seen last` : "Name"), this.kind === "gpu" && h("th", {}, "Used by"), columns.map((name) => h("th", { class: "right" }, name === "link_up" ? "Link" : words(name))))),
         h("tbody", {}, highest.map((one) =>
           h("tr", { title: `read ${moment(one.at_unix_ns)}` },
             h("td", { class: "break", title: one.uuid }, this.#named(one)),

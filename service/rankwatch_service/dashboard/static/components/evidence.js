@@ -74,7 +74,12 @@ function bar(kind, named, value, share) {
 }
 
 export function facts(values) {
-  return h("dl", { class: "facts" }, values.slice(0, ROWS_MAX).map(([name, value]) => [h("dt", {}, label(name)), h("dd", { class: isWide(value) ? "wide" : "" }, shown(name, value))]));
+  return h("dl", { class: "facts" }, values.slice(0, ROWS_MAX).map(fact));
+}
+
+function fact([name, value]) {
+  const width = isWide(value) ? "wide" : "";
+  return [h("dt", { class: width }, label(name)), h("dd", { class: width }, shown(name, value))];
 }
 
 const isWide = (value) => JSON.stringify(value).length > 60;
@@ -83,6 +88,7 @@ function shown(name, value) {
   if (Array.isArray(value)) {
     if (!value.length) return h("span", { class: "faint" }, "none");
     if (value.every((one) => typeof one === "object" && one !== null)) return value.slice(0, LIST_MAX).map((one) => h("div", {}, line(one, name)));
+    if (value.every((one) => typeof one === "string" && one.endsWith("."))) return value.slice(0, LIST_MAX).map((one) => h("div", {}, one));
     return value.slice(0, LIST_MAX).map((one) => measured(name, one)).join(", ") + (value.length > LIST_MAX ? ` +${value.length - LIST_MAX}` : "");
   }
   if (value !== null && typeof value === "object") return line(value, name) || h("span", { class: "faint" }, "none");

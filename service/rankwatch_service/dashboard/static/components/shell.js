@@ -28,7 +28,7 @@ export function shell(section) {
       "header",
       { class: "top" },
       h("a", { class: "brand", href: "/incidents" }, h("img", { src: `${assets}mark.svg`, alt: "" }), h("span", {}, "rankwatch")),
-      h("nav", { "aria-label": "Pages" }, entry("Incidents", "/incidents", count), entry("Jobs", "/jobs"), entry("Hosts", "/hosts"), entry("Policy", "/policy"), access),
+      h("nav", { "aria-label": "Pages" }, entry("Incidents", "/incidents", count), entry("Jobs", "/jobs"), entry("Hosts", "/hosts"), entry("Policy", "/policy"), entry("Rules", "/rules"), access),
       h(
         "div",
         { class: "tools" },

@@ -3,8 +3,9 @@
 import { get, now, path, post } from "../common/api.js";
 import { approvals } from "../components/approvals.js";
 import { direct, DIRECTIVES, outcome, people } from "../components/directives.js";
-import { fill, h, icon } from "../common/dom.js";
+import { fill, h, icon, withCode } from "../common/dom.js";
 import { comparison, facts, sorted } from "../components/evidence.js";
+import { explanationCard } from "../components/explanation.js";
 import { feedbackCard, feedbackKeys } from "../components/feedback.js";
 import { age, clock, duration, hour, kindName, moment, number, rankList, words, zone } from "../common/format.js";
 import { aroundIncident } from "../charts/incident_map.js";
@@ -25,6 +26,7 @@ main.append(head, waiting, strip, h("div", { class: "split" }, left, right));
 
 const mapHolder = h("div", { class: "body" });
 const mapCard = card("Ranks around the onset", mapHolder, { hint: "culprits outlined" });
+const why = explanationCard();
 let incident = null;
 let job = null;
 let map = null;
@@ -39,8 +41,9 @@ load();
 async function load() {
   await guarded(async () => {
     incident = await get(path("incidents", id));
-    const [found, checkpoints, commands, undecided, session, operate, command] = await Promise.all([
+    const [found, reasons, checkpoints, commands, undecided, session, operate, command] = await Promise.all([
       get(path("jobs", incident.job)).catch(() => null),
+      get(path("incidents", id, "why")).catch(() => ({ items: [] })),
       get(path("jobs", incident.job, "checkpoints"), { limit: 50 }).catch(() => ({ items: [] })),
       get("commands", { incident: incident.id, limit: 50 }).catch(() => ({ items: [] })),
       get("commands", { incident: incident.id, waiting: true, limit: 50 }).catch(() => ({ items: [] })),
@@ -54,6 +57,7 @@ async function load() {
     showWaiting(undecided.items, session);
     showStrip();
     showLeft(incident, operate);
+    showWhy(reasons.items);
     answering = { incident, session, may: operate, given: load };
     showRight(incident, checkpoints.items, commands.items, command, job?.state, session, operate);
     showAges();
@@ -104,10 +108,13 @@ function showStrip() {
   );
 }
 
+const showWhy = whenChanged((items) => why.show(items));
+
 const showLeft = whenChanged((_, operate) => {
   const { compared, values, texts } = sorted(incident.evidence);
   const parts = [
     card("Evidence", h("div", { class: "body evidence" }, compared.map(comparison), values.length > 0 && facts(values), !compared.length && !values.length && h("p", { class: "muted" }, "See below."))),
+    why.element,
     mapCard,
     incident.consequences.length > 0 && card("Consequences", h("div", { class: "body" }, h("ul", { class: "lines" }, incident.consequences.map(consequence))), { hint: "part of this incident, notified once" }),
     ...texts.map(({ name, text, hint }) => card(name, h("div", { class: "body" }, h("pre", { class: "dump", tabindex: "0" }, text)), { hint })),
@@ -171,7 +178,7 @@ const showRight = whenChanged((_, checkpoints, commands, command, _state, sessio
 });
 
 function firstSteps() {
-  return incident.first_steps.length > 0 && h("ol", { class: "steps" }, incident.first_steps.map((text) => h("li", {}, text)));
+  return incident.first_steps.length > 0 && h("ol", { class: "steps" }, incident.first_steps.map((text) => h("li", {}, withCode(text))));
 }
 
 // What the job supports: suggestions leave out the rest.

@@ -1,0 +1,1 @@
+"""Rules on metrics that jobs log, and their preview."""

@@ -1,0 +1,1 @@
+"""`rankwatch rules`: rules on metrics that jobs log."""

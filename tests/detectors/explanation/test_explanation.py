@@ -1,0 +1,158 @@
+"""Why a finding was reported, why not earlier, and what would be found today."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from rankwatch_detectors.base import Frame, Kind, Observation, StepKind
+from rankwatch_detectors.catalogue import detectors
+from rankwatch_detectors.explanation.explained import Detectable, ExplainedDetector
+from rankwatch_detectors.explanation.suspect import Statistic, Suspect
+from rankwatch_detectors.explanation.trail import POINTS_MAX, TRAILS_MAX, Trails
+from rankwatch_detectors.scope import IncidentScope
+from rankwatch_service.simulate.faults import Fault, LossClimb, LossLevel, LossSpike, Slow, SlowJob
+from rankwatch_service.simulate.generate import generate
+from rankwatch_service.simulate.job import Job
+from rankwatch_service.stream.saved.packing import pack, unpack
+from tests.support.values.presences import frame
+
+
+class Explained:
+    """A job's detectors and their trails."""
+
+    def __init__(self, observations: list[Observation], saved_at: int = -1) -> None:
+        self.bank = detectors()
+        self.trails = Trails()
+        self.told: list[dict] = []
+        for number, one in enumerate(observations):
+            if number == saved_at:
+                before, self.bank, trails = self.bank, detectors(), self.trails
+                for old, new in zip(before, self.bank, strict=True):
+                    new.restore(unpack(pack(old.snapshot())))
+                self.trails = Trails()
+                self.trails.restore(unpack(pack(trails.snapshot())))
+            found = [finding for detector in self.bank for finding in detector.observe(one)]
+            if isinstance(one, Frame):
+                self.told += self.trails.take(self.explained, one, found)
+
+    @property
+    def explained(self) -> list[ExplainedDetector]:
+        return [detector for detector in self.bank if isinstance(detector, ExplainedDetector)]
+
+    def smallest(self, kind: Kind, fault: str) -> Detectable:
+        found = [one for detector in self.explained if detector.kind is kind for one in detector.detectable()]
+        return next(one for one in found if one.fault.startswith(fault))
+
+
+def explained(fault: Fault | None, steps: int = 500, ranks: int = 8) -> Explained:
+    job = Job(world_size=ranks, steps=steps, seed=1)
+    return Explained(list(generate(job.inject(fault) if fault else job)))
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "statistic", "steps"),
+    [
+        (Slow(3, 300, 1.04), Kind.STRAGGLER, Statistic.EVIDENCE, 400),
+        (SlowJob(300, 1.06), Kind.SLOWDOWN, Statistic.EVIDENCE, 400),
+        (LossSpike(300, 4.0), Kind.LOSS_SPIKE, Statistic.DISTANCE, 310),
+        (LossLevel(700, 1.2), Kind.LOSS_SPIKE, Statistic.SUM, 720),
+        (LossLevel(700, 1.2), Kind.LOSS_DIVERGENCE, Statistic.LASTED, 740),
+        (LossClimb(900, 1.3, 400), Kind.LOSS_DIVERGENCE, Statistic.LEFT_LEVEL, 1400),
+    ],
+    ids=lambda value: type(value).__name__ if not isinstance(value, str) else str(value),
+)
+def test_a_statistic_is_below_its_threshold_until_the_finding_is_reported(fault, kind, statistic, steps) -> None:
+    told = next(one for one in explained(fault, steps).told if one["kind"] == kind)
+    assert told["statistic"] == statistic
+    points = told["points"]
+    assert points["step"] == sorted(set(points["step"]))
+    assert points["step"][-1] == told["detected_step"]
+    assert points["value"][-1] >= points["threshold"][-1]
+    below = zip(points["value"][:-1], points["threshold"][:-1], points["missing"][:-1], strict=True)
+    assert all(value < threshold or missing for value, threshold, missing in below)
+    assert told["why"]
+    assert told["why_not_earlier"]
+
+
+def test_every_row_is_judged_or_left_out_for_a_reason() -> None:
+    told = explained(Slow(3, 300, 1.04)).told[0]
+    assert sum(told["rows"].values()) == told["detected_step"] + 1
+    assert told["rows"]["first rows of an attempt"] == 2
+    assert told["rows"]["what is usual was not known yet"] == 8
+
+
+def test_evaluations_late_rows_and_values_that_are_not_finite_are_left_out() -> None:
+    job = explained(None, 200)
+    usual, bad = [2.0] * 8, [math.nan] * 8
+    attempt = job.trails.counts.attempt
+    for one in (
+        frame(200, {"loss": usual}, attempt=attempt, kind=StepKind.EVAL),
+        replace(frame(201, {"loss": usual}, attempt=attempt), late=True),
+        frame(202, {"loss": bad}, attempt=attempt),
+    ):
+        for detector in job.bank:
+            detector.observe(one)
+        job.trails.take(job.explained, one, [])
+    straggler, spike = (
+        next(one for one in job.explained if one.kind is kind) for kind in (Kind.STRAGGLER, Kind.LOSS_SPIKE)
+    )
+    assert straggler.rows(job.trails.counts)["evaluation or checkpoint"] == 1
+    assert straggler.rows(job.trails.counts)["arrived after its step had closed"] == 1
+    assert spike.rows(job.trails.counts)["not finite"] == 1
+    assert spike.rows(job.trails.counts)["judged"] == 200 - 32
+
+
+def test_the_smallest_fault_found_today_is_found_and_half_of_it_is_not() -> None:
+    quiet = explained(None)
+    sizes = dict(quiet.smallest(Kind.STRAGGLER, "a slow rank").sizes)
+    assert sizes[6] > sizes[16] >= sizes[64] > 1.0
+    excess = sizes[16] - 1
+    found = explained(Slow(3, 300, 1 + 1.3 * excess)).told
+    assert [one["scope"] for one in found] == ["rank:3"]
+    assert found[0]["detected_step"] - 300 <= 2 * 16
+    assert explained(Slow(3, 300, 1 + 0.5 * excess), steps=316).told == []
+
+
+def test_what_was_needed_earlier_is_more_the_earlier_it_is() -> None:
+    told = explained(Slow(3, 300, 1.035), ranks=64).told[0]
+    needed = [one["needed"] for one in told["earlier"] if one["needed"] is not None]
+    assert len(needed) >= 2
+    assert needed == sorted(needed, reverse=True)
+    assert needed[0] > 1.035
+    assert next(one for one in told["earlier"] if one["rows"] == 3)["needed"] is None
+
+
+def test_a_restored_job_explains_what_it_would_have_explained() -> None:
+    observations = list(generate(Job(world_size=8, steps=500, seed=1).inject(Slow(3, 300, 1.04))))
+    middle = next(n for n, one in enumerate(observations) if isinstance(one, Frame) and one.step == 308)
+    assert Explained(observations, middle).told == Explained(observations).told != []
+
+
+class Endless(ExplainedDetector):
+    """Suspects ranks for ever."""
+
+    kind = Kind.STRAGGLER
+    name = "endless"
+
+    def suspects(self, frame):
+        ranks = range(3) if frame.step < 5_000 else range(3 * TRAILS_MAX)
+        return [Suspect(IncidentScope.of_rank(rank), Statistic.EVIDENCE, 9.0, 10.0, frame.step + 1) for rank in ranks]
+
+    def _rows_of_steps(self, counts):
+        raise NotImplementedError
+
+    crossed = needed = detectable = _rows_of_steps
+
+
+def test_trails_do_not_grow_with_steps_or_ranks() -> None:
+    trails, detector = Trails(), Endless()
+    for step in range(5_001):
+        trails.take([detector], frame(step, {"loss": [2.0]}), [])
+    kept = trails.snapshot()["_trails"]["endless"]
+    assert len(kept) == TRAILS_MAX
+    for step in range(5_001, 5_001 + 2 * POINTS_MAX):
+        trails.take([detector], frame(step, {"loss": [2.0]}), [])
+    assert max(map(len, trails.snapshot()["_trails"]["endless"].values())) <= POINTS_MAX

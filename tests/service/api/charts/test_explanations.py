@@ -1,0 +1,86 @@
+"""Why an incident was opened, and what is judged of a job, from telemetry through the stream to REST."""
+
+import numpy as np
+import pytest
+from sqlalchemy import insert
+
+from rankwatch_service.access.scopes import Scope
+from rankwatch_service.store.engine import write
+from rankwatch_service.store.models import Incident, Job
+from tests.support.service.stream import Service
+from tests.support.values.batches import ranks, table
+from tests.support.values.incidents import incident_row
+
+ON_BOTH_DATABASES = True
+SLOW_STEP = 150
+
+
+def train(service, stream, steps, ranks_of_job=4):
+    """Ranks that scatter by 2 %; from `SLOW_STEP` on rank 1 takes half as much time again."""
+    noise = np.random.default_rng(1).standard_normal((SLOW_STEP * 2, ranks_of_job))
+    for first in range(0, steps, 10):
+        rows = [(step, rank) for step in range(first, first + 10) for rank in range(ranks_of_job)]
+        busy = [0.08 * (1 + 0.02 * noise[row]) * (1.5 if row[0] >= SLOW_STEP and row[1] == 1 else 1) for row in rows]
+        columns = {"busy_s": busy, "step_time_s": [0.1] * len(rows), "loss": [2.0] * len(rows)}
+        who = {"ranks": ranks(ranks_of_job)} if first == 0 else {}
+        service.send(steps=table([step for step, _ in rows], [rank for _, rank in rows], **columns), **who)
+        service.clock.advance(1.0)
+        stream.step()
+    stream.close()
+
+
+@pytest.fixture
+def service(api):
+    return Service(api.engine)
+
+
+def test_an_incident_is_explained_and_its_history_stays_short(api, service):
+    train(service, service.started(), SLOW_STEP + 30)
+    (incident,) = api.get("/api/v1/incidents?kind=straggler").json()["items"]
+    path = f"/api/v1/incidents/{incident['short_id']}"
+    found = api.get(f"{path}/why").json()
+    assert found["incident"] == incident["id"]
+    (told,) = found["items"]
+    assert (told["kind"], told["scope"], told["unit"]) == ("straggler", "rank:1", "ratio")
+    assert told["points"]["step"][-1] == incident["detected_step"]
+    assert told["points"]["value"][-1] >= told["points"]["threshold"][-1]
+    assert sum(told["rows"].values()) == incident["detected_step"] + 1
+    assert all("why" not in one["fields"] for one in api.get(path).json()["history"])
+
+
+def test_a_silent_job_says_what_is_judged_and_how_small_a_fault_would_be_found(api, service):
+    train(service, service.started(), 100)
+    found = api.get("/api/v1/jobs/gpt/judged").json()
+    assert found["at_unix_ns"] > 0
+    straggler = next(one for one in found["items"] if one["kind"] == "straggler")
+    assert (straggler["judged"], straggler["why_not"]) == (True, "")
+    assert straggler["rows"] + sum(straggler["left_out"].values()) == 100
+    sizes = {one["rows"]: one["size"] for one in straggler["smallest"][0]["sizes"]}
+    assert 1.01 < sizes[64] <= sizes[6] < 1.5
+    norm = next(one for one in found["items"] if one["kind"] == "grad_norm")
+    assert (norm["judged"], norm["rows"], norm["smallest"]) == (False, 0, [])
+    assert norm["why_not"] == "what it judges is not measured"
+    assert "nonfinite" in [rule["kind"] for rule in found["rules"]]
+
+
+def test_an_incident_of_an_older_version_has_no_explanation(api):
+    with write(api.engine) as connection:
+        connection.execute(insert(Incident).values(**incident_row()))
+    assert api.get("/api/v1/incidents/inc_1/why").json()["items"] == []
+
+
+def test_who_may_not_see_a_job_learns_nothing_of_it(api, service):
+    train(service, service.started(), SLOW_STEP + 30)
+    (incident,) = api.get("/api/v1/incidents").json()["items"]
+    other = api.token(Scope.READ, job="other")
+    for path in (f"/api/v1/incidents/{incident['id']}/why", "/api/v1/jobs/gpt/judged"):
+        assert api.get(path, token=other).status_code in (403, 404)
+    assert api.get("/api/v1/jobs/unknown/judged").status_code == 404
+
+
+def test_of_a_job_without_a_snapshot_nothing_is_known(api):
+    row = {"state": "running", "attempt": "l.0", "world_size": 4, "ranks_reporting": 4, "step": 5, "dropped": {}}
+    with write(api.engine) as connection:
+        connection.execute(insert(Job).values(name="new", first_seen_unix_ns=1, last_seen_unix_ns=2, **row))
+    found = api.get("/api/v1/jobs/new/judged").json()
+    assert (found["at_unix_ns"], found["items"]) == (None, [])

@@ -1,0 +1,85 @@
+"""Why an incident was opened, and what is judged of a job, on the command line against a real api."""
+
+import json
+
+import pytest
+from sqlalchemy import insert
+
+from rankwatch_detectors.base import Kind
+from rankwatch_detectors.explanation.record import explanation
+from rankwatch_detectors.explanation.suspect import Shortfall, Statistic, Suspect
+from rankwatch_detectors.scope import IncidentScope
+from rankwatch_service.store.engine import write
+from rankwatch_service.store.models import Incident, IncidentTransition
+from tests.support.service.served_api import served_api
+from tests.support.service.stream import Service
+from tests.support.service.terminal import Terminal
+from tests.support.values.findings import finding
+from tests.support.values.incidents import incident_row
+
+SLOW = Suspect(IncidentScope.of_rank(1), Statistic.EVIDENCE, 21.0, 20.0, 9, 1.08, source="wall")
+POINTS = [[120, 1.0, 12.0, 20.0, 7, 1.07, ""], [121, 2.0, 20.5, 20.0, 8, 1.07, str(Shortfall.CERTAINTY)]]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    """An api with an incident that is explained, one that is not, and a job."""
+    with served_api(tmp_path_factory.mktemp("api")) as (api, url):
+        told = explanation(
+            finding(Kind.STRAGGLER, scope="rank:1", onset_step=114, detected_step=122),
+            SLOW,
+            [*POINTS, [122, 3.0, 21.0, 20.0, 9, 1.08, ""]],
+            {"judged": 110, "evaluation or checkpoint": 3},
+            lambda _, rows: 1.2 if rows >= 6 else None,
+        )
+        opened = {"incident_id": "inc_1", "number": 1, "what": "opened", "actor": "stream", "text": "", "at_unix_ns": 1}
+        with write(api.engine) as connection:
+            connection.execute(insert(Incident).values(**incident_row()))
+            connection.execute(insert(Incident).values(**incident_row(id="inc_2", number=2)))
+            connection.execute(insert(IncidentTransition).values(**opened, fields={"why": [told]}))
+        service = Service(api.engine)
+        stream = service.started()
+        service.train(*range(50))
+        service.clock.advance(1.0)
+        stream.step()
+        stream.close()
+        yield api, url
+
+
+@pytest.fixture
+def rankwatch(served, capsys, monkeypatch, tmp_path):
+    api, url = served
+    terminal = Terminal(capsys, monkeypatch, tmp_path)
+    return lambda *arguments: terminal.run(*arguments, "--url", url, "--token", api.admin)
+
+
+def test_an_incident_is_explained_with_what_it_needed_to_be_reported_earlier(rankwatch):
+    status, out, _ = rankwatch("incidents", "show", "inc_1", "--why")
+    assert status == 0
+    assert "reached 21 after 9 rows; its threshold is 20." in out
+    assert "In step 121 it could still be chance" in out
+    assert "it needed 1.2 times what is usual; it had 1.08 times" in out
+    assert "evaluation or checkpoint 3" in out
+    assert "more steps" in out
+    assert "certainty" in out
+
+
+def test_the_explanation_is_part_of_the_json_if_asked_for(rankwatch):
+    (told,) = json.loads(rankwatch("incidents", "show", "inc_1", "--why", "--json")[1])["why"]
+    assert told["points"]["value"] == [12.0, 20.5, 21.0]
+    assert "why" not in json.loads(rankwatch("incidents", "show", "inc_1", "--json")[1])
+
+
+def test_an_incident_without_a_threshold_says_so(rankwatch):
+    status, _, err = rankwatch("incidents", "show", "inc_2", "--why")
+    assert (status, err.startswith("no threshold decided")) == (0, True)
+
+
+def test_a_silent_job_says_what_is_judged_and_the_smallest_fault(rankwatch):
+    status, out, _ = rankwatch("jobs", "why", "gpt")
+    assert status == 0
+    assert "none: what it judges is not measured" in out
+    assert "a slower job" in out
+    assert "a jump of the loss" in out
+    assert "the first that is not finite is reported" in out
+    assert json.loads(rankwatch("jobs", "why", "gpt", "--json")[1])["job"] == "gpt"

@@ -1,0 +1,122 @@
+"""Rules on metrics on the command line: tried on a recording, applied, listed, previewed and deleted."""
+
+import json
+
+import pytest
+from sqlalchemy import insert
+
+from rankwatch_service.store.engine import write
+from rankwatch_service.store.models import Job
+from tests.support.service.served_api import served_api
+from tests.support.service.terminal import Terminal
+
+RULES = """
+[[rule]]
+name = "reward-low"
+metric = "reward"
+when = "below"
+value = 1
+severity = "critical"
+jobs = ["rl-*"]
+
+[[rule]]
+name = "kl-gone"
+metric = "kl"
+when = "absent"
+hold_s = 50
+"""
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    with served_api(tmp_path_factory.mktemp("api")) as (api, url):
+        row = {"name": "rl-1", "state": "running", "attempt": "l.0", "world_size": 1, "ranks_reporting": 1, "step": 0}
+        with write(api.engine) as connection:
+            connection.execute(insert(Job).values(**row, first_seen_unix_ns=0, last_seen_unix_ns=0, dropped={}))
+        yield api, url
+
+
+@pytest.fixture
+def terminal(capsys, monkeypatch, tmp_path):
+    return Terminal(capsys, monkeypatch, tmp_path)
+
+
+@pytest.fixture
+def rankwatch(served, terminal):
+    api, url = served
+    return lambda *arguments: terminal.run(*arguments, "--url", url, "--token", api.admin)
+
+
+@pytest.fixture
+def rules(tmp_path):
+    path = tmp_path / "rules.toml"
+    path.write_text(RULES)
+    return path
+
+
+@pytest.fixture
+def recorded(tmp_path):
+    """A log of 200 steps, one a second: the reward falls in step 100, and of KL there is none after step 20."""
+    path = tmp_path / "log.csv"
+    rows = [f"{step},{step},{0.5 if 100 <= step < 120 else 2.0},{0.1 if step <= 20 else ''}" for step in range(200)]
+    path.write_text("\n".join(["step,time_s,reward,kl", *rows]) + "\n")
+    return path
+
+
+def test_rules_are_tried_on_a_recording(terminal, rules, recorded):
+    status, out, _ = terminal.run("rules", "test", str(rules), str(recorded))
+    assert status == 0
+    assert "reward-low: 1 incident\n" in out
+    assert "since step 100, found in step 100" in out.replace("since step 100; ", "since step 100, found in step 100; ")
+    assert "kl-gone: 1 incident\n" in out
+    lines = [
+        json.loads(line) for line in terminal.run("rules", "test", str(rules), str(recorded), "--json")[1].splitlines()
+    ]
+    assert [(line["rule"], [one["onset_step"] for one in line["incidents"]]) for line in lines] == [
+        ("reward-low", [100]),
+        ("kl-gone", [21]),
+    ]
+
+
+def test_a_replay_judges_by_rules_beside_its_detectors(terminal, rules, recorded):
+    lines = terminal.run("replay", str(recorded), "--rules", str(rules), "--json")[1].splitlines()
+    found = [json.loads(line) for line in lines[:-1]]
+    assert [(one["kind"], one["severity"], one["scope"]) for one in found if one["kind"] == "metric"] == [
+        ("metric", "warning", "rule:kl-gone"),
+        ("metric", "critical", "rule:reward-low"),
+    ]
+
+
+def test_a_metric_that_the_files_lack_is_named(terminal, tmp_path, recorded):
+    path = tmp_path / "other.toml"
+    path.write_text('[[rule]]\nname = "r"\nmetric = "entropy"\nwhen = "below"\nvalue = 1\n')
+    assert (
+        terminal.run("rules", "test", str(path), str(recorded))[1] == "r: 0 incidents (entropy is not in the files)\n"
+    )
+
+
+def test_a_file_is_applied_listed_applied_again_and_a_rule_deleted(rankwatch, rules):
+    assert rankwatch("rules", "apply", str(rules))[2] == "2 added, 0 changed, 0 deleted, 0 unchanged\n"
+    listed = rankwatch("rules")[1]
+    assert "reward-low" in listed
+    assert "below 1" in listed
+    assert "50 s" in listed
+    rules.write_text(RULES.partition('[[rule]]\nname = "kl')[0].replace("value = 1", "value = 2"))
+    assert rankwatch("rules", "apply", str(rules))[2] == "0 added, 1 changed, 1 deleted, 0 unchanged\n"
+    assert rankwatch("rules", "apply", str(rules))[2] == "0 added, 0 changed, 0 deleted, 1 unchanged\n"
+    assert rankwatch("rules", "delete", "reward-low")[2] == "reward-low deleted\n"
+    assert rankwatch("rules", "--json")[1] == ""
+
+
+def test_rules_are_previewed_on_a_job(rankwatch, rules):
+    status, out, _ = rankwatch("rules", "preview", str(rules), "rl-1")
+    assert (status, out) == (0, "reward-low: 0 incidents in 0 steps\nkl-gone: 0 incidents in 0 steps\n")
+
+
+@pytest.mark.parametrize("command", [("apply",), ("test", "log.csv"), ("preview", "rl-1")])
+def test_a_wrong_file_is_refused_with_its_rule(terminal, tmp_path, command):
+    path = tmp_path / "wrong.toml"
+    path.write_text('[[rule]]\nname = "r"\nmetric = "m"\nwhen = "above"\n')
+    status, _, err = terminal.run("rules", command[0], str(path), *command[1:])
+    assert status == 2
+    assert "rule 1 (r): when = above needs a value, the threshold" in " ".join(err.split())
