@@ -238,8 +238,7 @@ class JobStream:
             self._tell(self.correlator.finish(self._assembler.last_step, now_s), now_s, effects)
         self._summarize(now_s, effects)
         if now_s - self._heard_s > REST_AFTER_S:
-            self._resting = True
-            self._assembler = Assembler()
+            self._resting, self._assembler = True, Assembler()
             self._carriers.begin(new_launch=True)
             self._pipeline.rest()
 
