@@ -15,6 +15,9 @@ from rankwatch_detectors.state import Stateful
 # whole is in trouble, which other findings report. Refused episodes are counted in `refused`.
 EPISODES_MAX = 64
 
+DATED_FROM_S = 1e8
+"""Stream times from here on (1973) are Unix times; smaller ones count from the beginning of a recording."""
+
 
 class Episodes(Stateful):
     """Open episodes of one kind by scope, at most `EPISODES_MAX`."""
@@ -150,3 +153,11 @@ def _plain(value: Any) -> Any:
     if isinstance(number, float) and not math.isfinite(number):
         return "NaN" if math.isnan(number) else ("Inf" if number > 0 else "-Inf")
     return round(number, 9) if isinstance(number, float) else number
+
+
+def since(onset_time_s: float) -> str:
+    """An onset as a summary states it: the time of day, which stays true, unlike an age."""
+    if onset_time_s < DATED_FROM_S:
+        return f"since {onset_time_s:.0f} s"
+    hours, rest = divmod(int(onset_time_s) % 86_400, 3_600)
+    return f"since {hours:02}:{rest // 60:02}:{rest % 60:02} UTC"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rankwatch_detectors.base import UNREPORTED, Change, Finding, Occurrence
+from rankwatch_detectors.episodes import since
 from rankwatch_detectors.progress.hang import HangDetector
 from rankwatch_detectors.progress.patience import HangConfig
 from tests.support.values.presences import Clockwork
@@ -133,6 +134,20 @@ def test_a_hang_opens_once_becomes_critical_once_and_closes_on_progress() -> Non
     findings = job.stand(60) + job.train(3)
     assert gravity(findings) == ["open info", "update critical", "close critical"]
     assert findings[1].detected_time_s - findings[1].onset_time_s == 5.0
+
+
+def test_while_it_lasts_it_tells_since_when_and_at_its_end_how_long_it_stood() -> None:
+    job = training_job()
+    everybody_waits(job, but=0)
+    opened, graver, closed = job.stand(60) + job.train(3)
+    assert since(opened.onset_time_s) in opened.summary
+    assert since(opened.onset_time_s) in graver.summary
+    assert closed.evidence["age_s"] == closed.detected_time_s - opened.onset_time_s > 60
+
+
+def test_an_onset_is_told_as_a_time_of_day_where_times_have_a_date() -> None:
+    assert since(1_764_027_175.9) == "since 23:32:55 UTC"
+    assert since(59.4) == "since 59 s"
 
 
 def test_a_second_hang_is_told_again() -> None:

@@ -62,7 +62,7 @@ class CheckpointFailedDetector(DispatchingDetector):
     def __init__(self, config: CheckpointFailedConfig) -> None:
         super().__init__()
         self.name = "checkpoint_failed"
-        self.version = 2
+        self.version = 3
         self._config = config
         self._suspected = RankFailures()
         """Failures that may yet be made good."""
@@ -238,7 +238,12 @@ class CheckpointFailedDetector(DispatchingDetector):
             return f"{what}, although the others have saved theirs; {left}.{self._disk.sentence}"
         at = f" of {first['path']}" if first["path"] else ""
         what = f"Rank {first['rank']} could not save its checkpoint{at} in step {first['step']}{others}"
-        return f"{what}{error_of(first)}; {left}.{self._disk.sentence}"
+        return f"{what}{error_of(first)}; {left}.{self._about_disk(first)}"
+
+    def _about_disk(self, first: Failure) -> str:
+        """How full the file system of the save is; of a save without a path, that of the last save."""
+        known = first["path"] or first["errno"] in NO_ROOM
+        return self._disk.sentence if known else self._disk.sentence_of_last_save
 
     def _without_part(self, rank: int) -> Failure:
         """The failure of a rank that has told nothing."""

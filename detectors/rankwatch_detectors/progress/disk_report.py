@@ -13,6 +13,8 @@ FULL_SHARE: Final = 0.001
 
 SIZES: Final = ("free_bytes", "total_bytes", "save_bytes")
 PATH_CHARS_MAX: Final = 512
+UNITS: Final = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+"""Units of sizes, the largest first; the size of the file system decides which one."""
 
 
 class DiskReport(Stateful):
@@ -44,9 +46,22 @@ class DiskReport(Stateful):
         disk = self.evidence
         if not disk:
             return ""
-        state = "is full" if self.is_full else "has room"
-        free, total = (disk[name] / 1e9 for name in ("free_bytes", "total_bytes"))
-        return f" The file system of {disk['path']} on {disk['host']} {state}: {free:.1f} of {total:.1f} GB are free."
+        return f" The file system of {disk['path']} on {disk['host']} {self._state}."
+
+    @property
+    def sentence_of_last_save(self) -> str:
+        """The same where the path of the save that failed is not known, and may be on another file system."""
+        disk = self.evidence
+        if not disk:
+            return ""
+        where = f"the file system of the last save, {disk['path']} on {disk['host']}, {self._state}"
+        return f" The path of the save is not known; {where}."
+
+    @property
+    def _state(self) -> str:
+        free, total = self.evidence["free_bytes"], self.evidence["total_bytes"]
+        unit, name = next((one for one in UNITS if total >= one[0]), UNITS[-1])
+        return f"{'is full' if self.is_full else 'has room'}: {free / unit:.1f} of {total / unit:.1f} {name} are free"
 
 
 def _is_full(disk: Mapping[str, Any]) -> bool:

@@ -28,6 +28,7 @@ from rankwatch_detectors.base import (
     Severity,
 )
 from rankwatch_detectors.dispatch import DispatchingDetector, which
+from rankwatch_detectors.episodes import since
 from rankwatch_detectors.progress.arrival import STOPPED_STATES, Missing, is_any, who_is_missing
 from rankwatch_detectors.progress.patience import HangConfig, Limits, Patience
 from rankwatch_detectors.scope import WHOLE_JOB
@@ -81,7 +82,7 @@ class HangDetector(DispatchingDetector):
     def __init__(self, config: HangConfig) -> None:
         super().__init__()
         self.name = "hang"
-        self.version = 5
+        self.version = 6
         self._config = config
         self._patience = Patience(config)
         self._orders: list[str] = []
@@ -142,8 +143,7 @@ class HangDetector(DispatchingDetector):
             return ()
         progressed = self._read(presence, running)
         if progressed and len(self.episodes):
-            summary = f"The job makes progress again: step {self._newest}."
-            return self.episodes.close(WHOLE_JOB, self._newest, self.now_s, summary)
+            return self._close(f"The job makes progress again: step {self._newest}.")
         if self._excused(presence):
             return ()
         still = self._standstill(presence, running)
@@ -295,7 +295,11 @@ class HangDetector(DispatchingDetector):
         """Close the episode if the step's work is done and its ranks are now outside of it."""
         if not len(self.episodes) or not self._paused_s or self.episodes.told(WHOLE_JOB)["evidence"]["outside"]:
             return ()
-        return self.episodes.close(WHOLE_JOB, self._newest, self.now_s, f"The work of step {self._newest} is done.")
+        return self._close(f"The work of step {self._newest} is done.")
+
+    def _close(self, summary: str) -> list[Finding]:
+        stood = {"age_s": self.now_s - self.episodes.told(WHOLE_JOB)["onset_time_s"]}
+        return self.episodes.close(WHOLE_JOB, self._newest, self.now_s, summary, stood)
 
     def _open(self, presence: Presence, still: Standstill, missing: Missing) -> list[Finding]:
         step = int(presence.step[still.stuck].min())
@@ -310,7 +314,7 @@ class HangDetector(DispatchingDetector):
             detected_time_s=self.now_s,
             score=still.age_s / max(still.limits.told_s / 3, 1e-3),
             confidence=missing.confidence,
-            summary=self._summary(step, still, missing),
+            summary=self._summary(step, self.now_s - still.age_s, still, missing),
             evidence=self._evidence(still, missing),
         )
 
@@ -330,7 +334,7 @@ class HangDetector(DispatchingDetector):
             ranks=missing.ranks,
             confidence=missing.confidence,
             detected_time_s=self.now_s,
-            summary=self._summary(told["onset_step"], still, missing),
+            summary=self._summary(told["onset_step"], told["onset_time_s"], still, missing),
             evidence=self._evidence(still, missing),
         )
 
@@ -346,9 +350,9 @@ class HangDetector(DispatchingDetector):
             "waiting": missing.waiting,
         }
 
-    def _summary(self, step: int, still: Standstill, missing: Missing) -> str:
+    def _summary(self, step: int, onset_time_s: float, still: Standstill, missing: Missing) -> str:
         what = "No step has begun after step" if still.paused else "No progress in step"
-        return f"{what} {step} for {still.age_s:.1f} s{self._verdict(missing)}."
+        return f"{what} {step} {since(onset_time_s)}{self._verdict(missing)}."
 
     def _verdict(self, missing: Missing) -> str:
         if self.world_size == 1:

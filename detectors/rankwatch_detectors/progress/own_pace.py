@@ -15,6 +15,7 @@ import numpy as np
 
 from rankwatch_detectors.base import AttemptStart, Bools, Finding, Floats, Kind, Presence, Severity
 from rankwatch_detectors.dispatch import DispatchingDetector, which
+from rankwatch_detectors.episodes import since
 from rankwatch_detectors.progress.arrival import STOPPED_STATES, is_any
 from rankwatch_detectors.progress.patience import HangConfig
 from rankwatch_detectors.scope import IncidentScope
@@ -43,7 +44,7 @@ class OwnPaceDetector(DispatchingDetector):
     def __init__(self, config: HangConfig) -> None:
         super().__init__()
         self.name = "own_pace"
-        self.version = 2
+        self.version = 3
         self._config = config
         self._restart(0)
 
@@ -78,7 +79,8 @@ class OwnPaceDetector(DispatchingDetector):
             if moved[rank] or (presence.heard[rank] and presence.state[rank] != "running"):
                 step = int(presence.step[rank])
                 summary = f"Rank {rank} makes progress again: step {step}."
-                findings += self.episodes.close(scope, step, self.now_s, summary)
+                stood = {"age_s": self.now_s - self.episodes.told(scope)["onset_time_s"]}
+                findings += self.episodes.close(scope, step, self.now_s, summary, stood)
         return [*findings, *self._judge(presence, running, stopped)]
 
     def _learn(self, presence: Presence, running: Bools, stopped: Bools) -> Bools:
@@ -142,7 +144,7 @@ class OwnPaceDetector(DispatchingDetector):
             detected_time_s=self.now_s,
             score=age_s / max(limit_s / 3, 1e-3),
             confidence=1.0 if stopped else 0.7,
-            summary=f"Rank {rank} has made no progress in step {step} for {age_s:.1f} s ({how}).",
+            summary=f"Rank {rank} has made no progress in step {step} {since(self.now_s - age_s)} ({how}).",
             evidence={
                 "age_s": age_s,
                 "deadline_s": limit_s,

@@ -43,7 +43,21 @@ class Reach(Enum):
 
 
 def may_cause(cause: Part, effect: Part, placement: Placement) -> bool:
-    """Whether `cause` may have caused `effect`."""
+    """Whether `cause` may have caused `effect`, so that both are one incident."""
+    return not only_suspected(cause, effect) and _fits(cause, effect, placement)
+
+
+def may_be_suspected(cause: Part, effect: Part, placement: Placement) -> bool:
+    """Whether `cause` is a suspected cause of `effect`, which is an incident of its own."""
+    return cause.is_open and only_suspected(cause, effect) and _fits(cause, effect, placement)
+
+
+def only_suspected(cause: Part, effect: Part) -> bool:
+    """Whether the one can be no more than a suspected cause of the other, by their kinds."""
+    return KINDS[cause.kind].is_condition and effect.kind is Kind.HANG
+
+
+def _fits(cause: Part, effect: Part, placement: Placement) -> bool:
     return (
         effect.kind in KINDS[cause.kind].may_cause
         and _stand_alike(cause, effect)

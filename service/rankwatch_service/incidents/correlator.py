@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from rankwatch_detectors.base import Change, Finding
-from rankwatch_service.incidents.causation import came_first, may_cause
+from rankwatch_service.incidents.causation import came_first, may_cause, only_suspected
 from rankwatch_service.incidents.hang_evidence import ASKED
 from rankwatch_service.incidents.headline import Headline, locate
 from rankwatch_service.incidents.kinds import CAUSE_ORDER, KINDS
@@ -40,12 +40,14 @@ from rankwatch_service.incidents.resolution import (
     end_by_itself,
     end_for_good,
     end_with_job,
+    ended_after,
     ended_with_its_attempt,
     go_on_again,
     last_to_end,
     may_resolve,
     quiet_s,
 )
+from rankwatch_service.incidents.suspected_causes import suspect
 from rankwatch_service.incidents.transition import TransitionKind, Update, reported_once
 from rankwatch_service.short_ids import short
 
@@ -158,7 +160,7 @@ class Correlator:
                 updates += self._come_back(*before, finding, placement)
             else:
                 updates += self._open(finding, placement)
-        return reported_once(updates)
+        return reported_once(updates) + suspect(self.open, placement) if findings else []
 
     def resolve(self, incident: Incident, step: int, now_s: float) -> None:
         """Resolve an incident as a person asked."""
@@ -192,6 +194,7 @@ class Correlator:
                 incident
                 for incident in reversed(self.open)
                 if incident not in headed
+                and not only_suspected(incident.first, part)
                 and any(may_cause(other, part, placement) for other in incident.parts if other.is_open)
             ),
             None,
@@ -282,12 +285,8 @@ class Correlator:
         """The update for a changed incident: notified if it is graver, wider or of another kind, else only evidence."""
         now, age_s = Headline.of(incident), finding.detected_time_s - incident.opened_time_s
         news = now.graver_than(before) or now.kind is not before.kind or (now.widened(before) and age_s > SETTLE_S)
-        return Update(
-            incident,
-            TransitionKind.UPDATED if news else TransitionKind.EVIDENCE,
-            text,
-            fields=part.consequence().fields(),
-        )
+        what = TransitionKind.UPDATED if news else TransitionKind.EVIDENCE
+        return Update(incident, what, text, fields=part.consequence().fields())
 
     def _update(self, incident: Incident, part: Part, finding: Finding, placement: Placement) -> list[Update]:
         before = Headline.of(incident)
@@ -340,7 +339,7 @@ class Correlator:
         if over or not KINDS[part.kind].flaps:
             return over
         if part is incident.first:
-            incident.summary += " It has ended by itself."
+            incident.summary += ended_after(finding)
         text = f"ended by itself: {finding.summary}"
         return [Update(incident, TransitionKind.EVIDENCE, text, fields=part.consequence().fields())]
 
@@ -352,6 +351,7 @@ class Correlator:
 
     def _mark_resolved(self, incident: Incident, step: int | None, now_s: float) -> None:
         incident.state, incident.resolved_step = "resolved", step
+        incident.suggestion, incident.checkpoint = {}, None
         incident.resolved_time_s = incident.updated_time_s = now_s
         resolved = [key for key, known in self._incidents.items() if known.state == "resolved"]
         for key in resolved[:-KEPT_MAX]:

@@ -7,25 +7,46 @@ every `TELL_EVERY_S`, so that the answers of thousands of ranks, of which some c
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from rankwatch_detectors.base import Kind, Occurrence
 from rankwatch_detectors.scope import WHOLE_JOB
 from rankwatch_service.incidents.flight_dumps import VERDICT, FlightDumps
-from rankwatch_service.incidents.model import Incident
+from rankwatch_service.incidents.model import Incident, Part
 from rankwatch_service.incidents.stack_groups import SENTENCE, SHOWN, STACKS, StackGroups
+from rankwatch_service.incidents.suspected_causes import NOT_THE_NETWORK, without_ruled_out
 from rankwatch_service.incidents.transition import TransitionKind, Update
 
 ANSWERS: Final = ("stack_dump", "native_stack", "flight_dump")
 """Events with which agents answer."""
 
-ASKED: Final = (*SHOWN, VERDICT)
+ASKED: Final = (*SHOWN, VERDICT, NOT_THE_NETWORK)
 """Fields of the evidence that are set here."""
 
+
+OWN_PACE_MAX: Final = 8
+"""Ranks whose stacks are requested where ranks do not wait for each other."""
 
 MANY: Final = 64
 """Answers that are judged anew within milliseconds."""
 TELL_EVERY_S: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class StacksReceived:
+    """How far a command `stacks` has come."""
+
+    command: str
+    count: int
+    """Ranks that have answered."""
+    asked: int
+    """Ranks that it is for."""
+
+
+def asked_ranks(hung: Part) -> list[int]:
+    """The ranks whose stacks a hang requests; empty: all of the job. A rank that hangs by itself disturbs no other."""
+    return [] if hung.scope == WHOLE_JOB else list(hung.ranks[:OWN_PACE_MAX])
 
 
 class HangEvidence:
@@ -36,6 +57,8 @@ class HangEvidence:
         self._dumps: dict[str, FlightDumps] = {}
         self._changed: list[str] = []
         """Ids of incidents whose evidence lacks what has arrived."""
+        self.received: list[StacksReceived] = []
+        """What the newest call of `due` has set of stacks."""
         self._told_s: dict[str, float] = {}
         """When the evidence of an incident with many answers was set last."""
 
@@ -64,19 +87,27 @@ class HangEvidence:
         due = [id_ for id_ in changed if now_s - self._told_s.get(id_, -TELL_EVERY_S) >= TELL_EVERY_S]
         self._changed = [id_ for id_ in changed if id_ not in due]
         self._told_s |= {id_: now_s for id_ in due if self._answers(id_) > MANY}
+        self.received = [self._received(opened[id_], world_size) for id_ in due if id_ in self._stacks]
         return [self._told(opened[id_], world_size) for id_ in due]
 
     def _answers(self, id_: str) -> int:
         return sum(len(answers[id_]) for answers in (self._stacks, self._dumps) if id_ in answers)
 
+    def _received(self, incident: Incident, world_size: int) -> StacksReceived:
+        asked = next((ranks for part in _hung(incident) if (ranks := asked_ranks(part))), [])
+        return StacksReceived(incident.command_id(STACKS), len(self._stacks[incident.id]), len(asked) or world_size)
+
     def _told(self, incident: Incident, world_size: int) -> Update:
-        everybody = any(part.kind is Kind.HANG and part.scope == WHOLE_JOB for part in incident.parts)
+        everybody = any(part.scope == WHOLE_JOB for part in _hung(incident))
         shown: dict[str, Any] = {}
         if groups := self._stacks.get(incident.id):
             shown |= groups.evidence(world_size if everybody else 0)
+            if incident.kind is Kind.HANG and (why := groups.outside_of_collectives(incident.ranks)):
+                shown[NOT_THE_NETWORK] = why
         if dumps := self._dumps.get(incident.id):
             shown |= dumps.evidence()
-        incident.evidence = {name: value for name, value in incident.evidence.items() if name not in ASKED} | shown
+        rest = {name: value for name, value in incident.evidence.items() if name not in ASKED}
+        incident.evidence = without_ruled_out(rest | shown)
         text = " ".join(str(shown[name]) for name in (SENTENCE, VERDICT) if name in shown)
         return Update(incident, TransitionKind.EVIDENCE, text)
 
@@ -100,12 +131,12 @@ class HangEvidence:
         return evidence
 
 
+def _hung(incident: Incident) -> list[Part]:
+    return [part for part in incident.parts if part.kind is Kind.HANG]
+
+
 def _asking(answer: Occurrence, incidents: Sequence[Incident]) -> Incident | None:
-    hangs = [
-        incident
-        for incident in incidents
-        if any(part.kind is Kind.HANG and part.attempt == answer.attempt for part in incident.parts)
-    ]
+    hangs = [incident for incident in incidents if any(part.attempt == answer.attempt for part in _hung(incident))]
     order = answer.fields.get("order")
     named = (incident for incident in hangs if order == incident.command_id(STACKS))
     return next(named, hangs[0] if hangs else None)

@@ -48,6 +48,9 @@ class KindTraits:
     flaps: bool = False
     """It ends with the first sign of life and may come back at once: one incident, however often. Detectors of other
     kinds report an end only after the trouble has stayed away for a while."""
+    is_condition: bool = False
+    """A state of hardware that many jobs do not feel: a hang is an incident of its own, which has it as suspected cause
+    in its evidence (`suspected_causes`)."""
     is_host_wide: bool = False
     """If it names most ranks of a host, it is about the host."""
     is_on_record: bool = False
@@ -83,6 +86,7 @@ KINDS: Final[dict[Kind, KindTraits]] = {
             "If it slows the job, save a checkpoint and go on without the host.",
         ),
         first_step="look at the link and the switch port of that host",
+        is_condition=True,
         is_lasting=True,
         is_host_wide=True,
         is_on_record=True,
@@ -96,6 +100,7 @@ KINDS: Final[dict[Kind, KindTraits]] = {
             "If it slows the job, save a checkpoint and go on without the host.",
         ),
         first_step="see what limits that device: heat, power or its link",
+        is_condition=True,
         is_lasting=True,
         is_host_wide=True,
         is_on_record=True,
@@ -112,6 +117,7 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         ),
         first_step="see what else runs on that host, and which limits its container has",
         actions=("checkpoint", "wait", "pause"),
+        is_condition=True,
         is_lasting=True,
         is_host_wide=True,
         is_on_record=True,
@@ -343,7 +349,11 @@ KINDS: Final[dict[Kind, KindTraits]] = {
 
 CAUSE_ORDER: Final = tuple(KINDS)
 
+ENDED_BY_ITSELF: Final = "ended_by_itself"
+"""In the evidence of an unresolved incident: the trouble is over, and the incident is kept in case it comes back."""
+
 ASKED_TO_END: Final = ("Nothing: the job was asked to end.",)
+PASSED: Final = ("Nothing: it has ended by itself. It is watched for some minutes, in case it comes back.",)
 DONE_ALONE: Final = ("Nothing, if this rank was meant to finish first: the others do not wait for it.",)
 
 
@@ -362,4 +372,6 @@ def first_steps(kind: str, severity: str, evidence: Mapping[str, Any]) -> list[s
     """
     if kind == Kind.RANK_LOST and severity == Severity.INFO:
         return list(ASKED_TO_END if evidence.get("requested") else DONE_ALONE)
+    if evidence.get(ENDED_BY_ITSELF):
+        return list(PASSED)
     return list(KINDS[Kind(kind)].first_steps)

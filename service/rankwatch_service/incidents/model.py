@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from rankwatch_detectors.base import Finding, Kind, Severity
 from rankwatch_detectors.scope import IncidentScope
-from rankwatch_service.incidents.kinds import KINDS
+from rankwatch_service.incidents.kinds import ENDED_BY_ITSELF, KINDS
 from rankwatch_service.incidents.version import Consequence, IncidentVersion
 from rankwatch_service.numbers import plain
 
@@ -137,6 +137,11 @@ class Incident:
         return any(part.is_open and not part.ended_with_attempt for part in self.parts)
 
     @property
+    def is_over(self) -> bool:
+        """Whether it has ended by itself, and is not resolved yet, as it may come back."""
+        return self.state != "resolved" and not any(part.is_open for part in self.parts)
+
+    @property
     def bout(self) -> str:
         """The last attempt that it ended; if it has ended none, the attempt in which it began."""
         return next((part.attempt for part in reversed(self.parts) if KINDS[part.kind].ends_job), self.attempt)
@@ -161,6 +166,10 @@ class Incident:
         """Record that these receivers are notified of it."""
         if self.told_to is not None:
             self.told_to = sorted({*self.told_to, *receivers})
+
+    def _evidence(self) -> dict[str, Any]:
+        rest = {name: value for name, value in self.evidence.items() if name != ENDED_BY_ITSELF}
+        return rest | {ENDED_BY_ITSELF: True} if self.is_over else rest
 
     def version(self) -> IncidentVersion:
         """A frozen copy of the incident as it is now."""
@@ -188,7 +197,7 @@ class Incident:
             confidence=self.confidence,
             cause=self.cause,
             summary=self.summary,
-            evidence=plain(self.evidence),
+            evidence=plain(self._evidence()),
             consequences=tuple(part.consequence() for part in self.parts[1:]),
             changes_before=tuple(plain(self.changes_before)),
             impact_gpu_hours_per_hour=self.impact_gpu_hours_per_hour,

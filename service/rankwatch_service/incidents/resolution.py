@@ -48,6 +48,14 @@ def end_by_itself(part: Part, step: int | None, now_s: float) -> None:
     part.is_open, part.ended_s, part.ended_step = False, now_s, step
 
 
+def ended_after(finding: Finding) -> str:
+    """The sentence that a summary gets when its trouble has ended by itself: how long it lasted."""
+    lasted_s = finding.detected_time_s - finding.onset_time_s
+    minutes, seconds = divmod(round(lasted_s), 60)
+    lasted = f"{lasted_s:.1f} s" if lasted_s < 10 else f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
+    return f" It has ended by itself after {lasted}."
+
+
 def end_for_good(incident: Incident) -> None:
     """Close all parts for good: what begins later is another incident."""
     for part in incident.parts:

@@ -41,6 +41,11 @@ SHOWN: Final = (SENTENCE, STACKS, LEFT_OUT)
 KEPT: Final = ("stack", "place", "where", "reason", "os_state", "wchan", "cpu_ticks", "phase", "phase_age_s")
 """Fields of an answer that are kept."""
 
+OWN_WAITS: Final = frozenset(
+    {"do_nanosleep", "hrtimer_nanosleep", "do_wait", "pipe_read", "do_signal_stop", "ptrace_stop"}
+)
+"""Kernel functions (`wchan`) in which a process waits for a timer, a child, a pipe or a signal, and for no network."""
+
 _ADDRESS: Final = re.compile(r"0x[0-9a-f]+")
 
 
@@ -103,6 +108,14 @@ class StackGroups:
             fields[LEFT_OUT] = f"{_count(count, 'rank')} at {_count(hidden, 'further place')}"
         return fields
 
+    def outside_of_collectives(self, ranks: Sequence[int]) -> str:
+        """Why none of these ranks waits for a network, in a sentence; empty if their answers do not prove that."""
+        dumps = [self._dumps.get(self._place_of.get(rank, ""), {}) for rank in ranks]
+        if not dumps or any(not dump.get("where") or not _waits_for_itself(dump) for dump in dumps):
+            return ""
+        verb = "stands" if len(ranks) == 1 else "stand"
+        return f"{named(sorted(ranks))} {verb} in {dumps[0]['where']}, in Python code outside of any collective"
+
     def _group(self, place: str, ranks: Sequence[int]) -> dict[str, Any]:
         hidden = ("place", "native")
         dump = {name: value for name, value in self._dumps[place].items() if name not in hidden}
@@ -138,6 +151,10 @@ class StackGroups:
         groups._place_of = dict(state["place_of"])
         groups._dumps = {place: dict(dump) for place, dump in state["dumps"].items()}
         return groups
+
+
+def _waits_for_itself(dump: Mapping[str, Any]) -> bool:
+    return dump.get("phase") != "collective" and dump.get("wchan") in OWN_WAITS
 
 
 def rank_ranges(ranks: Sequence[int]) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from rankwatch_detectors.base import Frame
+from rankwatch_service.incidents.hang_evidence import StacksReceived
 from rankwatch_service.incidents.host_incidents import HostIncident
 from rankwatch_service.incidents.transition import Transition
 from rankwatch_service.job.attempts.allowance import Grant
@@ -89,6 +90,8 @@ class Effects:
     frames_left_out: int = 0
     """Frames that are not charted, because `frames` had no room for them."""
     traces: list[TraceAnswer] = field(default_factory=list)
+    stacks: list[tuple[str, StacksReceived]] = field(default_factory=list)
+    """(job, how far a command has come)"""
     failures: list[tuple[str, Failure]] = field(default_factory=list)
     """(job, failure)"""
     deleted_jobs: list[str] = field(default_factory=list)
@@ -121,5 +124,6 @@ class Effects:
         self.feed = [one for one in self.feed if one.job != job]
         self.devices = [one for one in self.devices if one[0] != job]
         self.traces = [one for one in self.traces if one.job != job]
+        self.stacks = [one for one in self.stacks if one[0] != job]
         self.frames = [one for one in self.frames if one[0] not in series_of(job)]
         self.deleted_jobs.append(job)

@@ -233,12 +233,12 @@ class JobStream:
                 commands = self._responder.reconsider(incident, situation, self.settings, self.history.ledger)
                 self._request(commands, incident, effects)
         self._tell(self._hang_evidence.due(self.correlator.open, situation.world_size, now_s), now_s, effects)
+        effects.stacks += [(self.job, received) for received in self._hang_evidence.received]
         if self._assembler.finished:
             self._tell(self.correlator.finish(self._assembler.last_step, now_s), now_s, effects)
         self._summarize(now_s, effects)
         if now_s - self._heard_s > REST_AFTER_S:
-            self._resting = True
-            self._assembler = Assembler()
+            self._resting, self._assembler = True, Assembler()
             self._carriers.begin(new_launch=True)
             self._pipeline.rest()
 

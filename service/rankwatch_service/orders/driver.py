@@ -17,7 +17,7 @@ from rankwatch_service.incidents.stack_groups import STACKS
 from rankwatch_service.log.base import Entry as LogEntry
 from rankwatch_service.log.control_log import ControlLog
 from rankwatch_service.names import launch_of
-from rankwatch_service.orders import commands, traces
+from rankwatch_service.orders import commands, stacks, traces
 from rankwatch_service.orders.order import (
     BEFORE_DO,
     KILL_NS_MAX,
@@ -353,6 +353,8 @@ def _outcome_without_order(
     if action == Action.TRACE:
         return traces.outcome(connection, command, now_unix_ns)
     if now_unix_ns > command["expires_unix_ns"]:
+        if action == STACKS:
+            return stacks.outcome_after(command["result"])
         nobody = command["approval_required"] and command["approved_by"] is None
         return CommandOutcome("expired", "nobody approved it in time" if nobody else "it could not begin in time")
     if action == STACKS:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from rankwatch_detectors.base import Kind, Severity
-from rankwatch_detectors.scope import WHOLE_JOB
 from rankwatch_service.incidents.flight_dumps import DUMPS_MAX, VERDICT
+from rankwatch_service.incidents.hang_evidence import asked_ranks
 from rankwatch_service.incidents.kinds import KINDS
 from rankwatch_service.incidents.model import Incident, unix_ns
 from rankwatch_service.incidents.stack_groups import STACKS
@@ -22,14 +22,11 @@ from rankwatch_service.policy.policy import (
     Mode,
     PastAction,
     decide,
-    rollback_way,
 )
 from rankwatch_service.policy.precision import UNJUDGED
+from rankwatch_service.policy.rollback import resumed_from
 from rankwatch_service.policy.settings_in_force import SettingsInForce
-from rankwatch_service.policy.suggestion import Figures, suggest
-
-OWN_PACE_MAX: Final = 8
-"""Ranks whose stacks are requested where ranks do not wait for each other."""
+from rankwatch_service.policy.suggestion import PASSED, Figures, suggest
 
 HISTORY_S: Final = 3_600.0
 """How long an action counts against the policy's budget and cool-down."""
@@ -119,21 +116,25 @@ class Responder:
         self, incident: Incident, situation: JobSituation, settings: SettingsInForce, ledger: Ledger
     ) -> list[CommandRequest]:
         """Set the incident's cost, suggestion and checkpoint; return the commands that follow from it."""
-        looked = facts(incident, situation.world_size, situation.project)
         incident.impact_gpu_hours_per_hour = impact_gpu_hours_per_hour(incident, situation.world_size)
-        back = rollback_way(looked, ledger, situation.can)
-        incident.checkpoint = None if back is None else back.entry.id
+        if incident.is_over:
+            incident.suggestion, incident.checkpoint = dict(PASSED), None
+            return []
+        looked = facts(incident, situation.world_size, situation.project)
         decision = self._decide(looked, situation, settings, ledger)
         figures = Figures(situation.step, situation.step_time_s, incident.impact_gpu_hours_per_hour)
         incident.suggestion = {
             **suggest(looked, decision, figures, situation.can, ledger),
             "policy": {"mode": str(decision.mode), "action": decision.action, "reason": decision.reason},
         }
+        # What is suggested to go on from; else what outlives the processes, as captures in memory are replaced by newer
+        # ones all the time.
+        kept = resumed_from(ledger.entries)
+        incident.checkpoint = incident.suggestion["checkpoint"] or (None if kept is None else kept.id)
         commands = self._act(incident, decision, situation)
         hung = next((part for part in incident.parts if part.kind is Kind.HANG and part.is_open), None)
         if hung is not None and incident.action_key(STACKS) not in incident.actions:
-            # A hang of the job is one of all ranks (an empty list). A rank that hangs by itself disturbs no other.
-            ranks = [] if hung.scope == WHOLE_JOB else list(hung.ranks[:OWN_PACE_MAX])
+            ranks = asked_ranks(hung)
             asked = {"ranks": ranks, VERDICT: not ranks and situation.world_size <= DUMPS_MAX}
             commands.append(self._command(incident, STACKS, asked, situation, "shows where the ranks hang", False))
         return commands

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from rankwatch_detectors.base import Kind
 from rankwatch_service.incidents.kinds import KINDS
-from rankwatch_service.policy.checkpoint_ledger import SURVIVES_PROCESSES, Ledger, LedgerEntry
-from rankwatch_service.policy.policy import Action, Decision, IncidentFacts, rollback_way
+from rankwatch_service.policy.checkpoint_ledger import Ledger, LedgerEntry
+from rankwatch_service.policy.policy import Action, Decision, IncidentFacts, Mode, rollback_way
 from rankwatch_service.policy.rollback import RollbackMode, Way, resumed_from, why_from_scratch
 
 WAIT: Final = "wait"
@@ -25,6 +25,18 @@ RELAUNCH_S: Final = 120.0
 
 RESTARTED: Final = "the launcher starts the job again by itself"
 """Why to wait although the job stands still."""
+
+PASSED: Final[dict[str, Any]] = {
+    "action": WAIT,
+    "reason": "it has ended by itself, and is watched in case it comes back",
+    "mode": None,
+    "checkpoint": None,
+    "cost_gpu_hours": 0.0,
+    "break_even_s": None,
+    "alternatives": [],
+    "policy": {"mode": str(Mode.NOTIFY), "action": "", "reason": "it has ended by itself"},
+}
+"""The suggestion for an incident that is over and not resolved yet."""
 
 NOWHERE: Final = "; there is no good checkpoint to go back to"
 """Added to the reason where a rollback would help and is not possible."""
@@ -58,9 +70,9 @@ def suggest(
 
     Returns:
         What `Incident.suggestion` holds: {action, reason, mode, checkpoint, cost_gpu_hours, break_even_s,
-        alternatives: [{action, cost_gpu_hours, reason}]}. Mode and checkpoint are those of a rollback. Costs are
-        GPU-hours, for waiting, investigating and pausing those of one hour; null: unknown. The action is the policy's
-        if it has chosen one.
+        alternatives: [{action, cost_gpu_hours, reason}]}. The mode is that of a rollback; the checkpoint that from
+        which a rollback or a relaunch goes on. Costs are GPU-hours, for waiting, investigating and pausing those of one
+        hour; null: unknown. The action is the policy's if it has chosen one.
     """
     traits = KINDS[Kind(incident.kind)]
     ways = traits.actions
@@ -68,23 +80,24 @@ def suggest(
     if traits.stands_still and Action.RELAUNCH not in capabilities:
         ways = tuple(way for way in ways if way != WAIT)
     reasons = _REASONS | ({WAIT: RESTARTED} if traits.stands_still else {})
-    if resumed_from(ledger.entries) is None:
+    resume = resumed_from(ledger.entries)
+    if resume is None:
         reasons |= {Action.RELAUNCH: f"starts new processes from scratch: {why_from_scratch(ledger.entries)}"}
     back = rollback_way(incident, ledger, capabilities)
     target = back.entry if back else None
-    resume = ledger.newest_good(SURVIVES_PROCESSES, incident.onset_step)
     last = WAIT if WAIT in ways else INVESTIGATE
     fit = [way for way in dict.fromkeys((*ways, last)) if _possible(way, capabilities, back)]
     chosen = decision.action if decision.action in fit else fit[0]
     costs = {way: _cost_gpu_hours(way, incident, figures, target, resume) for way in fit}
     cost = costs[chosen]
+    entry = {str(Action.ROLLBACK): target, str(Action.RELAUNCH): resume}.get(chosen)
     nowhere = Action.ROLLBACK in ways and back is None and chosen != Action.RELAUNCH
     loss_per_s = figures.impact_gpu_hours_per_hour / 3_600
     return {
         "action": chosen,
         "reason": reasons[chosen] + NOWHERE * nowhere,
         "mode": back.mode if chosen == Action.ROLLBACK and back else None,
-        "checkpoint": target.id if chosen == Action.ROLLBACK and target else None,
+        "checkpoint": entry.id if entry else None,
         "cost_gpu_hours": cost,
         "break_even_s": cost / loss_per_s
         if chosen not in (WAIT, INVESTIGATE) and cost is not None and loss_per_s > 0

@@ -29,8 +29,23 @@ NEEDS: Final[Sequence[tuple[str, Sequence[Sequence[str]], str]]] = (
 )
 """By kind: of each of these groups of columns a file must have one; and the same in words."""
 
-NOT_IN_FILES: Final = (Kind.TELEMETRY_LOST, Kind.LIMIT_REACHED, Kind.FORGED_TELEMETRY)
-"""Kinds that no file shows: a host without telemetry looks like ranks that ended, and a file has no sender."""
+NOT_IN_FILES: Final = (
+    Kind.TELEMETRY_LOST,
+    Kind.DEVICE_FAULT,
+    Kind.DEVICE_DEGRADED,
+    Kind.HOST_DEGRADED,
+    Kind.NETWORK_DEGRADED,
+    Kind.CHECKPOINT_FAILED,
+    Kind.CHECKPOINT_OVERDUE,
+    Kind.RESTORE_FAILED,
+    Kind.LIMIT_REACHED,
+    Kind.FORGED_TELEMETRY,
+)
+"""Kinds that no file shows: a host without telemetry looks like ranks that ended, and a file has no counters of devices
+and hosts, no events and no sender."""
+
+FIRST_STEP: Final[Mapping[Kind, str]] = {Kind.HANG: "see what the ranks did at that time; a file has no stacks"}
+"""What a person does first about an incident in a file, where that differs from `KindTraits.first_step`."""
 
 LEFT_OUT: Final[Mapping[str, str]] = {
     "late": "rows of steps that were closed already; is the file sorted by rank, not by step?",
@@ -78,7 +93,7 @@ def summary(outcome: ReplayResult, seconds: float) -> dict[str, Any]:
         "columns": outcome.metrics,
         "columns_left_out": outcome.left_out_columns,
         "left_out": dict(sorted(outcome.left_out.items())),
-        "not_looked_for": [kind for kind, _ in missing(outcome)],
+        "not_looked_for": [*(kind for kind, _ in missing(outcome)), *map(str, NOT_IN_FILES)],
         "failures": outcome.failures,
         "error": None if outcome.broken is None else str(outcome.broken),
     }

@@ -10,13 +10,16 @@ import gzip
 import io
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Protocol
 
 import numpy as np
 
+from rankwatch_detectors.base import Kind
+from rankwatch_service.replay.report import NOT_IN_FILES
+from rankwatch_service.simulate.faults import Label
 from rankwatch_service.simulate.job import Job
 from rankwatch_service.simulate.rows import INTEGERS, TEXTS, StepRows, columns_of, rows_of
 
@@ -83,7 +86,8 @@ def _ending(path: Path) -> str:
 
 
 def labels_of(job: Job, name: str) -> dict[str, Any]:
-    """The labels file: the job, and the faults that should be found."""
+    """The labels file: the job, the faults that should be found, and those that the file cannot show."""
+    labels = list(map(_as_in_file, job.played_labels()))
     return {
         "job": name,
         "ranks": job.world_size,
@@ -95,8 +99,14 @@ def labels_of(job: Job, name: str) -> dict[str, Any]:
         "tp": job.placement.tp,
         "pp": job.placement.pp,
         "ranks_per_host": job.placement.ranks_per_host,
-        "faults": [asdict(label) for label in job.played_labels()],
+        "faults": [asdict(label) for label in labels if label.kind not in NOT_IN_FILES],
+        "not_in_file": [asdict(label) for label in labels if label.kind in NOT_IN_FILES],
     }
+
+
+def _as_in_file(label: Label) -> Label:
+    """A device that is slowed down shows in a file as its slow rank alone."""
+    return replace(label, kind=Kind.STRAGGLER) if label.kind is Kind.DEVICE_DEGRADED else label
 
 
 class _Closing:

@@ -17,7 +17,7 @@ from rankwatch import wire
 from rankwatch_service.job.effects import Effects
 from rankwatch_service.log import control_log, dead_letters
 from rankwatch_service.names import ALL_JOBS
-from rankwatch_service.orders import traces
+from rankwatch_service.orders import stacks, traces
 from rankwatch_service.orders.commands import record_request, settle
 from rankwatch_service.orders.order import CommandOutcome
 from rankwatch_service.store import audit_trail, job_removal
@@ -135,6 +135,8 @@ def commit(
     _incidents(connection, effects)
     _commands(connection, effects, now_unix_ns)
     traces.store(connection, effects.traces)
+    for _, received in effects.stacks:
+        settle(connection, received.command, stacks.outcome(received), "stream", now_unix_ns)
     for job, entry in effects.checkpoints:
         row = checkpoint_row(job, entry)
         connection.execute(upsert(connection, Checkpoint, row), row)

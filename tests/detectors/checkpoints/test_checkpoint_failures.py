@@ -109,7 +109,35 @@ def test_the_disk_that_agents_report_after_it_is_its_cause(saving: SavingJob) ->
     assert saving.changes == [Change.OPEN, Change.UPDATE]
     assert [finding.cause for finding in saving.said] == ["", "disk"]
     assert saving.said[-1].evidence["disk"] == {"host": "node-1", **disk}
-    assert "/data/10.pt on node-1 is full" in saving.said[-1].summary
+    assert saving.said[-1].summary.endswith(
+        "The path of the save is not known; the file system of the last save, /data/10.pt on node-1, is full: "
+        "0.0 of 1.0 kB are free."
+    )
+
+
+@pytest.mark.parametrize(
+    ("free", "total", "said"),
+    [
+        (0, 3_145_728, "is full: 0.0 of 3.1 MB are free"),
+        (71_100_000_000, 270_600_000_000, "has room: 71.1 of 270.6 GB are free"),
+        (5_000_000_000_000, 9_000_000_000_000, "has room: 5.0 of 9.0 TB are free"),
+    ],
+    ids=["MB", "GB", "TB"],
+)
+def test_the_disk_of_a_save_with_a_path_is_told_in_units_that_fit(
+    saving: SavingJob, free: int, total: int, said: str
+) -> None:
+    saving.hear("checkpoint_disk", path="/data/20.pt", free_bytes=free, total_bytes=total, save_bytes=100)
+    saving.fail(0, location="/data/20.pt")
+    saving.train(2)
+    assert saving.said[-1].summary.endswith(f"The file system of /data/20.pt on node-1 {said}.")
+
+
+def test_a_save_without_a_path_is_not_said_to_have_room(saving: SavingJob) -> None:
+    saving.hear("checkpoint_disk", path="/data/10.pt", free_bytes=500, total_bytes=1_000, save_bytes=100)
+    saving.fail(0, type="RuntimeError", message="unexpected pos 128 vs 22", errno=0)
+    saving.train(2)
+    assert "The path of the save is not known; the file system of the last save, /data/10.pt" in saving.said[-1].summary
 
 
 def test_a_disk_with_room_is_evidence_and_no_cause(saving: SavingJob) -> None:

@@ -63,9 +63,20 @@ def test_what_has_ended_by_itself_says_so_until_it_is_back(correlator):
     (incident,) = correlator.open
     summary = incident.summary
     ends(correlator, 1_010.0)
-    assert incident.summary == f"{summary} It has ended by itself."
+    assert incident.summary == f"{summary} It has ended by itself after 10 s."
     begins(correlator, 1_020.0)
     assert incident.summary == summary
+
+
+@pytest.mark.parametrize(
+    ("lasted_s", "said"), [(5.2, "5.2 s"), (59.6, "1 min 0 s"), (90.4, "1 min 30 s"), (3_725.0, "62 min 5 s")]
+)
+def test_how_long_it_really_lasted_is_told_at_its_end(correlator, lasted_s, said):
+    begins(correlator, 1_004.0)
+    ends(correlator, 1_000.0 + lasted_s, evidence={"age_s": lasted_s})
+    (incident,) = correlator.open
+    assert incident.summary.endswith(f"It has ended by itself after {said}.")
+    assert incident.evidence["age_s"] == lasted_s
 
 
 def test_one_that_was_told_as_over_opens_again_under_its_own_number(correlator):

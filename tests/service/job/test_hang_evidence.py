@@ -2,6 +2,7 @@
 
 from rankwatch import wire
 from rankwatch_service.incidents import hang_evidence
+from rankwatch_service.incidents.hang_evidence import StacksReceived
 from rankwatch_service.job.job import JobStream
 from rankwatch_service.policy.settings_in_force import SettingsInForce
 from rankwatch_service.stream.saved.packing import pack, unpack
@@ -31,6 +32,7 @@ def test_the_stacks_of_all_ranks_of_a_hang_are_requested_and_become_its_evidence
     world.tick()
     assert world.told() == ["opened", "evidence"]
     evidence = world.effects.transitions[-1].incident.evidence
+    assert world.effects.stacks == [("gpt", StacksReceived(command.id, 4, 4))]
     assert evidence["ranks_stand"] == "3 of 4 ranks stand in step (train.py:7); rank 3 in load (train.py:7)."
     assert [(one["ranks"], one["rank"], one["stack"]) for one in evidence["stacks"]] == [
         ("3", 3, "File load"),
@@ -76,4 +78,8 @@ def test_stacks_stay_in_the_evidence_when_the_hang_turns_out_to_have_a_cause():
 def test_a_rank_that_hangs_at_its_own_pace_is_asked_alone():
     world = World()
     world.find("hang", scope="rank:3", ranks=[3])
-    assert world.effects.commands[0].params == {"ranks": [3], "flight_recorder": False}
+    (command,) = world.effects.commands
+    assert command.params == {"ranks": [3], "flight_recorder": False}
+    world.send(events=(stack_dump(3, command.id, "load"),))
+    world.tick()
+    assert world.effects.stacks == [("gpt", StacksReceived(command.id, 1, 1))]

@@ -1,15 +1,19 @@
 """What follows from an incident that has grown: the policy looks at the worst of it, and acts once for each end."""
 
-from rankwatch_detectors.base import Finding, Kind, Severity
+from dataclasses import replace
+
+from rankwatch_detectors.base import Change, Finding, Kind, Severity
 from rankwatch_service.incidents.correlator import Correlator
+from rankwatch_service.incidents.kinds import first_steps
 from rankwatch_service.incidents.model import Incident
 from rankwatch_service.job.history import JobHistory
 from rankwatch_service.policy.checkpoint_ledger import CheckpointTier, Ledger, Shard, Verdict
 from rankwatch_service.policy.command import CommandRequest
 from rankwatch_service.policy.policy import Mode, Policy, PolicyLimits, Rule
 from rankwatch_service.policy.precision import Precision
-from rankwatch_service.policy.response import JobSituation, Responder, facts
+from rankwatch_service.policy.response import JobSituation, Responder, advice_gone, facts
 from rankwatch_service.policy.settings_in_force import SettingsInForce
+from rankwatch_service.policy.suggestion import RELAUNCH_S
 from tests.support.values.findings import finding, topology_state
 
 TOPOLOGY = topology_state()
@@ -147,3 +151,54 @@ def test_an_action_is_not_refused_for_its_precision_where_it_would_not_have_been
     desk = Desk(RELAUNCH_HANGS, precision_min=0.6)
     assert "from scratch" in desk.find(hang()).suggestion["policy"]["reason"]
     assert desk.actions == [("stacks", "l.0")]
+
+
+def test_a_hang_that_has_ended_by_itself_suggests_nothing_until_it_is_back() -> None:
+    desk = Desk(ledger=on_disk())
+    hang = finding(Kind.HANG, severity=Severity.CRITICAL)
+    incident = desk.find(hang)
+    assert incident.suggestion["action"] == "relaunch"
+    desk.find(replace(hang, change=Change.CLOSE, detected_time_s=1_090.0))
+    assert (incident.suggestion["action"], incident.suggestion["alternatives"]) == ("wait", [])
+    assert "ended by itself" in incident.suggestion["reason"]
+    assert incident.impact_gpu_hours_per_hour == 0.0
+    told = incident.version()
+    assert first_steps(told.kind, told.severity, told.evidence)[0].startswith("Nothing: it has ended by itself.")
+    desk.find(replace(hang, onset_time_s=1_100.0, detected_time_s=1_105.0))
+    assert incident.suggestion["action"] == "relaunch"
+    assert len(first_steps(told.kind, told.severity, incident.version().evidence)) > 1
+
+
+def test_a_resolved_incident_suggests_nothing() -> None:
+    desk = Desk(ledger=on_disk())
+    incident = desk.find(finding(Kind.HANG, severity=Severity.CRITICAL))
+    desk.correlator.finish(100, 1_100.0)
+    assert (incident.suggestion, incident.checkpoint) == ({}, None)
+
+
+def saved_everywhere() -> Ledger:
+    """A ledger with good checkpoints of step 51 on disk and step 60 in memory."""
+    ledger = Ledger()
+    ledger.saved(Shard("l.0", 51, 0, CheckpointTier.LOCAL, "/51", 1.0, 1, 0), 1)
+    ledger.saved(Shard("l.0", 60, 0, CheckpointTier.MEMORY, "", 0.0, 1, 0), 1)
+    ledger.progressed("l.0", 0, 90)
+    return ledger
+
+
+def test_a_relaunch_goes_on_from_the_newest_good_checkpoint_that_outlives_the_processes() -> None:
+    desk = Desk(can=("rollback_memory", "relaunch"), ledger=saved_everywhere())
+    # A device that was bad long before any checkpoint was saved does not make the later ones unusable.
+    incident = desk.find(finding(Kind.DEVICE_FAULT, scope="rank:1", severity=Severity.CRITICAL, onset_step=10))
+    assert (incident.suggestion["action"], incident.suggestion["checkpoint"]) == ("relaunch", "local:l.0:51")
+    assert incident.checkpoint == "local:l.0:51"
+    lost_s = (100 - 51) * 1.0 + 1.0
+    assert incident.suggestion["cost_gpu_hours"] == (RELAUNCH_S + lost_s) * 8 / 3_600
+
+
+def test_captures_in_memory_that_newer_ones_replace_are_no_evidence_where_no_rollback_is_suggested() -> None:
+    desk = Desk(can=("rollback_memory", "relaunch"), ledger=saved_everywhere())
+    incident = desk.find(finding(Kind.NETWORK_DEGRADED, scope="host:node-0", onset_step=None))
+    assert (incident.suggestion["action"], incident.checkpoint) == ("wait", "local:l.0:51")
+    replaced = desk.ledger.lost("memory:l.0:60", "rank 0: newer captures replaced it")
+    assert replaced
+    assert advice_gone([incident], replaced) == []

@@ -17,7 +17,7 @@ from rankwatch_detectors.values.corruption import LocalNormDetector
 from rankwatch_service.cli.app import app
 from rankwatch_service.cli.errors import CliError
 from rankwatch_service.replay.configure import read_config
-from rankwatch_service.replay.report import as_json
+from rankwatch_service.replay.report import NOT_IN_FILES, as_json
 from rankwatch_service.replay.run import ReplayResult, replay
 from rankwatch_service.replay.sources import open_source
 from rankwatch_service.simulate.faults import BitFlip, NonFinite, Slow
@@ -120,6 +120,15 @@ def test_a_gap_in_the_times_is_a_hang_and_one_beside_an_evaluation_is_none(tmp_p
     assert incident.summary.startswith("No progress in step 60")
     evaluated = [*steps, "99,59,,eval", *(f"{step + 40},{step},2,train" for step in range(60, 90))]
     assert replayed(series(tmp_path, evaluated)).incidents == [[]]
+
+
+def test_a_hang_in_a_file_says_how_long_it_stood_and_sends_nobody_to_stacks_that_it_lacks(tmp_path: Path) -> None:
+    steps = [f"{step},{step},2,train" for step in range(60)]
+    path = series(tmp_path, [*steps, *(f"{step + 40},{step},2,train" for step in range(60, 90))])
+    _, out, _ = run(str(path))
+    said = " ".join(out.split())
+    assert "No progress in step 60 since 59 s. It has ended by itself after 41 s." in said
+    assert "first: see what the ranks did at that time; a file has no stacks" in said
 
 
 def test_a_stall_shows_in_step_times_where_there_are_no_others(tmp_path: Path) -> None:
@@ -272,7 +281,9 @@ def test_the_command_says_what_is_wrong_and_what_cannot_be_seen(tmp_path: Path) 
     assert "No incident." in out
     assert "straggler: needs rank, and busy_s" in out
     assert "hang: needs" not in out
-    assert "Never detected in files, which lack the data: telemetry_lost" in out
+    never = " ".join(out.split()).partition("Never detected in files, which lack the data: ")[2]
+    for kind in ("telemetry_lost", "device_fault", "device_degraded", "host_degraded", "network_degraded"):
+        assert kind in never
 
 
 HEADER = "time_s,step,rank,step_time_s,forward_s,loss,grad_norm,nonfinite,fingerprint,note"
@@ -285,7 +296,7 @@ def test_columns_of_a_file_without_a_sound_row_are_those_of_its_header(tmp_path:
     assert "columns are missing" not in out
     _, out, _ = run(path, "--json")
     summary = json.loads(out.splitlines()[-1])["summary"]
-    assert summary["not_looked_for"] == []
+    assert summary["not_looked_for"] == list(map(str, NOT_IN_FILES))
     assert set(summary["columns"]) == {*HEADER.split(",")[3:-1], "busy_s"}
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from rankwatch_service.simulate.faults import (
     BitFlip,
+    DeviceXid,
     Hang,
     HostSilence,
     Kill,
@@ -23,6 +24,7 @@ from rankwatch_service.simulate.faults import (
     Restart,
     ScalerSkip,
     Slow,
+    Throttle,
 )
 from rankwatch_service.simulate.files import SimulateError, write_job
 from rankwatch_service.simulate.job import Job
@@ -117,6 +119,17 @@ def test_labels_say_what_was_injected_into_which_job(tmp_path: Path) -> None:
         {"kind": "hang", "ranks": [4], "at_step": 20, "until_step": None},
         {"kind": "rank_lost", "ranks": [5], "at_step": 40, "until_step": None},
     ]
+
+
+def test_what_only_counters_of_devices_show_is_no_fault_to_find_in_a_file(tmp_path: Path) -> None:
+    faults = Slow((1, 2), 10, 1.5, 30), DeviceXid(3, 20, 79), Throttle(4, 25, 1.4)
+    write_job(Job(16, 50, 8).inject(*faults), tmp_path / "x.csv")
+    labels = json.loads((tmp_path / "x.labels.json").read_text())
+    assert [(label["kind"], label["ranks"]) for label in labels["faults"]] == [
+        ("straggler", [1, 2]),
+        ("straggler", [4]),
+    ]
+    assert [(label["kind"], label["ranks"]) for label in labels["not_in_file"]] == [("device_fault", [3])]
 
 
 def test_times_are_by_the_clock_of_each_host(tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def show_incident(
             *((f"to do {n}", output.plain(step)) for n, step in enumerate(found["first_steps"], 1)),
             ("job supports", output.plain(", ".join(found["can"]) or "nothing")),
             ("feedback", output.plain([f"{one['answer']} ({one['name']})" for one in found["feedback"]])),
-            ("suggested", output.plain(f"{suggestion.get('action', '–')}: {suggestion.get('reason', '')}")),
+            *([("suggested", output.plain(f"{suggestion['action']}: {suggestion['reason']}"))] if suggestion else ()),
             ("checkpoint", output.plain(found["checkpoint"])),
             *(row for name, value in found["evidence"].items() if value is not None for row in _evidence(name, value)),
         ]

@@ -197,7 +197,7 @@ def describe(console: Any, incident: Incident, named: bool) -> None:
 
     from rankwatch_service.cli.output import plain, severity
     from rankwatch_service.incidents.kinds import KINDS
-    from rankwatch_service.replay.report import cost, culprits, duration
+    from rankwatch_service.replay.report import FIRST_STEP, cost, culprits, duration
 
     line = severity(str(incident.severity))
     line.append("  ")
@@ -206,7 +206,8 @@ def describe(console: Any, incident: Incident, named: bool) -> None:
     console.print()
     console.print(line)
     lines = [duration(incident), incident.summary, cost(incident), *_consequences(incident)]
-    lines += [f"first: {KINDS[incident.kind].first_step}", f"more: docs/incidents/{incident.kind}.md"]
+    first = FIRST_STEP.get(incident.kind, KINDS[incident.kind].first_step)
+    lines += [f"first: {first}", f"more: docs/incidents/{incident.kind}.md"]
     for text in filter(None, lines):
         console.print(Padding(plain(text), (0, 0, 0, 2), expand=False))
 

@@ -211,7 +211,7 @@ def _write(world: Job, output: Path, name: str) -> None:
     from rich.console import Console
     from rich.progress import Progress
 
-    from rankwatch_service.simulate.files import SimulateError, labels_path, write_job
+    from rankwatch_service.simulate.files import SimulateError, labels_of, labels_path, write_job
 
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
@@ -222,9 +222,12 @@ def _write(world: Job, output: Path, name: str) -> None:
             raise CliError(Status.USAGE, str(error)) from error
         except OSError as error:
             raise CliError(Status.USAGE, f"{output}: {error.strerror or error}") from error
-    size_mb, faults = output.stat().st_size / 1e6, len(world.played_labels())
+    labels = labels_of(world, name)
+    size_mb, faults = output.stat().st_size / 1e6, len(labels["faults"])
     print(f"{output}: {rows:,} rows, {size_mb:,.1f} MB", file=sys.stderr)
     print(f"{labels_path(output)}: {faults} fault{'s' * (faults != 1)} to find", file=sys.stderr)
+    if hidden := sorted({label["kind"] for label in labels["not_in_file"]}):
+        print(f"not to be found in a file, which lacks the data: {', '.join(hidden)}", file=sys.stderr)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ const ROWS_MAX = 24;
 const LIST_MAX = 16;
 
 const LABELS = {
-  age_s: "Without progress",
+  age_s: "Without progress, as last reported",
   busy_s: "Busy time",
   peers_busy_s: "peers",
   usual_step_s: "Usual step",
@@ -24,7 +24,7 @@ const LABELS = {
   ranks_stand: "Where the ranks stand",
   stacks_left_out: "Stacks not shown",
 };
-const SHOWN_ELSEWHERE = new Set(["cost_gpu_hours_per_hour", "ended_with_job"]);
+const SHOWN_ELSEWHERE = new Set(["cost_gpu_hours_per_hour", "ended_by_itself", "ended_with_job"]);
 
 const label = (name) => LABELS[name] ?? words(name);
 

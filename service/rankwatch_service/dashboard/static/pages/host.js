@@ -20,7 +20,7 @@ const counters = h("div");
 main.append(
   h("div", { class: "crumbs" }, h("a", { href: "/hosts" }, "‹ Hosts"), h("span", { class: "range" }, pick)),
   h("div", { class: "job-head" }, h("div", { class: "line" }, h("h1", { class: "break" }, name))),
-  card("Incidents on its record", record, { hint: "of all jobs; they count for 28 days" }),
+  card("Incidents on its record", record, { hint: "of all jobs; they count for 28 days (docs/operations.md, Verdicts on hosts)" }),
   counters,
 );
 

@@ -170,7 +170,7 @@ const showRight = whenChanged((_, checkpoints, commands, command, _state, sessio
   const good = checkpoints.find((one) => one.id === (suggestion.checkpoint ?? incident.checkpoint));
   fill(
     right,
-    card("What to do", h("div", { class: "body" }, incident.state === "resolved" ? h("p", { class: "muted" }, endedWithJob(incident) ? "The job ended before this was over. See to its cause, and to the checkpoint to go on from, before the next start." : "Nothing; the incident is resolved.") : [firstSteps(), advice(suggestion, checkpoints, command), abilities()], lastGood(good))),
+    card("What to do", h("div", { class: "body" }, incident.state === "resolved" ? h("p", { class: "muted" }, endedWithJob(incident) ? "The job ended before this was over. See to its cause, and to the checkpoint to go on from, before the next start." : "Nothing; the incident is resolved.") : [firstSteps(), advice(suggestion, checkpoints, command), abilities(), !incident.evidence.ended_by_itself && lastGood(good)])),
     feedbackCard(incident, session, operate, load),
     commands.length > 0 && card("Commands", h("div", { class: "body" }, h("ul", { class: "lines" }, commands.map(done)))),
     card("Notifications", h("div", { class: "body" }, notificationList(incident.notifications))),
