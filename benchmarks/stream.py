@@ -101,6 +101,7 @@ def loads(quick: bool) -> list[Load]:
     if quick:
         return [Load(64, 64, 32, 320), Load(1_024, 64, 32, 160), Load(1_024, 8, 32, 80)]
     return [
+        Load(8, 64, 32, 960),
         Load(64, 64, 32, 960),
         Load(64, 8, 32, 960),
         Load(256, 64, 32, 640),

@@ -161,6 +161,11 @@ class Frame:
     """What devices measure of this step comes later: a frame "timed" will have the step's times, devices' included."""
     computed: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
     """Cache of results that depend on the values alone and that several detectors use, such as medians."""
+    ranks: int = field(init=False, repr=False, compare=False)
+    """Entries of each array; 0 if there is none."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ranks", next((here.size for here in self.present.values()), 0))
 
 
 UNREPORTED = "unreported"

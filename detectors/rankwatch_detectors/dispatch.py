@@ -27,7 +27,7 @@ from rankwatch_detectors.base import (
 from rankwatch_detectors.episodes import Episodes
 from rankwatch_detectors.state import Stateful
 from rankwatch_detectors.statistics.median import median
-from rankwatch_detectors.statistics.peers import everyone
+from rankwatch_detectors.statistics.peers import anyone, everyone
 
 ATTEMPT_ENDED = "The attempt ended."
 OTHER_CLOCK = "Ranks compute on devices, so CPU time judges nobody from here on."
@@ -70,15 +70,10 @@ class DispatchingDetector(Stateful):
     def observe(self, observation: Observation) -> Sequence[Finding]:
         """Take the next observation; return what changed in this detector's judgement."""
         if isinstance(observation, Frame):
-            if observation.attempt != self.attempt or not self._fits(observation):
+            if not self._is_current(observation):
                 return ()
-            if self.COMPARES_RANKS and not self.lockstep:
-                return ()
-            if observation.late and (self.lockstep or not self.TAKES_LATE):
-                return ()
-            if observation.awaits_times if self.JUDGES_TIMES else observation.family == "timed":
-                return ()
-            self.now_s = max(self.now_s, observation.time_s)
+            if observation.time_s > self.now_s:
+                self.now_s = observation.time_s
             return self._on_frame(observation)
         if isinstance(observation, Tick):
             self.now_s = max(self.now_s, observation.now_s)
@@ -96,10 +91,17 @@ class DispatchingDetector(Stateful):
             return self._on_counters(observation)
         return self._on_occurrence(observation)
 
-    def _fits(self, frame: Frame) -> bool:
-        """Whether the frame has the current number of ranks; one from before a topology change may not."""
-        some = next(iter(frame.present.values()), None)
-        return some is None or some.size == self.world_size
+    def _is_current(self, frame: Frame) -> bool:
+        """Whether a frame is of the running attempt and for this detector."""
+        if frame.attempt != self.attempt:
+            return False
+        if frame.ranks != self.world_size and frame.ranks:  # it is from before a topology change
+            return False
+        if self.COMPARES_RANKS and not self.lockstep:
+            return False
+        if frame.late and (self.lockstep or not self.TAKES_LATE):
+            return False
+        return not frame.awaits_times if self.JUDGES_TIMES else frame.family != "timed"
 
     def _begin(self, start: AttemptStart) -> list[Finding]:
         findings: list[Finding] = []
@@ -137,16 +139,16 @@ def which(texts: tuple[str, ...], wanted: str) -> Bools:
     """Ranks whose text is the wanted one. Counting first makes the usual case, all or none, cheap."""
     count = texts.count(wanted)
     if count in (0, len(texts)):
-        return np.full(len(texts), count > 0)
+        return (np.ones if count else np.zeros)(len(texts), dtype=np.bool_)
     return np.fromiter((text == wanted for text in texts), dtype=np.bool_, count=len(texts))
 
 
 def finite(frame: Frame, name: str) -> tuple[Floats, Bools] | None:
     """Values of one metric, and where they are present and finite; None if no rank has one."""
-    key = f"finite {name}"
-    if key not in frame.computed:
-        frame.computed[key] = _finite(frame, name)
-    found: tuple[Floats, Bools] | None = frame.computed[key]
+    key, computed = f"finite {name}", frame.computed
+    if key not in computed:
+        computed[key] = _finite(frame, name)
+    found: tuple[Floats, Bools] | None = computed[key]
     return found
 
 
@@ -158,11 +160,11 @@ def where_usable(found: tuple[Floats, Bools], other: float) -> Floats:
 
 def typical(frame: Frame, name: str) -> float | None:
     """Median over the ranks with a finite value; None if there is none."""
-    key = f"typical {name}"
-    if key not in frame.computed:
+    key, computed = f"typical {name}", frame.computed
+    if key not in computed:
         found = finite(frame, name)
-        frame.computed[key] = None if found is None else median(found[0][found[1]])
-    middle: float | None = frame.computed[key]
+        computed[key] = None if found is None else median(found[0][found[1]])
+    middle: float | None = computed[key]
     return middle
 
 
@@ -173,4 +175,4 @@ def _finite(frame: Frame, name: str) -> tuple[Floats, Bools] | None:
         return None
     usable = present if frame.finite else present & np.isfinite(values)
     usable.flags.writeable = False
-    return (values, usable) if np.count_nonzero(usable) else None
+    return (values, usable) if anyone(usable) else None

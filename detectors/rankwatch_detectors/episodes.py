@@ -30,7 +30,7 @@ class Episodes(Stateful):
         return str(scope) in self._open
 
     def __iter__(self) -> Iterator[IncidentScope]:
-        return iter([IncidentScope.parse(text) for text in self._open])
+        return iter([IncidentScope.parse(text) for text in self._open] if self._open else ())
 
     def __len__(self) -> int:
         return len(self._open)

@@ -69,6 +69,8 @@ def test_the_recording_holds_what_it_should(reference):
     assert {row["state"] for row in reference["outbox"]} == {"waiting", "silenced"}
     assert {row["what"] for row in reference["incident_transition"]} >= {"acknowledged", "commented", "resolved"}
     assert len(reference["dead_letter"]) == 1
+    versions = {row["job"]: row["evidence"].get("tuning_version") for row in reference["incident"]}
+    assert versions == {"nan": 2, "slow": 1, "hang": 2}
     assert all(row["state"] == "resolved" for row in reference["incident"])
 
 

@@ -128,7 +128,8 @@ class TelemetryLostDetector(DispatchingDetector):
         np.maximum.at(newest, self._host_of[presence.heard], presence.heard_s[presence.heard])
         judged = np.zeros(len(self._hosts), dtype=np.bool_)
         judged[self._host_of[pending]] = True
-        return {self._hosts[index]: self.now_s - float(newest[index]) for index in np.flatnonzero(judged)}
+        newest_s: list[float] = newest.tolist()
+        return {self._hosts[index]: self.now_s - newest_s[index] for index in np.flatnonzero(judged).tolist()}
 
     def _reason(self, host: str, silent_s: float) -> str:
         """Why the state of a host is unknown: "silent" or "gaps"; "" if it is known."""

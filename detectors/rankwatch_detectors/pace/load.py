@@ -81,7 +81,7 @@ class LoadModel(Stateful):
         if features is not None:
             return self._fit(features, residual, usable, sigma)
         if not self._usable_replicas:
-            return np.zeros_like(residual)
+            return np.zeros(residual.size)
         return self._replica_part(residual, usable)
 
     def _fit(self, features: Floats, residual: Floats, usable: Bools, sigma: Floats) -> Floats:
@@ -122,7 +122,7 @@ class LoadModel(Stateful):
         independent = 0.5 * np.pi * self._within / ranks
         ratio = config.off_ratio if self._common else config.on_ratio
         self._common = self._rows >= config.replica_rows_min and self._between > ratio * independent
-        return common if self._common else np.zeros_like(residual)
+        return common if self._common else np.zeros(residual.size)
 
 
 def _mean(values: Floats) -> float:

@@ -245,6 +245,14 @@ class Witness(Stateful):
 
 def own_seconds(frame: Frame) -> Floats | None:
     """Each rank's own wall time in seconds: busy, and waiting for its data. NaN where not measured."""
+    computed = frame.computed
+    if "own seconds" not in computed:
+        computed["own seconds"] = _own_seconds(frame)
+    seconds: Floats | None = computed["own seconds"]
+    return seconds
+
+
+def _own_seconds(frame: Frame) -> Floats | None:
     busy = finite(frame, "busy_s")
     if busy is None:
         return None

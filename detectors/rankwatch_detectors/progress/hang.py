@@ -31,6 +31,8 @@ from rankwatch_detectors.dispatch import DispatchingDetector, which
 from rankwatch_detectors.progress.arrival import STOPPED_STATES, Missing, is_any, who_is_missing
 from rankwatch_detectors.progress.patience import HangConfig, Limits, Patience
 from rankwatch_detectors.scope import WHOLE_JOB
+from rankwatch_detectors.statistics.median import median
+from rankwatch_detectors.statistics.peers import anyone, everyone
 
 FIRST_STEP = "first step"
 FIRST_AFTER_ROLLBACK = "first step after a rollback"
@@ -130,13 +132,13 @@ class HangDetector(DispatchingDetector):
         return ()
 
     def _on_tick(self, presence: Presence | None) -> Sequence[Finding]:
-        if presence is None or not presence.heard.any():
+        if presence is None or not anyone(presence.heard):
             return ()
         presence, proper = self._proper(presence)
         fresh = presence.heard & (self.now_s - presence.heard_s <= self._config.heard_within_s) & proper
         fresh &= self._in_time(presence, presence.heard & proper, fresh)
         running = fresh & which(presence.state, RUNNING)
-        if not running.any():
+        if not anyone(running):
             return ()
         progressed = self._read(presence, running)
         if progressed and len(self.episodes):
@@ -154,8 +156,8 @@ class HangDetector(DispatchingDetector):
 
     def _proper(self, presence: Presence) -> tuple[Presence, Bools]:
         """The presence with ages limited to the attempt's age, and the ranks whose blocks have finite numbers."""
-        ages = np.stack([presence.step_age_s, presence.phase_age_s, presence.outside_s])
-        proper = np.asarray(np.isfinite(ages).all(axis=0)) & np.isfinite(presence.told_s)
+        ages = np.array([presence.step_age_s, presence.phase_age_s, presence.outside_s])
+        proper: Bools = np.logical_and.reduce(np.isfinite(ages)) & np.isfinite(presence.told_s)
         ages = np.where(proper, ages, 0.0)
         step_age_s, phase_age_s = np.clip(ages[:2], 0.0, self.now_s - self._attempt_s)
         outside_s = np.clip(ages[2], -1.0, step_age_s)
@@ -168,7 +170,7 @@ class HangDetector(DispatchingDetector):
         jumped = delay_s - usual_s > self._config.clock_jump_s
         self._way_s, self._way_at_s = np.where(jumped, delay_s, np.fmin(usual_s, delay_s)), self.now_s
         late_s = delay_s - self._way_s
-        soonest_s = late_s[fresh].min() if fresh.any() else 0.0
+        soonest_s = late_s[fresh].min() if anyone(fresh) else 0.0
         return np.asarray(late_s - soonest_s <= self._config.heard_within_s)
 
     def _excused(self, presence: Presence) -> bool:
@@ -209,10 +211,11 @@ class HangDetector(DispatchingDetector):
         `apart_s`: seconds by stream time, used if these clocks stand still.
         """
         known = ahead & np.isfinite(since[2])
-        if known.any():
-            steps, took_s = np.median(since[2:, known], axis=1)
+        if anyone(known):
+            took = since[3, known]
+            took_s = median(took) if not anyone(np.isnan(took)) else math.nan
             took_s = took_s if took_s > 0 else apart_s
-            self._patience.learn_steps(max(float(took_s) - self._paused_s, 0.0), max(int(steps), 1))
+            self._patience.learn_steps(max(took_s - self._paused_s, 0.0), max(int(median(since[2, known])), 1))
 
     def _remember(self, name: str, lasted_s: float) -> None:
         if not len(self.episodes):
@@ -233,10 +236,10 @@ class HangDetector(DispatchingDetector):
         for name, _ in self._config.long_phases:
             if name in presence.phase:
                 inside = running & which(presence.phase, name)
-                if inside.any():
+                if anyone(inside):
                     lasted = float(presence.phase_age_s[inside].max())
                     self._phase_was[name] = max(self._phase_was.get(name, 0.0), lasted)
-        is_stopped = bool((running & is_any(presence.os_state, STOPPED_STATES)).any())
+        is_stopped = anyone(running & is_any(presence.os_state, STOPPED_STATES))
         self._stopped |= is_stopped
         if not is_stopped:
             self._stopped_at_s = None
@@ -251,7 +254,7 @@ class HangDetector(DispatchingDetector):
         """The ranks in the earliest step, and whether all of them are outside of it and not stopped by a signal."""
         behind = running & (presence.step == presence.step[running].min())
         outside = (presence.outside_s >= 0) & ~is_any(presence.os_state, STOPPED_STATES)
-        return behind, bool(outside[behind].all())
+        return behind, everyone(outside[behind])
 
     # ---- standing still --------------------------------------------------------------------------------------------
 
@@ -264,10 +267,10 @@ class HangDetector(DispatchingDetector):
         stuck = standing & (told_s + lag_s >= limits.told_s)
         # A rank that has begun a step since then is not waiting.
         others = running & ~stuck
-        since_s = float(step_age_s[others].min()) if others.any() else math.inf
+        since_s = float(step_age_s[others].min()) if anyone(others) else math.inf
         # Progress since the last block is not visible, so the age within the block itself must nearly reach the limit.
         stuck &= told_s >= limits.told_s - self._config.block_s
-        if since_s < limits.told_s or not stuck.any():
+        if since_s < limits.told_s or not anyone(stuck):
             return None
         age_s = min(float((told_s + lag_s)[stuck].max()), since_s)
         return Standstill(stuck, age_s, limits, paused)
@@ -357,7 +360,7 @@ class HangDetector(DispatchingDetector):
 def _where_each_is(presence: Presence) -> Floats:
     """CPU seconds, time of the reading, step, and when it was entered by the host's clock; NaN without a block."""
     rows = [presence.cpu_s, presence.heard_s, presence.step, presence.told_s - presence.step_age_s]
-    return np.where(presence.heard, np.stack(rows), math.nan)
+    return np.where(presence.heard, np.array(rows), math.nan)
 
 
 def _as_told(told: Mapping[str, Any]) -> Missing:
@@ -370,4 +373,4 @@ def _as_told(told: Mapping[str, Any]) -> Missing:
 def _apart(presence: Presence, running: Bools, behind: Bools) -> bool:
     """Whether others wait for the ranks behind: in a later step, or in a collective that not all of these are in."""
     waiting = which(presence.phase, "collective") & behind
-    return bool((running & ~behind).any()) or bool(waiting.any() and not waiting[behind].all())
+    return anyone(running & ~behind) or (anyone(waiting) and not everyone(waiting[behind]))

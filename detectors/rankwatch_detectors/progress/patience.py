@@ -9,6 +9,7 @@ import numpy as np
 
 from rankwatch_detectors.base import Severity
 from rankwatch_detectors.state import Stateful
+from rankwatch_detectors.statistics.median import median
 
 PAUSE = "pause"
 PAUSE_APART = "pause apart"
@@ -144,7 +145,7 @@ class Patience(Stateful):
         """Median step time of the job in seconds; 0 if unknown."""
         if not self._readings:
             return 0.0
-        return float(np.median([took_s / steps for took_s, steps in self._readings]))
+        return median(np.array([took_s / steps for took_s, steps in self._readings]))
 
     # ---- limits ----------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from rankwatch_detectors.base import Bools, Floats, Ints
 from rankwatch_detectors.state import Stateful
 from rankwatch_detectors.statistics.block_correlation import BlockCorrelation
 from rankwatch_detectors.statistics.median import median
-from rankwatch_detectors.statistics.peers import PeerGroups, everyone
+from rankwatch_detectors.statistics.peers import PeerGroups, anyone, everyone
 from rankwatch_detectors.statistics.shift import Crossing
 
 # The median of the square of a standard normal.
@@ -108,6 +108,13 @@ class PeerBaseline(Stateful):
         """Accepted offset that silicon does not explain, of a rank that was never seen at another speed; else 0."""
         self._short_blocks.begin(ranks)
         self._long_blocks.begin(ranks)
+        self._any_warms = True
+        """Whether any rank may be in its first rows."""
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """As every `Stateful`."""
+        super().restore(state)
+        self._any_warms = True
 
     def regroup(self, groups: Ints, came_from: Ints) -> None:
         """Set the topology.
@@ -138,9 +145,9 @@ class PeerBaseline(Stateful):
         # Over 64 rows of heavy-tailed noise a rank's own variance is off by a quarter, so only a clearly larger one
         # replaces the pooled variance.
         own_decides = self.variance > OWN_VARIANCE_RATIO * self._pooled
-        variance: Floats = self._config.warm_rows / np.maximum(self.rows, 1.0)
+        variance: Floats = self._config.warm_rows / (np.maximum(self.rows, 1.0) if self._any_warms else self.rows)
         variance += 1.0
-        decisive = np.where(own_decides, self.variance, self._pooled) if np.count_nonzero(own_decides) else self._pooled
+        decisive = np.where(own_decides, self.variance, self._pooled) if anyone(own_decides) else self._pooled
         variance *= decisive * self._short_blocks.ratio
         np.sqrt(variance, out=variance)
         return np.maximum(variance, self._config.sigma_floor, out=variance)
@@ -199,6 +206,7 @@ class PeerBaseline(Stateful):
         """Forget the rank's offset and scatter, and learn them anew."""
         self.offset[rank] = self.standing[rank] = self.rows[rank] = 0.0
         self.variance[rank] = self._pooled
+        self._any_warms = True
 
     def outliers(self, ratio_min: float) -> Ints:
         """Ranks whose offset exceeds this ratio, and by two sigmas the largest expected from the spread of silicon."""
@@ -218,15 +226,17 @@ class PeerBaseline(Stateful):
                 tails, so that rare but usual rows would look more and more suspicious.
         """
         config = self._config
-        taught = calm.astype(np.float64)
+        taught: Floats | float = 1.0 if everyone(calm) else calm.astype(np.float64)
         self.rows += taught
-        gain: Floats = np.minimum(np.maximum(self.rows, 1.0), config.offset_rows)
+        gain: Floats = np.minimum(np.maximum(self.rows, 1.0) if self._any_warms else self.rows, config.offset_rows)
         np.divide(taught, gain, out=gain)
         reach = config.clip_sigmas * math.sqrt(max(self._pooled, config.sigma_floor**2))
         step = clipped = np.minimum(np.maximum(residual, -reach), reach)
         settled = calm
-        if self.rows.min(initial=math.inf) <= config.warm_rows:
+        if self._any_warms:
             warm = self.rows <= config.warm_rows
+            self._any_warms = anyone(warm)
+        if self._any_warms:
             settled = calm & ~warm
             # In the first rows a residual is the offset itself, so it must not be clipped at the noise.
             near = np.where(self.groups.proper, np.clip(residual, -config.warm_reach, config.warm_reach), residual)
@@ -237,9 +247,9 @@ class PeerBaseline(Stateful):
         gain *= logs - self.level
         self.level += gain
         self._bound_offsets()
-        if np.count_nonzero(settled):
+        if anyone(settled):
             self._learn_scatter(clipped, settled, scattered if settled is calm else scattered & ~warm)
-        elif (calm & (self.rows > WARM_SCATTER_ROWS)).any():
+        elif anyone(calm & (self.rows > WARM_SCATTER_ROWS)):
             # No rank can be excluded as abnormal yet, so the scale uses the median, which is robust to a slow rank.
             self._pool_rows += 1
             middle = median(residual[calm] ** 2) / CHI_SQUARE_MEDIAN
@@ -248,9 +258,9 @@ class PeerBaseline(Stateful):
     def _bound_offsets(self) -> None:
         if self._pool_rows % SPREAD_ROWS == 0:
             proper = self.groups.proper
-            self._spread = 1.4826 * median(np.abs(self.offset[proper])) if proper.any() else 0.0
+            self._spread = 1.4826 * median(np.abs(self.offset[proper])) if anyone(proper) else 0.0
         bound = self._bound
-        if -bound <= self.offset.min(initial=0.0) and self.offset.max(initial=0.0) <= bound:
+        if np.maximum.reduce(np.abs(self.offset), initial=0.0) <= bound:
             return
         bounded = np.minimum(np.maximum(self.offset, self.standing - bound), self.standing + bound)
         np.copyto(self.offset, bounded, where=self.groups.proper)
@@ -271,12 +281,11 @@ class PeerBaseline(Stateful):
             self._pool(gain, squares[scattered], clipped[scattered])
         change: Floats = squares
         change -= self.variance
-        count = int(np.count_nonzero(calm))
-        if count < calm.size:
+        if everyone(calm):
+            change *= 1.0 / config.scatter_rows
+        else:
             change *= calm / config.scatter_rows
             clipped = np.where(calm, clipped, 0.0)
-        else:
-            change *= 1.0 / config.scatter_rows
         self.variance += change
         variance = max(self._pooled, config.sigma_floor**2 / 16)
         self._short_blocks.add(clipped, calm, variance)

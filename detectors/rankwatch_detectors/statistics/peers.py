@@ -18,8 +18,13 @@ GROUP_MIN = 3
 
 
 def everyone(which: Bools) -> bool:
-    """Whether all flags are set. Counting bits is the fastest test."""
-    return bool(np.count_nonzero(which) == which.size)
+    """Whether all flags are set. Looking for a zero byte is several times faster than NumPy's tests."""
+    return 0 not in which.tobytes()
+
+
+def anyone(which: Bools) -> bool:
+    """Whether any flag is set, as fast as `everyone`."""
+    return 1 in which.tobytes()
 
 
 class PeerGroups(Stateful):
@@ -72,8 +77,8 @@ class PeerGroups(Stateful):
             middle = (self._width - 1) // 2
             rows = values[self._order].reshape(-1, self._width)
             rows.partition(middle, axis=1)
-            medians = rows[:, middle]
-            return np.asarray(medians[self.number], dtype=np.float64)
+            spread: Floats = rows[:, middle][self.number]
+            return spread
         filled = np.where(usable, values, np.inf)
         sorted_values = filled[np.lexsort((filled, self.number))]
         counts = np.bincount(self.number, weights=usable).astype(np.int64)

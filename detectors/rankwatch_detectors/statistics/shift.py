@@ -16,7 +16,7 @@ import numpy as np
 
 from rankwatch_detectors.base import Bools, Floats
 from rankwatch_detectors.state import Stateful
-from rankwatch_detectors.statistics.peers import everyone
+from rankwatch_detectors.statistics.peers import anyone, everyone
 
 # Runs of two to four slow steps are common and harmless, so a crossing takes at least six rows, however far out they
 # are. After four rows a third of the threshold is missing, which chance adds rarely. Not an integer, to avoid ties.
@@ -55,6 +55,7 @@ class ShiftBank(Stateful):
         self._level: Floats = np.array(levels)[:, np.newaxis]
         self._half = self._level / 2
         self._falling = min(levels) < 0
+        self._sign: Floats = np.sign(self._level)
         self._clip_sigmas = clip_sigmas
         self._rows_min = rows_min
         self.clear(0)
@@ -71,20 +72,22 @@ class ShiftBank(Stateful):
 
     def clear(self, ranks: int) -> None:
         """Forget all evidence, for a new attempt of `ranks` ranks."""
-        shape = (self.levels, ranks)
-        self._sums: Floats = np.zeros(shape)
-        self._rows: Floats = np.zeros(shape)
-        self._moved: Floats = np.zeros(shape)
-        self._total: Floats = np.zeros(shape)
-        self._onset: Floats = np.full(shape, NO_RUN)
+        self._hold(np.zeros((4, self.levels, ranks)))
+        self._onset: Floats = np.full((self.levels, ranks), NO_RUN)
         """Valid only where a run lasts."""
-        self._strongest: Floats = np.zeros(ranks)
+
+    def _hold(self, runs: Floats) -> None:
+        self._runs = runs
+        """[what, level, rank]: what a run has added up, all zero where there is none."""
+        self._sums, self._rows, self._moved, self._total = runs
+        self._strongest: Floats = self._sums.max(axis=0, initial=0.0)
+        self._lively = self.levels
+        """Levels, from the first on, beyond which there is no run."""
         self._near: list[int] = []
 
     def clear_rank(self, rank: int) -> None:
         """Forget the evidence about one rank."""
-        for of_run in (self._sums, self._rows, self._moved, self._total):
-            of_run[:, rank] = 0.0
+        self._runs[:, :, rank] = 0.0
         self._strongest[rank] = 0.0
 
     def strongest(self) -> Floats:
@@ -98,7 +101,7 @@ class ShiftBank(Stateful):
         """
         reach = self._clip_sigmas * sigma
         clipped = np.minimum(np.maximum(residual, -reach), reach)
-        levels = self._lively(clipped)
+        levels = self._lively = self._count_lively(clipped)
         if not levels:
             self._strongest = np.zeros(residual.size)
             return
@@ -110,40 +113,41 @@ class ShiftBank(Stateful):
         # Usually all ranks are judged, and no masking is needed.
         everywhere = everyone(judged)
         shift = residual if everywhere else np.where(judged, residual, 0.0)
-        moved = np.where(level > 0, shift > half, shift < half) if self._falling else shift > half
+        sign = self._sign[:levels]
+        moved = shift * sign > half * sign if self._falling else shift > half
         here: Floats | float = 1.0
         if not everywhere:
             here = judged.astype(np.float64)
             gain *= here
             moved &= judged
-        sums, rows, total = self._sums[:levels], self._rows[:levels], self._total[:levels]
-        of_moved = self._moved[:levels]
+        runs = self._runs[:, :levels]
+        sums, rows, of_moved, total = runs
         np.putmask(self._onset[:levels], rows == 0.0, step)
         sums += gain
         rows += here
         total += shift
         of_moved += moved
         # About half of all runs end with each row; multiplying by 0 or 1 is several times faster than `np.where`.
-        lasts = (sums > 0.0).astype(np.float64)
-        for of_run in (sums, rows, of_moved, total):
-            np.multiply(of_run, lasts, out=of_run)
+        runs *= (sums > 0.0).astype(np.float64)
         self._strongest = np.maximum.reduce(sums, axis=0)
 
-    def _lively(self, clipped: Floats) -> int:
+    def _count_lively(self, clipped: Floats) -> int:
         """Number of levels, from the first on, with a current or new run; sums of the others are zero anyway."""
         high = float(np.maximum.reduce(clipped, initial=0.0))
         low = float(np.minimum.reduce(clipped, initial=0.0)) if self._falling else 0.0
         for number in range(self.levels, 0, -1):
             half = self._levels[number - 1] / 2
-            if high > half > 0 or low < half < 0 or np.count_nonzero(self._sums[number - 1]):
+            if high > half > 0 or low < half < 0:
+                return number
+            if number <= self._lively and np.count_nonzero(self._sums[number - 1]):
                 return number
         return 0
 
     def crossings(self, threshold: float) -> list[Crossing]:
         """Ranks whose evidence is beyond `threshold` (from `budget.threshold`), in rank order."""
-        strongest = self.strongest()
-        found = []
-        self._near = np.flatnonzero(strongest >= threshold / 2).tolist()
+        strongest, found = self._strongest, list[Crossing]()
+        near = strongest >= threshold / 2
+        self._near = np.flatnonzero(near).tolist() if anyone(near) else []
         for rank in self._near:
             if strongest[rank] < threshold:
                 continue
@@ -176,4 +180,4 @@ class ShiftBank(Stateful):
     def restore(self, state: Mapping[str, Any]) -> None:
         """As every `Stateful`."""
         super().restore(state)
-        self._strongest = self._sums.max(axis=0, initial=0.0)
+        self._hold(np.stack([self._sums, self._rows, self._moved, self._total]))

@@ -21,6 +21,7 @@ import numpy as np
 from rankwatch_detectors.base import AttemptStart, Bools, Finding, Frame, Ints, Kind, Severity
 from rankwatch_detectors.dispatch import DispatchingDetector
 from rankwatch_detectors.scope import WHOLE_JOB, IncidentScope
+from rankwatch_detectors.statistics.peers import anyone
 
 # Measured by rankwatch, not by the training: a NaN in these means a broken clock, not a broken model.
 NOT_TRAINING = frozenset(
@@ -95,9 +96,9 @@ class NonfiniteDetector(DispatchingDetector):
         excused = _flagged(frame, SKIPPED)
         if frame.late:
             return self._judge(frame, _bad_ranks(frame, excused), excused)
-        if excused.any():
+        if anyone(excused):
             self._skips += 1
-        elif self._skips and _flagged(frame, "grad_norm").any() and np.isfinite(frame.values["grad_norm"]).all():
+        elif self._skips and anyone(_flagged(frame, "grad_norm")) and np.isfinite(frame.values["grad_norm"]).all():
             self._skips = 0
         bad = _bad_ranks(frame, excused)
         if self._skips >= self._config.skips_max:
@@ -285,10 +286,10 @@ def _flagged(frame: Frame, name: str) -> Bools:
     """Ranks that have this metric present and not 0."""
     values = frame.values.get(name)
     if values is None:
-        return np.zeros(0, dtype=np.bool_) if not frame.present else np.zeros_like(next(iter(frame.present.values())))
+        return np.zeros(frame.ranks, dtype=np.bool_)
     return np.asarray(frame.present[name] & (values != 0))
 
 
 def _seen(frame: Frame, name: str) -> bool:
     """Whether any rank has this metric in this frame."""
-    return bool(np.count_nonzero(frame.present[name])) if name in frame.present else False
+    return name in frame.present and anyone(frame.present[name])

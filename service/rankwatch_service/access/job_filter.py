@@ -14,7 +14,7 @@ from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import Boolean
 
-from rankwatch_service.job_patterns import PARTS, as_glob, matches_any
+from rankwatch_service.job_pattern import as_glob, matches, parts
 from rankwatch_service.store.models import JobProject
 
 _LIKE_ESCAPED: Final = {"%": "\\%", "_": "\\_", "\\": "\\\\"}
@@ -96,7 +96,7 @@ class JobFilter:
         return not self.patterns or "*" in self.patterns
 
     def _has_name(self, job: str) -> bool:
-        return self._every_name or matches_any(self.patterns, job)
+        return self._every_name or any(matches(pattern, job) for pattern in self.patterns)
 
     @cached_property
     def _names(self) -> list[str]:
@@ -124,17 +124,16 @@ def _glob(element: _Pattern, compiler: SQLCompiler, **more: Any) -> str:
 
 def _name_of(pattern: str) -> str | None:
     """The only name that matches a pattern; None if several do."""
-    parts = PARTS.findall(pattern)
+    found = parts(pattern)
     return (
-        None if any(star or mark for _, star, mark, _ in parts) else "".join(one or other for one, _, _, other in parts)
+        None if any(star or mark for _, star, mark, _ in found) else "".join(one or other for one, _, _, other in found)
     )
 
 
 def _as_like(pattern: str) -> str:
     """A pattern as LIKE reads it, with a backslash as escape character."""
-    parts = PARTS.findall(pattern)
     texts = (
         "%" if star else "_" if mark else _LIKE_ESCAPED.get(one or other, one or other)
-        for one, star, mark, other in parts
+        for one, star, mark, other in parts(pattern)
     )
     return "".join(texts)

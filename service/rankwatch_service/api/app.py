@@ -68,6 +68,7 @@ from rankwatch_service.api.routes.system import (
     wheel,
 )
 from rankwatch_service.api.routes.system.login import LoginRoutes
+from rankwatch_service.api.routes.tuning import preview, tunings
 from rankwatch_service.clock import Clock
 from rankwatch_service.dashboard import mount
 from rankwatch_service.log.base import Entry
@@ -104,6 +105,8 @@ RESOURCES: Final = (
     policy,
     metric_rules,
     rule_preview,
+    tunings,
+    preview,
     audit_trail,
     tokens,
     sessions,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import httpx2
 
@@ -14,6 +14,9 @@ from rankwatch_service.cli.errors import CliError, Status
 from rankwatch_service.cli.output import note
 
 TIMEOUT_S: Final = 15.0
+LONG_S: Final = 330.0
+"""For an export or a preview: the service gives up on these before."""
+
 PAGE_ITEMS: Final = 200
 
 
@@ -69,13 +72,29 @@ class Client:
             else f"showing the first {limit}; use --limit for more"
         )
 
+    def download(self, path: str, file: IO[bytes], **query: Any) -> int:
+        """Write the content of a resource to an open file, as it comes; returns its bytes."""
+        written = 0
+        # The content is compressed already, and the service writes it before it sends any of it.
+        headers, wanted = {"Accept-Encoding": "identity"}, {name: one for name, one in query.items() if one is not None}
+        try:
+            with self._http.stream("GET", path, params=wanted, headers=headers, timeout=LONG_S) as answer:
+                if not answer.is_success:
+                    answer.read()
+                    raise CliError(_status(answer.status_code), f"{_detail(answer)} ({answer.status_code})")
+                for part in answer.iter_bytes():
+                    written += file.write(part)
+        except httpx2.TransportError as error:
+            raise CliError(Status.UNREACHABLE, f"{self.url} does not answer: {error}") from error
+        return written
+
     def head_date(self, path: str) -> str:
         """The `Date` header of the service's response."""
         return self._answer("GET", path).headers.get("date", "")
 
-    def post(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def post(self, path: str, body: Mapping[str, Any] | None = None, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
         """Create or change one resource."""
-        content = {} if body is None else {"json": dict(body)}
+        content: dict[str, Any] = {"timeout": timeout_s} | ({} if body is None else {"json": dict(body)})
         return self._request("POST", path, headers={"Idempotency-Key": uuid.uuid4().hex}, **content)
 
     def put(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:

@@ -331,11 +331,11 @@ class Assembler:
             before = newest if self.step_time_s is None else self.step_time_s
             self.step_time_s = before + STEP_TIME_WEIGHT * (newest - before)
 
-    def start(self, now_s: float) -> AttemptStart | None:
-        """The start of the running attempt once more, as of now; None if none runs."""
+    def start(self, time_s: float) -> AttemptStart | None:
+        """The start of the running attempt as of this time; None if there is none."""
         if self.attempt is None or self.board is None:
             return None
-        return AttemptStart(self.attempt, self.topology_state.topology(), now_s)
+        return AttemptStart(self.attempt, self.topology_state.topology(), time_s)
 
     # ---- snapshot --------------------------------------------------------------------------------------------------
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
-from rankwatch_detectors.base import AttemptStart, Detector, Finding, Frame, Observation, Tick
+from rankwatch_detectors.base import AttemptStart, Change, Detector, Finding, Frame, Observation, Tick
 from rankwatch_detectors.explanation.deadline import by_deadline, has_deadline
 from rankwatch_detectors.explanation.judged import judged
 from rankwatch_detectors.explanation.trail import Trails
@@ -18,11 +19,13 @@ from rankwatch_service.incidents.transition import Update
 from rankwatch_service.job.detector_bank import DetectorBank, Failure
 from rankwatch_service.job.timed_frames import TimedFrames
 from rankwatch_service.job.topology_state import TopologyState
+from rankwatch_service.tuning.tunings import DEFAULT, Tuning, TuningSet
 
 JUDGED: Final = "judged"
 """The part of a job's state that says what is judged of it."""
 
-MakeDetectors = Callable[[], Sequence[Detector]]
+MakeDetectors = Callable[..., Sequence[Detector]]
+"""Makes the detectors of a job: of a `CatalogueConfig`, or of the default one without an argument."""
 RulesInForce = Callable[[], tuple[MetricRule, ...]]
 
 
@@ -41,6 +44,10 @@ class DetectionPipeline:
         self.counts: Counter[str] = Counter()
         """What was left out, by reason."""
         self._rules = rules
+        self._job = job
+        self._make_detectors = make_detectors
+        self._tuning: Tuning = DEFAULT
+        self._tuning_version = 0
         self._bank = DetectorBank(make_detectors)
         self._timed = TimedFrames()
         self._trails = Trails()
@@ -59,6 +66,8 @@ class DetectionPipeline:
             failures += failed
             if isinstance(one, Frame):
                 reasons += self._explained(one, found, failures)
+        if not self._tuning.is_default:
+            findings = [self._with_version(finding) for finding in findings]
         told = self.correlator.judge(findings, topology_state) if findings else []
         explain(told, [*reasons, *map(by_deadline, filter(has_deadline, findings))])
         if isinstance(observation, Frame) and observation.family == "steps" and not observation.late:
@@ -83,6 +92,25 @@ class DetectionPipeline:
         rules = self._rules()
         self.counts["metric_rules"] = max(len(rules) - RULES_PER_JOB_MAX, 0)
         return replace(start, rules=rules)
+
+    def _with_version(self, finding: Finding) -> Finding:
+        """A finding that opens, with the version of the tunings that let it."""
+        if finding.change is not Change.OPEN:
+            return finding
+        return replace(finding, evidence={**finding.evidence, "tuning_version": self._tuning_version})
+
+    def tune(self, tunings: TuningSet) -> bool:
+        """Let the job's tuning hold from the next observation on; detectors keep what they have learned.
+
+        Returns:
+            Whether it is another one than before.
+        """
+        before, self._tuning = self._tuning, tunings.of(self._job)
+        self._tuning_version = tunings.version
+        if self._tuning.says_the_same_as(before):
+            return False
+        self._bank.retune(partial(self._make_detectors, self._tuning.config))
+        return True
 
     def rest(self) -> None:
         """Replace the detectors by new ones, which inherit what is always true of the job. Incidents stay."""

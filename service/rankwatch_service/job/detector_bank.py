@@ -70,6 +70,13 @@ class DetectorBank:
         self._failures, self._start = {}, None
         self.explained = self._explained()
 
+    def retune(self, make: Callable[[], Sequence[Detector]]) -> None:
+        """Replace the detectors by those of another configuration, which go on from the state of those before."""
+        state = self.state()
+        self._make = make
+        self._detectors = {detector.name: detector for detector in make()}
+        self.restore(state, self._start)
+
     def state(self) -> dict[str, Any]:
         """Snapshots of all detectors with their versions."""
         return {

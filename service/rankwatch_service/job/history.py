@@ -15,6 +15,7 @@ from rankwatch_service.incidents.model import Incident, unix_ns
 from rankwatch_service.job.topology_state import TopologyState
 from rankwatch_service.names import launch_of
 from rankwatch_service.policy.checkpoint_ledger import CheckpointTier, Ledger, LedgerEntry, Shard, Verdict
+from rankwatch_service.policy.control_records import OrderPhase
 from rankwatch_service.policy.traces import TraceAnswer, trace_answer
 
 CHANGES_MAX: Final = 32
@@ -62,6 +63,12 @@ class JobHistory:
     def note(self, what: str, step: int | None, now_s: float) -> None:
         """Add a change."""
         self._changes.append({"what": what, "step": step, "unix_ns": unix_ns(now_s)})
+
+    def ordered(self, order: OrderPhase, now_s: float) -> None:
+        """Add the phases of an order in which ranks act."""
+        if order.phase in ("do", "go", "kill"):
+            what = f"{order.action} ({order.mode})" if order.mode else order.action
+            self.note(f"{what}: {order.phase}", order.step, now_s)
 
     def before(self, onset_time_s: float) -> list[dict[str, Any]]:
         """The changes of the last `CHANGES_S` before the onset, oldest first."""

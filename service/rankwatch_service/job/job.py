@@ -51,7 +51,6 @@ class JobStream:
 
     def __init__(self, job: str, make_detectors: MakeDetectors, links: Links, settings: SettingsInForce) -> None:
         self.job = job
-        self.settings = settings
         self.history = JobHistory()
         self.detectors_without_snapshot: list[str] = []
         """Detectors whose state could not be restored."""
@@ -60,12 +59,17 @@ class JobStream:
         self._carriers = Carriers()
         self._newcomers = Newcomers()
         self._pipeline = DetectionPipeline(job, make_detectors, lambda: self.settings.rules_of(job))
-        self._responder = Responder()
+        self.adopt(settings)
         self._summary = SummaryBuilder(job)
-        self._hang_evidence = HangEvidence()
+        self._responder, self._hang_evidence = Responder(), HangEvidence()
         self._heard_s, self._resting = 0.0, False
         self.devices, self.whose = DeviceBoards(), JobProject(job)
         """What its devices count; its project and owner."""
+
+    def adopt(self, settings: SettingsInForce) -> None:
+        """Let these settings hold from now on."""
+        self.settings = settings
+        self._pipeline.tune(settings.tuning)
 
     @property
     def correlator(self) -> Correlator:
@@ -186,9 +190,7 @@ class JobStream:
         match record:
             case OrderPhase():
                 self._summary.order(record.action, record.phase, now_s, paused=record.paused)
-                if record.phase in ("do", "go", "kill"):
-                    what = f"{record.action} ({record.mode})" if record.mode else record.action
-                    self.history.note(f"{what}: {record.phase}", record.step, now_s)
+                self.history.ordered(record, now_s)
                 told = {name: getattr(record, name) for name in ("order", "phase", "action", "step")}
                 step = record.step if record.step >= 0 else None
                 self._observe([Occurrence("order", record.attempt, "", now_s, None, step, told)], now_s, effects)
@@ -201,6 +203,8 @@ class JobStream:
             case _:
                 before = self.settings.rules
                 self.settings.take(record)
+                if self._pipeline.tune(self.settings.tuning) and not self._resting:
+                    self.history.note(f"tuning: version {self.settings.tuning.version}", None, now_s)
                 if self.settings.rules != before:  # detectors get them with a start of the attempt
                     self._observe(filter(None, [self._assembler.start(now_s)]), now_s, effects)
 
@@ -381,7 +385,7 @@ class JobStream:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` gave; `detectors_without_snapshot` then names the detectors that begin anew."""
-        self.settings = SettingsInForce.restored(state["desk"])
+        self.adopt(SettingsInForce.restored(state["desk"]))
         self._assembler = Assembler.restored(state["assembler"])
         if "carriers" in state:  # snapshots of earlier versions lack them
             self._carriers = Carriers.restored(state["carriers"])

@@ -12,6 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from rankwatch_detectors.metric_rule import MetricRule
+from rankwatch_service.tuning.tunings import TuningSet
 
 
 class OrderPhase(msgspec.Struct, frozen=True, tag="order", tag_field="record"):
@@ -150,6 +151,7 @@ ControlRecord = (
     | PolicySet
     | PrecisionSet
     | RulesSet
+    | TuningSet
 )
 
 _ENCODER: Final = msgspec.json.Encoder()

@@ -1,4 +1,4 @@
-"""What people have set (policy, receivers, silences, feedback, rules) as of one position of the control log. Pure."""
+"""What people have set (policy, receivers, silences, feedback, rules, tunings) as of a position of the control log."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from rankwatch_detectors.metric_rule import MetricRule
-from rankwatch_service.job_patterns import matches_any
+from rankwatch_service.job_pattern import matches_any
 from rankwatch_service.policy.control_records import (
     ControlRecord,
     JobProject,
@@ -21,6 +21,7 @@ from rankwatch_service.policy.control_records import (
 )
 from rankwatch_service.policy.policy import Policy, policy_of, policy_record
 from rankwatch_service.policy.precision import Precision
+from rankwatch_service.tuning.tunings import TuningSet
 
 SILENCES_MAX: Final = 1_000
 """Silences kept; beyond, the one that ends first is dropped. People set a few dozen."""
@@ -31,7 +32,7 @@ WAITING_MAX: Final = 1_000
 
 
 class SettingsInForce:
-    """The settings that decide who is notified of what, and what is done."""
+    """The settings that decide what is told, who is notified of what, and what is done."""
 
     def __init__(self) -> None:
         self.policy = Policy()
@@ -41,6 +42,7 @@ class SettingsInForce:
         """By kind of incident; a kind that is missing has none that is judged."""
         self.rules: tuple[MetricRule, ...] = ()
         """On metrics, of all jobs."""
+        self.tuning = TuningSet()
         self.waiting: dict[str, JobProject] = {}
         """Project and owner of jobs that have not begun, in the order in which they were set. Copies have none."""
 
@@ -53,6 +55,8 @@ class SettingsInForce:
                 self.precision = {kind: Precision(*counts) for kind, counts in record.kinds.items()}
             case RulesSet():
                 self.rules = record.rules
+            case TuningSet():
+                self.tuning = record
             case ReceiversSet():
                 self.receivers = record.receivers
             case SilenceSet():
@@ -72,7 +76,7 @@ class SettingsInForce:
         """A copy for one job, which changes alone while that job's past is replayed."""
         settings = SettingsInForce()
         settings.policy, settings.receivers, settings.silences = self.policy, self.receivers, self.silences
-        settings.precision, settings.rules = self.precision, self.rules
+        settings.precision, settings.rules, settings.tuning = self.precision, self.rules, self.tuning
         return settings
 
     def rules_of(self, job: str) -> tuple[MetricRule, ...]:
@@ -87,6 +91,7 @@ class SettingsInForce:
             "silences": [msgspec.structs.asdict(silence) for silence in self.silences.values()],
             "precision": {kind: [of_kind.useful, of_kind.noise] for kind, of_kind in self.precision.items()},
             "rules": [rule.fields() for rule in self.rules],
+            "tuning": msgspec.to_builtins(self.tuning),
             "waiting": [msgspec.structs.asdict(whose) for whose in self.waiting.values()],
         }
 
@@ -99,5 +104,6 @@ class SettingsInForce:
         settings.silences = {silence["id"]: SilenceSet(**silence) for silence in state["silences"]}
         settings.precision = {kind: Precision(*counts) for kind, counts in state.get("precision", {}).items()}
         settings.rules = tuple(MetricRule.of(rule) for rule in state.get("rules", ()))
+        settings.tuning = msgspec.convert(state.get("tuning", {"record": "tuning"}), TuningSet)
         settings.waiting = {whose["job"]: JobProject(**whose) for whose in state.get("waiting", ())}
         return settings

@@ -1,4 +1,4 @@
-"""Settings of the detectors from a TOML or JSON file, or from `detector.setting=value`."""
+"""Settings of the detectors: a profile, a TOML or JSON file, or `detector.setting=value`."""
 
 from __future__ import annotations
 
@@ -14,16 +14,25 @@ from typing import Any
 import msgspec
 
 from rankwatch_detectors.catalogue import CatalogueConfig
+from rankwatch_detectors.tuning import Profile, config_of
+from rankwatch_service.tuning.tunings import TuningSet, read_tuning, read_tunings
 
 
-def read_config(text: str) -> CatalogueConfig:
-    """The configuration that `text` names: a .toml or .json file, `default`, or `straggler.budget=0.1,hang.floor_s=9`.
+def read_config(text: str, job: str = "") -> CatalogueConfig:
+    """The configuration that a text names.
+
+    Args:
+        text: `default`, a profile, a .toml or .json file, or `straggler.budget=0.1,hang.floor_s=9`. A file has a
+            tuning, a list of tunings, or tables of detectors.
+        job: decides which tuning of a list holds.
 
     Raises:
         ValueError: no such file or setting, or a value of another type; the text says which.
     """
     if text == "default":
         return CatalogueConfig()
+    if text in list(Profile):
+        return config_of(Profile(text), {})
     path = Path(text)
     if path.suffix not in (".toml", ".json"):
         return configured(_pairs(text))
@@ -34,6 +43,13 @@ def read_config(text: str) -> CatalogueConfig:
         raise ValueError(f"{text}: {error}") from error
     if not isinstance(changes, dict):
         raise ValueError(f"{text}: it must be a table of detectors")  # noqa: TRY004 - a value of the user's, not a type
+    try:
+        if changes.keys() == {"tunings"}:
+            return TuningSet(tunings=read_tunings(changes["tunings"])).of(job).config
+        if changes.keys() & {"jobs", "profile", "settings"}:
+            return read_tuning(changes).config
+    except ValueError as error:
+        raise ValueError(f"{text}: {error}") from error
     return configured(changes)
 
 

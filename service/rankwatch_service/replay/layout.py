@@ -29,7 +29,7 @@ METRICS: Final[Mapping[str, str]] = {
 OWN_WORK: Final = ("phase.forward", "phase.backward", "phase.optimizer")
 """A file without `busy_s` gets the sum of these: a rank's work without waiting for others."""
 
-PLACES: Final = ("dp", "tp", "pp")
+PLACES: Final = ("dp", "tp", "pp", "cp", "ep")
 
 HARDWARE: Final = ("host", "device_type", "device_uuid")
 """Texts that say where a rank runs."""

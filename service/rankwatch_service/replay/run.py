@@ -72,8 +72,7 @@ def replay(
     """
     readers = [RowReader(source, mapping) for source in sources]
     pipelines = [
-        DetectionPipeline(job, lambda config=config: detectors(config), lambda: tuple(rules))  # type: ignore[misc]
-        for config in configs
+        DetectionPipeline(job, lambda config=config: detectors(config), lambda: tuple(rules)) for config in configs
     ]
     outcome = ReplayResult([[] for _ in configs])
     known = set().union(*(reader.known for reader in readers))

@@ -6,9 +6,10 @@ partition's owner (`stream.ownership`); and ids are derived from what they name,
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Final
+from typing import Any, Final
 
 from sqlalchemy import Connection, delete, func, insert, select, update
 
@@ -145,13 +146,15 @@ def commit(
 
 
 def _jobs(connection: Connection, effects: Effects, now_unix_ns: int) -> None:
-    for summary in effects.jobs.values():
-        row = job_row(summary)
-        connection.execute(upsert(connection, Job, row), row)
+    if summaries := list(map(job_row, effects.jobs.values())):
+        connection.execute(upsert(connection, Job, summaries[0]), summaries)
     _unarchive(connection, effects, now_unix_ns)
+    attempts: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
     for (job, attempt), change in effects.attempts.items():
         columns = attempt_columns(change)
-        connection.execute(upsert(connection, Attempt, columns), attempt_row(job, attempt, columns))
+        attempts[tuple(columns)].append(attempt_row(job, attempt, columns))
+    for changed, changes in attempts.items():
+        connection.execute(upsert(connection, Attempt, changed), changes)
     rows = [{"job": job, **asdict(device)} for job, device in effects.devices]
     if others := [row for row in rows if row["kind"] != wire.GPU]:
         connection.execute(upsert(connection, JobHostDevice, others[0]), others)

@@ -345,7 +345,7 @@ class Partition:
         place = self._load_idle(job)
         if self._new_from:
             self._new_from[name] = place
-        job.settings = self.settings.copy()  # the row has those of its eviction; what was set since holds too
+        job.adopt(self.settings.copy())  # the row has those of its eviction; what was set since holds too
         self.jobs[name] = job
         self._idle.remove(name)
 

@@ -12,6 +12,7 @@ from rankwatch import wire
 from rankwatch_detectors.base import Frame, Observation, Occurrence
 from rankwatch_detectors.catalogue import detectors
 from rankwatch_detectors.metric_rule import Condition, MetricRule
+from rankwatch_detectors.tuning import Profile
 from rankwatch_service.incidents.model import incident_id
 from rankwatch_service.log.base import Entry
 from rankwatch_service.log.control_log import ControlLog
@@ -37,6 +38,7 @@ from rankwatch_service.store.engine import read, write
 from rankwatch_service.stream.loop import Stream
 from rankwatch_service.stream.sources.base import Source
 from rankwatch_service.stream.sources.sql import SqlSource
+from rankwatch_service.tuning.tunings import Tuning, TuningSet
 from tests.support.clock import FakeClock
 from tests.support.store.database import new_database
 
@@ -77,7 +79,7 @@ def control(time_s: float, key: str, record) -> Timed:
 
 
 def recording() -> list[Timed]:
-    """About 1,200 records: five kinds of faults, policy, receivers, a silence, an acknowledgement, repeats, rubbish."""
+    """About 1,200 records: five kinds of faults, what people set, a silence, an acknowledgement, repeats, rubbish."""
     size = {"world_size": 8, "step_s": 0.5}
     nan = Job(steps=130, seed=1, **size, placement=RankPlacement(ranks_per_host=4)).inject(
         NonFinite(3, 80), Restart(84, 70, relaunch=False)
@@ -96,6 +98,9 @@ def recording() -> list[Timed]:
         control(0.5, ALL_JOBS, RulesSet((UNEVEN, MOVED, HIGH))),
         control(20.0, ALL_JOBS, RulesSet((UNEVEN, MOVED, replace(HIGH, value=1.5)))),
         control(1.0, ALL_JOBS, SilenceSet("s1", "slow", "", "", START_NS, START_NS + 10**18)),
+        control(20.0, ALL_JOBS, TuningSet(1, (Tuning("s*", settings={"straggler.budget": 10.0}),))),
+        control(33.0, ALL_JOBS, TuningSet(2, (Tuning("slow", Profile.SENSITIVE), Tuning("*", Profile.QUIET)))),
+        control(60.0, ALL_JOBS, TuningSet(3)),
         control(34.8, "nan", Judgement(FIRST, "acknowledged", "ann", "looking")),
         control(35.0, "nan", Judgement(FIRST, "commented", "ann", "bad batch of data")),
         Timed(20.0, Entry("slow", b"rubbish")),

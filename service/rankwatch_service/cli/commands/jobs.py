@@ -1,8 +1,9 @@
-"""`rankwatch jobs`: list jobs, show one, edit it, archive it, delete it."""
+"""`rankwatch jobs`: list jobs, show one, export it, edit it, archive it, delete it."""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
@@ -21,7 +22,7 @@ NOT_MOVING: Final = ("stalled", "paused", "lost")
 NAME = Annotated[str, typer.Argument(metavar="JOB", help="Name of the job.")]
 ARCHIVED = Annotated[bool, typer.Option("--archived", help="List the archived jobs instead.")]
 
-app = typer.Typer(help="List jobs; show, edit, archive or delete one.", invoke_without_command=True)
+app = typer.Typer(help="List jobs; show, export, edit, archive or delete one.", invoke_without_command=True)
 
 
 @app.callback()
@@ -34,7 +35,7 @@ def list_jobs(
     url: URL = None,
     token: TOKEN = None,
 ) -> None:
-    """List jobs, last seen first; show, edit, archive or delete one."""
+    """List jobs, last seen first; show, export, edit, archive or delete one."""
     if context.invoked_subcommand is not None:
         return
     _print_notices()
@@ -100,6 +101,29 @@ def why_silent(job: NAME, as_json: JSON = False, url: URL = None, token: TOKEN =
         output.print_json([found])
         return
     explanations.show_judged(found)
+
+
+@app.command("export")
+def export_job(
+    job: NAME,
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="Parquet file to write.")],
+    from_step: Annotated[int | None, typer.Option(min=0, help="First step.")] = None,
+    to_step: Annotated[int | None, typer.Option(min=0, help="Last step.")] = None,
+    url: URL = None,
+    token: TOKEN = None,
+) -> None:
+    """Write what the ranks of a job have reported to a file that `rankwatch replay` reads."""
+    client = connect(url, token)
+    fresh = path.with_name(f".{path.name}.new")
+    try:
+        with fresh.open("wb") as file:
+            written = client.download(f"{job_path(job)}/telemetry", file, from_step=from_step, to_step=to_step)
+        fresh.replace(path)
+    except OSError as error:
+        raise CliError(Status.USAGE, f"{path}: {error.strerror or error}") from error
+    finally:
+        fresh.unlink(missing_ok=True)
+    output.note(f"{path}: {written:,} bytes")
 
 
 @app.command("edit")

@@ -30,9 +30,11 @@ MAP = Annotated[
     list[str] | None, typer.Option("--map", metavar="A=B,…", help="Read column A of the files as the known column B.")
 ]
 UNTIL = Annotated[int | None, typer.Option("--until-step", min=0, help="Stop after this step.")]
-CONFIG_HELP: Final = "Settings of detectors: a .toml or .json file, or DETECTOR.SETTING=VALUE,…"
-CONFIG = Annotated[str, typer.Option("--detector-config", metavar="SETTINGS", help=CONFIG_HELP)]
-COMPARE_HELP: Final = "Print only incidents that differ between these settings and --detector-config."
+CONFIG_HELP: Final = (
+    "Settings of detectors: quiet, standard or sensitive, a .toml or .json file, or DETECTOR.SETTING=VALUE,…"
+)
+CONFIG = Annotated[str, typer.Option("--tuning", "--detector-config", metavar="SETTINGS", help=CONFIG_HELP)]
+COMPARE_HELP: Final = "Print only incidents that differ between these settings and --tuning."
 COMPARE = Annotated[str | None, typer.Option("--compare", metavar="SETTINGS", help=COMPARE_HELP)]
 RULES_HELP: Final = (
     "Rules on metrics: a .toml file, as of `rankwatch rules apply`. They hold whichever jobs they are for."
@@ -46,7 +48,7 @@ def replay(
     mapping: MAP = None,
     as_json: JSON = False,
     until_step: UNTIL = None,
-    detector_config: CONFIG = "default",
+    tuning: CONFIG = "default",
     compare: COMPARE = None,
     rules: RULES = None,
 ) -> None:
@@ -56,7 +58,7 @@ def replay(
     in the order of steps: all ranks of a step, then those of the next.
     [bold]step[/bold] is required. Known columns (others become metrics):
 
-      time_s rank host device_type device_uuid dp tp pp attempt
+      time_s rank host device_type device_uuid dp tp pp cp ep attempt
       kind (train, eval, checkpoint)
       step_time_s busy_s busy_cpu_s wait_s
       device_step_s device_busy_s device_wait_s
@@ -72,6 +74,7 @@ def replay(
       rankwatch replay log.csv --map global_step=step,train/loss=loss
       rankwatch replay rank-*.csv.gz --json
       rankwatch replay job.parquet --compare straggler.budget=0.1
+      rankwatch replay job.parquet --tuning quiet --compare tuning.json
 
     Exit status: 0, with or without incidents; 1, a file is malformed (the
     rows before the error are analysed and printed); 2, wrong usage.
@@ -79,14 +82,14 @@ def replay(
     from rankwatch_service.replay.configure import read_config
 
     try:
-        configs = [read_config(text) for text in (detector_config, compare) if text is not None]
+        configs = [read_config(text, job) for text in (tuning, compare) if text is not None]
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     written = [] if rules is None else read_rules(rules)
     began = time.perf_counter()
     outcome = played(files, mapping, configs, job, until_step, [rule.rule() for rule in written])
     seconds = time.perf_counter() - began
-    names = (detector_config, compare or "")
+    names = (tuning, compare or "")
     _print_json(outcome, seconds, names) if as_json else _print(outcome, seconds, names)
     if outcome.broken is not None:
         raise CliError(Status.FINDINGS, str(outcome.broken))

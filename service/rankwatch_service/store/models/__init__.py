@@ -14,6 +14,7 @@ from rankwatch_service.store.models.access import (
     PolicyRule,
     Setting,
     Token,
+    TuningVersion,
 )
 from rankwatch_service.store.models.base import Base
 from rankwatch_service.store.models.commands import AgentView, Checkpoint, Command, HostRecord, Order, RankTrace
@@ -97,4 +98,5 @@ __all__ = [
     "StreamReport",
     "StreamTick",
     "Token",
+    "TuningVersion",
 ]

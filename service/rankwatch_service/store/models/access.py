@@ -1,4 +1,4 @@
-"""Tokens, policy, settings, replies that are kept for repeated requests, and the audit trail."""
+"""Tokens, policy, tunings, settings, replies that are kept for repeated requests, and the audit trail."""
 
 from __future__ import annotations
 
@@ -102,6 +102,17 @@ class Setting(Base):
     name: Mapped[str] = mapped_column(primary_key=True)
     value: Mapped[dict[str, Any]]
     updated_unix_ns: Mapped[int]
+
+
+class TuningVersion(Base):
+    """One version of the tunings of detectors; the newest is in force."""
+
+    __tablename__ = "tuning_version"
+    version: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    tunings: Mapped[list[Any]]
+    """As `tuning.tunings.Tuning`, in the order in which they are tried."""
+    actor: Mapped[str]
+    at_unix_ns: Mapped[int]
 
 
 class IdempotentReply(Base):

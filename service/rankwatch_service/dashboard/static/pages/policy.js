@@ -1,10 +1,11 @@
-// The policy: its switches, limits and rules.
+// The policy: its switches, limits and rules; precision, and the tunings of detectors.
 
 import { get, getList, put } from "../common/api.js";
 import { fill, h } from "../common/dom.js";
 import { kindName, measured, moment, words } from "../common/format.js";
 import { precisionCard } from "../components/precision.js";
 import { card, empty, guarded, mayDo, severityPill, shell, toast, whenChanged } from "../components/shell.js";
+import { loadTunings, tuningCard } from "../components/tuning.js";
 
 const JOBS_SHOWN = 100;
 
@@ -15,12 +16,12 @@ load();
 
 async function load() {
   await guarded(async () => {
-    const [policy, precision, jobs, operate, command, admin] = await Promise.all([get("policy"), get("precision"), getList("precision/jobs", {}, JOBS_SHOWN), mayDo("operate"), mayDo("command"), mayDo("admin")]);
-    show(policy, policy.hands_off ? command : operate, admin, precision, jobs.items);
+    const [policy, precision, jobs, tuning, operate, command, admin] = await Promise.all([get("policy"), get("precision"), getList("precision/jobs", {}, JOBS_SHOWN), loadTunings(), mayDo("operate"), mayDo("command"), mayDo("admin")]);
+    show(policy, policy.hands_off ? command : operate, admin, precision, jobs.items, tuning, operate);
   });
 }
 
-const show = whenChanged((policy, mayTurn, admin, precision, ofJobs) => {
+const show = whenChanged((policy, mayTurn, admin, precision, ofJobs, [inForce, settings], operate) => {
   const { hands_off: handsOff, two_people: twoPeople, limits, rules } = policy;
   fill(
     page,
@@ -37,6 +38,7 @@ const show = whenChanged((policy, mayTurn, admin, precision, ofJobs) => {
     card("Limits", h("div", { class: "body" }, h("dl", { class: "facts" }, Object.entries(limits).map(([name, value]) => [h("dt", {}, words(name)), h("dd", {}, measured(name, value))])))),
     card("Rules", rules.length ? h("table", {}, h("thead", {}, h("tr", {}, ["Rule", "Incidents", "Does"].map((title) => h("th", {}, title)))), h("tbody", {}, rules.map(row))) : empty(h("div"), "None: people are notified, and nothing is done to a job."), { hint: "the first that matches decides; replace them by `rankwatch policy set`" }),
     precisionCard(precision, ofJobs),
+    tuningCard(inForce, settings.items, admin, operate, load),
   );
 });
 

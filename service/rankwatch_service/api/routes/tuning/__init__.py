@@ -1,0 +1,1 @@
+"""Tunings, their preview, and the export of what a job has reported."""

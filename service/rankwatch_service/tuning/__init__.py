@@ -1,0 +1,1 @@
+"""Which settings detectors have in which jobs. Pure."""

@@ -1,0 +1,83 @@
+"""Tunings on the command line, against a real api on a real port."""
+
+import json
+
+import pytest
+
+from rankwatch_service.simulate.faults import Slow
+from rankwatch_service.simulate.job import Job
+from tests.support.service.served_api import served_api
+from tests.support.service.stored_series import store
+from tests.support.service.terminal import Terminal
+
+GPT = {"jobs": "gpt-*", "profile": "quiet", "settings": {"hang.steps": 6.0}}
+
+
+@pytest.fixture
+def terminal(capsys, monkeypatch, tmp_path):
+    return Terminal(capsys, monkeypatch, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def to(tmp_path_factory):
+    """Options that name the service."""
+    with served_api(tmp_path_factory.mktemp("api")) as (api, url):
+        yield "--url", url, "--token", api.admin
+
+
+def test_they_are_set_shown_listed_and_reset(terminal, to, tmp_path):
+    path = tmp_path / "tuning.json"
+    path.write_text(json.dumps({"tunings": [GPT]}))
+    status, _, err = terminal.run("tuning", "set", str(path), *to)
+    assert (status, err) == (0, "version 1 is in force\n")
+    shown = json.loads(terminal.run("tuning", "show", *to)[1])
+    assert shown == {"version": 1, "tunings": [GPT]}
+    path.write_text(json.dumps(shown))
+    assert terminal.run("tuning", "reset", *to)[2] == "version 2 is in force: every setting has its default\n"
+    status, _, err = terminal.run("tuning", "set", str(path), *to)
+    assert (status, err.splitlines()[-1]) == (
+        2,
+        "rankwatch: version 2 is in force, not 1; read it and change that (409)",
+    )
+    listed = [json.loads(line) for line in terminal.run("tuning", "versions", "--json", *to)[1].splitlines()]
+    assert [(one["version"], one["tunings"]) for one in listed] == [(2, []), (1, [GPT])]
+    assert "gpt-*" in terminal.run("tuning", "versions", *to)[1]
+
+
+def test_the_settings_are_a_table(terminal, to):
+    text = terminal.run("tuning", "settings", *to)[1]
+    assert "straggler.budget" in text
+    assert "false incidents per job-week" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "is not a JSON object"),
+        ('{"tunings": [{"settings": {"hang.step": 1}}]}', "there is no setting 'hang.step'; hang has hang.steps"),
+    ],
+)
+def test_a_file_that_is_none_is_said(terminal, to, tmp_path, text, said):
+    (tmp_path / "bad.json").write_text(text)
+    status, _, err = terminal.run("tuning", "set", str(tmp_path / "bad.json"), *to)
+    assert (status, said in err) == (2, True)
+
+
+def test_a_job_is_exported_and_a_tuning_previewed(terminal, tmp_path):
+    with served_api(tmp_path) as (api, url):
+        to = ("--url", url, "--token", api.admin)
+        store(api.engine, Job(world_size=4, steps=160, seed=5).inject(Slow(3, 100, 1.5)))
+        status, _, err = terminal.run("jobs", "export", "gpt", str(tmp_path / "gpt.parquet"), *to)
+        assert (status, err.split()[-1]) == (0, "bytes"), err
+        told = terminal.run("replay", str(tmp_path / "gpt.parquet"), "--json")[1].splitlines()
+        assert "straggler" in [json.loads(line).get("kind") for line in told]
+        deaf = {"straggler.wall.ratio_min": 3.0, "straggler.cpu.ratio_min": 3.0, "hang.steps": 9.0}
+        (tmp_path / "deaf.json").write_text(json.dumps({"tunings": [{"settings": deaf}]}))
+        status, out, err = terminal.run("tuning", "preview", "gpt", str(tmp_path / "deaf.json"), *to)
+        assert (status, err) == (0, "hang.steps cannot be previewed\n")
+        assert "does not open" in out
+        assert "rank_lost, telemetry_lost" in out
+        status, _, err = terminal.run("jobs", "export", "none", str(tmp_path / "none.parquet"), *to)
+        assert (status, "there is no job 'none'" in err) == (2, True)
+        assert not (tmp_path / "none.parquet").exists()

@@ -1,0 +1,165 @@
+"""A tuning holds from its place in the log on, for running jobs too, and every replay decides the same."""
+
+import pytest
+from sqlalchemy import select
+
+from rankwatch_service.job.detection import DetectionPipeline
+from rankwatch_service.names import ALL_JOBS
+from rankwatch_service.policy.settings_in_force import SettingsInForce
+from rankwatch_service.store import models
+from rankwatch_service.store.engine import read
+from rankwatch_service.stream.saved.packing import pack
+from rankwatch_service.tuning.tunings import TuningSet, read_tunings
+from tests.support.service.stream import Service
+from tests.support.values.batches import table
+
+DEAF = {"settings": {"loss.level.jump_sigmas": 900, "loss.level.ratio_jump": 900, "loss.level.drift_limit": 900}}
+
+
+def tunings(version, *documents):
+    return TuningSet(version, read_tunings(list(documents)))
+
+
+@pytest.fixture
+def service(engine):
+    return Service(engine)
+
+
+def train(service, stream, steps, loss=2.0, job="gpt"):
+    """Steps of both ranks, twenty in a batch."""
+    steps = list(steps)
+    for part in (steps[start : start + 20] for start in range(0, len(steps), 20)):
+        rows = [(step, rank) for step in part for rank in (0, 1)]
+        losses = [loss + 0.01 * (step * 7 % 5) for step, _ in rows]
+        service.send(job, steps=table(*map(list, zip(*rows, strict=True)), loss=losses, step_time_s=[0.5] * len(rows)))
+        service.clock.advance(0.5 * len(part))
+        stream.step()
+
+
+def found(service):
+    """Kind, onset and tuning version of every incident."""
+    incident = models.Incident
+    with read(service.engine) as connection:
+        query = select(incident.job, incident.kind, incident.onset_step, incident.evidence).order_by(incident.number)
+        return [(*row[:3], row.evidence.get("tuning_version")) for row in connection.execute(query)]
+
+
+def state(stream, job="gpt"):
+    return pack(stream.partition.jobs[job].state())
+
+
+def test_a_tuning_holds_from_its_place_on_and_says_its_version(service):
+    stream = service.started()
+    train(service, stream, range(100))
+    service.tell(ALL_JOBS, tunings(1, {"jobs": "g*", **DEAF}))
+    train(service, stream, range(100, 103), loss=6.0)
+    train(service, stream, range(103, 140))
+    assert found(service) == []
+    service.tell(ALL_JOBS, tunings(2, {"jobs": "g*", "profile": "sensitive"}))
+    train(service, stream, range(140, 143), loss=6.0)
+    assert found(service) == [("gpt", "loss_spike", 140, 2)]
+    train(service, stream, range(143, 180))
+    service.tell(ALL_JOBS, tunings(3))
+    train(service, stream, range(180, 183), loss=6.0)
+    assert found(service)[1:] == [("gpt", "loss_spike", 180, None)]
+
+
+def test_another_value_restarts_no_baseline(service):
+    stream = service.started()
+    train(service, stream, range(100))
+    before = stream.partition.jobs["gpt"].state()["bank"]
+    service.tell(ALL_JOBS, tunings(1, {"profile": "quiet"}))
+    service.clock.advance(0.01)
+    stream.partition.control(service.controls.read(0, 9)[-1], effects())
+    assert pack(stream.partition.jobs["gpt"].state()["bank"]) == pack(before)
+
+
+def effects():
+    from rankwatch_service.job.effects import Effects
+
+    return Effects()
+
+
+def test_jobs_that_do_not_match_go_on_as_they_are(service):
+    stream = service.started()
+    service.tell(ALL_JOBS, tunings(1, {"jobs": "bert-*", **DEAF}))
+    train(service, stream, range(100))
+    train(service, stream, range(100, 103), loss=6.0)
+    assert found(service) == [("gpt", "loss_spike", 100, None)]
+
+
+def test_a_replay_ends_in_the_same_state_and_finds_the_same(service):
+    stream = service.started()
+    train(service, stream, range(60))
+    service.tell(ALL_JOBS, tunings(1, {"jobs": "gpt", "profile": "sensitive"}))
+    train(service, stream, range(60, 100))
+    train(service, stream, range(100, 103), loss=6.0)
+    service.tell(ALL_JOBS, tunings(2, {"jobs": "gpt", **DEAF}))
+    train(service, stream, range(103, 120))
+    before, told = state(stream), found(service)
+    assert told == [("gpt", "loss_spike", 100, 1)]  # though version 2 closed it
+    for _ in range(2):
+        stream.close()
+        stream = service.started()
+        assert state(stream) == before
+    train(service, stream, range(120, 123), loss=6.0)
+    assert found(service) == told
+    service.tell(ALL_JOBS, tunings(3))
+    train(service, stream, range(123, 160))
+    train(service, stream, range(160, 163), loss=6.0)
+    assert found(service) == [*told, ("gpt", "loss_spike", 160, None)]
+
+
+@pytest.mark.parametrize("killed_after", [0, 1, 2])
+def test_a_crash_around_a_new_tuning_changes_nothing(service, killed_after):
+    """The stream is dropped before it has read the tuning, with it, and with the first row judged by it."""
+    stream = service.started()
+    train(service, stream, range(100))
+    service.tell(ALL_JOBS, tunings(1, {"jobs": "gpt", **DEAF}))
+    spikes = iter(range(100, 103))
+    for _ in range(killed_after):
+        train(service, stream, [next(spikes)], loss=6.0)
+    stream = service.started()
+    train(service, stream, spikes, loss=6.0)
+    train(service, stream, range(103, 110))
+    assert found(service) == []
+    assert stream.partition.jobs["gpt"].settings.tuning.version == 1
+
+
+def test_a_job_that_begins_later_has_the_tuning(service):
+    stream = service.started()
+    service.tell(ALL_JOBS, tunings(4, {"jobs": "late", **DEAF}))
+    train(service, stream, range(10))
+    train(service, stream, range(100), job="late")
+    train(service, stream, range(100, 103), loss=6.0, job="late")
+    assert found(service) == []
+
+
+def test_snapshots_have_the_tunings_and_those_of_earlier_versions_have_none(service):
+    service.tell(ALL_JOBS, tunings(7, {"jobs": "gpt", "profile": "quiet"}))
+    stream = service.started()
+    train(service, stream, range(3))
+    saved = stream.partition.snapshot(ALL_JOBS)["desk"]
+    restored = SettingsInForce.restored(saved)
+    assert restored.tuning == restored.copy().tuning == tunings(7, {"jobs": "gpt", "profile": "quiet"})
+    del saved["tuning"]
+    assert SettingsInForce.restored(saved).tuning == TuningSet()
+
+
+def test_a_change_is_among_what_happened_before_an_incident(service):
+    stream = service.started()
+    train(service, stream, range(100))
+    service.tell(ALL_JOBS, tunings(1, {"jobs": "gpt", "profile": "sensitive"}))
+    train(service, stream, range(100, 110))
+    train(service, stream, range(110, 113), loss=6.0)
+    (changes,) = service.column(select(models.Incident.changes_before))
+    assert "tuning: version 1" in [change["what"] for change in changes]
+
+
+def test_detectors_are_made_anew_only_if_the_tuning_is_another_one():
+    made = []
+    pipeline = DetectionPipeline("gpt", lambda *config: made.append(config) or [])
+    one = {"jobs": "g*", "profile": "quiet"}
+    answers = [pipeline.tune(tunings(n, *these)) for n, these in enumerate([[], [one], [one, one], []])]
+    assert answers == [False, True, False, True]
+    assert len(made) == 3
