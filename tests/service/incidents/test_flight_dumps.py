@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from rankwatch_service.incidents.flight_dumps import (
+from rankwatch_service.incidents.hang.flight_dumps import (
     DUMP_CHARS_MAX,
     DUMP_MEMBERS_MAX,
     DUMPS_MAX,

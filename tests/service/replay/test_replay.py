@@ -32,14 +32,9 @@ def recorded(job: Job, path: Path) -> Path:
 
 
 def replayed(path: Path, *configs: str) -> ReplayResult:
-    return replay(
-        [open_source(path)],
-        {},
-        [read_config(config) for config in configs] or [CatalogueConfig()],
-        job="test",
-        until_step=None,
-        progress=lambda done, total: None,
-    )
+    judged = [read_config(config) for config in configs] or [CatalogueConfig()]
+    nobody = {"until_step": None, "progress": lambda done, total: None}
+    return replay([open_source(path)], {}, judged, job="test", **nobody)
 
 
 def test_a_slow_rank_is_named_with_its_host_and_the_times_of_the_file(tmp_path: Path) -> None:
@@ -367,17 +362,16 @@ def written(folder: Path, scalars: list[tuple[int, str, float]]) -> Path:
         summary = summary_pb2.Summary(value=[summary_pb2.Summary.Value(tag=tag, simple_value=value)])
         writer.add_event(event_pb2.Event(wall_time=1e9 + number, step=step, summary=summary))
     writer.close()
-    (path,) = folder.glob("events.out.tfevents*")
-    return path
+    return next(folder.glob("events.out.tfevents*"))
 
 
 def test_a_step_that_is_written_again_in_an_event_file_begins_an_attempt(tmp_path: Path) -> None:
     steps = [*range(100), *range(80, 130)]
-    path = written(tmp_path, [(step, tag, 2.0) for step in steps for tag in ("loss", "lr")])
-    (batch,) = [batch for batch, _ in open_source(path).batches()]
+    scalars = [(step, tag, 2.0) for step in steps for tag in ("loss", "lr")]
+    (batch,) = [batch for batch, _ in open_source(written(tmp_path, scalars)).batches()]
     assert batch.column("step").to_pylist() == steps
-    attempts = [text.rpartition(".")[2] for text in batch.column("attempt").to_pylist()]
-    assert attempts == ["0"] * 100 + ["1"] * 50
+    attempts = "".join(text.rpartition(".")[2] for text in batch.column("attempt").to_pylist())
+    assert attempts == 100 * "0" + 50 * "1"
 
 
 def test_a_tag_written_twice_in_its_step_and_one_that_comes_later_are_no_attempt(tmp_path: Path) -> None:
@@ -387,8 +381,8 @@ def test_a_tag_written_twice_in_its_step_and_one_that_comes_later_are_no_attempt
 
 
 def test_tags_may_be_called_like_what_each_row_has(tmp_path: Path) -> None:
-    path = written(tmp_path, [(step, tag, 7.0) for step in range(9) for tag in ("step", "time_s", "attempt", "loss")])
-    outcome = replayed(path)
+    tags = ("step", "time_s", "attempt", "loss")
+    outcome = replayed(written(tmp_path, [(step, tag, 7.0) for step in range(9) for tag in tags]))
     assert (outcome.rows, outcome.last_step) == (9, 8)
     assert sorted(outcome.metrics) == ["loss", "tag/attempt", "tag/step", "tag/time_s"]
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from rankwatch_service.flight_recorder.record import DumpError, RankDump, parsed
 from rankwatch_service.flight_recorder.verdict import Mismatch, Waiting, WaitVerdict, judge
-from rankwatch_service.incidents.stack_groups import named, rank_ranges
+from rankwatch_service.incidents.hang.stack_groups import named, rank_ranges
 
 DUMPS_MAX: Final = 1_024
 """Ranks of a job whose dumps are requested. With all its ranks, since one without a dump looks as if it had launched

@@ -1,0 +1,1 @@
+"""What the ranks of a hang answer: where they stand, and whom they wait for."""
