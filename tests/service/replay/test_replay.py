@@ -33,8 +33,8 @@ def recorded(job: Job, path: Path) -> Path:
 
 def replayed(path: Path, *configs: str) -> ReplayResult:
     judged = [read_config(config) for config in configs] or [CatalogueConfig()]
-    nobody = {"until_step": None, "progress": lambda done, total: None}
-    return replay([open_source(path)], {}, judged, job="test", **nobody)
+    quietly = {"until_step": None, "progress": lambda done, total: None}
+    return replay([open_source(path)], {}, judged, job="test", **quietly)
 
 
 def test_a_slow_rank_is_named_with_its_host_and_the_times_of_the_file(tmp_path: Path) -> None:
