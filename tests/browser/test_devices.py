@@ -3,6 +3,8 @@
 import json
 import os
 
+import pytest
+
 from rankwatch_service.demo.accelerator import DRIVER
 from rankwatch_service.demo.services.service import ServiceProcess
 from tests.browser.conftest import Visit, until
@@ -11,6 +13,8 @@ from tests.support.agent.service import until as wait_until
 from tests.support.host.tree import HostTree
 from tests.support.kafka.broker import new_prefix
 from tests.support.ranks.recording_rank import RecordingRank
+
+pytestmark = pytest.mark.browser
 
 
 def card(title: str) -> str:

@@ -2,12 +2,15 @@
 
 import os
 
+import pytest
+
 from rankwatch_service.demo.services.service import ServiceProcess
 from tests.browser.conftest import Visit, until
 from tests.support.agent.service import until as wait_until
 from tests.support.kafka.broker import new_prefix
 from tests.support.service.telemetry_feed import Feed
 
+pytestmark = pytest.mark.browser
 SLOW_STEP = 200
 CARD = (
     "[...document.querySelectorAll('section.card')]"

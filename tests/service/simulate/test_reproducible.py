@@ -54,7 +54,7 @@ def written(name: str) -> str:
     return f"{name}:{','.join(f'{one}={VALUES[one]}' for one in names)}".rstrip(":")
 
 
-SET_BY_SERVICE = frozenset({"awaits_times"})
+SET_BY_SERVICE = frozenset({"awaits_times", "rules"})
 """Fields of observations that a job does not decide."""
 
 
@@ -77,7 +77,7 @@ def digest(values: Iterable[object]) -> str:
                     feed(one)
             case _ if dataclasses.is_dataclass(value):
                 for field in dataclasses.fields(value):
-                    if field.name not in SET_BY_SERVICE:
+                    if field.init and field.name not in SET_BY_SERVICE:
                         feed(getattr(value, field.name))
             case _:
                 sha.update(repr(value).encode())

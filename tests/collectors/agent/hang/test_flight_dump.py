@@ -8,7 +8,7 @@ import pytest
 from rankwatch.agent.hang.flight_dump import DUMP_CHARS_MAX, OPEN_MAX, reduced
 from rankwatch_service.flight_recorder.record import RankDump, parsed
 from rankwatch_service.flight_recorder.verdict import judge
-from rankwatch_service.incidents import flight_dumps
+from rankwatch_service.incidents.hang import flight_dumps
 
 GROUPS = {"": list(range(4)), "1": [0, 2]}
 
