@@ -82,8 +82,8 @@ adoption: $(VENV)/.installed ## the training scripts of tests/adoption with ever
 	$(BIN)/python -m tests.adoption.matrix $(ADOPTION_ARGS)
 
 long: faults adoption chaos soak ## all that takes hours: matrices, floods and soaks, and the labelled suite with five seeds
-	RANKWATCH_FAULT_TRIALS=all $(BIN)/pytest -q tests/attacks tests/detectors tests/service/job tests/service/orders \
-	  tests/service/series tests/packaging/test_installed.py $(TEST_ARGS)
+	RANKWATCH_FAULT_TRIALS=all $(BIN)/pytest -q tests/attacks tests/detectors tests/integration tests/service/job \
+	  tests/service/notify tests/service/orders tests/service/series tests/packaging/test_installed.py $(TEST_ARGS)
 	$(BIN)/python benchmarks/detection.py --seeds 5
 	$(BIN)/python benchmarks/detection.py --beside --seeds 5
 	$(BIN)/python benchmarks/detection.py --generator cluster --seeds 5

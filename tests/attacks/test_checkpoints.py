@@ -26,6 +26,7 @@ from tests.support.agent.service import until as agent_until
 from tests.support.ranks.recording_rank import RecordingRank
 from tests.support.service.process import LOGIN, Http, Role, free_port, until
 from tests.support.store.postgres import PostgresDatabases
+from tests.support.trials.selection import long_trial
 from tests.support.values.batches import batch, progress, table
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -83,7 +84,7 @@ class Service:
         return advice.location if advice else ""
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=[pytest.param("sqlite", marks=long_trial), "postgresql"])
 def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     with ExitStack() as stack:
         environment = {}

@@ -15,6 +15,7 @@ from tests.support.orders.driven_world import store_job
 from tests.support.orders.training_world import S, World
 from tests.support.service.process import Http, Role, free_port
 from tests.support.store.database import new_database
+from tests.support.trials.selection import long_trial
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 MSGPACK = {"content-type": "application/msgpack"}
@@ -117,7 +118,15 @@ class RealTimeWorld(World):
         self.api.stop() if self.api.process.poll() is None else None
 
 
-@pytest.mark.parametrize(("action", "seed"), [("pause", 1), ("rollback", 2), ("checkpoint", 3), ("stop", 4)])
+@pytest.mark.parametrize(
+    ("action", "seed"),
+    [
+        ("pause", 1),
+        ("rollback", 2),
+        pytest.param("checkpoint", 3, marks=long_trial),
+        pytest.param("stop", 4, marks=long_trial),
+    ],
+)
 def test_a_command_comes_to_a_clean_end_whenever_the_api_is_killed(tmp_path, action, seed):
     world = RealTimeWorld(seed, action, tmp_path)
     try:

@@ -7,11 +7,12 @@ import pytest
 
 from tests.support.service.machine import machines
 from tests.support.service.process import Http, until
+from tests.support.trials.selection import long_trial
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=[pytest.param("sqlite", marks=long_trial), "postgresql"])
 def services(request, tmp_path):
     """A machine for the service that is backed up, and one to restore it on."""
     with machines(request, tmp_path, request.param, 2) as made:

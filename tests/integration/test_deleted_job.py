@@ -7,12 +7,13 @@ from rankwatch_service.store.engine import open_engine, read, write
 from rankwatch_service.store.models import Incident, Job, SeriesChunk
 from tests.support.service.machine import machines
 from tests.support.service.process import until
+from tests.support.trials.selection import long_trial
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 FIVE_MINUTES_NS = 300 * 10**9
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=[pytest.param("sqlite", marks=long_trial), "postgresql"])
 def service(request, tmp_path):
     with machines(request, tmp_path, request.param, 1) as (machine,):
         machine.start()

@@ -106,6 +106,12 @@ def test_who_does_not_use_kafka_does_not_need_its_client(module):
     assert not {name for name in modules_after(f"import {module}") if name.split(".")[0] == "kafka"}
 
 
+@pytest.mark.parametrize("role", ["api", "stream", "notify"])
+def test_no_role_waits_for_what_few_jobs_need(role):
+    """SciPy, which takes as long to import as all else, comes with River's tests for changes."""
+    assert "scipy.stats" not in modules_after(f"import rankwatch_service.{role}.serve")
+
+
 def test_torch_is_imported_only_where_tensors_are():
     training = ("integrations/", "run/training.py", "run/site/", "torch_probe/")
     allowed = (*(f"collectors/rankwatch/{place}" for place in training), "service/rankwatch_service/demo/")

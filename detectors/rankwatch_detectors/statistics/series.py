@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, Final
 
-from river import drift, stats
+from river import stats
 
 from rankwatch_detectors.state import Stateful
 
@@ -93,6 +93,9 @@ class DriftTest(Stateful):
         self._fill(values or [])
 
     def _fill(self, values: list[float]) -> None:
+        # Imports SciPy, for which every process would wait as long as for all else; only rules on changes need it.
+        from river import drift  # noqa: PLC0415
+
         self._window: list[float] = []
         self._adwin: Any = drift.ADWIN(  # type: ignore[no-untyped-call]
             delta=ADWIN_DELTA, clock=4, grace_period=DRIFT_POINTS_MIN

@@ -17,6 +17,7 @@ from rankwatch_service.store.models import Outbox, Receiver
 from rankwatch_service.store.rows import outbox_row
 from tests.support.service.webhook_receiver import Answer, webhook_receiver
 from tests.support.store.database import new_database
+from tests.support.trials.selection import trials
 from tests.support.values.incidents import SECRET, notified, receiver_row
 
 RUN = (
@@ -24,7 +25,7 @@ RUN = (
     "run(Settings(database_url=sys.argv[1], notify_allow_private=True))"
 )
 INCIDENTS_A_KILL = 6
-KILLS = 12
+KILLS = trials(6, 12)
 
 
 @contextmanager
