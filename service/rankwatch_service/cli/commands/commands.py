@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 
@@ -11,11 +10,9 @@ from rankwatch_service.cli import output
 from rankwatch_service.cli.options import JOBS, JSON, LIMIT, TOKEN, URL, connect
 from rankwatch_service.cli.trace_tables import show_traces
 
-Columns = Mapping[str, Callable[[dict[str, Any]], output.Cell]]
-
 app = typer.Typer(help="List commands; approve, refuse or cancel one, or show a trace.", invoke_without_command=True)
 
-COLUMNS: Final[Columns] = {
+COLUMNS: Final[output.Columns] = {
     "id": lambda one: output.short_id(one["id"]),
     "job": lambda one: output.plain(one["job"]),
     "action": lambda one: output.plain(one["action"]),
@@ -29,7 +26,7 @@ COLUMNS: Final[Columns] = {
     "reason": lambda one: output.plain(one["reason"]),
     "result": lambda one: output.plain(one["result"]),
 }
-WAITING: Final[Columns] = {
+WAITING: Final[output.Columns] = {
     "id": lambda one: output.short_id(one["id"]),
     "job": lambda one: output.plain(one["job"]),
     "action": lambda one: output.plain(one["action"]),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from rankwatch_service.cli import output
+from rankwatch_service.cli.confirmation import confirm
 from rankwatch_service.cli.endpoint import job_path
 from rankwatch_service.cli.errors import CliError, Status
 from rankwatch_service.cli.options import JSON, TOKEN, URL, connect
@@ -38,6 +39,7 @@ BREAK_GLASS = Annotated[
         "receivers are notified of.",
     ),
 ]
+YES = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask. Without a terminal nothing is asked either.")]
 WAIT = Annotated[
     bool, typer.Option("--wait", help="Wait until the command has ended; exit with 1 if it was not applied.")
 ]
@@ -93,6 +95,7 @@ def _stop(
     job: NAME,
     reason: REASON = "",
     break_glass: BREAK_GLASS = False,
+    yes: YES = False,
     wait: WAIT = False,
     wait_s: WAIT_S = 120.0,
     as_json: JSON = False,
@@ -100,7 +103,9 @@ def _stop(
     token: TOKEN = None,
 ) -> None:
     body = _body("stop", reason, break_glass=break_glass)
-    request(connect(url, token), job, body, wait_s if wait else None, as_json)
+    client = connect(url, token)
+    confirm(client, job, body, asked=not yes)
+    request(client, job, body, wait_s if wait else None, as_json)
 
 
 def _relaunch(
@@ -108,6 +113,7 @@ def _relaunch(
     from_scratch: FROM_SCRATCH = False,
     reason: REASON = "",
     break_glass: BREAK_GLASS = False,
+    yes: YES = False,
     wait: WAIT = False,
     wait_s: WAIT_S = 120.0,
     as_json: JSON = False,
@@ -115,7 +121,9 @@ def _relaunch(
     token: TOKEN = None,
 ) -> None:
     body = _body("relaunch", reason, {"from_scratch": True} if from_scratch else {}, break_glass=break_glass)
-    request(connect(url, token), job, body, wait_s if wait else None, as_json)
+    client = connect(url, token)
+    confirm(client, job, body, asked=not yes)
+    request(client, job, body, wait_s if wait else None, as_json)
 
 
 def _rollback(
@@ -124,6 +132,7 @@ def _rollback(
     mode: MODE = None,
     reason: REASON = "",
     break_glass: BREAK_GLASS = False,
+    yes: YES = False,
     wait: WAIT = False,
     wait_s: WAIT_S = 120.0,
     as_json: JSON = False,
@@ -133,7 +142,9 @@ def _rollback(
     chosen = {"checkpoint": checkpoint, "mode": mode}
     params = {name: str(value) for name, value in chosen.items() if value}
     body = _body("rollback", reason, params, break_glass=break_glass)
-    request(connect(url, token), job, body, wait_s if wait else None, as_json)
+    client = connect(url, token)
+    confirm(client, job, body, asked=not yes)
+    request(client, job, body, wait_s if wait else None, as_json)
 
 
 def _trace(
