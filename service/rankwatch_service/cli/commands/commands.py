@@ -7,6 +7,7 @@ from typing import Annotated, Final
 import typer
 
 from rankwatch_service.cli import output
+from rankwatch_service.cli.arguments import COMMAND
 from rankwatch_service.cli.options import JOBS, JSON, LIMIT, TOKEN, URL, connect
 from rankwatch_service.cli.trace_tables import show_traces
 
@@ -35,8 +36,6 @@ WAITING: Final[output.Columns] = {
     "expires": lambda one: output.moment(one["expires_unix_ns"]),
     "reason": lambda one: output.plain(one["reason"]),
 }
-
-COMMAND = Annotated[str, typer.Argument(help="Id of the command, or a prefix of it.")]
 
 
 @app.callback()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from rankwatch_service.cli import output
+from rankwatch_service.cli.arguments import JOB
 from rankwatch_service.cli.confirmation import confirm
 from rankwatch_service.cli.endpoint import job_path
 from rankwatch_service.cli.errors import CliError, Status
@@ -29,7 +30,6 @@ LATE_S: Final = 5.0
 POLL_S: Final = 0.2
 """How often `--wait` reads the state of the command."""
 
-NAME = Annotated[str, typer.Argument(metavar="JOB", help="Name of the job.")]
 REASON = Annotated[str, typer.Option(help="Reason, for the audit trail and the dashboard.")]
 BREAK_GLASS = Annotated[
     bool,
@@ -78,7 +78,7 @@ class DirectiveCommand:
 
 def _plain(name: str, text: str) -> DirectiveCommand:
     def command(
-        job: NAME,
+        job: JOB,
         reason: REASON = "",
         wait: WAIT = False,
         wait_s: WAIT_S = 120.0,
@@ -92,7 +92,7 @@ def _plain(name: str, text: str) -> DirectiveCommand:
 
 
 def _stop(
-    job: NAME,
+    job: JOB,
     reason: REASON = "",
     break_glass: BREAK_GLASS = False,
     yes: YES = False,
@@ -109,7 +109,7 @@ def _stop(
 
 
 def _relaunch(
-    job: NAME,
+    job: JOB,
     from_scratch: FROM_SCRATCH = False,
     reason: REASON = "",
     break_glass: BREAK_GLASS = False,
@@ -127,7 +127,7 @@ def _relaunch(
 
 
 def _rollback(
-    job: NAME,
+    job: JOB,
     checkpoint: CHECKPOINT = None,
     mode: MODE = None,
     reason: REASON = "",
@@ -148,7 +148,7 @@ def _rollback(
 
 
 def _trace(
-    job: NAME,
+    job: JOB,
     ranks: RANKS = None,
     steps: STEPS = TRACE_STEPS,
     reason: REASON = "",

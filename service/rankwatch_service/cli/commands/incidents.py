@@ -9,6 +9,7 @@ import typer
 from rich.text import Text
 
 from rankwatch_service.cli import explanations, output
+from rankwatch_service.cli.arguments import INCIDENT
 from rankwatch_service.cli.errors import Status
 from rankwatch_service.cli.incident_watch import watch
 from rankwatch_service.cli.options import JOBS, JSON, LIMIT, PROJECTS, TOKEN, URL, connect
@@ -26,8 +27,6 @@ COLUMNS: Final[output.Columns] = {
 app = typer.Typer(
     help="List or watch incidents; show, acknowledge, resolve, comment on or judge one.", invoke_without_command=True
 )
-
-INCIDENT = Annotated[str, typer.Argument(help="Id of the incident, or a prefix of it.")]
 
 
 @app.callback()
