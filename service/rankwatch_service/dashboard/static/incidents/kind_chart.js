@@ -40,6 +40,7 @@ export function kindCard() {
   const holder = h("div", { class: "body kind" });
   const element = card("Around the onset", holder, { hint: h("span") });
   element.hidden = true;
+  let begun = false;
   const draw = whenChanged(async (incident, upTo, events, reasons) => {
     const found = await KINDS[incident.kind](incident, { from: Math.max(0, onset(incident) - BEFORE), to: upTo, events, reasons }).catch(refused);
     element.hidden = !found;
@@ -53,6 +54,8 @@ export function kindCard() {
     element,
     show(incident, job, events, reasons) {
       if (!KINDS[incident.kind]) return;
+      if (!begun) element.hidden = false; // what follows must not move when the chart comes
+      begun = true;
       const end = Math.max(incident.detected_step ?? 0, onset(incident)) + AFTER;
       draw(incident, Math.min(end, Math.max(job?.step ?? end, onset(incident) + 1)), events, reasons);
     },
