@@ -51,6 +51,7 @@ def assert_nothing_is_left(folder: Path, name: str) -> None:
     assert not (Path("/dev/shm") / name).exists()
 
 
+@long_trial
 @pytest.mark.alone
 @pytest.mark.timeout(480)
 def test_a_clean_demo_job_opens_no_incident(tmp_path: Path) -> None:
