@@ -228,7 +228,8 @@ def acknowledge_as_stream(api, incident):
     with write(api.engine) as connection:
         row = {"incident_id": incident, "number": 2, "what": "acknowledged", "actor": "admin", "text": "", "fields": {}}
         connection.execute(insert(IncidentTransition).values(**row, at_unix_ns=9))
-        connection.execute(update(Incident).where(Incident.id == incident).values(state="acknowledged", transitions=2))
+        owned = {"state": "acknowledged", "acknowledged_by": "admin", "transitions": 2}
+        connection.execute(update(Incident).where(Incident.id == incident).values(**owned))
 
 
 def test_a_judgement_waits_for_stream_and_says_202_without_it(api, many, monkeypatch):
@@ -240,6 +241,16 @@ def test_a_judgement_waits_for_stream_and_says_202_without_it(api, many, monkeyp
     answer = api.post("/api/v1/incidents/inc_3/acknowledge")
     assert (answer.status_code, answer.json()["state"]) == (200, "acknowledged")
     assert [one["what"] for one in answer.json()["history"]] == ["acknowledged"]
+
+
+def test_who_takes_over_or_gives_back_waits_for_stream_and_what_changes_nothing_does_not(api, many, monkeypatch):
+    monkeypatch.setattr("rankwatch_service.api.routes.incidents.incidents.STREAM_WAIT_S", 0.05)
+    path = "/api/v1/incidents/inc_3"
+    assert api.post(f"{path}/unacknowledge").status_code == 200
+    acknowledge_as_stream(api, "inc_3")
+    bob = api.token(Scope.READ, Scope.OPERATE)
+    answers = [api.post(f"{path}/acknowledge", token=bob), api.post(f"{path}/unacknowledge")]
+    assert [(answer.status_code, answer.json()["acknowledged_by"]) for answer in answers] == [(202, "admin")] * 2
 
 
 def test_a_judgement_is_answered_as_soon_as_stream_has_acted(api, many, monkeypatch):

@@ -8,11 +8,12 @@ from urllib.parse import quote
 import typer
 from rich.text import Text
 
-from rankwatch_service.cli import explanations, output
+from rankwatch_service.cli import output
 from rankwatch_service.cli.arguments import INCIDENT
 from rankwatch_service.cli.errors import Status
-from rankwatch_service.cli.incident_watch import watch
 from rankwatch_service.cli.options import JOBS, JSON, LIMIT, PROJECTS, TOKEN, URL, connect
+from rankwatch_service.cli.views import explanations
+from rankwatch_service.cli.views.incident_watch import watch
 
 COLUMNS: Final[output.Columns] = {
     "id": lambda one: output.short_id(one["id"]),
@@ -123,8 +124,14 @@ def show_incident(
 
 @app.command("ack")
 def acknowledge(incident: INCIDENT, url: URL = None, token: TOKEN = None) -> None:
-    """Acknowledge an incident: you are working on it."""
+    """Acknowledge an incident: you are working on it. One that somebody else has acknowledged you take over."""
     _act(incident, "acknowledge", {}, url, token)
+
+
+@app.command("unack")
+def unacknowledge(incident: INCIDENT, url: URL = None, token: TOKEN = None) -> None:
+    """Give an incident back: nobody is working on it."""
+    _act(incident, "unacknowledge", {}, url, token)
 
 
 @app.command("resolve")

@@ -9,11 +9,12 @@ from typing import Annotated, Any, Final
 import typer
 from rich.text import Text
 
-from rankwatch_service.cli import explanations, output
+from rankwatch_service.cli import output
 from rankwatch_service.cli.arguments import JOB
 from rankwatch_service.cli.endpoint import job_path
 from rankwatch_service.cli.errors import CliError, Status
 from rankwatch_service.cli.options import JSON, LIMIT, PROJECTS, TOKEN, URL, connect
+from rankwatch_service.cli.views import explanations
 
 NOTICE_NS: Final = 24 * 3_600 * 10**9
 """Age up to which a notice is shown. Older ones were left by agents that were killed."""

@@ -204,9 +204,13 @@ class _Judge:
             if any(one.what == what and one.number > recorded.transitions for one in detail.history):
                 return True
             # A judgement that changes nothing, such as resolving a resolved incident, makes no transition.
-            return (what == "acknowledged" and detail.state != "open") or (
-                what == "resolved" and detail.state == "resolved"
-            )
+            match what:
+                case "acknowledged":
+                    return detail.state == "resolved" or detail.acknowledged_by == self._identity.name
+                case "unacknowledged":
+                    return detail.state != "acknowledged"
+                case _:
+                    return what == "resolved" and detail.state == "resolved"
 
         detail, acted = await self._context.changes.read_until(self._detail, done, STREAM_WAIT_S)
         if not acted:
@@ -234,8 +238,14 @@ JudgeDep = Annotated[_Judge, Depends()]
 
 @router.post("/{incident_id}/acknowledge", responses={202: {"model": IncidentDetail}})
 async def acknowledge(body: Said, judge: JudgeDep) -> IncidentDetail:
-    """Acknowledge an incident: somebody is working on it."""
+    """Acknowledge an incident: you are working on it. One that somebody else has acknowledged you take over."""
     return await judge("acknowledged", body)
+
+
+@router.post("/{incident_id}/unacknowledge", responses={202: {"model": IncidentDetail}})
+async def unacknowledge(body: Said, judge: JudgeDep) -> IncidentDetail:
+    """Give an incident back: nobody is working on it."""
+    return await judge("unacknowledged", body)
 
 
 @router.post("/{incident_id}/resolve", responses={202: {"model": IncidentDetail}})

@@ -81,7 +81,7 @@ async function load() {
     document.title = document.title.replace(/^(\(\d+\+?\) )?.*/, `$1${incident.short_id} ${title(incident)} · rankwatch`);
     const placed = placedRanks(incident, job, attempts);
     answering = { incident, session, may: operate, given: load };
-    showHead(incident, operate, command && job && job.state !== "ended" ? bestAction(incident) : null, checkpoints);
+    showHead(incident, operate, command && job && job.state !== "ended" ? bestAction(incident) : null, checkpoints, session.name);
     showWaiting(undecided, session);
     refill(strip, tiles(incident, job, placed));
     showPlace(incident, placed);
@@ -101,7 +101,7 @@ function tick() {
   showLost(main);
 }
 
-const showHead = whenChanged((_, operate, best, checkpoints) => {
+const showHead = whenChanged((_, operate, best, checkpoints, me) => {
   const open = incident.state !== "resolved";
   const owner = incident.acknowledged_by ? `Owner: ${incident.acknowledged_by}` : "No owner";
   fill(
@@ -118,6 +118,7 @@ const showHead = whenChanged((_, operate, best, checkpoints) => {
           "div",
           { class: "actions" },
           incident.state === "open" && h("button", { class: "primary", onclick: acknowledge }, icon("good"), "Acknowledge"),
+          incident.state === "acknowledged" && (incident.acknowledged_by === me ? h("button", { onclick: giveBack }, "Give back") : h("button", { onclick: acknowledge }, "Take over")),
           h("button", { onclick: mute }, "Silence"),
           best && h("button", { onclick: () => askCommand(best, checkpoints) }, icon(DIRECTIVES[best].icon), DIRECTIVES[best].name),
           h("button", { onclick: resolve }, "Resolve"),
@@ -188,7 +189,11 @@ async function act(action, body) {
 }
 
 async function acknowledge() {
-  if (incident?.state === "open" && (await mayDo("operate"))) act("acknowledge", {});
+  if (incident && incident.state !== "resolved" && (await mayDo("operate"))) act("acknowledge", {});
+}
+
+async function giveBack() {
+  act("unacknowledge", {});
 }
 
 async function mute() {

@@ -1,0 +1,1 @@
+"""What commands show of a resource, where that is more than a table."""
