@@ -178,6 +178,8 @@ class StragglerDetector(WitnessedDetector):
     def _on_frame(self, frame: Frame) -> Sequence[Finding]:
         if frame.family == "values" or frame.kind is not StepKind.TRAIN or MEASURED.isdisjoint(frame.values):
             return ()
+        if self.world_size == 1:  # it has no peers
+            return ()
         self._rows += 1
         if self._rows <= self._config.skipped_rows:
             return ()

@@ -214,7 +214,7 @@ class LocalNormDetector(DispatchingDetector):
 
     def _on_frame(self, frame: Frame) -> Sequence[Finding]:
         found = finite(frame, "local_grad_norm")
-        if found is None or frame.kind is not StepKind.TRAIN or frame.step <= self._last_step:
+        if found is None or frame.kind is not StepKind.TRAIN or frame.step <= self._last_step or self.world_size == 1:
             return ()
         self._last_step = frame.step
         values = where_usable(found, np.nan)
