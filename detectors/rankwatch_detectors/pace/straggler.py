@@ -124,7 +124,7 @@ class StragglerDetector(WitnessedDetector):
     def __init__(self, config: StragglerConfig) -> None:
         super().__init__()
         self.name = "straggler"
-        self.version = 10
+        self.version = 11
         self._config = config
         # Of five witnesses at most two judge a row; a third of the budget for each leaves room for a change of them.
         share = config.budget / 3
