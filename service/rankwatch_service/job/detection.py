@@ -16,7 +16,7 @@ from rankwatch_detectors.metric_rule import RULES_PER_JOB_MAX, MetricRule
 from rankwatch_service.incidents.correlator import Correlator
 from rankwatch_service.incidents.explanation import explain
 from rankwatch_service.incidents.transition import Update
-from rankwatch_service.job.detector_bank import Answer, DetectorBank, Failure
+from rankwatch_service.job.detector_bank import DetectorAnswer, DetectorBank, Failure
 from rankwatch_service.job.timed_frames import TimedFrames
 from rankwatch_service.job.topology_state import TopologyState
 from rankwatch_service.tuning.tunings import DEFAULT, Tuning, TuningSet
@@ -56,7 +56,7 @@ class DetectionPipeline:
         self._tuning_version = 0
         self._bank = DetectorBank(make_detectors)
         self._timed = TimedFrames()
-        self._answers: deque[Answer] = deque()
+        self._answers: deque[DetectorAnswer] = deque()
         """To what was judged together with the newest observation and is observed next."""
 
     def observe(

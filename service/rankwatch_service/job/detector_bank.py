@@ -31,7 +31,7 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class DetectorAnswer:
     """What the detectors say of one observation, in the order of the catalogue."""
 
     findings: list[Finding] = field(default_factory=list)
@@ -56,13 +56,13 @@ class DetectorBank:
         on = [one for name, one in self._detectors.items() if self._failures.get(name, 0) < FAILURES_MAX]
         return [detector for detector in on if isinstance(detector, ExplainedDetector)]
 
-    def judge(self, groups: Sequence[Sequence[Observation]]) -> list[Answer]:
+    def judge(self, groups: Sequence[Sequence[Observation]]) -> list[DetectorAnswer]:
         """Pass observations to all detectors, in groups that have one answer each; returns the answers.
 
         Each detector judges all of them before the next detector does: a frame of few ranks is judged in less time than
         it takes to load the code of all detectors into the processor's caches. The start of an attempt comes alone.
         """
-        answers = [Answer() for _ in groups]
+        answers = [DetectorAnswer() for _ in groups]
         given = [(one, answer) for group, answer in zip(groups, answers, strict=True) for one in group]
         for observation, _ in given:
             if isinstance(observation, AttemptStart):
@@ -75,7 +75,7 @@ class DetectorBank:
                 self._judge(name, observation, counted, answer)
         return answers
 
-    def _judge(self, name: str, observation: Observation, counts: FrameCounts, answer: Answer) -> None:
+    def _judge(self, name: str, observation: Observation, counts: FrameCounts, answer: DetectorAnswer) -> None:
         detector = self._detectors[name]
         try:
             findings = detector.observe(observation)

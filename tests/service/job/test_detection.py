@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rankwatch import wire
 from rankwatch_detectors.base import Finding, Frame, Observation
-from rankwatch_detectors.catalogue import detectors
+from rankwatch_detectors.catalogue import CatalogueConfig, detectors
 from rankwatch_service.incidents.explanation import WHY
 from rankwatch_service.incidents.transition import Transition
 from rankwatch_service.job import detection
 from rankwatch_service.job.detector_bank import FAILURES_MAX, DetectorBank
 from rankwatch_service.job.effects import Effects
 from rankwatch_service.log.base import Record
+from rankwatch_service.replay.run import ReplayResult, replay
+from rankwatch_service.replay.sources import open_source
 from rankwatch_service.simulate.batches import batches
 from rankwatch_service.simulate.faults import Hang, LossSpike, NonFinite, Restart, Slow
+from rankwatch_service.simulate.files import write_job
 from rankwatch_service.simulate.generate import generate
 from rankwatch_service.simulate.job import Job
 from rankwatch_service.simulate.placement import RankPlacement
@@ -65,6 +69,22 @@ def test_frames_judged_together_have_the_outcome_of_frames_judged_one_by_one(mon
     assert max(sizes) == 1
     assert repr(one_by_one) == repr(transitions)
     assert states_one_by_one == states
+
+
+def test_rows_of_a_recording_judged_together_give_the_incidents_of_rows_judged_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "job.csv"
+    write_job(Job(8, 200, 3).inject(Slow(5, 60, 1.3), NonFinite(0, 150)), path)
+
+    def replayed() -> ReplayResult:
+        quietly = {"until_step": None, "progress": lambda done, total: None}
+        return replay([open_source(path)], {}, [CatalogueConfig()], job="gpt", **quietly)
+
+    together = replayed()
+    assert len(together.incidents[0]) > 1
+    monkeypatch.setattr(detection, "TOGETHER_MAX", 1)
+    assert repr(replayed()) == repr(together)
 
 
 class Counting:

@@ -16,7 +16,6 @@ from rankwatch_detectors.catalogue import CatalogueConfig
 from rankwatch_detectors.values.corruption import LocalNormDetector
 from rankwatch_service.cli.app import app
 from rankwatch_service.cli.errors import CliError
-from rankwatch_service.job import detection
 from rankwatch_service.replay.configure import read_config
 from rankwatch_service.replay.report import NOT_IN_FILES, as_json
 from rankwatch_service.replay.run import ReplayResult, replay
@@ -48,17 +47,6 @@ def test_a_slow_rank_is_named_with_its_host_and_the_times_of_the_file(tmp_path: 
     assert told["onset_time_s"] < told["detected_time_s"] < 320
     assert (outcome.rows, outcome.frames, outcome.ranks) == (32 * 320, 320, 32)
     assert not outcome.left_out
-
-
-def test_rows_judged_together_give_the_incidents_of_rows_judged_one_by_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job = Job(world_size=8, steps=200, seed=3).inject(Slow(5, 60, 1.3), NonFinite(0, 150))
-    path = recorded(job, tmp_path / "job.csv")
-    together = replayed(path)
-    assert len(together.incidents[0]) > 1
-    monkeypatch.setattr(detection, "TOGETHER_MAX", 1)
-    assert repr(replayed(path)) == repr(together)
 
 
 @pytest.mark.parametrize("uuids", [True, False])
