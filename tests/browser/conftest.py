@@ -11,6 +11,8 @@ import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from rankwatch_service.demo.services.service import ServiceProcess
+from tests.browser.office import PATIENCE_MS, Office, opened
+from tests.support.service.served_api import served_api
 from tests.support.service.telemetry_feed import Feed
 from tests.support.service.webhook_receiver import webhook_receiver
 
@@ -23,7 +25,6 @@ FLAGS = (
     "--disable-component-update",
     "--disable-sync",
 )
-PATIENCE_MS = 60_000
 HOSTILE = "<img src=x onerror='window.hacked=1'>"
 BAD_STEP = 120
 
@@ -130,7 +131,7 @@ def visit(site, chromium):
     """Opens visits; at the end none may have had a complaint."""
 
     @contextmanager
-    def opened(width=1280, height=800, **context):
+    def visited(width=1280, height=800, **context):
         with_context = chromium.new_context(viewport={"width": width, "height": height}, **context)
         try:
             one = Visit(with_context.new_page(), site.service.url)
@@ -141,4 +142,12 @@ def visit(site, chromium):
         finally:
             with_context.close()
 
-    return opened
+    return visited
+
+
+@pytest.fixture
+def office(tmp_path, chromium) -> Iterator[Office]:
+    with served_api(tmp_path) as (api, url), opened(chromium) as page:
+        page.goto(f"{url}/login#{api.admin}")
+        page.wait_for_url("**/incidents")
+        yield Office(api, url, page)

@@ -47,7 +47,7 @@ def test_a_counter_of_a_device_reaches_the_page_of_its_job_through_kafka(any_bro
         with RecordingRank(rings, 0, world_size=1) as rank, AgentProcess(rings, agent_environment):
             rank.do("steps", 5)
             wait_until(lambda: service.find("/api/v1/jobs/gpt"))
-            visit = Visit(chromium.new_page(), service.url)
+            visit = Visit(chromium.new_page(timezone_id="Asia/Kolkata"), service.url)
             visit.page.goto(service.login_url)
             visit.page.wait_for_url("**/incidents")
             page = visit.goto("/jobs/gpt")
@@ -56,6 +56,8 @@ def test_a_counter_of_a_device_reaches_the_page_of_its_job_through_kafka(any_bro
             assert first.startswith("node-1 GPU 3")
             assert page.evaluate(f"({CARD}).querySelectorAll('tbody tr').length") == 8
             until(page, f"({CARD}).querySelector('.js-plotly-plot .scatterlayer path') !== null")
+            ended = f"new Date(({CARD}).querySelector('.js-plotly-plot')._fullLayout.xaxis.range[1])"
+            assert page.evaluate(f"Math.abs({ended} - Date.now())") < 3_600_000, "its axis shows local time"
             page.locator("section.devices select[aria-label=Counter]").first.select_option("power_now_w")
             until(page, f"({CARD}).querySelector('.chart').ariaLabel.startsWith('Power now')")
             until(page, f"({CARD}).querySelector('.ytick')?.textContent.endsWith(' W')")

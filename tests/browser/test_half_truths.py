@@ -1,111 +1,15 @@
 """What a page says when all is well, when somebody is on it, and when there is more than it shows. Rows are made up."""
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
-from playwright.sync_api import Page, expect
-from sqlalchemy import insert
+from playwright.sync_api import expect
 
-from rankwatch_service.incidents.model import derived
-from rankwatch_service.store.engine import write
-from rankwatch_service.store.models import Attempt, Incident, Job
 from tests.browser.conftest import PATIENCE_MS
-from tests.support.service.served_api import served_api
-from tests.support.values.incidents import incident_row
+from tests.browser.office import S
 
 pytestmark = pytest.mark.browser
 expect.set_options(timeout=PATIENCE_MS)
-S = 10**9
-
-
-class Office:
-    """An api over rows that tests write, and a browser that is logged in to it."""
-
-    def __init__(self, api, url: str, page: Page) -> None:
-        self.api = api
-        self.url = url
-        self.page = page
-        self.now = api.clock.unix_ns()
-
-    def goto(self, path: str) -> Page:
-        self.page.goto(self.url + path)
-        return self.page
-
-    def job(self, name: str, **changes) -> None:
-        row = {
-            "name": name, "state": "running", "attempt": "l.0", "world_size": 256, "ranks_reporting": 256,
-            "step": 1_234, "step_time_s": 0.87, "loss": 2.31, "first_seen_unix_ns": self.now - 9_000 * S,
-            "last_seen_unix_ns": self.now, "last_progress_unix_ns": self.now,
-        }  # fmt: skip
-        with write(self.api.engine) as connection:
-            connection.execute(insert(Job).values(**row | changes))
-
-    def attempt(self, job: str, **topology) -> None:
-        row = {"job": job, "attempt": "l.0", "started_unix_ns": self.now, "ended_unix_ns": None, "world_size": 256,
-               "first_step": 0, "last_step": 1_234, "topology": topology, "number": 1}  # fmt: skip
-        with write(self.api.engine) as connection:
-            connection.execute(insert(Attempt).values(**row))
-
-    def incidents(self, count: int, **changes) -> None:
-        with write(self.api.engine) as connection:
-            rows = [self._incident(n, changes) for n in range(count)]
-            connection.execute(insert(Incident), rows)
-
-    def _incident(self, n: int, changes: dict) -> dict:
-        kind, onset = changes.get("severity", "critical"), self.now - (n + 1) * 60 * S
-        named = {
-            "id": f"inc_{derived(kind, n)}",
-            "number": n + 1,
-            "summary": f"{kind} trouble {n}",
-        }
-        return incident_row(**named, onset_unix_ns=onset, detected_unix_ns=onset, **changes)
-
-
-@pytest.fixture
-def office(tmp_path, chromium) -> Iterator[Office]:
-    with served_api(tmp_path) as (api, url), opened(chromium) as page:
-        page.goto(f"{url}/login#{api.admin}")
-        page.wait_for_url("**/incidents")
-        yield Office(api, url, page)
-
-
-@contextmanager
-def opened(chromium) -> Iterator[Page]:
-    context = chromium.new_context(viewport={"width": 1280, "height": 800}, timezone_id="Asia/Kolkata", locale="en-GB")
-    page = context.new_page()
-    page.set_default_timeout(PATIENCE_MS)
-    try:
-        yield page
-    finally:
-        context.close()
-
-
-def test_home_tells_first_steps_then_quiet_then_what_does_not_move(office):
-    page = office.goto("/incidents")
-    expect(page.locator(".list")).to_contain_text("No job has reported yet")
-    expect(page.locator(".list")).to_contain_text("rankwatch.start(job=")
-    expect(page.locator(".list")).not_to_contain_text("No open incidents")
-    office.job("gpt-small")
-    page.reload()
-    expect(page.locator("h2")).to_have_text("No open incidents")
-    office.job("gpt-hung", state="stalled", last_progress_unix_ns=office.now - 600 * S)
-    page.reload()
-    expect(page.locator("h2")).to_have_text("No open incidents, but not every job makes progress")
-
-
-def test_what_is_acknowledged_is_not_quiet(office):
-    office.job("gpt-hung", state="stalled", world_size=300)
-    office.incidents(4, job="gpt-hung", state="acknowledged", severity="critical", impact_gpu_hours_per_hour=72.25)
-    page = office.goto("/incidents")
-    expect(page.locator("tr.link")).to_have_count(4)
-    totals = page.locator(".totals")
-    expect(totals).to_contain_text("4 unresolved, all acknowledged")
-    expect(totals).to_contain_text("4 critical")
-    expect(totals).to_contain_text("289 GPU-hours per hour")
-    page.get_by_role("button", name="Open").click()
-    expect(page.locator(".list")).to_contain_text("4 acknowledged incidents are unresolved")
 
 
 def test_a_long_list_says_how_long_it_is_and_shows_the_worst_first(office):

@@ -157,7 +157,7 @@ def test_the_keyboard_moves_acknowledges_and_opens(visit):
         page = one.goto("/incidents?job=gpt-small&state=all")
         expect(page.locator("tr.link").first).to_be_visible()
         page.keyboard.press("j")
-        expect(page.locator("tr.chosen")).to_have_count(1)
+        expect(page.locator("tr.link a:focus")).to_have_count(1)
         page.keyboard.press("Enter")
         expect(page).to_have_url(re.compile(r"/incidents/\w"))
         expect(page.locator(".timeline")).to_contain_text("Opened")

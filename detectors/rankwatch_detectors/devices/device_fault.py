@@ -248,10 +248,10 @@ class DeviceFaultDetector(DispatchingDetector):
         device = burst["device"]
         name = device.get("device_uuid") or device.get("pci_bus_id") or ""
         where = f"host {burst['host']}" if scope.host is not None else f"rank {scope.number} on {burst['host']}"
-        of = f" of {where}" if not name else f" of {name}, {where}"
+        place = f"{name}, {where}" if name else where[0].upper() + where[1:]
         then = f"; {burst['action']}" if burst["action"] not in ("", "ignore") else ""
         recovery = f" (driver: {burst['recovery']})" if burst["recovery"] else ""
-        return f"{burst['what']}{of}{then}{recovery}."
+        return f"{place}: {burst['what']}{then}{recovery}."
 
     def _evidence(self, burst: Mapping[str, Any]) -> dict[str, Any]:
         found = {**burst["device"], "host": burst["host"], "xids": list(burst["xids"].values())}

@@ -45,7 +45,6 @@ from rankwatch_service.api.routes import (
     events,
     feedback,
     hosts,
-    incidents,
     job_removal,
     jobs,
     policy,
@@ -55,6 +54,7 @@ from rankwatch_service.api.routes import (
     telemetry,
 )
 from rankwatch_service.api.routes.charts import devices, explanations, steps
+from rankwatch_service.api.routes.incidents import incidents, totals
 from rankwatch_service.api.routes.rules import metric_rules
 from rankwatch_service.api.routes.rules import preview as rule_preview
 from rankwatch_service.api.routes.system import (
@@ -91,6 +91,7 @@ RESOURCES: Final = (
     projects,
     steps,
     devices,
+    totals,
     incidents,
     explanations,
     feedback,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, cast
 
 from fastapi import FastAPI
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
@@ -23,6 +24,9 @@ PAGES: Final = {
     "/access": ("access", "Access"),
 }
 """Path of each page; its module in `static/pages/` and its title."""
+
+
+Handler = Callable[[Request, Exception], Response]
 
 
 class LoginPage:
@@ -71,7 +75,20 @@ def mount(app: FastAPI, provider: str = "", begin_url: str = "") -> LoginPage:
     for path, (module, title) in PAGES.items():
         app.add_route(path, _page(assets, module, title), include_in_schema=False)
     app.add_route("/login", lambda _request: login.response(), include_in_schema=False)
+    app.add_exception_handler(404, _missing(assets, cast("Handler", app.exception_handlers[HTTPException])))
     return login
+
+
+def _missing(assets: Assets, otherwise: Handler) -> Handler:
+    """The response to an address that does not exist: a page for people, and for programs what `otherwise` says."""
+    body = assets.page("missing", "Not found")
+
+    def missing(request: Request, error: Exception) -> Response:
+        if request.url.path.startswith("/api/") or "text/html" not in request.headers.get("accept", ""):
+            return otherwise(request, error)
+        return Response(body, 404, {"Cache-Control": "no-cache"}, "text/html")
+
+    return missing
 
 
 def _page(assets: Assets, module: str, title: str) -> Callable[[Request], Response]:

@@ -50,7 +50,7 @@ def test_a_device_that_falls_off_the_bus_is_critical_and_names_rank_and_device()
     assert (finding.kind, finding.severity, finding.ranks) == (Kind.DEVICE_FAULT, Severity.CRITICAL, (1,))
     assert finding.cause == "device"
     assert finding.onset_step == 41
-    assert finding.summary == "Xid 79, GPU has fallen off the bus of GPU-1, rank 1 on host-0; restart the machine."
+    assert finding.summary == "GPU-1, rank 1 on host-0: Xid 79, GPU has fallen off the bus; restart the machine."
     (xid,) = finding.evidence["xids"]
     assert xid == {
         "xid": 79,
@@ -131,7 +131,7 @@ def test_graphics_exceptions_count_by_the_unit_that_has_them() -> None:
 def test_a_lost_device_without_any_number_is_critical() -> None:
     (finding,) = Host().event("device_lost", device_uuid="GPU-0", serial="S0", reason="the driver does not list it")
     assert (finding.severity, finding.ranks, finding.evidence["serial"]) == (Severity.CRITICAL, (0,), "S0")
-    assert finding.summary.startswith("The device is gone: the driver does not list it of GPU-0, rank 0 on host-0")
+    assert finding.summary.startswith("GPU-0, rank 0 on host-0: The device is gone: the driver does not list it")
 
 
 def test_a_driver_that_does_not_answer_is_a_warning_after_half_a_minute_and_ends_with_its_answer() -> None:

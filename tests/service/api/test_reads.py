@@ -130,6 +130,9 @@ def test_totals_count_what_is_open_and_what_it_costs_once(api):
         "acknowledged": none | {"critical": 2},
         "resolved": none | {"warning": 1},
         "impact_gpu_hours_per_hour": 257.5,
+        "jobs": {"running": 2, "stalled": 0, "paused": 0, "lost": 0, "ended": 0},
+        "updated_unix_ns": 4,
+        "telemetry_unix_ns": 2,
     }
     of_b = api.get("/api/v1/incidents/totals", token=api.token(Scope.READ, job="b")).json()
     assert (of_b["acknowledged"], of_b["impact_gpu_hours_per_hour"]) == (none, 1.5)
@@ -229,7 +232,7 @@ def acknowledge_as_stream(api, incident):
 
 
 def test_a_judgement_waits_for_stream_and_says_202_without_it(api, many, monkeypatch):
-    monkeypatch.setattr("rankwatch_service.api.routes.incidents.STREAM_WAIT_S", 0.05)
+    monkeypatch.setattr("rankwatch_service.api.routes.incidents.incidents.STREAM_WAIT_S", 0.05)
     answer = api.post("/api/v1/incidents/inc_3/acknowledge")
     assert (answer.status_code, answer.json()["state"]) == (202, "open")
 
@@ -240,7 +243,7 @@ def test_a_judgement_waits_for_stream_and_says_202_without_it(api, many, monkeyp
 
 
 def test_a_judgement_is_answered_as_soon_as_stream_has_acted(api, many, monkeypatch):
-    monkeypatch.setattr("rankwatch_service.api.routes.incidents.STREAM_WAIT_S", 3_600.0)
+    monkeypatch.setattr("rankwatch_service.api.routes.incidents.incidents.STREAM_WAIT_S", 3_600.0)
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(api.post, "/api/v1/incidents/inc_3/acknowledge")
         while not api.get("/api/v1/audit?action=incident.acknowledged").json()["items"]:

@@ -42,15 +42,16 @@ export class Chart {
   }
 
   // `lines` are {name, steps, low, high, colour, band, dash}: between low and high it is filled. `marks` are steps by
-  // kind {nan, inf, minusInf, missing}; `incidents` and `attempts` are drawn on the step axis.
-  async show(lines, marks, incidents = [], attempts = []) {
-    this.last = [lines, marks, incidents, attempts];
+  // kind {nan, inf, minusInf, missing}; `incidents` and `attempts` are drawn on the step axis, and so are `events`
+  // {step, text}. `log`: a logarithmic axis, for lines whose values are all positive.
+  async show(lines, marks, incidents = [], attempts = [], { events = [], log = false } = {}) {
+    this.last = [lines, marks, incidents, attempts, { events, log }];
     const Plotly = await plotly();
     const style = getComputedStyle(this.box);
     const ink = (name) => style.getPropertyValue(name).trim();
-    const range = robustRange(lines);
+    const range = log ? extent(lines) : robustRange(lines);
     const traces = [...lines.flatMap((line) => this.#line(line, ink)), ...this.#marks(marks, range, ink), ...this.#offScale(lines, range, ink)];
-    await Plotly.react(this.box, traces, this.#layout(range, shapes(incidents, attempts, ink), !hasValues(lines, marks), ink, style), { responsive: true, displayModeBar: false, doubleClick: "reset" });
+    await Plotly.react(this.box, traces, this.#layout({ range, log, events }, shapes(incidents, [...attempts, ...events.map((one) => one.step)], ink), !hasValues(lines, marks), ink, style), { responsive: true, displayModeBar: false, doubleClick: "reset" });
   }
 
   // The area between low and high, and an invisible line for the tooltip. A dashed line follows the highest values.
@@ -96,7 +97,8 @@ export class Chart {
     return [arrow(above, high, "arrow-bar-up-open"), arrow(below, low, "arrow-bar-down-open")].filter((trace) => trace.x.length);
   }
 
-  #layout(range, drawn, isEmpty, ink, style) {
+  #layout({ range, log, events }, drawn, isEmpty, ink, style) {
+    const noted = events.map(({ step, text }) => ({ text, x: step, y: 1, yref: "paper", yanchor: "top", xanchor: "left", showarrow: false, font: { size: 11, color: ink("--muted") } }));
     const axis = { color: ink("--faint"), gridcolor: ink("--line"), zeroline: false, linecolor: ink("--line-strong"), tickfont: { size: 11 }, ticks: "" };
     const [, unit, tickformat] = UNITS.find(([name]) => name.test(this.metric)) ?? [null, "", "~g"];
     return {
@@ -109,9 +111,9 @@ export class Chart {
       dragmode: "zoom",
       hovermode: "x unified",
       hoverlabel: { bgcolor: ink("--raised"), bordercolor: ink("--line-strong"), font: { size: 12, color: ink("--text") } },
-      annotations: isEmpty ? [{ text: "No data in this range", showarrow: false, xref: "paper", yref: "paper", x: 0.5, y: 0.5, font: { color: ink("--faint") } }] : [],
+      annotations: isEmpty ? [{ text: "No data in this range", showarrow: false, xref: "paper", yref: "paper", x: 0.5, y: 0.5, font: { color: ink("--faint") } }] : noted,
       xaxis: { ...axis, showgrid: false, showline: true, showticklabels: !isEmpty, ...this.place.axis, unifiedhovertitle: { text: this.place.text } },
-      yaxis: { ...axis, range, showticklabels: !isEmpty, nticks: 5, fixedrange: true, tickformat, ticksuffix: unit },
+      yaxis: { ...axis, type: log ? "log" : "linear", range: log ? range.map(Math.log10) : range, showticklabels: !isEmpty, ...(log ? { dtick: "D2" } : { nticks: 5 }), fixedrange: true, tickformat, ticksuffix: unit },
       shapes: drawn,
     };
   }
@@ -142,6 +144,14 @@ function robustRange(lines) {
   const low = lows[0] > usual[0] - span ? lows[0] : usual[0];
   const high = highs.at(-1) < usual[1] + span ? highs.at(-1) : usual[1];
   return [low - span * FRINGE, high + span * FRINGE];
+}
+
+// From the lowest to the highest value, with some room, on a logarithmic axis.
+function extent(lines) {
+  const low = Math.min(...lines.flatMap((one) => one.low).filter(Number.isFinite));
+  const high = Math.max(...lines.flatMap((one) => one.high).filter(Number.isFinite));
+  const room = (high / low) ** FRINGE;
+  return [low / room, high * room];
 }
 
 // The outline of the area between two lines: along the upper and back along the lower one, separately for each piece.

@@ -30,8 +30,17 @@ function fanOf(segments, highest) {
   };
 }
 
-async function read(job, metric, from, reduce) {
-  const found = await get(path("jobs", job, "series"), { metric, reduce, points: POINTS, from_step: from }).catch(unmeasured);
+// Lines of one attempt between two steps: {lines, marks}; no lines if the job does not report the metric. `looks` are
+// {name: how it is drawn} by the name of the line, such as mean, p50 or rank:3.
+export async function around(job, metric, { attempt, from, to, reduce, ranks = null }, looks) {
+  const found = await read(job, metric, from, reduce, { to_step: to, ranks: ranks?.join() });
+  const segments = found.filter((one) => one.attempt === attempt);
+  if (!segments.length) return { lines: [], marks: marks([]) };
+  return { lines: Object.entries(looks).map(([name, look]) => line(segments, name, look)), marks: marks(segments) };
+}
+
+async function read(job, metric, from, reduce, more = {}) {
+  const found = await get(path("jobs", job, "series"), { metric, reduce, points: POINTS, from_step: from, ...more }).catch(unmeasured);
   return found?.segments ?? [];
 }
 
@@ -76,12 +85,22 @@ function marks(segments) {
   return found;
 }
 
-// A counter of a job's devices of a kind since a time, of all or of a list of numbers, as `fan` gives it, at times in ms; plotly draws them as they are, so they
-// are moved to the local zone.
+// A counter of a job's devices of a kind since a time, of all or of a list of numbers, as `fan` gives it, at times in ms,
+// which plotly draws in the local zone.
 export async function deviceFan(job, kind, counter, fromUnixNs, devices = null) {
-  const { segments } = await get(path("jobs", job, "devices", "series"), { kind, counter, devices, reduce: "fan", points: POINTS, from_unix_ns: fromUnixNs });
-  const local = (ns) => ns / 1e6 - 60_000 * new Date(ns / 1e6).getTimezoneOffset();
-  return fanOf(segments.map((one) => ({ lines: one.lines, step: one.at_unix_ns.map(local), missing: [] })), "highest");
+  return fanOf(await readDevices(job, { kind, counter, devices, reduce: "fan", from_unix_ns: fromUnixNs }), "highest");
+}
+
+// A counter of one GPU beside the median of all of the job, between two times, as `around` gives it.
+export async function gpuBesideMedian(job, counter, number, fromUnixNs, toUnixNs) {
+  const asked = { kind: "gpu", counter, from_unix_ns: fromUnixNs, to_unix_ns: toUnixNs };
+  const [own, all] = await Promise.all([readDevices(job, { ...asked, devices: number, reduce: "none" }), readDevices(job, { ...asked, reduce: "median" })]);
+  return { lines: [line(all, "median", { name: "median GPU", colour: "--accent" }), line(own, `device:${number}`, { name: "this GPU", colour: "--critical" })], marks: marks(own) };
+}
+
+async function readDevices(job, asked) {
+  const found = await get(path("jobs", job, "devices", "series"), { points: POINTS, ...asked }).catch(unmeasured);
+  return (found?.segments ?? []).map((one) => ({ lines: one.lines, step: one.at_unix_ns.map((ns) => ns / 1e6), missing: [] }));
 }
 
 export async function metricsOf(job) {

@@ -40,7 +40,8 @@ export function getBytes(path, query = {}) {
 }
 
 function asked(path, query) {
-  const chosen = Object.entries(query).filter(([, value]) => value !== null && value !== undefined && value !== "");
+  const each = Object.entries(query).flatMap(([name, values]) => [values].flat().map((value) => [name, value]));
+  const chosen = each.filter(([, value]) => value !== null && value !== undefined && value !== "");
   const search = new URLSearchParams(chosen).toString();
   return search ? `${path}?${search}` : path;
 }

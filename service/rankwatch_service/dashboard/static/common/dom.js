@@ -22,6 +22,14 @@ export function fill(element, ...children) {
   return element;
 }
 
+// As `fill`; folds that are open stay open, by their data-fold.
+export function refill(element, ...children) {
+  const open = new Set([...element.querySelectorAll("details[data-fold][open]")].map((one) => one.dataset.fold));
+  fill(element, ...children);
+  for (const one of element.querySelectorAll("details[data-fold]")) one.open = open.has(one.dataset.fold);
+  return element;
+}
+
 function flat(children) {
   return children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false);
 }

@@ -1,5 +1,7 @@
 // Formats numbers, times and names. Units come from the suffix of names: _s, _bytes, _ratio, _celsius, _w, _hz.
 
+import { now } from "./api.js";
+
 export const MISSING = "–";
 
 export function number(value, digits = 3) {
@@ -52,7 +54,7 @@ export function bytes(value) {
 const two = (value) => String(value).padStart(2, "0");
 
 // The offset of the local time zone at a time, such as UTC+5:30.
-export function zone(unixNs) {
+function zone(unixNs) {
   const minutes = -new Date(unixNs / 1e6).getTimezoneOffset();
   if (minutes === 0) return "UTC";
   const size = Math.abs(minutes);
@@ -60,7 +62,7 @@ export function zone(unixNs) {
 }
 
 // Local time, with the date if it is not today. Show `zone` next to it.
-export function hour(unixNs) {
+function hour(unixNs) {
   if (unixNs === null || unixNs === undefined) return MISSING;
   const date = new Date(unixNs / 1e6);
   const time = `${two(date.getHours())}:${two(date.getMinutes())}:${two(date.getSeconds())}`;
@@ -70,6 +72,11 @@ export function hour(unixNs) {
 
 export function clock(unixNs) {
   return unixNs === null || unixNs === undefined ? MISSING : `${hour(unixNs)} ${zone(unixNs)}`;
+}
+
+// How long ago a time was, such as 12 min ago.
+export function ago(unixNs) {
+  return unixNs === null || unixNs === undefined ? MISSING : `${age((now() * 1e6 - unixNs) / 1e9)} ago`;
 }
 
 // UTC and local time, for a tooltip.
@@ -107,7 +114,7 @@ export function words(name) {
   return (bare.charAt(0).toUpperCase() + bare.slice(1)).replace(/^Sm /, "SM ").replace(/^Cpu /, "CPU ").replace(/^Io /, "I/O ");
 }
 
-const KINDS = {
+export const KIND_NAMES = {
   nonfinite: "NaN / Inf",
   loss_spike: "Loss spike",
   loss_divergence: "Loss divergence",
@@ -132,7 +139,7 @@ const KINDS = {
 };
 
 export function kindName(kind) {
-  return KINDS[kind] ?? words(kind);
+  return KIND_NAMES[kind] ?? words(kind);
 }
 
 export function rankList(ranks, most = 6) {

@@ -28,16 +28,16 @@ export function feedbackCard(incident, session, may, given) {
   );
 }
 
-// The keys of the answers: {key: what it does}. `current` returns what `feedbackCard` is given, or null.
+// The keys of the answers, as `keys` takes them. `current` returns what `feedbackCard` is given, or null.
 export function feedbackKeys(current) {
   return Object.fromEntries(
-    Object.entries(ANSWERS).map(([answer, { key }]) => [
-      key,
-      () => {
+    Object.entries(ANSWERS).map(([answer, { name, key }]) => {
+      const run = () => {
         const shown = current();
         if (shown?.may) say(shown.incident, shown.session, answer, shown.given);
-      },
-    ]),
+      };
+      return [key, { does: `answer: ${name.toLowerCase()}`, run }];
+    }),
   );
 }
 

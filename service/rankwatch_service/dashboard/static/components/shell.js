@@ -3,8 +3,9 @@
 import { get, remove } from "../common/api.js";
 import { fill, h, icon } from "../common/dom.js";
 import { number } from "../common/format.js";
-import { gathered, listen } from "../common/live.js";
+import { listen } from "../common/live.js";
 import { toggleTheme } from "../common/theme.js";
+import { watchTotals } from "../common/totals.js";
 
 export const REFUSAL_MS = 15_000; // long enough to read two lines
 const assets = new URL("..", import.meta.url).href;
@@ -40,23 +41,20 @@ export function shell(section) {
     main,
   );
   main.append(problemLine);
-  const recount = gathered(() => countOpen(count));
   listen(
-    (topic) => (topic === "incident" || topic === "reset") && recount(),
+    () => {},
     (on) => {
       live.className = `live ${on ? "on" : "off"}`;
       live.textContent = on ? "Live" : "Not connected";
       live.title = on ? "Changes are shown as they happen" : "The page may be out of date; reconnecting";
     },
   );
-  countOpen(count);
+  watchTotals((totals) => countOpen(totals, count));
   return main;
 }
 
 // Number of open incidents; if there are none, of acknowledged ones.
-async function countOpen(count) {
-  const totals = await get("incidents/totals").catch(() => null);
-  if (totals === null) return;
+function countOpen(totals, count) {
   const [open, acknowledged] = [sum(totals.open), sum(totals.acknowledged)];
   count.hidden = open + acknowledged === 0;
   count.textContent = few(open || acknowledged);
@@ -238,21 +236,3 @@ export function whenChanged(draw) {
 export function empty(element, text) {
   return fill(element, h("div", { class: "empty" }, text));
 }
-
-// j and k move through the rows of the list, Enter opens one; a page may add its own keys.
-export function keys(rows, more = {}) {
-  let chosen = -1;
-  addEventListener("keydown", (event) => {
-    const typing = event.target.closest?.("input, textarea, select, dialog");
-    if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
-    const list = rows();
-    if (event.key === "j" || event.key === "k") {
-      chosen = Math.max(0, Math.min(list.length - 1, chosen + (event.key === "j" ? 1 : -1)));
-      list.forEach((row, n) => row.classList.toggle("chosen", n === chosen));
-      list[chosen]?.scrollIntoView({ block: "nearest" });
-    } else if (event.key === "Enter" && list[chosen]) list[chosen].click();
-    else if (more[event.key]) more[event.key](list[chosen]);
-  });
-}
-
-

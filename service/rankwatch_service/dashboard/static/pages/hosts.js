@@ -4,7 +4,8 @@ import { get, now } from "../common/api.js";
 import { fill, h } from "../common/dom.js";
 import { age, moment, number } from "../common/format.js";
 import { gathered, listen } from "../common/live.js";
-import { empty, guarded, keys, shell } from "../components/shell.js";
+import { keys } from "../components/keys.js";
+import { empty, guarded, shell } from "../components/shell.js";
 
 const VERDICTS = { ok: "", watched: "info", probation: "warning", refused: "critical" };
 const MEANING = {

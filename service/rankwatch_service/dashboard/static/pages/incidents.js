@@ -1,219 +1,235 @@
-// Home: unresolved incidents, most severe first. Filters are part of the address, so that a view can be shared.
+// Home: unresolved incidents, most urgent first. Filters are part of the address, so that a view can be shared. After a
+// change only the incidents that changed are read.
 
 import { get, getList, now, path, post } from "../common/api.js";
 import { fill, h, icon } from "../common/dom.js";
-import { age, clock, kindName, moment, number, rankList } from "../common/format.js";
+import { KIND_NAMES, number } from "../common/format.js";
 import { everySecond, gathered, listen } from "../common/live.js";
+import { watchTotals } from "../common/totals.js";
+import { incidentTable, inOrder, ORDERS, showAges } from "../incidents/incident_table.js";
 import { offerProjects } from "../components/job_project.js";
-import { empty, guarded, incidentPill, keys, mayDo, rest, SEVERITIES, severityPill, shell, sum, toast, whenChanged } from "../components/shell.js";
+import { keys } from "../components/keys.js";
+import { allQuiet, noMatch } from "../incidents/quiet.js";
+import { guarded, mayDo, rest, SEVERITIES, shell, sum, toast, whenChanged } from "../components/shell.js";
+import { silence } from "../incidents/silence.js";
 
 const PAGE = 100;
-const SILENT_S = 30;
+const DELTA_MAX = 50; // more changed incidents than this are read with the whole list
+const TYPED_MS = 250;
 const VIEWS = { unresolved: "Unresolved", open: "Open", acknowledged: "Acknowledged", resolved: "Resolved", all: "All" };
-const FILTERS = ["severity", "project", "job", "kind"];
+const PERIODS = { "1h": ["Last hour", 3600], "24h": ["Last 24 hours", 86_400], "7d": ["Last 7 days", 604_800] };
+const FILTERS = ["severity", "kind", "host", "project", "job", "period", "search"];
 
 const query = new URLSearchParams(location.search);
-const known = new Set();
-let first = true;
+const names = { host: new Set(), job: new Set() }; // that a filter offers
+const changed = new Set();
+let known = null; // ids of incidents that have been shown
 let shown = [];
+let total = 0;
+let loaded = false;
+let drawn = null;
+let totals = null;
 let wanted = PAGE;
+let working = Promise.resolve();
 
 const main = shell("Incidents");
 const views = h("div", { class: "views", role: "group", "aria-label": "State" });
-const severity = choice("severity", "Any severity", SEVERITIES);
-const job = choice("job", "Any job", []);
+const search = h("input", { type: "search", name: "search", placeholder: "Search", "aria-label": "Search", maxLength: 200, value: query.get("search") ?? "", oninput: gathered(() => set("search", search.value.trim()), TYPED_MS) });
 const project = h("select", { "aria-label": "Any project", hidden: true, onchange: () => set("project", project.value) });
+const chosen = {
+  severity: choice("severity", "Any severity"),
+  kind: choice("kind", "Any kind"),
+  host: choice("host", "Any host"),
+  job: choice("job", "Any job"),
+  period: choice("period", "Any time"),
+  order: choice("order", "Most urgent"),
+};
+const filters = h("div", { class: "filters" }, chosen.severity, chosen.kind, chosen.host, chosen.job, project, chosen.period, chosen.order);
+const fold = h("button", { class: "fold", type: "button", "aria-expanded": "false", onclick: () => showFilters(filters.classList.toggle("shown")) }, "Filters");
 const summary = h("p", { class: "totals", role: "status" });
 const list = h("div", { class: "card list" });
-main.append(
-  h("div", { class: "pagehead" }, h("h1", {}, "Incidents"), views, h("div", { class: "filters" }, severity, project, job)),
-  summary,
-  list,
-  h("p", { class: "keys hint" }, h("kbd", {}, "j"), h("kbd", {}, "k"), " move  ", h("kbd", {}, "Enter"), " open  ", h("kbd", {}, "a"), " acknowledge"),
-);
-keys(() => [...list.querySelectorAll("tr.link")], { a: acknowledge });
+main.classList.add("home");
+main.append(h("div", { class: "pagehead" }, h("h1", {}, "Incidents"), summary, views), h("div", { class: "searching" }, search, fold, filters), list);
+keys(() => [...list.querySelectorAll("tr.link")], { a: { does: "acknowledge", run: acknowledge }, s: { does: "silence", run: mute } }, search);
 
-const showViews = whenChanged((view, counts) =>
-  fill(
-    views,
-    Object.entries(VIEWS).map(([name, label]) => {
-      const many = counts && h("span", { class: "many" }, number(counts[name]));
-      return h("button", { class: "view", "aria-pressed": name === view ? "true" : "false", onclick: () => set("state", name === "unresolved" ? "" : name) }, label, many);
-    }),
-  ),
-);
-const showSummary = whenChanged((totals) => fill(summary, summaryOf(totals)));
-const offerJobs = whenChanged((names, chosen) => offer(job, "Any job", names, chosen));
-const showProjects = whenChanged((names, chosen) => offerProjects(project, names, chosen));
-let drawn = null;
+const showSummary = whenChanged(() => fill(summary, summaryOf()));
+offer("severity", Object.fromEntries(SEVERITIES.map((one) => [one, one])));
+offer("kind", KIND_NAMES);
+offer("period", Object.fromEntries(Object.entries(PERIODS).map(([name, [text]]) => [name, text])));
+offer("order", Object.fromEntries(Object.entries(ORDERS).filter(([name]) => name !== "urgency")));
+showFilters([...FILTERS, "order"].some((name) => name !== "search" && query.has(name)));
+showViews();
 
-const refresh = gathered(load);
-listen((topic) => ["incident", "reset", "job"].includes(topic) && refresh());
-everySecond(showAges);
-load();
+listen((topic, job, change) => {
+  if (topic === "incident" && change.id) {
+    changed.add(change.id);
+    follow();
+  } else if (topic === "job" && (change.archived !== undefined || change.state === "deleted")) reload();
+});
+const follow = gathered(() => inTurn(readChanged));
+const reload = gathered(() => inTurn(load));
+watchTotals((newest, polled) => {
+  const missed = polled && totals !== null && newest.updated_unix_ns !== totals.updated_unix_ns;
+  totals = newest;
+  showSummary(totals);
+  if (missed) reload();
+  else if (loaded && !shown.length) draw();
+});
+const count = () => showAges(list, "lasted ");
+everySecond(count);
+new MutationObserver(count).observe(list, { childList: true });
+inTurn(load);
+offerNames();
 
-function choice(name, any, values) {
-  const select = h("select", { "aria-label": any, onchange: () => set(name, select.value) });
-  offer(select, any, values, query.get(name));
-  return select;
+// One after the other, so that an older response never replaces a newer one.
+function inTurn(work) {
+  working = working.then(() => guarded(work)).catch((error) => console.error(error));
 }
 
-function offer(select, any, values, chosen) {
-  const all = chosen && !values.includes(chosen) ? [...values, chosen] : values;
-  fill(select, h("option", { value: "" }, any), all.map((value) => h("option", { value, selected: value === chosen }, value)));
+function choice(name, any) {
+  return h("select", { "aria-label": any, onchange: () => set(name, chosen[name].value) });
+}
+
+function offer(name, texts) {
+  const select = chosen[name];
+  const set = query.get(name) ?? "";
+  const all = set && !(set in texts) ? { ...texts, [set]: set } : texts;
+  fill(select, h("option", { value: "" }, select.getAttribute("aria-label")), Object.entries(all).map(([value, text]) => h("option", { value, selected: value === set }, text)));
+}
+
+async function offerNames() {
+  const [jobs, projects] = await Promise.all([get("jobs", { limit: 100 }).catch(() => ({ items: [] })), get("projects", { limit: 500 }).catch(() => ({ items: [] }))]);
+  for (const one of jobs.items) names.job.add(one.name);
+  offerProjects(project, projects.items.map((one) => one.name), query.get("project"));
+  offerSeen();
+}
+
+const offered = whenChanged((hosts, jobs) => {
+  offer("host", Object.fromEntries(hosts.map((one) => [one, one])));
+  offer("job", Object.fromEntries(jobs.map((one) => [one, one])));
+});
+function offerSeen() {
+  for (const one of shown) {
+    names.job.add(one.job);
+    for (const host of one.hosts) names.host.add(host);
+  }
+  offered([...names.host].sort(), [...names.job].sort());
+}
+
+function showFilters(open) {
+  filters.classList.toggle("shown", open);
+  fold.setAttribute("aria-expanded", String(open));
+}
+
+function showViews() {
+  const view = query.get("state") ?? "unresolved";
+  fill(views, Object.entries(VIEWS).map(([name, label]) => h("button", { class: "view", "aria-pressed": String(name === view), onclick: () => set("state", name === "unresolved" ? "" : name) }, label)));
 }
 
 function set(name, value) {
   if (value) query.set(name, value);
   else query.delete(name);
-  const search = query.toString();
-  history.replaceState(null, "", search ? `?${search}` : location.pathname);
+  changedQuery();
+}
+
+function showAll() {
+  for (const name of ["state", ...FILTERS]) query.delete(name);
+  for (const select of [...Object.values(chosen), project]) select.value = query.get("order") && select === chosen.order ? query.get("order") : "";
+  search.value = "";
+  changedQuery();
+}
+
+function changedQuery() {
+  history.replaceState(null, "", query.size ? `?${query}` : location.pathname);
+  showViews();
   wanted = PAGE;
-  load();
+  known = null;
+  reload();
+}
+
+// What the page asks the service for.
+function asked() {
+  const view = query.get("state") ?? "unresolved";
+  const [, seconds] = PERIODS[query.get("period")] ?? [];
+  return {
+    state: view === "all" ? null : view,
+    order: query.get("order") ?? "urgency",
+    from_unix_ns: seconds && Math.round((now() - seconds * 1e3) * 1e6),
+    ...Object.fromEntries(["severity", "kind", "host", "project", "job", "search"].map((name) => [name, query.get(name)])),
+  };
 }
 
 async function load() {
-  const view = query.get("state") ?? "unresolved";
-  await guarded(async () => {
-    const asked = { state: view === "all" ? null : view, severity: query.get("severity"), project: query.get("project"), job: query.get("job"), kind: query.get("kind"), order: "urgency" };
-    const [incidents, totals, jobs, projects] = await Promise.all([
-      getList("incidents", asked, wanted),
-      get("incidents/totals", { project: asked.project, job: asked.job }),
-      get("jobs", { limit: 100, project: asked.project }),
-      get("projects", { limit: 500 }),
-    ]);
-    const counts = { open: sum(totals.open), acknowledged: sum(totals.acknowledged), resolved: sum(totals.resolved) };
-    counts.unresolved = counts.open + counts.acknowledged;
-    counts.all = counts.unresolved + counts.resolved;
-    showViews(view, counts);
-    showSummary(totals);
-    showProjects(projects.items.map((one) => one.name), asked.project);
-    offerJobs(jobs.items.map((one) => one.name), query.get("job"));
-    shown = incidents.items;
-    // Redraw only after a change, since the pointer may be on a row.
-    const state = JSON.stringify(shown.length ? [shown, incidents.total] : [view, query.toString(), counts, jobs.items]);
-    if (state !== drawn) shown.length ? fill(list, table(shown), rest(shown.length, incidents.total, showMore)) : quiet(view, counts, jobs.items);
-    drawn = state;
-    for (const incident of shown) known.add(incident.id);
-    first = false;
-  });
+  changed.clear();
+  const found = await getList("incidents", asked(), wanted);
+  [shown, total, loaded] = [found.items, found.total, true];
+  draw();
+}
+
+async function readChanged() {
+  const ids = [...changed];
+  if (!ids.length) return;
+  if (ids.length > DELTA_MAX || total > shown.length) {
+    await load();
+    return;
+  }
+  changed.clear();
+  const { items } = await get("incidents", { ...asked(), id: ids, limit: ids.length });
+  shown = inOrder([...shown.filter((one) => !ids.includes(one.id)), ...items], asked().order);
+  total = shown.length;
+  draw();
+}
+
+// Redraws only after a change, since the pointer may be on a row, and leaves the focus where it is.
+function draw() {
+  if (!shown.length && !totals) return;
+  const state = JSON.stringify(shown.length ? [shown, total, asked().order] : [query.toString(), totals]);
+  if (state === drawn) return;
+  drawn = state;
+  const focused = document.activeElement?.closest("tr.link")?.dataset.id;
+  const fresh = (one) => known !== null && !known.has(one.id);
+  if (shown.length) fill(list, incidentTable(shown, asked().order === "urgency", fresh), rest(shown.length, total, showMore));
+  else fill(list, noneShown());
+  if (focused) list.querySelector(`[data-id="${focused}"] a`)?.focus();
+  offerSeen();
+  known = new Set([...(known ?? []), ...shown.map((one) => one.id)]);
+}
+
+function noneShown() {
+  const unresolved = sum(totals.open) + sum(totals.acknowledged);
+  const narrowed = FILTERS.some((name) => query.has(name)) || query.has("state");
+  return unresolved > 0 || narrowed ? noMatch(unresolved, showAll) : allQuiet(totals);
 }
 
 function showMore() {
   wanted += PAGE;
-  load();
+  reload();
 }
 
-// Unresolved incidents in one line; empty if there are none.
-function summaryOf(totals) {
-  const [open, acknowledged] = [sum(totals.open), sum(totals.acknowledged)];
-  if (open + acknowledged === 0) return [];
-  const worst = SEVERITIES.filter((one) => totals.open[one] + totals.acknowledged[one] > 0).map((one) => h("span", { class: `pill ${one}` }, icon(one), `${number(totals.open[one] + totals.acknowledged[one])} ${one}`));
-  const whose = open === 0 ? "all acknowledged" : acknowledged === 0 ? "none acknowledged" : `${number(acknowledged)} acknowledged`;
+// Everything unresolved and every job without progress, whatever the filters show.
+function summaryOf() {
+  const many = (severity) => totals.open[severity] + totals.acknowledged[severity];
+  const worst = SEVERITIES.filter((one) => many(one) > 0).map((one) => h("span", { class: `pill ${one}` }, icon(one), `${number(many(one))} ${one}`));
   const cost = totals.impact_gpu_hours_per_hour;
-  return [h("span", {}, h("b", {}, `${number(open + acknowledged)} unresolved`), `, ${whose}`), worst, cost > 0 && h("span", {}, "cost ", h("b", {}, `${number(cost)} GPU-hours per hour`))];
+  const still = totals.jobs.stalled + totals.jobs.lost;
+  const parts = [
+    ...worst,
+    cost > 0 && h("b", {}, `${number(cost)} GPU-h/h lost`),
+    still > 0 && h("a", { href: "/jobs" }, `${number(still)} ${still === 1 ? "job" : "jobs"} not progressing`),
+    sum(totals.acknowledged) > 0 && `${number(sum(totals.acknowledged))} acknowledged`,
+  ].filter(Boolean);
+  return parts.map((part, n) => [n > 0 && h("span", { "aria-hidden": "true" }, "·"), part]);
 }
 
-function table(incidents) {
-  return h(
-    "table",
-    { class: "incidents" },
-    h("thead", {}, h("tr", {}, ["Severity", "Incident", "Where", "Since", "Cost", "State"].map((name) => h("th", { class: name === "Cost" ? "right" : "" }, name)))),
-    h("tbody", {}, incidents.map(row)),
-  );
+async function acknowledge(row) {
+  const incident = shown.find((one) => one.id === row?.dataset.id);
+  if (incident?.state !== "open" || !(await mayDo("operate"))) return;
+  if (await guarded(() => post(path("incidents", incident.id, "acknowledge"), {}))) toast(`Acknowledged ${incident.short_id}`);
+  changed.add(incident.id);
+  follow();
 }
 
-function row(incident) {
-  const where = `/incidents/${encodeURIComponent(incident.id)}`;
-  const cost = incident.impact_gpu_hours_per_hour;
-  return h(
-    "tr",
-    {
-      class: `link ${!first && !known.has(incident.id) ? "fresh" : ""}`,
-      "data-id": incident.id,
-      onclick: (event) => !event.target.closest("a") && location.assign(where),
-    },
-    h("td", { class: "c-severity" }, severityPill(incident.severity)),
-    h(
-      "td",
-      { class: "c-what" },
-      h("a", { class: "title", href: where }, incident.summary),
-      h("div", { class: "under" }, h("span", {}, kindName(incident.kind)), h("span", { class: "mono" }, incident.short_id), h("span", {}, incident.job)),
-    ),
-    h("td", { class: "c-where" }, h("div", {}, rankList(incident.ranks)), h("div", { class: "under" }, incident.hosts.slice(0, 2).join(", "), incident.hosts.length > 2 && ` +${incident.hosts.length - 2}`)),
-    h(
-      "td",
-      { class: "c-since nowrap", title: moment(incident.onset_unix_ns) },
-      h("div", { "data-since": incident.onset_unix_ns, "data-until": incident.resolved_unix_ns }),
-      h("div", { class: "under" }, incident.onset_step === null ? clock(incident.onset_unix_ns) : `step ${number(incident.onset_step)}`),
-    ),
-    h("td", { class: "c-cost right nowrap" }, cost > 0 ? [number(cost, 2), h("div", { class: "under" }, "GPU-h / h")] : "–"),
-    h("td", { class: "c-state" }, incidentPill(incident), incident.acknowledged_by && h("div", { class: "under" }, incident.acknowledged_by)),
-  );
-}
-
-function quiet(view, counts, jobs) {
-  if (!["unresolved", "open"].includes(view) || FILTERS.some((name) => query.get(name))) {
-    empty(list, `No ${view === "all" ? "" : `${view} `}incidents match.`);
-  } else if (counts.acknowledged > 0) {
-    empty(list, `No incident is open. ${number(counts.acknowledged)} acknowledged ${counts.acknowledged === 1 ? "incident is" : "incidents are"} unresolved.`);
-  } else if (jobs.length === 0) {
-    fill(list, firstSteps());
-  } else {
-    fill(list, allQuiet(jobs));
-  }
-}
-
-// No incident is open. Whether that is good depends on whether jobs report.
-function allQuiet(jobs) {
-  const count = (...states) => jobs.filter((one) => states.includes(one.state)).length;
-  const [running, lost, stalled] = [count("running", "paused"), count("lost"), count("stalled")];
-  const newest = Math.max(...jobs.map((one) => one.last_seen_unix_ns));
-  const silent = lost > 0 || (running > 0 && now() / 1e3 - newest / 1e9 > SILENT_S);
-  const calm = !silent && stalled === 0;
-  const title = silent ? "No open incidents, but not every job reports" : stalled ? "No open incidents, but not every job makes progress" : running ? "No open incidents" : "No job is running";
-  const others = [stalled && `${stalled} stalled`, lost && `${lost} lost`].filter(Boolean);
-  return h(
-    "div",
-    { class: `quiet ${calm ? "" : "unheard"}` },
-    h("span", { class: "seal" }, icon(calm ? "good" : "warning")),
-    h("h2", {}, title),
-    h("p", { class: "muted" }, [`${running} of ${jobs.length} ${jobs.length === 1 ? "job" : "jobs"} running`, ...others].join(", "), ". Last telemetry ", h("b", { "data-since": newest }), " ago."),
-  );
-}
-
-function firstSteps() {
-  const step = (text, code) => h("li", {}, text, h("pre", {}, code));
-  return h(
-    "div",
-    { class: "quiet begin" },
-    h("h2", {}, "No job has reported yet"),
-    h("p", { class: "muted" }, "Until one does, no incidents does not mean that all is well."),
-    h(
-      "ol",
-      {},
-      step("Add this to the training script:", 'import rankwatch\n\nwatch = rankwatch.start(job="gpt-small")\nfor step in watch.steps(max_steps):\n    loss = train_step()\n    watch.log(loss=loss)'),
-      step("On this machine nothing else is needed. On other machines set the address and a token, from `rankwatch token create agents --scope ingest`:", `export RANKWATCH_URL=${location.origin}\nexport RANKWATCH_TOKEN=…`),
-      step("Or try it with a demo job:", "rankwatch demo"),
-    ),
-  );
-}
-
-function showAges() {
-  for (const cell of list.querySelectorAll("[data-since]")) {
-    const until = Number(cell.dataset.until);
-    const seconds = ((until || now() * 1e6) - Number(cell.dataset.since)) / 1e9;
-    cell.textContent = until ? `lasted ${age(seconds)}` : age(seconds);
-  }
-}
-
-const listed = new MutationObserver(showAges);
-listed.observe(list, { childList: true });
-
-async function acknowledge(chosen) {
-  const incident = shown.find((one) => one.id === chosen?.dataset.id);
-  if (!incident || incident.state !== "open" || !(await mayDo("operate"))) return;
-  await guarded(() => post(path("incidents", incident.id, "acknowledge"), {}));
-  toast(`Acknowledged ${incident.short_id}`);
-  load();
+async function mute(row) {
+  const incident = shown.find((one) => one.id === row?.dataset.id);
+  if (incident && (await mayDo("operate"))) await silence(incident);
 }

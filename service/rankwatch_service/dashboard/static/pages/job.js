@@ -13,6 +13,7 @@ import { HeatMap, KIND } from "../charts/heat_map.js";
 import { OF_TIME } from "../charts/incident_map.js";
 import { everySecond, gathered, listen } from "../common/live.js";
 import { fan, grid, mean, metricsOf } from "../charts/series.js";
+import { notFound } from "../components/not_found.js";
 import { traceFold } from "../components/traces.js";
 import { card, empty, guarded, incidentPill, mayDo, severityPill, shell, statePill, tile, viewer, whenChanged } from "../components/shell.js";
 
@@ -65,18 +66,20 @@ let checkpoints = [];
 let drawing = false;
 let drawAgainMs = 0;
 let ranged = false;
+let missing = false;
 
 const refresh = gathered(load);
 listen((topic, ofJob) => (topic === "reset" || ofJob === name || ofJob === null) && refresh());
 let seconds = 0;
 everySecond(() => {
+  if (missing) return;
   if (seconds++ % POLL_S === 0) load();
   showAges();
 });
 
 async function load() {
   await guarded(async () => {
-    const [found, troubles, tries, saves, commands, undecided, session, command, operate, admin] = await Promise.all([
+    const answers = await Promise.all([
       get(path("jobs", name)),
       get("incidents", { job: name, limit: 50 }),
       get(path("jobs", name, "attempts"), { limit: 50 }),
@@ -87,7 +90,9 @@ async function load() {
       mayDo("command"),
       mayDo("operate"),
       mayDo("admin"),
-    ]);
+    ]).catch(unknown);
+    if (answers === null) return;
+    const [found, troubles, tries, saves, commands, undecided, session, command, operate, admin] = answers;
     [job, incidents, attempts, checkpoints] = [found, troubles.items, tries.items, saves.items];
     showHead(job.state, job.can, job.orders, command, job.launches_at_once, job.topology.watched, job.archived_unix_ns, operate, admin, whose(job.project, job.owner));
     showWaiting(undecided.items, session);
@@ -97,6 +102,14 @@ async function load() {
     chooseRange();
     if (performance.now() >= drawAgainMs) await draw();
   });
+}
+
+// Nobody has reported this job, or it was deleted: there is nothing to follow.
+function unknown(error) {
+  if (error.status !== 404) throw error;
+  missing = true;
+  notFound(main, `There is no job ${name}`, "It has never reported under this name, was deleted, or you may not see it.", "/jobs", "All jobs");
+  return null;
 }
 
 const showHead = whenChanged((state, can, orders, command, launches, watched, archived, operate, admin, belongs) => {

@@ -4,8 +4,9 @@ import { get, getList, now } from "../common/api.js";
 import { fill, h } from "../common/dom.js";
 import { age, duration, number, stepNumber } from "../common/format.js";
 import { everySecond, gathered, listen } from "../common/live.js";
+import { keys } from "../components/keys.js";
 import { offerProjects, whose } from "../components/job_project.js";
-import { empty, guarded, keys, rest, shell, statePill, whenChanged } from "../components/shell.js";
+import { empty, guarded, rest, shell, statePill, whenChanged } from "../components/shell.js";
 
 const PAGE = 100;
 const NOT_MOVING = ["stalled", "paused", "lost"]; // rates are the last ones before that

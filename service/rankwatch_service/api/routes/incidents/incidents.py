@@ -6,14 +6,14 @@ act on it, and is 202 if that takes longer than `STREAM_WAIT_S`.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Query, Response
 from pydantic import BaseModel, ConfigDict, Field, computed_field
-from sqlalchemy import Connection, RowMapping, case, func, select
+from sqlalchemy import Connection, RowMapping, select
+from sqlalchemy.orm import InstrumentedAttribute
 from starlette.concurrency import run_in_threadpool
 
-from rankwatch_detectors.base import Kind, Severity
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.api.dependencies.context import Ctx
@@ -21,8 +21,9 @@ from rankwatch_service.api.dependencies.idempotency import IdempotencyDep
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.lookup import full_id
 from rankwatch_service.api.http.numbers import Number
-from rankwatch_service.api.http.paging import Page, Projects, Wanted, any_of, fetch_page
+from rankwatch_service.api.http.paging import Page, Wanted, fetch_page
 from rankwatch_service.api.http.problem import not_found
+from rankwatch_service.api.routes.incidents.filters import ORDERS, ORDERS_MEAN, Filters, Order
 from rankwatch_service.incidents.explanation import WHY
 from rankwatch_service.incidents.kinds import first_steps
 from rankwatch_service.log.base import Entry
@@ -34,7 +35,7 @@ from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import Attempt as AttemptRow
 from rankwatch_service.store.models import Delivery as DeliveryRow
 from rankwatch_service.store.models import Incident as IncidentRow
-from rankwatch_service.store.models import IncidentFeedback, IncidentTransition, JobProject, Outbox
+from rankwatch_service.store.models import IncidentFeedback, IncidentTransition, Outbox
 from rankwatch_service.store.models import Job as JobRow
 
 router = APIRouter(prefix="/incidents", tags=["incidents"])
@@ -42,15 +43,6 @@ router = APIRouter(prefix="/incidents", tags=["incidents"])
 TEXT_CHARS_MAX: Final = 4_000
 STREAM_WAIT_S: Final = 2.0
 """How long a reply waits for stream to act on a judgement, which usually takes 100 ms."""
-
-State = Literal["open", "acknowledged", "resolved", "unresolved"]
-STATES: Final = ("open", "acknowledged", "resolved")
-URGENCY: Final = case(
-    (IncidentRow.state == "resolved", 0),
-    else_=case({"open": 3}, value=IncidentRow.state, else_=0)
-    + case({"critical": 3, "warning": 2}, value=IncidentRow.severity, else_=1),
-).label("urgency")
-"""Open before acknowledged before resolved; unresolved ones by severity, most severe first."""
 
 Reader = Annotated[Identity, Depends(Require(Scope.READ))]
 Operator = Annotated[Identity, Depends(Require(Scope.OPERATE))]
@@ -96,23 +88,6 @@ class Incident(BaseModel):
     def short_id(self) -> str:
         """The id as people type it. Any longer prefix of the id is accepted wherever the id is."""
         return short(self.id)
-
-
-class BySeverity(BaseModel):
-    """Number of incidents of each severity."""
-
-    critical: int = 0
-    warning: int = 0
-    info: int = 0
-
-
-class Totals(BaseModel):
-    """Number of incidents in each state, and GPU-hours lost per hour to the unresolved ones."""
-
-    open: BySeverity
-    acknowledged: BySeverity
-    resolved: BySeverity
-    impact_gpu_hours_per_hour: Number
 
 
 class Transition(BaseModel):
@@ -181,61 +156,20 @@ def list_incidents(
     context: Ctx,
     window: Wanted,
     identity: Reader,
-    job: Annotated[list[str] | None, Query()] = None,
-    state: Annotated[list[State] | None, Query()] = None,
-    kind: Annotated[list[Kind] | None, Query()] = None,
-    severity: Annotated[list[Severity] | None, Query()] = None,
-    project: Projects = None,
-    order: Annotated[Literal["newest", "urgency"], Query()] = "newest",
+    filters: Filters,
+    order: Annotated[Order, Query(description=ORDERS_MEAN)] = "newest",
 ) -> Page[Incident]:
-    """Incidents, newest onset first. `state=unresolved` means open and acknowledged. A filter that is given several
-    times matches each of its values. With `order=urgency` open incidents come first, then acknowledged, then resolved
-    ones, and within each state the most severe first. Those of archived jobs are listed only if `job` names the job.
+    """Incidents, newest onset first. A filter that is given several times matches each of its values. Those of archived
+    jobs are listed only if `job` names the job.
     """
-    query = _of_listed_jobs(select(IncidentRow.__table__, URGENCY), job)
-    query = query.where(identity.jobs.clause(IncidentRow.job))
-    query = any_of(query, IncidentRow.job, job)
-    query = any_of(query, IncidentRow.state, _states(state))
-    query = any_of(query, IncidentRow.kind, kind)
-    query = any_of(query, IncidentRow.severity, severity)
-    query = _of_projects(query, project)
-    purpose = f"incidents {job} {state} {kind} {severity} {project} {order}"
-    newest = (IncidentRow.onset_unix_ns, IncidentRow.id)
-    by = newest if order == "newest" else (URGENCY, *newest)
+    by = ORDERS[order]
+    labels = [key for key in by if not isinstance(key, InstrumentedAttribute)]
+    query = filters.apply(select(IncidentRow.__table__, *labels), identity)
+    purpose = f"incidents {filters.purpose} {order}"
     with read(context.engine) as connection:
         return fetch_page(
             connection, query, by, window, context.cursors, purpose, Incident.model_validate, counted=True
         )
-
-
-@router.get("/totals")
-def count_incidents(
-    context: Ctx, identity: Reader, job: Annotated[list[str] | None, Query()] = None, project: Projects = None
-) -> Totals:
-    """Number of incidents, and the current cost of the unresolved ones; of archived jobs only if `job` names them."""
-    counts = select(IncidentRow.state, IncidentRow.severity, func.count()).group_by(
-        IncidentRow.state, IncidentRow.severity
-    )
-    cost = (
-        select(func.sum(IncidentRow.impact_gpu_hours_per_hour), func.max(JobRow.world_size))
-        .join(JobRow, JobRow.name == IncidentRow.job)
-        .where(IncidentRow.state != "resolved")
-        .group_by(IncidentRow.job)
-    )
-    counts, cost = (_of_projects(_of_listed_jobs(query, job), project) for query in (counts, cost))
-    mine = identity.jobs.clause(IncidentRow.job)
-    counts, cost = counts.where(mine), cost.where(mine)
-    with read(context.engine) as connection:
-        rows = connection.execute(any_of(counts, IncidentRow.job, job)).all()
-        costs = connection.execute(any_of(cost, IncidentRow.job, job)).all()
-    found: dict[str, dict[str, int]] = {}
-    for state, severity, count in rows:
-        found.setdefault(state, {})[severity] = count
-    return Totals(
-        **{state: BySeverity(**found.get(state, {})) for state in STATES},
-        # The incidents of a job together cannot cost more than all its GPUs.
-        impact_gpu_hours_per_hour=sum(min(lost, world_size) for lost, world_size in costs),
-    )
 
 
 @router.get("/{incident_id}")
@@ -314,24 +248,6 @@ async def resolve(body: Said, judge: JudgeDep) -> IncidentDetail:
 async def comment(body: Comment, judge: JudgeDep) -> IncidentDetail:
     """Add a comment to an incident's history."""
     return await judge("commented", body)
-
-
-def _states(wanted: list[State] | None) -> list[str] | None:
-    """The states as stored, without `unresolved`."""
-    if wanted is None or "unresolved" not in wanted:
-        return None if wanted is None else [*wanted]
-    return sorted({"open", "acknowledged", *wanted} - {"unresolved"})
-
-
-def _of_listed_jobs(query: Any, job: list[str] | None) -> Any:
-    """Without the incidents of archived jobs, unless jobs are named."""
-    archived = select(JobRow.name).where(JobRow.archived_unix_ns.is_not(None))
-    return query if job else query.where(IncidentRow.job.not_in(archived))
-
-
-def _of_projects(query: Any, project: list[str] | None) -> Any:
-    mine = select(JobProject.job).where(JobProject.project.in_(project or ()))
-    return query.where(IncidentRow.job.in_(mine)) if project else query
 
 
 def _without_why(fields: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,32 @@
+// Who was notified of an incident: a summary, and each notification below a fold.
+
+import { h } from "../common/dom.js";
+import { ago, clock, duration, number } from "../common/format.js";
+import { card, statePill } from "../components/shell.js";
+
+export function deliveryCard(incident) {
+  const { notifications } = incident;
+  if (!notifications.length) return card("Notifications", h("div", { class: "body" }, h("p", { class: "muted" }, "None: no receiver matches this incident.")));
+  const counts = Object.groupBy(notifications, (one) => one.state);
+  const receivers = new Set(notifications.map((one) => one.receiver));
+  const last = Math.max(...notifications.map((one) => one.delivered_unix_ns ?? 0));
+  const transitions = new Map(incident.history.map((one) => [one.number, one.what]));
+  return card(
+    "Notifications",
+    h(
+      "div",
+      { class: "body" },
+      h("div", { class: "counts" }, Object.entries(counts).map(([state, all]) => [statePill(state), h("span", {}, number(all.length))])),
+      h("p", { class: "muted" }, `${number(receivers.size)} ${receivers.size === 1 ? "receiver" : "receivers"}`, last > 0 && `, the last at ${clock(last)} (${ago(last)})`),
+      h("details", { "data-fold": "deliveries" }, h("summary", {}, "Each notification"), h("ul", { class: "lines" }, notifications.map((one) => h("li", {}, h("b", { class: "break" }, one.receiver), " ", statePill(one.state), h("div", { class: "muted break" }, fate(one, one.command_id ? "command" : transitions.get(one.transition))))))),
+    ),
+  );
+}
+
+// The outcome of one notification, and why.
+function fate(one, what = "") {
+  if (one.state === "delivered") return `${what} · ${clock(one.delivered_unix_ns)}, ${duration((one.delivered_unix_ns - one.created_unix_ns) / 1e9)} after the transition`;
+  if (one.state === "silenced") return `${what} · muted by a silence`;
+  const tries = `${one.tries} ${one.tries === 1 ? "try" : "tries"}`;
+  return [what, one.tries ? tries : "not sent yet", one.error].filter(Boolean).join(" · ");
+}

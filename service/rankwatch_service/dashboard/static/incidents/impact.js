@@ -1,0 +1,55 @@
+// The strip of an incident: where, since when, what it costs, and how much of the usual work is still done.
+
+import { now } from "../common/api.js";
+import { h } from "../common/dom.js";
+import { clock, duration, kindName, moment, number, rankList } from "../common/format.js";
+import { tile } from "../components/shell.js";
+
+const SPOILS = ["nonfinite", "corruption", "loss_divergence"]; // devices work, but what they compute is worthless
+
+// An incident in one line, without a figure that changes.
+export function title(incident) {
+  const hosts = incident.hosts.length > 1 ? `${number(incident.hosts.length)} hosts` : incident.hosts[0];
+  return `${kindName(incident.kind)}: ${rankList(incident.ranks, 4)}${hosts ? ` on ${hosts}` : ""}`;
+}
+
+// What the ranks of a job occupy: devices, where one is known, else only themselves.
+export function unit(job, incident) {
+  const ranks = job?.topology.ranks ?? [];
+  const devices = incident.devices.length > 0 || !ranks.length || ranks.some((one) => one.device_uuid || (one.device_type && one.device_type !== "cpu"));
+  return devices ? { many: "GPUs", hours: "GPU-h" } : { many: "ranks", hours: "rank-h" };
+}
+
+export function tiles(incident, job, placed) {
+  const { many, hours } = unit(job, incident);
+  const rate = incident.impact_gpu_hours_per_hour;
+  const all = job?.world_size ?? 0;
+  const resolved = incident.state === "resolved";
+  const known = rate > 0 || !resolved;
+  const lost = SPOILS.includes(incident.kind) ? `${many} wasted` : `${many} idle`;
+  const hosts = incident.hosts.slice(0, 2).map((one, n) => [n > 0 && ", ", h("a", { href: `/hosts/${encodeURIComponent(one)}` }, one)]);
+  const devices = placed.map((one) => one.device_uuid).filter(Boolean);
+  return [
+    tile("Where", rankList(incident.ranks, 4), [hosts.length ? hosts : incident.scope, (devices[0] ?? incident.devices[0]) && ` · ${devices[0] ?? incident.devices[0]}`]),
+    tile(resolved ? "Lasted" : "Since", h("span", { "data-since": incident.onset_unix_ns, "data-until": incident.resolved_unix_ns }), h("span", { title: moment(incident.onset_unix_ns) }, `${incident.onset_step === null ? "" : `step ${number(incident.onset_step)} · `}${clock(incident.onset_unix_ns)}`)),
+    tile(capital(lost), rate > 0 ? [number(rate, 3), h("small", {}, ` of ${number(all)}`)] : known ? "none" : "–", rate > 0 ? (resolved ? "when it ended" : "now") : resolved ? "it is over" : "no cost known"),
+    tile("Lost so far", rate > 0 ? [h("span", { "data-lost": rate, "data-from": incident.onset_unix_ns, "data-to": incident.resolved_unix_ns }), h("small", {}, ` ${hours}`)] : "–", rate > 0 ? "at this rate since the onset" : ""),
+    tile("Goodput", all && known ? [number(Math.max(0, 100 * (1 - rate / all)), 2), h("small", {}, " % of usual")] : "–", `detected ${detectedAfter(incident)}`),
+    tile("Confidence", `${Math.round(incident.confidence * 100)}%`, typeof incident.score === "number" ? `score ${number(incident.score, 3)}` : "exact evidence"),
+  ];
+}
+
+// Brings what grows with time up to date.
+export function showLost(holder) {
+  for (const cell of holder.querySelectorAll("[data-lost]")) {
+    const until = Number(cell.dataset.to) || now() * 1e6;
+    cell.textContent = number((Number(cell.dataset.lost) * (until - Number(cell.dataset.from))) / 3600e9, 2);
+  }
+}
+
+function detectedAfter(incident) {
+  const seconds = (incident.detected_unix_ns - incident.onset_unix_ns) / 1e9;
+  return seconds < 1e-3 ? "immediately" : `after ${duration(seconds)}`;
+}
+
+const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);

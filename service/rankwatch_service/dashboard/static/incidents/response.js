@@ -1,0 +1,79 @@
+// What to do about an incident: the runbook's first steps, the best command with its price, and the way back.
+
+import { DIRECTIVES } from "../components/directives.js";
+import { h, icon, withCode } from "../common/dom.js";
+import { duration, number, words } from "../common/format.js";
+import { card, endedWithJob, statePill } from "../components/shell.js";
+
+const LOSES_STEPS = ["rollback", "relaunch"];
+
+// `hours` is the unit of costs; `request(action)` asks for a command; null for whoever may not give one.
+export function responseCard(incident, job, checkpoints, hours, request) {
+  return card("What to do", h("div", { class: "body" }, incident.state === "resolved" ? over(incident) : advised(incident, job, checkpoints, hours, request)));
+}
+
+function over(incident) {
+  return h("p", { class: "muted" }, endedWithJob(incident) ? "The job ended before this was over. See to its cause, and to the checkpoint to go on from, before the next start." : "Nothing; the incident is resolved.");
+}
+
+function advised(incident, job, checkpoints, hours, request) {
+  const suggestion = incident.suggestion ?? {};
+  const good = checkpoints.find((one) => one.id === (suggestion.checkpoint ?? incident.checkpoint));
+  const back = good && job ? job.step - good.step : null;
+  const steps = incident.first_steps.length > 0 && h("ol", { class: "steps" }, incident.first_steps.map((text) => h("li", {}, withCode(text))));
+  return [steps, ways(incident, job, suggestion, { back, hours }, request), abilities(incident, job), !incident.evidence.ended_by_itself && lastGood(incident, good, back, job)];
+}
+
+// The action of the best command of a suggestion; null if there is none.
+export function bestAction(incident) {
+  const { action } = incident.suggestion ?? {};
+  return incident.state !== "resolved" && DIRECTIVES[action] ? action : null;
+}
+
+function ways(incident, job, suggestion, price, request) {
+  if (!suggestion.action || suggestion.action === "investigate") return null;
+  const others = (suggestion.alternatives ?? []).filter((one) => one.action !== "investigate");
+  const offer = (one, primary) => {
+    const directive = DIRECTIVES[one.action];
+    const able = request && directive && job && job.state !== "ended";
+    return h(
+      "li",
+      { class: primary ? "best" : "" },
+      h("div", { class: "way" }, h("b", {}, directive?.name ?? words(one.action)), h("span", { class: "cost" }, priced(one, price))),
+      h("div", { class: "muted" }, one.reason),
+      able && h("button", { class: primary ? "primary" : "small", onclick: () => request(one.action) }, icon(directive.icon), directive.name),
+      primary && directive && h("code", { class: "copy", title: "Command for a terminal" }, `rankwatch ${one.action} ${shellWord(incident.job)} --wait`),
+    );
+  };
+  const worth = suggestion.break_even_s > 0 && h("p", { class: "hint" }, `Pays off if the wait exceeds ${duration(suggestion.break_even_s)}.`);
+  const rest = others.length > 0 && h("details", { "data-fold": "alternatives" }, h("summary", {}, `${number(others.length)} ${others.length === 1 ? "alternative" : "alternatives"}`), h("ul", { class: "ways" }, others.map((one) => offer(one, false))));
+  return [h("ul", { class: "ways" }, offer(suggestion, true)), worth, rest];
+}
+
+function priced(way, { back, hours }) {
+  const known = way.cost_gpu_hours !== null && way.cost_gpu_hours !== undefined;
+  const cost = known ? `${number(way.cost_gpu_hours, 2)} ${hours}${way.action === "wait" ? " per hour" : ""}` : "cost unknown";
+  return LOSES_STEPS.includes(way.action) && back > 0 ? `${cost}, ${number(back)} steps lost` : cost;
+}
+
+// What the job supports: suggestions leave out the rest.
+function abilities(incident, job) {
+  const can = incident.can.map((action) => (DIRECTIVES[action]?.name ?? words(action)).toLowerCase());
+  const text = job?.state === "ended" ? "The job has ended." : can.length ? `This job supports: ${can.join(", ")}.` : "This job supports no commands: its script does not use watch.steps(), or its agent does not report.";
+  return h("p", { class: "hint" }, text);
+}
+
+function lastGood(incident, checkpoint, back, job) {
+  if (!checkpoint) return h("div", { class: "lastgood" }, h("h3", { class: "sub" }, "Last good checkpoint"), h("p", { class: "muted break" }, incident.checkpoint ?? "none"));
+  return h(
+    "div",
+    { class: "lastgood" },
+    h("h3", { class: "sub" }, "Last good checkpoint"),
+    h("p", {}, h("b", {}, `step ${number(checkpoint.step)}`), ` · ${checkpoint.tier} `, statePill(checkpoint.verdict)),
+    back > 0 && h("p", { class: "muted" }, `${number(back)} steps would be repeated (${duration(back * (job.step_time_s ?? NaN))}).`),
+  );
+}
+
+function shellWord(text) {
+  return /^[\w.@%+=:,/-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`;
+}

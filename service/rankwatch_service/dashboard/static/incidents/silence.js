@@ -1,0 +1,28 @@
+// Silences from the page of an incident: nobody is notified of what matches until the silence ends.
+
+import { now, post } from "../common/api.js";
+import { h } from "../common/dom.js";
+import { clock, kindName } from "../common/format.js";
+import { ask, said } from "../components/shell.js";
+
+const HOUR_NS = 3600e9;
+const HOURS = { 1: "1 hour", 4: "4 hours", 8: "8 hours", 24: "1 day", 168: "7 days" };
+
+// Asks what to silence and for how long. True if a silence was made.
+export async function silence(incident) {
+  const kind = kindName(incident.kind).toLowerCase();
+  const reaches = { scope: `${kind} at ${incident.scope} of ${incident.job}`, kind: `every ${kind} of ${incident.job}`, job: `everything of ${incident.job}` };
+  const options = (texts, chosen) => Object.entries(texts).map(([value, text]) => h("option", { value, selected: value === chosen }, text));
+  const fields = [
+    h("label", {}, "Nobody is notified of", h("select", { name: "reach" }, options(reaches, "scope"))),
+    h("label", {}, "For", h("select", { name: "hours" }, options(HOURS, "4"))),
+    h("label", {}, "Comment", h("textarea", { name: "comment", required: true, maxLength: 1000, placeholder: "Why, and who is on it" })),
+  ];
+  const answer = await ask("Silence", "Incidents still open, and are listed here.", fields, "Silence");
+  if (answer === null) return false;
+  const ends = Math.round(now() * 1e6 + answer.hours * HOUR_NS);
+  const body = { job: incident.job, ends_unix_ns: ends, comment: answer.comment };
+  if (answer.reach !== "job") body.kind = incident.kind;
+  if (answer.reach === "scope") body.scope = incident.scope;
+  return (await said(post("silences", body), `Silenced until ${clock(ends)}`)) !== null;
+}

@@ -1,0 +1,88 @@
+"""An api over rows that a test writes, and a browser that is logged in to it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from playwright.sync_api import Browser, Page
+from sqlalchemy import insert, update
+
+from rankwatch_service.incidents.model import derived
+from rankwatch_service.orders import commands
+from rankwatch_service.store.engine import write
+from rankwatch_service.store.models import Attempt, Incident, Job
+from tests.support.values.incidents import incident_row
+
+S = 10**9
+PATIENCE_MS = 60_000
+
+
+class Office:
+    """An api over rows that tests write, and a browser that is logged in to it."""
+
+    def __init__(self, api, url: str, page: Page) -> None:
+        self.api = api
+        self.url = url
+        self.page = page
+        self.now = api.clock.unix_ns()
+
+    def goto(self, path: str) -> Page:
+        self.page.goto(self.url + path)
+        return self.page
+
+    def job(self, name: str, **changes) -> None:
+        row = {
+            "name": name, "state": "running", "attempt": "l.0", "world_size": 256, "ranks_reporting": 256,
+            "step": 1_234, "step_time_s": 0.87, "loss": 2.31, "first_seen_unix_ns": self.now - 9_000 * S,
+            "last_seen_unix_ns": self.now, "last_progress_unix_ns": self.now,
+        }  # fmt: skip
+        with write(self.api.engine) as connection:
+            connection.execute(insert(Job).values(**row | changes))
+
+    def attempt(self, job: str, **topology) -> None:
+        row = {"job": job, "attempt": "l.0", "started_unix_ns": self.now, "ended_unix_ns": None, "world_size": 256,
+               "first_step": 0, "last_step": 1_234, "topology": topology, "number": 1}  # fmt: skip
+        with write(self.api.engine) as connection:
+            connection.execute(insert(Attempt).values(**row))
+
+    def incidents(self, count: int, **changes) -> None:
+        with write(self.api.engine) as connection:
+            rows = [self._incident(n, changes) for n in range(count)]
+            connection.execute(insert(Incident), rows)
+
+    @staticmethod
+    def incident_id(severity: str, n: int = 0) -> str:
+        """Of one that `incidents` has written."""
+        return f"inc_{derived(severity, n)}"
+
+    def change(self, severity: str, **changes) -> None:
+        """Change the first incident of a severity."""
+        with write(self.api.engine) as connection:
+            connection.execute(update(Incident).where(Incident.id == self.incident_id(severity)).values(**changes))
+
+    def tell(self, topic: str, job: str, **data) -> None:
+        """What stream tells open pages."""
+        with write(self.api.engine) as connection:
+            commands.tell(connection, topic, job, data, self.now)
+
+    def _incident(self, n: int, changes: dict) -> dict:
+        kind, onset = changes.get("severity", "critical"), self.now - (n + 1) * 60 * S
+        named = {
+            "id": self.incident_id(kind, n),
+            "number": n + 1,
+            "summary": f"{kind} trouble {n}",
+        }
+        times = {"onset_unix_ns": onset, "detected_unix_ns": onset}
+        return incident_row(**named | times | changes)
+
+
+@contextmanager
+def opened(chromium: Browser, width: int = 1280, height: int = 800) -> Iterator[Page]:
+    context = chromium.new_context(
+        viewport={"width": width, "height": height}, timezone_id="Asia/Kolkata", locale="en-GB"
+    )
+    page = context.new_page()
+    page.set_default_timeout(PATIENCE_MS)
+    try:
+        yield page
+    finally:
+        context.close()
