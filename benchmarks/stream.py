@@ -3,9 +3,9 @@
     python benchmarks/stream.py [--quick] [--repeats 5] [--only 1024x64,1024x8] [--untuned]
         [--kafka HOST:PORT] [--no-kafka]
 
-Each line is one job (eight ranks on a host, 16 metrics, ten steps a second, progress once a second) whose telemetry
-lies in one partition; the first steps warm up and are not counted. Figures are rank-steps per CPU second of the whole
-process, the client's thread included, median of the repeats:
+Each line is one job (up to eight ranks on a host, 16 metrics, ten steps a second, progress once a second) whose
+telemetry lies in one partition; the first steps warm up and are not counted. Figures are rank-steps per CPU second of
+the whole process, the client's thread included, median of the repeats:
 
 - poll: records come out of the log, and nothing is done with them;
 - decode: they become checked batches and arrays as well;
@@ -101,6 +101,7 @@ def loads(quick: bool) -> list[Load]:
     if quick:
         return [Load(64, 64, 32, 320), Load(1_024, 64, 32, 160), Load(1_024, 8, 32, 80)]
     return [
+        Load(1, 64, 64, 960),
         Load(8, 64, 32, 960),
         Load(64, 64, 32, 960),
         Load(64, 8, 32, 960),

@@ -52,12 +52,17 @@ class Traffic:
     job: str
     ranks: int
     rows: int
-    """Rank-steps in one message: eight ranks, and as many steps as that takes."""
+    """Rank-steps in one message: a host's ranks, and as many steps as that takes."""
     seed: int = 0
+
+    @property
+    def host_ranks(self) -> int:
+        """Ranks on a host."""
+        return min(HOST_RANKS, self.ranks)
 
     def messages(self, steps: int) -> Iterator[SentMessage]:
         """The job's first `steps` steps (a multiple of a message's), host after host as they come."""
-        steps_each = self.rows // HOST_RANKS
+        steps_each = self.rows // self.host_ranks
         random = np.random.default_rng(self.seed)
         silicon = np.exp(0.01 * random.standard_normal(self.ranks))
         told_s = -PROGRESS_S
@@ -66,7 +71,7 @@ class Traffic:
             now_s = (first + steps_each) * STEP_S
             progress = now_s - told_s >= PROGRESS_S
             told_s = now_s if progress else told_s
-            for host in range(self.ranks // HOST_RANKS):
+            for host in range(self.ranks // self.host_ranks):
                 yield self._message(seq, first, host, values, now_s, progress)
 
     def _values(
@@ -102,11 +107,12 @@ class Traffic:
     def _message(
         self, seq: int, first: int, host: int, values: NDArray[np.float32], now_s: float, progress: bool
     ) -> SentMessage:
-        steps, low = values.shape[1], host * HOST_RANKS
-        rows = steps * HOST_RANKS
+        host_ranks = self.host_ranks
+        steps, low = values.shape[1], host * host_ranks
+        rows = steps * host_ranks
         # A rank's entries follow each other, as an agent reads them from its recorder.
-        step = np.tile(np.arange(steps, dtype=np.uint8), HOST_RANKS)
-        rank = np.repeat(np.arange(HOST_RANKS, dtype=np.uint8), steps)
+        step = np.tile(np.arange(steps, dtype=np.uint8), host_ranks)
+        rank = np.repeat(np.arange(host_ranks, dtype=np.uint8), steps)
         since_ns = (step.astype(np.int64) * 100_000_000 + rank.astype(np.int64) * 20_000).astype(np.uint32)
         unix_ns = START_UNIX_NS + round(now_s * 1e9)
         columns = {
@@ -117,7 +123,7 @@ class Traffic:
             "relative_step": wire.Column("u1", step.tobytes(), first),
         }
         for index, name in enumerate(MEASURED):
-            cells = values[index, :, low : low + HOST_RANKS].T
+            cells = values[index, :, low : low + host_ranks].T
             columns[name] = wire.Column("f4", cells.tobytes())
         batch = wire.Batch(
             schema=wire.SCHEMA_VERSION,
@@ -136,7 +142,7 @@ class Traffic:
     def _infos(self, host: int) -> tuple[wire.RankInfo, ...]:
         return tuple(
             wire.RankInfo(
-                host * HOST_RANKS + local,
+                host * self.host_ranks + local,
                 self.ranks,
                 local,
                 f"node-{host:05}",
@@ -145,11 +151,11 @@ class Traffic:
                 dp=host,
                 tp=local,
             )
-            for local in range(HOST_RANKS)
+            for local in range(self.host_ranks)
         )
 
     def _progress(self, low: int, step: int) -> tuple[wire.Progress, ...]:
         return tuple(
             wire.Progress(rank, step, "backward", 0.01, 0.05, step, cpu_s=step * STEP_S)
-            for rank in range(low, low + HOST_RANKS)
+            for rank in range(low, low + self.host_ranks)
         )

@@ -145,6 +145,8 @@ def which(texts: tuple[str, ...], wanted: str) -> Bools:
 
 def finite(frame: Frame, name: str) -> tuple[Floats, Bools] | None:
     """Values of one metric, and where they are present and finite; None if no rank has one."""
+    if name not in frame.values:
+        return None
     key, computed = f"finite {name}", frame.computed
     if key not in computed:
         computed[key] = _finite(frame, name)
@@ -160,18 +162,20 @@ def where_usable(found: tuple[Floats, Bools], other: float) -> Floats:
 
 def typical(frame: Frame, name: str) -> float | None:
     """Median over the ranks with a finite value; None if there is none."""
+    if name not in frame.values:
+        return None
     key, computed = f"typical {name}", frame.computed
     if key not in computed:
         found = finite(frame, name)
-        computed[key] = None if found is None else median(found[0][found[1]])
+        computed[key] = None if found is None else median(found[0] if everyone(found[1]) else found[0][found[1]])
     middle: float | None = computed[key]
     return middle
 
 
 def _finite(frame: Frame, name: str) -> tuple[Floats, Bools] | None:
-    values = frame.values.get(name)
+    values = frame.values[name]
     present = frame.present.get(name)
-    if values is None or present is None:
+    if present is None:
         return None
     usable = present if frame.finite else present & np.isfinite(values)
     usable.flags.writeable = False

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import ClassVar, Final
 
 from rankwatch_detectors.base import Finding, Frame, StepKind
-from rankwatch_detectors.dispatch import DispatchingDetector
+from rankwatch_detectors.dispatch import DispatchingDetector, typical
 from rankwatch_detectors.explanation.suspect import Suspect, Suspicion
 from rankwatch_detectors.state import Stateful
 
@@ -18,6 +18,7 @@ class LeftOut(StrEnum):
     """Why a row was not judged."""
 
     OWN_PACE = "ranks go at their own pace"
+    ALONE = "no other rank to compare with"
     LATE = "arrived after its step had closed"
     NOT_TRAINING = "evaluation or checkpoint"
     NOT_MEASURED = "not measured"
@@ -28,8 +29,8 @@ class LeftOut(StrEnum):
 
 JUDGED: Final = "judged"
 TRAIN, EVAL, CHECKPOINT, LATE = *(kind.value for kind in StepKind), "late"
-CURVES: Final = tuple((metric, f"typical {metric}") for metric in ("loss", "grad_norm"))
-NOT_FINITE: Final = {metric: f"{metric} not finite" for metric, _ in CURVES}
+CURVES: Final = ("loss", "grad_norm")
+NOT_FINITE: Final = {metric: f"{metric} not finite" for metric in CURVES}
 DETECTABLE_ROWS: Final = (6, 16, 64, 256, 1024)
 """Rows since the onset for which the smallest fault is computed."""
 
@@ -57,21 +58,22 @@ class FrameCounts(Stateful):
         self.attempt = ""
         self._counts: dict[str, int] = {}
 
-    def push(self, frame: Frame) -> None:
-        """Count a frame that the detectors have just been given."""
-        if frame.attempt != self.attempt:
-            self.attempt, self._counts = frame.attempt, {}
+    def after(self, frame: Frame) -> FrameCounts:
+        """The counts with one more frame; these stay as they are."""
+        counted = FrameCounts()
+        counted.attempt = frame.attempt
+        counted._counts = counts = dict(self._counts) if frame.attempt == self.attempt else {}
         if frame.awaits_times:
-            return
-        counts = self._counts
+            return counted
         what = LATE if frame.late else frame.kind.value
         if frame.family != "values":
             counts[what] = counts.get(what, 0) + 1
         if what == TRAIN:
-            for metric, typical in CURVES:
+            for metric in CURVES:
                 if metric in frame.values:
-                    key = NOT_FINITE[metric] if frame.computed.get(typical, 0.0) is None else metric
+                    key = metric if typical(frame, metric) is not None else NOT_FINITE[metric]
                     counts[key] = counts.get(key, 0) + 1
+        return counted
 
     def __getitem__(self, what: str) -> int:
         return self._counts.get(what, 0)

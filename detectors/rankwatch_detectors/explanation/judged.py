@@ -10,6 +10,7 @@ from rankwatch_detectors.explanation.explained import JUDGED, Detectable, Explai
 
 WHY_NOT: Final = {
     LeftOut.OWN_PACE: "ranks go at their own pace and are compared with their own past",
+    LeftOut.ALONE: "the job has no other rank to compare with",
     LeftOut.NOT_MEASURED: "what it judges is not measured",
     LeftOut.NOT_FINITE: "its values are not finite",
     LeftOut.WARM_UP: "what is usual is not known yet",

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, ClassVar, Final
 
-from rankwatch_detectors.base import Change, Finding, Frame, StepKind
+from rankwatch_detectors.base import Change, Finding, Frame, Observation, StepKind
 from rankwatch_detectors.explanation.explained import ExplainedDetector, FrameCounts
 from rankwatch_detectors.explanation.record import explanation
 from rankwatch_detectors.explanation.suspect import Suspect
@@ -39,27 +39,44 @@ class Trails(Stateful):
         self._trails: dict[str, Points] = {}
         """By detector."""
 
+    def count(self, observations: Sequence[Observation]) -> list[FrameCounts]:
+        """Count the frames that detectors are given next; returns the counts as of each observation."""
+        counts = []
+        for one in observations:
+            if isinstance(one, Frame):
+                if one.attempt != self.counts.attempt:
+                    self._trails = {}
+                self.counts = self.counts.after(one)
+            counts.append(self.counts)
+        return counts
+
     def take(
-        self, detectors: Sequence[ExplainedDetector], frame: Frame, findings: Sequence[Finding]
+        self, detector: ExplainedDetector, frame: Frame, findings: Sequence[Finding], counts: FrameCounts
     ) -> list[dict[str, Any]]:
-        """Take a frame that the detectors have just been given; returns explanations of what they opened."""
-        if frame.attempt != self.counts.attempt:
-            self._trails = {}
-        self.counts.push(frame)
-        told = self._opened(detectors, findings) if findings else []
+        """Take a frame that a detector has just been given.
+
+        Args:
+            detector: the detector; it has not been given the next frame yet.
+            frame: the frame.
+            findings: what the detector found in it.
+            counts: the frames as of this one.
+
+        Returns:
+            Explanations of what it opened.
+        """
+        opened = [finding for finding in findings if finding.change is Change.OPEN] if findings else ()
+        told = [why for finding in opened if (why := self._why(detector, finding, counts)) is not None]
         if frame.kind is StepKind.TRAIN and not frame.late:
-            for detector in detectors:
-                suspects = detector.suspects(frame)
-                if suspects:
-                    _follow(self._trails.setdefault(detector.name, {}), suspects, frame)
+            suspects = detector.suspects(frame)
+            if suspects:
+                _follow(self._trails.setdefault(detector.name, {}), suspects, frame)
         return told
 
-    def _opened(self, detectors: Sequence[ExplainedDetector], findings: Sequence[Finding]) -> list[dict[str, Any]]:
-        opened = [finding for finding in findings if finding.change is Change.OPEN]
-        pairs = [(one, finding) for finding in opened for one in detectors if one.kind is finding.kind]
-        return [why for one, finding in pairs if (why := self._why(one, finding)) is not None]
+    def forget(self, detector: str) -> None:
+        """Drop the trails of a detector."""
+        self._trails.pop(detector, None)
 
-    def _why(self, detector: ExplainedDetector, finding: Finding) -> dict[str, Any] | None:
+    def _why(self, detector: ExplainedDetector, finding: Finding, counts: FrameCounts) -> dict[str, Any] | None:
         crossed = detector.crossed(finding)
         if crossed is None:
             return None
@@ -67,7 +84,7 @@ class Trails(Stateful):
         at = (finding.detected_step or 0, finding.detected_time_s)
         before = known or [_point(one.suspect, one.step, one.time_s) for one in detector.before(crossed, *at)]
         points = [*before, _point(crossed, *at)]
-        return explanation(finding, crossed, points, detector.rows(self.counts), detector.needed)
+        return explanation(finding, crossed, points, detector.rows(counts), detector.needed)
 
 
 def _follow(trails: Points, suspects: Sequence[Suspect], frame: Frame) -> None:

@@ -87,7 +87,7 @@ class StepParts(Stateful):
 def parts_of(frame: Frame, *, on_devices: bool) -> list[float]:
     """Seconds of each of `PARTS` in a row; NaN where it is not measured on most ranks."""
     wait_s = of_most(frame, "wait_s" if not on_devices else "device_wait_s")
-    least_s = math.nan if wait_s is None else float(np.nanmin(wait_s))
+    least_s = math.nan if wait_s is None else float(np.fmin.reduce(wait_s))
     own_s = math.nan if on_devices else _typical(frame, "busy_s")
     return [least_s, _typical(frame, "device_busy_s"), _typical(frame, "phase.data_wait"), own_s]
 

@@ -124,7 +124,7 @@ class StragglerDetector(WitnessedDetector):
     def __init__(self, config: StragglerConfig) -> None:
         super().__init__()
         self.name = "straggler"
-        self.version = 10
+        self.version = 11
         self._config = config
         # Of five witnesses at most two judge a row; a third of the budget for each leaves room for a change of them.
         share = config.budget / 3
@@ -177,6 +177,8 @@ class StragglerDetector(WitnessedDetector):
 
     def _on_frame(self, frame: Frame) -> Sequence[Finding]:
         if frame.family == "values" or frame.kind is not StepKind.TRAIN or MEASURED.isdisjoint(frame.values):
+            return ()
+        if self.world_size == 1:  # it has no peers
             return ()
         self._rows += 1
         if self._rows <= self._config.skipped_rows:

@@ -36,6 +36,8 @@ class WitnessedDetector(ExplainedDetector):
         return next(name for name, one in self.witnesses.items() if one is witness)
 
     def _rows_of_steps(self, counts: FrameCounts) -> dict[str, int]:
+        if self.world_size == 1:
+            return {LeftOut.ALONE: counts[TRAIN]}
         known = max(witness.known_rows for witness in self.witnesses.values())
         warm = self._config.baseline.warm_rows
         before = max(known - max(self._rows - self._config.skipped_rows, 0), 0)

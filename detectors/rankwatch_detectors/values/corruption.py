@@ -190,7 +190,7 @@ class LocalNormDetector(DispatchingDetector):
     def __init__(self, config: LocalNormConfig) -> None:
         super().__init__()
         self.name = "local_grad_norm"
-        self.version = 5
+        self.version = 6
         self._config = config
         self._witness = Witness(config.witness, config.baseline, config.load, config.budget)
         self._peers: Ints = np.zeros(0, dtype=np.int64)
@@ -214,7 +214,7 @@ class LocalNormDetector(DispatchingDetector):
 
     def _on_frame(self, frame: Frame) -> Sequence[Finding]:
         found = finite(frame, "local_grad_norm")
-        if found is None or frame.kind is not StepKind.TRAIN or frame.step <= self._last_step:
+        if found is None or frame.kind is not StepKind.TRAIN or frame.step <= self._last_step or self.world_size == 1:
             return ()
         self._last_step = frame.step
         values = where_usable(found, np.nan)

@@ -6,7 +6,7 @@ its later rows are dropped and counted. Events of old attempts are passed on, be
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Final
@@ -54,6 +54,8 @@ class Assembler:
         self.step_time_s: float | None = None
         self.last_step = -1
         """Step of the newest closed frame of this attempt; -1 before the first."""
+        self.coming: deque[Frame] = deque()
+        """Frames that closed together with the one just given, and are given next."""
         self.board: ProgressBoard | None = None
         self.cells = CellCount()
         self.allowed: int | None = None
@@ -132,7 +134,7 @@ class Assembler:
         """Take the next bundle in log order, which must fit. Of what is not allowed, names and ranks are left out.
 
         Lazy: while the caller handles an observation, this object is in the state that belongs to it, so the caller may
-        read `last_step` and `topology_state`. Iterate to the end.
+        read `last_step`, `step_time_s` and `topology_state`. Iterate to the end.
         """
         ranks = self.topology_state.world_size
         arrivals = [self._gaps.arrive(batch.host, batch.boot, batch.seq, now_s, ranks) for batch in bundle.batches]
@@ -310,6 +312,7 @@ class Assembler:
         """
         if self.board is None:
             return
+        paces = list[tuple[int, float | None]]()
         for number in sorted({0, *(last for steps in last_batches.values() for last in steps.values())}):
             for family, window in self._windows.items():
                 unfinished = {step for step, last in last_batches.get(family, {}).items() if last > number}
@@ -317,7 +320,11 @@ class Assembler:
                     if family == "steps":
                         self.last_step = frame.step
                     self._learn_step_time(frame)
-                    yield frame
+                    self.coming.append(frame)
+                    paces.append((self.last_step, self.step_time_s))
+        for pace in paces:
+            self.last_step, self.step_time_s = pace
+            yield self.coming.popleft()
         self._ended = self.board.departed()
 
     def _learn_step_time(self, frame: Frame) -> None:

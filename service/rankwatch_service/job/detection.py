@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import Any, Final
 
 from rankwatch_detectors.base import AttemptStart, Change, Detector, Finding, Frame, Observation, Tick
 from rankwatch_detectors.explanation.deadline import by_deadline, has_deadline
 from rankwatch_detectors.explanation.judged import judged
-from rankwatch_detectors.explanation.trail import Trails
 from rankwatch_detectors.metric_rule import RULES_PER_JOB_MAX, MetricRule
 from rankwatch_service.incidents.correlator import Correlator
 from rankwatch_service.incidents.explanation import explain
 from rankwatch_service.incidents.transition import Update
-from rankwatch_service.job.detector_bank import DetectorBank, Failure
+from rankwatch_service.job.detector_bank import DetectorAnswer, DetectorBank, Failure
 from rankwatch_service.job.timed_frames import TimedFrames
 from rankwatch_service.job.topology_state import TopologyState
 from rankwatch_service.tuning.tunings import DEFAULT, Tuning, TuningSet
+
+TOGETHER_MAX: Final = 32
+"""Observations judged together; with 32, loading the code takes little of the time."""
+
+RANKS_TOGETHER_MAX: Final = 4_096
+"""Ranks in frames that are judged together: a fast cache holds their values."""
 
 JUDGED: Final = "judged"
 """The part of a job's state that says what is judged of it."""
@@ -50,42 +56,41 @@ class DetectionPipeline:
         self._tuning_version = 0
         self._bank = DetectorBank(make_detectors)
         self._timed = TimedFrames()
-        self._trails = Trails()
+        self._answers: deque[DetectorAnswer] = deque()
+        """To what was judged together with the newest observation and is observed next."""
 
-    def observe(self, observation: Observation, topology_state: TopologyState) -> tuple[list[Update], list[Failure]]:
-        """Take the next observation; returns the updates of incidents, and the failures of detectors."""
+    def observe(
+        self, observation: Observation, topology_state: TopologyState, following: Iterable[Observation] = ()
+    ) -> tuple[list[Update], list[Failure]]:
+        """Take the next observation.
+
+        Args:
+            observation: the observation.
+            topology_state: the topology as of it.
+            following: what is observed next, one by one, up to the next start of an attempt. Detectors may judge it
+                now, with the same outcome.
+
+        Returns:
+            The updates of incidents, and the failures of detectors.
+        """
         if isinstance(observation, AttemptStart):
             self.correlator.begin(observation.attempt)
             observation = self._ruled(observation)
-        findings: list[Finding] = []
-        failures: list[Failure] = []
-        reasons: list[Mapping[str, Any]] = []
-        for one in self._timed.observe(observation):
-            found, failed = self._bank.observe(one)
-            findings += found
-            failures += failed
-            if isinstance(one, Frame):
-                reasons += self._explained(one, found, failures)
+        if not self._answers:
+            together = [observation, *islice(following, room_beside(observation))]
+            self._answers.extend(self._bank.judge([list(self._timed.observe(one)) for one in together]))
+        answer = self._answers.popleft()
+        findings = answer.findings
         if not self._tuning.is_default:
             findings = [self._with_version(finding) for finding in findings]
         told = self.correlator.judge(findings, topology_state) if findings else []
-        explain(told, [*reasons, *map(by_deadline, filter(has_deadline, findings))])
+        if findings:
+            explain(told, [*answer.reasons, *map(by_deadline, filter(has_deadline, findings))])
         if isinstance(observation, Frame) and observation.family == "steps" and not observation.late:
             told += self.correlator.progress(observation.attempt, observation.step, observation.time_s)
         if isinstance(observation, Tick):
             told += self.correlator.settle(observation.now_s)
-        return told, failures
-
-    def _explained(
-        self, frame: Frame, findings: Sequence[Finding], failures: list[Failure]
-    ) -> Sequence[Mapping[str, Any]]:
-        """Explanations of what a frame has opened; none if they fail, since nothing depends on them."""
-        try:
-            return self._trails.take(self._bank.explained, frame, findings)
-        except Exception as error:  # noqa: BLE001 - what only explains must not stop detection
-            self._trails = Trails()
-            failures.append(Failure("explanation", f"{type(error).__name__}: {error}"[:500], 1, False))
-            return ()
+        return told, answer.failures
 
     def _ruled(self, start: AttemptStart) -> AttemptStart:
         """The start of an attempt with the rules in force."""
@@ -116,7 +121,6 @@ class DetectionPipeline:
         """Replace the detectors by new ones, which inherit what is always true of the job. Incidents stay."""
         self._bank.rest()
         self._timed = TimedFrames()
-        self._trails = Trails()
 
     def state(self) -> dict[str, Any]:
         """Everything that decides the future: JSON types, bytes and arrays. Copy it before the next call."""
@@ -124,9 +128,9 @@ class DetectionPipeline:
             "bank": self._bank.state(),
             "timed": self._timed.state(),
             "correlator": self.correlator.state(),
-            "trails": self._trails.snapshot(),
+            "trails": self._bank.trails.snapshot(),
             # Decides nothing: it is what the api reads of a job of which nothing is reported.
-            JUDGED: judged(self._bank.explained, self._trails.counts),
+            JUDGED: judged(self._bank.explained, self._bank.trails.counts),
         }
 
     def restore(self, state: Mapping[str, Any], start: AttemptStart | None) -> list[str]:
@@ -143,6 +147,14 @@ class DetectionPipeline:
         if "timed" in state:  # snapshots of earlier versions have none
             self._timed.restore(state["timed"])
         if "trails" in state:
-            self._trails.restore(state["trails"])
+            self._bank.trails.restore(state["trails"])
         self.correlator.restore(state["correlator"])
         return without_snapshot
+
+
+def room_beside(observation: Observation) -> int:
+    """How many observations may be judged together with this one, if frames have as many ranks as it has."""
+    if isinstance(observation, AttemptStart):
+        return 0
+    ranks = observation.ranks if isinstance(observation, Frame) else 1
+    return max(min(TOGETHER_MAX, RANKS_TOGETHER_MAX // max(ranks, 1)) - 1, 0)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
-from rankwatch_detectors.base import AttemptStart, Detector, Finding, Observation
-from rankwatch_detectors.explanation.explained import ExplainedDetector
+from rankwatch_detectors.base import AttemptStart, Detector, Finding, Frame, Observation
+from rankwatch_detectors.explanation.explained import ExplainedDetector, FrameCounts
+from rankwatch_detectors.explanation.trail import Trails
 
 FAILURES_MAX: Final = 5
 """Failures after which a detector is switched off for this job, because it would fail at each observation."""
@@ -29,37 +30,67 @@ class Failure:
     """Whether it was switched off."""
 
 
+@dataclass(frozen=True, slots=True)
+class DetectorAnswer:
+    """What the detectors say of one observation, in the order of the catalogue."""
+
+    findings: list[Finding] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    reasons: list[Mapping[str, Any]] = field(default_factory=list)
+    """Explanations of the findings that opened."""
+
+
 class DetectorBank:
-    """Passes every observation to every detector, in the order of the catalogue."""
+    """Passes observations to all detectors, in the order of the catalogue, and keeps what explains their findings."""
 
     def __init__(self, make: Callable[[], Sequence[Detector]]) -> None:
         self._make = make
         self._detectors = {detector.name: detector for detector in make()}
         self._failures: dict[str, int] = {}
         self._start: AttemptStart | None = None
-        self.explained = self._explained()
-        """The detectors that can explain themselves and are not switched off."""
+        self.trails = Trails()
 
-    def _explained(self) -> list[ExplainedDetector]:
+    @property
+    def explained(self) -> list[ExplainedDetector]:
+        """The detectors that can explain themselves and are not switched off."""
         on = [one for name, one in self._detectors.items() if self._failures.get(name, 0) < FAILURES_MAX]
         return [detector for detector in on if isinstance(detector, ExplainedDetector)]
 
-    def observe(self, observation: Observation) -> tuple[list[Finding], list[Failure]]:
-        """Pass an observation to all detectors; returns their findings and failures, in the order of the catalogue."""
-        if isinstance(observation, AttemptStart):
-            self._start = observation
-        findings: list[Finding] = []
-        failures: list[Failure] = []
-        for name, detector in self._detectors.items():
-            if self._failures.get(name, 0) >= FAILURES_MAX:
-                continue
+    def judge(self, groups: Sequence[Sequence[Observation]]) -> list[DetectorAnswer]:
+        """Pass observations to all detectors, in groups that have one answer each; returns the answers.
+
+        Each detector judges all of them before the next detector does: a frame of few ranks is judged in less time than
+        it takes to load the code of all detectors into the processor's caches. The start of an attempt comes alone.
+        """
+        answers = [DetectorAnswer() for _ in groups]
+        given = [(one, answer) for group, answer in zip(groups, answers, strict=True) for one in group]
+        for observation, _ in given:
+            if isinstance(observation, AttemptStart):
+                self._start = observation
+        counts = self.trails.count([observation for observation, _ in given])
+        for name in self._detectors:
+            for (observation, answer), counted in zip(given, counts, strict=True):
+                if self._failures.get(name, 0) >= FAILURES_MAX:
+                    break
+                self._judge(name, observation, counted, answer)
+        return answers
+
+    def _judge(self, name: str, observation: Observation, counts: FrameCounts, answer: DetectorAnswer) -> None:
+        detector = self._detectors[name]
+        try:
+            findings = detector.observe(observation)
+        except _OF_THE_PROCESS:
+            raise
+        except BaseException as error:  # noqa: BLE001 - a panic in River's Rust code is not an Exception
+            answer.failures.append(self._fail(name, error))
+            return
+        answer.findings.extend(findings)
+        if isinstance(observation, Frame) and isinstance(detector, ExplainedDetector):
             try:
-                findings += detector.observe(observation)
-            except _OF_THE_PROCESS:
-                raise
-            except BaseException as error:  # noqa: BLE001 - a panic in River's Rust code is not an Exception
-                failures.append(self._fail(name, error))
-        return findings, failures
+                answer.reasons.extend(self.trails.take(detector, observation, findings, counts))
+            except Exception as error:  # noqa: BLE001 - what only explains must not stop detection
+                self.trails.forget(name)
+                answer.failures.append(Failure("explanation", f"{type(error).__name__}: {error}"[:500], 1, False))
 
     def rest(self) -> None:
         """Replace the detectors by new ones, which inherit what is always true of the job."""
@@ -67,8 +98,7 @@ class DetectorBank:
         self._detectors = {detector.name: detector for detector in self._make()}
         for name, detector in self._detectors.items():
             detector.inherit(before[name])
-        self._failures, self._start = {}, None
-        self.explained = self._explained()
+        self._failures, self._start, self.trails = {}, None, Trails()
 
     def retune(self, make: Callable[[], Sequence[Detector]]) -> None:
         """Replace the detectors by those of another configuration, which go on from the state of those before."""
@@ -113,13 +143,11 @@ class DetectorBank:
                 self._fail(name, error)
             without_snapshot.append(name)
             self._begin_anew(name)
-        self.explained = self._explained()
         return without_snapshot
 
     def _fail(self, name: str, error: BaseException) -> Failure:
         count = self._failures[name] = self._failures.get(name, 0) + 1
         self._begin_anew(name)
-        self.explained = self._explained()
         return Failure(name, f"{type(error).__name__}: {error}"[:500], count, count >= FAILURES_MAX)
 
     def _begin_anew(self, name: str) -> None:

@@ -248,7 +248,7 @@ class JobStream:
         for observation in observations:
             if isinstance(observation, AttemptStart):
                 self._attempt_start(observation, now_s, effects)
-            told, failures = self._pipeline.observe(observation, self._assembler.topology_state)
+            told, failures = self._pipeline.observe(observation, self._assembler.topology_state, self._assembler.coming)
             effects.failures += [(self.job, failure) for failure in failures]
             self._tell(told, now_s, effects)
             if isinstance(observation, Frame):

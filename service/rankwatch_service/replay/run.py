@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rankwatch_detectors.base import Observation
+from rankwatch_detectors.base import AttemptStart, Observation
 from rankwatch_detectors.catalogue import CatalogueConfig, detectors
 from rankwatch_detectors.metric_rule import MetricRule
 from rankwatch_service.incidents.model import Incident
-from rankwatch_service.incidents.transition import TransitionKind
-from rankwatch_service.job.detection import DetectionPipeline
+from rankwatch_service.incidents.transition import TransitionKind, Update
+from rankwatch_service.job.detection import DetectionPipeline, room_beside
+from rankwatch_service.job.detector_bank import Failure
+from rankwatch_service.job.topology_state import TopologyState
 from rankwatch_service.replay.layout import METRICS, ReplayError
 from rankwatch_service.replay.merge import merged
 from rankwatch_service.replay.player import Player
@@ -20,6 +22,8 @@ from rankwatch_service.replay.rows import FileSource, RowBlock, RowReader
 
 OnProgress = Callable[[int, int], None]
 """(done, total), in units of the sources."""
+
+Together = list[tuple[Observation, TopologyState]]
 
 
 @dataclass(slots=True)
@@ -78,14 +82,13 @@ def replay(
     known = set().union(*(reader.known for reader in readers))
     outcome.named = "rank" in known
     player = Player()
-    for observation in _observations(readers, player, until_step, outcome, progress):
-        for index, pipeline in enumerate(pipelines):
-            told, failures = pipeline.observe(observation, player.topology_state)
-            outcome.failures += [f"{failure.detector}: {failure.error}" for failure in failures]
-            for news in told:
-                known_ones = outcome.incidents[index]
-                if news.what is TransitionKind.OPENED and not any(one is news.incident for one in known_ones):
-                    known_ones.append(news.incident)
+    for together in _together(_observations(readers, player, until_step, outcome, progress), player):
+        for pipeline, known_ones in zip(pipelines, outcome.incidents, strict=True):
+            for told, failures in _judged(pipeline, together):
+                outcome.failures += [f"{failure.detector}: {failure.error}" for failure in failures]
+                for news in told:
+                    if news.what is TransitionKind.OPENED and not any(one is news.incident for one in known_ones):
+                        known_ones.append(news.incident)
     for pipeline in pipelines:
         # There are no more rows: what ended by itself does not come back.
         pipeline.correlator.settle(math.inf)
@@ -95,6 +98,24 @@ def replay(
     outcome.left_out = player.counts
     outcome.left_out_columns = sorted(set().union(*(reader.left_out for reader in readers)))
     return outcome
+
+
+def _together(observations: Iterable[Observation], player: Player) -> Iterator[Together]:
+    """Observations with the topology as of each, in groups that detectors may judge together."""
+    together: Together = []
+    for observation in observations:
+        full = bool(together) and len(together) > room_beside(together[-1][0])
+        if full or (together and isinstance(observation, AttemptStart)):
+            yield together
+            together = []
+        together.append((observation, player.topology_state))
+    if together:
+        yield together
+
+
+def _judged(pipeline: DetectionPipeline, together: Together) -> Iterator[tuple[list[Update], list[Failure]]]:
+    for place, (observation, topology_state) in enumerate(together):
+        yield pipeline.observe(observation, topology_state, (one for one, _ in together[place + 1 :]))
 
 
 def _observations(

@@ -9,7 +9,7 @@ import pytest
 
 from rankwatch_detectors.base import Frame, Kind, Observation, StepKind
 from rankwatch_detectors.catalogue import detectors
-from rankwatch_detectors.explanation.explained import Detectable, ExplainedDetector
+from rankwatch_detectors.explanation.explained import Detectable, ExplainedDetector, FrameCounts
 from rankwatch_detectors.explanation.suspect import Statistic, Suspect
 from rankwatch_detectors.explanation.trail import POINTS_MAX, TRAILS_MAX, Trails
 from rankwatch_detectors.scope import IncidentScope
@@ -34,9 +34,14 @@ class Explained:
                     new.restore(unpack(pack(old.snapshot())))
                 self.trails = Trails()
                 self.trails.restore(unpack(pack(trails.snapshot())))
-            found = [finding for detector in self.bank for finding in detector.observe(one)]
-            if isinstance(one, Frame):
-                self.told += self.trails.take(self.explained, one, found)
+            self.observe(one)
+
+    def observe(self, one: Observation) -> None:
+        (counts,) = self.trails.count([one])
+        for detector in self.bank:
+            found = detector.observe(one)
+            if isinstance(one, Frame) and isinstance(detector, ExplainedDetector):
+                self.told += self.trails.take(detector, one, found, counts)
 
     @property
     def explained(self) -> list[ExplainedDetector]:
@@ -84,6 +89,12 @@ def test_every_row_is_judged_or_left_out_for_a_reason() -> None:
     assert told["rows"]["what is usual was not known yet"] == 8
 
 
+def test_the_rank_of_a_job_of_one_is_compared_with_nobody() -> None:
+    job = explained(None, 50, ranks=1)
+    (straggler,) = (one for one in job.explained if one.kind is Kind.STRAGGLER)
+    assert straggler.rows(job.trails.counts) == {"no other rank to compare with": 50}
+
+
 def test_evaluations_late_rows_and_values_that_are_not_finite_are_left_out() -> None:
     job = explained(None, 200)
     usual, bad = [2.0] * 8, [math.nan] * 8
@@ -93,9 +104,7 @@ def test_evaluations_late_rows_and_values_that_are_not_finite_are_left_out() -> 
         replace(frame(201, {"loss": usual}, attempt=attempt), late=True),
         frame(202, {"loss": bad}, attempt=attempt),
     ):
-        for detector in job.bank:
-            detector.observe(one)
-        job.trails.take(job.explained, one, [])
+        job.observe(one)
     straggler, spike = (
         next(one for one in job.explained if one.kind is kind) for kind in (Kind.STRAGGLER, Kind.LOSS_SPIKE)
     )
@@ -148,11 +157,11 @@ class Endless(ExplainedDetector):
 
 
 def test_trails_do_not_grow_with_steps_or_ranks() -> None:
-    trails, detector = Trails(), Endless()
+    trails, detector, counts = Trails(), Endless(), FrameCounts()
     for step in range(5_001):
-        trails.take([detector], frame(step, {"loss": [2.0]}), [])
+        trails.take(detector, frame(step, {"loss": [2.0]}), [], counts)
     kept = trails.snapshot()["_trails"]["endless"]
     assert len(kept) == TRAILS_MAX
     for step in range(5_001, 5_001 + 2 * POINTS_MAX):
-        trails.take([detector], frame(step, {"loss": [2.0]}), [])
+        trails.take(detector, frame(step, {"loss": [2.0]}), [], counts)
     assert max(map(len, trails.snapshot()["_trails"]["endless"].values())) <= POINTS_MAX

@@ -323,7 +323,7 @@ def test_control_c_is_not_a_detectors_failure():
 
     bank = DetectorBank(lambda: [Interrupted()])
     with pytest.raises(KeyboardInterrupt):
-        bank.observe(Occurrence("note", "l.0", "h", 0.0, None, None, {}))
+        bank.judge([[Occurrence("note", "l.0", "h", 0.0, None, None, {})]])
 
 
 def test_detectors_of_another_version_begin_anew():

@@ -1,0 +1,128 @@
+"""Observations that come together are judged together, with the outcome of judging each by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankwatch import wire
+from rankwatch_detectors.base import Finding, Frame, Observation
+from rankwatch_detectors.catalogue import CatalogueConfig, detectors
+from rankwatch_service.incidents.explanation import WHY
+from rankwatch_service.incidents.transition import Transition
+from rankwatch_service.job import detection
+from rankwatch_service.job.detector_bank import FAILURES_MAX, DetectorBank
+from rankwatch_service.job.effects import Effects
+from rankwatch_service.log.base import Record
+from rankwatch_service.replay.run import ReplayResult, replay
+from rankwatch_service.replay.sources import open_source
+from rankwatch_service.simulate.batches import batches
+from rankwatch_service.simulate.faults import Hang, LossSpike, NonFinite, Restart, Slow
+from rankwatch_service.simulate.files import write_job
+from rankwatch_service.simulate.generate import generate
+from rankwatch_service.simulate.job import Job
+from rankwatch_service.simulate.placement import RankPlacement
+from rankwatch_service.stream.partition import Partition
+from rankwatch_service.stream.place import StoredTick
+from rankwatch_service.stream.saved.packing import pack
+from tests.support.values.presences import frame
+
+TROUBLED = Job(8, 200, 5, late_values=True, placement=RankPlacement(ranks_per_host=4)).inject(
+    Slow(5, 60, 1.5), LossSpike(100, 4.0, 3), Hang(1, 130, 30.0), NonFinite(0, 150), Restart(170, 160)
+)
+RECORDS_TOGETHER = 24
+
+
+def outcome(job: Job) -> tuple[list[Transition], dict[str, bytes]]:
+    """The changes of incidents with their explanations, and the state at the end."""
+    partition, effects = Partition(detectors, lambda job, incident: {}), Effects()
+    sent = list(batches("gpt", generate(job), steps_per_batch=4))
+    records = [Record(0, position, "gpt", wire.encode(one.batch), 0) for position, one in enumerate(sent)]
+    for number, first in enumerate(range(0, len(records), RECORDS_TOGETHER)):
+        taken = records[first : first + RECORDS_TOGETHER]
+        partition.records(taken, effects)
+        now_s = 1_000 + sent[taken[-1].position].time_s
+        partition.tick(StoredTick(number + 1, taken[-1].position + 1, 0, int(now_s * 1e9)), [], effects)
+    states = {name: pack(partition.snapshot(name)) for name in partition.jobs}
+    return effects.transitions, states
+
+
+def test_frames_judged_together_have_the_outcome_of_frames_judged_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    judge = DetectorBank.judge
+
+    def counted(bank: DetectorBank, groups: Sequence[Sequence[Observation]]) -> Any:
+        sizes.append(len(groups))
+        return judge(bank, groups)
+
+    monkeypatch.setattr(DetectorBank, "judge", counted)
+    transitions, states = outcome(TROUBLED)
+    assert max(sizes) > 1
+    explained = {why["kind"] for transition in transitions for why in transition.fields.get(WHY, ())}
+    assert explained >= {"straggler", "loss_spike"}
+    sizes.clear()
+    monkeypatch.setattr(detection, "TOGETHER_MAX", 1)
+    one_by_one, states_one_by_one = outcome(TROUBLED)
+    assert max(sizes) == 1
+    assert repr(one_by_one) == repr(transitions)
+    assert states_one_by_one == states
+
+
+def test_rows_of_a_recording_judged_together_give_the_incidents_of_rows_judged_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "job.csv"
+    write_job(Job(8, 200, 3).inject(Slow(5, 60, 1.3), NonFinite(0, 150)), path)
+
+    def replayed() -> ReplayResult:
+        quietly = {"until_step": None, "progress": lambda done, total: None}
+        return replay([open_source(path)], {}, [CatalogueConfig()], job="gpt", **quietly)
+
+    together = replayed()
+    assert len(together.incidents[0]) > 1
+    monkeypatch.setattr(detection, "TOGETHER_MAX", 1)
+    assert repr(replayed()) == repr(together)
+
+
+class Counting:
+    """Finds nothing, counts frames, and fails in the wanted steps."""
+
+    version = 1
+
+    def __init__(self, name: str, fails: Sequence[int], heard: list[tuple[str, int]]) -> None:
+        self.name = name
+        self._fails, self._heard = fails, heard
+
+    def observe(self, observation: Observation) -> Sequence[Finding]:
+        assert isinstance(observation, Frame)
+        self._heard.append((self.name, observation.step))
+        if observation.step in self._fails:
+            raise ValueError("no")
+        return ()
+
+    def snapshot(self) -> dict[str, Any]:
+        return {}
+
+    def restore(self, state: Any) -> None: ...
+
+    def inherit(self, before: Any) -> None: ...
+
+
+def test_a_detector_that_fails_in_one_of_several_frames_is_replaced_before_the_next() -> None:
+    heard: list[tuple[str, int]] = []
+    bank = DetectorBank(lambda: [Counting("frail", [1], heard), Counting("sound", [], heard)])
+    answers = bank.judge([[frame(step, {"loss": [1.0]})] for step in range(3)])
+    assert [[failure.detector for failure in answer.failures] for answer in answers] == [[], ["frail"], []]
+    assert sorted(heard) == sorted((name, step) for name in ("frail", "sound") for step in range(3))
+
+
+def test_a_detector_that_fails_in_every_frame_is_switched_off_within_them() -> None:
+    heard: list[tuple[str, int]] = []
+    steps = range(FAILURES_MAX + 3)
+    bank = DetectorBank(lambda: [Counting("frail", steps, heard)])
+    answers = bank.judge([[frame(step, {"loss": [1.0]})] for step in steps])
+    assert [len(answer.failures) for answer in answers] == [1] * FAILURES_MAX + [0] * 3
+    assert len(heard) == FAILURES_MAX
