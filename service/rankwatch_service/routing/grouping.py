@@ -35,14 +35,14 @@ class IncidentGroups:
     """The groups of all incidents that are open, and of those whose end has not been reported yet."""
 
     def __init__(self, routing: Routing, groups: Iterable[Group], now_unix_ns: int) -> None:
-        """Continue with stored groups. Those of routes that no longer exist send nothing more.
+        """Continue with stored groups. Those that the present routes would not make send nothing more.
 
-        Their open incidents join the groups that the present routes give them, if they are not in them yet.
+        Open incidents join the groups that the present routes give them, if they are not in them yet.
         """
         self._routing = routing
         self._routes = {route.key: route for route in routing.root.walk()}
         stored = list(groups)
-        self.groups = {group.key: group for group in stored if group.route_key in self._routes}
+        self.groups = {group.key: group for group in stored if self._makes(group)}
         for group in stored:
             for member in group.members.values():
                 if member.is_open:
@@ -151,6 +151,10 @@ class IncidentGroups:
         group.next_flush_unix_ns += (late_ns // interval_ns + 1) * interval_ns
         group.members = {name: member for name, member in group.members.items() if member.is_open}
 
+    def _makes(self, group: Group) -> bool:
+        route = self._routes.get(group.route_key)
+        return route is not None and any(route.group_key(one.labels) == group.key for one in group.members.values())
+
     def _update(self, new: GroupMember) -> set[str]:
         """Update an incident in the groups that have it. Those that it has left unnoticed forget it."""
         stays = {route.group_key(new.labels) for route in self._routing.root.matching(new.labels)}
@@ -173,15 +177,13 @@ class IncidentGroups:
         changed = set()
         for route in self._routing.root.matching(member.labels):
             key = route.group_key(member.labels)
-            wait_ns = int(route.group_wait_s * 1e9)
-            is_late = at_unix_ns + wait_ns < now_unix_ns
+            due_unix_ns = max(at_unix_ns + int(route.group_wait_s * 1e9), now_unix_ns)
             group = self.groups.get(key)
             if group is None:
-                due_unix_ns = now_unix_ns if is_late else now_unix_ns + wait_ns
                 group = Group(key, route.key, route.group_labels(member.labels), at_unix_ns, due_unix_ns)
                 self.groups[key] = group
-            elif is_late and not group.has_flushed:
-                group.next_flush_unix_ns = now_unix_ns
+            elif not group.has_flushed:
+                group.next_flush_unix_ns = min(group.next_flush_unix_ns, due_unix_ns)
             if member.incident_id not in group.members:
                 group.members[member.incident_id] = GroupMember(
                     member.incident_id, member.labels, member.brief, is_acknowledged=member.is_acknowledged

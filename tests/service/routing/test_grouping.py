@@ -292,6 +292,14 @@ def test_new_routes_take_over_what_is_open():
     assert story.after(600) == ["gpt first notification: a | "]
 
 
+def test_other_labels_to_group_by_make_other_groups_and_each_receiver_gets_one_message():
+    story = Story()
+    story.put("a")
+    story.after(30)
+    story.restart(DEFAULT.replace('"job"', '"kind"').replace("pager", "phone"))
+    assert story.after(600) == ["phone first notification: a | "]
+
+
 def test_after_an_outage_a_flush_is_late_once_and_then_in_time():
     story = Story()
     story.put("a")
