@@ -111,6 +111,7 @@ def outbox_row(notification: Notification) -> dict[str, Any]:
         "created_unix_ns": notification.created_unix_ns,
         "delivered_unix_ns": None,
         "command_id": notification.command_id,
+        "group_key": "",
     }
 
 
