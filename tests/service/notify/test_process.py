@@ -16,12 +16,13 @@ from rankwatch_service.policy.control_records import JobProject
 from rankwatch_service.policy.routing import outgoing
 from rankwatch_service.policy.settings_in_force import SettingsInForce
 from rankwatch_service.store.engine import read, write
-from rankwatch_service.store.models import Outbox, Receiver
+from rankwatch_service.store.models import Incident, Outbox, Receiver
 from rankwatch_service.store.rows import outbox_row
+from rankwatch_service.store.upsert import upsert
 from tests.support.service.webhook_receiver import Answer, webhook_receiver
 from tests.support.store.database import new_database
 from tests.support.trials.selection import trials
-from tests.support.values.incidents import SECRET, notified, receiver_row, transition
+from tests.support.values.incidents import SECRET, incident_row, notified, receiver_row, transition
 
 RUN = (
     "import sys; from rankwatch_service.notify.serve import run; from rankwatch_service.settings import Settings;"
@@ -132,6 +133,9 @@ def test_with_routes_one_message_tells_of_a_group_and_one_of_its_end_though_the_
         whose = JobProject("gpt-small")
         entries = [entry for one in told for entry in outgoing(one, settings, {}, time.time_ns(), None, whose)]
         with write(engine) as connection:
+            # The notifier leaves out incidents that have been deleted.
+            rows = [incident_row(id=one.incident.id) for one in told]
+            connection.execute(upsert(connection, Incident), rows)
             connection.execute(insert(Outbox), [outbox_row(entry) for entry in entries])
 
     with webhook_receiver() as receiver:
