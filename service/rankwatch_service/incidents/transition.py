@@ -18,6 +18,7 @@ class TransitionKind(StrEnum):
     UPDATED = "updated"
     EVIDENCE = "evidence"
     ACKNOWLEDGED = "acknowledged"
+    UNACKNOWLEDGED = "unacknowledged"
     COMMENTED = "commented"
     RESOLVED = "resolved"
 

@@ -37,11 +37,11 @@ class OrderPhase(msgspec.Struct, frozen=True, tag="order", tag_field="record"):
 
 
 class Judgement(msgspec.Struct, frozen=True, tag="judgement", tag_field="record"):
-    """A person acknowledged, resolved or commented on an incident."""
+    """A person acknowledged, unacknowledged, resolved or commented on an incident."""
 
     incident: str
     what: str
-    """acknowledged, resolved, commented."""
+    """acknowledged, unacknowledged, resolved, commented."""
     actor: str
     text: str = ""
 

@@ -17,9 +17,12 @@ def judged(correlator: Correlator, record: Judgement, step: int, now_s: float) -
     if incident is None:
         return None
     match record.what:
-        case "acknowledged" if incident.state == "open":
+        case "acknowledged" if incident.state != "resolved" and incident.acknowledged_by != record.actor:
             incident.state, incident.acknowledged_by = "acknowledged", record.actor
             what = TransitionKind.ACKNOWLEDGED
+        case "unacknowledged" if incident.state == "acknowledged":
+            incident.state, incident.acknowledged_by = "open", None
+            what = TransitionKind.UNACKNOWLEDGED
         case "resolved" if incident.state != "resolved":
             correlator.resolve(incident, step, now_s)
             what = TransitionKind.RESOLVED

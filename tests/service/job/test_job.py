@@ -177,6 +177,29 @@ def test_judgements_of_people_become_transitions():
     assert (len(types), len(world.effects.notifications)) == (2, 2)
 
 
+def test_an_incident_is_taken_over_and_given_back():
+    world = World()
+    world.find("loss_spike")
+    incident = world.effects.transitions[0].incident.id
+    for actor, what in (
+        ("ann", "unacknowledged"),  # of an open incident there is nothing to give back
+        ("ann", "acknowledged"),
+        ("bob", "acknowledged"),
+        ("bob", "unacknowledged"),
+        ("ann", "resolved"),
+        ("ann", "acknowledged"),
+    ):
+        world.job.control(Judgement(incident, what, actor), world.now_s, world.effects)
+    owners = [(t.what, t.incident.state, t.incident.acknowledged_by) for t in world.effects.transitions]
+    assert owners[1:] == [
+        ("acknowledged", "acknowledged", "ann"),
+        ("acknowledged", "acknowledged", "bob"),
+        ("unacknowledged", "open", None),
+        ("resolved", "resolved", None),
+    ]
+    assert len(world.effects.notifications) == 2
+
+
 def test_detectors_observe_that_a_person_accepted_what_is_still_open():
     heard = []
 

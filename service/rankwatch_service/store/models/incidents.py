@@ -55,7 +55,7 @@ class Incident(Base):
 
 
 class IncidentTransition(Base):
-    """One change of an incident: opened, updated, acknowledged, commented, resolved, evidence."""
+    """One change of an incident: opened, updated, acknowledged, unacknowledged, commented, resolved, evidence."""
 
     __tablename__ = "incident_transition"
     incident_id: Mapped[str] = mapped_column(ForeignKey("incident.id", ondelete="CASCADE"), primary_key=True)
