@@ -25,7 +25,11 @@ MESSAGE_TYPES: Final[Mapping[str, str]] = {
 }
 """Transitions that receivers are notified of; the others (acknowledged, commented, evidence) are for the pages only."""
 
-ROUTED_TYPES: Final[Mapping[str, str]] = {**MESSAGE_TYPES, "acknowledged": "incident.acknowledged"}
+ROUTED_TYPES: Final[Mapping[str, str]] = {
+    **MESSAGE_TYPES,
+    "acknowledged": "incident.acknowledged",
+    "unacknowledged": "incident.unacknowledged",
+}
 """Transitions that the notifier gets where it groups: what is acknowledged is neither repeated nor escalated."""
 
 APPROVAL_NEEDED: Final = "command.approval_needed"

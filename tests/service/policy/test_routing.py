@@ -185,7 +185,7 @@ def test_where_routes_are_configured_a_transition_is_one_entry_for_the_notifier(
     assert sent("opened", settings) == [("a", "waiting"), ("b", "waiting")]
     settings.take(RoutingSet(is_grouped=True))
     for settings_of_job in (settings.copy(), SettingsInForce.restored(settings.state())):
-        for what in ("opened", "updated", "acknowledged", "resolved"):
+        for what in ("opened", "updated", "acknowledged", "unacknowledged", "resolved"):
             assert sent(what, settings_of_job) == [("", "ungrouped")]
         assert sent("commented", settings_of_job) == []
     settings.take(RoutingSet(is_grouped=False))

@@ -244,6 +244,8 @@ def test_what_is_acknowledged_in_time_is_not_escalated():
     story.after(60)
     story.put("a", state="acknowledged")
     assert story.after(1_200) == ["lead not acknowledged in time: b | "]
+    story.put("a")
+    assert story.after(1) == ["lead not acknowledged in time: a b | "]
 
 
 def test_an_escalated_incident_that_becomes_graver_is_news_to_who_got_it():
