@@ -163,9 +163,10 @@ class Incident:
         self.parts.append(part)
 
     def tell(self, receivers: Iterable[str]) -> None:
-        """Record that these receivers are notified of it."""
+        """Record that these receivers are notified of it; among them "", those that the notifier finds."""
         if self.told_to is not None:
-            self.told_to = sorted({*self.told_to, *receivers})
+            told_to = {*self.told_to, *receivers}
+            self.told_to = None if "" in told_to else sorted(told_to)
 
     def _evidence(self) -> dict[str, Any]:
         rest = {name: value for name, value in self.evidence.items() if name != ENDED_BY_ITSELF}

@@ -31,7 +31,7 @@ from rankwatch_service.policy.command import CommandRequest
 from rankwatch_service.policy.control_records import ControlRecord, JobProject, Judgement, OrderPhase, TelemetryRefused
 from rankwatch_service.policy.judgement import acceptance, judged
 from rankwatch_service.policy.response import JobSituation, Responder, advice_gone
-from rankwatch_service.policy.routing import command_notifications, notifications
+from rankwatch_service.policy.routing import command_notifications, outgoing
 from rankwatch_service.policy.settings_in_force import SettingsInForce
 from rankwatch_service.telemetry.bundle import Bundle
 from rankwatch_service.telemetry.envelope import BadBatchError, Reason
@@ -309,9 +309,8 @@ class JobStream:
                 incident.transitions, item.what, item.actor, item.text, item.fields, now_s, incident.version()
             )
             effects.transitions.append(transition)
-            settings = (self.settings.receivers, self.settings.silences.values())
             links = self._links(self.job, incident.id)
-            messages = notifications(transition, *settings, links, unix_ns(now_s), incident.told_to, self.whose)
+            messages = outgoing(transition, self.settings, links, unix_ns(now_s), incident.told_to, self.whose)
             # A silenced notification does not count: the first that a receiver gets is `incident.opened`.
             incident.tell(message.receiver for message in messages if not message.silenced)
             effects.notifications += messages

@@ -56,6 +56,11 @@ class Lease:
         """Whether no other process can hold the lease now, by this process's own clock."""
         return self._clock.monotonic_s() < self._until_s
 
+    @property
+    def epoch(self) -> int:
+        """Counts how often the lease was taken over, as of this process's last claim; 0 before the first."""
+        return self._epoch
+
     def hold(self) -> bool:
         """Renew the lease, or take it if it is free; returns whether this process holds it for the next `LEASE_S`.
 

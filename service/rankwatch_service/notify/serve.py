@@ -12,10 +12,13 @@ from typing import Final
 
 from rankwatch_service.access.secret_key import SecretKey, load_secret_key
 from rankwatch_service.clock import Clock, SystemClock
+from rankwatch_service.log.control_log import ControlLog
 from rankwatch_service.notify.lease import Lease
 from rankwatch_service.notify.notifier import Notifier
 from rankwatch_service.notify.outbox import OutboxTable
 from rankwatch_service.notify.receivers import encrypt_receivers
+from rankwatch_service.notify.router import MessageRouter
+from rankwatch_service.notify.routes_file import RoutesFile
 from rankwatch_service.notify.sender import DecryptingSender, MessageSender
 from rankwatch_service.notify.webhook import WebhookSender
 from rankwatch_service.settings import Settings
@@ -35,6 +38,7 @@ def run(settings: Settings) -> None:
     Raises:
         StoreBusyError: see `once_it_answers`.
         SecretKeyError: see `load_secret_key`.
+        RoutesError: the file of routes cannot be used.
     """
     configure(settings.log_level, "notify")
     asyncio.run(_run(settings))
@@ -45,6 +49,7 @@ async def _run(settings: Settings) -> None:
     # The event loop resolves names in its default executor.
     loop.set_default_executor(ThreadPoolExecutor(LOOKUP_THREADS, "lookup"))
     clock = SystemClock()
+    routes = None if settings.routes is None else RoutesFile(settings.routes)
     engine = open_engine(settings.database_url, "notify")
 
     def begin() -> SecretKey:
@@ -64,6 +69,7 @@ async def _run(settings: Settings) -> None:
             notifier = Notifier(
                 OutboxTable(engine, lease),
                 lease,
+                MessageRouter(engine, lease, ControlLog(engine, clock), clock, routes),
                 DecryptingSender(secret_key, sender),
                 changes,
                 clock,

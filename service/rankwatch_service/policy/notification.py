@@ -25,6 +25,13 @@ MESSAGE_TYPES: Final[Mapping[str, str]] = {
 }
 """Transitions that receivers are notified of; the others (acknowledged, commented, evidence) are for the pages only."""
 
+ROUTED_TYPES: Final[Mapping[str, str]] = {
+    **MESSAGE_TYPES,
+    "acknowledged": "incident.acknowledged",
+    "unacknowledged": "incident.unacknowledged",
+}
+"""Transitions that the notifier gets where it groups: what is acknowledged is neither repeated nor escalated."""
+
 APPROVAL_NEEDED: Final = "command.approval_needed"
 """Type of the message about a command that waits until a person approves it."""
 
@@ -68,7 +75,7 @@ def incident_message(
     """Compose the JSON body {type, timestamp, data} for one transition of an incident.
 
     Args:
-        transition: of a kind in `MESSAGE_TYPES`, with the incident as it is after it.
+        transition: of a kind in `ROUTED_TYPES`, with the incident as it is after it.
         links: URLs of pages about it, by name, for instance {"incident": "https://…", "job": "https://…"}.
         whose: project and owner of the job.
         first: the receiver has not been notified of the incident before: the message is of type `incident.opened`,
@@ -82,7 +89,7 @@ def incident_message(
         ValueError: receivers are not notified of this kind of transition.
     """
     what = transition.what
-    if what not in MESSAGE_TYPES:
+    if what not in ROUTED_TYPES:
         raise ValueError(f"receivers are not notified of the transition {str(what)!r}")
     data = _incident_data(transition.incident, links, whose)
     data["transition"] = {
@@ -91,15 +98,15 @@ def incident_message(
         "actor": _shortened(transition.actor),
         "text": _shortened(transition.text),
     }
-    message_type = MESSAGE_TYPES["opened" if first else what]
-    message = {"type": message_type, "timestamp": _iso(transition.at_unix_ns), "data": data}
+    message_type = ROUTED_TYPES["opened" if first else what]
+    message = {"type": message_type, "timestamp": iso_time(transition.at_unix_ns), "data": data}
     for spare in ("evidence", "consequences", "suggestion", "devices"):
-        body = _encoded(message)
+        body = encoded(message)
         if len(body) <= BODY_BYTES_MAX:
             return body
         data[spare] = type(data[spare])()
         data["cut"].append(spare)
-    return _encoded(message)
+    return encoded(message)
 
 
 def command_message(request: CommandRequest, links: Mapping[str, str], whose: JobProject = NOBODYS) -> bytes:
@@ -127,11 +134,11 @@ def command_message(request: CommandRequest, links: Mapping[str, str], whose: Jo
         "requested_by": request.requested_by,
         "world_size": request.world_size,
         "incident": request.incident_id,
-        "expires_time": _iso(request.expires_unix_ns),
+        "expires_time": iso_time(request.expires_unix_ns),
         "links": dict(links),
     }
     message_type = BREAK_GLASS if request.break_glass else APPROVAL_NEEDED
-    return _encoded({"type": message_type, "timestamp": _iso(request.requested_unix_ns), "data": data})
+    return encoded({"type": message_type, "timestamp": iso_time(request.requested_unix_ns), "data": data})
 
 
 def _incident_data(incident: IncidentVersion, links: Mapping[str, str], whose: JobProject) -> dict[str, Any]:
@@ -166,9 +173,9 @@ def _incident_data(incident: IncidentVersion, links: Mapping[str, str], whose: J
         "onset_step": incident.onset_step,
         "detected_step": incident.detected_step,
         "resolved_step": incident.resolved_step,
-        "onset_time": _iso(incident.onset_unix_ns),
-        "detected_time": _iso(incident.detected_unix_ns),
-        "resolved_time": _iso(incident.resolved_unix_ns),
+        "onset_time": iso_time(incident.onset_unix_ns),
+        "detected_time": iso_time(incident.detected_unix_ns),
+        "resolved_time": iso_time(incident.resolved_unix_ns),
         "score": as_json(incident.score),
         "confidence": as_json(incident.confidence),
         "impact_gpu_hours_per_hour": as_json(incident.impact_gpu_hours_per_hour),
@@ -196,13 +203,15 @@ def _shortened(text: str) -> str:
     return text if len(text) <= TEXT_CHARS_MAX else text[: TEXT_CHARS_MAX - 1] + "…"
 
 
-def _iso(unix_ns: int | None) -> str | None:
+def iso_time(unix_ns: int | None) -> str | None:
+    """A time as ISO 8601 in UTC, to the millisecond; None stays None."""
     if unix_ns is None:
         return None
     seconds, ns = divmod(unix_ns, 1_000_000_000)
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{ns // 1_000_000:03d}Z"
 
 
-def _encoded(message: Mapping[str, Any]) -> bytes:
+def encoded(message: Mapping[str, Any]) -> bytes:
+    """A message as UTF-8 JSON."""
     # Names and texts of a job may hold lone surrogates, which UTF-8 cannot encode: they must not stop a message.
     return json.dumps(message, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode(errors="replace")

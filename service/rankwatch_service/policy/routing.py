@@ -5,13 +5,25 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import Any, Final
 
 from rankwatch_detectors.scope import IncidentScope
 from rankwatch_service.incidents.transition import Transition
 from rankwatch_service.incidents.version import IncidentVersion
 from rankwatch_service.policy.command import CommandRequest
 from rankwatch_service.policy.control_records import JobProject, ReceiverRoute, SilenceSet
-from rankwatch_service.policy.notification import MESSAGE_TYPES, NOBODYS, command_message, incident_message, message_id
+from rankwatch_service.policy.notification import (
+    MESSAGE_TYPES,
+    NOBODYS,
+    ROUTED_TYPES,
+    command_message,
+    incident_message,
+    message_id,
+)
+from rankwatch_service.policy.settings_in_force import SettingsInForce
+
+UNGROUPED: Final = ""
+"""Receiver of what the notifier has to put into groups."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +41,7 @@ class Notification:
     id: str
     """Derived, so that the same notification is stored once, however often it is composed."""
     receiver: str
+    """`UNGROUPED`: the notifier decides."""
     incident_id: str
     """Empty: a command without an incident."""
     transition: int
@@ -127,6 +140,29 @@ def notifications(
     ]
 
 
+def outgoing(
+    transition: Transition,
+    settings: SettingsInForce,
+    links: Mapping[str, str],
+    now_unix_ns: int,
+    told_to: Collection[str] | None,
+    whose: JobProject,
+) -> list[Notification]:
+    """What the outbox gets for one transition: messages to receivers, or one entry for the notifier to group.
+
+    Arguments are those of `notifications`.
+    """
+    if not settings.is_grouped:
+        routed = (settings.receivers, settings.silences.values())
+        return notifications(transition, *routed, links, now_unix_ns, told_to, whose)
+    if transition.what not in ROUTED_TYPES:
+        return []
+    incident = transition.incident
+    body = incident_message(transition, links, whose)
+    entry_id = message_id(incident.id, transition.number, UNGROUPED)
+    return [Notification(entry_id, UNGROUPED, incident.id, transition.number, body, False, now_unix_ns)]
+
+
 def command_notifications(
     request: CommandRequest,
     receivers: Iterable[ReceiverRoute],
@@ -167,6 +203,16 @@ def command_notifications(
             else _concerns(receiver, incident, whose.project)
         )
     ]
+
+
+def is_subscribed(receiver: ReceiverRoute, data: Mapping[str, Any]) -> bool:
+    """Whether an incident concerns a receiver, by the field `data` of its message."""
+    kinds = {data["kind"], *(consequence["kind"] for consequence in data["consequences"])}
+    return bool(
+        _is_of(receiver, data["job"], data["project"])
+        and (not receiver.kinds or kinds & set(receiver.kinds))
+        and (not receiver.severities or data["severity"] in receiver.severities)
+    )
 
 
 def _concerns(receiver: ReceiverRoute, incident: IncidentVersion, project: str) -> bool:

@@ -136,11 +136,15 @@ def stream(data: DATA = None, database_url: DATABASE_URL = None, kafka: KAFKA = 
 
 def notify(data: DATA = None, database_url: DATABASE_URL = None, kafka: KAFKA = None) -> None:
     """Run only the notifier: it sends notifications from the outbox."""
+    from rankwatch_service.notify.routes_file import RoutesError
     from rankwatch_service.notify.serve import run
 
     configured = configured_settings(data_dir=data, database_url=database_url, kafka=kafka)
-    with _secrets_kept():
-        run(configured)
+    try:
+        with _secrets_kept():
+            run(configured)
+    except RoutesError as error:
+        raise CliError(Status.USAGE, str(error)) from error
 
 
 def agent(context: typer.Context) -> None:

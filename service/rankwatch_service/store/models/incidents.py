@@ -120,23 +120,36 @@ class Outbox(Base):
 
     __tablename__ = "outbox"
     id: Mapped[str] = mapped_column(primary_key=True)
-    """msg_ + hash of (incident or command, transition, receiver)."""
+    """msg_ + hash of (incident or command, transition, receiver), or of (group, flush, receiver)."""
     receiver: Mapped[str]
+    """Empty: a transition that the notifier puts into groups."""
     incident_id: Mapped[str] = mapped_column(index=True)
-    """Empty: a command without an incident."""
+    """Empty: a command without an incident, or a group of several jobs."""
     transition: Mapped[int]
-    """0: it is about a command."""
+    """0: it is about a command. Of a group: the number of the flush."""
     command_id: Mapped[str] = mapped_column(default="", server_default="")
     """Empty: it is about an incident."""
+    group_key: Mapped[str] = mapped_column(default="", server_default="", index=True)
+    """Empty: it is about no group."""
     body: Mapped[bytes]
     """JSON {type, timestamp, data}."""
     state: Mapped[str]
-    """waiting, delivered, failed (given up), silenced."""
+    """waiting, delivered, failed (given up), silenced; of a transition for the notifier: ungrouped, grouped."""
     tries: Mapped[int] = mapped_column(default=0)
     next_try_unix_ns: Mapped[int]
     created_unix_ns: Mapped[int]
     delivered_unix_ns: Mapped[int | None]
     __table_args__ = (Index("ix_outbox_due", "state", "next_try_unix_ns"),)
+
+
+class IncidentGroup(Base):
+    """Incidents that share their messages, where routes are configured."""
+
+    __tablename__ = "incident_group"
+    key: Mapped[str] = mapped_column(primary_key=True)
+    """Of its route, with the labels that its incidents have in common."""
+    state: Mapped[dict[str, Any]]
+    """Fields of `routing.group.Group`."""
 
 
 class Delivery(Base):

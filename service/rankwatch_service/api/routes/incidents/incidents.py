@@ -29,6 +29,7 @@ from rankwatch_service.incidents.kinds import first_steps
 from rankwatch_service.log.base import Entry
 from rankwatch_service.policy import precision
 from rankwatch_service.policy.control_records import Judgement, encode_control
+from rankwatch_service.policy.routing import UNGROUPED
 from rankwatch_service.short_ids import short
 from rankwatch_service.store import audit_trail
 from rankwatch_service.store.engine import read
@@ -295,7 +296,7 @@ def incident_detail(connection: Connection, row: RowMapping) -> IncidentDetail:
     )
     notifications = connection.execute(
         select(Outbox.__table__, newest.label("error"))
-        .where(Outbox.incident_id == row["id"])
+        .where(Outbox.incident_id == row["id"], Outbox.receiver != UNGROUPED)
         .order_by(Outbox.transition, Outbox.receiver)
     ).mappings()
     feedback = connection.execute(

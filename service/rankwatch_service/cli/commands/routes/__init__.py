@@ -1,0 +1,1 @@
+"""`rankwatch routes`: whom incidents go to, and when."""

@@ -1,0 +1,90 @@
+"""Matchers on labels, written as in Alertmanager: `job="gpt"`, `kind!="hang"`, `host=~"node-.*"`, `rank!~"[0-7]"`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+Labels = Mapping[str, str]
+"""Names and values of an incident's labels. A label that is missing counts as empty."""
+
+PATTERN_CHARS_MAX: Final = 500
+
+_SYNTAX: Final = re.compile(r"\s*([a-zA-Z_:][a-zA-Z0-9_:]*)\s*(=~|=|!=|!~)\s*(.*?)\s*", re.DOTALL)
+_PARTS: Final = re.compile(r'(?:[^,"\\]|\\.|"(?:\\.|[^"\\])*"|"|\\)+', re.DOTALL)
+_ESCAPES: Final = {"n": "\n", '"': '"', "\\": "\\"}
+
+
+@dataclass(frozen=True, slots=True)
+class Matcher:
+    """One condition on one label. `=~` and `!~` compare the whole value with a regular expression."""
+
+    name: str
+    operator: str
+    """=, !=, =~ or !~."""
+    value: str
+
+    def __post_init__(self) -> None:
+        """Check the regular expression, if it is one.
+
+        Raises:
+            ValueError: it is malformed or too long.
+        """
+        if "~" not in self.operator:
+            return
+        if len(self.value) > PATTERN_CHARS_MAX:
+            raise ValueError(f"the regular expression of {self.name} is longer than {PATTERN_CHARS_MAX} characters")
+        try:
+            re.compile(self.value)
+        except re.error as error:
+            raise ValueError(f"{self.value!r} is not a regular expression: {error}") from error
+
+    def matches(self, labels: Labels) -> bool:
+        """Whether the labels meet the condition."""
+        value = labels.get(self.name, "")
+        same = bool(re.fullmatch(self.value, value)) if "~" in self.operator else value == self.value
+        return same is not self.operator.startswith("!")
+
+    def __str__(self) -> str:
+        value = self.value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+        return f'{self.name}{self.operator}"{value}"'
+
+
+def parse_matcher(text: str) -> Matcher:
+    r"""Read one matcher. Quotes around the value are optional; within it `\"`, `\\` and `\n` are escapes.
+
+    Raises:
+        ValueError: it is malformed.
+    """
+    found = _SYNTAX.fullmatch(text)
+    if found is None:
+        raise ValueError(f'{text!r} is not a matcher such as job="gpt", kind!="hang" or host=~"node-.*"')
+    name, operator, raw = found.groups()
+    quoted = re.fullmatch(r'"((?:\\.|[^"\\])*)\\?"', raw, re.DOTALL)
+    if quoted is None and re.search(r'(?<!\\)(?:\\\\)*"', raw):
+        raise ValueError(f'the value in {text!r} has a quote that does not belong to a pair: write \\" for it')
+    inner = raw if quoted is None else raw[1:-1]
+    return Matcher(name, operator, re.sub(r"\\(.)", _unescaped, inner, flags=re.DOTALL))
+
+
+def parse_matchers(text: str) -> tuple[Matcher, ...]:
+    """Read matchers separated by commas, with or without braces around them: `{job="gpt", kind="hang"}`.
+
+    Raises:
+        ValueError: one of them is malformed.
+    """
+    inner = text.strip()
+    if inner.startswith("{") and inner.endswith("}"):
+        inner = inner[1:-1]
+    return tuple(parse_matcher(part) for part in _PARTS.findall(inner) if part.strip())
+
+
+def match_all(matchers: Iterable[Matcher], labels: Labels) -> bool:
+    """Whether the labels meet all conditions."""
+    return all(matcher.matches(labels) for matcher in matchers)
+
+
+def _unescaped(found: re.Match[str]) -> str:
+    return _ESCAPES.get(found[1], found[0])
