@@ -310,8 +310,8 @@ class JobStream:
             )
             effects.transitions.append(transition)
             settings = (self.settings.receivers, self.settings.silences.values())
-            links = self._links(self.job, incident.id)
-            messages = notifications(transition, *settings, links, unix_ns(now_s), incident.told_to, self.whose)
+            about = (self._links(self.job, incident.id), unix_ns(now_s), incident.told_to, self.whose)
+            messages = notifications(transition, *settings, *about, self._assembler.topology_state.world_size)
             # A silenced notification does not count: the first that a receiver gets is `incident.opened`.
             incident.tell(message.receiver for message in messages if not message.silenced)
             effects.notifications += messages

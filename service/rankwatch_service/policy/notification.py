@@ -11,11 +11,13 @@ from hashlib import sha256
 from typing import Any, Final
 from urllib.parse import quote
 
+from rankwatch_service.incidents.kinds import first_steps
 from rankwatch_service.incidents.transition import Transition
 from rankwatch_service.incidents.version import IncidentVersion
 from rankwatch_service.numbers import as_json, plain
 from rankwatch_service.policy.command import CommandRequest
 from rankwatch_service.policy.control_records import JobProject
+from rankwatch_service.policy.message_text import command_text, command_to_type, confidence_words, incident_text
 from rankwatch_service.short_ids import short
 
 MESSAGE_TYPES: Final[Mapping[str, str]] = {
@@ -63,7 +65,12 @@ def page_links(public_url: str, job: str, incident_id: str | None) -> dict[str, 
 
 
 def incident_message(
-    transition: Transition, links: Mapping[str, str], whose: JobProject = NOBODYS, *, first: bool = False
+    transition: Transition,
+    links: Mapping[str, str],
+    whose: JobProject = NOBODYS,
+    world_size: int = 0,
+    *,
+    first: bool = False,
 ) -> bytes:
     """Compose the JSON body {type, timestamp, data} for one transition of an incident.
 
@@ -71,6 +78,7 @@ def incident_message(
         transition: of a kind in `MESSAGE_TYPES`, with the incident as it is after it.
         links: URLs of pages about it, by name, for instance {"incident": "https://…", "job": "https://…"}.
         whose: project and owner of the job.
+        world_size: ranks of the job; 0: unknown.
         first: the receiver has not been notified of the incident before: the message is of type `incident.opened`,
             whatever the transition is.
 
@@ -84,7 +92,7 @@ def incident_message(
     what = transition.what
     if what not in MESSAGE_TYPES:
         raise ValueError(f"receivers are not notified of the transition {str(what)!r}")
-    data = _incident_data(transition.incident, links, whose)
+    data = _incident_data(transition.incident, links, whose, world_size)
     data["transition"] = {
         "number": transition.number,
         "what": what,
@@ -117,6 +125,7 @@ def command_message(request: CommandRequest, links: Mapping[str, str], whose: Jo
     data = {
         "id": request.id,
         "short_id": short(request.id),
+        "text": command_text(request),
         "job": request.job,
         "project": whose.project,
         "owner": whose.owner,
@@ -134,7 +143,9 @@ def command_message(request: CommandRequest, links: Mapping[str, str], whose: Jo
     return _encoded({"type": message_type, "timestamp": _iso(request.requested_unix_ns), "data": data})
 
 
-def _incident_data(incident: IncidentVersion, links: Mapping[str, str], whose: JobProject) -> dict[str, Any]:
+def _incident_data(
+    incident: IncidentVersion, links: Mapping[str, str], whose: JobProject, world_size: int
+) -> dict[str, Any]:
     cut: list[str] = []
 
     def listed(name: str, values: Sequence[Any]) -> list[Any]:
@@ -149,10 +160,12 @@ def _incident_data(incident: IncidentVersion, links: Mapping[str, str], whose: J
         "id": incident.id,
         "short_id": short(incident.id),
         "number": incident.number,
+        "text": incident_text(incident, world_size),
         "job": incident.job,
         "project": whose.project,
         "owner": whose.owner,
         "attempt": incident.attempt,
+        "world_size": world_size or None,
         "kind": incident.kind,
         "severity": incident.severity,
         "state": incident.state,
@@ -171,10 +184,13 @@ def _incident_data(incident: IncidentVersion, links: Mapping[str, str], whose: J
         "resolved_time": _iso(incident.resolved_unix_ns),
         "score": as_json(incident.score),
         "confidence": as_json(incident.confidence),
+        "confidence_words": confidence_words(incident.confidence),
         "impact_gpu_hours_per_hour": as_json(incident.impact_gpu_hours_per_hour),
         "evidence": evidence,
         "consequences": listed("consequences", [consequence.fields() for consequence in incident.consequences]),
         "suggestion": _shortened_in(incident.suggestion),
+        "first_steps": first_steps(incident.kind, incident.severity, incident.evidence),
+        "command": command_to_type(incident),
         "checkpoint": incident.checkpoint,
         "links": dict(links),
         "cut": cut,

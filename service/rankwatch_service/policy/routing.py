@@ -88,6 +88,7 @@ def notifications(
     now_unix_ns: int,
     told_to: Collection[str] | None = None,
     whose: JobProject = NOBODYS,
+    world_size: int = 0,
 ) -> list[Notification]:
     """Compose the notifications of one transition: one for each receiver that it concerns, silenced ones included.
 
@@ -103,6 +104,7 @@ def notifications(
         now_unix_ns: stream time.
         told_to: names of the receivers that were notified of the incident before; None: unknown, and taken as all.
         whose: project and owner of the job.
+        world_size: ranks of the job; 0: unknown.
     """
     incident = transition.incident
     if transition.what not in MESSAGE_TYPES:
@@ -112,7 +114,7 @@ def notifications(
     if transition.what == "resolved":
         routed = [route for route in routed if route.receiver not in new]
     firsts = {route.receiver in new for route in routed}
-    bodies = {first: incident_message(transition, links, whose, first=first) for first in firsts}
+    bodies = {first: incident_message(transition, links, whose, world_size, first=first) for first in firsts}
     return [
         Notification(
             id=message_id(incident.id, transition.number, route.receiver),
