@@ -56,7 +56,7 @@ _FIGURES: Final = (
     ("value", "threshold", "", "threshold"),
     ("value", "level", "", "usually"),
 )
-"""Pairs of fields of the evidence that say how it is and how it should be: measured, normal, unit, name of the latter."""
+"""Pairs of fields of the evidence: how it is, how it should be, their unit, name of the latter."""
 
 _CONFIDENCE: Final = ((1.0, "certain"), (0.99, "almost certain"), (0.9, "very likely"), (0.66, "likely"))
 
