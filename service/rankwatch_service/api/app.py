@@ -55,6 +55,7 @@ from rankwatch_service.api.routes import (
     telemetry,
 )
 from rankwatch_service.api.routes.charts import devices, explanations, steps
+from rankwatch_service.api.routes.notifications import deliveries, reasons
 from rankwatch_service.api.routes.rules import metric_rules
 from rankwatch_service.api.routes.rules import preview as rule_preview
 from rankwatch_service.api.routes.system import (
@@ -98,6 +99,8 @@ RESOURCES: Final = (
     commands,
     approvals,
     receivers,
+    deliveries,
+    reasons,
     silences,
     hosts,
     stream,

@@ -309,9 +309,9 @@ class JobStream:
                 incident.transitions, item.what, item.actor, item.text, item.fields, now_s, incident.version()
             )
             effects.transitions.append(transition)
-            settings = (self.settings.receivers, self.settings.silences.values())
-            about = (self._links(self.job, incident.id), unix_ns(now_s), incident.told_to, self.whose)
-            messages = notifications(transition, *settings, *about, self._assembler.topology_state.world_size)
+            settings = (self.settings.receivers, self.settings.silences.values(), self._links(self.job, incident.id))
+            ranks = self._assembler.topology_state.world_size
+            messages = notifications(transition, *settings, unix_ns(now_s), incident.told_to, self.whose, ranks)
             # A silenced notification does not count: the first that a receiver gets is `incident.opened`.
             incident.tell(message.receiver for message in messages if not message.silenced)
             effects.notifications += messages

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Any, Final
@@ -17,8 +18,17 @@ from rankwatch_service.incidents.version import IncidentVersion
 from rankwatch_service.numbers import as_json, plain
 from rankwatch_service.policy.command import CommandRequest
 from rankwatch_service.policy.control_records import JobProject
-from rankwatch_service.policy.message_text import command_text, command_to_type, confidence_words, incident_text
+from rankwatch_service.policy.messages.message_text import (
+    command_text,
+    command_to_type,
+    confidence_words,
+    incident_text,
+    trial_text,
+)
 from rankwatch_service.short_ids import short
+
+KIND_PLACE: Final = "{kind}"
+"""Stands in the URL of runbooks for the kind of an incident."""
 
 MESSAGE_TYPES: Final[Mapping[str, str]] = {
     "opened": "incident.opened",
@@ -32,6 +42,9 @@ APPROVAL_NEEDED: Final = "command.approval_needed"
 
 BREAK_GLASS: Final = "command.break_glass"
 """Type of the message about a command that is carried out without the approval that it needs."""
+
+TRIAL: Final = "receiver.test"
+"""Type of the message that a person sends to try a receiver."""
 
 NOBODYS: Final = JobProject("")
 """Project and owner of a job of which nobody has said them."""
@@ -58,10 +71,18 @@ def message_id(subject_id: str, transition: int, receiver: str) -> str:
     return f"msg_{digest[:32]}"
 
 
-def page_links(public_url: str, job: str, incident_id: str | None) -> dict[str, str]:
-    """URLs of the pages about a job and, if there is one, about an incident of it, by name."""
+def page_links(public_url: str, job: str, incident_id: str | None, runbook_url: str = "") -> dict[str, str]:
+    """URLs of the pages about a job and, if there is one, about an incident of it, by name.
+
+    Args:
+        public_url: where people reach the service.
+        job: name of the job.
+        incident_id: of the incident.
+        runbook_url: URL of the runbook of the incident, with `KIND_PLACE` where its kind belongs; empty: there is none.
+    """
     incident = {} if incident_id is None else {"incident": f"{public_url}/incidents/{incident_id}"}
-    return incident | {"job": f"{public_url}/jobs/{quote(job, safe='')}"}
+    runbook = {"runbook": runbook_url} if runbook_url else {}
+    return incident | {"job": f"{public_url}/jobs/{quote(job, safe='')}"} | runbook
 
 
 def incident_message(
@@ -137,10 +158,33 @@ def command_message(request: CommandRequest, links: Mapping[str, str], whose: Jo
         "world_size": request.world_size,
         "incident": request.incident_id,
         "expires_time": _iso(request.expires_unix_ns),
-        "links": dict(links),
+        "links": {name: url for name, url in links.items() if KIND_PLACE not in url},
     }
     message_type = BREAK_GLASS if request.break_glass else APPROVAL_NEEDED
     return _encoded({"type": message_type, "timestamp": _iso(request.requested_unix_ns), "data": data})
+
+
+@dataclass(frozen=True, slots=True)
+class TrialMessage:
+    """A message that a person sends to try a receiver."""
+
+    id: str
+    body: bytes
+
+
+def trial_message(receiver: str, actor: str, public_url: str, at_unix_ns: int) -> TrialMessage:
+    """Compose a message of the type `receiver.test`, of severity info.
+
+    Args:
+        receiver: name of the receiver that is tried.
+        actor: who tries it.
+        public_url: where people reach the service.
+        at_unix_ns: now; each time has its own message.
+    """
+    id_ = message_id(f"test {at_unix_ns}", 0, receiver)
+    text = trial_text(receiver, actor)
+    data = {"id": id_, "text": text, "job": "", "severity": "info", "links": {"service": f"{public_url}/"}}
+    return TrialMessage(id_, _encoded({"type": TRIAL, "timestamp": _iso(at_unix_ns), "data": data}))
 
 
 def _incident_data(
@@ -192,7 +236,7 @@ def _incident_data(
         "first_steps": first_steps(incident.kind, incident.severity, incident.evidence),
         "command": command_to_type(incident),
         "checkpoint": incident.checkpoint,
-        "links": dict(links),
+        "links": {name: url.replace(KIND_PLACE, incident.kind) for name, url in links.items()},
         "cut": cut,
     }
 

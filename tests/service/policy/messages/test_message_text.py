@@ -4,7 +4,7 @@ import pytest
 
 from rankwatch_detectors.base import Kind, Severity
 from rankwatch_service.policy.command import CommandRequest
-from rankwatch_service.policy.message_text import (
+from rankwatch_service.policy.messages.message_text import (
     LINE_CHARS_MAX,
     NORMAL,
     command_text,

@@ -116,6 +116,15 @@ def command_text(request: CommandRequest) -> str:
     return _lines(asked, waits, f"Decide: rankwatch commands approve {id_}, or: rankwatch commands refuse {id_}")
 
 
+def trial_text(receiver: str, actor: str) -> str:
+    """Three lines that say that nothing is wrong."""
+    return _lines(
+        f"TEST: rankwatch reaches the receiver {receiver}",
+        f"Nothing is wrong: {actor} sent this to try it",
+        "First: nothing. Messages about incidents look like this one",
+    )
+
+
 def one_line(text: str) -> str:
     r"""The text without line breaks and other characters that cannot be printed.
 

@@ -13,7 +13,7 @@ from standardwebhooks import Webhook
 
 from rankwatch_service.allow_list import EVERY_ADDRESS, allow_list
 from rankwatch_service.clock import SystemClock
-from rankwatch_service.notify.webhook import WebhookSender
+from rankwatch_service.notify.http_sender import HttpSender
 from tests.support.service.webhook_receiver import Answer, webhook_receiver
 from tests.support.values.incidents import SECRET
 
@@ -22,7 +22,7 @@ BODY = b'{"type":"incident.opened"}'
 
 def send(url, *, private=EVERY_ADDRESS, timeout_s=5.0, secret=SECRET):
     async def once():
-        async with WebhookSender(SystemClock(), private, timeout_s) as sender:
+        async with HttpSender(SystemClock(), private, timeout_s=timeout_s) as sender:
             return await sender.send(url, secret, "msg_1", BODY)
 
     return asyncio.run(once())
