@@ -43,7 +43,7 @@ integration: $(VENV)/.installed ## tests of several real processes, and the brow
 	$(BIN)/pytest -q -n 3 --dist loadfile --no-loadscope-reorder -m '(integration or browser) and not alone' $(TEST_ARGS) \
 	  $$(grep -rlE 'mark\.(integration|browser)' tests --include='test_*.py')
 
-alone: $(VENV)/.installed ## tests that measure time: the demo, and the adoption scripts, of which two run at a time anyway
+alone: $(VENV)/.installed ## tests that measure time: the demo, and the adoption scripts, of which three run at a time anyway
 	$(BIN)/pytest -q -m alone tests/adoption tests/integration/test_demo.py $(TEST_ARGS)
 
 again: $(VENV)/.installed ## the tests that failed the last time, one after the other

@@ -1,6 +1,6 @@
 """Each script once as it is, when nothing may be told, and once with a fault, which is named and nothing else.
 
-Two train at a time, while others are judged; those whose fault is a matter of time train alone. `make adoption` tries
+Three train at a time, while others are judged; those whose fault is a matter of time train alone. `make adoption` tries
 all faults with all scripts, three times, also beside CPU burners.
 """
 
@@ -16,7 +16,7 @@ from tests.adoption.world import Outcome, opened_world
 
 pytestmark = [pytest.mark.torch, pytest.mark.integration, pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(900)]
 
-AT_A_TIME = 4
+AT_A_TIME = 6
 """Half of them train."""
 FAULTS = [(case, fault) for case in CASES for fault in tried(case)]
 

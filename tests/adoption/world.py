@@ -26,7 +26,8 @@ TOLD_S = 90.0
 """What is not told by then is not told."""
 LOOK_S = 0.1
 RUNS_MAX = 3
-TRAIN_AT_A_TIME = 2
+TRAIN_AT_A_TIME = 3
+"""On two cores: a script starts and ends longer than it computes."""
 ABORTED = "terminate called without an active exception"
 """What a process says when torch aborts it at its end, because a thread of gloo is still running: about one launch in a
 hundred. Its exit status is then not that of the script."""
@@ -98,8 +99,8 @@ class World:
     def run(self, case: Case, fault: Fault | None) -> Outcome:
         """Run a script as it is, or let one of its ranks have a fault; again if torch aborted a process of it.
 
-        Several threads may do so: two scripts train at a time, while those that have ended are judged. With a slow rank
-        one trains at a time, and the caller starts none of the others meanwhile.
+        Several threads may do so: three scripts train at a time, while those that have ended are judged. With a slow
+        rank one trains at a time, and the caller starts none of the others meanwhile.
         """
         for _ in range(RUNS_MAX - 1):
             try:

@@ -52,6 +52,7 @@ def test_where_the_steps_went_is_shown_when_it_is_opened(traced, visit, page):
             "Rank 0",
             "device idle 12.5 %",
             "matmul",
+            "60 %",
             "mesh_dp",
             "12.6 MB",
             "sm80_gemm",

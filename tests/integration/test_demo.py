@@ -13,6 +13,7 @@ import pytest
 from rankwatch_service.demo.job.processes import working_for
 from tests.support.service.process import until
 from tests.support.store.postgres import let_others_through
+from tests.support.trials.selection import long_trial
 
 pytestmark = [pytest.mark.integration, pytest.mark.torch, pytest.mark.slow]
 
@@ -50,6 +51,7 @@ def assert_nothing_is_left(folder: Path, name: str) -> None:
     assert not (Path("/dev/shm") / name).exists()
 
 
+@long_trial
 @pytest.mark.alone
 @pytest.mark.timeout(480)
 def test_a_clean_demo_job_opens_no_incident(tmp_path: Path) -> None:
@@ -62,7 +64,9 @@ def test_a_clean_demo_job_opens_no_incident(tmp_path: Path) -> None:
 
 @pytest.mark.alone
 @pytest.mark.timeout(480)
-@pytest.mark.parametrize("form", [(), ("--kafka",)], ids=["sqlite", "kafka and postgresql"])
+@pytest.mark.parametrize(
+    "form", [(), pytest.param(("--kafka",), marks=long_trial)], ids=["sqlite", "kafka and postgresql"]
+)
 def test_every_fault_of_the_demo_is_found_named_told_and_mended(tmp_path: Path, form: tuple[str, ...]) -> None:
     let_others_through(tmp_path)
     with started(tmp_path, *form) as demo:

@@ -14,6 +14,7 @@ import pytest
 
 from tests.adoption.cases import CASES, NEW_STORE, Case
 from tests.adoption.world import Job, World, opened_world
+from tests.support.trials.selection import long_trial
 
 pytestmark = [pytest.mark.torch, pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -23,6 +24,8 @@ WITHIN_THE_PROCESSES = ("megatron_loop", "torchtitan_loop")
 """Those with hooks of their own, which can go back without a relaunch."""
 SAVE_ON_ORDER = (*BY_RELAUNCH[:2], *BY_RELAUNCH[3:], *WITHIN_THE_PROCESSES)
 """All but Fabric's."""
+LIKE_OTHERS = ("fabric_loop", "accelerate_loop")
+"""The other five stand for them here; `make long` gives them orders too."""
 STEPS = "1000000"
 """More than a job makes until it is stopped."""
 GO_ON_STEPS = 5
@@ -88,7 +91,13 @@ def script(name: str) -> Case:
     return replace(case, launcher=("--max-restarts=1",), environment={"STEPS": STEPS, **NEW_STORE})
 
 
-@pytest.mark.parametrize("name", [*BY_RELAUNCH, *WITHIN_THE_PROCESSES])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=long_trial if name in LIKE_OTHERS else ())
+        for name in (*BY_RELAUNCH, *WITHIN_THE_PROCESSES)
+    ],
+)
 def test_a_job_pauses_saves_goes_back_to_what_it_saved_and_stops(world: World, name: str) -> None:
     with world.job(script(name), None) as job:
         trained = Trained(world, job)

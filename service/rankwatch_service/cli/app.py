@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final
+from importlib.metadata import version as version_of
+from typing import Annotated, Final
 
 import typer
 
@@ -35,6 +36,22 @@ app: Final = typer.Typer(
     help="Watches every rank of a distributed training job, names the one that fails, and recovers the training.",
     epilog="Start with [bold]rankwatch demo[/bold] or [bold]rankwatch up[/bold].",
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"rankwatch {version_of('rankwatch')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Options of the command line itself."""
+
 
 RUN: Final = "Run"
 WATCH: Final = "Inspect"

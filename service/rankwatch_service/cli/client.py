@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Iterator, Mapping
 from typing import IO, Any, Final
@@ -16,6 +17,9 @@ from rankwatch_service.cli.output import note
 TIMEOUT_S: Final = 15.0
 LONG_S: Final = 330.0
 """For an export or a preview: the service gives up on these before."""
+
+SILENT_S: Final = 45.0
+"""After so long without an event or a comment, which comes every 15 s, a stream of events is taken for broken."""
 
 PAGE_ITEMS: Final = 200
 
@@ -81,12 +85,30 @@ class Client:
             with self._http.stream("GET", path, params=wanted, headers=headers, timeout=LONG_S) as answer:
                 if not answer.is_success:
                     answer.read()
-                    raise CliError(_status(answer.status_code), f"{_detail(answer)} ({answer.status_code})")
+                    raise self._refused(answer)
                 for part in answer.iter_bytes():
                     written += file.write(part)
         except httpx2.TransportError as error:
-            raise CliError(Status.UNREACHABLE, f"{self.url} does not answer: {error}") from error
+            raise self._unreachable(error) from error
         return written
+
+    def events(self, after: int | None) -> Iterator[tuple[str, int, dict[str, Any]]]:
+        """Changes as they happen, from now on or since an id: topic, id and data of each.
+
+        Raises:
+            CliError: the connection could not be opened, or broke. Call again with the newest id.
+        """
+        query = {} if after is None else {"after": after}
+        timeout = httpx2.Timeout(TIMEOUT_S, read=SILENT_S)
+        try:
+            with self._http.sse("/api/v1/events", params=query, timeout=timeout) as source:
+                if not source.response.is_success:
+                    source.response.read()
+                    raise self._refused(source.response)
+                for event in source:
+                    yield event.event, int(event.id), json.loads(event.data)
+        except httpx2.TransportError as error:
+            raise self._unreachable(error) from error
 
     def head_date(self, path: str) -> str:
         """The `Date` header of the service's response."""
@@ -114,14 +136,26 @@ class Client:
         if answer.is_success:
             content: dict[str, Any] = answer.json() if answer.content else {}
             return content
-        raise CliError(_status(answer.status_code), f"{_detail(answer)} ({answer.status_code})")
+        raise self._refused(answer)
 
     def _answer(self, method: str, path: str, **request: Any) -> httpx2.Response:
         try:
             return self._http.request(method, path, **request)
         except httpx2.TransportError as error:
-            why = doubt(self.url, error) or f"{self.url} does not answer: {error}"
-            raise CliError(Status.UNREACHABLE, why) from error
+            raise self._unreachable(error) from error
+
+    @staticmethod
+    def _refused(answer: httpx2.Response) -> CliError:
+        return CliError(_status(answer.status_code), f"{_detail(answer)} ({answer.status_code})")
+
+    def _unreachable(self, error: httpx2.TransportError) -> CliError:
+        """What to do next. A refused connection mostly means that no service runs there."""
+        why = doubt(self.url, error)
+        if not why:
+            why = f"{self.url} does not answer: {error}"
+            if isinstance(error, httpx2.ConnectError):
+                why += "; start a service with `rankwatch up`, or name another one with --url or `rankwatch login`"
+        return CliError(Status.UNREACHABLE, why)
 
 
 def _status(code: int) -> Status:

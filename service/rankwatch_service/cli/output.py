@@ -39,6 +39,8 @@ PIPE_COLUMNS: Final = 2_000
 """Longer than any line of ours."""
 
 Cell = Text | str
+Columns = Mapping[str, Callable[[dict[str, Any]], Cell]]
+"""By heading, what stands in the column."""
 
 
 def print_json(things: Iterable[Mapping[str, Any]], out: TextIO | None = None) -> None:
@@ -50,16 +52,22 @@ def print_json(things: Iterable[Mapping[str, Any]], out: TextIO | None = None) -
 
 def print_table(headings: Iterable[str], rows: Iterable[Iterable[Cell]], empty: str) -> None:
     """Print a table to stdout; if it has no rows, print `empty` to stderr."""
+    table = new_table(headings, rows)
+    if table.row_count:
+        _console().print(table)
+    else:
+        note(empty)
+
+
+def new_table(headings: Iterable[str], rows: Iterable[Iterable[Cell]]) -> Table:
+    """A table whose ids are not broken over lines."""
     table = Table(box=None, pad_edge=False, header_style="bold dim")
     lines = [list(row) for row in rows]
     for at, heading in enumerate(headings):
         table.add_column(heading, overflow="fold", no_wrap=any(_is_identifier(line[at]) for line in lines))
     for line in lines:
         table.add_row(*line)
-    if table.row_count:
-        _console().print(table)
-    else:
-        note(empty)
+    return table
 
 
 def print_fields(fields: Iterable[tuple[str, Cell]]) -> None:
@@ -148,7 +156,7 @@ def moment(unix_ns: int | None, empty: str = "") -> Text:
 def show(
     things: Iterable[dict[str, Any]],
     as_json: bool,
-    columns: Mapping[str, Callable[[dict[str, Any]], Cell]],
+    columns: Columns,
     empty: str,
 ) -> None:
     """Print a list as JSON or as a table with these columns."""

@@ -42,9 +42,9 @@ def _show(rank: int, summary: Mapping[str, Any]) -> None:
             ("device idle", output.plain(None if summary["idle_ratio"] is None else f"{summary['idle_ratio']:.1%}")),
         ]
     )
-    whole_s = sum(summary["kinds"].values()) or 1.0
+    whole_s = sum(times_s) or 1.0
     _table(
-        ("kind", "time", "share"),
+        ("kind", "time", "of the steps"),
         [(kind, _time(time_s), f"{time_s / whole_s:.1%}") for kind, time_s in summary["kinds"].items()],
     )
     _table(

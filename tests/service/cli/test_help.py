@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 
@@ -45,3 +46,14 @@ def test_the_agent_has_help():
     done = run("agent", "--help")
     assert done.returncode == 0
     assert "--dir" in done.stdout
+
+
+def test_the_version_is_that_of_the_package():
+    done = run("--version")
+    assert (done.returncode, done.stdout) == (0, f"rankwatch {version('rankwatch')}\n")
+
+
+def test_a_service_that_does_not_answer_is_said_with_what_to_do_next():
+    done = run("jobs", "--url", "http://127.0.0.1:1", "--token", "x")
+    assert done.returncode == 3
+    assert "Connection refused; start a service with `rankwatch up`, or name another one with --url" in done.stderr

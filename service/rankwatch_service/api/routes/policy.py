@@ -13,6 +13,7 @@ from rankwatch_detectors.base import Kind, Severity
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.api.dependencies.context import Context, Ctx
+from rankwatch_service.api.dependencies.precondition import PreconditionDep
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.problem import ProblemError
 from rankwatch_service.log.base import Entry
@@ -93,15 +94,15 @@ class HandsOff(BaseModel):
 
 
 @router.get("")
-def show_policy(context: Ctx, _identity: Reader) -> Policy:
+def show_policy(context: Ctx, precondition: PreconditionDep, _identity: Reader) -> Policy:
     """The policy in force."""
     with read(context.engine) as connection:
-        return _shown(read_policy(connection))
+        return precondition.show(_shown(read_policy(connection)))
 
 
 @router.put("")
-def set_policy(body: Policy, context: Ctx, identity: Admin) -> Policy:
-    """Replace the policy."""
+def set_policy(body: Policy, context: Ctx, precondition: PreconditionDep, identity: Admin) -> Policy:
+    """Replace the policy; with `If-Match`, only if it is still the one that was read."""
     ids = [rule.id for rule in body.rules]
     if len(set(ids)) != len(ids):
         raise ProblemError(422, "two rules have the same id")
@@ -122,8 +123,9 @@ def set_policy(body: Policy, context: Ctx, identity: Admin) -> Policy:
     switches = (body.hands_off, body.two_people, body.unsigned_until_unix_ns)
     wanted = policy.Policy(rules, policy.PolicyLimits(**body.limits.model_dump()), *switches)
     with write(context.engine) as connection:
+        precondition.check(_shown(read_policy(connection)))
         _store(context, connection, identity, wanted, "policy.set")
-    return body
+    return precondition.show(_shown(wanted))
 
 
 @router.put("/hands-off")

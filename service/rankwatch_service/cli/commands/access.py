@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from rankwatch_service.cli import output
+from rankwatch_service.cli.arguments import JOB
 from rankwatch_service.cli.database import existing_database, service_in_force, token_pin_in_force
 from rankwatch_service.cli.errors import CliError, Status
 from rankwatch_service.cli.options import DATA, DATABASE_URL, INSECURE, JSON
@@ -77,7 +78,7 @@ def create(
 
 @token.command("job")
 def job_token(
-    job: Annotated[str, typer.Argument(help="Name of the job.")],
+    job: JOB,
     hosts: Annotated[
         int | None,
         typer.Option(

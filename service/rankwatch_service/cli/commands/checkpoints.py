@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from rankwatch_service.cli import output
+from rankwatch_service.cli.arguments import JOB
 from rankwatch_service.cli.endpoint import job_path
 from rankwatch_service.cli.options import JSON, LIMIT, TOKEN, URL, connect
 
 
 def checkpoints(
-    job: Annotated[str, typer.Argument(help="Name of the job.")],
+    job: JOB,
     limit: LIMIT = 50,
     as_json: JSON = False,
     url: URL = None,

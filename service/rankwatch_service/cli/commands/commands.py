@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 
 from rankwatch_service.cli import output
+from rankwatch_service.cli.arguments import COMMAND
 from rankwatch_service.cli.options import JOBS, JSON, LIMIT, TOKEN, URL, connect
 from rankwatch_service.cli.trace_tables import show_traces
 
-Columns = Mapping[str, Callable[[dict[str, Any]], output.Cell]]
-
 app = typer.Typer(help="List commands; approve, refuse or cancel one, or show a trace.", invoke_without_command=True)
 
-COLUMNS: Final[Columns] = {
+COLUMNS: Final[output.Columns] = {
     "id": lambda one: output.short_id(one["id"]),
     "job": lambda one: output.plain(one["job"]),
     "action": lambda one: output.plain(one["action"]),
@@ -29,7 +27,7 @@ COLUMNS: Final[Columns] = {
     "reason": lambda one: output.plain(one["reason"]),
     "result": lambda one: output.plain(one["result"]),
 }
-WAITING: Final[Columns] = {
+WAITING: Final[output.Columns] = {
     "id": lambda one: output.short_id(one["id"]),
     "job": lambda one: output.plain(one["job"]),
     "action": lambda one: output.plain(one["action"]),
@@ -38,8 +36,6 @@ WAITING: Final[Columns] = {
     "expires": lambda one: output.moment(one["expires_unix_ns"]),
     "reason": lambda one: output.plain(one["reason"]),
 }
-
-COMMAND = Annotated[str, typer.Argument(help="Id of the command, or a prefix of it.")]
 
 
 @app.callback()

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from rankwatch_service.cli import output
+from rankwatch_service.cli.arguments import JOB
+from rankwatch_service.cli.confirmation import confirm
 from rankwatch_service.cli.endpoint import job_path
 from rankwatch_service.cli.errors import CliError, Status
 from rankwatch_service.cli.options import JSON, TOKEN, URL, connect
@@ -28,7 +30,6 @@ LATE_S: Final = 5.0
 POLL_S: Final = 0.2
 """How often `--wait` reads the state of the command."""
 
-NAME = Annotated[str, typer.Argument(metavar="JOB", help="Name of the job.")]
 REASON = Annotated[str, typer.Option(help="Reason, for the audit trail and the dashboard.")]
 BREAK_GLASS = Annotated[
     bool,
@@ -38,6 +39,7 @@ BREAK_GLASS = Annotated[
         "receivers are notified of.",
     ),
 ]
+YES = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask. Without a terminal nothing is asked either.")]
 WAIT = Annotated[
     bool, typer.Option("--wait", help="Wait until the command has ended; exit with 1 if it was not applied.")
 ]
@@ -76,7 +78,7 @@ class DirectiveCommand:
 
 def _plain(name: str, text: str) -> DirectiveCommand:
     def command(
-        job: NAME,
+        job: JOB,
         reason: REASON = "",
         wait: WAIT = False,
         wait_s: WAIT_S = 120.0,
@@ -90,9 +92,10 @@ def _plain(name: str, text: str) -> DirectiveCommand:
 
 
 def _stop(
-    job: NAME,
+    job: JOB,
     reason: REASON = "",
     break_glass: BREAK_GLASS = False,
+    yes: YES = False,
     wait: WAIT = False,
     wait_s: WAIT_S = 120.0,
     as_json: JSON = False,
@@ -100,14 +103,17 @@ def _stop(
     token: TOKEN = None,
 ) -> None:
     body = _body("stop", reason, break_glass=break_glass)
-    request(connect(url, token), job, body, wait_s if wait else None, as_json)
+    client = connect(url, token)
+    confirm(client, job, body, asked=not yes)
+    request(client, job, body, wait_s if wait else None, as_json)
 
 
 def _relaunch(
-    job: NAME,
+    job: JOB,
     from_scratch: FROM_SCRATCH = False,
     reason: REASON = "",
     break_glass: BREAK_GLASS = False,
+    yes: YES = False,
     wait: WAIT = False,
     wait_s: WAIT_S = 120.0,
     as_json: JSON = False,
@@ -115,15 +121,18 @@ def _relaunch(
     token: TOKEN = None,
 ) -> None:
     body = _body("relaunch", reason, {"from_scratch": True} if from_scratch else {}, break_glass=break_glass)
-    request(connect(url, token), job, body, wait_s if wait else None, as_json)
+    client = connect(url, token)
+    confirm(client, job, body, asked=not yes)
+    request(client, job, body, wait_s if wait else None, as_json)
 
 
 def _rollback(
-    job: NAME,
+    job: JOB,
     checkpoint: CHECKPOINT = None,
     mode: MODE = None,
     reason: REASON = "",
     break_glass: BREAK_GLASS = False,
+    yes: YES = False,
     wait: WAIT = False,
     wait_s: WAIT_S = 120.0,
     as_json: JSON = False,
@@ -133,11 +142,13 @@ def _rollback(
     chosen = {"checkpoint": checkpoint, "mode": mode}
     params = {name: str(value) for name, value in chosen.items() if value}
     body = _body("rollback", reason, params, break_glass=break_glass)
-    request(connect(url, token), job, body, wait_s if wait else None, as_json)
+    client = connect(url, token)
+    confirm(client, job, body, asked=not yes)
+    request(client, job, body, wait_s if wait else None, as_json)
 
 
 def _trace(
-    job: NAME,
+    job: JOB,
     ranks: RANKS = None,
     steps: STEPS = TRACE_STEPS,
     reason: REASON = "",

@@ -1,22 +1,32 @@
-"""`rankwatch incidents`: list, show, acknowledge, resolve, comment on incidents, and say whether they were useful."""
+"""`rankwatch incidents`: list, watch, show, acknowledge, resolve, comment on incidents, or judge them."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 from urllib.parse import quote
 
 import typer
 from rich.text import Text
 
 from rankwatch_service.cli import explanations, output
+from rankwatch_service.cli.arguments import INCIDENT
 from rankwatch_service.cli.errors import Status
+from rankwatch_service.cli.incident_watch import watch
 from rankwatch_service.cli.options import JOBS, JSON, LIMIT, PROJECTS, TOKEN, URL, connect
 
-app = typer.Typer(
-    help="List incidents; show, acknowledge, resolve, comment on or judge one.", invoke_without_command=True
-)
+COLUMNS: Final[output.Columns] = {
+    "id": lambda one: output.short_id(one["id"]),
+    "severity": lambda one: output.severity(one["severity"]),
+    "state": output.incident_state,
+    "job": lambda one: output.plain(one["job"]),
+    "since": lambda one: output.moment(one["onset_unix_ns"]),
+    "step": lambda one: output.plain(one["onset_step"]),
+    "summary": lambda one: output.plain(one["summary"]),
+}
 
-INCIDENT = Annotated[str, typer.Argument(help="Id of the incident, or a prefix of it.")]
+app = typer.Typer(
+    help="List or watch incidents; show, acknowledge, resolve, comment on or judge one.", invoke_without_command=True
+)
 
 
 @app.callback()
@@ -35,7 +45,7 @@ def list_incidents(
     url: URL = None,
     token: TOKEN = None,
 ) -> None:
-    """List incidents, newest first; show, acknowledge, resolve or comment on one."""
+    """List incidents, newest first; watch, show, acknowledge, resolve or comment on one."""
     if context.invoked_subcommand is not None:
         return
     wanted = {"job": job, "state": state, "kind": kind, "severity": severity, "project": project}
@@ -43,19 +53,28 @@ def list_incidents(
     output.show(
         found,
         as_json,
-        {
-            "id": lambda one: output.short_id(one["id"]),
-            "severity": lambda one: output.severity(one["severity"]),
-            "state": output.incident_state,
-            "job": lambda one: output.plain(one["job"]),
-            "since": lambda one: output.moment(one["onset_unix_ns"]),
-            "step": lambda one: output.plain(one["onset_step"]),
-            "summary": lambda one: output.plain(one["summary"]),
-        },
+        COLUMNS,
         "no incidents",
     )
     if exit_code and found:
         raise typer.Exit(Status.FINDINGS)
+
+
+@app.command("watch")
+def watch_incidents(
+    job: JOBS = None,
+    kind: Annotated[list[str] | None, typer.Option(help="Such as straggler or hang; may be repeated.")] = None,
+    severity: Annotated[list[str] | None, typer.Option(help="critical, warning or info; may be repeated.")] = None,
+    limit: LIMIT = 20,
+    as_json: JSON = False,
+    url: URL = None,
+    token: TOKEN = None,
+) -> None:
+    """Show unresolved incidents, and each change of one as it happens, until Ctrl-C.
+
+    At a terminal the list is kept up to date; elsewhere, and with --json, each change is a line.
+    """
+    watch(connect(url, token), {"job": job, "kind": kind, "severity": severity}, COLUMNS, limit, as_json=as_json)
 
 
 @app.command("show")

@@ -10,6 +10,7 @@ import typer
 from rich.text import Text
 
 from rankwatch_service.cli import explanations, output
+from rankwatch_service.cli.arguments import JOB
 from rankwatch_service.cli.endpoint import job_path
 from rankwatch_service.cli.errors import CliError, Status
 from rankwatch_service.cli.options import JSON, LIMIT, PROJECTS, TOKEN, URL, connect
@@ -19,7 +20,6 @@ NOTICE_NS: Final = 24 * 3_600 * 10**9
 
 NOT_MOVING: Final = ("stalled", "paused", "lost")
 
-NAME = Annotated[str, typer.Argument(metavar="JOB", help="Name of the job.")]
 ARCHIVED = Annotated[bool, typer.Option("--archived", help="List the archived jobs instead.")]
 
 app = typer.Typer(help="List jobs; show, export, edit, archive or delete one.", invoke_without_command=True)
@@ -68,7 +68,7 @@ def list_jobs(
 
 @app.command("show")
 def show_job(
-    job: NAME,
+    job: JOB,
     as_json: JSON = False,
     url: URL = None,
     token: TOKEN = None,
@@ -94,7 +94,7 @@ def show_job(
 
 
 @app.command("why")
-def why_silent(job: NAME, as_json: JSON = False, url: URL = None, token: TOKEN = None) -> None:
+def why_silent(job: JOB, as_json: JSON = False, url: URL = None, token: TOKEN = None) -> None:
     """Show what is judged of a job: rows by kind, and the smallest fault that would be reported today."""
     found = connect(url, token).get(f"{job_path(job)}/judged")
     if as_json:
@@ -105,7 +105,7 @@ def why_silent(job: NAME, as_json: JSON = False, url: URL = None, token: TOKEN =
 
 @app.command("export")
 def export_job(
-    job: NAME,
+    job: JOB,
     path: Annotated[Path, typer.Argument(metavar="FILE", help="Parquet file to write.")],
     from_step: Annotated[int | None, typer.Option(min=0, help="First step.")] = None,
     to_step: Annotated[int | None, typer.Option(min=0, help="Last step.")] = None,
@@ -128,7 +128,7 @@ def export_job(
 
 @app.command("edit")
 def edit_job(
-    job: NAME,
+    job: JOB,
     project: Annotated[str | None, typer.Option(help="Project of the job; an empty text for none.")] = None,
     owner: Annotated[str | None, typer.Option(help="Whom to ask about it; an empty text for nobody.")] = None,
     url: URL = None,
@@ -144,21 +144,21 @@ def edit_job(
 
 
 @app.command("archive")
-def archive_job(job: NAME, url: URL = None, token: TOKEN = None) -> None:
+def archive_job(job: JOB, url: URL = None, token: TOKEN = None) -> None:
     """Hide a job that has ended or is lost from the lists, until it sends telemetry again."""
     connect(url, token).post(f"{job_path(job)}/archive")
     output.note(f"archived {output.plain(job)}; `rankwatch jobs --archived` lists it")
 
 
 @app.command("unarchive")
-def unarchive_job(job: NAME, url: URL = None, token: TOKEN = None) -> None:
+def unarchive_job(job: JOB, url: URL = None, token: TOKEN = None) -> None:
     """List an archived job again."""
     connect(url, token).post(f"{job_path(job)}/unarchive")
     output.note(f"{output.plain(job)} is listed again")
 
 
 @app.command("delete")
-def delete_job(job: NAME, url: URL = None, token: TOKEN = None) -> None:
+def delete_job(job: JOB, url: URL = None, token: TOKEN = None) -> None:
     """Delete a job with its incidents, checkpoints and series. It must have reported nothing for 5 minutes.
 
     Asks for the name of the job, which may also come on stdin: `echo JOB | rankwatch jobs delete JOB`.

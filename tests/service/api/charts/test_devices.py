@@ -16,7 +16,7 @@ from tests.support.service.stream import no_links
 from tests.support.values.batches import batch, ranks
 
 ON_BOTH_DATABASES = True
-SLOTS = 200
+SLOTS = 60
 DOWN_SLOTS = 4
 """Slots at the end in which one of the ports is down."""
 

@@ -12,6 +12,7 @@ from rankwatch_detectors.metric_rule import MetricRule
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.api.dependencies.context import Context, Ctx
+from rankwatch_service.api.dependencies.precondition import Precondition, PreconditionDep
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.problem import ProblemError, not_found
 from rankwatch_service.log.base import Entry
@@ -49,21 +50,25 @@ class NewRules(BaseModel):
 
 
 @router.get("")
-def list_rules(context: Ctx, _identity: Reader) -> ShownRules:
+def list_rules(context: Ctx, precondition: PreconditionDep, _identity: Reader) -> ShownRules:
     """All rules on metrics."""
     with read(context.engine) as connection:
-        return _shown(read_rules(connection))
+        return precondition.show(_shown(read_rules(connection)))
 
 
 @router.put("")
-def set_rules(body: NewRules, context: Ctx, identity: Operator) -> ShownRules:
-    """Replace all rules on metrics."""
-    return _change(context, identity, "rules.set", "rules", lambda _: [rule.rule() for rule in body.rules])
+def set_rules(body: NewRules, context: Ctx, precondition: PreconditionDep, identity: Operator) -> ShownRules:
+    """Replace all rules on metrics; with `If-Match`, only if they are still those that were read."""
+    return _change(
+        context, precondition, identity, "rules.set", "rules", lambda _: [rule.rule() for rule in body.rules]
+    )
 
 
 @router.put("/{name}")
-def set_rule(name: str, body: WrittenRule, context: Ctx, identity: Operator) -> ShownRules:
-    """Add one rule, or replace the one of that name."""
+def set_rule(
+    name: str, body: WrittenRule, context: Ctx, precondition: PreconditionDep, identity: Operator
+) -> ShownRules:
+    """Add one rule, or replace the one of that name. `If-Match` is about all rules."""
     if body.name != name:
         raise ProblemError(422, f"the rule has the name {body.name!r}, not {name!r}")
 
@@ -72,12 +77,12 @@ def set_rule(name: str, body: WrittenRule, context: Ctx, identity: Operator) -> 
         fresh = body.rule()
         return [fresh if rule.name == name else rule for rule in before] + ([] if known else [fresh])
 
-    return _change(context, identity, "rule.set", name, changed)
+    return _change(context, precondition, identity, "rule.set", name, changed)
 
 
 @router.delete("/{name}", status_code=204)
-def delete_rule(name: str, context: Ctx, identity: Operator) -> None:
-    """Delete a rule. Incidents that it opened end."""
+def delete_rule(name: str, context: Ctx, precondition: PreconditionDep, identity: Operator) -> None:
+    """Delete a rule. Incidents that it opened end. `If-Match` is about all rules."""
 
     def changed(before: Sequence[MetricRule]) -> list[MetricRule]:
         kept = [rule for rule in before if rule.name != name]
@@ -85,11 +90,12 @@ def delete_rule(name: str, context: Ctx, identity: Operator) -> None:
             raise not_found("rule", name)
         return kept
 
-    _change(context, identity, "rule.delete", name, changed)
+    _change(context, precondition, identity, "rule.delete", name, changed)
 
 
 def _change(
     context: Context,
+    precondition: Precondition,
     identity: Identity,
     what: str,
     target: str,
@@ -97,7 +103,9 @@ def _change(
 ) -> ShownRules:
     """Store changed rules; tell stream and the audit trail of them."""
     with write(context.engine) as connection:
-        wanted = changed([stored.rule for stored in read_rules(connection)])
+        before = read_rules(connection)
+        precondition.check(_shown(before))
+        wanted = changed([stored.rule for stored in before])
         try:
             check_together([WrittenRule.of(rule) for rule in wanted])
         except ValueError as error:
@@ -106,7 +114,7 @@ def _change(
         stored = write_rules(connection, wanted, identity.actor, now)
         context.controls.append_in(connection, [Entry(ALL_JOBS, encode_control(RulesSet(tuple(wanted))))])
         audit_trail.append(connection, now, identity.actor, what, target, "ok", fields=fields)
-    return _shown(stored)
+    return precondition.show(_shown(stored))
 
 
 def _shown(stored: Sequence[StoredRule]) -> ShownRules:

@@ -10,6 +10,7 @@ from urllib.parse import quote
 import typer
 
 from rankwatch_service.cli import output
+from rankwatch_service.cli.arguments import JOB
 from rankwatch_service.cli.commands.replay import FILES, MAP, describe, played
 from rankwatch_service.cli.options import JSON, TOKEN, URL, connect
 from rankwatch_service.cli.rule_files import read_rules
@@ -75,7 +76,7 @@ def delete_rule(
 @app.command("preview")
 def preview_rules(
     document: FILE,
-    job: Annotated[str, typer.Argument(help="Name of the job.")],
+    job: JOB,
     as_json: JSON = False,
     url: URL = None,
     token: TOKEN = None,

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from rankwatch_service.cli import output
+from rankwatch_service.cli.arguments import JOB
 from rankwatch_service.cli.errors import CliError, Status
 from rankwatch_service.cli.options import JSON, LIMIT, TOKEN, URL, connect
 
@@ -77,7 +78,7 @@ def versions(limit: LIMIT = 100, as_json: JSON = False, url: URL = None, token: 
 
 @app.command("preview")
 def preview(
-    job: Annotated[str, typer.Argument(metavar="JOB", help="Name of the job.")],
+    job: JOB,
     document: FILE,
     from_step: Annotated[int | None, typer.Option(min=0, help="First step.")] = None,
     to_step: Annotated[int | None, typer.Option(min=0, help="Last step.")] = None,

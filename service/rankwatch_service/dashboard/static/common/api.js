@@ -8,6 +8,7 @@ export class Refused extends Error {
 }
 
 let aheadMs = 0;
+const tags = new Map(); // by path, the ETag of what was read: a write over what others have changed since is refused
 
 // The clock of the service, from the Date header of its responses: ages must not depend on the clock of this machine.
 export function now() {
@@ -64,6 +65,7 @@ async function ask(method, path, body, read = (answer) => answer.json().catch(()
   const headers = { Accept: "*/*" };
   if (body !== undefined) headers["Content-Type"] = "application/json";
   if (method !== "GET") headers["Idempotency-Key"] = crypto.randomUUID?.() ?? `${Date.now()}-${Math.random()}`;
+  if (method === "PUT" && tags.has(path)) headers["If-Match"] = tags.get(path);
   let answer;
   try {
     answer = await fetch(`/api/v1/${path}`, { method, headers, body: body && JSON.stringify(body) });
@@ -82,6 +84,7 @@ async function ask(method, path, body, read = (answer) => answer.json().catch(()
     const problem = await answer.json().catch(() => null);
     throw new Refused(answer.status, problem?.detail ?? problem?.title ?? `refused (${answer.status})`);
   }
+  if (answer.headers.has("ETag")) tags.set(path, answer.headers.get("ETag"));
   return answer.status === 204 ? null : read(answer);
 }
 

@@ -27,12 +27,13 @@ function rank({ rank: who, error, summary }) {
   const title = h("h3", { class: "sub" }, `Rank ${who}`);
   const why = error && h("p", { class: "muted break" }, error);
   if (!summary.step_times_s) return [title, why];
+  const whole_s = summary.step_times_s.reduce((sum, time_s) => sum + time_s, 0);
   const idle = summary.idle_ratio === null ? null : `device idle ${number(summary.idle_ratio * 100)} %`;
   return [
     title,
     why,
     h("p", { class: "muted" }, [`from step ${number(summary.step)}: ${summary.step_times_s.map(duration).join(", ")}`, idle].filter(Boolean).join(" · ")),
-    table(["Kind", "Time"], Object.entries(summary.kinds).map(([kind, time_s]) => [kind, duration(time_s)])),
+    table(["Kind", "Time", "Of the steps"], Object.entries(summary.kinds).map(([kind, time_s]) => [kind, duration(time_s), `${number((time_s / whole_s) * 100)} %`])),
     table(["Group", "Collective", "Calls", "Bytes", "Time"], summary.collectives.map((one) => [one.group || "not known", words(one.name), number(one.count), bytes(one.bytes), duration(one.time_s)])),
     table(["Device", "Stream", "Kernels", "Busy"], summary.streams.map((one) => [one.device, one.stream, number(one.count), duration(one.time_s)])),
     table([summary.on_device ? "Kernel" : "Operation", "Kind", "Calls", "Own time"], summary.top.map((one) => [one.name, one.kind, number(one.count), duration(one.time_s)])),
