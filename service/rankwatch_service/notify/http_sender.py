@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from collections import OrderedDict
 from typing import Final
 
 import httpx2
@@ -21,6 +22,9 @@ from rankwatch_service.notify.sender import TryOutcome
 TRY_TIMEOUT_S: Final = 15.0
 """Time limit of one try, from the DNS look-up to the head of the response."""
 
+
+THREADS_MAX: Final = 10_000
+"""Conversations whose threads are remembered, 200 bytes each, by the process that delivers."""
 
 ANSWER_BYTES_MAX: Final = 16 * 1024
 """Read of a response's body, where the type of receiver needs it; the rest is not read."""
@@ -49,6 +53,7 @@ class HttpSender:
         self._private = private
         self._public_url = public_url
         self._timeout_s = timeout_s
+        self._threads: OrderedDict[tuple[str, str], str] = OrderedDict()
         self._client = httpx2.AsyncClient(
             trust_env=False,
             follow_redirects=False,
@@ -70,12 +75,17 @@ class HttpSender:
         status: int | None = None
         retry_s: float | None = None
         try:
-            context = SendContext(target.url, secret, self._clock.unix_ns(), self._public_url)
-            request = web.request(OutgoingMessage(message_id, body), context)
+            message = OutgoingMessage(message_id, body)
+            conversation = (url, message.group_key)
+            thread = self._threads.get(conversation, "")
+            context = SendContext(target.url, secret, self._clock.unix_ns(), self._public_url, thread)
+            request = web.request(message, context)
             async with asyncio.timeout(self._timeout_s):
                 status, header, text = await self._post(request, reads_body=web.reads_body)
             retry_s = retry_after_s(header, self._clock.unix_ns() / 1e9)
             reading = web.read(status, text)
+            if reading.thread:
+                self._keep(conversation, thread or reading.thread)
         except TimeoutError:
             reading = ReplyReading(f"no answer within {self._timeout_s:g} s")
         except AddressError as refused:
@@ -86,6 +96,13 @@ class HttpSender:
             reading = ReplyReading(_reason(failed))
         seconds = self._clock.monotonic_s() - began_s
         return TryOutcome(status, reading.error, seconds, retry_s, is_final=reading.is_final)
+
+    def _keep(self, conversation: tuple[str, str], thread: str) -> None:
+        """Remember the thread of a conversation; without it the next message of its group begins another one."""
+        self._threads[conversation] = thread
+        self._threads.move_to_end(conversation)
+        if len(self._threads) > THREADS_MAX:
+            self._threads.popitem(last=False)
 
     async def _post(self, request: WebRequest, *, reads_body: bool) -> tuple[int, str | None, str]:
         host, port = checked_url(request.url)

@@ -75,7 +75,6 @@ class WebType:
     """Reads status and body of a reply."""
     reads_body: bool = True
     """Whether the body of a reply says more than its status; else only its head is read."""
-    has_threads: bool = False
 
 
 def read_status(status: int, body: str) -> ReplyReading:

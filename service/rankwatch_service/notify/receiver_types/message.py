@@ -56,7 +56,7 @@ class OutgoingMessage:
     @property
     def group_key(self) -> str:
         """The same in all messages that tell of the same thing: a receiver puts them into one incident or thread."""
-        return str(self.data.get("group_key") or self.data["id"])
+        return str(self.data.get("group_key") or self.data.get("id") or self.id)
 
     @property
     def is_about_incident(self) -> bool:

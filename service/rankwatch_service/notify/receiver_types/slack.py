@@ -153,4 +153,4 @@ def _button(title: str, url: str) -> dict[str, Any]:
     return {"type": "button", "text": text, "url": url, "action_id": title.lower().replace(" ", "_")}
 
 
-SLACK = WebType(check=check, request=request, read=read, has_threads=True)
+SLACK = WebType(check=check, request=request, read=read)
