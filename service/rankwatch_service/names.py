@@ -1,7 +1,8 @@
-"""What jobs, attempts, hosts and boots can be called."""
+"""What jobs, attempts, hosts and boots can be called, and what is an e-mail address."""
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 ALL_JOBS: Final = "*"
@@ -12,6 +13,10 @@ OF_DEVICES: Final = {"gpu": "/devices", "port": "/ports", "host": "/hosts"}
 
 NAME_CHARS_MAX: Final = 200
 """Longest job, attempt, host and boot name: a DNS name has at most 253, a URL wants less."""
+
+_ADDRESS: Final = re.compile(
+    r"[A-Za-z0-9.!#$%&'*+/=?^_`{|}~-]{1,64}@[A-Za-z0-9](?:[A-Za-z0-9.-]{0,252}[A-Za-z0-9])?", re.ASCII
+)
 
 
 def is_name(text: str) -> bool:
@@ -43,3 +48,8 @@ def series_of(job: str) -> tuple[str, ...]:
 def launch_of(attempt: str) -> str:
     """The LAUNCH of LAUNCH.k."""
     return attempt.rpartition(".")[0]
+
+
+def is_address(text: str) -> bool:
+    """Whether a text is one e-mail address, in ASCII."""
+    return bool(_ADDRESS.fullmatch(text))

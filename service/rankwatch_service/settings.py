@@ -6,6 +6,7 @@ error in the file and as an argument, but not in the environment, where collecto
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 from urllib.parse import urlsplit
@@ -17,7 +18,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from rankwatch.kafka.settings import PREFIX, KafkaSettings
 from rankwatch.trust import is_loopback
 from rankwatch_service.allow_list import EVERY_ADDRESS, AllowList, allow_list
-from rankwatch_service.names import NAME_CHARS_MAX
+from rankwatch_service.names import NAME_CHARS_MAX, is_address
 
 PORT: Final = 8770
 """Default port of the api."""
@@ -26,6 +27,8 @@ SECRET_KEY_CHARS_MIN: Final = 32
 """Characters of the secret key: 128 bits if they are hexadecimal digits. The service creates keys of 64."""
 
 Pattern = Annotated[str, Field(min_length=1, max_length=NAME_CHARS_MAX)]
+
+_MAIL_PORTS: Final = {"smtp": 587, "smtps": 465}
 
 CONFIG_NAME: Final = "rankwatch.toml"
 
@@ -77,6 +80,48 @@ def config_file() -> Path | None:
     return next((place for place in places if place.is_file()), None)
 
 
+@dataclass(frozen=True, slots=True)
+class MailServer:
+    """Where e-mails are handed in, and by whom."""
+
+    host: str
+    port: int
+    is_tls: bool
+    """TLS from the first byte; else STARTTLS, which only a server on this machine may lack."""
+    username: str
+    """Empty: without a login."""
+    password: str
+    sender: str
+    """Address in From."""
+
+    @classmethod
+    def of(cls, url: str, username: str, password: str, sender: str) -> MailServer | None:
+        """The server from its settings; None: there is none.
+
+        Args:
+            url: smtp://HOST:PORT or smtps://HOST:PORT; without a port it is 587 or 465. Empty: no server.
+            username: login; empty: none.
+            password: of the login.
+            sender: address in From.
+
+        Raises:
+            ValueError: a setting is malformed, missing or without use.
+        """
+        if not url:
+            if username or password or sender:
+                raise ValueError("smtp_username, smtp_password and smtp_from need smtp_url, the mail server")
+            return None
+        parts = urlsplit(url)
+        if parts.scheme not in _MAIL_PORTS or not parts.hostname or parts.path.strip("/") or "@" in parts.netloc:
+            raise ValueError("smtp_url must be smtp://HOST:PORT or smtps://HOST:PORT; the login has its own settings")
+        if not is_address(sender):
+            raise ValueError("smtp_from must be the address that e-mails come from, such as rankwatch@example.com")
+        if bool(username) != bool(password):
+            raise ValueError("smtp_username and smtp_password belong together: set both or none")
+        port = parts.port or _MAIL_PORTS[parts.scheme]
+        return cls(parts.hostname, port, parts.scheme == "smtps", username, password, sender)
+
+
 class ProjectSettings(BaseModel):
     """Settings for the jobs of one project, instead of those of all jobs; None: no other."""
 
@@ -123,6 +168,15 @@ class Settings(BaseSettings):
     """Names, addresses and networks, with commas, to which webhooks may go even if they are loopback or private."""
     routes: Path | None = None
     """TOML file of routes, by which `notify` groups and routes; None: each receiver gets what it subscribes to."""
+    smtp_url: str = ""
+    """Mail server: smtp://HOST:PORT, which must offer STARTTLS unless it is on this machine, or smtps://HOST:PORT."""
+    smtp_username: str = ""
+    """Login on the mail server; empty: none."""
+    smtp_password: str = Field(default="", repr=False)
+    smtp_from: str = ""
+    """Address that e-mails come from."""
+    runbook_url: str = ""
+    """URL of your runbooks, with {kind} in it: the link `runbook` of messages about incidents; empty: none."""
     log_level: str = "INFO"
 
     oidc_issuer: str = ""
@@ -180,6 +234,11 @@ class Settings(BaseSettings):
         return self
 
     @model_validator(mode="after")
+    def _smtp_is_whole(self) -> Settings:
+        self.mail_server()
+        return self
+
+    @model_validator(mode="after")
     def _oidc_is_whole(self) -> Settings:
         if not self.oidc_issuer:
             return self
@@ -204,6 +263,13 @@ class Settings(BaseSettings):
             raise ValueError(f"public_url is {self.public_url}, but with tls_cert the api speaks https alone")
         return self
 
+    @field_validator("runbook_url")
+    @classmethod
+    def _runbooks_are_by_kind(cls, url: str) -> str:
+        if url and not (url.startswith(("https://", "http://")) and "{kind}" in url):
+            raise ValueError("runbook_url must be a URL with {kind} in it, such as https://wiki.example.com/{kind}")
+        return url
+
     @field_validator("trusted_proxies")
     @classmethod
     def _proxies_are_addresses(cls, listed: str) -> str:
@@ -224,6 +290,14 @@ class Settings(BaseSettings):
         """
         listed = allow_list(self.notify_allow)
         return EVERY_ADDRESS if self.notify_allow_private else listed
+
+    def mail_server(self) -> MailServer | None:
+        """The mail server of e-mail receivers; None: there is none.
+
+        Raises:
+            ValueError: a setting is malformed.
+        """
+        return MailServer.of(self.smtp_url, self.smtp_username, self.smtp_password, self.smtp_from)
 
     def kafka_settings(self) -> KafkaSettings | None:
         """The settings of Kafka; None if telemetry flows through the database.

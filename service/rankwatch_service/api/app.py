@@ -55,6 +55,7 @@ from rankwatch_service.api.routes import (
 )
 from rankwatch_service.api.routes.charts import devices, explanations, steps
 from rankwatch_service.api.routes.incidents import incidents, totals
+from rankwatch_service.api.routes.notifications import deliveries, reasons
 from rankwatch_service.api.routes.rules import metric_rules
 from rankwatch_service.api.routes.rules import preview as rule_preview
 from rankwatch_service.api.routes.system import (
@@ -99,6 +100,8 @@ RESOURCES: Final = (
     commands,
     approvals,
     receivers,
+    deliveries,
+    reasons,
     silences,
     hosts,
     stream,

@@ -309,8 +309,8 @@ class JobStream:
                 incident.transitions, item.what, item.actor, item.text, item.fields, now_s, incident.version()
             )
             effects.transitions.append(transition)
-            links = self._links(self.job, incident.id)
-            messages = outgoing(transition, self.settings, links, unix_ns(now_s), incident.told_to, self.whose)
+            links, ranks = self._links(self.job, incident.id), self._assembler.topology_state.world_size
+            messages = outgoing(transition, self.settings, links, unix_ns(now_s), incident.told_to, self.whose, ranks)
             # A silenced notification does not count: the first that a receiver gets is `incident.opened`.
             incident.tell(message.receiver for message in messages if not message.silenced)
             effects.notifications += messages

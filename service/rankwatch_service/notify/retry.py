@@ -48,6 +48,8 @@ def after_try(outcome: TryOutcome, tries: int, now_unix_ns: int, jitter: float) 
         return RetryDecision("delivered", now_unix_ns)
     if outcome.status == GONE:
         return RetryDecision("failed", now_unix_ns, receiver_gone=True)
+    if outcome.is_final:
+        return RetryDecision("failed", now_unix_ns)
     delay_s = RETRY_DELAYS_S[min(tries, len(RETRY_DELAYS_S)) - 1] * (1 + JITTER_RATIO * jitter)
     if outcome.retry_after_s is not None:
         delay_s = max(delay_s, outcome.retry_after_s)

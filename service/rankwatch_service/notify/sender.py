@@ -13,18 +13,20 @@ class TryOutcome:
     """How one try to deliver a message ended."""
 
     status: int | None
-    """HTTP status of the answer; None if there was none."""
+    """HTTP status, or reply code of a mail server; None if there was no answer."""
     error: str
     """Why the try failed, for people; empty if it succeeded."""
     seconds: float
     """How long the try took."""
     retry_after_s: float | None = None
     """How long the receiver asked us to wait, in seconds from the end of the try."""
+    is_final: bool = False
+    """Another try would fail in the same way, so the message is given up."""
 
     @property
     def delivered(self) -> bool:
-        """Whether the receiver accepted the message: any 2xx. A redirect is a failure."""
-        return self.status is not None and 200 <= self.status < 300
+        """Whether the receiver accepted the message: any 2xx without an error. A redirect is a failure."""
+        return self.status is not None and 200 <= self.status < 300 and not self.error
 
 
 class MessageSender(Protocol):
@@ -34,8 +36,8 @@ class MessageSender(Protocol):
         """Try once to deliver a message. Whatever the receiver does is an outcome and not an exception.
 
         Args:
-            url: of the receiver.
-            secret: signs the message; one, or two with a space between.
+            url: of the receiver, with its type: a `receiver_types.target.Target` as it is stored.
+            secret: of the receiver. Of a webhook it signs the message: one, or two with a space between.
             message_id: the same in all tries of this message.
             body: the exact bytes to send, JSON.
         """

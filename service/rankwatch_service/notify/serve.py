@@ -13,6 +13,8 @@ from typing import Final
 from rankwatch_service.access.secret_key import SecretKey, load_secret_key
 from rankwatch_service.clock import Clock, SystemClock
 from rankwatch_service.log.control_log import ControlLog
+from rankwatch_service.notify.email_sender import EmailSender
+from rankwatch_service.notify.http_sender import HttpSender
 from rankwatch_service.notify.lease import Lease
 from rankwatch_service.notify.notifier import Notifier
 from rankwatch_service.notify.outbox import OutboxTable
@@ -20,7 +22,6 @@ from rankwatch_service.notify.receivers import encrypt_receivers
 from rankwatch_service.notify.router import MessageRouter
 from rankwatch_service.notify.routes_file import RoutesFile
 from rankwatch_service.notify.sender import DecryptingSender, MessageSender
-from rankwatch_service.notify.webhook import WebhookSender
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.change_watch import ChangeWatch
 from rankwatch_service.store.engine import open_engine
@@ -63,8 +64,9 @@ async def _run(settings: Settings) -> None:
     changes = ChangeWatch(engine)
     with ThreadPoolExecutor(1, "database") as database:
         async with (
-            WebhookSender(clock, settings.private_targets()) as webhooks,
-            _with_topic(settings, clock, webhooks) as sender,
+            HttpSender(clock, settings.private_targets(), settings.public_url) as http,
+            EmailSender(settings.mail_server(), clock, http) as others,
+            _with_topic(settings, clock, others) as sender,
         ):
             notifier = Notifier(
                 OutboxTable(engine, lease),
@@ -84,17 +86,17 @@ async def _run(settings: Settings) -> None:
 
 
 @asynccontextmanager
-async def _with_topic(settings: Settings, clock: Clock, webhooks: MessageSender) -> AsyncIterator[MessageSender]:
-    """The sender for webhooks and, if Kafka is configured, for the incidents topic."""
+async def _with_topic(settings: Settings, clock: Clock, others: MessageSender) -> AsyncIterator[MessageSender]:
+    """The sender for all receivers and, if Kafka is configured, for the incidents topic."""
     kafka = settings.kafka_settings()
     if kafka is None:
-        yield webhooks
+        yield others
         return
     # Imported here because the Kafka client is an optional extra.
     from rankwatch.kafka.producer import Producer  # noqa: PLC0415
     from rankwatch_service.notify.incidents_topic import TopicSender  # noqa: PLC0415
 
     producer = Producer(kafka)
-    yield TopicSender(producer, kafka.incidents_topic, settings.public_url, clock, webhooks)
+    yield TopicSender(producer, kafka.incidents_topic, settings.public_url, clock, others)
     # Without waiting: a message that is not acknowledged is still in the outbox.
     await asyncio.to_thread(producer.close, 0.0)

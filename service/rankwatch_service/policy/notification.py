@@ -6,17 +6,29 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Any, Final
 from urllib.parse import quote
 
+from rankwatch_service.incidents.kinds import first_steps
 from rankwatch_service.incidents.transition import Transition
 from rankwatch_service.incidents.version import IncidentVersion
 from rankwatch_service.numbers import as_json, plain
 from rankwatch_service.policy.command import CommandRequest
 from rankwatch_service.policy.control_records import JobProject
+from rankwatch_service.policy.messages.message_text import (
+    command_text,
+    command_to_type,
+    confidence_words,
+    incident_text,
+    trial_text,
+)
 from rankwatch_service.short_ids import short
+
+KIND_PLACE: Final = "{kind}"
+"""Stands in the URL of runbooks for the kind of an incident."""
 
 MESSAGE_TYPES: Final[Mapping[str, str]] = {
     "opened": "incident.opened",
@@ -37,6 +49,9 @@ APPROVAL_NEEDED: Final = "command.approval_needed"
 
 BREAK_GLASS: Final = "command.break_glass"
 """Type of the message about a command that is carried out without the approval that it needs."""
+
+TRIAL: Final = "receiver.test"
+"""Type of the message that a person sends to try a receiver."""
 
 NOBODYS: Final = JobProject("")
 """Project and owner of a job of which nobody has said them."""
@@ -63,14 +78,27 @@ def message_id(subject_id: str, transition: int, receiver: str) -> str:
     return f"msg_{digest[:32]}"
 
 
-def page_links(public_url: str, job: str, incident_id: str | None) -> dict[str, str]:
-    """URLs of the pages about a job and, if there is one, about an incident of it, by name."""
+def page_links(public_url: str, job: str, incident_id: str | None, runbook_url: str = "") -> dict[str, str]:
+    """URLs of the pages about a job and, if there is one, about an incident of it, by name.
+
+    Args:
+        public_url: where people reach the service.
+        job: name of the job.
+        incident_id: of the incident.
+        runbook_url: URL of the runbook of the incident, with `KIND_PLACE` where its kind belongs; empty: there is none.
+    """
     incident = {} if incident_id is None else {"incident": f"{public_url}/incidents/{incident_id}"}
-    return incident | {"job": f"{public_url}/jobs/{quote(job, safe='')}"}
+    runbook = {"runbook": runbook_url} if runbook_url else {}
+    return incident | {"job": f"{public_url}/jobs/{quote(job, safe='')}"} | runbook
 
 
 def incident_message(
-    transition: Transition, links: Mapping[str, str], whose: JobProject = NOBODYS, *, first: bool = False
+    transition: Transition,
+    links: Mapping[str, str],
+    whose: JobProject = NOBODYS,
+    world_size: int = 0,
+    *,
+    first: bool = False,
 ) -> bytes:
     """Compose the JSON body {type, timestamp, data} for one transition of an incident.
 
@@ -78,6 +106,7 @@ def incident_message(
         transition: of a kind in `ROUTED_TYPES`, with the incident as it is after it.
         links: URLs of pages about it, by name, for instance {"incident": "https://…", "job": "https://…"}.
         whose: project and owner of the job.
+        world_size: ranks of the job; 0: unknown.
         first: the receiver has not been notified of the incident before: the message is of type `incident.opened`,
             whatever the transition is.
 
@@ -91,7 +120,7 @@ def incident_message(
     what = transition.what
     if what not in ROUTED_TYPES:
         raise ValueError(f"receivers are not notified of the transition {str(what)!r}")
-    data = _incident_data(transition.incident, links, whose)
+    data = _incident_data(transition.incident, links, whose, world_size)
     data["transition"] = {
         "number": transition.number,
         "what": what,
@@ -124,6 +153,7 @@ def command_message(request: CommandRequest, links: Mapping[str, str], whose: Jo
     data = {
         "id": request.id,
         "short_id": short(request.id),
+        "text": command_text(request),
         "job": request.job,
         "project": whose.project,
         "owner": whose.owner,
@@ -135,13 +165,38 @@ def command_message(request: CommandRequest, links: Mapping[str, str], whose: Jo
         "world_size": request.world_size,
         "incident": request.incident_id,
         "expires_time": iso_time(request.expires_unix_ns),
-        "links": dict(links),
+        "links": {name: url for name, url in links.items() if KIND_PLACE not in url},
     }
     message_type = BREAK_GLASS if request.break_glass else APPROVAL_NEEDED
     return encoded({"type": message_type, "timestamp": iso_time(request.requested_unix_ns), "data": data})
 
 
-def _incident_data(incident: IncidentVersion, links: Mapping[str, str], whose: JobProject) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class TrialMessage:
+    """A message that a person sends to try a receiver."""
+
+    id: str
+    body: bytes
+
+
+def trial_message(receiver: str, actor: str, public_url: str, at_unix_ns: int) -> TrialMessage:
+    """Compose a message of the type `receiver.test`, of severity info.
+
+    Args:
+        receiver: name of the receiver that is tried.
+        actor: who tries it.
+        public_url: where people reach the service.
+        at_unix_ns: now; each time has its own message.
+    """
+    id_ = message_id(f"test {at_unix_ns}", 0, receiver)
+    text = trial_text(receiver, actor)
+    data = {"id": id_, "text": text, "job": "", "severity": "info", "links": {"service": f"{public_url}/"}}
+    return TrialMessage(id_, encoded({"type": TRIAL, "timestamp": iso_time(at_unix_ns), "data": data}))
+
+
+def _incident_data(
+    incident: IncidentVersion, links: Mapping[str, str], whose: JobProject, world_size: int
+) -> dict[str, Any]:
     cut: list[str] = []
 
     def listed(name: str, values: Sequence[Any]) -> list[Any]:
@@ -156,10 +211,12 @@ def _incident_data(incident: IncidentVersion, links: Mapping[str, str], whose: J
         "id": incident.id,
         "short_id": short(incident.id),
         "number": incident.number,
+        "text": incident_text(incident, world_size),
         "job": incident.job,
         "project": whose.project,
         "owner": whose.owner,
         "attempt": incident.attempt,
+        "world_size": world_size or None,
         "kind": incident.kind,
         "severity": incident.severity,
         "state": incident.state,
@@ -178,12 +235,15 @@ def _incident_data(incident: IncidentVersion, links: Mapping[str, str], whose: J
         "resolved_time": iso_time(incident.resolved_unix_ns),
         "score": as_json(incident.score),
         "confidence": as_json(incident.confidence),
+        "confidence_words": confidence_words(incident.confidence),
         "impact_gpu_hours_per_hour": as_json(incident.impact_gpu_hours_per_hour),
         "evidence": evidence,
         "consequences": listed("consequences", [consequence.fields() for consequence in incident.consequences]),
         "suggestion": _shortened_in(incident.suggestion),
+        "first_steps": first_steps(incident.kind, incident.severity, incident.evidence),
+        "command": command_to_type(incident),
         "checkpoint": incident.checkpoint,
-        "links": dict(links),
+        "links": {name: url.replace(KIND_PLACE, incident.kind) for name, url in links.items()},
         "cut": cut,
     }
 

@@ -12,6 +12,7 @@ INCIDENTS_LISTED_MAX: Final = 20
 """Incidents described in one message, open ones first; `incident_count` says how many there are."""
 
 SUMMARY_CHARS_MAX: Final = 400
+_GRAVEST_FIRST: Final = ("critical", "warning", "info")
 
 
 def group_job(message: GroupMessage) -> str:
@@ -23,9 +24,13 @@ def group_job(message: GroupMessage) -> str:
 def group_body(message: GroupMessage) -> bytes:
     """Compose the JSON body {type, timestamp, data}, of at most `BODY_BYTES_MAX` bytes."""
     members = (*message.open, *message.resolved)
+    gravest = min(message.open or members, key=_gravity)
     labels = [set(member.labels.items()) for member in members]
     incidents = [_described(member) for member in members[:INCIDENTS_LISTED_MAX]]
     data = {
+        "text": _text(gravest, len(members), len(message.open)),
+        "severity": gravest.brief["severity"],
+        "links": gravest.brief["links"],
         "id": f"grp_{sha256(message.group_key.encode(errors='replace')).hexdigest()[:24]}",
         "job": group_job(message),
         "status": "firing" if message.open else "resolved",
@@ -45,8 +50,19 @@ def group_body(message: GroupMessage) -> bytes:
     return found
 
 
+def _gravity(member: GroupMember) -> int:
+    return _GRAVEST_FIRST.index(member.brief["severity"])
+
+
+def _text(gravest: GroupMember, count: int, open_count: int) -> str:
+    """The three lines of the gravest incident, and how many there are beside it."""
+    text = str(gravest.brief["text"])
+    return text if count == 1 else f"{count} incidents, {open_count} of them unresolved. {text}"
+
+
 def _described(member: GroupMember) -> dict[str, Any]:
     summary = member.brief["summary"]
     shortened = summary if len(summary) <= SUMMARY_CHARS_MAX else summary[: SUMMARY_CHARS_MAX - 1] + "…"
     state = "resolved" if not member.is_open else "acknowledged" if member.is_acknowledged else "open"
-    return {**member.brief, "summary": shortened, "state": state}
+    said = {name: value for name, value in member.brief.items() if name != "text"}
+    return {**said, "summary": shortened, "state": state}

@@ -32,6 +32,7 @@ _BRIEF: Final = (
     "severity",
     "scope",
     "summary",
+    "text",
     "rank_count",
     "onset_step",
     "onset_time",

@@ -40,7 +40,7 @@ def run(settings: Settings) -> None:
     configure(settings.log_level, "stream")
     tune()
     engine = open_engine(settings.database_url, "stream")
-    clock, links = SystemClock(), partial(page_links, settings.public_url)
+    clock, links = SystemClock(), partial(page_links, settings.public_url, runbook_url=settings.runbook_url)
 
     def begin() -> AgentSecrets:
         upgrade(engine)

@@ -63,7 +63,7 @@ class Site:
     def tell(self, incident, what="opened", number=1, **fields):
         """Commit a transition as stream does where routes are configured."""
         told = transition(what, number, id=incident, **fields)
-        entries = outgoing(told, GROUPED, {}, self.clock.now_ns, [], JobProject("gpt-small"))
+        entries = outgoing(told, GROUPED, {}, self.clock.now_ns, [], JobProject("gpt-small"), 4)
         with write(self.engine) as connection:
             connection.execute(upsert(connection, Incident), incident_row(id=incident))
             connection.execute(insert(Outbox), [outbox_row(entry) for entry in entries])

@@ -39,6 +39,15 @@ def test_a_message_says_what_where_since_when_and_where_to_read_on():
     assert data["cut"] == []
 
 
+def test_a_message_alone_says_what_to_do_and_how_sure_it_is():
+    data = json.loads(incident_message(transition(), LINKS, world_size=64))["data"]
+    assert len(data["text"].split("\n")) == 3
+    assert (data["world_size"], data["confidence_words"]) == (64, "almost certain")
+    assert data["command"] == "rankwatch pause gpt-small"
+    assert len(data["first_steps"]) == 3
+    assert composed()["data"]["world_size"] is None
+
+
 @pytest.mark.parametrize(("what", "type_"), [("opened", "opened"), ("updated", "updated"), ("resolved", "resolved")])
 def test_each_told_transition_has_its_type(what, type_):
     assert composed(what)["type"] == f"incident.{type_}"

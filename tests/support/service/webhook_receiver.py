@@ -16,6 +16,7 @@ class Answer:
     status: int = 204
     headers: dict[str, str] = field(default_factory=dict)
     delay_s: float = 0.0
+    body: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -60,8 +61,9 @@ class WebhookReceiver:
                 self.send_response(answer.status)
                 for name, value in answer.headers.items():
                     self.send_header(name, value)
-                self.send_header("content-length", "0")
+                self.send_header("content-length", str(len(answer.body)))
                 self.end_headers()
+                self.wfile.write(answer.body)
 
             def handle(self) -> None:
                 # The sender was killed or gave up; what counts was kept.

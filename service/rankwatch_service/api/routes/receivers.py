@@ -1,13 +1,13 @@
-"""Receivers of notifications, and the deliveries to them."""
+"""Receivers of notifications."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 from urllib.parse import urlsplit
 
-from fastapi import APIRouter, Depends, Query, Response
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, field_validator
+from fastapi import APIRouter, Depends, Response
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, model_validator
 from sqlalchemy import Connection, RowMapping, delete, insert, select, update
 from starlette.concurrency import run_in_threadpool
 
@@ -17,15 +17,17 @@ from rankwatch_service.access.scopes import Scope
 from rankwatch_service.api.dependencies.context import Context, Ctx
 from rankwatch_service.api.dependencies.idempotency import IdempotencyDep
 from rankwatch_service.api.http.authorization import Require
-from rankwatch_service.api.http.paging import Page, Wanted, any_of, fetch_page
+from rankwatch_service.api.http.paging import Page, Wanted, fetch_page
 from rankwatch_service.api.http.problem import ProblemError, not_found
 from rankwatch_service.notify.address import AddressError, checked_url, masked_url, resolved
+from rankwatch_service.notify.receiver_types.base import ReceiverType
+from rankwatch_service.notify.receiver_types.email import address
+from rankwatch_service.notify.receiver_types.table import check_receiver
+from rankwatch_service.notify.receiver_types.target import Target
 from rankwatch_service.notify.receivers import TOPIC_URL, publish_receivers
-from rankwatch_service.notify.signature import new_secret, signing_key
+from rankwatch_service.notify.signature import new_secret
 from rankwatch_service.store import audit_trail
 from rankwatch_service.store.engine import read, write
-from rankwatch_service.store.models import Delivery as DeliveryRow
-from rankwatch_service.store.models import Outbox
 from rankwatch_service.store.models import Receiver as ReceiverRow
 
 router = APIRouter(tags=["notifications"])
@@ -50,6 +52,8 @@ class ReceiverSettings(BaseModel):
     """Where to send notifications, and which. An empty list means all; all lists must match."""
 
     model_config = ConfigDict(extra="forbid")
+    type: ReceiverType = ReceiverType.WEBHOOK
+    """What it speaks. It cannot be changed: its secret belongs to it."""
     url: Annotated[str, Field(max_length=2_000)]
     kinds: list[Kind] = []
     severities: list[Severity] = list(DEFAULT_SEVERITIES)
@@ -57,37 +61,45 @@ class ReceiverSettings(BaseModel):
     projects: Names = []
     enabled: StrictBool = True
 
-    @field_validator("url")
-    @classmethod
-    def _is_target(cls, url: str) -> str:
-        if url == TOPIC_URL:
-            return url
-        try:
-            checked_url(url)
-        except AddressError as error:
-            raise ValueError(f"{error}, or be {TOPIC_URL}") from error
-        return url
+    @model_validator(mode="after")
+    def _is_target(self) -> ReceiverSettings:
+        if self.type is ReceiverType.EMAIL:
+            address(self.url)
+        elif self.url != TOPIC_URL or self.type is not ReceiverType.WEBHOOK:
+            try:
+                checked_url(self.url)
+            except AddressError as error:
+                raise ValueError(f"{error}, or be {TOPIC_URL}") from error
+        return self
+
+    @property
+    def target(self) -> Target:
+        """Its type and URL, as they are stored."""
+        return Target(self.type, self.url)
 
 
 class NewReceiver(ReceiverSettings):
     """A receiver to add."""
 
     name: Name
-    secret: Annotated[str | None, Field(max_length=200)] = None
-    """whsec_ and the base64 of 24 to 64 bytes; generated if missing."""
+    secret: Annotated[str | None, Field(max_length=500)] = None
+    """Of a webhook: whsec_ and the base64 of 24 to 64 bytes; generated if missing. Of pagerduty: the integration key.
+    Of slack: the token of a bot, if the URL is that of chat.postMessage. Others have none."""
 
-    @field_validator("secret")
-    @classmethod
-    def _is_secret(cls, secret: str | None) -> str | None:
-        if secret is not None:
-            signing_key(secret)
-        return secret
+    @model_validator(mode="after")
+    def _secret_belongs_to_type(self) -> NewReceiver:
+        if self.type is not ReceiverType.WEBHOOK:
+            check_receiver(self.target, self.secret or "")
+        elif self.secret is not None:
+            check_receiver(self.target, self.secret)
+        return self
 
 
 class Receiver(BaseModel):
     """A receiver, without its secret."""
 
     name: str
+    type: ReceiverType
     url: str
     kinds: list[str]
     severities: list[str]
@@ -99,24 +111,9 @@ class Receiver(BaseModel):
 
 
 class CreatedReceiver(Receiver):
-    """A new receiver with the secret that signs its messages."""
+    """A new receiver. Of a webhook with the secret that signs its messages; of other types it is empty."""
 
     secret: str
-
-
-class Delivery(BaseModel):
-    """One try to deliver one notification."""
-
-    id: int
-    outbox_id: str
-    receiver: str
-    incident_id: str
-    transition: int
-    command_id: str
-    at_unix_ns: int
-    status: int | None
-    error: str
-    seconds: float
 
 
 @router.get("/receivers")
@@ -124,8 +121,8 @@ def list_receivers(context: Ctx, window: Wanted, identity: Reader) -> Page[Recei
     """All receivers by name, in descending order. Without scope admin, URLs are shown without their paths."""
 
     def shown(row: RowMapping) -> Receiver:
-        url = context.secret_key.decrypt(row["url"])
-        return _receiver(row, url if identity.holds(Scope.ADMIN) else masked_url(url))
+        target = Target.read(context.secret_key.decrypt(row["url"]))
+        return _receiver(row, target if identity.holds(Scope.ADMIN) else Target(target.type, masked_url(target.url)))
 
     with read(context.engine) as connection:
         query = select(ReceiverRow.__table__)
@@ -144,15 +141,17 @@ async def add_receiver(body: NewReceiver, context: Ctx, idempotency: Idempotency
             raise ProblemError(409, f"a receiver {body.name!r} already exists")
         if len(names) >= RECEIVERS_MAX:
             raise ProblemError(409, f"the limit of {RECEIVERS_MAX} receivers is reached")
-        shown = body.model_dump(mode="json") | {
-            "secret": body.secret or new_secret(),
-            "disabled_reason": "",
-            "created_unix_ns": context.clock.unix_ns(),
+        is_webhook = body.type is ReceiverType.WEBHOOK
+        secret = body.secret or (new_secret() if is_webhook else "")
+        settled = {"disabled_reason": "", "created_unix_ns": context.clock.unix_ns()}
+        shown = body.model_dump(mode="json") | settled
+        encrypted = {
+            "url": context.secret_key.encrypt(body.target.stored()),
+            "secret": context.secret_key.encrypt(secret),
         }
-        encrypted = {column: context.secret_key.encrypt(shown[column]) for column in ("url", "secret")}
-        connection.execute(insert(ReceiverRow).values(**shown | encrypted))
+        connection.execute(insert(ReceiverRow).values(**_columns(shown) | encrypted))
         _record(context, connection, identity, "receiver.add", body.name, body.url)
-        return CreatedReceiver(**shown)
+        return CreatedReceiver(**shown | {"secret": secret if is_webhook else ""})
 
     return await run_in_threadpool(idempotency.write, identity, body, 201, work)
 
@@ -166,15 +165,22 @@ async def change_receiver(name: str, body: ReceiverSettings, context: Ctx, ident
 
 def _change(name: str, body: ReceiverSettings, context: Context, identity: Identity) -> Receiver:
     with write(context.engine) as connection:
-        columns = body.model_dump(mode="json") | {
-            "url": context.secret_key.encrypt(body.url),
+        query = select(ReceiverRow.__table__).where(ReceiverRow.name == name)
+        row = connection.execute(query).mappings().one_or_none()
+        if row is None:
+            raise not_found("receiver", name)
+        before = Target.read(context.secret_key.decrypt(row["url"]))
+        if before.type is not body.type:
+            raise ProblemError(409, f"receiver {name!r} is of type {before.type}: remove it and add it anew")
+        if body.url != TOPIC_URL:
+            _check_with_secret(body.target, context.secret_key.decrypt(row["secret"]))
+        columns = _columns(body.model_dump(mode="json")) | {
+            "url": context.secret_key.encrypt(body.target.stored()),
             "disabled_reason": "" if body.enabled else "switched off",
         }
-        if not connection.execute(update(ReceiverRow).where(ReceiverRow.name == name).values(**columns)).rowcount:
-            raise not_found("receiver", name)
+        connection.execute(update(ReceiverRow).where(ReceiverRow.name == name).values(**columns))
         _record(context, connection, identity, "receiver.change", name, body.url)
-        query = select(ReceiverRow.__table__).where(ReceiverRow.name == name)
-        return _receiver(connection.execute(query).mappings().one(), body.url)
+        return _receiver(connection.execute(query).mappings().one(), body.target)
 
 
 @router.delete("/receivers/{name}", status_code=204)
@@ -186,39 +192,40 @@ def remove_receiver(name: str, context: Ctx, identity: Admin) -> None:
         _record(context, connection, identity, "receiver.remove", name, "")
 
 
-@router.get("/deliveries")
-def list_deliveries(
-    context: Ctx,
-    window: Wanted,
-    _identity: Reader,
-    receiver: Annotated[list[str] | None, Query()] = None,
-    incident: Annotated[list[str] | None, Query()] = None,
-) -> Page[Delivery]:
-    """Deliveries, newest first: each try to deliver a notification."""
-    told = (Outbox.receiver, Outbox.incident_id, Outbox.transition, Outbox.command_id)
-    query = select(DeliveryRow.__table__, *told).join(Outbox, Outbox.id == DeliveryRow.outbox_id)
-    query = any_of(query, Outbox.receiver, receiver)
-    query = any_of(query, Outbox.incident_id, incident)
-    purpose = f"deliveries {receiver} {incident}"
-    with read(context.engine) as connection:
-        return fetch_page(
-            connection, query, (DeliveryRow.id,), window, context.cursors, purpose, Delivery.model_validate
-        )
+def _receiver(row: RowMapping, target: Target) -> Receiver:
+    return Receiver.model_validate({**row, "type": target.type, "url": target.url})
 
 
-def _receiver(row: RowMapping, url: str) -> Receiver:
-    return Receiver.model_validate({**row, "url": url})
+def _columns(fields: dict[str, Any]) -> dict[str, Any]:
+    """Fields as columns; the type is part of the stored URL."""
+    return {name: value for name, value in fields.items() if name != "type"}
+
+
+def _check_with_secret(target: Target, secret: str) -> None:
+    """Check a new URL with the secret that the receiver has.
+
+    Raises:
+        ProblemError: they do not go together.
+    """
+    try:
+        check_receiver(target, secret)
+    except ValueError as error:
+        raise ProblemError(422, str(error)) from error
 
 
 async def _check_target(context: Context, receiver: ReceiverSettings) -> None:
     """Refuse a URL that cannot be delivered to. The notifier resolves and checks a name again at each try.
 
     Raises:
-        ProblemError: Kafka is not configured, or webhooks must not go to this address.
+        ProblemError: Kafka is not configured, or messages must not go to this address, or there is no mail server.
     """
     if receiver.url == TOPIC_URL:
         if not context.settings.kafka:
             raise ProblemError(422, "this service has no incidents topic, since it runs without Kafka")
+        return
+    if receiver.type is ReceiverType.EMAIL:
+        if context.settings.mail_server() is None:
+            raise ProblemError(422, "this service has no mail server: set RANKWATCH_SMTP_URL and RANKWATCH_SMTP_FROM")
         return
     host, port = checked_url(receiver.url)
     try:

@@ -92,6 +92,8 @@ def show_incident(
     reasons = client.get(f"{_path(incident)}/why")["items"] if why else []
     if why:
         found["why"] = reasons
+    receivers = client.get(f"{_path(incident)}/receivers")["items"]
+    found["receivers"] = receivers
     if as_json:
         output.print_json([found])
         return
@@ -112,6 +114,7 @@ def show_incident(
             ("cost", output.plain(f"{found['impact_gpu_hours_per_hour']:.3g} GPU-hours per hour")),
             *((f"to do {n}", output.plain(step)) for n, step in enumerate(found["first_steps"], 1)),
             ("job supports", output.plain(", ".join(found["can"]) or "nothing")),
+            *(_receiver(one) for one in receivers),
             ("feedback", output.plain([f"{one['answer']} ({one['name']})" for one in found["feedback"]])),
             *([("suggested", output.plain(f"{suggestion['action']}: {suggestion['reason']}"))] if suggestion else ()),
             ("checkpoint", output.plain(found["checkpoint"])),
@@ -180,6 +183,12 @@ def _act(incident: str, action: str, body: dict[str, str], url: str | None, toke
 
 def _path(incident: str) -> str:
     return f"/api/v1/incidents/{quote(incident, safe='')}"
+
+
+def _receiver(reason: dict[str, Any]) -> tuple[str, Text]:
+    """Why a receiver was notified of a transition, or why not."""
+    which = "" if reason["transition"] is None else f" (change {reason['transition']})"
+    return (f"  to {reason['receiver']}{which}", output.plain(reason["why"]))
 
 
 def _evidence(name: str, value: Any) -> list[tuple[str, Text]]:

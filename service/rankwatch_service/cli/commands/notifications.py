@@ -1,17 +1,22 @@
-"""`rankwatch silences` and `rankwatch receivers`: who is notified, and what is muted."""
+"""`rankwatch silences`, `receivers` and `notifications`: what is muted, who is notified, and what became of it."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any, Final
 
 import typer
 
 from rankwatch_service.cli import output
 from rankwatch_service.cli.durations import seconds
+from rankwatch_service.cli.errors import Status
 from rankwatch_service.cli.options import JSON, LIMIT, PROJECTS, TOKEN, URL, connect
 
+TRIED_S: Final = 30.0
+"""How long to wait for the reply about a notification that was sent by hand: the service waits 20 s for the try."""
+
 silences = typer.Typer(help="List silences; add or end one.", invoke_without_command=True)
-receivers = typer.Typer(help="List receivers of notifications; add or remove one.", invoke_without_command=True)
+receivers = typer.Typer(help="List receivers of notifications; add, try or remove one.", invoke_without_command=True)
+notifications = typer.Typer(help="List notifications; send one again.", invoke_without_command=True)
 
 
 @silences.callback()
@@ -70,7 +75,7 @@ def expire_silence(
 def list_receivers(
     context: typer.Context, limit: LIMIT = 100, as_json: JSON = False, url: URL = None, token: TOKEN = None
 ) -> None:
-    """List receivers of notifications; add or remove one."""
+    """List receivers of notifications; add, try or remove one."""
     if context.invoked_subcommand is not None:
         return
     output.show(
@@ -78,6 +83,7 @@ def list_receivers(
         as_json,
         {
             "name": lambda one: output.plain(one["name"]),
+            "type": lambda one: output.plain(one.get("type", "webhook")),
             "url": lambda one: output.plain(one["url"]),
             "kinds": lambda one: output.plain(one["kinds"] or "all"),
             "severities": lambda one: output.plain(one["severities"] or "all"),
@@ -92,7 +98,21 @@ def list_receivers(
 @receivers.command("add")
 def add_receiver(
     name: Annotated[str, typer.Argument(help="Name of the receiver.")],
-    target: Annotated[str, typer.Argument(metavar="TARGET", help="URL of the webhook.")],
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="URL, or mailto:ADDRESS for e-mail.")],
+    receiver_type: Annotated[
+        str | None,
+        typer.Option(
+            "--type",
+            help="webhook, alertmanager, alertmanager-webhook, pagerduty, slack, teams or email. Default: webhook, or "
+            "email for mailto:.",
+        ),
+    ] = None,
+    secret_file: Annotated[
+        typer.FileText | None,
+        typer.Option(
+            help="File with the integration key of PagerDuty or the token of a Slack bot; - is standard input."
+        ),
+    ] = None,
     kind: Annotated[list[str] | None, typer.Option(help="Only this incident kind; may be repeated.")] = None,
     severity: Annotated[
         list[str] | None, typer.Option(help="Only this severity; may be repeated. Default: critical and warning.")
@@ -102,11 +122,84 @@ def add_receiver(
     url: URL = None,
     token: TOKEN = None,
 ) -> None:
-    """Send notifications about incidents to a webhook. Prints the secret that signs them; it cannot be shown again."""
+    """Send notifications about incidents to a receiver.
+
+    Prints the secret that signs the messages to a webhook; it cannot be shown again.
+    """
     body = {"name": name, "url": target, "kinds": kind or [], "jobs": job or [], "projects": project or []}
     if severity:
         body["severities"] = severity
-    print(connect(url, token).post("/api/v1/receivers", body)["secret"])
+    if chosen := receiver_type or ("email" if target.startswith("mailto:") else None):
+        body["type"] = chosen
+    if secret_file:
+        body["secret"] = secret_file.read().strip()
+    secret = connect(url, token).post("/api/v1/receivers", body)["secret"]
+    if secret:
+        print(secret)
+    output.note(f"{name} added; `rankwatch receivers test {name}` sends a message to try it")
+
+
+@receivers.command("test")
+def try_receiver(
+    name: Annotated[str, typer.Argument(help="Name of the receiver.")], url: URL = None, token: TOKEN = None
+) -> None:
+    """Send a message to a receiver, and say what became of it. Exits with 1 if it did not arrive."""
+    _report(connect(url, token).post(f"/api/v1/receivers/{name}/test", timeout_s=TRIED_S), name)
+
+
+@notifications.callback()
+def list_notifications(
+    context: typer.Context,
+    state: Annotated[
+        list[str] | None, typer.Option(help="waiting, delivered, failed or silenced; may be repeated.")
+    ] = None,
+    receiver: Annotated[list[str] | None, typer.Option(help="Only to this receiver; may be repeated.")] = None,
+    limit: LIMIT = 100,
+    as_json: JSON = False,
+    url: URL = None,
+    token: TOKEN = None,
+) -> None:
+    """List notifications, newest first; send one again."""
+    if context.invoked_subcommand is not None:
+        return
+    output.show(
+        connect(url, token).items("/api/v1/notifications", limit, state=state, receiver=receiver),
+        as_json,
+        {
+            "id": lambda one: output.plain(one["id"]),
+            "receiver": lambda one: output.plain(one["receiver"]),
+            "incident": lambda one: output.plain(one["incident_id"] and output.short_id(one["incident_id"])),
+            "created": lambda one: output.moment(one["created_unix_ns"]),
+            "state": lambda one: output.plain(one["state"]),
+            "tries": lambda one: output.plain(one["tries"]),
+            "error": lambda one: output.plain(one["error"]),
+        },
+        "no notifications",
+    )
+
+
+@notifications.command("resend")
+def resend(
+    notification: Annotated[str, typer.Argument(help="Id of the notification.")], url: URL = None, token: TOKEN = None
+) -> None:
+    """Send a notification again that was given up. Exits with 1 if it did not arrive."""
+    found = connect(url, token).post(f"/api/v1/notifications/{notification}/resend", timeout_s=TRIED_S)
+    _report(found, found["receiver"])
+
+
+def _report(found: dict[str, Any], receiver: str) -> None:
+    """Say what became of a notification that a person sends.
+
+    Raises:
+        typer.Exit: it has not arrived.
+    """
+    if found["state"] == "delivered":
+        output.note(f"{receiver} has it")
+        return
+    what = "it will be tried again" if found["state"] == "waiting" else "it is given up"
+    error = found["error"] or "no try has ended yet; does the role notify run?"
+    output.note(f"{receiver} does not have it: {error}; {what}")
+    raise typer.Exit(Status.FINDINGS)
 
 
 @receivers.command("remove")

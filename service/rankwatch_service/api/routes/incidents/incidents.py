@@ -287,18 +287,6 @@ def incident_detail(connection: Connection, row: RowMapping) -> IncidentDetail:
         .where(IncidentTransition.incident_id == row["id"])
         .order_by(IncidentTransition.number)
     ).mappings()
-    newest = (
-        select(DeliveryRow.error)
-        .where(DeliveryRow.outbox_id == Outbox.id)
-        .order_by(DeliveryRow.id.desc())
-        .limit(1)
-        .scalar_subquery()
-    )
-    notifications = connection.execute(
-        select(Outbox.__table__, newest.label("error"))
-        .where(Outbox.incident_id == row["id"], Outbox.receiver != UNGROUPED)
-        .order_by(Outbox.transition, Outbox.receiver)
-    ).mappings()
     feedback = connection.execute(
         select(IncidentFeedback.__table__)
         .where(IncidentFeedback.incident_id == row["id"])
@@ -311,6 +299,23 @@ def incident_detail(connection: Connection, row: RowMapping) -> IncidentDetail:
         first_steps=first_steps(row["kind"], row["severity"], row["evidence"]),
         can=sorted(topology.get("can", ())),
         history=[Transition.model_validate({**one, "fields": _without_why(one["fields"])}) for one in history],
-        notifications=[Notification.model_validate({**one, "error": one["error"] or ""}) for one in notifications],
+        notifications=notifications_about(connection, row["id"]),
         feedback=[Feedback.model_validate(one) for one in feedback],
     )
+
+
+def notifications_about(connection: Connection, incident_id: str) -> list[Notification]:
+    """The notifications about an incident and its commands, in the order of its transitions and of the receivers."""
+    newest = (
+        select(DeliveryRow.error)
+        .where(DeliveryRow.outbox_id == Outbox.id)
+        .order_by(DeliveryRow.id.desc())
+        .limit(1)
+        .scalar_subquery()
+    )
+    found = connection.execute(
+        select(Outbox.__table__, newest.label("error"))
+        .where(Outbox.incident_id == incident_id, Outbox.receiver != UNGROUPED)
+        .order_by(Outbox.transition, Outbox.receiver)
+    ).mappings()
+    return [Notification.model_validate({**one, "error": one["error"] or ""}) for one in found]

@@ -13,16 +13,17 @@ from standardwebhooks import Webhook
 
 from rankwatch_service.allow_list import EVERY_ADDRESS, allow_list
 from rankwatch_service.clock import SystemClock
-from rankwatch_service.notify.webhook import WebhookSender
+from rankwatch_service.notify.http_sender import HttpSender
+from rankwatch_service.policy.notification import incident_message
 from tests.support.service.webhook_receiver import Answer, webhook_receiver
-from tests.support.values.incidents import SECRET
+from tests.support.values.incidents import SECRET, transition
 
-BODY = b'{"type":"incident.opened"}'
+BODY = b'{"type":"incident.opened","data":{"id":"inc_1"}}'
 
 
 def send(url, *, private=EVERY_ADDRESS, timeout_s=5.0, secret=SECRET):
     async def once():
-        async with WebhookSender(SystemClock(), private, timeout_s) as sender:
+        async with HttpSender(SystemClock(), private, timeout_s=timeout_s) as sender:
             return await sender.send(url, secret, "msg_1", BODY)
 
     return asyncio.run(once())
@@ -180,3 +181,53 @@ def test_an_unknown_certificate_is_refused(tmp_path):
         outcome = send(receiver.url.replace("http:", "https:"))
     assert receiver.calls == []
     assert outcome.error.startswith("certificate refused: ")
+
+
+def incident(what, id_="inc_1"):
+    return incident_message(transition(what, id=id_), {})
+
+
+def test_messages_of_a_bot_about_one_incident_form_a_thread():
+    told = [incident("opened"), incident("updated"), incident("opened", "inc_2"), incident("resolved")]
+
+    async def all_of(url):
+        async with HttpSender(SystemClock(), EVERY_ADDRESS) as sender:
+            return [await sender.send(url, "xoxb-1", f"msg_{n}", body) for n, body in enumerate(told)]
+
+    answer = b'{"ok":true,"ts":"%d.5"}'
+    with webhook_receiver(lambda n, _: Answer(200, body=answer % n)) as receiver:
+        base = receiver.url.removesuffix("/hook")
+        outcomes = asyncio.run(all_of(f"slack+{base}/api/chat.postMessage#C1"))
+    assert all(outcome.delivered for outcome in outcomes)
+    sent = [json.loads(call.body) for call in receiver.calls]
+    assert [one.get("thread_ts") for one in sent] == [None, "0.5", None, "0.5"]
+    assert {one["channel"] for one in sent} == {"C1"}
+    assert {call.headers["authorization"] for call in receiver.calls} == {"Bearer xoxb-1"}
+
+
+def test_threads_that_are_remembered_are_bounded(monkeypatch):
+    monkeypatch.setattr("rankwatch_service.notify.http_sender.THREADS_MAX", 1)
+    told = [incident("opened"), incident("opened", "inc_2"), incident("updated"), incident("updated", "inc_2")]
+
+    async def all_of(url):
+        async with HttpSender(SystemClock(), EVERY_ADDRESS) as sender:
+            for n, body in enumerate(told):
+                await sender.send(url, "xoxb-1", f"msg_{n}", body)
+
+    with webhook_receiver(lambda n, _: Answer(200, body=b'{"ok":true,"ts":"%d.5"}' % n)) as receiver:
+        base = receiver.url.removesuffix("/hook")
+        asyncio.run(all_of(f"slack+{base}/api/chat.postMessage#C1"))
+    assert [json.loads(call.body).get("thread_ts") for call in receiver.calls] == [None] * 4
+
+
+def test_what_a_receiver_refuses_in_its_body_is_no_delivery():
+    with webhook_receiver(lambda *_: Answer(200, body=b'{"ok":false,"error":"not_in_channel"}')) as receiver:
+        base = receiver.url.removesuffix("/hook")
+
+        async def once():
+            async with HttpSender(SystemClock(), EVERY_ADDRESS) as sender:
+                return await sender.send(f"slack+{base}/api/chat.postMessage#C1", "xoxb-1", "msg_1", incident("opened"))
+
+        outcome = asyncio.run(once())
+    assert (outcome.status, outcome.delivered, outcome.is_final) == (200, False, True)
+    assert "not_in_channel" in outcome.error

@@ -1,0 +1,123 @@
+"""A message as every type of receiver reads it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+from rankwatch_service.policy.messages.message_text import one_line
+
+SEVERITIES: Final = ("critical", "warning", "info")
+
+LINK_TITLES: Final[Mapping[str, str]] = {
+    "incident": "Open incident",
+    "job": "Open job",
+    "service": "Open rankwatch",
+    "runbook": "Runbook",
+    "acknowledge": "Acknowledge",
+    "silence": "Silence for 1 h",
+}
+"""Links of a message that people get as buttons, in this order."""
+
+
+@dataclass(frozen=True)
+class OutgoingMessage:
+    """One message of the outbox: its id, the exact bytes of {type, timestamp, data}, and what they say."""
+
+    id: str
+    """The same in all tries."""
+    body: bytes
+
+    @cached_property
+    def content(self) -> Mapping[str, Any]:
+        """The body, parsed."""
+        parsed: dict[str, Any] = json.loads(self.body)
+        return parsed
+
+    @property
+    def type(self) -> str:
+        """Such as incident.opened."""
+        return str(self.content["type"])
+
+    @property
+    def timestamp(self) -> str:
+        """When it happened: ISO 8601, UTC."""
+        return str(self.content["timestamp"])
+
+    @property
+    def data(self) -> Mapping[str, Any]:
+        """What it is about."""
+        data: Mapping[str, Any] = self.content["data"]
+        return data
+
+    @property
+    def group_key(self) -> str:
+        """The same in all messages that tell of the same thing: a receiver puts them into one incident or thread."""
+        return str(self.data.get("group_key") or self.data.get("id") or self.id)
+
+    @property
+    def is_about_incident(self) -> bool:
+        """It tells of an incident or a group of incidents, which is resolved some day."""
+        return self.type.startswith(("incident.", "group."))
+
+    @property
+    def is_resolved(self) -> bool:
+        """It tells that what it is about is over."""
+        return self.type in ("incident.resolved", "group.resolved")
+
+    @property
+    def incidents(self) -> list[OutgoingMessage]:
+        """Of a group, a message about each of its incidents; else the message itself."""
+        if not self.type.startswith("group."):
+            return [self]
+        return [OutgoingMessage(self.id, self._about(one)) for one in self.data["incidents"]]
+
+    def _about(self, incident: Mapping[str, Any]) -> bytes:
+        what = "incident.resolved" if incident["state"] == "resolved" else "incident.updated"
+        return encoded({"type": what, "timestamp": self.timestamp, "data": incident})
+
+    @property
+    def severity(self) -> str:
+        """One of `SEVERITIES`; a message that is about no incident is a warning."""
+        severity = str(self.data.get("severity", "warning"))
+        return severity if severity in SEVERITIES else "warning"
+
+    @property
+    def job(self) -> str:
+        """Name of the job; empty: none."""
+        return str(self.data.get("job") or "")
+
+    @property
+    def lines(self) -> tuple[str, str, str]:
+        """The three lines of the text: what, where and how bad; what is normal; what to do first."""
+        # An earlier version wrote no text into the outbox.
+        text = str(self.data.get("text") or self.data.get("summary") or self.type)
+        what, normal, first, *_ = [*map(one_line, text.split("\n")), "", ""]
+        return what, normal, first
+
+    @property
+    def links(self) -> Mapping[str, str]:
+        """URLs by name."""
+        links: Mapping[str, str] = self.data.get("links") or {}
+        return links
+
+    def buttons(self) -> list[tuple[str, str]]:
+        """The links that people get, as title and URL, in the order of `LINK_TITLES`."""
+        return [(title, self.links[name]) for name, title in LINK_TITLES.items() if name in self.links]
+
+
+def cut(text: str, chars_max: int) -> str:
+    """The text, or its beginning and an ellipsis: at most `chars_max` characters.
+
+    >>> cut("abcdef", 4)
+    'abc…'
+    """
+    return text if len(text) <= chars_max else text[: chars_max - 1] + "…"
+
+
+def encoded(content: Any) -> bytes:
+    """Compact JSON in UTF-8."""
+    return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode(errors="replace")

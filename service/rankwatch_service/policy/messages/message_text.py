@@ -1,0 +1,191 @@
+"""The text of a message: three lines that a person can act on without opening anything else. Pure."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from typing import Any, Final
+
+from rankwatch_detectors.base import Kind
+from rankwatch_service.incidents.kinds import first_steps
+from rankwatch_service.incidents.version import IncidentVersion
+from rankwatch_service.policy.command import CommandRequest
+from rankwatch_service.policy.policy import POLICY_ACTIONS
+from rankwatch_service.short_ids import short
+
+LINE_CHARS_MAX: Final = 500
+"""Longest line of the text. Three of them fit into one message of every receiver that limits its length."""
+
+PLACES_MAX: Final = 4
+"""Ranks or hosts that the text names; it says how many there are besides."""
+
+NORMAL: Final[Mapping[Kind, str]] = {
+    Kind.DEVICE_FAULT: "a device reports no faults",
+    Kind.NETWORK_DEGRADED: "links keep their speed and lose almost nothing",
+    Kind.DEVICE_DEGRADED: "a device keeps its clocks, as its neighbours do",
+    Kind.HOST_DEGRADED: "a host has cores, memory and disk to spare",
+    Kind.RESTORE_FAILED: "all ranks load the checkpoint and train on",
+    Kind.CHECKPOINT_FAILED: "every save succeeds on all ranks",
+    Kind.RANK_LOST: "all ranks live until the job ends",
+    Kind.CORRUPTION: "replicas have equal bits",
+    Kind.NONFINITE: "every value is finite",
+    Kind.STRAGGLER: "ranks that do the same work take equally long",
+    Kind.TELEMETRY_LOST: "every host reports every second",
+    Kind.HANG: "all ranks go on to the next step",
+    Kind.GRAD_NORM: "the gradient norm stays near its usual level",
+    Kind.LOSS_SPIKE: "the loss stays near its trend",
+    Kind.LOSS_DIVERGENCE: "the loss falls or stays level",
+    Kind.SLOWDOWN: "steps take as long as before",
+    Kind.RESTART_LOOP: "a launch gets further than the one before",
+    Kind.CHECKPOINT_OVERDUE: "checkpoints are saved at their usual pace",
+    Kind.FORGED_TELEMETRY: "all telemetry comes from enrolled agents",
+    Kind.LIMIT_REACHED: "a job stays below every limit",
+    Kind.METRIC: "the condition of the rule does not hold",
+}
+"""What is normal for each kind, as a clause."""
+
+_FIGURES: Final = (
+    ("busy_s", "peers_busy_s", "s", "peers"),
+    ("stage_busy_s", "others_busy_s", "s", "other stages"),
+    ("local_grad_norm", "peers_local_grad_norm", "", "peers"),
+    ("since_s", "usual_s", "s", "usually"),
+    ("seconds", "usual_s", "s", "usually"),
+    ("age_s", "usual_step_s", "s", "a usual step"),
+    ("value", "usual", "", "usually"),
+    ("value", "best", "", "best"),
+    ("value", "threshold", "", "threshold"),
+    ("value", "level", "", "usually"),
+)
+"""Pairs of fields of the evidence: how it is, how it should be, their unit, name of the latter."""
+
+_CONFIDENCE: Final = ((1.0, "certain"), (0.99, "almost certain"), (0.9, "very likely"), (0.66, "likely"))
+
+
+def confidence_words(confidence: float) -> str:
+    """How sure the detector is, in words: certain, almost certain, very likely, likely or possible.
+
+    >>> confidence_words(0.95)
+    'very likely'
+    """
+    return next((words for least, words in _CONFIDENCE if confidence >= least), "possible")
+
+
+def command_to_type(incident: IncidentVersion) -> str:
+    """The command line that does what is suggested about an incident; where that is nothing, the one that shows it."""
+    action = incident.suggestion.get("action")
+    if incident.state == "resolved" or action not in POLICY_ACTIONS:
+        return f"rankwatch incidents show {short(incident.id)}"
+    return f"rankwatch {action} {shlex.quote(one_line(incident.job))}"
+
+
+def incident_text(incident: IncidentVersion, world_size: int) -> str:
+    """Three lines: what, where and how bad; what is normal; what to do first. Of a resolved incident: what and where;
+    how long it lasted; the command that shows it.
+
+    Args:
+        incident: as it is now.
+        world_size: ranks of the job; 0: unknown.
+    """
+    head = "RESOLVED" if incident.state == "resolved" else str(incident.severity).upper()
+    where = _where(incident, world_size)
+    what = f"{head} {incident.job}: {one_line(incident.summary).removesuffix('.')}. {where}"
+    if incident.state == "resolved":
+        return _lines(what, _lasted(incident), f"Details: {command_to_type(incident)}")
+    if cost := incident.impact_gpu_hours_per_hour:
+        what += f". Costs {cost:.3g} GPU-hours per hour"
+    words = confidence_words(incident.confidence)
+    normal = f"Normal: {NORMAL[incident.kind]}{_figures(incident.evidence)}. Confidence: {words}"
+    first = one_line(first_steps(incident.kind, incident.severity, incident.evidence)[0])
+    return _lines(what, normal, f"First: {first} Then: {command_to_type(incident)}")
+
+
+def command_text(request: CommandRequest) -> str:
+    """Three lines: which command, on what and who asked; until when it waits; what to do.
+
+    Args:
+        request: a command that needs an approval, or is done without one.
+    """
+    what = f"{request.action} of all {request.world_size or ''} ranks".replace("  ", " ")
+    head = "BREAK-GLASS" if request.break_glass else "APPROVAL NEEDED"
+    asked = f"{head} {request.job}: {what}, asked by {request.requested_by}: {one_line(request.reason) or 'no reason'}"
+    id_ = short(request.id)
+    if request.break_glass:
+        return _lines(asked, "It is carried out without the approval that it needs", "Details: rankwatch commands")
+    minutes = round((request.expires_unix_ns - request.requested_unix_ns) / 60e9)
+    waits = f"Nothing happens until another person approves it; it expires after {minutes} min"
+    return _lines(asked, waits, f"Decide: rankwatch commands approve {id_}, or: rankwatch commands refuse {id_}")
+
+
+def trial_text(receiver: str, actor: str) -> str:
+    """Three lines that say that nothing is wrong."""
+    return _lines(
+        f"TEST: rankwatch reaches the receiver {receiver}",
+        f"Nothing is wrong: {actor} sent this to try it",
+        "First: nothing. Messages about incidents look like this one",
+    )
+
+
+def one_line(text: str) -> str:
+    r"""The text without line breaks and other characters that cannot be printed.
+
+    >>> one_line("a\nb")
+    'a b'
+    """
+    return "".join(char if char.isprintable() else " " for char in text)
+
+
+def _lines(*lines: str) -> str:
+    return "\n".join(
+        line if len(line) <= LINE_CHARS_MAX else line[: LINE_CHARS_MAX - 1] + "…" for line in map(one_line, lines)
+    )
+
+
+def _where(incident: IncidentVersion, world_size: int) -> str:
+    ranks, hosts = incident.ranks, incident.hosts
+    of_all = f" of {world_size}" if world_size else ""
+    if not ranks:
+        where = f"All ranks{of_all and f' ({world_size})'}"
+    elif len(ranks) == 1:
+        where = f"Rank {ranks[0]}{of_all}"
+    else:
+        where = f"{len(ranks)}{of_all} ranks ({_some(ranks)})"
+    return where + (f" on {_some(hosts)}" if hosts else "")
+
+
+def _some(places: tuple[Any, ...]) -> str:
+    more = len(places) - PLACES_MAX
+    return ", ".join(map(str, places[:PLACES_MAX])) + (f" and {more} more" if more > 0 else "")
+
+
+def _figures(evidence: Mapping[str, Any]) -> str:
+    for now, usual, unit, name in _FIGURES:
+        if _is_number(evidence.get(now)) and _is_number(evidence.get(usual)):
+            space = " " if unit else ""
+            return f" ({name} {evidence[usual]:.3g}{space}{unit}, here {evidence[now]:.3g}{space}{unit})"
+    return ""
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _lasted(incident: IncidentVersion) -> str:
+    seconds = ((incident.resolved_unix_ns or incident.updated_unix_ns) - incident.onset_unix_ns) / 1e9
+    steps = "" if incident.onset_step is None else f", since step {incident.onset_step}"
+    if incident.resolved_step is not None and incident.onset_step is not None:
+        steps = f", from step {incident.onset_step} to {incident.resolved_step}"
+    return f"It lasted {_duration(seconds)}{steps}"
+
+
+def _duration(seconds: float) -> str:
+    """Two units at most.
+
+    >>> _duration(3_725)
+    '1 h 2 min'
+    """
+    whole = max(round(seconds), 0)
+    for unit_s, unit, less_s, less in ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s")):
+        if whole >= unit_s:
+            rest = whole % unit_s // less_s
+            return f"{whole // unit_s} {unit}" + (f" {rest} {less}" if rest else "")
+    return f"{whole} s"

@@ -1,0 +1,40 @@
+"""Receivers of other types, tests of them, and what became of notifications, by the command line."""
+
+import pytest
+
+from rankwatch_service.api.routes.notifications import deliveries
+from tests.support.service.served_api import served_api
+
+
+@pytest.fixture(scope="module")
+def api(tmp_path_factory):
+    with served_api(tmp_path_factory.mktemp("api")) as (api, url):
+        api.url = url
+        yield api
+
+
+@pytest.fixture
+def to(api):
+    return ("--url", api.url, "--token", api.admin)
+
+
+def test_a_receiver_of_another_type_takes_its_secret_from_a_file(terminal, to, tmp_path):
+    key = tmp_path / "key"
+    key.write_text("0123456789abcdef0123456789ABCDEF\n")
+    target = ("https://events.pagerduty.com/v2/enqueue", "--type", "pagerduty", "--secret-file", str(key))
+    status, out, err = terminal.run("receivers", "add", "pd", *target, *to)
+    assert (status, out, "receivers test pd" in err) == (0, "", True), err
+    assert "pagerduty" in terminal.run("receivers", *to)[1]
+    status, _, err = terminal.run("receivers", "add", "mail", "mailto:a@example.com", *to)
+    assert (status != 0, "RANKWATCH_SMTP_URL" in err) == (True, True)
+    assert terminal.run("receivers", "remove", "pd", *to)[0] == 0
+
+
+def test_a_test_of_a_receiver_says_that_nobody_delivers(terminal, to, monkeypatch):
+    monkeypatch.setattr(deliveries, "TRIED_WITHIN_S", 0.0)
+    assert terminal.run("receivers", "add", "try", "https://hooks.example/hook", *to)[0] == 0
+    status, _, err = terminal.run("receivers", "test", "try", *to)
+    assert (status, "does the role notify run" in err) == (1, True)
+    status, out, _ = terminal.run("notifications", "--state", "waiting", "--receiver", "try", *to)
+    assert (status, "waiting" in out) == (0, True)
+    assert terminal.run("receivers", "remove", "try", *to)[0] == 0

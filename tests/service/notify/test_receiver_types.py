@@ -1,0 +1,380 @@
+"""What each type of receiver is sent: the fields and limits that its maker publishes, at their edges."""
+
+import json
+import re
+
+import pytest
+
+from rankwatch_detectors.base import Kind, Severity
+from rankwatch_service.incidents.version import Consequence
+from rankwatch_service.notify.receiver_types import alertmanager, pagerduty, slack, teams
+from rankwatch_service.notify.receiver_types.base import ReceiverType, SendContext
+from rankwatch_service.notify.receiver_types.message import OutgoingMessage
+from rankwatch_service.notify.receiver_types.table import WEB_TYPES, check_receiver
+from rankwatch_service.notify.receiver_types.target import Target
+from rankwatch_service.policy.command import CommandRequest
+from rankwatch_service.policy.control_records import JobProject
+from rankwatch_service.policy.notification import command_message, incident_message
+from tests.support.values.incidents import NOON_UNIX_NS, SECRET, transition
+
+KEY = "0123456789abcdef0123456789ABCDEF"
+LINKS = {"incident": "https://watch.example/incidents/inc_1", "job": "https://watch.example/jobs/gpt"}
+LONGEST = {"job": "j" * 200, "summary": "<&>" * 2_000, "hosts": tuple(f"host-{n}" * 20 for n in range(100))}
+EVENTS_URL = "https://events.pagerduty.com/v2/enqueue"
+BOT_URL = "https://slack.com/api/chat.postMessage#C024BE91L"
+
+
+def message(what="opened", **incident):
+    whose = JobProject("gpt-small", "nlp", "sam")
+    return OutgoingMessage("msg_1", incident_message(transition(what, **incident), LINKS, whose, 64))
+
+
+def command(**changes):
+    fields = {
+        "id": "cmd_1",
+        "job": "gpt",
+        "attempt": "launch.0",
+        "action": "rollback",
+        "params": {},
+        "reason": "NaN",
+        "requested_by": "sam",
+        "requested_unix_ns": NOON_UNIX_NS,
+        "world_size": 64,
+        "approval_required": True,
+    }
+    return OutgoingMessage("msg_2", command_message(CommandRequest(**fields | changes), LINKS))
+
+
+def sent(type_, of, url="https://hooks.example/x", secret="", thread=""):
+    context = SendContext(url, secret, NOON_UNIX_NS, "https://watch.example", thread)
+    request = WEB_TYPES[type_].request(of, context)
+    return request, json.loads(request.body)
+
+
+def event(of):
+    return sent(ReceiverType.PAGERDUTY, of, EVENTS_URL, KEY)[1]
+
+
+# ---- PagerDuty -------------------------------------------------------------------------------------------------------
+
+
+def test_pagerduty_gets_a_trigger_under_the_key_of_the_group():
+    found = event(message())
+    assert {"routing_key", "event_action", "dedup_key", "payload", "client", "client_url", "links"} == set(found)
+    assert (found["routing_key"], found["event_action"], found["dedup_key"]) == (KEY, "trigger", "inc_1")
+    payload = found["payload"]
+    assert payload["summary"].startswith("WARNING gpt-small: Rank 3")
+    assert (payload["source"], payload["severity"], payload["component"]) == ("node-a", "warning", "rank:3")
+    assert (payload["group"], payload["class"]) == ("gpt-small", "straggler")
+    assert payload["timestamp"] == "2025-10-09T08:53:20.001Z"
+    assert payload["custom_details"]["evidence"]["rate"] == 0.62
+    assert found["links"][0] == {"href": LINKS["incident"], "text": "Open incident"}
+
+
+def test_pagerduty_is_told_of_the_end_with_the_same_keys():
+    found = event(message("resolved", state="resolved", resolved_unix_ns=NOON_UNIX_NS))
+    assert found == {"routing_key": KEY, "event_action": "resolve", "dedup_key": "inc_1"}
+
+
+@pytest.mark.parametrize("severity", list(Severity))
+def test_pagerduty_knows_our_severities(severity):
+    assert event(message(severity=severity))["payload"]["severity"] in {"critical", "error", "warning", "info"}
+
+
+@pytest.mark.parametrize(("chars", "is_hashed"), [(255, False), (256, True)])
+def test_a_key_that_is_too_long_for_pagerduty_is_hashed(chars, is_hashed):
+    key = event(message(id="i" * chars))["dedup_key"]
+    assert (len(key) <= 255, key != "i" * chars) == (True, is_hashed)
+    assert key == event(message("resolved", id="i" * chars))["dedup_key"]
+
+
+def test_the_largest_message_is_within_the_limits_of_pagerduty():
+    request, found = sent(ReceiverType.PAGERDUTY, message(**LONGEST, evidence={"s": "é" * 50_000}), EVENTS_URL, KEY)
+    assert len(found["payload"]["summary"]) <= pagerduty.SUMMARY_CHARS_MAX
+    assert len(request.body) <= pagerduty.EVENT_BYTES_MAX
+
+
+def test_a_command_without_approval_is_a_change_and_pages_nobody():
+    request, found = sent(ReceiverType.PAGERDUTY, command(break_glass=True), EVENTS_URL, KEY)
+    assert request.url == "https://events.pagerduty.com/v2/change/enqueue"
+    assert set(found) == {"routing_key", "payload", "links"}
+    assert event(command())["event_action"] == "trigger"
+
+
+@pytest.mark.parametrize(
+    ("status", "delivered", "is_final"),
+    [(202, True, False), (400, False, True), (429, False, False), (500, False, False), (403, False, True)],
+)
+def test_pagerduty_is_asked_again_unless_the_event_itself_is_wrong(status, delivered, is_final):
+    reading = WEB_TYPES[ReceiverType.PAGERDUTY].read(status, '{"message":"Event object is invalid"}')
+    assert (not reading.error, reading.is_final) == (delivered, is_final)
+    assert delivered or "invalid" in reading.error
+
+
+# ---- Slack -----------------------------------------------------------------------------------------------------------
+
+
+def check_blocks(blocks):
+    """The published limits of Block Kit."""
+    assert 1 <= len(blocks) <= 50
+    texts = []
+    for block in blocks:
+        match block["type"]:
+            case "header":
+                assert block["text"]["type"] == "plain_text"
+                assert 1 <= len(block["text"]["text"]) <= 150
+                texts.append(block["text"]["text"])
+            case "section":
+                assert 1 <= len(block["text"]["text"]) <= 3_000
+                texts.append(block["text"]["text"])
+            case "context":
+                assert 1 <= len(block["elements"]) <= 10
+                texts += [one["text"] for one in block["elements"]]
+            case "actions":
+                assert 1 <= len(block["elements"]) <= 25
+                assert len({one["action_id"] for one in block["elements"]}) == len(block["elements"])
+                for one in block["elements"]:
+                    assert len(one["text"]["text"]) <= 75
+                    assert len(one["url"]) <= 3_000
+                    texts.append(one["text"]["text"] + one["url"])
+            case other:
+                raise AssertionError(other)
+    assert sum(map(len, texts)) <= slack.TOTAL_CHARS_MAX
+
+
+def test_slack_gets_a_text_and_blocks_with_buttons_that_link():
+    request, found = sent(ReceiverType.SLACK, message())
+    assert request.headers == {"content-type": "application/json"}
+    assert set(found) == {"text", "blocks", "unfurl_links", "unfurl_media"}
+    assert found["text"].startswith("WARNING gpt-small: ")
+    check_blocks(found["blocks"])
+    header, what, rest, facts, actions = found["blocks"]
+    assert header["text"]["text"] == "warning: straggler in gpt-small"
+    assert "Rank 3 runs" in what["text"]["text"]
+    assert "Normal: " in rest["text"]["text"]
+    assert "First: " in rest["text"]["text"]
+    assert "owner sam" in facts["elements"][0]["text"]
+    assert [one["url"] for one in actions["elements"]] == [LINKS["incident"], LINKS["job"]]
+
+
+@pytest.mark.parametrize("of", [message(**LONGEST), message("resolved", **LONGEST), command()], ids=["o", "r", "c"])
+def test_the_largest_message_is_within_the_limits_of_slack(of):
+    check_blocks(sent(ReceiverType.SLACK, of)[1]["blocks"])
+
+
+def test_a_job_cannot_mention_anybody_in_slack():
+    _, found = sent(ReceiverType.SLACK, message(job="<!channel>", summary="<@U1> & <http://x|y>"))
+    header, *sections = [block for block in found["blocks"] if "text" in block]
+    assert all(section["text"]["verbatim"] for section in sections)
+    assert not any(re.search("<[!@#h]", text) for text in [found["text"], *(one["text"]["text"] for one in sections)])
+    assert "&lt;!channel&gt;" in found["text"]
+    # A header is plain text, in which Slack reads no mention.
+    assert header["text"]["type"] == "plain_text"
+
+
+def test_an_escape_is_not_cut_in_two():
+    assert slack.escaped("&" * 4, 20) == "&amp;" * 4
+    assert slack.escaped("&" * 5, 20) == "&amp;" * 3 + "…"
+    assert slack.escaped("é" * 21, 20) == "é" * 19 + "…"
+
+
+def test_a_bot_posts_to_its_channel_and_answers_in_the_thread():
+    request, first = sent(ReceiverType.SLACK, message(), BOT_URL, "xoxb-1")
+    assert request.url == "https://slack.com/api/chat.postMessage"
+    assert request.headers["authorization"] == "Bearer xoxb-1"
+    assert (first["channel"], "thread_ts" in first) == ("C024BE91L", False)
+    _, update = sent(ReceiverType.SLACK, message("updated"), BOT_URL, "xoxb-1", thread="1.2")
+    assert (update["thread_ts"], update["reply_broadcast"]) == ("1.2", False)
+    _, end = sent(ReceiverType.SLACK, message("resolved"), BOT_URL, "xoxb-1", thread="1.2")
+    assert (end["thread_ts"], end["reply_broadcast"]) == ("1.2", True)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "delivered", "is_final"),
+    [
+        (200, "ok", True, False),
+        (200, '{"ok":true,"ts":"1.2"}', True, False),
+        (200, '{"ok":false,"error":"channel_not_found"}', False, True),
+        (200, '{"ok":false,"error":"service_unavailable"}', False, False),
+        (200, '{"ok":', False, False),
+        (400, "invalid_payload", False, True),
+        (429, "", False, False),
+        (500, "rollup_error", False, False),
+    ],
+)
+def test_slacks_answers_are_read(status, body, delivered, is_final):
+    reading = slack.read(status, body)
+    assert (not reading.error, reading.is_final) == (delivered, is_final)
+
+
+def test_slack_names_the_thread_that_a_message_begins():
+    assert slack.read(200, '{"ok":true,"ts":"1503435956.000247"}').thread == "1503435956.000247"
+
+
+# ---- Microsoft Teams -------------------------------------------------------------------------------------------------
+
+
+def check_card(card):
+    """What the schema of adaptive cards 1.4 and Teams ask of the elements that we use."""
+    assert (card["type"], card["version"]) == ("AdaptiveCard", "1.4")
+    for block in card["body"]:
+        assert block["type"] == "RichTextBlock"
+        for run in block["inlines"]:
+            assert run["type"] == "TextRun"
+            assert isinstance(run["text"], str)
+            assert run.get("color", "Default") in {"Default", "Accent", "Good", "Warning", "Attention"}
+            assert run.get("weight", "Default") in {"Default", "Lighter", "Bolder"}
+    assert len(card["actions"]) <= 6
+    assert all((one["type"], bool(one["title"])) == ("Action.OpenUrl", True) for one in card["actions"])
+
+
+def test_teams_gets_a_card_with_three_lines_and_buttons():
+    _, found = sent(ReceiverType.TEAMS, message())
+    (attachment,) = found["attachments"]
+    assert (found["type"], attachment["contentType"]) == ("message", "application/vnd.microsoft.card.adaptive")
+    check_card(attachment["content"])
+    assert len(attachment["content"]["body"]) == 3
+    assert [one["url"] for one in attachment["content"]["actions"]] == [LINKS["incident"], LINKS["job"]]
+
+
+def test_markdown_and_mentions_of_a_job_stay_text_in_teams():
+    name = "[x](http://evil) <at>all</at> **b**"
+    card = sent(ReceiverType.TEAMS, message(job=name))[1]["attachments"][0]["content"]
+    # Runs know no markdown, and a mention needs an entity of the card.
+    assert name in card["body"][0]["inlines"][0]["text"]
+    assert "entities" not in card["msteams"]
+
+
+@pytest.mark.parametrize("of", [message(**LONGEST | {"summary": "\U0001f525" * 2_000}), command()], ids=["i", "c"])
+def test_the_largest_message_is_within_the_limit_of_teams(of):
+    request, _ = sent(ReceiverType.TEAMS, of)
+    assert len(request.body) <= teams.CARD_BYTES_MAX
+
+
+# ---- Alertmanager ----------------------------------------------------------------------------------------------------
+
+V4_KEYS = {
+    "version",
+    "groupKey",
+    "truncatedAlerts",
+    "status",
+    "receiver",
+    "groupLabels",
+    "commonLabels",
+    "commonAnnotations",
+    "externalURL",
+    "notification_reason",
+    "alerts",
+}
+V4_ALERT_KEYS = {"status", "labels", "annotations", "startsAt", "endsAt", "generatorURL", "fingerprint"}
+
+
+def test_the_webhook_of_alertmanager_has_its_keys():
+    _, found = sent(ReceiverType.ALERTMANAGER_WEBHOOK, message())
+    assert set(found) == V4_KEYS
+    (alert,) = found["alerts"]
+    assert set(alert) == V4_ALERT_KEYS
+    assert (found["version"], found["status"], found["truncatedAlerts"]) == ("4", "firing", 0)
+    assert alert["labels"]["alertname"] == "Straggler"
+    assert alert["endsAt"] == alertmanager.NEVER
+    assert found["notification_reason"] == "first notification"
+
+
+def test_its_end_has_the_same_fingerprint_and_group():
+    opened = sent(ReceiverType.ALERTMANAGER_WEBHOOK, message())[1]
+    ended = sent(
+        ReceiverType.ALERTMANAGER_WEBHOOK,
+        message("resolved", state="resolved", severity=Severity.CRITICAL, resolved_unix_ns=NOON_UNIX_NS),
+    )[1]
+    assert (ended["status"], ended["notification_reason"]) == ("resolved", "all alerts resolved")
+    assert ended["groupKey"] == opened["groupKey"]
+    assert ended["alerts"][0]["fingerprint"] == opened["alerts"][0]["fingerprint"]
+    assert ended["alerts"][0]["endsAt"] == "2025-10-09T08:53:20.000Z"
+
+
+def open_alerts(*messages):
+    """Label sets that fire in an Alertmanager after these messages."""
+    ends = {}
+    for one in messages:
+        for alert in sent(ReceiverType.ALERTMANAGER, one)[1]:
+            ends[json.dumps(alert["labels"], sort_keys=True)] = alert["endsAt"]
+    now = "2025-10-09T08:53:20Z"
+    return [json.loads(labels) for labels, at in ends.items() if at > now]
+
+
+def test_an_alertmanager_has_one_alert_of_an_incident_also_when_it_becomes_graver_and_changes_its_kind():
+    spike = {"kind": Kind.LOSS_SPIKE, "severity": Severity.INFO}
+    opened, graver = message(**spike), message("updated", **spike | {"severity": Severity.WARNING})
+    turned = message("updated", kind=Kind.LOSS_DIVERGENCE, severity=Severity.CRITICAL)
+    (labels,) = open_alerts(opened, graver)
+    assert (labels["alertname"], labels["severity"]) == ("LossSpike", "warning")
+    (labels,) = open_alerts(opened, graver, turned)
+    assert (labels["alertname"], labels["severity"]) == ("LossDivergence", "critical")
+    assert open_alerts(opened, graver, turned, message("resolved", kind=Kind.LOSS_DIVERGENCE)) == []
+
+
+def test_an_alertmanager_has_one_alert_when_the_cause_is_found():
+    scope = message().data["scope"]
+    hang = Consequence(Kind.HANG, scope, (), "hangs", 1)
+    caused = message("updated", kind=Kind.DEVICE_FAULT, consequences=(hang,))
+    (labels,) = open_alerts(message(kind=Kind.HANG), caused)
+    assert labels["alertname"] == "DeviceFault"
+
+
+# ---- All types -------------------------------------------------------------------------------------------------------
+
+GOOD = {
+    "webhook": ("https://hooks.example/x", SECRET),
+    "alertmanager": ("http://alertmanager.example:9093/api/v2/alerts", ""),
+    "alertmanager-webhook": ("https://oncall.example/x", ""),
+    "pagerduty": (EVENTS_URL, KEY),
+    "slack": (BOT_URL, "xoxb-1"),
+    "teams": ("https://prod.example.com/workflows/x?sig=1", ""),
+    "email": ("mailto:oncall@example.com", ""),
+}
+
+
+@pytest.mark.parametrize("type_", sorted(ReceiverType))
+def test_every_type_accepts_what_it_needs_and_its_target_is_stored_with_it(type_):
+    url, secret = GOOD[type_]
+    target = Target(ReceiverType(type_), url)
+    check_receiver(target, secret)
+    assert Target.read(target.stored()) == target
+
+
+def test_what_an_earlier_version_stored_is_a_webhook():
+    for url in ("https://hooks.example/a+b", "kafka:"):
+        assert Target.read(url) == Target(ReceiverType.WEBHOOK, url)
+        assert Target.read(url).stored() == url
+
+
+@pytest.mark.parametrize(
+    ("type_", "url", "secret", "says"),
+    [
+        ("webhook", "https://hooks.example", "x", "whsec_"),
+        ("pagerduty", EVENTS_URL, "short", "integration key"),
+        ("pagerduty", EVENTS_URL, KEY + "0", "integration key"),
+        ("pagerduty", "https://events.pagerduty.com/", KEY, "v2/enqueue"),
+        ("slack", "https://hooks.slack.com/services/T/B/x", "xoxb-1", "incoming webhook"),
+        ("slack", "https://slack.com/api/chat.postMessage", "xoxb-1", "channel"),
+        ("slack", BOT_URL, "", "xoxb-"),
+        ("teams", "https://prod.example.com/x", "y", "no secret"),
+        ("alertmanager", "https://am.example/", "", "/api/v2/alerts"),
+        ("email", "https://example.com", "", "mailto:"),
+        ("email", "mailto:a@example.com,b@example.com", "", "one address"),
+        ("email", "mailto:a@example.com%0d%0aBcc: b@example.com", "", "one address"),
+        ("email", "mailto:a@example.com", "secret", "RANKWATCH_SMTP_PASSWORD"),
+    ],
+)
+def test_what_can_never_work_is_refused_with_what_it_should_be(type_, url, secret, says):
+    with pytest.raises(ValueError, match=re.escape(says)):
+        check_receiver(Target(ReceiverType(type_), url), secret)
+
+
+@pytest.mark.parametrize("type_", sorted(WEB_TYPES))
+def test_every_type_can_send_what_an_earlier_version_has_composed(type_):
+    body = json.loads(message().body)
+    for name in ("text", "world_size", "confidence_words", "first_steps", "command"):
+        del body["data"][name]
+    url, secret = GOOD[type_]
+    assert sent(type_, OutgoingMessage("msg_1", json.dumps(body).encode()), url, secret)[0].body

@@ -1,0 +1,109 @@
+"""The text of a message: three lines, whatever the names and texts of a job hold."""
+
+import pytest
+
+from rankwatch_detectors.base import Kind, Severity
+from rankwatch_service.policy.command import CommandRequest
+from rankwatch_service.policy.messages.message_text import (
+    LINE_CHARS_MAX,
+    NORMAL,
+    command_text,
+    command_to_type,
+    confidence_words,
+    incident_text,
+)
+from tests.support.values.incidents import NOON_UNIX_NS, incident_version
+
+REQUEST = {
+    "id": "cmd_1",
+    "job": "gpt",
+    "attempt": "launch.0",
+    "action": "rollback",
+    "params": {},
+    "reason": "NaN",
+    "requested_by": "sam",
+    "requested_unix_ns": NOON_UNIX_NS,
+    "world_size": 64,
+}
+
+
+def test_it_says_what_where_how_bad_what_is_normal_and_what_to_do_first():
+    what, normal, first = incident_text(incident_version(severity=Severity.CRITICAL), 64).split("\n")
+    assert what == (
+        "CRITICAL gpt-small: Rank 3 runs at 0.62 of its peers since step 480. Rank 3 of 64 on node-a. "
+        "Costs 1.5 GPU-hours per hour"
+    )
+    assert normal == (
+        "Normal: ranks that do the same work take equally long (peers 0.1 s, here 0.161 s). Confidence: almost certain"
+    )
+    assert first.startswith("First: Look at the heat map of busy time")
+    assert first.endswith("Then: rankwatch pause gpt-small")
+
+
+def test_of_a_resolved_incident_it_says_how_long_it_lasted():
+    resolved = {"state": "resolved", "resolved_unix_ns": NOON_UNIX_NS + 100_000_000_000, "resolved_step": 900}
+    what, lasted, details = incident_text(incident_version(**resolved), 64).split("\n")
+    assert what.startswith("RESOLVED gpt-small: ")
+    assert lasted == "It lasted 1 min 43 s, from step 480 to 900"
+    assert details == "Details: rankwatch incidents show 1"
+
+
+@pytest.mark.parametrize("kind", sorted(Kind))
+def test_every_kind_says_what_is_normal(kind):
+    assert incident_text(incident_version(kind=kind), 8).split("\n")[1].startswith(f"Normal: {NORMAL[kind]}")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "hosts", "where"),
+    [
+        ((), (), ". All ranks (64)"),
+        ((1, 2), ("a",), ". 2 of 64 ranks (1, 2) on a"),
+        (tuple(range(40)), tuple("abcdef"), ". 40 of 64 ranks (0, 1, 2, 3 and 36 more) on a, b, c, d and 2 more"),
+    ],
+    ids=["whole job", "two ranks", "many"],
+)
+def test_long_lists_of_places_are_counted(ranks, hosts, where):
+    assert where in incident_text(incident_version(ranks=ranks, hosts=hosts), 64).split("\n")[0]
+
+
+def test_line_breaks_and_control_characters_of_a_job_add_no_line():
+    text = incident_text(incident_version(job="a\nb\u2028c\x1b[2J", summary="x\r\ny"), 0)
+    assert len(text.splitlines()) == 3
+    assert text.replace("\n", "").isprintable()
+
+
+def test_a_line_at_the_limit_is_whole_and_a_longer_one_is_cut():
+    fixed = len(incident_text(incident_version(summary=""), 0).split("\n")[0])
+    for chars, cut in ((LINE_CHARS_MAX - fixed, False), (LINE_CHARS_MAX - fixed + 1, True)):
+        line = incident_text(incident_version(summary="é" * chars), 0).split("\n")[0]
+        assert (len(line), line.endswith("…")) == (LINE_CHARS_MAX, cut)
+
+
+def test_a_job_name_that_a_shell_would_read_is_quoted_in_the_command():
+    assert command_to_type(incident_version(job="a; rm -rf b")) == "rankwatch pause 'a; rm -rf b'"
+
+
+def test_where_nothing_is_suggested_the_command_shows_the_incident():
+    assert command_to_type(incident_version(suggestion={"action": "wait"})).startswith("rankwatch incidents show ")
+    assert command_to_type(incident_version(suggestion={})).startswith("rankwatch incidents show ")
+
+
+@pytest.mark.parametrize(
+    ("confidence", "words"),
+    [(1.0, "certain"), (0.99, "almost certain"), (0.9, "very likely"), (0.66, "likely"), (0.65, "possible")],
+)
+def test_confidence_has_words(confidence, words):
+    assert confidence_words(confidence) == words
+
+
+def test_a_command_that_waits_says_until_when_and_how_to_decide():
+    asked, waits, decide = command_text(CommandRequest(**REQUEST, approval_required=True)).split("\n")
+    assert asked == "APPROVAL NEEDED gpt: rollback of all 64 ranks, asked by sam: NaN"
+    assert "expires after 15 min" in waits
+    assert decide.startswith("Decide: rankwatch commands approve ")
+
+
+def test_a_command_without_approval_says_so():
+    asked, done, _ = command_text(CommandRequest(**REQUEST, break_glass=True)).split("\n")
+    assert asked.startswith("BREAK-GLASS gpt: ")
+    assert "without the approval" in done
