@@ -131,7 +131,7 @@ def test_with_routes_one_message_tells_of_a_group_and_one_of_its_end_though_the_
     def commit(what, number, state):
         told = [transition(what, number, id=f"inc_{n}", state=state) for n in range(5)]
         whose = JobProject("gpt-small")
-        entries = [entry for one in told for entry in outgoing(one, settings, {}, time.time_ns(), None, whose)]
+        entries = [entry for one in told for entry in outgoing(one, settings, {}, time.time_ns(), None, whose, 4)]
         with write(engine) as connection:
             # The notifier leaves out incidents that have been deleted.
             rows = [incident_row(id=one.incident.id) for one in told]

@@ -175,7 +175,7 @@ def test_an_incident_does_not_end_for_who_never_heard_of_it():
 
 def sent(what: str, settings: SettingsInForce) -> list[tuple[str, str]]:
     """Receiver and state of each row that the outbox gets for a transition."""
-    found = outgoing(transition(what), settings, {}, NOON_UNIX_NS, None, JobProject("gpt-small"))
+    found = outgoing(transition(what), settings, {}, NOON_UNIX_NS, None, JobProject("gpt-small"), 4)
     return [(one.receiver, outbox_row(one)["state"]) for one in found]
 
 
