@@ -35,7 +35,7 @@ def test_a_receiver_can_be_limited_to_any_kind():
 
 
 def test_the_dashboard_shows_every_kind_under_its_label():
-    (table,) = re.findall(r"const KINDS = \{(.*?)\n\};", DASHBOARD.read_text(), re.DOTALL)
+    (table,) = re.findall(r"const KIND_NAMES = \{(.*?)\n\};", DASHBOARD.read_text(), re.DOTALL)
     assert dict(re.findall(r'(\w+): "([^"]+)",', table)) == {str(kind): row.label for kind, row in KINDS.items()}
 
 
