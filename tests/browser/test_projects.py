@@ -40,4 +40,4 @@ def test_a_job_is_given_to_a_project_and_found_by_it(visit, site):
         projects.select_option(HOSTILE)
         expect(page.locator("tr.link").first).to_contain_text("gpt-small")
         page.goto(f"{one.url}/incidents?state=all&project=other")
-        expect(page.locator(".list")).to_contain_text("No incidents match")
+        expect(page.locator(".list")).to_contain_text("No incident matches")

@@ -47,7 +47,7 @@ def test_where_the_steps_went_is_shown_when_it_is_opened(traced, visit, page):
     with visit() as one:
         shown = one.goto("/jobs/gpt-small" if page == "job" else f"/incidents/{traced.incident_id()}")
         shown.get_by_text("Where the steps went").click()
-        fold = shown.locator("details")
+        fold = shown.locator("details", has_text="Where the steps went")
         for text in (
             "Rank 0",
             "device idle 12.5 %",

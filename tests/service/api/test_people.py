@@ -164,7 +164,7 @@ def test_a_group_sees_its_jobs_alone(api, provider):
     assert api.client.get("/api/v1/jobs/vision-1").status_code == 200
     assert api.client.get("/api/v1/jobs/llm-1").status_code == 404
     assert api.client.get("/api/v1/tokens").status_code == 403
-    silence = {"ends_unix_ns": api.clock.unix_ns() + 10**12}
+    silence = {"ends_unix_ns": api.clock.unix_ns() + 10**12, "comment": "known"}
     for job, status in (("vision-1", 201), ("llm-1", 403), ("", 403)):
         answer = api.client.post("/api/v1/silences", json={"job": job, **silence}, headers=OURS)
         assert answer.status_code == status

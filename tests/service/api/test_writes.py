@@ -176,7 +176,13 @@ def test_a_silence_begins_is_listed_and_ends(api):
 
 @pytest.mark.parametrize("ends", [0, 2**62, -1])
 def test_a_silence_ends_in_the_future_and_within_30_days(api, ends):
-    assert api.post("/api/v1/silences", {"ends_unix_ns": ends}).status_code == 422
+    assert api.post("/api/v1/silences", {"ends_unix_ns": ends, "comment": "known"}).status_code == 422
+
+
+@pytest.mark.parametrize("comment", [{}, {"comment": ""}, {"comment": " \n"}], ids=["none", "empty", "blank"])
+def test_a_silence_says_why(api, comment):
+    refused = api.post("/api/v1/silences", {"ends_unix_ns": api.clock.unix_ns() + 10**12, **comment})
+    assert (refused.status_code, "comment" in refused.text) == (422, True)
 
 
 def test_the_policy_is_replaced_as_a_whole_and_sent_to_stream(api):

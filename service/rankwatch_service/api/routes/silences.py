@@ -48,7 +48,8 @@ class NewSilence(BaseModel):
     starts_unix_ns: Annotated[int | None, Field(ge=0, lt=2**63)] = None
     """null: now."""
     ends_unix_ns: Annotated[int, Field(ge=0, lt=2**63)]
-    comment: Annotated[str, Field(max_length=1_000)] = ""
+    comment: Annotated[str, Field(max_length=1_000, pattern=r"\S")]
+    """Why, for whoever wonders that nobody was notified."""
 
 
 class Silence(BaseModel):
