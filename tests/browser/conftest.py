@@ -2,10 +2,12 @@
 
 import os
 import shutil
+import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
@@ -44,11 +46,29 @@ def chromium() -> Iterator[Browser]:
         browser.close()
 
 
+class Process(NamedTuple):
+    pid: int
+    parent: int
+    command: list[bytes]
+
+
+def _processes(wanted: Callable[[Process], bool]) -> list[Process]:
+    """Running processes."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            command = (folder / "cmdline").read_bytes().split(b"\0")
+            found.append(Process(int(folder.name), parent, command))
+    return [one for one in found if wanted(one)]
+
+
 class Site:
     """A running service, its feeds, and sessions in it."""
 
     def __init__(self, service: ServiceProcess, data: Path):
         self.service = service
+        self._data = data
         self.database_url = f"sqlite:///{data}/rankwatch.db"
         self._ingest = (data / "ingest-token").read_text().strip()
 
@@ -57,6 +77,12 @@ class Site:
 
     def login_url(self) -> str:
         return self.service.login_url
+
+    def kill(self, role: str) -> None:
+        """Kill a role; the service starts it again."""
+        (service,) = _processes(lambda one: b"up" in one.command and str(self._data).encode() in one.command)
+        (child,) = _processes(lambda one: one.parent == service.pid and role.encode() in one.command)
+        os.kill(child.pid, signal.SIGKILL)
 
     def incident_id(self) -> str:
         return self.service.items("/api/v1/incidents", job="gpt-small")[0]["id"]

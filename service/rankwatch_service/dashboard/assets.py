@@ -13,6 +13,7 @@ from hashlib import sha256
 from html import escape
 from importlib.resources import files
 from importlib.resources.abc import Traversable
+from posixpath import dirname, normpath
 from typing import Final
 
 from starlette.responses import Response
@@ -30,6 +31,9 @@ PLOTLY: Final = "plotly.min.js"
 # When plotly.js is loaded it adds styles for maps to the page, unless an element with this id exists. Our content
 # security policy forbids inline styles, and no page shows a map. The id is a hash that changes with plotly's version.
 _MAP_STYLE: Final = re.compile(rb'document\.getElementById\("([0-9a-f]{64})"\)')
+
+
+_IMPORTED: Final = re.compile(r'^(?:import|export|}) [^"\n]*"(\.[^"\n]+\.js)";', re.MULTILINE)
 
 
 class Assets:
@@ -52,13 +56,27 @@ class Assets:
         """The HTML of a page, which loads `pages/MODULE.js`, and finds these facts in its <meta> elements."""
         meta = "\n".join(f'<meta name="{name}" content="{escape(text)}">' for name, text in (facts or {}).items())
         return (
-            self._shell.replace("{{version}}", self.version)
+            self._shell.replace("{{modules}}", "\n".join(self._preloads(f"pages/{module}.js")))
+            .replace("{{version}}", self.version)
             .replace("{{map_style}}", self._map_style)
             .replace("{{module}}", module)
             .replace("{{title}}", escape(title))
             .replace("{{facts}}", meta)
             .encode()
         )
+
+    def _preloads(self, page: str) -> Iterator[str]:
+        """Links to all modules that a page's module imports, directly or not: browsers load them at once, where they
+        would else find them one level after the other.
+        """
+        found, todo = {page}, [page]
+        while todo:
+            name = todo.pop()
+            text = self._files[name].decode()
+            imported = {normpath(f"{dirname(name)}/{one}") for one in _IMPORTED.findall(text)}
+            todo += sorted(imported - found)
+            found |= imported
+        return (f'<link rel="modulepreload" href="/static/{{{{version}}}}/{name}">' for name in sorted(found - {page}))
 
     def file(self, version: str, name: str, headers: Mapping[str, str]) -> Response:
         """Respond to a request for a file, named by its path below `static/`; 404 if there is none."""

@@ -29,8 +29,18 @@ resolved it, or the ranks wait for one that was lost."""
 LONG_PHASES: Final = frozenset({"compile", "eval", "checkpoint_save", "checkpoint_load"})
 """Phases in which no step is expected to finish."""
 
-SHOWN: Final = ("state", "attempt", "step", "step_time_s", "loss", "ranks_reporting", "last_progress_unix_ns")
-"""Fields of the summary that the feed carries."""
+SHOWN: Final = (
+    "state",
+    "attempt",
+    "world_size",
+    "ranks_reporting",
+    "step",
+    "step_time_s",
+    "loss",
+    "last_seen_unix_ns",
+    "last_progress_unix_ns",
+)
+"""Fields of the summary that the feed carries: all that lists of jobs show of it."""
 
 
 @dataclass(frozen=True, slots=True)

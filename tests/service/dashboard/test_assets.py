@@ -60,6 +60,21 @@ def test_every_module_that_a_module_imports_is_there(client):
     assert {"components/shell.js", "charts/line_chart.js", "charts/heat_map.js"} <= seen
 
 
+def test_a_page_names_every_module_that_it_loads_so_that_they_load_at_once(client):
+    base = folder(client)
+    for path, (module, _) in PAGES.items():
+        todo, seen = [f"pages/{module}.js"], set()
+        while todo:
+            name = todo.pop()
+            seen.add(name)
+            room = name.rpartition("/")[0]
+            text = client.get(f"{base}/{name}").text
+            imported = re.findall(r'(?:from|^import) "(\.[^"]+)";', text, re.MULTILINE)
+            todo += {normpath(f"{room}/{one}") for one in imported} - seen
+        named = [link.removeprefix(f"{base}/") for link in links(client, path) if link.endswith(".js")]
+        assert sorted(set(named)) == sorted(seen | {"common/theme.js"}), path
+
+
 def test_pages_hold_no_inline_script_or_style(client):
     for path in ("/login", "/jobs"):
         text = client.get(path).text

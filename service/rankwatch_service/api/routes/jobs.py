@@ -151,20 +151,23 @@ def list_jobs(
     context: Ctx,
     window: Wanted,
     identity: Reader,
+    name: Annotated[list[str] | None, Query()] = None,
     state: Annotated[list[State] | None, Query()] = None,
     project: Projects = None,
     archived: Annotated[bool, Query()] = False,
 ) -> Page[Job]:
-    """Jobs, last seen first. With several states, jobs in any of them. `archived=true` lists the archived ones only."""
+    """Jobs, last seen first. With several names or states, jobs with any of them. `archived=true` lists the archived
+    ones only.
+    """
     query = _jobs().where(JobRow.archived_unix_ns.is_not(None) if archived else JobRow.archived_unix_ns.is_(None))
     query = query.where(identity.jobs.clause(JobRow.name))
+    query = any_of(query, JobRow.name, name)
     query = any_of(query, JobRow.state, state)
     query = any_of(query, ProjectRow.project, project)
+    purpose = f"jobs {name} {state} {project} {archived}"
     order = (JobRow.last_seen_unix_ns, JobRow.name)
     with read(context.engine) as connection:
-        page = fetch_page(
-            connection, query, order, window, context.cursors, f"jobs {state} {project} {archived}", shown, counted=True
-        )
+        page = fetch_page(connection, query, order, window, context.cursors, purpose, shown, counted=True)
         several = launches_at_once(connection, [job.name for job in page.items], context.clock.unix_ns())
         signed = jobs_with_agents(connection, [job.name for job in page.items])
     for job in page.items:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from rankwatch_detectors.base import Kind
@@ -18,6 +19,9 @@ LINE_CHARS_MAX: Final = 500
 
 PLACES_MAX: Final = 4
 """Ranks or hosts that the text names; it says how many there are besides."""
+
+CHANGE_CHARS_MAX: Final = 160
+"""Longest name of a change in the text; a script may declare longer ones."""
 
 NORMAL: Final[Mapping[Kind, str]] = {
     Kind.DEVICE_FAULT: "a device reports no faults",
@@ -79,8 +83,8 @@ def command_to_type(incident: IncidentVersion) -> str:
 
 
 def incident_text(incident: IncidentVersion, world_size: int) -> str:
-    """Three lines: what, where and how bad; what is normal; what to do first. Of a resolved incident: what and where;
-    how long it lasted; the command that shows it.
+    """Three lines: what, where, since when and how bad; what is normal, how sure it is and what changed shortly before;
+    what to do first. Of a resolved incident: what and where; how long it lasted; the command that shows it.
 
     Args:
         incident: as it is now.
@@ -91,10 +95,11 @@ def incident_text(incident: IncidentVersion, world_size: int) -> str:
     what = f"{head} {incident.job}: {one_line(incident.summary).removesuffix('.')}. {where}"
     if incident.state == "resolved":
         return _lines(what, _lasted(incident), f"Details: {command_to_type(incident)}")
+    what += f". {_since(incident)}"
     if cost := incident.impact_gpu_hours_per_hour:
         what += f". Costs {cost:.3g} GPU-hours per hour"
     words = confidence_words(incident.confidence)
-    normal = f"Normal: {NORMAL[incident.kind]}{_figures(incident.evidence)}. Confidence: {words}"
+    normal = f"Normal: {NORMAL[incident.kind]}{_figures(incident.evidence)}. Confidence: {words}. {_changed(incident)}"
     first = one_line(first_steps(incident.kind, incident.severity, incident.evidence)[0])
     return _lines(what, normal, f"First: {first} Then: {command_to_type(incident)}")
 
@@ -150,6 +155,24 @@ def _where(incident: IncidentVersion, world_size: int) -> str:
     else:
         where = f"{len(ranks)}{of_all} ranks ({_some(ranks)})"
     return where + (f" on {_some(hosts)}" if hosts else "")
+
+
+def _since(incident: IncidentVersion) -> str:
+    at = datetime.fromtimestamp(incident.onset_unix_ns / 1e9, UTC)
+    step = "" if incident.onset_step is None else f"step {incident.onset_step}, "
+    return f"Since {step}{at:%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _changed(incident: IncidentVersion) -> str:
+    """The newest change before the onset; the same one of several ranks is told once."""
+    changes = {(one["what"], one["step"]): one for one in incident.changes_before}
+    if not changes:
+        return "No known change shortly before"
+    newest = max(changes.values(), key=lambda one: int(one["unix_ns"]))
+    what = one_line(str(newest["what"]))[:CHANGE_CHARS_MAX]
+    before = _duration((incident.onset_unix_ns - newest["unix_ns"]) / 1e9)
+    more = f", and {len(changes) - 1} more" if len(changes) > 1 else ""
+    return f"Changed {before} before: {what}{more}"
 
 
 def _some(places: tuple[Any, ...]) -> str:

@@ -31,13 +31,26 @@ def test_it_says_what_where_how_bad_what_is_normal_and_what_to_do_first():
     what, normal, first = incident_text(incident_version(severity=Severity.CRITICAL), 64).split("\n")
     assert what == (
         "CRITICAL gpt-small: Rank 3 runs at 0.62 of its peers since step 480. Rank 3 of 64 on node-a. "
-        "Costs 1.5 GPU-hours per hour"
+        "Since step 480, 2025-10-09 08:53:17 UTC. Costs 1.5 GPU-hours per hour"
     )
     assert normal == (
-        "Normal: ranks that do the same work take equally long (peers 0.1 s, here 0.161 s). Confidence: almost certain"
+        "Normal: ranks that do the same work take equally long (peers 0.1 s, here 0.161 s). "
+        "Confidence: almost certain. No known change shortly before"
     )
     assert first.startswith("First: Look at the heat map of busy time")
     assert first.endswith("Then: rankwatch pause gpt-small")
+
+
+def test_it_names_the_newest_change_before_the_onset_and_counts_the_others():
+    onset = incident_version().onset_unix_ns
+    saved = {"what": "checkpoint local:l.0:470 saved", "step": 470, "unix_ns": onset - 65 * 10**9}
+    before = [{"what": "attempt l.0 began", "step": None, "unix_ns": onset - 300 * 10**9}, saved, saved]
+    normal = incident_text(incident_version(changes_before=tuple(before)), 64).split("\n")[1]
+    assert normal.endswith(". Changed 1 min 5 s before: checkpoint local:l.0:470 saved, and 1 more")
+    declared = [{"what": "x\n" * 1_000, "step": 3, "unix_ns": onset}]
+    text = incident_text(incident_version(changes_before=tuple(declared)), 64)
+    assert len(text.split("\n")) == 3
+    assert "Changed 0 s before: x x" in text
 
 
 def test_of_a_resolved_incident_it_says_how_long_it_lasted():

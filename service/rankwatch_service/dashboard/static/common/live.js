@@ -12,7 +12,8 @@ let streaming = null; // not known yet
 let answering = true; // whether the newest request succeeded
 let connected = null;
 
-// Calls `changed(topic, job, change)` for each change, and `state(connected)` when the connection state changes.
+// Calls `changed(topic, job, change)` for each change, and `state(connected)` when the connection state changes. The topic
+// "reset" says that events may have been missed; with `change.polled` there is no sign of that.
 export function listen(changed, state = () => {}) {
   listeners.add({ changed, state });
   if (source === null) open();
@@ -72,11 +73,11 @@ function judge() {
   if (connected && before === false) changedAll(); // events may have been missed
 }
 
-function changedAll() {
-  for (const { changed } of listeners) changed("reset", null, {});
+function changedAll(polled = false) {
+  for (const { changed } of listeners) changed("reset", null, { polled });
 }
 
-setInterval(() => document.visibilityState === "visible" && changedAll(), POLL_MS);
+setInterval(() => document.visibilityState === "visible" && changedAll(true), POLL_MS);
 addEventListener("answered", ({ detail }) => {
   answering = detail;
   judge();

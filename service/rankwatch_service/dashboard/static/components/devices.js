@@ -38,7 +38,7 @@ export class DevicesCard {
     this.looks = KINDS[kind];
     this.counters = "";
     this.plot = h("div", { class: "plot" });
-    this.table = h("div", { class: "wide" });
+    this.table = h("div", { class: "wide", tabindex: "0" });
     this.pick = h("select", { class: "small", "aria-label": "Counter", onchange: () => this.draw() });
     this.range = h("select", { class: "small", "aria-label": "Time shown", onchange: () => this.draw() }, Object.entries(RANGES).map(([name, seconds]) => h("option", { value: seconds }, name)));
     const legend = h("span", { class: "legend" }, h("i", { class: "median" }), "median", h("i", { class: "band" }), "5–95 %", h("i", { class: "max" }), "highest");

@@ -10,7 +10,7 @@ const COLUMNS = ["Kind", "Precision", "Useful", "Noise", "Duplicate", "No answer
 export function precisionCard({ days, kinds, actions }, ofJobs) {
   const rows = kinds.flatMap((kind) => [row(kind, h("b", {}, kindName(kind.kind)), proposal(kind)), ...ofJobs.filter((one) => one.kind === kind.kind && answered(one)).map((one) => row(one, `of ${one.job}`, null))]);
   const table = h("table", {}, h("thead", {}, h("tr", {}, COLUMNS.map((title) => h("th", {}, title)))), h("tbody", {}, rows));
-  return card("Precision", [rows.length ? h("div", { class: "wide" }, table) : empty(h("div"), `No incidents in the last ${days} days.`), h("p", { class: "body muted" }, falseActions(actions))], { hint: `what people say of the incidents of the last ${days} days` });
+  return card("Precision", [rows.length ? h("div", { class: "wide", tabindex: "0" }, table) : empty(h("div"), `No incidents in the last ${days} days.`), h("p", { class: "body muted" }, falseActions(actions))], { hint: `what people say of the incidents of the last ${days} days` });
 }
 
 function row(counts, name, more) {

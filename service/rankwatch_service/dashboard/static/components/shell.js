@@ -28,7 +28,7 @@ export function shell(section) {
     h(
       "header",
       { class: "top" },
-      h("a", { class: "brand", href: "/incidents" }, h("img", { src: `${assets}mark.svg`, alt: "" }), h("span", {}, "rankwatch")),
+      h("a", { class: "brand", href: "/incidents", "aria-label": "rankwatch" }, h("img", { src: `${assets}mark.svg`, alt: "" }), h("span", {}, "rankwatch")),
       h("nav", { "aria-label": "Pages" }, entry("Incidents", "/incidents", count), entry("Jobs", "/jobs"), entry("Hosts", "/hosts"), entry("Policy", "/policy"), entry("Rules", "/rules"), access),
       h(
         "div",

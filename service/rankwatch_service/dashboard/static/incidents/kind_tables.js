@@ -47,7 +47,7 @@ function holds(list, rank) {
 }
 
 function table(heads, rows) {
-  return h("div", { class: "wide" }, h("table", { class: "compact standing" }, h("thead", {}, h("tr", {}, heads.map((text) => h("th", { scope: "col", class: ["Collective", "Step"].includes(text) ? "right" : "" }, text)))), h("tbody", {}, rows)));
+  return h("div", { class: "wide", tabindex: "0" }, h("table", { class: "compact standing" }, h("thead", {}, h("tr", {}, heads.map((text) => h("th", { scope: "col", class: ["Collective", "Step"].includes(text) ? "right" : "" }, text)))), h("tbody", {}, rows)));
 }
 
 function span(ranks) {

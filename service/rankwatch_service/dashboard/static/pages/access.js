@@ -22,12 +22,12 @@ load();
 async function load() {
   await guarded(async () => {
     const [listed, rows] = await Promise.all([getList("tokens", {}, wanted.tokens), getList("audit", {}, wanted.trail)]);
-    fill(tokens, table(["Name", "May", "Jobs", "Last used", "Expires", "State", ""], listed.items.map(tokenRow)), more(listed.items.length, "tokens"));
+    fill(tokens, table(["Name", "May", "Jobs", "Last used", "Expires", "State", h("span", { class: "visually-hidden" }, "Actions")], listed.items.map(tokenRow)), more(listed.items.length, "tokens"));
     fill(trail, table(["When", "Who", "Did", "To", "From", "Outcome"], rows.items.map(auditRow)), more(rows.items.length, "trail"));
   });
 }
 
-const table = (headings, rows) => h("div", { class: "wide" }, h("table", {}, h("thead", {}, h("tr", {}, headings.map((name) => h("th", {}, name)))), h("tbody", {}, rows)));
+const table = (headings, rows) => h("div", { class: "wide", tabindex: "0" }, h("table", {}, h("thead", {}, h("tr", {}, headings.map((name) => h("th", {}, name)))), h("tbody", {}, rows)));
 
 // Lists do not count what they have not read; a full page may have a successor.
 function more(shown, which) {

@@ -169,14 +169,16 @@ async function load() {
 async function readChanged() {
   const ids = [...changed];
   if (!ids.length) return;
-  if (ids.length > DELTA_MAX || total > shown.length) {
-    await load();
-    return;
-  }
+  if (ids.length > DELTA_MAX) return load();
   changed.clear();
-  const { items } = await get("incidents", { ...asked(), id: ids, limit: ids.length });
-  shown = inOrder([...shown.filter((one) => !ids.includes(one.id)), ...items], asked().order);
-  total = shown.length;
+  const [{ items }, first] = await Promise.all([get("incidents", { ...asked(), id: ids, limit: ids.length }), total > shown.length ? get("incidents", { ...asked(), limit: 1 }) : null]);
+  const kept = shown.filter((one) => !ids.includes(one.id));
+  const ordered = inOrder([...kept, ...items], asked().order);
+  // Where only the first ones are shown, what comes after the last of them is not known.
+  const known = first === null ? ordered : ordered.slice(0, ordered.indexOf(kept.at(-1)) + 1);
+  total = first === null ? known.length : first.total;
+  shown = known.slice(0, wanted);
+  if (shown.length < Math.min(total, wanted - DELTA_MAX)) return load();
   draw();
 }
 

@@ -1,9 +1,10 @@
-// All jobs: state, step, step time, loss, ranks reporting, unresolved incidents.
+// All jobs: state, step, step time, loss, ranks reporting, unresolved incidents. Events bring rows up to date.
 
 import { get, getList, now } from "../common/api.js";
 import { fill, h } from "../common/dom.js";
 import { age, duration, number, stepNumber } from "../common/format.js";
 import { everySecond, gathered, listen } from "../common/live.js";
+import { watchTotals } from "../common/totals.js";
 import { keys } from "../components/keys.js";
 import { offerProjects, whose } from "../components/job_project.js";
 import { empty, guarded, rest, shell, statePill, whenChanged } from "../components/shell.js";
@@ -11,7 +12,10 @@ import { empty, guarded, rest, shell, statePill, whenChanged } from "../componen
 const PAGE = 100;
 const NOT_MOVING = ["stalled", "paused", "lost"]; // rates are the last ones before that
 const STALE_S = 15;
-const POLL_S = 3;
+const DELTA_MAX = 50; // more changed jobs than this are read with the whole list
+const MISSED_NS = 10e9; // telemetry that is newer by this was told in an event that did not come
+const COLUMNS = ["Job", "State", "Step", "Step time", "Loss", "Ranks", "Incidents", "Last step"];
+const RIGHT = ["Step", "Step time", "Loss", "Ranks"];
 
 const main = shell("Jobs");
 const list = h("div", { class: "card list" });
@@ -23,29 +27,87 @@ main.append(h("div", { class: "pagehead" }, h("h1", {}, archived ? "Archived job
 keys(() => [...list.querySelectorAll("tr.link")]);
 
 const showProjects = whenChanged((names, chosen) => offerProjects(project, names, chosen));
-const refresh = gathered(load);
-listen((topic) => ["job", "incident", "reset"].includes(topic) && refresh());
-let seconds = 0;
+const rows = new Map(); // by name, the row of each job that is shown
+const jobs = new Map(); // by name, the job that a row shows
+const changed = new Set(); // names of jobs of which the service has more to say than the event did
+const elsewhere = new Set(); // names of jobs that the filter leaves out, or that stand below the last row
 let wanted = PAGE;
-everySecond(() => {
-  if (seconds++ % POLL_S === 0) load();
-  showAges();
+let newestNs = 0; // when what is shown was heard of last
+let working = Promise.resolve();
+
+// An event of a job says what has changed of it; only what events do not tell is read, and of this job alone.
+listen((topic, name, change) => {
+  newestNs = Math.max(newestNs, change.last_seen_unix_ns ?? 0);
+  if (topic === "reset" && !change.polled) reload();
+  else if (topic === "job" && (change.archived !== undefined || change.state === "deleted")) reload();
+  else if (topic === "job" && jobs.has(name) && change.step !== undefined) show({ ...jobs.get(name), ...fieldsOf(change) });
+  else if ((topic === "job" || topic === "incident") && !elsewhere.has(name)) {
+    changed.add(name);
+    follow();
+  }
 });
+const follow = gathered(() => inTurn(readChanged));
+const reload = gathered(() => inTurn(load));
+// The slow poll tells whether the page has missed an event.
+watchTotals(({ telemetry_unix_ns: newest }, polled) => polled && newest !== null && newest > newestNs + MISSED_NS && reload());
+everySecond(showAges);
+inTurn(load);
+
+// One after the other, so that an older response never replaces a newer one.
+function inTurn(work) {
+  working = working.then(() => guarded(work)).catch((error) => console.error(error));
+}
+
+const asked = () => ({ archived: archived || null, project: query.get("project") });
 
 async function load() {
-  await guarded(async () => {
-    const chosen = query.get("project");
-    const [{ items, total }, projects] = await Promise.all([getList("jobs", { archived: archived || null, project: chosen }, wanted), get("projects", { limit: 500 })]);
-    showProjects(projects.items.map((one) => one.name), chosen);
-    if (!items.length) {
-      empty(list, chosen ? "No job of this project is listed." : archived ? "No job is archived." : "No job has reported yet.");
-      return;
-    }
-    const headings = ["Job", "State", "Step", "Step time", "Loss", "Ranks", "Incidents", "Last step"];
-    const head = h("tr", {}, headings.map((name, n) => h("th", { class: n >= 2 && n <= 5 ? "right" : "" }, name)));
-    fill(list, h("table", { class: "jobs" }, h("thead", {}, head), h("tbody", {}, items.map(row))), rest(items.length, total, showMore));
-    showAges();
-  });
+  changed.clear();
+  const [{ items, total }, projects] = await Promise.all([getList("jobs", asked(), wanted), get("projects", { limit: 500 })]);
+  const chosen = query.get("project");
+  showProjects(projects.items.map((one) => one.name), chosen);
+  rows.clear();
+  jobs.clear();
+  newestNs = items.reduce((newest, one) => Math.max(newest, one.last_seen_unix_ns), newestNs);
+  if (!items.length) {
+    empty(list, chosen ? "No job of this project is listed." : archived ? "No job is archived." : "No job has reported yet.");
+    return;
+  }
+  for (const one of items) {
+    elsewhere.delete(one.name);
+    jobs.set(one.name, one);
+    rows.set(one.name, row(one));
+  }
+  const heads = COLUMNS.map((name) => h("th", { scope: "col", class: RIGHT.includes(name) ? "right" : "" }, name));
+  fill(list, h("table", { class: "jobs" }, h("thead", {}, h("tr", {}, heads)), h("tbody", {}, [...rows.values()])), rest(items.length, total, showMore));
+  showAges();
+}
+
+async function readChanged() {
+  const names = [...changed];
+  if (!names.length) return;
+  changed.clear();
+  if (names.length > DELTA_MAX) return load();
+  const { items } = await get("jobs", { ...asked(), name: names, limit: names.length });
+  for (const one of names.filter((name) => !jobs.has(name))) elsewhere.add(one);
+  if (items.some((one) => !jobs.has(one.name))) return load();
+  items.forEach(show);
+}
+
+// Redraws the row of one job; the focus stays where it is.
+function show(job) {
+  if (JSON.stringify(job) === JSON.stringify(jobs.get(job.name))) return;
+  const [before, after] = [rows.get(job.name), row(job)];
+  const focused = before.contains(document.activeElement) ? [...before.querySelectorAll("a")].indexOf(document.activeElement) : -1;
+  jobs.set(job.name, job);
+  rows.set(job.name, after);
+  before.replaceWith(after);
+  after.querySelectorAll("a")[focused]?.focus();
+  showAges();
+}
+
+// What an event tells of a job, without what belongs to the event.
+function fieldsOf({ job: _job, at_unix_ns: _at, ...fields }) {
+  return fields;
 }
 
 function choose(name) {
@@ -53,12 +115,14 @@ function choose(name) {
   else query.delete("project");
   history.replaceState(null, "", query.size ? `?${query}` : location.pathname);
   wanted = PAGE;
-  load();
+  elsewhere.clear();
+  reload();
 }
 
 function showMore() {
   wanted += PAGE;
-  load();
+  elsewhere.clear();
+  reload();
 }
 
 function row(job) {

@@ -25,7 +25,7 @@ form.addEventListener("submit", (event) => {
   event.preventDefault();
   enter(token.value.trim());
 });
-document.body.append(form);
+document.body.append(h("main", {}, form));
 if (location.pathname !== "/login") history.replaceState(null, "", "/login"); // without the code of the provider
 addEventListener("hashchange", enterFromAddress);
 if (!enterFromAddress()) token.focus();

@@ -37,7 +37,7 @@ const load = () => guarded(async () => show((await get("rules")).items));
 const show = whenChanged((rules) => {
   const titles = ["Rule", "Metric", "When", "For", "Severity", "Jobs", ""];
   if (!rules.length) return void empty(list, "No rules: what scripts log beside the loss is charted, and not judged.");
-  fill(list, h("div", { class: "wide" }, h("table", {}, h("thead", {}, h("tr", {}, titles.map((title) => h("th", {}, title)))), h("tbody", {}, rules.map(row)))));
+  fill(list, h("div", { class: "wide", tabindex: "0" }, h("table", {}, h("thead", {}, h("tr", {}, titles.map((title) => h("th", {}, title)))), h("tbody", {}, rules.map(row)))));
 });
 
 function row(rule) {
@@ -135,7 +135,7 @@ async function preview() {
   const { incidents, steps, first_step: first, last_step: last } = answer;
   const judged = steps ? `${number(steps)} steps of ${job} were judged, ${number(first)} to ${number(last)}.` : `${job} has no stored values of this metric.`;
   const count = incidents.length === 1 ? "1 incident would have opened." : `${number(incidents.length)} incidents would have opened.`;
-  fill(found, h("p", { class: "body", role: "status" }, `${count} ${judged}`), incidents.length ? h("div", { class: "wide" }, h("table", {}, h("thead", {}, h("tr", {}, ["Step", "Over in step", "What"].map((title) => h("th", {}, title)))), h("tbody", {}, incidents.map(opened)))) : null);
+  fill(found, h("p", { class: "body", role: "status" }, `${count} ${judged}`), incidents.length ? h("div", { class: "wide", tabindex: "0" }, h("table", {}, h("thead", {}, h("tr", {}, ["Step", "Over in step", "What"].map((title) => h("th", {}, title)))), h("tbody", {}, incidents.map(opened)))) : null);
 }
 
 function opened(one) {

@@ -1,0 +1,374 @@
+"""How soon pages of the dashboard are painted, how many bytes they take, and what 200 open pages cost the api.
+
+    python benchmarks/pages.py [--incidents 10000] [--ranks 4096] [--pages 200] [--rounds 5]
+
+A real api process on SQLite and a real Chromium, both on this machine. Half of the incidents are unresolved, of 40
+jobs; the wide job has 2,000 steps. *Painted* is when the browser has drawn what people look for: the first row of a
+list, the first steps of an incident, the heat map. *First visit*: nothing is in the browser's cache; *again*: the files
+of the pages are. Bytes are those on the wire.
+
+An open page is its event stream and, after each event, the requests that Home then makes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import httpx2
+import numpy as np
+from playwright.sync_api import Browser, BrowserContext, sync_playwright
+from sqlalchemy import Engine, insert
+
+from rankwatch_detectors.base import Frame, StepKind
+from rankwatch_service.access.scopes import Scope
+from rankwatch_service.access.tokens import TokenKind, create_token
+from rankwatch_service.clock import SystemClock
+from rankwatch_service.demo.services.child import end, free_port, started
+from rankwatch_service.incidents.model import derived
+from rankwatch_service.orders import commands
+from rankwatch_service.series.writer import SeriesWriter
+from rankwatch_service.store.engine import open_engine, write
+from rankwatch_service.store.migrate import upgrade
+from rankwatch_service.store.models import Attempt, Incident, Job
+from tests.browser.conftest import FLAGS
+from tests.support.values.incidents import incident_row
+
+S: Final = 10**9
+JOBS: Final = 40
+STEPS: Final = 2_000
+WIDE: Final = "wide"
+HOST_RANKS: Final = 8
+LIMIT_MS: Final = 60_000
+PAGES_OF_A_SESSION: Final = 50
+GATHER_S: Final = 0.15
+POLL_S: Final = 15.0
+QUIET_S: Final = 30.0
+CHANGES: Final = 12
+CHANGE_EVERY_S: Final = 5.0
+CATCH_UP_S: Final = 300.0
+TRIES: Final = 3
+Task = asyncio.Task[None]
+TICKS: Final = os.sysconf("SC_CLK_TCK")
+
+# Keeps when the selector was first there and the frame with it had been drawn.
+PAINTED: Final = """(() => {
+  const look = () => {
+    if (!document.querySelector(SELECTOR)) return requestAnimationFrame(look);
+    requestAnimationFrame(() => setTimeout(() => (window.paintedMs = performance.now())));
+  };
+  requestAnimationFrame(look);
+})()"""
+
+
+def store(engine: Engine, incidents: int, ranks: int) -> str:
+    """Fill the database; returns the id of one unresolved incident of the wide job."""
+    now = time.time_ns()
+    names = [WIDE, *(f"gpt-{n:02}" for n in range(1, JOBS))]
+    seen = {"first_seen_unix_ns": now - 9_000 * S, "last_seen_unix_ns": now, "last_progress_unix_ns": now}
+    row = {"state": "running", "attempt": "l.0", "step": STEPS - 1, "step_time_s": 0.25, "loss": 2.3, **seen}
+    topology = {"ranks": [placed(rank) for rank in range(ranks)], "can": ["pause", "rollback", "stop"], "watched": ""}
+    attempt = {"job": WIDE, "attempt": "l.0", "started_unix_ns": now - 9_000 * S, "number": 1, "first_step": 0}
+    rows = [incident(n, names[n % JOBS], now) for n in range(incidents)]
+    with write(engine) as connection:
+        connection.execute(
+            insert(Job), [row | {"name": name, "world_size": ranks, "ranks_reporting": ranks} for name in names]
+        )
+        connection.execute(insert(Attempt).values(**attempt, last_step=STEPS - 1, world_size=ranks, topology=topology))
+        connection.execute(insert(Incident), rows)
+    series = SeriesWriter(engine, SystemClock())
+    rng = np.random.default_rng(1)
+    everyone = np.ones(ranks, dtype=bool)
+    for step in range(STEPS):
+        values = {
+            "step_time_s": 0.25 + 0.001 * rng.standard_normal(ranks),
+            "busy_s": 0.2 + 0.001 * rng.standard_normal(ranks),
+            "loss": np.full(ranks, 2 + 3 * np.exp(-step / 300)),
+            "grad_norm": np.full(ranks, 1 + 0.05 * rng.standard_normal()),
+        }
+        series.add(WIDE, Frame("l.0", "steps", step, StepKind.TRAIN, 0.0, values, dict.fromkeys(values, everyone)))
+    series.close(WIDE)
+    return next(str(one["id"]) for one in rows if one["job"] == WIDE and one["state"] == "open")
+
+
+def placed(rank: int) -> dict[str, object]:
+    """A rank in the topology."""
+    local = rank % HOST_RANKS
+    groups = {"dp": rank // 32, "tp": local, "pp": rank // 8 % 4}
+    device = {"device_uuid": f"GPU-{rank:012x}", "device_type": "cuda"}
+    return {"rank": rank, "local_rank": local, "host": f"node-{rank // HOST_RANKS:04}", **device, **groups}
+
+
+def incident(n: int, job: str, now: int) -> dict[str, object]:
+    """One of many: each second is unresolved, each tenth of these acknowledged."""
+    kinds = ("straggler", "hang", "nonfinite", "device_degraded", "slowdown")
+    state = "resolved" if n // JOBS % 2 else "acknowledged" if n % 10 == 9 else "open"
+    onset = now - (n + 1) * 20 * S
+    times = {"onset_unix_ns": onset, "detected_unix_ns": onset + S, "updated_unix_ns": onset + S}
+    who = {"ranks": [n % 512], "hosts": [f"node-{n % 512 // 8:04}"], "attempt": "l.0"}
+    return incident_row(
+        id=f"inc_{derived('bench', n)}", number=n + 1, job=job, episode=n + 1, kind=kinds[n % 5], state=state,
+        severity=("critical", "warning", "warning", "info")[n % 4], scope=f"rank:{n % 512}",
+        resolved_unix_ns=onset + 600 * S if state == "resolved" else None,
+        acknowledged_by="ada@example.com" if state == "acknowledged" else None, **times, **who,
+    )  # fmt: skip
+
+
+@contextmanager
+def api(url: str, folder: Path) -> Iterator[tuple[str, int]]:
+    """A real api process; its address and process id."""
+    port = free_port()
+    address = f"http://127.0.0.1:{port}"
+    own = {"RANKWATCH_DATABASE_URL": url, "RANKWATCH_PORT": str(port), "RANKWATCH_DATA_DIR": str(folder)}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RANKWATCH_")} | own
+
+    def answers() -> bool:
+        try:
+            return httpx2.get(f"{address}/readyz").is_success
+        except httpx2.TransportError:
+            return False
+
+    command = [sys.executable, "-m", "rankwatch_service", "api"]
+    process = started(command, folder / "api.log", answers, 60.0, env=environment)
+    try:
+        yield address, process.pid
+    finally:
+        end(process, 10.0)
+
+
+def session(address: str, engine: Engine) -> str:
+    """The cookie of a new session."""
+    with write(engine) as connection:
+        _, token = create_token(connection, TokenKind.API, "bench", [Scope.ADMIN], time.time_ns())
+    answer = httpx2.post(f"{address}/api/v1/session", json={"token": token}, headers={"Origin": address})
+    answer.raise_for_status()
+    return answer.headers["set-cookie"].split(";")[0]
+
+
+@dataclass
+class Load:
+    """What one load of a page took."""
+
+    painted_ms: float
+    sizes: list[int] = field(default_factory=list)
+    """Bytes on the wire of each response."""
+
+
+def load(context: BrowserContext, address: str, path: str, selector: str) -> Load:
+    """Open a page, and wait until it is painted and no request is open."""
+    page = context.new_page()
+    page.set_default_timeout(LIMIT_MS)
+    wire = context.new_cdp_session(page)
+    wire.send("Network.enable")
+    found = Load(0.0)
+    wire.on("Network.loadingFinished", lambda told: found.sizes.append(int(told["encodedDataLength"])))
+    page.add_init_script(PAINTED.replace("SELECTOR", json.dumps(selector)))
+    page.goto(address + path)
+    deadline_s = time.monotonic() + LIMIT_MS / 1e3
+    while (painted := page.evaluate("window.paintedMs")) is None:
+        if time.monotonic() > deadline_s:
+            raise TimeoutError(f"{path} has no {selector}")
+        page.wait_for_timeout(20)
+    page.wait_for_timeout(500)  # what comes after the paint belongs to the first load too
+    found.painted_ms = painted
+    page.close()
+    return found
+
+
+def loads(browser: Browser, address: str, cookie: str, incident_id: str, rounds: int) -> None:
+    """Print the table of first visits and later ones."""
+    pages = {
+        "Home": ("/incidents", "tr.link"),
+        "Incident": (f"/incidents/{incident_id}", ".steps li"),
+        "Jobs": ("/jobs", "tr.link"),
+        "Job": (f"/jobs/{WIDE}", "canvas.heat"),
+    }
+    name, value = cookie.split("=", 1)
+    print("\n| page | first visit, ms | KB | requests | again, ms | KB |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: |")
+    for title, (path, selector) in pages.items():
+        first, again = [], []
+        for _ in range(rounds):
+            context = browser.new_context(viewport={"width": 1280, "height": 800})
+            context.add_cookies([{"name": name, "value": value, "url": address}])
+            first.append(load(context, address, path, selector))
+            again.append(load(context, address, path, selector))
+            context.close()
+        print(f"| {title} | {middle(first)} | {max(len(one.sizes) for one in first)} | {middle(again)} |")
+
+
+def middle(found: list[Load]) -> str:
+    """Median time and largest size, as cells of a table."""
+    times = [one.painted_ms for one in found]
+    size = max(sum(one.sizes) for one in found)
+    return f"{statistics.median(times):.0f} ({min(times):.0f}-{max(times):.0f}) | {size / 1e3:.0f}"
+
+
+class OpenPage:
+    """Home in a tab, as the api sees it."""
+
+    def __init__(self, client: httpx2.AsyncClient, cookie: str) -> None:
+        self._client = client
+        self._headers = {"Cookie": cookie, "Accept-Encoding": "gzip"}
+        self.changed: list[str] = []
+        """Of these it has heard and has not read them yet."""
+        self.heard_ns: list[int] = []
+        """When each event came."""
+        self._current = asyncio.Condition()
+
+    async def run(self, ready: asyncio.Semaphore) -> None:
+        """Follow the stream until cancelled; `ready` is released when it is open."""
+        async with self._client.stream("GET", "/api/v1/events", headers=self._headers, timeout=None) as stream:
+            ready.release()
+            event, polling = "", asyncio.create_task(self._poll())
+            async for line in stream.aiter_lines():
+                name, _, rest = line.partition(": ")
+                if name == "event":
+                    event = rest
+                elif name == "data" and event == "incident":
+                    self._hear(json.loads(rest)["id"])
+            polling.cancel()
+
+    def _hear(self, incident_id: str) -> None:
+        self.heard_ns.append(time.time_ns())
+        self.changed.append(incident_id)
+        if len(self.changed) == 1:
+            self._reading = asyncio.create_task(self._read())
+
+    async def caught_up(self, events: int) -> None:
+        """Return when as many events have come and what they said has been read."""
+        async with asyncio.timeout(CATCH_UP_S), self._current:
+            await self._current.wait_for(lambda: self.heard >= events and not self.changed)
+
+    @property
+    def heard(self) -> int:
+        """Number of events that came."""
+        return len(self.heard_ns)
+
+    async def _read(self) -> None:
+        wanted = {"state": "unresolved", "order": "urgency"}
+        while self.changed:
+            await asyncio.sleep(GATHER_S)
+            ids = list(self.changed)
+            await asyncio.gather(
+                self._get("/api/v1/incidents", {**wanted, "id": sorted(set(ids)), "limit": len(ids)}),
+                self._get("/api/v1/incidents", {**wanted, "limit": 1}),
+                self._get("/api/v1/incidents/totals", {}),
+            )
+            del self.changed[: len(ids)]
+        async with self._current:
+            self._current.notify_all()
+
+    async def _poll(self) -> None:
+        while True:
+            await asyncio.sleep(POLL_S)
+            await self._get("/api/v1/incidents/totals", {})
+
+    async def _get(self, path: str, query: dict[str, object]) -> None:
+        for _ in range(TRIES):
+            try:
+                answer = await self._client.get(path, params=query, headers=self._headers)
+            except httpx2.TransportError:
+                continue  # the api closes connections that were idle for 5 s; a browser tries again too
+            answer.raise_for_status()
+            return
+        raise ConnectionError(f"{path} does not answer")
+
+
+def used(process: int) -> tuple[float, float]:
+    """CPU seconds and resident MB of a process."""
+    parts = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
+    return (int(parts[11]) + int(parts[12])) / TICKS, pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+async def opened(client: httpx2.AsyncClient, cookies: list[str], pages: int) -> tuple[list[OpenPage], list[Task]]:
+    """Open pages, in sessions of a few each; their streams run until the tasks are cancelled."""
+    found = [OpenPage(client, cookies[n // PAGES_OF_A_SESSION]) for n in range(pages)]
+    ready = asyncio.Semaphore(0)
+    tasks = [asyncio.create_task(one.run(ready)) for one in found]
+    for _ in found:
+        await ready.acquire()
+    await asyncio.sleep(2)
+    return found, tasks
+
+
+async def many(engine: Engine, address: str, process: int, pages: int, changed_id: str) -> None:
+    """Print what open pages cost: while nothing changes, and at one changed incident every 5 s."""
+    alone_mb = used(process)[1]
+    cookies = [session(address, engine) for _ in range(-(-pages // PAGES_OF_A_SESSION))]
+    limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
+    async with httpx2.AsyncClient(base_url=address, limits=limits, timeout=60.0) as client:
+        found, tasks = await opened(client, cookies, pages)
+        began_cpu_s, open_mb = used(process)
+        await asyncio.sleep(QUIET_S)
+        quiet = (used(process)[0] - began_cpu_s) / QUIET_S
+        began_cpu_s, began_s, said = used(process)[0], time.monotonic(), []
+        for _ in range(CHANGES):
+            with write(engine) as connection:
+                commands.tell(connection, "incident", WIDE, {"id": changed_id}, time.time_ns())
+            said.append(time.time_ns())
+            await asyncio.sleep(CHANGE_EVERY_S)
+        await asyncio.gather(*(one.caught_up(CHANGES) for one in found))
+        changing = (used(process)[0] - began_cpu_s) / (time.monotonic() - began_s)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    late_ms = [(at - told) / 1e6 for one in found for at, told in zip(one.heard_ns, said, strict=False)]
+    print(f"\n| {pages} open pages | api |")
+    print("| --- | ---: |")
+    print(
+        f"| memory before, with the pages, after changes | {alone_mb:.0f}, {open_mb:.0f}, {used(process)[1]:.0f} MB |"
+    )
+    print(f"| CPU while nothing changes | {100 * quiet:.1f} % of a core |")
+    print(f"| CPU at one changed incident every 5 s | {100 * changing:.0f} % of a core |")
+    print(f"| events that came | {sum(one.heard for one in found):,} of {pages * CHANGES:,} |")
+    print(f"| commit to event on all pages, ms: median, p99 | {statistics.median(late_ms):.0f}, {p99(late_ms):.0f} |")
+
+
+def p99(values: list[float]) -> float:
+    """The 99th percentile."""
+    return statistics.quantiles(values, n=100)[98]
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--incidents", type=int, default=10_000)
+    parser.add_argument("--ranks", type=int, default=4_096)
+    parser.add_argument("--pages", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    print(f"CPython {platform.python_version()}, {os.cpu_count()} cores")
+    with tempfile.TemporaryDirectory(prefix="rankwatch-pages-") as name:
+        folder = Path(name)
+        engine = open_engine(f"sqlite:///{folder / 'rankwatch.db'}")
+        upgrade(engine)
+        incident_id = store(engine, options.incidents, options.ranks)
+        with api(str(engine.url), folder) as (address, process):
+            cookie = session(address, engine)
+            with sync_playwright() as playwright:
+                browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=list(FLAGS))
+                print(f"Chromium {browser.version}; load of the machine (1 min): {os.getloadavg()[0]:.1f}")
+                loads(browser, address, cookie, incident_id, options.rounds)
+                browser.close()
+            print(f"\nload of the machine (1 min): {os.getloadavg()[0]:.1f}")
+            asyncio.run(many(engine, address, process, options.pages, incident_id))
+        engine.dispose()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""axe-core finds nothing serious on any page, and the keyboard alone acknowledges, silences and rolls back."""
+
+import re
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import expect
+
+from rankwatch_service.dashboard import PAGES
+from tests.browser.office import PATIENCE_MS, S
+from tests.browser.test_incident import rank
+
+pytestmark = pytest.mark.browser
+expect.set_options(timeout=PATIENCE_MS)
+
+SERIOUS = ("serious", "critical")
+
+
+def addresses(office):
+    """Of every page, with something on it."""
+    names = {"incident": office.incident_id("critical"), "job:path": "gpt", "host": "host-1"}
+    paths = [re.sub(r"\{([^}]+)\}", lambda found: names.get(found[1], "0"), path) for path in PAGES]
+    return [*paths, "/incidents?state=resolved", "/nothing", "/login"]
+
+
+@pytest.mark.parametrize(
+    ("scheme", "width", "height"), [("light", 1280, 800), ("dark", 1280, 800), ("light", 390, 844)]
+)
+def test_axe_finds_nothing_serious_on_any_page(office, scheme, width, height):
+    office.job("gpt", state="stalled", world_size=16)
+    office.attempt("gpt", ranks=[rank(n) for n in range(16)], can=["pause", "rollback"])
+    office.job("quiet", last_seen_unix_ns=office.now - 900 * S)
+    for severity in ("critical", "warning", "info"):
+        office.incidents(3, job="gpt", severity=severity, hosts=["host-1"], attempt="l.0")
+    office.page.emulate_media(color_scheme=scheme)
+    office.page.set_viewport_size({"width": width, "height": height})
+    faults = {}
+    for path in addresses(office):
+        page = office.goto(path)
+        expect(page.locator("h1")).to_be_visible()
+        page.wait_for_load_state("networkidle")
+        found = Axe().run(page).response["violations"]
+        faults |= {
+            (path, one["id"]): [node["html"] for node in one["nodes"]] for one in found if one["impact"] in SERIOUS
+        }
+    assert faults == {}
+
+
+def test_the_list_is_worked_off_with_the_keyboard_alone_and_the_focus_comes_back(visit, site):
+    with visit() as one:
+        page = one.goto("/incidents?job=gpt-small&state=all")
+        expect(page.locator("tr.link").first).to_be_visible()
+        page.keyboard.press("j")
+        focused = "document.activeElement.closest('tr.link')?.dataset.id"
+        incident = page.evaluate(focused)
+        assert incident == page.locator("tr.link").first.get_attribute("data-id")
+        outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+        assert outline != "none"
+        page.keyboard.press("s")
+        expect(page.get_by_role("dialog", name="Silence")).to_be_visible()
+        page.keyboard.press("Escape")
+        expect(page.get_by_role("dialog")).to_have_count(0)
+        assert page.evaluate(focused) == incident
+        page.keyboard.press("s")
+        page.keyboard.press("Tab")  # for how long
+        page.keyboard.press("Tab")
+        page.keyboard.type("the card is changed")
+        page.keyboard.press("Tab")  # Cancel
+        page.keyboard.press("Tab")
+        page.keyboard.press("Enter")
+        expect(page.locator(".toast")).to_contain_text("Silenced until")
+        assert page.evaluate(focused) == incident
+        page.keyboard.press("a")
+        expect(page.locator(".toast")).to_contain_text("Acknowledged")
+        assert site.service.get(f"/api/v1/incidents/{incident}")["state"] == "acknowledged"
+        expect(page.locator(f'[data-id="{incident}"] .c-state')).not_to_contain_text("open")
+        assert page.evaluate(focused) == incident
+
+
+def tab_to(page, name):
+    """Press Tab until a button has the focus."""
+    for _ in range(80):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.textContent.trim()") == name:
+            return
+    raise AssertionError(f"Tab does not reach {name}")
+
+
+def test_a_job_is_rolled_back_with_the_keyboard_alone(visit, site):
+    with visit() as one:
+        page = one.goto("/jobs/gpt-small")
+        expect(page.get_by_role("button", name="Roll back")).to_be_visible()
+        tab_to(page, "Roll back")
+        page.keyboard.press("Enter")
+        dialog = page.get_by_role("dialog")
+        expect(dialog).to_be_visible()
+        page.keyboard.press("Escape")
+        expect(dialog).to_have_count(0)
+        assert page.evaluate("document.activeElement.textContent.trim()") == "Roll back"
+        page.keyboard.press("Enter")
+        expect(dialog).to_be_visible()
+        for _ in range(20):
+            if page.evaluate("document.activeElement.name") == "reason":
+                break
+            page.keyboard.press("Tab")
+        page.keyboard.type("the loss climbs")
+        tab_to(page, "Roll back")
+        page.keyboard.press("Enter")
+        expect(page.locator(".toast")).to_contain_text("there is no checkpoint to go back to")
+        assert "409 (Conflict)" in one.complaints.pop()  # the browser's own about the answer
