@@ -21,6 +21,7 @@ PAGES: Final = {
     "/hosts/{host}": ("host", "Host"),
     "/policy": ("policy", "Policy"),
     "/rules": ("rules", "Rules"),
+    "/health": ("service/health", "Health"),
     "/access": ("access", "Access"),
 }
 """Path of each page; its module in `static/pages/` and its title."""
