@@ -1,4 +1,4 @@
-"""What is known of the parts of rankwatch itself: stream, notifier, receivers, agents and the store, as last reported."""
+"""What is known of the parts of rankwatch itself, as each of them has last reported it."""
 
 from __future__ import annotations
 
