@@ -41,6 +41,7 @@ from rankwatch_service.api.ingest.new_jobs import NewJobs
 from rankwatch_service.api.routes import (
     agents,
     approvals,
+    command_ranks,
     commands,
     events,
     feedback,
@@ -99,6 +100,7 @@ RESOURCES: Final = (
     feedback,
     precision,
     commands,
+    command_ranks,
     approvals,
     receivers,
     deliveries,

@@ -64,8 +64,9 @@ class DetectionPipeline:
     @property
     def counts(self) -> Counter[str]:
         """What was left out, by reason; and the failures of each detector that is switched off (`DETECTOR_OFF`)."""
-        off = {f"{DETECTOR_OFF}{name}": failures for name, failures in self._bank.off.items()}
-        return Counter(off, metric_rules=self._rules_left_out)
+        counted = Counter({f"{DETECTOR_OFF}{name}": failures for name, failures in self._bank.off.items()})
+        counted["metric_rules"] = self._rules_left_out
+        return counted
 
     def observe(
         self, observation: Observation, topology_state: TopologyState, following: Iterable[Observation] = ()

@@ -5,10 +5,10 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from pydantic import BaseModel
-from sqlalchemy import Connection, Select, func, select, text
+from sqlalchemy import Connection, func, select, text
 
 from rankwatch_service.api.background.stream_status import StreamState, partitions, processes
 from rankwatch_service.job.detection import DETECTOR_OFF
@@ -200,18 +200,15 @@ def _newest_error(connection: Connection, receiver: str) -> str:
 def _agents(connection: Connection, now_unix_ns: int) -> tuple[list[AgentState], int, int]:
     """Agents of jobs that train, in their running attempt: those shown, how many there are, how many are silent."""
     columns = (AgentView.job, AgentView.attempt, AgentView.host, AgentView.at_unix_ns)
-
-    def of_training(query: Select[Any]) -> Select[Any]:
-        mine = (Job.name == AgentView.job) & (Job.attempt == AgentView.attempt)
-        return query.join(Job, mine).where(Job.state.in_(_TRAINING))
-
-    total = connection.scalar(of_training(select(func.count()).select_from(AgentView))) or 0
-    old = AgentView.at_unix_ns < now_unix_ns - SILENT_NS
-    silent = connection.scalar(of_training(select(func.count()).select_from(AgentView)).where(old)) or 0
-    longest = of_training(select(*columns)).order_by(AgentView.at_unix_ns, AgentView.host).limit(AGENTS_SHOWN_MAX)
+    newest = (Job.name == AgentView.job) & (Job.attempt == AgentView.attempt)
+    trains = Job.state.in_(_TRAINING)
+    counted = select(func.count()).select_from(AgentView).join(Job, newest).where(trains)
+    total = connection.scalar(counted) or 0
+    silent = connection.scalar(counted.where(AgentView.at_unix_ns < now_unix_ns - SILENT_NS)) or 0
+    longest = select(*columns).join(Job, newest).where(trains).order_by(AgentView.at_unix_ns, AgentView.host)
     shown = [
         AgentState(job=job, attempt=attempt, host=host.partition("/")[0], reported_unix_ns=at)
-        for job, attempt, host, at in connection.execute(longest)
+        for job, attempt, host, at in connection.execute(longest.limit(AGENTS_SHOWN_MAX))
     ]
     return shown, total, silent
 

@@ -44,9 +44,10 @@ def show_health(context: Ctx, identity: Annotated[Identity, Depends(Require(Scop
     problems = judge(facts, driver_alive=context.driver.alive)
     if not identity.jobs.every:
         problems = [problem for problem in problems if problem.area in OF_NO_JOB]
-        hidden = {"receivers": [], "agents": [], "detectors_off": [], "dropped": []}
+        hidden: dict[str, object] = {"receivers": [], "agents": [], "detectors_off": [], "dropped": []}
+        counts: dict[str, object] = {"agents_total": 0, "agents_silent": 0}
         unnamed = StreamState(partitions=[], processes=[])
-        facts = facts.model_copy(update=hidden | {"stream": unnamed, "agents_total": 0, "agents_silent": 0})
+        facts = facts.model_copy(update=hidden | counts | {"stream": unnamed})
     worst = problems[0].severity if problems else None
     return ServiceHealth(
         **dict(facts),

@@ -37,7 +37,7 @@ export function shell(section) {
       "header",
       { class: "top" },
       h("a", { class: "brand", href: "/incidents" }, h("img", { src: `${assets}mark.svg`, alt: "" }), h("span", {}, "rankwatch")),
-      h("nav", { "aria-label": "Pages" }, entry("Incidents", "/incidents", count), entry("Jobs", "/jobs"), entry("Hosts", "/hosts"), entry("Policy", "/policy"), entry("Rules", "/rules"), health, access),
+      h("nav", { "aria-label": "Pages" }, entry("Incidents", "/incidents", count), entry("Jobs", "/jobs"), entry("Hosts", "/hosts"), entry("Commands", "/commands"), entry("Policy", "/policy"), entry("Rules", "/rules"), entry("Notifications", "/notifications"), health, access),
       h(
         "div",
         { class: "tools" },
@@ -198,6 +198,8 @@ const STATES = {
   silenced: "",
   works: "good",
   failing: "critical",
+  on: "good",
+  "not sent": "",
   unused: "",
   "switched off": "warning",
 };
