@@ -65,7 +65,7 @@ class SlowdownDetector(ExplainedSlowdown):
     def __init__(self, config: SlowdownConfig) -> None:
         super().__init__()
         self.name = "slowdown"
-        self.version = 9
+        self.version = 10
         self._config = config
         self._baseline = PeerBaseline(config.baseline, compared=False)
         self._bank = ShiftBank(tuple(map(math.log, config.ratios)), config.baseline.clip_sigmas, config.rows_min)
