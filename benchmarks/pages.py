@@ -1,19 +1,16 @@
-"""How soon pages of the dashboard are painted, how many bytes they take, and what 200 open pages cost the api.
+"""How soon pages of the dashboard are painted, and how many bytes they take.
 
-    python benchmarks/pages.py [--incidents 10000] [--ranks 4096] [--pages 200] [--rounds 5]
+    python benchmarks/pages.py [--incidents 10000] [--ranks 4096] [--rounds 5]
 
 A real api process on SQLite and a real Chromium, both on this machine. Half of the incidents are unresolved, of 40
 jobs; the wide job has 2,000 steps. *Painted* is when the browser has drawn what people look for: the first row of a
 list, the first steps of an incident, the heat map. *First visit*: nothing is in the browser's cache; *again*: the files
 of the pages are. Bytes are those on the wire.
-
-An open page is its event stream and, after each event, the requests that Home then makes.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import platform
@@ -39,7 +36,6 @@ from rankwatch_service.access.tokens import TokenKind, create_token
 from rankwatch_service.clock import SystemClock
 from rankwatch_service.demo.services.child import end, free_port, started
 from rankwatch_service.incidents.model import derived
-from rankwatch_service.orders import commands
 from rankwatch_service.series.writer import SeriesWriter
 from rankwatch_service.store.engine import open_engine, write
 from rankwatch_service.store.migrate import upgrade
@@ -53,16 +49,6 @@ STEPS: Final = 2_000
 WIDE: Final = "wide"
 HOST_RANKS: Final = 8
 LIMIT_MS: Final = 60_000
-PAGES_OF_A_SESSION: Final = 50
-GATHER_S: Final = 0.15
-POLL_S: Final = 15.0
-QUIET_S: Final = 30.0
-CHANGES: Final = 12
-CHANGE_EVERY_S: Final = 5.0
-CATCH_UP_S: Final = 300.0
-TRIES: Final = 3
-Task = asyncio.Task[None]
-TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 # Keeps when the selector was first there and the frame with it had been drawn.
 PAINTED: Final = """(() => {
@@ -128,8 +114,8 @@ def incident(n: int, job: str, now: int) -> dict[str, object]:
 
 
 @contextmanager
-def api(url: str, folder: Path) -> Iterator[tuple[str, int]]:
-    """A real api process; its address and process id."""
+def api(url: str, folder: Path) -> Iterator[str]:
+    """A real api process; its address."""
     port = free_port()
     address = f"http://127.0.0.1:{port}"
     own = {"RANKWATCH_DATABASE_URL": url, "RANKWATCH_PORT": str(port), "RANKWATCH_DATA_DIR": str(folder)}
@@ -144,7 +130,7 @@ def api(url: str, folder: Path) -> Iterator[tuple[str, int]]:
     command = [sys.executable, "-m", "rankwatch_service", "api"]
     process = started(command, folder / "api.log", answers, 60.0, env=environment)
     try:
-        yield address, process.pid
+        yield address
     finally:
         end(process, 10.0)
 
@@ -159,7 +145,7 @@ def session(address: str, engine: Engine) -> str:
 
 
 @dataclass
-class Load:
+class PageLoad:
     """What one load of a page took."""
 
     painted_ms: float
@@ -167,13 +153,13 @@ class Load:
     """Bytes on the wire of each response."""
 
 
-def load(context: BrowserContext, address: str, path: str, selector: str) -> Load:
+def load(context: BrowserContext, address: str, path: str, selector: str) -> PageLoad:
     """Open a page, and wait until it is painted and no request is open."""
     page = context.new_page()
     page.set_default_timeout(LIMIT_MS)
     wire = context.new_cdp_session(page)
     wire.send("Network.enable")
-    found = Load(0.0)
+    found = PageLoad(0.0)
     wire.on("Network.loadingFinished", lambda told: found.sizes.append(int(told["encodedDataLength"])))
     page.add_init_script(PAINTED.replace("SELECTOR", json.dumps(selector)))
     page.goto(address + path)
@@ -210,138 +196,11 @@ def loads(browser: Browser, address: str, cookie: str, incident_id: str, rounds:
         print(f"| {title} | {middle(first)} | {max(len(one.sizes) for one in first)} | {middle(again)} |")
 
 
-def middle(found: list[Load]) -> str:
+def middle(found: list[PageLoad]) -> str:
     """Median time and largest size, as cells of a table."""
     times = [one.painted_ms for one in found]
     size = max(sum(one.sizes) for one in found)
     return f"{statistics.median(times):.0f} ({min(times):.0f}-{max(times):.0f}) | {size / 1e3:.0f}"
-
-
-class OpenPage:
-    """Home in a tab, as the api sees it."""
-
-    def __init__(self, client: httpx2.AsyncClient, cookie: str) -> None:
-        self._client = client
-        self._headers = {"Cookie": cookie, "Accept-Encoding": "gzip"}
-        self.changed: list[str] = []
-        """Of these it has heard and has not read them yet."""
-        self.heard_ns: list[int] = []
-        """When each event came."""
-        self._current = asyncio.Condition()
-
-    async def run(self, ready: asyncio.Semaphore) -> None:
-        """Follow the stream until cancelled; `ready` is released when it is open."""
-        async with self._client.stream("GET", "/api/v1/events", headers=self._headers, timeout=None) as stream:
-            ready.release()
-            event, polling = "", asyncio.create_task(self._poll())
-            async for line in stream.aiter_lines():
-                name, _, rest = line.partition(": ")
-                if name == "event":
-                    event = rest
-                elif name == "data" and event == "incident":
-                    self._hear(json.loads(rest)["id"])
-            polling.cancel()
-
-    def _hear(self, incident_id: str) -> None:
-        self.heard_ns.append(time.time_ns())
-        self.changed.append(incident_id)
-        if len(self.changed) == 1:
-            self._reading = asyncio.create_task(self._read())
-
-    async def caught_up(self, events: int) -> None:
-        """Return when as many events have come and what they said has been read."""
-        async with asyncio.timeout(CATCH_UP_S), self._current:
-            await self._current.wait_for(lambda: self.heard >= events and not self.changed)
-
-    @property
-    def heard(self) -> int:
-        """Number of events that came."""
-        return len(self.heard_ns)
-
-    async def _read(self) -> None:
-        wanted = {"state": "unresolved", "order": "urgency"}
-        while self.changed:
-            await asyncio.sleep(GATHER_S)
-            ids = list(self.changed)
-            await asyncio.gather(
-                self._get("/api/v1/incidents", {**wanted, "id": sorted(set(ids)), "limit": len(ids)}),
-                self._get("/api/v1/incidents", {**wanted, "limit": 1}),
-                self._get("/api/v1/incidents/totals", {}),
-            )
-            del self.changed[: len(ids)]
-        async with self._current:
-            self._current.notify_all()
-
-    async def _poll(self) -> None:
-        while True:
-            await asyncio.sleep(POLL_S)
-            await self._get("/api/v1/incidents/totals", {})
-
-    async def _get(self, path: str, query: dict[str, object]) -> None:
-        for _ in range(TRIES):
-            try:
-                answer = await self._client.get(path, params=query, headers=self._headers)
-            except httpx2.TransportError:
-                continue  # the api closes connections that were idle for 5 s; a browser tries again too
-            answer.raise_for_status()
-            return
-        raise ConnectionError(f"{path} does not answer")
-
-
-def used(process: int) -> tuple[float, float]:
-    """CPU seconds and resident MB of a process."""
-    parts = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
-    return (int(parts[11]) + int(parts[12])) / TICKS, pages * os.sysconf("SC_PAGE_SIZE") / 1e6
-
-
-async def opened(client: httpx2.AsyncClient, cookies: list[str], pages: int) -> tuple[list[OpenPage], list[Task]]:
-    """Open pages, in sessions of a few each; their streams run until the tasks are cancelled."""
-    found = [OpenPage(client, cookies[n // PAGES_OF_A_SESSION]) for n in range(pages)]
-    ready = asyncio.Semaphore(0)
-    tasks = [asyncio.create_task(one.run(ready)) for one in found]
-    for _ in found:
-        await ready.acquire()
-    await asyncio.sleep(2)
-    return found, tasks
-
-
-async def many(engine: Engine, address: str, process: int, pages: int, changed_id: str) -> None:
-    """Print what open pages cost: while nothing changes, and at one changed incident every 5 s."""
-    alone_mb = used(process)[1]
-    cookies = [session(address, engine) for _ in range(-(-pages // PAGES_OF_A_SESSION))]
-    limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
-    async with httpx2.AsyncClient(base_url=address, limits=limits, timeout=60.0) as client:
-        found, tasks = await opened(client, cookies, pages)
-        began_cpu_s, open_mb = used(process)
-        await asyncio.sleep(QUIET_S)
-        quiet = (used(process)[0] - began_cpu_s) / QUIET_S
-        began_cpu_s, began_s, said = used(process)[0], time.monotonic(), []
-        for _ in range(CHANGES):
-            with write(engine) as connection:
-                commands.tell(connection, "incident", WIDE, {"id": changed_id}, time.time_ns())
-            said.append(time.time_ns())
-            await asyncio.sleep(CHANGE_EVERY_S)
-        await asyncio.gather(*(one.caught_up(CHANGES) for one in found))
-        changing = (used(process)[0] - began_cpu_s) / (time.monotonic() - began_s)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    late_ms = [(at - told) / 1e6 for one in found for at, told in zip(one.heard_ns, said, strict=False)]
-    print(f"\n| {pages} open pages | api |")
-    print("| --- | ---: |")
-    print(
-        f"| memory before, with the pages, after changes | {alone_mb:.0f}, {open_mb:.0f}, {used(process)[1]:.0f} MB |"
-    )
-    print(f"| CPU while nothing changes | {100 * quiet:.1f} % of a core |")
-    print(f"| CPU at one changed incident every 5 s | {100 * changing:.0f} % of a core |")
-    print(f"| events that came | {sum(one.heard for one in found):,} of {pages * CHANGES:,} |")
-    print(f"| commit to event on all pages, ms: median, p99 | {statistics.median(late_ms):.0f}, {p99(late_ms):.0f} |")
-
-
-def p99(values: list[float]) -> float:
-    """The 99th percentile."""
-    return statistics.quantiles(values, n=100)[98]
 
 
 def main() -> None:
@@ -349,7 +208,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--incidents", type=int, default=10_000)
     parser.add_argument("--ranks", type=int, default=4_096)
-    parser.add_argument("--pages", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     print(f"CPython {platform.python_version()}, {os.cpu_count()} cores")
@@ -358,15 +216,13 @@ def main() -> None:
         engine = open_engine(f"sqlite:///{folder / 'rankwatch.db'}")
         upgrade(engine)
         incident_id = store(engine, options.incidents, options.ranks)
-        with api(str(engine.url), folder) as (address, process):
+        with api(str(engine.url), folder) as address:
             cookie = session(address, engine)
             with sync_playwright() as playwright:
                 browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=list(FLAGS))
                 print(f"Chromium {browser.version}; load of the machine (1 min): {os.getloadavg()[0]:.1f}")
                 loads(browser, address, cookie, incident_id, options.rounds)
                 browser.close()
-            print(f"\nload of the machine (1 min): {os.getloadavg()[0]:.1f}")
-            asyncio.run(many(engine, address, process, options.pages, incident_id))
         engine.dispose()
 
 

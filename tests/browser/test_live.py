@@ -13,7 +13,7 @@ expect.set_options(timeout=PATIENCE_MS)
 
 POLLED_MS = 15_500
 """Longer than the time between two slow polls of a page."""
-ALWAYS = ("/api/v1/incidents/totals", "/api/v1/events")
+ALWAYS = ("/api/v1/incidents/totals", "/api/v1/health", "/api/v1/events")
 
 
 def asked_from_now_on(page):

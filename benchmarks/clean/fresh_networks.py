@@ -1,6 +1,6 @@
 """Findings on healthy new networks: every network, optimizer and warm-up, over seeds.
 
-    python benchmarks/healthy/fresh_networks.py [--seeds 3] [--steps 600] [--only TEXT]
+    python benchmarks/clean/fresh_networks.py [--seeds 3] [--steps 600] [--only TEXT]
 
 Each is trained from scratch (`suite.networks`), and its loss and gradient norm are judged from the first step on.
 """
