@@ -85,8 +85,7 @@ function marks(segments) {
   return found;
 }
 
-// A counter of a job's devices of a kind since a time, of all or of a list of numbers, as `fan` gives it, at times in ms,
-// which plotly draws in the local zone.
+// A counter of a job's devices of a kind since a time, of all or of a list of numbers, as `fan` gives it, at times in ms.
 export async function deviceFan(job, kind, counter, fromUnixNs, devices = null) {
   return fanOf(await readDevices(job, { kind, counter, devices, reduce: "fan", from_unix_ns: fromUnixNs }), "highest");
 }

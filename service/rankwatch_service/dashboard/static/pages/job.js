@@ -3,7 +3,7 @@
 import { get, now, path } from "../common/api.js";
 import { editButton, whose } from "../components/job_project.js";
 import { removals } from "../components/job_removal.js";
-import { Chart, plotly } from "../charts/line_chart.js";
+import { Chart } from "../charts/line_chart.js";
 import { approvals } from "../components/approvals.js";
 import { DevicesCard } from "../components/devices.js";
 import { able, direct, DIRECTIVES, outcome, people } from "../components/directives.js";
@@ -183,10 +183,8 @@ const firstStep = () => (rangePick.value ? Math.max(0, job.step - Number(rangePi
 async function draw() {
   if (drawing) return;
   drawing = true;
-  let began = performance.now();
+  const began = performance.now();
   try {
-    await plotly();
-    began = performance.now(); // the first load of plotly does not count
     const from = firstStep();
     const measured = await Promise.all([mean(name, "loss", from), mean(name, "grad_norm", from), fan(name, "step_time_s", from)]);
     const begun = attempts.slice(0, -1).map((one) => one.first_step).filter((step) => step !== null && step >= from);
