@@ -139,6 +139,64 @@ def test_ticks_are_round_in_the_unit_that_is_shown(office, call, labels):
     assert office.page.evaluate(script) == labels
 
 
+MODULES = "document.querySelector('link[rel=modulepreload]').href.replace('components/shell.js', 'charts/')"
+MAP_OF_1024 = f"""async ([order, width]) => {{
+  const charts = {MODULES};
+  const {{ HeatMap }} = await import(`${{charts}}heat_map.js`);
+  const [ranks, steps] = [1024, 100];
+  const values = Float32Array.from({{ length: ranks * steps }}, (_, cell) => {{
+    const [rank, step] = [Math.floor(cell / steps), cell % steps];
+    return rank === 517 && step >= 50 ? 2 : 1 + 0.01 * ((rank * 31 + step * 17) % 7);
+  }});
+  const holder = document.createElement('div');
+  holder.style.width = `${{width}}px`;
+  document.querySelector('main').replaceChildren(holder);
+  const map = new HeatMap(holder, {{ height: 190 }});
+  const grid = {{ steps: Array.from({{ length: steps }}, (_, n) => n), ranks: Array.from({{ length: ranks }}, (_, n) => n),
+                 rankCount: ranks, values, kinds: new Uint8Array(ranks * steps) }};
+  const outlines = [{{ ranks: [517], from: 50, to: null, severity: 'warning' }},
+                    {{ ranks: [], from: 20, to: 30, severity: 'critical' }}];
+  map.show(grid, {{ metric: 'busy_s', relative: true, outlines, pinned: [517] }});
+  map.draw();
+  const context = map.canvas.getContext('2d');
+  const at = (x, y) => [...context.getImageData(x, y, 1, 1).data].slice(0, 3).join();
+  const {{ left, lines, columnPx, pins }} = map.frame;
+  const x = (column) => Math.round(left + (column + 0.5) * columnPx);
+  const row = lines.findIndex((one, n) => n >= pins && one.rows.includes(517));
+  const middle = (line) => Math.round(lines[line].top + lines[line].height / 2 - 0.5);
+  return {{ pins, pinned: lines[0].rows, tall: lines[0].height, before: at(x(40), middle(0)), after: at(x(70), middle(0)),
+           folded: at(x(70), middle(row)), whole: at(x(25), middle(row)), label: map.canvas.ariaLabel,
+           medians: map.frame.medians }};
+}}"""
+
+
+def test_a_map_of_1024_ranks_shows_the_slow_one_and_brackets_hide_no_data(office):
+    found = office.page.evaluate(MAP_OF_1024, ["rank", 1200])
+    assert (found["pins"], found["pinned"]) == (1, [517])
+    assert found["tall"] > 8, "the culprit has a line of its own above all"
+    assert found["after"] == found["folded"] == "255,233,69", "the slow rank is bright in its place too"
+    assert found["before"] not in (found["after"], "229,52,43")
+    assert found["whole"] != "229,52,43", "an incident of all ranks is drawn above the map"
+    assert found["medians"] is True
+    assert re.search(r"1,024 ranks over steps 0 to 99\. Highest over all these steps: rank \d+, ", found["label"])
+    assert office.page.evaluate(MAP_OF_1024, ["rank", 360])["medians"] is False
+
+
+def test_ranks_by_position_are_compared_within_their_stage(office):
+    script = f"""async () => {{
+      const charts = {MODULES};
+      const {{ parallelGrid }} = await import(`${{charts}}parallel_grid.js`);
+      const topology = Array.from({{ length: 8 }}, (_, rank) => ({{ rank, tp: rank % 2, dp: Math.floor(rank / 2) % 2, pp: Math.floor(rank / 4) }}));
+      const values = Float32Array.from(topology.flatMap(({{ rank, pp }}) => [pp ? 4 : 1, rank === 6 ? 6 : pp ? 4 : 1, rank === 6 ? 6 : pp ? 4 : 1]));
+      const found = parallelGrid({{ steps: [0, 1, 2], ranks: topology.map((one) => one.rank), rankCount: 8, values, kinds: new Uint8Array(24) }}, topology);
+      return [[...found.grid.values].map((one) => Math.round(one * 100) / 100), found.axes.tip(3).split('\\n')[0], parallelGrid(found.grid, [])];
+    }}"""
+    values, tip, unknown = office.page.evaluate(script)
+    assert values == [1, 1, 0.8, 1.2], "stage 1 is longer as a whole, and one position of it differs"
+    assert tip == "dp 1 · pp 1 · ranks 6, 7"
+    assert unknown is None
+
+
 def test_times_are_labelled_at_round_times_of_the_local_zone(office):
     script = """async () => {
       const base = document.querySelector('link[rel=modulepreload]').href.replace('components/shell.js', '');

@@ -111,8 +111,8 @@ def test_the_heat_map_draws_cells_and_names_them_under_the_pointer(visit):
         )
         assert colours > 20
         box = page.locator("canvas.heat").bounding_box()
-        page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 5)
-        expect(page.locator(".tip")).to_contain_text(re.compile(r"rank 0 on node-1 · step [\d,]+\s+\d"))
+        page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 14)
+        expect(page.locator(".heatbox .tip")).to_contain_text(re.compile(r"rank 0 on node-1 · step [\d,]+\s+\d"))
 
 
 def test_names_that_are_markup_stay_text_everywhere(visit, site):

@@ -22,7 +22,7 @@ from rankwatch_service.series.rollups import ValueMark
 COLUMNS: Final = ("attempt", "step", "line", "low", "high", "mark")
 """Of a series: a line is p5, p50, p95 or max over all ranks, or rank:N; a point may cover several steps."""
 
-_UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]+")
+_UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]+|\.{2,}")
 
 Files = dict[str, bytes]
 """By name within the archive."""

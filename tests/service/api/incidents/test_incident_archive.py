@@ -24,7 +24,7 @@ HOSTILE = "<img src=x onerror=alert(1)>"
 def stored(api):
     """An incident of rank 1 in step 60 of a job with series."""
     store(api.engine, SimulatedJob(world_size=8, steps=100))
-    row = incident_row(ranks=[1], onset_step=60, detected_step=66, attempt=attempt_of(api), summary=HOSTILE,
+    row = incident_row(job="gpt", ranks=[1], onset_step=60, detected_step=66, attempt=attempt_of(api), summary=HOSTILE,
                        evidence={"stacks": [{"ranks": "0-3", "stack": "File loop.py", "where": "loop"},
                                             {"ranks": "../../etc/x", "reason": "it did not answer"}]})  # fmt: skip
     asked = {
@@ -88,7 +88,7 @@ def test_what_people_wrote_is_text_on_the_page_and_never_a_path(api, stored):
     page = files["page.html"].decode()
     assert HOSTILE not in page
     assert page.count("&lt;img src=x") == 2
-    assert files["stacks/ranks-_etc_x.txt"] == b"it did not answer"
+    assert files["stacks/ranks-____etc_x.txt"] == b"it did not answer"
     assert not any(".." in name or name.startswith("/") for name in files)
 
 

@@ -17,7 +17,7 @@ from rankwatch_service.api.routes.commands import Command
 from rankwatch_service.api.routes.incidents.incidents import Reader, find_incident, incident_detail
 from rankwatch_service.api.routes.system.audit_trail import AuditLine
 from rankwatch_service.incident_archive.contents import contents
-from rankwatch_service.incident_archive.pack import pack
+from rankwatch_service.incident_archive.packing import packed
 from rankwatch_service.series.query import Reduce, Segment, metrics, series
 from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import Audit as AuditRow
@@ -70,7 +70,7 @@ def download_archive(
     measured = _series(context, incident, steps) if steps else {}
     left_out = [*([] if sees_audit else [NO_AUDIT]), *([] if steps else [NO_STEP])]
     files = contents(incident, commands, measured, audit)
-    data = pack(files, context.clock.unix_ns(), version("rankwatch"), left_out)
+    data = packed(files, context.clock.unix_ns(), version("rankwatch"), left_out)
     name = f"rankwatch-incident-{detail.short_id}.zip"
     headers = {"Content-Disposition": f'attachment; filename="{name}"', "Cache-Control": "no-store"}
     return Response(data, media_type=MEDIA_TYPE, headers=headers)

@@ -1,7 +1,7 @@
 // Reads the metrics of a job for charts.
 
 import { get, getBytes, path } from "../common/api.js";
-import { KIND } from "./heat_map.js";
+import { KIND } from "./heat_values.js";
 
 const POINTS = 320;
 const MARK = { ABSENT: 0, FINITE: 1, MINUS_INF: 2, INF: 3, NAN: 4 };

@@ -14,7 +14,7 @@ FORMAT: Final = 1
 MANIFEST: Final = "manifest.json"
 
 
-def pack(files: Mapping[str, bytes], made_unix_ns: int, version: str, left_out: Sequence[str]) -> bytes:
+def packed(files: Mapping[str, bytes], made_unix_ns: int, version: str, left_out: Sequence[str]) -> bytes:
     """The ZIP file. The same files at the same time give the same bytes.
 
     Args:
@@ -35,10 +35,10 @@ def pack(files: Mapping[str, bytes], made_unix_ns: int, version: str, left_out: 
         "left_out": list(left_out),
     }
     everything = {MANIFEST: (json.dumps(manifest, indent=2) + "\n").encode(), **files}
-    packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+    target = io.BytesIO()
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in sorted(everything.items()):
             entry = zipfile.ZipInfo(name, made.timetuple()[:6])
             entry.compress_type = zipfile.ZIP_DEFLATED
             archive.writestr(entry, data)
-    return packed.getvalue()
+    return target.getvalue()
