@@ -4,9 +4,14 @@ import re
 
 import pytest
 from playwright.sync_api import expect
+from sqlalchemy import insert
 
+from rankwatch_service.simulate.job import Job
+from rankwatch_service.store.engine import write
+from rankwatch_service.store.models import Checkpoint
 from tests.browser.conftest import BAD_STEP, until
 from tests.browser.office import PATIENCE_MS
+from tests.support.service.stored_series import store
 
 pytestmark = pytest.mark.browser
 expect.set_options(timeout=PATIENCE_MS)
@@ -152,8 +157,9 @@ MAP_OF_1024 = f"""async ([order, width]) => {{
   holder.style.width = `${{width}}px`;
   document.querySelector('main').replaceChildren(holder);
   const map = new HeatMap(holder, {{ height: 190 }});
-  const grid = {{ steps: Array.from({{ length: steps }}, (_, n) => n), ranks: Array.from({{ length: ranks }}, (_, n) => n),
-                 rankCount: ranks, values, kinds: new Uint8Array(ranks * steps) }};
+  const upTo = (length) => Array.from({{ length }}, (_, n) => n);
+  const kinds = new Uint8Array(ranks * steps);
+  const grid = {{ steps: upTo(steps), ranks: upTo(ranks), rankCount: ranks, values, kinds }};
   const outlines = [{{ ranks: [517], from: 50, to: null, severity: 'warning' }},
                     {{ ranks: [], from: 20, to: 30, severity: 'critical' }}];
   map.show(grid, {{ metric: 'busy_s', relative: true, outlines, pinned: [517] }});
@@ -164,8 +170,10 @@ MAP_OF_1024 = f"""async ([order, width]) => {{
   const x = (column) => Math.round(left + (column + 0.5) * columnPx);
   const row = lines.findIndex((one, n) => n >= pins && one.rows.includes(517));
   const middle = (line) => Math.round(lines[line].top + lines[line].height / 2 - 0.5);
-  return {{ pins, pinned: lines[0].rows, tall: lines[0].height, before: at(x(40), middle(0)), after: at(x(70), middle(0)),
-           folded: at(x(70), middle(row)), whole: at(x(25), middle(row)), label: map.canvas.ariaLabel,
+  return {{ pins, pinned: lines[0].rows, tall: lines[0].height,
+           before: at(x(40), middle(0)), after: at(x(70), middle(0)),
+           folded: at(x(70), middle(row)),
+           whole: at(x(25), middle(row)), label: map.canvas.ariaLabel,
            medians: map.frame.medians }};
 }}"""
 
@@ -186,10 +194,16 @@ def test_ranks_by_position_are_compared_within_their_stage(office):
     script = f"""async () => {{
       const charts = {MODULES};
       const {{ parallelGrid }} = await import(`${{charts}}parallel_grid.js`);
-      const topology = Array.from({{ length: 8 }}, (_, rank) => ({{ rank, tp: rank % 2, dp: Math.floor(rank / 2) % 2, pp: Math.floor(rank / 4) }}));
-      const values = Float32Array.from(topology.flatMap(({{ rank, pp }}) => [pp ? 4 : 1, rank === 6 ? 6 : pp ? 4 : 1, rank === 6 ? 6 : pp ? 4 : 1]));
-      const found = parallelGrid({{ steps: [0, 1, 2], ranks: topology.map((one) => one.rank), rankCount: 8, values, kinds: new Uint8Array(24) }}, topology);
-      return [[...found.grid.values].map((one) => Math.round(one * 100) / 100), found.axes.tip(3).split('\\n')[0], parallelGrid(found.grid, [])];
+      const place = (rank) => ({{ rank, tp: rank % 2, dp: Math.floor(rank / 2) % 2, pp: Math.floor(rank / 4) }});
+      const topology = Array.from({{ length: 8 }}, (_, rank) => place(rank));
+      const usual = ({{ pp }}) => (pp ? 4 : 1);
+      const later = (one) => (one.rank === 6 ? 6 : usual(one));
+      const values = Float32Array.from(topology.flatMap((one) => [usual(one), later(one), later(one)]));
+      const ranks = topology.map((one) => one.rank);
+      const cells = {{ steps: [0, 1, 2], ranks, rankCount: 8, values, kinds: new Uint8Array(24) }};
+      const {{ grid, axes }} = parallelGrid(cells, topology);
+      const ratios = [...grid.values].map((one) => Math.round(one * 100) / 100);
+      return [ratios, axes.tip(3).split('\\n')[0], parallelGrid(cells, [])];
     }}"""
     values, tip, unknown = office.page.evaluate(script)
     assert values == [1, 1, 0.8, 1.2], "stage 1 is longer as a whole, and one position of it differs"
@@ -205,3 +219,17 @@ def test_times_are_labelled_at_round_times_of_the_local_zone(office):
       return timeTicks([from, from + 3_600_000], 4).map(([, label]) => label);
     }"""
     assert office.page.evaluate(script) == ["13:45", "14:00", "14:15", "14:30"], "the visitor is in UTC+5:30"
+
+
+def test_charts_of_a_job_note_its_checkpoints(office):
+    store(office.api.engine, Job(world_size=4, steps=80))
+    row = {"job": "gpt", "attempt": "launch0.0", "tier": "local", "location": "/x", "shards_expected": 1,
+           "shards": [0], "seconds": 1.0, "bytes": 1, "verdict": "good", "verdict_reason": ""}  # fmt: skip
+    rows = [row | {"id": f"local:launch0.0:{step}", "step": step, "saved_unix_ns": step} for step in (3, 5)]
+    with write(office.api.engine) as connection:
+        connection.execute(insert(Checkpoint), rows)
+    page = office.goto("/jobs/gpt")
+    chart = page.get_by_role("img", name=re.compile("^Loss over steps"))
+    expect(chart).to_have_attribute(
+        "aria-label", re.compile("saved at step 5. saved at step 3|saved at step 3. saved at")
+    )

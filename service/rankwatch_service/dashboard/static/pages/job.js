@@ -56,6 +56,7 @@ let job = null;
 let incidents = [];
 let attempts = [];
 let checkpoints = [];
+let commands = [];
 let drawing = false;
 let drawAgainMs = 0;
 let ranged = false;
@@ -85,12 +86,12 @@ async function load() {
       mayDo("admin"),
     ]).catch(unknown);
     if (answers === null) return;
-    const [found, troubles, tries, saves, commands, undecided, session, command, operate, admin] = answers;
-    [job, incidents, attempts, checkpoints] = [found, troubles.items, tries.items, saves.items];
+    const [found, troubles, tries, saves, asked, undecided, session, command, operate, admin] = answers;
+    [job, incidents, attempts, checkpoints, commands] = [found, troubles.items, tries.items, saves.items, asked.items];
     showHead(job.state, job.can, job.orders, command, job.launches_at_once, job.topology.watched, job.archived_unix_ns, operate, admin, whose(job.project, job.owner));
     showWaiting(undecided.items, session);
     showStrip();
-    showLists(incidents, troubles.total, checkpoints, commands.items, attempts, job.checkpoints.interval_s);
+    showLists(incidents, troubles.total, checkpoints, commands, attempts, job.checkpoints.interval_s);
     showAges();
     chooseRange();
     if (performance.now() >= drawAgainMs) await draw();
@@ -182,11 +183,19 @@ async function draw() {
     const measured = await Promise.all([mean(name, "loss", from), mean(name, "grad_norm", from), fan(name, "step_time_s", from)]);
     const begun = attempts.slice(0, -1).map((one) => one.first_step).filter((step) => step !== null && step >= from);
     const troubled = outlines();
-    await Promise.all([drawMap(), ...devices.map((one) => one.draw()), ...[loss, norm, times].map((chart, n) => chart.show(measured[n].lines, measured[n].marks, troubled, begun))]);
+    const events = noted();
+    await Promise.all([drawMap(), ...devices.map((one) => one.draw()), ...[loss, norm, times].map((chart, n) => chart.show(measured[n].lines, measured[n].marks, troubled, begun, { events }))]);
   } finally {
     drawing = false;
     drawAgainMs = performance.now() + Math.min(IDLE_MAX_MS, IDLE_SHARE * (performance.now() - began));
   }
+}
+
+// Checkpoints and commands among the steps shown.
+function noted() {
+  const saved = checkpoints.map((one) => ({ step: one.step, text: "saved" }));
+  const carriedOut = commands.filter((one) => one.applied_step !== null).map((one) => ({ step: one.applied_step, text: words(one.action).toLowerCase() }));
+  return [...saved, ...carriedOut].filter((one) => one.step >= firstStep() && one.step <= job.step);
 }
 
 function outlines() {
