@@ -16,6 +16,8 @@ import structlog
 from sqlalchemy import Connection, Engine, RowMapping, delete, insert, select, update
 
 from rankwatch_service.clock import Clock
+from rankwatch_service.labels.incident_labels import incident_labels
+from rankwatch_service.labels.matcher import Labels
 from rankwatch_service.log.base import Entry
 from rankwatch_service.log.control_log import ControlLog
 from rankwatch_service.names import ALL_JOBS
@@ -24,13 +26,10 @@ from rankwatch_service.notify.receivers import receiver_routes
 from rankwatch_service.notify.routes_file import RoutesFile
 from rankwatch_service.policy.control_records import RoutingSet, SilenceSet, encode_control
 from rankwatch_service.policy.notification import MESSAGE_TYPES, message_id
-from rankwatch_service.policy.routing import is_subscribed
+from rankwatch_service.policy.routing import is_subscribed, mutes
 from rankwatch_service.routing.group import Group, GroupMessage
 from rankwatch_service.routing.group_body import group_body, group_job
 from rankwatch_service.routing.grouping import IncidentGroups
-from rankwatch_service.routing.labels import incident_labels
-from rankwatch_service.routing.matcher import Labels
-from rankwatch_service.routing.silence import is_muted_by
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Incident, IncidentGroup, Outbox, Receiver, Setting, Silence
 from rankwatch_service.store.upsert import upsert
@@ -196,11 +195,11 @@ class _SilencesInForce:
 
     def __call__(self, labels: Labels) -> bool:
         if self._silences is None:
-            columns = [getattr(Silence, name) for name in SilenceSet.__struct_fields__]
             with read(self._engine) as connection:
-                active = select(*columns).where(Silence.ends_unix_ns > self._now_unix_ns)
-                self._silences = [SilenceSet(*row) for row in connection.execute(active)]
-        return any(is_muted_by(silence, labels, self._now_unix_ns) for silence in self._silences)
+                active = select(Silence.__table__).where(Silence.ends_unix_ns > self._now_unix_ns)
+                rows = connection.execute(active).mappings().all()
+            self._silences = [msgspec.convert(dict(row), SilenceSet) for row in rows]
+        return any(mutes(silence, labels, self._now_unix_ns) for silence in self._silences)
 
 
 def _settle(connection: Connection, entries: Iterable[RowMapping]) -> None:

@@ -192,7 +192,7 @@ def test_without_routes_what_is_left_goes_to_who_subscribes(site):
     with write(site.engine) as connection:
         connection.execute(insert(Receiver).values(**receiver_row("hangs", kinds=["hang"])))
         connection.execute(insert(Receiver).values(**receiver_row("off", enabled=False)))
-        connection.execute(insert(Silence).values(**silence_row(kind="nonfinite")))
+        connection.execute(insert(Silence).values(**silence_row(matchers=['kind=~"non.*"'])))
     grouped = site.router()
     site.tell("inc_0")
     grouped.advance()

@@ -113,6 +113,8 @@ class Silence(Base):
     ends_unix_ns: Mapped[int]
     created_by: Mapped[str]
     comment: Mapped[str]
+    matchers: Mapped[list[Any]] = mapped_column(default=list)
+    """On labels, as text; all of them must match too."""
 
 
 class Outbox(Base):

@@ -71,7 +71,7 @@ def tried(
 
 
 def _label(text: str) -> tuple[str, str]:
-    from rankwatch_service.routing.labels import LABEL_NAMES
+    from rankwatch_service.labels.incident_labels import LABEL_NAMES
 
     name, equals, value = text.partition("=")
     if not equals:
