@@ -19,6 +19,7 @@ from rankwatch_service.notify.lease import Lease
 from rankwatch_service.notify.notifier import Notifier
 from rankwatch_service.notify.outbox import OutboxTable
 from rankwatch_service.notify.receivers import encrypt_receivers
+from rankwatch_service.notify.reports.heartbeat import Heartbeat
 from rankwatch_service.notify.router import MessageRouter
 from rankwatch_service.notify.routes_file import RoutesFile
 from rankwatch_service.notify.sender import DecryptingSender, MessageSender
@@ -80,9 +81,22 @@ async def _run(settings: Settings) -> None:
             )
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, notifier.stop)
-            await notifier.run()
+            async with _beating(settings, Heartbeat(engine, lease, clock, database, settings.heartbeat_url)):
+                await notifier.run()
     changes.close()
     engine.dispose()
+
+
+@asynccontextmanager
+async def _beating(settings: Settings, heartbeat: Heartbeat) -> AsyncIterator[None]:
+    """Beat meanwhile, if a URL is configured."""
+    if not settings.heartbeat_url:
+        yield
+        return
+    task = asyncio.create_task(heartbeat.run(settings.heartbeat_s))
+    yield
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 @asynccontextmanager
