@@ -106,7 +106,7 @@ def outcomes(engine: Engine) -> list[tuple[str, str, int, str]]:
     of = select(Outbox.receiver, Delivery.error).join(Outbox, Outbox.id == Delivery.outbox_id)
     counted = select(Outbox.receiver, Outbox.state, func.count()).where(Outbox.receiver != "good")
     with read(engine) as connection:
-        errors = dict(connection.execute(of.where(Delivery.id.in_(newest))).tuples().all())
+        errors = {one.receiver: one.error for one in connection.execute(of.where(Delivery.id.in_(newest)))}
         rows = connection.execute(counted.group_by(Outbox.receiver, Outbox.state).order_by(Outbox.receiver)).all()
     return [(receiver, state, count, errors.get(receiver, "no try has ended")) for receiver, state, count in rows]
 
@@ -117,6 +117,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=300)
     parser.add_argument("--rate", type=float, default=20.0)
     options = parser.parse_args()
+    ThreadingHTTPServer.request_queue_size = 1_024
     server = ThreadingHTTPServer(("127.0.0.1", 0), Receiving)
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, daemon=True).start()

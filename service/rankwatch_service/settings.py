@@ -177,6 +177,8 @@ class Settings(BaseSettings):
     """Address that e-mails come from."""
     runbook_url: str = ""
     """URL of your runbooks, with {kind} in it: the link `runbook` of messages about incidents; empty: none."""
+    message_links: bool = True
+    """Messages have links by which whoever gets them acknowledges or silences, once."""
     heartbeat_url: str = Field(default="", repr=False)
     """URL that `notify` asks for as long as the chain from telemetry to notifications lives; empty: none."""
     heartbeat_s: int = Field(default=60, ge=5, le=3_600)

@@ -129,14 +129,9 @@ def add_silence(body: NewSilence, context: Ctx, idempotency: IdempotencyDep, ide
         current = select(SilenceRow.id).where(SilenceRow.ends_unix_ns > now).limit(ACTIVE_MAX)
         if len(connection.execute(current).all()) >= ACTIVE_MAX:
             raise ProblemError(409, f"the limit of {ACTIVE_MAX} silences is reached")
-        row = body.model_dump(mode="json") | {
-            "id": new_id(SilenceRow),
-            "starts_unix_ns": starts,
-            "created_by": identity.actor,
-        }
-        connection.execute(insert(SilenceRow).values(**row))
-        silence = Silence(**row)
-        _record(context, connection, identity, "silence.add", silence)
+        settled = {"id": new_id(SilenceRow), "starts_unix_ns": starts, "created_by": identity.actor}
+        silence = Silence(**body.model_dump(mode="json") | settled)
+        store_silence(context, connection, silence)
         return silence
 
     return idempotency.write(identity, body, 201, work)
@@ -152,7 +147,13 @@ def end_silence(silence_id: str, context: Ctx, identity: Operator) -> None:
             return
         ended = silence.model_copy(update={"ends_unix_ns": now})
         connection.execute(update(SilenceRow).where(SilenceRow.id == silence.id).values(ends_unix_ns=now))
-        _record(context, connection, identity, "silence.end", ended)
+        _record(context, connection, identity.actor, "silence.end", ended)
+
+
+def store_silence(context: Context, connection: Connection, silence: Silence) -> None:
+    """Add a silence in this transaction."""
+    connection.execute(insert(SilenceRow).values(**silence.model_dump(exclude={"short_id"})))
+    _record(context, connection, silence.created_by, "silence.add", silence)
 
 
 def _find(connection: Connection, silence_id: str, identity: Identity) -> RowMapping:
@@ -164,7 +165,7 @@ def _find(connection: Connection, silence_id: str, identity: Identity) -> RowMap
     return row
 
 
-def _record(context: Context, connection: Connection, identity: Identity, what: str, silence: Silence) -> None:
+def _record(context: Context, connection: Connection, actor: str, what: str, silence: Silence) -> None:
     """Publish a changed silence to stream, the audit trail and the live feed."""
     values = silence.model_dump(exclude={"created_by", "comment", "short_id"})
     control = SilenceSet(**values | {"matchers": tuple(silence.matchers)})
@@ -172,5 +173,5 @@ def _record(context: Context, connection: Connection, identity: Identity, what: 
     context.controls.append_in(connection, [Entry(key, encode_control(control))])
     now = context.clock.unix_ns()
     fields = silence.model_dump()
-    audit_trail.append(connection, now, identity.actor, what, silence.id, "ok", fields=fields)
+    audit_trail.append(connection, now, actor, what, silence.id, "ok", fields=fields)
     commands.tell(connection, "silence", silence.job, fields, now)

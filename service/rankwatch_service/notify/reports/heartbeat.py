@@ -67,7 +67,7 @@ class Heartbeat:
         """Ask for the URL once if the chain lives; returns why it was not asked for, or did not answer; else empty."""
         now_unix_ns = self._clock.unix_ns()
         try:
-            error = await self._in_thread(self._gap, now_unix_ns)
+            error: str = await self._in_thread(self._gap, now_unix_ns)
             if not error:
                 error = await self._ask(client)
             await self._in_thread(self._store, now_unix_ns, error)

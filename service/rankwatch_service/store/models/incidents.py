@@ -144,6 +144,15 @@ class Outbox(Base):
     __table_args__ = (Index("ix_outbox_due", "state", "next_try_unix_ns"),)
 
 
+class UsedLink(Base):
+    """A link of a message that has been used: it works once."""
+
+    __tablename__ = "used_link"
+    id: Mapped[str] = mapped_column(primary_key=True)
+    """Action and id of the message."""
+    used_unix_ns: Mapped[int]
+
+
 class IncidentGroup(Base):
     """Incidents that share their messages, where routes are configured."""
 
