@@ -16,7 +16,7 @@ from rankwatch_service.log.control_log import ControlLog
 from rankwatch_service.notify.email_sender import EmailSender
 from rankwatch_service.notify.http_sender import HttpSender
 from rankwatch_service.notify.lease import Lease
-from rankwatch_service.notify.links.linking_sender import LinkingSender
+from rankwatch_service.notify.links.link_sender import LinkSender
 from rankwatch_service.notify.links.signed_links import PURPOSE, SignedLinks
 from rankwatch_service.notify.notifier import Notifier
 from rankwatch_service.notify.outbox import OutboxTable
@@ -95,7 +95,7 @@ def _with_links(settings: Settings, secret_key: SecretKey, others: MessageSender
     """The sender that adds links, if messages shall have them."""
     if not settings.message_links:
         return others
-    return LinkingSender(SignedLinks(secret_key.derive(PURPOSE), settings.public_url), others)
+    return LinkSender(SignedLinks(secret_key.derive(PURPOSE), settings.public_url), others)
 
 
 @asynccontextmanager

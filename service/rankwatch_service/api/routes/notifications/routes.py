@@ -18,7 +18,7 @@ from rankwatch_service.labels.incident_labels import check_label_name
 from rankwatch_service.notify.router import SETTING as IN_FORCE
 from rankwatch_service.notify.routes_source import SETTING
 from rankwatch_service.routing.route import Routing
-from rankwatch_service.routing.tried_routes import tried_routes
+from rankwatch_service.routing.route_trial import tried_routes
 from rankwatch_service.routing.written_routes import ROUTES_BYTES_MAX, read_routes
 from rankwatch_service.store import audit_trail
 from rankwatch_service.store.engine import read, write
@@ -69,7 +69,7 @@ class LaterReceiver(BaseModel):
     receiver: str
 
 
-class TriedRoute(BaseModel):
+class RouteTrialResult(BaseModel):
     """A route that would take the incident."""
 
     receiver: str
@@ -84,10 +84,10 @@ class TriedRoute(BaseModel):
     active_time_intervals: list[str]
 
 
-class TriedRoutes(BaseModel):
+class RouteTrialResults(BaseModel):
     """All routes that would take the incident, in their order; empty: no routes are configured."""
 
-    items: list[TriedRoute]
+    items: list[RouteTrialResult]
 
 
 @router.get("")
@@ -120,7 +120,7 @@ def set_routes(body: NewRoutes, context: Ctx, precondition: PreconditionDep, ide
 
 
 @router.post("/test")
-def try_routes(body: RoutesTrial, context: Ctx, _identity: Reader) -> TriedRoutes:
+def try_routes(body: RoutesTrial, context: Ctx, _identity: Reader) -> RouteTrialResults:
     """Tell whom an incident with these labels would go to, in which group, by which route and when."""
     if body.text is None:
         with read(context.engine) as connection:
@@ -134,7 +134,7 @@ def try_routes(body: RoutesTrial, context: Ctx, _identity: Reader) -> TriedRoute
             raise ProblemError(422, str(error)) from error
     routing = _checked(text)
     found = tried_routes(routing, body.labels) if routing else []
-    return TriedRoutes(items=[TriedRoute.model_validate(one) for one in found])
+    return RouteTrialResults(items=[RouteTrialResult.model_validate(one) for one in found])
 
 
 def _checked(text: str) -> Routing | None:

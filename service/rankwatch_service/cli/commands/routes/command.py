@@ -36,7 +36,7 @@ def tried(
     as_json: JSON = False,
 ) -> None:
     """Tell whom an incident with these labels would go to, in which group, by which route and when."""
-    from rankwatch_service.routing.tried_routes import tried_routes
+    from rankwatch_service.routing.route_trial import tried_routes
 
     labels = dict(map(_label, label or ()))
     found = tried_routes(_read(document), labels)

@@ -7,7 +7,7 @@ from rankwatch_service.notify.receivers import TOPIC_URL
 from rankwatch_service.notify.sender import MessageSender, TryOutcome
 
 
-class LinkingSender:
+class LinkSender:
     """Hands messages on with links in them; the incidents topic, which many may read, gets none."""
 
     def __init__(self, links: SignedLinks, others: MessageSender) -> None:
