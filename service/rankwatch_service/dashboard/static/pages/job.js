@@ -45,7 +45,7 @@ const orderPick = h("select", { class: "small", "aria-label": "Order", onchange:
 const lists = h("div", { class: "lists" });
 const devices = ["gpu", "port", "host"].map((kind) => new DevicesCard(name, kind));
 main.append(
-  h("div", { class: "crumbs" }, h("a", { href: "/jobs" }, "‹ Jobs"), h("span", { class: "range" }, rangePick)),
+  h("div", { class: "crumbs" }, h("a", { href: "/jobs" }, "‹ Jobs"), h("a", { href: `/topology/${encodeURIComponent(name)}` }, "Topology"), h("span", { class: "range" }, rangePick)),
   head,
   waiting,
   strip,
