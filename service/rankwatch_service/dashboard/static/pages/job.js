@@ -39,7 +39,7 @@ const rangePick = h("select", { class: "small", "aria-label": "Steps shown", onc
 const lists = h("div", { class: "lists" });
 const devices = ["gpu", "port", "host"].map((kind) => new DevicesCard(name, kind));
 main.append(
-  h("div", { class: "crumbs" }, h("a", { href: "/jobs" }, "‹ Jobs"), h("span", { class: "range" }, rangePick)),
+  h("div", { class: "crumbs" }, h("a", { href: "/jobs" }, "‹ Jobs"), h("a", { href: `/topology/${encodeURIComponent(name)}` }, "Topology"), h("span", { class: "range" }, rangePick)),
   head,
   waiting,
   strip,
