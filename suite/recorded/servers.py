@@ -14,7 +14,7 @@ import numpy as np
 
 from rankwatch import wire
 from rankwatch_detectors.base import DeviceCounters, Finding, Kind, Severity
-from rankwatch_detectors.devices.counter_detector import SLOT_S
+from rankwatch_detectors.devices.held_rules import SLOT_S
 from rankwatch_detectors.devices.gpu_rules import GpuRules, GpuRulesConfig
 from rankwatch_detectors.devices.held_rules import DeviceProblem
 from rankwatch_detectors.episodes import Episodes
