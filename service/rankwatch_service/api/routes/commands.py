@@ -14,7 +14,7 @@ from rankwatch_service.access.scopes import Scope
 from rankwatch_service.api.dependencies.context import Ctx
 from rankwatch_service.api.dependencies.idempotency import IdempotencyDep
 from rankwatch_service.api.http.authorization import Require
-from rankwatch_service.api.http.lookup import full_id, new_id
+from rankwatch_service.api.http.lookup import full_id, full_ids, new_id
 from rankwatch_service.api.http.paging import Page, Wanted, any_of, fetch_page
 from rankwatch_service.api.http.problem import ProblemError, not_found
 from rankwatch_service.notify.receivers import receiver_routes
@@ -235,8 +235,7 @@ def list_commands(
     order = (CommandRow.requested_unix_ns, CommandRow.id)
     purpose = f"commands {job} {state} {incident} {waiting}"
     with read(context.engine) as connection:
-        answered = [full_id(connection, Incident, one, identity) for one in incident or ()]
-        query = any_of(query, CommandRow.incident_id, answered)
+        query = any_of(query, CommandRow.incident_id, full_ids(connection, Incident, incident, identity))
         return fetch_page(connection, query, order, window, context.cursors, purpose, Command.model_validate)
 
 
