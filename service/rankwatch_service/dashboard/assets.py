@@ -7,6 +7,7 @@ after an upgrade.
 from __future__ import annotations
 
 import gzip
+import re
 from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from html import escape
