@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated, Final, Literal
 
 from fastapi import APIRouter, Depends, Query, Response
-from pydantic import BaseModel
 from sqlalchemy import Connection, RowMapping, Select, insert, select, update
 from starlette.concurrency import run_in_threadpool
 
@@ -16,6 +15,7 @@ from rankwatch_service.api.dependencies.idempotency import IdempotencyDep
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.paging import Page, Wanted, any_of, fetch_page
 from rankwatch_service.api.http.problem import ProblemError, not_found
+from rankwatch_service.api.reply import Reply
 from rankwatch_service.notify.retry import GIVE_UP_AFTER_S
 from rankwatch_service.policy.notification import trial_message
 from rankwatch_service.store import audit_trail
@@ -34,7 +34,7 @@ Reader = Annotated[Identity, Depends(Require(Scope.READ, every_job=True))]
 Admin = Annotated[Identity, Depends(Require(Scope.ADMIN, every_job=True))]
 
 
-class SentNotification(BaseModel):
+class SentNotification(Reply):
     """One notification to one receiver, and what became of it."""
 
     id: str
@@ -53,7 +53,7 @@ class SentNotification(BaseModel):
     """Error of the newest try; empty if it succeeded, or there was none."""
 
 
-class Delivery(BaseModel):
+class Delivery(Reply):
     """One try to deliver one notification."""
 
     id: int
