@@ -19,6 +19,7 @@ VALUES: Final[Mapping[str, Any]] = {
     "comment": "the node is being replaced",
     "devices": ["GPU-5d1c0a2e"],
     "device_uuid": "GPU-5d1c0a2e",
+    "direction": "both",
     "evidence": {"ratio": 1.9},
     "fields": {"text": "looking into it"},
     "host": "node-17",
