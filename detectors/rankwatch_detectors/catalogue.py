@@ -16,7 +16,8 @@ from rankwatch_detectors.pace.own_past import OwnPastConfig, OwnPastDetector
 from rankwatch_detectors.pace.slowdown import SlowdownDetector
 from rankwatch_detectors.pace.slowdown_config import SlowdownConfig
 from rankwatch_detectors.pace.stage import StageConfig, StageDetector
-from rankwatch_detectors.pace.straggler import StragglerConfig, StragglerDetector
+from rankwatch_detectors.pace.straggler import StragglerDetector
+from rankwatch_detectors.pace.straggler_config import StragglerConfig
 from rankwatch_detectors.progress.checkpoint_failed import CheckpointFailedConfig, CheckpointFailedDetector
 from rankwatch_detectors.progress.checkpoint_overdue import CheckpointOverdueConfig, CheckpointOverdueDetector
 from rankwatch_detectors.progress.hang import HangDetector

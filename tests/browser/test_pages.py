@@ -185,6 +185,7 @@ def test_a_rollback_asks_what_to_restore_and_reports_that_there_is_no_checkpoint
         options = page.get_by_label("What to restore").locator("option")
         expect(options).to_have_text([re.compile("Full, within the processes")])
         page.get_by_label("Reason").fill("the loss climbs")
+        page.get_by_label("type the name of the job").fill("gpt-small")
         page.locator("dialog").get_by_role("button", name="Roll back").click()
         expect(page.locator(".toast")).to_contain_text("there is no checkpoint to go back to")
         (complaint,) = one.complaints  # the browser's own about the answer

@@ -333,9 +333,10 @@ def test_without_a_start_there_is_nothing_to_capture():
     assert "rankwatch.start" in done.stdout
 
 
-def test_the_watch_starts_no_thread_and_opens_no_socket(script):
+def test_the_watch_starts_no_thread_opens_no_socket_and_takes_no_signal_that_ends_a_process(script):
     done = script(
         "train()\n"
+        "assert [*map(signal.getsignal, (2, 15))] == [signal.default_int_handler, signal.SIG_DFL], 'SIGINT, SIGTERM'\n"
         "assert len(os.listdir('/proc/self/task')) == 1\n"
         "assert not any('socket' in os.readlink(f'/proc/self/fd/{fd}') for fd in os.listdir('/proc/self/fd')"
         " if os.path.exists(f'/proc/self/fd/{fd}'))"

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from rankwatch_detectors.base import UNREPORTED, Change, Finding, Occurrence
 from rankwatch_detectors.episodes import since
 from rankwatch_detectors.progress.hang import HangDetector
-from rankwatch_detectors.progress.patience import HangConfig
+from rankwatch_detectors.progress.patience import HangConfig, Patience
 from tests.support.values.presences import Clockwork
+
+RUNBOOK = Path(__file__).parents[2] / "docs" / "incidents" / "hang.md"
 
 
 def training_job(ranks: int = 4, seconds: int = 20) -> Clockwork:
@@ -186,6 +190,36 @@ def test_a_standstill_is_told_within_eight_seconds_or_twice_the_slowest_steps(st
     # A second more for progress blocks and ticks, which come once a second.
     assert critical <= max(5.0, 4.5 * step_s, 2 * (step_s + jitter_s)) + 1 + jitter_s
     assert findings[1].ranks == (1,)
+
+
+@pytest.mark.parametrize(
+    ("step_s", "slow_s", "critical_s"), [(0.03, 0.03, 5.0), (1.0, 1.0, 5.0), (1.6, 1.6, 7.2), (1.0, 3.9, 7.8)]
+)
+def test_a_standstill_within_a_step_is_critical_after_the_longest_of_three(
+    step_s: float, slow_s: float, critical_s: float
+) -> None:
+    patience = Patience(HangConfig())
+    for took_s in (*[step_s] * 97, *[slow_s] * 3):
+        patience.learn_steps(took_s, 1)
+    assert patience.in_step(log=False, cold=False, first="").critical_s == pytest.approx(critical_s)
+
+
+def test_the_runbook_has_the_figures_of_the_settings() -> None:
+    config = HangConfig()
+    rows = {line.split(" | ")[0]: line for line in RUNBOOK.read_text().splitlines() if line.startswith("| ")}
+    (phases,) = (row for start, row in rows.items() if start.startswith("| `compile`"))
+    inside, outside = rows["| inside a step"], rows["| all outside"]
+    assert (config.steps, config.slow_steps_factor, config.pause_factor, config.long_factor) == (3, 2, 3, 3)
+    assert "after three usual steps" in inside
+    assert f"at least {config.floor_s:g} s and at most {config.prompt_s:g} s, or twice what one step" in inside
+    assert f"after {config.floor_s:g} s, {config.critical_steps:g} usual steps and twice what one step" in inside
+    assert f"after max({config.pause_s:g} s, {config.pause_steps:g} usual steps)" in outside
+    assert f"three times the longest pause that ended well in this job; {config.pause_unknown_s / 60:g} min" in outside
+    minutes = [seconds / 60 for _, seconds in config.long_phases]
+    *most, last = [f"{figure:g}" for figure in (*minutes, config.first_step_s / 60)]
+    assert f"three times the longest seen, at least a minute; {', '.join(most)} and {last} minutes before" in phases
+    stopped = rows[f"| a rank has been stopped by a signal for {config.stopped_s:g} s"]
+    assert f"| {config.stopped_s:g} s, however long" in stopped
 
 
 def test_one_slow_step_among_many_does_not_stretch_the_deadline() -> None:

@@ -23,7 +23,7 @@ from rankwatch_detectors.base import (
 from rankwatch_detectors.catalogue import detectors
 from rankwatch_detectors.pace.slowdown import SlowdownDetector
 from rankwatch_detectors.pace.slowdown_config import SlowdownConfig
-from rankwatch_service.simulate.faults import BatchRamp, Drift
+from rankwatch_service.simulate.faults import BatchRamp, Drift, SlowJob
 from rankwatch_service.simulate.generate import generate
 from rankwatch_service.simulate.job import Job
 from rankwatch_service.simulate.noise import Noise
@@ -183,6 +183,33 @@ def test_a_job_that_becomes_a_quarter_slower_over_half_an_hour_is_told_early_by_
     assert first.evidence["ratio"] == pytest.approx(then, abs=0.02)
     assert found[-1].evidence["ratio"] == pytest.approx(1.17, abs=0.03)
     assert len(found) <= 3
+
+
+def wandering(seed: int, steps: int) -> Job:
+    """A job that was 8 % slower twice, for 100 steps."""
+    slow_twice = (SlowJob(at, 1.08, until_step=at + 100) for at in (600, 800))
+    return Job(8, steps, seed, ends=False).inject(*slow_twice)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_small_drift_of_a_pace_that_wanders_is_for_information_until_it_has_lasted_a_quarter_of_an_hour(
+    seed: int,
+) -> None:
+    drift = Drift(1100, 1.1, 500)
+    first, second = slow(wandering(seed, 2400).inject(drift))[4:]
+    assert (first.change, first.severity) == (Change.OPEN, Severity.INFO)
+    assert (second.change, second.severity) == (Change.UPDATE, Severity.WARNING)
+    assert 900.0 <= second.detected_time_s - second.onset_time_s <= 930.0
+    (steady,) = slow(Job(8, 2400, seed, ends=False).inject(drift))
+    assert steady.severity is Severity.WARNING
+
+
+def test_a_drift_that_came_and_went_belongs_to_the_pattern_of_a_pace_that_wanders() -> None:
+    found = slow(wandering(0, 2000).inject(Drift(1100, 1.1, 400), Drift(1600, 1 / 1.1, 200)))
+    assert {finding.severity for finding in found} == {Severity.INFO}
+    *_, drift, pattern = opened(found)
+    assert "best_s" in drift.evidence
+    assert (pattern.evidence["standing"], pattern.evidence["times"]) == (True, 3)
 
 
 def test_a_drift_that_is_declared_ends_and_one_that_is_accepted_is_the_level() -> None:

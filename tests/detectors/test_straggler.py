@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,8 @@ import pytest
 from rankwatch_detectors.base import AttemptStart, Change, Finding, Frame, Kind, Observation
 from rankwatch_detectors.catalogue import CatalogueConfig
 from rankwatch_detectors.pace.crowding import Crowding, CrowdingConfig
-from rankwatch_detectors.pace.straggler import StragglerConfig, StragglerDetector
+from rankwatch_detectors.pace.straggler import StragglerDetector
+from rankwatch_detectors.pace.straggler_config import StragglerConfig
 from rankwatch_detectors.pace.witness import WitnessConfig
 from rankwatch_service.replay.run import replay
 from rankwatch_service.replay.sources import open_source
@@ -20,6 +22,7 @@ from rankwatch_service.simulate.generate import generate
 from rankwatch_service.simulate.job import Job
 from rankwatch_service.simulate.noise import Noise
 from rankwatch_service.simulate.placement import RankPlacement
+from suite.cases import bound, straggler
 from tests.support.detection.verdicts import closed, judge, opened
 from tests.support.values.presences import ATTEMPT, frame, topology
 
@@ -275,6 +278,30 @@ def test_false_findings_keep_the_budget_when_it_is_set_a_thousand_times_higher()
     for world_size in (8, 256):
         count = len(opened(found(Job(world_size=world_size, steps=steps, seed=36), config)))
         assert count <= allowed + 3 * math.sqrt(allowed), world_size
+
+
+@pytest.mark.parametrize(("ranks", "ratio", "noise"), [(256, 1.03, 0.02), (1024, 1.05, 0.05)])
+def test_small_shifts_are_found_within_one_and_a_half_times_the_bound(ranks: int, ratio: float, noise: float) -> None:
+    case = straggler(ranks, ratio, noise)
+    delays = []
+    for seed in range(20):
+        job = case.job(seed)
+        (finding,) = opened(found(job))
+        assert finding.ranks == job.labels[0].ranks
+        delays.append((finding.detected_step or 0) - job.labels[0].at_step)
+    assert statistics.median(delays) <= 1.5 * bound(job, ratio)
+
+
+def test_pauses_that_only_add_time_are_judged_by_a_higher_threshold() -> None:
+    """Lorden's bound holds whatever the noise is like; that of normal noise, five times longer, does not."""
+    limits = []
+    for probability in (0.0, 0.1):
+        detector = StragglerDetector(StragglerConfig())
+        judge(generate(Job(64, 300, 3, noise=Noise(hiccup_probability=probability, hiccup_s=0.3))), [detector])
+        witness = detector.witnesses["wall"]
+        limits.append(witness.limit + math.log(witness.step_s))  # pauses make steps longer, of which a week has fewer
+    even, skewed = limits
+    assert skewed - even == pytest.approx(math.log(5))
 
 
 def test_values_that_are_no_times_are_not_judged() -> None:

@@ -65,7 +65,7 @@ class SlowdownDetector(ExplainedSlowdown):
     def __init__(self, config: SlowdownConfig) -> None:
         super().__init__()
         self.name = "slowdown"
-        self.version = 9
+        self.version = 10
         self._config = config
         self._baseline = PeerBaseline(config.baseline, compared=False)
         self._bank = ShiftBank(tuple(map(math.log, config.ratios)), config.baseline.clip_sigmas, config.rows_min)
@@ -170,10 +170,11 @@ class SlowdownDetector(ExplainedSlowdown):
         if not self._drifts:
             return ()
         told = self.episodes.told(WHOLE_JOB)
-        if anchor.back:
-            return self.episodes.close(WHOLE_JOB, frame.step, self.now_s, "The step time is back at its best level.")
-        words = self._words_of_drift()
         before = math.log(told["evidence"]["told_ratio"])
+        if anchor.back:
+            self._wandering.came_and_went(before)
+            return self.episodes.close(WHOLE_JOB, frame.step, self.now_s, "The step time is back at its best level.")
+        words = self._words_of_drift(told["onset_time_s"])
         if anchor.excess < self._config.retell_factor * before and words["severity"] == told["severity"]:
             self.episodes.note(WHOLE_JOB, {**told["evidence"], **words["evidence"]})
             return ()
@@ -182,22 +183,26 @@ class SlowdownDetector(ExplainedSlowdown):
 
     def _open_drift(self, frame: Frame) -> list[Finding]:
         onset = frame.step if self._anchor.onset_step is None else self._anchor.onset_step
-        words = self._words_of_drift()
+        onset_time_s = self.now_s - (frame.step - onset) * self._step_s
+        words = self._words_of_drift(onset_time_s)
         words["evidence"]["told_ratio"] = words["evidence"]["ratio"]
         return self.episodes.open(
             WHOLE_JOB,
             attempt=self.attempt,
             onset_step=onset,
             detected_step=frame.step,
-            onset_time_s=self.now_s - (frame.step - onset) * self._step_s,
+            onset_time_s=onset_time_s,
             detected_time_s=self.now_s,
             confidence=0.8,
             **words,
         )
 
-    def _words_of_drift(self) -> dict[str, Any]:
+    def _words_of_drift(self, onset_time_s: float) -> dict[str, Any]:
+        config = self._config
         words = drifted(self._anchor, float(self._baseline.sigma()[REST]), self.world_size)
-        mild = words["evidence"]["ratio"] < self._config.mild_ratio
+        # A steady job that drifts does not recover by itself; one whose pace wanders often does.
+        brief = bool(self._wandering.bouts) and self.now_s - onset_time_s < config.brief_s
+        mild = words["evidence"]["ratio"] < (config.brief_ratio if brief else config.mild_ratio)
         return {"severity": Severity.INFO if mild else Severity.WARNING, **words}
 
     def _added_load(self, frame: Frame) -> float:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -22,14 +21,13 @@ import numpy as np
 from rankwatch_detectors.base import AttemptStart, Finding, Floats, Frame, Ints, Kind, Severity, StepKind
 from rankwatch_detectors.dispatch import ATTEMPT_ENDED, OTHER_CLOCK, DispatchingDetector, typical
 from rankwatch_detectors.episodes import Episodes
-from rankwatch_detectors.pace.crowding import Crowding, CrowdingConfig
-from rankwatch_detectors.pace.load import LoadConfig
+from rankwatch_detectors.pace.crowding import Crowding
 from rankwatch_detectors.pace.slow_ranks import TrackedRank, TrackedRanks
+from rankwatch_detectors.pace.straggler_config import StragglerConfig
 from rankwatch_detectors.pace.units import came_from, names_of, units_of
 from rankwatch_detectors.pace.where_time_goes import cause_class, phase_excess
 from rankwatch_detectors.pace.witness import (
     Witness,
-    WitnessConfig,
     arrival_seconds,
     cpu_seconds,
     device_seconds,
@@ -37,7 +35,6 @@ from rankwatch_detectors.pace.witness import (
 )
 from rankwatch_detectors.pace.witnessed import MEASURED, WitnessedDetector
 from rankwatch_detectors.scope import WHOLE_JOB, IncidentScope
-from rankwatch_detectors.statistics.baseline import BaselineConfig
 from rankwatch_detectors.statistics.shift import Crossing
 
 WITNESSES = ("wall", "cpu", "host", "device", "arrival")
@@ -45,59 +42,6 @@ WITNESSES = ("wall", "cpu", "host", "device", "arrival")
 RANKS_SHOWN = 4
 RANKS_TOLD_MAX = 64
 """Ranks named in one finding about standing differences; longer lists are not read."""
-
-
-@dataclass(frozen=True, slots=True)
-class StragglerConfig:
-    """Settings of the straggler detector."""
-
-    budget: float = 1.0
-    """False incidents per job-week, over all ranks, levels and witnesses."""
-    wall: WitnessConfig = field(
-        # +3 %, +5 %, +10 %, +30 %: close enough that a shift in between is found only a few rows later.
-        default_factory=lambda: WitnessConfig(ratios=(1.03, 1.05, 1.10, 1.30), ratio_min=1.022)
-    )
-    cpu: WitnessConfig = field(
-        # CPU time on shared cores varies with caches, clock frequencies and hyper-threads although no rank is at fault:
-        # mostly by 10 %, by 50 % for seconds while something else runs on the same core, and by more for tenths of one.
-        default_factory=lambda: WitnessConfig(
-            ratios=(1.25, 1.6), ratio_min=1.2, lasting_ratio=1.6, lasting_s=20.0, lasting_rows=24, large_s=1.0
-        )
-    )
-    host: WitnessConfig = field(
-        # Being descheduled comes and goes; only a third more time for a minute needs a person's attention.
-        default_factory=lambda: WitnessConfig(ratios=(1.3, 2.0), ratio_min=1.3, duration_min_s=60.0)
-    )
-    baseline: BaselineConfig = field(default_factory=BaselineConfig)
-    shared_baseline: BaselineConfig = field(
-        # On CPU jobs rank 0 often writes logs too, which costs about 10 % and is no fault.
-        default_factory=lambda: BaselineConfig(offset_max=math.log(1.15))
-    )
-    crowding: CrowdingConfig = field(default_factory=CrowdingConfig)
-    load: LoadConfig = field(default_factory=LoadConfig)
-    skipped_rows: int = 2
-    """First rows of an attempt: compilation, caches and connections, not work."""
-    standing_rows: int = 16
-    """A rank with fewer usual rows than these was never seen at another speed: it is slow from the first step ..."""
-    standing_onset_rows: int = 64
-    """... and so is one whose offset silicon does not explain, if noise hid it for up to this many rows."""
-    fact_rows: int = 48
-    """Rows after which smaller standing differences are reported; they are then known to a third of a percent. This is
-    before a relaunch counts as the fix of an earlier incident."""
-    fact_ratio: float = 1.05
-    """The least standing difference that is reported."""
-    smooth_rows: int = 8
-    """Rows over which the excess of an open episode is smoothed."""
-    clear_share: float = 0.35
-    """An episode ends when the smoothed excess stays below this share of the reported one ..."""
-    clear_rows: int = 16
-    """... for this many rows, in which the rank was not measurably slower than its peers."""
-    clear_sigmas: float = 2.0
-    """Tolerance for the mean of these rows, in sigmas of that mean."""
-    retell_share: float = 0.3
-    """A change of the excess by this share is reported as an update ..."""
-    retell_rows: int = 32
-    """... once it has lasted this many rows."""
 
 
 class StragglerDetector(WitnessedDetector):
@@ -124,7 +68,7 @@ class StragglerDetector(WitnessedDetector):
     def __init__(self, config: StragglerConfig) -> None:
         super().__init__()
         self.name = "straggler"
-        self.version = 11
+        self.version = 12
         self._config = config
         # Of five witnesses at most two judge a row; a third of the budget for each leaves room for a change of them.
         share = config.budget / 3

@@ -49,6 +49,9 @@ class WitnessConfig:
     lasting_rows: int = 0
     large_s: float = 0.0
     """Runs of `lasting_ratio` and more must have lasted for this long."""
+    rows_between: float = 1.0
+    """Mean rows between false firings as a multiple of exp(threshold) while the noise is not skewed; 1: whatever the
+    noise is like."""
 
 
 class Witness(Stateful):
@@ -121,7 +124,7 @@ class Witness(Stateful):
         if not all_usable:
             residual = np.where(usable, residual, 0.0)
         self.judged = usable & baseline.ready()
-        limit = threshold(self.bank.levels * max(values.size, 1), self.step_s, self._budget)
+        limit = self.limit
         tested = self.judged
         if frozen:
             tested = tested.copy()
@@ -183,7 +186,9 @@ class Witness(Stateful):
     @property
     def limit(self) -> float:
         """The threshold for the evidence of a rank."""
-        return threshold(self.bank.levels * max(self.baseline.rows.size, 1), self.step_s, self._budget)
+        between = 1.0 if self.baseline.is_skewed else self._config.rows_between
+        tests = self.bank.levels * max(self.baseline.rows.size, 1)
+        return threshold(tests, self.step_s, self._budget * between)
 
     @property
     def known_rows(self) -> int:

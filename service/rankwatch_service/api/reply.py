@@ -41,7 +41,7 @@ def with_time_texts(fields: Mapping[str, Any]) -> dict[str, Any]:
     return content
 
 
-class Reply(BaseModel):
+class ApiReply(BaseModel):
     """Base of all that the api replies with. In JSON, a time `*_unix_ns` is followed by the same in text, `*_at`."""
 
     @model_serializer(mode="wrap", when_used="json")

@@ -19,8 +19,12 @@ PAGES: Final = {
     "/jobs/{job:path}": ("job", "Job"),
     "/hosts": ("hosts", "Hosts"),
     "/hosts/{host}": ("host", "Host"),
+    "/commands": ("commands/commands", "Commands"),
+    "/commands/{command}": ("commands/command", "Command"),
     "/policy": ("policy", "Policy"),
     "/rules": ("rules", "Rules"),
+    "/notifications": ("service/notifications", "Notifications"),
+    "/health": ("service/health", "Health"),
     "/access": ("access", "Access"),
 }
 """Path of each page; its module in `static/pages/` and its title."""

@@ -27,6 +27,9 @@ TOGETHER_MAX: Final = 32
 RANKS_TOGETHER_MAX: Final = 4_096
 """Ranks in frames that are judged together: a fast cache holds their values."""
 
+DETECTOR_OFF: Final = "detector_off."
+"""Begins the reason under which the failures of a detector that is switched off are counted; its name follows."""
+
 JUDGED: Final = "judged"
 """The part of a job's state that says what is judged of it."""
 
@@ -47,9 +50,8 @@ class DetectionPipeline:
             rules: returns the rules of people on its metrics; every start of an attempt brings them to the detectors.
         """
         self.correlator = Correlator(job)
-        self.counts: Counter[str] = Counter()
-        """What was left out, by reason."""
         self._rules = rules
+        self._rules_left_out = 0
         self._job = job
         self._make_detectors = make_detectors
         self._tuning: Tuning = DEFAULT
@@ -58,6 +60,13 @@ class DetectionPipeline:
         self._timed = TimedFrames()
         self._answers: deque[DetectorAnswer] = deque()
         """To what was judged together with the newest observation and is observed next."""
+
+    @property
+    def counts(self) -> Counter[str]:
+        """What was left out, by reason; and the failures of each detector that is switched off (`DETECTOR_OFF`)."""
+        counted = Counter({f"{DETECTOR_OFF}{name}": failures for name, failures in self._bank.off.items()})
+        counted["metric_rules"] = self._rules_left_out
+        return counted
 
     def observe(
         self, observation: Observation, topology_state: TopologyState, following: Iterable[Observation] = ()
@@ -95,7 +104,7 @@ class DetectionPipeline:
     def _ruled(self, start: AttemptStart) -> AttemptStart:
         """The start of an attempt with the rules in force."""
         rules = self._rules()
-        self.counts["metric_rules"] = max(len(rules) - RULES_PER_JOB_MAX, 0)
+        self._rules_left_out = max(len(rules) - RULES_PER_JOB_MAX, 0)
         return replace(start, rules=rules)
 
     def _with_version(self, finding: Finding) -> Finding:

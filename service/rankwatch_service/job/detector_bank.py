@@ -51,9 +51,15 @@ class DetectorBank:
         self.trails = Trails()
 
     @property
+    def off(self) -> dict[str, int]:
+        """The detectors that are switched off, each with its failures."""
+        return {name: failures for name, failures in self._failures.items() if failures >= FAILURES_MAX}
+
+    @property
     def explained(self) -> list[ExplainedDetector]:
         """The detectors that can explain themselves and are not switched off."""
-        on = [one for name, one in self._detectors.items() if self._failures.get(name, 0) < FAILURES_MAX]
+        off = self.off
+        on = [one for name, one in self._detectors.items() if name not in off]
         return [detector for detector in on if isinstance(detector, ExplainedDetector)]
 
     def judge(self, groups: Sequence[Sequence[Observation]]) -> list[DetectorAnswer]:

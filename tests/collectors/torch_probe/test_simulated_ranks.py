@@ -22,7 +22,8 @@ from rankwatch.torch_probe import TorchProbe
 from rankwatch_detectors.base import AttemptStart, Finding, Observation
 from rankwatch_detectors.pace.slowdown import SlowdownDetector
 from rankwatch_detectors.pace.slowdown_config import SlowdownConfig
-from rankwatch_detectors.pace.straggler import StragglerConfig, StragglerDetector
+from rankwatch_detectors.pace.straggler import StragglerDetector
+from rankwatch_detectors.pace.straggler_config import StragglerConfig
 from rankwatch_service.demo.accelerator.torch_work import gather_on, reduce_on
 from tests.support.detection.verdicts import judge, opened
 from tests.support.ranks.accelerated import (

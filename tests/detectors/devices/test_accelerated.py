@@ -15,7 +15,8 @@ from rankwatch_detectors.base import AttemptStart, Finding, Frame, Kind, Observa
 from rankwatch_detectors.pace.own_past import OwnPastConfig, OwnPastDetector
 from rankwatch_detectors.pace.slowdown import SlowdownDetector
 from rankwatch_detectors.pace.slowdown_config import SlowdownConfig
-from rankwatch_detectors.pace.straggler import StragglerConfig, StragglerDetector
+from rankwatch_detectors.pace.straggler import StragglerDetector
+from rankwatch_detectors.pace.straggler_config import StragglerConfig
 from rankwatch_detectors.pace.units import came_from, units_of
 from rankwatch_service.simulate.faults import Restart, Slow, SlowJob
 from rankwatch_service.simulate.generate import generate

@@ -16,7 +16,8 @@ from rankwatch_detectors.catalogue import CatalogueConfig, detectors
 from rankwatch_detectors.pace.own_past import OwnPastConfig, OwnPastDetector
 from rankwatch_detectors.pace.slowdown import SlowdownDetector
 from rankwatch_detectors.pace.slowdown_config import SlowdownConfig
-from rankwatch_detectors.pace.straggler import StragglerConfig, StragglerDetector
+from rankwatch_detectors.pace.straggler import StragglerDetector
+from rankwatch_detectors.pace.straggler_config import StragglerConfig
 from rankwatch_detectors.pace.witness import device_seconds
 from rankwatch_service.replay.run import replay
 from rankwatch_service.replay.sources import open_source

@@ -203,8 +203,10 @@ def test_an_incident_is_found_by_a_prefix_of_its_id(api):
     for given in (whole, "3f9a2c1bd1", "inc_3f9a2c1bd1", "%233f9a2c", "3f9a2c"):
         found = api.get(f"/api/v1/incidents/{given}").json()
         assert (found["id"], found["short_id"]) == (whole, "3f9a2c1bd1"), given
+        assert [one["id"] for one in api.get(f"/api/v1/incidents?id={given}").json()["items"]] == [whole], given
     for given in ("3f9a2", "3f9a2%25", "ffffff", "inc_"):
         assert api.get(f"/api/v1/incidents/{given}").status_code == 404, given
+        assert api.get(f"/api/v1/incidents?id={given}").json()["items"] == [], given
     with write(api.engine) as connection:
         connection.execute(insert(Incident), rows[1:])
     several = api.get("/api/v1/incidents/3f9a2c1bd1")

@@ -6,7 +6,7 @@ from datetime import datetime
 import pytest
 from sqlalchemy import insert
 
-from rankwatch_service.api.reply import Reply, text_name, time_text
+from rankwatch_service.api.reply import ApiReply, text_name, time_text
 from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import Incident, Job
 from tests.service.api.test_reads import incident, job_row
@@ -18,7 +18,7 @@ charts' `low` and `high`, whose `mark` says what is not finite."""
 NO_BOUND = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 
 
-def reply_classes(base=Reply):
+def reply_classes(base=ApiReply):
     for one in base.__subclasses__():
         yield one
         yield from reply_classes(one)

@@ -9,6 +9,7 @@ from rankwatch import wire
 from rankwatch_detectors.base import SERVICE_KINDS, Finding, Kind, Observation, Occurrence
 from rankwatch_detectors.refusals import RefusalConfig, RefusalDetector
 from rankwatch_detectors.scope import WHOLE_JOB
+from rankwatch_service.job.detection import DETECTOR_OFF
 from rankwatch_service.job.detector_bank import FAILURES_MAX, DetectorBank
 from rankwatch_service.job.job import JobStream
 from rankwatch_service.policy.control_records import (
@@ -314,6 +315,9 @@ def test_a_detector_that_fails_is_replaced_and_finally_switched_off():
     assert failures[0].error == "Panic: out of sigmas"
     world.train(1)
     assert len(world.effects.frames) == 1
+    world.tick()
+    [off] = [reason for reason in world.effects.jobs[world.job.job].dropped if reason.startswith(DETECTOR_OFF)]
+    assert world.effects.jobs[world.job.job].dropped[off] == FAILURES_MAX
 
 
 def test_control_c_is_not_a_detectors_failure():

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, select
 
-from rankwatch_service.api.reply import Reply
+from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.store.models import LogPartition, StreamPosition, StreamProcess, StreamReport
 
 
-class PartitionState(Reply):
+class PartitionState(ApiReply):
     """One partition of the log of telemetry."""
 
     partition: int
@@ -29,7 +29,7 @@ class PartitionState(Reply):
     reported_unix_ns: int
 
 
-class ProcessState(Reply):
+class ProcessState(ApiReply):
     """One stream process of the last 24 hours."""
 
     owner: str
@@ -39,7 +39,7 @@ class ProcessState(Reply):
     reported_unix_ns: int
 
 
-class StreamState(Reply):
+class StreamState(ApiReply):
     """All partitions and processes of stream."""
 
     partitions: list[PartitionState]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from typing import Any, Final
 
-from sqlalchemy import Connection, or_, select
+from sqlalchemy import ColumnElement, Connection, or_, select
 from sqlalchemy.orm import InstrumentedAttribute
 
 from rankwatch_service.access.identities import Identity
@@ -44,3 +44,18 @@ def full_id(connection: Connection, model: type[Incident | Command | Silence], g
         matches = ", ".join(short(one) if len(prefix) < len(short(one)) else one for one in ids[:NAMED_MAX])
         raise ProblemError(409, f"several ids begin with {given!r}; type more digits: {matches}")
     return ids[0] if ids else given
+
+
+def full_ids(
+    connection: Connection, model: type[Incident | Command], given: list[str] | None, identity: Identity
+) -> list[str] | None:
+    """The `full_id` of each; None for a filter that was not given."""
+    return given and [full_id(connection, model, one, identity) for one in given]
+
+
+def id_is_any_of(model: type[Incident | Command], given: list[str]) -> ColumnElement[bool]:
+    """Whether an id is one of those given, or begins with one of them. It looks nothing up."""
+    prefix = PREFIXES[model]
+    some_digits = range(len(prefix) + TYPED_MIN, len(prefix) + 2 * ID_BYTES)
+    parts = [part for one in given if len(part := typed(one, prefix)) in some_digits]
+    return or_(model.id.in_(given), *(model.id.startswith(part, autoescape=True) for part in parts))

@@ -12,6 +12,7 @@ from sqlalchemy.orm import InstrumentedAttribute
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.job_projects import project_of
 from rankwatch_service.access.scopes import Scope
+from rankwatch_service.api.dependencies.command_filters import ORDERS, ORDERS_MEAN, CommandFiltersDep, CommandOrder
 from rankwatch_service.api.dependencies.context import Ctx
 from rankwatch_service.api.dependencies.idempotency import IdempotencyDep
 from rankwatch_service.api.http.authorization import Require
@@ -19,8 +20,7 @@ from rankwatch_service.api.http.lookup import full_id, new_id
 from rankwatch_service.api.http.numbers import Contents
 from rankwatch_service.api.http.paging import Page, Wanted, fetch_page
 from rankwatch_service.api.http.problem import ProblemError, not_found
-from rankwatch_service.api.reply import Reply
-from rankwatch_service.api.routes.command_filters import ORDERS, ORDERS_MEAN, CommandFiltersDep, CommandOrder
+from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.notify.receivers import receiver_routes
 from rankwatch_service.orders import commands, traces
 from rankwatch_service.orders.order import CommandOutcome, S
@@ -91,7 +91,7 @@ class NewCommand(BaseModel):
         return self
 
 
-class Command(Reply):
+class Command(ApiReply):
     """A command. Fields are the columns of `store.models.Command`."""
 
     id: str
@@ -129,7 +129,7 @@ class Command(Reply):
         return short(self.id)
 
 
-class OrderTry(Reply):
+class OrderTry(ApiReply):
     """One order: one try to carry out a command."""
 
     id: str
@@ -143,7 +143,7 @@ class OrderTry(Reply):
     detail: str
 
 
-class RankTrace(Reply):
+class RankTrace(ApiReply):
     """What one rank recorded for a trace."""
 
     rank: int

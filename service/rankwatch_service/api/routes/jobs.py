@@ -19,7 +19,7 @@ from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.numbers import Contents, Number
 from rankwatch_service.api.http.paging import Key, Page, Projects, Time, Wanted, any_of, fetch_page
 from rankwatch_service.api.http.problem import not_found
-from rankwatch_service.api.reply import Reply
+from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.orders.driver import open_orders
 from rankwatch_service.orders.running_attempt import checkpoints, launches_at_once
 from rankwatch_service.policy.checkpoint_ledger import SURVIVES_PROCESSES, LedgerEntry, newest_good, save_interval_s
@@ -53,7 +53,7 @@ SEVERITIES: Final = ("info", "warning", "critical")
 """From the least severe to the most severe."""
 
 
-class Job(Reply):
+class Job(ApiReply):
     """A job. Fields are the columns of `store.models.Job`, whose it is, the number of unresolved incidents and their
     worst severity.
 
@@ -92,7 +92,7 @@ class JobChange(BaseModel):
     owner: NameOrNone | None = None
 
 
-class SaveAdvice(Reply):
+class SaveAdvice(ApiReply):
     """What the checkpoint ledger advises."""
 
     rollback_to: str | None
@@ -107,7 +107,7 @@ class SaveAdvice(Reply):
     """Seconds between saves that minimize the cost of saving plus lost work; null before the first failure."""
 
 
-class OpenOrder(Reply):
+class OpenOrder(ApiReply):
     """An order that is being carried out."""
 
     id: str
@@ -133,7 +133,7 @@ class JobDetail(Job):
     """Telemetry without effect, counted by reason."""
 
 
-class Attempt(Reply):
+class Attempt(ApiReply):
     """One attempt: training from a start or a checkpoint load to the next."""
 
     attempt: str
@@ -146,7 +146,7 @@ class Attempt(Reply):
     topology: Contents
 
 
-class Checkpoint(Reply):
+class Checkpoint(ApiReply):
     """One entry of the ledger."""
 
     id: str

@@ -16,7 +16,7 @@ from rankwatch_service.api.dependencies.context import Context, Ctx
 from rankwatch_service.api.dependencies.precondition import PreconditionDep
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.problem import ProblemError
-from rankwatch_service.api.reply import Reply
+from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.log.base import Entry
 from rankwatch_service.names import ALL_JOBS
 from rankwatch_service.policy import policy
@@ -95,7 +95,7 @@ class Policy(BaseModel):
         return {name: value for name, value in content.items() if name != "unsigned_until_at"}
 
 
-class PolicyInForce(Policy, Reply):
+class PolicyInForce(Policy, ApiReply):
     """The policy in force. It can be sent back with changes; `unsigned_until_at` is not read."""
 
 

@@ -16,7 +16,7 @@ from rankwatch_service.api.dependencies.precondition import PreconditionDep, ent
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.paging import Page, Wanted, fetch_page
 from rankwatch_service.api.http.problem import ProblemError
-from rankwatch_service.api.reply import Reply
+from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.api.routes.jobs import Job, JobChange, editable, find_job, shown
 from rankwatch_service.orders import commands
 from rankwatch_service.policy.control_records import JobProject
@@ -30,7 +30,7 @@ Reader = Annotated[Identity, Depends(Require(Scope.READ))]
 Operator = Annotated[Identity, Depends(Require(Scope.OPERATE))]
 
 
-class Project(Reply):
+class Project(ApiReply):
     """A project, with the jobs that are listed and their unresolved incidents."""
 
     name: str

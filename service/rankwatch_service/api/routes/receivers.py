@@ -20,7 +20,7 @@ from rankwatch_service.api.dependencies.precondition import Precondition, Precon
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.paging import Page, Wanted, fetch_page
 from rankwatch_service.api.http.problem import ProblemError, not_found
-from rankwatch_service.api.reply import Reply
+from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.notify.address import AddressError, checked_url, masked_url, resolved
 from rankwatch_service.notify.receiver_types.base import ReceiverType
 from rankwatch_service.notify.receiver_types.email import address
@@ -97,7 +97,7 @@ class NewReceiver(ReceiverSettings):
         return self
 
 
-class Receiver(Reply):
+class Receiver(ApiReply):
     """A receiver, without its secret."""
 
     name: str

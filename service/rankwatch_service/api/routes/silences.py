@@ -18,7 +18,7 @@ from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.lookup import full_id, new_id
 from rankwatch_service.api.http.paging import Page, Wanted, fetch_page
 from rankwatch_service.api.http.problem import ProblemError, not_found
-from rankwatch_service.api.reply import Reply
+from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.log.base import Entry
 from rankwatch_service.names import ALL_JOBS
 from rankwatch_service.orders import commands
@@ -54,7 +54,7 @@ class NewSilence(BaseModel):
     """Why, for whoever wonders that nobody was notified."""
 
 
-class Silence(Reply):
+class Silence(ApiReply):
     """A silence."""
 
     id: str

@@ -17,7 +17,7 @@ from rankwatch_service.api.dependencies.signatures import begin_job, verified
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.problem import RETRY_AFTER_S, ProblemError
 from rankwatch_service.api.ingest.intake import NotNowError
-from rankwatch_service.api.reply import Reply
+from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.log import dead_letters
 from rankwatch_service.log.base import Entry
 from rankwatch_service.store.engine import write
@@ -30,7 +30,7 @@ STATUS: Final = {Reason.TOO_LARGE: 413, Reason.CONTENT_TYPE: 415, Reason.MALFORM
 """HTTP status by reason; 422 for all others, which are well-formed but invalid."""
 
 
-class AcceptedBatch(Reply):
+class AcceptedBatch(ApiReply):
     """The batch is durable in the log; also the reply to a batch that was sent before."""
 
     accepted: bool = True

@@ -8,10 +8,12 @@ from sqlalchemy import insert, select, update
 from rankwatch_service.api.routes.notifications import deliveries
 from rankwatch_service.notify.retry import GIVE_UP_AFTER_S
 from rankwatch_service.store.engine import read, write
-from rankwatch_service.store.models import Delivery, Outbox
+from rankwatch_service.store.models import Delivery, Incident, Outbox
 from rankwatch_service.store.rows import outbox_row
+from tests.service.api.test_reads import incident
 from tests.support.values.incidents import notified
 
+WHOLE = "inc_3f9a2c1bd17744aa20c1d2e3"
 RECEIVER = {"name": "pager", "url": "https://hooks.example/x"}
 
 
@@ -66,6 +68,20 @@ def test_what_was_given_up_is_listed_and_sent_again_under_its_id(api):
     assert (refused.status_code, "delivered" in refused.text) == (409, True)
     assert api.post("/api/v1/notifications/msg_none/resend").status_code == 404
     assert "notification.resend" in api.get("/api/v1/audit").text
+
+
+def test_notifications_and_deliveries_of_an_incident_are_found_by_its_short_id(api):
+    with write(api.engine) as connection:
+        connection.execute(insert(Incident), [incident(1, id=WHOLE), incident(2)])
+    of_it, _ = sent(api, incident_id=WHOLE), sent(api, "updated", 2)
+    with write(api.engine) as connection:
+        values = {"outbox_id": of_it, "at_unix_ns": 1, "status": 200, "error": "", "seconds": 0.1}
+        connection.execute(insert(Delivery).values(**values))
+    for given in ("3f9a2c1bd1", "%233f9a2c", WHOLE):
+        (one,) = api.get(f"/api/v1/notifications?incident={given}").json()["items"]
+        (other,) = api.get(f"/api/v1/deliveries?incident={given}").json()["items"]
+        assert (one["id"], other["incident_id"]) == (of_it, WHOLE)
+    assert api.get("/api/v1/deliveries?incident=ffffffffff").json()["items"] == []
 
 
 @pytest.mark.parametrize("why", ["too old", "overtaken", "disabled"])

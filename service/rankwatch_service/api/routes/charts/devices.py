@@ -11,7 +11,7 @@ from sqlalchemy import RowMapping, select
 from rankwatch_service.api.dependencies.context import Context, Ctx
 from rankwatch_service.api.http.paging import Page, Time, Wanted, fetch_page
 from rankwatch_service.api.http.problem import ProblemError, not_found
-from rankwatch_service.api.reply import Reply
+from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.api.routes.charts.steps import Reader, SeriesLine, chosen_numbers, lines_of, shown
 from rankwatch_service.job.boards.device_board import COUNTER_CHARS_MAX, SLOT_S
 from rankwatch_service.names import NAME_CHARS_MAX, series_of_devices
@@ -29,7 +29,7 @@ and hosts every reading has all; some counters of GPUs are read at every tenth."
 Kind = Annotated[Literal["gpu", "port", "host"], Query(description="GPUs, network ports, or hosts as a whole")]
 
 
-class Device(Reply):
+class Device(ApiReply):
     """A device of one of the job's hosts."""
 
     kind: str
@@ -49,13 +49,13 @@ class Device(Reply):
     """When these were read, to 5 s; null before any was stored."""
 
 
-class CounterNames(Reply):
+class CounterNames(ApiReply):
     """Names of the counters of a job's devices."""
 
     items: list[str]
 
 
-class DeviceSegment(Reply):
+class DeviceSegment(ApiReply):
     """A stretch of a series over time. `at_unix_ns` is the beginning of each point; lines of single devices are called
     `device:NUMBER`.
     """
@@ -64,7 +64,7 @@ class DeviceSegment(Reply):
     lines: list[SeriesLine]
 
 
-class DeviceSeries(Reply):
+class DeviceSeries(ApiReply):
     """A counter over time."""
 
     counter: str

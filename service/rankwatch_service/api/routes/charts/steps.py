@@ -14,7 +14,7 @@ from rankwatch_service.access.scopes import Scope
 from rankwatch_service.api.dependencies.context import Context, Ctx
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.problem import ProblemError, not_found
-from rankwatch_service.api.reply import Reply
+from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.series.heat_tile import LAYOUT, MEDIA_TYPE, gzipped, tile
 from rankwatch_service.series.query import (
     POINTS_MAX,
@@ -53,13 +53,13 @@ Rows = Annotated[int, Query(ge=1, le=ROWS_MAX)]
 Values = list[float | None]
 
 
-class MetricNames(Reply):
+class MetricNames(ApiReply):
     """Names of a job's metrics."""
 
     items: list[str]
 
 
-class SeriesLine(Reply):
+class SeriesLine(ApiReply):
     """Lowest and highest finite value of each point, or null. `mark` is the highest that occurs in the point: 0 absent,
     1 finite, 2 -Inf, 3 Inf, 4 NaN.
     """
@@ -70,7 +70,7 @@ class SeriesLine(Reply):
     mark: list[int]
 
 
-class AttemptSeries(Reply):
+class AttemptSeries(ApiReply):
     """One attempt's part of a series. `step` is the first step of each point. `missing` are steps at which expected
     values begin to be missing, at most one in each point.
     """
@@ -81,14 +81,14 @@ class AttemptSeries(Reply):
     missing: list[int]
 
 
-class Series(Reply):
+class Series(ApiReply):
     """A metric over steps."""
 
     metric: str
     segments: list[AttemptSeries]
 
 
-class HeatMapCells(Reply):
+class HeatMapCells(ApiReply):
     """A metric over ranks and steps: `high[row][column]`, `mark` as in `SeriesLine`. `step` is each column's first
     step, `rank` each row's first rank.
     """

@@ -13,6 +13,7 @@ from sqlalchemy.orm import InstrumentedAttribute
 from rankwatch_detectors.base import Kind, Severity
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.api.dependencies.context import Ctx
+from rankwatch_service.api.http.lookup import id_is_any_of
 from rankwatch_service.api.http.paging import Key, Projects, Time, any_of
 from rankwatch_service.names import NAME_CHARS_MAX
 from rankwatch_service.store.models import Incident as IncidentRow
@@ -56,7 +57,7 @@ class IncidentFilters:
     def __init__(
         self,
         context: Ctx,
-        incident_id: Annotated[list[str] | None, Query(alias="id", description="Full ids")] = None,
+        incident_id: Annotated[list[str] | None, Query(alias="id", description="Ids, full or short")] = None,
         job: Annotated[list[str] | None, Query()] = None,
         state: Annotated[list[State] | None, Query(description="unresolved: open and acknowledged")] = None,
         kind: Annotated[list[Kind] | None, Query()] = None,
@@ -109,7 +110,8 @@ class IncidentFilters:
         if not self._jobs:
             archived = select(JobRow.name).where(JobRow.archived_unix_ns.is_not(None))
             query = query.where(IncidentRow.job.not_in(archived))
-        query = any_of(query, IncidentRow.id, self._ids)
+        if self._ids:
+            query = query.where(id_is_any_of(IncidentRow, self._ids))
         query = any_of(query, IncidentRow.job, self._jobs)
         query = any_of(query, IncidentRow.state, self._states)
         query = any_of(query, IncidentRow.kind, self._kinds)

@@ -23,7 +23,7 @@ from rankwatch_service.api.http.lookup import full_id
 from rankwatch_service.api.http.numbers import Contents, Number
 from rankwatch_service.api.http.paging import Page, Wanted, fetch_page
 from rankwatch_service.api.http.problem import not_found
-from rankwatch_service.api.reply import Reply
+from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.api.routes.incidents.filters import ORDERS, ORDERS_MEAN, Filters, Order
 from rankwatch_service.incidents.explanation import WHY
 from rankwatch_service.incidents.kinds import first_steps
@@ -50,7 +50,7 @@ Reader = Annotated[Identity, Depends(Require(Scope.READ))]
 Operator = Annotated[Identity, Depends(Require(Scope.OPERATE))]
 
 
-class Incident(Reply):
+class Incident(ApiReply):
     """An incident. Fields are the columns of `store.models.Incident`."""
 
     id: str
@@ -92,7 +92,7 @@ class Incident(Reply):
         return short(self.id)
 
 
-class Transition(Reply):
+class Transition(ApiReply):
     """One transition in the history of an incident."""
 
     number: int
@@ -103,7 +103,7 @@ class Transition(Reply):
     at_unix_ns: int
 
 
-class Notification(Reply):
+class Notification(ApiReply):
     """One notification about an incident or a command that responds to it, and whether it was delivered."""
 
     id: str
@@ -119,7 +119,7 @@ class Notification(Reply):
     """Error of the newest try; empty if it succeeded."""
 
 
-class PersonFeedback(Reply):
+class PersonFeedback(ApiReply):
     """What one person says of an incident."""
 
     person: str
@@ -181,7 +181,7 @@ def show_incident(incident_id: str, context: Ctx, identity: Reader) -> IncidentD
         return incident_detail(connection, find_incident(connection, incident_id, identity))
 
 
-class _Recorded(Reply):
+class _Recorded(ApiReply):
     transitions: int
     """Of the incident, before the judgement reached stream."""
 

@@ -13,7 +13,7 @@ from rankwatch_service.api.dependencies.context import Ctx
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.numbers import Number
 from rankwatch_service.api.http.paging import Projects, any_of
-from rankwatch_service.api.reply import Reply
+from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.api.routes.incidents.filters import IncidentFilters
 from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import Incident as IncidentRow
@@ -25,7 +25,7 @@ router = APIRouter(prefix="/incidents", tags=["incidents"])
 STATES: Final = ("open", "acknowledged", "resolved")
 
 
-class IncidentsBySeverity(Reply):
+class IncidentsBySeverity(ApiReply):
     """Number of incidents of each severity."""
 
     critical: int = 0
@@ -33,7 +33,7 @@ class IncidentsBySeverity(Reply):
     info: int = 0
 
 
-class JobsByState(Reply):
+class JobsByState(ApiReply):
     """Number of jobs in each state, without archived ones."""
 
     running: int = 0
@@ -43,7 +43,7 @@ class JobsByState(Reply):
     ended: int = 0
 
 
-class IncidentTotals(Reply):
+class IncidentTotals(ApiReply):
     """Number of incidents in each state, GPU-hours lost per hour to the unresolved ones, and number of jobs."""
 
     open: IncidentsBySeverity

@@ -13,15 +13,16 @@ from rankwatch_service.access.scopes import Scope
 from rankwatch_service.api.dependencies.context import Context, Ctx
 from rankwatch_service.api.dependencies.idempotency import IdempotencyDep
 from rankwatch_service.api.http.authorization import Require
+from rankwatch_service.api.http.lookup import full_ids
 from rankwatch_service.api.http.paging import Page, Wanted, any_of, fetch_page
 from rankwatch_service.api.http.problem import ProblemError, not_found
-from rankwatch_service.api.reply import Reply
+from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.notify.retry import GIVE_UP_AFTER_S
 from rankwatch_service.policy.notification import trial_message
 from rankwatch_service.store import audit_trail
 from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import Delivery as DeliveryRow
-from rankwatch_service.store.models import Outbox
+from rankwatch_service.store.models import Incident, Outbox
 from rankwatch_service.store.models import Receiver as ReceiverRow
 
 router = APIRouter(tags=["notifications"])
@@ -34,7 +35,7 @@ Reader = Annotated[Identity, Depends(Require(Scope.READ, every_job=True))]
 Admin = Annotated[Identity, Depends(Require(Scope.ADMIN, every_job=True))]
 
 
-class SentNotification(Reply):
+class SentNotification(ApiReply):
     """One notification to one receiver, and what became of it."""
 
     id: str
@@ -53,7 +54,7 @@ class SentNotification(Reply):
     """Error of the newest try; empty if it succeeded, or there was none."""
 
 
-class Delivery(Reply):
+class Delivery(ApiReply):
     """One try to deliver one notification."""
 
     id: int
@@ -72,7 +73,7 @@ class Delivery(Reply):
 def list_notifications(
     context: Ctx,
     window: Wanted,
-    _identity: Reader,
+    identity: Reader,
     state: Annotated[list[State] | None, Query()] = None,
     receiver: Annotated[list[str] | None, Query()] = None,
     incident: Annotated[list[str] | None, Query()] = None,
@@ -80,10 +81,10 @@ def list_notifications(
     """Notifications, newest first. `state=failed` lists those that were given up."""
     query = any_of(_notifications(), Outbox.state, state)
     query = any_of(query, Outbox.receiver, receiver)
-    query = any_of(query, Outbox.incident_id, incident)
     purpose = f"notifications {state} {receiver} {incident}"
     order = (Outbox.created_unix_ns, Outbox.id)
     with read(context.engine) as connection:
+        query = any_of(query, Outbox.incident_id, full_ids(connection, Incident, incident, identity))
         return fetch_page(connection, query, order, window, context.cursors, purpose, _shown)
 
 
@@ -132,7 +133,7 @@ async def try_receiver(
 def list_deliveries(
     context: Ctx,
     window: Wanted,
-    _identity: Reader,
+    identity: Reader,
     receiver: Annotated[list[str] | None, Query()] = None,
     incident: Annotated[list[str] | None, Query()] = None,
 ) -> Page[Delivery]:
@@ -140,9 +141,9 @@ def list_deliveries(
     told = (Outbox.receiver, Outbox.incident_id, Outbox.transition, Outbox.command_id)
     query = select(DeliveryRow.__table__, *told).join(Outbox, Outbox.id == DeliveryRow.outbox_id)
     query = any_of(query, Outbox.receiver, receiver)
-    query = any_of(query, Outbox.incident_id, incident)
     purpose = f"deliveries {receiver} {incident}"
     with read(context.engine) as connection:
+        query = any_of(query, Outbox.incident_id, full_ids(connection, Incident, incident, identity))
         return fetch_page(
             connection, query, (DeliveryRow.id,), window, context.cursors, purpose, Delivery.model_validate
         )

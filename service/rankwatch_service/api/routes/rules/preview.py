@@ -11,7 +11,7 @@ from rankwatch_service.access.scopes import Scope
 from rankwatch_service.api.dependencies.context import Ctx
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.numbers import Contents
-from rankwatch_service.api.reply import Reply
+from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.api.routes.jobs import find_job
 from rankwatch_service.rules import preview
 from rankwatch_service.rules.preview import PreviewedIncident
@@ -23,7 +23,7 @@ router = APIRouter(prefix="/jobs/{job}/rules", tags=["rules"])
 Reader = Annotated[Identity, Depends(Require(Scope.READ))]
 
 
-class RulePreviewIncident(Reply):
+class RulePreviewIncident(ApiReply):
     """An incident that the rule would have opened."""
 
     attempt: str
@@ -37,7 +37,7 @@ class RulePreviewIncident(Reply):
     evidence: Contents
 
 
-class RulePreview(Reply):
+class RulePreview(ApiReply):
     """What the rule would have found. Only raw series are judged, as far back as `first_step`."""
 
     incidents: list[RulePreviewIncident]

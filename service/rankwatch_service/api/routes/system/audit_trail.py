@@ -16,7 +16,7 @@ from rankwatch_service.api.dependencies.context import Ctx
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.numbers import Contents
 from rankwatch_service.api.http.paging import Page, Wanted, any_of, fetch_page
-from rankwatch_service.api.reply import Reply
+from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.store import audit_trail
 from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import Audit as AuditRow
@@ -31,7 +31,7 @@ class _JsonLines(StreamingResponse):
     media_type = "application/jsonl"
 
 
-class AuditLine(Reply):
+class AuditLine(ApiReply):
     """Who did what to what, and the outcome."""
 
     id: int
@@ -46,14 +46,14 @@ class AuditLine(Reply):
     sha256: str
 
 
-class AuditChain(Reply):
+class AuditChain(ApiReply):
     """Whether the audit trail is intact."""
 
     whole: bool
     first_broken_id: int | None
 
 
-class DeadLetter(Reply):
+class DeadLetter(ApiReply):
     """A record that could not be used."""
 
     id: int

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Response
 from sqlalchemy import text
 
 from rankwatch_service.api.dependencies.context import Ctx
-from rankwatch_service.api.reply import Reply
+from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.store.engine import read
 from rankwatch_service.store.errors import SchemaError, StoreError
 from rankwatch_service.store.migrate import check
@@ -14,13 +14,13 @@ from rankwatch_service.store.migrate import check
 router = APIRouter(tags=["health"])
 
 
-class Liveness(Reply):
+class Liveness(ApiReply):
     """The process is alive."""
 
     live: bool = True
 
 
-class Readiness(Reply):
+class Readiness(ApiReply):
     """What the process needs, each "ok" or with the problem."""
 
     ready: bool

@@ -12,7 +12,7 @@ from rankwatch_service.access.scopes import Scope
 from rankwatch_service.api.dependencies.context import Ctx
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.paging import Page, Wanted, fetch_page
-from rankwatch_service.api.reply import Reply
+from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.policy import precision
 from rankwatch_service.policy.demotion import demotion
 from rankwatch_service.store.engine import read
@@ -26,7 +26,7 @@ ReaderOfAll = Annotated[Identity, Depends(Require(Scope.READ, every_job=True))]
 Reader = Annotated[Identity, Depends(Require(Scope.READ))]
 
 
-class Precision(Reply):
+class Precision(ApiReply):
     """How many incidents were what, by people's feedback. Each counts once, by what most people say of it."""
 
     kind: str
@@ -58,7 +58,7 @@ class JobPrecision(Precision):
     job: str
 
 
-class PolicyActions(Reply):
+class PolicyActions(ApiReply):
     """Actions that the policy carried out, by people's feedback on the incident that each was about."""
 
     useful: int
@@ -69,7 +69,7 @@ class PolicyActions(Reply):
     """Those on noise, of all; null: there were none."""
 
 
-class PrecisionReport(Reply):
+class PrecisionReport(ApiReply):
     """Precision of every kind that has incidents, by name, and the rate of false actions."""
 
     days: int

@@ -15,7 +15,7 @@ from rankwatch_service.api.dependencies.context import Ctx
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.gate import session_cookie
 from rankwatch_service.api.http.problem import ProblemError
-from rankwatch_service.api.reply import Reply
+from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.store.engine import write
 
 router = APIRouter(prefix="/session", tags=["access"])
@@ -28,7 +28,7 @@ class NewSession(BaseModel):
     token: Annotated[SecretStr, Field(max_length=300)]
 
 
-class Session(Reply):
+class Session(ApiReply):
     """Who is logged in."""
 
     name: str

@@ -23,7 +23,7 @@ from rankwatch_service.api.dependencies.context import Ctx
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.numbers import Contents
 from rankwatch_service.api.http.problem import RETRY_AFTER_S, ProblemError, not_found
-from rankwatch_service.api.reply import Reply
+from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.api.routes.tuning.tunings import Tuning, tunings_in_force
 from rankwatch_service.preview.export import ExportError, StoredSteps, parts, write_export
 from rankwatch_service.store.engine import read
@@ -58,7 +58,7 @@ class TuningPreviewRequest(BaseModel):
     to_step: Annotated[int, Field(ge=0, le=STEP_LAST)] = STEP_LAST
 
 
-class TuningPreview(Reply):
+class TuningPreview(ApiReply):
     """What would have opened, and what would not. Incidents are as `rankwatch replay --json` prints them."""
 
     job: str

@@ -18,7 +18,7 @@ from rankwatch_service.api.dependencies.precondition import Precondition, Precon
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.paging import Page, Wanted, fetch_page
 from rankwatch_service.api.http.problem import ProblemError
-from rankwatch_service.api.reply import Reply
+from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.log.base import Entry
 from rankwatch_service.names import ALL_JOBS, NAME_CHARS_MAX
 from rankwatch_service.policy.control_records import encode_control
@@ -67,7 +67,7 @@ class NewTunings(BaseModel):
     """The version that this shall replace; 409 if another one is in force. Null: whichever is."""
 
 
-class VersionOfTunings(Reply):
+class VersionOfTunings(ApiReply):
     """The tunings under their version, and who set them when. Nobody has set version 0, in which there are none."""
 
     version: int
@@ -76,7 +76,7 @@ class VersionOfTunings(Reply):
     at_unix_ns: int
 
 
-class SettingInfo(Reply):
+class SettingInfo(ApiReply):
     """A setting that a tuning may have."""
 
     name: str
@@ -89,7 +89,7 @@ class SettingInfo(Reply):
     """Whether `POST /api/v1/tuning/preview` shows what another value changes."""
 
 
-class SettingsInfo(Reply):
+class SettingsInfo(ApiReply):
     """All settings that a tuning may have."""
 
     items: list[SettingInfo]

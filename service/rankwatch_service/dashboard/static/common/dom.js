@@ -22,11 +22,13 @@ export function fill(element, ...children) {
   return element;
 }
 
-// As `fill`; folds that are open stay open, by their data-fold.
+// As `fill`; folds that are open stay open, by their data-fold, and a link keeps the focus, by its address.
 export function refill(element, ...children) {
   const open = new Set([...element.querySelectorAll("details[data-fold][open]")].map((one) => one.dataset.fold));
+  const focused = element.contains(document.activeElement) ? document.activeElement.href : undefined;
   fill(element, ...children);
   for (const one of element.querySelectorAll("details[data-fold]")) one.open = open.has(one.dataset.fold);
+  if (focused) [...element.querySelectorAll("a")].find((link) => link.href === focused)?.focus({ preventScroll: true });
   return element;
 }
 

@@ -3,6 +3,7 @@
 import { path, post } from "../common/api.js";
 import { h } from "../common/dom.js";
 import { number } from "../common/format.js";
+import { priceOf, typedName } from "../commands/price.js";
 import { ask, statePill, toast } from "./shell.js";
 
 export const DIRECTIVES = {
@@ -48,13 +49,15 @@ export function people(command) {
 // Shows the dialog, then requests the command. `checkpoints` are the targets of a rollback. True if it was requested.
 export async function direct(job, action, { checkpoints = [], chosen = null, incident = null } = {}) {
   const directive = DIRECTIVES[action];
-  const fields = [];
-  if (action === "rollback") fields.push(target(checkpoints, chosen), way(job.can ?? []));
+  const price = priceOf(job, action, checkpoints);
+  const fields = [price.list];
+  if (action === "rollback") fields.push(target(checkpoints, chosen, price.draw), way(job.can ?? []));
   if (action === "relaunch") fields.push(h("label", { class: "check" }, h("input", { type: "checkbox", name: "from_scratch" }), "From scratch: begin without a checkpoint, as the script says, which may be at step 0."));
   fields.push(h("label", {}, "Reason", h("textarea", { name: "reason", required: true, maxLength: 500, placeholder: "Shown in the audit trail and on the timeline" })));
   const second = job.two_people && COSTLY.includes(action);
   if (second) fields.push(h("label", { class: "check" }, h("input", { type: "checkbox", name: "break_glass" }), "Break the glass: do not wait for the approval of another person. The receivers of the job are notified of it, and why."));
-  const answer = await ask(`${directive.name} ${job.name}`, `${directive.does} ${scale(job)}`, fields, directive.name, directive.danger);
+  if (directive.danger) fields.push(typedName(job.name));
+  const answer = await ask(`${directive.name} ${job.name}`, directive.does, fields, directive.name, directive.danger);
   if (answer === null) return false;
   const params = Object.fromEntries(["checkpoint", "mode"].filter((name) => answer[name]).map((name) => [name, answer[name]]));
   if (answer.from_scratch) params.from_scratch = true;
@@ -63,7 +66,8 @@ export async function direct(job, action, { checkpoints = [], chosen = null, inc
   if (answer.break_glass) body.break_glass = true;
   try {
     const command = await post(path("jobs", job.name, "commands"), body);
-    toast(`${directive.name}: ${command.approval_required ? "waits for the approval of another person" : command.state}`);
+    const state = command.approval_required ? "waits for the approval of another person" : command.state;
+    toast([`${directive.name}: ${state} `, h("a", { href: `/commands/${encodeURIComponent(command.id)}` }, "Progress")]);
     return true;
   } catch (error) {
     if (error.status === undefined) throw error; // an error of this page, not of the service
@@ -73,15 +77,14 @@ export async function direct(job, action, { checkpoints = [], chosen = null, inc
   }
 }
 
-function scale(job) {
-  return job.world_size ? `This affects ${number(job.world_size)} ranks.` : "";
-}
-
-function target(checkpoints, chosen) {
+// `changed` gets the id of the checkpoint that is chosen.
+function target(checkpoints, chosen, changed) {
   const options = checkpoints.map((one) =>
     h("option", { value: one.id, selected: one.id === chosen }, `step ${number(one.step)} · ${one.tier} · ${one.verdict}`),
   );
-  return h("label", {}, "Checkpoint", h("select", { name: "checkpoint" }, h("option", { value: "" }, "Newest good checkpoint"), options));
+  const select = h("select", { name: "checkpoint", onchange: () => changed(select.value) }, h("option", { value: "" }, "Newest good checkpoint"), options);
+  changed(select.value);
+  return h("label", {}, "Checkpoint", select);
 }
 
 function way(can) {

@@ -6,6 +6,7 @@ import { number } from "../common/format.js";
 import { listen } from "../common/live.js";
 import { toggleTheme } from "../common/theme.js";
 import { watchTotals } from "../common/totals.js";
+import { healthBanner, watchHealth } from "../service/health_banner.js";
 
 export const REFUSAL_MS = 15_000; // long enough to read two lines
 const assets = new URL("..", import.meta.url).href;
@@ -22,6 +23,13 @@ export function shell(section) {
   const access = entry("Access", "/access");
   access.hidden = true;
   mayDo("admin").then((may) => (access.hidden = !may));
+  const dot = h("span", { class: "dot", hidden: true });
+  const health = entry("Health", "/health", dot);
+  watchHealth(({ state, problems }) => {
+    dot.hidden = state === "ok";
+    dot.className = `dot ${state}`;
+    dot.title = `${problems.length} ${problems.length === 1 ? "problem" : "problems"}`;
+  });
   problemLine = h("div", { class: "problem", role: "alert", hidden: true });
   const main = h("main");
   document.body.append(
@@ -29,7 +37,7 @@ export function shell(section) {
       "header",
       { class: "top" },
       h("a", { class: "brand", href: "/incidents" }, h("img", { src: `${assets}mark.svg`, alt: "" }), h("span", {}, "rankwatch")),
-      h("nav", { "aria-label": "Pages" }, entry("Incidents", "/incidents", count), entry("Jobs", "/jobs"), entry("Hosts", "/hosts"), entry("Policy", "/policy"), entry("Rules", "/rules"), access),
+      h("nav", { "aria-label": "Pages" }, entry("Incidents", "/incidents", count), entry("Jobs", "/jobs"), entry("Hosts", "/hosts"), entry("Commands", "/commands"), entry("Policy", "/policy"), entry("Rules", "/rules"), entry("Notifications", "/notifications"), health, access),
       h(
         "div",
         { class: "tools" },
@@ -38,9 +46,11 @@ export function shell(section) {
         h("button", { class: "quiet icon", title: "Log out", "aria-label": "Log out", onclick: leave }, icon("leave")),
       ),
     ),
+    section === "Health" ? "" : healthBanner(),
     main,
   );
   main.append(problemLine);
+  document.querySelector("nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" }); // on a phone
   listen(
     () => {},
     (on) => {
@@ -186,6 +196,12 @@ const STATES = {
   delivered: "good",
   waiting: "warning",
   silenced: "",
+  works: "good",
+  failing: "critical",
+  on: "good",
+  "not sent": "",
+  unused: "",
+  "switched off": "warning",
 };
 
 export function statePill(state) {

@@ -18,7 +18,7 @@ export function deliveryCard(incident) {
       { class: "body" },
       h("div", { class: "counts" }, Object.entries(counts).map(([state, all]) => [statePill(state), h("span", {}, number(all.length))])),
       h("p", { class: "muted" }, `${number(receivers.size)} ${receivers.size === 1 ? "receiver" : "receivers"}`, last > 0 && `, the last at ${clock(last)} (${ago(last)})`),
-      h("details", { "data-fold": "deliveries" }, h("summary", {}, "Each notification"), h("ul", { class: "lines" }, notifications.map((one) => h("li", {}, h("b", { class: "break" }, one.receiver), " ", statePill(one.state), h("div", { class: "muted break" }, fate(one, one.command_id ? "command" : transitions.get(one.transition))))))),
+      h("details", { "data-fold": "deliveries" }, h("summary", {}, "Each notification"), h("ul", { class: "lines" }, notifications.map((one) => h("li", {}, h("a", { class: "break", href: `/notifications?receiver=${encodeURIComponent(one.receiver)}` }, one.receiver), " ", statePill(one.state), h("div", { class: "muted break" }, fate(one, one.command_id ? "command" : transitions.get(one.transition))))))),
     ),
   );
 }

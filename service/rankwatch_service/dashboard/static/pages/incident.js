@@ -166,7 +166,7 @@ const showBelow = whenChanged((_, operate) => {
 
 function done(one) {
   const step = one.applied_step === null ? "" : ` at step ${number(one.applied_step)}`;
-  return h("li", {}, h("b", {}, words(one.action)), " ", outcome(one), step, h("div", { class: "muted break" }, [people(one), one.result || one.reason].filter(Boolean).join(" · ")), traceFold(one));
+  return h("li", {}, h("a", { class: "title", href: `/commands/${encodeURIComponent(one.id)}` }, words(one.action)), " ", outcome(one), step, h("div", { class: "muted break" }, [people(one), one.result || one.reason].filter(Boolean).join(" · ")), traceFold(one));
 }
 
 // What a chart marks: beginnings of attempts, checkpoints and commands, of the incident's attempt where that matters.

@@ -249,7 +249,7 @@ const showLists = whenChanged((incidents, incidentsInAll, checkpoints, commands,
       saveEvery_s ? `advice: save every ${duration(saveEvery_s)}` : null,
     ),
     listed("Commands", commands, "None.", (one) =>
-      h("tr", {}, h("td", { class: "nowrap" }, h("b", {}, words(one.action)), one.applied_step !== null && h("span", { class: "muted" }, ` at ${number(one.applied_step)}`)), h("td", { class: "muted break", title: moment(one.requested_unix_ns) }, [people(one), one.result || one.reason].filter(Boolean).join(" · "), traceFold(one)), h("td", { class: "right" }, outcome(one))),
+      h("tr", {}, h("td", { class: "nowrap" }, h("a", { class: "title", href: `/commands/${encodeURIComponent(one.id)}` }, words(one.action)), one.applied_step !== null && h("span", { class: "muted" }, ` at ${number(one.applied_step)}`)), h("td", { class: "muted break", title: moment(one.requested_unix_ns) }, [people(one), one.result || one.reason].filter(Boolean).join(" · "), traceFold(one)), h("td", { class: "right" }, outcome(one))),
     ),
     listed("Attempts", attempts, "None.", (one) =>
       h("tr", {}, h("td", { class: "break" }, h("b", {}, one.attempt)), h("td", { class: "muted" }, one.first_step === null ? "no steps" : `steps ${number(one.first_step)} to ${number(one.last_step)}`), h("td", { class: "right nowrap muted", title: moment(one.started_unix_ns) }, one.ended_unix_ns ? `lasted ${age((one.ended_unix_ns - one.started_unix_ns) / 1e9)}` : `since ${clock(one.started_unix_ns)}`)),

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, Select, func
 
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.api.dependencies.context import Ctx
-from rankwatch_service.api.http.lookup import full_id
+from rankwatch_service.api.http.lookup import full_ids
 from rankwatch_service.api.http.paging import Key, Time, any_of
 from rankwatch_service.orders import commands
 from rankwatch_service.policy.policy import Action
@@ -59,9 +59,7 @@ class CommandFilters:
         query = query.where(identity.jobs.clause(Command.job))
         for column, values in self._columns.items():
             query = any_of(query, column, values)
-        query = any_of(
-            query, Command.incident_id, [full_id(connection, Incident, one, identity) for one in self._incidents or ()]
-        )
+        query = any_of(query, Command.incident_id, full_ids(connection, Incident, self._incidents, identity))
         if self._waiting:
             query = query.where(commands.waits_for_approval(self._now()))
         if self._from is not None:

@@ -1,0 +1,243 @@
+"""What is known of the parts of rankwatch itself, as each of them has last reported it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from sqlalchemy import Connection, func, select, text
+
+from rankwatch_service.api.background.stream_status import StreamState, partitions, processes
+from rankwatch_service.api.reply import ApiReply
+from rankwatch_service.job.detection import DETECTOR_OFF
+from rankwatch_service.notify.lease import LEASE_NS
+from rankwatch_service.notify.router import SETTING as ROUTING
+from rankwatch_service.store.models import AgentView, DeadLetter, Delivery, Job, Lease, Outbox, Receiver, Setting
+
+DAY_NS: Final = 86_400 * 10**9
+
+SILENT_NS: Final = 30 * 10**9
+"""Every part reports every few seconds. One that has been silent for this long does not work."""
+
+AGENTS_SHOWN_MAX: Final = 200
+"""Agents in one reply: those that have been silent longest."""
+
+JOBS_SHOWN_MAX: Final = 100
+"""Jobs with dropped records in one reply: those seen last."""
+
+_TRAINING: Final = ("running", "stalled", "paused")
+
+
+class NotifierState(ApiReply):
+    """The process that delivers notifications, and what it has to do."""
+
+    reported_unix_ns: int | None
+    """When it last renewed its lease; null: there never was one."""
+    waiting: int
+    """Notifications not delivered yet."""
+    oldest_waiting_unix_ns: int | None
+    routes_error: str
+    """Why the newest file of routes is not in force; empty: it is, or there is none."""
+
+
+class ReceiverState(ApiReply):
+    """A receiver, and what became of its notifications of the last 24 hours."""
+
+    name: str
+    enabled: bool
+    disabled_reason: str
+    waiting: int
+    oldest_waiting_unix_ns: int | None
+    failed: int
+    """Given up in the last 24 hours."""
+    delivered_unix_ns: int | None
+    """When the newest one was delivered; null: none in the last 24 hours."""
+    error: str
+    """Why the newest try failed; empty if it succeeded, or nothing was tried."""
+
+
+class AgentState(ApiReply):
+    """An agent of a job that trains, with its last report."""
+
+    job: str
+    attempt: str
+    host: str
+    reported_unix_ns: int
+
+
+class DatabaseState(ApiReply):
+    """The store, and what keeps the log of telemetry."""
+
+    kind: str
+    """sqlite or postgresql."""
+    telemetry_log: str
+    """database or kafka."""
+    size_bytes: int
+    free_bytes: int | None
+    """Left on the disk of the database; null with PostgreSQL, whose disk is another machine's."""
+
+
+class DroppedRecords(ApiReply):
+    """What did not reach the detectors or the charts of a job of the last 24 hours."""
+
+    job: str
+    reasons: dict[str, int]
+
+
+class DetectorOff(ApiReply):
+    """A detector that was switched off in a job, since it failed too often."""
+
+    job: str
+    detector: str
+    failures: int
+
+
+class HealthFacts(ApiReply):
+    """All that `health_problems.judge` looks at."""
+
+    at_unix_ns: int
+    """When this was read."""
+    stream: StreamState
+    notifier: NotifierState
+    receivers: list[ReceiverState]
+    agents: list[AgentState]
+    """Those that have been silent longest first, at most 200."""
+    agents_total: int
+    agents_silent: int
+    """Agents of jobs that train that have not reported for 30 s."""
+    detectors_off: list[DetectorOff]
+    dropped: list[DroppedRecords]
+    dead_letters_day: int
+    """Records of the last 24 hours that could not be used."""
+    database: DatabaseState
+
+
+def read_facts(connection: Connection, now_unix_ns: int, data_dir: Path, *, in_store: bool) -> HealthFacts:
+    """Read all facts in one consistent view.
+
+    Args:
+        connection: to the store.
+        now_unix_ns: the time.
+        data_dir: on whose disk a SQLite database is.
+        in_store: whether the log of telemetry is in the store, and not in Kafka.
+    """
+    agents, total, silent = _agents(connection, now_unix_ns)
+    dropped, off = _dropped(connection, now_unix_ns)
+    letters = select(func.count()).select_from(DeadLetter).where(DeadLetter.at_unix_ns > now_unix_ns - DAY_NS)
+    return HealthFacts(
+        at_unix_ns=now_unix_ns,
+        stream=StreamState(partitions=partitions(connection, in_store), processes=processes(connection)),
+        notifier=_notifier(connection),
+        receivers=_receivers(connection, now_unix_ns),
+        agents=agents,
+        agents_total=total,
+        agents_silent=silent,
+        detectors_off=off,
+        dropped=dropped,
+        dead_letters_day=connection.scalar(letters) or 0,
+        database=_database(connection, data_dir, in_store),
+    )
+
+
+def _notifier(connection: Connection) -> NotifierState:
+    until = connection.scalar(select(Lease.expires_unix_ns).where(Lease.name == "notify"))
+    waiting = select(func.count(), func.min(Outbox.created_unix_ns)).where(Outbox.state.in_(("waiting", "ungrouped")))
+    count, oldest = connection.execute(waiting).one()
+    routing = connection.scalar(select(Setting.value).where(Setting.name == ROUTING)) or {}
+    return NotifierState(
+        reported_unix_ns=None if until is None else max(until - LEASE_NS, 0),
+        waiting=count,
+        oldest_waiting_unix_ns=oldest,
+        routes_error=routing.get("error", ""),
+    )
+
+
+def _receivers(connection: Connection, now_unix_ns: int) -> list[ReceiverState]:
+    counted = (Outbox.receiver, func.count(), func.min(Outbox.created_unix_ns), func.max(Outbox.tries))
+    waiting = select(*counted).where(Outbox.state == "waiting").group_by(Outbox.receiver)
+    # The next try of a message that is settled is when it was settled, and has an index.
+    recent = Outbox.next_try_unix_ns > now_unix_ns - DAY_NS
+    newest = (Outbox.receiver, func.count(), func.max(Outbox.next_try_unix_ns))
+    settled = select(*newest).where(recent).group_by(Outbox.receiver)
+    waits = {name: rest for name, *rest in connection.execute(waiting)}
+    failed = {name: rest for name, *rest in connection.execute(settled.where(Outbox.state == "failed"))}
+    sent = {name: rest for name, *rest in connection.execute(settled.where(Outbox.state == "delivered"))}
+    receivers = select(Receiver.name, Receiver.enabled, Receiver.disabled_reason).order_by(Receiver.name)
+    found = []
+    for name, enabled, reason in connection.execute(receivers).all():
+        count, oldest, tries = waits.get(name, (0, None, 0))
+        given_up, given_up_unix_ns = failed.get(name, (0, 0))
+        delivered_unix_ns = sent.get(name, (0, None))[1]
+        fails = tries > 0 or given_up_unix_ns > (delivered_unix_ns or 0)
+        found.append(
+            ReceiverState(
+                name=name,
+                enabled=enabled,
+                disabled_reason=reason,
+                waiting=count,
+                oldest_waiting_unix_ns=oldest,
+                failed=given_up,
+                delivered_unix_ns=delivered_unix_ns,
+                error=_newest_error(connection, name) if fails else "",
+            )
+        )
+    return found
+
+
+def _newest_error(connection: Connection, receiver: str) -> str:
+    query = (
+        select(Delivery.error)
+        .join(Outbox, Outbox.id == Delivery.outbox_id)
+        .where(Outbox.receiver == receiver, Outbox.state.in_(("waiting", "failed")))
+        .order_by(Delivery.id.desc())
+        .limit(1)
+    )
+    return connection.scalar(query) or ""
+
+
+def _agents(connection: Connection, now_unix_ns: int) -> tuple[list[AgentState], int, int]:
+    """Agents of jobs that train, in their running attempt: those shown, how many there are, how many are silent."""
+    columns = (AgentView.job, AgentView.attempt, AgentView.host, AgentView.at_unix_ns)
+    newest = (Job.name == AgentView.job) & (Job.attempt == AgentView.attempt)
+    trains = Job.state.in_(_TRAINING)
+    counted = select(func.count()).select_from(AgentView).join(Job, newest).where(trains)
+    total = connection.scalar(counted) or 0
+    silent = connection.scalar(counted.where(AgentView.at_unix_ns < now_unix_ns - SILENT_NS)) or 0
+    longest = select(*columns).join(Job, newest).where(trains).order_by(AgentView.at_unix_ns, AgentView.host)
+    shown = [
+        AgentState(job=job, attempt=attempt, host=host.partition("/")[0], reported_unix_ns=at)
+        for job, attempt, host, at in connection.execute(longest.limit(AGENTS_SHOWN_MAX))
+    ]
+    return shown, total, silent
+
+
+def _dropped(connection: Connection, now_unix_ns: int) -> tuple[list[DroppedRecords], list[DetectorOff]]:
+    recent = Job.last_seen_unix_ns > now_unix_ns - DAY_NS
+    query = select(Job.name, Job.dropped).where(recent).order_by(Job.last_seen_unix_ns.desc()).limit(JOBS_SHOWN_MAX)
+    dropped, off = [], []
+    for job, counts in connection.execute(query):
+        for reason, count in counts.items():
+            if reason.startswith(DETECTOR_OFF):
+                off.append(DetectorOff(job=job, detector=reason.removeprefix(DETECTOR_OFF), failures=count))
+        reasons = dict(_without_detectors(counts.items()))
+        if reasons:
+            dropped.append(DroppedRecords(job=job, reasons=reasons))
+    return dropped, off
+
+
+def _without_detectors(counts: Iterable[tuple[str, int]]) -> Iterable[tuple[str, int]]:
+    return ((reason, count) for reason, count in counts if count and not reason.startswith(DETECTOR_OFF))
+
+
+def _database(connection: Connection, data_dir: Path, in_store: bool) -> DatabaseState:
+    kind = connection.dialect.name
+    if kind == "postgresql":
+        size = connection.scalar(text("SELECT pg_database_size(current_database())")) or 0
+        free = None
+    else:
+        pages = connection.scalar(text("SELECT page_count * page_size FROM pragma_page_count, pragma_page_size"))
+        size, free = pages or 0, shutil.disk_usage(data_dir).free
+    log = "database" if in_store else "kafka"
+    return DatabaseState(kind=kind, telemetry_log=log, size_bytes=size, free_bytes=free)

@@ -1,0 +1,111 @@
+// Receivers: who is notified of what; add one, try one, switch one off or on, remove one.
+
+import { getList, path, post, put, remove } from "../common/api.js";
+import { fill, h } from "../common/dom.js";
+import { kindName, KIND_NAMES } from "../common/format.js";
+import { ask, card, empty, REFUSAL_MS, said, SEVERITIES, statePill, toast, whenChanged } from "../components/shell.js";
+
+const RECEIVERS_MAX = 100;
+
+// By type: its name, what its URL looks like, and what its secret is (null: it has none).
+const TYPES = {
+  webhook: ["Webhook, signed", "https://example.com/hook", "whsec_…, or empty for a new one"],
+  alertmanager: ["Alertmanager", "https://alertmanager:9093/api/v2/alerts", null],
+  "alertmanager-webhook": ["Webhook as Alertmanager sends it", "https://example.com/hook", null],
+  pagerduty: ["PagerDuty", "https://events.pagerduty.com/v2/enqueue", "integration key"],
+  slack: ["Slack", "https://hooks.slack.com/services/…", "token of a bot, for chat.postMessage"],
+  teams: ["Microsoft Teams", "https://….webhook.office.com/…", null],
+  email: ["E-mail", "oncall@example.com", null],
+};
+
+export class ReceiversCard {
+  // `changed` runs after a receiver was changed, and `open` shows the messages to one.
+  constructor(changed, open) {
+    this.changed = changed;
+    this.open = open;
+    this.body = h("div");
+    this.add = h("button", { hidden: true, onclick: () => this.make() }, "New receiver");
+    this.card = card("Receivers", this.body, { tools: this.add });
+    this.draw = whenChanged((items, states, may) => this.show(items, states, may));
+  }
+
+  // `states` is the state of each receiver by name, as the health of rankwatch says it.
+  async load(may, states) {
+    this.add.hidden = !may;
+    const { items } = await getList("receivers", {}, RECEIVERS_MAX);
+    const told = Object.fromEntries(states.map(({ name, error, failed, waiting }) => [name, { error, failed, waiting }]));
+    this.draw(items.toSorted((one, other) => (one.name < other.name ? -1 : 1)), told, may);
+  }
+
+  show(items, states, may) {
+    if (!items.length) return void empty(this.body, "None: incidents are on these pages alone, and nobody is woken.");
+    const titles = ["Receiver", "Gets", "State", ""];
+    fill(this.body, h("div", { class: "wide" }, h("table", { class: "compact stack" }, h("thead", {}, h("tr", {}, titles.map((name) => h("th", {}, name)))), h("tbody", {}, items.map((one) => this.row(one, states[one.name], may))))));
+  }
+
+  row(one, state, may) {
+    const gets = [one.severities.join(", ") || "every severity", one.kinds.map(kindName).join(", "), one.jobs.length && `jobs ${one.jobs.join(", ")}`, one.projects.length && `projects ${one.projects.join(", ")}`].filter(Boolean);
+    const pill = !one.enabled ? "switched off" : state?.error ? "failing" : "on";
+    return h(
+      "tr",
+      {},
+      h("td", { class: "break" }, h("button", { class: "textual", onclick: () => this.open(one.name) }, one.name), h("div", { class: "under" }, `${TYPES[one.type]?.[0] ?? one.type} · ${one.url}`)),
+      h("td", { class: "break" }, gets.join(" · ")),
+      h("td", {}, statePill(pill), h("div", { class: "under" }, one.disabled_reason || state?.error)),
+      h("td", { class: "right nowrap" }, may && [one.enabled && h("button", { class: "small", onclick: (event) => this.test(one, event.target) }, "Test"), " ", h("button", { class: "small", onclick: () => this.turn(one) }, one.enabled ? "Switch off" : "Switch on"), " ", h("button", { class: "small", onclick: () => this.drop(one) }, "Remove")]),
+    );
+  }
+
+  async test(one, button) {
+    button.disabled = true; // the reply waits for the first try, up to 20 s
+    const sent = await said(post(path("receivers", one.name, "test"), {}));
+    button.disabled = false;
+    if (sent) toast(sent.state === "delivered" ? `${one.name} has received the test message.` : `The test message to ${one.name} ${sent.state === "failed" ? "failed" : "is tried again"}: ${sent.error || "no answer yet"}`, REFUSAL_MS);
+    this.changed();
+  }
+
+  async turn(one) {
+    const { type, url, kinds, severities, jobs, projects, enabled } = one;
+    await said(put(path("receivers", one.name), { type, url, kinds, severities, jobs, projects, enabled: !enabled }), enabled ? `${one.name} is switched off` : `${one.name} is switched on`);
+    this.changed();
+  }
+
+  async drop(one) {
+    if (!(await ask(`Remove ${one.name}?`, "Messages to it that are not delivered yet are given up.", [], "Remove", true))) return;
+    await said(remove(path("receivers", one.name)), `${one.name} is removed`);
+    this.changed();
+  }
+
+  async make() {
+    const url = h("input", { name: "url", autocomplete: "off", required: true, maxlength: 2000 });
+    const secret = h("input", { name: "secret", autocomplete: "off", maxlength: 500 });
+    const secretField = h("label", {}, "Secret", secret);
+    const type = h("select", { name: "type", onchange: () => fit() }, Object.entries(TYPES).map(([value, [name]]) => h("option", { value }, name)));
+    const fit = () => {
+      const [, example, of] = TYPES[type.value];
+      url.placeholder = example;
+      secret.placeholder = of ?? "";
+      secretField.hidden = of === null;
+    };
+    fit();
+    const severities = SEVERITIES.map((one) => h("label", { class: "check inline" }, h("input", { type: "checkbox", name: `severity_${one}`, checked: one !== "info" }), one));
+    const fields = [
+      h("label", {}, "Name", h("input", { name: "name", autocomplete: "off", required: true, maxlength: 64, pattern: "[A-Za-z0-9][A-Za-z0-9_.\\-]*" })),
+      h("label", {}, "Type", type),
+      h("label", {}, "URL or address", url),
+      secretField,
+      h("div", { class: "checks" }, severities),
+      h("label", {}, "Kind", h("select", { name: "kind" }, h("option", { value: "" }, "every kind"), Object.entries(KIND_NAMES).map(([value, text]) => h("option", { value }, text)))),
+      h("label", {}, "Jobs (names, by commas)", h("input", { name: "jobs", autocomplete: "off", placeholder: "all" })),
+    ];
+    const answer = await ask("New receiver", "It is notified of incidents from now on. Test it next.", fields, "Add");
+    if (!answer) return;
+    const jobs = answer.jobs.split(",").map((one) => one.trim()).filter(Boolean);
+    const body = { name: answer.name.trim(), type: answer.type, url: answer.url.trim(), severities: SEVERITIES.filter((one) => answer[`severity_${one}`]), kinds: answer.kind ? [answer.kind] : [], jobs };
+    if (answer.secret && TYPES[answer.type][2] !== null) body.secret = answer.secret.trim();
+    const made = await said(post("receivers", body));
+    if (!made) return;
+    if (made.secret) await ask(`Secret of ${made.name}`, "Copy it now into the program that receives: it cannot be shown again.", [h("textarea", { readOnly: true, rows: 2, "aria-label": "Secret" }, made.secret)], "Done");
+    this.changed();
+  }
+}

@@ -1,0 +1,104 @@
+"""Commands: the list, one command with the answers of its ranks, and the dialog that says what one costs."""
+
+import re
+
+import pytest
+from playwright.sync_api import expect
+from sqlalchemy import insert
+
+from rankwatch_service.store.engine import write
+from rankwatch_service.store.models import Checkpoint
+from tests.browser.conftest import HOSTILE, PATIENCE_MS
+from tests.browser.office import S
+from tests.support.orders.rows import add_command, add_view, answered
+from tests.support.values.batches import progress
+
+pytestmark = pytest.mark.browser
+expect.set_options(timeout=PATIENCE_MS)
+
+
+@pytest.mark.parametrize(("width", "height"), [(1280, 800), (390, 844)])
+def test_the_ranks_of_a_command_answer_one_by_one_without_a_reload(office, width, height):
+    office.page.set_viewport_size({"width": width, "height": height})
+    engine = office.api.engine
+    office.job("gpt", world_size=4)
+    add_command(engine, office.now, reason=HOSTILE)
+    add_view(engine, office.now, [answered(0, "held"), progress(1, 1_239)])
+    page = office.goto("/incidents")
+    page.get_by_role("navigation").get_by_role("link", name="Commands").click()
+    row = page.locator("tr.link")
+    expect(row).to_contain_text(HOSTILE)
+    row.get_by_role("link", name="Checkpoint").click()
+    expect(page.locator("h1")).to_contain_text("Checkpoint gpt")
+    ranks = page.locator(".ranks")
+    expect(ranks).to_contain_text("1 of 4 have answered")
+    expect(ranks.locator("li", has_text="has not answered")).to_contain_text("rank 1")
+    page.evaluate("window.same = true")
+    add_view(engine, office.now, [answered(0, "done"), answered(1, "failed", HOSTILE)])
+    expect(ranks).to_contain_text("2 of 4 have answered")
+    expect(ranks.locator("li").first).to_contain_text(HOSTILE)
+    expect(page.locator(".card", has_text="Tries").last).to_contain_text("1,240")
+    assert page.evaluate("window.same") is True
+    assert page.locator("main img").count() == 0
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_a_command_of_somebody_else_appears_and_is_cancelled_with_its_audit_trail(visit, site):
+    with visit(color_scheme="dark") as one:
+        page = one.goto("/commands?state=open&job=gpt-small")
+        expect(page.locator(".live")).to_have_text("Live")
+        wanted = {"action": "checkpoint", "reason": "from the shell"}
+        site.service.write("POST", "/api/v1/jobs/gpt-small/commands", wanted)
+        page.get_by_role("button", name="All", exact=True).click()
+        row = page.locator("tr.link", has_text="from the shell").first
+        row.get_by_role("link", name="Checkpoint").click()
+        expect(page.locator(".card", has_text="What was asked").last).to_contain_text("from the shell")
+        audit = page.locator(".card", has_text="Audit trail").last
+        expect(audit.locator("tr").first).to_be_visible()
+        expect(page.locator(".ranks")).to_contain_text("have answered")
+
+
+def test_the_dialog_says_what_is_lost_and_a_stop_needs_the_name_of_the_job(office):
+    office.job("gpt", step_time_s=2.0)
+    office.attempt("gpt", ranks=[], can=["stop", "rollback", "pause"], replicated=False)
+    for step, tier in ((1_034, "remote"), (834, "remote")):
+        saved = office.now - (2_000 - step) * 10 * S
+        row = {"job": "gpt", "id": f"remote:l.0:{step}", "attempt": "l.0", "step": step, "tier": tier, "location": "/c"}
+        proven = {
+            "shards_expected": 1,
+            "shards": [0],
+            "seconds": 3.0,
+            "bytes": 1,
+            "verdict": "good",
+            "verdict_reason": "",
+        }
+        with write(office.api.engine) as connection:
+            connection.execute(insert(Checkpoint).values(**row | proven, verified=True, saved_unix_ns=saved))
+    page = office.goto("/jobs/gpt")
+    page.get_by_role("button", name="Roll back").click()
+    price = page.locator("dialog .price")
+    expect(price).to_contain_text("200, from 1,034 to 1,234")
+    expect(price).to_contain_text("6 min 40 s of training, 28.4 rank-h")
+    expect(price).to_contain_text(re.compile("saved 2 h"))
+    page.get_by_label("Checkpoint").select_option("remote:l.0:834")
+    expect(price).to_contain_text("400, from 834 to 1,234")
+    page.locator("dialog").get_by_role("button", name="Cancel").click()
+    page.get_by_role("button", name="Stop").click()
+    dialog = page.locator("dialog")
+    expect(dialog).to_contain_text("It cannot be undone")
+    dialog.get_by_label("Reason").fill("wrong data")
+    dialog.get_by_label("type the name of the job").fill("gp")
+    dialog.get_by_role("button", name="Stop").click()
+    expect(dialog).to_be_visible()
+    dialog.get_by_label("type the name of the job").fill("gpt")
+    dialog.get_by_role("button", name="Stop").click()
+    expect(page.locator(".toast")).to_contain_text("no agent can reach job gpt")
+    page.get_by_role("button", name="Pause").click()
+    expect(page.locator("dialog .price")).to_contain_text("256 rank-h for each hour")
+    expect(page.locator("dialog").get_by_label("type the name of the job")).to_have_count(0)
+
+
+def test_a_command_that_does_not_exist_has_a_page_that_says_so(office):
+    page = office.goto("/commands/cmd_999999")
+    expect(page.locator("h1")).to_have_text("There is no command cmd_999999")
+    expect(page.get_by_role("link", name="All commands")).to_be_visible()

@@ -1,0 +1,56 @@
+"""The page about rankwatch itself, and the banner above every page while something there is wrong."""
+
+import pytest
+from playwright.sync_api import expect
+from sqlalchemy import insert
+
+from rankwatch_service.store.engine import write
+from rankwatch_service.store.models import AgentView
+from tests.browser.conftest import HOSTILE, PATIENCE_MS
+from tests.browser.office import S
+from tests.support.service.parts import notifier_reports, stream_reports
+
+pytestmark = pytest.mark.browser
+expect.set_options(timeout=PATIENCE_MS)
+
+
+@pytest.mark.parametrize(("width", "height"), [(1280, 800), (390, 844)])
+def test_the_page_is_in_the_navigation_and_shows_each_part(visit, width, height):
+    with visit(width, height, color_scheme="dark") as one:
+        page = one.page
+        expect(page.locator(".banner")).to_be_hidden()
+        page.get_by_role("navigation").get_by_role("link", name="Health").click()
+        expect(page.locator(".works")).to_contain_text("All parts work.")
+        expect(page.locator(".tile", has_text="Notifier").last).to_contain_text("runs")
+        expect(page.locator(".card", has_text="Partitions of the log").locator("tbody tr")).to_have_count(1)
+        expect(page.locator("tr", has_text="pager")).to_contain_text("works")
+        expect(page.locator(".card", has_text="Agents").last.get_by_role("link", name="gpt-small")).to_be_visible()
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_a_banner_says_on_every_page_what_is_wrong_and_the_page_of_it_what_to_do(office):
+    for path in ("/incidents", "/jobs", "/hosts", "/policy", "/rules", "/access"):
+        page = office.goto(path)
+        expect(page.locator(".banner")).to_contain_text("No stream process has ever reported")
+    page.locator(".banner").get_by_role("link", name="Health: 1 more").click()
+    expect(page.locator(".problems li")).to_have_count(2)
+    expect(page.locator(".problems li").first).to_contain_text("Start `rankwatch stream`")
+    expect(page.locator(".banner")).to_have_count(0)
+
+
+def test_the_page_follows_without_a_reload_and_names_stay_text(office):
+    stream_reports(office.api)
+    page = office.goto("/health")
+    expect(page.locator(".problems li")).to_contain_text("No notifier has ever run")
+    notifier_reports(office.api)
+    expect(page.locator(".works")).to_be_visible()
+    office.job("gpt", attempt="l.0", dropped={HOSTILE: 3})
+    seen = {"agent": "", "boot": "b", "ranks": b"\x90", "at_unix_ns": office.now - 600 * S}
+    with write(office.api.engine) as connection:
+        connection.execute(insert(AgentView).values(job="gpt", attempt="l.0", host=HOSTILE, **seen))
+    problem = page.locator(".problems li", has_text="1 of 1 agent of 1 job")
+    expect(problem).to_contain_text(HOSTILE)
+    expect(page.locator("td.late")).to_contain_text("min ago")
+    expect(page.locator(".card", has_text="Dropped telemetry")).to_contain_text("img src=x", ignore_case=True)
+    assert page.locator("main img").count() == 0
+    assert page.evaluate("window.hacked") is None
