@@ -10,6 +10,9 @@ from tests.browser.conftest import BAD_STEP, HOSTILE, PATIENCE_MS, until
 pytestmark = pytest.mark.browser
 
 STEPS_A_POINT = 20
+LAST_STEP_DRAWN = (
+    "Number(/to step ([\\d,]+)/.exec(document.querySelector('canvas.line').ariaLabel)?.[1].replaceAll(',', '') ?? -1)"
+)
 SIZES = [(1280, 800), (390, 844)]
 expect.set_options(timeout=PATIENCE_MS)
 
@@ -66,38 +69,33 @@ def test_jobs_lists_all_jobs_with_their_state(visit, width, height):
 def test_a_job_shows_its_charts_and_goes_on_by_itself(visit, width, height):
     with visit(width, height) as one:
         page = one.goto("/jobs/gpt-small")
-        expect(page.locator(".chart .main-svg").first).to_be_attached()
-        expect(page.locator(".chart .main-svg")).not_to_have_count(0)
+        expect(page.get_by_role("img", name=re.compile("^Loss over steps. From step"))).to_be_visible()
         expect(page.locator("canvas.heat")).to_be_visible()
         expect(page.locator(".scale")).to_contain_text("×")
         step = page.locator(".tile", has_text="Step").first.locator(".value")
         expect(step).to_have_text(re.compile(r"^[\d,]+$"))
         before = step.text_content()
         expect(step).not_to_have_text(before)
-        until(page, f"Math.max(...document.querySelector('.js-plotly-plot').data[0].x) >= {before.replace(',', '')}")
+        until(page, f"{LAST_STEP_DRAWN} >= {before.replace(',', '')}")
         if width == 1280:
             assert in_first_screen(page, page.locator("canvas.heat"))
         assert no_sideways_scrolling(page)
 
 
-def marked(steps, step):
+def marked(page, chart, mark, step):
     """One mark, on the point that holds the step: the longer the job runs, the more steps a point holds."""
-    return len(steps) == 1 and step - STEPS_A_POINT < steps[0] <= step
+    until(page, f"/{mark} at step/.test({chart}.ariaLabel)")
+    (marked_step,) = re.findall(rf"{mark} at step ([\d,]+)\.", page.evaluate(f"{chart}.ariaLabel"))
+    return step - STEPS_A_POINT < int(marked_step.replace(",", "")) <= step
 
 
 def test_nan_inf_and_the_incident_are_marked_in_the_charts(visit):
     with visit() as one:
         page = one.goto("/jobs/gpt-small")
-        charts = "[...document.querySelectorAll('.js-plotly-plot')]"
-        until(page, f"{charts}.filter((chart) => chart.data?.some((trace) => trace.mode === 'markers')).length >= 2")
-        marks = page.evaluate(
-            "[...document.querySelectorAll('.js-plotly-plot')].map((chart) => Object.fromEntries(chart.data"
-            ".filter((trace) => trace.mode === 'markers').map((trace) => [trace.marker.symbol, trace.x])))"
-        )
-        assert marked(marks[0]["x-thin-open"], BAD_STEP)
-        assert marked(marks[1]["triangle-up"], BAD_STEP + 1)
-        onsets = page.evaluate("document.querySelector('.js-plotly-plot').layout.shapes.map((shape) => shape.x0)")
-        assert BAD_STEP in onsets
+        loss, norm = (f"document.querySelectorAll('canvas.line')[{n}]" for n in range(2))
+        assert marked(page, loss, "NaN", BAD_STEP)
+        assert marked(page, norm, "Inf", BAD_STEP + 1)
+        assert f"critical incident from step {BAD_STEP}." in page.evaluate(f"{loss}.ariaLabel")
 
 
 def test_the_heat_map_draws_cells_and_names_them_under_the_pointer(visit):
@@ -113,8 +111,8 @@ def test_the_heat_map_draws_cells_and_names_them_under_the_pointer(visit):
         )
         assert colours > 20
         box = page.locator("canvas.heat").bounding_box()
-        page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 5)
-        expect(page.locator(".tip")).to_contain_text(re.compile(r"rank 0 on node-1 · step [\d,]+\s+\d"))
+        page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 14)
+        expect(page.locator(".heatbox .tip")).to_contain_text(re.compile(r"rank 0 on node-1 · step [\d,]+\s+\d"))
 
 
 def test_names_that_are_markup_stay_text_everywhere(visit, site):

@@ -54,6 +54,7 @@ from rankwatch_service.api.routes import (
     silences,
     telemetry,
 )
+from rankwatch_service.api.routes.archive import incident_archive
 from rankwatch_service.api.routes.charts import devices, explanations, steps
 from rankwatch_service.api.routes.incidents import incidents, totals
 from rankwatch_service.api.routes.notifications import deliveries, reasons
@@ -96,6 +97,7 @@ RESOURCES: Final = (
     devices,
     totals,
     incidents,
+    incident_archive,
     explanations,
     feedback,
     precision,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import IO, Any, Final
 
 import httpx2
@@ -90,6 +91,23 @@ class Client:
                     written += file.write(part)
         except httpx2.TransportError as error:
             raise self._unreachable(error) from error
+        return written
+
+    def save(self, path: str, target: Path, **query: Any) -> int:
+        """Write the content of a resource to a file, in place of an older one; returns its bytes.
+
+        Raises:
+            CliError: the service refuses it, or the file cannot be written.
+        """
+        fresh = target.with_name(f".{target.name}.new")
+        try:
+            with fresh.open("wb") as file:
+                written = self.download(path, file, **query)
+            fresh.replace(target)
+        except OSError as error:
+            raise CliError(Status.USAGE, f"{target}: {error.strerror or error}") from error
+        finally:
+            fresh.unlink(missing_ok=True)
         return written
 
     def events(self, after: int | None) -> Iterator[tuple[str, int, dict[str, Any]]]:

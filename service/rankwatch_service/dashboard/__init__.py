@@ -17,6 +17,8 @@ PAGES: Final = {
     "/incidents/{incident}": ("incident", "Incident"),
     "/jobs": ("jobs", "Jobs"),
     "/jobs/{job:path}": ("job", "Job"),
+    "/topology/{job:path}": ("ranks/topology", "Topology"),
+    "/ranks/{place:path}": ("ranks/rank", "Rank"),
     "/hosts": ("hosts", "Hosts"),
     "/hosts/{host}": ("host", "Host"),
     "/commands": ("commands/commands", "Commands"),

@@ -1,4 +1,4 @@
-"""The files of the pages: our modules and styles, and plotly.js from the installed plotly package.
+"""The files of the pages: our modules and styles.
 
 The path of each file contains the hash of all files, so that browsers can cache them for ever and load all of them anew
 after an upgrade.
@@ -7,7 +7,6 @@ after an upgrade.
 from __future__ import annotations
 
 import gzip
-import re
 from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from html import escape
@@ -25,12 +24,6 @@ TYPES: Final[Mapping[str, str]] = {
 
 CACHE_FOR_EVER: Final = "public, max-age=31536000, immutable"
 
-PLOTLY: Final = "plotly.min.js"
-
-# When plotly.js is loaded it adds styles for maps to the page, unless an element with this id exists. Our content
-# security policy forbids inline styles, and no page shows a map. The id is a hash that changes with plotly's version.
-_MAP_STYLE: Final = re.compile(rb'document\.getElementById\("([0-9a-f]{64})"\)')
-
 
 class Assets:
     """All files of the dashboard. Read at the start, so that an upgrade on disk does not mix versions."""
@@ -38,11 +31,8 @@ class Assets:
     def __init__(self) -> None:
         folder = files(__package__) / "static"
         self._files = dict(_files(folder))
-        self._files[PLOTLY] = (files("plotly") / "package_data" / PLOTLY).read_bytes()
         self._shell = (folder / "page.html").read_text(encoding="utf-8")
         self._gzipped: dict[str, bytes] = {}
-        match = _MAP_STYLE.search(self._files[PLOTLY])
-        self._map_style = match[1].decode() if match else "plotly-map-style"
         digest = sha256(self._shell.encode())
         for name, content in sorted(self._files.items()):
             digest.update(name.encode() + content)
@@ -53,7 +43,6 @@ class Assets:
         meta = "\n".join(f'<meta name="{name}" content="{escape(text)}">' for name, text in (facts or {}).items())
         return (
             self._shell.replace("{{version}}", self.version)
-            .replace("{{map_style}}", self._map_style)
             .replace("{{module}}", module)
             .replace("{{title}}", escape(title))
             .replace("{{facts}}", meta)

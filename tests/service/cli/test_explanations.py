@@ -1,6 +1,7 @@
 """Why an incident was opened, and what is judged of a job, on the command line against a real api."""
 
 import json
+import zipfile
 
 import pytest
 from sqlalchemy import insert
@@ -83,3 +84,14 @@ def test_a_silent_job_says_what_is_judged_and_the_smallest_fault(rankwatch):
     assert "a jump of the loss" in out
     assert "the first that is not finite is reported" in out
     assert json.loads(rankwatch("jobs", "why", "gpt", "--json")[1])["job"] == "gpt"
+
+
+def test_an_incident_is_exported_to_a_file_that_is_whole_or_not_there(rankwatch, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    status, _, err = rankwatch("incidents", "export", "inc_1")
+    assert status == 0
+    assert "incident-inc_1.zip" in err
+    with zipfile.ZipFile(tmp_path / "incident-inc_1.zip") as archive:
+        assert json.loads(archive.read("incident.json"))["why"][0]["scope"] == "rank:1"
+    status, _, err = rankwatch("incidents", "export", "inc_9", "other.zip")
+    assert (status, list(tmp_path.glob("*other*"))) == (2, [])

@@ -1,7 +1,8 @@
-"""`rankwatch incidents`: list, watch, show, acknowledge, resolve, comment on incidents, or judge them."""
+"""`rankwatch incidents`: list, watch, show, export, acknowledge, resolve, comment on incidents, or judge them."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any, Final
 from urllib.parse import quote
 
@@ -26,7 +27,8 @@ COLUMNS: Final[output.Columns] = {
 }
 
 app = typer.Typer(
-    help="List or watch incidents; show, acknowledge, resolve, comment on or judge one.", invoke_without_command=True
+    help="List or watch incidents; show, export, acknowledge, resolve, comment on or judge one.",
+    invoke_without_command=True,
 )
 
 
@@ -123,6 +125,22 @@ def show_incident(
     )
     if why:
         explanations.show(reasons)
+
+
+@app.command("export")
+def export_incident(
+    incident: INCIDENT,
+    path: Annotated[
+        Path | None, typer.Argument(metavar="FILE", help="ZIP file to write; default: incident-INCIDENT.zip.")
+    ] = None,
+    url: URL = None,
+    token: TOKEN = None,
+) -> None:
+    """Write all that is known of an incident to a ZIP file: page, series, stacks, commands, and for admins the audit
+    trail.
+    """
+    target = path or Path(f"incident-{incident}.zip")
+    output.note(f"{target}: {connect(url, token).save(f'{_path(incident)}/archive', target):,} bytes")
 
 
 @app.command("ack")

@@ -115,15 +115,7 @@ def export_job(
 ) -> None:
     """Write what the ranks of a job have reported to a file that `rankwatch replay` reads."""
     client = connect(url, token)
-    fresh = path.with_name(f".{path.name}.new")
-    try:
-        with fresh.open("wb") as file:
-            written = client.download(f"{job_path(job)}/telemetry", file, from_step=from_step, to_step=to_step)
-        fresh.replace(path)
-    except OSError as error:
-        raise CliError(Status.USAGE, f"{path}: {error.strerror or error}") from error
-    finally:
-        fresh.unlink(missing_ok=True)
+    written = client.save(f"{job_path(job)}/telemetry", path, from_step=from_step, to_step=to_step)
     output.note(f"{path}: {written:,} bytes")
 
 

@@ -1,177 +1,221 @@
-// Line charts by plotly.js. Each point covers a range of steps with its lowest and highest value, so that no spike is
-// averaged away. Values that are not finite are marked on the frame: × NaN, ▲ Inf, ▼ −Inf, ○ not measured.
+// Line charts on a canvas. Each point covers a range of steps with its lowest and highest value, so that no spike is
+// averaged away. Charts over the same axis share the place under the pointer and the zoom (axes.js). Drag to zoom, double
+// click to see all; with the keyboard ← → move, + and − zoom, Escape shows all. The label tells the same in words.
 
+import { AXES } from "./axes.js";
+import { font, paintAxes, paintEvents, paintLine, paintMarks, paintNothing, placed } from "./line_paint.js";
+import { inWords, MARK_NAMES, placeName, span } from "./line_words.js";
+import { extent, robustRange, stepTicks, timeTicks, valueTicks } from "./scales.js";
 import { h } from "../common/dom.js";
-import { measured } from "../common/format.js";
 
-const assets = new URL("..", import.meta.url).href;
-const SEVERITY = { critical: "#e5342b", warning: "#e8890c", info: "#3a86d8" };
-// Units of the y axis by the end of the metric's name, with SI prefixes where these are usual.
-const UNITS = [
-  [/_bytes_per_s$/, "B/s", "~s"],
-  [/_bits_per_s$/, "bit/s", "~s"],
-  [/_per_s$/, "/s", "~g"],
-  [/_s$/, "s", "~s"],
-  [/_bytes$/, "B", "~s"],
-  [/_hz$/, "Hz", "~s"],
-  [/_w$/, " W", "~g"],
-  [/_celsius$/, " °C", "~g"],
-];
-const FRINGE = 0.06; // of the y range, kept free above and below for marks on the frame
-let loading = null;
-
-// Resolves when charts can be drawn.
-export function plotly() {
-  loading ??= new Promise((resolve, reject) => {
-    const script = h("script", { src: `${assets}plotly.min.js`, async: true });
-    script.addEventListener("load", () => resolve(window.Plotly));
-    script.addEventListener("error", () => reject(new Error("plotly.js could not be loaded")));
-    document.head.append(script);
-  });
-  return loading;
-}
+const MARGIN = { right: 12, top: 8, bottom: 24 };
+const LEFT_PX = [40, 72]; // between these, as wide as the labels of the y axis
+const X_TICK_PX = 88;
+const Y_TICK_PX = 34;
+const NEAR_PX = 12; // a line has no value further from its next point
+const DRAG_PX = 6;
+const NO_MARKS = { nan: [], inf: [], minusInf: [], missing: [] };
 
 export class Chart {
   // `metric` gives the unit; `label` says what it shows. With `times`, what is called a step below is a time in ms.
   constructor(holder, { metric, label, times = false }) {
     this.metric = metric;
-    this.place = times ? { axis: { type: "date", nticks: 6, tickformat: "%H:%M:%S", hoverformat: "%H:%M:%S" }, text: "%{x|%H:%M:%S}" } : { axis: { nticks: 6, tickformat: ",d", hoverformat: ",d" }, text: "step %{x}" };
-    this.box = h("div", { class: "chart", role: "img", "aria-label": label });
-    holder.append(this.box);
-    addEventListener("themechange", () => this.last && this.show(...this.last));
+    this.label = label;
+    this.canvas = h("canvas", { class: "line", role: "img", tabindex: "0", "aria-label": label });
+    this.hair = h("div", { class: "hair", hidden: true });
+    this.picked = h("div", { class: "picked", hidden: true });
+    this.tip = h("div", { class: "tip", hidden: true });
+    this.said = h("div", { class: "visually-hidden", role: "status" });
+    this.all = h("button", { class: "small all", hidden: true, onclick: () => this.axis.zoom(null) }, "Show all");
+    this.element = h("div", { class: "chart" }, this.canvas, this.picked, this.hair, this.tip, this.said, this.all);
+    holder.append(this.element);
+    this.#over(times);
+    this.#listen();
+    new ResizeObserver(() => this.draw()).observe(this.element);
   }
 
   // `lines` are {name, steps, low, high, colour, band, dash}: between low and high it is filled. `marks` are steps by
   // kind {nan, inf, minusInf, missing}; `incidents` and `attempts` are drawn on the step axis, and so are `events`
-  // {step, text}. `log`: a logarithmic axis, for lines whose values are all positive.
-  async show(lines, marks, incidents = [], attempts = [], { events = [], log = false } = {}) {
-    this.last = [lines, marks, incidents, attempts, { events, log }];
-    const Plotly = await plotly();
-    const style = getComputedStyle(this.box);
+  // {step, text}. `log`: a logarithmic axis, for lines whose values are all positive. `times` changes the axis.
+  show(lines, marks, incidents = [], attempts = [], { events = [], log = false, times = this.times } = {}) {
+    if (times !== this.times) this.#over(times);
+    this.last = { lines, marks: marks ?? NO_MARKS, incidents, attempts, events, log };
+    this.canvas.setAttribute("aria-label", inWords(this.label, this.metric, times, this.last));
+    this.draw();
+  }
+
+  draw() {
+    const [width, height] = [this.element.clientWidth, this.element.clientHeight];
+    if (!this.last || !width) return;
+    this.drawn = true;
+    const { lines, marks, log } = this.last;
+    const ratio = devicePixelRatio || 1;
+    this.canvas.width = Math.round(width * ratio);
+    this.canvas.height = Math.round(height * ratio);
+    const context = this.canvas.getContext("2d");
+    context.scale(ratio, ratio);
+    const style = getComputedStyle(this.element);
     const ink = (name) => style.getPropertyValue(name).trim();
-    const range = log ? extent(lines) : robustRange(lines);
-    const traces = [...lines.flatMap((line) => this.#line(line, ink)), ...this.#marks(marks, range, ink), ...this.#offScale(lines, range, ink)];
-    await Plotly.react(this.box, traces, this.#layout({ range, log, events }, shapes(incidents, [...attempts, ...events.map((one) => one.step)], ink), !hasValues(lines, marks), ink, style), { responsive: true, displayModeBar: false, doubleClick: "reset" });
+    context.font = font(style.fontFamily);
+    const x = this.axis.range ?? this.#whole();
+    const shown = lines.map((line) => within(line, x));
+    const frame = { right: width - MARGIN.right, top: MARGIN.top, bottom: height - MARGIN.bottom, x, y: log ? extent(shown) : robustRange(shown), log };
+    const yTicks = valueTicks(this.metric, frame.y, (frame.bottom - frame.top) / Y_TICK_PX, log);
+    const wide = Math.max(0, ...yTicks.map(([, text]) => context.measureText(text).width)) + 14;
+    frame.left = Math.ceil(Math.min(LEFT_PX[1], Math.max(LEFT_PX[0], wide)));
+    this.frame = frame;
+    this.all.hidden = this.axis.range === null;
+    if (this.#isEmpty(shown)) paintNothing(context, frame, ink);
+    else this.#paint(context, frame, { lines: shown, marks, yTicks, ink });
+    this.pointed();
   }
 
-  // The area between low and high, and an invisible line for the tooltip. A dashed line follows the highest values.
-  #line({ name, steps, low, high, colour, band, dash }, ink) {
-    const stroke = ink(colour);
-    const shape = outlined(steps, low, high);
-    const hover = { x: steps, y: high, name, type: "scatter", mode: "lines", connectgaps: false, line: { width: 0, color: stroke }, hovertemplate: `${name} %{customdata}<extra></extra>`, customdata: high.map((value, n) => this.#span(low[n], value)) };
-    if (low === high || dash) return [{ ...hover, line: { width: dash ? 1.2 : 1.6, color: stroke, dash: dash ?? "solid" } }];
-    return [{ ...shape, type: "scatter", mode: "lines", fill: "toself", hoverinfo: "skip", fillcolor: faded(stroke, band ? 0.18 : 0.35), line: { width: band ? 0 : 1, color: stroke } }, hover];
+  #paint(context, frame, { lines, marks, yTicks, ink }) {
+    const xTicks = (this.times ? timeTicks : stepTicks)(frame.x, (frame.right - frame.left) / X_TICK_PX);
+    paintAxes(context, frame, { xTicks, yTicks, ink });
+    paintEvents(context, frame, { ...this.last, ink });
+    for (const line of lines) paintLine(context, frame, line, ink);
+    paintMarks(context, frame, lines, marks, ink);
   }
 
-  #formatted(value) {
-    return value === null ? "" : measured(this.metric, value);
+  #over(times) {
+    this.axis?.leave(this);
+    this.times = times;
+    this.axis = times ? AXES.time : AXES.step;
+    this.axis.join(this);
   }
 
-  #span(low, high) {
-    if (low === null || high === null) return "";
-    const [a, b] = [this.#formatted(low), this.#formatted(high)];
-    return a === b ? a : `${a} to ${b}`;
+  // From the first to the last place of lines and marks.
+  #whole() {
+    const { lines, marks } = this.last;
+    const places = [...lines.flatMap((one) => one.steps), ...Object.values(marks).flat()];
+    const [from, to] = [Math.min(...places), Math.max(...places)];
+    return from < to ? [from, to] : [from - 0.5, to + 0.5];
   }
 
-  #marks(marks, [low, high], ink) {
-    const mark = (name, steps, y, symbol, colour, size) => ({
-      x: steps, y: steps.map(() => y), type: "scatter", mode: "markers", cliponaxis: false, hovertemplate: `${name} at ${this.place.text}<extra></extra>`,
-      marker: { symbol, size, color: colour, line: { width: symbol.includes("thin") || symbol.includes("open") ? 2 : 0, color: colour } },
+  #isEmpty(lines) {
+    return !lines.some(({ high }) => high.some((value) => value !== null)) && !Object.values(this.last.marks).some((steps) => steps.length);
+  }
+
+  // ---- pointer and keyboard ----------------------------------------------------------------------------------------
+
+  #listen() {
+    let began = null;
+    this.canvas.addEventListener("pointerdown", (event) => {
+      if (event.pointerType !== "mouse" || event.button !== 0 || !this.frame) return;
+      began = event.offsetX;
+      this.canvas.setPointerCapture(event.pointerId);
     });
-    return [
-      mark("NaN", marks.nan, low, "x-thin-open", ink("--critical"), 9),
-      mark("Inf", marks.inf, high, "triangle-up", ink("--critical"), 9),
-      mark("−Inf", marks.minusInf, low, "triangle-down", ink("--critical"), 9),
-      mark("not measured", marks.missing, low, "circle-open", ink("--faint"), 5),
-    ].filter((trace) => trace.x.length);
-  }
-
-  // Values outside of the robust range are marked by arrows on the frame.
-  #offScale(lines, [low, high], ink) {
-    const above = lines.flatMap(({ steps, high: values }) => steps.filter((_, n) => values[n] !== null && values[n] > high));
-    const below = lines.flatMap(({ steps, low: values }) => steps.filter((_, n) => values[n] !== null && values[n] < low));
-    const arrow = (steps, y, symbol) => ({
-      x: steps, y: steps.map(() => y), type: "scatter", mode: "markers", cliponaxis: false, hovertemplate: `off the scale at ${this.place.text}<extra></extra>`,
-      marker: { symbol, size: 10, color: ink("--mark"), line: { width: 1.5, color: ink("--mark") } },
+    this.canvas.addEventListener("pointermove", (event) => {
+      if (!this.frame) return;
+      this.axis.point(this.#nearest(this.#at(event.offsetX)));
+      if (began !== null) this.#pick(began, event.offsetX);
     });
-    return [arrow(above, high, "arrow-bar-up-open"), arrow(below, low, "arrow-bar-down-open")].filter((trace) => trace.x.length);
+    this.canvas.addEventListener("pointerup", (event) => {
+      if (began !== null && Math.abs(event.offsetX - began) > DRAG_PX) this.#zoomTo(this.#at(began), this.#at(event.offsetX));
+      began = null;
+      this.picked.hidden = true;
+    });
+    this.canvas.addEventListener("pointerleave", () => this.axis.point(null));
+    this.canvas.addEventListener("blur", () => this.axis.point(null));
+    this.canvas.addEventListener("dblclick", () => this.axis.zoom(null));
+    this.canvas.addEventListener("keydown", (event) => this.#press(event));
   }
 
-  #layout({ range, log, events }, drawn, isEmpty, ink, style) {
-    const noted = events.map(({ step, text }) => ({ text, x: step, y: 1, yref: "paper", yanchor: "top", xanchor: "left", showarrow: false, font: { size: 11, color: ink("--muted") } }));
-    const axis = { color: ink("--faint"), gridcolor: ink("--line"), zeroline: false, linecolor: ink("--line-strong"), tickfont: { size: 11 }, ticks: "" };
-    const [, unit, tickformat] = UNITS.find(([name]) => name.test(this.metric)) ?? [null, "", "~g"];
-    return {
-      margin: { l: 48, r: 12, t: 8, b: 24 },
-      height: this.box.clientHeight,
-      paper_bgcolor: "rgba(0,0,0,0)",
-      plot_bgcolor: "rgba(0,0,0,0)",
-      font: { family: style.fontFamily, size: 12, color: ink("--text") },
-      showlegend: false,
-      dragmode: "zoom",
-      hovermode: "x unified",
-      hoverlabel: { bgcolor: ink("--raised"), bordercolor: ink("--line-strong"), font: { size: 12, color: ink("--text") } },
-      annotations: isEmpty ? [{ text: "No data in this range", showarrow: false, xref: "paper", yref: "paper", x: 0.5, y: 0.5, font: { color: ink("--faint") } }] : noted,
-      xaxis: { ...axis, showgrid: false, showline: true, showticklabels: !isEmpty, ...this.place.axis, unifiedhovertitle: { text: this.place.text } },
-      yaxis: { ...axis, type: log ? "log" : "linear", range: log ? range.map(Math.log10) : range, showticklabels: !isEmpty, ...(log ? { dtick: "D2" } : { nticks: 5 }), fixedrange: true, tickformat, ticksuffix: unit },
-      shapes: drawn,
-    };
+  #pick(from, to) {
+    const [left, right] = [Math.min(from, to), Math.max(from, to)].map((x) => Math.min(this.frame.right, Math.max(this.frame.left, x)));
+    this.picked.hidden = right - left < DRAG_PX;
+    Object.assign(this.picked.style, { left: `${left}px`, width: `${right - left}px`, top: `${this.frame.top}px`, height: `${this.frame.bottom - this.frame.top}px` });
+  }
+
+  #press(event) {
+    const does = { ArrowLeft: () => this.#move(-1), ArrowRight: () => this.#move(1), "+": () => this.#scale(0.5), "-": () => this.#scale(2), Escape: () => this.axis.zoom(null) }[event.key];
+    if (!does || !this.frame || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    does();
+    this.said.textContent = this.tip.hidden ? "" : this.tip.textContent;
+  }
+
+  #move(by) {
+    const places = this.#places();
+    const now = places.indexOf(this.#nearest(this.axis.at ?? this.frame.x[1]));
+    this.axis.point(places[Math.min(places.length - 1, Math.max(0, this.axis.at === null ? now : now + by))] ?? null);
+  }
+
+  #scale(by) {
+    const [from, to] = this.frame.x;
+    const at = this.axis.at ?? (from + to) / 2;
+    this.#zoomTo(at - (at - from) * by, at + (to - at) * by);
+  }
+
+  #zoomTo(a, b) {
+    const [first, last] = this.#whole();
+    const [from, to] = [Math.max(first, Math.min(a, b)), Math.min(last, Math.max(a, b))];
+    if (from < to) this.axis.zoom(from <= first && to >= last ? null : [from, to]);
+  }
+
+  #at(px) {
+    const { left, right, x: [from, to] } = this.frame;
+    return from + ((px - left) / (right - left)) * (to - from);
+  }
+
+  // Places of the line with most points, in order, within what is shown.
+  #places() {
+    const { lines, marks } = this.last;
+    const most = lines.reduce((best, one) => (one.steps.length > best.length ? one.steps : best), []);
+    const [from, to] = this.frame.x;
+    return [...new Set([...most, ...marks.nan, ...marks.inf, ...marks.minusInf])].filter((at) => at >= from && at <= to).sort((a, b) => a - b);
+  }
+
+  #nearest(at) {
+    return this.#places().reduce((best, one) => (best === null || Math.abs(one - at) < Math.abs(best - at) ? one : best), null);
+  }
+
+  // Shows the values at the shared place.
+  pointed() {
+    const { at } = this.axis;
+    const inside = at !== null && this.frame && at >= this.frame.x[0] && at <= this.frame.x[1];
+    const found = inside ? this.#valuesAt(at) : [];
+    this.hair.hidden = this.tip.hidden = !found.length;
+    if (!found.length) return;
+    const x = placed.x(this.frame, at);
+    Object.assign(this.hair.style, { left: `${x}px`, top: `${this.frame.top}px`, height: `${this.frame.bottom - this.frame.top}px` });
+    this.tip.textContent = [placeName(at, this.times), ...found].join("\n");
+    const wide = this.tip.offsetWidth;
+    this.tip.style.left = `${x + 10 + wide > this.element.clientWidth ? Math.max(0, x - 10 - wide) : x + 10}px`;
+    this.tip.style.top = `${this.frame.top}px`;
+  }
+
+  #valuesAt(at) {
+    const { lines, marks, events } = this.last;
+    const near = ((this.frame.x[1] - this.frame.x[0]) * NEAR_PX) / (this.frame.right - this.frame.left);
+    const values = lines.flatMap(({ name, steps, low, high, dash }) => {
+      const n = pointAt(steps, at, near);
+      const text = n < 0 ? "" : span(this.metric, dash ? high[n] : low[n], high[n]);
+      return text ? [`${name} ${text}`] : [];
+    });
+    const marked = Object.entries(MARK_NAMES).filter(([kind]) => marks[kind].includes(at)).map(([, name]) => name);
+    return [...values, ...marked, ...events.filter((one) => Math.abs(one.step - at) < near / 2).map((one) => one.text)];
   }
 }
 
-function hasValues(lines, marks) {
-  return lines.some(({ high }) => high.some((value) => value !== null)) || Object.values(marks).some((steps) => steps.length);
+// The index of the point of a line at a place: the nearest one, or, of a level with two ends, the first; -1 if there is none.
+function pointAt(steps, at, near) {
+  if (steps.length === 2 && steps[0] <= at && at <= steps[1]) return 0;
+  let best = -1;
+  steps.forEach((step, n) => {
+    if (Math.abs(step - at) <= near && (best < 0 || Math.abs(step - at) <= Math.abs(steps[best] - at))) best = n;
+  });
+  return best;
 }
 
-function shapes(incidents, attempts, ink) {
-  const upright = { type: "line", yref: "paper", y0: 0, y1: 1, layer: "below" };
-  const began = attempts.map((step) => ({ ...upright, x0: step, x1: step, line: { color: ink("--line-strong"), width: 1, dash: "dot" } }));
-  const troubled = incidents.flatMap(({ from, to, severity }) => [
-    { type: "rect", yref: "paper", y0: 0, y1: 1, x0: from, x1: to, fillcolor: faded(SEVERITY[severity] ?? SEVERITY.info, 0.07), line: { width: 0 }, layer: "below" },
-    { ...upright, x0: from, x1: from, line: { color: SEVERITY[severity] ?? SEVERITY.info, width: 1.5 } },
-  ]);
-  return [...began, ...troubled];
-}
-
-// The range of nearly all values. Values slightly beyond it extend it; a spike far beyond it is marked by an arrow, and
-// does not flatten the rest.
-function robustRange(lines) {
-  const lows = lines.flatMap(({ low }) => low).filter(Number.isFinite).sort((a, b) => a - b);
-  const highs = lines.flatMap(({ high }) => high).filter(Number.isFinite).sort((a, b) => a - b);
-  if (!lows.length) return [0, 1];
-  const usual = [lows[Math.floor((lows.length - 1) * 0.01)], highs[Math.ceil((highs.length - 1) * 0.99)]];
-  const span = usual[1] - usual[0] || Math.abs(usual[1]) * 0.1 || 1;
-  const low = lows[0] > usual[0] - span ? lows[0] : usual[0];
-  const high = highs.at(-1) < usual[1] + span ? highs.at(-1) : usual[1];
-  return [low - span * FRINGE, high + span * FRINGE];
-}
-
-// From the lowest to the highest value, with some room, on a logarithmic axis.
-function extent(lines) {
-  const low = Math.min(...lines.flatMap((one) => one.low).filter(Number.isFinite));
-  const high = Math.max(...lines.flatMap((one) => one.high).filter(Number.isFinite));
-  const room = (high / low) ** FRINGE;
-  return [low / room, high * room];
-}
-
-// The outline of the area between two lines: along the upper and back along the lower one, separately for each piece.
-function outlined(steps, low, high) {
-  const outline = { x: [], y: [] };
-  let begin = 0;
-  for (let n = 0; n <= steps.length; n += 1) {
-    if (n < steps.length && high[n] !== null && low[n] !== null) continue;
-    const piece = Array.from({ length: n - begin }, (_, k) => begin + k);
-    for (const k of piece) outline.x.push(steps[k]), outline.y.push(high[k]);
-    for (const k of piece.reverse()) outline.x.push(steps[k]), outline.y.push(low[k]);
-    outline.x.push(null);
-    outline.y.push(null);
-    begin = n + 1;
-  }
-  return outline;
-}
-
-function faded(colour, share) {
-  const hex = colour.replace("#", "");
-  const [r, g, b] = [0, 2, 4].map((place) => parseInt(hex.slice(place, place + 2), 16));
-  return `rgba(${r},${g},${b},${share})`;
+// The part of a line that is shown, with one more point at each end, so that it reaches the frame.
+function within(line, [from, to]) {
+  const { steps, low, high } = line;
+  let [first, last] = [steps.findIndex((step) => step >= from), steps.findLastIndex((step) => step <= to)];
+  if (steps.length <= 2) [first, last] = [0, steps.length - 1];
+  else if (first < 0 || last < 0) return { ...line, steps: [], low: [], high: [] };
+  const part = (values) => values.slice(Math.max(0, first - 1), last + 2);
+  const upper = part(high);
+  return { ...line, steps: part(steps), high: upper, low: low === high ? upper : part(low) };
 }

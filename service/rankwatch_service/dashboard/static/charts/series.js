@@ -1,7 +1,7 @@
 // Reads the metrics of a job for charts.
 
 import { get, getBytes, path } from "../common/api.js";
-import { KIND } from "./heat_map.js";
+import { KIND } from "./heat_values.js";
 
 const POINTS = 320;
 const MARK = { ABSENT: 0, FINITE: 1, MINUS_INF: 2, INF: 3, NAN: 4 };
@@ -85,8 +85,7 @@ function marks(segments) {
   return found;
 }
 
-// A counter of a job's devices of a kind since a time, of all or of a list of numbers, as `fan` gives it, at times in ms,
-// which plotly draws in the local zone.
+// A counter of a job's devices of a kind since a time, of all or of a list of numbers, as `fan` gives it, at times in ms.
 export async function deviceFan(job, kind, counter, fromUnixNs, devices = null) {
   return fanOf(await readDevices(job, { kind, counter, devices, reduce: "fan", from_unix_ns: fromUnixNs }), "highest");
 }

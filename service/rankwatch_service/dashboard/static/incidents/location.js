@@ -32,7 +32,7 @@ function row(incident, one) {
   return h(
     "tr",
     {},
-    h("td", {}, h("a", { href: `/jobs/${encodeURIComponent(incident.job)}` }, `rank ${one.rank}`)),
+    h("td", {}, h("a", { href: `/ranks/${encodeURIComponent(incident.job)}/${one.rank}` }, `rank ${one.rank}`)),
     h("td", { class: "break" }, h("a", { href: host }, one.host)),
     h("td", { class: "break" }, one.device_uuid ? h("a", { href: host }, one.device_uuid) : h("span", { class: "muted" }, "none"), h("span", { class: "muted" }, ` local rank ${one.local_rank}`)),
     h("td", {}, groups.join(" · ")),

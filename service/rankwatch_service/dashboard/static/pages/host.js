@@ -4,7 +4,6 @@ import { get, path } from "../common/api.js";
 import { fill, h } from "../common/dom.js";
 import { clock, kindName, moment } from "../common/format.js";
 import { everySecond, gathered, listen } from "../common/live.js";
-import { plotly } from "../charts/line_chart.js";
 import { DevicesCard } from "../components/devices.js";
 import { card, empty, guarded, severityPill, shell } from "../components/shell.js";
 
@@ -68,7 +67,6 @@ async function show(job) {
   }
   drawing = true;
   try {
-    await plotly();
     await Promise.all(cards.map((one) => one.draw()));
   } finally {
     drawing = false;

@@ -3,16 +3,15 @@
 import { get, now, path } from "../common/api.js";
 import { editButton, whose } from "../components/job_project.js";
 import { removals } from "../components/job_removal.js";
-import { Chart, plotly } from "../charts/line_chart.js";
+import { Chart } from "../charts/line_chart.js";
 import { approvals } from "../components/approvals.js";
 import { DevicesCard } from "../components/devices.js";
 import { able, direct, DIRECTIVES, outcome, people } from "../components/directives.js";
 import { fill, h, icon } from "../common/dom.js";
 import { age, bytes, clock, duration, kindName, lastStep, moment, number, rankList, stepNumber, words } from "../common/format.js";
-import { HeatMap, KIND } from "../charts/heat_map.js";
-import { OF_TIME } from "../charts/incident_map.js";
+import { RankMap } from "../charts/rank_map.js";
 import { everySecond, gathered, listen } from "../common/live.js";
-import { fan, grid, mean, metricsOf } from "../charts/series.js";
+import { fan, mean } from "../charts/series.js";
 import { notFound } from "../components/not_found.js";
 import { traceFold } from "../components/traces.js";
 import { card, empty, guarded, incidentPill, mayDo, severityPill, shell, statePill, tile, viewer, whenChanged } from "../components/shell.js";
@@ -20,8 +19,6 @@ import { card, empty, guarded, incidentPill, mayDo, severityPill, shell, statePi
 const STALE_S = 15;
 const POLL_S = 2;
 const LISTED = 8;
-const MAP_HEIGHT_PX = 190;
-const MAP_COLUMNS = 300;
 const RANGES = [500, 2000, 10_000];
 const VALUES_SHOWN = 2_000_000; // ranks × steps in the first view, which shows every step
 const NOT_MOVING = ["stalled", "paused", "lost"]; // rates are the last ones before that
@@ -36,21 +33,18 @@ const head = h("div", { class: "job-head" });
 const waiting = h("div", { class: "approvals" });
 const strip = h("div", { class: "card tiles strip" });
 const body = (kind) => h("div", { class: `body ${kind}` });
-const [lossBox, normBox, fanBox, mapBox] = [body("plot"), body("plot"), body("plot"), body("map")];
-let picked = "";
-const metricPick = h("select", { class: "small", "aria-label": "Metric", onchange: () => { picked = metricPick.value; drawMap(); } });
-const relativePick = h("select", { class: "small", "aria-label": "Shade by", onchange: () => drawMap() }, h("option", { value: "relative" }, "relative to peers"), h("option", { value: "absolute" }, "absolute"));
+const [lossBox, normBox, fanBox] = [body("plot"), body("plot"), body("plot")];
+const map = new RankMap(name, () => guarded(drawMap));
 const rangePick = h("select", { class: "small", "aria-label": "Steps shown", onchange: () => draw() }, RANGES.map((steps) => h("option", { value: steps }, `last ${number(steps)} steps`)), h("option", { value: "" }, "all steps"));
-const orderPick = h("select", { class: "small", "aria-label": "Order", onchange: () => drawMap() }, h("option", { value: "rank" }, "by rank"), h("option", { value: "worst" }, "highest first"));
 const lists = h("div", { class: "lists" });
 const devices = ["gpu", "port", "host"].map((kind) => new DevicesCard(name, kind));
 main.append(
-  h("div", { class: "crumbs" }, h("a", { href: "/jobs" }, "‹ Jobs"), h("span", { class: "range" }, rangePick)),
+  h("div", { class: "crumbs" }, h("a", { href: "/jobs" }, "‹ Jobs"), h("a", { href: `/topology/${encodeURIComponent(name)}` }, "Topology"), h("span", { class: "range" }, rangePick)),
   head,
   waiting,
   strip,
   h("div", { class: "charts" }, card("Loss", lossBox), card("Gradient norm", normBox), card("Step time", fanBox, { tools: h("span", { class: "legend" }, h("i", { class: "median" }), "median", h("i", { class: "band" }), "5–95 %", h("i", { class: "max" }), "slowest") })),
-  card("Ranks over steps", mapBox, { tools: [metricPick, relativePick, orderPick] }),
+  map.card,
   lists,
   ...devices.map((one) => one.card),
 );
@@ -58,11 +52,11 @@ main.append(
 const loss = new Chart(lossBox, { metric: "loss", label: "Loss over steps" });
 const norm = new Chart(normBox, { metric: "grad_norm", label: "Gradient norm over steps" });
 const times = new Chart(fanBox, { metric: "step_time_s", label: "Step time over steps: median, 5th to 95th percentile, slowest rank" });
-let map = null;
 let job = null;
 let incidents = [];
 let attempts = [];
 let checkpoints = [];
+let commands = [];
 let drawing = false;
 let drawAgainMs = 0;
 let ranged = false;
@@ -92,12 +86,12 @@ async function load() {
       mayDo("admin"),
     ]).catch(unknown);
     if (answers === null) return;
-    const [found, troubles, tries, saves, commands, undecided, session, command, operate, admin] = answers;
-    [job, incidents, attempts, checkpoints] = [found, troubles.items, tries.items, saves.items];
+    const [found, troubles, tries, saves, asked, undecided, session, command, operate, admin] = answers;
+    [job, incidents, attempts, checkpoints, commands] = [found, troubles.items, tries.items, saves.items, asked.items];
     showHead(job.state, job.can, job.orders, command, job.launches_at_once, job.topology.watched, job.archived_unix_ns, operate, admin, whose(job.project, job.owner));
     showWaiting(undecided.items, session);
     showStrip();
-    showLists(incidents, troubles.total, checkpoints, commands.items, attempts, job.checkpoints.interval_s);
+    showLists(incidents, troubles.total, checkpoints, commands, attempts, job.checkpoints.interval_s);
     showAges();
     chooseRange();
     if (performance.now() >= drawAgainMs) await draw();
@@ -183,54 +177,35 @@ const firstStep = () => (rangePick.value ? Math.max(0, job.step - Number(rangePi
 async function draw() {
   if (drawing) return;
   drawing = true;
-  let began = performance.now();
+  const began = performance.now();
   try {
-    await plotly();
-    began = performance.now(); // the first load of plotly does not count
     const from = firstStep();
     const measured = await Promise.all([mean(name, "loss", from), mean(name, "grad_norm", from), fan(name, "step_time_s", from)]);
     const begun = attempts.slice(0, -1).map((one) => one.first_step).filter((step) => step !== null && step >= from);
     const troubled = outlines();
-    await Promise.all([drawMap(), ...devices.map((one) => one.draw()), ...[loss, norm, times].map((chart, n) => chart.show(measured[n].lines, measured[n].marks, troubled, begun))]);
+    const events = noted();
+    await Promise.all([drawMap(), ...devices.map((one) => one.draw()), ...[loss, norm, times].map((chart, n) => chart.show(measured[n].lines, measured[n].marks, troubled, begun, { events }))]);
   } finally {
     drawing = false;
     drawAgainMs = performance.now() + Math.min(IDLE_MAX_MS, IDLE_SHARE * (performance.now() - began));
   }
 }
 
+// Checkpoints and commands among the steps shown.
+function noted() {
+  const saved = checkpoints.map((one) => ({ step: one.step, text: "saved" }));
+  const carriedOut = commands.filter((one) => one.applied_step !== null).map((one) => ({ step: one.applied_step, text: words(one.action).toLowerCase() }));
+  return [...saved, ...carriedOut].filter((one) => one.step >= firstStep() && one.step <= job.step);
+}
+
 function outlines() {
   const end = (one) => lastStep(one) ?? job.step;
   return incidents
     .filter((one) => one.onset_step !== null && end(one) >= firstStep())
-    .map((one) => ({ from: Math.max(one.onset_step, firstStep()), to: end(one), ranks: one.ranks, severity: one.severity }));
+    .map((one) => ({ from: Math.max(one.onset_step, firstStep()), to: end(one), ranks: one.ranks, severity: one.severity, resolved: one.state === "resolved" }));
 }
 
-async function drawMap() {
-  const metrics = await metricsOf(name);
-  if (metrics.join() !== [...metricPick.options].map((option) => option.value).join()) {
-    const chosen = [picked, ...OF_TIME].find((metric) => metrics.includes(metric));
-    fill(metricPick, metrics.map((metric) => h("option", { value: metric, selected: metric === chosen }, words(metric))));
-  }
-  const metric = metricPick.value;
-  const found = metric && (await grid(name, metric, MAP_COLUMNS, { from: firstStep() }));
-  if (!found) return;
-  const hosts = new Map((job.topology.ranks ?? []).map((one) => [one.rank, one.host]));
-  map ??= new HeatMap(mapBox, { height: MAP_HEIGHT_PX, names: (rank) => (hosts.get(rank) ? `rank ${rank} on ${hosts.get(rank)}` : `rank ${rank}`) });
-  map.show(found, { metric, relative: relativePick.value === "relative", outlines: outlines(), order: orderPick.value === "worst" ? worstFirst(found) : null });
-}
-
-// Rows by their mean over the steps shown, highest first.
-function worstFirst({ steps, ranks, values, kinds }) {
-  const columns = steps.length;
-  const means = ranks.map((_, row) => {
-    let [sum, count] = [0, 0];
-    for (let cell = row * columns; cell < (row + 1) * columns; cell += 1) {
-      if (kinds[cell] === KIND.FINITE) [sum, count] = [sum + values[cell], count + 1];
-    }
-    return count ? sum / count : -Infinity;
-  });
-  return ranks.map((_, row) => row).sort((a, b) => means[b] - means[a]);
-}
+const drawMap = () => map.draw(job, { from: firstStep(), outlines: outlines(), timeOf: null });
 
 const showLists = whenChanged((incidents, incidentsInAll, checkpoints, commands, attempts, saveEvery_s) => {
   const listed = (title, items, none, row, hint) => {

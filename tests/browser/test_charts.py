@@ -1,0 +1,235 @@
+"""Line charts: round ticks with units, values under the pointer and by keyboard, zoom, and what they cost to load."""
+
+import re
+
+import pytest
+from playwright.sync_api import expect
+from sqlalchemy import insert
+
+from rankwatch_service.simulate.job import Job
+from rankwatch_service.store.engine import write
+from rankwatch_service.store.models import Checkpoint
+from tests.browser.conftest import BAD_STEP, until
+from tests.browser.office import PATIENCE_MS
+from tests.support.service.stored_series import store
+
+pytestmark = pytest.mark.browser
+expect.set_options(timeout=PATIENCE_MS)
+FIRST_LOAD_BYTES_MAX = 700_000
+TIPS = (
+    "[...document.querySelectorAll('.chart .tip')].filter((one) => one.checkVisibility()).map((one) => one.textContent)"
+)
+
+
+def line_charts(page):
+    charts = page.locator(".charts canvas.line")
+    expect(charts).to_have_count(3)
+    until(page, "[...document.querySelectorAll('.charts canvas.line')].every((one) => / to step /.test(one.ariaLabel))")
+    return charts
+
+
+def point_at(page, chart, share, **more):
+    box = chart.bounding_box()
+    page.mouse.move(box["x"] + box["width"] * share, box["y"] + box["height"] / 2, **more)
+
+
+def test_the_first_load_of_a_job_page_stays_below_700_kilobytes(visit):
+    with visit() as one:
+        received = []
+        client = one.page.context.new_cdp_session(one.page)
+        client.send("Network.enable")
+        client.send("Network.setCacheDisabled", {"cacheDisabled": True})
+        client.on("Network.loadingFinished", lambda event: received.append(event["encodedDataLength"]))
+        page = one.goto("/jobs/gpt-small")
+        line_charts(page)
+        expect(page.locator("canvas.heat")).to_be_visible()
+        assert 20_000 < sum(received) < FIRST_LOAD_BYTES_MAX
+
+
+def test_charts_draw_their_lines_in_colours_of_the_theme(visit):
+    for scheme in ("light", "dark"):
+        with visit(color_scheme=scheme) as one:
+            page = one.goto("/jobs/gpt-small")
+            line_charts(page)
+            drawn = page.evaluate(
+                "(() => { const canvas = document.querySelector('canvas.line');"
+                "const hex = getComputedStyle(canvas).getPropertyValue('--accent').trim();"
+                "const wanted = [1, 3, 5].map((n) => parseInt(hex.slice(n, n + 2), 16)).join();"
+                "const context = canvas.getContext('2d'); let found = 0;"
+                "const { data } = context.getImageData(0, 0, canvas.width, canvas.height);"
+                "for (let n = 0; n < data.length; n += 4) found += data.slice(n, n + 3).join() === wanted;"
+                "return found; })()"
+            )
+            assert drawn > 50
+
+
+def test_all_charts_show_their_values_at_the_step_under_the_pointer(visit):
+    with visit() as one:
+        page = one.goto("/jobs/gpt-small")
+        chart = line_charts(page).first
+        point_at(page, chart, 0.5)
+        until(page, f"{TIPS}.length === 3")
+        loss, norm, step_time = page.evaluate(TIPS)
+        assert re.match(r"step [\d,]+\nmean \d", loss)
+        assert norm.split("\n")[0] == step_time.split("\n")[0] == loss.split("\n")[0]
+        assert re.search(r"5–95 % [\d.]+ ms", step_time)
+        page.mouse.move(5, 5)
+        until(page, f"{TIPS}.length === 0")
+
+
+def test_dragging_zooms_every_chart_and_a_button_shows_all_again(visit):
+    with visit() as one:
+        page = one.goto("/jobs/gpt-small")
+        charts = line_charts(page)
+        point_at(page, charts.nth(1), 0.4)
+        page.mouse.down()
+        point_at(page, charts.nth(1), 0.6, steps=4)
+        page.mouse.up()
+        buttons = page.locator(".charts").get_by_role("button", name="Show all")
+        expect(buttons).to_have_count(3)
+        point_at(page, charts.nth(0), 0.2)
+        until(page, f"{TIPS}.length === 3")
+        near_left = int(re.match(r"step ([\d,]+)", page.evaluate(TIPS)[0])[1].replace(",", ""))
+        assert near_left > 30, "the left edge is no longer the first step"
+        buttons.first.click()
+        expect(buttons).to_have_count(0)
+
+
+def test_the_keyboard_moves_along_a_chart_and_zooms(visit):
+    with visit() as one:
+        page = one.goto("/jobs/gpt-small")
+        chart = line_charts(page).first
+        chart.focus()
+        page.keyboard.press("ArrowLeft")
+        said = page.locator(".chart").first.get_by_role("status")
+        expect(said).to_have_text(re.compile(r"step [\d,]+\s+mean"))
+        last = said.text_content()
+        page.keyboard.press("ArrowLeft")
+        expect(said).not_to_have_text(last)
+        page.keyboard.press("+")
+        buttons = page.locator(".charts").get_by_role("button", name="Show all")
+        expect(buttons).to_have_count(3)
+        page.keyboard.press("Escape")
+        expect(buttons).to_have_count(0)
+
+
+def test_the_label_of_a_chart_says_in_words_what_it_shows(visit):
+    with visit() as one:
+        page = one.goto("/jobs/gpt-small")
+        label = line_charts(page).first.get_attribute("aria-label")
+        assert re.search(r"^Loss over steps\. From step \d+ to step [\d,]+\. mean: [\d.]+ at the end, between ", label)
+        assert re.search(r"NaN at step 1\d\d\.", label)
+        assert f"incident from step {BAD_STEP}" in label
+
+
+@pytest.mark.parametrize(
+    ("call", "labels"),
+    [
+        ("valueTicks('step_time_s', [0.081, 0.142], 4, false)", ["100 ms", "120 ms", "140 ms"]),
+        ("valueTicks('loss', [2.297, 2.309], 3, false)", ["2.300", "2.305"]),
+        ("valueTicks('loss', [0.8, 900], 4, true)", ["1", "10", "100"]),
+        ("valueTicks('memory_used_bytes', [6e10, 8.1e10], 3, false)", ["60 GB", "70 GB", "80 GB"]),
+        ("valueTicks('temperature_celsius', [-3, 12], 3, false)", ["0 °C", "5 °C", "10 °C"]),
+        ("valueTicks('x', [1, 1], 3, false)", []),
+        ("stepTicks([980, 5_020], 5)", ["1,000", "2,000", "3,000", "4,000", "5,000"]),
+        ("stepTicks([3, 5], 9)", ["3", "4", "5"]),
+    ],
+)
+def test_ticks_are_round_in_the_unit_that_is_shown(office, call, labels):
+    script = f"""async () => {{
+      const base = document.querySelector('link[rel=modulepreload]').href.replace('components/shell.js', '');
+      const {{ valueTicks, stepTicks }} = await import(`${{base}}charts/scales.js`);
+      return ({call}).map(([, label]) => label);
+    }}"""
+    assert office.page.evaluate(script) == labels
+
+
+MODULES = "document.querySelector('link[rel=modulepreload]').href.replace('components/shell.js', 'charts/')"
+MAP_OF_1024 = f"""async ([order, width]) => {{
+  const charts = {MODULES};
+  const {{ HeatMap }} = await import(`${{charts}}heat_map.js`);
+  const [ranks, steps] = [1024, 100];
+  const values = Float32Array.from({{ length: ranks * steps }}, (_, cell) => {{
+    const [rank, step] = [Math.floor(cell / steps), cell % steps];
+    return rank === 517 && step >= 50 ? 2 : 1 + 0.01 * ((rank * 31 + step * 17) % 7);
+  }});
+  const holder = document.createElement('div');
+  holder.style.width = `${{width}}px`;
+  document.querySelector('main').replaceChildren(holder);
+  const map = new HeatMap(holder, {{ height: 190 }});
+  const upTo = (length) => Array.from({{ length }}, (_, n) => n);
+  const kinds = new Uint8Array(ranks * steps);
+  const grid = {{ steps: upTo(steps), ranks: upTo(ranks), rankCount: ranks, values, kinds }};
+  const outlines = [{{ ranks: [517], from: 50, to: null, severity: 'warning' }},
+                    {{ ranks: [], from: 20, to: 30, severity: 'critical' }}];
+  map.show(grid, {{ metric: 'busy_s', relative: true, outlines, pinned: [517] }});
+  map.draw();
+  const context = map.canvas.getContext('2d');
+  const at = (x, y) => [...context.getImageData(x, y, 1, 1).data].slice(0, 3).join();
+  const {{ left, lines, columnPx, pins }} = map.frame;
+  const x = (column) => Math.round(left + (column + 0.5) * columnPx);
+  const row = lines.findIndex((one, n) => n >= pins && one.rows.includes(517));
+  const middle = (line) => Math.round(lines[line].top + lines[line].height / 2 - 0.5);
+  return {{ pins, pinned: lines[0].rows, tall: lines[0].height,
+           before: at(x(40), middle(0)), after: at(x(70), middle(0)),
+           folded: at(x(70), middle(row)),
+           whole: at(x(25), middle(row)), label: map.canvas.ariaLabel,
+           medians: map.frame.medians }};
+}}"""
+
+
+def test_a_map_of_1024_ranks_shows_the_slow_one_and_brackets_hide_no_data(office):
+    found = office.page.evaluate(MAP_OF_1024, ["rank", 1200])
+    assert (found["pins"], found["pinned"]) == (1, [517])
+    assert found["tall"] > 8, "the culprit has a line of its own above all"
+    assert found["after"] == found["folded"] == "255,233,69", "the slow rank is bright in its place too"
+    assert found["before"] not in (found["after"], "229,52,43")
+    assert found["whole"] != "229,52,43", "an incident of all ranks is drawn above the map"
+    assert found["medians"] is True
+    assert re.search(r"1,024 ranks over steps 0 to 99\. Highest over all these steps: rank \d+, ", found["label"])
+    assert office.page.evaluate(MAP_OF_1024, ["rank", 360])["medians"] is False
+
+
+def test_ranks_by_position_are_compared_within_their_stage(office):
+    script = f"""async () => {{
+      const charts = {MODULES};
+      const {{ parallelGrid }} = await import(`${{charts}}parallel_grid.js`);
+      const place = (rank) => ({{ rank, tp: rank % 2, dp: Math.floor(rank / 2) % 2, pp: Math.floor(rank / 4) }});
+      const topology = Array.from({{ length: 8 }}, (_, rank) => place(rank));
+      const usual = ({{ pp }}) => (pp ? 4 : 1);
+      const later = (one) => (one.rank === 6 ? 6 : usual(one));
+      const values = Float32Array.from(topology.flatMap((one) => [usual(one), later(one), later(one)]));
+      const ranks = topology.map((one) => one.rank);
+      const cells = {{ steps: [0, 1, 2], ranks, rankCount: 8, values, kinds: new Uint8Array(24) }};
+      const {{ grid, axes }} = parallelGrid(cells, topology);
+      const ratios = [...grid.values].map((one) => Math.round(one * 100) / 100);
+      return [ratios, axes.tip(3).split('\\n')[0], parallelGrid(cells, [])];
+    }}"""
+    values, tip, unknown = office.page.evaluate(script)
+    assert values == [1, 1, 0.8, 1.2], "stage 1 is longer as a whole, and one position of it differs"
+    assert tip == "dp 1 · pp 1 · ranks 6, 7"
+    assert unknown is None
+
+
+def test_times_are_labelled_at_round_times_of_the_local_zone(office):
+    script = """async () => {
+      const base = document.querySelector('link[rel=modulepreload]').href.replace('components/shell.js', '');
+      const { timeTicks } = await import(`${base}charts/scales.js`);
+      const from = Date.UTC(2026, 0, 5, 8, 10);
+      return timeTicks([from, from + 3_600_000], 4).map(([, label]) => label);
+    }"""
+    assert office.page.evaluate(script) == ["13:45", "14:00", "14:15", "14:30"], "the visitor is in UTC+5:30"
+
+
+def test_charts_of_a_job_note_its_checkpoints(office):
+    store(office.api.engine, Job(world_size=4, steps=80))
+    row = {"job": "gpt", "attempt": "launch0.0", "tier": "local", "location": "/x", "shards_expected": 1,
+           "shards": [0], "seconds": 1.0, "bytes": 1, "verdict": "good", "verdict_reason": ""}  # fmt: skip
+    rows = [row | {"id": f"local:launch0.0:{step}", "step": step, "saved_unix_ns": step} for step in (3, 5)]
+    with write(office.api.engine) as connection:
+        connection.execute(insert(Checkpoint), rows)
+    page = office.goto("/jobs/gpt")
+    chart = page.get_by_role("img", name=re.compile("^Loss over steps"))
+    expect(chart).to_have_attribute(
+        "aria-label", re.compile("saved at step 5. saved at step 3|saved at step 3. saved at")
+    )

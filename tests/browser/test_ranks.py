@@ -1,0 +1,60 @@
+"""The topology of a job, and the page of one rank."""
+
+import re
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.browser.conftest import HOSTILE, PATIENCE_MS
+
+pytestmark = pytest.mark.browser
+JOB = "gpt small"
+expect.set_options(timeout=PATIENCE_MS)
+
+
+def ranks() -> list[dict]:
+    """16 ranks: two pipeline stages of two data groups of four tensor ranks."""
+    return [
+        {
+            "rank": n, "host": HOSTILE if n >= 8 else "node-0", "device_uuid": f"GPU-{n}", "local_rank": n % 8,
+            "pid": 1, "dp": n // 4 % 2, "tp": n % 4, "pp": n // 8, "cp": 0, "ep": 0,
+        }
+        for n in range(16)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("width", "height"), [(1280, 800), (390, 844)])
+def test_the_topology_shows_the_rank_in_trouble_without_a_reload_and_leads_to_its_page(office, width, height):
+    office.page.set_viewport_size({"width": width, "height": height})
+    complaints = []
+    office.page.on("console", lambda said: complaints.append(said.text) if said.type == "error" else None)
+    office.job(JOB, world_size=16)
+    office.attempt(JOB, ranks=ranks(), can=[], replicated=False)
+    page = office.goto(f"/jobs/{JOB}")
+    page.get_by_role("link", name="Topology").click()
+    stage = page.locator(".card", has=page.get_by_role("heading", name="Pipeline stage 1"))
+    expect(stage.locator(".place")).to_have_count(8)
+    expect(page.locator(".place.critical")).to_have_count(0)
+    office.incidents(1, job=JOB, severity="critical", kind="straggler", ranks=[13], attempt="l.0")
+    office.tell("incident", JOB)
+    culprit = stage.locator(".place.critical")
+    expect(culprit).to_have_text("13")
+    expect(culprit).to_have_attribute("title", re.compile("dp 1 tp 1 pp 1 · Straggler, critical"))
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    culprit.click()
+    expect(page.locator("h1")).to_have_text(f"Rank 13 of {JOB}")
+    expect(page.locator(".job-head")).to_contain_text(HOSTILE)
+    expect(page.locator(".card", has_text="Where it runs").last).to_contain_text("GPU-13")
+    page.get_by_role("link", name="Straggler").click()
+    page.get_by_role("link", name="rank 13", exact=True).click()
+    expect(page).to_have_url(re.compile(r"/ranks/gpt%20small/13$"))
+    assert page.locator("main img").count() == 0
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert complaints == []
+
+
+def test_a_rank_that_the_job_does_not_have_has_a_page_that_says_so(office):
+    office.job(JOB)
+    office.attempt(JOB, ranks=ranks(), can=[], replicated=False)
+    page = office.goto("/ranks/gpt%20small/99")
+    expect(page.locator("h1")).to_have_text(f"There is no rank 99 of {JOB}")
