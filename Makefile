@@ -81,12 +81,13 @@ chaos: $(VENV)/.installed ## ten minutes of 1,024 simulated ranks while somethin
 adoption: $(VENV)/.installed ## the training scripts of tests/adoption with every fault, 3 times, also beside CPU burners (ADOPTION_ARGS="--rounds 1")
 	$(BIN)/python -m tests.adoption.matrix $(ADOPTION_ARGS)
 
-long: faults adoption chaos soak ## all that takes hours: matrices, floods and soaks, and the labelled suite with five seeds
+long: faults adoption chaos soak ## all that takes hours: matrices, floods and soaks, the labelled suite with five seeds, and ten clean job-weeks of 16,384 ranks
 	RANKWATCH_FAULT_TRIALS=all $(BIN)/pytest -q tests/attacks tests/detectors tests/integration tests/service/job \
 	  tests/service/notify tests/service/orders tests/service/series tests/packaging/test_installed.py $(TEST_ARGS)
 	$(BIN)/python benchmarks/detection.py --seeds 5
 	$(BIN)/python benchmarks/detection.py --beside --seeds 5
 	$(BIN)/python benchmarks/detection.py --generator cluster --seeds 5
+	$(BIN)/python benchmarks/detection.py --clean 16384=10
 
 release: $(VENV)/.installed ## wheel and sdist into dist/, with their SHA-256
 	rm -f "$(DIST)"/rankwatch-* "$(DIST)/SHA256SUMS"

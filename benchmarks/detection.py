@@ -6,6 +6,7 @@
     python benchmarks/detection.py --beside [--seeds 5]            faults in jobs with a standing condition
     python benchmarks/detection.py --peers [--seeds 1]             beside other projects' rules
     python benchmarks/detection.py --clean 8=20,64=10,1024=4,16384=1 [--step-s 20]      job-weeks without a fault
+    python benchmarks/detection.py --peers --clean 64=1,1024=0.3    the same job-weeks beside other projects' rules
     python benchmarks/detection.py --calibration 8,64,1024,16384 [--length 1] [--step-s 20]
     python benchmarks/detection.py --speed 8,64,1024,16384
 
@@ -22,6 +23,7 @@ import math
 import statistics
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from itertools import chain, repeat
@@ -35,10 +37,11 @@ from rankwatch_service.simulate.generate import generate
 from rankwatch_service.simulate.job import Job
 from suite.accelerated import on_accelerators
 from suite.cases import FAULTS, SILENT, Case, stragglers
-from suite.clean_jobs import BUDGETS, calibration, false_rates
+from suite.clean_jobs import BUDGETS, CleanJob, calibration, clean, false_rates, weeks_of
+from suite.clean_jobs import parts as clean_parts
 from suite.cluster.cases import ClusterCase, cluster_clean, cluster_faults
 from suite.conditions import combined, conditions_alone, wandering_pace
-from suite.peers.comparison import beside_peers
+from suite.peers.comparison import beside_peers, reports_in
 from suite.scoring import Score, score
 from suite.slow_changes import slow_changes
 from suite.tables import table
@@ -112,6 +115,22 @@ def _measured(
     return _printed(future.result() for future in waiting)
 
 
+def false_by_rule(weeks: dict[int, float], step_s: float, pool: ProcessPoolExecutor) -> Iterator[list[str]]:
+    """For each size and rule: job-weeks without a fault, and what it reports in them."""
+    for ranks, length in weeks.items():
+        run = clean_parts(ranks, length, step_s)
+        lived = weeks_of(run)
+        for name, count in sum(pool.map(_reports, run), Counter[str]()).items():
+            yield [f"{ranks:,}", f"{lived:.2f}", name, f"{count:,}", f"{count / lived:,.0f}"]
+
+
+def _reports(part: CleanJob) -> Counter[str]:
+    reports: Counter[str] = Counter()
+    for name, count in reports_in(clean(part)).items():
+        reports[name] = count
+    return reports
+
+
 def _printed(lines: Iterable[list[str]]) -> list[list[str]]:
     """The same lines, each printed as soon as it is measured."""
     measured = []
@@ -170,6 +189,10 @@ def parts(chosen: argparse.Namespace, pool: ProcessPoolExecutor) -> Iterable[str
     """The headings and tables that were asked for."""
     if chosen.generator == "cluster":
         yield from of_cluster_model(chosen, pool)
+        return
+    if chosen.peers and chosen.clean:
+        head = ["ranks", "job-weeks", "rule", "false reports", "per job-week"]
+        yield "### Clean jobs beside other rules\n\n" + table(head, false_by_rule(chosen.clean, chosen.step_s, pool))
         return
     if chosen.peers:
         cases = [case for case in (*stragglers((64,)), *FAULTS, *SILENT) if chosen.only in case.name]

@@ -221,6 +221,8 @@ EVENT_KINDS: Final = (
     "records_lost",  # reason: ring | torn | spool | metric_names | late_values ..., count
     "declared",  # what, detail: an intended change, from all ranks or one
     "device_error",  # device_uuid, index, pci_bus_id, serial, xid, text: what the driver says of a device
+    "device_event",  # the same names without the last two; event: what NVML tells of a device without a number
+    "switch_error",  # pci_bus_id, sxid, text: an error of an NVSwitch of the host
     "device_lost",  # device_uuid, index, pci_bus_id, serial, reason
     "device_throttled",  # the same names; minutes: of the last ten, 0: over, reasons, temperature_celsius, sm_clock_hz
     "driver_silent",  # silent_s: the driver of this host's devices does not answer

@@ -177,6 +177,12 @@ class Settings(BaseSettings):
     """Address that e-mails come from."""
     runbook_url: str = ""
     """URL of your runbooks, with {kind} in it: the link `runbook` of messages about incidents; empty: none."""
+    message_links: bool = True
+    """Messages have links by which whoever gets them acknowledges or silences, once."""
+    heartbeat_url: str = Field(default="", repr=False)
+    """URL that `notify` asks for as long as the chain from telemetry to notifications lives; empty: none."""
+    heartbeat_s: int = Field(default=60, ge=5, le=3_600)
+    """Seconds between two of these."""
     log_level: str = "INFO"
 
     oidc_issuer: str = ""
@@ -231,6 +237,13 @@ class Settings(BaseSettings):
         self.private_targets()
         if allow_list(self.allowed_hosts).networks:
             raise ValueError("allowed_hosts are names: requests that ask for an address are always answered")
+        return self
+
+    @model_validator(mode="after")
+    def _heartbeat_is_url(self) -> Settings:
+        parts = urlsplit(self.heartbeat_url)
+        if self.heartbeat_url and (parts.scheme not in ("http", "https") or not parts.hostname):
+            raise ValueError("heartbeat_url must be a URL with http or https")
         return self
 
     @model_validator(mode="after")

@@ -66,6 +66,11 @@ def beside_peers(cases: list[Case], seeds: range) -> tuple[list[list[str]], list
     return lines, [[name, *count.cells()] for name, count in totals.items()]
 
 
+def reports_in(job: Job) -> dict[str, int]:
+    """By rule: how much it reports in a job without a fault."""
+    return {name: len(said) for name, said in _all_said(job).items()}
+
+
 def _compared(line: dict[str, RuleScore]) -> list[str]:
     ours = line[OURS]
     others = {name: count for name, count in line.items() if name != OURS and (count.labels or not ours.labels)}

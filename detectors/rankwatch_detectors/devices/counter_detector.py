@@ -9,14 +9,13 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 from rankwatch_detectors.base import AttemptStart, DeviceCounters, Finding, Frame, Kind, Presence, Severity
-from rankwatch_detectors.devices.held_rules import DeviceProblem, HeldRules
+from rankwatch_detectors.devices.held_rules import MINUTE_S, SLOT_S, DeviceProblem, HeldRules
 from rankwatch_detectors.devices.places import DevicePlaces
 from rankwatch_detectors.dispatch import ATTEMPT_ENDED, DispatchingDetector
 from rankwatch_detectors.scope import IncidentScope
 
-MINUTE_S: Final = 60.0
-SLOT_S: Final = 5.0
-"""Length of a slot of counters."""
+PASSED_MAX: Final = 128
+"""Steps whose time is remembered, one for each slot: ten minutes, as far as agents look back."""
 SILENT_S: Final = 180.0
 """An agent that has told nothing of something that was wrong for so long tells it no more."""
 DEVICES_MAX: Final = 64
@@ -42,7 +41,14 @@ class CounterDetector(DispatchingDetector, ABC):
     """What the evidence calls the device by."""
     WELL: ClassVar[str]
     """Said when it is over."""
-    STATE: ClassVar[tuple[str, ...]] = (*DispatchingDetector.STATE, "_places", "_step", "_troubles", "_rules")
+    STATE: ClassVar[tuple[str, ...]] = (
+        *DispatchingDetector.STATE,
+        "_places",
+        "_step",
+        "_passed",
+        "_troubles",
+        "_rules",
+    )
 
     def __init__(self, kind: Kind, version: int, rules: HeldRules) -> None:
         self.kind = kind
@@ -51,6 +57,8 @@ class CounterDetector(DispatchingDetector, ABC):
         self.version = version
         self._places = DevicePlaces()
         self._step = -1
+        self._passed: list[tuple[float, int]] = []
+        """Times with the newest step then, oldest first."""
         self._troubles: dict[str, dict[str, dict[str, Any]]] = {}
         """By text of the scope of each open episode, and by rule and device or event: what was told of it last
         (`severity`, `summary`, `evidence`), and when (`told_s`)."""
@@ -68,7 +76,7 @@ class CounterDetector(DispatchingDetector, ABC):
         findings: list[Finding] = []
         if start.launch != self.attempt.rpartition(".")[0]:
             findings = self.episodes.close_all(self.now_s, ATTEMPT_ENDED)
-            self._troubles, self._step = {}, -1
+            self._troubles, self._step, self._passed = {}, -1, []
             self._rules.begin_launch()
         self.attempt, self.world_size = start.attempt, start.topology.world_size
         self._places.learn(start.topology)
@@ -76,6 +84,8 @@ class CounterDetector(DispatchingDetector, ABC):
 
     def _on_frame(self, frame: Frame) -> Sequence[Finding]:
         self._step = max(self._step, frame.step)
+        if not self._passed or self.now_s >= self._passed[-1][0] + SLOT_S:
+            self._passed = [*self._passed[1 - PASSED_MAX :], (self.now_s, self._step)]
         return ()
 
     def _on_counters(self, counters: DeviceCounters) -> Sequence[Finding]:
@@ -156,7 +166,7 @@ class CounterDetector(DispatchingDetector, ABC):
             scope,
             attempt=self.attempt,
             ranks=() if scope.host is not None else (scope.number,),
-            onset_step=None,  # it began before it was told
+            onset_step=next((step for time_s, step in reversed(self._passed) if time_s <= began_s), None),
             onset_time_s=began_s,
             score=(self.now_s - began_s) / MINUTE_S,
             confidence=1.0,

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
 from rankwatch_detectors.base import Finding, Kind, Occurrence, Severity
-from rankwatch_detectors.devices.counter_detector import MINUTE_S, CounterDetector
+from rankwatch_detectors.devices.counter_detector import CounterDetector
 from rankwatch_detectors.devices.gpu_rules import GpuRules, GpuRulesConfig
-from rankwatch_detectors.devices.held_rules import DeviceProblem
+from rankwatch_detectors.devices.held_rules import MINUTE_S, DeviceProblem
 from rankwatch_detectors.scope import IncidentScope
 
 RECOVERY: Final = {1: "reset the GPU", 2: "restart the host", 3: "drain P2P", 4: "drain and reset"}
@@ -42,7 +42,7 @@ class DeviceDegradedDetector(CounterDetector):
     WELL: ClassVar[str] = "The device does as it should again."
 
     def __init__(self, config: DeviceDegradedConfig) -> None:
-        super().__init__(Kind.DEVICE_DEGRADED, 5, GpuRules(config.counters))
+        super().__init__(Kind.DEVICE_DEGRADED, 6, GpuRules(config.counters))
         self._config = config
 
     def _on_occurrence(self, occurrence: Occurrence) -> Sequence[Finding]:
@@ -102,6 +102,22 @@ def _told(scope: IncidentScope, trouble: DeviceProblem, host: str, uuid: str) ->
             return (
                 f"The PCIe link of {name} has {figure['pcie_width']:.0f} of {figure['pcie_width_max']:.0f} lanes: "
                 "copies to and from it are slower."
+            )
+        case "speed":
+            return (
+                f"The PCIe link of {name} runs at generation {figure['pcie_generation']:.0f} under load, where it can "
+                f"{figure['pcie_generation_max']:.0f}: copies to and from it are slower."
+            )
+        case "replays":
+            return (
+                f"The PCIe link of {name} repeats {figure['pcie_replays_per_minute']:,.0f} packets a minute; "
+                f"{figure['allowed_per_minute']:.0f} are within its specification."
+            )
+        case "unequal":
+            share = figure["sm_clock_hz"] / figure["sm_clock_max_hz"]
+            return (
+                f"{name} runs at {figure['sm_clock_hz'] / 1e6:,.0f} MHz under load, {100 * share:.0f} % of its highest "
+                f"clock, and has since it was first seen; its peers run at {100 * figure['peers_share']:.0f} %."
             )
         case "margin":
             return f"{name} is at the temperature at which the hardware slows it down."

@@ -5,7 +5,8 @@ three minutes, and is one episode, graded by the worst of it (`xids`). Numbers t
 nothing. Most Xids of the class *application* are faults of the program; twice within a day on one device, while no
 other device of the job has it, they are the device's. An episode with a fault of the hardware lasts as long as the
 launch that uses the device: a rollback inside the processes changes nothing about it. Where it is not known whether a
-rank of the job computes on the device, the host is named, and nothing is more than a warning.
+rank of the job computes on the device, the host is named, and nothing is more than a warning. Errors of a host's
+NVSwitches name the host, and are critical if they are fatal: all its GPUs reach each other through them.
 """
 
 from __future__ import annotations
@@ -18,10 +19,22 @@ from typing import Any, ClassVar, Final
 
 from rankwatch_detectors.base import AttemptStart, Finding, Frame, Kind, Occurrence, Presence, Severity
 from rankwatch_detectors.devices.places import DevicePlaces
-from rankwatch_detectors.devices.xids import Xid, XidClass, xid_of
+from rankwatch_detectors.devices.xids import (
+    DEVICE_EVENTS,
+    NVLINK5,
+    SEVERITIES,
+    Xid,
+    XidClass,
+    nvlink5_fields,
+    severity_of_switch,
+    xid_of,
+)
 from rankwatch_detectors.dispatch import ATTEMPT_ENDED, DispatchingDetector
 from rankwatch_detectors.scope import IncidentScope
 
+KINDS: Final = frozenset(
+    {"device_error", "device_event", "device_lost", "switch_error", "driver_silent", "driver_answers"}
+)
 GRADES: Final = (Severity.INFO, Severity.WARNING, Severity.CRITICAL)
 PAGE_FAULT: Final = 31
 GRAPHICS: Final = 13
@@ -62,7 +75,7 @@ class DeviceFaultDetector(DispatchingDetector):
     def __init__(self, config: DeviceFaultConfig) -> None:
         super().__init__()
         self.name = "device_fault"
-        self.version = 1
+        self.version = 2
         self._config = config
         self._places = DevicePlaces()
         self._step = -1
@@ -85,7 +98,7 @@ class DeviceFaultDetector(DispatchingDetector):
         return ()
 
     def _on_occurrence(self, occurrence: Occurrence) -> Sequence[Finding]:
-        if occurrence.kind not in ("device_error", "device_lost", "driver_silent", "driver_answers"):
+        if occurrence.kind not in KINDS:
             return ()
         scope = self._scope_of(occurrence)
         if scope is None or occurrence.attempt.rpartition(".")[0] != self.attempt.rpartition(".")[0]:
@@ -100,6 +113,10 @@ class DeviceFaultDetector(DispatchingDetector):
         elif occurrence.kind == "device_lost":
             reason = str(occurrence.fields.get("reason", ""))
             self._raise(burst, Severity.CRITICAL, f"The device is gone: {reason}", "restart the machine")
+        elif occurrence.kind == "device_event":
+            self._add_event(burst, str(occurrence.fields.get("event", "")))
+        elif occurrence.kind == "switch_error":
+            self._add_switch_error(burst, occurrence)
         else:
             self._add(burst, occurrence)
         return self._tell(scope, burst)
@@ -114,7 +131,7 @@ class DeviceFaultDetector(DispatchingDetector):
                     self._raise(burst, Severity.WARNING, "The driver does not answer", "")
                     findings += self._tell(scope, burst)
                 continue
-            lasts = burst["grade"] == Severity.CRITICAL and scope.host is None
+            lasts = burst["grade"] == Severity.CRITICAL and (scope.host is None or _is_fatal(burst["sxids"]))
             if self.now_s - burst["last_s"] < self._config.quiet_s or lasts:
                 continue
             del self._bursts[text]
@@ -126,6 +143,8 @@ class DeviceFaultDetector(DispatchingDetector):
     def _scope_of(self, occurrence: Occurrence) -> IncidentScope | None:
         if occurrence.kind in ("driver_silent", "driver_answers"):
             return IncidentScope.of_host(occurrence.host) if self._places.has(occurrence.host) else None
+        if occurrence.kind == "switch_error":
+            return IncidentScope.of_host(occurrence.host) if self._places.has_devices(occurrence.host) else None
         return self._places.scope_of(occurrence)
 
     # ---- what was heard of it ----------------------------------------------------------------------------------------
@@ -149,33 +168,52 @@ class DeviceFaultDetector(DispatchingDetector):
                 "action": "",
                 "recovery": "",
                 "xids": {},
+                "sxids": {},
+                "events": [],
                 "others": 0,
             }
         return burst
 
     def _add(self, burst: dict[str, Any], occurrence: Occurrence) -> None:
         number, text = int(_number(occurrence.fields.get("xid"))), str(occurrence.fields.get("text", ""))
-        xid = xid_of(number)
-        listed = burst["xids"].get(str(number))
-        if listed is None and len(burst["xids"]) >= self._config.listed_max:
-            burst["others"] += 1
-        elif listed is None:
-            burst["xids"][str(number)] = {
-                "xid": number,
-                "name": xid.name,
-                "class": str(xid.kind),
-                "count": 1,
-                "text": text,
-            }
-        else:
-            listed["count"] += 1
+        xid, link = xid_of(number), nvlink5_fields(text) if number in NVLINK5 else {}
+        row = {"xid": number, "name": xid.name, "class": str(xid.kind), "count": 0, "text": text, **link}
+        self._list(burst, burst["xids"], f"{number} {link.get('unit', '')}".strip(), row)
         if number == 154:
             burst["recovery"] = text
         severity, action = xid.severity, xid.nvidia
         if xid.kind is XidClass.APPLICATION and self._comes_back(xid, text, burst):
             severity, action = Severity.WARNING, "run a diagnosis of the device: it is the only one with this error"
+        if link and not link["fatal"]:
+            severity = Severity.WARNING
         if severity is not None:
             self._raise(burst, severity, f"Xid {number}, {xid.name}", action)
+
+    def _list(self, burst: dict[str, Any], listed: dict[str, dict[str, Any]], key: str, row: dict[str, Any]) -> None:
+        """Count an error, and list it if it is new."""
+        if key in listed:
+            listed[key]["count"] += 1
+        elif len(listed) < self._config.listed_max:
+            listed[key] = row | {"count": 1}
+        else:
+            burst["others"] += 1
+
+    def _add_event(self, burst: dict[str, Any], event: str) -> None:
+        """An event of NVML that has no number; one that nobody knows is a suspect, as an Xid is."""
+        what, kind, action = DEVICE_EVENTS.get(event, (f"event {event[:64]}", XidClass.SUSPECT, ""))
+        if what not in burst["events"] and len(burst["events"]) < self._config.listed_max:
+            burst["events"].append(what)
+        if (severity := SEVERITIES[kind]) is not None:
+            self._raise(burst, severity, what[0].upper() + what[1:], action)
+
+    def _add_switch_error(self, burst: dict[str, Any], occurrence: Occurrence) -> None:
+        number, text = int(_number(occurrence.fields.get("sxid"))), str(occurrence.fields.get("text", ""))
+        severity = severity_of_switch(text)
+        switch = str(occurrence.fields.get("pci_bus_id", ""))
+        row = {"sxid": number, "pci_bus_id": switch, "fatal": severity is Severity.CRITICAL, "count": 0, "text": text}
+        self._list(burst, burst["sxids"], f"{switch} {number}", row)
+        action = "restart the machine" if severity is Severity.CRITICAL else ""
+        self._raise(burst, severity, f"SXid {number} of NVSwitch {switch}", action)
 
     def _comes_back(self, xid: Xid, text: str, burst: Mapping[str, Any]) -> bool:
         """Whether an error of the program has now occurred twice on this device within a day, and on no other."""
@@ -205,7 +243,7 @@ class DeviceFaultDetector(DispatchingDetector):
         if burst is None or burst["silent_since_s"] is None:
             return []
         silent_s, burst["silent_since_s"] = self.now_s - burst["silent_since_s"], None
-        if burst["xids"] or burst["grade"] == Severity.CRITICAL:
+        if burst["xids"] or burst["sxids"] or burst["events"] or burst["grade"] == Severity.CRITICAL:
             return []
         del self._bursts[str(scope)]
         why = f"The driver answers again, after {silent_s:.0f} s."
@@ -217,7 +255,8 @@ class DeviceFaultDetector(DispatchingDetector):
         if not burst["grade"]:
             return []  # so far only what follows from something else
         severity = Severity(burst["grade"])
-        if scope.host is not None and severity is Severity.CRITICAL:
+        # A fatal error of a switch is all GPUs' of the host; else nobody knows whether the job uses the device.
+        if scope.host is not None and severity is Severity.CRITICAL and not _is_fatal(burst["sxids"]):
             severity = Severity.WARNING
         told: dict[str, Any] = {
             "severity": severity,
@@ -255,6 +294,10 @@ class DeviceFaultDetector(DispatchingDetector):
 
     def _evidence(self, burst: Mapping[str, Any]) -> dict[str, Any]:
         found = {**burst["device"], "host": burst["host"], "xids": list(burst["xids"].values())}
+        if burst["sxids"]:
+            found["sxids"] = list(burst["sxids"].values())
+        if burst["events"]:
+            found["events"] = list(burst["events"])
         if burst["others"]:
             found["further_xids"] = burst["others"]
         if burst["recovery"]:
@@ -262,6 +305,10 @@ class DeviceFaultDetector(DispatchingDetector):
         if burst["silent_since_s"] is not None:
             found["silent_s"] = self.now_s - burst["silent_since_s"]
         return found
+
+
+def _is_fatal(listed: Mapping[str, Mapping[str, Any]]) -> bool:
+    return any(row["fatal"] for row in listed.values())
 
 
 def _number(value: Any) -> float:

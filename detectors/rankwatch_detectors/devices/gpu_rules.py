@@ -14,10 +14,18 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from rankwatch_detectors.base import Bools, DeviceCounters, Floats
-from rankwatch_detectors.devices.held_rules import DeviceProblem, HeldRules, column, grown
+from rankwatch_detectors.devices.held_rules import MINUTE_S, SLOT_S, DeviceProblem, HeldRules, column, grown
 
 KIND: Final = "memory_total_bytes"
 """Devices with equal memory are taken for one kind: agents do not tell their names."""
+
+POWER_CAP: Final = 0x4
+"""Bit of NVML's clocks event reasons: an operator's power cap, under which a heavier load lowers the clock."""
+
+BITS_PER_S: Final = {1: 2.5e9, 2: 5e9, 3: 8e9, 4: 16e9, 5: 32e9, 6: 64e9}
+"""Of a lane, by generation of PCIe."""
+BIT_ERRORS: Final = 1e-12
+"""Share of bits that may be wrong by the specification of PCIe, each of which costs a replay: DCGM's limit too."""
 
 FLAGS: Final = {"remap": "remap_failed", "pending": "remap_pending", "recovery": "recovery_action"}
 """By rule: counters by which the driver itself says that something is wrong, if they are not 0."""
@@ -44,6 +52,13 @@ class GpuRulesConfig:
     """Slots of a device, and of its peers, before it is compared; what is usual then follows over so many."""
     kinds_max: int = 16
     """Kinds of devices in a job; further ones are not compared."""
+    unequal: float = 0.8
+    """Share of its own highest clock, times that of its peers, below which a device is told that was slow from the
+    first steps on: no load that keeps within its power cap lowers a clock so far."""
+    unequal_slots: int = 24
+    """Slots in a row of that: two minutes, in which jobs warm up."""
+    replay_readings: int = 6
+    """Readings in a row, one every ten seconds, with more replays on the PCIe link than its specification allows."""
     held_slots: int = 5
     """Slots in a row after which it is told, and after which it is over: any half a minute has so many whole ones."""
     links_readings: int = 2
@@ -59,12 +74,24 @@ class GpuRulesConfig:
 class GpuRules(HeldRules):
     """Judges a job's GPUs slot by slot. Memory: linear in devices."""
 
-    STATE: ClassVar[tuple[str, ...]] = (*HeldRules.STATE, "_kind", "_usual", "_seen", "_level", "_links")
+    STATE: ClassVar[tuple[str, ...]] = (
+        *HeldRules.STATE,
+        "_kind",
+        "_top_clock",
+        "_usual",
+        "_seen",
+        "_level",
+        "_links",
+        "_replays",
+    )
 
     def __init__(self, config: GpuRulesConfig) -> None:
         super().__init__()
         self._config = config
         self._kind: Floats = np.zeros(0)
+        self._top_clock: Floats = np.zeros(0)
+        self._replays: dict[str, Any] = {"count": None, "slot": None}
+        """Of each device, the newest count of replays, and its slot; below 0: none."""
         self._links: Any = None
         """The most NVLinks that each device had active."""
         self._usual: dict[str, Any] = {}
@@ -84,7 +111,10 @@ class GpuRules(HeldRules):
         yield from self._below_peers(
             "clock", "sm_clock_hz", self._config.clock, self._config.warning_slots, counters, busy
         )
-        yield from self._narrow_links(counters, busy)
+        yield from self._unequal_clocks(counters, busy)
+        for what, name in (("link", "pcie_width"), ("speed", "pcie_generation")):
+            yield from self._lessened(what, name, counters, busy)
+        yield from self._replayed(counters)
         for what, name in FLAGS.items():
             value, told = column(counters, name, size)
             yield from self._judge(what, told & (value > 0), told & (value == 0), 1, {name: value})
@@ -97,14 +127,59 @@ class GpuRules(HeldRules):
         links = ("nvlink_replay_errors", "nvlink_recovery_errors", "nvlink_errors", "nvlink_recoveries")
         yield from self._rising("nvlink", links, self._config.nvlink_errors, counters, quiet_slots=quiet)
 
-    def _narrow_links(self, counters: DeviceCounters, busy: Bools) -> Iterator[DeviceProblem]:
+    def _lessened(self, what: str, name: str, counters: DeviceCounters, busy: Bools) -> Iterator[DeviceProblem]:
+        """A property of the PCIe link that is less than it can be, under load: idle links save power."""
         size = len(counters.devices)
-        width, told = column(counters, "pcie_width", size)
-        widest, most_told = column(counters, "pcie_width_max", size)
+        value, told = column(counters, name, size)
+        most, most_told = column(counters, f"{name}_max", size)
         told &= most_told
-        evidence = {"pcie_width": width, "pcie_width_max": widest}
-        narrow = told & (width < widest)
-        yield from self._judge("link", narrow & busy, told & ~narrow, self._config.held_slots, evidence)
+        less = told & (value < most)
+        evidence = {name: value, f"{name}_max": most}
+        yield from self._judge(what, less & busy, told & ~less, self._config.held_slots, evidence)
+
+    def _unequal_clocks(self, counters: DeviceCounters, busy: Bools) -> Iterator[DeviceProblem]:
+        """Devices that run further below their own highest clock than their peers, and always have."""
+        config, size = self._config, len(busy)
+        top, told = column(counters, "sm_clock_max_hz", size)
+        self._top_clock = grown(self._top_clock, size)
+        self._top_clock[told] = top[told]
+        clock, told = column(counters, "sm_clock_hz", size)
+        reasons, why_told = column(counters, "throttle_reasons", size)
+        capped = ~why_told | (reasons.astype(np.int64) & POWER_CAP > 0)
+        here = told & busy & (self._top_clock > 0) & (clock > 0)
+        share = np.divide(clock, self._top_clock, out=np.zeros(size), where=self._top_clock > 0)
+        bad, good, peers = np.zeros(size, dtype=bool), np.zeros(size, dtype=bool), np.zeros(size)
+        usual = grown(self._usual.get("clock"), size)
+        for kind in np.unique(self._kind[here]):
+            group = here & (self._kind == kind)
+            if not self._trains or np.count_nonzero(group) < config.peers_min:
+                continue
+            peers[group] = level = float(np.median(share[group]))
+            low = group & (share < config.unequal * level)
+            # One whose clock has fallen is below what is usual for it.
+            bad |= low & ~capped & (usual <= config.unequal)
+            good |= group & (share >= config.recovered * level)
+        evidence = {"sm_clock_hz": clock, "sm_clock_max_hz": self._top_clock, "peers_share": peers}
+        yield from self._judge("unequal", bad, good, config.unequal_slots, evidence, config.warning_slots)
+
+    def _replayed(self, counters: DeviceCounters) -> Iterator[DeviceProblem]:
+        """PCIe links that repeat more than their specification allows in the time between two readings."""
+        size = len(counters.devices)
+        count, told = column(counters, "pcie_replays", size)
+        width, width_told = column(counters, "pcie_width", size)
+        generation, generation_told = column(counters, "pcie_generation", size)
+        before = self._replays["count"] = grown(self._replays["count"], size, -1.0)
+        since = self._replays["slot"] = grown(self._replays["slot"], size, -1.0)
+        seconds = SLOT_S * (counters.slot - since)
+        known = told & width_told & generation_told & (before >= 0) & (count >= before)
+        speed = np.array([BITS_PER_S.get(round(one), BITS_PER_S[6]) for one in generation.tolist()])
+        allowed = BIT_ERRORS * speed * width * MINUTE_S
+        per_minute = np.where(known, count - before, 0.0) * MINUTE_S / np.maximum(seconds, SLOT_S)
+        before[told], since[told] = count[told], counters.slot
+        many = known & (per_minute > allowed)
+        evidence = {"pcie_replays_per_minute": per_minute, "allowed_per_minute": allowed}
+        hold = self._config.replay_readings
+        yield from self._judge("replays", many, known & ~many, hold, evidence, self._config.warning_slots)
 
     def _inactive_links(self, counters: DeviceCounters) -> Iterator[DeviceProblem]:
         """NVLinks that the device had before, or that most of its kind have."""

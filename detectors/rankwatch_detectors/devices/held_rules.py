@@ -12,6 +12,9 @@ import numpy as np
 from rankwatch_detectors.base import Bools, DeviceCounters, Floats, Severity
 from rankwatch_detectors.state import Stateful
 
+MINUTE_S: Final = 60.0
+SLOT_S: Final = 5.0
+"""Length of a slot of counters."""
 GAP_SLOTS: Final = 12
 """Slots in which a device was not read, after which what is bad has begun anew: nobody knows what was between."""
 

@@ -36,7 +36,7 @@ class HostDegradedDetector(CounterDetector):
     WELL: ClassVar[str] = "The host does as it should again."
 
     def __init__(self, config: HostDegradedConfig) -> None:
-        super().__init__(Kind.HOST_DEGRADED, 2, HostRules(config.counters))
+        super().__init__(Kind.HOST_DEGRADED, 3, HostRules(config.counters))
 
     def _on_occurrence(self, occurrence: Occurrence) -> Sequence[Finding]:
         same_launch = occurrence.attempt.rpartition(".")[0] == self.attempt.rpartition(".")[0]

@@ -36,7 +36,7 @@ class NetworkDegradedDetector(CounterDetector):
     WELL: ClassVar[str] = "The host's network does as it should again."
 
     def __init__(self, config: NetworkDegradedConfig) -> None:
-        super().__init__(Kind.NETWORK_DEGRADED, 2, PortRules(config.counters))
+        super().__init__(Kind.NETWORK_DEGRADED, 3, PortRules(config.counters))
 
     def _on_occurrence(self, occurrence: Occurrence) -> Sequence[Finding]:
         if occurrence.kind != MATRIX or occurrence.attempt != self.attempt:

@@ -33,6 +33,10 @@ class DevicePlaces(Stateful):
         """Whether a rank is on this host."""
         return host in self._hosts
 
+    def has_devices(self, host: str) -> bool:
+        """Whether a rank on this host may compute on a device."""
+        return any(at == host and device != ON_CPU for at, device in zip(self._hosts, self._devices, strict=True))
+
     def scope_of(self, occurrence: Occurrence) -> IncidentScope | None:
         """As `scope_at`, of the device that an event is about."""
         return self.scope_at(occurrence.host, str(occurrence.fields.get("device_uuid", "")))

@@ -1,4 +1,5 @@
-"""The table of Xids: what NVIDIA's driver means by each number, what others make of it, and what we do.
+"""The table of Xids: what NVIDIA's driver means by each number, what others make of it, and what we do. Beside it stand
+events of NVML that have no number, and errors of NVSwitches (SXids), whose text says whether they are fatal.
 
 Sources disagree (63, 94), so each keeps its column: what NVIDIA's catalogue says to do at once, as mirrored by gpud
 (generated 2025-10-29), with gpud's own grade (fatal, warning); what DCGM's health watch makes of it; and whether the
@@ -7,9 +8,10 @@ node check of Azure refuses a host on which the number was seen within two hours
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 
 from rankwatch_detectors.base import Severity
 
@@ -148,3 +150,46 @@ XIDS: Final[dict[int, Xid]] = {
 def xid_of(number: int) -> Xid:
     """The row of a number; one that is not in the table is a suspect, never dropped."""
     return XIDS.get(number) or Xid(number, "not in the table", XidClass.SUSPECT)
+
+
+DEVICE_EVENTS: Final[dict[str, tuple[str, XidClass, str]]] = {
+    "single_bit_error_storm": ("a storm of single bit memory errors", XidClass.WEAR, ""),
+    "dram_retirement": ("memory was retired", XidClass.WEAR, ""),
+    "dram_retirement_failure": ("memory could not be retired", XidClass.HARDWARE, _RESET),
+    "poison_error": ("contained memory error (poison)", XidClass.WEAR, _RESTART),
+    "fatal_poison_error": ("uncontained memory error (poison)", XidClass.HARDWARE, _RESET),
+    "unavailable": ("the device is not available", XidClass.HARDWARE, _RESET),
+    "recovery_action": ("recovery action changed", XidClass.CONSEQUENCE, ""),
+}
+"""By event of NVML: what it says, its class, and what to do at once."""
+
+FATAL: Final = re.compile(r"\bFatal\b")
+NOT_FATAL: Final = re.compile(r"\bNon-?fatal\b")
+
+NVLINK5: Final = range(144, 151)
+"""Xids of NVLink 5: the text names the unit, whether it is fatal, and the link."""
+_NVLINK5_TEXT: Final = re.compile(
+    r"(?P<unit>[A-Z][A-Z0-9_]+) +(?P<fatal>Fatal|Non-?fatal) .*?\bLink (?P<link>\d+)(?: \((?P<words>[0-9a-fx ]+)\))?"
+)
+_SUB_CODE_SHIFT: Final = 20
+_SUB_CODE_BITS: Final = 0x3F
+
+
+def nvlink5_fields(text: str) -> dict[str, Any]:
+    """What the text of an Xid of NVLink 5 says: `unit`, `fatal`, `link`, and the `sub_code` (bits 20 to 25 of the first
+    register); empty if it is another text.
+    """
+    found = _NVLINK5_TEXT.search(text)
+    if found is None:
+        return {}
+    fields = {"unit": found["unit"], "fatal": found["fatal"] == "Fatal", "link": int(found["link"])}
+    try:
+        first = int((found["words"] or "").split()[0], 16)
+    except (ValueError, IndexError):
+        return fields
+    return fields | {"sub_code": first >> _SUB_CODE_SHIFT & _SUB_CODE_BITS}
+
+
+def severity_of_switch(text: str) -> Severity:
+    """How grave an SXid is, by its text: one that is not fatal is handled by the link itself."""
+    return Severity.CRITICAL if FATAL.search(text) and not NOT_FATAL.search(text) else Severity.INFO

@@ -50,8 +50,8 @@ class WitnessConfig:
     large_s: float = 0.0
     """Runs of `lasting_ratio` and more must have lasted for this long."""
     rows_between: float = 1.0
-    """Mean rows between false firings as a multiple of exp(threshold) while the noise is not skewed; 1: whatever the
-    noise is like."""
+    """Mean rows between false firings as a multiple of exp(threshold) while noise is plain (`PeerBaseline.is_plain`);
+    else it is 1."""
 
 
 class Witness(Stateful):
@@ -186,7 +186,7 @@ class Witness(Stateful):
     @property
     def limit(self) -> float:
         """The threshold for the evidence of a rank."""
-        between = 1.0 if self.baseline.is_skewed else self._config.rows_between
+        between = self._config.rows_between if self.baseline.is_plain else 1.0
         tests = self.bank.levels * max(self.baseline.rows.size, 1)
         return threshold(tests, self.step_s, self._budget * between)
 

@@ -30,6 +30,8 @@ SPREAD_ROWS = 16
 # Third moment of the noise, in sigmas, from which slow rows are clearly more common than fast ones. That of 8 ranks is
 # measured to 0.13.
 SKEW_MAX = 0.5
+# Variance of a sum over a block of rows, as a multiple of that of independent rows, from which noise is known to last.
+LASTING_RATIO = 1.25
 # The first two rows of a rank only determine its offset.
 WARM_SCATTER_ROWS = 2
 
@@ -105,9 +107,10 @@ class PeerBaseline(Stateful):
         return self._config.clip_sigmas
 
     @property
-    def is_skewed(self) -> bool:
-        """Whether slow rows are more common than equally fast ones, as with pauses that only add time."""
-        return self._skew > SKEW_MAX
+    def is_plain(self) -> bool:
+        """Whether noise is known to be independent from row to row, with slow rows as common as equally fast ones."""
+        lasting = max(self._short_blocks.ratio, self._long_blocks.ratio)
+        return self._skew <= SKEW_MAX and lasting <= LASTING_RATIO
 
     def _resize(self, ranks: int) -> None:
         self.offset: Floats = np.zeros(ranks)

@@ -57,7 +57,8 @@ from rankwatch_service.api.routes import (
 from rankwatch_service.api.routes.archive import incident_archive
 from rankwatch_service.api.routes.charts import devices, explanations, steps
 from rankwatch_service.api.routes.incidents import incidents, totals
-from rankwatch_service.api.routes.notifications import deliveries, reasons
+from rankwatch_service.api.routes.notifications import deliveries, reasons, routes
+from rankwatch_service.api.routes.notifications.links import LinkRoutes
 from rankwatch_service.api.routes.rules import metric_rules
 from rankwatch_service.api.routes.rules import preview as rule_preview
 from rankwatch_service.api.routes.system import (
@@ -107,6 +108,7 @@ RESOURCES: Final = (
     receivers,
     deliveries,
     reasons,
+    routes,
     silences,
     hosts,
     stream,
@@ -156,6 +158,7 @@ def create_app(settings: Settings, engine: Engine, intake: Intake, clock: Clock,
     describe(app)
     provider = context.provider
     page = mount(app, provider.name if provider else "", provider.begin_url if provider else "")
+    LinkRoutes(context).mount(app)
     if provider is not None:
         LoginRoutes(context, provider, page).mount(app)
     app.add_middleware(GZipMiddleware, minimum_size=1_024)

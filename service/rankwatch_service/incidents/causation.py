@@ -148,6 +148,8 @@ def _suffices(cause: Part, effect: Part) -> bool:
     """Whether a cause explains the effect: it adds enough to each step, or has ended the job soon enough."""
     if cause.kind is Kind.CHECKPOINT_FAILED and effect.kind in _ENDS:
         return effect.onset_time_s - cause.onset_time_s <= SAVE_ENDS_WITHIN_S
+    if (cause.kind, effect.kind) == (Kind.DEVICE_DEGRADED, Kind.RANK_LOST):
+        return cause.is_open and cause.has_memory_errors and set(effect.ranks) & set(cause.ranks) == set(cause.ranks)
     if effect.kind is not Kind.SLOWDOWN or cause.adds_s is None or effect.adds_s is None:
         return True
     return effect.adds_s <= EXPLAINED_MAX * cause.adds_s

@@ -18,19 +18,18 @@ from typing import Any, Final
 from rankwatch_detectors.base import Change, Finding
 from rankwatch_service.incidents.causation import came_first, may_cause, only_suspected
 from rankwatch_service.incidents.hang_evidence import ASKED
-from rankwatch_service.incidents.headline import Headline, locate
+from rankwatch_service.incidents.headline import Headline, begin_grade, goes_on_beside, grade, locate
 from rankwatch_service.incidents.kinds import CAUSE_ORDER, KINDS
 from rankwatch_service.incidents.model import (
-    GRAVITY,
     Incident,
     Part,
-    adds_s,
     incident_id,
     incident_restored,
     incident_state,
     named_hosts,
     number,
     part_of,
+    take_figures,
     take_times,
 )
 from rankwatch_service.incidents.placement import Placement
@@ -115,9 +114,10 @@ class Correlator:
         if attempt != self._attempt:
             return []
         self._frames += 1
+        unfelt = [incident for incident in self.open if goes_on_beside(incident, now_s)]
+        updates = [Update(one, TransitionKind.EVIDENCE, "training goes on beside it") for one in unfelt]
         if self._frames < PROGRESS_FRAMES:
-            return []
-        updates = []
+            return updates
         for incident in self.open:
             over = [
                 part for part in incident.parts if part.is_open and ended_with_its_attempt(part, self._frames, step)
@@ -236,6 +236,7 @@ class Correlator:
             evidence=dict(finding.evidence),
             updated_time_s=finding.detected_time_s,
         )
+        begin_grade(incident)
         locate(incident, placement)
         self._incidents[incident.id] = incident
         return Update(incident, TransitionKind.OPENED, incident.summary)
@@ -274,7 +275,7 @@ class Correlator:
             for part in other.parts:
                 # A copy, since the other incident's own parts are closed below.
                 incident.add(replace(part))
-            incident.severity = max(incident.severity, other.severity, key=GRAVITY.index)
+            grade(incident, other.found_severity or other.severity)
             end_for_good(other)
             self._mark_resolved(other, finding.detected_step, finding.detected_time_s)
             text = f"merged into {short(incident.id)}: {incident.summary}"
@@ -290,16 +291,13 @@ class Correlator:
 
     def _update(self, incident: Incident, part: Part, finding: Finding, placement: Placement) -> list[Update]:
         before = Headline.of(incident)
-        part.summary = finding.summary
-        part.severity, part.confidence = finding.severity, number(finding.confidence, 0.0)
-        part.adds_s = adds_s(finding)
-        part.ended_with_attempt = False
+        take_figures(part, finding)
         incident.updated_time_s = finding.detected_time_s
         wider = not set(finding.ranks) <= set(part.ranks)
         if part.ranks and finding.ranks and part.ranks[0] != finding.ranks[0]:
             take_times(part, finding)
         part.ranks, part.hosts = tuple(finding.ranks), tuple(dict.fromkeys((*part.hosts, *named_hosts(finding))))
-        incident.severity = max(incident.severity, finding.severity, key=GRAVITY.index)
+        grade(incident, finding.severity)
         if part is incident.first:
             incident.score, incident.confidence = number(finding.score, math.inf), number(finding.confidence, 0.0)
             incident.cause, incident.summary = finding.cause or incident.cause, finding.summary
@@ -316,7 +314,7 @@ class Correlator:
         """Reopen a part that had ended by itself. People are notified only if the incident had been resolved."""
         go_on_again(part)
         if incident.state == "resolved":
-            incident.severity = finding.severity  # its graver parts are over
+            incident.severity = incident.found_severity = finding.severity  # its graver parts are over
         before = Headline.of(incident)
         self._update(incident, part, finding, placement)
         incident.evidence["flaps"] = max(other.flaps for other in incident.parts)
@@ -336,7 +334,8 @@ class Correlator:
         if part is incident.first:
             incident.evidence |= finding.evidence
         over = self._resolve_if_over(incident, finding.detected_step, finding.detected_time_s, finding.summary)
-        if over or not KINDS[part.kind].flaps:
+        costs_no_more = part is not incident.first and part.cost_gpu_hours_per_hour is not None
+        if over or not (KINDS[part.kind].flaps or costs_no_more):
             return over
         if part is incident.first:
             incident.summary += ended_after(finding)
@@ -394,5 +393,5 @@ def _heads(part: Part, incident: Incident, placement: Placement) -> bool:
 
 def _keep(incident: Incident, part: Part, finding: Finding) -> None:
     incident.add(part)
-    incident.severity = max(incident.severity, finding.severity, key=GRAVITY.index)
+    grade(incident, finding.severity)
     incident.updated_time_s = finding.detected_time_s

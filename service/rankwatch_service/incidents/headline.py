@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from rankwatch_detectors.base import Kind, Severity
 from rankwatch_detectors.scope import WHOLE_JOB, IncidentScope, ScopeLevel
 from rankwatch_service.incidents.kinds import KINDS
-from rankwatch_service.incidents.model import GRAVITY, Incident
+from rankwatch_service.incidents.model import GRAVITY, Incident, lowered
 from rankwatch_service.incidents.placement import Placement
+
+UNFELT_STEPS: Final = 32
+UNFELT_S: Final = 60.0
+"""Training that has gone on for so many steps and seconds beside a fault of a device does not feel it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,3 +52,35 @@ def locate(incident: Incident, placement: Placement) -> None:
     if KINDS[incident.kind].is_host_wide and not others and elsewhere and most:
         incident.scope = IncidentScope.of_host(host)
         incident.summary = f"{len(incident.ranks)} of {len(on_host)} ranks of host {host}: {incident.first.summary}"
+
+
+def grade(incident: Incident, found: Severity) -> None:
+    """Take the severity of a finding: the gravest counts, one grade lower while training does not feel the device."""
+    incident.found_severity = max(incident.found_severity or incident.severity, found, key=GRAVITY.index)
+    incident.unfelt &= _is_of_devices(incident)
+    incident.severity = lowered(incident.found_severity) if incident.unfelt else incident.found_severity
+
+
+def begin_grade(incident: Incident) -> None:
+    """The first severity. That a device is degraded is seen in its counters alone, before anybody feels it; whether
+    training goes on beside a fault is seen later (`goes_on_beside`).
+    """
+    incident.unfelt = KINDS[incident.kind].is_of_device and KINDS[incident.kind].is_condition
+    grade(incident, incident.severity)
+
+
+def goes_on_beside(incident: Incident, now_s: float) -> bool:
+    """Count a step that training has made; whether it is now known that training does not feel the device."""
+    if incident.unfelt or not _is_of_devices(incident):
+        return False
+    incident.steps += 1
+    if incident.steps < UNFELT_STEPS or now_s < incident.opened_time_s + UNFELT_S:
+        return False
+    incident.unfelt = True
+    grade(incident, incident.severity)
+    return True
+
+
+def _is_of_devices(incident: Incident) -> bool:
+    """Whether all its parts are about devices alone."""
+    return all(KINDS[part.kind].is_of_device for part in incident.parts)

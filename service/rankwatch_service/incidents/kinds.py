@@ -51,6 +51,8 @@ class KindTraits:
     is_condition: bool = False
     """A state of hardware that many jobs do not feel: a hang is an incident of its own, which has it as suspected cause
     in its evidence (`suspected_causes`)."""
+    is_of_device: bool = False
+    """Trouble of a device alone: its incident is one grade lower while training does not feel it (`headline.grade`)."""
     is_host_wide: bool = False
     """If it names most ranks of a host, it is about the host."""
     is_on_record: bool = False
@@ -74,6 +76,7 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         first_step="move the work off that device, and start again from the newest good checkpoint",
         actions=("relaunch", "checkpoint", "pause"),
         is_lasting=True,
+        is_of_device=True,
         is_host_wide=True,
         is_on_record=True,
     ),
@@ -93,7 +96,8 @@ KINDS: Final[dict[Kind, KindTraits]] = {
     ),
     Kind.DEVICE_DEGRADED: KindTraits(
         label="Device degraded",
-        may_cause=frozenset({Kind.STRAGGLER, Kind.SLOWDOWN, Kind.HANG, Kind.DEVICE_DEGRADED}),
+        # A rank dies of memory errors alone (`causation`): heat or a slow clock ends nothing.
+        may_cause=frozenset({Kind.STRAGGLER, Kind.SLOWDOWN, Kind.HANG, Kind.RANK_LOST, Kind.DEVICE_DEGRADED}),
         first_steps=(
             "See what limits the device: temperature, power cap, clocks, link width (`nvidia-smi -q -d PERFORMANCE`).",
             "If several devices of one host are affected, look at its cooling and its power supply.",
@@ -102,6 +106,7 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         first_step="see what limits that device: heat, power or its link",
         is_condition=True,
         is_lasting=True,
+        is_of_device=True,
         is_host_wide=True,
         is_on_record=True,
     ),

@@ -22,6 +22,9 @@ LISTED_MAX: Final = 64
 GRAVITY: Final = (Severity.INFO, Severity.WARNING, Severity.CRITICAL)
 """Mildest first."""
 
+MEMORY_ERRORS: Final = "ecc"
+"""The rule (field of the evidence) by which counters tell of memory errors that could not be corrected."""
+
 
 @dataclass(slots=True)
 class Part:
@@ -53,6 +56,10 @@ class Part:
     """How often it has come back."""
     hosts: tuple[str, ...] = ()
     """The hosts, if the finding is about hosts rather than ranks; as many as the evidence lists."""
+    cost_gpu_hours_per_hour: float | None = None
+    """What it costs, as its detector estimates; None: unknown."""
+    has_memory_errors: bool = False
+    """Counters of its device have told of memory errors that could not be corrected, of which a rank may die."""
 
     @property
     def spoils_weights(self) -> bool:
@@ -97,6 +104,12 @@ class Incident:
     """Keys of the commands that it has led to (`action_key`): each is requested once."""
     parts_total: int = 1
     """Parts ever joined; `parts` holds at most LISTED_MAX of them."""
+    found_severity: Severity | None = None
+    """The gravest of its findings; None: not known, and `severity` is it."""
+    unfelt: bool = False
+    """Only devices have trouble, and training does not feel it: the severity is one grade below that of findings."""
+    steps: int = 0
+    """Steps that training has made since it opened; of incidents of devices alone."""
     told_to: list[str] | None = field(default_factory=list)
     """Receivers that were notified of it; None if that is no longer known."""
 
@@ -130,6 +143,16 @@ class Incident:
         """The open part with the highest severity, the earliest of several: the policy looks at this one."""
         going_on = [part for part in self.parts if part.is_open] or self.parts
         return max(going_on, key=lambda part: GRAVITY.index(part.severity))
+
+    def grade(self, part: Part) -> Severity:
+        """The severity of a part, which is one grade lower if training does not feel it."""
+        return lowered(part.severity) if self.unfelt else part.severity
+
+    @property
+    def cost_gpu_hours_per_hour(self) -> float | None:
+        """What it costs, as detectors estimate, such as that of a slow rank whose device is the cause."""
+        told = [part.cost_gpu_hours_per_hour for part in self.parts if part.is_open]
+        return max((cost for cost in (*told, _cost(self.evidence)) if cost is not None), default=None)
 
     @property
     def goes_on(self) -> bool:
@@ -209,6 +232,11 @@ class Incident:
         )
 
 
+def lowered(severity: Severity) -> Severity:
+    """One grade lower."""
+    return GRAVITY[max(GRAVITY.index(severity) - 1, 0)]
+
+
 def incident_id(job: str, attempt: str, kind: str, scope: IncidentScope, episode: int) -> str:
     """The id of the incident that this finding opens; the same in every replay."""
     return f"inc_{derived(job, attempt, kind, scope, episode)}"
@@ -243,6 +271,8 @@ def part_of(finding: Finding, episode: int) -> Part:
         adds_s=adds_s(finding),
         standing=finding.evidence.get("standing") is True,
         hosts=named_hosts(finding),
+        cost_gpu_hours_per_hour=_cost(finding.evidence),
+        has_memory_errors=finding.evidence.get("rule") == MEMORY_ERRORS,
     )
 
 
@@ -260,6 +290,21 @@ def adds_s(finding: Finding) -> float | None:
         return None
     added_s = usual_s * (ratio - 1)
     return added_s if math.isfinite(added_s) else None
+
+
+def take_figures(part: Part, finding: Finding) -> None:
+    """Take what a finding says of an open part."""
+    part.summary = finding.summary
+    part.severity, part.confidence = finding.severity, number(finding.confidence, 0.0)
+    part.adds_s, part.cost_gpu_hours_per_hour = adds_s(finding), _cost(finding.evidence)
+    part.has_memory_errors |= finding.evidence.get("rule") == MEMORY_ERRORS
+    part.ended_with_attempt = False
+
+
+def _cost(evidence: Mapping[str, Any]) -> float | None:
+    """What a finding costs, as its detector estimates; None if it does not."""
+    cost = evidence.get("cost_gpu_hours_per_hour")
+    return float(cost) if isinstance(cost, int | float) else None
 
 
 def number(value: float, instead: float) -> float:
@@ -286,10 +331,12 @@ def incident_restored(state: Mapping[str, Any]) -> Incident:
     severity, ranks = Severity(state["severity"]), tuple(state["ranks"])
     # Older snapshots hold the detection in the incident, not in its parts, and lack the notified receivers.
     older = {"opened_time_s": state.get("detected_time_s"), "told_to": None}
+    found = state.get("found_severity")
     if "detected_time_s" in state:
         parts[0].detected_step, parts[0].detected_time_s = state["detected_step"], state["detected_time_s"]
     known = {name: value for name, value in state.items() if name not in ("detected_step", "detected_time_s")}
     types = {"parts": parts, "severity": severity, "ranks": ranks, "scope": IncidentScope.parse(state["scope"])}
+    types["found_severity"] = None if found is None else Severity(found)
     return Incident(**{**older, **known, **types})
 
 

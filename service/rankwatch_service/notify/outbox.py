@@ -6,10 +6,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from sqlalchemy import Connection, Engine, insert, or_, select, update
+from sqlalchemy import Connection, Engine, func, insert, or_, select, update
 from sqlalchemy.orm import aliased
 
 from rankwatch_service.notify.lease import Lease
+from rankwatch_service.notify.reports.counts import NotificationCounts, ReceiverCounts
 from rankwatch_service.notify.retry import GIVE_UP_AFTER_S, RetryDecision
 from rankwatch_service.notify.sender import TryOutcome
 from rankwatch_service.store.engine import read, write
@@ -29,6 +30,7 @@ class DueMessage:
     secret: str
     body: bytes
     tries: int
+    created_unix_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +83,11 @@ class OutboxTable:
         """
         with write(self._engine) as connection:
             self._lease.confirm(connection)
+            counts = NotificationCounts(connection)
             for one in ended:
                 _record(connection, one)
+                _count(counts.of(one.message.receiver), one)
+            counts.store(max(one.at_unix_ns for one in ended))
 
     def give_up(self, now_unix_ns: int, in_flight: Collection[str]) -> int:
         """Mark waiting messages that are older than `GIVE_UP_AFTER_S`, or whose receiver was removed, as failed.
@@ -98,17 +103,33 @@ class OutboxTable:
             LeaseLostError: another notifier holds the lease; nothing was marked.
         """
         oldest_unix_ns = now_unix_ns - GIVE_UP_AFTER_S * 1_000_000_000
+        given_up = (
+            Outbox.state == "waiting",
+            (Outbox.created_unix_ns < oldest_unix_ns) | Outbox.receiver.not_in(select(Receiver.name)),
+            Outbox.id.not_in(list(in_flight)),
+        )
         with write(self._engine) as connection:
             self._lease.confirm(connection)
-            return connection.execute(
-                update(Outbox)
-                .where(
-                    Outbox.state == "waiting",
-                    (Outbox.created_unix_ns < oldest_unix_ns) | Outbox.receiver.not_in(select(Receiver.name)),
-                    Outbox.id.not_in(list(in_flight)),
-                )
-                .values(state="failed")
-            ).rowcount
+            by_receiver = select(Outbox.receiver, func.count()).where(*given_up).group_by(Outbox.receiver)
+            found = connection.execute(by_receiver).all()
+            if not found:
+                return 0
+            connection.execute(update(Outbox).where(*given_up).values(state="failed"))
+            counts = NotificationCounts(connection)
+            for receiver, count in found:
+                counts.of(receiver).failed += count
+            counts.store(now_unix_ns)
+        return sum(count for _, count in found)
+
+
+def _count(counts: ReceiverCounts, one: EndedTry) -> None:
+    if one.outcome.delivered:
+        counts.add_delivery(max(one.at_unix_ns - one.message.created_unix_ns, 0) / 1e9)
+    elif one.outcome.status is None:
+        counts.unanswered += 1
+    else:
+        counts.refused += 1
+    counts.failed += one.decision.state == "failed"
 
 
 def _record(connection: Connection, one: EndedTry) -> None:
@@ -168,7 +189,9 @@ def _heads(connection: Connection, receiver: str, now_unix_ns: int, busy: Collec
         .exists()
     )
     rows = connection.execute(
-        select(Outbox.id, Outbox.receiver, Receiver.url, Receiver.secret, Outbox.body, Outbox.tries)
+        select(
+            Outbox.id, Outbox.receiver, Receiver.url, Receiver.secret, Outbox.body, Outbox.tries, Outbox.created_unix_ns
+        )
         .join(Receiver, Receiver.name == Outbox.receiver)
         .where(
             Outbox.receiver == receiver,

@@ -16,38 +16,38 @@ import structlog
 from sqlalchemy import Connection, Engine, RowMapping, delete, insert, select, update
 
 from rankwatch_service.clock import Clock
+from rankwatch_service.labels.incident_labels import incident_labels
+from rankwatch_service.labels.matcher import Labels
 from rankwatch_service.log.base import Entry
 from rankwatch_service.log.control_log import ControlLog
 from rankwatch_service.names import ALL_JOBS
 from rankwatch_service.notify.lease import Lease
 from rankwatch_service.notify.receivers import receiver_routes
-from rankwatch_service.notify.routes_file import RoutesFile
+from rankwatch_service.notify.routes_source import RoutesSource
 from rankwatch_service.policy.control_records import RoutingSet, SilenceSet, encode_control
 from rankwatch_service.policy.notification import MESSAGE_TYPES, message_id
-from rankwatch_service.policy.routing import is_subscribed
+from rankwatch_service.policy.routing import is_subscribed, mutes
 from rankwatch_service.routing.group import Group, GroupMessage
 from rankwatch_service.routing.group_body import group_body, group_job
 from rankwatch_service.routing.grouping import IncidentGroups
-from rankwatch_service.routing.labels import incident_labels
-from rankwatch_service.routing.matcher import Labels
-from rankwatch_service.routing.silence import is_muted_by
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Incident, IncidentGroup, Outbox, Receiver, Setting, Silence
 from rankwatch_service.store.upsert import upsert
 
 SETTING: Final = "routing"
-"""Setting with {is_grouped, error}: whether routes are configured, and why the newest file is not in force."""
+"""Setting with {is_grouped, error, is_file, text}: whether routes are configured, why the newest ones are not in force,
+whether a file has them, and those in force."""
 
 TRANSITIONS_MAX: Final = 500
 """Transitions taken in one transaction; the others follow at once."""
 
 RELOAD_POLL_S: Final = 5.0
-"""How often the file of routes is read."""
+"""How often the routes are read."""
 
 DELETED_POLL_S: Final = 60.0
 """How often incidents of deleted jobs are dropped from their groups."""
 
-_NOT_CONFIGURED: Final = {"is_grouped": False, "error": ""}
+_NOT_CONFIGURED: Final = {"is_grouped": False, "error": "", "is_file": False, "text": ""}
 
 _log = structlog.get_logger(__name__)
 
@@ -56,7 +56,7 @@ class MessageRouter:
     """Groups transitions and writes messages to the outbox while this process holds the lease. For one thread."""
 
     def __init__(
-        self, engine: Engine, lease: Lease, controls: ControlLog, clock: Clock, routes: RoutesFile | None
+        self, engine: Engine, lease: Lease, controls: ControlLog, clock: Clock, routes: RoutesSource | None
     ) -> None:
         """Nothing is read before `advance`.
 
@@ -65,7 +65,7 @@ class MessageRouter:
             lease: of the notifier.
             controls: tells stream who makes the messages.
             clock: decides what is due.
-            routes: None: nothing is configured, and each transition is a message to each receiver that subscribes.
+            routes: where no routes are configured, each transition is a message to each receiver that subscribes.
         """
         self._engine = engine
         self._lease = lease
@@ -93,7 +93,7 @@ class MessageRouter:
         self._epoch = epoch
         return written
 
-    def _reload(self, routes: RoutesFile) -> None:
+    def _reload(self, routes: RoutesSource) -> None:
         self._reload_s = self._clock.monotonic_s() + RELOAD_POLL_S
         error = routes.error
         if routes.changed() or routes.error != error:
@@ -109,14 +109,16 @@ class MessageRouter:
         stored = [msgspec.convert(row, Group) for row in rows]
         self._groups = None
         kept: dict[str, Group] = {}
-        if self._routes is not None:
-            routing = self._routes.routing
+        routing = self._routes.routing if self._routes else None
+        if routing is not None:
             self._groups = IncidentGroups(routing, stored, self._clock.unix_ns())
             kept = self._groups.groups
             if unknown := routing.receivers() - receivers:
                 _log.warning("routes_name_unknown_receivers", receivers=sorted(unknown))
         removed = {group.key for group in stored} - kept.keys()
-        present = {"is_grouped": self._routes is not None, "error": self._routes.error if self._routes else ""}
+        present = _NOT_CONFIGURED | {"is_grouped": routing is not None}
+        if self._routes is not None:
+            present |= {name: getattr(self._routes, name) for name in ("error", "is_file", "text")}
         if kept or removed or present != status:
             with write(self._engine) as connection:
                 self._lease.confirm(connection)
@@ -124,7 +126,7 @@ class MessageRouter:
                 row = {"name": SETTING, "value": present, "updated_unix_ns": self._clock.unix_ns()}
                 connection.execute(upsert(connection, Setting, row), row)
                 if present["is_grouped"] != status["is_grouped"]:
-                    record = RoutingSet(is_grouped=self._routes is not None)
+                    record = RoutingSet(is_grouped=routing is not None)
                     self._controls.append_in(connection, [Entry(ALL_JOBS, encode_control(record))])
         self._epoch = epoch
 
@@ -196,11 +198,11 @@ class _SilencesInForce:
 
     def __call__(self, labels: Labels) -> bool:
         if self._silences is None:
-            columns = [getattr(Silence, name) for name in SilenceSet.__struct_fields__]
             with read(self._engine) as connection:
-                active = select(*columns).where(Silence.ends_unix_ns > self._now_unix_ns)
-                self._silences = [SilenceSet(*row) for row in connection.execute(active)]
-        return any(is_muted_by(silence, labels, self._now_unix_ns) for silence in self._silences)
+                active = select(Silence.__table__).where(Silence.ends_unix_ns > self._now_unix_ns)
+                rows = connection.execute(active).mappings().all()
+            self._silences = [msgspec.convert(dict(row), SilenceSet) for row in rows]
+        return any(mutes(silence, labels, self._now_unix_ns) for silence in self._silences)
 
 
 def _settle(connection: Connection, entries: Iterable[RowMapping]) -> None:

@@ -16,11 +16,14 @@ from rankwatch_service.log.control_log import ControlLog
 from rankwatch_service.notify.email_sender import EmailSender
 from rankwatch_service.notify.http_sender import HttpSender
 from rankwatch_service.notify.lease import Lease
+from rankwatch_service.notify.links.link_sender import LinkSender
+from rankwatch_service.notify.links.signed_links import PURPOSE, SignedLinks
 from rankwatch_service.notify.notifier import Notifier
 from rankwatch_service.notify.outbox import OutboxTable
 from rankwatch_service.notify.receivers import encrypt_receivers
+from rankwatch_service.notify.reports.heartbeat import Heartbeat
 from rankwatch_service.notify.router import MessageRouter
-from rankwatch_service.notify.routes_file import RoutesFile
+from rankwatch_service.notify.routes_source import RoutesFile, RoutesSource, StoredRoutes
 from rankwatch_service.notify.sender import DecryptingSender, MessageSender
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.change_watch import ChangeWatch
@@ -50,8 +53,10 @@ async def _run(settings: Settings) -> None:
     # The event loop resolves names in its default executor.
     loop.set_default_executor(ThreadPoolExecutor(LOOKUP_THREADS, "lookup"))
     clock = SystemClock()
-    routes = None if settings.routes is None else RoutesFile(settings.routes)
+    # A file that is wrong ends the process before it does anything.
+    file = None if settings.routes is None else RoutesFile(settings.routes)
     engine = open_engine(settings.database_url, "notify")
+    routes: RoutesSource = file or StoredRoutes(engine)
 
     def begin() -> SecretKey:
         upgrade(engine)
@@ -72,7 +77,7 @@ async def _run(settings: Settings) -> None:
                 OutboxTable(engine, lease),
                 lease,
                 MessageRouter(engine, lease, ControlLog(engine, clock), clock, routes),
-                DecryptingSender(secret_key, sender),
+                DecryptingSender(secret_key, _with_links(settings, secret_key, sender)),
                 changes,
                 clock,
                 random.SystemRandom(),
@@ -80,9 +85,29 @@ async def _run(settings: Settings) -> None:
             )
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, notifier.stop)
-            await notifier.run()
+            async with _beating(settings, Heartbeat(engine, lease, clock, database, settings.heartbeat_url)):
+                await notifier.run()
     changes.close()
     engine.dispose()
+
+
+def _with_links(settings: Settings, secret_key: SecretKey, others: MessageSender) -> MessageSender:
+    """The sender that adds links, if messages shall have them."""
+    if not settings.message_links:
+        return others
+    return LinkSender(SignedLinks(secret_key.derive(PURPOSE), settings.public_url), others)
+
+
+@asynccontextmanager
+async def _beating(settings: Settings, heartbeat: Heartbeat) -> AsyncIterator[None]:
+    """Beat meanwhile, if a URL is configured."""
+    if not settings.heartbeat_url:
+        yield
+        return
+    task = asyncio.create_task(heartbeat.run(settings.heartbeat_s))
+    yield
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 @asynccontextmanager

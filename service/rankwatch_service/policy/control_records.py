@@ -80,6 +80,8 @@ class SilenceSet(msgspec.Struct, frozen=True, tag="silence", tag_field="record")
     scope: str
     starts_unix_ns: int
     ends_unix_ns: int
+    matchers: tuple[str, ...] = ()
+    """On labels, as `labels.matcher` reads them; all of them must match too."""
 
 
 class ReceiverRoute(msgspec.Struct, frozen=True):

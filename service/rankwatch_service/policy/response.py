@@ -52,9 +52,8 @@ def impact_gpu_hours_per_hour(incident: Incident, world_size: int) -> float:
     stands_still = any(KINDS[part.kind].stands_still for part in grave)
     if stands_still or any(part.spoils_weights for part in incident.parts):
         return float(world_size)
-    estimated = incident.evidence.get("cost_gpu_hours_per_hour")
-    if isinstance(estimated, int | float):
-        return float(estimated)
+    if incident.cost_gpu_hours_per_hour is not None:
+        return incident.cost_gpu_hours_per_hour
     ratio = incident.evidence.get("ratio")
     if incident.kind is Kind.SLOWDOWN and isinstance(ratio, int | float) and ratio > 1:
         return world_size * (1 - 1 / ratio)
@@ -74,7 +73,7 @@ def facts(incident: Incident, world_size: int, project: str = "") -> IncidentFac
         id=incident.id,
         job=incident.job,
         kind=str(gravest.kind),
-        severity=str(gravest.severity),
+        severity=str(incident.grade(gravest)),
         confidence=gravest.confidence,
         onset_step=min(onsets, default=None),
         ranks=incident.ranks,

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Final
 
-from rankwatch_detectors.scope import IncidentScope
 from rankwatch_service.incidents.transition import Transition
 from rankwatch_service.incidents.version import IncidentVersion
+from rankwatch_service.labels.incident_labels import incident_labels
+from rankwatch_service.labels.matcher import Labels, match_all, parse_matchers
 from rankwatch_service.policy.command import CommandRequest
 from rankwatch_service.policy.control_records import JobProject, ReceiverRoute, SilenceSet
 from rankwatch_service.policy.notification import (
@@ -61,7 +62,7 @@ def receivers_for(
     receivers: Iterable[ReceiverRoute],
     silences: Iterable[SilenceSet],
     now_unix_ns: int,
-    project: str = "",
+    whose: JobProject = NOBODYS,
 ) -> list[Routed]:
     """Name the receivers that this incident concerns, in order of their names.
 
@@ -70,26 +71,33 @@ def receivers_for(
     rank has caused. A silence mutes from its start up to, not including, its end; the receiver is still named so that
     the outbox can show why it was not notified.
     """
-    muting = [silence.id for silence in silences if mutes(silence, incident, now_unix_ns)]
+    labels = labels_of(incident, whose)
+    muting = [silence.id for silence in silences if mutes(silence, labels, now_unix_ns)]
     # Any of them would do; the least id is the same in every replay.
     silence_id = min(muting, default=None)
-    concerned = sorted(receiver.name for receiver in receivers if _concerns(receiver, incident, project))
+    concerned = sorted(receiver.name for receiver in receivers if _concerns(receiver, incident, whose.project))
     return [Routed(name, silence_id) for name in concerned]
 
 
-def mutes(silence: SilenceSet, incident: IncidentVersion, now_unix_ns: int) -> bool:
-    """Whether a silence mutes an incident now.
+def labels_of(incident: IncidentVersion, whose: JobProject = NOBODYS) -> dict[str, str]:
+    """The labels of an incident of a job with this project and owner."""
+    known = {name: getattr(incident, name) for name in ("kind", "severity", "job", "attempt", "scope")}
+    places = {"hosts": incident.hosts, "ranks": incident.ranks}
+    return incident_labels({**known, **places, "project": whose.project, "owner": whose.owner})
+
+
+def mutes(silence: SilenceSet, labels: Labels, now_unix_ns: int) -> bool:
+    """Whether a silence mutes an incident with these labels now.
 
     A scope "host:NAME" or "rank:N" also mutes incidents that lie wholly on that host or rank, whatever their own scope.
     """
-    if not silence.starts_unix_ns <= now_unix_ns < silence.ends_unix_ns:
-        return False
-    if silence.job not in ("", incident.job) or silence.kind not in ("", incident.kind):
-        return False
+    scopes = ("", labels["scope"], f"host:{labels.get('host')}", f"rank:{labels.get('rank')}")
     return (
-        silence.scope in ("", str(incident.scope))
-        or [silence.scope] == [str(IncidentScope.of_host(host)) for host in incident.hosts]
-        or [silence.scope] == [str(IncidentScope.of_rank(rank)) for rank in incident.ranks]
+        silence.starts_unix_ns <= now_unix_ns < silence.ends_unix_ns
+        and silence.job in ("", labels["job"])
+        and silence.kind in ("", labels["kind"])
+        and silence.scope in scopes
+        and all(match_all(parse_matchers(text), labels) for text in silence.matchers)
     )
 
 
@@ -122,7 +130,7 @@ def notifications(
     incident = transition.incident
     if transition.what not in MESSAGE_TYPES:
         return []
-    routed = receivers_for(incident, receivers, silences, now_unix_ns, whose.project)
+    routed = receivers_for(incident, receivers, silences, now_unix_ns, whose)
     new = set() if told_to is None else {route.receiver for route in routed} - set(told_to)
     if transition.what == "resolved":
         routed = [route for route in routed if route.receiver not in new]

@@ -108,7 +108,7 @@ class SettingsInForce:
         settings = cls()
         settings.policy = policy_of(msgspec.convert(state["policy"], PolicySet))
         settings.receivers = tuple(msgspec.convert(state["receivers"], list[ReceiverRoute]))
-        settings.silences = {silence["id"]: SilenceSet(**silence) for silence in state["silences"]}
+        settings.silences = {one.id: one for one in msgspec.convert(state["silences"], list[SilenceSet])}
         settings.precision = {kind: Precision(*counts) for kind, counts in state.get("precision", {}).items()}
         settings.rules = tuple(MetricRule.of(rule) for rule in state.get("rules", ()))
         settings.tuning = msgspec.convert(state.get("tuning", {"record": "tuning"}), TuningSet)

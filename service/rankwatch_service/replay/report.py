@@ -144,7 +144,7 @@ def culprits(incident: Incident) -> str:
 
 def cost(incident: Incident) -> str | None:
     """Its cost while it lasts; None if that is not known."""
-    wasted = incident.evidence.get("cost_gpu_hours_per_hour")
+    wasted = incident.cost_gpu_hours_per_hour
     return None if wasted is None else f"costs {wasted:.3g} GPU-hours in each hour of training"
 
 

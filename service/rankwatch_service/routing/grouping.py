@@ -10,10 +10,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rankwatch_service.labels.incident_labels import incident_labels
+from rankwatch_service.labels.matcher import Labels
 from rankwatch_service.routing.group import Group, GroupMember, GroupMessage, LastMessage, MessageReason
 from rankwatch_service.routing.inhibition import inhibited
-from rankwatch_service.routing.labels import brief, incident_labels
-from rankwatch_service.routing.matcher import Labels
+from rankwatch_service.routing.member_summary import brief
 from rankwatch_service.routing.route import Route, Routing
 
 Silenced = Callable[[Labels], bool]

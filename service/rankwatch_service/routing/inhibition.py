@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from rankwatch_service.routing.matcher import Labels, Matcher, match_all
+from rankwatch_service.labels.matcher import Labels, Matcher, match_all
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from rankwatch_service.labels.matcher import Labels, Matcher, match_all
 from rankwatch_service.routing.inhibition import InhibitRule
-from rankwatch_service.routing.matcher import Labels, Matcher, match_all
 from rankwatch_service.routing.time_interval import TimeInterval
 
 ALL_LABELS = "..."

@@ -10,9 +10,9 @@ from typing import Annotated, Final, TypeVar
 
 from pydantic import Field, StrictBool, ValidationError
 
+from rankwatch_service.labels.incident_labels import check_label_name
+from rankwatch_service.labels.matcher import Matcher, parse_matchers
 from rankwatch_service.routing.inhibition import InhibitRule
-from rankwatch_service.routing.labels import LABEL_NAMES
-from rankwatch_service.routing.matcher import Matcher, parse_matchers
 from rankwatch_service.routing.route import ALL_LABELS, Escalation, Route, Routing
 from rankwatch_service.routing.written_times import Duration, PositiveDuration, Written, WrittenTimeInterval
 
@@ -175,8 +175,7 @@ def _matchers(place: str, texts: Sequence[str]) -> tuple[Matcher, ...]:
 
 def _check_labels(place: str, names: Sequence[str]) -> None:
     for name in names:
-        if name not in LABEL_NAMES:
-            raise ValueError(f"{place}: incidents have no label {name!r}; they have {', '.join(LABEL_NAMES)}")
+        _at(place, partial(check_label_name, name))
     if len(set(names)) < len(names) and not place.endswith("]"):
         raise ValueError(f"{place}: a label is listed twice")
 

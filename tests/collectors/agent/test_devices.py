@@ -175,6 +175,25 @@ def test_an_xid_names_the_device(sampler: DeviceSampler, spoil: Spoil) -> None:
     assert (fields["device_uuid"], fields["xid"], fields["serial"]) == ("GPU-6", 79, "S6")
 
 
+def test_an_event_that_has_no_number_is_told_by_its_name(sampler: DeviceSampler, spoil: Spoil) -> None:
+    sampler.start()
+    taken(sampler)
+    spoil(xids=[[6, 0, 0x800]])
+    fields = told(sampler, "device_event").fields
+    assert (fields["device_uuid"], fields["event"]) == ("GPU-6", "dram_retirement_failure")
+
+
+def test_an_error_of_a_switch_is_told_though_it_is_no_device_of_the_host(tmp_path: Path) -> None:
+    found = (DeviceIdentity(0, "GPU-0", "0000:4e:00", "S0"),)
+    error = DeviceError(10**10, "0000:c1:00", text="Fatal, Link 28", sxid=20034)
+    sampler = DeviceSampler(tmp_path / "lock", HostClock(), writing(Reading(found=found, errors=(error, error))))
+    sampler.start()
+    sampler.join(60)
+    (event,) = sampler.take_events()
+    assert event.kind == "switch_error"
+    assert event.fields == {"pci_bus_id": "0000:c1:00", "sxid": 20034, "text": "Fatal, Link 28"}
+
+
 def test_an_error_that_both_sources_tell_is_one_and_a_device_of_another_container_is_none(tmp_path: Path) -> None:
     sampler = DeviceSampler(
         tmp_path / "lock",
@@ -294,17 +313,19 @@ def test_messages_are_cut_out_of_the_stream_wherever_it_is_torn() -> None:
     assert [one for at in range(len(stream)) for one in readings.feed(stream[at : at + 1])] == messages
 
 
-def test_the_kernels_log_tells_xids_with_their_words_and_a_gpu_that_is_lost_without_one() -> None:
+def test_the_kernels_log_tells_xids_and_sxids_with_their_words_and_a_gpu_that_is_lost_without_one() -> None:
     text = (
         "6,1204,5012,-;NVRM: Xid (PCI:0000:4e:00): 79, pid=4711, name=python, GPU has fallen off the bus.\n"
         "6,1205,5013,-;NVRM: GPU 0000:4e:00.0: GPU has fallen off the bus.\n"
         "6,1206,5014,-;NVRM: Xid (PCI:00000000:0A:00.0): 154, GPU recovery action changed from 0x0 (None) to 0x2\n"
         "6,1207,5015,-;usb 1-1: new device\n"
+        "3,1208,5016,-;nvidia-nvswitch3: SXid (PCI:0000:C1:00.0): 12028, Non-fatal, Link 32 egress error (First)\n"
     )
     assert errors_in(text, 7) == [
         DeviceError(7, "0000:4e:00", 79, "pid=4711, name=python, GPU has fallen off the bus."),
         DeviceError(7, "0000:4e:00", None, "GPU 0000:4e:00.0: GPU has fallen off the bus."),
         DeviceError(7, "0000:0a:00", 154, "GPU recovery action changed from 0x0 (None) to 0x2"),
+        DeviceError(7, "0000:c1:00", text="Non-fatal, Link 32 egress error (First)", sxid=12028),
     ]
 
 

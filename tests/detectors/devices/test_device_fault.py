@@ -9,7 +9,7 @@ import pytest
 
 from rankwatch_detectors.base import AttemptStart, Change, Finding, Kind, Occurrence, Severity, Tick
 from rankwatch_detectors.devices.device_fault import DeviceFaultConfig, DeviceFaultDetector
-from rankwatch_detectors.devices.xids import XIDS, XidClass, xid_of
+from rankwatch_detectors.devices.xids import DEVICE_EVENTS, SEVERITIES, XIDS, XidClass, xid_of
 from tests.support.values.presences import frame, topology
 
 CONFIG = DeviceFaultConfig()
@@ -190,3 +190,62 @@ def test_every_class_is_in_the_table_and_only_consequences_have_no_grade() -> No
 
 def xid_of_class(kind: XidClass) -> Any:
     return next(xid for xid in XIDS.values() if xid.kind is kind)
+
+
+LINK_TEXT = "RLW_REMAP {} XC0 i0 Link 02 (0x00500004 0x00000001 0x00000000)"
+
+
+@pytest.mark.parametrize(("word", "severity"), [("Fatal", Severity.CRITICAL), ("Nonfatal", Severity.WARNING)])
+def test_an_xid_of_nvlink_5_is_graded_by_its_text_and_told_with_unit_link_and_sub_code(
+    word: str, severity: Severity
+) -> None:
+    (finding,) = Host().xid(145, text=LINK_TEXT.format(word))
+    assert finding.severity is severity
+    (row,) = finding.evidence["xids"]
+    assert {name: row[name] for name in ("unit", "fatal", "link", "sub_code")} == {
+        "unit": "RLW_REMAP",
+        "fatal": word == "Fatal",
+        "link": 2,
+        "sub_code": 5,
+    }
+
+
+@pytest.mark.parametrize("text", ["", "RLW_REMAP", "RLW_REMAP Fatal XC0 i0 Link 02", "RLW Fatal XC0 Link 2 (0xg)"])
+def test_an_xid_of_nvlink_5_with_another_text_is_critical(text: str) -> None:
+    (finding,) = Host().xid(145, text=text)
+    assert finding.severity is Severity.CRITICAL
+
+
+@pytest.mark.parametrize("event", sorted(DEVICE_EVENTS))
+def test_each_event_of_nvml_is_graded_by_its_class(event: str) -> None:
+    severity = SEVERITIES[DEVICE_EVENTS[event][1]]
+    found = Host().event("device_event", device_uuid="GPU-1", event=event)
+    assert [(one.severity, one.ranks) for one in found] == ([(severity, (1,))] if severity else [])
+    assert all(one.evidence["events"] == [DEVICE_EVENTS[event][0]] for one in found)
+
+
+def test_an_event_of_nvml_that_nobody_knows_is_a_warning() -> None:
+    (finding,) = Host().event("device_event", device_uuid="GPU-1", event="something new")
+    assert finding.severity is Severity.WARNING
+
+
+def test_a_fatal_error_of_a_switch_is_critical_names_the_host_and_lasts() -> None:
+    job = Host()
+    (finding,) = job.event("switch_error", pci_bus_id="0000:c1:00", sxid=20034, text="Fatal, Link 28 LTSSM fault up")
+    assert (finding.severity, finding.ranks, str(finding.scope)) == (Severity.CRITICAL, (), "host:host-0")
+    assert "SXid 20034 of NVSwitch 0000:c1:00" in finding.summary
+    assert job.event("switch_error", pci_bus_id="0000:c1:00", sxid=20034, text="Fatal, Link 28 LTSSM fault up") == []
+    assert job.rest(10 * CONFIG.quiet_s) == []
+
+
+def test_an_error_of_a_switch_that_is_not_fatal_is_information_until_three_minutes_of_silence() -> None:
+    job = Host()
+    (finding,) = job.event("switch_error", pci_bus_id="0000:c1:00", sxid=12028, text="Non-fatal, Link 32 egress")
+    assert finding.severity is Severity.INFO
+    assert finding.evidence["sxids"][0]["fatal"] is False
+    assert [one.change for one in job.rest(CONFIG.quiet_s)] == [Change.CLOSE]
+
+
+def test_an_error_of_a_switch_says_nothing_of_a_job_that_computes_on_cpus() -> None:
+    job = Host(devices=("",) * 4, types=("cpu",) * 4)
+    assert job.event("switch_error", pci_bus_id="0000:c1:00", sxid=20034, text="Fatal") == []

@@ -13,7 +13,7 @@ from rankwatch_detectors.base import AttemptStart, Change, DeviceCounters, Findi
 from rankwatch_detectors.devices.device_degraded import DeviceDegradedConfig, DeviceDegradedDetector
 from rankwatch_detectors.devices.gpu_rules import GpuRules, GpuRulesConfig
 from tests.support.trials.selection import long_trial
-from tests.support.values.presences import topology
+from tests.support.values.presences import frame, topology
 
 CONFIG = GpuRulesConfig()
 SLOT_S = 5.0
@@ -39,7 +39,7 @@ class Fleet:
         findings: list[Finding] = []
         for _ in range(slots):
             self.slot += 1
-            values = {name: np.full(8, (peers or {}).get(name, usual)) for name, usual in BUSY.items()}
+            values = {name: np.full(8, usual) for name, usual in {**BUSY, **(peers or {})}.items()}
             for name, value in (sick or {}).items():
                 values[name][SICK] = value
             present = {name: np.ones(8, dtype=bool) for name in values}
@@ -53,6 +53,12 @@ class Fleet:
 def learned(**how: bool) -> Fleet:
     fleet = Fleet(**how)
     assert fleet.see(CONFIG.learning_slots + 1) == []
+    return fleet
+
+
+def training() -> Fleet:
+    fleet = Fleet()
+    fleet.detector.observe(frame(0, {"loss": [1.0] * 8}, attempt="a.0", time_s=0.0))
     return fleet
 
 
@@ -73,6 +79,24 @@ def test_a_device_below_what_is_usual_for_it_is_told_after_half_a_minute(name, s
     assert fleet.see(CONFIG.held_slots - 1) == []
     (over,) = fleet.see(1)
     assert (over.change, over.summary) == (Change.CLOSE, "The device does as it should again.")
+
+
+def test_the_onset_is_the_step_that_training_had_made_when_it_began():
+    fleet = Fleet()
+
+    def train(sick: Counters | None = None) -> list[Finding]:
+        step, values = 10 * fleet.slot, {"loss": [1.0] * 8}
+        fleet.detector.observe(frame(step, values, attempt="a.0", time_s=fleet.slot * SLOT_S))
+        return fleet.see(1, sick)
+
+    for _ in range(CONFIG.learning_slots + 1):
+        assert train() == []
+    began_step, low = 10 * (fleet.slot + 1), {"sm_clock_hz": 1e9}
+    for _ in range(CONFIG.held_slots - 1):
+        assert train(low) == []
+    (finding,) = train(low)
+    assert finding.onset_step == began_step
+    assert finding.detected_step == began_step + 10 * (CONFIG.held_slots - 2)
 
 
 def test_a_low_clock_is_a_warning_after_five_minutes_and_low_power_alone_is_none():
@@ -136,6 +160,79 @@ def test_lanes_that_a_link_lost_are_a_warning_with_the_device():
     assert finding.summary == (
         "The PCIe link of GPU-3 of rank 3 on host-0 has 8 of 16 lanes: copies to and from it are slower."
     )
+
+
+CLOCKED = {"sm_clock_max_hz": 1.98e9, "throttle_reasons": 0.0}
+SLOW_CLOCK = CLOCKED | {"sm_clock_hz": 1.98e9 * (CONFIG.unequal - 0.01)}
+
+
+def test_a_device_whose_clock_was_low_from_the_first_step_on_is_told_after_two_minutes():
+    fleet = training()
+    assert fleet.see(CONFIG.unequal_slots - 1, SLOW_CLOCK, CLOCKED) == []
+    (finding,) = fleet.see(1, SLOW_CLOCK, CLOCKED)
+    assert (finding.severity, finding.ranks, finding.evidence["rule"]) == (Severity.INFO, (SICK,), "unequal")
+    assert "runs at 1,564 MHz under load, 79 % of its highest clock" in finding.summary
+    (graver,) = fleet.see(CONFIG.warning_slots - CONFIG.unequal_slots, SLOW_CLOCK, CLOCKED)
+    assert graver.severity is Severity.WARNING
+    assert [one.change for one in fleet.see(CONFIG.unequal_slots, CLOCKED, CLOCKED)] == [Change.CLOSE]
+
+
+@pytest.mark.parametrize(
+    ("sick", "peers"),
+    [
+        (SLOW_CLOCK | {"sm_clock_hz": 1.98e9 * (CONFIG.unequal + 0.01)}, CLOCKED),
+        (SLOW_CLOCK | {"throttle_reasons": 4.0}, CLOCKED),
+        (SLOW_CLOCK | {"throttle_reasons": np.nan}, CLOCKED),
+        (SLOW_CLOCK | {"sm_clock_max_hz": SLOW_CLOCK["sm_clock_hz"]}, CLOCKED),
+        (SLOW_CLOCK | {"utilization_ratio": CONFIG.busy - 0.01}, CLOCKED),
+        (SLOW_CLOCK, SLOW_CLOCK),
+        (SLOW_CLOCK | {"memory_total_bytes": 4e10}, CLOCKED),
+    ],
+    ids=["edge", "power cap", "reasons unknown", "another model", "not busy", "all alike", "no peers"],
+)
+def test_a_clock_that_its_load_or_its_model_explains_is_not_low(sick: Counters, peers: Counters):
+    assert training().see(100, sick, peers) == []
+
+
+def test_before_the_first_step_a_low_clock_is_none():
+    assert Fleet().see(100, SLOW_CLOCK, CLOCKED) == []
+
+
+def test_a_clock_that_falls_is_told_once_and_not_as_one_that_was_always_low():
+    fleet = training()
+    assert fleet.see(CONFIG.learning_slots + 1, CLOCKED, CLOCKED) == []
+    told = fleet.see(2 * CONFIG.unequal_slots, CLOCKED | {"sm_clock_hz": 1e9}, CLOCKED)
+    assert {one.evidence["rule"] for one in told} == {"clock"}
+
+
+LINK = {"pcie_generation": 5.0, "pcie_generation_max": 5.0}
+
+
+def test_a_link_below_its_generation_under_load_is_a_warning():
+    fleet, slow = Fleet(), LINK | {"pcie_generation": 3.0}
+    assert fleet.see(CONFIG.held_slots - 1, slow, LINK) == []
+    (finding,) = fleet.see(1, slow, LINK)
+    assert (finding.severity, finding.evidence["rule"]) == (Severity.WARNING, "speed")
+    assert "runs at generation 3 under load, where it can 5" in finding.summary
+    assert Fleet().see(20, slow | {"utilization_ratio": 0.0}, LINK) == []
+
+
+def replays(per_minute: float) -> list[Finding]:
+    """A link with so many replays, counted in each slot of five seconds."""
+    fleet, told = Fleet(), list[Finding]()
+    for slot in range(CONFIG.replay_readings + 1):
+        told += fleet.see(1, LINK | {"pcie_replays": 100.0 + slot * per_minute / 12}, LINK | {"pcie_replays": 0.0})
+    return told
+
+
+@pytest.mark.parametrize(("generation", "allowed"), [(5, 30.72), (4, 15.36), (3, 7.68)])
+def test_replays_of_a_link_are_told_beyond_its_specification_and_not_at_its_edge(monkeypatch, generation, allowed):
+    monkeypatch.setitem(LINK, "pcie_generation", float(generation))
+    monkeypatch.setitem(LINK, "pcie_generation_max", float(generation))
+    assert replays(allowed - 0.01) == []
+    (finding,) = replays(allowed + 0.01)
+    assert (finding.severity, finding.evidence["rule"]) == (Severity.INFO, "replays")
+    assert f"{allowed:.0f} are within its specification" in finding.summary
 
 
 @pytest.mark.parametrize(

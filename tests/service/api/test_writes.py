@@ -179,6 +179,23 @@ def test_a_silence_ends_in_the_future_and_within_30_days(api, ends):
     assert api.post("/api/v1/silences", {"ends_unix_ns": ends, "comment": "known"}).status_code == 422
 
 
+def test_a_silence_has_matchers_on_labels_which_stream_gets(api):
+    body = {"ends_unix_ns": api.clock.unix_ns() + 10**12, "comment": "known"}
+    made = api.post("/api/v1/silences", body | {"matchers": ['{host=node-a,severity!="critical"}', "job=~gpt-.*"]})
+    shown = ['host="node-a"', 'severity!="critical"', 'job=~"gpt-.*"']
+    assert (made.status_code, made.json()["matchers"]) == (201, shown)
+    assert api.get("/api/v1/silences").json()["items"][0]["matchers"] == shown
+    (record,) = records(api, SilenceSet)
+    assert list(record.matchers) == shown
+
+
+@pytest.mark.parametrize("matchers", [["host"], ["hots=node-a"], ["job=~("], ["job=~(a)\\1"], ["job=j"] * 21])
+def test_a_matcher_that_can_never_match_is_refused(api, matchers):
+    body = {"ends_unix_ns": api.clock.unix_ns() + 10**12, "comment": "known", "matchers": matchers}
+    refused = api.post("/api/v1/silences", body)
+    assert (refused.status_code, "matchers" in refused.text) == (422, True)
+
+
 @pytest.mark.parametrize("comment", [{}, {"comment": ""}, {"comment": " \n"}], ids=["none", "empty", "blank"])
 def test_a_silence_says_why(api, comment):
     refused = api.post("/api/v1/silences", {"ends_unix_ns": api.clock.unix_ns() + 10**12, **comment})

@@ -181,12 +181,16 @@ def test_the_mode_of_a_rollback_is_requested_and_shown_beside_applied(terminal, 
 
 
 def test_silences_are_added_listed_and_ended(terminal, to):
-    status, out, err = terminal.run("silences", "add", "--comment", "drill", "--for", "30m", "--job", "gpt-small", *to)
+    matchers = ("host=node-a", "severity!=critical")
+    silenced = ("--comment", "drill", "--for", "30m", "--job", "gpt-small", *matchers)
+    status, out, err = terminal.run("silences", "add", *silenced, *to)
     assert status == 0, err
     silence = out.strip()
     (found,) = map(json.loads, terminal.run("silences", "--json", *to)[1].splitlines())
     assert re.fullmatch(r"sil_[0-9a-f]{24}", found["id"])
     assert silence == found["short_id"] == short(found["id"])
+    assert found["matchers"] == ['host="node-a"', 'severity!="critical"']
+    assert 'host="node-a"' in terminal.run("silences", *to)[1]
     assert terminal.run("silences", "expire", silence, *to)[0] == 0
 
 

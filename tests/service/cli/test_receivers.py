@@ -38,3 +38,15 @@ def test_a_test_of_a_receiver_says_that_nobody_delivers(terminal, to, monkeypatc
     status, out, _ = terminal.run("notifications", "--state", "waiting", "--receiver", "try", *to)
     assert (status, "waiting" in out) == (0, True)
     assert terminal.run("receivers", "remove", "try", *to)[0] == 0
+
+
+def test_routes_are_put_in_force_and_shown(terminal, api, tmp_path, to):
+    assert api.post("/api/v1/receivers", {"name": "routed", "url": "https://hooks.example/x"}).status_code == 201
+    file, text = tmp_path / "routes.toml", '[route]\nreceiver = "routed"\n'
+    assert terminal.run("routes", "show", *to)[:2] == (0, "")
+    for written, status in ((text, 0), (text.replace("routed", "nobody"), 2), ("", 0)):
+        file.write_text(written)
+        got, _, err = terminal.run("routes", "apply", str(file), *to)
+        assert (bool(got), "'nobody'" in err) == (bool(status), bool(status))
+        assert terminal.run("routes", "show", *to)[1] == ("" if not written else text)
+    assert terminal.run("routes", "apply", str(tmp_path / "none.toml"), *to)[0] == 2

@@ -69,12 +69,20 @@ FAULTS = [
     HardwareFault("double-bit error", "device_fault", "critical", ("rank_lost",), (KILLED,), (48, 63, 45)),
     HardwareFault("uncontained memory error", "device_fault", "critical", ("hang",), (STUCK,), (95, 154)),
     HardwareFault("contained memory error", "device_fault", "critical", ("rank_lost",), (KILLED,), (94, 45)),
-    HardwareFault("row remapped", "device_fault", "warning", xids=(63,)),
-    HardwareFault("row remap failed", "device_fault", "critical", xids=(64,)),
+    HardwareFault("row remapped, training goes on", "device_fault", "info", xids=(63,)),
+    HardwareFault("row remap failed, training goes on", "device_fault", "warning", xids=(64,)),
     HardwareFault("micro-controller halts", "device_fault", "critical", ("hang",), (STUCK,), (62, 45)),
     HardwareFault("GSP does not answer", "device_fault", "critical", ("hang",), (STUCK,), (119, 119, 119)),
     HardwareFault("NVLink error", "device_fault", "critical", ("hang",), (STUCK,), (74,)),
     HardwareFault("NVLink 5 error", "device_fault", "critical", ("hang",), (STUCK,), (145, 149)),
+    HardwareFault(
+        "NVSwitch error", "device_fault", "critical", ("hang",), (STUCK,), of_host=True,
+        events=(("switch_error", {"sxid": 20034, "pci_bus_id": "0000:c1:00", "text": "Fatal, Link 28"}),),
+    ),
+    HardwareFault(
+        "memory cannot be retired, training goes on", "device_fault", "warning",
+        events=(("device_event", {"event": "dram_retirement_failure"}),),
+    ),
     HardwareFault(
         "driver is silent", "device_fault", "critical", ("hang",), (STUCK,), of_host=True,
         events=(("driver_silent", {"silent_s": 3.0}),),
@@ -85,9 +93,17 @@ FAULTS = [
         "clock falls", "device_degraded", "warning", ("straggler",), (SLOW,), counters={"sm_clock_hz": 1.5e9}
     ),
     HardwareFault("power falls, training goes on", "device_degraded", "info", counters={"power_w": 400.0}),
-    HardwareFault("link loses lanes", "device_degraded", "warning", counters={"pcie_width": 8.0}),
+    HardwareFault("link loses lanes, training goes on", "device_degraded", "info", counters={"pcie_width": 8.0}),
     HardwareFault(
-        "memory errors that only counters tell", "device_degraded", "warning", counters={"ecc_uncorrected": 1.0}
+        "link loses lanes", "device_degraded", "warning", ("straggler",), (SLOW,), counters={"pcie_width": 8.0}
+    ),
+    HardwareFault(
+        "memory errors that only counters tell, training goes on", "device_degraded", "info",
+        counters={"ecc_uncorrected": 1.0},
+    ),
+    HardwareFault(
+        "memory errors that only counters tell, rank ends", "device_degraded", "critical", ("rank_lost",), (KILLED,),
+        counters={"ecc_uncorrected": 1.0},
     ),
     HardwareFault(
         "memory errors with an Xid", "device_fault", "critical", ("rank_lost",), (KILLED,), (48,),
@@ -119,7 +135,8 @@ FAULTS = [
         of_host=True, of_kind="host", cause="host",
     ),
     HardwareFault(
-        "at the limit of temperature", "device_degraded", "warning", counters={"temperature_margin_celsius": 0.0}
+        "at the limit of temperature, training goes on", "device_degraded", "info",
+        counters={"temperature_margin_celsius": 0.0},
     ),
 ]  # fmt: skip
 

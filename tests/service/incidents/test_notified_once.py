@@ -1,21 +1,26 @@
 """Synthetic cascades through all detectors, the correlator and the routing: what a receiver gets by default."""
 
+import json
+from collections.abc import Iterable
+
 import pytest
 
 from rankwatch import wire
-from rankwatch_detectors.base import AttemptStart, Kind, Observation, Tick
+from rankwatch_detectors.base import AttemptStart, Kind, Observation, Severity, Tick
 from rankwatch_detectors.catalogue import detectors
 from rankwatch_service.api.routes.receivers import NewReceiver
+from rankwatch_service.incidents.correlator import Correlator
 from rankwatch_service.incidents.model import Incident
 from rankwatch_service.incidents.transition import Transition, TransitionKind, Update
 from rankwatch_service.job.detection import DetectionPipeline
 from rankwatch_service.job.topology_state import TopologyState
 from rankwatch_service.policy.control_records import ReceiverRoute
-from rankwatch_service.policy.routing import notifications
+from rankwatch_service.policy.routing import Notification, notifications
 from rankwatch_service.simulate.faults import Hang, HostLoss, Kill, NonFinite, NormSpike, Restart, Slow
 from rankwatch_service.simulate.generate import generate
 from rankwatch_service.simulate.job import Job
 from rankwatch_service.simulate.placement import RankPlacement
+from tests.support.values.findings import finding, topology_state
 from tests.support.values.presences import Clockwork, topology
 
 DEFAULTS = NewReceiver(name="on-call", url="https://on-call.example/")
@@ -142,3 +147,39 @@ def test_a_sender_of_128_hosts_that_dies_is_one_incident_that_grows_and_is_told_
     job.train(1)
     assert incident.evidence["hosts_hit"] == 128
     assert not incident.goes_on
+
+
+def told_first(updates: Iterable[Update]) -> list[Notification]:
+    """What a receiver gets of these by default, besides ends."""
+    sent: list[Notification] = []
+    for news in updates:
+        news.incident.transitions += 1
+        change = Transition(
+            news.incident.transitions, news.what, news.actor, news.text, {}, 0.0, news.incident.version()
+        )
+        messages = notifications(change, [RECEIVER], [], {}, 0, news.incident.told_to, world_size=1_024)
+        news.incident.tell(message.receiver for message in messages)
+        sent += messages if news.what is not TransitionKind.RESOLVED else []
+    return sent
+
+
+def test_127_hosts_that_fall_silent_at_once_are_one_page():
+    judged = Judged(256, 128)
+    job = Clockwork(judged, 256)
+    job.attempt = "wide.0"
+    judged.observe(AttemptStart("wide.0", topology(256, hosts=128), job.now_s))
+    job.train(20)
+    job.silent = set(range(2, 256))
+    job.train(60)
+    (page,) = told_first(judged.told)
+    assert "127 of the job's 128 hosts" in json.loads(page.body)["data"]["text"]
+
+
+def test_127_hosts_whose_ranks_are_lost_at_once_are_one_page():
+    ranks = [finding(Kind.RANK_LOST, scope=f"rank:{rank}", severity=Severity.CRITICAL) for rank in range(8, 1_024)]
+    correlator = Correlator("gpt")
+    correlator.begin("l.0")
+    (page,) = told_first(correlator.judge(ranks, topology_state(1_024, per_host=8)))
+    what = json.loads(page.body)["data"]["text"].split("\n")[0]
+    assert what.startswith("CRITICAL gpt: rank_lost of rank:")
+    assert what.endswith(" of 1024 on node-1, and at least 63 more ranks")

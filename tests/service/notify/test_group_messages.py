@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from rankwatch_service.labels.incident_labels import incident_labels
 from rankwatch_service.notify.receiver_types.base import ReceiverType, SendContext
 from rankwatch_service.notify.receiver_types.message import OutgoingMessage
 from rankwatch_service.notify.receiver_types.table import WEB_TYPES
@@ -11,7 +12,7 @@ from rankwatch_service.policy.control_records import JobProject
 from rankwatch_service.policy.notification import incident_message
 from rankwatch_service.routing.group import GroupMember, GroupMessage, MessageReason
 from rankwatch_service.routing.group_body import group_body
-from rankwatch_service.routing.labels import brief, incident_labels
+from rankwatch_service.routing.member_summary import brief
 from tests.support.values.incidents import NOON_UNIX_NS, transition
 
 LINKS = {"incident": "https://watch.example/incidents/inc", "job": "https://watch.example/jobs/gpt"}

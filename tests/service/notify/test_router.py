@@ -11,7 +11,8 @@ from rankwatch_service.log.control_log import ControlLog
 from rankwatch_service.notify.lease import Lease, LeaseLostError
 from rankwatch_service.notify.outbox import OutboxTable
 from rankwatch_service.notify.router import DELETED_POLL_S, RELOAD_POLL_S, SETTING, MessageRouter
-from rankwatch_service.notify.routes_file import RoutesError, RoutesFile
+from rankwatch_service.notify.routes_source import SETTING as STORED
+from rankwatch_service.notify.routes_source import RoutesError, RoutesFile, StoredRoutes
 from rankwatch_service.policy.control_records import JobProject, RoutingSet, decode_control
 from rankwatch_service.policy.notification import BODY_BYTES_MAX
 from rankwatch_service.policy.routing import outgoing
@@ -48,7 +49,7 @@ class Site:
         with write(engine) as connection:
             connection.execute(insert(Receiver).values(**receiver_row("pager")))
 
-    def router(self, routes=ROUTES):
+    def router(self, routes=ROUTES, source=None):
         """A router of a process that has just taken the lease; with routes None, without a file."""
         lease = Lease(self.engine, "notify", SystemClock(), f"process {self.leases}")
         self.leases += 1
@@ -57,8 +58,8 @@ class Site:
         assert lease.hold()
         if routes is not None:
             self.file.write_text(routes)
-        file = None if routes is None else RoutesFile(self.file)
-        return MessageRouter(self.engine, lease, self.controls, self.clock, file)
+            source = RoutesFile(self.file)
+        return MessageRouter(self.engine, lease, self.controls, self.clock, source)
 
     def tell(self, incident, what="opened", number=1, **fields):
         """Commit a transition as stream does where routes are configured."""
@@ -192,7 +193,7 @@ def test_without_routes_what_is_left_goes_to_who_subscribes(site):
     with write(site.engine) as connection:
         connection.execute(insert(Receiver).values(**receiver_row("hangs", kinds=["hang"])))
         connection.execute(insert(Receiver).values(**receiver_row("off", enabled=False)))
-        connection.execute(insert(Silence).values(**silence_row(kind="nonfinite")))
+        connection.execute(insert(Silence).values(**silence_row(matchers=['kind=~"non.*"'])))
     grouped = site.router()
     site.tell("inc_0")
     grouped.advance()
@@ -294,3 +295,40 @@ def test_the_message_of_a_large_group_stays_small_and_says_how_many_there_are(si
     assert body["data"]["incident_count"] == body["data"]["open_count"] == 60
     assert 0 < len(body["data"]["incidents"]) < 60
     assert len(json.dumps(body, separators=(",", ":"))) <= BODY_BYTES_MAX
+
+
+def put(site, text):
+    """Store routes as the api does."""
+    row = {"name": STORED, "value": {"text": text, "actor": "ann"}, "updated_unix_ns": site.clock.now_ns}
+    with write(site.engine) as connection:
+        connection.execute(upsert(connection, Setting, row), row)
+
+
+def status(site):
+    with read(site.engine) as connection:
+        stored = connection.scalar(select(Setting.value).where(Setting.name == SETTING))
+    return stored or {"is_grouped": False, "is_file": False, "error": ""}
+
+
+def test_routes_that_people_put_are_in_force_within_seconds_and_again_not(site):
+    router = site.router(None, StoredRoutes(site.engine))
+    for text, grouped in (("", False), (ROUTES, True), (WRONG, True), ("", False)):
+        put(site, text)
+        site.clock.advance(RELOAD_POLL_S)
+        router.advance()
+        assert status(site)["is_grouped"] is grouped
+        assert status(site)["is_file"] is False
+        assert ("jbo" in status(site)["error"]) is (text == WRONG)
+    assert site.announced() == [True, False]
+
+
+def test_a_process_that_takes_over_goes_on_with_the_stored_routes(site):
+    put(site, ROUTES)
+    site.router(None, StoredRoutes(site.engine)).advance()
+    site.tell("inc_1")
+    site.clock.advance(1)
+    taken = site.router(None, StoredRoutes(site.engine))
+    assert taken.advance() == 0
+    site.clock.advance(30)
+    assert taken.advance() == 1
+    assert site.announced() == [True]

@@ -6,6 +6,7 @@ import pytest
 
 from rankwatch_detectors.base import Kind
 from rankwatch_service.incidents.version import Consequence
+from rankwatch_service.labels.incident_labels import incident_labels
 from rankwatch_service.policy.command import CommandRequest
 from rankwatch_service.policy.control_records import JobProject, ReceiversSet, RoutingSet
 from rankwatch_service.policy.notification import message_id
@@ -13,14 +14,13 @@ from rankwatch_service.policy.routing import (
     Routed,
     command_notifications,
     is_subscribed,
+    labels_of,
     mutes,
     notifications,
     outgoing,
     receivers_for,
 )
 from rankwatch_service.policy.settings_in_force import SettingsInForce
-from rankwatch_service.routing.labels import incident_labels
-from rankwatch_service.routing.silence import is_muted_by
 from rankwatch_service.store.rows import outbox_row
 from tests.support.values.incidents import NOON_UNIX_NS, incident_version, receiver_route, silence, transition
 
@@ -48,7 +48,10 @@ def test_an_empty_list_matches_everything_and_names_come_in_order():
     ],
 )
 def test_a_receiver_is_told_only_what_it_wants(wants, told):
-    assert bool(receivers_for(incident_version(), [receiver_route(**wants)], (), NOON_UNIX_NS, "nlp")) is told
+    assert (
+        bool(receivers_for(incident_version(), [receiver_route(**wants)], (), NOON_UNIX_NS, JobProject("j", "nlp")))
+        is told
+    )
     whose = JobProject("gpt-small", "nlp")
     (message,) = notifications(transition(), [receiver_route()], [], {}, NOON_UNIX_NS, whose=whose)
     assert is_subscribed(receiver_route(**wants), json.loads(message.body)["data"]) is told
@@ -84,16 +87,23 @@ def test_who_wants_to_hear_of_hangs_hears_of_one_that_a_slow_rank_has_brought():
         ({"scope": "host:node-a"}, {"hosts": ["node-a", "node-b"], "scope": "job"}, False),
         ({"scope": "rank:3"}, {"kind": "rank_lost", "scope": "host:node-a"}, True),
         ({"scope": "rank:3"}, {"ranks": [3, 4], "scope": "job"}, False),
+        ({"matchers": ('host="node-a"',)}, {}, True),
+        ({"matchers": ('host=~"node-.*"', 'severity!="critical"')}, {}, True),
+        ({"matchers": ('host=~"node-.*"', 'severity="critical"')}, {}, False),
+        ({"matchers": ('owner!~"bob|eve", project="nlp"',)}, {}, True),
+        ({"matchers": ('owner=~"bob|eve"',)}, {}, False),
+        ({"job": "other", "matchers": ('host="node-a"',)}, {}, False),
         ({"starts_unix_ns": NOON_UNIX_NS + 1}, {}, False),
         ({"ends_unix_ns": NOON_UNIX_NS}, {}, False),
         ({"starts_unix_ns": NOON_UNIX_NS, "ends_unix_ns": NOON_UNIX_NS + 1}, {}, True),
     ],
 )
 def test_a_silence_mutes_what_lies_inside_it_while_it_lasts(fields, incident, muted):
-    assert mutes(silence(**fields), incident_version(**incident), NOON_UNIX_NS) is muted
-    (message,) = notifications(transition(**incident), [receiver_route()], [], {}, NOON_UNIX_NS)
-    labels = incident_labels(json.loads(message.body)["data"])
-    assert is_muted_by(silence(**fields), labels, NOON_UNIX_NS) is muted
+    whose = JobProject("gpt-small", "nlp", "ann")
+    labels = labels_of(incident_version(**incident), whose)
+    assert mutes(silence(**fields), labels, NOON_UNIX_NS) is muted
+    (message,) = notifications(transition(**incident), [receiver_route()], [], {}, NOON_UNIX_NS, whose=whose)
+    assert incident_labels(json.loads(message.body)["data"]) == labels
 
 
 def test_a_muted_receiver_is_still_named_with_the_silence():

@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 import msgspec
 
+from rankwatch_service.labels.incident_labels import LABEL_NAMES, incident_labels
+from rankwatch_service.labels.matcher import Labels
 from rankwatch_service.policy.notification import incident_message
 from rankwatch_service.routing.group import Group
 from rankwatch_service.routing.grouping import IncidentGroups
-from rankwatch_service.routing.labels import LABEL_NAMES, incident_labels
-from rankwatch_service.routing.matcher import Labels
 from rankwatch_service.routing.written_routes import read_routes
 from tests.support.values.incidents import transition
 

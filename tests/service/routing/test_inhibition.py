@@ -2,8 +2,8 @@
 
 import pytest
 
+from rankwatch_service.labels.matcher import parse_matchers
 from rankwatch_service.routing.inhibition import InhibitRule, inhibited
-from rankwatch_service.routing.matcher import parse_matchers
 
 
 def rule(source: str, target: str, *equal: str) -> InhibitRule:

@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from rankwatch_detectors.catalogue import CatalogueConfig
 from rankwatch_service.cli.app import app
 from rankwatch_service.cli.errors import CliError, Status
+from rankwatch_service.replay.run import replay
+from rankwatch_service.replay.sources import open_source
 
 
 def run(*words: str) -> tuple[int, str]:
@@ -61,6 +64,19 @@ def test_the_cpu_time_of_launching_stands_beside_what_tells_of_devices(
     with path.open() as lines:
         rows = [*csv.DictReader(lines)]
     assert all(row[told].startswith(cells) and float(row["busy_cpu_s"]) < 0.15 for row in rows)
+
+
+def test_a_job_on_accelerators_is_judged_by_what_its_devices_measure(tmp_path: Path) -> None:
+    path = tmp_path / "job.csv"
+    words = ("--accelerator", "--steps", "160", "--fault", "straggler:rank=2,at=100,factor=1.3")
+    assert run("-o", str(path), *words)[0] == 0
+    with path.open() as lines:
+        row = next(csv.DictReader(lines))
+    assert {"busy_cpu_s", "device_uuid", "device_busy_s", "device_wait_s"} <= row.keys()
+    quietly = {"until_step": None, "progress": lambda done, total: None}
+    outcome = replay([open_source(path)], {}, [CatalogueConfig()], job="test", **quietly)
+    (incident,) = outcome.incidents[0]
+    assert (incident.kind, incident.ranks, incident.cause) == ("straggler", (2,), "device")
 
 
 def test_what_devices_measure_stands_beside_hosts_that_are_busy_all_the_time(tmp_path: Path) -> None:

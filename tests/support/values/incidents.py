@@ -108,5 +108,6 @@ def silence_row(**changes: Any) -> dict[str, Any]:
         "ends_unix_ns": NOON_UNIX_NS + 60_000_000_000,
         "created_by": "sam",
         "comment": "known",
+        "matchers": [],
     }
     return row | changes

@@ -1,7 +1,7 @@
 """Errors of GPUs in the kernel's log, where this user may read it.
 
 The driver writes each Xid there with its details, also those from before NVML's events were registered, and a GPU that
-fell off the bus also where no Xid says so.
+fell off the bus also where no Xid says so. Errors of the NVSwitches between GPUs (SXids) stand nowhere else.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ LINES_AT_ONCE: Final = 1_000
 """Read at one look, so that a flood in the log does not hold up the counters; the rest follows at the next."""
 
 _XID: Final = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:]+)(?:\.\d)?\): (\d+),? ?(.*)")
+_SXID: Final = re.compile(r"nvidia-nvswitch\d+: SXid \(PCI:([0-9a-fA-F:]+)(?:\.\d)?\): (\d+),? ?(.*)")
 _OFF_THE_BUS: Final = re.compile(
     r"NVRM: .*GPU (?:at )?(?:PCI:)?([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}).*fallen off the bus"
 )
@@ -70,6 +71,10 @@ def errors_in(text: str, unix_ns: int) -> list[DeviceError]:
         if xid := _XID.search(line):
             bus, number, words = xid.groups()
             found.append(DeviceError(unix_ns, _bus_id(bus), int(number), words.strip()[:TEXT_CHARS_MAX]))
+        elif sxid := _SXID.search(line):
+            bus, number, words = sxid.groups()
+            text = words.strip()[:TEXT_CHARS_MAX]
+            found.append(DeviceError(unix_ns, _bus_id(bus), text=text, sxid=int(number)))
         elif lost := _OFF_THE_BUS.search(line):
             found.append(DeviceError(unix_ns, _bus_id(lost[1]), None, line.partition("NVRM: ")[2][:TEXT_CHARS_MAX]))
     return found

@@ -53,6 +53,16 @@ LINK_FIELDS: Final[dict[int, str]] = {
 """Fields that NVLink 5 has for each link: the counter that sums them."""
 ACTIVITIES: Final[dict[int, str]] = {2: "sm_active_ratio", 5: "tensor_active_ratio", 10: "memory_bandwidth_ratio"}
 """Metrics of GPM in percent, from Hopper on: unlike utilization they tell work from waiting in a collective."""
+EVENTS: Final[dict[int, str]] = {
+    0x200: "single_bit_error_storm",
+    0x400: "dram_retirement",
+    0x800: "dram_retirement_failure",
+    0x1000: "poison_error",
+    0x2000: "fatal_poison_error",
+    0x4000: "unavailable",
+    0x8000: "recovery_action",
+}
+"""Events besides Xids, by number in nvml.h. A driver has some of them."""
 _VALUE_PARTS: Final = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 """By `valueType`, the part of a field's value that is set."""
 _LOST: Final = frozenset({15, 16, 28})
@@ -162,7 +172,10 @@ class Nvml:
             if error.value != _TIMEOUT:
                 time.sleep(seconds)
             return ()
-        return (DeviceError(time.time_ns(), self._bus_id(event.device), int(event.eventData)),)
+        now, bus_id = time.time_ns(), self._bus_id(event.device)
+        if event.eventType in EVENTS:
+            return (DeviceError(now, bus_id, event=EVENTS[event.eventType]),)
+        return (DeviceError(now, bus_id, int(event.eventData)),)
 
     def close(self) -> None:
         """Shut NVML down."""
@@ -183,12 +196,13 @@ class Nvml:
         return ":".join([parts[0][-4:], *parts[1:]]) if len(parts) == 3 else ""
 
     def _registered(self) -> Any:
-        """The set of events in which Xids of all devices arrive; None if no device can be registered."""
+        """The set in which errors of all devices arrive; None if no device can be registered."""
         events = self._ask("EventSetCreate")
         heard = 0
         for handle in self._handles if events is not None else ():
+            further = (self._ask("DeviceGetSupportedEventTypes", handle) or 0) & sum(EVENTS)
             try:
-                self._nvml.nvmlDeviceRegisterEvents(handle, self._nvml.nvmlEventTypeXidCriticalError, events)
+                self._nvml.nvmlDeviceRegisterEvents(handle, self._nvml.nvmlEventTypeXidCriticalError | further, events)
                 heard += 1
             except (self._nvml.NVMLError, AttributeError, TypeError):
                 continue  # without the right, under MIG, or lost: the kernel's log may still tell
@@ -307,6 +321,7 @@ class Nvml:
             "pcie_width": self._ask("DeviceGetCurrPcieLinkWidth", handle),
             "pcie_width_max": self._ask("DeviceGetMaxPcieLinkWidth", handle),
             "pcie_generation": self._ask("DeviceGetCurrPcieLinkGeneration", handle),
+            "pcie_generation_max": self._ask("DeviceGetMaxPcieLinkGeneration", handle),
         }
         return {name: float(value) for name, value in found.items() if value is not None}
 

@@ -28,12 +28,16 @@ class DeviceIdentity(msgspec.Struct, array_like=True, frozen=True):
 
 
 class DeviceError(msgspec.Struct, array_like=True, frozen=True):
-    """An error that the driver reported of one device: by number (Xid), or by words alone."""
+    """An error that the driver reported of one device: by number (Xid), by another event, or by words alone."""
 
     time_unix_ns: int
     pci_bus_id: str
     xid: int | None = None
     text: str = ""
+    sxid: int | None = None
+    """The number of an error of an NVSwitch, which is no device of a rank."""
+    event: str = ""
+    """An event of NVML that has no number, such as "dram_retirement_failure"."""
 
 
 class Reading(msgspec.Struct, array_like=True, frozen=True):

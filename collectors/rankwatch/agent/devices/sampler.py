@@ -66,8 +66,8 @@ class DeviceSampler(threading.Thread):
         """By index, as the first reader found them: a device that is lost later is still known by its serial."""
         self._throttled = ThrottledDevices()
         self._missing: set[int] = set()
-        self._told_ns: dict[tuple[str, int | None], int] = {}
-        """When each error was told, by device and Xid."""
+        self._told_ns: dict[tuple[str, int | None, int | None, str], int] = {}
+        """When each error was told, by device, Xid, SXid and event."""
         self._silent_since_s: float | None = None
         self._heard_s = 0.0
 
@@ -170,14 +170,20 @@ class DeviceSampler(threading.Thread):
 
     def _tell_error(self, error: DeviceError) -> None:
         here = {device.pci_bus_id: device for device in self._found.values()}
-        if error.pci_bus_id not in here and "" not in here:
+        if error.sxid is None and error.pci_bus_id not in here and "" not in here:
             return  # the kernel's log is of the whole host: a device that this container does not have
         device = here.get(error.pci_bus_id, DeviceIdentity(-1, pci_bus_id=error.pci_bus_id))
-        last_ns = self._told_ns.get((error.pci_bus_id, error.xid), 0)
-        self._told_ns[error.pci_bus_id, error.xid] = error.time_unix_ns
+        key = error.pci_bus_id, error.xid, error.sxid, error.event
+        last_ns = self._told_ns.get(key, 0)
+        self._told_ns[key] = error.time_unix_ns
         if error.time_unix_ns - last_ns < REPEATED_S * 1e9:
             return
-        if error.xid is None:
+        if error.sxid is not None:
+            fields = {"pci_bus_id": error.pci_bus_id, "sxid": error.sxid, "text": error.text}
+            self._tell("switch_error", fields, error.time_unix_ns)
+        elif error.event:
+            self._tell("device_event", {**_named(device), "event": error.event}, error.time_unix_ns)
+        elif error.xid is None:
             self._tell("device_lost", {**_named(device), "reason": error.text}, error.time_unix_ns)
         else:
             fields = {**_named(device), "xid": error.xid, "text": error.text}

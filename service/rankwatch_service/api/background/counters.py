@@ -14,9 +14,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.registry import Collector
 from sqlalchemy import Connection, Engine, func, select
 
+from rankwatch_service.api.background.notification_metrics import notification_metrics
 from rankwatch_service.api.background.stream_status import partitions, processes
 from rankwatch_service.clock import Clock
-from rankwatch_service.notify.router import SETTING as ROUTING
 from rankwatch_service.policy.precision import Feedback
 from rankwatch_service.series.retention import kept_bytes
 from rankwatch_service.store.engine import read
@@ -27,8 +27,6 @@ from rankwatch_service.store.models import (
     Incident,
     Job,
     Order,
-    Outbox,
-    Setting,
 )
 
 JOBS_MAX: Final = 200
@@ -134,21 +132,7 @@ class StoreCollector(Collector):
         for tier, size in zip(("raw", "rollup"), kept_bytes(connection), strict=True):
             sizes.add_metric([tier], size)
         yield sizes
-        waiting = select(func.count(), func.min(Outbox.created_unix_ns)).where(
-            Outbox.state.in_(("waiting", "ungrouped"))
-        )
-        depth, oldest = connection.execute(waiting).one()
-        yield GaugeMetricFamily("rankwatch_outbox_depth", "Notifications not yet delivered", depth)
-        age_s = 0.0 if oldest is None else max(self._clock.unix_ns() - oldest, 0) / 1e9
-        yield GaugeMetricFamily(
-            "rankwatch_outbox_oldest_age_seconds", "Age of the oldest notification not yet delivered", age_s
-        )
-        routing = connection.scalar(select(Setting.value).where(Setting.name == ROUTING)) or {"error": ""}
-        yield GaugeMetricFamily(
-            "rankwatch_routes_last_reload_successful",
-            "Whether the newest routes are in force, or none are configured",
-            not routing["error"],
-        )
+        yield from notification_metrics(connection, self._clock.unix_ns())
         yield from self._stream(connection)
         seen = GaugeMetricFamily(
             "rankwatch_job_last_seen_timestamp_seconds", "Time of the last telemetry", labels=["job"]

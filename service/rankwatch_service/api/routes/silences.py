@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Final
 
 from fastapi import APIRouter, Depends, Query, Response
-from pydantic import BaseModel, ConfigDict, Field, computed_field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, computed_field
 from sqlalchemy import Connection, RowMapping, insert, select, update
 
 from rankwatch_detectors.base import Kind
@@ -19,6 +19,8 @@ from rankwatch_service.api.http.lookup import full_id, new_id
 from rankwatch_service.api.http.paging import Page, Wanted, fetch_page
 from rankwatch_service.api.http.problem import ProblemError, not_found
 from rankwatch_service.api.reply import ApiReply
+from rankwatch_service.labels.incident_labels import check_label_name
+from rankwatch_service.labels.matcher import parse_matchers
 from rankwatch_service.log.base import Entry
 from rankwatch_service.names import ALL_JOBS
 from rankwatch_service.orders import commands
@@ -40,13 +42,38 @@ Reader = Annotated[Identity, Depends(Require(Scope.READ))]
 Operator = Annotated[Identity, Depends(Require(Scope.OPERATE))]
 
 
+MATCHERS_MAX: Final = 20
+"""Matchers of one silence: each label twice."""
+
+
+def _checked_matchers(texts: list[str]) -> list[str]:
+    """The matchers one by one, in the form in which they are shown.
+
+    Raises:
+        ValueError: one is malformed, or names a label that incidents do not have.
+    """
+    found = [matcher for text in texts for matcher in parse_matchers(text)]
+    if len(found) > MATCHERS_MAX:
+        raise ValueError(f"a silence has at most {MATCHERS_MAX} matchers")
+    for matcher in found:
+        check_label_name(matcher.name)
+    return [str(matcher) for matcher in found]
+
+
+Matchers = Annotated[
+    list[Annotated[str, Field(max_length=2_000)]], Field(max_length=MATCHERS_MAX), AfterValidator(_checked_matchers)
+]
+
+
 class NewSilence(BaseModel):
-    """Which notifications to mute. An empty job, kind or scope matches all."""
+    """Which notifications to mute. An empty job, kind or scope matches all; everything that is given must match."""
 
     model_config = ConfigDict(extra="forbid")
     job: Annotated[str, Field(max_length=200)] = ""
     kind: Kind | Annotated[str, Field(max_length=0)] = ""
     scope: Annotated[str, Field(max_length=300)] = ""
+    matchers: Matchers = []
+    """On labels, as Alertmanager writes them: `host="node-a"`, `severity!="critical"`, `owner=~"ann|bob"`."""
     starts_unix_ns: Annotated[int | None, Field(ge=0, lt=2**63)] = None
     """null: now."""
     ends_unix_ns: Annotated[int, Field(ge=0, lt=2**63)]
@@ -61,6 +88,7 @@ class Silence(ApiReply):
     job: str
     kind: str
     scope: str
+    matchers: list[str]
     starts_unix_ns: int
     ends_unix_ns: int
     created_by: str
@@ -110,14 +138,9 @@ def add_silence(body: NewSilence, context: Ctx, idempotency: IdempotencyDep, ide
         current = select(SilenceRow.id).where(SilenceRow.ends_unix_ns > now).limit(ACTIVE_MAX)
         if len(connection.execute(current).all()) >= ACTIVE_MAX:
             raise ProblemError(409, f"the limit of {ACTIVE_MAX} silences is reached")
-        row = body.model_dump(mode="json") | {
-            "id": new_id(SilenceRow),
-            "starts_unix_ns": starts,
-            "created_by": identity.actor,
-        }
-        connection.execute(insert(SilenceRow).values(**row))
-        silence = Silence(**row)
-        _record(context, connection, identity, "silence.add", silence)
+        settled = {"id": new_id(SilenceRow), "starts_unix_ns": starts, "created_by": identity.actor}
+        silence = Silence(**body.model_dump(mode="json") | settled)
+        store_silence(context, connection, silence)
         return silence
 
     return idempotency.write(identity, body, 201, work)
@@ -134,7 +157,13 @@ def end_silence(silence_id: str, context: Ctx, precondition: PreconditionDep, id
             return
         ended = silence.model_copy(update={"ends_unix_ns": now})
         connection.execute(update(SilenceRow).where(SilenceRow.id == silence.id).values(ends_unix_ns=now))
-        _record(context, connection, identity, "silence.end", ended)
+        _record(context, connection, identity.actor, "silence.end", ended)
+
+
+def store_silence(context: Context, connection: Connection, silence: Silence) -> None:
+    """Add a silence in this transaction."""
+    connection.execute(insert(SilenceRow).values(**silence.model_dump(exclude={"short_id"})))
+    _record(context, connection, silence.created_by, "silence.add", silence)
 
 
 def _find(connection: Connection, silence_id: str, identity: Identity) -> RowMapping:
@@ -146,12 +175,13 @@ def _find(connection: Connection, silence_id: str, identity: Identity) -> RowMap
     return row
 
 
-def _record(context: Context, connection: Connection, identity: Identity, what: str, silence: Silence) -> None:
+def _record(context: Context, connection: Connection, actor: str, what: str, silence: Silence) -> None:
     """Publish a changed silence to stream, the audit trail and the live feed."""
-    control = SilenceSet(**silence.model_dump(exclude={"created_by", "comment", "short_id"}))
+    values = silence.model_dump(exclude={"created_by", "comment", "short_id"})
+    control = SilenceSet(**values | {"matchers": tuple(silence.matchers)})
     key = silence.job or ALL_JOBS
     context.controls.append_in(connection, [Entry(key, encode_control(control))])
     now = context.clock.unix_ns()
     fields = silence.model_dump()
-    audit_trail.append(connection, now, identity.actor, what, silence.id, "ok", fields=fields)
+    audit_trail.append(connection, now, actor, what, silence.id, "ok", fields=fields)
     commands.tell(connection, "silence", silence.job, fields, now)

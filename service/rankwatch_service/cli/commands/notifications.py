@@ -34,6 +34,7 @@ def list_silences(
             "job": lambda one: output.plain(one["job"]),
             "kind": lambda one: output.plain(one["kind"]),
             "scope": lambda one: output.plain(one["scope"]),
+            "matchers": lambda one: output.plain(", ".join(one.get("matchers", ()))),
             "until": lambda one: output.moment(one["ends_unix_ns"]),
             "by": lambda one: output.plain(one["created_by"]),
             "comment": lambda one: output.plain(one["comment"]),
@@ -45,6 +46,10 @@ def list_silences(
 @silences.command("add")
 def add_silence(
     comment: Annotated[str, typer.Option(help="Reason, shown to everybody.")],
+    matcher: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[MATCHER]...", help='On labels, such as host=node-a or severity!="critical".'),
+    ] = None,
     lasting: Annotated[str, typer.Option("--for", help="Duration, such as 90s, 30m, 2h or 1d.")] = "1h",
     job: Annotated[str, typer.Option(help="Only this job.")] = "",
     kind: Annotated[str, typer.Option(help="Only this incident kind.")] = "",
@@ -52,11 +57,12 @@ def add_silence(
     url: URL = None,
     token: TOKEN = None,
 ) -> None:
-    """Mute matching notifications. Incidents still open. Prints the id of the silence."""
+    """Mute notifications that match everything given. Incidents still open. Prints the id of the silence."""
     from rankwatch_service.clock import SystemClock
 
     ends_unix_ns = SystemClock().unix_ns() + seconds(lasting) * 1_000_000_000
-    body = {"job": job, "kind": kind, "scope": scope, "ends_unix_ns": ends_unix_ns, "comment": comment}
+    body: dict[str, Any] = {"job": job, "kind": kind, "scope": scope, "comment": comment}
+    body |= {"matchers": matcher or [], "ends_unix_ns": ends_unix_ns}
     print(output.short_id(connect(url, token).post("/api/v1/silences", body)["id"]))
 
 

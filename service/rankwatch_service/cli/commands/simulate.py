@@ -89,6 +89,14 @@ LAUNCH_CPU = Annotated[
 DEVICE_TIMES = Annotated[
     bool, typer.Option("--device-times", rich_help_panel=JOB, help="Report what devices measure of their own work.")
 ]
+ACCELERATOR = Annotated[
+    bool,
+    typer.Option(
+        "--accelerator",
+        rich_help_panel=JOB,
+        help="As on accelerators: --launch-cpu, --device-times, and values that arrive a step late.",
+    ),
+]
 NAME = Annotated[str, typer.Option("--job", rich_help_panel=JOB, help="Name of the job.")]
 KAFKA = Annotated[
     str | None,
@@ -131,6 +139,7 @@ def simulate(
     uuids: UUIDS = True,
     launch_cpu: LAUNCH_CPU = False,
     device_times: DEVICE_TIMES = False,
+    accelerator: ACCELERATOR = False,
     job: NAME = "simulated",
     speed: SPEED = 1.0,
     url: URL = None,
@@ -148,6 +157,7 @@ def simulate(
       rankwatch simulate --fault straggler:rank=17,at=500 -o job.parquet
       rankwatch simulate --fault hang:rank=3,at=500 --fault gc -o job.csv.gz
       rankwatch simulate --ranks 1024 --steps 5000 --mix 8 -o job.parquet
+      rankwatch simulate --accelerator --fault straggler:rank=2,at=300 -o job.parquet
       rankwatch simulate --live --speed 10 --fault nonfinite:rank=3,at=90
     """
     from rankwatch_service.simulate.job import Job
@@ -159,8 +169,9 @@ def simulate(
         return
     if live == (output is not None):
         raise CliError(Status.USAGE, "choose one: -o FILE for a file, or --live for a running service")
+    launch_cpu, device_times = launch_cpu or accelerator, device_times or accelerator
     placement = RankPlacement(tp, pp, ranks_per_host, uuids=uuids, launch_cpu=launch_cpu, device_times=device_times)
-    plain = Job(ranks, steps, seed, step_s=step_s, noise=Noise(noise), placement=placement)
+    plain = Job(ranks, steps, seed, step_s=step_s, noise=Noise(noise), placement=placement, late_values=accelerator)
     world = _with_faults(plain, fault or [], mix)
     if output is not None:
         _write(world, output, job)

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from rankwatch_detectors.base import Kind
 from rankwatch_service.incidents.kinds import first_steps
+from rankwatch_service.incidents.model import LISTED_MAX
 from rankwatch_service.incidents.version import IncidentVersion
 from rankwatch_service.policy.command import CommandRequest
 from rankwatch_service.policy.policy import POLICY_ACTIONS
@@ -149,7 +150,15 @@ def _where(incident: IncidentVersion, world_size: int) -> str:
         where = f"Rank {ranks[0]}{of_all}"
     else:
         where = f"{len(ranks)}{of_all} ranks ({_some(ranks)})"
-    return where + (f" on {_some(hosts)}" if hosts else "")
+    return where + (f" on {_some(hosts)}" if hosts else "") + _others(incident)
+
+
+def _others(incident: IncidentVersion) -> str:
+    """How many ranks have the same trouble as a consequence: of 127 lost hosts the first mover is one."""
+    alike = [one for one in incident.consequences if one.kind is incident.kind]
+    others = {rank for one in alike for rank in one.ranks} - set(incident.ranks)
+    at_least = "at least " if len(incident.consequences) >= LISTED_MAX - 1 else ""
+    return f", and {at_least}{len(others)} more {'rank' if len(others) == 1 else 'ranks'}" if others else ""
 
 
 def _some(places: tuple[Any, ...]) -> str:

@@ -29,6 +29,7 @@ from rankwatch_service.store.models.incidents import (
     Outbox,
     Receiver,
     Silence,
+    UsedLink,
 )
 from rankwatch_service.store.models.jobs import (
     Attempt,
@@ -101,4 +102,5 @@ __all__ = [
     "StreamTick",
     "Token",
     "TuningVersion",
+    "UsedLink",
 ]

@@ -113,6 +113,8 @@ class Silence(Base):
     ends_unix_ns: Mapped[int]
     created_by: Mapped[str]
     comment: Mapped[str]
+    matchers: Mapped[list[Any]] = mapped_column(default=list)
+    """On labels, as text; all of them must match too."""
 
 
 class Outbox(Base):
@@ -140,6 +142,15 @@ class Outbox(Base):
     created_unix_ns: Mapped[int]
     delivered_unix_ns: Mapped[int | None]
     __table_args__ = (Index("ix_outbox_due", "state", "next_try_unix_ns"),)
+
+
+class UsedLink(Base):
+    """A link of a message that has been used: it works once."""
+
+    __tablename__ = "used_link"
+    id: Mapped[str] = mapped_column(primary_key=True)
+    """Action and id of the message."""
+    used_unix_ns: Mapped[int]
 
 
 class IncidentGroup(Base):

@@ -1,4 +1,4 @@
-"""`rankwatch routes`: checks a file of routes, and tells whom an incident would go to. Offline."""
+"""`rankwatch routes`: checks a file of routes, tells whom an incident would go to, and puts routes in force."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import typer
 
 from rankwatch_service.cli import output
 from rankwatch_service.cli.errors import CliError, Status
-from rankwatch_service.cli.options import JSON
+from rankwatch_service.cli.options import JSON, TOKEN, URL, connect
 
 if TYPE_CHECKING:
     from rankwatch_service.routing.route import Routing
 
-app = typer.Typer(help="Check and try a file of routes, offline.", no_args_is_help=True)
+app = typer.Typer(help="Check and try a file of routes, offline; show and apply routes.", no_args_is_help=True)
 
 FILE = Annotated[Path, typer.Argument(metavar="FILE", help="Routes in TOML.", readable=False)]
 
@@ -36,21 +36,10 @@ def tried(
     as_json: JSON = False,
 ) -> None:
     """Tell whom an incident with these labels would go to, in which group, by which route and when."""
+    from rankwatch_service.routing.route_trial import tried_routes
+
     labels = dict(map(_label, label or ()))
-    found = [
-        {
-            "receiver": route.receiver,
-            "group": route.group_key(labels),
-            "route": route.key,
-            "group_wait_s": route.group_wait_s,
-            "group_interval_s": route.group_interval_s,
-            "repeat_interval_s": route.repeat_interval_s,
-            "escalations": [{"after_s": one.after_s, "receiver": one.receiver} for one in route.escalations],
-            "mute_time_intervals": list(route.mute_time_intervals),
-            "active_time_intervals": list(route.active_time_intervals),
-        }
-        for route in _read(document).root.matching(labels)
-    ]
+    found = tried_routes(_read(document), labels)
     output.show(
         found,
         as_json,
@@ -70,8 +59,28 @@ def tried(
     )
 
 
+@app.command("show")
+def show(url: URL = None, token: TOKEN = None) -> None:
+    """Print the routes in force, as TOML; nothing if there are none."""
+    found = connect(url, token).get("/api/v1/routes")
+    print(found["text"], end="")
+    if found["error"]:
+        output.note(f"newer routes are not in force: {found['error']}")
+
+
+@app.command("apply")
+def apply(document: FILE, url: URL = None, token: TOKEN = None) -> None:
+    """Replace the routes of the service by those of a file; an empty one removes them."""
+    try:
+        text = document.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise CliError(Status.USAGE, f"{document}: {error}") from error
+    connect(url, token).put("/api/v1/routes", {"text": text})
+    output.note("the routes are in force within 5 s")
+
+
 def _label(text: str) -> tuple[str, str]:
-    from rankwatch_service.routing.labels import LABEL_NAMES
+    from rankwatch_service.labels.incident_labels import LABEL_NAMES
 
     name, equals, value = text.partition("=")
     if not equals:

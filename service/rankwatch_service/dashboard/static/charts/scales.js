@@ -46,7 +46,7 @@ export function valueTicks(metric, [low, high], count, log) {
   const units = UNITS.find(([name]) => name.test(metric))?.[1] ?? PLAIN;
   const top = Math.max(Math.abs(low), Math.abs(high));
   const [unit, size] = units.findLast(([, , from]) => top >= from) ?? units[0];
-  const ticks = log ? logTicks(low / size, high / size, count) : roundTicks(low / size, high / size, count);
+  const ticks = log ? logTicks(low / size, high / size, count) : fewTicks(low / size, high / size, count);
   return ticks.map(([value, digits]) => [value * size, `${decimal(value, digits)}${unit && ` ${unit}`}`]);
 }
 
@@ -69,6 +69,12 @@ export function timeLabel(at, every = S) {
   const [date, time] = [new Date(at), { hour: "2-digit", minute: "2-digit", hourCycle: "h23" }];
   if (every >= DAY) return date.toLocaleDateString("en-CA").slice(5);
   return date.toLocaleTimeString("en-GB", every < 60 * S ? { ...time, second: "2-digit" } : time);
+}
+
+// At least two ticks, even where `count` leaves room for one: one alone gives no scale.
+function fewTicks(low, high, count) {
+  const ticks = roundTicks(low, high, count);
+  return ticks.length < 2 ? roundTicks(low, high, 2 * count) : ticks;
 }
 
 // [value, digits after the point]

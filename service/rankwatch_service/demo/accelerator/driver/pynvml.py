@@ -2,7 +2,8 @@
 
 Device 3 has no ECC counter, as consumer devices do not. The file that SIMULATED_NVML names, read anew at each call,
 says what is wrong, as JSON: `no_driver`, `hangs` (each call blocks until it is over), `lost` (indices), `missing`
-(functions that this version lacks), `failing_fields` (numbers), `xids` ([index, number], each delivered once),
+(functions that this version lacks), `failing_fields` (numbers), `xids` ([index, number], or [index, 0, type of another
+event], each delivered once),
 `celsius` and `megahertz` (by index), `clock_reasons` (by index: bits of NVML's clocks event reasons), `links_down` and
 `link_errors` (by index: [number of NVLinks] and [number of a link, errors]), `no_gpm`.
 """
@@ -19,6 +20,8 @@ NVML_CLOCK_SM = 1
 NVML_MEMORY_ERROR_TYPE_UNCORRECTED = 1
 NVML_VOLATILE_ECC = 0
 nvmlEventTypeXidCriticalError = 8
+SUPPORTED_EVENTS = 0xC1F
+"""Among them Xids (8) and the retirement of memory (0x400, failed 0x800), but not the newer ones."""
 COUNT = 8
 FIELDS = {82: 60, 186: 310_000, 190: 700_000, 74: 5_000_000_000, 144: 0, 230: 0, 91: 18, 208: 0, 215: 0}
 """Values by number; any other field is not supported."""
@@ -196,8 +199,14 @@ def _nvmlEventSetCreate() -> Any:
     return object()
 
 
+def _nvmlDeviceGetSupportedEventTypes(handle: Any) -> Any:
+    return SUPPORTED_EVENTS
+
+
 def _nvmlDeviceRegisterEvents(handle: Any, kinds: Any, events: Any) -> Any:
-    assert kinds == nvmlEventTypeXidCriticalError
+    assert kinds & nvmlEventTypeXidCriticalError
+    if kinds & ~SUPPORTED_EVENTS:
+        raise NVMLError(3)
 
 
 def _nvmlEventSetWait_v2(events: Any, timeout_ms: Any) -> Any:
@@ -206,7 +215,8 @@ def _nvmlEventSetWait_v2(events: Any, timeout_ms: Any) -> Any:
         waiting = wrong("xids", [])[len(_delivered) :]
         if waiting:
             _delivered.append(waiting[0])
-            index, number = waiting[0]
-            return SimpleNamespace(device=index, eventData=number)
+            index, number, *kind = waiting[0]
+            (event,) = kind or (nvmlEventTypeXidCriticalError,)
+            return SimpleNamespace(device=index, eventType=event, eventData=number)
         time.sleep(0.01)
     raise NVMLError(10)

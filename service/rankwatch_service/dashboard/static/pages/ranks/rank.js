@@ -4,7 +4,6 @@ import { get, path } from "../../common/api.js";
 import { fill, h } from "../../common/dom.js";
 import { clock, kindName, moment, number } from "../../common/format.js";
 import { everySecond, gathered, listen } from "../../common/live.js";
-import { plotly } from "../../charts/line_chart.js";
 import { DevicesCard } from "../../components/devices.js";
 import { notFound } from "../../components/not_found.js";
 import { card, empty, guarded, incidentPill, severityPill, shell, whenChanged } from "../../components/shell.js";
@@ -60,7 +59,6 @@ async function draw() {
   if (!devices || drawing) return;
   drawing = true;
   try {
-    await plotly();
     await devices.draw();
   } finally {
     drawing = false;

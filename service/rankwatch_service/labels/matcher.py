@@ -5,12 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
+
+from pydantic_core import SchemaError, SchemaValidator, core_schema
 
 Labels = Mapping[str, str]
 """Names and values of an incident's labels. A label that is missing counts as empty."""
 
 PATTERN_CHARS_MAX: Final = 500
+
+PATTERNS_KEPT: Final = 1_024
+"""Compiled regular expressions; beyond, the one used longest ago is compiled again: some 50 microseconds."""
 
 _SYNTAX: Final = re.compile(r"\s*([a-zA-Z_:][a-zA-Z0-9_:]*)\s*(=~|=|!=|!~)\s*(.*?)\s*", re.DOTALL)
 _PARTS: Final = re.compile(r'(?:[^,"\\]|\\.|"(?:\\.|[^"\\])*"|"|\\)+', re.DOTALL)
@@ -19,7 +25,11 @@ _ESCAPES: Final = {"n": "\n", '"': '"', "\\": "\\"}
 
 @dataclass(frozen=True, slots=True)
 class Matcher:
-    """One condition on one label. `=~` and `!~` compare the whole value with a regular expression."""
+    """One condition on one label. `=~` and `!~` compare the whole value with a regular expression.
+
+    Expressions are those of Rust's `regex`, of the family of RE2 as Alertmanager's: without backreferences and
+    look-around, and linear in the value, so that none of them can hold up whoever matches it.
+    """
 
     name: str
     operator: str
@@ -37,14 +47,15 @@ class Matcher:
         if len(self.value) > PATTERN_CHARS_MAX:
             raise ValueError(f"the regular expression of {self.name} is longer than {PATTERN_CHARS_MAX} characters")
         try:
-            re.compile(self.value)
-        except re.error as error:
-            raise ValueError(f"{self.value!r} is not a regular expression: {error}") from error
+            _compiled(self.value)
+        except (SchemaError, UnicodeError) as error:
+            reason = str(error).strip().rpartition("\n")[2].strip().removeprefix("error: ")
+            raise ValueError(f"{self.value!r} is not a regular expression: {reason}") from error
 
     def matches(self, labels: Labels) -> bool:
         """Whether the labels meet the condition."""
         value = labels.get(self.name, "")
-        same = bool(re.fullmatch(self.value, value)) if "~" in self.operator else value == self.value
+        same = _fits(self.value, value) if "~" in self.operator else value == self.value
         return same is not self.operator.startswith("!")
 
     def __str__(self) -> str:
@@ -69,6 +80,7 @@ def parse_matcher(text: str) -> Matcher:
     return Matcher(name, operator, re.sub(r"\\(.)", _unescaped, inner, flags=re.DOTALL))
 
 
+@lru_cache(PATTERNS_KEPT)
 def parse_matchers(text: str) -> tuple[Matcher, ...]:
     """Read matchers separated by commas, with or without braces around them: `{job="gpt", kind="hang"}`.
 
@@ -84,6 +96,16 @@ def parse_matchers(text: str) -> tuple[Matcher, ...]:
 def match_all(matchers: Iterable[Matcher], labels: Labels) -> bool:
     """Whether the labels meet all conditions."""
     return all(matcher.matches(labels) for matcher in matchers)
+
+
+@lru_cache(PATTERNS_KEPT)
+def _compiled(pattern: str) -> SchemaValidator:
+    return SchemaValidator(core_schema.str_schema(pattern=f"^(?:{pattern})$", regex_engine="rust-regex"))
+
+
+def _fits(pattern: str, value: str) -> bool:
+    # Names may hold lone surrogates, which are no text for the engine.
+    return _compiled(pattern).isinstance_python(value.encode(errors="replace").decode())
 
 
 def _unescaped(found: re.Match[str]) -> str:

@@ -1,4 +1,4 @@
-"""The labels of an incident, by which it is routed, and what a message says of it."""
+"""The labels of an incident, by which it is routed and silenced."""
 
 from __future__ import annotations
 
@@ -21,25 +21,6 @@ LABEL_NAMES: Final = (
 )
 """Labels that incidents have. One that would be empty is missing."""
 
-_BRIEF: Final = (
-    "id",
-    "short_id",
-    "job",
-    "project",
-    "owner",
-    "attempt",
-    "kind",
-    "severity",
-    "scope",
-    "summary",
-    "text",
-    "rank_count",
-    "onset_step",
-    "onset_time",
-    "resolved_time",
-    "links",
-)
-
 
 def incident_labels(data: Mapping[str, Any]) -> dict[str, str]:
     """The labels of an incident.
@@ -48,18 +29,24 @@ def incident_labels(data: Mapping[str, Any]) -> dict[str, str]:
     `rank_lost` is `RankLost`.
 
     Args:
-        data: the field `data` of its message (`policy.notification.incident_message`).
+        data: the field `data` of its message (`policy.notification.incident_message`), or the same fields of what is
+            known of it: kind, severity, job, project, owner, attempt, scope, hosts, ranks.
     """
     hosts, ranks = data["hosts"], data["ranks"]
     labels = {
         ALERT_NAME: data["kind"].title().replace("_", ""),
-        **{name: data[name] for name in ("kind", "severity", "job", "project", "owner", "attempt", "scope")},
+        **{name: str(data[name]) for name in ("kind", "severity", "job", "project", "owner", "attempt", "scope")},
         "host": hosts[0] if len(hosts) == 1 else "",
         "rank": str(ranks[0]) if len(ranks) == 1 else "",
     }
     return {name: value for name, value in labels.items() if value}
 
 
-def brief(data: Mapping[str, Any]) -> dict[str, Any]:
-    """What the message of a group says of one incident, from the field `data` of its own message."""
-    return {name: data[name] for name in _BRIEF}
+def check_label_name(name: str) -> None:
+    """Refuse a label that incidents never have.
+
+    Raises:
+        ValueError: it is none of `LABEL_NAMES`.
+    """
+    if name not in LABEL_NAMES:
+        raise ValueError(f"incidents have no label {name!r}; they have {', '.join(LABEL_NAMES)}")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rankwatch_service.routing.matcher import PATTERN_CHARS_MAX, Matcher, match_all, parse_matcher, parse_matchers
+from rankwatch_service.labels.matcher import PATTERN_CHARS_MAX, Matcher, match_all, parse_matcher, parse_matchers
 
 
 @pytest.mark.parametrize(
@@ -37,6 +37,8 @@ def test_a_matcher_is_read_as_alertmanager_reads_it(text, name, operator, value)
         ('job=gpt"', "quote"),
         ('job="a"b"', "quote"),
         ('job=~"("', "not a regular expression"),
+        (r"job=~(a)\1", "backreferences are not supported"),
+        ("job=~(a{1000}){1000}", "not a regular expression"),
         (f"job=~{'a' * (PATTERN_CHARS_MAX + 1)}", "longer than"),
     ],
 )
@@ -60,6 +62,8 @@ def test_a_malformed_matcher_is_refused_with_the_reason(text, told):
         ("job=~.+", {}, False),
         ("job!~gpt.*", {"job": "gpt-2"}, False),
         ("job!~gpt.*", {}, True),
+        ("job=~.*", {"job": "a\nb"}, False),
+        ("job=~.", {"job": "\ud800"}, True),
         ("owner=", {}, True),
         ("owner!=", {}, False),
     ],
@@ -74,3 +78,8 @@ def test_several_matchers_are_separated_by_commas_and_must_all_match():
     assert match_all(matchers, {"job": "aa", "kind": "hang", "severity": "critical"})
     assert not match_all(matchers, {"job": "aa", "kind": "hang", "severity": "info"})
     assert parse_matchers("{}") == ()
+
+
+def test_no_regular_expression_holds_up_whoever_matches_it():
+    # A backtracking engine would need 2^200 steps.
+    assert not parse_matcher("job=~(a+)+b").matches({"job": "a" * 200})

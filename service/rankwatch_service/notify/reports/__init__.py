@@ -1,0 +1,1 @@
+"""What the notifier reports of itself: counts of notifications, and the heartbeat."""
