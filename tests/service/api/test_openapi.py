@@ -1,5 +1,9 @@
+import re
 from pathlib import Path
 
+from fastapi.routing import APIRoute, iter_route_contexts
+
+from rankwatch_service.api.description.refusals import CONFLICT
 from rankwatch_service.api.http.openapi import text
 
 FILE = Path(__file__).parents[3] / "docs" / "openapi.json"
@@ -9,8 +13,55 @@ def test_the_description_in_docs_is_current(api):
     assert FILE.read_text() == text(api.app), "run: python -m rankwatch_service.api > docs/openapi.json"
 
 
+def test_the_names_of_schemas_say_what_they_are(api):
+    """No name is made up of a module's or a generic's, and none is a word that fits everything."""
+    vague = {"Entry", "One", "Item", "Line", "Points", "Segment", "Try", "Said", "Totals", "Accepted", "Empty", "Live"}
+    for name, schema in api.app.openapi()["components"]["schemas"].items():
+        assert re.fullmatch(r"[A-Z][A-Za-z]+", name), name
+        assert name not in vague
+        assert schema.get("description") or "enum" in schema or name.endswith("Page"), name
+
+
 def test_every_operation_has_a_text_and_a_refusal(api):
     for path, methods in api.app.openapi()["paths"].items():
         for method, operation in methods.items():
             assert operation["description"], f"{method} {path}"
             assert "application/problem+json" in operation["responses"]["default"]["content"]
+
+
+def test_every_operation_says_by_which_statuses_it_is_refused(api):
+    described = api.app.openapi()
+    for path, methods in described["paths"].items():
+        for method, operation in methods.items():
+            refusals = {status for status in operation["responses"] if status[0] in "45"}
+            assert {"400", "421", "500", "503"} <= refusals, f"{method} {path}"
+            assert "security" not in operation or {"401", "403"} <= refusals, f"{method} {path}"
+            assert "{" not in path or "404" in refusals, f"{method} {path}"
+    for method, path in CONFLICT:
+        assert "409" in described["paths"][path][method.lower()]["responses"]
+
+
+def test_the_example_of_each_body_and_answer_is_valid(api):
+    """Those of bodies are accepted by the models of the routes, those of answers by what describes them."""
+    routes = {
+        (method, context.path): context.original_route
+        for context in iter_route_contexts(api.app.routes)
+        if isinstance(context.original_route, APIRoute)
+        for method in context.original_route.methods
+    }
+    bodies = answers = 0
+    for path, methods in api.app.openapi()["paths"].items():
+        for method, operation in methods.items():
+            route = routes[method.upper(), path]
+            content = operation.get("requestBody", {}).get("content", {}).get("application/json")
+            if content and route.body_field:
+                _, errors = route.body_field.validate(content["example"], loc=("body",))
+                assert not errors, f"{method} {path}: {errors}"
+                bodies += 1
+            content = operation["responses"].get("200", {}).get("content", {}).get("application/json")
+            if content and route.response_field:
+                _, errors = route.response_field.validate(content["example"], loc=("answer",))
+                assert not errors, f"{method} {path}: {errors}"
+                answers += 1
+    assert bodies > 15
+    assert answers > 30

@@ -132,7 +132,9 @@ def test_totals_count_what_is_open_and_what_it_costs_once(api):
         "impact_gpu_hours_per_hour": 257.5,
         "jobs": {"running": 2, "stalled": 0, "paused": 0, "lost": 0, "ended": 0},
         "updated_unix_ns": 4,
+        "updated_at": "1970-01-01T00:00:00.000000Z",
         "telemetry_unix_ns": 2,
+        "telemetry_at": "1970-01-01T00:00:00.000000Z",
     }
     of_b = api.get("/api/v1/incidents/totals", token=api.token(Scope.READ, job="b")).json()
     assert (of_b["acknowledged"], of_b["impact_gpu_hours_per_hour"]) == (none, 1.5)

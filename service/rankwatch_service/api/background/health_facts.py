@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from pydantic import BaseModel
 from sqlalchemy import Connection, func, select, text
 
 from rankwatch_service.api.background.stream_status import StreamState, partitions, processes
+from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.job.detection import DETECTOR_OFF
 from rankwatch_service.notify.lease import LEASE_NS
 from rankwatch_service.notify.router import SETTING as ROUTING
@@ -30,7 +30,7 @@ JOBS_SHOWN_MAX: Final = 100
 _TRAINING: Final = ("running", "stalled", "paused")
 
 
-class NotifierState(BaseModel):
+class NotifierState(ApiReply):
     """The process that delivers notifications, and what it has to do."""
 
     reported_unix_ns: int | None
@@ -42,7 +42,7 @@ class NotifierState(BaseModel):
     """Why the newest file of routes is not in force; empty: it is, or there is none."""
 
 
-class ReceiverState(BaseModel):
+class ReceiverState(ApiReply):
     """A receiver, and what became of its notifications of the last 24 hours."""
 
     name: str
@@ -58,7 +58,7 @@ class ReceiverState(BaseModel):
     """Why the newest try failed; empty if it succeeded, or nothing was tried."""
 
 
-class AgentState(BaseModel):
+class AgentState(ApiReply):
     """An agent of a job that trains, with its last report."""
 
     job: str
@@ -67,7 +67,7 @@ class AgentState(BaseModel):
     reported_unix_ns: int
 
 
-class DatabaseState(BaseModel):
+class DatabaseState(ApiReply):
     """The store, and what keeps the log of telemetry."""
 
     kind: str
@@ -79,14 +79,14 @@ class DatabaseState(BaseModel):
     """Left on the disk of the database; null with PostgreSQL, whose disk is another machine's."""
 
 
-class DroppedRecords(BaseModel):
+class DroppedRecords(ApiReply):
     """What did not reach the detectors or the charts of a job of the last 24 hours."""
 
     job: str
     reasons: dict[str, int]
 
 
-class DetectorOff(BaseModel):
+class DetectorOff(ApiReply):
     """A detector that was switched off in a job, since it failed too often."""
 
     job: str
@@ -94,7 +94,7 @@ class DetectorOff(BaseModel):
     failures: int
 
 
-class HealthFacts(BaseModel):
+class HealthFacts(ApiReply):
     """All that `health_problems.judge` looks at."""
 
     at_unix_ns: int

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from enum import StrEnum
 from typing import Final
 
-from pydantic import BaseModel
-
 from rankwatch_detectors.base import Severity
 from rankwatch_service.api.background.health_facts import SILENT_NS, HealthFacts, ReceiverState
+from rankwatch_service.api.reply import ApiReply
 
 BEHIND_NS: Final = 60 * 10**9
 """Stream that is this far behind opens incidents late."""
@@ -44,7 +43,7 @@ OF_NO_JOB: Final = frozenset({HealthArea.STREAM, HealthArea.NOTIFIER, HealthArea
 """Areas whose problems name no job, host or receiver: everybody may read them."""
 
 
-class HealthProblem(BaseModel):
+class HealthProblem(ApiReply):
     """One thing that is wrong."""
 
     area: HealthArea

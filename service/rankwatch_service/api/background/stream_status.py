@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel
 from sqlalchemy import Connection, select
 
+from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.store.models import LogPartition, StreamPosition, StreamProcess, StreamReport
 
 
-class PartitionState(BaseModel):
+class PartitionState(ApiReply):
     """One partition of the log of telemetry."""
 
     partition: int
@@ -29,7 +29,7 @@ class PartitionState(BaseModel):
     reported_unix_ns: int
 
 
-class ProcessState(BaseModel):
+class ProcessState(ApiReply):
     """One stream process of the last 24 hours."""
 
     owner: str
@@ -39,7 +39,7 @@ class ProcessState(BaseModel):
     reported_unix_ns: int
 
 
-class StreamState(BaseModel):
+class StreamState(ApiReply):
     """All partitions and processes of stream."""
 
     partitions: list[PartitionState]

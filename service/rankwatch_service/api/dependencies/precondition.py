@@ -35,9 +35,14 @@ class Precondition:
         self._response = response
         self._wanted = None if if_match is None else {one.strip() for one in if_match.split(",")}
 
-    def show(self, content: Content) -> Content:
-        """The content, after its ETag has been added to the response."""
-        self._response.headers["ETag"] = entity_tag(content)
+    def show(self, content: Content, editable: BaseModel | None = None) -> Content:
+        """The content, after the ETag has been added to the response.
+
+        Args:
+            content: what the reader is shown.
+            editable: the part of it that people edit, which the ETag is about; None: all of it.
+        """
+        self._response.headers["ETag"] = entity_tag(editable or content)
         return content
 
     def check(self, current: BaseModel) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from functools import cache
 from typing import Annotated, Any, Final
@@ -15,9 +16,10 @@ from fastapi.routing import APIRoute, iter_route_contexts
 
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.scopes import Scope
+from rankwatch_service.api.description.examples import add_examples
+from rankwatch_service.api.description.refusals import PROBLEM, add_refusals, shared_refusals
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.gate import COOKIE
-from rankwatch_service.api.http.problem import MEDIA_TYPE
 
 PATH: Final = "/api/openapi.json"
 PUBLIC: Final = frozenset(
@@ -31,19 +33,6 @@ PUBLIC: Final = frozenset(
     }
 )
 """Operations that require no token."""
-
-PROBLEM: Final = {
-    "type": "object",
-    "required": ["type", "title", "status", "detail", "request_id"],
-    "properties": {
-        "type": {"type": "string"},
-        "title": {"type": "string"},
-        "status": {"type": "integer"},
-        "detail": {"type": "string"},
-        "request_id": {"type": "string"},
-        "errors": {"type": "array", "items": {"type": "object"}},
-    },
-}
 
 
 def describe(app: FastAPI) -> None:
@@ -85,22 +74,30 @@ def operations(app: FastAPI) -> Iterator[tuple[str, str, Require | None]]:
                 yield method, context.path, next(_requirements(route.dependant), None)
 
 
+def _with_names_of_pages(content: dict[str, Any]) -> dict[str, Any]:
+    """The description, in which the page of jobs is a JobPage: FastAPI calls it Page_Job_."""
+    renamed: dict[str, Any] = json.loads(re.sub(r'Page_(\w+)_(?=")', r"\1Page", json.dumps(content)))
+    return renamed
+
+
 def _description(app: FastAPI) -> dict[str, Any]:
-    content = get_openapi(title=app.title, version=app.version, routes=app.routes)
+    content = _with_names_of_pages(get_openapi(title=app.title, version=app.version, routes=app.routes))
     components = content.setdefault("components", {})
     components["securitySchemes"] = {
         "token": {"type": "http", "scheme": "bearer"},
         "session": {"type": "apiKey", "in": "cookie", "name": COOKIE},
     }
-    components.setdefault("schemas", {})["Problem"] = PROBLEM
+    schemas = components.setdefault("schemas", {})
+    schemas["Problem"] = PROBLEM
+    components["responses"] = shared_refusals()
+    for unused in ("HTTPValidationError", "ValidationError"):  # FastAPI's own, whose place Problem takes
+        schemas.pop(unused, None)
     for method, path, needed in operations(app):
         operation = content["paths"][path][method.lower()]
         answers = operation.setdefault("responses", {})
         answers.pop("422", None)
-        answers["default"] = {
-            "description": "Refused",
-            "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
-        }
+        add_refusals(answers, method, path, operation, needs_token=needed is not None)
+        add_examples(operation, schemas)
         if needed is not None:
             operation["security"] = [{"token": []}, {"session": []}]
             operation["x-scope"] = str(needed.scope)

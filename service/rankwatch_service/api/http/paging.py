@@ -13,6 +13,7 @@ from sqlalchemy.sql.elements import KeyedColumnElement
 
 from rankwatch_service.api.http.cursor import CursorSigner
 from rankwatch_service.api.http.problem import ProblemError
+from rankwatch_service.api.reply import ApiReply
 
 LIMIT_DEFAULT: Final = 50
 LIMIT_MAX: Final = 500
@@ -23,7 +24,7 @@ Key = InstrumentedAttribute[Any] | KeyedColumnElement[Any]
 """Orders a list: a column, one of a subquery, or a labelled expression of the query."""
 
 
-class Page(BaseModel, Generic[Item]):
+class Page(ApiReply, Generic[Item]):
     """One page of a list. The last page has no `next_cursor`. `total` is the length of the whole list; only the first
     page of incidents and jobs has it.
     """
@@ -48,6 +49,7 @@ def _window(
 
 
 Wanted = Annotated[Window, Depends(_window)]
+Time = Annotated[int | None, Query(ge=0, lt=2**63, description="Nanoseconds since the Unix epoch")]
 Projects = Annotated[list[Annotated[str, Field(min_length=1)]] | None, Query()]
 """Projects to which a list is restricted."""
 

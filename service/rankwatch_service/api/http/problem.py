@@ -11,9 +11,9 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
+from rankwatch_service.api.description.refusals import MEDIA_TYPE
 from rankwatch_service.store.errors import StoreError
 
-MEDIA_TYPE: Final = "application/problem+json"
 RETRY_AFTER_S: Final = 1
 """`Retry-After` of replies to requests that may succeed soon."""
 

@@ -22,6 +22,7 @@ from rankwatch_service.api.dependencies.signatures import begin_job, require_job
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.problem import RETRY_AFTER_S, ProblemError
 from rankwatch_service.api.ingest.intake import NotNowError
+from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.names import NAME_CHARS_MAX, is_name
 from rankwatch_service.orders.running_attempt import ReceivedView
 
@@ -50,7 +51,7 @@ class NewAgent(BaseModel):
     """What the proof in the answer is for."""
 
 
-class EnrolledAgent(BaseModel):
+class EnrolledAgent(ApiReply):
     """The identity of an agent, with which it signs what it sends."""
 
     agent: str

@@ -13,14 +13,14 @@ from rankwatch_service.access.identities import Identity
 from rankwatch_service.api.dependencies.context import Context, Ctx
 from rankwatch_service.api.dependencies.idempotency import IdempotencyDep
 from rankwatch_service.api.http.problem import ProblemError
-from rankwatch_service.api.routes.commands import REASON_CHARS_MAX, Command, Commander, Empty, find_command
+from rankwatch_service.api.routes.commands import REASON_CHARS_MAX, Command, Commander, EmptyBody, find_command
 from rankwatch_service.orders import commands
 from rankwatch_service.orders.order import CommandOutcome
 
 router = APIRouter(tags=["commands"])
 
 
-class Refusal(BaseModel):
+class CommandRefusal(BaseModel):
     """Why a command is refused."""
 
     model_config = ConfigDict(extra="forbid")
@@ -28,7 +28,9 @@ class Refusal(BaseModel):
 
 
 @router.post("/commands/{command_id}/approve", response_model=Command)
-def approve(command_id: str, body: Empty, context: Ctx, idempotency: IdempotencyDep, identity: Commander) -> Response:
+def approve(
+    command_id: str, body: EmptyBody, context: Ctx, idempotency: IdempotencyDep, identity: Commander
+) -> Response:
     """Approve a command that waits for approval; it is then carried out.
 
     It is refused (409) if the command does not wait, has expired, or was requested by the same person.
@@ -43,7 +45,9 @@ def approve(command_id: str, body: Empty, context: Ctx, idempotency: Idempotency
 
 
 @router.post("/commands/{command_id}/refuse", response_model=Command)
-def refuse(command_id: str, body: Refusal, context: Ctx, idempotency: IdempotencyDep, identity: Commander) -> Response:
+def refuse(
+    command_id: str, body: CommandRefusal, context: Ctx, idempotency: IdempotencyDep, identity: Commander
+) -> Response:
     """Refuse a command that waits for approval. Who requested it cancels it instead; 409 as for an approval."""
 
     def work(connection: Connection) -> Command:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Depends
-from pydantic import BaseModel
 from sqlalchemy import Connection, func, select
 
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.api.dependencies.context import Ctx
 from rankwatch_service.api.http.authorization import Require
+from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.api.routes.commands import find_command
 from rankwatch_service.names import launch_of
 from rankwatch_service.orders.running_attempt import host_views, read_training
@@ -22,7 +22,7 @@ from rankwatch_service.store.models import Order as OrderRow
 router = APIRouter(tags=["commands"])
 
 
-class RankAnswer(BaseModel):
+class RankAnswer(ApiReply):
     """One rank, and what it has answered to the newest order of a command."""
 
     rank: int
@@ -38,7 +38,7 @@ class RankAnswer(BaseModel):
     reported_unix_ns: int
 
 
-class RankAnswers(BaseModel):
+class RankAnswers(ApiReply):
     """The ranks of a command, in their order; empty while it has no order, and a day after the last report."""
 
     order: str

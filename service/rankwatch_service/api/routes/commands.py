@@ -7,16 +7,20 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Depends, Query, Response
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, computed_field, model_validator
 from sqlalchemy import Connection, RowMapping, func, select
+from sqlalchemy.orm import InstrumentedAttribute
 
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.job_projects import project_of
 from rankwatch_service.access.scopes import Scope
+from rankwatch_service.api.dependencies.command_filters import ORDERS, ORDERS_MEAN, CommandFiltersDep, CommandOrder
 from rankwatch_service.api.dependencies.context import Ctx
 from rankwatch_service.api.dependencies.idempotency import IdempotencyDep
 from rankwatch_service.api.http.authorization import Require
-from rankwatch_service.api.http.lookup import full_id, full_ids, new_id
-from rankwatch_service.api.http.paging import Page, Wanted, any_of, fetch_page
+from rankwatch_service.api.http.lookup import full_id, new_id
+from rankwatch_service.api.http.numbers import Contents
+from rankwatch_service.api.http.paging import Page, Wanted, fetch_page
 from rankwatch_service.api.http.problem import ProblemError, not_found
+from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.notify.receivers import receiver_routes
 from rankwatch_service.orders import commands, traces
 from rankwatch_service.orders.order import CommandOutcome, S
@@ -87,14 +91,14 @@ class NewCommand(BaseModel):
         return self
 
 
-class Command(BaseModel):
+class Command(ApiReply):
     """A command. Fields are the columns of `store.models.Command`."""
 
     id: str
     job: str
     attempt: str
     action: str
-    params: dict[str, Any]
+    params: Contents
     reason: str
     requested_by: str
     requester: str
@@ -125,7 +129,7 @@ class Command(BaseModel):
         return short(self.id)
 
 
-class Try(BaseModel):
+class OrderTry(ApiReply):
     """One order: one try to carry out a command."""
 
     id: str
@@ -139,13 +143,13 @@ class Try(BaseModel):
     detail: str
 
 
-class Trace(BaseModel):
+class RankTrace(ApiReply):
     """What one rank recorded for a trace."""
 
     rank: int
     error: str
     """Why there is no summary, or what is wrong with it; empty: it is whole."""
-    summary: dict[str, Any]
+    summary: Contents
     """Fields of `policy.traces.TraceSummary`; empty: none."""
     at_unix_ns: int
 
@@ -153,11 +157,11 @@ class Trace(BaseModel):
 class CommandDetail(Command):
     """A command with its orders, or with what its ranks recorded."""
 
-    orders: list[Try]
-    traces: list[Trace]
+    orders: list[OrderTry]
+    traces: list[RankTrace]
 
 
-class Empty(BaseModel):
+class EmptyBody(BaseModel):
     """An empty body."""
 
     model_config = ConfigDict(extra="forbid")
@@ -221,22 +225,16 @@ def list_commands(
     context: Ctx,
     window: Wanted,
     identity: Reader,
-    job: Annotated[list[str] | None, Query()] = None,
-    state: Annotated[list[str] | None, Query()] = None,
-    incident: Annotated[list[str] | None, Query()] = None,
-    waiting: bool = False,
+    filters: CommandFiltersDep,
+    order: Annotated[CommandOrder, Query(description=ORDERS_MEAN)] = "newest",
 ) -> Page[Command]:
-    """Commands, newest request first. With `waiting`, only those that wait for an approval."""
-    query = select(CommandRow.__table__).where(identity.jobs.clause(CommandRow.job))
-    query = any_of(query, CommandRow.job, job)
-    query = any_of(query, CommandRow.state, state)
-    if waiting:
-        query = query.where(commands.waits_for_approval(context.clock.unix_ns()))
-    order = (CommandRow.requested_unix_ns, CommandRow.id)
-    purpose = f"commands {job} {state} {incident} {waiting}"
+    """Commands, newest request first."""
+    by = ORDERS[order]
+    labels = [key for key in by if not isinstance(key, InstrumentedAttribute)]
+    purpose = f"commands {filters.purpose} {order}"
     with read(context.engine) as connection:
-        query = any_of(query, CommandRow.incident_id, full_ids(connection, Incident, incident, identity))
-        return fetch_page(connection, query, order, window, context.cursors, purpose, Command.model_validate)
+        query = filters.apply(select(CommandRow.__table__, *labels), connection, identity)
+        return fetch_page(connection, query, by, window, context.cursors, purpose, Command.model_validate)
 
 
 @router.get("/commands/{command_id}")
@@ -249,13 +247,15 @@ def show_command(command_id: str, context: Ctx, identity: Reader) -> CommandDeta
             .where(OrderRow.command_id == row["id"])
             .order_by(func.length(OrderRow.id), OrderRow.id)
         )
-        orders = [Try.model_validate(one) for one in connection.execute(tries).mappings()]
-        answers = [Trace.model_validate(one) for one in traces.answers_of(connection, row["id"])]
+        orders = [OrderTry.model_validate(one) for one in connection.execute(tries).mappings()]
+        answers = [RankTrace.model_validate(one) for one in traces.answers_of(connection, row["id"])]
     return CommandDetail(**row, orders=orders, traces=answers)
 
 
 @router.post("/commands/{command_id}/cancel", response_model=Command)
-def cancel(command_id: str, body: Empty, context: Ctx, idempotency: IdempotencyDep, identity: Commander) -> Response:
+def cancel(
+    command_id: str, body: EmptyBody, context: Ctx, idempotency: IdempotencyDep, identity: Commander
+) -> Response:
     """Cancel a command, unless a rank has already acted on it."""
 
     def work(connection: Connection) -> Command:

@@ -16,6 +16,7 @@ from rankwatch_service.access.scopes import Scope
 from rankwatch_service.api.dependencies.context import Ctx
 from rankwatch_service.api.dependencies.event_streams import PersonEventStreamDep
 from rankwatch_service.api.http.authorization import Require
+from rankwatch_service.api.reply import with_time_texts
 from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import Feed
 
@@ -42,7 +43,7 @@ async def events(
     ] = None,
     last_event_id: Annotated[str | None, Header()] = None,
 ) -> AsyncIterator[ServerSentEvent]:
-    """All changes from now on, or since an id: `event` is the topic, `data` is {job, at_unix_ns, ...}.
+    """All changes from now on, or since an id: `event` is the topic, `data` is {job, at_unix_ns, at, ...}.
 
     If the id is too old or unknown, the first event is `reset`: read everything again, then continue from its id.
     """
@@ -60,7 +61,7 @@ async def events(
             rows = await run_in_threadpool(_after, context.engine, place, job, identity.jobs)
             for row in rows:
                 place = row["id"]
-                data = {"job": row["job"], "at_unix_ns": row["at_unix_ns"], **row["data"]}
+                data = with_time_texts({"job": row["job"], "at_unix_ns": row["at_unix_ns"], **row["data"]})
                 yield ServerSentEvent(event=row["topic"], data=data, id=str(place))
             if len(rows) < READ_MAX:
                 await context.changes.wait(generation, POLL_S)

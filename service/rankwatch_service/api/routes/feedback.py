@@ -30,7 +30,7 @@ router = APIRouter(prefix="/incidents", tags=["incidents"])
 Operator = Annotated[Identity, Depends(Require(Scope.OPERATE))]
 
 
-class Answer(BaseModel):
+class NewFeedback(BaseModel):
     """What a person says of an incident."""
 
     model_config = ConfigDict(extra="forbid")
@@ -39,7 +39,7 @@ class Answer(BaseModel):
 
 @router.put("/{incident_id}/feedback", response_model=IncidentDetail)
 def give_feedback(
-    incident_id: str, body: Answer, context: Ctx, idempotency: IdempotencyDep, identity: Operator
+    incident_id: str, body: NewFeedback, context: Ctx, idempotency: IdempotencyDep, identity: Operator
 ) -> Response:
     """Say whether an incident was useful, noise, or a duplicate. It replaces what the same person said before."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated, Final
 
 from fastapi import APIRouter, Depends
-from pydantic import BaseModel
 from sqlalchemy import case, func, select
 
 from rankwatch_service.access.identities import Identity
@@ -13,6 +12,7 @@ from rankwatch_service.access.scopes import Scope
 from rankwatch_service.api.dependencies.context import Ctx
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.paging import Page, Wanted, fetch_page
+from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import HostRecord, Job, JobHostDevice
 
@@ -26,7 +26,7 @@ JOBS_MAX: Final = 50
 Reader = Annotated[Identity, Depends(Require(Scope.READ, every_job=True))]
 
 
-class Host(BaseModel):
+class Host(ApiReply):
     """A host's record over the last 28 days."""
 
     host: str
@@ -37,7 +37,7 @@ class Host(BaseModel):
     newest_unix_ns: int
 
 
-class HostIncident(BaseModel):
+class HostIncident(ApiReply):
     """One incident on a host."""
 
     id: str
@@ -50,21 +50,21 @@ class HostIncident(BaseModel):
     at_unix_ns: int
 
 
-class HostJob(BaseModel):
+class HostJob(ApiReply):
     """A job whose agents have reported from a host."""
 
     job: str
     last_seen_unix_ns: int
 
 
-class HostJobs(BaseModel):
+class HostJobs(ApiReply):
     """Jobs that were on a host, those seen last first."""
 
     items: list[HostJob]
     next_cursor: None = None
 
 
-class Hosts(BaseModel):
+class Hosts(ApiReply):
     """Hosts with incidents, worst first."""
 
     items: list[Host]

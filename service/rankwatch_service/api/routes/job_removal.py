@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Annotated, Final
 
 from fastapi import APIRouter, Depends, Response
-from pydantic import BaseModel
 from sqlalchemy import Connection, RowMapping, select, update
 from starlette.concurrency import run_in_threadpool
 
@@ -19,6 +18,7 @@ from rankwatch_service.api.dependencies.context import Context, Ctx
 from rankwatch_service.api.dependencies.idempotency import IdempotencyDep
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.problem import RETRY_AFTER_S, ProblemError
+from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.api.routes.jobs import Job, find_job, in_use, shown
 from rankwatch_service.log.base import Entry
 from rankwatch_service.orders import commands
@@ -40,7 +40,7 @@ Operator = Annotated[Identity, Depends(Require(Scope.OPERATE))]
 Admin = Annotated[Identity, Depends(Require(Scope.ADMIN))]
 
 
-class DeletedJob(BaseModel):
+class DeletedJob(ApiReply):
     """A job whose deletion was requested."""
 
     name: str

@@ -6,24 +6,27 @@ from collections.abc import Collection
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Depends, Query
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection, RowMapping, case, func, select
 
 from rankwatch_service.access.agents import jobs_with_agents
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.api.dependencies.context import Ctx
+from rankwatch_service.api.dependencies.names import NameOrNone
+from rankwatch_service.api.dependencies.precondition import PreconditionDep
 from rankwatch_service.api.http.authorization import Require
-from rankwatch_service.api.http.numbers import Number
-from rankwatch_service.api.http.paging import Page, Projects, Wanted, any_of, fetch_page
+from rankwatch_service.api.http.numbers import Contents, Number
+from rankwatch_service.api.http.paging import Key, Page, Projects, Time, Wanted, any_of, fetch_page
 from rankwatch_service.api.http.problem import not_found
+from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.orders.driver import open_orders
 from rankwatch_service.orders.running_attempt import checkpoints, launches_at_once
 from rankwatch_service.policy.checkpoint_ledger import SURVIVES_PROCESSES, LedgerEntry, newest_good, save_interval_s
 from rankwatch_service.policy.policy import Action
 from rankwatch_service.policy.rollback import way_back
 from rankwatch_service.store.engine import read
-from rankwatch_service.store.models import AgentView, Incident
+from rankwatch_service.store.models import AgentView, Incident, JobHostDevice
 from rankwatch_service.store.models import Attempt as AttemptRow
 from rankwatch_service.store.models import Checkpoint as CheckpointRow
 from rankwatch_service.store.models import Job as JobRow
@@ -38,11 +41,19 @@ Verdict = Literal["incomplete", "unproven", "good", "suspect", "gone", "refused"
 QUIET_S: Final = 300
 """How long a job must have reported nothing before it can be deleted. By then the log has no telemetry of it: a record
 is kept for two snapshots, which are a minute apart."""
+JobOrder = Literal["seen", "newest", "size"]
+ORDERS: Final[dict[JobOrder, tuple[Key, ...]]] = {
+    "seen": (JobRow.last_seen_unix_ns, JobRow.name),
+    "newest": (JobRow.first_seen_unix_ns, JobRow.name),
+    "size": (JobRow.world_size, JobRow.name),
+}
+"""Keys of each order, all descending."""
+ORDERS_MEAN: Final = "seen: last seen first; newest: first seen last; size: most ranks first"
 SEVERITIES: Final = ("info", "warning", "critical")
 """From the least severe to the most severe."""
 
 
-class Job(BaseModel):
+class Job(ApiReply):
     """A job. Fields are the columns of `store.models.Job`, whose it is, the number of unresolved incidents and their
     worst severity.
 
@@ -67,13 +78,21 @@ class Job(BaseModel):
     """When it was hidden from the lists; null if it is shown."""
     incidents: int
     worst_severity: str | None
-    launches_at_once: list[str] = []
+    launches_at_once: list[str] = Field(default_factory=list)
     """Launches that train under this name now, if there is more than one: two jobs have the same name."""
     signed: bool = False
     """Agents have enrolled for it: what is not signed by one of them is refused."""
 
 
-class SaveAdvice(BaseModel):
+class JobChange(BaseModel):
+    """What a person changes of a job. A field that is missing stays; an empty one is removed."""
+
+    model_config = ConfigDict(extra="forbid")
+    project: NameOrNone | None = None
+    owner: NameOrNone | None = None
+
+
+class SaveAdvice(ApiReply):
     """What the checkpoint ledger advises."""
 
     rollback_to: str | None
@@ -88,7 +107,7 @@ class SaveAdvice(BaseModel):
     """Seconds between saves that minimize the cost of saving plus lost work; null before the first failure."""
 
 
-class OpenOrder(BaseModel):
+class OpenOrder(ApiReply):
     """An order that is being carried out."""
 
     id: str
@@ -102,7 +121,7 @@ class OpenOrder(BaseModel):
 class JobDetail(Job):
     """A job with the topology of its current attempt, the ledger's advice and its open orders."""
 
-    topology: dict[str, Any]
+    topology: Contents
     can: list[str]
     checkpoints: SaveAdvice
     orders: list[OpenOrder]
@@ -114,7 +133,7 @@ class JobDetail(Job):
     """Telemetry without effect, counted by reason."""
 
 
-class Attempt(BaseModel):
+class Attempt(ApiReply):
     """One attempt: training from a start or a checkpoint load to the next."""
 
     attempt: str
@@ -124,10 +143,10 @@ class Attempt(BaseModel):
     world_size: int
     first_step: int | None
     last_step: int | None
-    topology: dict[str, Any]
+    topology: Contents
 
 
-class Checkpoint(BaseModel):
+class Checkpoint(ApiReply):
     """One entry of the ledger."""
 
     id: str
@@ -155,19 +174,30 @@ def list_jobs(
     state: Annotated[list[State] | None, Query()] = None,
     project: Projects = None,
     archived: Annotated[bool, Query()] = False,
+    owner: Annotated[list[str] | None, Query()] = None,
+    host: Annotated[list[str] | None, Query(description="Those whose agents have reported from these hosts")] = None,
+    from_unix_ns: Time = None,
+    to_unix_ns: Time = None,
+    order: Annotated[JobOrder, Query(description=ORDERS_MEAN)] = "seen",
 ) -> Page[Job]:
-    """Jobs, last seen first. With several names or states, jobs with any of them. `archived=true` lists the archived
-    ones only.
+    """Jobs, last seen first. With several states, jobs in any of them. `archived=true` lists the archived ones only.
+    `from_unix_ns` and `to_unix_ns` are ends of a range in which jobs were seen.
     """
     query = _jobs().where(JobRow.archived_unix_ns.is_not(None) if archived else JobRow.archived_unix_ns.is_(None))
     query = query.where(identity.jobs.clause(JobRow.name))
     query = any_of(query, JobRow.name, name)
     query = any_of(query, JobRow.state, state)
     query = any_of(query, ProjectRow.project, project)
-    purpose = f"jobs {name} {state} {project} {archived}"
-    order = (JobRow.last_seen_unix_ns, JobRow.name)
+    query = any_of(query, ProjectRow.owner, owner)
+    if host:
+        query = query.where(JobRow.name.in_(select(JobHostDevice.job).where(JobHostDevice.host.in_(host))))
+    if from_unix_ns is not None:
+        query = query.where(JobRow.last_seen_unix_ns >= from_unix_ns)
+    if to_unix_ns is not None:
+        query = query.where(JobRow.first_seen_unix_ns < to_unix_ns)
+    purpose = f"jobs {name} {state} {project} {archived} {owner} {host} {from_unix_ns} {to_unix_ns} {order}"
     with read(context.engine) as connection:
-        page = fetch_page(connection, query, order, window, context.cursors, purpose, shown, counted=True)
+        page = fetch_page(connection, query, ORDERS[order], window, context.cursors, purpose, shown, counted=True)
         several = launches_at_once(connection, [job.name for job in page.items], context.clock.unix_ns())
         signed = jobs_with_agents(connection, [job.name for job in page.items])
     for job in page.items:
@@ -177,8 +207,8 @@ def list_jobs(
 
 
 @router.get("/{job}")
-def show_job(job: str, context: Ctx, _identity: Reader) -> JobDetail:
-    """One job."""
+def show_job(job: str, context: Ctx, precondition: PreconditionDep, _identity: Reader) -> JobDetail:
+    """One job. Its ETag is about what people edit, project and owner, and stays while the job trains."""
     with read(context.engine) as connection:
         row = find_job(connection, job)
         current = select(AttemptRow.topology).where(AttemptRow.job == job, AttemptRow.attempt == row["attempt"])
@@ -192,7 +222,7 @@ def show_job(job: str, context: Ctx, _identity: Reader) -> JobDetail:
         used = in_use(connection, row, context.clock.unix_ns())
         two_people = read_policy(connection).needs_second_person(Action.STOP, row["world_size"])
     observed_s = (row["last_seen_unix_ns"] - row["first_seen_unix_ns"]) / 1e9
-    return JobDetail(
+    detail = JobDetail(
         **shown(row).model_dump() | {"launches_at_once": several.get(job, []), "signed": signed},
         topology=topology,
         can=sorted(topology.get("can", ())),
@@ -202,6 +232,7 @@ def show_job(job: str, context: Ctx, _identity: Reader) -> JobDetail:
         two_people=two_people,
         dropped=row["dropped"],
     )
+    return precondition.show(detail, editable(detail))
 
 
 @router.get("/{job}/attempts")
@@ -286,6 +317,11 @@ def _jobs() -> Any:
 def shown(row: RowMapping) -> Job:
     """A job from the row that `find_job` returned."""
     return Job(**row, worst_severity=None if row["severity_place"] is None else SEVERITIES[row["severity_place"]])
+
+
+def editable(job: Job) -> JobChange:
+    """What people edit of a job."""
+    return JobChange(project=job.project, owner=job.owner)
 
 
 def find_job(connection: Connection, job: str) -> RowMapping:

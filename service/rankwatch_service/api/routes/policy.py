@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, model_validator
@@ -16,6 +16,7 @@ from rankwatch_service.api.dependencies.context import Context, Ctx
 from rankwatch_service.api.dependencies.precondition import PreconditionDep
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.problem import ProblemError
+from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.log.base import Entry
 from rankwatch_service.names import ALL_JOBS
 from rankwatch_service.policy import policy
@@ -85,6 +86,18 @@ class Policy(BaseModel):
     limits: Limits = Limits()
     rules: Annotated[list[Rule], Field(max_length=RULES_MAX)] = []
 
+    @model_validator(mode="before")
+    @classmethod
+    def _as_shown(cls, content: Any) -> Any:
+        """The policy as it was shown is a policy: its time in text is left out, the one in nanoseconds counts."""
+        if not isinstance(content, dict):
+            return content
+        return {name: value for name, value in content.items() if name != "unsigned_until_at"}
+
+
+class PolicyInForce(Policy, ApiReply):
+    """The policy in force. It can be sent back with changes; `unsigned_until_at` is not read."""
+
 
 class HandsOff(BaseModel):
     """The switch that stops all automatic actions."""
@@ -94,14 +107,14 @@ class HandsOff(BaseModel):
 
 
 @router.get("")
-def show_policy(context: Ctx, precondition: PreconditionDep, _identity: Reader) -> Policy:
+def show_policy(context: Ctx, precondition: PreconditionDep, _identity: Reader) -> PolicyInForce:
     """The policy in force."""
     with read(context.engine) as connection:
         return precondition.show(_shown(read_policy(connection)))
 
 
 @router.put("")
-def set_policy(body: Policy, context: Ctx, precondition: PreconditionDep, identity: Admin) -> Policy:
+def set_policy(body: Policy, context: Ctx, precondition: PreconditionDep, identity: Admin) -> PolicyInForce:
     """Replace the policy; with `If-Match`, only if it is still the one that was read."""
     ids = [rule.id for rule in body.rules]
     if len(set(ids)) != len(ids):
@@ -129,7 +142,7 @@ def set_policy(body: Policy, context: Ctx, precondition: PreconditionDep, identi
 
 
 @router.put("/hands-off")
-def set_hands_off(body: HandsOff, context: Ctx, identity: Operator) -> Policy:
+def set_hands_off(body: HandsOff, context: Ctx, identity: Operator) -> PolicyInForce:
     """Set the switch that stops all automatic actions. To lift it, scope command is required."""
     commander = identity.within(Scope.COMMAND)
     if not body.hands_off and not (commander and commander.jobs.every):
@@ -148,8 +161,8 @@ def _store(context: Context, connection: Connection, identity: Identity, wanted:
     audit_trail.append(connection, now, identity.actor, what, "policy", "ok", fields=asdict(wanted))
 
 
-def _shown(stored: policy.Policy) -> Policy:
-    return Policy.model_validate(
+def _shown(stored: policy.Policy) -> PolicyInForce:
+    return PolicyInForce.model_validate(
         {
             "hands_off": stored.hands_off,
             "two_people": stored.two_people,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Response
-from pydantic import BaseModel, ConfigDict
 from sqlalchemy import Connection, RowMapping, case, distinct, func, select
 
 from rankwatch_service.access.identities import Identity
@@ -13,11 +12,12 @@ from rankwatch_service.access.job_projects import project_of, set_project
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.api.dependencies.context import Ctx
 from rankwatch_service.api.dependencies.idempotency import IdempotencyDep
-from rankwatch_service.api.dependencies.names import NameOrNone
+from rankwatch_service.api.dependencies.precondition import PreconditionDep, entity_tag
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.paging import Page, Wanted, fetch_page
 from rankwatch_service.api.http.problem import ProblemError
-from rankwatch_service.api.routes.jobs import Job, find_job, shown
+from rankwatch_service.api.reply import ApiReply
+from rankwatch_service.api.routes.jobs import Job, JobChange, editable, find_job, shown
 from rankwatch_service.orders import commands
 from rankwatch_service.policy.control_records import JobProject
 from rankwatch_service.store.engine import read
@@ -30,20 +30,12 @@ Reader = Annotated[Identity, Depends(Require(Scope.READ))]
 Operator = Annotated[Identity, Depends(Require(Scope.OPERATE))]
 
 
-class Project(BaseModel):
+class Project(ApiReply):
     """A project, with the jobs that are listed and their unresolved incidents."""
 
     name: str
     jobs: int
     incidents: int
-
-
-class JobChange(BaseModel):
-    """What a person changes of a job. A field that is missing stays; an empty one is removed."""
-
-    model_config = ConfigDict(extra="forbid")
-    project: NameOrNone | None = None
-    owner: NameOrNone | None = None
 
 
 @router.get("/projects")
@@ -71,11 +63,20 @@ def list_projects(context: Ctx, window: Wanted, identity: Reader) -> Page[Projec
 
 
 @router.patch("/jobs/{job}", response_model=Job)
-def edit_job(job: str, body: JobChange, context: Ctx, idempotency: IdempotencyDep, identity: Operator) -> Response:
-    """Set the project or the owner of a job. Routes and rules of the new project hold for what happens from now on."""
+def edit_job(
+    job: str,
+    body: JobChange,
+    context: Ctx,
+    idempotency: IdempotencyDep,
+    precondition: PreconditionDep,
+    identity: Operator,
+) -> Response:
+    """Set the project or the owner of a job. Routes and rules of the new project hold for what happens from now on.
+    With `If-Match`, only if both are still those that were read: the ETag of a job is about nothing else.
+    """
 
     def work(connection: Connection) -> Job:
-        find_job(connection, job)
+        precondition.check(editable(shown(find_job(connection, job))))
         if identity.jobs.project and body.project not in (None, identity.jobs.project):
             raise ProblemError(403, f"this token is restricted to {identity.jobs}")
         before = project_of(connection, job)
@@ -87,4 +88,6 @@ def edit_job(job: str, body: JobChange, context: Ctx, idempotency: IdempotencyDe
             commands.tell(connection, "job", job, {"project": wanted.project, "owner": wanted.owner}, now)
         return shown(find_job(connection, job))
 
-    return idempotency.write(identity, body, 200, work)
+    answer = idempotency.write(identity, body, 200, work)
+    answer.headers["ETag"] = entity_tag(editable(Job.model_validate_json(bytes(answer.body))))
+    return answer

@@ -16,9 +16,11 @@ from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.api.dependencies.context import Context, Ctx
 from rankwatch_service.api.dependencies.idempotency import IdempotencyDep
+from rankwatch_service.api.dependencies.precondition import Precondition, PreconditionDep
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.paging import Page, Wanted, fetch_page
 from rankwatch_service.api.http.problem import ProblemError, not_found
+from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.notify.address import AddressError, checked_url, masked_url, resolved
 from rankwatch_service.notify.receiver_types.base import ReceiverType
 from rankwatch_service.notify.receiver_types.email import address
@@ -95,7 +97,7 @@ class NewReceiver(ReceiverSettings):
         return self
 
 
-class Receiver(BaseModel):
+class Receiver(ApiReply):
     """A receiver, without its secret."""
 
     name: str
@@ -121,13 +123,19 @@ def list_receivers(context: Ctx, window: Wanted, identity: Reader) -> Page[Recei
     """All receivers by name, in descending order. Without scope admin, URLs are shown without their paths."""
 
     def shown(row: RowMapping) -> Receiver:
-        target = Target.read(context.secret_key.decrypt(row["url"]))
-        return _receiver(row, target if identity.holds(Scope.ADMIN) else Target(target.type, masked_url(target.url)))
+        return _shown_to(identity, context, row)
 
     with read(context.engine) as connection:
         query = select(ReceiverRow.__table__)
         order = (ReceiverRow.name,)
         return fetch_page(connection, query, order, window, context.cursors, "receivers", shown)
+
+
+@router.get("/receivers/{name}")
+def show_receiver(name: str, context: Ctx, precondition: PreconditionDep, identity: Reader) -> Receiver:
+    """One receiver. Without scope admin, its URL is shown without its path."""
+    with read(context.engine) as connection:
+        return precondition.show(_shown_to(identity, context, _row(connection, name)))
 
 
 @router.post("/receivers", status_code=201, response_model=CreatedReceiver)
@@ -157,18 +165,22 @@ async def add_receiver(body: NewReceiver, context: Ctx, idempotency: Idempotency
 
 
 @router.put("/receivers/{name}")
-async def change_receiver(name: str, body: ReceiverSettings, context: Ctx, identity: Admin) -> Receiver:
-    """Change a receiver; this also enables one that was disabled."""
+async def change_receiver(
+    name: str, body: ReceiverSettings, context: Ctx, precondition: PreconditionDep, identity: Admin
+) -> Receiver:
+    """Change a receiver; this also enables one that was disabled. With `If-Match`, only if it is still the one that was
+    read.
+    """
     await _check_target(context, body)
-    return await run_in_threadpool(_change, name, body, context, identity)
+    return await run_in_threadpool(_change, name, body, context, precondition, identity)
 
 
-def _change(name: str, body: ReceiverSettings, context: Context, identity: Identity) -> Receiver:
+def _change(
+    name: str, body: ReceiverSettings, context: Context, precondition: Precondition, identity: Identity
+) -> Receiver:
     with write(context.engine) as connection:
-        query = select(ReceiverRow.__table__).where(ReceiverRow.name == name)
-        row = connection.execute(query).mappings().one_or_none()
-        if row is None:
-            raise not_found("receiver", name)
+        row = _row(connection, name)
+        precondition.check(_shown_to(identity, context, row))
         before = Target.read(context.secret_key.decrypt(row["url"]))
         if before.type is not body.type:
             raise ProblemError(409, f"receiver {name!r} is of type {before.type}: remove it and add it anew")
@@ -180,16 +192,35 @@ def _change(name: str, body: ReceiverSettings, context: Context, identity: Ident
         }
         connection.execute(update(ReceiverRow).where(ReceiverRow.name == name).values(**columns))
         _record(context, connection, identity, "receiver.change", name, body.url)
-        return _receiver(connection.execute(query).mappings().one(), body.target)
+        return precondition.show(_receiver(_row(connection, name), body.target))
 
 
 @router.delete("/receivers/{name}", status_code=204)
-def remove_receiver(name: str, context: Ctx, identity: Admin) -> None:
+def remove_receiver(name: str, context: Ctx, precondition: PreconditionDep, identity: Admin) -> None:
     """Remove a receiver; its undelivered notifications are given up."""
     with write(context.engine) as connection:
-        if not connection.execute(delete(ReceiverRow).where(ReceiverRow.name == name)).rowcount:
-            raise not_found("receiver", name)
+        precondition.check(_shown_to(identity, context, _row(connection, name)))
+        connection.execute(delete(ReceiverRow).where(ReceiverRow.name == name))
         _record(context, connection, identity, "receiver.remove", name, "")
+
+
+def _row(connection: Connection, name: str) -> RowMapping:
+    """The row of a receiver.
+
+    Raises:
+        ProblemError: there is no such receiver.
+    """
+    query = select(ReceiverRow.__table__).where(ReceiverRow.name == name)
+    row = connection.execute(query).mappings().one_or_none()
+    if row is None:
+        raise not_found("receiver", name)
+    return row
+
+
+def _shown_to(identity: Identity, context: Context, row: RowMapping) -> Receiver:
+    """The receiver, whose URL may be secret: only the scope admin is shown its path."""
+    target = Target.read(context.secret_key.decrypt(row["url"]))
+    return _receiver(row, target if identity.holds(Scope.ADMIN) else Target(target.type, masked_url(target.url)))
 
 
 def _receiver(row: RowMapping, target: Target) -> Receiver:

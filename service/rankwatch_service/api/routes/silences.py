@@ -13,10 +13,12 @@ from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.api.dependencies.context import Context, Ctx
 from rankwatch_service.api.dependencies.idempotency import IdempotencyDep
+from rankwatch_service.api.dependencies.precondition import PreconditionDep
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.lookup import full_id, new_id
 from rankwatch_service.api.http.paging import Page, Wanted, fetch_page
 from rankwatch_service.api.http.problem import ProblemError, not_found
+from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.labels.incident_labels import check_label_name
 from rankwatch_service.labels.matcher import parse_matchers
 from rankwatch_service.log.base import Entry
@@ -79,7 +81,7 @@ class NewSilence(BaseModel):
     """Why, for whoever wonders that nobody was notified."""
 
 
-class Silence(BaseModel):
+class Silence(ApiReply):
     """A silence."""
 
     id: str
@@ -115,6 +117,13 @@ def list_silences(
         )
 
 
+@router.get("/{silence_id}")
+def show_silence(silence_id: str, context: Ctx, precondition: PreconditionDep, identity: Reader) -> Silence:
+    """One silence."""
+    with read(context.engine) as connection:
+        return precondition.show(Silence.model_validate(_find(connection, silence_id, identity)))
+
+
 @router.post("", status_code=201, response_model=Silence)
 def add_silence(body: NewSilence, context: Ctx, idempotency: IdempotencyDep, identity: Operator) -> Response:
     """Add a silence that starts now or at a given time."""
@@ -138,11 +147,12 @@ def add_silence(body: NewSilence, context: Ctx, idempotency: IdempotencyDep, ide
 
 
 @router.delete("/{silence_id}", status_code=204)
-def end_silence(silence_id: str, context: Ctx, identity: Operator) -> None:
-    """End a silence now."""
+def end_silence(silence_id: str, context: Ctx, precondition: PreconditionDep, identity: Operator) -> None:
+    """End a silence now; with `If-Match`, only if it is still the one that was read."""
     now = context.clock.unix_ns()
     with write(context.engine) as connection:
         silence = Silence.model_validate(_find(connection, silence_id, identity))
+        precondition.check(silence)
         if silence.ends_unix_ns <= now:
             return
         ended = silence.model_copy(update={"ends_unix_ns": now})

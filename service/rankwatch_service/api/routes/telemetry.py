@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated, Final
 
 from fastapi import APIRouter, Depends, Request
-from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
@@ -18,6 +17,7 @@ from rankwatch_service.api.dependencies.signatures import begin_job, verified
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.problem import RETRY_AFTER_S, ProblemError
 from rankwatch_service.api.ingest.intake import NotNowError
+from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.log import dead_letters
 from rankwatch_service.log.base import Entry
 from rankwatch_service.store.engine import write
@@ -30,7 +30,7 @@ STATUS: Final = {Reason.TOO_LARGE: 413, Reason.CONTENT_TYPE: 415, Reason.MALFORM
 """HTTP status by reason; 422 for all others, which are well-formed but invalid."""
 
 
-class Accepted(BaseModel):
+class AcceptedBatch(ApiReply):
     """The batch is durable in the log; also the reply to a batch that was sent before."""
 
     accepted: bool = True
@@ -51,7 +51,7 @@ class Accepted(BaseModel):
 )
 async def telemetry(
     request: Request, context: Ctx, identity: Annotated[Identity, Depends(Require(Scope.INGEST))]
-) -> Accepted:
+) -> AcceptedBatch:
     """Accept one batch, as msgpack or as plain JSON."""
     content_type = request.headers.get("content-type", "")
     encoding = request.headers.get("content-encoding", "identity")
@@ -81,7 +81,7 @@ async def telemetry(
         raise ProblemError(503, detail, headers={"Retry-After": str(RETRY_AFTER_S)}) from error
     context.counters.batches.labels("accepted").inc()
     context.counters.bytes.inc(len(body))
-    return Accepted()
+    return AcceptedBatch()
 
 
 async def read_body(request: Request) -> bytes:

@@ -40,6 +40,20 @@ def test_a_rank_or_host_finds_those_that_name_it_whole(listed):
     assert listed(host="host-1", state="resolved") == [2]
 
 
+def test_a_device_or_attempt_finds_those_that_name_it(api, listed):
+    rows = [
+        incident(5, devices=["GPU-5a", "GPU-5b"], attempt="l.5", onset_unix_ns=500),
+        incident(6, devices=["GPU-6"], attempt="l.6", onset_unix_ns=600),
+    ]
+    with write(api.engine) as connection:
+        connection.execute(insert(Incident), rows)
+    assert listed(device="GPU-5b") == [5]
+    assert listed(device=["GPU-6", "GPU-5a"]) == [6, 5]
+    assert listed(device="GPU-5") == []
+    assert listed(attempt="l.6") == [6]
+    assert listed(attempt=["l.5", "l.6"], device="GPU-5a") == [5]
+
+
 def test_a_range_of_time_finds_what_lasted_into_it(listed):
     assert listed(from_unix_ns=250) == [4, 3, 2, 1]
     assert listed(from_unix_ns=251) == [4, 3, 1]

@@ -6,13 +6,13 @@ from functools import partial
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Query
-from pydantic import BaseModel
 from sqlalchemy import RowMapping, select
 
 from rankwatch_service.api.dependencies.context import Context, Ctx
-from rankwatch_service.api.http.paging import Page, Wanted, fetch_page
+from rankwatch_service.api.http.paging import Page, Time, Wanted, fetch_page
 from rankwatch_service.api.http.problem import ProblemError, not_found
-from rankwatch_service.api.routes.charts.steps import Line, Reader, chosen_numbers, lines_of, shown
+from rankwatch_service.api.reply import ApiReply
+from rankwatch_service.api.routes.charts.steps import Reader, SeriesLine, chosen_numbers, lines_of, shown
 from rankwatch_service.job.boards.device_board import COUNTER_CHARS_MAX, SLOT_S
 from rankwatch_service.names import NAME_CHARS_MAX, series_of_devices
 from rankwatch_service.series.last_values import LastValues, last_values
@@ -27,10 +27,9 @@ FRESH_SLOTS: Final = {"gpu": 12, "port": 1, "host": 1}
 """By kind: slots after which a counter that is told no more, as a rate of a port that is down, is left out. Of ports
 and hosts every reading has all; some counters of GPUs are read at every tenth."""
 Kind = Annotated[Literal["gpu", "port", "host"], Query(description="GPUs, network ports, or hosts as a whole")]
-Time = Annotated[int | None, Query(ge=0, lt=2**63, description="Nanoseconds since the Unix epoch")]
 
 
-class Device(BaseModel):
+class Device(ApiReply):
     """A device of one of the job's hosts."""
 
     kind: str
@@ -50,22 +49,22 @@ class Device(BaseModel):
     """When these were read, to 5 s; null before any was stored."""
 
 
-class CounterNames(BaseModel):
+class CounterNames(ApiReply):
     """Names of the counters of a job's devices."""
 
     items: list[str]
 
 
-class DeviceSegment(BaseModel):
+class DeviceSegment(ApiReply):
     """A stretch of a series over time. `at_unix_ns` is the beginning of each point; lines of single devices are called
     `device:NUMBER`.
     """
 
     at_unix_ns: list[int]
-    lines: list[Line]
+    lines: list[SeriesLine]
 
 
-class DeviceSeries(BaseModel):
+class DeviceSeries(ApiReply):
     """A counter over time."""
 
     counter: str

@@ -6,12 +6,12 @@ from threading import Lock
 from typing import Final
 
 from fastapi import APIRouter
-from pydantic import BaseModel
 from sqlalchemy import select
 
 from rankwatch_detectors.explanation.judged import RULES
 from rankwatch_service.api.dependencies.context import Ctx
 from rankwatch_service.api.http.numbers import Number
+from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.api.routes.incidents.incidents import Reader, find_incident
 from rankwatch_service.api.routes.jobs import find_job
 from rankwatch_service.incidents.explanation import WHY
@@ -25,7 +25,7 @@ _ONE_AT_A_TIME: Final = Lock()
 """A snapshot of 16,384 ranks takes 100 MB while it is read."""
 
 
-class Points(BaseModel):
+class StatisticPoints(ApiReply):
     """A statistic over time: columns of equal length, the newest last."""
 
     step: list[int | None]
@@ -40,7 +40,7 @@ class Points(BaseModel):
     """What kept it from being reported although beyond the threshold; else empty."""
 
 
-class EarlierReport(BaseModel):
+class EarlierReport(ApiReply):
     """What would have been reported earlier."""
 
     rows: int
@@ -53,7 +53,7 @@ class EarlierReport(BaseModel):
     """How large it would have had to be; null: nothing is reported so early, however large."""
 
 
-class Explanation(BaseModel):
+class Explanation(ApiReply):
     """Why one finding of the incident was reported."""
 
     kind: str
@@ -68,7 +68,7 @@ class Explanation(BaseModel):
     """Of sizes: ratio, to what is usual; value, of the curve; s."""
     onset_step: int | None
     detected_step: int | None
-    points: Points
+    points: StatisticPoints
     rows: dict[str, int]
     """Rows of the attempt up to then: judged, and those left out by reason."""
     earlier: list[EarlierReport]
@@ -76,7 +76,7 @@ class Explanation(BaseModel):
     why_not_earlier: str
 
 
-class Explanations(BaseModel):
+class Explanations(ApiReply):
     """Explanations of an incident's findings."""
 
     incident: str
@@ -84,7 +84,7 @@ class Explanations(BaseModel):
     """Oldest first; empty if a version that explained nothing opened the incident, or a rule without a threshold."""
 
 
-class SmallestFault(BaseModel):
+class SmallestFault(ApiReply):
     """The smallest fault that would be reported a number of rows after its onset."""
 
     rows: int
@@ -92,7 +92,7 @@ class SmallestFault(BaseModel):
     """See `unit`; null: none is reported so early, however large."""
 
 
-class DetectableFault(BaseModel):
+class DetectableFault(ApiReply):
     """A sort of fault, and how small it may be to be reported today."""
 
     fault: str
@@ -103,7 +103,7 @@ class DetectableFault(BaseModel):
     sizes: list[SmallestFault]
 
 
-class JudgedKind(BaseModel):
+class JudgedKind(ApiReply):
     """What one detector has judged in the running attempt."""
 
     kind: str
@@ -117,14 +117,14 @@ class JudgedKind(BaseModel):
     smallest: list[DetectableFault]
 
 
-class KindRule(BaseModel):
+class KindRule(ApiReply):
     """A kind that is judged without a statistic of rows."""
 
     kind: str
     rule: str
 
 
-class JudgedJob(BaseModel):
+class JudgedJob(ApiReply):
     """What is judged of a job."""
 
     job: str

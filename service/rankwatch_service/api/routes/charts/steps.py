@@ -6,7 +6,6 @@ from typing import Annotated, Final
 
 import numpy as np
 from fastapi import APIRouter, Depends, Query, Request, Response
-from pydantic import BaseModel
 from sqlalchemy import select
 
 from rankwatch.wire import METRIC_NAME_BYTES_MAX
@@ -15,6 +14,7 @@ from rankwatch_service.access.scopes import Scope
 from rankwatch_service.api.dependencies.context import Context, Ctx
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.problem import ProblemError, not_found
+from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.series.heat_tile import LAYOUT, MEDIA_TYPE, gzipped, tile
 from rankwatch_service.series.query import (
     POINTS_MAX,
@@ -53,13 +53,13 @@ Rows = Annotated[int, Query(ge=1, le=ROWS_MAX)]
 Values = list[float | None]
 
 
-class Metrics(BaseModel):
+class MetricNames(ApiReply):
     """Names of a job's metrics."""
 
     items: list[str]
 
 
-class Line(BaseModel):
+class SeriesLine(ApiReply):
     """Lowest and highest finite value of each point, or null. `mark` is the highest that occurs in the point: 0 absent,
     1 finite, 2 -Inf, 3 Inf, 4 NaN.
     """
@@ -70,27 +70,27 @@ class Line(BaseModel):
     mark: list[int]
 
 
-class Segment(BaseModel):
+class AttemptSeries(ApiReply):
     """One attempt's part of a series. `step` is the first step of each point. `missing` are steps at which expected
     values begin to be missing, at most one in each point.
     """
 
     attempt: str
     step: list[int]
-    lines: list[Line]
+    lines: list[SeriesLine]
     missing: list[int]
 
 
-class Series(BaseModel):
+class Series(ApiReply):
     """A metric over steps."""
 
     metric: str
-    segments: list[Segment]
+    segments: list[AttemptSeries]
 
 
-class Heat(BaseModel):
-    """A metric over ranks and steps: `high[row][column]`, `mark` as in `Line`. `step` is each column's first step,
-    `rank` each row's first rank.
+class HeatMapCells(ApiReply):
+    """A metric over ranks and steps: `high[row][column]`, `mark` as in `SeriesLine`. `step` is each column's first
+    step, `rank` each row's first rank.
     """
 
     metric: str
@@ -101,10 +101,10 @@ class Heat(BaseModel):
 
 
 @router.get("/metrics")
-def list_metrics(job: str, context: Ctx, _identity: Reader) -> Metrics:
+def list_metrics(job: str, context: Ctx, _identity: Reader) -> MetricNames:
     """Names of the metrics that the job reports."""
     _require_job(context, job)
-    return Metrics(items=metrics(context.engine, job))
+    return MetricNames(items=metrics(context.engine, job))
 
 
 @router.get("/series")
@@ -124,7 +124,7 @@ def show_series(
     chosen = chosen_numbers(ranks, "ranks") if ranks else []
     found = series(context.engine, job, metric, from_step or 0, to_step, chosen, reduce, points)
     segments = [
-        Segment(
+        AttemptSeries(
             attempt=segment.attempt,
             step=segment.step.tolist(),
             lines=lines_of(segment),
@@ -145,13 +145,13 @@ def show_heat_map(
     rows: Rows = ROWS_MAX,
     from_step: Step = None,
     to_step: Step = None,
-) -> Heat:
+) -> HeatMapCells:
     """A metric over all ranks and steps, in at most `rows` rows and `columns` columns, and fewer columns if there are
     many rows. Each cell is the highest value in it.
     """
     ranks = _require_job(context, job)
     found = _heat_map(context, job, metric, ranks, (columns, rows, JSON_CELLS_MAX), (from_step, to_step), Side.HIGH)
-    return Heat(
+    return HeatMapCells(
         metric=metric,
         step=found.step.tolist(),
         rank=found.rank.tolist(),
@@ -213,10 +213,10 @@ def _require_job(context: Context, job: str) -> int:
     return world_size
 
 
-def lines_of(segment: SeriesSegment, unit: str = "rank") -> list[Line]:
+def lines_of(segment: SeriesSegment, unit: str = "rank") -> list[SeriesLine]:
     """The lines of a segment; those of single ranks are called `unit`:NUMBER."""
     return [
-        Line(
+        SeriesLine(
             name=line.name.replace("rank:", f"{unit}:"),
             low=_shown(line.low),
             high=_shown(line.high),

@@ -14,7 +14,7 @@ from rankwatch_detectors.base import Kind, Severity
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.api.dependencies.context import Ctx
 from rankwatch_service.api.http.lookup import id_is_any_of
-from rankwatch_service.api.http.paging import Key, Projects, any_of
+from rankwatch_service.api.http.paging import Key, Projects, Time, any_of
 from rankwatch_service.names import NAME_CHARS_MAX
 from rankwatch_service.store.models import Incident as IncidentRow
 from rankwatch_service.store.models import Job as JobRow
@@ -29,7 +29,6 @@ State = Literal["open", "acknowledged", "resolved", "unresolved"]
 Order = Literal["newest", "oldest", "updated", "urgency", "cost"]
 Host = Annotated[str, Field(min_length=1, max_length=NAME_CHARS_MAX, pattern=NO_NUL)]
 Rank = Annotated[int, Field(ge=0, le=RANK_MAX)]
-Time = Annotated[int | None, Query(ge=0, lt=2**63, description="Nanoseconds since the Unix epoch")]
 Selected = TypeVar("Selected", bound=Select[*tuple[Any, ...]])
 
 URGENCY: Final = case(
@@ -66,6 +65,8 @@ class IncidentFilters:
         project: Projects = None,
         rank: Annotated[list[Rank] | None, Query(description="Those that name one of these ranks")] = None,
         host: Annotated[list[Host] | None, Query(description="Those that name one of these hosts")] = None,
+        device: Annotated[list[Host] | None, Query(description="Those that name one of these devices, by UUID")] = None,
+        attempt: Annotated[list[str] | None, Query(description="Those that began in one of these attempts")] = None,
         from_unix_ns: Time = None,
         to_unix_ns: Time = None,
         search: Annotated[
@@ -90,6 +91,8 @@ class IncidentFilters:
         self._projects = project
         self._ranks = rank
         self._hosts = host
+        self._devices = device
+        self._attempts = attempt
         self._from, self._to = from_unix_ns, to_unix_ns
         self._search = search
 
@@ -113,6 +116,7 @@ class IncidentFilters:
         query = any_of(query, IncidentRow.state, self._states)
         query = any_of(query, IncidentRow.kind, self._kinds)
         query = any_of(query, IncidentRow.severity, self._severities)
+        query = any_of(query, IncidentRow.attempt, self._attempts)
         if self._projects:
             query = query.where(
                 IncidentRow.job.in_(select(JobProject.job).where(JobProject.project.in_(self._projects)))
@@ -121,6 +125,8 @@ class IncidentFilters:
             query = query.where(self._names(IncidentRow.ranks, [str(rank) for rank in self._ranks]))
         if self._hosts:
             query = query.where(self._names(IncidentRow.hosts, self._hosts))
+        if self._devices:
+            query = query.where(self._names(IncidentRow.devices, self._devices))
         if self._from is not None:
             query = query.where(IncidentRow.resolved_unix_ns.is_(None) | (IncidentRow.resolved_unix_ns >= self._from))
         if self._to is not None:

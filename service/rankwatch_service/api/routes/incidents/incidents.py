@@ -20,9 +20,10 @@ from rankwatch_service.api.dependencies.context import Ctx
 from rankwatch_service.api.dependencies.idempotency import IdempotencyDep
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.lookup import full_id
-from rankwatch_service.api.http.numbers import Number
+from rankwatch_service.api.http.numbers import Contents, Number
 from rankwatch_service.api.http.paging import Page, Wanted, fetch_page
 from rankwatch_service.api.http.problem import not_found
+from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.api.routes.incidents.filters import ORDERS, ORDERS_MEAN, Filters, Order
 from rankwatch_service.incidents.explanation import WHY
 from rankwatch_service.incidents.kinds import first_steps
@@ -49,7 +50,7 @@ Reader = Annotated[Identity, Depends(Require(Scope.READ))]
 Operator = Annotated[Identity, Depends(Require(Scope.OPERATE))]
 
 
-class Incident(BaseModel):
+class Incident(ApiReply):
     """An incident. Fields are the columns of `store.models.Incident`."""
 
     id: str
@@ -75,11 +76,11 @@ class Incident(BaseModel):
     confidence: float
     cause: str
     summary: str
-    evidence: dict[str, Any]
-    consequences: list[Any]
-    changes_before: list[Any]
+    evidence: Contents
+    consequences: list[Contents]
+    changes_before: list[Contents]
     impact_gpu_hours_per_hour: Number
-    suggestion: dict[str, Any]
+    suggestion: Contents
     checkpoint: str | None
     transitions: int
     acknowledged_by: str | None
@@ -91,18 +92,18 @@ class Incident(BaseModel):
         return short(self.id)
 
 
-class Transition(BaseModel):
+class Transition(ApiReply):
     """One transition in the history of an incident."""
 
     number: int
     what: str
     actor: str
     text: str
-    fields: dict[str, Any]
+    fields: Contents
     at_unix_ns: int
 
 
-class Notification(BaseModel):
+class Notification(ApiReply):
     """One notification about an incident or a command that responds to it, and whether it was delivered."""
 
     id: str
@@ -118,7 +119,7 @@ class Notification(BaseModel):
     """Error of the newest try; empty if it succeeded."""
 
 
-class Feedback(BaseModel):
+class PersonFeedback(ApiReply):
     """What one person says of an incident."""
 
     person: str
@@ -135,18 +136,18 @@ class IncidentDetail(Incident):
     can: list[str]
     history: list[Transition]
     notifications: list[Notification]
-    feedback: list[Feedback]
+    feedback: list[PersonFeedback]
     """The newest first."""
 
 
-class Said(BaseModel):
+class Remark(BaseModel):
     """A judgement with an optional text."""
 
     model_config = ConfigDict(extra="forbid")
     text: Annotated[str, Field(max_length=TEXT_CHARS_MAX)] = ""
 
 
-class Comment(Said):
+class Comment(Remark):
     """A comment, whose text is not empty."""
 
     text: Annotated[str, Field(min_length=1, max_length=TEXT_CHARS_MAX)]
@@ -180,7 +181,7 @@ def show_incident(incident_id: str, context: Ctx, identity: Reader) -> IncidentD
         return incident_detail(connection, find_incident(connection, incident_id, identity))
 
 
-class _Recorded(BaseModel):
+class _Recorded(ApiReply):
     transitions: int
     """Of the incident, before the judgement reached stream."""
 
@@ -197,7 +198,7 @@ class _Judge:
         self._identity = identity
         self._response = response
 
-    async def __call__(self, what: str, said: Said) -> IncidentDetail:
+    async def __call__(self, what: str, said: Remark) -> IncidentDetail:
         """Record the judgement; return the incident after stream has acted, or as it is, with 202."""
         recorded = await run_in_threadpool(self._record, what, said)
 
@@ -218,7 +219,7 @@ class _Judge:
             self._response.status_code = 202
         return detail
 
-    def _record(self, what: str, said: Said) -> _Recorded:
+    def _record(self, what: str, said: Remark) -> _Recorded:
         def work(connection: Connection) -> _Recorded:
             row = find_incident(connection, self._incident_id, self._identity)
             record = Judgement(incident=row["id"], what=what, actor=self._identity.name, text=said.text)
@@ -238,19 +239,19 @@ JudgeDep = Annotated[_Judge, Depends()]
 
 
 @router.post("/{incident_id}/acknowledge", responses={202: {"model": IncidentDetail}})
-async def acknowledge(body: Said, judge: JudgeDep) -> IncidentDetail:
+async def acknowledge(body: Remark, judge: JudgeDep) -> IncidentDetail:
     """Acknowledge an incident: you are working on it. One that somebody else has acknowledged you take over."""
     return await judge("acknowledged", body)
 
 
 @router.post("/{incident_id}/unacknowledge", responses={202: {"model": IncidentDetail}})
-async def unacknowledge(body: Said, judge: JudgeDep) -> IncidentDetail:
+async def unacknowledge(body: Remark, judge: JudgeDep) -> IncidentDetail:
     """Give an incident back: nobody is working on it."""
     return await judge("unacknowledged", body)
 
 
 @router.post("/{incident_id}/resolve", responses={202: {"model": IncidentDetail}})
-async def resolve(body: Said, judge: JudgeDep) -> IncidentDetail:
+async def resolve(body: Remark, judge: JudgeDep) -> IncidentDetail:
     """Resolve an incident. If the trouble continues, its next episode opens a new incident."""
     return await judge("resolved", body)
 
@@ -300,7 +301,7 @@ def incident_detail(connection: Connection, row: RowMapping) -> IncidentDetail:
         can=sorted(topology.get("can", ())),
         history=[Transition.model_validate({**one, "fields": _without_why(one["fields"])}) for one in history],
         notifications=notifications_about(connection, row["id"]),
-        feedback=[Feedback.model_validate(one) for one in feedback],
+        feedback=[PersonFeedback.model_validate(one) for one in feedback],
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated, Final
 
 from fastapi import APIRouter, Depends, Query
-from pydantic import BaseModel
 from sqlalchemy import func, select
 
 from rankwatch_service.access.identities import Identity
@@ -14,6 +13,7 @@ from rankwatch_service.api.dependencies.context import Ctx
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.numbers import Number
 from rankwatch_service.api.http.paging import Projects, any_of
+from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.api.routes.incidents.filters import IncidentFilters
 from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import Incident as IncidentRow
@@ -25,7 +25,7 @@ router = APIRouter(prefix="/incidents", tags=["incidents"])
 STATES: Final = ("open", "acknowledged", "resolved")
 
 
-class BySeverity(BaseModel):
+class IncidentsBySeverity(ApiReply):
     """Number of incidents of each severity."""
 
     critical: int = 0
@@ -33,7 +33,7 @@ class BySeverity(BaseModel):
     info: int = 0
 
 
-class ByJobState(BaseModel):
+class JobsByState(ApiReply):
     """Number of jobs in each state, without archived ones."""
 
     running: int = 0
@@ -43,14 +43,14 @@ class ByJobState(BaseModel):
     ended: int = 0
 
 
-class Totals(BaseModel):
+class IncidentTotals(ApiReply):
     """Number of incidents in each state, GPU-hours lost per hour to the unresolved ones, and number of jobs."""
 
-    open: BySeverity
-    acknowledged: BySeverity
-    resolved: BySeverity
+    open: IncidentsBySeverity
+    acknowledged: IncidentsBySeverity
+    resolved: IncidentsBySeverity
     impact_gpu_hours_per_hour: Number
-    jobs: ByJobState
+    jobs: JobsByState
     updated_unix_ns: int | None
     """The newest change of one of these incidents; null if there is none."""
     telemetry_unix_ns: int | None
@@ -63,7 +63,7 @@ def count_incidents(
     identity: Annotated[Identity, Depends(Require(Scope.READ))],
     job: Annotated[list[str] | None, Query()] = None,
     project: Projects = None,
-) -> Totals:
+) -> IncidentTotals:
     """Number of incidents and jobs, and the current cost of the unresolved incidents; of archived jobs only if `job`
     names them.
     """
@@ -89,11 +89,11 @@ def count_incidents(
     found: dict[str, dict[str, int]] = {}
     for state, severity, count, _ in rows:
         found.setdefault(state, {})[severity] = count
-    return Totals(
-        **{state: BySeverity(**found.get(state, {})) for state in STATES},
+    return IncidentTotals(
+        **{state: IncidentsBySeverity(**found.get(state, {})) for state in STATES},
         # The incidents of a job together cannot cost more than all its GPUs.
         impact_gpu_hours_per_hour=sum(min(lost, world_size) for lost, world_size in costs),
-        jobs=ByJobState(**{state: count for state, count, _ in states}),
+        jobs=JobsByState(**{state: count for state, count, _ in states}),
         updated_unix_ns=max((updated for *_, updated in rows), default=None),
         telemetry_unix_ns=max((seen for *_, seen in states), default=None),
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated, Final, Literal
 
 from fastapi import APIRouter, Depends, Query, Response
-from pydantic import BaseModel
 from sqlalchemy import Connection, RowMapping, Select, insert, select, update
 from starlette.concurrency import run_in_threadpool
 
@@ -17,6 +16,7 @@ from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.lookup import full_ids
 from rankwatch_service.api.http.paging import Page, Wanted, any_of, fetch_page
 from rankwatch_service.api.http.problem import ProblemError, not_found
+from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.notify.retry import GIVE_UP_AFTER_S
 from rankwatch_service.policy.notification import trial_message
 from rankwatch_service.store import audit_trail
@@ -35,7 +35,7 @@ Reader = Annotated[Identity, Depends(Require(Scope.READ, every_job=True))]
 Admin = Annotated[Identity, Depends(Require(Scope.ADMIN, every_job=True))]
 
 
-class SentNotification(BaseModel):
+class SentNotification(ApiReply):
     """One notification to one receiver, and what became of it."""
 
     id: str
@@ -54,7 +54,7 @@ class SentNotification(BaseModel):
     """Error of the newest try; empty if it succeeded, or there was none."""
 
 
-class Delivery(BaseModel):
+class Delivery(ApiReply):
     """One try to deliver one notification."""
 
     id: int

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Depends
-from pydantic import BaseModel
 from sqlalchemy import select
 
 from rankwatch_service.access.identities import Identity
@@ -13,6 +12,7 @@ from rankwatch_service.access.job_projects import project_of
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.api.dependencies.context import Ctx
 from rankwatch_service.api.http.authorization import Require
+from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.api.routes.incidents.incidents import find_incident, notifications_about
 from rankwatch_service.notify.receivers import receiver_routes
 from rankwatch_service.notify.router import SETTING
@@ -25,7 +25,7 @@ router = APIRouter(prefix="/incidents", tags=["notifications"])
 Reader = Annotated[Identity, Depends(Require(Scope.READ))]
 
 
-class ReceiverReason(BaseModel):
+class ReceiverReason(ApiReply):
     """What one receiver was sent about an incident, and why."""
 
     receiver: str
@@ -36,7 +36,7 @@ class ReceiverReason(BaseModel):
     why: str
 
 
-class ReceiverReasons(BaseModel):
+class ReceiverReasons(ApiReply):
     """All receivers, by name, and for each one the transitions in their order."""
 
     items: list[ReceiverReason]

@@ -15,6 +15,7 @@ from rankwatch_service.api.dependencies.context import Context, Ctx
 from rankwatch_service.api.dependencies.precondition import Precondition, PreconditionDep
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.problem import ProblemError, not_found
+from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.log.base import Entry
 from rankwatch_service.names import ALL_JOBS
 from rankwatch_service.policy.control_records import RulesSet, encode_control
@@ -29,14 +30,15 @@ Reader = Annotated[Identity, Depends(Require(Scope.READ, every_job=True))]
 Operator = Annotated[Identity, Depends(Require(Scope.OPERATE, every_job=True))]
 
 
-class ShownRule(WrittenRule):
+class ShownRule(WrittenRule, ApiReply):
     """A rule, and who changed it last."""
 
+    model_config = ConfigDict(extra="ignore")
     updated_by: str
     updated_unix_ns: int
 
 
-class ShownRules(BaseModel):
+class ShownRules(ApiReply):
     """All rules, in the order in which they are judged."""
 
     items: list[ShownRule]

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Depends
-from pydantic import BaseModel
 
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.api.dependencies.context import Ctx
 from rankwatch_service.api.http.authorization import Require
+from rankwatch_service.api.http.numbers import Contents
+from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.api.routes.jobs import find_job
 from rankwatch_service.rules import preview
 from rankwatch_service.rules.preview import PreviewedIncident
@@ -22,7 +23,7 @@ router = APIRouter(prefix="/jobs/{job}/rules", tags=["rules"])
 Reader = Annotated[Identity, Depends(Require(Scope.READ))]
 
 
-class ShownIncident(BaseModel):
+class RulePreviewIncident(ApiReply):
     """An incident that the rule would have opened."""
 
     attempt: str
@@ -33,13 +34,13 @@ class ShownIncident(BaseModel):
     is_open: bool
     ranks: list[int]
     summary: str
-    evidence: dict[str, Any]
+    evidence: Contents
 
 
-class ShownPreview(BaseModel):
+class RulePreview(ApiReply):
     """What the rule would have found. Only raw series are judged, as far back as `first_step`."""
 
-    incidents: list[ShownIncident]
+    incidents: list[RulePreviewIncident]
     steps: int
     """Steps that were judged."""
     first_step: int | None
@@ -49,7 +50,7 @@ class ShownPreview(BaseModel):
 
 
 @router.post("/preview")
-def preview_rule(job: str, body: WrittenRule, context: Ctx, _identity: Reader) -> ShownPreview:
+def preview_rule(job: str, body: WrittenRule, context: Ctx, _identity: Reader) -> RulePreview:
     """Judge the job's stored past by a rule. Nothing is stored, and nobody is notified.
 
     The rule's patterns of jobs do not matter. Values are exact within the rounding of series; times are added up from
@@ -58,7 +59,7 @@ def preview_rule(job: str, body: WrittenRule, context: Ctx, _identity: Reader) -
     with read(context.engine) as connection:
         find_job(connection, job)
         found = preview.preview(connection, job, body.rule())
-    return ShownPreview(
+    return RulePreview(
         incidents=[_shown(one) for one in found.incidents],
         steps=found.steps,
         first_step=found.first_step,
@@ -67,8 +68,8 @@ def preview_rule(job: str, body: WrittenRule, context: Ctx, _identity: Reader) -
     )
 
 
-def _shown(one: PreviewedIncident) -> ShownIncident:
-    return ShownIncident(
+def _shown(one: PreviewedIncident) -> RulePreviewIncident:
+    return RulePreviewIncident(
         attempt=one.opened.attempt,
         onset_step=one.opened.onset_step,
         opened_step=one.opened.detected_step,

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import base64
 import json
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query
 from fastapi.responses import StreamingResponse
-from pydantic import BaseModel
 from sqlalchemy import RowMapping, select
 
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.api.dependencies.context import Ctx
 from rankwatch_service.api.http.authorization import Require
+from rankwatch_service.api.http.numbers import Contents
 from rankwatch_service.api.http.paging import Page, Wanted, any_of, fetch_page
+from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.store import audit_trail
 from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import Audit as AuditRow
@@ -30,7 +31,7 @@ class _JsonLines(StreamingResponse):
     media_type = "application/jsonl"
 
 
-class AuditLine(BaseModel):
+class AuditLine(ApiReply):
     """Who did what to what, and the outcome."""
 
     id: int
@@ -40,19 +41,19 @@ class AuditLine(BaseModel):
     action: str
     target: str
     outcome: str
-    fields: dict[str, Any]
+    fields: Contents
     previous_sha256: str
     sha256: str
 
 
-class Chain(BaseModel):
+class AuditChain(ApiReply):
     """Whether the audit trail is intact."""
 
     whole: bool
     first_broken_id: int | None
 
 
-class DeadLetter(BaseModel):
+class DeadLetter(ApiReply):
     """A record that could not be used."""
 
     id: int
@@ -89,10 +90,10 @@ def export_audit(context: Ctx, _identity: Admin, since_unix_ns: Annotated[int, Q
 
 
 @router.get("/audit/chain")
-def check_chain(context: Ctx, _identity: Admin) -> Chain:
+def check_chain(context: Ctx, _identity: Admin) -> AuditChain:
     """Verify the hash chain of the whole audit trail."""
     flaw = audit_trail.verify(context.engine)
-    return Chain(whole=flaw is None, first_broken_id=flaw.id if flaw else None)
+    return AuditChain(whole=flaw is None, first_broken_id=flaw.id if flaw else None)
 
 
 @router.get("/dead-letters")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from fastapi import APIRouter, Response
-from pydantic import BaseModel
 from sqlalchemy import text
 
 from rankwatch_service.api.dependencies.context import Ctx
+from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.store.engine import read
 from rankwatch_service.store.errors import SchemaError, StoreError
 from rankwatch_service.store.migrate import check
@@ -14,13 +14,13 @@ from rankwatch_service.store.migrate import check
 router = APIRouter(tags=["health"])
 
 
-class Live(BaseModel):
+class Liveness(ApiReply):
     """The process is alive."""
 
     live: bool = True
 
 
-class Ready(BaseModel):
+class Readiness(ApiReply):
     """What the process needs, each "ok" or with the problem."""
 
     ready: bool
@@ -28,13 +28,13 @@ class Ready(BaseModel):
 
 
 @router.get("/livez")
-async def livez() -> Live:
+async def livez() -> Liveness:
     """Whether the event loop runs. Independent of the database, so that an outage of it restarts no process."""
-    return Live()
+    return Liveness()
 
 
-@router.get("/readyz", responses={503: {"model": Ready}})
-def readyz(context: Ctx, response: Response) -> Ready:
+@router.get("/readyz", responses={503: {"model": Readiness}})
+def readyz(context: Ctx, response: Response) -> Readiness:
     """Whether the database answers and has this version's tables, and orders are being driven."""
     checks = {"database": "ok", "schema": "ok", "driver": "ok" if context.driver.alive else "not running"}
     try:
@@ -48,4 +48,4 @@ def readyz(context: Ctx, response: Response) -> Ready:
     ready = all(state == "ok" for state in checks.values())
     if not ready:
         response.status_code = 503
-    return Ready(ready=ready, checks=checks)
+    return Readiness(ready=ready, checks=checks)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
-from pydantic import BaseModel
 from sqlalchemy import RowMapping, select
 
 from rankwatch_service.access.identities import Identity
@@ -13,6 +12,7 @@ from rankwatch_service.access.scopes import Scope
 from rankwatch_service.api.dependencies.context import Ctx
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.paging import Page, Wanted, fetch_page
+from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.policy import precision
 from rankwatch_service.policy.demotion import demotion
 from rankwatch_service.store.engine import read
@@ -26,7 +26,7 @@ ReaderOfAll = Annotated[Identity, Depends(Require(Scope.READ, every_job=True))]
 Reader = Annotated[Identity, Depends(Require(Scope.READ))]
 
 
-class Precision(BaseModel):
+class Precision(ApiReply):
     """How many incidents were what, by people's feedback. Each counts once, by what most people say of it."""
 
     kind: str
@@ -58,7 +58,7 @@ class JobPrecision(Precision):
     job: str
 
 
-class PolicyActions(BaseModel):
+class PolicyActions(ApiReply):
     """Actions that the policy carried out, by people's feedback on the incident that each was about."""
 
     useful: int
@@ -69,7 +69,7 @@ class PolicyActions(BaseModel):
     """Those on noise, of all; null: there were none."""
 
 
-class Precisions(BaseModel):
+class PrecisionReport(ApiReply):
     """Precision of every kind that has incidents, by name, and the rate of false actions."""
 
     days: int
@@ -79,7 +79,7 @@ class Precisions(BaseModel):
 
 
 @router.get("")
-def show_precision(context: Ctx, _identity: ReaderOfAll) -> Precisions:
+def show_precision(context: Ctx, _identity: ReaderOfAll) -> PrecisionReport:
     """Precision of each kind of incident in the last 30 days, which kinds are proposed for demotion, and how many
     actions of the policy were false.
     """
@@ -97,7 +97,7 @@ def show_precision(context: Ctx, _identity: ReaderOfAll) -> Precisions:
         kinds.append(shown)
     total = sum(done.values())
     actions = PolicyActions(**done, false_ratio=done["noise"] / total if total else None)
-    return Precisions(days=precision.WINDOW_DAYS, kinds=kinds, actions=actions)
+    return PrecisionReport(days=precision.WINDOW_DAYS, kinds=kinds, actions=actions)
 
 
 @router.get("/jobs")

@@ -15,19 +15,20 @@ from rankwatch_service.api.dependencies.context import Ctx
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.gate import session_cookie
 from rankwatch_service.api.http.problem import ProblemError
+from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.store.engine import write
 
 router = APIRouter(prefix="/session", tags=["access"])
 
 
-class Login(BaseModel):
+class NewSession(BaseModel):
     """The token to log in with."""
 
     model_config = ConfigDict(extra="forbid")
     token: Annotated[SecretStr, Field(max_length=300)]
 
 
-class Session(BaseModel):
+class Session(ApiReply):
     """Who is logged in."""
 
     name: str
@@ -42,7 +43,7 @@ class Session(BaseModel):
 
 
 @router.post("", status_code=201)
-def log_in(body: Login, context: Ctx, request: Request, response: Response) -> Session:
+def log_in(body: NewSession, context: Ctx, request: Request, response: Response) -> Session:
     """Exchange a token for a session cookie. A login token can be used once."""
     identity = context.authenticator.authenticate(body.token.get_secret_value())
     if identity is None or identity.kind == TokenKind.SESSION:

@@ -16,6 +16,7 @@ from rankwatch_service.api.dependencies.names import NameOrNone
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.paging import Page, Wanted, fetch_page
 from rankwatch_service.api.http.problem import RETRY_AFTER_S, ProblemError, not_found
+from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.certificate import CertificateError, token_pin
 from rankwatch_service.names import NAME_CHARS_MAX
 from rankwatch_service.store import audit_trail
@@ -47,7 +48,7 @@ class NewToken(BaseModel):
     """How many agents it admits at a time; null: as many as come, of however many hosts."""
 
 
-class Token(BaseModel):
+class Token(ApiReply):
     """A token, without its secret."""
 
     id: str

@@ -21,7 +21,9 @@ from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.api.dependencies.context import Ctx
 from rankwatch_service.api.http.authorization import Require
+from rankwatch_service.api.http.numbers import Contents
 from rankwatch_service.api.http.problem import RETRY_AFTER_S, ProblemError, not_found
+from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.api.routes.tuning.tunings import Tuning, tunings_in_force
 from rankwatch_service.preview.export import ExportError, StoredSteps, parts, write_export
 from rankwatch_service.store.engine import read
@@ -46,7 +48,7 @@ class _Parquet(StreamingResponse):
     media_type = "application/vnd.apache.parquet"
 
 
-class PreviewRequest(BaseModel):
+class TuningPreviewRequest(BaseModel):
     """Tunings to try on a job's stored telemetry, in place of those in force."""
 
     model_config = ConfigDict(extra="forbid")
@@ -56,7 +58,7 @@ class PreviewRequest(BaseModel):
     to_step: Annotated[int, Field(ge=0, le=STEP_LAST)] = STEP_LAST
 
 
-class Preview(BaseModel):
+class TuningPreview(ApiReply):
     """What would have opened, and what would not. Incidents are as `rankwatch replay --json` prints them."""
 
     job: str
@@ -67,9 +69,9 @@ class Preview(BaseModel):
     last_step: int
     both: int
     """Incidents that the tunings in force find as well as those that were tried."""
-    opens: list[dict[str, Any]]
+    opens: list[Contents]
     """Those that only the tunings that were tried find."""
-    does_not_open: list[dict[str, Any]]
+    does_not_open: list[Contents]
     """Those that only the tunings in force find."""
     not_previewed: list[str]
     """Kinds of incidents that cannot be previewed: series do not have what decides about them."""
@@ -92,7 +94,7 @@ def export_telemetry(
 
 
 @router.post("/tuning/preview")
-def preview(body: PreviewRequest, context: Ctx, _identity: Operator) -> Preview:
+def preview(body: TuningPreviewRequest, context: Ctx, _identity: Operator) -> TuningPreview:
     """What tunings would have told of a job's stored telemetry: a replay of its export, in a process of its own."""
     tried = TuningSet(tunings=tuple(one.checked() for one in body.tunings))
     with read(context.engine) as connection:
@@ -108,7 +110,7 @@ def preview(body: PreviewRequest, context: Ctx, _identity: Operator) -> Preview:
     finally:
         _one_at_a_time.release()
     differing = _without_preview(in_force, tried, body.job)
-    return Preview(job=body.job, version=in_force.version, settings_not_previewed=differing, **found)
+    return TuningPreview(job=body.job, version=in_force.version, settings_not_previewed=differing, **found)
 
 
 def _export(engine: Engine, wanted: StoredSteps, file: IO[bytes]) -> None:

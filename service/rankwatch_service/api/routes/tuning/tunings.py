@@ -14,9 +14,11 @@ from rankwatch_detectors.tuning import SETTINGS, Profile
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.api.dependencies.context import Context, Ctx
+from rankwatch_service.api.dependencies.precondition import Precondition, PreconditionDep
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.paging import Page, Wanted, fetch_page
 from rankwatch_service.api.http.problem import ProblemError
+from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.log.base import Entry
 from rankwatch_service.names import ALL_JOBS, NAME_CHARS_MAX
 from rankwatch_service.policy.control_records import encode_control
@@ -56,7 +58,7 @@ class Tuning(BaseModel):
             raise ProblemError(422, str(error)) from error
 
 
-class Tunings(BaseModel):
+class NewTunings(BaseModel):
     """All tunings. The first whose pattern matches a job decides; where none does, every setting has its default."""
 
     model_config = ConfigDict(extra="forbid")
@@ -65,7 +67,7 @@ class Tunings(BaseModel):
     """The version that this shall replace; 409 if another one is in force. Null: whichever is."""
 
 
-class VersionOfTunings(BaseModel):
+class VersionOfTunings(ApiReply):
     """The tunings under their version, and who set them when. Nobody has set version 0, in which there are none."""
 
     version: int
@@ -74,7 +76,7 @@ class VersionOfTunings(BaseModel):
     at_unix_ns: int
 
 
-class SettingInfo(BaseModel):
+class SettingInfo(ApiReply):
     """A setting that a tuning may have."""
 
     name: str
@@ -87,7 +89,7 @@ class SettingInfo(BaseModel):
     """Whether `POST /api/v1/tuning/preview` shows what another value changes."""
 
 
-class SettingsInfo(BaseModel):
+class SettingsInfo(ApiReply):
     """All settings that a tuning may have."""
 
     items: list[SettingInfo]
@@ -97,22 +99,25 @@ NOBODY: Final = VersionOfTunings(version=0, tunings=[], actor="", at_unix_ns=0)
 
 
 @router.get("")
-def show_tunings(context: Ctx, _identity: Reader) -> VersionOfTunings:
+def show_tunings(context: Ctx, precondition: PreconditionDep, _identity: Reader) -> VersionOfTunings:
     """The tunings in force."""
     with read(context.engine) as connection:
-        return _newest(connection)
+        return precondition.show(_newest(connection))
 
 
 @router.put("")
-def set_tunings(body: Tunings, context: Ctx, identity: Admin) -> VersionOfTunings:
-    """Replace the tunings. They hold for running jobs too, whose detectors keep what they have learned."""
-    return _replace(context, identity, [one.checked() for one in body.tunings], "tuning.set", body.version)
+def set_tunings(body: NewTunings, context: Ctx, precondition: PreconditionDep, identity: Admin) -> VersionOfTunings:
+    """Replace the tunings; with `If-Match`, only if they are still those that were read. They hold for running jobs
+    too, whose detectors keep what they have learned.
+    """
+    tunings = [one.checked() for one in body.tunings]
+    return _replace(context, precondition, identity, tunings, "tuning.set", body.version)
 
 
 @router.delete("")
-def reset_tunings(context: Ctx, identity: Admin) -> VersionOfTunings:
+def reset_tunings(context: Ctx, precondition: PreconditionDep, identity: Admin) -> VersionOfTunings:
     """Remove all tunings: every setting has its default again. The answer is the new version."""
-    return _replace(context, identity, [], "tuning.reset", None)
+    return _replace(context, precondition, identity, [], "tuning.reset", None)
 
 
 @router.get("/settings")
@@ -160,17 +165,23 @@ def _shown(row: RowMapping | dict[str, Any]) -> VersionOfTunings:
 
 
 def _replace(
-    context: Context, identity: Identity, tunings: Iterable[stored.Tuning], action: str, expected: int | None
+    context: Context,
+    precondition: Precondition,
+    identity: Identity,
+    tunings: Iterable[stored.Tuning],
+    action: str,
+    expected: int | None,
 ) -> VersionOfTunings:
     wanted = tuple(tunings)
     now = context.clock.unix_ns()
     with write(context.engine) as connection:
         before = _newest(connection)
+        precondition.check(before)
         if expected is not None and expected != before.version:
             raise ProblemError(409, f"version {before.version} is in force, not {expected}; read it and change that")
         document = msgspec.to_builtins(list(wanted))
         if document == [one.model_dump(mode="json") for one in before.tunings]:
-            return before
+            return precondition.show(before)
         version = before.version + 1
         row = {"version": version, "tunings": document, "actor": identity.actor, "at_unix_ns": now}
         connection.execute(insert(TuningVersion).values(**row))
@@ -179,4 +190,4 @@ def _replace(
         context.controls.append_in(connection, [Entry(ALL_JOBS, record)])
         fields = {"version": version, "tunings": document}
         audit_trail.append(connection, now, identity.actor, action, "tuning", "ok", fields=fields)
-    return _shown(row)
+    return precondition.show(_shown(row))

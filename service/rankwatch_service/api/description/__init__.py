@@ -1,0 +1,1 @@
+"""What the OpenAPI description says beyond the types of the routes: refusals and examples."""

@@ -1,0 +1,136 @@
+"""What all replies have in common: times in text, numbers that are never null, and the ETag of what people edit."""
+
+import json
+from datetime import datetime
+
+import pytest
+from sqlalchemy import insert
+
+from rankwatch_service.api.reply import ApiReply, text_name, time_text
+from rankwatch_service.store.engine import write
+from rankwatch_service.store.models import Incident, Job
+from tests.service.api.test_reads import incident, job_row
+
+NAMED = {"number", "string"}
+FINITE = {"confidence", "ratio", "false_ratio", "low", "high", "profiles", "counters", "seconds"}
+"""Fields that are finite whatever a job sends: ratios, ranges of settings, durations, counters of devices, and the
+charts' `low` and `high`, whose `mark` says what is not finite."""
+NO_BOUND = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+
+
+def reply_classes(base=ApiReply):
+    for one in base.__subclasses__():
+        yield one
+        yield from reply_classes(one)
+
+
+def parts(schema):
+    yield schema
+    for inner in (*schema.get("anyOf", ()), *[schema[name] for name in ("items", "additionalProperties")
+                                              if isinstance(schema.get(name), dict)]):  # fmt: skip
+        yield from parts(inner)
+
+
+@pytest.mark.parametrize(
+    ("unix_ns", "text"),
+    [
+        (0, "1970-01-01T00:00:00.000000Z"),
+        (1_764_003_168_123_456_789, "2025-11-24T16:52:48.123456Z"),
+        (2**63 - 1, "2262-04-11T23:47:16.854775Z"),
+    ],
+)
+def test_a_time_in_text_has_its_zone_and_is_that_of_the_nanoseconds(unix_ns, text):
+    assert time_text(unix_ns) == text
+    assert int(datetime.fromisoformat(text).timestamp()) == unix_ns // 10**9
+
+
+def test_each_time_has_its_text_beside_it_and_the_description_says_so(api):
+    with write(api.engine) as connection:
+        connection.execute(insert(Job).values(**job_row()))
+        connection.execute(insert(Incident).values(**incident(1, onset_unix_ns=10**9)))
+    (shown,) = api.get("/api/v1/incidents").json()["items"]
+    assert (shown["onset_at"], shown["resolved_at"]) == ("1970-01-01T00:00:01.000000Z", None)
+    assert list(shown).index("onset_at") == list(shown).index("onset_unix_ns") + 1
+    assert api.get("/api/v1/jobs/j").json()["first_seen_at"] == "1970-01-01T00:00:00.000000Z"
+    described = api.app.openapi()["components"]["schemas"]
+    for one in reply_classes():
+        for name, field in one.model_fields.items():
+            if text_name(name) and field.annotation != list[int] and one.__name__ in described:
+                assert text_name(name) in described[one.__name__]["properties"], one
+                assert text_name(name) not in one.model_fields, one
+
+
+def test_what_an_edited_policy_says_in_text_is_not_read(api):
+    policy = api.get("/api/v1/policy").json()
+    assert policy["unsigned_until_at"] is None
+    answer = api.ask("PUT", "/api/v1/policy", json=policy | {"unsigned_until_unix_ns": 10**18})
+    assert (answer.status_code, answer.json()["unsigned_until_at"]) == (200, "2001-09-09T01:46:40.000000Z")
+
+
+def test_no_field_of_a_reply_can_turn_a_number_into_null(api):
+    for one in {*reply_classes()} - {one for one in reply_classes() if "[" in one.__name__}:
+        properties = one.model_json_schema(mode="serialization").get("properties", {})
+        for name, field in properties.items():
+            bare = [part for part in parts(field) if part.get("type") == "number"]
+            if bare and name not in FINITE:
+                named = any(part.get("enum") == ["NaN", "Inf", "-Inf"] for part in parts(field))
+                bounded = all(any(bound in part for bound in NO_BOUND) for part in bare)
+                assert named or bounded or one.__name__ == "ShownRule", f"{one.__name__}.{name}"
+
+
+def test_what_is_not_a_number_inside_evidence_is_its_name(api):
+    evidence = {"loss": [1.0, float("nan")], "ratio": {"of": float("-inf")}}
+    with write(api.engine) as connection:
+        connection.execute(insert(Incident).values(**incident(1, evidence={})))
+    from rankwatch_service.api.routes.incidents.incidents import Incident as Shown
+
+    shown = api.get("/api/v1/incidents").json()["items"][0] | {"evidence": evidence}
+    told = json.loads(Shown.model_validate(shown).model_dump_json())
+    assert told["evidence"] == {"loss": [1.0, "NaN"], "ratio": {"of": "-Inf"}}
+
+
+RECEIVER = {"url": "https://receiver.example/hook", "kinds": [], "severities": ["critical"]}
+
+
+def edits(api):
+    """By what is edited: the address it is read at, and two changes of it."""
+    api.post("/api/v1/receivers", RECEIVER | {"name": "r"})
+    with write(api.engine) as connection:
+        connection.execute(insert(Job).values(**job_row()))
+    return {
+        "/api/v1/receivers/r": ("PUT", RECEIVER, RECEIVER | {"severities": ["info"]}),
+        "/api/v1/tuning": ("PUT", {"tunings": [{"profile": "sensitive"}]}, {"tunings": []}),
+        "/api/v1/jobs/j": ("PATCH", {"owner": "ann"}, {"owner": "bob"}),
+    }
+
+
+def test_what_somebody_else_has_changed_is_not_overwritten_unseen(api):
+    for path, (method, first, second) in edits(api).items():
+        api.ask(method, path, json=second)
+        read = api.get(path).headers["ETag"]
+        changed = api.ask(method, path, json=first, headers={"If-Match": read})
+        assert changed.status_code == 200, changed.text
+        assert changed.headers["ETag"] == api.get(path).headers["ETag"] != read, path
+        assert api.ask(method, path, json=second, headers={"If-Match": read}).status_code == 412, path
+        assert api.get(path).headers["ETag"] == changed.headers["ETag"], path
+        assert api.ask(method, path, json=second).status_code == 200, path
+
+
+def test_the_etag_of_a_job_is_about_what_people_edit(api):
+    with write(api.engine) as connection:
+        connection.execute(insert(Job).values(**job_row()))
+    before = api.get("/api/v1/jobs/j").headers["ETag"]
+    with write(api.engine) as connection:
+        connection.execute(Job.__table__.update().values(step=99))
+    assert api.get("/api/v1/jobs/j").headers["ETag"] == before
+
+
+def test_a_silence_or_receiver_that_has_changed_is_not_removed_unseen(api):
+    edits(api)
+    body = {"job": "j", "ends_unix_ns": api.clock.unix_ns() + 10**12, "comment": "noisy"}
+    silence = api.post("/api/v1/silences", body).json()
+    for path in (f"/api/v1/silences/{silence['id']}", "/api/v1/receivers/r"):
+        assert api.ask("DELETE", path, headers={"If-Match": '"other"'}).status_code == 412
+        read = api.get(path)
+        assert api.ask("DELETE", path, headers={"If-Match": read.headers["ETag"]}).status_code == 204
+    assert api.get("/api/v1/receivers/r").status_code == 404
