@@ -14,7 +14,7 @@ _MOUNT_POINT, _DEVICE = 4, 2
 """Fields of a line of mountinfo."""
 
 
-class _Mount(NamedTuple):
+class _FileSystem(NamedTuple):
     point: str
     """As the kernel writes it, with white space as octal numbers."""
     device: str
@@ -66,9 +66,9 @@ class PathDisk:
             return None
         return self._requests_by_nfs(mount) if mount.kind in _NFS else self._requests_of_disk(mount)
 
-    def _mount_of(self, folder: str) -> _Mount | None:
+    def _mount_of(self, folder: str) -> _FileSystem | None:
         """The file system that the folder is on: of the longest mount point above it, the newest mount."""
-        found: _Mount | None = None
+        found: _FileSystem | None = None
         for line in (text_of(self._own / "proc/self/mountinfo") or "").splitlines():
             head, _, tail = line.partition(" - ")
             fields, kind_and_source = head.split(), tail.split()
@@ -77,10 +77,10 @@ class PathDisk:
             point = fields[_MOUNT_POINT]
             is_above = Path(folder).is_relative_to(_as_path(point))
             if is_above and (found is None or len(_as_path(point)) >= len(_as_path(found.point))):
-                found = _Mount(point, fields[_DEVICE], *kind_and_source[:2])
+                found = _FileSystem(point, fields[_DEVICE], *kind_and_source[:2])
         return found
 
-    def _requests_of_disk(self, mount: _Mount) -> _Requests | None:
+    def _requests_of_disk(self, mount: _FileSystem) -> _Requests | None:
         # Some file systems, such as btrfs, have a device number of their own: their disk is known by its name alone.
         source = _as_path(mount.source)
         name = (self._own / source[1:]).resolve().name if source.startswith("/dev/") else ""
@@ -92,7 +92,7 @@ class PathDisk:
             return _Requests(words[2], reads + writes, reading_ms + writing_ms)
         return None
 
-    def _requests_by_nfs(self, mount: _Mount) -> _Requests | None:
+    def _requests_by_nfs(self, mount: _FileSystem) -> _Requests | None:
         """Reads and writes, from when they were queued until they were answered."""
         done, waited_ms, is_it = 0.0, 0.0, False
         for line in (text_of(self._own / "proc/self/mountstats") or "").splitlines():
