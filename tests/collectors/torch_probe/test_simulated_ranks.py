@@ -215,8 +215,8 @@ class Many(NamedTuple):
     passes: int
     few: int
     parts: int
-    """Of the step with many. DDP: three in each pass (also the wait for buffers), the wait for gradients, the optimizer.
-    FSDP2: two in each pass of the 7 blocks whose input has a gradient."""
+    """Of the step with many. DDP: three in each pass (also the wait for buffers), the wait for gradients, and the
+    optimizer. FSDP2: two in each pass of the 7 blocks whose input has a gradient."""
     how: dict[str, Any]
 
 
