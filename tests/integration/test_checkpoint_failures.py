@@ -34,11 +34,13 @@ def run(tmp_path: Path) -> Iterator[Run]:
         def seen() -> bool:
             """Whether the service has been told of a failed save and of its disk, and of what came after it."""
             told: dict[str, float] = {}
+            counted = False
             for batch in list(service.batches):
                 for event in batch.events:
                     told.setdefault(event.kind, batch.sent_unix_ns)
+                counted |= any("checkpoint_free_bytes" in sample.counters for sample in batch.host_devices)
             first = max(told.get(kind, math.inf) for kind in ("checkpoint_failed", "checkpoint_disk"))
-            return service.batches[-1].sent_unix_ns >= first + SEEN_FOR_S * 1e9
+            return counted and service.batches[-1].sent_unix_ns >= first + SEEN_FOR_S * 1e9
 
         def started(how: str) -> list[dict[str, Any]]:
             environment = {name: value for name, value in os.environ.items() if not name.startswith("RANKWATCH_")}

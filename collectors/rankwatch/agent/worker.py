@@ -294,7 +294,7 @@ class Worker:
                 block = rank.reader.progress()
                 rank.refresh_identity()
                 self._draft_of(rank, block.k).progress.append(progress_of(rank, block, now_s))
-        devices, host_devices = self._setting.hardware.take()
+        devices, host_devices = self._setting.hardware.take(self._saved.place)
         for draft in self._drafts.values():
             draft.carry(devices, host_devices)
         for event in self._setting.hardware.take_events() if self._newest_attempt else ():

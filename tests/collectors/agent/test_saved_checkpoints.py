@@ -155,8 +155,10 @@ def test_it_is_reported_again_when_its_free_space_has_changed_or_another_save_do
     (host.folder / "out").mkdir()
     (host.folder / "out/5").write_bytes(b"x" * 3996)
     assert [disk.free_bytes for disk in disks(host)] == [5000]
+    assert host.saved.place == (str(host.folder / "out"), 5000)
     blocks["f_bavail"] = 495
     assert disks(host) == []
+    assert host.saved.place == (str(host.folder / "out"), 4950)
     blocks["f_bavail"] = 400
     assert [disk.free_bytes for disk in disks(host)] == [4000]
     blocks["f_bavail"] = 399

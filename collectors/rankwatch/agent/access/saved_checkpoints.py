@@ -90,6 +90,9 @@ class SavedCheckpoints:
         self._looking = threading.Event()
         self._disk: CheckpointDisk | None = None
         self._told: CheckpointDisk | None = None
+        self.place: tuple[str, int] | None = None
+        """The folder of the newest save, or of a newer one that has failed, without symbolic links, and the free bytes
+        of its file system; None: not known."""
         self._next_s = 0.0
 
     def learn(self, note: Note) -> None:
@@ -139,7 +142,9 @@ class SavedCheckpoints:
         try:
             for one in watching:
                 _look_at(one)
-            self._disk = _disk_of(watching[-1] if watching else None, failed) or self._disk
+            found = _disk_of(watching[-1] if watching else None, failed)
+            if found is not None:
+                self._disk, self.place = found, (os.path.realpath(_folder_above(found.path)), found.free_bytes)
         finally:
             self._looking.clear()
 

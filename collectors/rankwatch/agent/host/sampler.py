@@ -9,7 +9,8 @@ from typing import Final
 
 from rankwatch import wire
 from rankwatch.agent.clock import AgentClock
-from rankwatch.agent.host.files import missing_under
+from rankwatch.agent.host.files import known, missing_under
+from rankwatch.agent.host.path_disk import PathDisk
 from rankwatch.agent.host.ports import NetworkPorts
 from rankwatch.agent.host.resources import HostResources
 
@@ -33,6 +34,8 @@ class HostSampler(threading.Thread):
         self._root = root
         self._resources = HostResources(root, own)
         self._ports = NetworkPorts(root)
+        self._disk = PathDisk(root, own)
+        self._checkpoints: tuple[str, int] | None = None
         self._clock = clock
         self._closed = threading.Event()
         self._samples: tuple[wire.HostDeviceSample, ...] = ()
@@ -41,6 +44,15 @@ class HostSampler(threading.Thread):
         """The newest counters, once; empty if none were read since the last call."""
         samples, self._samples = self._samples, ()
         return samples
+
+    def watch_checkpoints(self, folder: str, free_bytes: int) -> None:
+        """Tell of the disk on which the job saves its checkpoints from now on.
+
+        Args:
+            folder: in which it saves; absolute, without symbolic links.
+            free_bytes: of its file system, which may be too slow to be asked here.
+        """
+        self._checkpoints = folder, free_bytes
 
     def close(self) -> None:
         """Read no more."""
@@ -63,5 +75,9 @@ class HostSampler(threading.Thread):
         ports = self._ports.read(now_s)
         if self._ports.left_out:
             host["ports_left_out"] = float(self._ports.left_out)
+        if self._checkpoints is not None:
+            folder, free_bytes = self._checkpoints
+            host["checkpoint_free_bytes"] = float(free_bytes)
+            host |= known({"checkpoint_request_s": self._disk.request_s(folder)})
         read = [(wire.HOST, "", host), *((wire.PORT, name, counters) for name, counters in ports.items())]
         return tuple(wire.HostDeviceSample(kind, name, unix_ns, counters) for kind, name, counters in read if counters)

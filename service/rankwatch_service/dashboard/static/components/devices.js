@@ -22,7 +22,7 @@ const KINDS = {
   },
   host: {
     title: "Hosts",
-    columns: ["cpu_pressure_ratio", "cpu_utilization_ratio", "memory_available_bytes", "io_pressure_ratio", "disk_busy_ratio"],
+    columns: ["cpu_pressure_ratio", "cpu_utilization_ratio", "memory_available_bytes", "io_pressure_ratio", "disk_busy_ratio", "checkpoint_free_bytes", "checkpoint_request_s"],
     nameOf: (one) => one.host,
   },
 };
