@@ -206,7 +206,7 @@ def _path(incident: str) -> str:
 def _receiver(reason: dict[str, Any]) -> tuple[str, Text]:
     """Why a receiver was notified of a transition, or why not."""
     which = "" if reason["transition"] is None else f" (change {reason['transition']})"
-    return (f"  to {reason['receiver']}{which}", output.plain(reason["why"]))
+    return (f"  to {reason['receiver'] or '(nobody)'}{which}", output.plain(reason["why"]))
 
 
 def _evidence(name: str, value: Any) -> list[tuple[str, Text]]:

@@ -8,11 +8,10 @@ from typing import Final
 
 from rankwatch_service.policy.control_records import ReceiverRoute
 
-WITH_ROUTES: Final = (
-    "no message under this incident: routes group it with others and choose who is notified; "
-    "`rankwatch routes test` shows whom"
-)
-"""Where routes are configured, receivers do not subscribe."""
+SUBSCRIBED: Final = "since the receiver subscribes to it"
+"""Why a notification is sent where no routes are configured."""
+
+NOT_ROUTED: Final = "not sent: no route that takes the incident names the receiver"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,17 +25,18 @@ class IncidentTraits:
     """Its own kind and those of its consequences."""
 
 
-def why_sent(state: str, error: str, tries: int) -> str:
+def why_sent(state: str, error: str, tries: int, how: str = SUBSCRIBED) -> str:
     """What became of a notification.
 
     Args:
         state: waiting, delivered, failed or silenced.
         error: of the newest try; empty if it succeeded, or there was none.
         tries: so far.
+        how: or why it was sent.
     """
     match state:
         case "delivered":
-            return "sent, since the receiver subscribes to it"
+            return f"sent, {how}"
         case "silenced":
             return "not sent: a silence muted it"
         case "failed":
