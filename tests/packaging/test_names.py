@@ -6,8 +6,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ("collectors", "detectors", "service", "suite", "benchmarks")
-FORMS = ("service/rankwatch_service/store/models/", "service/rankwatch_service/api/routes/")
-"""Rows of tables and bodies of the API: forms of the thing whose name they carry."""
+FORMS = (
+    "service/rankwatch_service/store/models/",
+    "service/rankwatch_service/api/routes/",
+    "collectors/rankwatch/client/results.py",
+)
+"""Rows of tables, bodies of the API and results of its client: forms of the thing whose name they carry."""
 
 
 def definitions() -> dict[str, list[str]]:

@@ -1,95 +1,36 @@
-"""Which service to use, and with which token.
-
-Options come before the environment, before the file of `rankwatch login`, before the file of `rankwatch up`.
-"""
+"""Which service a command uses, as exit statuses have it; and what the files that name it say besides."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 from urllib.parse import quote
 
-from rankwatch.trust import Trust, trust_of
+from rankwatch.client import endpoint as client_endpoint
+from rankwatch.client.endpoint import Places, ServiceEndpoint, user_places
+from rankwatch.trust import trust_of
 from rankwatch_service.cli.errors import CliError, Status
-
-URL_DEFAULT: Final = "http://127.0.0.1:8770"
-
-CONFIG_NAME: Final = "client.json"
-"""In the user's configuration folder: {"url": …, "token": …}, mode 0600, written by `rankwatch login`."""
-
-
-@dataclass(frozen=True, slots=True)
-class ServiceEndpoint:
-    """A service, its token, and what it has to prove before it gets the token; an empty text means none."""
-
-    url: str
-    token: str
-    """As it was issued: it may end with a pin."""
-    trust: Trust = field(default_factory=Trust)
-
-
-@dataclass(frozen=True, slots=True)
-class Places:
-    """The files that may name a service; they need not exist."""
-
-    login: Path
-    """Written by `rankwatch login`."""
-    local: Path
-    """Written by `rankwatch up`, with its database."""
-
-
-def user_places(environment: Mapping[str, str]) -> Places:
-    """The files of this user."""
-    from platformdirs import user_config_path
-
-    from rankwatch_service.settings import local_config
-
-    folder = user_config_path("rankwatch")
-    ingest = Path(environment.get("RANKWATCH_INGEST_CONFIG") or folder / "ingest.json")
-    return Places(folder / CONFIG_NAME, local_config(ingest))
 
 
 def find_endpoint(
     url: str | None, token: str | None, environment: Mapping[str, str], places: Places
 ) -> ServiceEndpoint:
-    """Choose the service and the token.
-
-    A token is used only with the URL from the same source, or if that source has no URL: the token of one service is
-    never sent to another.
-
-    Args:
-        url: from `--url`.
-        token: from `--token`.
-        environment: for `RANKWATCH_URL` and `RANKWATCH_TOKEN`.
-        places: the files that may name a service.
+    """Choose the service and the token: see `rankwatch.client.endpoint.find_endpoint`.
 
     Raises:
         CliError: a file cannot be read or is malformed, or the token ends with something that is no pin.
     """
-    sources: tuple[Mapping[str, Any], ...] = (
-        {"url": url or "", "token": token or ""},
-        {"url": environment.get("RANKWATCH_URL", ""), "token": environment.get("RANKWATCH_TOKEN", "")},
-        _content(places.login, "login"),
-        _content(places.local, "up"),
-    )
-    chosen_url = next((one["url"] for one in sources if one.get("url")), URL_DEFAULT).rstrip("/")
-    theirs = (one for one in sources if one.get("token") and one["url"].rstrip("/") in ("", chosen_url))
-    chosen = next(theirs, {"token": ""})
-    return service_endpoint(
-        chosen_url,
-        chosen["token"],
-        environment,
-        certificate=str(chosen.get("certificate", "")),
-        insecure=chosen.get("insecure") is True,
-    )
+    try:
+        return client_endpoint.find_endpoint(url, token, environment, places)
+    except ValueError as error:
+        raise CliError(Status.USAGE, str(error)) from error
 
 
 def service_endpoint(
-    url: str, token: str, environment: Mapping[str, str], *, certificate: str = "", insecure: bool = False
+    url: str, token: str, environment: Mapping[str, str], *, insecure: bool = False
 ) -> ServiceEndpoint:
     """A service and its token; see `rankwatch.trust.trust_of` for the rest.
 
@@ -97,7 +38,7 @@ def service_endpoint(
         CliError: the token ends with something that is no pin.
     """
     try:
-        trust = trust_of(token, environment, certificate, insecure=insecure)
+        trust = trust_of(token, environment, insecure=insecure)
     except ValueError as error:
         raise CliError(Status.USAGE, str(error)) from error
     return ServiceEndpoint(url, token, trust)
@@ -144,11 +85,6 @@ def job_path(job: str) -> str:
 def _content(config: Path, writer: str) -> dict[str, Any]:
     """The content of a file; empty if it does not exist."""
     try:
-        content = json.loads(config.read_text())
-        return {**content, "url": str(content["url"]), "token": str(content["token"])}
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CliError(
-            Status.USAGE, f"{config} cannot be read ({error}); run `rankwatch {writer}` to write it again"
-        ) from error
+        return client_endpoint.stored(config, writer)
+    except ValueError as error:
+        raise CliError(Status.USAGE, str(error)) from error

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from rankwatch_service.cli.client import Client
+    from rankwatch_service.cli.client import CliClient
 
 URL = Annotated[
     str | None,
@@ -34,9 +34,10 @@ INSECURE = Annotated[
 DATA = Annotated[str | None, typer.Option("--data", metavar="DIR", help="Folder of the SQLite database.")]
 
 
-def connect(url: str | None, token: str | None) -> Client:
+def connect(url: str | None, token: str | None) -> CliClient:
     """A client of the service that the options, the environment or the user's files name."""
-    from rankwatch_service.cli.client import Client
-    from rankwatch_service.cli.endpoint import find_endpoint, user_places
+    from rankwatch.client.endpoint import user_places
+    from rankwatch_service.cli.client import CliClient
+    from rankwatch_service.cli.endpoint import find_endpoint
 
-    return Client(find_endpoint(url, token, os.environ, user_places(os.environ)))
+    return CliClient(find_endpoint(url, token, os.environ, user_places(os.environ)))

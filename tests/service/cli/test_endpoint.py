@@ -6,9 +6,10 @@ import stat
 
 import pytest
 
+from rankwatch.client.endpoint import URL_DEFAULT, Places, ServiceEndpoint
 from rankwatch.trust import Trust, pin_of
-from rankwatch_service.cli.client import Client
-from rankwatch_service.cli.endpoint import URL_DEFAULT, Places, ServiceEndpoint, find_endpoint, store_endpoint
+from rankwatch_service.cli.client import CliClient
+from rankwatch_service.cli.endpoint import find_endpoint, store_endpoint
 from rankwatch_service.cli.errors import CliError
 from tests.support.agent.service import AgentService
 from tests.support.service.certificates import make_certificate
@@ -80,7 +81,7 @@ def test_what_the_service_has_to_prove_comes_with_its_token(config, tmp_path):
 )
 def test_a_client_refuses_before_anything_is_sent(endpoint, told):
     with pytest.raises(CliError, match=told):
-        Client(endpoint)
+        CliClient(endpoint)
 
 
 def test_a_client_sends_no_token_to_who_does_not_prove_itself(tmp_path):
@@ -92,12 +93,12 @@ def test_a_client_sends_no_token_to_who_does_not_prove_itself(tmp_path):
             (Trust("ab" * 32), r"^https://127.0.0.1:\d+: the service has another certificate"),
             (Trust(), "not trusted .self-signed"),
         ):
-            client = Client(ServiceEndpoint(service.url, "t", trust))
+            client = CliClient(ServiceEndpoint(service.url, "t", trust))
             with pytest.raises(CliError, match=told):
                 client.post("/api/v1/agents/view", {})
         assert service.tokens == []
         pin = pin_of(tmp_path / "c.pem")
-        client = Client(ServiceEndpoint(service.url, f"t.{pin}", Trust(pin)))
+        client = CliClient(ServiceEndpoint(service.url, f"t.{pin}", Trust(pin)))
         with pytest.raises(CliError, match="enrol again"):  # what the fake service says
             client.post("/api/v1/agents/view", {})
         assert service.tokens == ["Bearer t"]

@@ -56,4 +56,4 @@ def test_the_version_is_that_of_the_package():
 def test_a_service_that_does_not_answer_is_said_with_what_to_do_next():
     done = run("jobs", "--url", "http://127.0.0.1:1", "--token", "x")
     assert done.returncode == 3
-    assert "Connection refused; start a service with `rankwatch up`, or name another one with --url" in done.stderr
+    assert "Connection refused; start a service with `rankwatch up`, or name another (--url" in done.stderr

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from sqlalchemy import insert
 
-from rankwatch_service.cli.client import Client
+from rankwatch_service.cli.client import CliClient
 from rankwatch_service.cli.errors import CliError, Status
 from rankwatch_service.orders import commands
 from rankwatch_service.store.engine import write
@@ -48,10 +48,10 @@ def open_incident(api: Any, name: str, kind: str = "hang", what: str = "opened")
 @pytest.fixture
 def happening(api, monkeypatch):
     """Opens incidents once a watcher listens, and interrupts it when it has heard of all of them."""
-    listening = Client.events
+    listening = CliClient.events
 
     def happening(*kinds: str) -> None:
-        def events(client: Client, after: int | None) -> Iterator[tuple[str, int, dict[str, Any]]]:
+        def events(client: CliClient, after: int | None) -> Iterator[tuple[str, int, dict[str, Any]]]:
             heard = 0
             for topic, at, data in listening(client, after):
                 yield topic, at, data
@@ -62,7 +62,7 @@ def happening(api, monkeypatch):
                 if heard == len(kinds):
                     raise KeyboardInterrupt
 
-        monkeypatch.setattr(Client, "events", events)
+        monkeypatch.setattr(CliClient, "events", events)
 
     return happening
 
@@ -91,10 +91,10 @@ def test_a_wrong_token_ends_it(terminal, api):
 
 def test_changes_that_came_while_the_connection_was_broken_follow(terminal, api, to, happening, monkeypatch):
     happening("hang")
-    whole = Client.events
+    whole = CliClient.events
     calls: list[int | None] = []
 
-    def breaking(client: Client, after: int | None) -> Iterator[tuple[str, int, dict[str, Any]]]:
+    def breaking(client: CliClient, after: int | None) -> Iterator[tuple[str, int, dict[str, Any]]]:
         calls.append(after)
         if len(calls) == 1:
             yield "hello", 0, {}
@@ -102,7 +102,7 @@ def test_changes_that_came_while_the_connection_was_broken_follow(terminal, api,
             raise CliError(Status.UNREACHABLE, "reset by peer")
         yield from whole(client, after)
 
-    monkeypatch.setattr(Client, "events", breaking)
+    monkeypatch.setattr(CliClient, "events", breaking)
     monkeypatch.setattr("rankwatch_service.cli.views.incident_watch.RETRY_S", 0.0)
     status, out, err = terminal.run("incidents", "watch", *to)
     assert (status, calls) == (0, [None, 0])

@@ -26,11 +26,12 @@ def login(
     """Store the URL and token of a service for other commands, in the user's configuration folder."""
     import os
 
-    from rankwatch_service.cli.client import Client
-    from rankwatch_service.cli.endpoint import service_endpoint, store_endpoint, user_places
+    from rankwatch.client.endpoint import user_places
+    from rankwatch_service.cli.client import CliClient
+    from rankwatch_service.cli.endpoint import service_endpoint, store_endpoint
 
     endpoint = service_endpoint(url.rstrip("/"), secret.strip(), os.environ, insecure=insecure)
-    Client(endpoint).get("/api/v1/jobs", limit=1)
+    CliClient(endpoint).get("/api/v1/jobs", limit=1)
     config = user_places(os.environ).login
     store_endpoint(endpoint, config)
     output.note(f"stored in {config}")
@@ -151,8 +152,9 @@ def login_link(data: DATA = None, database_url: DATABASE_URL = None) -> None:
     """Print a link that logs a browser in, once and within 10 minutes, with scope admin."""
     import os
 
+    from rankwatch.client.endpoint import user_places
     from rankwatch_service.access.sessions import issue_login
-    from rankwatch_service.cli.endpoint import find_endpoint, user_places
+    from rankwatch_service.cli.endpoint import find_endpoint
     from rankwatch_service.clock import SystemClock
     from rankwatch_service.store.engine import write
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from rankwatch.client.client import FINAL_STATES
 from rankwatch_service.cli import output
 from rankwatch_service.cli.arguments import JOB
 from rankwatch_service.cli.endpoint import job_path
@@ -20,9 +21,8 @@ from rankwatch_service.policy.command import TRACE_S, TRACE_STEPS, TRACE_STEPS_M
 from rankwatch_service.policy.rollback import RollbackMode
 
 if TYPE_CHECKING:
-    from rankwatch_service.cli.client import Client
+    from rankwatch_service.cli.client import CliClient
 
-FINAL_STATES: Final = frozenset({"applied", "refused", "expired", "failed", "cancelled"})
 
 LATE_S: Final = 5.0
 """How long after its deadline a trace is waited for, so that the service says which ranks did not answer."""
@@ -199,7 +199,7 @@ ACTIONS: Final = (
 )
 
 
-def request(client: Client, job: str, body: dict[str, Any], wait_s: float | None, as_json: bool) -> None:
+def request(client: CliClient, job: str, body: dict[str, Any], wait_s: float | None, as_json: bool) -> None:
     """Request a command and, if `wait_s` is given, wait up to that long for its end.
 
     Raises:
@@ -225,7 +225,7 @@ def request(client: Client, job: str, body: dict[str, Any], wait_s: float | None
         raise typer.Exit(Status.FINDINGS)
 
 
-def _ended(client: Client, command: dict[str, Any], wait_s: float) -> dict[str, Any]:
+def _ended(client: CliClient, command: dict[str, Any], wait_s: float) -> dict[str, Any]:
     deadline_s = time.monotonic() + wait_s
     shown = ""
     while command["state"] not in FINAL_STATES:

@@ -13,7 +13,7 @@ from rankwatch_service.cli.endpoint import job_path
 from rankwatch_service.cli.errors import CliError, Status
 
 if TYPE_CHECKING:
-    from rankwatch_service.cli.client import Client
+    from rankwatch_service.cli.client import CliClient
 
 BACK: Final = ("rollback", "relaunch")
 """Commands after which a job trains on from a checkpoint."""
@@ -21,7 +21,7 @@ CHECKPOINTS: Final = 200
 """How many of the newest checkpoints are looked at."""
 
 
-def confirm(client: Client, job: str, body: Mapping[str, Any], *, asked: bool) -> None:
+def confirm(client: CliClient, job: str, body: Mapping[str, Any], *, asked: bool) -> None:
     """Ask whether a command should be requested. Only at a terminal, and unless `asked` is false.
 
     Raises:

@@ -15,7 +15,7 @@ from rankwatch_service.cli import output
 from rankwatch_service.cli.errors import CliError, Status
 
 if TYPE_CHECKING:
-    from rankwatch_service.cli.client import Client
+    from rankwatch_service.cli.client import CliClient
 
 PATH: Final = "/api/v1/incidents"
 RETRY_S: Final = 2.0
@@ -27,7 +27,7 @@ LIST_EVERY_S: Final = 0.5
 Wanted = Mapping[str, Sequence[str] | None]
 
 
-def watch(client: Client, wanted: Wanted, columns: output.Columns, limit: int, *, as_json: bool) -> None:
+def watch(client: CliClient, wanted: Wanted, columns: output.Columns, limit: int, *, as_json: bool) -> None:
     """Show unresolved incidents and their changes, until Ctrl-C.
 
     Args:
@@ -49,7 +49,7 @@ def watch(client: Client, wanted: Wanted, columns: output.Columns, limit: int, *
         output.note("ended")
 
 
-def _keep_list(client: Client, wanted: Wanted, columns: output.Columns, limit: int) -> None:
+def _keep_list(client: CliClient, wanted: Wanted, columns: output.Columns, limit: int) -> None:
     with Live(auto_refresh=False) as live:
         for topic, _ in _changes(client, on_break=lambda why: live.update(Text(why), refresh=True)):
             if topic in ("hello", "reset", "incident"):
@@ -58,7 +58,7 @@ def _keep_list(client: Client, wanted: Wanted, columns: output.Columns, limit: i
                 time.sleep(LIST_EVERY_S)
 
 
-def _print_changes(client: Client, wanted: Wanted, as_json: bool) -> None:
+def _print_changes(client: CliClient, wanted: Wanted, as_json: bool) -> None:
     for topic, change in _changes(client, on_break=output.note):
         if topic != "incident":
             continue
@@ -74,7 +74,7 @@ def _print_changes(client: Client, wanted: Wanted, as_json: bool) -> None:
         sys.stdout.flush()
 
 
-def _changes(client: Client, on_break: Callable[[str], None]) -> Iterator[tuple[str, dict[str, Any]]]:
+def _changes(client: CliClient, on_break: Callable[[str], None]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Topic and data of each change; after a connection that broke those that were missed follow."""
     after: int | None = None
     while True:
@@ -89,7 +89,7 @@ def _changes(client: Client, on_break: Callable[[str], None]) -> Iterator[tuple[
         time.sleep(RETRY_S)
 
 
-def _totals(client: Client) -> Text:
+def _totals(client: CliClient) -> Text:
     totals = client.get(f"{PATH}/totals")
     count = {name: totals["open"][name] + totals["acknowledged"][name] for name in ("critical", "warning", "info")}
     lost = f"{totals['impact_gpu_hours_per_hour']:.3g} GPU-hours lost per hour"

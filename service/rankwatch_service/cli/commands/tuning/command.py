@@ -87,7 +87,7 @@ def preview(
     token: TOKEN = None,
 ) -> None:
     """Show what tunings would have told of a job's stored telemetry, in place of those in force. Changes nothing."""
-    from rankwatch_service.cli.client import LONG_S
+    from rankwatch.client.connection import LONG_S
 
     steps = {name: step for name, step in (("from_step", from_step), ("to_step", to_step)) if step is not None}
     wanted = {"job": job, "tunings": _read(document).get("tunings", []), **steps}

@@ -1,0 +1,300 @@
+"""The client: its lists and what can be done with their items."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, TypeVar
+from urllib.parse import quote
+
+import msgspec
+
+from rankwatch.client.connection import RestConnection, RestError, RestReply
+from rankwatch.client.endpoint import find_endpoint, user_places
+from rankwatch.client.results import (
+    Command,
+    Incident,
+    IncidentChange,
+    IncidentDetail,
+    Job,
+    JobDetail,
+    Receiver,
+    Silence,
+    converted,
+    decoded,
+)
+
+PAGE_ITEMS: Final = 200
+
+POLL_S: Final = 1.0
+"""Pause between two looks at a command that is waited for."""
+
+FINAL_STATES: Final = frozenset({"applied", "refused", "expired", "failed", "cancelled"})
+"""Of commands."""
+
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+Texts = str | Sequence[str] | None
+"""One value or several of a filter; None: all."""
+
+Result = TypeVar("Result")
+
+
+class Client:
+    """A client of one service. Methods raise `RestError` if the service refuses or does not answer.
+
+    Threads may share it; there is nothing to close.
+    """
+
+    def __init__(self, url: str | None = None, token: str | None = None) -> None:
+        """Choose a service; the first request connects to it.
+
+        Args:
+            url: of the service. None: `RANKWATCH_URL`, then that of `rankwatch login`, then that of `rankwatch up`.
+            token: None: `RANKWATCH_TOKEN`, or the one that is stored for this service.
+
+        Raises:
+            ValueError: a stored file, the URL or the token cannot be used, or the URL is not safe enough.
+        """
+        connection = RestConnection(find_endpoint(url, token, os.environ, user_places(os.environ)))
+        self.url = connection.url
+        self.jobs = _Jobs(connection)
+        self.incidents = _Incidents(connection)
+        self.commands = _Commands(connection)
+        self.silences = _Silences(connection)
+        self.receivers = _Receivers(connection)
+
+
+class _Page(msgspec.Struct):
+    items: list[msgspec.Raw]
+    next_cursor: str | None = None
+
+
+class _Resource:
+    def __init__(self, connection: RestConnection) -> None:
+        self._connection = connection
+
+    def _one(self, form: type[Result], method: str, path: str, **how: Any) -> Result:
+        return _read(self._connection.request(method, f"/api/v1/{path}", **how), form)
+
+    def _all(self, form: type[Result], path: str, **query: Any) -> Iterator[Result]:
+        """Items page by page, as they are asked for."""
+        cursor: str | None = ""
+        while cursor is not None:
+            page = self._one(_Page, "GET", path, query={**query, "limit": PAGE_ITEMS, "cursor": cursor or None})
+            for item in page.items:
+                yield decoded(item, form)
+            cursor = page.next_cursor
+
+
+class _Jobs(_Resource):
+    def list(
+        self,
+        *,
+        name: Texts = None,
+        state: Texts = None,
+        project: Texts = None,
+        owner: Texts = None,
+        host: Texts = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        archived: bool = False,
+        order: str = "seen",
+    ) -> Iterator[Job]:
+        """Jobs that match all filters, those that were seen last first."""
+        filters: dict[str, Any] = {"name": name, "state": state, "project": project, "owner": owner, "host": host}
+        return self._all(Job, "jobs", **filters, **_times(since, until), archived=archived, order=order)
+
+    def get(self, name: str) -> JobDetail:
+        """One job."""
+        return _job(self._connection.request("GET", f"/api/v1/jobs/{_part(name)}"))
+
+    def edit(self, job: JobDetail, *, project: str | None = None, owner: str | None = None) -> JobDetail:
+        """Change a job's project or owner, unless somebody else has since it was read (`RestError` with status 412)."""
+        body = {name: value for name, value in (("project", project), ("owner", owner)) if value is not None}
+        path = f"/api/v1/jobs/{_part(job.name)}"
+        self._connection.request("PATCH", path, body=body, if_match=job.etag)
+        return self.get(job.name)
+
+
+class _Incidents(_Resource):
+    def list(
+        self,
+        *,
+        job: Texts = None,
+        state: Texts = None,
+        kind: Texts = None,
+        severity: Texts = None,
+        project: Texts = None,
+        rank: int | Sequence[int] | None = None,
+        host: Texts = None,
+        device: Texts = None,
+        attempt: Texts = None,
+        search: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        order: str = "newest",
+    ) -> Iterator[Incident]:
+        """Incidents that match all filters and overlap the time from `since` to `until`."""
+        filters: dict[str, Any] = {
+            "job": job,
+            "state": state,
+            "kind": kind,
+            "severity": severity,
+            "project": project,
+            "rank": rank,
+        }
+        more: dict[str, Any] = {"host": host, "device": device, "attempt": attempt, "search": search, "order": order}
+        return self._all(Incident, "incidents", **filters, **more, **_times(since, until))
+
+    def get(self, incident: str) -> IncidentDetail:
+        """One incident, by its id or its short id."""
+        return self._one(IncidentDetail, "GET", f"incidents/{_part(incident)}")
+
+    def acknowledge(self, incident: str, text: str = "") -> Incident:
+        """Say that somebody looks after it."""
+        return self._one(Incident, "POST", f"incidents/{_part(incident)}/acknowledge", body={"text": text})
+
+    def resolve(self, incident: str, text: str = "") -> Incident:
+        """Say that it is over."""
+        return self._one(Incident, "POST", f"incidents/{_part(incident)}/resolve", body={"text": text})
+
+    def feedback(self, incident: str, answer: str) -> Incident:
+        """Say whether it was `useful`, `noise` or a `duplicate`."""
+        return self._one(Incident, "PUT", f"incidents/{_part(incident)}/feedback", body={"answer": answer})
+
+    def watch(
+        self, job: Texts = None, on_break: Callable[[RestError], None] = lambda _: None
+    ) -> Iterator[IncidentChange]:
+        """Changes as they happen, without end. After a lost connection those that were missed follow.
+
+        Args:
+            job: only incidents of these jobs.
+            on_break: is told why a connection was lost.
+        """
+        for event in self._connection.changes(on_break, job):
+            if event.topic == "reset":
+                yield IncidentChange("reset")
+            elif event.topic == "incident":
+                yield converted(event.data, IncidentChange)
+
+
+class _Commands(_Resource):
+    def request(
+        self,
+        job: str,
+        action: str,
+        *,
+        params: Mapping[str, Any] | None = None,
+        reason: str = "",
+        incident: str | None = None,
+        break_glass: bool = False,
+        expires_s: float | None = None,
+    ) -> Command:
+        """Ask a job to do something: pause, resume, checkpoint, rollback, stop, relaunch or trace."""
+        body: dict[str, Any] = {"action": action, "params": dict(params or {}), "reason": reason, "incident": incident}
+        # A service of the version before knows no break_glass.
+        body |= {"break_glass": True} if break_glass else {}
+        body |= {"expires_s": expires_s} if expires_s is not None else {}
+        return self._one(Command, "POST", f"jobs/{_part(job)}/commands", body=body)
+
+    def list(
+        self,
+        *,
+        job: Texts = None,
+        state: Texts = None,
+        action: Texts = None,
+        incident: Texts = None,
+        attempt: Texts = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+    ) -> Iterator[Command]:
+        """Commands that match all filters, newest first."""
+        filters: dict[str, Any] = {
+            "job": job,
+            "state": state,
+            "action": action,
+            "incident": incident,
+            "attempt": attempt,
+        }
+        return self._all(Command, "commands", **filters, **_times(since, until))
+
+    def get(self, command: str) -> Command:
+        """One command."""
+        return self._one(Command, "GET", f"commands/{_part(command)}")
+
+    def cancel(self, command: str) -> Command:
+        """Cancel a command that has not been sent yet."""
+        return self._one(Command, "POST", f"commands/{_part(command)}/cancel", body={})
+
+    def wait(self, command: str, timeout_s: float = 120.0) -> Command:
+        """Wait until a command has ended, in whatever way.
+
+        Raises:
+            TimeoutError: it has not within `timeout_s`.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        while (found := self.get(command)).state not in FINAL_STATES:
+            if time.monotonic() > deadline_s:
+                raise TimeoutError(f"command {command} is still {found.state} after {timeout_s:g} s")
+            time.sleep(POLL_S)
+        return found
+
+
+class _Silences(_Resource):
+    def list(self, *, active: bool | None = None) -> Iterator[Silence]:
+        """Silences, or only those that are in force or not."""
+        return self._all(Silence, "silences", active=active)
+
+    def add(
+        self,
+        comment: str,
+        ends_at: datetime,
+        *,
+        job: str = "",
+        kind: str = "",
+        scope: str = "",
+        matchers: Sequence[str] = (),
+        starts_at: datetime | None = None,
+    ) -> Silence:
+        """Tell nobody of the incidents that match, until `ends_at`."""
+        body: dict[str, Any] = {"comment": comment, "job": job, "kind": kind, "scope": scope, "matchers": [*matchers]}
+        body |= {"ends_unix_ns": _unix_ns(ends_at), "starts_unix_ns": _unix_ns(starts_at)}
+        return self._one(Silence, "POST", "silences", body=body)
+
+    def expire(self, silence: str) -> None:
+        """End a silence."""
+        self._connection.request("DELETE", f"/api/v1/silences/{_part(silence)}")
+
+
+class _Receivers(_Resource):
+    def list(self) -> Iterator[Receiver]:
+        """All receivers."""
+        return self._all(Receiver, "receivers")
+
+
+def _read(reply: RestReply, form: type[Result]) -> Result:
+    try:
+        return decoded(reply.content, form)
+    except ValueError as error:
+        remedy = "is it the URL of rankwatch, and a version that knows this operation?"
+        raise RestError(reply.status, "unknown answer", f"the answer cannot be read: {error}", remedy) from error
+
+
+def _job(reply: RestReply) -> JobDetail:
+    return msgspec.structs.replace(_read(reply, JobDetail), etag=reply.headers.get("etag", ""))
+
+
+def _part(name: str) -> str:
+    return quote(name, safe="")
+
+
+def _times(since: datetime | None, until: datetime | None) -> dict[str, int | None]:
+    return {"from_unix_ns": _unix_ns(since), "to_unix_ns": _unix_ns(until)}
+
+
+def _unix_ns(at: datetime | None) -> int | None:
+    """Nanoseconds since the epoch; a time without a zone is local time, as Python has it."""
+    return None if at is None else (at.astimezone(UTC) - EPOCH) // timedelta(microseconds=1) * 1000

@@ -1,0 +1,284 @@
+"""Requests to the REST API over the standard library's HTTP client."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from http.client import HTTPConnection, HTTPException, HTTPMessage, HTTPResponse, HTTPSConnection, IncompleteRead
+from typing import Any, Final, NamedTuple
+from urllib.parse import quote, urlencode, urlsplit
+
+import msgspec
+
+from rankwatch.client.endpoint import ServiceEndpoint
+from rankwatch.trust import doubt, split_token
+
+TIMEOUT_S: Final = 15.0
+LONG_S: Final = 330.0
+"""For an export or a preview: the service gives up on these before."""
+
+SILENT_S: Final = 45.0
+"""After so long without an event or a comment, which comes every 15 s, a stream of events is taken for broken."""
+
+TRIES: Final = 3
+"""Of a request whose connection is lost before the reply."""
+
+RETRY_S: Final = 1.0
+"""Pause before a request whose connection was lost is sent again."""
+
+RECONNECT_S: Final = 2.0
+"""Pause before a stream of events that ended is opened again."""
+
+CHUNK: Final = 65_536
+
+
+class RestError(Exception):
+    """The service refuses a request, or does not answer."""
+
+    def __init__(self, status: int, title: str, detail: str, remedy: str = "") -> None:
+        """Arguments are kept as attributes.
+
+        Args:
+            status: HTTP status; 0 if there was no reply.
+            title: of the problem, the same for each problem of its type.
+            detail: what is wrong with this request, and mostly what to do.
+            remedy: what to do next, where `detail` does not say it.
+        """
+        text = f"{detail} ({status})" if status else detail
+        super().__init__(f"{text}; {remedy}" if remedy else text)
+        self.status = status
+        self.title = title
+        self.detail = detail
+        self.remedy = remedy
+
+
+class RestReply(NamedTuple):
+    """What the service answered."""
+
+    status: int
+    reason: str
+    headers: HTTPMessage
+    """By names in whatever case."""
+    content: bytes
+
+
+class ServiceEvent(NamedTuple):
+    """One event of the feed of changes."""
+
+    topic: str
+    """What has changed; `hello` at the start of a stream, `reset` if changes have been missed."""
+    id: int
+    """To resume after it."""
+    data: dict[str, Any]
+
+
+class RestConnection:
+    """Requests to one service with one token.
+
+    Scripts send few requests, so connections are not kept, and there is nothing to close. Threads may share it.
+    """
+
+    def __init__(self, endpoint: ServiceEndpoint) -> None:
+        """Connect with the first request.
+
+        Raises:
+            ValueError: the URL, the token or the file of trusted authorities cannot be used, or the URL is not safe
+                enough.
+        """
+        endpoint.trust.check(endpoint.url)
+        self.url = endpoint.url
+        token = split_token(endpoint.token).token
+        if not token.isascii() or any(character.isspace() for character in token):
+            raise ValueError("the token must be ASCII without spaces")
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._parts = urlsplit(endpoint.url)
+        self._port = self._parts.port or (443 if self._parts.scheme == "https" else 80)
+        self._tls = endpoint.trust.context() if self._parts.scheme == "https" else None
+
+    def request(self, method: str, path: str, **how: Any) -> RestReply:
+        """Send a request; arguments are those of `answer`.
+
+        Raises:
+            RestError: the service refuses it or does not answer.
+        """
+        reply = self.answer(method, path, **how)
+        if not 200 <= reply.status < 300:
+            raise _refusal(reply)
+        return reply
+
+    def answer(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, Any] | None = None,
+        body: Any = None,
+        if_match: str = "",
+        timeout_s: float = TIMEOUT_S,
+    ) -> RestReply:
+        """Send a request, and give the reply of whatever status.
+
+        A POST is sent with an `Idempotency-Key`. If the connection is lost before the reply, what may be sent twice
+        is sent again.
+
+        Args:
+            method: of HTTP.
+            path: below the URL of the service; what may not stand in a URL is escaped.
+            query: parameters; None is omitted, and those of a list are repeated.
+            body: is sent as JSON; None: nothing.
+            if_match: ETag of what was read; empty: whatever has changed since.
+            timeout_s: longest wait for the next part of the reply.
+
+        Raises:
+            RestError: the service does not answer.
+        """
+        headers = {"Idempotency-Key": uuid.uuid4().hex} if method == "POST" else {}
+        headers |= {"If-Match": if_match} if if_match else {}
+        left = TRIES if method in ("GET", "POST") else 1
+        while True:
+            left -= 1
+            connection = self._connected(timeout_s)
+            try:
+                reply = self._sent(connection, method, path, query, body, headers)
+                return RestReply(reply.status, reply.reason, reply.headers, reply.read())
+            except (OSError, HTTPException) as error:
+                if not left or not isinstance(error, ConnectionError | IncompleteRead):
+                    raise self._silence(error) from error
+            finally:
+                connection.close()
+            time.sleep(RETRY_S)
+
+    def chunks(self, path: str, query: Mapping[str, Any] | None = None) -> Iterator[bytes]:
+        """The content of a large resource, as it comes.
+
+        Raises:
+            RestError: the service refuses it, or the connection breaks.
+        """
+        connection = self._connected(LONG_S)
+        try:
+            reply = self._opened(connection, path, query)
+            while chunk := reply.read(CHUNK):
+                yield chunk
+            if reply.length:
+                raise IncompleteRead(b"", reply.length)
+        except (OSError, HTTPException) as error:
+            raise self._silence(error) from error
+        finally:
+            connection.close()
+
+    def events(self, after: int | None = None, job: str | Sequence[str] | None = None) -> Iterator[ServiceEvent]:
+        """Changes as they happen, from now on or since an id, until the service ends the stream.
+
+        Raises:
+            RestError: the connection could not be opened, or broke. Call again with the newest id.
+        """
+        connection = self._connected(SILENT_S)
+        try:
+            reply = self._opened(connection, "/api/v1/events", {"after": after, "job": job})
+            fields: dict[str, str] = {}
+            while line := reply.readline():
+                name, _, value = line.decode().rstrip("\r\n").partition(":")
+                if name:
+                    fields[name] = value.removeprefix(" ")
+                elif "data" in fields:
+                    yield ServiceEvent(fields.get("event", ""), int(fields["id"]), json.loads(fields["data"]))
+                    fields = {}
+        except (OSError, HTTPException) as error:
+            raise self._silence(error) from error
+        finally:
+            connection.close()
+
+    def changes(
+        self, on_break: Callable[[RestError], None], job: str | Sequence[str] | None = None
+    ) -> Iterator[ServiceEvent]:
+        """Events without end: after a connection that broke, those that were missed follow.
+
+        Args:
+            on_break: is told why a connection broke or the service is away.
+            job: only changes of this job or these jobs; None: of all.
+
+        Raises:
+            RestError: the service refuses it, or the first connection could not be opened.
+        """
+        after: int | None = None
+        while True:
+            try:
+                for event in self.events(after, job):
+                    after = event.id
+                    yield event
+            except RestError as error:
+                if 0 < error.status < 500 or after is None:
+                    raise
+                on_break(error)
+            time.sleep(RECONNECT_S)
+
+    def _connected(self, timeout_s: float) -> HTTPConnection:
+        host = self._parts.hostname or ""
+        connection = (
+            HTTPSConnection(host, self._port, timeout=TIMEOUT_S, context=self._tls)
+            if self._tls
+            else HTTPConnection(host, self._port, timeout=TIMEOUT_S)
+        )
+        try:
+            connection.connect()
+        except OSError as error:
+            connection.close()
+            remedy = "start a service with `rankwatch up`, or name another (--url, RANKWATCH_URL, `rankwatch login`)"
+            raise self._silence(error, remedy) from error
+        connection.sock.settimeout(timeout_s)
+        return connection
+
+    def _sent(
+        self,
+        connection: HTTPConnection,
+        method: str,
+        path: str,
+        query: Mapping[str, Any] | None,
+        body: Any = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> HTTPResponse:
+        target = self._parts.path.rstrip("/") + quote(path, safe="/%:@!$&'()*+,;=~")
+        pairs = urlencode(_pairs(query or {}))
+        content = None if body is None else json.dumps(body).encode()
+        form = {} if content is None else {"Content-Type": "application/json"}
+        shown = {**self._headers, "Connection": "close", **form, **(headers or {})}
+        connection.request(method, f"{target}?{pairs}" if pairs else target, content, shown)
+        return connection.getresponse()
+
+    def _opened(self, connection: HTTPConnection, path: str, query: Mapping[str, Any] | None) -> HTTPResponse:
+        reply = self._sent(connection, "GET", path, query)
+        if reply.status != 200:
+            raise _refusal(RestReply(reply.status, reply.reason, reply.headers, reply.read()))
+        return reply
+
+    def _silence(self, error: Exception, remedy: str = "") -> RestError:
+        """A refused connection mostly means that no service runs there."""
+        if why := doubt(self.url, error):
+            return RestError(0, "not trusted", why)
+        return RestError(0, "no answer", f"{self.url} does not answer: {error}", remedy)
+
+
+def _pairs(query: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Parameters as they are sent."""
+    lists = {name: one if isinstance(one, list | tuple | set | frozenset) else (one,) for name, one in query.items()}
+    pairs = ((name, one) for name, several in lists.items() for one in several if one is not None)
+    return [(name, str(one).lower() if isinstance(one, bool) else str(one)) for name, one in pairs]
+
+
+class _Problem(msgspec.Struct):
+    """A refusal as RFC 9457 has it."""
+
+    title: str = ""
+    detail: str = ""
+    errors: list[dict[str, Any]] = []
+
+
+def _refusal(reply: RestReply) -> RestError:
+    try:
+        problem = msgspec.json.decode(reply.content, type=_Problem)
+    except msgspec.MsgspecError:
+        problem = _Problem()
+    title = problem.title or reply.reason or "refused"
+    errors = [f"{one.get('loc', one.get('field', ''))}: {one.get('msg', one)}" for one in problem.errors]
+    return RestError(reply.status, title, "; ".join([problem.detail or title, *errors]))
