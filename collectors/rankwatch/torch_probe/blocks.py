@@ -10,14 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from rankwatch.torch_probe.device_timer import BLOCKS_MAX, DeviceTimer, TimedMoment
+from rankwatch.torch_probe.device_timer import BLOCKS_MAX, SPANS_MAX, DeviceTimer, TimedMoment
 from rankwatch.torch_probe.fsdp import FsdpBlock, blocks
 from rankwatch.torch_probe.phases import FORWARD, OUTPUTS_MAX, Mark, is_recomputed, with_graph
+
+PASSES_MAX: Final = SPANS_MAX // (2 * BLOCKS_MAX)
+"""Forwards of a block in a step that are all measured, and as many backwards."""
 
 
 class BlockMarks:
@@ -52,10 +55,12 @@ class BlockMarks:
 
     @property
     def each(self) -> float:
-        """How many blocks each measured one stands for; 0: no model is sharded."""
+        """How many blocks each measured one stands for, in this step; 0: no model is sharded."""
         if not self._sharded:
             return 0.0
-        return max(self._count / max(sum(one.takes_part for one in self._marked), 1), 1.0)
+        measured = [one.sampling.each for one in self._marked if one.takes_part]
+        passes = sum(measured) / len(measured) if measured else 1.0
+        return max(self._count / max(len(measured), 1), 1.0) * passes
 
 
 def _spread(blocks: Sequence[FsdpBlock]) -> Sequence[FsdpBlock]:
@@ -66,11 +71,12 @@ def _spread(blocks: Sequence[FsdpBlock]) -> Sequence[FsdpBlock]:
 
 
 class _MarkedBlock:
-    """One block. Recomputation in a backward is part of the backward."""
+    """One block, in each micro-batch or in some. Recomputation in a backward is part of the backward."""
 
     def __init__(self, timer: DeviceTimer, failed: Callable[[Exception], None]) -> None:
         self._timer = timer
         self._failed = failed
+        self.sampling = timer.sampling(PASSES_MAX)
         self.takes_part = True
         """Its backward ends where the gradient of its input is complete; without such a gradient it is not measured."""
         self._forward: TimedMoment | None = None
@@ -89,7 +95,7 @@ class _MarkedBlock:
         self._backward = None
         entering = next(with_graph((args, kwargs)), None)
         self.takes_part = entering is not None
-        if entering is not None:
+        if entering is not None and self.sampling.takes():
             self._forward = self._timer.mark()
             entering.register_hook(Mark(self._backward_ends, self._failed))  # type: ignore[no-untyped-call]
 

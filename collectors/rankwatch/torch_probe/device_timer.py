@@ -11,14 +11,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from rankwatch.sink import Sink
 from rankwatch.torch_probe.device import Device, Moment
+from rankwatch.torch_probe.span_sampling import SpanSampling
 
 SPANS_MAX: Final = 512
-"""Parts of each kind measured in one step: of 8 blocks in 32 micro-batches. Reading one takes six calls of the driver.
-Of a step with more only its length is reported, and they are counted."""
+"""Phases measured in one step at most, and parts of blocks: of 8 blocks in 32 micro-batches. Reading one takes six
+calls of the driver. Where there are more, they are counted; from the next step on some are measured for all."""
+PHASES_MAX: Final = 100
+"""Phases of one name in a step, of which there are five at most, that are all measured."""
 BLOCKS_MAX: Final = 8
 """Blocks of a sharded model that are measured, evenly spaced; their time stands for all blocks."""
 LAG_SHARE: Final = 0.1
@@ -47,6 +51,8 @@ class Span(NamedTuple):
     name: str
     begin: TimedMoment
     end: TimedMoment
+    chosen_as: str = ""
+    """The name of the phase as one of which it was chosen to be measured; empty: its own."""
 
 
 class StepSpans(NamedTuple):
@@ -61,6 +67,8 @@ class StepSpans(NamedTuple):
     """Whether all waits for other ranks lie in what is marked."""
     is_cut: bool = False
     """There were more parts than are measured."""
+    phases_each: Mapping[str, float] = MappingProxyType({})
+    """How many phases each measured one stands for, by its name."""
 
     @property
     def moments(self) -> list[Moment]:
@@ -106,10 +114,11 @@ class StepSpans(NamedTuple):
             elif lag_s is not None:
                 lag_s = max(lag_s + begin_s - before_s - (span.begin.host_s - before.host_s), 0.0)
             seconds = end_s - begin_s
+            stands_for = self.phases_each.get(span.chosen_as or span.name, 1.0)
             if lag_s is not None:
                 lag_s = max(lag_s + seconds - (span.end.host_s - span.begin.host_s), 0.0)
-                starved_s += seconds if span.name in WORK and lag_s <= LAG_SHARE * seconds else 0.0
-            phases[span.name] = phases.get(span.name, 0.0) + seconds
+                starved_s += stands_for * seconds if span.name in WORK and lag_s <= LAG_SHARE * seconds else 0.0
+            phases[span.name] = phases.get(span.name, 0.0) + stands_for * seconds
             before_s, before = end_s, span.end
         return phases, starved_s
 
@@ -139,13 +148,31 @@ class DeviceTimer:
         self._blocks: list[Span] = []
         self._is_cut = False
         self._newest: TimedMoment | None = None
-        """The newest mark, unless it is the start of something."""
+        """The newest mark, unless it is the start of something, or more was done after it."""
+        self._sampling: dict[str, SpanSampling] = {}
+        """Of phases, by name."""
+        self._others: list[SpanSampling] = []
 
     def step_begins(self) -> None:
         """Mark the start of a step; what is left of an earlier one is discarded."""
         for moment in self.take().moments:
             self._device.free(moment)
+        for sampling in (*self._sampling.values(), *self._others):
+            sampling.step_begins()
         self._begin = self._newest = self.mark()
+
+    def sampling(self, most: int) -> SpanSampling:
+        """A choice among parts of another kind, which follows the steps of this timer."""
+        self._others.append(SpanSampling(most))
+        return self._others[-1]
+
+    def phase_begins(self, name: str) -> TimedMoment | None:
+        """The start of a phase; None in a capture, and where it is one of many and left out."""
+        sampling = self._sampling.get(name) or self._sampling.setdefault(name, SpanSampling(PHASES_MAX))
+        if not sampling.takes():
+            self._newest = None
+            return None
+        return self.mark()
 
     def mark(self) -> TimedMoment | None:
         """The start of a part; None in a capture."""
@@ -155,15 +182,15 @@ class DeviceTimer:
         idle = newest is not None and newest.moment.query()
         return TimedMoment(self._device.now(), self._device.host_s(), idle)
 
-    def phase_ends(self, name: str, begin: TimedMoment) -> None:
-        """A phase ends that began at this mark."""
-        self._newest = self._ends(self._phases, name, begin)
+    def phase_ends(self, name: str, begin: TimedMoment, chosen_as: str = "") -> None:
+        """A phase ends that began at this mark; `chosen_as`: the name under which it began, if it was another."""
+        self._newest = self._ends(self._phases, name, begin, chosen_as)
 
     def block_ends(self, name: str, begin: TimedMoment) -> None:
         """The work of a block ends, in this pass."""
         self._ends(self._blocks, name, begin)
 
-    def _ends(self, spans: list[Span], name: str, begin: TimedMoment) -> TimedMoment | None:
+    def _ends(self, spans: list[Span], name: str, begin: TimedMoment, chosen_as: str = "") -> TimedMoment | None:
         if self._device.captures():
             return None
         if len(spans) >= SPANS_MAX:
@@ -172,12 +199,14 @@ class DeviceTimer:
             self._sink.drop("spans")
             return None
         end = TimedMoment(self._device.now(), self._device.host_s())
-        spans.append(Span(name, begin, end))
+        spans.append(Span(name, begin, end, chosen_as))
         return end
 
     def take(self, **known: Any) -> StepSpans:
         """What was marked in the step, to be read once its end has come; `known`: further fields of `StepSpans`."""
-        taken = StepSpans(self._begin, tuple(self._phases), tuple(self._blocks), is_cut=self._is_cut, **known)
+        each = {name: sampling.each for name, sampling in self._sampling.items()}
+        phases, blocks = tuple(self._phases), tuple(self._blocks)
+        taken = StepSpans(self._begin, phases, blocks, is_cut=self._is_cut, phases_each=each, **known)
         self._begin, self._newest, self._phases, self._blocks, self._is_cut = None, None, [], [], False
         return taken
 

@@ -71,7 +71,7 @@ class AutomaticPhases:
             return
         # A forward without gradients, such as a teacher's, is followed by no backward.
         timed = name != EVAL and (name != FORWARD or torch.is_grad_enabled())
-        begun = self._timer.mark() if self._timer and timed else None
+        begun = self._timer.phase_begins(name) if self._timer and timed else None
         phase = self._sink.phase(name)
         phase.__enter__()
         self._open.append((name, phase, begun))
@@ -104,7 +104,7 @@ class AutomaticPhases:
         elif self._timer is not None and self._open and self._open[-1][0] == FORWARD:
             name, phase, begun = self._open[-1]
             if begun is not None:  # before it, DDP broadcasts the model's buffers
-                self._timer.phase_ends(WAIT, begun)
+                self._timer.phase_ends(WAIT, begun, FORWARD)
                 self._open[-1] = name, phase, self._timer.mark()
 
     def _evaluates(self) -> None:

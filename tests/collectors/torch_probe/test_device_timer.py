@@ -11,13 +11,14 @@ from torch.utils.checkpoint import checkpoint
 
 from rankwatch.torch_probe import TorchProbe
 from rankwatch.torch_probe.blocks import BlockMarks
-from rankwatch.torch_probe.device_timer import BLOCKS_MAX, SPANS_MAX, DeviceTimer
+from rankwatch.torch_probe.device_timer import BLOCKS_MAX, PHASES_MAX, SPANS_MAX, DeviceTimer
 from rankwatch.torch_probe.fsdp import FsdpBlock
 from tests.support.ranks.device import FakeDevice
 from tests.support.ranks.sink import FakeSink
 
 DEVICE_MS = 10.0
 """Work of a phase on the device."""
+Read = tuple[dict[str, float], int]
 
 
 @pytest.fixture
@@ -34,11 +35,11 @@ def phase(timer: DeviceTimer, device: FakeDevice, name: str, host_s: float = 0.0
     """A phase whose work takes the host `host_s` to give; `passed`: the device had done all before."""
     if passed:
         device.finish()
-    begin = timer.mark()
-    assert begin is not None
+    begin = timer.phase_begins(name)
     device.work_ms += DEVICE_MS
     device.host_now_s += host_s
-    timer.phase_ends(name, begin)
+    if begin is not None:
+        timer.phase_ends(name, begin)
 
 
 def read(timer: DeviceTimer, device: FakeDevice, **known: float | bool) -> dict[str, float]:
@@ -182,10 +183,52 @@ def test_of_a_step_with_more_parts_than_are_read_own_work_is_unknown_and_they_ar
         phase(timer, device, "backward" if number % 2 else "forward")
     assert sink.dropped == {"spans": 3}
     assert set(read(timer, device, knows_waits=True)) == UNKNOWN
-    timer.step_begins()
-    phase(timer, device, "forward")
-    phase(timer, device, "backward")
-    assert "device_busy_s" in read(timer, device)
+
+
+def steps_of(passes: int, timer: DeviceTimer, device: FakeDevice, *, host_s: float = 0.0) -> list[Read]:
+    """Three steps of so many micro-batches: what was read of each, and how many parts were measured.
+
+    `host_s`: what a phase takes a host that then waits for its device; 0: one that does not wait.
+    """
+    found = []
+    for _ in range(3):
+        timer.step_begins()
+        for _ in range(passes):
+            for name in ("forward", "backward"):
+                phase(timer, device, name, host_s or 0.001, passed=host_s > 0)
+        phase(timer, device, "optimizer")
+        spans = timer.take()
+        end = device.now()
+        device.finish()
+        found.append((spans.read(end), len(spans.phases)))
+        for moment in spans.moments:
+            device.free(moment)
+    return found
+
+
+def test_of_a_step_with_many_parts_some_are_measured_and_stand_for_all(
+    timer: DeviceTimer, device: FakeDevice, sink: FakeSink
+) -> None:
+    (first, parts), *later = steps_of(300, timer, device)
+    assert ("device_busy_s" in first, parts) == (False, SPANS_MAX)
+    dropped = sink.dropped["spans"]
+    for found, parts in later:
+        assert parts <= PHASES_MAX + 1
+        assert found["device_busy_s"] == pytest.approx(601 * (DEVICE_MS + 1) / 1e3, rel=0.001)
+    assert sink.dropped["spans"] == dropped
+
+
+def test_a_step_of_which_all_parts_fit_is_measured_whole(timer: DeviceTimer, device: FakeDevice) -> None:
+    for found, parts in steps_of(PHASES_MAX, timer, device):
+        assert parts == 2 * PHASES_MAX + 1
+        assert found["device_busy_s"] == pytest.approx((2 * PHASES_MAX + 1) * (DEVICE_MS + 1) / 1e3)
+
+
+def test_a_device_that_is_given_many_parts_late_is_still_told_from_a_slow_one(
+    timer: DeviceTimer, device: FakeDevice
+) -> None:
+    for found, _ in steps_of(PHASES_MAX + 1, timer, device, host_s=0.012)[1:]:
+        assert set(found) == {"device.forward", "device.backward", "device.optimizer", "device_step_s"}
 
 
 def test_moments_are_recorded_again_step_after_step(device: FakeDevice, sink: FakeSink, model: nn.Module) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from rankwatch.torch_probe import TorchProbe
+from rankwatch.torch_probe.device_timer import SPANS_MAX
 from rankwatch_detectors.base import AttemptStart, Finding, Observation
 from rankwatch_detectors.pace.slowdown import SlowdownDetector
 from rankwatch_detectors.pace.slowdown_config import SlowdownConfig
@@ -191,6 +192,59 @@ def test_the_probe_makes_no_host_wait_for_its_device(
     assert watched[:2] == unwatched[:2]
     assert watched[3] == 0
     assert all("device_step_s" in row and row["device_busy_s"] > 0 for row in watched[2][2:6])
+
+
+def accumulate_many(model: nn.Module, number: int) -> contextlib.AbstractContextManager[None]:
+    assert isinstance(model, DistributedDataParallel)
+    return contextlib.nullcontext() if number == MANY["DDP"].passes - 1 else model.no_sync()
+
+
+def with_eight_blocks(machine: Machine) -> nn.Module:
+    model = layers(machine.device, 8)
+    for layer in model:
+        fully_shard(layer)
+    fully_shard(model)
+    gather_on(machine.device, model, model, TRANSFER_S)
+    return model
+
+
+class Many(NamedTuple):
+    """A step with more parts than are measured, and one with so few that all are."""
+
+    build: Build
+    passes: int
+    few: int
+    parts: int
+    """Of the step with many. DDP: three in each pass (also the wait for buffers), the wait for gradients, and the
+    optimizer. FSDP2: two in each pass of the 7 blocks whose input has a gradient."""
+    how: dict[str, Any]
+
+
+MANY = {
+    "DDP": Many(with_ddp, 300, 30, 902, {"before": accumulate_many}),
+    "FSDP2": Many(with_eight_blocks, 40, 20, 560, {}),
+}
+
+
+def trained_in_many_passes(rank: int, world_size: int) -> dict[str, tuple[float, Rows, dict[str, int]]]:
+    """By way: the own work of a pass where all are measured, the rows of steps with many, and what was dropped."""
+    found = {}
+    for way, many in MANY.items():
+        few = Machine(rank, world_size)
+        each_s = train(few, many.build(few), 3, passes=many.few, **many.how)[2]["device_busy_s"] / many.few
+        machine = Machine(rank, world_size)
+        rows = train(machine, many.build(machine), 3, passes=many.passes, **many.how)
+        found[way] = each_s, rows, dict(machine.sink.dropped)
+    return found
+
+
+def test_of_a_step_with_many_parts_some_are_measured_for_all_from_the_second_one_on() -> None:
+    for found in on_ranks(2, trained_in_many_passes, 2):
+        for way, (each_s, (first, *later), dropped) in found.items():
+            many = MANY[way]
+            assert "device_busy_s" not in first
+            assert [row["device_busy_s"] for row in later] == pytest.approx([many.passes * each_s] * 2, rel=0.03)
+            assert dropped["spans"] == many.parts - SPANS_MAX  # those of the first step
 
 
 def captured(rank: int) -> tuple[int, list[dict[str, float]]]:
