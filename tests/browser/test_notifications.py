@@ -6,8 +6,9 @@ import pytest
 from playwright.sync_api import expect
 from sqlalchemy import insert
 
+from rankwatch_service.notify.router import SETTING
 from rankwatch_service.store.engine import write
-from rankwatch_service.store.models import Delivery, Outbox
+from rankwatch_service.store.models import Delivery, Outbox, Setting
 from tests.browser.conftest import HOSTILE, PATIENCE_MS
 from tests.browser.office import S
 
@@ -124,3 +125,22 @@ def test_what_failed_comes_first_says_why_as_text_and_cannot_be_sent_to_nobody(o
     messages.locator("tbody tr").first.get_by_role("link", name="incident").click()
     expect(page.locator("h1")).to_be_visible()
     expect(page).to_have_url(re.compile(office.incident_id("critical")))
+
+
+def test_an_incident_without_a_message_of_its_own_says_which_route_takes_it(office):
+    office.job("gpt")
+    office.incidents(1, job="gpt", severity="critical", kind="hang")
+    text = '[route]\nreceiver = ""\n[[route.routes]]\nmatchers = ["kind=hang"]\nreceiver = "<img src=x>"\n'
+    value = {"is_grouped": True, "error": "", "is_file": True, "text": text}
+    with write(office.api.engine) as connection:
+        connection.execute(insert(Setting).values(name=SETTING, value=value, updated_unix_ns=1))
+    page = office.goto(f"/incidents/{office.incident_id('critical')}")
+    part(page, "Notifications").get_by_role("button", name="Why, and why not").click()
+    dialog = page.locator("dialog")
+    expect(dialog).to_contain_text(
+        "not sent; the notifier has not put it into a group yet; there is no receiver of this"
+    )
+    expect(dialog).to_contain_text('(route {}/{kind="hang"}, group {})')
+    expect(dialog.locator("b")).to_have_text("<img src=x>")
+    dialog.get_by_role("button", name="Close").click()
+    expect(dialog).to_have_count(0)

@@ -56,7 +56,7 @@ from rankwatch_service.api.routes import (
 )
 from rankwatch_service.api.routes.archive import incident_archive
 from rankwatch_service.api.routes.charts import devices, explanations, steps
-from rankwatch_service.api.routes.incidents import incidents, totals
+from rankwatch_service.api.routes.incidents import incidents, lost_time, totals
 from rankwatch_service.api.routes.notifications import deliveries, reasons, routes
 from rankwatch_service.api.routes.notifications.links import LinkRoutes
 from rankwatch_service.api.routes.rules import metric_rules
@@ -96,6 +96,7 @@ RESOURCES: Final = (
     projects,
     steps,
     devices,
+    lost_time,
     totals,
     incidents,
     incident_archive,

@@ -81,6 +81,7 @@ def run(settings: Settings) -> None:
         app,
         host=settings.host,
         port=settings.port,
+        log_config=None,  # its lines take the form of ours
         log_level="warning",
         access_log=False,
         server_header=False,

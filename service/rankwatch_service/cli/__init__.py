@@ -20,7 +20,7 @@ def main() -> None:
     try:
         app()
     except CliError as error:
-        print(f"rankwatch: {error}", file=sys.stderr)
+        _say(str(error))
         sys.exit(error.status)
     except ModuleNotFoundError as error:
         hint = advice(error)
@@ -29,9 +29,15 @@ def main() -> None:
         print(f"rankwatch: {hint}", file=sys.stderr)
         sys.exit(Status.USAGE)
     except StoreError as error:
-        print(f"rankwatch: the database: {error}", file=sys.stderr)
+        _say(f"the database: {error}")
         statuses = {StoreAddressError: Status.USAGE, SchemaError: Status.FINDINGS}
         sys.exit(statuses.get(type(error), Status.UNREACHABLE))
+
+
+def _say(message: str) -> None:
+    from rankwatch_service.text_log import say
+
+    say(message)
 
 
 def _on_a_training_host(command: str = "", *arguments: str) -> None:

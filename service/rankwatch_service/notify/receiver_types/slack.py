@@ -91,8 +91,9 @@ def blocks(message: OutgoingMessage) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = [
         {"type": "header", "text": {"type": "plain_text", "text": cut(_headline(message), HEADER_CHARS_MAX)}},
         {"type": "section", "text": _mrkdwn(f"{emoji} {escaped(what, LINE_CHARS_MAX)}")},
-        {"type": "section", "text": _mrkdwn("\n".join(escaped(line, LINE_CHARS_MAX // 2) for line in (normal, first)))},
     ]
+    if rest := "\n".join(escaped(line, LINE_CHARS_MAX // 2) for line in (normal, first) if line):
+        found.append({"type": "section", "text": _mrkdwn(rest)})
     if facts := _facts(message):
         found.append({"type": "context", "elements": [_mrkdwn(escaped(facts, FIELD_CHARS_MAX))]})
     if buttons := [_button(title, url) for title, url in message.buttons() if len(url) <= BUTTON_URL_CHARS_MAX]:

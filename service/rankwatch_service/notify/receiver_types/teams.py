@@ -11,10 +11,13 @@ from rankwatch_service.notify.receiver_types.base import (
     read_status,
     without_secret,
 )
-from rankwatch_service.notify.receiver_types.message import OutgoingMessage, encoded
+from rankwatch_service.notify.receiver_types.message import OutgoingMessage, cut, encoded
 
 CARD_BYTES_MAX: Final = 28 * 1024
-"""Largest message. Ours: three lines of 500 characters of at most four bytes, and five links of 2,048."""
+"""Largest message. Ours: three lines of `LINE_CHARS_MAX` characters of at most four bytes, and six links of 2,048."""
+
+LINE_CHARS_MAX: Final = 1_000
+"""Of each line; those that we compose are shorter."""
 
 ACTIONS_MAX: Final = 6
 """Buttons that a card shows."""
@@ -58,7 +61,7 @@ def card(message: OutgoingMessage) -> dict[str, Any]:
 
 
 def _text(line: str, **style: str) -> dict[str, Any]:
-    return {"type": "RichTextBlock", "inlines": [{"type": "TextRun", "text": line, **style}]}
+    return {"type": "RichTextBlock", "inlines": [{"type": "TextRun", "text": cut(line, LINE_CHARS_MAX), **style}]}
 
 
 TEAMS = WebType(check=without_secret, request=request, read=read_status)

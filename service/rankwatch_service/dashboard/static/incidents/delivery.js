@@ -1,12 +1,13 @@
-// Who was notified of an incident: a summary, and each notification below a fold.
+// Who was notified of an incident: a summary, why each receiver was or was not, and each notification below a fold.
 
 import { h } from "../common/dom.js";
 import { ago, clock, duration, number } from "../common/format.js";
 import { card, statePill } from "../components/shell.js";
+import { showWhy } from "../notifications/why.js";
 
 export function deliveryCard(incident) {
   const { notifications } = incident;
-  if (!notifications.length) return card("Notifications", h("div", { class: "body" }, h("p", { class: "muted" }, "None: no receiver matches this incident.")));
+  if (!notifications.length) return card("Notifications", h("div", { class: "body" }, h("p", { class: "muted" }, "None under this incident alone. ", why(incident))));
   const counts = Object.groupBy(notifications, (one) => one.state);
   const receivers = new Set(notifications.map((one) => one.receiver));
   const last = Math.max(...notifications.map((one) => one.delivered_unix_ns ?? 0));
@@ -17,10 +18,14 @@ export function deliveryCard(incident) {
       "div",
       { class: "body" },
       h("div", { class: "counts" }, Object.entries(counts).map(([state, all]) => [statePill(state), h("span", {}, number(all.length))])),
-      h("p", { class: "muted" }, `${number(receivers.size)} ${receivers.size === 1 ? "receiver" : "receivers"}`, last > 0 && `, the last at ${clock(last)} (${ago(last)})`),
+      h("p", { class: "muted" }, `${number(receivers.size)} ${receivers.size === 1 ? "receiver" : "receivers"}`, last > 0 && `, the last at ${clock(last)} (${ago(last)})`, " ", why(incident)),
       h("details", { "data-fold": "deliveries" }, h("summary", {}, "Each notification"), h("ul", { class: "lines" }, notifications.map((one) => h("li", {}, h("a", { class: "break", href: `/notifications?receiver=${encodeURIComponent(one.receiver)}` }, one.receiver), " ", statePill(one.state), h("div", { class: "muted break" }, fate(one, one.command_id ? "command" : transitions.get(one.transition))))))),
     ),
   );
+}
+
+function why(incident) {
+  return h("button", { class: "small", onclick: () => showWhy(incident.id) }, "Why, and why not");
 }
 
 // The outcome of one notification, and why.

@@ -1,9 +1,10 @@
 // Notifications that were sent, wait, failed or were muted; why each receiver got one of an incident or not; send again.
 
-import { get, getList, path, post } from "../common/api.js";
+import { getList, path, post } from "../common/api.js";
 import { fill, h } from "../common/dom.js";
 import { ago, clock, moment, number } from "../common/format.js";
 import { card, empty, REFUSAL_MS, rest, said, statePill, toast, whenChanged } from "../components/shell.js";
+import { showWhy } from "./why.js";
 
 const PAGE = 50;
 const VIEWS = { failed: "Failed", waiting: "Waiting", delivered: "Delivered", silenced: "Silenced", "": "All" };
@@ -64,7 +65,7 @@ export class MessagesCard {
       h("td", {}, statePill(one.state), one.error && h("div", { class: "under" }, one.error)),
       h("td", {}, about, one.transition > 0 && h("span", { class: "muted" }, ` message ${one.transition}`)),
       h("td", { class: "nowrap" }, number(one.tries), one.state === "waiting" && one.tries > 0 && h("div", { class: "under" }, `next at ${clock(one.next_try_unix_ns)}`)),
-      h("td", { class: "right nowrap" }, one.incident_id && h("button", { class: "small", onclick: () => why(one) }, "Why"), " ", may && one.state === "failed" && h("button", { class: "small", onclick: (event) => this.resend(one, event.target) }, "Send again")),
+      h("td", { class: "right nowrap" }, one.incident_id && h("button", { class: "small", onclick: () => showWhy(one.incident_id) }, "Why"), " ", may && one.state === "failed" && h("button", { class: "small", onclick: (event) => this.resend(one, event.target) }, "Send again")),
     );
   }
 
@@ -75,14 +76,4 @@ export class MessagesCard {
     button.disabled = false;
     this.refresh();
   }
-}
-
-// Shows for each receiver why it was sent what it was about an incident, or why not.
-async function why(one) {
-  const told = await said(get(path("incidents", one.incident_id, "receivers")));
-  if (!told) return;
-  const lines = told.items.map((reason) => h("li", {}, h("b", { class: "break" }, reason.receiver || "(nobody)"), " ", statePill(reason.state === "none" ? "not sent" : reason.state), h("div", { class: "muted break" }, reason.why)));
-  const dialog = h("dialog", { "aria-label": "Why", onclose: () => dialog.remove() }, h("form", { method: "dialog" }, h("h2", {}, "Who was notified of this incident, and why"), h("ul", { class: "lines" }, lines), h("div", { class: "buttons" }, h("button", {}, "Close"))));
-  document.body.append(dialog);
-  dialog.showModal();
 }

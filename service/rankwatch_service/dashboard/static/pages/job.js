@@ -9,6 +9,7 @@ import { DevicesCard } from "../components/devices.js";
 import { able, direct, DIRECTIVES, outcome, people } from "../components/directives.js";
 import { fill, h, icon } from "../common/dom.js";
 import { age, bytes, clock, duration, kindName, lastStep, moment, number, rankList, stepNumber, words } from "../common/format.js";
+import { LostTimeCard } from "../incidents/lost_time.js";
 import { RankMap } from "../charts/rank_map.js";
 import { everySecond, gathered, listen } from "../common/live.js";
 import { fan, mean } from "../charts/series.js";
@@ -37,6 +38,7 @@ const [lossBox, normBox, fanBox] = [body("plot"), body("plot"), body("plot")];
 const map = new RankMap(name, () => guarded(drawMap));
 const rangePick = h("select", { class: "small", "aria-label": "Steps shown", onchange: () => draw() }, RANGES.map((steps) => h("option", { value: steps }, `last ${number(steps)} steps`)), h("option", { value: "" }, "all steps"));
 const lists = h("div", { class: "lists" });
+const lostTime = new LostTimeCard(name, () => guarded(() => lostTime.load(job)));
 const devices = ["gpu", "port", "host"].map((kind) => new DevicesCard(name, kind));
 main.append(
   h("div", { class: "crumbs" }, h("a", { href: "/jobs" }, "‹ Jobs"), h("a", { href: `/topology/${encodeURIComponent(name)}` }, "Topology"), h("span", { class: "range" }, rangePick)),
@@ -45,6 +47,7 @@ main.append(
   strip,
   h("div", { class: "charts" }, card("Loss", lossBox), card("Gradient norm", normBox), card("Step time", fanBox, { tools: h("span", { class: "legend" }, h("i", { class: "median" }), "median", h("i", { class: "band" }), "5–95 %", h("i", { class: "max" }), "slowest") })),
   map.card,
+  h("div", { class: "lost-time" }, lostTime.card),
   lists,
   ...devices.map((one) => one.card),
 );
@@ -93,6 +96,7 @@ async function load() {
     showStrip();
     showLists(incidents, troubles.total, checkpoints, commands, attempts, job.checkpoints.interval_s);
     showAges();
+    await lostTime.load(job);
     chooseRange();
     if (performance.now() >= drawAgainMs) await draw();
   });
