@@ -121,7 +121,10 @@ def test_a_server_that_never_answers_costs_one_timeout_and_frees_its_thread(wher
     with mail_server({where: "hang"} if where != "content" else {"DATA": "hang"}) as server:
         outcome = send(settings(server.port), timeout_s=0.3)
     assert (outcome.status, outcome.error) == (None, "no answer within 0.3 s")
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("smtp") and thread.is_alive()]
+    senders = [thread for thread in threading.enumerate() if thread.name.startswith("smtp")]
+    for thread in senders:
+        thread.join(30)
+    assert not [thread for thread in senders if thread.is_alive()]
 
 
 def test_a_refused_connection_is_reported():
