@@ -7,7 +7,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import httpx2
 import pytest
 
 from rankwatch_service.demo.job.processes import working_for
@@ -73,6 +75,39 @@ def test_every_fault_of_the_demo_is_found_named_told_and_mended(tmp_path: Path, 
         output = demo.communicate(timeout=450)[0]
     assert demo.returncode == 0, output
     assert list(tmp_path.iterdir()) == []
+
+
+@long_trial
+@pytest.mark.timeout(480)
+def test_a_demo_that_is_kept_has_a_job_to_control_and_a_link_of_one_use(tmp_path: Path) -> None:
+    with started(tmp_path, "--no-faults", "--steps", "60", "--keep") as demo:
+        assert demo.stdout is not None
+        said = next(line for line in demo.stdout if "trains on until Ctrl-C" in line)
+        url, token = said.split()[-1].split("/login#")
+        opened = [
+            httpx2.post(f"{url}/api/v1/session", json={"token": token}, headers={"Origin": url}) for _ in range(2)
+        ]
+        assert [answer.status_code for answer in opened] == [201, 401]
+        cookies = opened[0].cookies
+
+        def job() -> dict[str, Any]:
+            answer: dict[str, Any] = httpx2.get(f"{url}/api/v1/jobs/gpt-demo", cookies=cookies).json()
+            return answer
+
+        until("the job runs again", lambda: job()["state"] == "running", START_S)
+        asked = httpx2.post(
+            f"{url}/api/v1/jobs/gpt-demo/commands",
+            json={"action": "pause", "params": {}, "reason": "a try"},
+            headers={"Origin": url, "Idempotency-Key": "one"},
+            cookies=cookies,
+        )
+        assert asked.is_success, asked.text
+        until("the job is paused", lambda: job()["state"] == "paused", START_S)
+        (folder,) = tmp_path.iterdir()
+        demo.send_signal(signal.SIGINT)
+        output = demo.communicate(timeout=60)[0]
+    assert demo.returncode == 0, output
+    assert_nothing_is_left(tmp_path, folder.name)
 
 
 @pytest.mark.timeout(240)

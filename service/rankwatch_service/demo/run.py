@@ -8,6 +8,7 @@ import secrets
 import shutil
 import signal
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -54,6 +55,8 @@ TABLE_COLUMNS = 150
 """Width of the closing table where the output is a file or a pipe."""
 AGENT_END_S = 10.0
 """Agents exit a few seconds after their ranks."""
+KEEP_POLL_S = 0.25
+"""How often ranks that have ended are looked for while the job is kept."""
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the recorder's usual place
 
 
@@ -63,7 +66,7 @@ class DemoOptions:
 
     faults: bool = True
     keep: bool = False
-    """Keep the service running at the end, until Ctrl-C."""
+    """Keep the service and a job without faults running at the end, until Ctrl-C."""
     port: int = 0
     """0: any free port."""
     steps: int = STEPS
@@ -90,9 +93,8 @@ def run(options: DemoOptions, console: Console | None = None) -> int:
         with _terminable(), opened_stage(options, DemoView(console, outcomes)) as stage:
             results = _perform(options, stage, outcomes)
             if options.keep:
-                console.print(f"The service keeps running until Ctrl-C: {stage.service.login_url}")
                 with suppress(KeyboardInterrupt):
-                    signal.pause()
+                    _keep(stage, console)
     except BackingError as error:
         console.print(f"[bold red]{escape(str(error))}[/]")
         return 2
@@ -118,6 +120,21 @@ def _perform(options: DemoOptions, stage: Stage, outcomes: list[SceneResult]) ->
         view.console.print(table(outcomes))
     verdict(view.console, results)
     return results
+
+
+def _keep(stage: Stage, console: Console) -> NoReturn:
+    """Train on without faults, as a job to pause and roll back by hand, until Ctrl-C or SIGTERM."""
+    link = stage.service.login_link()
+    if stage.launcher.finished:
+        stage.launcher.start()
+    console.print(f"{JOB} trains on until Ctrl-C. To log in, once and within 10 minutes: {link}", soft_wrap=True)
+    while True:
+        try:
+            stage.launcher.poll()
+        except JobFailedError as error:
+            console.print(f"[bold red]{escape(str(error))}[/]")
+            signal.pause()
+        time.sleep(KEEP_POLL_S)
 
 
 @contextmanager

@@ -45,6 +45,14 @@ def test_ranks_are_told_who_they_are(launch: Callable[..., Launcher], tmp_path: 
     assert [(tmp_path / f"job-0-{rank}.log").read_text() for rank in range(3)] == [f"{r} 3 job-0\n" for r in range(3)]
 
 
+def test_a_job_that_has_finished_is_launched_once_more(launch: Callable[..., Launcher]) -> None:
+    launcher = launch("")
+    poll_until(launcher, lambda: launcher.finished)
+    launcher.start()
+    assert (launcher.launch, launcher.finished) == ("job-1", False)
+    poll_until(launcher, lambda: launcher.finished)
+
+
 def test_a_killed_rank_takes_the_others_with_it_and_all_start_again_under_a_new_launch(
     launch: Callable[..., Launcher],
 ) -> None:

@@ -154,7 +154,9 @@ def agent(context: typer.Context) -> None:
 
 def demo(
     no_faults: Annotated[bool, typer.Option("--no-faults", help="Train without faults; no incident may open.")] = False,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep the service running at the end.")] = False,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Keep the service and a job running at the end, to try commands on.")
+    ] = False,
     port: Annotated[int, typer.Option(min=0, max=65_535, help="Port of the dashboard; 0: any free port.")] = 0,
     steps: Annotated[int | None, typer.Option(min=1, help="Steps to train, including repeated ones.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of training and faults.")] = 1,

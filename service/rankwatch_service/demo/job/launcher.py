@@ -47,8 +47,9 @@ class Launcher:
         return f"{self.job}-{self.number}"
 
     def start(self) -> None:
-        """Launch all ranks."""
+        """Launch all ranks, also once more after they have finished."""
         self.number += 1
+        self.finished = False
         self.logs.mkdir(parents=True, exist_ok=True)
         for rank in range(self.world_size):
             with (self.logs / f"{self.launch}-{rank}.log").open("wb") as log:

@@ -81,6 +81,19 @@ class ServiceProcess:
         """A link to the dashboard that logs in."""
         return f"{self.url}/login#{self.token}"
 
+    def login_link(self) -> str:
+        """A link to the dashboard that logs in once, within 10 minutes.
+
+        Raises:
+            ServiceError: no link could be made; the message has the output of the command.
+        """
+        command = python_module("rankwatch_service", "token", "login", "--data", str(self._folder))
+        made = subprocess.run(command, env=dict(self._environment), capture_output=True, text=True, check=False)
+        link = LOGIN.search(made.stdout)
+        if link is None:
+            raise ServiceError(f"no login link: {made.stderr.strip()}")
+        return link.group()
+
     def get(self, path: str, **parameters: str) -> dict[str, Any]:
         """Read one resource."""
         return self._ask("GET", path, parameters=parameters)
