@@ -129,8 +129,12 @@ def state(value: str) -> Text:
 
 def incident_state(incident: Mapping[str, Any]) -> Text:
     """The state of an incident; "job ended" where its trouble lasted until then."""
-    ended = incident["state"] == "resolved" and incident["evidence"].get("ended_with_job")
-    return state("job ended" if ended else incident["state"])
+    return state("job ended" if ended_with_job(incident) else incident["state"])
+
+
+def ended_with_job(incident: Mapping[str, Any]) -> bool:
+    """Whether the job ended before this incident was over."""
+    return bool(incident["state"] == "resolved" and incident["evidence"].get("ended_with_job"))
 
 
 def short_id(full_id: str) -> Text:

@@ -8,10 +8,10 @@ from __future__ import annotations
 from enum import Enum
 from typing import Final
 
-from rankwatch_detectors.base import Kind
+from rankwatch_detectors.base import Change, Finding, Kind
 from rankwatch_detectors.scope import WHOLE_JOB
 from rankwatch_service.incidents.kinds import CAUSE_ORDER, KINDS, kinds_where
-from rankwatch_service.incidents.model import Part
+from rankwatch_service.incidents.model import Incident, Part
 from rankwatch_service.incidents.placement import Placement
 
 SLACK_S: Final = 2.0
@@ -85,6 +85,18 @@ def came_first(cause: Part, effect: Part) -> bool:
     if abs(cause.onset_time_s - effect.onset_time_s) > SLACK_S:
         return cause.onset_time_s < effect.onset_time_s
     return CAUSE_ORDER.index(cause.kind) < CAUSE_ORDER.index(effect.kind)
+
+
+def precedence(finding: Finding) -> tuple[bool, float, int, str]:
+    """The order in which findings of one observation are taken: by onset, causes before effects, ends last."""
+    ends = finding.change is Change.CLOSE
+    return (ends, finding.onset_time_s, CAUSE_ORDER.index(finding.kind), str(finding.scope))
+
+
+def heads(part: Part, incident: Incident, placement: Placement) -> bool:
+    """Whether the incident is a consequence of this part, or turned into it."""
+    became = part.kind in KINDS[incident.kind].becomes and incident.attempt == part.attempt
+    return became or (may_cause(part, incident.first, placement) and came_first(part, incident.first))
 
 
 def reach(cause: Kind, effect: Kind) -> Reach:

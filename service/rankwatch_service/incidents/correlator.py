@@ -16,10 +16,10 @@ from dataclasses import replace
 from typing import Any, Final
 
 from rankwatch_detectors.base import Change, Finding
-from rankwatch_service.incidents.causation import came_first, may_cause, only_suspected
+from rankwatch_service.incidents.causation import heads, may_cause, only_suspected, precedence
 from rankwatch_service.incidents.hang_evidence import ASKED
-from rankwatch_service.incidents.headline import Headline, begin_grade, goes_on_beside, grade, locate
-from rankwatch_service.incidents.kinds import CAUSE_ORDER, KINDS
+from rankwatch_service.incidents.headline import Headline, begin_grade, goes_on_beside, grade, keep, locate
+from rankwatch_service.incidents.kinds import KINDS
 from rankwatch_service.incidents.model import (
     Incident,
     Part,
@@ -40,6 +40,7 @@ from rankwatch_service.incidents.resolution import (
     end_for_good,
     end_with_job,
     ended_after,
+    ended_by_start,
     ended_with_its_attempt,
     go_on_again,
     last_to_end,
@@ -71,6 +72,7 @@ class Correlator:
         self._job = job
         self._attempt = ""
         self._frames = 0
+        self._first_step: int | None = None
         self._number = 0
         self._episodes: dict[tuple[str, str, str], int] = {}
         self._episode_base = 0
@@ -107,13 +109,15 @@ class Correlator:
                 traits = KINDS[part.kind]
                 if not (same_launch and traits.is_lasting) and not traits.spans_attempts:
                     part.ended_with_attempt = True
-        self._attempt, self._frames = attempt, 0
+        self._attempt, self._frames, self._first_step = attempt, 0, None
 
     def progress(self, attempt: str, step: int, now_s: float) -> list[Update]:
         """Count a finished step. After enough of them, parts that ended with an earlier attempt are closed."""
         if attempt != self._attempt:
             return []
         self._frames += 1
+        if self._frames == 1:
+            self._first_step = step
         unfelt = [incident for incident in self.open if goes_on_beside(incident, now_s)]
         updates = [Update(one, TransitionKind.EVIDENCE, "training goes on beside it") for one in unfelt]
         if self._frames < PROGRESS_FRAMES:
@@ -125,30 +129,39 @@ class Correlator:
             if over:
                 for part in over:
                     part.is_open = False
-                updates += self._resolve_if_over(incident, step, now_s, f"training goes on in attempt {attempt}")
+                resolved = self._resolve_if_over(incident, step, now_s, f"training goes on in attempt {attempt}")
+                if resolved and self._first_step is not None:
+                    incident.summary += ended_by_start(incident, attempt, self._first_step)
+                updates += resolved
         return updates
 
     def settle(self, now_s: float) -> list[Update]:
         """Resolve incidents that ended by themselves long enough ago, as of the time when they ended."""
-        updates = []
-        for incident in self.open:
-            last = last_to_end(incident)
-            if last is not None and last.ended_s is not None and may_resolve(incident, now_s):
-                self._mark_resolved(incident, last.ended_step, last.ended_s)
-                text = f"{last.kind} did not come back within {quiet_s(incident):.0f} s"
-                updates.append(Update(incident, TransitionKind.RESOLVED, text))
-        return updates
+        quiet = [incident for incident in self.open if may_resolve(incident, now_s)]
+        return [
+            self._resolve_ended(one, last, f"{last.kind} did not come back within {quiet_s(one):.0f} s")
+            for one in quiet
+            if (last := last_to_end(one)) is not None
+        ]
 
     def finish(self, step: int | None, now_s: float, reason: str = "the job ended") -> list[Update]:
-        """Resolve all incidents: the job has ended."""
+        """Resolve all incidents: the job has ended. One that was over by then lasted until it ended by itself."""
+        updates = []
         for incident in self.open:
+            if incident.is_over and (last := last_to_end(incident)) is not None:
+                updates.append(self._resolve_ended(incident, last, f"{last.kind} had ended by itself; {reason}"))
             end_with_job(incident)
-        return [update for one in self.open for update in self._resolve_if_over(one, step, now_s, reason)]
+            updates += self._resolve_if_over(incident, step, now_s, reason) if incident.state != "resolved" else []
+        return updates
+
+    def _resolve_ended(self, incident: Incident, last: Part, text: str) -> Update:
+        self._mark_resolved(incident, last.ended_step, last.ended_s or 0.0)
+        return Update(incident, TransitionKind.RESOLVED, text)
 
     def judge(self, findings: Sequence[Finding], placement: Placement) -> list[Update]:
         """Take the findings of one observation: causes before effects, ends last, since one kind may become another."""
         updates: list[Update] = []
-        for finding in sorted(findings, key=_precedence):
+        for finding in sorted(findings, key=precedence):
             known = self._find(finding)
             if finding.change is Change.CLOSE:
                 updates += [] if known is None else self._close(*known, finding)
@@ -187,7 +200,7 @@ class Correlator:
         part = part_of(finding, self._episode(finding))
         # A finding about an attempt that has ended is closed as soon as training goes on.
         part.ended_with_attempt = part.attempt != self._attempt
-        headed = [incident for incident in self.open if _heads(part, incident, placement)]
+        headed = [incident for incident in self.open if heads(part, incident, placement)]
         # If several incidents may have caused it, take the newest: the older ones have their consequences.
         cause = next(
             (
@@ -244,7 +257,7 @@ class Correlator:
     def _join(self, incident: Incident, part: Part, finding: Finding, placement: Placement) -> Update:
         """Add a consequence, or more ranks with the same trouble on the same hosts."""
         before = Headline.of(incident)
-        _keep(incident, part, finding)
+        keep(incident, part, finding)
         if part.kind is not incident.kind or not KINDS[part.kind].is_lasting or set(part.ranks) <= set(incident.ranks):
             return self._changed(incident, before, f"consequence: {finding.summary}", part, finding)
         incident.ranks = (*incident.ranks, *(rank for rank in part.ranks if rank not in incident.ranks))
@@ -255,7 +268,7 @@ class Correlator:
         """Make the finding the first mover: it began earlier and may be the cause, or the incident turned into it."""
         before = Headline.of(incident)
         ranks = incident.ranks if part.kind is incident.kind else ()
-        _keep(incident, part, finding)
+        keep(incident, part, finding)
         incident.parts.remove(part)
         incident.parts.insert(0, part)
         incident.ranks = (*part.ranks, *(rank for rank in ranks if rank not in part.ranks))
@@ -364,6 +377,7 @@ class Correlator:
             "counts": dict(self.counts),
             "attempt": self._attempt,
             "frames": self._frames,
+            "first_step": self._first_step,
             "number": self._number,
             "episode_base": self._episode_base,
             "episodes": [[*key, count] for key, count in self._episodes.items()],
@@ -374,24 +388,8 @@ class Correlator:
         """Restore what `state` returned."""
         self.counts = Counter(state["counts"])
         self._attempt, self._frames, self._number = state["attempt"], state["frames"], state["number"]
+        self._first_step = state.get("first_step")  # older snapshots lack it
         self._episode_base = state["episode_base"]
         self._episodes = {(attempt, kind, scope): count for attempt, kind, scope, count in state["episodes"]}
         incidents = [incident_restored(saved) for saved in state["incidents"]]
         self._incidents = {incident.id: incident for incident in incidents}
-
-
-def _precedence(finding: Finding) -> tuple[bool, float, int, str]:
-    ends = finding.change is Change.CLOSE
-    return (ends, finding.onset_time_s, CAUSE_ORDER.index(finding.kind), str(finding.scope))
-
-
-def _heads(part: Part, incident: Incident, placement: Placement) -> bool:
-    """Whether the incident is a consequence of this part, or turned into it."""
-    became = part.kind in KINDS[incident.kind].becomes and incident.attempt == part.attempt
-    return became or (may_cause(part, incident.first, placement) and came_first(part, incident.first))
-
-
-def _keep(incident: Incident, part: Part, finding: Finding) -> None:
-    incident.add(part)
-    grade(incident, finding.severity)
-    incident.updated_time_s = finding.detected_time_s

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from rankwatch_detectors.base import Kind, Severity
+from rankwatch_detectors.base import Finding, Kind, Severity
 from rankwatch_detectors.scope import WHOLE_JOB, IncidentScope, ScopeLevel
 from rankwatch_service.incidents.kinds import KINDS
-from rankwatch_service.incidents.model import GRAVITY, Incident, lowered
+from rankwatch_service.incidents.model import GRAVITY, Incident, Part, lowered
 from rankwatch_service.incidents.placement import Placement
 
 UNFELT_STEPS: Final = 32
@@ -79,6 +79,13 @@ def goes_on_beside(incident: Incident, now_s: float) -> bool:
     incident.unfelt = True
     grade(incident, incident.severity)
     return True
+
+
+def keep(incident: Incident, part: Part, finding: Finding) -> None:
+    """Add a finding's part to an incident, which is graded anew."""
+    incident.add(part)
+    grade(incident, finding.severity)
+    incident.updated_time_s = finding.detected_time_s
 
 
 def _is_of_devices(incident: Incident) -> bool:

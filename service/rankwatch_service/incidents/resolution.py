@@ -56,6 +56,12 @@ def ended_after(finding: Finding) -> str:
     return f" It has ended by itself after {lasted}."
 
 
+def ended_by_start(incident: Incident, attempt: str, first_step: int) -> str:
+    """The sentence that a summary gets when a later attempt, whose first finished step this is, ended its trouble."""
+    same_launch = incident.attempt.rpartition(".")[0] == attempt.rpartition(".")[0]
+    return f" The job was {'rolled back to' if same_launch else 'relaunched from'} step {first_step}."
+
+
 def end_for_good(incident: Incident) -> None:
     """Close all parts for good: what begins later is another incident."""
     for part in incident.parts:

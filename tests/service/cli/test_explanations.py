@@ -37,6 +37,10 @@ def served(tmp_path_factory):
         with write(api.engine) as connection:
             connection.execute(insert(Incident).values(**incident_row()))
             connection.execute(insert(Incident).values(**incident_row(id="inc_2", number=2)))
+            over = {"state": "resolved", "resolved_unix_ns": 1}
+            connection.execute(insert(Incident).values(**incident_row(id="inc_3", number=3, **over)))
+            over["evidence"] = {"ended_with_job": True}
+            connection.execute(insert(Incident).values(**incident_row(id="inc_4", number=4, **over)))
             connection.execute(insert(IncidentTransition).values(**opened, fields={"why": [told]}))
         service = Service(api.engine)
         stream = service.started()
@@ -74,6 +78,16 @@ def test_the_explanation_is_part_of_the_json_if_asked_for(rankwatch):
 def test_an_incident_without_a_threshold_says_so(rankwatch):
     status, _, err = rankwatch("incidents", "show", "inc_2", "--why")
     assert (status, err.startswith("no threshold decided")) == (0, True)
+
+
+def test_first_steps_are_listed_only_while_an_incident_is_unresolved(rankwatch):
+    assert "to do 1" in rankwatch("incidents", "show", "inc_2")[1]
+    for name, left in (
+        ("inc_3", "Nothing; the incident is resolved."),
+        ("inc_4", "The job ended before this was over."),
+    ):
+        out = rankwatch("incidents", "show", name)[1]
+        assert ("to do 1" in out, left in out) == (False, True)
 
 
 def test_a_silent_job_says_what_is_judged_and_the_smallest_fault(rankwatch):

@@ -58,6 +58,19 @@ def test_a_hang_that_stays_away_resolves_after_a_quiet_time_as_of_when_it_ended(
     assert (incident.resolved_step, incident.resolved_time_s) == (120, 1_010.0)
 
 
+def test_a_hang_that_was_over_before_the_job_ended_lasted_until_it_ended_by_itself(correlator):
+    begins(correlator, 1_000.0)
+    ends(correlator, 1_010.0, detected_step=120)
+    (incident,) = correlator.open
+    (told,) = correlator.finish(125, 1_014.0)
+    assert (told.what, told.text) == (TransitionKind.RESOLVED, "hang had ended by itself; the job ended")
+    assert (incident.resolved_step, incident.resolved_time_s) == (120, 1_010.0)
+    assert "ended_with_job" not in incident.evidence
+    assert "The job has ended" not in incident.summary
+    assert what(begins(correlator, 1_020.0)) == [TransitionKind.OPENED]
+    assert correlator.open != [incident]
+
+
 def test_what_has_ended_by_itself_says_so_until_it_is_back(correlator):
     begins(correlator, 1_000.0)
     (incident,) = correlator.open

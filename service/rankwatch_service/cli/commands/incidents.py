@@ -26,6 +26,12 @@ COLUMNS: Final[output.Columns] = {
     "summary": lambda one: output.plain(one["summary"]),
 }
 
+RESOLVED: Final = "Nothing; the incident is resolved."
+JOB_ENDED: Final = (
+    "The job ended before this was over. See to its cause, and to the checkpoint to go on from, before the next start."
+)
+"""What is left to do about an incident that is over, in the words of its page."""
+
 app = typer.Typer(
     help="List or watch incidents; show, export, acknowledge, resolve, comment on or judge one.",
     invoke_without_command=True,
@@ -114,7 +120,7 @@ def show_incident(
             ("steps", output.plain(f"onset {found['onset_step']}, detected {found['detected_step']}")),
             ("confidence", output.plain(found["confidence"])),
             ("cost", output.plain(f"{found['impact_gpu_hours_per_hour']:.3g} GPU-hours per hour")),
-            *((f"to do {n}", output.plain(step)) for n, step in enumerate(found["first_steps"], 1)),
+            *_to_do(found),
             ("job supports", output.plain(", ".join(found["can"]) or "nothing")),
             *(_receiver(one) for one in receivers),
             ("feedback", output.plain([f"{one['answer']} ({one['name']})" for one in found["feedback"]])),
@@ -207,6 +213,13 @@ def _receiver(reason: dict[str, Any]) -> tuple[str, Text]:
     """Why a receiver was notified of a transition, or why not."""
     which = "" if reason["transition"] is None else f" (change {reason['transition']})"
     return (f"  to {reason['receiver'] or '(nobody)'}{which}", output.plain(reason["why"]))
+
+
+def _to_do(incident: dict[str, Any]) -> list[tuple[str, Text]]:
+    """Rows of the first steps; of an incident that is over, one that says what is left to do, as on its page."""
+    if incident["state"] != "resolved":
+        return [(f"to do {n}", output.plain(step)) for n, step in enumerate(incident["first_steps"], 1)]
+    return [("to do", output.plain(JOB_ENDED if output.ended_with_job(incident) else RESOLVED))]
 
 
 def _evidence(name: str, value: Any) -> list[tuple[str, Text]]:

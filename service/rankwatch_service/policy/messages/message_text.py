@@ -8,8 +8,9 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from rankwatch_detectors.base import Kind
-from rankwatch_service.incidents.kinds import first_steps
+from rankwatch_service.incidents.kinds import KINDS, first_steps
 from rankwatch_service.incidents.model import LISTED_MAX
+from rankwatch_service.incidents.resolution import ENDED_WITH_JOB
 from rankwatch_service.incidents.version import IncidentVersion
 from rankwatch_service.policy.command import CommandRequest
 from rankwatch_service.policy.policy import POLICY_ACTIONS
@@ -85,13 +86,16 @@ def command_to_type(incident: IncidentVersion) -> str:
 
 def incident_text(incident: IncidentVersion, world_size: int) -> str:
     """Three lines: what, where, since when and how bad; what is normal, how sure it is and what changed shortly before;
-    what to do first. Of a resolved incident: what and where; how long it lasted; the command that shows it.
+    what to do first. Of a resolved incident: what and where; how long it lasted, and whether the job ended before
+    it was over; the command that shows it.
 
     Args:
         incident: as it is now.
         world_size: ranks of the job; 0: unknown.
     """
-    head = "RESOLVED" if incident.state == "resolved" else str(incident.severity).upper()
+    head = str(incident.severity).upper()
+    if incident.state == "resolved":
+        head = "ENDED" if _ended_with_job(incident) else "RESOLVED"
     where = _where(incident, world_size)
     what = f"{head} {incident.job}: {one_line(incident.summary).removesuffix('.')}. {where}"
     if incident.state == "resolved":
@@ -201,12 +205,26 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def _ended_with_job(incident: IncidentVersion) -> bool:
+    return incident.evidence.get(ENDED_WITH_JOB) is True
+
+
 def _lasted(incident: IncidentVersion) -> str:
+    """How long a resolved incident lasted, and what that means where nothing but the end of the job ended it."""
     seconds = ((incident.resolved_unix_ns or incident.updated_unix_ns) - incident.onset_unix_ns) / 1e9
     steps = "" if incident.onset_step is None else f", since step {incident.onset_step}"
     if incident.resolved_step is not None and incident.onset_step is not None:
-        steps = f", from step {incident.onset_step} to {incident.resolved_step}"
-    return f"It lasted {_duration(seconds)}{steps}"
+        # After a rollback it may be resolved at an earlier step than it began; it was last seen when it was detected.
+        last = incident.resolved_step
+        if last < incident.onset_step:
+            last = max(incident.detected_step or 0, incident.onset_step)
+        steps = f", from step {incident.onset_step} to {last}" if last > incident.onset_step else f", at step {last}"
+    lasted = f"It lasted {_duration(seconds)}{steps}"
+    if not _ended_with_job(incident):
+        return lasted
+    since = "" if incident.onset_step is None else f" since {incident.onset_step}"
+    ruined = f"; steps{since} may be ruined" if KINDS[incident.kind].spoils_weights else ""
+    return f"{lasted}. The job ended before it was over{ruined}"
 
 
 def _duration(seconds: float) -> str:

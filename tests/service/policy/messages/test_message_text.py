@@ -61,6 +61,32 @@ def test_of_a_resolved_incident_it_says_how_long_it_lasted():
     assert details == "Details: rankwatch incidents show 1"
 
 
+@pytest.mark.parametrize(
+    ("detected_step", "resolved_step", "steps"),
+    [(251, 202, "from step 250 to 251"), (None, 202, "at step 250"), (251, 300, "from step 250 to 300")],
+)
+def test_the_steps_of_an_incident_never_go_backwards_after_a_rollback(detected_step, resolved_step, steps):
+    known = {"onset_step": 250, "detected_step": detected_step, "resolved_step": resolved_step}
+    text = incident_text(incident_version(**known, state="resolved", resolved_unix_ns=NOON_UNIX_NS), 64)
+    assert text.split("\n")[1] == f"It lasted 3 s, {steps}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "onset_step", "steps", "meaning"),
+    [
+        (Kind.NONFINITE, 480, ", from step 480 to 900", "; steps since 480 may be ruined"),
+        (Kind.NONFINITE, None, "", "; steps may be ruined"),
+        (Kind.STRAGGLER, 480, ", from step 480 to 900", ""),
+    ],
+)
+def test_what_only_the_end_of_the_job_ended_is_not_told_as_resolved(kind, onset_step, steps, meaning):
+    ended = {"state": "resolved", "resolved_unix_ns": NOON_UNIX_NS, "resolved_step": 900, "onset_step": onset_step}
+    version = incident_version(**ended, kind=kind, evidence={"ended_with_job": True})
+    what, lasted, _ = incident_text(version, 64).split("\n")
+    assert what.startswith("ENDED gpt-small: ")
+    assert lasted == f"It lasted 3 s{steps}. The job ended before it was over{meaning}"
+
+
 @pytest.mark.parametrize("kind", sorted(Kind))
 def test_every_kind_says_what_is_normal(kind):
     assert incident_text(incident_version(kind=kind), 8).split("\n")[1].startswith(f"Normal: {NORMAL[kind]}")

@@ -2,7 +2,7 @@
 
 import { h } from "../common/dom.js";
 import { ago, clock, moment, number, words } from "../common/format.js";
-import { card } from "../components/shell.js";
+import { card, endedWithJob } from "../components/shell.js";
 
 const CHANGES_SHOWN = 5;
 
@@ -11,7 +11,8 @@ export function historyCard(incident, comment) {
   const before = changesBefore(incident);
   const recent = before.slice(-CHANGES_SHOWN);
   const earlier = before.slice(0, -CHANGES_SHOWN);
-  const transitions = incident.history.map((one) => ({ at: one.at_unix_ns, what: words(one.what), who: one.actor, text: one.text, kind: one.what }));
+  const last = endedWithJob(incident) && incident.history.findLast((one) => one.what === "resolved");
+  const transitions = incident.history.map((one) => ({ at: one.at_unix_ns, what: one === last ? "Job ended" : words(one.what), who: one.actor, text: one.text, kind: one.what }));
   const say = comment && h("form", { class: "say", onsubmit: comment }, h("textarea", { name: "text", required: true, maxLength: 2000, "aria-label": "Comment", placeholder: "Write a comment" }), h("button", {}, "Comment"));
   return card(
     "History",
