@@ -156,34 +156,6 @@ def test_what_ended_with_its_attempt_is_over_when_training_makes_progress_again(
     assert go_on(correlator, "l.1", 1) == ["resolved"]
 
 
-@pytest.mark.parametrize(
-    ("attempt", "said"),
-    [("l.1", " The job was rolled back to step 90."), ("m.0", " The job was relaunched from step 90.")],
-)
-def test_what_a_later_attempt_ended_says_from_which_step_on_it_made_its_steps_again(correlator, attempt, said):
-    judge(correlator, finding(Kind.NONFINITE, scope="rank:3"))
-    (incident,) = correlator.open
-    summary = incident.summary
-    correlator.begin(attempt)
-    go_on(correlator, attempt, PROGRESS_FRAMES - 1, from_step=90)
-    restored = Correlator("gpt")
-    restored.restore(correlator.state())
-    (incident,) = restored.open
-    assert go_on(restored, attempt, 1, from_step=100) == ["resolved"]
-    assert incident.summary == summary + said
-
-
-def test_a_snapshot_from_before_the_first_step_was_kept_says_nothing_of_it(correlator):
-    judge(correlator, finding(Kind.NONFINITE, scope="rank:3"))
-    correlator.begin("l.1")
-    go_on(correlator, "l.1", PROGRESS_FRAMES - 1)
-    restored = Correlator("gpt")
-    restored.restore({name: value for name, value in correlator.state().items() if name != "first_step"})
-    (incident,) = restored.open
-    assert go_on(restored, "l.1", 1) == ["resolved"]
-    assert "rolled back" not in incident.summary
-
-
 def test_a_rollback_does_not_end_a_slow_rank_but_a_new_launch_does(correlator):
     judge(correlator, finding(Kind.STRAGGLER, scope="rank:3"))
     correlator.begin("l.1")

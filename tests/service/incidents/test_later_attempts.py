@@ -1,0 +1,48 @@
+"""What a later attempt ended says so: a rollback, or another launch, and from which step on it made its steps again."""
+
+import pytest
+
+from rankwatch_detectors.base import Kind
+from rankwatch_service.incidents.correlator import Correlator
+from rankwatch_service.incidents.resolution import PROGRESS_FRAMES
+from tests.support.values.findings import finding, topology_state
+
+
+@pytest.fixture
+def correlator():
+    made = Correlator("gpt")
+    made.begin("l.0")
+    return made
+
+
+def go_on(correlator, attempt, frames, from_step=100) -> list[str]:
+    steps = range(from_step, from_step + frames)
+    return [str(told.what) for step in steps for told in correlator.progress(attempt, step, 2_000.0)]
+
+
+@pytest.mark.parametrize(
+    ("attempt", "said"),
+    [("l.1", " The job was rolled back to step 90."), ("m.0", " The job was relaunched from step 90.")],
+)
+def test_what_a_later_attempt_ended_says_from_which_step_on_it_made_its_steps_again(correlator, attempt, said):
+    correlator.judge([finding(Kind.NONFINITE, scope="rank:3")], topology_state())
+    (incident,) = correlator.open
+    summary = incident.summary
+    correlator.begin(attempt)
+    go_on(correlator, attempt, PROGRESS_FRAMES - 1, from_step=90)
+    restored = Correlator("gpt")
+    restored.restore(correlator.state())
+    (incident,) = restored.open
+    assert go_on(restored, attempt, 1, from_step=100) == ["resolved"]
+    assert incident.summary == summary + said
+
+
+def test_a_snapshot_from_before_the_first_step_was_kept_says_nothing_of_it(correlator):
+    correlator.judge([finding(Kind.NONFINITE, scope="rank:3")], topology_state())
+    correlator.begin("l.1")
+    go_on(correlator, "l.1", PROGRESS_FRAMES - 1)
+    restored = Correlator("gpt")
+    restored.restore({name: value for name, value in correlator.state().items() if name != "first_step"})
+    (incident,) = restored.open
+    assert go_on(restored, "l.1", 1) == ["resolved"]
+    assert "rolled back" not in incident.summary
