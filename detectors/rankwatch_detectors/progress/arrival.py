@@ -17,6 +17,8 @@ BUSY_SHARE, IDLE_SHARE = 0.5, 0.2
 DESCRIBED_MAX = 16
 # Stopped by a signal, held by a debugger, dead and not reaped. Not D, in which a rank is while it saves to a slow disk.
 STOPPED_STATES = ("T", "t", "Z")
+STOPPED = "stopped by a signal"
+"""`decided_by` of a rank that is in one of these states."""
 # A rank whose block is this many intervals older than the newest has missed two.
 SILENT_BLOCKS = 2.5
 
@@ -67,7 +69,7 @@ def _witnesses(
     silent = presence.heard & ~left & (late_s > silent_s)
     busy, idle = stuck & (cpu_share > BUSY_SHARE), stuck & (cpu_share < IDLE_SHARE)
     return [
-        (running & is_any(presence.os_state, STOPPED_STATES), "stopped by a signal", 1.0),
+        (running & is_any(presence.os_state, STOPPED_STATES), STOPPED, 1.0),
         (lowest_step, "it is in an earlier step", 0.95),
         (lowest_sequence, "it has entered fewer collectives", 0.9),
         (running & ~waiting & bool(waiting.any()), "it is not in a collective, the others are", 0.85),

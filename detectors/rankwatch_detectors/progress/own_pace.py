@@ -16,7 +16,7 @@ import numpy as np
 from rankwatch_detectors.base import AttemptStart, Bools, Finding, Floats, Kind, Presence, Severity
 from rankwatch_detectors.dispatch import DispatchingDetector, which
 from rankwatch_detectors.episodes import since
-from rankwatch_detectors.progress.arrival import STOPPED_STATES, is_any
+from rankwatch_detectors.progress.arrival import STOPPED, STOPPED_STATES, is_any
 from rankwatch_detectors.progress.patience import HangConfig
 from rankwatch_detectors.scope import IncidentScope
 
@@ -132,7 +132,7 @@ class OwnPaceDetector(DispatchingDetector):
     def _open(self, presence: Presence, rank: int, severity: Severity, age_s: float, limit_s: float) -> list[Finding]:
         step = int(presence.step[rank])
         stopped = presence.os_state[rank] in STOPPED_STATES
-        how = "stopped by a signal" if stopped else f"its longest step took {self._longest_s[rank]:.1f} s"
+        how = STOPPED if stopped else f"its longest step took {self._longest_s[rank]:.1f} s"
         return self.episodes.open(
             IncidentScope.of_rank(rank),
             attempt=self.attempt,
@@ -150,7 +150,7 @@ class OwnPaceDetector(DispatchingDetector):
                 "deadline_s": limit_s,
                 "usual_step_s": float(self._usual_s[rank]),
                 "longest_step_s": float(self._longest_s[rank]),
-                "decided_by": "stopped by a signal" if stopped else "its own past",
+                "decided_by": STOPPED if stopped else "its own past",
                 "phase": presence.phase[rank],
                 "os_state": presence.os_state[rank],
             },

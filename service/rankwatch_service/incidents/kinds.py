@@ -7,11 +7,12 @@ its findings, not on its kind.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from rankwatch_detectors.base import Kind, Severity
+from rankwatch_service.incidents.hang.first_steps import hang_steps
 
 _LOSS: Final = frozenset({Kind.LOSS_SPIKE, Kind.LOSS_DIVERGENCE, Kind.GRAD_NORM})
 _SPOILT: Final = frozenset({Kind.LOSS_DIVERGENCE, Kind.NONFINITE, Kind.CORRUPTION})
@@ -56,8 +57,8 @@ class KindTraits:
     is_host_wide: bool = False
     """If it names most ranks of a host, it is about the host."""
     is_on_record: bool = False
-    """It may say something about hardware (`host_incidents`): then it goes on the record of the hosts and devices of the
-    ranks that it names."""
+    """It may say something about hardware (`host_incidents`); then it goes on the record of the hosts and devices of
+    the ranks that it names."""
     spans_attempts: bool = False
     """A new attempt says nothing about it: only its detector knows when it ends."""
     is_about_senders: bool = False
@@ -230,7 +231,7 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         may_cause=_ENDS | {Kind.STRAGGLER, Kind.SLOWDOWN},
         first_steps=(
             "Read the stack of the named rank in the evidence: its innermost frame is where it hangs.",
-            "If a signal stopped it, run `kill -CONT` on its process. If no rank stands out, look at the network.",
+            "If no rank stands out, look at the network.",
             "A job that hangs obeys no rollback: relaunch it, or end its processes and start it from a checkpoint.",
         ),
         first_step="read in its stack where the named rank hangs; collectives wait for it",
@@ -365,16 +366,18 @@ def kinds_where(holds: Callable[[KindTraits], bool]) -> frozenset[Kind]:
     return frozenset(kind for kind, traits in KINDS.items() if holds(traits))
 
 
-def first_steps(kind: str, severity: str, evidence: Mapping[str, Any]) -> list[str]:
+def first_steps(kind: str, severity: str, evidence: Mapping[str, Any], hosts: Sequence[str] = ()) -> list[str]:
     """The first steps for one incident, which may need none.
 
     Args:
         kind: of the incident.
         severity: of the incident.
         evidence: of its first mover.
+        hosts: of the ranks that it names.
     """
     if kind == Kind.RANK_LOST and severity == Severity.INFO:
         return list(ASKED_TO_END if evidence.get("requested") else DONE_ALONE)
     if evidence.get(ENDED_BY_ITSELF):
         return list(PASSED)
-    return list(KINDS[Kind(kind)].first_steps)
+    steps = KINDS[Kind(kind)].first_steps
+    return hang_steps(steps, evidence, hosts) if kind == Kind.HANG else list(steps)

@@ -240,7 +240,7 @@ def _incident_data(
         "evidence": evidence,
         "consequences": listed("consequences", [consequence.fields() for consequence in incident.consequences]),
         "suggestion": _shortened_in(incident.suggestion),
-        "first_steps": first_steps(incident.kind, incident.severity, incident.evidence),
+        "first_steps": first_steps(incident.kind, incident.severity, incident.evidence, incident.hosts),
         "command": command_to_type(incident),
         "checkpoint": incident.checkpoint,
         "links": {name: url.replace(KIND_PLACE, incident.kind) for name, url in links.items()},

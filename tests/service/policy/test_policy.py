@@ -194,6 +194,29 @@ def test_nobody_is_told_to_wait_for_what_does_not_pass(kind):
     assert first_steps(kind, "critical", {})
 
 
+def test_a_rank_that_a_signal_stopped_is_to_be_continued_on_its_host():
+    late = {"rank": 1, "os_state": "T", "phase": ""}
+    stopped = {"decided_by": "stopped by a signal", "missing": [late], "stacks": [{"ranks": "0", "stack": "File a.py"}]}
+    steps = first_steps("hang", "critical", stopped, ["node-b"])
+    assert steps[0].startswith("Continue the stopped process: `kill -CONT PID` on host node-b;")
+    assert steps[1].startswith("Find out who or what stopped it")
+    assert not any("stack" in step for step in steps)
+    alone = {"decided_by": "stopped by a signal", "os_state": "T"}
+    assert "`kill -CONT PID` on its host" in first_steps("hang", "critical", alone)[0]
+    dead = stopped | {"missing": [late | {"os_state": "Z"}]}
+    assert not any("kill -CONT" in step for step in first_steps("hang", "critical", dead, ["node-b"]))
+
+
+def test_nobody_is_told_to_read_a_stack_that_was_not_taken():
+    read = "Read the stack of the named rank"
+    taken = {"stacks": [{"ranks": "0", "stack": "File a.py"}]}
+    assert first_steps("hang", "critical", taken)[0].startswith(read)
+    for none in ({}, {"stacks": [{"ranks": "0", "stack": "", "reason": "it did not answer"}]}):
+        steps = first_steps("hang", "critical", none)
+        assert "`py-spy dump --pid PID`" in steps[0]
+        assert not any(step.startswith(read) for step in steps)
+
+
 def test_who_asked_a_job_to_end_is_not_sent_to_look_for_a_killer():
     assert first_steps("rank_lost", "info", {"requested": True}) == ["Nothing: the job was asked to end."]
     assert "do not wait for it" in first_steps("rank_lost", "info", {"requested": False, "standing": True})[0]

@@ -101,7 +101,7 @@ def incident_text(incident: IncidentVersion, world_size: int) -> str:
         what += f". Costs {cost:.3g} GPU-hours per hour"
     words = confidence_words(incident.confidence)
     normal = f"Normal: {NORMAL[incident.kind]}{_figures(incident.evidence)}. Confidence: {words}. {_changed(incident)}"
-    first = one_line(first_steps(incident.kind, incident.severity, incident.evidence)[0])
+    first = one_line(first_steps(incident.kind, incident.severity, incident.evidence, incident.hosts)[0])
     return _lines(what, normal, f"First: {first} Then: {command_to_type(incident)}")
 
 

@@ -297,7 +297,7 @@ def incident_detail(connection: Connection, row: RowMapping) -> IncidentDetail:
     topology = connection.scalar(select(AttemptRow.topology).where(*here, JobRow.state != "ended")) or {}
     return IncidentDetail(
         **row,
-        first_steps=first_steps(row["kind"], row["severity"], row["evidence"]),
+        first_steps=first_steps(row["kind"], row["severity"], row["evidence"], row["hosts"]),
         can=sorted(topology.get("can", ())),
         history=[Transition.model_validate({**one, "fields": _without_why(one["fields"])}) for one in history],
         notifications=notifications_about(connection, row["id"]),
