@@ -72,13 +72,19 @@ def test_a_hang_tells_where_each_group_of_ranks_stands(office):
     office.job("gpt")
     late = {"rank": 7, "step": 380, "phase": "forward", "phase_age_s": 7.2, "collective_seq": 379, "os_state": "R"}
     stacks = [{"ranks": "6-7", "count": 2, "rank": 7, "stack": "File data.py", "where": "load (data.py:3)"}]
-    evidence = {"missing": [late], "waiting": [{"step": 380, "phase": "backward", "ranks": 31}], "stacks": stacks}
+    waits = {"step": 380, "phase": "backward"}
+    evidence = {
+        "missing": [late],
+        "waiting": [waits | {"ranks": 31}, waits | {"step": 379, "ranks": 1}],
+        "stacks": stacks,
+    }
     office.incidents(1, job="gpt", kind="hang", evidence=evidence)
     page = office.goto(f"/incidents/{office.incident_id('critical')}")
     rows = heading(page, "Ranks by collective and phase").locator("tbody tr")
-    expect(rows).to_have_count(2)
+    expect(rows).to_have_count(3)
     expect(rows.nth(0)).to_have_text("rank 7379Forward for 7.2 s380Rload (data.py:3)")
     expect(rows.nth(1)).to_have_text("31 ranks wait–Backward380––")
+    expect(rows.nth(2)).to_have_text("1 rank waits–Backward379––")
 
 
 def test_corruption_shows_the_digits_that_differ(office):

@@ -4,7 +4,10 @@ import re
 
 import pytest
 from playwright.sync_api import expect
+from sqlalchemy import insert
 
+from rankwatch_service.store.engine import write
+from rankwatch_service.store.models import HostRecord
 from tests.browser.conftest import BAD_STEP, HOSTILE, PATIENCE_MS, until
 from tests.browser.office import S
 
@@ -289,3 +292,17 @@ def test_a_job_that_lost_nothing_says_so_and_a_job_without_gpus_counts_ranks(off
     card = lost_time(office.goto("/jobs/cpu"))
     expect(card).to_contain_text("No incident has cost this job time")
     expect(card).to_contain_text("– (paused) now · 100 % of the rank-h, last 24 hours")
+
+
+def test_the_page_of_a_host_shows_the_verdict_that_the_list_of_hosts_shows(office):
+    record = {"device_uuid": "GPU-9", "job": "gpt", "kind": "device_fault", "at_unix_ns": office.now}
+    rows = [{"id": f"r{n}", "incident_id": f"inc_{n}", "severity": "critical"} | record for n in range(2)]
+    with write(office.api.engine) as connection:
+        connection.execute(insert(HostRecord), [row | {"host": "host-1"} for row in rows])
+    page = office.goto("/hosts")
+    expect(page.locator("tr.link .pill")).to_have_text("refused")
+    page.get_by_role("link", name="host-1").click()
+    expect(page.locator(".job-head .pill")).to_have_text("refused")
+    expect(page.locator(".job-head .pill")).to_have_attribute("title", re.compile("until it is repaired$"))
+    office.goto("/hosts/host-2")
+    expect(page.locator(".job-head .pill")).to_have_text("ok")

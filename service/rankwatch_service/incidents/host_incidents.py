@@ -1,13 +1,33 @@
-"""Incidents on the record of a host and its devices, which outlive jobs. Pure."""
+"""Incidents on the record of a host and its devices, which outlive jobs. Pure.
+
+Only what says something about hardware goes there, so by kind (`KINDS`) and, for some kinds, by what was found. A hang
+or a lost rank that a device or host has caused has the kind of its cause by then.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
 
 from rankwatch_detectors.base import Kind, Severity
 from rankwatch_service.incidents.kinds import KINDS
 from rankwatch_service.incidents.model import Incident, derived, unix_ns
 from rankwatch_service.incidents.placement import Placement
+
+BY_EVIDENCE: Final[Mapping[Kind, Callable[[Incident], bool]]] = MappingProxyType(
+    {
+        # Errors that are no more than information are most likely the program's; a driver that is silent has none.
+        Kind.DEVICE_FAULT: lambda one: one.first.severity is not Severity.INFO or not one.evidence.get("xids"),
+        # Want of memory, and a container's limit of processor time, are due to what runs there.
+        Kind.HOST_DEGRADED: lambda one: one.evidence.get("rule") not in ("oom", "memory", "throttled"),
+        # One replica's bits. Of two replicas nobody knows which is wrong, and a gradient norm is a hint.
+        Kind.CORRUPTION: lambda one: one.cause == "worker" and "fingerprints" in one.evidence,
+        Kind.STRAGGLER: lambda one: one.cause in ("device", "host"),
+    }
+)
+"""Of kinds of which not every incident says something about hardware: whether this one does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +50,11 @@ class HostIncident:
 
 
 def host_incidents(incident: Incident, placement: Placement, now_s: float) -> list[HostIncident]:
-    """What goes on the record of the hosts of its ranks; nothing for kinds that say nothing about hardware."""
-    if not KINDS[incident.kind].is_on_record:
+    """What goes on the record of the hosts of its ranks; nothing if it says nothing about hardware, or is information,
+    as what training did not feel is.
+    """
+    if incident.severity is Severity.INFO or not _is_of_hardware(incident):
         return []
-    if not incident.ranks and incident.severity is Severity.INFO:
-        return []  # a host that training did not feel, as most ports that flap once
     at = (incident.id, incident.job, incident.kind, incident.severity, unix_ns(now_s))
     if not incident.ranks:
         return [HostIncident(host, "", *at) for host in incident.hosts]
@@ -47,3 +67,8 @@ def host_incidents(incident: Incident, placement: Placement, now_s: float) -> li
         for rank in incident.ranks
         for host in placement.hosts_of([rank])
     ]
+
+
+def _is_of_hardware(incident: Incident) -> bool:
+    says = BY_EVIDENCE.get(incident.kind)
+    return KINDS[incident.kind].is_on_record and (says is None or says(incident))

@@ -57,7 +57,8 @@ class KindTraits:
     is_host_wide: bool = False
     """If it names most ranks of a host, it is about the host."""
     is_on_record: bool = False
-    """It goes on the record of the hosts and devices of the ranks that it names."""
+    """It may say something about hardware (`host_incidents`); then it goes on the record of the hosts and devices of
+    the ranks that it names."""
     spans_attempts: bool = False
     """A new attempt says nothing about it: only its detector knows when it ends."""
     is_about_senders: bool = False
@@ -169,7 +170,6 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         actions=("wait", "relaunch"),
         ends_job=True,
         stands_still=True,
-        is_on_record=True,
     ),
     Kind.CORRUPTION: KindTraits(
         label="Data corruption",
@@ -197,7 +197,6 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         first_step="roll back to the newest good checkpoint from before that step",
         actions=("rollback", "relaunch", "pause"),
         spoils_weights=True,
-        is_on_record=True,
     ),
     Kind.STRAGGLER: KindTraits(
         label="Straggler",
@@ -241,7 +240,6 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         stands_still=True,
         flaps=True,
         is_host_wide=True,
-        is_on_record=True,
     ),
     Kind.GRAD_NORM: KindTraits(
         label="Gradient norm",

@@ -59,6 +59,9 @@ from rankwatch_service.store.models import Order as OrderRow
 
 ACTOR: Final = "driver"
 
+NOT_PAUSED: Final = "the job is not paused"
+"""Why a resume is refused."""
+
 KEEP_PAUSED: Final = frozenset({Action.PAUSE, Action.CHECKPOINT})
 """Commands that leave a job paused; any other one ends the pause."""
 
@@ -367,7 +370,7 @@ def _outcome_without_order(
         return CommandOutcome("refused", f"the job does not support {action}")
     if action == Action.RESUME:
         paused = any(order.pauses for order in orders)
-        return CommandOutcome("sent") if paused else CommandOutcome("refused", "the job is not paused")
+        return CommandOutcome("sent") if paused else CommandOutcome("refused", NOT_PAUSED)
     if action == Action.PAUSE and any(order.pauses for order in orders):
         return CommandOutcome("refused", "the job is paused already")
     return None

@@ -34,7 +34,8 @@ def old(api):
         connection.execute(insert(Incident).values(**incident_row()))
         for chunk in range(1_200):
             keys = {"job": "gpt-small", "attempt": "l.0", "metric": "loss", "chunk": chunk}
-            rest = {"first_step": 0, "steps": 1, "ranks": 1, "data": b"x", "size_bytes": 1, "at_unix_ns": 1}
+            rest = {"first_step": 0, "steps": 1, "ranks": 1, "data": b"x", "size_bytes": 1}
+            rest["at_unix_ns"] = api.clock.unix_ns()  # older rows would be removed by retention meanwhile
             connection.execute(insert(SeriesChunk).values(**keys, **rest))
     return api
 

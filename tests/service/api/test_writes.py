@@ -339,6 +339,13 @@ def test_commands_to_a_job_with_silent_agents_are_refused(api):
     assert "none of attempt l.0 has reported for 20 s" in refused_at_once(api, "alone", "pause")
 
 
+def test_a_resume_of_a_job_that_is_not_paused_is_refused_and_after_a_requested_pause_it_is_not(api):
+    told(api, "going", can=("pause", "resume"))
+    assert refused_at_once(api, "going", "resume") == "the job is not paused"
+    assert api.post("/api/v1/jobs/going/commands", {"action": "pause"}).status_code == 201
+    assert api.post("/api/v1/jobs/going/commands", {"action": "resume"}).status_code == 201
+
+
 def test_a_rollback_without_a_checkpoint_to_load_is_refused(api):
     told(api, "bare", can=("rollback", "rollback_memory", "relaunch"))
     assert refused_at_once(api, "bare", "rollback") == "there is no checkpoint to go back to"

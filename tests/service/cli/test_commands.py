@@ -116,7 +116,8 @@ def test_the_stacks_of_a_hang_are_shown_for_each_group_of_ranks(terminal, api, t
     stacks = [{"ranks": "3", "count": 1, "rank": 3, "stack": "File a.py\nFile b.py"}]
     stacks += [{"ranks": "0-2,4", "count": 4, "rank": 0, "stack": "", "reason": "stopped by a signal"}]
     apart = {"rank": 3, "phases": {"forward": 0.25, "backward": None}}
-    row = incident_row(id="inc_hung", number=8, evidence={"stands_apart": apart, "stacks": stacks})
+    late = [{"rank": rank, "step": 24, "phase": "", "os_state": "T"} for rank in (1, 2)]
+    row = incident_row(id="inc_hung", number=8, evidence={"stands_apart": apart, "stacks": stacks, "missing": late})
     with write(api.engine) as connection:
         connection.execute(insert(Incident).values(**row))
     status, out, _ = terminal.run("incidents", "show", "inc_hung", *to)
@@ -128,6 +129,8 @@ def test_the_stacks_of_a_hang_are_shown_for_each_group_of_ranks(terminal, api, t
     assert ["File", "b.py"] in lines
     assert ["stack", "of", "0-2,4", "stopped", "by", "a", "signal"] in lines
     assert ["stands_apart", "rank", "3,", "phases", "(forward", "0.25,", "backward", "–)"] in lines
+    for rank in ("1,", "2,"):
+        assert ["missing", "rank", rank, "step", "24,", "phase", "–,", "os_state", "T"] in lines
 
 
 def test_checkpoints_are_listed_with_their_verdicts(terminal, to):

@@ -46,7 +46,17 @@ def test_an_incident_opens_with_everything_a_person_needs():
     (notification,) = world.effects.notifications
     assert (notification.receiver, notification.silenced) == ("oncall", False)
     assert b'"incident.opened"' in notification.body
-    assert [entry.host for entry in world.effects.host_incidents] == ["node-1"]
+    assert world.effects.host_incidents == []
+
+
+def test_a_fault_of_a_device_goes_on_the_record_of_its_host_and_a_hang_that_it_causes_only_with_it():
+    world = World()
+    world.train(*range(60, 100))
+    world.find("hang", ranks=[3], onset_step=100)
+    assert world.effects.host_incidents == []
+    world.find("device_fault", scope="rank:3", ranks=[3], onset_step=99)
+    told = {(entry.host, entry.device_uuid, entry.kind) for entry in world.effects.host_incidents}
+    assert told == {("node-1", "GPU-3", "device_fault")}
 
 
 @pytest.mark.parametrize(

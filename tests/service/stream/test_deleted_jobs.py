@@ -94,6 +94,9 @@ def test_nothing_of_a_deleted_job_is_left_and_nothing_of_another_is_touched(serv
         sent = {"receiver": "r", "transition": 1, "body": b"", "state": "delivered", "tries": 1, "created_unix_ns": 1}
         connection.execute(insert(models.Outbox).values(id="m", incident_id=incident, next_try_unix_ns=1, **sent))
         connection.execute(insert(models.Delivery).values(outbox_id="m", at_unix_ns=1, error="", seconds=0.1))
+        slow = {"host": "h", "device_uuid": "", "kind": "straggler", "severity": "warning", "at_unix_ns": 1}
+        for job in ("gpt", "other"):
+            connection.execute(insert(models.HostRecord).values(id=job, job=job, incident_id=incident, **slow))
     stream.close()
     before = tables_with(service, "other")
     assert tables_with(service, "gpt") == before >= {"incident", "series_chunk", "snapshot", "host_record"}

@@ -12,6 +12,7 @@ from rankwatch_service.store.models import TuningVersion
 from rankwatch_service.tuning.tunings import TuningSet, read_tunings
 
 PATH = "/api/v1/tuning"
+EPOCH = "1970-01-01T00:00:00.000000Z"
 GPT = {"jobs": "gpt-*", "profile": "quiet", "settings": {"hang.steps": 6.0, "nonfinite.skips_max": 4}}
 
 
@@ -25,7 +26,7 @@ def told(api):
 
 
 def test_nobody_has_set_version_0(api):
-    assert api.get(PATH).json() == {"version": 0, "tunings": [], "actor": "", "at_unix_ns": 0}
+    assert api.get(PATH).json() == {"version": 0, "tunings": [], "actor": "", "at_unix_ns": 0, "at": EPOCH}
     assert told(api) == []
 
 

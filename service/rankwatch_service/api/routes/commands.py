@@ -23,6 +23,7 @@ from rankwatch_service.api.http.problem import ProblemError, not_found
 from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.notify.receivers import receiver_routes
 from rankwatch_service.orders import commands, traces
+from rankwatch_service.orders.driver import NOT_PAUSED, open_orders
 from rankwatch_service.orders.order import CommandOutcome, S
 from rankwatch_service.orders.running_attempt import checkpoints, current_attempt, host_views, read_training
 from rankwatch_service.policy.checkpoint_ledger import SURVIVES_PROCESSES, LedgerEntry
@@ -174,10 +175,10 @@ def request_command(
     """Request a command. It is carried out on all ranks at the same step, or on none; a trace on the ranks it names.
 
     A command that cannot be carried out now is refused (409): no agent is connected, the job does not support it,
-    there is no checkpoint to roll back to or to relaunch from, or the job is being traced. If the policy has
-    `two_people`, rollback, relaunch and stop of a job with more than `approval_ranks` ranks wait until another person
-    approves them, or are requested with `break_glass`; one that would wait beside another of the same action is refused
-    (409).
+    there is no checkpoint to roll back to or to relaunch from, nothing is paused that could be resumed, or the job is
+    being traced. If the policy has `two_people`, rollback, relaunch and stop of a job with more than `approval_ranks`
+    ranks wait until another person approves them, or are requested with `break_glass`; one that would wait beside
+    another of the same action is refused (409).
     """
 
     def work(connection: Connection) -> Command:
@@ -335,11 +336,21 @@ def _obstacle(connection: Connection, job: str, attempt: str, body: NewCommand, 
     if training.hosts and body.action not in training.can:
         supported = ", ".join(sorted(can for can in training.can if can in tuple(Action))) or "nothing"
         return f"the job does not support {body.action}; it supports: {supported}"
+    if body.action is Action.RESUME and not _is_or_will_be_paused(connection, job):
+        return NOT_PAUSED
     if body.action is Action.TRACE and (other := traces.open_trace(connection, job)) is not None:
         return f"job {job} is being traced already: {short(other)}"
     if body.action is Action.RELAUNCH and not body.params.get(FROM_SCRATCH):
         return _nothing_to_resume(checkpoints(connection, job))
     return ""
+
+
+def _is_or_will_be_paused(connection: Connection, job: str) -> bool:
+    """Whether an order keeps the job's ranks paused, or a pause was requested and has not begun yet."""
+    asked = (CommandRow.job == job, CommandRow.action == Action.PAUSE, CommandRow.state.in_(commands.OPEN))
+    if connection.scalar(select(CommandRow.id).where(*asked).limit(1)) is not None:
+        return True
+    return any(order.pauses for order in open_orders(connection, job))
 
 
 def _nothing_to_resume(entries: list[LedgerEntry]) -> str:

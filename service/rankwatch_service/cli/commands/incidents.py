@@ -223,9 +223,11 @@ def _to_do(incident: dict[str, Any]) -> list[tuple[str, Text]]:
 
 
 def _evidence(name: str, value: Any) -> list[tuple[str, Text]]:
-    """Rows of one field of the evidence. Of stacks, each group of ranks is one."""
+    """Rows of one field of the evidence. Of stacks, each group of ranks is one, and of other objects each object."""
     if name == "stacks" and isinstance(value, list):
         return [(f"  stack of {one['ranks']}", _text(one.get("stack") or one.get("reason"))) for one in value]
+    if isinstance(value, list) and value and all(isinstance(one, dict) for one in value):
+        return [(f"  {name}", _text(_line(one))) for one in value]
     return [(f"  {name}", _text(_line(value) if isinstance(value, dict) else value))]
 
 

@@ -33,9 +33,9 @@ export function standing({ missing = [], waiting = [], stacks = [] }) {
   const groups = Array.isArray(stacks) ? stacks : Object.entries(stacks).map(([rank, one]) => ({ ranks: rank, ...one }));
   const stackOf = (rank) => groups.find((one) => holds(String(one.ranks), rank))?.where ?? MISSING;
   const late = missing.map((one) => h("tr", { class: "differs" }, h("td", {}, h("b", {}, `rank ${one.rank}`)), h("td", { class: "right" }, number(one.collective_seq ?? null)), h("td", {}, [one.phase && words(one.phase), one.phase_age_s && `for ${duration(one.phase_age_s)}`].filter(Boolean).join(" ") || MISSING), h("td", { class: "right" }, number(one.step ?? null)), h("td", {}, one.os_state ?? MISSING), h("td", { class: "mono break" }, stackOf(one.rank))));
-  const rest = waiting.map((one) => h("tr", {}, h("td", {}, `${number(one.ranks)} ranks wait`), h("td", { class: "right" }, number(one.collective_seq ?? null)), h("td", {}, one.phase ? words(one.phase) : MISSING), h("td", { class: "right" }, number(one.step ?? null)), h("td", {}, MISSING), h("td", {}, MISSING)));
+  const rest = waiting.map((one) => h("tr", {}, h("td", {}, one.ranks === 1 ? "1 rank waits" : `${number(one.ranks)} ranks wait`), h("td", { class: "right" }, number(one.collective_seq ?? null)), h("td", {}, one.phase ? words(one.phase) : MISSING), h("td", { class: "right" }, number(one.step ?? null)), h("td", {}, MISSING), h("td", {}, MISSING)));
   const hidden = late.length - ROWS;
-  return [table(["Ranks", "Collective", "Phase", "Step", "Process", "Stack"], [...late.slice(0, ROWS), ...rest.slice(0, ROWS)]), hidden > 0 && h("p", { class: "hint" }, `${number(hidden)} more ranks did not arrive.`)];
+  return [table(["Ranks", "Collective", "Phase", "Step", "Process", "Stack"], [...late.slice(0, ROWS), ...rest.slice(0, ROWS)]), hidden > 0 && h("p", { class: "hint" }, `${number(hidden)} more ${hidden === 1 ? "rank" : "ranks"} did not arrive.`)];
 }
 
 // Whether a list such as 0-2,4 holds a rank.

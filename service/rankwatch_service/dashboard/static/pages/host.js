@@ -6,6 +6,7 @@ import { clock, kindName, moment } from "../common/format.js";
 import { everySecond, gathered, listen } from "../common/live.js";
 import { DevicesCard } from "../components/devices.js";
 import { card, empty, guarded, severityPill, shell } from "../components/shell.js";
+import { verdictPill } from "../components/verdict.js";
 
 const POLL_S = 5;
 const LISTED = 50;
@@ -14,11 +15,12 @@ const name = decodeURIComponent(location.pathname.slice("/hosts/".length));
 const main = shell("Hosts");
 document.title = `${name} · rankwatch`;
 const pick = h("select", { class: "small", "aria-label": "Job", onchange: () => show(pick.value) });
+const verdict = h("span");
 const record = h("div");
 const counters = h("div");
 main.append(
   h("div", { class: "crumbs" }, h("a", { href: "/hosts" }, "‹ Hosts"), h("span", { class: "range" }, pick)),
-  h("div", { class: "job-head" }, h("div", { class: "line" }, h("h1", { class: "break" }, name))),
+  h("div", { class: "job-head" }, h("div", { class: "line" }, h("h1", { class: "break" }, name), verdict)),
   card("Incidents on its record", record, { hint: "of all jobs; they count for 28 days (docs/operations.md, Verdicts on hosts)" }),
   counters,
 );
@@ -33,7 +35,9 @@ everySecond(() => seconds++ % POLL_S === 0 && load());
 
 async function load() {
   await guarded(async () => {
-    const [incidents, jobs] = await Promise.all([get(path("hosts", name), { limit: LISTED }), get(path("hosts", name, "jobs"))]);
+    const [hosts, incidents, jobs] = await Promise.all([get("hosts"), get(path("hosts", name), { limit: LISTED }), get(path("hosts", name, "jobs"))]);
+    // Hosts without an incident are not listed.
+    fill(verdict, verdictPill(hosts.items.find((one) => one.host === name)?.verdict ?? "ok"));
     showRecord(incidents.items);
     const offered = jobs.items.map((one) => one.job);
     const before = [...pick.options].map((one) => one.value);

@@ -6,13 +6,7 @@ import { age, moment, number } from "../common/format.js";
 import { gathered, listen } from "../common/live.js";
 import { keys } from "../components/keys.js";
 import { empty, guarded, shell } from "../components/shell.js";
-
-const VERDICTS = { ok: "", watched: "info", probation: "warning", refused: "critical" };
-const MEANING = {
-  watched: "one incident: it may have been chance",
-  probation: "two incidents, or a critical one: test it before a long job",
-  refused: "three incidents, or two critical ones: keep it out of the pool until it is repaired",
-};
+import { verdictPill } from "../components/verdict.js";
 
 const main = shell("Hosts");
 const list = h("div", { class: "card list" });
@@ -40,7 +34,7 @@ function row(one) {
     "tr",
     { class: "link", onclick: (event) => !event.target.closest("a") && location.assign(where) },
     h("td", { class: "break" }, h("a", { class: "title", href: where }, one.host)),
-    h("td", {}, h("span", { class: `pill ${VERDICTS[one.verdict]}`, title: MEANING[one.verdict] }, one.verdict)),
+    h("td", {}, verdictPill(one.verdict)),
     h("td", { class: "right" }, number(one.incidents)),
     h("td", { class: "right" }, number(one.critical)),
     h("td", { class: "nowrap", title: moment(one.newest_unix_ns) }, `${age(now() / 1e3 - one.newest_unix_ns / 1e9)} ago`),
