@@ -139,14 +139,14 @@ def test_the_label_of_a_chart_says_in_words_what_it_shows(visit):
 )
 def test_ticks_are_round_in_the_unit_that_is_shown(office, call, labels):
     script = f"""async () => {{
-      const base = document.querySelector('link[rel=modulepreload]').href.replace('components/shell.js', '');
+      const base = document.querySelector('link[rel=modulepreload]').href.replace('common/api.js', '');
       const {{ valueTicks, stepTicks }} = await import(`${{base}}charts/scales.js`);
       return ({call}).map(([, label]) => label);
     }}"""
     assert office.page.evaluate(script) == labels
 
 
-MODULES = "document.querySelector('link[rel=modulepreload]').href.replace('components/shell.js', 'charts/')"
+MODULES = "document.querySelector('link[rel=modulepreload]').href.replace('common/api.js', 'charts/')"
 MAP_OF_1024 = f"""async ([order, width]) => {{
   const charts = {MODULES};
   const {{ HeatMap }} = await import(`${{charts}}heat_map.js`);
@@ -215,7 +215,7 @@ def test_ranks_by_position_are_compared_within_their_stage(office):
 
 def test_times_are_labelled_at_round_times_of_the_local_zone(office):
     script = """async () => {
-      const base = document.querySelector('link[rel=modulepreload]').href.replace('components/shell.js', '');
+      const base = document.querySelector('link[rel=modulepreload]').href.replace('common/api.js', '');
       const { timeTicks } = await import(`${base}charts/scales.js`);
       const from = Date.UTC(2026, 0, 5, 8, 10);
       return timeTicks([from, from + 3_600_000], 4).map(([, label]) => label);

@@ -70,7 +70,7 @@ function judge() {
   if (streaming !== null) connected = streaming && answering;
   if (connected === before) return;
   for (const { state } of listeners) state(connected);
-  if (connected && before === false) changedAll(); // events may have been missed
+  if (before !== null) changedAll(); // what cannot be read any more is said; later, events may have been missed
 }
 
 function changedAll(polled = false) {
