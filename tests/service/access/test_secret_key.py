@@ -1,5 +1,6 @@
 """Where the secret key comes from, which one a database accepts, and what it is good for."""
 
+import json
 import os
 import stat
 import subprocess
@@ -148,6 +149,6 @@ def test_a_role_with_another_key_ends_and_says_what_to_do(tmp_path, role):
         check=False,
     )
     assert done.returncode == 2, done.stderr
-    last = done.stderr.splitlines()[-1]
-    assert last.startswith("rankwatch: the secret key in RANKWATCH_SECRET_KEY is not the one of this database")
+    reason = json.loads(done.stderr.splitlines()[-1])["reason"]
+    assert reason.startswith("the secret key in RANKWATCH_SECRET_KEY is not the one of this database")
     assert KEY not in done.stderr + done.stdout
