@@ -1,5 +1,6 @@
 """The server of the database dies, is away for a moment and comes back: everything goes on by itself."""
 
+import json
 import signal
 import time
 from contextlib import closing, contextmanager
@@ -122,4 +123,4 @@ def test_a_command_that_cannot_reach_the_database_says_so_and_ends(tmp_path):
     role.start()
     assert role.process.wait(60) == 3
     (line,) = role.said().splitlines()
-    assert line.startswith("rankwatch: the database: ")
+    assert json.loads(line)["reason"].startswith("the database: ")
