@@ -27,7 +27,7 @@ def page(incident: Mapping[str, Any], commands: Sequence[Mapping[str, Any]]) -> 
     evidence = {name: value for name, value in incident["evidence"].items() if name != "stacks"}
     sections = [
         ("What it is", _facts(incident)),
-        ("What to do", _list(incident["first_steps"])),
+        ("What to do", _list(incident["first_steps"] if incident["state"] != "resolved" else ())),
         ("Why it was opened", _list(f"{one['why']} {one['why_not_earlier']}" for one in incident["why"])),
         ("Evidence", _table((), ((name, _shown(value)) for name, value in evidence.items() if value is not None))),
         ("Consequences", _list(one["summary"] for one in incident["consequences"])),
@@ -49,7 +49,7 @@ def _facts(incident: Mapping[str, Any]) -> str:
     return _table(
         (),
         [
-            ("Severity, state", f"{incident['severity']}, {incident['state']}"),
+            ("Severity, state", f"{incident['severity']}, {_state(incident)}"),
             ("Owner", incident["acknowledged_by"] or "none"),
             ("Job, attempt", f"{incident['job']}, {incident['attempt']}"),
             ("Ranks", _shown(incident["ranks"]) or "whole job"),
@@ -64,6 +64,12 @@ def _facts(incident: Mapping[str, Any]) -> str:
             ("Last good checkpoint", incident["checkpoint"] or "none"),
         ],
     )
+
+
+def _state(incident: Mapping[str, Any]) -> str:
+    """The state, as pages and commands show it."""
+    over = incident["state"] == "resolved"
+    return "job ended" if over and incident["evidence"].get("ended_with_job") else str(incident["state"])
 
 
 def _transition(one: Mapping[str, Any]) -> tuple[str, ...]:
