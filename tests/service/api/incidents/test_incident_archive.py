@@ -7,7 +7,7 @@ import json
 import zipfile
 
 import pytest
-from sqlalchemy import insert
+from sqlalchemy import insert, update
 
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.simulate.job import Job as SimulatedJob
@@ -99,3 +99,15 @@ def test_an_incident_without_a_step_has_no_series_and_the_manifest_says_why(api)
     files = unpacked(api.get("/api/v1/incidents/inc_host/archive"))
     assert not any(name.startswith("series/") for name in files)
     assert json.loads(files["manifest.json"])["left_out"] == ["series: no step is known at which training felt it"]
+
+
+def test_the_page_of_an_incident_that_is_over_asks_for_nothing(api, stored):
+    def page():
+        return unpacked(api.get(f"/api/v1/incidents/{stored['id']}/archive"))["page.html"].decode()
+
+    assert "<h2>What to do</h2>" in page()
+    over = {"state": "resolved", "evidence": {"ended_with_job": True}}
+    with write(api.engine) as connection:
+        connection.execute(update(Incident).where(Incident.id == stored["id"]).values(**over))
+    assert "<h2>What to do</h2>" not in page()
+    assert "job ended" in page()
