@@ -273,8 +273,12 @@ def test_an_agent_that_enrolled_at_one_api_is_known_to_another_behind_the_same_p
         job = job_of("proxied", 2, url)
         job.await_attempt(job.launch())
         job.assert_well()
-        for path, status in (("telemetry", 202), ("agents/view", 200)):
-            assert min(answered[f"/api/v1/{path}", each, status] for each in (service.port, port)) > 3
+        asked = [
+            (f"/api/v1/{path}", each, status)
+            for path, status in (("telemetry", 202), ("agents/view", 200))
+            for each in (service.port, port)
+        ]
+        until("both answer", lambda: all(answered[each] > 3 for each in asked))
         assert len(job.agents()) == 2
         for host in job.hosts:
             host.kill()

@@ -7,7 +7,7 @@ import http.client
 import http.server
 import itertools
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
 PIECE_BYTES = 65_536
@@ -16,8 +16,12 @@ HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding"}
 
 @contextlib.contextmanager
 def round_robin(ports: Sequence[int]) -> Iterator[tuple[str, Counter[tuple[str, int, int]]]]:
-    """The URL of a proxy before services on these ports, and how often each (path, port, status) was answered."""
-    turns, lock = itertools.cycle(ports), threading.Lock()
+    """The URL of a proxy before services on these ports, and how often each (path, port, status) was answered.
+
+    Each path has turns of its own: clients that ask for two paths by turns would else find one service for each.
+    """
+    turns: defaultdict[str, Iterator[int]] = defaultdict(lambda: itertools.cycle(ports))
+    lock = threading.Lock()
     answered: Counter[tuple[str, int, int]] = Counter()
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -25,14 +29,15 @@ def round_robin(ports: Sequence[int]) -> Iterator[tuple[str, Counter[tuple[str, 
 
         def do_GET(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            path = self.path.partition("?")[0]
             with lock:
-                port = next(turns)
+                port = next(turns[path])
             service = http.client.HTTPConnection("127.0.0.1", port)
             try:
                 service.request(self.command, self.path, body, dict(self.headers))
                 answer = service.getresponse()
                 with lock:
-                    answered[self.path.partition("?")[0], port, answer.status] += 1
+                    answered[path, port, answer.status] += 1
                 self._pass_on(answer)
             except (OSError, http.client.HTTPException):
                 self.close_connection = True  # either side is gone
