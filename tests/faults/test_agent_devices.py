@@ -10,6 +10,7 @@ import pytest
 
 from rankwatch import layout, wire
 from rankwatch.agent.lock import take_lock
+from rankwatch.agent.priority import NICENESS
 from rankwatch_service.demo.accelerator import DRIVER
 from tests.support.agent.process import AgentProcess
 from tests.support.agent.service import AgentService, until
@@ -88,6 +89,31 @@ def test_a_killed_worker_leaves_no_reader_beside_that_of_the_next_one(tmp_path: 
         boots = {batch.boot for batch in service.batches}
         until(lambda: any(batch.devices and batch.boot not in boots for batch in service.batches))
     assert not service.events("driver_silent")
+
+
+def test_the_worker_and_its_reader_yield_to_training_once_they_watch_it_and_the_supervisor_need_not(
+    tmp_path: Path, driver: Driver
+) -> None:
+    rings = tmp_path / "rings"
+    rings.mkdir(mode=0o700)
+    with (
+        AgentService() as service,
+        RecordingRank(rings, 0),
+        AgentProcess(rings, service.environment | driver.environment) as agent,
+    ):
+        until(lambda: any(batch.devices for batch in service.batches))
+        (reader,) = children(agent.worker)
+        assert niceness(agent.supervisor.pid) == {os.getpriority(os.PRIO_PROCESS, 0)}
+        assert niceness(agent.worker) == niceness(reader) == {NICENESS}
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for file in Path(f"/proc/{pid}/task").glob("*/children") for child in file.read_text().split()]
+
+
+def niceness(pid: int) -> set[int]:
+    """Of every thread of a process."""
+    return {os.getpriority(os.PRIO_PROCESS, int(thread.name)) for thread in Path(f"/proc/{pid}/task").iterdir()}
 
 
 def test_counters_of_the_host_and_its_ports_reach_the_service_on_a_host_without_devices(tmp_path: Path) -> None:

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Final
 
 from rankwatch import layout
 from rankwatch.agent.lock import take_lock
+from rankwatch.agent.priority import lower_priority, use_all_cores
 from rankwatch.folders import others_reach
 
 if TYPE_CHECKING:
     from rankwatch.agent.access.enrolment import Enrolment
     from rankwatch.agent.sender import Publish
 
-NICENESS: Final = 10
 LOG_BYTES_MAX: Final = 256 * 1024
 """Largest size of the log. One rotated copy is kept, so a job's logs take at most twice this."""
 MEMORY_FOLDER: Final = Path("/dev/shm")  # noqa: S108 - compared with, not written to
@@ -66,7 +66,7 @@ def _supervise(options: argparse.Namespace) -> int:
     lock = take_lock(path)
     if lock is None:
         return 0
-    _be_a_good_neighbour()
+    use_all_cores()
     log = os.open(_log_path(options), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     os.dup2(log, 2)
 
@@ -128,7 +128,12 @@ def _work(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     host = HostSampler(Path(environment.get("RANKWATCH_HOST_ROOT") or "/"), clock)
     hardware = Hardware(devices, host, CloudNotices(environment.get("RANKWATCH_CLOUD", ""), clock))
     setting = Setting(options.dir, options.job, clock, find, enrolment, sender, hardware, restarts=options.worker)
-    Worker(setting, lambda: bool(stopping)).run()
+    worker = Worker(setting, lambda: bool(stopping))
+    # Until the ranks are watched every millisecond counts: how a process ended is only known of one that was watched
+    # before, and beside busy ranks a process of low priority can take seconds to start.
+    worker.turn()
+    lower_priority()
+    worker.run()
     return 0
 
 
@@ -169,15 +174,6 @@ def _private(folder: Path) -> Path:
     if folder.parent.is_symlink() or folder.parent.stat().st_uid != os.getuid():
         raise PermissionError(f"{folder.parent} belongs to another user")
     return folder
-
-
-def _be_a_good_neighbour() -> None:
-    """Yield to training: low priority, and not bound to the cores of the rank that started the agent."""
-    os.setpriority(os.PRIO_PROCESS, 0, max(NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))
-    try:
-        os.sched_setaffinity(0, range(os.cpu_count() or 1))
-    except OSError:
-        return  # a cpuset that allows none of these cores: the affinity stays as it was
 
 
 def _log_path(options: argparse.Namespace) -> Path:

@@ -74,7 +74,7 @@ def test_a_rank_that_begins_while_the_agent_ends_gets_its_agent_all_the_same(
 
     standard_error = os.dup(2)
     monkeypatch.setattr(supervisor, "supervise", supervised)
-    monkeypatch.setattr(command_line, "_be_a_good_neighbour", lambda: None)
+    monkeypatch.setattr(command_line, "use_all_cores", lambda: None)
     try:
         assert main(["--dir", str(tmp_path), "--job", "gpt"], {}) == 0
     finally:
