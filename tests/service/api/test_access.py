@@ -152,6 +152,28 @@ def test_every_refusal_is_a_problem_with_the_requests_id(api, method, path, stat
     assert problem["request_id"] == answer.headers["x-request-id"]
 
 
+@pytest.mark.parametrize(
+    ("path", "methods"),
+    [
+        ("/api/v1/jobs", "GET, OPTIONS"),
+        ("/api/v1/tokens", "GET, POST, OPTIONS"),
+        ("/api/v1/silences/none", "GET, DELETE, OPTIONS"),
+        ("/metrics", "GET, OPTIONS"),
+        ("/incidents", "GET, HEAD, OPTIONS"),
+    ],
+)
+def test_options_answers_with_the_methods_of_a_path(api, path, methods):
+    answer = api.ask("OPTIONS", path)
+    assert (answer.status_code, answer.headers["allow"], answer.content) == (204, methods, b"")
+    refused = api.ask("PATCH", path)
+    assert (refused.status_code, refused.headers["allow"]) == (405, methods)
+
+
+def test_options_needs_a_token_and_a_path_that_exists(api):
+    assert api.ask("OPTIONS", "/api/v1/jobs", token="").status_code == 401
+    assert api.ask("OPTIONS", "/api/v1/nothing").status_code == 404
+
+
 def test_a_misspelled_parameter_is_refused_with_a_suggestion(api):
     problem = api.get("/api/v1/incidents?sevrity=critical").json()
     assert "severity" in problem["errors"][0]["msg"]

@@ -10,12 +10,16 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from rankwatch_service.api.description.refusals import MEDIA_TYPE
 from rankwatch_service.store.errors import StoreError
 
 RETRY_AFTER_S: Final = 1
 """`Retry-After` of replies to requests that may succeed soon."""
+
+METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
+"""Those that routes may have. OPTIONS is answered for every path that has one of them."""
 
 
 class ProblemError(Exception):
@@ -67,6 +71,15 @@ def unavailable(request_id: str) -> Response:
     return problem(request_id, 503, detail, {"Retry-After": str(RETRY_AFTER_S)})
 
 
+def _allowed(app: FastAPI, request: Request) -> list[str]:
+    """The methods that the path of a request answers."""
+    asked = [{**request.scope, "method": method} for method in METHODS]
+    return [
+        *(one["method"] for one in asked if any(route.matches(one)[0] is Match.FULL for route in app.routes)),
+        "OPTIONS",
+    ]
+
+
 def install(app: FastAPI) -> None:
     """Register handlers, so that every error of the application has this form."""
 
@@ -79,7 +92,13 @@ def install(app: FastAPI) -> None:
 
     def http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        return problem(id_of(request), error.status_code, str(error.detail), error.headers)
+        headers = error.headers
+        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+            # The router itself names only the methods of the first route at the path, and refuses OPTIONS.
+            headers = {"Allow": ", ".join(_allowed(app, request))}
+            if request.method == "OPTIONS":
+                return Response(status_code=204, headers=headers)
+        return problem(id_of(request), error.status_code, str(error.detail), headers)
 
     def invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
