@@ -1,15 +1,19 @@
-"""What a page says when all is well, when somebody is on it, and when there is more than it shows. Rows are made up."""
+"""What a page says when all is well, somebody is on it, there is more than it shows, or no data. Rows are made up."""
 
 import re
 
 import pytest
 from playwright.sync_api import expect
 
+from rankwatch_service.access.scopes import Scope
 from tests.browser.conftest import PATIENCE_MS
 from tests.browser.office import S
 
 pytestmark = pytest.mark.browser
 expect.set_options(timeout=PATIENCE_MS)
+
+PROBLEM = '{"title": "Internal Server Error", "status": 500, "detail": "internal error", "request_id": "req_7"}'
+PROXY = "<h1>Bad Gateway</h1>"
 
 
 def test_a_long_list_says_how_long_it_is_and_shows_the_worst_first(office):
@@ -87,3 +91,46 @@ def test_a_job_says_what_is_watched_in_it_and_what_is_not(office):
     page.goto(f"{office.url}/jobs/gpt-bare")
     expect(page.locator(".job-head .pill")).to_have_text("running")
     expect(page.locator(".job-head .under")).to_have_count(0)
+
+
+def test_who_may_not_see_a_page_reads_why_and_can_log_in_as_someone_else(office):
+    office.page.goto(f"{office.url}/login")
+    office.page.goto(f"{office.url}/login#{office.api.token(Scope.READ)}")
+    office.page.wait_for_url("**/incidents")
+    page = office.goto("/access")
+    expect(page.get_by_role("heading", name="You may not see this page")).to_be_visible()
+    expect(page.get_by_role("heading", name="Tokens")).to_be_hidden()
+    page.get_by_role("button", name="Log in as someone else").click()
+    page.wait_for_url("**/login")
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "heading", "why"),
+    [
+        (500, PROBLEM, "The service failed to read this page's data", "under the request req_7"),
+        (502, PROXY, "The service is not available", "It may be restarting"),
+    ],
+)
+def test_a_page_that_opens_while_the_service_fails_says_so_and_goes_on_by_itself(office, status, body, heading, why):
+    office.job("gpt")
+    page = office.page
+    page.route("**/api/v1/jobs?*", lambda route: route.fulfill(status=status, body=body))
+    office.goto("/jobs")
+    expect(page.get_by_role("heading", name=heading)).to_be_visible()
+    expect(page.locator(".error-page")).to_contain_text(why)
+    page.evaluate("window.same = true")
+    page.unroute("**/api/v1/jobs?*")
+    expect(page.locator("tr.link", has_text="gpt")).to_be_visible()
+    expect(page.locator(".error-page")).to_have_count(0)
+    assert page.evaluate("window.same") is True
+
+
+def test_a_page_that_is_open_keeps_what_it_shows_when_a_refresh_fails(office):
+    office.job("gpt")
+    page = office.goto("/jobs/gpt")
+    expect(page.locator("h1", has_text="gpt")).to_be_visible()
+    page.route("**/api/v1/jobs/gpt", lambda route: route.fulfill(status=503, body=PROBLEM))
+    office.tell("job", "gpt")
+    expect(page.locator(".problem")).to_contain_text("Internal error. This page goes on by itself.")
+    expect(page.locator("h1", has_text="gpt")).to_be_visible()
+    expect(page.locator(".error-page")).to_have_count(0)

@@ -1,9 +1,13 @@
 // Requests to the REST API with the browser's session. Without a session the login page is opened.
 
+const AWAY = [0, 502, 503, 504]; // no response, or that of a proxy or a service without its database
+
 export class Refused extends Error {
-  constructor(status, message) {
+  constructor(status, message, requestId = "") {
     super(message);
     this.status = status;
+    this.requestId = requestId;
+    this.away = AWAY.includes(status);
   }
 }
 
@@ -72,7 +76,7 @@ async function ask(method, path, body, read = (answer) => answer.json().catch(()
     answer = await fetch(`/api/v1/${path}`, { method, headers, body: body && JSON.stringify(body) });
   } catch {
     dispatchEvent(new CustomEvent("answered", { detail: false }));
-    throw new Refused(0, "The service does not answer.");
+    throw new Refused(0, "The service does not answer; it may be restarting.");
   }
   dispatchEvent(new CustomEvent("answered", { detail: true }));
   const date = Date.parse(answer.headers.get("Date"));
@@ -83,7 +87,7 @@ async function ask(method, path, body, read = (answer) => answer.json().catch(()
   }
   if (!answer.ok) {
     const problem = await answer.json().catch(() => null);
-    throw new Refused(answer.status, problem?.detail ?? problem?.title ?? `refused (${answer.status})`);
+    throw new Refused(answer.status, problem?.detail ?? problem?.title ?? `refused (${answer.status})`, problem?.request_id);
   }
   if (answer.headers.has("ETag")) tags.set(path, answer.headers.get("ETag"));
   return answer.status === 204 ? null : read(answer);

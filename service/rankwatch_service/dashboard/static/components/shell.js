@@ -6,12 +6,16 @@ import { number } from "../common/format.js";
 import { listen } from "../common/live.js";
 import { toggleTheme } from "../common/theme.js";
 import { watchTotals } from "../common/totals.js";
+import { sentence, unreadable } from "./error_page.js";
 import { healthBanner, watchHealth } from "../service/health_banner.js";
 
 export const REFUSAL_MS = 15_000; // long enough to read two lines
+const RETRY_MS = 3000; // of a page that could not read its data yet
 const assets = new URL("..", import.meta.url).href;
 
 let problemLine = null;
+let read = false; // whether the page has read its data once
+let retrying = null;
 let session = null;
 
 // Builds the frame and returns the page's <main>. `section` is the entry of the navigation that is current.
@@ -81,18 +85,41 @@ export function sum(bySeverity) {
   return SEVERITIES.reduce((count, severity) => count + bySeverity[severity], 0);
 }
 
-// Runs one refresh of the page. Shows an error in the error line, and hides it when a refresh succeeds.
+// Runs one refresh of the page. Shows an error in the error line, and hides it when a refresh succeeds. Until one has
+// succeeded there is nothing to show beside the error, which has the page to itself, and the refresh is tried again.
 export async function guarded(work) {
   try {
     const result = await work();
+    read = true;
     problemLine.hidden = true;
+    showUnread(null);
     return result;
   } catch (error) {
-    problemLine.textContent = error.message;
+    if (!read && isUnreadable(error)) {
+      showUnread(error);
+      if (error.status !== 403) retrying ??= setTimeout(() => again(work), RETRY_MS);
+      return undefined;
+    }
+    problemLine.textContent = error.away ? `${sentence(error.message)} This page goes on by itself.` : error.message;
     problemLine.hidden = false;
     if (error.status === undefined) throw error; // an error of this page, not of the service: show it in the console
     return undefined;
   }
+}
+
+const isUnreadable = (error) => error.away || error.status === 403 || error.status >= 500;
+
+function again(work) {
+  retrying = null;
+  if (!read) guarded(work);
+}
+
+function showUnread(error) {
+  const main = problemLine.parentElement;
+  if (!main) return; // the page shows that something does not exist
+  main.classList.toggle("unread", error !== null);
+  main.querySelector(":scope > .error-page")?.remove();
+  if (error) main.append(unreadable(error, leave));
 }
 
 export function toast(text, shown_ms = 5000) {

@@ -20,7 +20,7 @@ import { locationCard, placedRanks } from "../incidents/location.js";
 import { bestAction, responseCard } from "../incidents/response.js";
 import { silence } from "../incidents/silence.js";
 import { keys } from "../components/keys.js";
-import { notFound } from "../components/not_found.js";
+import { notFound } from "../components/error_page.js";
 import { traceFold } from "../components/traces.js";
 import { ask, card, guarded, incidentPill, mayDo, severityPill, shell, toast, viewer, whenChanged } from "../components/shell.js";
 

@@ -13,7 +13,7 @@ import { LostTimeCard } from "../incidents/lost_time.js";
 import { RankMap } from "../charts/rank_map.js";
 import { everySecond, gathered, listen } from "../common/live.js";
 import { fan, mean } from "../charts/series.js";
-import { notFound } from "../components/not_found.js";
+import { notFound } from "../components/error_page.js";
 import { traceFold } from "../components/traces.js";
 import { card, empty, guarded, incidentPill, mayDo, severityPill, shell, statePill, tile, viewer, whenChanged } from "../components/shell.js";
 

@@ -6,7 +6,7 @@ import { ago, clock, duration, moment, number, words } from "../../common/format
 import { everySecond, gathered, listen } from "../../common/live.js";
 import { approvals } from "../../components/approvals.js";
 import { DIRECTIVES, outcome, people } from "../../components/directives.js";
-import { notFound } from "../../components/not_found.js";
+import { notFound } from "../../components/error_page.js";
 import { card, guarded, mayDo, said, shell, viewer, whenChanged } from "../../components/shell.js";
 import { traceFold } from "../../components/traces.js";
 

@@ -5,7 +5,7 @@ import { fill, h } from "../../common/dom.js";
 import { clock, kindName, moment, number } from "../../common/format.js";
 import { everySecond, gathered, listen } from "../../common/live.js";
 import { DevicesCard } from "../../components/devices.js";
-import { notFound } from "../../components/not_found.js";
+import { notFound } from "../../components/error_page.js";
 import { card, empty, guarded, incidentPill, severityPill, shell, whenChanged } from "../../components/shell.js";
 
 const POLL_S = 5;

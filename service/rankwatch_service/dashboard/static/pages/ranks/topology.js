@@ -4,7 +4,7 @@ import { get, getList, path } from "../../common/api.js";
 import { fill, h, refill } from "../../common/dom.js";
 import { kindName, number } from "../../common/format.js";
 import { gathered, listen } from "../../common/live.js";
-import { notFound } from "../../components/not_found.js";
+import { notFound } from "../../components/error_page.js";
 import { card, empty, guarded, SEVERITIES, shell, statePill, whenChanged } from "../../components/shell.js";
 
 const INCIDENTS_MAX = 500;
