@@ -134,8 +134,8 @@ def test_what_does_not_exist_is_said_with_a_way_home(office, path, says, status)
     answer = office.page.goto(office.url + path)
     assert answer.status == status
     expect(office.page.locator("h1")).to_have_text(says)
-    expect(office.page.locator(".missing a").last).to_have_attribute("href", re.compile("/incidents$"))
-    office.page.locator(".missing a").last.click()
+    expect(office.page.locator(".error-page a").last).to_have_attribute("href", re.compile("/incidents$"))
+    office.page.locator(".error-page a").last.click()
     expect(office.page).to_have_url(re.compile("/incidents$"))
 
 
