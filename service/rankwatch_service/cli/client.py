@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from rankwatch.client.connection import TIMEOUT_S, RestConnection, RestError
 from rankwatch.client.endpoint import ServiceEndpoint
-from rankwatch_service.cli.errors import CliError, Status
+from rankwatch_service.cli.errors import CliError, Status, file_exists
 from rankwatch_service.cli.output import note
 
 PAGE_ITEMS: Final = 200
@@ -55,11 +55,13 @@ class CliClient:
         )
 
     def save(self, path: str, target: Path, **query: Any) -> int:
-        """Write the content of a resource to a file, in place of an older one; returns its bytes.
+        """Write the content of a resource to a new file; returns its bytes.
 
         Raises:
-            CliError: the service refuses it, or the file cannot be written.
+            CliError: the service refuses it, the file exists, or it cannot be written.
         """
+        if target.exists():
+            raise file_exists(target)
         fresh = target.with_name(f".{target.name}.new")
         try:
             with _exit_statuses(), fresh.open("wb") as file:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from pathlib import Path
 
 
 class Status(IntEnum):
@@ -21,3 +22,9 @@ class CliError(Exception):
     def __init__(self, status: Status, message: str) -> None:
         super().__init__(message)
         self.status = status
+
+
+def file_exists(file: Path) -> CliError:
+    """The error of an export to a file that exists."""
+    message = f"{file} exists, and an export overwrites nothing: name another file, or move this one away"
+    return CliError(Status.USAGE, message)

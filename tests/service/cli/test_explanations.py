@@ -107,5 +107,7 @@ def test_an_incident_is_exported_to_a_file_that_is_whole_or_not_there(rankwatch,
     assert "incident-inc_1.zip" in err
     with zipfile.ZipFile(tmp_path / "incident-inc_1.zip") as archive:
         assert json.loads(archive.read("incident.json"))["why"][0]["scope"] == "rank:1"
+    status, _, err = rankwatch("incidents", "export", "inc_1")
+    assert (status, "overwrites nothing" in " ".join(err.split())) == (2, True)
     status, _, err = rankwatch("incidents", "export", "inc_9", "other.zip")
     assert (status, list(tmp_path.glob("*other*"))) == (2, [])

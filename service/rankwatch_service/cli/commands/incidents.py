@@ -137,7 +137,8 @@ def show_incident(
 def export_incident(
     incident: INCIDENT,
     path: Annotated[
-        Path | None, typer.Argument(metavar="FILE", help="ZIP file to write; default: incident-INCIDENT.zip.")
+        Path | None,
+        typer.Argument(metavar="FILE", help="ZIP file to write; it must not exist. Default: incident-INCIDENT.zip."),
     ] = None,
     url: URL = None,
     token: TOKEN = None,

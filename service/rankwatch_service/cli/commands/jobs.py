@@ -49,7 +49,7 @@ def list_jobs(
             "project": lambda job: output.plain(job["project"]),
             "owner": lambda job: output.plain(job["owner"]),
             "state": lambda job: output.state(job["state"]),
-            "step": lambda job: output.plain(job["step"]),
+            "step": lambda job: output.plain(job["step"] if job["step"] >= 0 else None),
             "s/step": lambda job: _rate(job, "step_time_s"),
             "loss": lambda job: _rate(job, "loss"),
             "ranks": lambda job: output.plain(f"{job['ranks_reporting']}/{job['world_size']}"),
@@ -107,7 +107,7 @@ def why_silent(job: JOB, as_json: JSON = False, url: URL = None, token: TOKEN = 
 @app.command("export")
 def export_job(
     job: JOB,
-    path: Annotated[Path, typer.Argument(metavar="FILE", help="Parquet file to write.")],
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="Parquet file to write; it must not exist.")],
     from_step: Annotated[int | None, typer.Option(min=0, help="First step.")] = None,
     to_step: Annotated[int | None, typer.Option(min=0, help="Last step.")] = None,
     url: URL = None,

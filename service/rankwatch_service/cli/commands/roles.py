@@ -37,7 +37,7 @@ def _secrets_kept() -> Iterator[None]:
     try:
         yield
     except SecretKeyError as error:
-        raise CliError(Status.USAGE, str(error)) from error
+        raise CliError(Status.USAGE, f"rankwatch has not started: {error}") from error
     finally:
         os.umask(before)
 
@@ -61,7 +61,7 @@ def _listening(**options: Any) -> Settings:
         if configured.tls_cert and configured.tls_key:
             ServedCertificate(configured.tls_cert, configured.tls_key)
     except CertificateError as error:
-        raise CliError(Status.USAGE, str(error)) from error
+        raise CliError(Status.USAGE, f"rankwatch has not started: {error}") from error
     return configured
 
 
@@ -95,7 +95,7 @@ def up(
         with _secrets_kept():
             run(configured)
     except UpError as error:
-        raise CliError(Status.USAGE, str(error)) from error
+        raise CliError(Status.USAGE, f"rankwatch has not started: {error}") from error
 
 
 def api(
@@ -144,7 +144,7 @@ def notify(data: DATA = None, database_url: DATABASE_URL = None, kafka: KAFKA = 
         with _secrets_kept():
             run(configured)
     except RoutesError as error:
-        raise CliError(Status.USAGE, str(error)) from error
+        raise CliError(Status.USAGE, f"rankwatch has not started: {error}") from error
 
 
 def agent(context: typer.Context) -> None:

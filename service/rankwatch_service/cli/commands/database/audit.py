@@ -14,7 +14,7 @@ import typer
 
 from rankwatch_service.cli import output
 from rankwatch_service.cli.database import existing_database, has_database
-from rankwatch_service.cli.errors import CliError, Status
+from rankwatch_service.cli.errors import CliError, Status, file_exists
 from rankwatch_service.cli.options import DATA, DATABASE_URL
 
 if TYPE_CHECKING:
@@ -105,9 +105,7 @@ def _written(file: Path | None) -> Iterator[TextIO]:
     try:
         out = os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w")
     except FileExistsError as error:
-        raise CliError(
-            Status.USAGE, f"{file} exists, and an export overwrites nothing: name another file, or move this one away"
-        ) from error
+        raise file_exists(file) from error
     except OSError as error:
         raise CliError(Status.USAGE, f"{file} cannot be written: {error.strerror}") from error
     with out:

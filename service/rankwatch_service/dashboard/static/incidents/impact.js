@@ -10,8 +10,12 @@ const SPOILS = ["nonfinite", "corruption", "loss_divergence"]; // devices work, 
 // An incident in one line, without a figure that changes.
 export function title(incident) {
   const hosts = incident.hosts.length > 1 ? `${number(incident.hosts.length)} hosts` : incident.hosts[0];
-  return `${kindName(incident.kind)}: ${rankList(incident.ranks, 4)}${hosts ? ` on ${hosts}` : ""}`;
+  const what = isEvent(incident) ? (incident.evidence.requested ? "Ended on request" : "Finished before the others") : kindName(incident.kind);
+  return `${what}: ${rankList(incident.ranks, 4)}${hosts ? ` on ${hosts}` : ""}`;
 }
+
+// Ranks that ended as they were asked to, or were done: nothing is wrong, and so there is no confidence that it is.
+const isEvent = (incident) => incident.kind === "rank_lost" && incident.severity === "info";
 
 // What the ranks of a job occupy: devices, where one is known, else only themselves.
 export function unit(job, incident) {
@@ -35,7 +39,7 @@ export function tiles(incident, job, placed) {
     tile(capital(lost), rate > 0 ? [number(rate, 3), h("small", {}, ` of ${number(all)}`)] : known ? "none" : "–", rate > 0 ? (resolved ? "when it ended" : "now") : resolved ? "it is over" : "no cost known"),
     tile("Lost so far", rate > 0 ? [h("span", { "data-lost": rate, "data-from": incident.onset_unix_ns, "data-to": incident.resolved_unix_ns }), h("small", {}, ` ${hours}`)] : "–", rate > 0 ? "at this rate since the onset" : ""),
     tile("Goodput", all && known ? [number(Math.max(0, 100 * (1 - rate / all)), 2), h("small", {}, " % of usual")] : "–", `detected ${detectedAfter(incident)}`),
-    tile("Confidence", `${Math.round(incident.confidence * 100)}%`, typeof incident.score === "number" ? `score ${number(incident.score, 3)}` : "exact evidence"),
+    isEvent(incident) ? tile("Confidence", "–", "not a fault") : tile("Confidence", `${Math.round(incident.confidence * 100)}%`, typeof incident.score === "number" ? `score ${number(incident.score, 3)}` : "exact evidence"),
   ];
 }
 

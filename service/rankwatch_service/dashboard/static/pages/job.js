@@ -94,7 +94,7 @@ async function load() {
     showHead(job.state, job.can, job.orders, command, job.launches_at_once, job.topology.watched, job.archived_unix_ns, operate, admin, whose(job.project, job.owner));
     showWaiting(undecided.items, session);
     showStrip();
-    showLists(incidents, troubles.total, checkpoints, commands, attempts, job.checkpoints.interval_s);
+    showLists(incidents, troubles.total, checkpoints, commands, attempts, saveEvery(job));
     showAges();
     await lostTime.load(job);
     chooseRange();
@@ -211,7 +211,13 @@ function outlines() {
 
 const drawMap = () => map.draw(job, { from: firstStep(), outlines: outlines(), timeOf: null });
 
-const showLists = whenChanged((incidents, incidentsInAll, checkpoints, commands, attempts, saveEvery_s) => {
+// The advised interval between checkpoints, in steps to two digits: one that follows each reading would never stand still.
+function saveEvery(job) {
+  if (!job.checkpoints.interval_s || !job.step_time_s) return null;
+  return number(Math.max(1, Number((job.checkpoints.interval_s / job.step_time_s).toPrecision(2))));
+}
+
+const showLists = whenChanged((incidents, incidentsInAll, checkpoints, commands, attempts, advised) => {
   const listed = (title, items, none, row, hint) => {
     const table = h("table", { class: "compact" }, h("tbody", {}, items.slice(0, LISTED).map(row)));
     const hints = [items.length > LISTED && `the newest ${LISTED}`, hint].filter(Boolean);
@@ -225,7 +231,7 @@ const showLists = whenChanged((incidents, incidentsInAll, checkpoints, commands,
     ),
     listed("Checkpoints", checkpoints, "None.", (one) =>
       h("tr", {}, h("td", { class: "nowrap" }, h("b", {}, `step ${number(one.step)}`)), h("td", { class: "muted", title: one.location }, [one.tier, one.location && !one.verified && "unverified", one.bytes > 0 && bytes(one.bytes), one.seconds > 0 && duration(one.seconds)].filter(Boolean).join(" · ")), h("td", { class: "right", title: one.verdict_reason }, statePill(one.verdict))),
-      saveEvery_s ? `advice: save every ${duration(saveEvery_s)}` : null,
+      advised ? `advice: save every ${advised} steps` : null,
     ),
     listed("Commands", commands, "None.", (one) =>
       h("tr", {}, h("td", { class: "nowrap" }, h("a", { class: "title", href: `/commands/${encodeURIComponent(one.id)}` }, words(one.action)), one.applied_step !== null && h("span", { class: "muted" }, ` at ${number(one.applied_step)}`)), h("td", { class: "muted break", title: moment(one.requested_unix_ns) }, [people(one), one.result || one.reason].filter(Boolean).join(" · "), traceFold(one)), h("td", { class: "right" }, outcome(one))),
