@@ -24,6 +24,7 @@ from rankwatch_service.api.background.change_feed import ChangeFeed
 from rankwatch_service.api.background.counters import Counters, StoreCollector
 from rankwatch_service.api.background.driver_thread import DriverThread
 from rankwatch_service.api.background.forgeries import Forgeries
+from rankwatch_service.api.background.health_facts import HealthReader
 from rankwatch_service.api.background.housekeeping import remove_expired
 from rankwatch_service.api.background.order_cache import OrderCache
 from rankwatch_service.api.background.precision import tell_changed_precision
@@ -224,6 +225,7 @@ def _context(settings: Settings, engine: Engine, intake: Intake, clock: Clock, s
         agents=Agents(engine, AgentSecrets(secret_key), clock),
         forgeries=Forgeries(engine, controls, clock),
         renewals=Renewals(engine, authenticator, clock),
+        health=HealthReader(engine, settings, clock),
         provider=OidcProvider(settings, clock) if settings.oidc_issuer else None,
     )
 

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from sqlalchemy import Connection, func, select, text
+from sqlalchemy import Connection, Engine, func, select, text
 
 from rankwatch_service.api.background.stream_status import StreamState, partitions, processes
 from rankwatch_service.api.reply import ApiReply
+from rankwatch_service.clock import Clock
 from rankwatch_service.job.detection import DETECTOR_OFF
 from rankwatch_service.notify.lease import LEASE_NS
 from rankwatch_service.notify.router import SETTING as ROUTING
+from rankwatch_service.settings import Settings
+from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import AgentView, DeadLetter, Delivery, Job, Lease, Outbox, Receiver, Setting
+
+FRESH_S: Final = 2.0
+"""How long one reading serves everybody who asks."""
 
 DAY_NS: Final = 86_400 * 10**9
 
@@ -114,15 +121,27 @@ class HealthFacts(ApiReply):
     database: DatabaseState
 
 
-def read_facts(connection: Connection, now_unix_ns: int, data_dir: Path, *, in_store: bool) -> HealthFacts:
-    """Read all facts in one consistent view.
+class HealthReader:
+    """Reads the facts of this process's service. Every open page asks for them; they are read once in `FRESH_S`."""
 
-    Args:
-        connection: to the store.
-        now_unix_ns: the time.
-        data_dir: on whose disk a SQLite database is.
-        in_store: whether the log of telemetry is in the store, and not in Kafka.
-    """
+    def __init__(self, engine: Engine, settings: Settings, clock: Clock) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._clock = clock
+        self._reading = threading.Lock()
+        self._newest: HealthFacts | None = None
+
+    def facts(self) -> HealthFacts:
+        """All facts in one consistent view, at most `FRESH_S` old."""
+        with self._reading:  # whoever asks meanwhile waits for this reading instead of beginning another
+            now = self._clock.unix_ns()
+            if self._newest is None or not 0 <= now - self._newest.at_unix_ns < FRESH_S * 1e9:
+                with read(self._engine) as connection:
+                    self._newest = _facts(connection, now, self._settings.data_dir, not self._settings.kafka)
+            return self._newest
+
+
+def _facts(connection: Connection, now_unix_ns: int, data_dir: Path, in_store: bool) -> HealthFacts:
     agents, total, silent = _agents(connection, now_unix_ns)
     dropped, off = _dropped(connection, now_unix_ns)
     letters = select(func.count()).select_from(DeadLetter).where(DeadLetter.at_unix_ns > now_unix_ns - DAY_NS)

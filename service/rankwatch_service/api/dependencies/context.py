@@ -21,6 +21,7 @@ from rankwatch_service.api.background.change_feed import ChangeFeed
 from rankwatch_service.api.background.counters import Counters
 from rankwatch_service.api.background.driver_thread import DriverThread
 from rankwatch_service.api.background.forgeries import Forgeries
+from rankwatch_service.api.background.health_facts import HealthReader
 from rankwatch_service.api.background.order_cache import OrderCache
 from rankwatch_service.api.http.cursor import CursorSigner
 from rankwatch_service.api.ingest.batcher import Batcher
@@ -54,6 +55,7 @@ class Context:
     agents: Agents
     forgeries: Forgeries
     renewals: Renewals
+    health: HealthReader
     provider: OidcProvider | None
     """By which people log in; None: with tokens alone."""
     streams: dict[str, int] = field(default_factory=dict)

@@ -4,15 +4,16 @@ import pytest
 from sqlalchemy import delete, insert, update
 
 from rankwatch_service.access.scopes import Scope
+from rankwatch_service.api.background.health_facts import FRESH_S
 from rankwatch_service.log.base import Entry
 from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import AgentView, Delivery, Job, Lease, Outbox, Receiver, StreamPosition
 from tests.support.clock import FakeClock
-from tests.support.service.api import running_api
 from tests.support.service.parts import notifier_reports, stream_reports
 
 S = 10**9
 ON_BOTH_DATABASES = True
+CLOCK = FakeClock
 MINUTES_11 = 660 * S
 
 
@@ -59,6 +60,7 @@ def view(api, host: str, ago_s: int, attempt: str = "l.0") -> None:
 
 
 def health(api, **how):
+    api.clock.advance(FRESH_S)  # what was read before is no longer fresh
     answer = api.get("/api/v1/health", **how)
     assert answer.status_code == 200, answer.text
     return answer.json()
@@ -163,11 +165,14 @@ def test_who_may_see_one_job_reads_no_name_of_another_job_host_or_receiver(sound
     assert sound.get("/api/v1/health", token="").status_code == 401
 
 
-def test_the_state_ages_with_the_clock(tmp_path):
-    clock = FakeClock()
-    with running_api(tmp_path, clock) as api:
-        stream_reports(api)
-        notifier_reports(api)
-        assert health(api)["state"] == "ok"
-        clock.advance(40)
-        assert [one["severity"] for one in health(api)["problems"]] == ["critical", "critical"]
+def test_pages_that_ask_at_the_same_time_share_one_reading(sound):
+    first = health(sound)
+    add_receiver(sound, "new")
+    assert sound.get("/api/v1/health").json() == first
+    assert len(health(sound)["receivers"]) == 2
+
+
+def test_the_state_ages_with_the_clock(sound):
+    assert health(sound)["state"] == "ok"
+    sound.clock.advance(40)
+    assert [one["severity"] for one in health(sound)["problems"]] == ["critical", "critical"]

@@ -10,12 +10,11 @@ from fastapi import APIRouter, Depends
 from rankwatch_detectors.base import Severity
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.scopes import Scope
-from rankwatch_service.api.background.health_facts import HealthFacts, read_facts
+from rankwatch_service.api.background.health_facts import HealthFacts
 from rankwatch_service.api.background.health_problems import OF_NO_JOB, HealthProblem, judge
 from rankwatch_service.api.background.stream_status import StreamState
 from rankwatch_service.api.dependencies.context import Ctx
 from rankwatch_service.api.http.authorization import Require
-from rankwatch_service.store.engine import read
 
 router = APIRouter(prefix="/health", tags=["health"])
 
@@ -37,10 +36,7 @@ def show_health(context: Ctx, identity: Annotated[Identity, Depends(Require(Scop
 
     A token that is restricted to some jobs gets only what names no job, host or receiver.
     """
-    now = context.clock.unix_ns()
-    settings = context.settings
-    with read(context.engine) as connection:
-        facts = read_facts(connection, now, settings.data_dir, in_store=not settings.kafka)
+    facts = context.health.facts()
     problems = judge(facts, driver_alive=context.driver.alive)
     if not identity.jobs.every:
         problems = [problem for problem in problems if problem.area in OF_NO_JOB]
