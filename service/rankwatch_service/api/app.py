@@ -23,6 +23,7 @@ from rankwatch_service.access.secret_key import SecretKey
 from rankwatch_service.api.background.change_feed import ChangeFeed
 from rankwatch_service.api.background.counters import Counters, StoreCollector
 from rankwatch_service.api.background.driver_thread import DriverThread
+from rankwatch_service.api.background.feed_tail import FeedTail
 from rankwatch_service.api.background.forgeries import Forgeries
 from rankwatch_service.api.background.health_facts import HealthReader
 from rankwatch_service.api.background.housekeeping import remove_expired
@@ -217,6 +218,7 @@ def _context(settings: Settings, engine: Engine, intake: Intake, clock: Clock, s
         new_jobs=new_jobs,
         cursors=CursorSigner(secret_key.derive("cursors")),
         changes=ChangeFeed(ChangeWatch(engine), driver_thread.wake),
+        tail=FeedTail(engine),
         orders=OrderCache(engine, clock),
         intake=intake,
         views=Batcher("views", keep_views),

@@ -20,6 +20,7 @@ from rankwatch_service.access.secret_key import SecretKey
 from rankwatch_service.api.background.change_feed import ChangeFeed
 from rankwatch_service.api.background.counters import Counters
 from rankwatch_service.api.background.driver_thread import DriverThread
+from rankwatch_service.api.background.feed_tail import FeedTail
 from rankwatch_service.api.background.forgeries import Forgeries
 from rankwatch_service.api.background.health_facts import HealthReader
 from rankwatch_service.api.background.order_cache import OrderCache
@@ -47,6 +48,7 @@ class Context:
     new_jobs: NewJobs
     cursors: CursorSigner
     changes: ChangeFeed
+    tail: FeedTail
     orders: OrderCache
     intake: Intake
     views: Batcher[ReceivedView]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 from fastapi import APIRouter, Depends, Header, Query
 from fastapi.sse import EventSourceResponse, ServerSentEvent
@@ -11,12 +11,11 @@ from sqlalchemy import Engine, func, select
 from starlette.concurrency import run_in_threadpool
 
 from rankwatch_service.access.identities import Identity
-from rankwatch_service.access.job_filter import JobFilter
 from rankwatch_service.access.scopes import Scope
+from rankwatch_service.api.background.feed_tail import Viewer
 from rankwatch_service.api.dependencies.context import Ctx
 from rankwatch_service.api.dependencies.event_streams import PersonEventStreamDep
 from rankwatch_service.api.http.authorization import Require
-from rankwatch_service.api.reply import with_time_texts
 from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import Feed
 
@@ -27,9 +26,6 @@ RETRY_MS: Final = 3_000
 
 POLL_S: Final = 10.0
 """Longest time between two reads of the feed."""
-
-READ_MAX: Final = 500
-"""Most rows of one read."""
 
 
 @router.get("/events", response_class=EventSourceResponse)
@@ -56,14 +52,14 @@ async def events(
             yield ServerSentEvent(event="reset", data={"after": newest}, id=str(newest), retry=RETRY_MS)
         else:
             yield ServerSentEvent(event="hello", data={"after": place}, id=str(place), retry=RETRY_MS)
+        viewer = Viewer(identity.jobs, job)
         while not context.changes.stopping and await stream.still_allowed():
             generation = context.changes.generation
-            rows = await run_in_threadpool(_after, context.engine, place, job, identity.jobs)
-            for row in rows:
-                place = row["id"]
-                data = with_time_texts({"job": row["job"], "at_unix_ns": row["at_unix_ns"], **row["data"]})
-                yield ServerSentEvent(event=row["topic"], data=data, id=str(place))
-            if len(rows) < READ_MAX:
+            found = await context.tail.after(place, generation, viewer)
+            place = found.place
+            for event in found.events:
+                yield event
+            if not found.more:
                 await context.changes.wait(generation, POLL_S)
 
 
@@ -72,12 +68,3 @@ def _ends(engine: Engine) -> tuple[int, int]:
     with read(engine) as connection:
         oldest, newest = connection.execute(select(func.min(Feed.id), func.max(Feed.id))).one()
     return oldest or 1, newest or 0
-
-
-def _after(engine: Engine, place: int, jobs: list[str] | None, allowed: JobFilter) -> list[dict[str, Any]]:
-    query = select(Feed.__table__).where(Feed.id > place).order_by(Feed.id).limit(READ_MAX)
-    query = query.where((Feed.job == "") | allowed.clause(Feed.job))
-    if jobs:
-        query = query.where(Feed.job.in_(("", *jobs)))
-    with read(engine) as connection:
-        return [dict(row) for row in connection.execute(query).mappings()]
