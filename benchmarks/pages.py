@@ -1,16 +1,22 @@
 """How soon pages of the dashboard are painted, and how many bytes they take.
 
-    python benchmarks/pages.py [--incidents 10000] [--ranks 4096] [--rounds 5]
+    python benchmarks/pages.py [--incidents 10000] [--ranks 4096] [--rounds 5] [--open 200]
 
 A real api process on SQLite and a real Chromium, both on this machine. Half of the incidents are unresolved, of 40
 jobs; the wide job has 2,000 steps. *Painted* is when the browser has drawn what people look for: the first row of a
 list, the first steps of an incident, the heat map. *First visit*: nothing is in the browser's cache; *again*: the files
 of the pages are. Bytes are those on the wire.
+
+*Open pages* are as many people who have the home page open: each has a session and an event stream, and asks for what
+the page asks for, that is the totals after each change of an incident, and health and totals every 15 s. Meanwhile a
+writer commits as a busy stream does: ten times a second, with the step of a job, and an incident every 5 s. Memory and
+CPU time are those of the api process, above what it has and takes with the same writer and no page.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
 import platform
@@ -36,6 +42,7 @@ from rankwatch_service.access.tokens import TokenKind, create_token
 from rankwatch_service.clock import SystemClock
 from rankwatch_service.demo.services.child import end, free_port, started
 from rankwatch_service.incidents.model import derived
+from rankwatch_service.orders.commands import tell
 from rankwatch_service.series.writer import SeriesWriter
 from rankwatch_service.store.engine import open_engine, write
 from rankwatch_service.store.migrate import upgrade
@@ -49,6 +56,12 @@ STEPS: Final = 2_000
 WIDE: Final = "wide"
 HOST_RANKS: Final = 8
 LIMIT_MS: Final = 60_000
+OPEN_S: Final = 30.0
+SETTLE_S: Final = 5.0
+POLL_S: Final = 15.0
+COMMITS_A_SECOND: Final = 10
+SESSION_PAGES: Final = 50
+"""Pages of one session: a person may have up to 64 open."""
 
 # Keeps when the selector was first there and the frame with it had been drawn.
 PAINTED: Final = """(() => {
@@ -114,8 +127,8 @@ def incident(n: int, job: str, now: int) -> dict[str, object]:
 
 
 @contextmanager
-def api(url: str, folder: Path) -> Iterator[str]:
-    """A real api process; its address."""
+def api(url: str, folder: Path) -> Iterator[tuple[str, int]]:
+    """A real api process; its address and its PID."""
     port = free_port()
     address = f"http://127.0.0.1:{port}"
     own = {"RANKWATCH_DATABASE_URL": url, "RANKWATCH_PORT": str(port), "RANKWATCH_DATA_DIR": str(folder)}
@@ -130,7 +143,7 @@ def api(url: str, folder: Path) -> Iterator[str]:
     command = [sys.executable, "-m", "rankwatch_service", "api"]
     process = started(command, folder / "api.log", answers, 60.0, env=environment)
     try:
-        yield address
+        yield address, process.pid
     finally:
         end(process, 10.0)
 
@@ -196,6 +209,90 @@ def loads(browser: Browser, address: str, cookie: str, incident_id: str, rounds:
         print(f"| {title} | {middle(first)} | {max(len(one.sizes) for one in first)} | {middle(again)} |")
 
 
+def open_pages(address: str, engine: Engine, pid: int, pages: int) -> None:
+    """Print what so many open home pages cost the api process."""
+    cookies = [session(address, engine) for _ in range(-(-pages // SESSION_PAGES))]
+    print("\n| open pages | memory, MB | CPU, % of a core | changes received, median s after the commit (largest) |")
+    print("| ---: | ---: | ---: | ---: |")
+    for count in (0, pages):
+        delays_s, used_s, resident = asyncio.run(watch_home(address, engine, pid, cookies, count))
+        late = f"{statistics.median(delays_s):.3f} ({max(delays_s):.3f})" if delays_s else "–"
+        print(f"| {count} | {resident / 1e6:.0f} | {100 * used_s / OPEN_S:.0f} | {late} |")
+
+
+async def watch_home(
+    address: str, engine: Engine, pid: int, cookies: list[str], count: int
+) -> tuple[list[float], float, int]:
+    """Keep pages open for `OPEN_S`: delays of the changes they receive, CPU seconds and memory of the api process."""
+    delays_s: list[float] = []
+    async with httpx2.AsyncClient(base_url=address, timeout=60.0, limits=httpx2.Limits(max_connections=None)) as client:
+        own = [{"cookie": cookies[n // SESSION_PAGES]} for n in range(count)]
+        tasks = [asyncio.create_task(home(client, headers, n, delays_s)) for n, headers in enumerate(own)]
+        await asyncio.sleep(SETTLE_S)
+        delays_s.clear()
+        began_s = cpu_seconds(pid)
+        await asyncio.to_thread(commit_for, engine, OPEN_S)
+        used_s, resident = cpu_seconds(pid) - began_s, resident_bytes(pid)
+        for task in tasks:
+            if task.done():
+                task.result()  # raises what ended it
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return delays_s, used_s, resident
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def resident_bytes(pid: int) -> int:
+    """Memory of a process."""
+    return int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+async def home(client: httpx2.AsyncClient, headers: dict[str, str], number: int, delays_s: list[float]) -> None:
+    """One page: its stream, and what it asks for."""
+
+    async def ask(*paths: str) -> None:
+        for path in paths:
+            (await client.get(f"/api/v1/{path}", headers=headers)).raise_for_status()
+
+    async def poll() -> None:
+        await asyncio.sleep(POLL_S * number / SESSION_PAGES % POLL_S)  # people open their pages at different times
+        while True:
+            await ask("health", "incidents/totals")
+            await asyncio.sleep(POLL_S)
+
+    polling = asyncio.create_task(poll())
+    try:
+        async with client.stream("GET", "/api/v1/events", headers=headers) as answer:
+            answer.raise_for_status()
+            topic = ""
+            async for line in answer.aiter_lines():
+                name, _, value = line.partition(": ")
+                if name == "event":
+                    topic = value
+                elif name == "data" and topic in ("job", "incident"):
+                    delays_s.append(time.time() - json.loads(value)["at_unix_ns"] / S)
+                    if topic == "incident":
+                        await ask("incidents/totals")
+    finally:
+        polling.cancel()
+
+
+def commit_for(engine: Engine, seconds: float) -> None:
+    """Commit ten times a second, as a busy stream does."""
+    for number in range(round(seconds * COMMITS_A_SECOND)):
+        began_s = time.monotonic()
+        topic = "job" if number % (5 * COMMITS_A_SECOND) else "incident"
+        with write(engine) as connection:
+            told = {"state": "running", "step": number}
+            tell(connection, topic, WIDE, told, time.time_ns())
+        time.sleep(max(0.0, 1 / COMMITS_A_SECOND - (time.monotonic() - began_s)))
+
+
 def middle(found: list[PageLoad]) -> str:
     """Median time and largest size, as cells of a table."""
     times = [one.painted_ms for one in found]
@@ -209,6 +306,7 @@ def main() -> None:
     parser.add_argument("--incidents", type=int, default=10_000)
     parser.add_argument("--ranks", type=int, default=4_096)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--open", type=int, default=200, help="pages that people have open")
     options = parser.parse_args()
     print(f"CPython {platform.python_version()}, {os.cpu_count()} cores")
     with tempfile.TemporaryDirectory(prefix="rankwatch-pages-") as name:
@@ -216,13 +314,14 @@ def main() -> None:
         engine = open_engine(f"sqlite:///{folder / 'rankwatch.db'}")
         upgrade(engine)
         incident_id = store(engine, options.incidents, options.ranks)
-        with api(str(engine.url), folder) as address:
+        with api(str(engine.url), folder) as (address, pid):
             cookie = session(address, engine)
             with sync_playwright() as playwright:
                 browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=list(FLAGS))
                 print(f"Chromium {browser.version}; load of the machine (1 min): {os.getloadavg()[0]:.1f}")
                 loads(browser, address, cookie, incident_id, options.rounds)
                 browser.close()
+            open_pages(address, engine, pid, options.open)
         engine.dispose()
 
 
