@@ -32,7 +32,7 @@ AGAIN_AFTER_S: Final = 10.0
 """What was read is read again after this time, also if nobody said that the database has changed."""
 
 
-class Change(NamedTuple):
+class FeedRow(NamedTuple):
     """One row of the feed."""
 
     id: int
@@ -51,7 +51,7 @@ class Found(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Viewer:
+class FeedFilter:
     """Which changes a stream shows: those of these jobs, and those of no job."""
 
     allowed: JobFilter
@@ -75,34 +75,34 @@ class FeedTail:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._reading = asyncio.Lock()
-        self._changes: deque[Change] = deque()
+        self._changes: deque[FeedRow] = deque()
         self._before = self._newest = -1
         """The kept changes are those after `_before`, up to `_newest`; -1: nothing was read yet."""
         self._generation = -1
         self._read_s = 0.0
 
-    async def after(self, place: int, generation: int, viewer: Viewer) -> Found:
+    async def after(self, place: int, generation: int, shown: FeedFilter) -> Found:
         """What comes after an id.
 
         Args:
             place: up to which id the stream has read.
             generation: of `ChangeFeed`, taken before the call: what was committed before it is found.
-            viewer: what the stream shows.
+            shown: what the stream shows.
 
         Raises:
             StoreError: the database does not answer.
         """
         await self._catch_up(generation)
         newest = self._newest
-        if place >= self._before and not viewer.allowed.project:  # the project of a job is in the database
-            events = [one.event for one in self._since(place) if viewer.sees(one.job)]
+        if place >= self._before and not shown.allowed.project:  # the project of a job is in the database
+            events = [one.event for one in self._since(place) if shown.sees(one.job)]
             return Found(events, max(place, newest), more=False)
-        found = await run_in_threadpool(_read, self._engine, place, viewer.clause)
+        found = await run_in_threadpool(_read, self._engine, place, shown.clause)
         if len(found) == READ_MAX:
             return Found([one.event for one in found], found[-1].id, more=True)
         return Found([one.event for one in found], max([place, newest, *(one.id for one in found)]), more=False)
 
-    def _since(self, place: int) -> list[Change]:
+    def _since(self, place: int) -> list[FeedRow]:
         """Kept changes after an id: usually the last few."""
         found = []
         for change in reversed(self._changes):
@@ -125,7 +125,7 @@ class FeedTail:
                 more = len(found) == READ_MAX
             self._generation, self._read_s = generation, now_s
 
-    def _keep(self, found: Sequence[Change]) -> None:
+    def _keep(self, found: Sequence[FeedRow]) -> None:
         if found:
             self._changes.extend(found)
             self._newest = found[-1].id
@@ -138,13 +138,13 @@ def _newest(engine: Engine) -> int:
         return connection.scalar(select(func.max(Feed.id))) or 0
 
 
-def _read(engine: Engine, place: int, where: ColumnElement[bool]) -> list[Change]:
+def _read(engine: Engine, place: int, where: ColumnElement[bool]) -> list[FeedRow]:
     query = select(Feed.__table__).where(Feed.id > place, where).order_by(Feed.id).limit(READ_MAX)
     with read(engine) as connection:
-        return [_change(row) for row in connection.execute(query).mappings()]
+        return [_row(row) for row in connection.execute(query).mappings()]
 
 
-def _change(row: RowMapping) -> Change:
+def _row(row: RowMapping) -> FeedRow:
     data: dict[str, Any] = with_time_texts({"job": row["job"], "at_unix_ns": row["at_unix_ns"], **row["data"]})
     event = ServerSentEvent(event=row["topic"], raw_data=msgspec.json.encode(data).decode(), id=str(row["id"]))
-    return Change(row["id"], row["job"], event)
+    return FeedRow(row["id"], row["job"], event)

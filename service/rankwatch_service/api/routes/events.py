@@ -12,7 +12,7 @@ from starlette.concurrency import run_in_threadpool
 
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.scopes import Scope
-from rankwatch_service.api.background.feed_tail import Viewer
+from rankwatch_service.api.background.feed_tail import FeedFilter
 from rankwatch_service.api.dependencies.context import Ctx
 from rankwatch_service.api.dependencies.event_streams import PersonEventStreamDep
 from rankwatch_service.api.http.authorization import Require
@@ -52,10 +52,10 @@ async def events(
             yield ServerSentEvent(event="reset", data={"after": newest}, id=str(newest), retry=RETRY_MS)
         else:
             yield ServerSentEvent(event="hello", data={"after": place}, id=str(place), retry=RETRY_MS)
-        viewer = Viewer(identity.jobs, job)
+        shown = FeedFilter(identity.jobs, job)
         while not context.changes.stopping and await stream.still_allowed():
             generation = context.changes.generation
-            found = await context.tail.after(place, generation, viewer)
+            found = await context.tail.after(place, generation, shown)
             place = found.place
             for event in found.events:
                 yield event

@@ -1,4 +1,4 @@
-"""Event streams share one reading of the feed, and each shows what its viewer may see."""
+"""Event streams share one reading of the feed, and each shows the jobs that it may show."""
 
 import asyncio
 import json
@@ -8,12 +8,12 @@ from sqlalchemy import event
 
 from rankwatch_service.access.job_filter import JobFilter
 from rankwatch_service.api.background import feed_tail
-from rankwatch_service.api.background.feed_tail import FeedTail, Viewer
+from rankwatch_service.api.background.feed_tail import FeedFilter, FeedTail
 from rankwatch_service.orders.commands import tell
 from rankwatch_service.store.engine import write
 from tests.support.store.database import new_database
 
-EVERYBODY = Viewer(JobFilter())
+EVERYBODY = FeedFilter(JobFilter())
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_a_stream_shows_the_jobs_that_it_may_and_asked_for_and_what_belongs_to_n
         say(engine, "a", "b", "", "c")
         for read_from in (0, 99):  # from memory, and from the database
             tail._before = read_from
-            mine = Viewer(JobFilter(("a", "b")), ["b", "c"])
+            mine = FeedFilter(JobFilter(("a", "b")), ["b", "c"])
             assert shown(await tail.after(0, 1, mine)) == ["b", ""]
             assert (await tail.after(0, 1, mine)).place == 4
 
@@ -89,7 +89,7 @@ def test_a_stream_that_shows_nothing_of_what_came_goes_on_from_the_newest(engine
     async def story():
         tail = FeedTail(engine)
         say(engine, *"aaaa")
-        found = await tail.after(0, 0, Viewer(JobFilter(("b",))))
+        found = await tail.after(0, 0, FeedFilter(JobFilter(("b",))))
         assert (found.events, found.place, found.more) == ([], 4, False)
 
     asyncio.run(story())
