@@ -7,10 +7,10 @@ jobs; the wide job has 2,000 steps. *Painted* is when the browser has drawn what
 list, the first steps of an incident, the heat map. *First visit*: nothing is in the browser's cache; *again*: the files
 of the pages are. Bytes are those on the wire.
 
-*Open pages* are as many people who have the home page open: each has a session and an event stream, and asks for what
-the page asks for, that is the totals after each change of an incident, and health and totals every 15 s. Meanwhile a
+*Open pages* are home pages that are open somewhere, 50 to a session: each has an event stream, and asks for what that
+page asks for, which is the totals after each change of an incident, and health and totals every 15 s. Meanwhile a
 writer commits as a busy stream does: ten times a second, with the step of a job, and an incident every 5 s. Memory and
-CPU time are those of the api process, above what it has and takes with the same writer and no page.
+CPU time are those of the api process; the line without pages has the same writer.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ import numpy as np
 from playwright.sync_api import Browser, BrowserContext, sync_playwright
 from sqlalchemy import Engine, insert
 
+from rankwatch.agent.procfs import TICKS_PER_S, read_stat
 from rankwatch_detectors.base import Frame, StepKind
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.access.tokens import TokenKind, create_token
@@ -243,8 +244,9 @@ async def watch_home(
 
 def cpu_seconds(pid: int) -> float:
     """CPU time that a process has used."""
-    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    stat = read_stat(pid)
+    assert stat is not None, "the api process has ended"
+    return stat.cpu_ticks / TICKS_PER_S
 
 
 def resident_bytes(pid: int) -> int:

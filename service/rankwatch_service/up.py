@@ -140,7 +140,7 @@ def data_folder(path: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise UpError(f"another one is running on {path}; choose another folder with --data") from error
+            raise UpError(f"`rankwatch up` is already running on {path}; choose another folder with --data") from error
         yield
 
 

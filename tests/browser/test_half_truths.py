@@ -93,6 +93,15 @@ def test_a_job_says_what_is_watched_in_it_and_what_is_not(office):
     expect(page.locator(".job-head .under")).to_have_count(0)
 
 
+def test_ranks_that_ended_on_request_are_no_fault(office):
+    office.job("gpt")
+    ended = {"kind": "rank_lost", "ranks": [1], "hosts": ["node-1"], "evidence": {"requested": True}, "confidence": 0.5}
+    office.incidents(1, job="gpt", severity="info", **ended)
+    page = office.goto(f"/incidents/{office.incident_id('info')}")
+    expect(page.locator("h1")).to_have_text("Ended on request: rank 1 on node-1")
+    expect(page.locator(".tile", has_text="Confidence")).to_contain_text("not a fault")
+
+
 def test_who_may_not_see_a_page_reads_why_and_can_log_in_as_someone_else(office):
     office.page.goto(f"{office.url}/login")
     office.page.goto(f"{office.url}/login#{office.api.token(Scope.READ)}")

@@ -41,11 +41,17 @@ def driver(tmp_path: Path) -> Iterator[Driver]:
     driver.say()
 
 
+@pytest.fixture
+def rings(tmp_path: Path) -> Path:
+    """The folder of the recorders."""
+    folder = tmp_path / "rings"
+    folder.mkdir(mode=0o700)
+    return folder
+
+
 def test_counters_errors_a_loss_and_silence_reach_the_service_while_ranks_are_reported_on(
-    tmp_path: Path, driver: Driver
+    rings: Path, driver: Driver
 ) -> None:
-    rings = tmp_path / "rings"
-    rings.mkdir(mode=0o700)
     with (
         AgentService() as service,
         RecordingRank(rings, 0) as rank,
@@ -76,9 +82,7 @@ def is_free(path: str) -> bool:
     return lock is not None
 
 
-def test_a_killed_worker_leaves_no_reader_beside_that_of_the_next_one(tmp_path: Path, driver: Driver) -> None:
-    rings = tmp_path / "rings"
-    rings.mkdir(mode=0o700)
+def test_a_killed_worker_leaves_no_reader_beside_that_of_the_next_one(rings: Path, driver: Driver) -> None:
     with (
         AgentService() as service,
         RecordingRank(rings, 0),
@@ -92,10 +96,8 @@ def test_a_killed_worker_leaves_no_reader_beside_that_of_the_next_one(tmp_path: 
 
 
 def test_the_worker_and_its_reader_yield_to_training_once_they_watch_it_and_the_supervisor_need_not(
-    tmp_path: Path, driver: Driver
+    rings: Path, driver: Driver
 ) -> None:
-    rings = tmp_path / "rings"
-    rings.mkdir(mode=0o700)
     with (
         AgentService() as service,
         RecordingRank(rings, 0),
@@ -116,9 +118,9 @@ def niceness(pid: int) -> set[int]:
     return {os.getpriority(os.PRIO_PROCESS, int(thread.name)) for thread in Path(f"/proc/{pid}/task").iterdir()}
 
 
-def test_counters_of_the_host_and_its_ports_reach_the_service_on_a_host_without_devices(tmp_path: Path) -> None:
-    rings = tmp_path / "rings"
-    rings.mkdir(mode=0o700)
+def test_counters_of_the_host_and_its_ports_reach_the_service_on_a_host_without_devices(
+    rings: Path, tmp_path: Path
+) -> None:
     tree = HostTree(tmp_path / "host")
     tree.rdma("mlx5_0")
     with (

@@ -29,7 +29,7 @@ KEPT_MAX: Final = 2_000
 """Newest changes kept in memory."""
 
 AGAIN_AFTER_S: Final = 10.0
-"""What was read is read again after this time, also if nobody said that the database has changed."""
+"""Longest time between two readings, also if nobody said that the database has changed."""
 
 
 class FeedRow(NamedTuple):
@@ -117,7 +117,8 @@ class FeedTail:
             if generation <= self._generation and now_s - self._read_s < AGAIN_AFTER_S:
                 return
             if self._newest < 0:
-                self._before = self._newest = await run_in_threadpool(_newest, self._engine)
+                _, self._newest = await run_in_threadpool(ends, self._engine)
+                self._before = self._newest
             more = True
             while more:
                 found = await run_in_threadpool(_read, self._engine, self._newest, true())
@@ -133,9 +134,11 @@ class FeedTail:
             self._before = self._changes.popleft().id
 
 
-def _newest(engine: Engine) -> int:
+def ends(engine: Engine) -> tuple[int, int]:
+    """The oldest and the newest id in the feed; (1, 0) if it is empty."""
     with read(engine) as connection:
-        return connection.scalar(select(func.max(Feed.id))) or 0
+        oldest, newest = connection.execute(select(func.min(Feed.id), func.max(Feed.id))).one()
+    return oldest or 1, newest or 0
 
 
 def _read(engine: Engine, place: int, where: ColumnElement[bool]) -> list[FeedRow]:

@@ -132,13 +132,23 @@ class HealthReader:
         self._newest: HealthFacts | None = None
 
     def facts(self) -> HealthFacts:
-        """All facts in one consistent view, at most `FRESH_S` old."""
-        with self._reading:  # whoever asks meanwhile waits for this reading instead of beginning another
-            now = self._clock.unix_ns()
-            if self._newest is None or not 0 <= now - self._newest.at_unix_ns < FRESH_S * 1e9:
+        """All facts in one consistent view, `FRESH_S` old at most, or as old as when the present reading began.
+
+        Only the first reading is waited for: while a database does not answer, pages must not occupy all threads.
+        """
+        newest = self._newest
+        if not self._reading.acquire(blocking=newest is None):
+            assert newest is not None
+            return newest
+        try:
+            now, newest = self._clock.unix_ns(), self._newest
+            if newest is None or not 0 <= now - newest.at_unix_ns < FRESH_S * 1e9:
                 with read(self._engine) as connection:
-                    self._newest = _facts(connection, now, self._settings.data_dir, not self._settings.kafka)
-            return self._newest
+                    newest = _facts(connection, now, self._settings.data_dir, not self._settings.kafka)
+                self._newest = newest
+            return newest
+        finally:
+            self._reading.release()
 
 
 def _facts(connection: Connection, now_unix_ns: int, data_dir: Path, in_store: bool) -> HealthFacts:

@@ -7,25 +7,19 @@ from typing import Annotated, Final
 
 from fastapi import APIRouter, Depends, Header, Query
 from fastapi.sse import EventSourceResponse, ServerSentEvent
-from sqlalchemy import Engine, func, select
 from starlette.concurrency import run_in_threadpool
 
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.scopes import Scope
-from rankwatch_service.api.background.feed_tail import FeedFilter
+from rankwatch_service.api.background.feed_tail import AGAIN_AFTER_S, FeedFilter, ends
 from rankwatch_service.api.dependencies.context import Ctx
 from rankwatch_service.api.dependencies.event_streams import PersonEventStreamDep
 from rankwatch_service.api.http.authorization import Require
-from rankwatch_service.store.engine import read
-from rankwatch_service.store.models import Feed
 
 router = APIRouter(tags=["events"])
 
 RETRY_MS: Final = 3_000
 """How long a browser waits before it reconnects."""
-
-POLL_S: Final = 10.0
-"""Longest time between two reads of the feed."""
 
 
 @router.get("/events", response_class=EventSourceResponse)
@@ -44,7 +38,7 @@ async def events(
     If the id is too old or unknown, the first event is `reset`: read everything again, then continue from its id.
     """
     async with stream:
-        oldest, newest = await run_in_threadpool(_ends, context.engine)
+        oldest, newest = await run_in_threadpool(ends, context.engine)
         since = int(last_event_id) if last_event_id is not None and last_event_id.isdecimal() else after
         place = newest if since is None else since
         if since is not None and not oldest - 1 <= since <= newest:
@@ -60,11 +54,4 @@ async def events(
             for event in found.events:
                 yield event
             if not found.more:
-                await context.changes.wait(generation, POLL_S)
-
-
-def _ends(engine: Engine) -> tuple[int, int]:
-    """The oldest and the newest id in the feed; (1, 0) if it is empty."""
-    with read(engine) as connection:
-        oldest, newest = connection.execute(select(func.min(Feed.id), func.max(Feed.id))).one()
-    return oldest or 1, newest or 0
+                await context.changes.wait(generation, AGAIN_AFTER_S)

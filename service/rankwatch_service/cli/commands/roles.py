@@ -28,6 +28,10 @@ TLS_KEY = Annotated[str | None, typer.Option("--tls-key", metavar="FILE", help="
 PORT = Annotated[int | None, typer.Option(min=0, max=65_535, help="Port to listen on.")]
 
 
+def _not_started(why: Exception) -> CliError:
+    return CliError(Status.USAGE, f"rankwatch has not started: {why}")
+
+
 @contextmanager
 def _secrets_kept() -> Iterator[None]:
     """Let nobody else read what a role creates, SQLite's files included, and report a key that it cannot use."""
@@ -37,7 +41,7 @@ def _secrets_kept() -> Iterator[None]:
     try:
         yield
     except SecretKeyError as error:
-        raise CliError(Status.USAGE, f"rankwatch has not started: {error}") from error
+        raise _not_started(error) from error
     finally:
         os.umask(before)
 
@@ -61,7 +65,7 @@ def _listening(**options: Any) -> Settings:
         if configured.tls_cert and configured.tls_key:
             ServedCertificate(configured.tls_cert, configured.tls_key)
     except CertificateError as error:
-        raise CliError(Status.USAGE, f"rankwatch has not started: {error}") from error
+        raise _not_started(error) from error
     return configured
 
 
@@ -95,7 +99,7 @@ def up(
         with _secrets_kept():
             run(configured)
     except UpError as error:
-        raise CliError(Status.USAGE, f"rankwatch has not started: {error}") from error
+        raise _not_started(error) from error
 
 
 def api(
@@ -144,7 +148,7 @@ def notify(data: DATA = None, database_url: DATABASE_URL = None, kafka: KAFKA = 
         with _secrets_kept():
             run(configured)
     except RoutesError as error:
-        raise CliError(Status.USAGE, f"rankwatch has not started: {error}") from error
+        raise _not_started(error) from error
 
 
 def agent(context: typer.Context) -> None:

@@ -172,6 +172,13 @@ def test_pages_that_ask_at_the_same_time_share_one_reading(sound):
     assert len(health(sound)["receivers"]) == 2
 
 
+def test_who_asks_while_the_database_is_read_gets_what_was_read_before(sound):
+    first = health(sound)
+    with sound.app.state.context.health._reading:
+        assert health(sound) == first
+    assert health(sound)["at_unix_ns"] > first["at_unix_ns"]
+
+
 def test_the_state_ages_with_the_clock(sound):
     assert health(sound)["state"] == "ok"
     sound.clock.advance(40)
