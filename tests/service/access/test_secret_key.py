@@ -150,5 +150,7 @@ def test_a_role_with_another_key_ends_and_says_what_to_do(tmp_path, role):
     )
     assert done.returncode == 2, done.stderr
     reason = json.loads(done.stderr.splitlines()[-1])["reason"]
-    assert reason.startswith("the secret key in RANKWATCH_SECRET_KEY is not the one of this database")
+    assert reason.startswith(
+        "rankwatch has not started: the secret key in RANKWATCH_SECRET_KEY is not the one of this database"
+    )
     assert KEY not in done.stderr + done.stdout
