@@ -41,6 +41,7 @@ def test_a_banner_says_on_every_page_what_is_wrong_and_the_page_of_it_what_to_do
 def test_the_page_follows_without_a_reload_and_names_stay_text(office):
     stream_reports(office.api)
     page = office.goto("/health")
+    expect(page.locator(".problems li")).to_have_count(1)
     expect(page.locator(".problems li")).to_contain_text("No notifier has ever run")
     notifier_reports(office.api)
     expect(page.locator(".works")).to_be_visible()
