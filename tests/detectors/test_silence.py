@@ -141,6 +141,25 @@ def test_all_hosts_silent_at_once_are_told_as_one() -> None:
     assert [(f.change, str(f.scope)) for f in job.stand(2)] == [(Change.CLOSE, "job")]
 
 
+@pytest.mark.parametrize("hosts", [1, 4])
+def test_a_restart_of_the_service_before_the_stream_is_nobodys_silence(hosts: int) -> None:
+    job = watched_job(hosts=hosts)
+    job.silent = {0, 1, 2, 3}
+    findings = job.stand(29)
+    for rank in range(4):
+        job.silent.discard(rank)
+        findings += job.stand(2)
+    assert findings == []
+
+
+def test_what_was_told_of_some_hosts_stays_open_when_the_last_one_falls_silent_too() -> None:
+    job = watched_job(hosts=4)
+    job.silent = {0, 1, 2}
+    assert [f.change for f in job.stand(12)] == [Change.OPEN]
+    job.silent = {0, 1, 2, 3}
+    assert [f.change for f in job.stand(40)] == [Change.UPDATE]
+
+
 def test_the_normal_end_of_a_job_is_no_loss() -> None:
     job = watched_job()
     job.state = ["left"] * 4
@@ -197,7 +216,7 @@ def test_hosts_that_fall_silent_while_the_job_is_being_ended_are_no_news() -> No
 def test_a_new_attempt_ends_what_was_said_about_the_old_one() -> None:
     job = watched_job()
     job.silent = {0, 1, 2, 3}
-    job.stand(20)
+    job.stand(40)
     assert [f.change for f in job.begin("next.0")] == [Change.CLOSE]
 
 
@@ -246,7 +265,7 @@ def test_a_host_that_comes_and_goes_while_others_stay_silent_is_not_told_again()
 def test_hosts_that_come_back_one_after_the_other_leave_the_episode_open_until_the_last_one() -> None:
     job = watched_job(hosts=4)
     job.silent = {0, 1, 2, 3}
-    assert [str(f.scope) for f in job.stand(20)] == ["job"]
+    assert [str(f.scope) for f in job.stand(40)] == ["job"]
     for rank in (0, 1, 2):
         job.silent.discard(rank)
         assert job.stand(2) == []
@@ -258,7 +277,7 @@ def test_hosts_that_come_back_one_after_the_other_leave_the_episode_open_until_t
 def test_that_the_stream_was_away_ends_no_silence(hosts: int) -> None:
     job = watched_job(hosts=hosts)
     job.silent = {0, 1, 2, 3}
-    assert [f.change for f in job.stand(20)] == [Change.OPEN]
+    assert [f.change for f in job.stand(40)] == [Change.OPEN]
     job.now_s += 300.0
     assert job.stand(30) == []
 

@@ -3,8 +3,9 @@
 Silence is not health. Progress blocks arrive once a second whatever training does, even if the job is paused, so the
 state of a host without one for some seconds is unknown. A silent agent does not mean that its ranks are gone: that is
 `rank_lost`. Hosts that fall silent within seconds of each other have a common cause (a sender, a switch, a job that was
-killed), and are one episode that grows. It ends only when all of them are heard again. Hosts that fall silent while the
-job is being ended on request are not reported: whether all ranks ended is up to `rank_lost`.
+killed), and are one episode that grows. It ends only when all of them are heard again. While no host at all is heard,
+the service or the network before it may be what is away, as in a restart of the api: that is reported later. Hosts that
+fall silent while the job is being ended on request are not reported: whether all ranks ended is up to `rank_lost`.
 """
 
 from __future__ import annotations
@@ -28,6 +29,11 @@ class TelemetryLostConfig:
     silent_s: float = 10.0
     """Silence after which the state of a host is unknown: an agent's worker restarts within one second, a service role
     within three, and retries after an outage come every few seconds."""
+    all_silent_factor: float = 3.0
+    """How many times longer than `silent_s` it takes while no host of the job is heard: an api that is replaced by its
+    next version is back within half a minute."""
+    all_silent_s: float = 5.0
+    """Silence of the host that was heard last, after which none of them is heard."""
     gaps_min: int = 10
     """Messages missing within `gap_window_s` after which a host's data is unreliable: at one or two messages a second,
     more than a tenth of what it sent."""
@@ -57,17 +63,19 @@ class TelemetryLostDetector(DispatchingDetector):
         "_tick_s",
         "_groups",
         "_asked",
+        "_all_silent",
     )
 
     def __init__(self, config: TelemetryLostConfig) -> None:
         super().__init__()
         self.name = "telemetry_lost"
-        self.version = 3
+        self.version = 4
         self._config = config
         self._hosts: list[str] = []
         self._host_of: Ints = np.zeros(0, dtype=np.int64)
         self._listening_s = 0.0
         self._tick_s: float | None = None
+        self._all_silent = False
         self._gaps: dict[str, list[list[float]]] = {}
         self._asked = False
         """A rank of this attempt was asked to end: agents may be killed with the last ranks, before they can report."""
@@ -104,13 +112,20 @@ class TelemetryLostDetector(DispatchingDetector):
         if presence is None or not self._hosts:
             return ()
         unheard = self._unheard(presence)
+        all_silent = min(unheard.values(), default=0.0) > self._config.all_silent_s
+        if self._all_silent and not all_silent:
+            # The hosts come back one after the other, so silence counts from the return of the first one.
+            self._listening_s = self.now_s
+        self._all_silent = all_silent
         if not (self._gaps or self._groups or any(s > self._config.silent_s for s in unheard.values())):
             return ()
         findings = self._close_recovered(presence, unheard)
         told = {host for group in self._groups.values() for host in group["hosts"]}
         # While the stream was away, hosts could not be heard, so silence counts from its return.
         listening_s = self.now_s - self._listening_s
-        for reason in ("gaps",) if self._asked else ("silent", "gaps"):
+        patience_s = self._config.silent_s * self._config.all_silent_factor
+        waiting = all_silent and min(listening_s, *unheard.values()) <= patience_s and self._joinable("silent") is None
+        for reason in ("gaps",) if self._asked or waiting else ("silent", "gaps"):
             hosts = [
                 host
                 for host in self._hosts
@@ -141,13 +156,20 @@ class TelemetryLostDetector(DispatchingDetector):
         since = self.now_s - self._config.gap_window_s
         return int(sum(count for time_s, count in self._gaps.get(host, []) if time_s > since))
 
-    def _tell(self, reason: str, hosts: list[str], unheard: dict[str, float], presence: Presence) -> list[Finding]:
-        """Add hosts to an episode that has begun recently, or open a new one."""
+    def _joinable(self, reason: str) -> str | None:
+        """Scope of the open episode of that reason whose last host joined recently, so that further ones belong to it."""
         for text, group in self._groups.items():
             if group["reason"] == reason and self.now_s - group["joined_s"] <= self._config.together_s:
-                group.update(hosts=[*group["hosts"], *hosts], joined_s=self.now_s)
-                what = self._described(reason, group["hosts"], unheard)
-                return self.episodes.update(IncidentScope.parse(text), detected_time_s=self.now_s, **what)
+                return text
+        return None
+
+    def _tell(self, reason: str, hosts: list[str], unheard: dict[str, float], presence: Presence) -> list[Finding]:
+        """Add hosts to an episode that has begun recently, or open a new one."""
+        if (text := self._joinable(reason)) is not None:
+            group = self._groups[text]
+            group.update(hosts=[*group["hosts"], *hosts], joined_s=self.now_s)
+            what = self._described(reason, group["hosts"], unheard)
+            return self.episodes.update(IncidentScope.parse(text), detected_time_s=self.now_s, **what)
         everyone = reason == "silent" and len(hosts) == len(unheard) == len(self._hosts) > 1
         scope = WHOLE_JOB if everyone else IncidentScope.of_host(hosts[0])
         heard = presence.heard & np.isin(self._host_of, [self._hosts.index(host) for host in hosts])
