@@ -157,7 +157,7 @@ class TelemetryLostDetector(DispatchingDetector):
         return int(sum(count for time_s, count in self._gaps.get(host, []) if time_s > since))
 
     def _joinable(self, reason: str) -> str | None:
-        """Scope of the open episode of that reason whose last host joined recently, so that further ones belong to it."""
+        """Scope of the open episode of that reason whose last host joined recently, which further ones join."""
         for text, group in self._groups.items():
             if group["reason"] == reason and self.now_s - group["joined_s"] <= self._config.together_s:
                 return text
