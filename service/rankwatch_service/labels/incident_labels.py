@@ -25,8 +25,7 @@ LABEL_NAMES: Final = (
 def incident_labels(data: Mapping[str, Any]) -> dict[str, str]:
     """The labels of an incident.
 
-    `host` and `rank` are there if it is about exactly one. `alertname` is the kind in the usual form of alerts:
-    `rank_lost` is `RankLost`.
+    `host` and `rank` are there if it is about exactly one. `alertname` is the kind, see `alert_name`.
 
     Args:
         data: the field `data` of its message (`policy.notification.incident_message`), or the same fields of what is
@@ -34,12 +33,17 @@ def incident_labels(data: Mapping[str, Any]) -> dict[str, str]:
     """
     hosts, ranks = data["hosts"], data["ranks"]
     labels = {
-        ALERT_NAME: data["kind"].title().replace("_", ""),
+        ALERT_NAME: alert_name(data["kind"]),
         **{name: str(data[name]) for name in ("kind", "severity", "job", "project", "owner", "attempt", "scope")},
         "host": hosts[0] if len(hosts) == 1 else "",
         "rank": str(ranks[0]) if len(ranks) == 1 else "",
     }
     return {name: value for name, value in labels.items() if value}
+
+
+def alert_name(kind: str) -> str:
+    """A kind in the usual form of alerts: `rank_lost` is `RankLost`."""
+    return kind.title().replace("_", "")
 
 
 def check_label_name(name: str) -> None:

@@ -5,11 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rankwatch_service.labels.incident_labels import ALERT_NAME, alert_name
 from rankwatch_service.routing.route import Routing
 
 
 def tried_routes(routing: Routing, labels: Mapping[str, str]) -> list[dict[str, Any]]:
-    """The routes that take an incident, with its group and the timing of its messages, in JSON types."""
+    """The routes that take an incident, with its group and the timing of its messages, in JSON types.
+
+    An `alertname` that is not given is that of the kind, as incidents have it.
+    """
+    if "kind" in labels:
+        labels = {ALERT_NAME: alert_name(labels["kind"]), **labels}
     return [
         {
             "receiver": route.receiver,

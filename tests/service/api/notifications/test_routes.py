@@ -22,7 +22,7 @@ def pager(api):
 
 def test_there_are_none_until_somebody_puts_some(pager):
     empty = pager.get(PATH)
-    assert empty.json() == {"text": "", "is_read_only": False, "error": "", "updated_by": ""}
+    assert empty.json() == {"text": "", "tree": None, "is_read_only": False, "error": "", "updated_by": ""}
     put = pager.ask("PUT", PATH, json={"text": TEXT})
     assert (put.status_code, put.json()["text"]) == (200, TEXT)
     assert pager.get(PATH).json() == put.json()
@@ -31,6 +31,15 @@ def test_there_are_none_until_somebody_puts_some(pager):
     assert stale.status_code == 412
     again = pager.ask("PUT", PATH, json={"text": ""}, headers={"if-match": put.headers["etag"]})
     assert (again.status_code, pager.get(PATH).json()["text"]) == (200, "")
+
+
+def test_they_are_shown_as_a_tree_with_what_each_route_inherits(pager):
+    pager.ask("PUT", PATH, json={"text": TEXT})
+    tree = pager.get(PATH).json()["tree"]
+    (child,) = tree["routes"]
+    assert (tree["matchers"], tree["group_wait_s"], tree["routes"]) == ([], 30, [child])
+    assert (child["matchers"], child["receiver"], child["group_by"]) == (['kind="hang"'], "pager", ["job"])
+    assert (child["route"], child["group_wait_s"], child["routes"]) == ('{}/{kind="hang"}', 1, [])
 
 
 @pytest.mark.parametrize(
@@ -54,6 +63,7 @@ def test_where_a_file_has_them_they_are_shown_and_cannot_be_changed(pager):
     with write(pager.engine) as connection:
         connection.execute(insert(Setting).values(name=SETTING, value=value, updated_unix_ns=1))
     shown = pager.get(PATH).json()
+    assert shown.pop("tree")["receiver"] == "pager"
     assert shown == {"text": TEXT, "is_read_only": True, "error": "line 3", "updated_by": ""}
     assert pager.ask("PUT", PATH, json={"text": TEXT}).status_code == 409
 
@@ -67,6 +77,12 @@ def test_an_incident_is_tried_on_those_in_force_and_on_others(pager):
     (other,) = pager.post(f"{PATH}/test", {"labels": labels, "text": '[route]\nreceiver = ""\n'}).json()["items"]
     assert (other["receiver"], other["group_wait_s"]) == ("", 30)
     assert pager.post(f"{PATH}/test", {"labels": {"knid": "hang"}}).status_code == 422
+
+
+def test_the_alertname_of_an_incident_that_is_tried_follows_from_its_kind(pager):
+    text = TEXT.replace("kind=hang", "alertname=RankLost")
+    tried = pager.post(f"{PATH}/test", {"labels": {"kind": "rank_lost"}, "text": text}).json()["items"]
+    assert tried[0]["route"] == '{}/{alertname="RankLost"}'
 
 
 def test_readers_may_try_and_only_admins_change(pager):

@@ -17,7 +17,7 @@ from rankwatch_service.api.http.problem import ProblemError
 from rankwatch_service.labels.incident_labels import check_label_name
 from rankwatch_service.notify.router import SETTING as IN_FORCE
 from rankwatch_service.notify.routes_source import SETTING
-from rankwatch_service.routing.route import Routing
+from rankwatch_service.routing.route import Route, Routing
 from rankwatch_service.routing.route_trial import tried_routes
 from rankwatch_service.routing.written_routes import ROUTES_BYTES_MAX, read_routes
 from rankwatch_service.store import audit_trail
@@ -40,11 +40,41 @@ class NewRoutes(BaseModel):
     """TOML; empty: none, so that each receiver gets what it subscribes to."""
 
 
+class LaterReceiver(BaseModel):
+    """Who is notified besides of what nobody has acknowledged in time."""
+
+    after_s: float
+    receiver: str
+
+
+class RouteTree(BaseModel):
+    """A route with what it has inherited from its parents, and the routes below it in their order."""
+
+    route: str
+    """Its place in the tree, by the matchers on the way; unique."""
+    matchers: list[str]
+    """All must match; empty: every incident."""
+    receiver: str
+    """Empty: nobody."""
+    continues: bool
+    """The routes behind it are tried too, though it matches."""
+    group_by: list[str]
+    group_wait_s: float
+    group_interval_s: float
+    repeat_interval_s: float
+    escalations: list[LaterReceiver]
+    mute_time_intervals: list[str]
+    active_time_intervals: list[str]
+    routes: list[RouteTree]
+
+
 class Routes(BaseModel):
     """The routes."""
 
     text: str
     """TOML; empty: none."""
+    tree: RouteTree | None
+    """The same, read; null: none, or something in the text is wrong."""
     is_read_only: bool
     """The notifier has them from a file, which alone can change them."""
     error: str
@@ -60,13 +90,6 @@ class RoutesTrial(BaseModel):
     labels: dict[str, Annotated[str, Field(max_length=300)]]
     text: Text | None = None
     """Routes to try them on; null: those in force."""
-
-
-class LaterReceiver(BaseModel):
-    """Who is notified besides of what nobody has acknowledged in time."""
-
-    after_s: float
-    receiver: str
 
 
 class RouteTrialResult(BaseModel):
@@ -157,9 +180,35 @@ def _stored(context: Context, connection: Connection) -> Routes:
 
     in_force, put = value(IN_FORCE), value(SETTING)
     is_file = bool(in_force.get("is_file")) or context.settings.routes is not None
+    text = in_force.get("text", "") if is_file else put.get("text", "")
     return Routes(
-        text=in_force.get("text", "") if is_file else put.get("text", ""),
+        text=text,
+        tree=_tree_of(text),
         is_read_only=is_file,
         error=in_force.get("error", ""),
         updated_by="" if is_file else put.get("actor", ""),
+    )
+
+
+def _tree_of(text: str) -> RouteTree | None:
+    try:
+        return _tree(read_routes(text).root) if text.strip() else None
+    except ValueError:
+        return None
+
+
+def _tree(route: Route) -> RouteTree:
+    return RouteTree(
+        route=route.key,
+        matchers=[str(matcher) for matcher in route.matchers],
+        receiver=route.receiver,
+        continues=route.continues,
+        group_by=list(route.group_by),
+        group_wait_s=route.group_wait_s,
+        group_interval_s=route.group_interval_s,
+        repeat_interval_s=route.repeat_interval_s,
+        escalations=[LaterReceiver(after_s=one.after_s, receiver=one.receiver) for one in route.escalations],
+        mute_time_intervals=list(route.mute_time_intervals),
+        active_time_intervals=list(route.active_time_intervals),
+        routes=[_tree(child) for child in route.routes],
     )

@@ -31,6 +31,11 @@ export function duration(seconds) {
   return `${Math.floor(size / 86400)} d ${Math.floor((size % 86400) / 3600)} h`;
 }
 
+// A duration that people have set: without a second part that is zero.
+export function interval(seconds) {
+  return duration(seconds).replace(/ 0 (s|min|h)$/, "");
+}
+
 // Coarser than duration, for ages that count up.
 export function age(seconds) {
   const size = Math.max(0, Math.floor(seconds));

@@ -53,13 +53,15 @@ export class SilencesCard {
     const fields = [
       h("label", {}, "Job", h("input", { name: "job", autocomplete: "off", maxlength: 200, placeholder: "every job" })),
       h("label", {}, "Kind", h("select", { name: "kind" }, options({ "": "every kind", ...KIND_NAMES }, ""))),
+      h("label", {}, "Matchers", h("input", { name: "matchers", autocomplete: "off", maxlength: 2000, placeholder: 'host="node-a", severity!="critical"' })),
       h("label", {}, "For", h("select", { name: "hours" }, options(HOURS, "4"))),
       h("label", {}, "Comment", h("textarea", { name: "comment", required: true, maxLength: 1000, placeholder: "Why, and who is on it" })),
     ];
     const answer = await ask("New silence", "Incidents still open, and nobody is notified of them.", fields, "Silence");
     if (!answer) return;
     const ends = Math.round(now() * 1e6 + answer.hours * HOUR_NS);
-    if (await said(post("silences", { job: answer.job.trim(), kind: answer.kind, ends_unix_ns: ends, comment: answer.comment }), `Silenced until ${clock(ends)}`)) this.changed();
+    const matchers = answer.matchers.trim() ? [answer.matchers.trim()] : [];
+    if (await said(post("silences", { job: answer.job.trim(), kind: answer.kind, matchers, ends_unix_ns: ends, comment: answer.comment }), `Silenced until ${clock(ends)}`)) this.changed();
   }
 
   async end(one) {
