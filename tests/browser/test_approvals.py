@@ -105,7 +105,7 @@ def test_who_requests_it_waits_for_another_person_or_breaks_the_glass(guarded, v
 def test_the_policy_page_shows_the_rules_and_turns_the_switches(guarded, visit):
     with visit(390, 844) as one:
         page = one.goto("/policy")
-        expect(page.locator("tr", has_text="nan").first).to_contain_text("Act checkpoint")
+        expect(page.locator("tr", has_text="nan").first).to_contain_text(re.compile("Checkpoint\\s*acts"))
         switch = page.get_by_label("Two people")
         expect(switch).to_be_checked()
         expect(page.locator(".switch").last).to_contain_text(f"more than {RANKS_WITHOUT_APPROVAL} ranks")
@@ -117,3 +117,37 @@ def test_the_policy_page_shows_the_rules_and_turns_the_switches(guarded, visit):
         expect(page.locator(".toast")).to_contain_text("Two people: on")
         assert guarded.service.get("/api/v1/policy")["rules"][0]["id"] == "nan"
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+@pytest.mark.parametrize(("width", "height"), [(1280, 800), (390, 844)])
+def test_a_rule_acts_by_itself_only_after_its_dry_run_was_seen(office, width, height):
+    office.job("gpt")
+    office.attempt("gpt", ranks=[], can=["pause"])
+    office.incidents(2, job="gpt", kind="hang", severity="critical", confidence=1.0, attempt="l.0")
+    office.incidents(3, job="gpt", kind="hang", severity="warning", attempt="l.0")
+    office.page.set_viewport_size({"width": width, "height": height})
+    page = office.goto("/policy")
+    page.get_by_role("button", name="New rule").click()
+    page.get_by_label("Name").fill("hangs")
+    page.get_by_label("Kind").select_option("hang")
+    page.get_by_label("Action").select_option("pause")
+    dialog = page.locator("dialog")
+    dialog.get_by_role("button", name="Dry run").click()
+    dialog.get_by_role("button", name="Add as a proposal").click()
+    expect(page.locator(".toast")).to_have_text("hangs is added")
+    acts = page.get_by_label("hangs acts by itself")
+    acts.click()
+    expect(dialog).to_contain_text("Of 5 incidents of the last 7 days, 2 would have been acted on and 3")
+    expect(dialog).to_contain_text("3 the hang is not critical yet")
+    expect(dialog.get_by_role("link", name="Hang")).to_have_count(2)
+    dialog.get_by_role("button", name="Cancel").click()
+    expect(acts).not_to_be_checked()
+    assert [one["mode"] for one in office.api.get("/api/v1/policy").json()["rules"]] == ["suggest"]
+    acts.click()
+    dialog.get_by_role("button", name="Switch on").click()
+    expect(page.locator(".toast")).to_have_text("hangs acts by itself")
+    assert [one["mode"] for one in office.api.get("/api/v1/policy").json()["rules"]] == ["act"]
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    page.get_by_role("button", name="Remove hangs").click()
+    dialog.get_by_role("button", name="Remove").click()
+    expect(page.locator(".card", has_text="None: people are notified")).to_be_visible()

@@ -50,7 +50,6 @@ from rankwatch_service.api.routes import (
     hosts,
     job_removal,
     jobs,
-    policy,
     projects,
     receivers,
     silences,
@@ -61,6 +60,8 @@ from rankwatch_service.api.routes.charts import devices, explanations, steps
 from rankwatch_service.api.routes.incidents import incidents, lost_time, totals
 from rankwatch_service.api.routes.notifications import deliveries, reasons, routes
 from rankwatch_service.api.routes.notifications.links import LinkRoutes
+from rankwatch_service.api.routes.policy import policy
+from rankwatch_service.api.routes.policy import preview as policy_preview
 from rankwatch_service.api.routes.rules import metric_rules
 from rankwatch_service.api.routes.rules import preview as rule_preview
 from rankwatch_service.api.routes.system import (
@@ -118,6 +119,7 @@ RESOURCES: Final = (
     service_health,
     events,
     policy,
+    policy_preview,
     metric_rules,
     rule_preview,
     tunings,

@@ -1,7 +1,7 @@
 // The frame of every page: navigation, connection state, theme, logout; and the parts that pages share.
 
 import { get, remove } from "../common/api.js";
-import { fill, h, icon } from "../common/dom.js";
+import { fill, h, icon, withCode } from "../common/dom.js";
 import { number } from "../common/format.js";
 import { listen } from "../common/live.js";
 import { toggleTheme } from "../common/theme.js";
@@ -249,7 +249,7 @@ export function card(title, body, { tools = null, hint = null } = {}) {
   return h(
     "section",
     { class: "card" },
-    h("header", {}, h("h2", {}, title), hint && h("span", { class: "hint" }, hint), tail),
+    h("header", {}, h("h2", {}, title), hint && h("span", { class: "hint" }, typeof hint === "string" ? withCode(hint) : hint), tail),
     body,
   );
 }

@@ -2,10 +2,11 @@
 
 import { get, getList, put } from "../common/api.js";
 import { fill, h } from "../common/dom.js";
-import { kindName, measured, moment, words } from "../common/format.js";
+import { measured, moment, words } from "../common/format.js";
 import { precisionCard } from "../components/precision.js";
-import { card, empty, guarded, mayDo, severityPill, shell, toast, whenChanged } from "../components/shell.js";
+import { card, guarded, mayDo, shell, toast, whenChanged } from "../components/shell.js";
 import { loadTunings, tuningCard } from "../components/tuning.js";
+import { rulesCard } from "../policy/rules.js";
 
 const JOBS_SHOWN = 100;
 
@@ -22,7 +23,7 @@ async function load() {
 }
 
 const show = whenChanged((policy, mayTurn, admin, precision, ofJobs, [inForce, settings], operate) => {
-  const { hands_off: handsOff, two_people: twoPeople, limits, rules } = policy;
+  const { hands_off: handsOff, two_people: twoPeople, limits } = policy;
   fill(
     page,
     card(
@@ -36,7 +37,7 @@ const show = whenChanged((policy, mayTurn, admin, precision, ofJobs, [inForce, s
       ),
     ),
     card("Limits", h("div", { class: "body" }, h("dl", { class: "facts" }, Object.entries(limits).map(([name, value]) => [h("dt", {}, words(name)), h("dd", {}, measured(name, value))])))),
-    card("Rules", rules.length ? h("table", {}, h("thead", {}, h("tr", {}, ["Rule", "Incidents", "Does"].map((title) => h("th", {}, title)))), h("tbody", {}, rules.map(row))) : empty(h("div"), "None: people are notified, and nothing is done to a job."), { hint: "the first that matches decides; replace them by `rankwatch policy set`" }),
+    rulesCard(policy, admin, load),
     precisionCard(precision, ofJobs),
     tuningCard(inForce, settings.items, admin, operate, load),
   );
@@ -52,9 +53,4 @@ async function turned(name, box, turn) {
     toast(`${name}: ${box.checked ? "on" : "off"}`);
     load();
   } else box.checked = !box.checked;
-}
-
-function row(rule) {
-  const incidents = [rule.kind ? kindName(rule.kind) : "all", rule.job && `of ${rule.job}`, rule.project && `of project ${rule.project}`, rule.confidence_min > 0 && `confidence from ${rule.confidence_min}`].filter(Boolean).join(" · ");
-  return h("tr", {}, h("td", { class: "break" }, h("b", {}, rule.id)), h("td", { class: "break" }, rule.severity && severityPill(rule.severity), " ", incidents), h("td", {}, words([rule.mode, rule.action, rule.rollback_mode].filter(Boolean).join(" "))));
 }

@@ -94,6 +94,32 @@ class Policy(BaseModel):
             return content
         return {name: value for name, value in content.items() if name != "unsigned_until_at"}
 
+    def policy(self) -> policy.Policy:
+        """The policy that it describes.
+
+        Raises:
+            ProblemError: two rules have the same id.
+        """
+        ids = [rule.id for rule in self.rules]
+        if len(set(ids)) != len(ids):
+            raise ProblemError(422, "two rules have the same id")
+        rules = tuple(
+            policy.Rule(
+                rule.id,
+                rule.mode,
+                str(rule.kind),
+                str(rule.severity),
+                rule.job,
+                rule.confidence_min,
+                str(rule.action),
+                str(rule.rollback_mode),
+                rule.project,
+            )
+            for rule in self.rules
+        )
+        switches = (self.hands_off, self.two_people, self.unsigned_until_unix_ns)
+        return policy.Policy(rules, policy.PolicyLimits(**self.limits.model_dump()), *switches)
+
 
 class PolicyInForce(Policy, ApiReply):
     """The policy in force. It can be sent back with changes; `unsigned_until_at` is not read."""
@@ -116,25 +142,7 @@ def show_policy(context: Ctx, precondition: PreconditionDep, _identity: Reader) 
 @router.put("")
 def set_policy(body: Policy, context: Ctx, precondition: PreconditionDep, identity: Admin) -> PolicyInForce:
     """Replace the policy; with `If-Match`, only if it is still the one that was read."""
-    ids = [rule.id for rule in body.rules]
-    if len(set(ids)) != len(ids):
-        raise ProblemError(422, "two rules have the same id")
-    rules = tuple(
-        policy.Rule(
-            rule.id,
-            rule.mode,
-            str(rule.kind),
-            str(rule.severity),
-            rule.job,
-            rule.confidence_min,
-            str(rule.action),
-            str(rule.rollback_mode),
-            rule.project,
-        )
-        for rule in body.rules
-    )
-    switches = (body.hands_off, body.two_people, body.unsigned_until_unix_ns)
-    wanted = policy.Policy(rules, policy.PolicyLimits(**body.limits.model_dump()), *switches)
+    wanted = body.policy()
     with write(context.engine) as connection:
         precondition.check(_shown(read_policy(connection)))
         _store(context, connection, identity, wanted, "policy.set")

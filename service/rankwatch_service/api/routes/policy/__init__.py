@@ -1,0 +1,1 @@
+"""The policy, and what another one would have done."""
