@@ -79,7 +79,7 @@ class Score:
         if case.ratio and isinstance(job, Job):
             self.bounds.append(bound(job, case.ratio))
         for at, finding in enumerate(findings):
-            self._weigh(finding, job, pages=_pages(findings[at:]))
+            self._weigh(finding, job, _first_page(findings[at:]))
 
     def _look_for(self, label: Label, findings: list[Finding], cause: str) -> None:
         kinds = OF_LOSS if label.kind in OF_LOSS else {label.kind}
@@ -98,10 +98,11 @@ class Score:
                 critical = [delay(f, label) for f in named if f.severity is Severity.CRITICAL]
                 self.criticals += critical[:1]
 
-    def _weigh(self, finding: Finding, job: Job | ClusterJob, *, pages: bool) -> None:
+    def _weigh(self, finding: Finding, job: Job | ClusterJob, page: Finding | None) -> None:
+        """Count an episode. People hear of it with its first page: what has begun by then may be what it reports."""
         if finding.change is not Change.OPEN:
             return
-        begun = [label for label in job.labels if _since(finding, label)]
+        begun = [label for label in job.labels if _since(page or finding, label)]
         kinds = {label.kind for label in begun}
         culprits = {rank for label in begun for rank in label.ranks}
         answered = OF_LOSS if kinds & OF_LOSS else set()
@@ -109,7 +110,7 @@ class Score:
             self.right_opens += 1
         elif finding.kind in {kind for of in kinds for kind in BRINGS.get(of, ())}:
             return
-        elif pages:
+        elif page is not None:
             self.false.append(f"{finding.kind} {finding.scope} at {finding.detected_step}")
         else:
             self.informed += 1
@@ -160,14 +161,12 @@ def delay(finding: Finding, label: Label) -> float:
     return float(max((finding.detected_step or 0) - label.at_step, 0))
 
 
-def _pages(findings: list[Finding]) -> bool:
-    """Whether the first of these is more than information, or becomes it before its episode opens anew."""
+def _first_page(findings: list[Finding]) -> Finding | None:
+    """The first finding of the episode that begins with the first of these which is more than information, if any."""
     first, *later = findings
-    if first.severity is not Severity.INFO:
-        return True
     same = (f for f in later if (f.kind, f.scope, f.attempt) == (first.kind, first.scope, first.attempt))
-    of_episode = takewhile(lambda f: f.change is not Change.OPEN, same)
-    return any(f.severity is not Severity.INFO for f in of_episode)
+    of_episode = (first, *takewhile(lambda f: f.change is not Change.OPEN, same))
+    return next((f for f in of_episode if f.severity is not Severity.INFO), None)
 
 
 def _since(finding: Finding, label: Label) -> bool:

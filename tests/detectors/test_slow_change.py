@@ -204,8 +204,9 @@ def test_a_small_drift_of_a_pace_that_wanders_is_for_information_until_it_has_la
     assert steady.severity is Severity.WARNING
 
 
-def test_a_drift_that_came_and_went_belongs_to_the_pattern_of_a_pace_that_wanders() -> None:
-    found = slow(wandering(0, 2000).inject(Drift(1100, 1.1, 400), Drift(1600, 1 / 1.1, 200)))
+@pytest.mark.parametrize("ratio", [1.1, 1.15])
+def test_a_drift_that_came_and_went_belongs_to_the_pattern_of_a_pace_that_wanders(ratio: float) -> None:
+    found = slow(wandering(0, 2000).inject(Drift(1100, ratio, 400), Drift(1600, 1 / ratio, 200)))
     assert {finding.severity for finding in found} == {Severity.INFO}
     *_, drift, pattern = opened(found)
     assert "best_s" in drift.evidence

@@ -200,10 +200,11 @@ class SlowdownDetector(ExplainedSlowdown):
     def _words_of_drift(self, onset_time_s: float) -> dict[str, Any]:
         config = self._config
         words = drifted(self._anchor, float(self._baseline.sigma()[REST]), self.world_size)
-        # A steady job that drifts does not recover by itself; one whose pace wanders often does.
+        # A steady job that drifts does not recover by itself; one whose pace wanders often does, and its best level is
+        # about a bout below the usual one.
         brief = bool(self._wandering.bouts) and self.now_s - onset_time_s < config.brief_s
-        mild = words["evidence"]["ratio"] < (config.brief_ratio if brief else config.mild_ratio)
-        return {"severity": Severity.INFO if mild else Severity.WARNING, **words}
+        mild = math.log(config.brief_ratio) + max(self._wandering.bouts) if brief else math.log(config.mild_ratio)
+        return {"severity": Severity.INFO if self._anchor.excess < mild else Severity.WARNING, **words}
 
     def _added_load(self, frame: Frame) -> float:
         """Logarithm of how much more work a step has than at first; growing batches do not make a job slow."""
