@@ -55,11 +55,12 @@ def updates_of(pipeline: DetectionPipeline, observation: Observation, topology_s
 def topology_state_of(topology: Topology) -> TopologyState:
     """The topology that a job's agents would have reported."""
     topology_state, size = TopologyState(), topology.world_size
-    types = topology.device_type or ("",) * size
+    types, switches = (names or ("",) * size for names in (topology.device_type, topology.switch))
     groups = {name: getattr(topology, name).tolist() for name in ("dp", "tp", "pp", "cp", "ep")}
     topology_state.learn(
         wire.RankInfo(
             rank, size, host=topology.host[rank], device_uuid=topology.device_uuid[rank], device_type=types[rank],
+            switch=switches[rank],
             **{name: of_ranks[rank] for name, of_ranks in groups.items()},
         )
         for rank in range(size)

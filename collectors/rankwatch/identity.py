@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 
 LAUNCH_VARIABLE: Final = "RANKWATCH_LAUNCH"
 JOB_VARIABLE: Final = "RANKWATCH_JOB"
+SWITCH_VARIABLE: Final = "RANKWATCH_SWITCH"
 TEXT_CHARACTERS_MAX: Final = 200
 """Longest name of a job or a launch."""
 AXES: Final = ("dp", "tp", "pp", "cp", "ep")
@@ -35,6 +36,8 @@ class RankIdentity(NamedTuple):
     pp: int = 0
     cp: int = 0
     ep: int = 0
+    switch: str = ""
+    """The switch that this host is connected to; "" if not known."""
     source: str = "arguments"
     """arguments, torchrun, environment (RANK and WORLD_SIZE), slurm, mpi, kubernetes, torch, single."""
 
@@ -63,6 +66,7 @@ def identify(
     host: str | None = None,
     device_uuid: str | None = None,
     topology: Mapping[str, int] | None = None,
+    switch: str | None = None,
     process_group: tuple[int, int] | None = None,
     start: Callable[[bool], str],
 ) -> RankIdentity:
@@ -78,6 +82,7 @@ def identify(
         host: this machine's name.
         device_uuid: of the accelerator this rank drives.
         topology: any of dp, tp, pp, cp, ep; with none of them every rank is a data-parallel replica, dp = rank.
+        switch: the switch that this host is connected to; else RANKWATCH_SWITCH, else Slurm's leaf switch.
         process_group: rank and world size of `torch.distributed`, if it is initialized; Lightning and
             `torch.multiprocessing.spawn` set no variables.
         start: returns a text that identifies this start on this host, for launchers that do not name theirs. Its
@@ -99,7 +104,8 @@ def identify(
     # A script that spawns its ranks itself passes its master to torch only, and usually runs on one host.
     master = "localhost" if found.source == "torch" else ""
     launch = launch or env.get(LAUNCH_VARIABLE) or found.launch or _launch_of_this_host(env, world_size, start, master)
-    for name, text in (("job", job), ("launch", launch)):
+    switch = env.get(SWITCH_VARIABLE) or _leaf_switch(env) if switch is None else switch
+    for name, text in (("job", job), ("launch", launch), ("switch", switch)):
         if len(text) > TEXT_CHARACTERS_MAX or not text.isprintable():
             raise ValueError(f"{name} must be at most {TEXT_CHARACTERS_MAX} printable characters: {text[:60]!r}")
     axes = dict(topology or {})
@@ -113,6 +119,7 @@ def identify(
         local_rank,
         host or found.host or os.uname().nodename,
         device_uuid or _visible_device(env, local_rank),
+        switch=switch,
         source=source,
         **(axes or {"dp": rank}),
     )
@@ -262,6 +269,13 @@ def _visible_device(env: Mapping[str, str], local_rank: int) -> str:
     devices = env.get("CUDA_VISIBLE_DEVICES", "").split(",")
     named = devices[0] if len(devices) == 1 else devices[local_rank] if local_rank < len(devices) else ""
     return named.strip() if named.strip().startswith(("GPU-", "MIG-")) else ""
+
+
+def _leaf_switch(env: Mapping[str, str]) -> str:
+    """The lowest switch above this host in Slurm's topology, as s4 in s0.s4.node7; "" if not known."""
+    levels = env.get("SLURM_TOPOLOGY_ADDR_PATTERN", "").split(".").count("switch")
+    names = env.get("SLURM_TOPOLOGY_ADDR", "").split(".")
+    return names[levels - 1] if 0 < levels < len(names) else ""
 
 
 def _number(env: Mapping[str, str], name: str, default: int | None = None) -> int:

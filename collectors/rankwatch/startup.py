@@ -47,6 +47,7 @@ def start(
     host: str | None = None,
     device_uuid: str | None = None,
     topology: Mapping[str, int] | None = None,
+    switch: str | None = None,
     lockstep: bool = True,
     relaunches: bool | None = None,
     grace_s: float | None = None,
@@ -69,6 +70,8 @@ def start(
         host: name of this machine.
         device_uuid: UUID of this rank's accelerator; else from CUDA_VISIBLE_DEVICES if it lists UUIDs.
         topology: this rank's index in any of dp, tp, pp, cp, ep.
+        switch: name of the switch that this machine is connected to; else RANKWATCH_SWITCH, else the leaf switch in
+            Slurm's topology. What is common to the hosts of a switch is then reported as one.
         lockstep: ranks wait for each other in each step. False for rollouts, parameter servers, evaluation workers:
             each rank is then judged against its own past only.
         relaunches: whether the launcher restarts a job whose processes were ended; None: as torchrun's variables say.
@@ -100,6 +103,7 @@ def start(
         host=host,
         device_uuid=device_uuid,
         topology=topology,
+        switch=switch,
         process_group=process_group(),
         start=this_start,
     )

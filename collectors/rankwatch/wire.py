@@ -112,6 +112,8 @@ class RankInfo(msgspec.Struct, frozen=True):
     sharded, or it is not known how."""
     device_type: str = ""
     """Where the watched parameters lie, as torch calls it: cuda (ROCm too), xpu, mps, cpu, ...; empty: not known."""
+    switch: str = ""
+    """The switch that the rank's host is connected to; empty: not known."""
 
 
 class Progress(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -95,6 +95,8 @@ class Topology:
     """Number of optimizers, 0: unknown. With several, as in a GAN, losses rise and fall in turn."""
     device_type: tuple[str, ...] = ()
     """Where each rank's parameters lie, as torch calls it: cuda, xpu, ..., cpu; "" or no entries: not known."""
+    switch: tuple[str, ...] = ()
+    """The switch of each rank's host; "" or no entries: not known."""
 
     @property
     def accelerated(self) -> bool:

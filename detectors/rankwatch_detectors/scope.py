@@ -1,7 +1,8 @@
-"""Scopes of findings: the whole job, or one host, rank or pipeline stage of it, or what one rule is about; and the only
-place that parses them.
+"""Scopes of findings: the whole job, or one switch, host, rank or pipeline stage of it, or what one rule is about; and
+the only place that parses them.
 
-The wire, the tables, snapshots and the API use their text: "job", "host:NAME", "rank:N", "stage:N", "rule:NAME".
+The wire, the tables, snapshots and the API use their text: "job", "switch:NAME", "host:NAME", "rank:N", "stage:N",
+"rule:NAME".
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ class ScopeLevel(StrEnum):
     """The kind of part that a scope names."""
 
     JOB = "job"
+    SWITCH = "switch"
     HOST = "host"
     RANK = "rank"
     STAGE = "stage"
@@ -27,7 +29,7 @@ class IncidentScope:
 
     level: ScopeLevel
     name: str = ""
-    """Name of the host or rule, or number of the rank or stage; empty for the job."""
+    """Name of the switch, host or rule, or number of the rank or stage; empty for the job."""
 
     def __str__(self) -> str:
         return str(self.level) if self.level is ScopeLevel.JOB else f"{self.level}:{self.name}"
@@ -47,6 +49,11 @@ class IncidentScope:
         if bool(colon) is (scope.level is ScopeLevel.JOB):
             raise ValueError(f"{text!r} names no part of a job")
         return scope
+
+    @classmethod
+    def of_switch(cls, switch: str) -> Self:
+        """The hosts of one switch."""
+        return cls(ScopeLevel.SWITCH, switch)
 
     @classmethod
     def of_host(cls, host: str) -> Self:

@@ -48,6 +48,7 @@ class ClusterPlacement:
             pp=ranks // (self.tp * self.cp * replicas),
             cp=ranks // self.tp % self.cp,
             ep=dp % self.ep,
+            switch=tuple(f"switch{number}" for number in _switch_of_ranks(len(hosts))),
         )
 
     def speed(self, hosts: Sequence[int]) -> Floats:
@@ -81,6 +82,10 @@ def ranks_of_switch(switch: int) -> tuple[int, ...]:
 def switches(hosts: int) -> int:
     """How many switches so many hosts are connected to."""
     return -(-hosts // HOSTS_PER_SWITCH)
+
+
+def _switch_of_ranks(hosts: int) -> list[int]:
+    return [host // HOSTS_PER_SWITCH for host in host_of_ranks(hosts).tolist()]
 
 
 def host_of_ranks(hosts: int) -> Ints:

@@ -63,6 +63,22 @@ def test_torchrun_beats_slurm_beats_mpi_and_arguments_beat_all():
     assert told.source == "arguments"
 
 
+@pytest.mark.parametrize(
+    ("env", "arguments", "switch"),
+    [
+        ({}, {}, ""),
+        ({"SLURM_TOPOLOGY_ADDR": "s0.s4.node7", "SLURM_TOPOLOGY_ADDR_PATTERN": "switch.switch.node"}, {}, "s4"),
+        ({"SLURM_TOPOLOGY_ADDR": "node7", "SLURM_TOPOLOGY_ADDR_PATTERN": "node"}, {}, ""),
+        ({"SLURM_TOPOLOGY_ADDR": "s4.node7"}, {}, ""),
+        ({"SLURM_TOPOLOGY_ADDR": "s4.node7", "SLURM_TOPOLOGY_ADDR_PATTERN": "switch.node",
+          "RANKWATCH_SWITCH": "leaf-2"}, {}, "leaf-2"),
+        ({"RANKWATCH_SWITCH": "leaf-2"}, {"switch": "rack-9"}, "rack-9"),
+    ],
+)  # fmt: skip
+def test_the_switch_is_named_by_argument_then_variable_then_slurm(env, arguments, switch):
+    assert found(env, **arguments).switch == switch
+
+
 def test_torchruns_default_run_id_names_no_start():
     env = {**TORCHRUN, "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "3", "LOCAL_WORLD_SIZE": "8"}
     assert found(env).launch == "my-parents-start-3"

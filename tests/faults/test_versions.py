@@ -26,6 +26,7 @@ ADDED_SINCE_VERSION_1 = (
     "host_devices",
     "slices",
     "device_type",
+    "switch",
     "outside_s",
     "optimizers",
     "watched",

@@ -119,6 +119,7 @@ class Draft:
             checkpoint_shards=rank.shards,
             slices=_slices(identity.get("slices")),
             device_type=str(identity.get("device_type") or ""),
+            switch=str(identity.get("switch") or ""),
             **topology,
         )
         self._bulk_bytes += sum(map(len, identity.get("parameters", ())))

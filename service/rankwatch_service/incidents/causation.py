@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Final
 
 from rankwatch_detectors.base import Change, Finding, Kind
-from rankwatch_detectors.scope import WHOLE_JOB
+from rankwatch_detectors.scope import WHOLE_JOB, ScopeLevel
 from rankwatch_service.incidents.kinds import CAUSE_ORDER, KINDS, kinds_where
 from rankwatch_service.incidents.model import Incident, Part
 from rankwatch_service.incidents.placement import Placement
@@ -79,6 +79,8 @@ def came_first(cause: Part, effect: Part) -> bool:
         # Of two parts of one kind, the one that names a place says more and is the cause; but the silence of all
         # hosts is graver than that of one.
         return (cause.scope == WHOLE_JOB) is (cause.kind is Kind.TELEMETRY_LOST)
+    if cause.kind is effect.kind and (_includes(cause, effect) or _includes(effect, cause)):
+        return _includes(cause, effect)
     steps = _steps(cause.onset_step, effect.onset_step) if cause.attempt == effect.attempt else None
     if steps is not None and abs(steps) > SLACK_STEPS:
         return steps > 0
@@ -165,6 +167,11 @@ def _suffices(cause: Part, effect: Part) -> bool:
     if effect.kind is not Kind.SLOWDOWN or cause.adds_s is None or effect.adds_s is None:
         return True
     return effect.adds_s <= EXPLAINED_MAX * cause.adds_s
+
+
+def _includes(whole: Part, part: Part) -> bool:
+    """Whether a part is about a host or a switch as a whole, and the other about some of its ranks."""
+    return whole.scope.level in (ScopeLevel.SWITCH, ScopeLevel.HOST) and set(part.ranks) < set(whole.ranks)
 
 
 def _steps(first: int | None, then: int | None) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -34,24 +35,40 @@ class Headline:
         return GRAVITY.index(self.severity) > GRAVITY.index(other.severity)
 
     def widened(self, before: Headline) -> bool:
-        """Whether its scope has widened to a host or to the job."""
-        return self.scope != before.scope and self.scope.level in (ScopeLevel.JOB, ScopeLevel.HOST)
+        """Whether its scope has widened to a host, to a switch or to the job."""
+        wide = (ScopeLevel.JOB, ScopeLevel.SWITCH, ScopeLevel.HOST)
+        return self.scope != before.scope and self.scope.level in wide
 
 
 def locate(incident: Incident, placement: Placement) -> None:
-    """Set scope, hosts and devices. The scope is a host if most of its ranks are affected, but not all of the job."""
+    """Set scope, hosts and devices.
+
+    The scope is a host or a switch if most of its ranks are affected, and the job has ranks elsewhere.
+    """
     incident.scope = incident.first.scope if len(incident.first.hosts) < 2 else WHOLE_JOB
     incident.hosts = placement.hosts_of(incident.ranks) or list(incident.first.hosts)
     incident.devices = placement.devices_of(incident.ranks)
     if incident.scope.host is not None and not incident.hosts:
         incident.hosts = [incident.scope.host]
-    (host, *others) = incident.hosts or [""]
-    on_host = placement.ranks_of(host)
-    elsewhere = len(on_host) < placement.world_size
-    most = len(on_host) > 1 and 2 * len(incident.ranks) > len(on_host)
-    if KINDS[incident.kind].is_host_wide and not others and elsewhere and most:
-        incident.scope = IncidentScope.of_host(host)
-        incident.summary = f"{len(incident.ranks)} of {len(on_host)} ranks of host {host}: {incident.first.summary}"
+    together = len(incident.first.hosts) > 1
+    if not incident.hosts or not (together or KINDS[incident.kind].is_host_wide):
+        return
+    scope, ranks = _common_place(incident.hosts, placement)
+    affected = [rank for host in incident.hosts for rank in placement.ranks_of(host)] if together else incident.ranks
+    most = len(ranks) > 1 and 2 * len(affected) > len(ranks)
+    if most and len(ranks) < placement.world_size and scope != incident.scope:
+        incident.scope = scope
+        incident.summary = (
+            f"{len(affected)} of {len(ranks)} ranks of {scope.level} {scope.name}: {incident.first.summary}"
+        )
+
+
+def _common_place(hosts: Sequence[str], placement: Placement) -> tuple[IncidentScope, list[int]]:
+    """The narrowest part of the job that contains these hosts, and its ranks."""
+    if len(hosts) == 1:
+        return IncidentScope.of_host(hosts[0]), placement.ranks_of(hosts[0])
+    switch = placement.switch_of(hosts)
+    return (IncidentScope.of_switch(switch), placement.ranks_below(switch)) if switch else (WHOLE_JOB, [])
 
 
 def grade(incident: Incident, found: Severity) -> None:

@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class Placement(Protocol):
-    """Hosts and devices of the ranks of the running attempt. Unknown ranks are left out."""
+    """Switches, hosts and devices of the ranks of the running attempt. Unknown ranks are left out."""
 
     @property
     def world_size(self) -> int:
@@ -24,4 +24,12 @@ class Placement(Protocol):
 
     def ranks_of(self, host: str) -> list[int]:
         """Ranks that run on a host, ascending."""
+        ...
+
+    def switch_of(self, hosts: Iterable[str]) -> str:
+        """The switch of these hosts; empty unless all have the same and it is known."""
+        ...
+
+    def ranks_below(self, switch: str) -> list[int]:
+        """Ranks on the hosts of a switch, ascending."""
         ...

@@ -140,6 +140,16 @@ class TopologyState:
         """Ranks that run on a host, ascending."""
         return sorted(rank for rank, info in self._infos.items() if info.host == host)
 
+    def switch_of(self, hosts: Iterable[str]) -> str:
+        """The switch of these hosts; empty unless all have the same and it is known."""
+        wanted = frozenset(hosts)
+        found = {info.switch for info in self._infos.values() if info.host in wanted}
+        return found.pop() if len(found) == 1 else ""
+
+    def ranks_below(self, switch: str) -> list[int]:
+        """Ranks on the hosts of a switch, ascending."""
+        return sorted(rank for rank, info in self._infos.items() if info.switch == switch)
+
     @property
     def shared_slices(self) -> tuple[tuple[int, ...], ...]:
         """Groups of ranks that hold the same slices of a sharded model, of those that any other rank holds too."""
@@ -168,6 +178,7 @@ class TopologyState:
             slices=_slices(infos),
             optimizers=max((info.optimizers for info in infos), default=0),
             device_type=tuple(info.device_type for info in infos),
+            switch=tuple(info.switch for info in infos),
             **place,
         )
 

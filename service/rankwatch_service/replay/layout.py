@@ -31,7 +31,7 @@ OWN_WORK: Final = ("phase.forward", "phase.backward", "phase.optimizer")
 
 PLACES: Final = ("dp", "tp", "pp", "cp", "ep")
 
-HARDWARE: Final = ("host", "device_type", "device_uuid")
+HARDWARE: Final = ("host", "device_type", "device_uuid", "switch")
 """Texts that say where a rank runs."""
 
 

@@ -170,7 +170,7 @@ def _attempt(connection: Connection, job: str, name: str) -> _Attempt:
 
 def _topology(row: Row[Any]) -> Topology:
     state = TopologyState()
-    places = ("host", "device_uuid", "dp", "tp", "pp", "cp", "ep")
+    places = ("host", "switch", "device_uuid", "dp", "tp", "pp", "cp", "ep")
     state.learn(
         wire.RankInfo(one["rank"], row.world_size, **{name: one[name] for name in places if name in one})
         for one in row.topology.get("ranks", ())

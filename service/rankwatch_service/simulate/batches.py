@@ -149,6 +149,7 @@ class _Batcher:
                 host=agent.host,
                 device_uuid=topology.device_uuid[rank],
                 device_type=topology.device_type[rank] if topology.device_type else "",
+                switch=topology.switch[rank] if topology.switch else "",
                 dp=int(topology.dp[rank]),
                 tp=int(topology.tp[rank]),
                 pp=int(topology.pp[rank]),

@@ -99,6 +99,7 @@ def labels_of(job: Job, name: str) -> dict[str, Any]:
         "tp": job.placement.tp,
         "pp": job.placement.pp,
         "ranks_per_host": job.placement.ranks_per_host,
+        "hosts_per_switch": job.placement.hosts_per_switch,
         "faults": [asdict(label) for label in labels if label.kind not in NOT_IN_FILES],
         "not_in_file": [asdict(label) for label in labels if label.kind in NOT_IN_FILES],
     }

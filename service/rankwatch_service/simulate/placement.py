@@ -20,6 +20,8 @@ class RankPlacement:
     tp: int = 1
     pp: int = 1
     ranks_per_host: int = 8
+    hosts_per_switch: int = 0
+    """0: switches are not known."""
     accelerated: bool = True
     """False: ranks are CPU processes without device identities, and their CPU time is reported."""
     uuids: bool = True
@@ -44,7 +46,11 @@ class RankPlacement:
         if replicas * self.tp * self.pp != world_size:
             raise ValueError(f"world size {world_size} is not a multiple of tp {self.tp} x pp {self.pp}")
         zero = np.zeros_like(ranks)
-        hosts = tuple(f"host-{number}" for number in self._host_of_ranks(world_size))
+        host_of_ranks = self._host_of_ranks(world_size)
+        hosts = tuple(f"host-{number}" for number in host_of_ranks)
+        switches = tuple(
+            f"switch-{number // self.hosts_per_switch}" for number in host_of_ranks if self.hosts_per_switch
+        )
         devices = tuple(f"GPU-{zlib.crc32(b'%d' % rank):08x}" for rank in range(world_size))
         return Topology(
             world_size=world_size,
@@ -58,6 +64,7 @@ class RankPlacement:
             ep=zero,
             replicated=True,
             parameters=("embedding.weight", "block.0.weight", "head.weight"),
+            switch=switches,
         )
 
     def stage_weights(self) -> tuple[float, ...]:

@@ -20,7 +20,10 @@ from rankwatch_service.simulate.placement import DEVICE_TIMES
 
 Array = NDArray[Any]
 
-TEXTS: Final = ("host", "device_type", "device_uuid", "attempt", "kind")
+TEXTS: Final = ("host", "device_type", "device_uuid", "switch", "attempt", "kind")
+HARDWARE: Final = ("device_type", "device_uuid", "switch")
+"""Those of them that say where a rank runs, besides its host; only where a job has them."""
+
 INTEGERS: Final = frozenset({"step", "rank", "dp", "tp", "pp", "nonfinite", "nonfinite_first", "fingerprint"})
 """Columns of whole numbers; all others but `TEXTS` are floats."""
 
@@ -52,6 +55,7 @@ def columns_of(job: Job) -> tuple[str, ...]:
     named += ["local_grad_norm"]
     named += [] if job.placement.accelerated else ["busy_cpu_s"]
     named += _device_columns(job)
+    named += ["switch"] if job.placement.hosts_per_switch else []
     named += DEVICE_TIMES if job.placement.device_times else []
     named += ["tokens", "tokens_squared"] if job.has_tokens else []
     named += ["nonfinite_first"] if any(not skipped for _, skipped in nonfinites) else []
@@ -68,7 +72,8 @@ def _device_columns(job: Job) -> tuple[str, ...]:
 
 def rows_of(job: Job) -> Iterator[StepRows]:
     """The rows of each step in turn, with ascending ranks. Times are by the clocks of the hosts."""
-    table = _StepTable(job.transit.skews_s, [name for name in _device_columns(job) if name in TEXTS])
+    hardware = [name for name in columns_of(job) if name in HARDWARE]
+    table = _StepTable(job.transit.skews_s, hardware)
     for observation in generate(job):
         match observation:
             case AttemptStart():
@@ -88,9 +93,9 @@ def rows_of(job: Job) -> Iterator[StepRows]:
 class _StepTable:
     """Collects one step: its frame, its late values, and the evaluation or save before it."""
 
-    def __init__(self, skews_s: Mapping[str, float], device_columns: Sequence[str]) -> None:
+    def __init__(self, skews_s: Mapping[str, float], hardware: Sequence[str]) -> None:
         self.start: AttemptStart | None = None
-        self._device_columns = device_columns
+        self._hardware = hardware
         self._skews_s = skews_s
         self._frames: list[Frame] = []
         self._kind = StepKind.TRAIN
@@ -139,7 +144,7 @@ class _StepTable:
             "attempt": np.full(count, start.attempt, dtype=object),
             "kind": np.full(count, self._kind.value, dtype=object),
         }
-        for name in self._device_columns:
+        for name in self._hardware:
             columns[name] = np.asarray(getattr(topology, name), dtype=object)[ranks]
         present = {}
         for frame in frames:

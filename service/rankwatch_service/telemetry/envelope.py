@@ -220,7 +220,7 @@ def _check_ranks(ranks: Sequence[wire.RankInfo]) -> None:
             raise BadBatchError(
                 Reason.TOO_LARGE, f"rank {info.rank}: more than {wire.SLICES_MAX} slices, or a long one"
             )
-        if max(map(len, (info.host, info.device_uuid, info.device_type, *info.can))) > NAME_CHARS_MAX:
+        if max(map(len, (info.host, info.device_uuid, info.device_type, info.switch, *info.can))) > NAME_CHARS_MAX:
             raise BadBatchError(Reason.NAME, f"rank {info.rank}: a name of more than {NAME_CHARS_MAX} characters")
     if len({info.world_size for info in ranks}) > 1:
         raise BadBatchError(Reason.RANGE, "ranks of one attempt disagree on its world size")

@@ -76,12 +76,12 @@ def test_values_that_call_themselves_like_known_columns_are_refused() -> None:
 def test_an_introduction_carries_who_the_rank_is() -> None:
     draft = Draft("gpt", "l.0")
     identity = {"world_size": 4, "local_rank": 1, "host": "n", "device_uuid": None, "tp": 1, "can": ["pause"], "x": 1}
-    identity |= {"device_type": "cuda"}
+    identity |= {"device_type": "cuda", "switch": "leaf-1"}
     draft.introduce(rank(2, parameters=["w", "b"], replicated=True, **identity), ("/ckpt",))
     (info,) = sent(draft).ranks
     assert info == wire.RankInfo(
         2, 4, 1, "n", "", 1_002, tp=1, parameters=("w", "b"), replicated=True, can=("pause",),
-        checkpoint_roots=("/ckpt",), checkpoint_shards=1, device_type="cuda",
+        checkpoint_roots=("/ckpt",), checkpoint_shards=1, device_type="cuda", switch="leaf-1",
     )  # fmt: skip
 
 

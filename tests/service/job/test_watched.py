@@ -25,6 +25,19 @@ def test_a_line_that_comes_later_changes_the_topology():
     assert not topology_state.learn([wire.RankInfo(0, 1, watched=LINE)])
 
 
+def test_the_switch_of_a_host_is_part_of_the_topology_and_stored_with_it():
+    topology_state = TopologyState()
+    told = [wire.RankInfo(rank, 3, host=f"node-{rank}", switch=("a", "a", "")[rank]) for rank in range(3)]
+    topology_state.learn(told)
+    assert topology_state.topology().switch == ("a", "a", "")
+    assert topology_state.switch_of(["node-0", "node-1"]) == "a"
+    assert topology_state.switch_of(["node-1", "node-2"]) == topology_state.switch_of([]) == ""
+    assert topology_state.ranks_below("a") == [0, 1]
+    start = AttemptStart("l.0", topology_state.topology(), 0.0)
+    stored = attempt_columns(SummaryBuilder("gpt").attempt_started(start, topology_state, 0.0))["topology"]
+    assert [rank["switch"] for rank in stored["ranks"]] == ["a", "a", ""]
+
+
 def test_the_device_of_a_rank_comes_later_too_and_makes_the_job_an_accelerated_one():
     topology_state = TopologyState()
     topology_state.learn([wire.RankInfo(0, 2), wire.RankInfo(1, 2, device_type="cpu")])

@@ -211,7 +211,7 @@ def test_a_json_list_may_hold_numbers_null_and_three_words_only(cells):
     assert refusal(json.dumps(body).encode(), "application/json") in {Reason.COLUMNS, Reason.MALFORMED}
 
 
-@pytest.mark.parametrize("name", ["host", "device_uuid", "device_type"])
+@pytest.mark.parametrize("name", ["host", "device_uuid", "device_type", "switch"])
 def test_a_rank_has_names_of_a_bounded_length(name):
     info = wire.RankInfo(0, 1, **{name: "x" * 200})
     assert accepted(wire.encode(batch(ranks=(info,))), MSGPACK).ranks == (info,)

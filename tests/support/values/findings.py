@@ -26,10 +26,16 @@ def finding(kind: Kind, change: Change = Change.OPEN, scope: str = "job", **fiel
     return Finding(kind=kind, change=change, scope=where, **(blank | fields))
 
 
-def topology_state(ranks: int = 8, per_host: int = 4) -> TopologyState:
+def topology_state(ranks: int = 8, per_host: int = 4, hosts_per_switch: int = 0) -> TopologyState:
     made = TopologyState()
-    made.learn(
-        wire.RankInfo(rank, ranks, rank % per_host, f"node-{rank // per_host}", f"GPU-{rank}", can=("rollback",))
-        for rank in range(ranks)
-    )
+    for rank in range(ranks):
+        host = rank // per_host
+        switch = f"leaf-{host // hosts_per_switch}" if hosts_per_switch else ""
+        made.learn(
+            [
+                wire.RankInfo(
+                    rank, ranks, rank % per_host, f"node-{host}", f"GPU-{rank}", can=("rollback",), switch=switch
+                )
+            ]
+        )
     return made

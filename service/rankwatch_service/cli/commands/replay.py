@@ -58,7 +58,8 @@ def replay(
     in the order of steps: all ranks of a step, then those of the next.
     [bold]step[/bold] is required. Known columns (others become metrics):
 
-      time_s rank host device_type device_uuid dp tp pp cp ep attempt
+      time_s rank host switch device_type device_uuid dp tp pp cp ep
+      attempt
       kind (train, eval, checkpoint)
       step_time_s busy_s busy_cpu_s wait_s
       device_step_s device_busy_s device_wait_s

@@ -55,7 +55,7 @@ class Attempt(Base):
     first_step: Mapped[int | None]
     last_step: Mapped[int | None]
     topology: Mapped[dict[str, Any]]
-    """{"ranks": [{rank, host, device_type, device_uuid, local_rank, pid, dp, tp, pp, cp, ep}], "can": [...],
+    """{"ranks": [{rank, host, device_type, device_uuid, local_rank, pid, dp, tp, pp, cp, ep, switch}], "can": [...],
     "replicated": bool, "watched": str}"""
     number: Mapped[int]
     """Order of attempts within the job, from 1."""

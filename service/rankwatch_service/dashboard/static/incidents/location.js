@@ -1,4 +1,4 @@
-// Where the ranks of an incident run: rank, host, GPU and place in the parallel groups, each linked to its page.
+// Where the ranks of an incident run: rank, host and its switch, GPU and place in the parallel groups, each linked to its page.
 
 import { h } from "../common/dom.js";
 import { number } from "../common/format.js";
@@ -33,7 +33,7 @@ function row(incident, one) {
     "tr",
     {},
     h("td", {}, h("a", { href: `/ranks/${encodeURIComponent(incident.job)}/${one.rank}` }, `rank ${one.rank}`)),
-    h("td", { class: "break" }, h("a", { href: host }, one.host)),
+    h("td", { class: "break" }, h("a", { href: host }, one.host), one.switch && h("span", { class: "muted" }, ` switch ${one.switch}`)),
     h("td", { class: "break" }, one.device_uuid ? h("a", { href: host }, one.device_uuid) : h("span", { class: "muted" }, "none"), h("span", { class: "muted" }, ` local rank ${one.local_rank}`)),
     h("td", {}, groups.join(" · ")),
   );

@@ -57,6 +57,6 @@ function place(rank, trouble) {
 }
 
 function hosts(ranks, troubles) {
-  const row = ([host, mine]) => h("tr", {}, h("td", { class: "break" }, h("a", { href: `/hosts/${encodeURIComponent(host)}` }, host)), h("td", {}, h("div", { class: "places" }, mine.map((rank) => place(rank, troubles.get(rank.rank))))));
+  const row = ([host, mine]) => h("tr", {}, h("td", { class: "break" }, h("a", { href: `/hosts/${encodeURIComponent(host)}` }, host), mine[0].switch && h("span", { class: "muted" }, ` switch ${mine[0].switch}`)), h("td", {}, h("div", { class: "places" }, mine.map((rank) => place(rank, troubles.get(rank.rank))))));
   return card("Hosts", h("div", { class: "wide" }, h("table", { class: "compact" }, h("tbody", {}, Object.entries(Object.groupBy(ranks, (rank) => rank.host)).map(row)))));
 }
