@@ -6,6 +6,7 @@ import pytest
 from playwright.sync_api import expect
 from sqlalchemy import insert
 
+from rankwatch_service.simulate.faults import Restart
 from rankwatch_service.simulate.job import Job
 from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import Checkpoint
@@ -235,3 +236,19 @@ def test_charts_of_a_job_note_its_checkpoints(office):
     expect(chart).to_have_attribute(
         "aria-label", re.compile("saved at step 5. saved at step 3|saved at step 3. saved at")
     )
+
+
+def test_each_attempt_has_a_line_of_its_own_which_a_picker_chooses(office):
+    store(office.api.engine, Job(world_size=4, steps=120).inject(Restart(80, to_step=40)))
+    page = office.goto("/jobs/gpt")
+    chart = line_charts(page).first
+    expect(chart).to_have_attribute(
+        "aria-label", re.compile(r"From step 0 to step 119\. attempt launch0\.0: .* mean: .*")
+    )
+    point_at(page, chart, 0.5)
+    said = page.locator(".chart .tip").first
+    expect(said).to_have_text(re.compile(r"step [5-6]\d\nattempt launch0\.0 [\d.]+\nmean [\d.]+"))
+    page.get_by_label("Attempt shown").select_option("launch0.0")
+    expect(chart).to_have_attribute("aria-label", re.compile(r"From step 0 to step 80\. mean: "))
+    page.get_by_label("Attempt shown").select_option("launch1.0")
+    expect(chart).to_have_attribute("aria-label", re.compile(r"From step 4\d to step 119\. mean: "))

@@ -4,8 +4,13 @@ import re
 
 import pytest
 from playwright.sync_api import expect
+from sqlalchemy import insert
 
+from rankwatch_service.simulate.job import Job
+from rankwatch_service.store.engine import write
+from rankwatch_service.store.models import HostRecord
 from tests.browser.conftest import HOSTILE, PATIENCE_MS
+from tests.support.service.stored_series import store
 
 pytestmark = pytest.mark.browser
 JOB = "gpt small"
@@ -58,3 +63,22 @@ def test_a_rank_that_the_job_does_not_have_has_a_page_that_says_so(office):
     office.attempt(JOB, ranks=ranks(), can=[], replicated=False)
     page = office.goto("/ranks/gpt%20small/99")
     expect(page.locator("h1")).to_have_text(f"There is no rank 99 of {JOB}")
+
+
+def test_a_rank_is_charted_beside_all_with_its_incidents_and_the_verdict_on_its_host(office):
+    store(office.api.engine, Job(world_size=4, steps=80))
+    office.incidents(1, job="gpt", severity="warning", kind="straggler", ranks=[2], attempt="launch0.0", onset_step=5)
+    record = {"id": "r", "incident_id": "inc_1", "severity": "critical", "host": "host-0", "device_uuid": "GPU-2",
+              "job": "gpt", "kind": "device_fault", "at_unix_ns": office.now}  # fmt: skip
+    with write(office.api.engine) as connection:
+        connection.execute(insert(HostRecord).values(**record))
+    page = office.goto("/ranks/gpt/2")
+    expect(page.locator(".job-head .line")).to_have_text("Rank 2 of gptwarninghost probation")
+    chart = page.locator("canvas.line")
+    told = (
+        r"^Busy of rank 2 beside .* median of all ranks: [\d.]+ ms .* rank 2: [\d.]+ ms .* warning incident from step 5"
+    )
+    expect(chart).to_have_attribute("aria-label", re.compile(told))
+    page.get_by_label("Metric").select_option("loss")
+    expect(page.locator("canvas.line")).to_have_attribute("aria-label", re.compile("^Loss of rank 2 beside"))
+    expect(page.get_by_role("heading", name="Its GPU beside all")).to_be_hidden()

@@ -3,7 +3,7 @@
 // click to see all; with the keyboard ← → move, + and − zoom, Escape shows all. The label tells the same in words.
 
 import { AXES } from "./axes.js";
-import { font, paintAxes, paintEvents, paintLine, paintMarks, paintNothing, placed } from "./line_paint.js";
+import { font, paintAxes, paintEvents, paintLine, paintMarks, paintNotes, paintNothing, placed } from "./line_paint.js";
 import { inWords, MARK_NAMES, placeName, span } from "./line_words.js";
 import { extent, robustRange, stepTicks, timeTicks, valueTicks } from "./scales.js";
 import { h } from "../common/dom.js";
@@ -34,9 +34,10 @@ export class Chart {
     new ResizeObserver(() => this.draw()).observe(this.element);
   }
 
-  // `lines` are {name, steps, low, high, colour, band, dash}: between low and high it is filled. `marks` are steps by
-  // kind {nan, inf, minusInf, missing}; `incidents` and `attempts` are drawn on the step axis, and so are `events`
-  // {step, text}. `log`: a logarithmic axis, for lines whose values are all positive. `times` changes the axis.
+  // `lines` are {name, steps, low, high, colour, band, dash, thin, level}, the steps of each ascending: between low and
+  // high it is filled; a level, such as a threshold, has two points. `marks` are steps by kind {nan, inf, minusInf,
+  // missing}; `incidents` and `attempts` are drawn on the step axis, and so are `events` {step, text}. `log`: a
+  // logarithmic axis, for lines whose values are all positive. `times` changes the axis.
   show(lines, marks, incidents = [], attempts = [], { events = [], log = false, times = this.times } = {}) {
     if (times !== this.times) this.#over(times);
     this.last = { lines, marks: marks ?? NO_MARKS, incidents, attempts, events, log };
@@ -75,6 +76,7 @@ export class Chart {
     paintAxes(context, frame, { xTicks, yTicks, ink });
     paintEvents(context, frame, { ...this.last, ink });
     for (const line of lines) paintLine(context, frame, line, ink);
+    paintNotes(context, frame, this.last.events, ink);
     paintMarks(context, frame, lines, marks, ink);
   }
 
@@ -159,12 +161,12 @@ export class Chart {
     return from + ((px - left) / (right - left)) * (to - from);
   }
 
-  // Places of the line with most points, in order, within what is shown.
+  // Places of points, in order, within what is shown. Levels have none.
   #places() {
     const { lines, marks } = this.last;
-    const most = lines.reduce((best, one) => (one.steps.length > best.length ? one.steps : best), []);
+    const points = lines.flatMap((one) => (one.level ? [] : one.steps));
     const [from, to] = this.frame.x;
-    return [...new Set([...most, ...marks.nan, ...marks.inf, ...marks.minusInf])].filter((at) => at >= from && at <= to).sort((a, b) => a - b);
+    return [...new Set([...points, ...marks.nan, ...marks.inf, ...marks.minusInf])].filter((at) => at >= from && at <= to).sort((a, b) => a - b);
   }
 
   #nearest(at) {
@@ -189,8 +191,8 @@ export class Chart {
   #valuesAt(at) {
     const { lines, marks, events } = this.last;
     const near = ((this.frame.x[1] - this.frame.x[0]) * NEAR_PX) / (this.frame.right - this.frame.left);
-    const values = lines.flatMap(({ name, steps, low, high, dash }) => {
-      const n = pointAt(steps, at, near);
+    const values = lines.flatMap(({ name, steps, low, high, dash, level }) => {
+      const n = level ? 0 : nearest(steps, at, near);
       const text = n < 0 ? "" : span(this.metric, dash ? high[n] : low[n], high[n]);
       return text ? [`${name} ${text}`] : [];
     });
@@ -199,9 +201,8 @@ export class Chart {
   }
 }
 
-// The index of the point of a line at a place: the nearest one, or, of a level with two ends, the first; -1 if there is none.
-function pointAt(steps, at, near) {
-  if (steps.length === 2 && steps[0] <= at && at <= steps[1]) return 0;
+// The index of the point of a line that is nearest to a place; -1 if there is none.
+function nearest(steps, at, near) {
   let best = -1;
   steps.forEach((step, n) => {
     if (Math.abs(step - at) <= near && (best < 0 || Math.abs(step - at) <= Math.abs(steps[best] - at))) best = n;
@@ -211,10 +212,10 @@ function pointAt(steps, at, near) {
 
 // The part of a line that is shown, with one more point at each end, so that it reaches the frame.
 function within(line, [from, to]) {
+  if (line.level) return line;
   const { steps, low, high } = line;
-  let [first, last] = [steps.findIndex((step) => step >= from), steps.findLastIndex((step) => step <= to)];
-  if (steps.length <= 2) [first, last] = [0, steps.length - 1];
-  else if (first < 0 || last < 0) return { ...line, steps: [], low: [], high: [] };
+  const [first, last] = [steps.findIndex((step) => step >= from), steps.findLastIndex((step) => step <= to)];
+  if (first < 0 || last < 0) return { ...line, steps: [], low: [], high: [] };
   const part = (values) => values.slice(Math.max(0, first - 1), last + 2);
   const upper = part(high);
   return { ...line, steps: part(steps), high: upper, low: low === high ? upper : part(low) };

@@ -6,7 +6,10 @@ const SEVERITY = { critical: "#e5342b", warning: "#e8890c", info: "#3a86d8" };
 const LABEL_PX = 11;
 const NOTE_ROWS = 3; // notes that would overlap go one row down
 const NOTE_PX = 13;
+const NOTE_GAP_PX = 6;
 const ARROW_PX = 5;
+const HALO_PX = 3; // around a note, so that it can be read above a line
+const THIN_ALPHA = 0.55;
 const EDGE_PX = 12; // labels may reach this far beyond the frame
 
 export const placed = {
@@ -42,7 +45,7 @@ export function paintAxes(context, frame, { xTicks, yTicks, ink }) {
   }
 }
 
-// Incidents as tinted spans, beginnings of attempts as dotted lines, and other events as dashed lines with a note.
+// Incidents as tinted spans, beginnings of attempts as dotted lines, and other events as dashed lines.
 export function paintEvents(context, frame, { incidents, attempts, events, ink }) {
   const { left, right, top, bottom } = frame;
   const inside = (x) => Math.min(right, Math.max(left, x));
@@ -57,35 +60,40 @@ export function paintEvents(context, frame, { incidents, attempts, events, ink }
     if (x0 >= left) stroke(context, colour, [[x0, top], [x0, bottom]], 1.5);
   }
   for (const at of attempts) upright(context, frame, at, ink("--line-strong"), [2, 3]);
-  notes(context, frame, events, ink);
+  for (const { step } of events) upright(context, frame, step, ink("--line-strong"), [4, 3]);
 }
 
-function notes(context, frame, events, ink) {
+// What the dashed lines are, above all other lines.
+export function paintNotes(context, frame, events, ink) {
   const ends = Array(NOTE_ROWS).fill(-Infinity);
+  const last = {}; // by text, where its last note ends
   context.textBaseline = "top";
   context.textAlign = "left";
   for (const { step, text } of events.toSorted((a, b) => a.step - b.step)) {
-    const x = upright(context, frame, step, ink("--line-strong"), [4, 3]);
-    if (x === null) continue;
+    const x = placed.x(frame, step);
+    if (!isWithin(frame, x)) continue;
     const wide = context.measureText(text).width;
     const at = Math.min(x + 3, frame.right - wide);
     const row = ends.findIndex((end) => end < at);
-    if (row < 0) continue; // its line remains, and the tooltip names it
+    if (row < 0 || last[text] > at) continue; // its line remains, and the tooltip names it
+    context.strokeStyle = ink("--surface");
+    context.lineWidth = HALO_PX;
+    context.strokeText(text, at, frame.top + row * NOTE_PX);
     context.fillStyle = ink("--muted");
     context.fillText(text, at, frame.top + row * NOTE_PX);
-    ends[row] = at + wide + 6;
+    ends[row] = last[text] = at + wide + NOTE_GAP_PX;
   }
 }
 
+const isWithin = ({ left, right }, x) => x >= left - 0.5 && x <= right + 0.5;
+
 function upright(context, frame, at, colour, dash) {
   const x = placed.x(frame, at);
-  if (x < frame.left - 0.5 || x > frame.right + 0.5) return null;
-  stroke(context, colour, [[x, frame.top], [x, frame.bottom]], 1, dash);
-  return x;
+  if (isWithin(frame, x)) stroke(context, colour, [[x, frame.top], [x, frame.bottom]], 1, dash);
 }
 
 // The area between low and high; a line where these are one. A dashed line follows the highest values.
-export function paintLine(context, frame, { steps, low, high, colour, band, dash }, ink) {
+export function paintLine(context, frame, { steps, low, high, colour, band, dash, thin }, ink) {
   const { left, right, top, bottom } = frame;
   context.save();
   context.beginPath();
@@ -94,7 +102,8 @@ export function paintLine(context, frame, { steps, low, high, colour, band, dash
   const points = (values, piece) => piece.map((n) => [placed.x(frame, steps[n]), placed.y(frame, values[n])]);
   for (const piece of pieces(low, high)) {
     const upper = points(high, piece);
-    if (low === high || dash) line(context, ink(colour), upper, dash ? 1.25 : 1.75, DASHES[dash]);
+    context.globalAlpha = thin ? THIN_ALPHA : 1;
+    if (low === high || dash || thin) line(context, ink(colour), upper, dash || thin ? 1.25 : 1.75, DASHES[dash]);
     else area(context, ink(colour), upper, points(low, piece), band);
   }
   context.restore();
@@ -149,7 +158,7 @@ export function paintMarks(context, frame, lines, marks, ink) {
     let drawn = -Infinity;
     for (const step of steps.toSorted((a, b) => a - b)) {
       const x = placed.x(frame, step);
-      if (x < frame.left - 0.5 || x > frame.right + 0.5 || x - drawn < 3) continue;
+      if (!isWithin(frame, x) || x - drawn < 3) continue;
       context.beginPath();
       draw(x, y);
       drawn = x;

@@ -52,7 +52,7 @@ export function valueTicks(metric, [low, high], count, log) {
 
 // Ticks at whole steps.
 export function stepTicks([low, high], count) {
-  const found = roundTicks(low, high, count).filter(([value]) => Number.isInteger(value));
+  const found = fewTicks(low, high, count).filter(([value]) => Number.isInteger(value));
   return found.map(([value]) => [value, number(value)]);
 }
 

@@ -7,16 +7,21 @@ const POINTS = 320;
 const MARK = { ABSENT: 0, FINITE: 1, MINUS_INF: 2, INF: 3, NAN: 4 };
 const KIND_OF_MARK = [KIND.MISSING, KIND.FINITE, KIND.MINUS_INF, KIND.INF, KIND.NAN];
 
-// The mean over ranks since a step: {lines, marks}.
-export async function mean(job, metric, from) {
-  const segments = await read(job, metric, from, "mean");
-  return { lines: [line(segments, "mean", { name: "mean", colour: "--accent" })], marks: marks(segments) };
+// The mean over ranks since a step, of one attempt or of all (""): {lines, marks}. Each attempt has a line of its own, since
+// steps repeat after a rollback; those before the newest are drawn faintly below it.
+export async function mean(job, metric, from, attempt = "") {
+  const segments = of(attempt, await read(job, metric, from, "mean"));
+  return { lines: [...earlier(segments, "mean"), ...segments.slice(-1).map((one) => line([one], "mean", { name: "mean", colour: "--accent" }))], marks: marks(segments) };
 }
 
-// Median, 5th to 95th percentile and slowest of the ranks since a step: {lines, marks}.
-export async function fan(job, metric, from) {
-  return fanOf(await read(job, metric, from, "fan"), "slowest");
+// Median, 5th to 95th percentile and slowest of the ranks since a step, as `mean`; of earlier attempts only the median.
+export async function fan(job, metric, from, attempt = "") {
+  const segments = of(attempt, await read(job, metric, from, "fan"));
+  return { lines: [...earlier(segments, "p50"), ...segments.slice(-1).flatMap((one) => fanOf([one], "slowest").lines)], marks: marks(segments) };
 }
+
+const of = (attempt, segments) => (attempt ? segments.filter((one) => one.attempt === attempt) : segments);
+const earlier = (segments, name) => segments.slice(0, -1).map((one) => line([one], name, { name: `attempt ${one.attempt}`, colour: "--faint", thin: true }));
 
 function fanOf(segments, highest) {
   const [low, high] = [line(segments, "p5", {}), line(segments, "p95", {})];
@@ -50,7 +55,7 @@ function unmeasured(error) {
   throw error;
 }
 
-// One line through all attempts, with gaps between them. Steps repeat after a rollback.
+// One line through all segments, with gaps between them.
 function line(segments, name, looks) {
   const joined = { steps: [], low: [], high: [] };
   for (const segment of segments) {

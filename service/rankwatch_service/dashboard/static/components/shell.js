@@ -227,6 +227,7 @@ const STATES = {
   failing: "critical",
   on: "good",
   "not sent": "",
+  "no open incident": "good",
   unused: "",
   "switched off": "warning",
 };

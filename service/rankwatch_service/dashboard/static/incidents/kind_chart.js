@@ -88,7 +88,7 @@ async function ofLevel(incident, { from, to, events, reasons }) {
   const { metric = "loss", usual, scale } = incident.evidence;
   const { lines, marks } = await around(incident.job, metric, { attempt: incident.attempt, from, to, reduce: "mean" }, MEAN);
   if (!lines.length) return null;
-  const ends = { steps: [from, to] };
+  const ends = { steps: [from, to], level: true };
   const even = (value) => [value, value];
   const usually = typeof usual === "number" && typeof scale === "number" && { ...ends, name: "usual", low: even(usual - BAND_SPREADS * scale), high: even(usual + BAND_SPREADS * scale), colour: "--good", band: true };
   const limit = threshold(incident, reasons);

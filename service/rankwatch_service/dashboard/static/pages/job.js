@@ -37,11 +37,12 @@ const body = (kind) => h("div", { class: `body ${kind}` });
 const [lossBox, normBox, fanBox] = [body("plot"), body("plot"), body("plot")];
 const map = new RankMap(name, () => guarded(drawMap));
 const rangePick = h("select", { class: "small", "aria-label": "Steps shown", onchange: () => draw() }, RANGES.map((steps) => h("option", { value: steps }, `last ${number(steps)} steps`)), h("option", { value: "" }, "all steps"));
+const attemptPick = h("select", { class: "small", "aria-label": "Attempt shown", hidden: true, onchange: () => draw() });
 const lists = h("div", { class: "lists" });
 const lostTime = new LostTimeCard(name, () => guarded(() => lostTime.load(job)));
 const devices = ["gpu", "port", "host"].map((kind) => new DevicesCard(name, kind));
 main.append(
-  h("div", { class: "crumbs" }, h("a", { href: "/jobs" }, "‹ Jobs"), h("a", { href: `/topology/${encodeURIComponent(name)}` }, "Topology"), h("span", { class: "range" }, rangePick)),
+  h("div", { class: "crumbs" }, h("a", { href: "/jobs" }, "‹ Jobs"), h("a", { href: `/topology/${encodeURIComponent(name)}` }, "Topology"), h("span", { class: "range" }, attemptPick, " ", rangePick)),
   head,
   waiting,
   strip,
@@ -96,6 +97,7 @@ async function load() {
     showStrip();
     showLists(incidents, troubles.total, checkpoints, commands, attempts, saveEvery(job));
     showAges();
+    offerAttempts(attempts.map(({ attempt, first_step }) => ({ attempt, first_step })));
     await lostTime.load(job);
     chooseRange();
     if (performance.now() >= drawAgainMs) await draw();
@@ -176,6 +178,14 @@ function chooseRange() {
   rangePick.value = RANGES.findLast((steps) => steps * job.world_size <= VALUES_SHOWN) ?? RANGES[0];
 }
 
+// Lines are drawn for all attempts, or for one: after a rollback they overlap.
+const offerAttempts = whenChanged((tries) => {
+  const chosen = attemptPick.value;
+  const steps = (one) => (one.first_step === null ? "no steps" : `from step ${number(one.first_step)}`);
+  attemptPick.hidden = tries.length < 2;
+  fill(attemptPick, h("option", { value: "" }, "all attempts"), tries.map((one) => h("option", { value: one.attempt, selected: one.attempt === chosen }, `${one.attempt}, ${steps(one)}`)));
+});
+
 const firstStep = () => (rangePick.value ? Math.max(0, job.step - Number(rangePick.value)) : null);
 
 async function draw() {
@@ -184,7 +194,8 @@ async function draw() {
   const began = performance.now();
   try {
     const from = firstStep();
-    const measured = await Promise.all([mean(name, "loss", from), mean(name, "grad_norm", from), fan(name, "step_time_s", from)]);
+    const attempt = attemptPick.value;
+    const measured = await Promise.all([mean(name, "loss", from, attempt), mean(name, "grad_norm", from, attempt), fan(name, "step_time_s", from, attempt)]);
     const begun = attempts.slice(0, -1).map((one) => one.first_step).filter((step) => step !== null && step >= from);
     const troubled = outlines();
     const events = noted();
@@ -237,7 +248,7 @@ const showLists = whenChanged((incidents, incidentsInAll, checkpoints, commands,
       h("tr", {}, h("td", { class: "nowrap" }, h("a", { class: "title", href: `/commands/${encodeURIComponent(one.id)}` }, words(one.action)), one.applied_step !== null && h("span", { class: "muted" }, ` at ${number(one.applied_step)}`)), h("td", { class: "muted break", title: moment(one.requested_unix_ns) }, [people(one), one.result || one.reason].filter(Boolean).join(" · "), traceFold(one)), h("td", { class: "right" }, outcome(one))),
     ),
     listed("Attempts", attempts, "None.", (one) =>
-      h("tr", {}, h("td", { class: "break" }, h("b", {}, one.attempt)), h("td", { class: "muted" }, one.first_step === null ? "no steps" : `steps ${number(one.first_step)} to ${number(one.last_step)}`), h("td", { class: "right nowrap muted", title: moment(one.started_unix_ns) }, one.ended_unix_ns ? `lasted ${age((one.ended_unix_ns - one.started_unix_ns) / 1e9)}` : `since ${clock(one.started_unix_ns)}`)),
+      h("tr", {}, h("td", { class: "break" }, h("b", {}, one.attempt)), h("td", { class: "muted nowrap" }, one.first_step === null ? "no steps" : `steps ${number(one.first_step)} to ${number(one.last_step)}`), h("td", { class: "right muted", title: moment(one.started_unix_ns) }, one.ended_unix_ns ? `lasted ${age((one.ended_unix_ns - one.started_unix_ns) / 1e9)}` : `since ${clock(one.started_unix_ns)}`)),
     ),
   );
 });
