@@ -1,4 +1,4 @@
-"""axe-core finds nothing serious on any page, and the keyboard alone silences and rolls back."""
+"""axe-core finds nothing serious on any page, and the keyboard alone acknowledges, silences and rolls back."""
 
 import re
 
@@ -7,6 +7,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect
 
 from rankwatch_service.dashboard import PAGES
+from tests.browser.conftest import BAD_STEP, spoil
 from tests.browser.office import PATIENCE_MS, S
 from tests.browser.test_incident import rank
 
@@ -70,6 +71,22 @@ def test_a_silence_is_made_with_the_keyboard_alone_and_the_focus_comes_back(visi
         page.keyboard.press("Enter")
         expect(page.locator(".toast")).to_contain_text("Silenced until")
         assert page.evaluate(focused) == incident
+
+
+def test_an_incident_is_acknowledged_with_the_keyboard_alone(visit, site):
+    feed = site.feed("acknowledged-by-key", spoil)
+    feed.send(BAD_STEP + 40)
+    feed.stop()
+    with visit() as one:
+        page = one.goto("/incidents?job=acknowledged-by-key&state=all")
+        row = page.locator("tr.link").first
+        expect(row).to_contain_text("open")
+        page.keyboard.press("j")
+        incident = page.evaluate("document.activeElement.closest('tr.link').dataset.id")
+        page.keyboard.press("a")
+        expect(page.locator(".toast")).to_contain_text("Acknowledged")
+        expect(page.locator(f"tr.link[data-id='{incident}']")).to_contain_text("acknowledged")
+        assert page.evaluate("document.activeElement.closest('tr.link')?.dataset.id") == incident
 
 
 def tab_to(page, name):

@@ -115,3 +115,15 @@ def test_files_are_compressed_for_those_who_take_it(client):
 def test_nothing_else_is_served(client, name):
     base = folder(client)
     assert client.get(f"{base}/{name}").status_code == 404
+
+
+def test_text_has_no_size_but_those_of_the_scale(client):
+    scale, others = set(), []
+    for path in links(client, "/login"):
+        if path.endswith(".css"):
+            style = client.get(path).text
+            scale |= set(re.findall(r"(--size-\w+): [\d.]+px;", style))
+            others += re.findall(r"font(?:-size)?: [^;]*?\d(?:px|r?em|pt)\b[^;]*", re.sub(r"/[\d.]+px", "", style))
+            others += [name for name in re.findall(r"var\((--size-\w+)\)", style) if name not in scale]
+    assert len(scale) == 8
+    assert others == []

@@ -114,9 +114,12 @@ export function measured(name, value) {
 
 const UNITS = [/_unix_ns$/, /_(bytes_|bits_)?per_s$/, /_s$/, /_bytes$/, /_ratio$/, /_celsius$/, /_w$/, /_hz$/];
 
+const ACRONYMS = { cpu: "CPU", gpu: "GPU", id: "ID", io: "I/O", nan: "NaN", pci: "PCI", sm: "SM", uuid: "UUID", xid: "Xid" };
+
 export function words(name) {
   const bare = UNITS.reduce((text, unit) => text.replace(unit, ""), name).replace(/[._]+/g, " ").trim();
-  return (bare.charAt(0).toUpperCase() + bare.slice(1)).replace(/^Sm /, "SM ").replace(/^Cpu /, "CPU ").replace(/^Io /, "I/O ");
+  const spelt = bare.replace(/[a-z]+/gi, (word) => ACRONYMS[word] ?? word);
+  return spelt.charAt(0).toUpperCase() + spelt.slice(1);
 }
 
 export const KIND_NAMES = {

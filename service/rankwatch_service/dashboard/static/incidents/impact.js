@@ -2,7 +2,7 @@
 
 import { now } from "../common/api.js";
 import { h } from "../common/dom.js";
-import { clock, duration, kindName, moment, number, rankList } from "../common/format.js";
+import { clock, interval, kindName, moment, number, rankList } from "../common/format.js";
 import { tile } from "../components/shell.js";
 
 const SPOILS = ["nonfinite", "corruption", "loss_divergence"]; // devices work, but what they compute is worthless
@@ -37,7 +37,7 @@ export function tiles(incident, job, placed) {
     tile("Where", rankList(incident.ranks, 4), [incident.scope.startsWith("switch:") || !hosts.length ? incident.scope.replace(":", " ") : hosts, (devices[0] ?? incident.devices[0]) && ` · ${devices[0] ?? incident.devices[0]}`]),
     tile(resolved ? "Lasted" : "Since", h("span", { "data-since": incident.onset_unix_ns, "data-until": incident.resolved_unix_ns }), h("span", { title: moment(incident.onset_unix_ns) }, `${incident.onset_step === null ? "" : `step ${number(incident.onset_step)} · `}${clock(incident.onset_unix_ns)}`)),
     tile(capital(lost), rate > 0 ? [number(rate, 3), h("small", {}, ` of ${number(all)}`)] : known ? "none" : "–", rate > 0 ? (resolved ? "when it ended" : "now") : resolved ? "it is over" : "no cost known"),
-    tile("Lost so far", rate > 0 ? [h("span", { "data-lost": rate, "data-from": incident.onset_unix_ns, "data-to": incident.resolved_unix_ns }), h("small", {}, ` ${hours}`)] : "–", rate > 0 ? "at this rate since the onset" : ""),
+    tile("Lost so far", rate > 0 ? [h("span", { "data-lost": rate, "data-from": incident.onset_unix_ns, "data-to": incident.resolved_unix_ns }), h("small", {}, ` ${hours}`)] : "–", rate > 0 ? "at this rate since the onset" : "no cost known"),
     tile("Goodput", all && known ? [number(Math.max(0, 100 * (1 - rate / all)), 2), h("small", {}, " % of usual")] : "–", `detected ${detectedAfter(incident)}`),
     isEvent(incident) ? tile("Confidence", "–", "not a fault") : tile("Confidence", `${Math.round(incident.confidence * 100)}%`, typeof incident.score === "number" ? `score ${number(incident.score, 3)}` : "exact evidence"),
   ];
@@ -53,7 +53,7 @@ export function showLost(holder) {
 
 function detectedAfter(incident) {
   const seconds = (incident.detected_unix_ns - incident.onset_unix_ns) / 1e9;
-  return seconds < 1e-3 ? "immediately" : `after ${duration(seconds)}`;
+  return seconds < 1e-3 ? "immediately" : `after ${interval(seconds)}`;
 }
 
 const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
