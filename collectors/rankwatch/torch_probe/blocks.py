@@ -54,6 +54,16 @@ class BlockMarks:
             self.handles += marked.watch(block)
 
     @property
+    def measured(self) -> bool:
+        """Whether all models are sharded, and some of their blocks are measured."""
+        return bool(self._marked)
+
+    @property
+    def measures_now(self) -> bool:
+        """Whether the device is given the work of a block that is measured."""
+        return any(one.measures_now for one in self._marked)
+
+    @property
     def each(self) -> float:
         """How many blocks each measured one stands for, in this step; 0: no model is sharded."""
         if not self._sharded:
@@ -81,6 +91,11 @@ class _MarkedBlock:
         """Its backward ends where the gradient of its input is complete; without such a gradient it is not measured."""
         self._forward: TimedMoment | None = None
         self._backward: TimedMoment | None = None
+
+    @property
+    def measures_now(self) -> bool:
+        """Whether its forward or backward has begun, in a pass in which it is measured, and not ended."""
+        return self._forward is not None or self._backward is not None
 
     def watch(self, block: FsdpBlock) -> list[RemovableHandle]:
         return [

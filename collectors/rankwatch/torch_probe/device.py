@@ -11,9 +11,9 @@ import torch
 
 from rankwatch.torch_probe.device_identity import describe_device
 
-FREE_MAX: Final = 4096
-"""Events kept to be recorded again: those of two steps in flight, with as many parts as are measured (`SPANS_MAX`). The
-driver makes one in microseconds and keeps some hundred bytes for it."""
+FREE_MAX: Final = 6144
+"""Events kept to be recorded again: those of two steps in flight, with as many phases, parts of blocks and waits as are
+measured (`SPANS_MAX` each). The driver makes one in microseconds and keeps some hundred bytes for it."""
 
 
 class Moment(Protocol):
@@ -41,6 +41,10 @@ class Device(Protocol):
 
     def now(self) -> Moment:
         """Record a moment behind all work given to the current stream so far."""
+        ...
+
+    def stream(self) -> Any:
+        """The stream to which this thread gives its work now."""
         ...
 
     def host_s(self) -> float:
@@ -75,8 +79,12 @@ class CudaDevice:
     def now(self) -> torch.cuda.Event:
         """See `Device.now`."""
         event = self._free.pop() if self._free else torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record(torch.cuda.current_stream(self._home))
+        event.record(self.stream())
         return event
+
+    def stream(self) -> torch.cuda.Stream:
+        """See `Device.stream`."""
+        return torch.cuda.current_stream(self._home)
 
     def host_s(self) -> float:
         """See `Device.host_s`."""

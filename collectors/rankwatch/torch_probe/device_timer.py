@@ -9,6 +9,7 @@ what it takes the host.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -16,13 +17,18 @@ from typing import Any, Final, NamedTuple
 
 from rankwatch.sink import Sink
 from rankwatch.torch_probe.device import Device, Moment
-from rankwatch.torch_probe.span_sampling import SpanSampling
 
 SPANS_MAX: Final = 512
-"""Phases measured in one step at most, and parts of blocks: of 8 blocks in 32 micro-batches. Reading one takes six
-calls of the driver. Where there are more, they are counted; from the next step on some are measured for all."""
+"""Phases measured in one step at most, and parts of blocks: of 8 blocks in 32 micro-batches; and waits in collectives.
+Reading one takes six calls of the driver. Where there are more, they are counted; from the next step on some are
+measured for all."""
 PHASES_MAX: Final = 100
 """Phases of one name in a step, of which there are five at most, that are all measured."""
+WAITS_MAX: Final = SPANS_MAX // 4
+"""Waits in collectives of a step that are all measured, in each part of it: forward, backward, optimizer, and outside
+of these. A transformer layer with tensor parallelism waits four times in a forward."""
+MEASURED_SHARE: Final = 0.5
+"""Of the most that may be measured, aimed at where parts are left out: the next step may have more of them."""
 BLOCKS_MAX: Final = 8
 """Blocks of a sharded model that are measured, evenly spaced; their time stands for all blocks."""
 LAG_SHARE: Final = 0.1
@@ -32,6 +38,7 @@ STARVED_SHARE: Final = 0.5
 
 WAIT: Final = "collective"
 WORK: Final = ("forward", "backward", "optimizer")
+BLOCK: Final = "block"
 PASSES: Final = frozenset({"forward", "backward"})
 """Without these a step's own work is not known, as in the replay of a captured graph, in which no hook runs."""
 
@@ -69,11 +76,16 @@ class StepSpans(NamedTuple):
     """There were more parts than are measured."""
     phases_each: Mapping[str, float] = MappingProxyType({})
     """How many phases each measured one stands for, by its name."""
+    waits: tuple[Span, ...] = ()
+    """Waits for other ranks in collectives, by the part of the step in which they lie: a phase, `BLOCK`, or "" outside
+    of any."""
+    waits_each: Mapping[str, float] = MappingProxyType({})
+    """How many waits each measured one stands for, by that part."""
 
     @property
     def moments(self) -> list[Moment]:
         """All moments recorded for this step."""
-        found = [mark.moment for span in (*self.phases, *self.blocks) for mark in (span.begin, span.end)]
+        found = [mark.moment for span in (*self.phases, *self.blocks, *self.waits) for mark in (span.begin, span.end)]
         return found if self.begin is None else [self.begin.moment, *found]
 
     def read(self, end: Moment) -> dict[str, float]:
@@ -94,11 +106,12 @@ class StepSpans(NamedTuple):
         marked_s = sum(phases.get(name, 0.0) for name in WORK)
         if self.is_cut or not phases.keys() >= PASSES or not self._has_both_passes_of_blocks():
             return found
-        gathering_s = self._gathering_s(phases)
+        within_s, outside_s = self._waits_s()
+        waiting_s = min(self._gathering_s(phases) + within_s, marked_s)
         if starved_s <= STARVED_SHARE * marked_s:
-            found["device_busy_s"] = marked_s - gathering_s
+            found["device_busy_s"] = marked_s - waiting_s
         if self.knows_waits:
-            found["device_wait_s"] = phases.get(WAIT, 0.0) + gathering_s
+            found["device_wait_s"] = phases.get(WAIT, 0.0) + waiting_s + outside_s
         return found
 
     def _phases(self, begin: TimedMoment) -> tuple[dict[str, float], float]:
@@ -133,8 +146,55 @@ class StepSpans(NamedTuple):
         blocks_s = self.blocks_each * sum(_seconds(span.begin.moment, span.end.moment) for span in self.blocks)
         return max(phases.get("forward", 0.0) + phases.get("backward", 0.0) - blocks_s, 0.0)
 
+    def _waits_s(self) -> tuple[float, float]:
+        """Seconds of waits in collectives: within the own work of phases and blocks, and outside of all phases."""
+        within_s, outside_s = 0.0, 0.0
+        for span in self.waits:
+            seconds = self.waits_each.get(span.name, 1.0) * _seconds(span.begin.moment, span.end.moment)
+            if not span.name:
+                outside_s += seconds
+            else:
+                stands_for = self.blocks_each if span.name == BLOCK else self.phases_each.get(span.name, 1.0)
+                within_s += stands_for * seconds
+        return within_s, outside_s
+
 
 NO_SPANS: Final = StepSpans(None)
+
+
+class SpanSampling:
+    """Chooses among the parts of one kind: all, or every n-th where the step before had too many of them.
+
+    Another one is the first in each step, so that over some steps all are measured.
+    """
+
+    def __init__(self, most: int) -> None:
+        """`most`: parts that a step may have without any being left out."""
+        self._most = most
+        self._every = 1
+        self._steps = 0
+        self.seen = 0
+        """Parts of this step so far."""
+        self._measured = 0
+
+    def step_begins(self) -> None:
+        """Choose by how many parts the step before had."""
+        many = self.seen > self._most
+        self._every = math.ceil(self.seen / (self._most * MEASURED_SHARE)) if many else 1
+        self._steps += 1
+        self.seen = self._measured = 0
+
+    def takes(self) -> bool:
+        """Whether the next part is measured."""
+        taken = (self.seen + self._steps) % self._every == 0
+        self.seen += 1
+        self._measured += taken
+        return taken
+
+    @property
+    def each(self) -> float:
+        """How many parts of this step each measured one stands for."""
+        return self.seen / self._measured if self._every > 1 and self._measured else 1.0
 
 
 class DeviceTimer:
@@ -146,18 +206,23 @@ class DeviceTimer:
         self._begin: TimedMoment | None = None
         self._phases: list[Span] = []
         self._blocks: list[Span] = []
+        self._waits: list[Span] = []
         self._is_cut = False
         self._newest: TimedMoment | None = None
         """The newest mark, unless it is the start of something, or more was done after it."""
         self._sampling: dict[str, SpanSampling] = {}
         """Of phases, by name."""
+        self._waits_sampling: dict[str, SpanSampling] = {}
+        """Of waits, by the part of the step in which they lie."""
+        self.phase: str | None = ""
+        """The phase in which the device is given work now; "" outside of all that are timed, None in one left out."""
         self._others: list[SpanSampling] = []
 
     def step_begins(self) -> None:
         """Mark the start of a step; what is left of an earlier one is discarded."""
         for moment in self.take().moments:
             self._device.free(moment)
-        for sampling in (*self._sampling.values(), *self._others):
+        for sampling in (*self._sampling.values(), *self._waits_sampling.values(), *self._others):
             sampling.step_begins()
         self._begin = self._newest = self.mark()
 
@@ -190,6 +255,26 @@ class DeviceTimer:
         """The work of a block ends, in this pass."""
         self._ends(self._blocks, name, begin)
 
+    @property
+    def waits_seen(self) -> bool:
+        """Whether there were waits in collectives in this step, measured or left out."""
+        return any(sampling.seen for sampling in self._waits_sampling.values())
+
+    def wait_begins(self, part: str) -> TimedMoment | None:
+        """A wait in a collective begins; None in a capture, and where it is one of many and left out.
+
+        Args:
+            part: of the step, in which it lies; see `StepSpans.waits`.
+        """
+        self._newest = None
+        sampling = self._waits_sampling.get(part) or self._waits_sampling.setdefault(part, SpanSampling(WAITS_MAX))
+        return self.mark() if sampling.takes() else None
+
+    def wait_ends(self, part: str, begin: TimedMoment) -> None:
+        """A wait ends that began at this mark."""
+        end = self._ends(self._waits, part, begin)
+        self._newest = None if part else end
+
     def _ends(self, spans: list[Span], name: str, begin: TimedMoment, chosen_as: str = "") -> TimedMoment | None:
         if self._device.captures():
             return None
@@ -205,9 +290,19 @@ class DeviceTimer:
     def take(self, **known: Any) -> StepSpans:
         """What was marked in the step, to be read once its end has come; `known`: further fields of `StepSpans`."""
         each = {name: sampling.each for name, sampling in self._sampling.items()}
-        phases, blocks = tuple(self._phases), tuple(self._blocks)
-        taken = StepSpans(self._begin, phases, blocks, is_cut=self._is_cut, phases_each=each, **known)
-        self._begin, self._newest, self._phases, self._blocks, self._is_cut = None, None, [], [], False
+        waits_each = {part: sampling.each for part, sampling in self._waits_sampling.items()}
+        taken = StepSpans(
+            self._begin,
+            tuple(self._phases),
+            tuple(self._blocks),
+            is_cut=self._is_cut,
+            phases_each=each,
+            waits=tuple(self._waits),
+            waits_each=waits_each,
+            **known,
+        )
+        self._begin, self._newest, self._is_cut = None, None, False
+        self._phases, self._blocks, self._waits = [], [], []
         return taken
 
 

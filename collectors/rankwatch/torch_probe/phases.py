@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch.utils.hooks import RemovableHandle
@@ -26,7 +26,16 @@ loss that the loop does not use. One takes 2 us."""
 EVAL: Final = "eval"
 FORWARD: Final = "forward"
 
-_Open = tuple[str, AbstractContextManager[None], TimedMoment | None]
+
+class OpenPhase(NamedTuple):
+    """A phase that has begun and not ended."""
+
+    name: str
+    phase: AbstractContextManager[None]
+    begun: TimedMoment | None
+    """On the device; None where it is not timed there."""
+    is_timed: bool
+    """Whether it is one of those that are timed on the device; some of many are left out."""
 
 
 class AutomaticPhases:
@@ -36,7 +45,7 @@ class AutomaticPhases:
         self._sink = sink
         self._timer = timer
         self._failed = failed
-        self._open: list[_Open] = []
+        self._open: list[OpenPhase] = []
         self._step = 0
         """Steps begun."""
         self._evaluated_in = -1
@@ -61,7 +70,8 @@ class AutomaticPhases:
         """Leave phases that an exception or an evaluation between steps left open."""
         self._step += 1
         while self._open:
-            self._open.pop()[1].__exit__(None, None, None)
+            self._open.pop().phase.__exit__(None, None, None)
+        self._tell_timer()
         if self._timer is not None:
             self._timer.step_begins()
 
@@ -74,18 +84,27 @@ class AutomaticPhases:
         begun = self._timer.phase_begins(name) if self._timer and timed else None
         phase = self._sink.phase(name)
         phase.__enter__()
-        self._open.append((name, phase, begun))
+        self._open.append(OpenPhase(name, phase, begun, timed))
+        self._tell_timer()
 
     def leave(self, name: str) -> None:
         """A phase ends; no effect if it is not open."""
         while self._is_open(name):
-            opened, phase, begun = self._open.pop()
-            phase.__exit__(None, None, None)
-            if begun is not None and self._timer is not None:
-                self._timer.phase_ends(opened, begun)
+            left = self._open.pop()
+            left.phase.__exit__(None, None, None)
+            if left.begun is not None and self._timer is not None:
+                self._timer.phase_ends(left.name, left.begun)
+            self._tell_timer()
+
+    def _tell_timer(self) -> None:
+        """Of the phase in which the device is given work from now on."""
+        if self._timer is None:
+            return
+        timed = next((opened for opened in reversed(self._open) if opened.is_timed), None)
+        self._timer.phase = "" if timed is None else timed.name if timed.begun is not None else None
 
     def _is_open(self, name: str) -> bool:
-        return bool(self._open) and name in [opened for opened, _, _ in self._open]
+        return bool(self._open) and name in [opened.name for opened in self._open]
 
     def _forward_begins(self, module: torch.nn.Module, *_: Any) -> None:
         if is_recomputed():
@@ -101,11 +120,11 @@ class AutomaticPhases:
             return
         if _is_evaluation(module):
             self._evaluates()
-        elif self._timer is not None and self._open and self._open[-1][0] == FORWARD:
-            name, phase, begun = self._open[-1]
-            if begun is not None:  # before it, DDP broadcasts the model's buffers
-                self._timer.phase_ends(WAIT, begun, FORWARD)
-                self._open[-1] = name, phase, self._timer.mark()
+        elif self._timer is not None and self._open and self._open[-1].name == FORWARD:
+            opened = self._open[-1]
+            if opened.begun is not None:  # before it, DDP broadcasts the model's buffers
+                self._timer.phase_ends(WAIT, opened.begun, FORWARD)
+                self._open[-1] = opened._replace(begun=self._timer.mark())
 
     def _evaluates(self) -> None:
         seldom = self._evaluated_in < self._step - 1

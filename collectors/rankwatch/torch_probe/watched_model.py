@@ -119,7 +119,7 @@ class WatchedModels:
     @property
     def is_whole_after_backward(self) -> bool:
         """Whether gradients are reduced when backward ends, before the loop clips them; else only before the update."""
-        return all(model.ddp is not None for model in self.each) or not is_distributed()
+        return self.all_in_ddp or not is_distributed()
 
     @property
     def unreduced(self) -> bool:
@@ -135,7 +135,18 @@ class WatchedModels:
     @property
     def waits_in_ddp(self) -> bool:
         """Whether DDP's reductions are where this rank waits for all others: no other axis divides the job."""
-        return is_distributed() and all(model.ddp is not None for model in self.each) and not self.divided
+        return is_distributed() and self.all_in_ddp and not self.divided
+
+    @property
+    def all_in_ddp(self) -> bool:
+        """Whether DDP reduces all gradients, if over a part of the ranks."""
+        return all(model.ddp is not None for model in self.each)
+
+    @property
+    def compiled(self) -> bool:
+        """Whether a part of a model is compiled, and may communicate within."""
+        parts = (part for model in self.each for part in model.module.modules())
+        return any(hasattr(part, "_orig_mod") or getattr(part, "_compiled_call_impl", None) for part in parts)
 
     @property
     def reduced_by_ddp(self) -> bool:

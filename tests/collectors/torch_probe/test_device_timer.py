@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from rankwatch.torch_probe import TorchProbe
 from rankwatch.torch_probe.blocks import BlockMarks
-from rankwatch.torch_probe.device_timer import BLOCKS_MAX, PHASES_MAX, SPANS_MAX, DeviceTimer
+from rankwatch.torch_probe.device_timer import BLOCK, BLOCKS_MAX, PHASES_MAX, SPANS_MAX, WAITS_MAX, DeviceTimer
 from rankwatch.torch_probe.fsdp import FsdpBlock
 from tests.support.ranks.device import FakeDevice
 from tests.support.ranks.sink import FakeSink
@@ -130,6 +130,65 @@ def test_of_a_sharded_model_the_work_of_its_blocks_counts_and_the_rest_of_its_pa
     assert found["device_busy_s"] == pytest.approx(blocks_s + found["device.optimizer"])
     passes_s = found["device.forward"] + found["device.backward"]
     assert found["device_wait_s"] == pytest.approx(max(passes_s - blocks_s, 0.0))
+
+
+def waited(timer: DeviceTimer, device: FakeDevice, part: str, wait_ms: float) -> None:
+    begin = timer.wait_begins(part)
+    device.work_ms += wait_ms
+    if begin is not None:
+        timer.wait_ends(part, begin)
+
+
+def test_waits_within_a_phase_are_no_work_and_those_outside_are_waits_too(
+    timer: DeviceTimer, device: FakeDevice
+) -> None:
+    timer.step_begins()
+    for name in ("forward", "backward"):
+        begin = timer.phase_begins(name)
+        assert begin is not None
+        device.work_ms += 10
+        waited(timer, device, name, 30)
+        timer.phase_ends(name, begin)
+        waited(timer, device, "", 50)
+    found = read(timer, device, knows_waits=True)
+    waits_s = 2 * 0.031
+    assert found["device_busy_s"] == pytest.approx(found["device.forward"] + found["device.backward"] - waits_s)
+    assert found["device_wait_s"] == pytest.approx(waits_s + 2 * 0.051)
+
+
+def test_waits_within_a_measured_block_stand_for_those_of_all_blocks(timer: DeviceTimer, device: FakeDevice) -> None:
+    timer.step_begins()
+    for name in ("forward", "backward"):
+        begin, block = timer.phase_begins(name), timer.mark()
+        assert begin is not None
+        assert block is not None
+        device.work_ms += 10
+        waited(timer, device, BLOCK, 5)
+        timer.block_ends(name, block)
+        device.work_ms += 40
+        timer.phase_ends(name, begin)
+    found = read(timer, device, blocks_each=2.0, knows_waits=True)
+    block_s, wait_s = 0.018, 0.006  # with a millisecond before each moment
+    assert found["device_busy_s"] == pytest.approx(2.0 * 2 * (block_s - wait_s))
+    passes_s = found["device.forward"] + found["device.backward"]
+    assert found["device_wait_s"] == pytest.approx(passes_s - found["device_busy_s"])
+
+
+def test_of_many_waits_some_are_measured_for_all_from_the_second_step_on(
+    timer: DeviceTimer, device: FakeDevice
+) -> None:
+    for step in range(2):
+        timer.step_begins()
+        begin = timer.phase_begins("forward")
+        assert begin is not None
+        for _ in range(4 * WAITS_MAX):
+            device.work_ms += 1
+            waited(timer, device, "forward", 2)
+        timer.phase_ends("forward", begin)
+        phase(timer, device, "backward")
+        found = read(timer, device, knows_waits=True)
+        if step:
+            assert found["device_wait_s"] == pytest.approx(4 * WAITS_MAX * 0.003)
 
 
 UNKNOWN = {"device.forward", "device.backward", "device_step_s"}

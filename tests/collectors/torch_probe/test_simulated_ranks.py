@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -20,13 +19,8 @@ from torch.utils.checkpoint import checkpoint
 
 from rankwatch.torch_probe import TorchProbe
 from rankwatch.torch_probe.device_timer import SPANS_MAX
-from rankwatch_detectors.base import AttemptStart, Finding, Observation
-from rankwatch_detectors.pace.slowdown import SlowdownDetector
-from rankwatch_detectors.pace.slowdown_config import SlowdownConfig
-from rankwatch_detectors.pace.straggler import StragglerDetector
-from rankwatch_detectors.pace.straggler_config import StragglerConfig
 from rankwatch_service.demo.accelerator.torch_work import gather_on, reduce_on
-from tests.support.detection.verdicts import judge, opened
+from tests.support.detection.device_rows import findings
 from tests.support.ranks.accelerated import (
     NOTHING,
     TRANSFER_S,
@@ -38,7 +32,7 @@ from tests.support.ranks.accelerated import (
     train,
 )
 from tests.support.ranks.gloo import on_ranks
-from tests.support.values.presences import ATTEMPT, frame, topology
+from tests.support.values.presences import topology
 
 WORLD_SIZE = 4
 STEPS = 95
@@ -122,29 +116,17 @@ def trained(request: pytest.FixtureRequest) -> list[dict[str, Rows]]:
     return on_ranks(WORLD_SIZE, measured, WORLD_SIZE, request.param)
 
 
-def found(ranks: list[Rows]) -> list[Finding]:
-    observations: list[Observation] = [AttemptStart(ATTEMPT, topology(WORLD_SIZE), 0.0)]
-    for step in range(STEPS):
-        rows = [rank[step] for rank in ranks]
-        # What hosts measure is equal, as in synchronous training.
-        hosts = {"step_time_s": [0.05] * WORLD_SIZE, "busy_s": [0.045] * WORLD_SIZE}
-        names = sorted({name for row in rows for name in row if name.startswith("device_")})
-        devices = {name: [row.get(name, np.nan) for row in rows] for name in names}
-        observations.append(frame(step, hosts | devices, time_s=0.05 * step))
-    return opened(judge(observations, [StragglerDetector(StragglerConfig()), SlowdownDetector(SlowdownConfig())]))
-
-
 @pytest.mark.parametrize("part", CAUSES)
 def test_the_rank_that_keeps_the_others_waiting_is_named_with_the_cause(
     trained: list[dict[str, Rows]], part: str
 ) -> None:
-    (finding,) = found([rank[part] for rank in trained])
+    (finding,) = findings([rank[part] for rank in trained], topology(WORLD_SIZE))
     assert (finding.ranks, finding.cause) == ((2,), CAUSES[part])
     assert AT < (finding.detected_step or 0) <= AT + 30
 
 
 def test_equal_ranks_name_nobody(trained: list[dict[str, Rows]]) -> None:
-    assert found([rank["nothing"] for rank in trained]) == []
+    assert findings([rank["nothing"] for rank in trained], topology(WORLD_SIZE)) == []
 
 
 def accumulate(model: nn.Module, number: int) -> contextlib.AbstractContextManager[None]:

@@ -18,7 +18,7 @@ def device() -> SimulatedDevice:
 def test_work_of_one_stream_is_done_in_order_and_of_two_beside_each_other(device: SimulatedDevice) -> None:
     begin = device.now()
     device.launch(1.0)
-    with device.stream("side"):
+    with device.on_stream("side"):
         device.launch(5.0)
         side = device.now()
     end = device.now()
@@ -29,7 +29,7 @@ def test_work_of_one_stream_is_done_in_order_and_of_two_beside_each_other(device
 
 def test_a_stream_that_waits_for_another_goes_on_after_it(device: SimulatedDevice) -> None:
     begin = device.now()
-    with device.stream("side"):
+    with device.on_stream("side"):
         device.launch(5.0)
     device.wait_for_stream("side")
     device.launch(1.0)
@@ -40,7 +40,7 @@ def test_a_stream_that_waits_for_another_goes_on_after_it(device: SimulatedDevic
 
 def test_the_current_stream_is_that_of_the_thread(device: SimulatedDevice) -> None:
     elsewhere: list[str] = []
-    with device.stream("side"):
+    with device.on_stream("side"):
         thread = threading.Thread(target=lambda: elsewhere.append(device.current_stream))
         thread.start()
         thread.join()

@@ -95,6 +95,7 @@ def train(
     watched: bool = True,
     passes: int = 1,
     before: Callable[[nn.Module, int], contextlib.AbstractContextManager[None]] | None = None,
+    step: Callable[[], None] | None = None,
     synchronizes: bool = True,
     during: contextlib.AbstractContextManager[Any] | None = None,
 ) -> list[dict[str, float]]:
@@ -107,6 +108,7 @@ def train(
         watched: with a probe.
         passes: micro-batches of a step.
         before: the context of a micro-batch, by the model and its number.
+        step: what computes the gradients of a step, instead of passes.
         synchronizes: the script waits for its device at the end of each step, as one that prints its loss does.
         during: the context of all steps, without the start of the probe.
     """
@@ -114,13 +116,15 @@ def train(
     probe = TorchProbe(machine.sink, model, optimizer, device=machine.device) if watched else None
     device = machine.device
     with during or contextlib.nullcontext():
-        for step in range(steps):
-            machine.step = step
+        for index in range(steps):
+            machine.step = index
             if probe is not None:
-                probe.step_begin(step, 0)
+                probe.step_begin(index, 0)
             machine.host_work()
             optimizer.zero_grad()
-            for number in range(passes):
+            if step is not None:
+                step()
+            for number in range(passes if step is None else 0):
                 with before(model, number) if before else contextlib.nullcontext():
                     loss_of(model(torch.ones(2, WIDTH))).backward()
             optimizer.step()
@@ -128,16 +132,16 @@ def train(
             if synchronizes:
                 device.synchronize()
             if probe is not None:
-                probe.step_end(step, 0)
+                probe.step_end(index, 0)
     device.synchronize()
     if probe is not None:
         probe.step_begin(steps, 0)
         probe.step_end(steps, 0)
         probe.close()
     found: dict[int, dict[str, float]] = {}
-    for step, _, values, _ in machine.sink.late_values:
-        found.setdefault(step, {}).update(values)
-    return [found.get(step, {}) for step in range(steps)] if watched else []
+    for index, _, values, _ in machine.sink.late_values:
+        found.setdefault(index, {}).update(values)
+    return [found.get(index, {}) for index in range(steps)] if watched else []
 
 
 def loss_of(output: Tensor) -> Tensor:

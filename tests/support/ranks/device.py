@@ -55,6 +55,9 @@ class FakeDevice:
         self._at_ms.append(self.moments + self.work_ms)
         return moment
 
+    def stream(self) -> int:
+        return 0
+
     def host_s(self) -> float:
         return self.host_now_s
 

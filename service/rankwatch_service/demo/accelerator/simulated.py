@@ -11,7 +11,7 @@ import queue
 import sys
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -42,10 +42,17 @@ class HostTensor(torch.Tensor):
 
 
 class Meeting(Protocol):
-    """Where the ranks of a collective meet."""
+    """Where ranks tell each other when they come to a collective or send a message."""
 
-    def last_s(self, name: str, at_s: float) -> float:
-        """Tell the others when this rank is there; wait for all, and return when the last one is."""
+    ranks: Sequence[int]
+    """All of them."""
+
+    def tell(self, name: str, at_s: float) -> None:
+        """Tell the others when this rank is there. Waits for nobody."""
+        ...
+
+    def last_s(self, name: str, ranks: Sequence[int]) -> float:
+        """When the last of these ranks is there; waits until all have told."""
         ...
 
 
@@ -104,7 +111,10 @@ class _Work:
     seconds: float
     done: _Point
     after: _Point | None = None
-    meets: str = ""
+    tells: str = ""
+    """What other ranks are told when it begins."""
+    hears: tuple[str, Sequence[int]] | None = None
+    """What it waits for, and of which ranks."""
 
 
 class SimulatedDevice:
@@ -140,7 +150,8 @@ class SimulatedDevice:
         self._ahead: deque[_Point] = deque()
         self._current = threading.local()
         self._streams = {COMPUTE, COMMUNICATION}
-        self._met = 0
+        self._met: Counter[str] = Counter()
+        """Collectives so far, by group."""
         self._work: queue.SimpleQueue[_Work] = queue.SimpleQueue()
         threading.Thread(target=self._run, name="simulated-accelerator", daemon=True).start()
 
@@ -161,7 +172,7 @@ class SimulatedDevice:
         return name
 
     @contextmanager
-    def stream(self, name: str) -> Iterator[None]:
+    def on_stream(self, name: str) -> Iterator[None]:
         """Let this thread give its work to another stream; other threads go on as before."""
         before, self._current.stream = self.current_stream, name
         self._streams.add(name)
@@ -174,16 +185,34 @@ class SimulatedDevice:
         """What is given to the current stream from now on begins after the work of another so far. The host goes on."""
         self._give(self.current_stream, 0.0, after=self._give(name, 0.0))
 
-    def collective(self, seconds: float) -> None:
-        """A collective of all ranks on the communication stream, after the work of the current stream."""
+    def collective(self, seconds: float, group: str = "", ranks: Sequence[int] = ()) -> None:
+        """A collective on the communication stream of its group, after the work of the current stream.
+
+        Args:
+            seconds: what it takes once the last rank is there.
+            group: name of the group; "": all ranks.
+            ranks: its ranks, if they are not all.
+        """
         self.refuse_in_capture("collective")
         after = self._give(self.current_stream, 0.0)
-        self._met += 1
-        self._give(COMMUNICATION, seconds, after=after, meets=f"collective-{self._met}")
+        self._met[group] += 1
+        name = f"collective-{group}-{self._met[group]}"
+        hears = (name, ranks or self._meeting.ranks) if self._meeting is not None else None
+        stream = COMMUNICATION + group
+        self._streams.add(stream)
+        self._give(stream, seconds, after=after, tells=name, hears=hears)
 
-    def wait_for_communication(self) -> None:
-        """As `wait_for_stream`, for the collectives so far."""
-        self.wait_for_stream(COMMUNICATION)
+    def wait_for_communication(self, group: str = "") -> None:
+        """As `wait_for_stream`, for the collectives of a group so far."""
+        self.wait_for_stream(COMMUNICATION + group)
+
+    def send(self, message: str) -> None:
+        """A message to another rank, after the work of the current stream, which does not wait for it."""
+        self._give(self.current_stream, 0.0, tells=message)
+
+    def receive(self, message: str, rank: int, seconds: float) -> None:
+        """What is given to the current stream from now on begins when a message of a rank has come, in so long."""
+        self._give(self.current_stream, seconds, hears=(message, (rank,)))
 
     def synchronize(self) -> None:
         """Wait until all work so far is done."""
@@ -226,6 +255,10 @@ class SimulatedDevice:
         event.point = self._give(self.current_stream, 0.0)
         return event
 
+    def stream(self) -> str:
+        """See `Device.stream`."""
+        return self.current_stream
+
     def host_s(self) -> float:
         """See `Device.host_s`."""
         return self.clock.now_s()
@@ -245,9 +278,9 @@ class SimulatedDevice:
         if self._graph is not None:
             raise CaptureError(f"{what} while work is captured into a graph")
 
-    def _give(self, stream: str, seconds: float, *, after: _Point | None = None, meets: str = "") -> _Point:
+    def _give(self, stream: str, seconds: float, **how: Any) -> _Point:
         done = _Point()
-        self._work.put(_Work(stream, self.clock.now_s(), seconds, done, after, meets))
+        self._work.put(_Work(stream, self.clock.now_s(), seconds, done, **how))
         if seconds:
             self._ahead.append(done)
             if len(self._ahead) > QUEUE_MAX:
@@ -259,7 +292,9 @@ class SimulatedDevice:
         while True:
             work = self._work.get()
             begin_s = max(free_s.get(work.stream, 0.0), work.given_s, work.after.at_s if work.after else 0.0)
-            if work.meets and self._meeting is not None:
-                begin_s = self._meeting.last_s(work.meets, begin_s)
+            if self._meeting is not None and work.tells:
+                self._meeting.tell(work.tells, begin_s)
+            if self._meeting is not None and work.hears:
+                begin_s = max(begin_s, self._meeting.last_s(*work.hears))
             free_s[work.stream] = begin_s + work.seconds
             work.done.resolve(free_s[work.stream])

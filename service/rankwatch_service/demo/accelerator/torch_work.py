@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import torch
@@ -20,14 +20,17 @@ class StoreMeeting:
     """Ranks that meet in a store of torch.distributed, which no other thread uses."""
 
     def __init__(self, store: Any, rank: int, world_size: int) -> None:
+        self.ranks: Sequence[int] = range(world_size)
         self._store = store
         self._rank = rank
-        self._world_size = world_size
 
-    def last_s(self, name: str, at_s: float) -> float:
-        """See `Meeting.last_s`."""
+    def tell(self, name: str, at_s: float) -> None:
+        """See `Meeting.tell`."""
         self._store.set(f"{name}/{self._rank}", repr(at_s))
-        return max(float(self._store.get(f"{name}/{rank}")) for rank in range(self._world_size))
+
+    def last_s(self, name: str, ranks: Sequence[int]) -> float:
+        """See `Meeting.last_s`."""
+        return max(float(self._store.get(f"{name}/{rank}")) for rank in ranks)
 
 
 def store_of_ranks(rank: int, world_size: int) -> StoreMeeting:
@@ -76,13 +79,14 @@ class _Work(torch.autograd.Function):
 
 def reduce_on(device: SimulatedDevice, replica: DistributedDataParallel, seconds: float) -> None:
     """Let DDP's reductions take place on the device too, which waits for them where DDP lets a GPU wait."""
+    group = replica.process_group
+    name, ranks = group.group_name, dist.get_process_group_ranks(group)
 
     def reduce(bucket: Any) -> torch.futures.Future[Tensor]:
-        device.collective(seconds)
+        device.collective(seconds, name, ranks)
         if bucket.is_last():
-            _after_backward(device.wait_for_communication)
-        world_size = dist.get_world_size()
-        reduction = dist.all_reduce(bucket.buffer().div_(world_size), async_op=True)
+            _after_backward(lambda: device.wait_for_communication(name))
+        reduction = dist.all_reduce(bucket.buffer().div_(len(ranks)), group=group, async_op=True)
         assert reduction is not None
         reduced: torch.futures.Future[Tensor] = reduction.get_future().then(lambda done: done.value()[0])
         return reduced
@@ -90,15 +94,18 @@ def reduce_on(device: SimulatedDevice, replica: DistributedDataParallel, seconds
     replica.register_comm_hook(None, lambda _, bucket: reduce(bucket))
 
 
-def gather_on(device: SimulatedDevice, root: nn.Module, blocks: Iterable[nn.Module], seconds: float) -> None:
+def gather_on(
+    device: SimulatedDevice, root: nn.Module, blocks: Iterable[nn.Module], seconds: float, group: Any = None
+) -> None:
     """Let the gathers and reductions of FSDP's blocks take place on the device too, with FSDP's waits.
 
     Call it after the blocks are wrapped, and before `watch.torch`.
     """
+    name, ranks = _name_and_ranks(group)
 
     def gathered(*_: Any) -> None:
-        device.collective(seconds)
-        device.wait_for_communication()
+        device.collective(seconds, name, ranks)
+        device.wait_for_communication(name)
 
     def watched(_module: nn.Module, _args: Any, output: Tensor) -> None:
         if output.requires_grad:
@@ -106,11 +113,11 @@ def gather_on(device: SimulatedDevice, root: nn.Module, blocks: Iterable[nn.Modu
 
     def reduced(_module: nn.Module, args: tuple[Tensor, ...]) -> None:
         if args[0].requires_grad:
-            args[0].register_hook(lambda _: device.collective(seconds))  # type: ignore[no-untyped-call]
+            args[0].register_hook(lambda _: device.collective(seconds, name, ranks))  # type: ignore[no-untyped-call]
 
     def ends(_module: nn.Module, _args: Any, output: Tensor) -> None:
         if output.requires_grad:
-            output.register_hook(lambda _: _after_backward(device.wait_for_communication))  # type: ignore[no-untyped-call]
+            output.register_hook(lambda _: _after_backward(lambda: device.wait_for_communication(name)))  # type: ignore[no-untyped-call]
 
     root.register_forward_hook(ends)
     for block in blocks:
@@ -121,3 +128,7 @@ def gather_on(device: SimulatedDevice, root: nn.Module, blocks: Iterable[nn.Modu
 
 def _after_backward(callback: Any) -> None:
     torch.autograd.Variable._execution_engine.queue_callback(callback)
+
+
+def _name_and_ranks(group: Any) -> tuple[str, Sequence[int]]:
+    return ("", ()) if group is None else (group.group_name, dist.get_process_group_ranks(group))
