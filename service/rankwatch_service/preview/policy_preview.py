@@ -16,13 +16,15 @@ from sqlalchemy import Connection, exists, func, select
 
 from rankwatch_detectors.base import Kind
 from rankwatch_service.policy.checkpoint_ledger import Ledger, LedgerEntry, Verdict
-from rankwatch_service.policy.policy import Decision, IncidentFacts, Mode, PastAction, Policy, decide
+from rankwatch_service.policy.policy import Action, Decision, IncidentFacts, Mode, PastAction, Policy, decide
 from rankwatch_service.policy.precision import UNJUDGED, Precision
 from rankwatch_service.store.models import Attempt, Incident, JobProject
 
 PAST_DAYS: Final = 7
 INCIDENTS_MAX: Final = 1_000
-"""Newest incidents that are decided: some 20 ms, and 400 KB of an answer that names each."""
+"""Newest incidents that are decided: 30 ms, or 1.2 s if rules roll back or relaunch 12 jobs of 1,024 ranks whose
+ledgers are full; 350 KB of an answer that names each."""
+_FROM_CHECKPOINT: Final = (Action.ROLLBACK, Action.RELAUNCH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,7 @@ def previewed(
     Args:
         policy: the one to try.
         incidents: oldest first.
-        checkpoints: gives the ledger of a job as it is now; asked once for each job of which a rule takes incidents.
+        checkpoints: gives the ledger of a job as it is now; asked once for each job that a rule would take back.
         precision: by kind, as it is now.
     """
     done: dict[str, list[PastAction]] = {}
@@ -81,9 +83,11 @@ def previewed(
     for past in incidents:
         job, at = past.facts.job, past.detected_unix_ns
         rule = next((rule for rule in policy.rules if rule.matches(past.facts)), None)
-        if rule is not None and rule.action and job not in ledgers:
-            ledgers[job] = checkpoints(job)
-        ledger = Ledger(_at(ledgers.get(job, ()), at))
+        ledger = Ledger()
+        if rule is not None and rule.action in _FROM_CHECKPOINT:
+            if job not in ledgers:
+                ledgers[job] = checkpoints(job)
+            ledger = Ledger(_at(ledgers[job], at))
         history = done.setdefault(job, [])
         of_kind = precision.get(past.facts.kind, UNJUDGED)
         decision = decide(past.facts, policy, history, past.can, ledger, at, of_kind)
