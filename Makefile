@@ -8,6 +8,8 @@ CHAOS_ARGS ?=
 ADOPTION_ARGS ?=
 N ?= 1
 DIST ?= dist
+# Recorded telemetry of real jobs with labels beside it, which is not part of the repository.
+REAL_DATA ?= ../shared/data
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test check unit integration alone again integrations-latest up bench soak faults chaos adoption long release clean
@@ -81,13 +83,15 @@ chaos: $(VENV)/.installed ## ten minutes of 1,024 simulated ranks while somethin
 adoption: $(VENV)/.installed ## the training scripts of tests/adoption with every fault, 3 times, also beside CPU burners (ADOPTION_ARGS="--rounds 1")
 	$(BIN)/python -m tests.adoption.matrix $(ADOPTION_ARGS)
 
-long: faults adoption chaos soak ## all that takes hours: matrices, floods and soaks, the labelled suite with five seeds, and ten clean job-weeks of 16,384 ranks
+long: faults adoption chaos soak ## all that takes hours: matrices, floods and soaks, the labelled suite with five seeds, ten clean job-weeks of 16,384 ranks, and recordings of real jobs where there are any
 	RANKWATCH_FAULT_TRIALS=all $(BIN)/pytest -q tests/attacks tests/detectors tests/integration tests/service/job \
 	  tests/service/notify tests/service/orders tests/service/series tests/packaging/test_installed.py $(TEST_ARGS)
 	$(BIN)/python benchmarks/detection.py --seeds 5
 	$(BIN)/python benchmarks/detection.py --beside --seeds 5
 	$(BIN)/python benchmarks/detection.py --generator cluster --seeds 5
 	$(BIN)/python benchmarks/detection.py --clean 16384=10
+	@if [ -d "$(REAL_DATA)" ]; then $(BIN)/python benchmarks/real_data.py "$(REAL_DATA)" --list; \
+	  else echo "benchmarks/real_data.py skipped: no folder $(REAL_DATA); name one with REAL_DATA=FOLDER"; fi
 
 release: $(VENV)/.installed ## wheel and sdist into dist/, with their SHA-256
 	rm -f "$(DIST)"/rankwatch-* "$(DIST)/SHA256SUMS"

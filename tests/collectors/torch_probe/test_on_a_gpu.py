@@ -13,6 +13,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from rankwatch.torch_probe import TorchProbe
+from rankwatch.torch_probe.trace.profiler import StepProfiler
 from tests.support.ranks.sink import FakeSink
 
 pytestmark = [
@@ -81,6 +82,30 @@ def test_a_captured_forward_and_backward_are_left_alone() -> None:
     training.train(STEPS)
     assert training.sink.dropped.get("probe_errors", 0) == 0
     assert all(seconds > 0 for seconds in training.times("device_step_s"))
+
+
+def test_a_users_profiler_of_kernels_goes_first_and_a_trace_says_why_it_does_not_start() -> None:
+    training = Training()
+    training.train(2)
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as users:
+        with pytest.raises(ValueError, match="a profiler of the script's own runs"):
+            StepProfiler().start()
+        training.train(2)
+        torch.cuda.synchronize()
+    assert any(event.device_type.name == "CUDA" for event in users.events())
+
+
+def test_a_trace_ends_where_a_users_profiler_starts_which_sees_its_kernels() -> None:
+    training = Training()
+    training.train(2)
+    ours = StepProfiler()
+    ours.start()
+    training.train(1)
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as users:
+        training.train(2)
+        torch.cuda.synchronize()
+    assert ours.ended_by
+    assert any(event.device_type.name == "CUDA" for event in users.events())
 
 
 def test_the_device_is_told_as_its_driver_names_it() -> None:
