@@ -70,7 +70,7 @@ class BlockMarks:
             return 0.0
         measured = [one.sampling.each for one in self._marked if one.takes_part]
         passes = sum(measured) / len(measured) if measured else 1.0
-        return max(self._count / max(len(measured), 1), 1.0) * passes
+        return max(self._count / max(len(measured) or len(self._marked), 1), 1.0) * passes
 
 
 def _spread(blocks: Sequence[FsdpBlock]) -> Sequence[FsdpBlock]:
@@ -87,8 +87,8 @@ class _MarkedBlock:
         self._timer = timer
         self._failed = failed
         self.sampling = timer.sampling(PASSES_MAX)
-        self.takes_part = True
-        """Its backward ends where the gradient of its input is complete; without such a gradient it is not measured."""
+        self.takes_part = False
+        """In its newest forward its input had a gradient, where its backward ends; without, it is not measured."""
         self._forward: TimedMoment | None = None
         self._backward: TimedMoment | None = None
 

@@ -6,6 +6,7 @@ All private names of FSDP are here. A version of torch without them yields nothi
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +37,7 @@ class Flat:
 
 @dataclass(frozen=True, slots=True)
 class FsdpBlock:
-    """A module whose parameters FSDP gathers together, without further such modules within it."""
+    """A module whose parameters FSDP gathers together, or a part of one; without further such modules within it."""
 
     outer: torch.nn.Module
     """The module whose output FSDP watches for the start of its backward."""
@@ -47,12 +48,32 @@ class FsdpBlock:
 
 
 def blocks(module: torch.nn.Module) -> list[FsdpBlock]:
-    """The blocks within a module, of both forms of FSDP."""
-    return [
-        FsdpBlock(part, getattr(part, "_fsdp_wrapped_module", part), _ranks_of(part) == _world_size())
-        for part in module.modules()
-        if _is_managed(part) and not any(_is_managed(inner) for inner in part.modules() if inner is not part)
-    ]
+    """The blocks within a module, of both forms of FSDP.
+
+    A block that has others within, as the root often has, gathers the parameters of the rest of its modules, such as an
+    embedding or a head. Each of these counts as a block: when it begins, the outer one's wait is over.
+    """
+    found = []
+    for part in module.modules():
+        if not _is_managed(part):
+            continue
+        all_ranks = _ranks_of(part) == _world_size()
+        if any(_is_managed(inner) for inner in part.modules() if inner is not part):
+            found += [FsdpBlock(own, own, all_ranks) for own in _own_modules(part)]
+        else:
+            found.append(FsdpBlock(part, getattr(part, "_fsdp_wrapped_module", part), all_ranks))
+    return found
+
+
+def _own_modules(part: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """The largest modules with parameters within a block, outside of the blocks within it."""
+    for child in part.children():
+        holds_blocks = any(_is_managed(inner) for inner in child.modules())
+        if holds_blocks or isinstance(child, torch.nn.ModuleList | torch.nn.ModuleDict):  # lists are not called
+            if not _is_managed(child):
+                yield from _own_modules(child)
+        elif any(True for _ in child.parameters()):
+            yield child
 
 
 def _is_managed(part: torch.nn.Module) -> bool:

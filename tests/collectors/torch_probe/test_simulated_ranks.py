@@ -22,6 +22,7 @@ from rankwatch.torch_probe.device_timer import SPANS_MAX
 from rankwatch_service.demo.accelerator.torch_work import gather_on, reduce_on
 from tests.support.detection.device_rows import findings
 from tests.support.ranks.accelerated import (
+    LAYER_S,
     NOTHING,
     TRANSFER_S,
     WIDTH,
@@ -188,6 +189,39 @@ def with_eight_blocks(machine: Machine) -> nn.Module:
     fully_shard(model)
     gather_on(machine.device, model, model, TRANSFER_S)
     return model
+
+
+class Transformer(nn.Module):
+    """As torchtitan shards one: each layer, then the root, which gathers the embedding and the head itself."""
+
+    def __init__(self, machine: Machine) -> None:
+        super().__init__()
+        self.embedding, *inner, self.head = layers(machine.device, 5)
+        self.layers = nn.ModuleDict({str(number): layer for number, layer in enumerate(inner)})
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        values = self.embedding(values)
+        for layer in self.layers.values():
+            values = layer(values)
+        output: torch.Tensor = self.head(values)
+        return output
+
+
+def nested(rank: int) -> Rows:
+    machine = Machine(rank, 1, noise=0.0)
+    model = Transformer(machine)
+    for layer in model.layers.values():
+        fully_shard(layer)
+    fully_shard(model)
+    gather_on(machine.device, model, model.layers.values(), TRANSFER_S)
+    return train(machine, model, 4)
+
+
+def test_what_the_root_of_a_sharded_model_computes_itself_is_work_too() -> None:
+    (rows,) = on_ranks(1, nested)
+    work_s, waits_s = 5 * 3 * LAYER_S, 3 * 2 * TRANSFER_S  # a backward takes twice as long as a forward
+    assert rows[2]["device_busy_s"] == pytest.approx(work_s, rel=0.05)
+    assert rows[2]["device_wait_s"] == pytest.approx(waits_s, rel=0.5)
 
 
 class Many(NamedTuple):
