@@ -28,9 +28,9 @@ class WrittenRule(BaseModel):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
     metric: Annotated[str, Field(min_length=1, max_length=METRIC_NAME_BYTES_MAX + len("phase."))]
     when: Condition
-    value: Annotated[float | None, Field(allow_inf_nan=False)] = None
+    value: Annotated[float | None, Field(strict=True, allow_inf_nan=False)] = None
     """above, below: the threshold. peers: the ratio to the median of the ranks that do the same work."""
-    hold_s: Annotated[float, Field(ge=0, le=HOLD_S_MAX)] = 0.0
+    hold_s: Annotated[float, Field(strict=True, ge=0, le=HOLD_S_MAX)] = 0.0
     """Seconds for which it must be so before an incident opens, and over before it ends."""
     severity: Severity = Severity.WARNING
     each_rank: StrictBool = False

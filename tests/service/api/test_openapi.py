@@ -1,5 +1,8 @@
 import re
+from collections.abc import Iterator
+from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 from fastapi.routing import APIRoute, iter_route_contexts
 
@@ -41,14 +44,28 @@ def test_every_operation_says_by_which_statuses_it_is_refused(api):
         assert "409" in described["paths"][path][method.lower()]["responses"]
 
 
-def test_the_example_of_each_body_and_answer_is_valid(api):
-    """Those of bodies are accepted by the models of the routes, those of answers by what describes them."""
-    routes = {
+def routes_of(app) -> dict[tuple[str, str], APIRoute]:
+    """By method and path."""
+    return {
         (method, context.path): context.original_route
-        for context in iter_route_contexts(api.app.routes)
+        for context in iter_route_contexts(app.routes)
         if isinstance(context.original_route, APIRoute)
         for method in context.original_route.methods
     }
+
+
+def numbers_in(content: Any, holder: Any = None, key: Any = None) -> Iterator[tuple[Any, Any]]:
+    """Where the numbers of a JSON document are: what holds each, and its key or index there."""
+    if isinstance(content, dict | list):
+        for place, value in content.items() if isinstance(content, dict) else enumerate(content):
+            yield from numbers_in(value, content, place)
+    elif isinstance(content, int | float) and not isinstance(content, bool):
+        yield holder, key
+
+
+def test_the_example_of_each_body_and_answer_is_valid(api):
+    """Those of bodies are accepted by the models of the routes, those of answers by what describes them."""
+    routes = routes_of(api.app)
     bodies = answers = 0
     for path, methods in api.app.openapi()["paths"].items():
         for method, operation in methods.items():
@@ -65,3 +82,21 @@ def test_the_example_of_each_body_and_answer_is_valid(api):
                 answers += 1
     assert bodies > 15
     assert answers > 30
+
+
+def test_neither_a_truth_value_nor_a_text_is_a_number_in_a_body(api):
+    """Python takes `true` for 1: a policy with `"approval_ranks": false` would ask nobody for an approval."""
+    routes = routes_of(api.app)
+    numbers = 0
+    for path, methods in api.app.openapi()["paths"].items():
+        for method, operation in methods.items():
+            content = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
+            body = deepcopy(content.get("example"))
+            for holder, key in numbers_in(body):
+                for wrong in (True, str(holder[key])):
+                    right, holder[key] = holder[key], wrong
+                    _, errors = routes[method.upper(), path].body_field.validate(body, loc=("body",))
+                    holder[key] = right
+                    assert errors, f"{method} {path}: {key}={wrong!r}"
+                numbers += 1
+    assert numbers > 15

@@ -79,7 +79,7 @@ class NewCommand(BaseModel):
     {"steps": 1 to 10} (default: 3)."""
     reason: Annotated[str, Field(max_length=REASON_CHARS_MAX)] = ""
     incident: Annotated[str | None, Field(max_length=200)] = None
-    expires_s: Annotated[float | None, Field(gt=0, le=EXPIRES_S_MAX)] = None
+    expires_s: Annotated[float | None, Field(strict=True, gt=0, le=EXPIRES_S_MAX)] = None
     """Seconds after which it expires if it has not begun; a trace, if its ranks have not answered (default: 300)."""
     break_glass: StrictBool = False
     """Do not wait for the approval of a second person where the policy asks for one. Requires a reason, which the

@@ -74,9 +74,9 @@ class NewSilence(BaseModel):
     scope: Annotated[str, Field(max_length=300)] = ""
     matchers: Matchers = []
     """On labels, as Alertmanager writes them: `host="node-a"`, `severity!="critical"`, `owner=~"ann|bob"`."""
-    starts_unix_ns: Annotated[int | None, Field(ge=0, lt=2**63)] = None
+    starts_unix_ns: Annotated[int | None, Field(strict=True, ge=0, lt=2**63)] = None
     """null: now."""
-    ends_unix_ns: Annotated[int, Field(ge=0, lt=2**63)]
+    ends_unix_ns: Annotated[int, Field(strict=True, ge=0, lt=2**63)]
     comment: Annotated[str, Field(max_length=1_000, pattern=r"\S")]
     """Why, for whoever wonders that nobody was notified."""
 

@@ -44,7 +44,7 @@ class Rule(BaseModel):
     severity: Severity | Nothing = ""
     job: Annotated[str, Field(max_length=200)] = ""
     project: Annotated[str, Field(max_length=200)] = ""
-    confidence_min: Annotated[float, Field(ge=0, le=1)] = 0.0
+    confidence_min: Annotated[float, Field(strict=True, ge=0, le=1)] = 0.0
     mode: policy.Mode
     action: policy.Action | Nothing = ""
     rollback_mode: RollbackMode | Nothing = ""
@@ -65,12 +65,12 @@ class Limits(BaseModel):
     """Limits on automatic actions."""
 
     model_config = ConfigDict(extra="forbid")
-    actions_per_hour: Annotated[int, Field(ge=0, le=1_000)] = policy.PolicyLimits().actions_per_hour
-    cool_down_s: Annotated[float, Field(ge=0, le=86_400)] = policy.PolicyLimits().cool_down_s
-    confidence_min: Annotated[float, Field(ge=0, le=1)] = policy.PolicyLimits().confidence_min
-    precision_min: Annotated[float, Field(ge=0, le=1)] = policy.PolicyLimits().precision_min
+    actions_per_hour: Annotated[int, Field(strict=True, ge=0, le=1_000)] = policy.PolicyLimits().actions_per_hour
+    cool_down_s: Annotated[float, Field(strict=True, ge=0, le=86_400)] = policy.PolicyLimits().cool_down_s
+    confidence_min: Annotated[float, Field(strict=True, ge=0, le=1)] = policy.PolicyLimits().confidence_min
+    precision_min: Annotated[float, Field(strict=True, ge=0, le=1)] = policy.PolicyLimits().precision_min
     """A rule acts on a kind of incident only if its precision is known and at least this; 0: without any feedback."""
-    approval_ranks: Annotated[int, Field(ge=0, le=2**31)] = policy.PolicyLimits().approval_ranks
+    approval_ranks: Annotated[int, Field(strict=True, ge=0, le=2**31)] = policy.PolicyLimits().approval_ranks
 
 
 class Policy(BaseModel):
@@ -81,7 +81,7 @@ class Policy(BaseModel):
     two_people: StrictBool = False
     """A person who requests rollback, relaunch or stop of a job with more than `approval_ranks` ranks needs the
     approval of another person, or breaks the glass."""
-    unsigned_until_unix_ns: Annotated[int | None, Field(ge=0, lt=2**63)] = None
+    unsigned_until_unix_ns: Annotated[int | None, Field(strict=True, ge=0, lt=2**63)] = None
     """When unsigned telemetry, as of agents that cannot enrol, is refused in all jobs; null: there is no date."""
     limits: Limits = Limits()
     rules: Annotated[list[Rule], Field(max_length=RULES_MAX)] = []

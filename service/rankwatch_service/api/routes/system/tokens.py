@@ -42,9 +42,9 @@ class NewToken(BaseModel):
     """Of the jobs that begin by it; unless it is for one job, it may access the jobs of this project alone."""
     owner: NameOrNone = ""
     """Of the jobs that begin by it."""
-    expires_s: Annotated[float | None, Field(ge=1, le=EXPIRES_S_MAX)] = DEFAULT_S
+    expires_s: Annotated[float | None, Field(strict=True, ge=1, le=EXPIRES_S_MAX)] = DEFAULT_S
     """Seconds until it expires; null: never. While agents report with it, a token of scope ingest alone is renewed."""
-    hosts_max: Annotated[int | None, Field(ge=1, le=HOSTS_MAX)] = None
+    hosts_max: Annotated[int | None, Field(strict=True, ge=1, le=HOSTS_MAX)] = None
     """How many agents it admits at a time; null: as many as come, of however many hosts."""
 
 

@@ -54,8 +54,8 @@ class TuningPreviewRequest(BaseModel):
     model_config = ConfigDict(extra="forbid")
     job: str
     tunings: Annotated[list[Tuning], Field(max_length=TUNINGS_MAX)]
-    from_step: Annotated[int, Field(ge=0, le=STEP_LAST)] = 0
-    to_step: Annotated[int, Field(ge=0, le=STEP_LAST)] = STEP_LAST
+    from_step: Annotated[int, Field(strict=True, ge=0, le=STEP_LAST)] = 0
+    to_step: Annotated[int, Field(strict=True, ge=0, le=STEP_LAST)] = STEP_LAST
 
 
 class TuningPreview(ApiReply):

@@ -63,7 +63,7 @@ class NewTunings(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     tunings: Annotated[list[Tuning], Field(max_length=TUNINGS_MAX)]
-    version: Annotated[int | None, Field(ge=0)] = None
+    version: Annotated[int | None, Field(strict=True, ge=0)] = None
     """The version that this shall replace; 409 if another one is in force. Null: whichever is."""
 
 
