@@ -54,9 +54,18 @@ def checked_url(url: str) -> tuple[str, int]:
         raise AddressError("the URL has no host")
     if port is None:
         port = 443 if parts.scheme == "https" else 80
+    check_port(port)
+    return parts.hostname, port
+
+
+def check_port(port: int) -> None:
+    """Check that a port is not one of another protocol.
+
+    Raises:
+        AddressError: it is neither 80, 443 nor above 1023.
+    """
     if port < 1024 and port not in _WEB_PORTS:
         raise AddressError(f"port {port} is not allowed: use 80, 443 or a port above 1023")
-    return parts.hostname, port
 
 
 def masked_url(url: str) -> str:

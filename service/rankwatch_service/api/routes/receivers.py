@@ -22,6 +22,8 @@ from rankwatch_service.api.http.paging import Page, Wanted, fetch_page
 from rankwatch_service.api.http.problem import ProblemError, not_found
 from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.notify.address import AddressError, checked_url, masked_url, resolved
+from rankwatch_service.notify.apprise.apprise_sender import AppriseError, refusal
+from rankwatch_service.notify.receiver_types import apprise
 from rankwatch_service.notify.receiver_types.base import ReceiverType
 from rankwatch_service.notify.receiver_types.email import address
 from rankwatch_service.notify.receiver_types.table import check_receiver
@@ -67,6 +69,8 @@ class ReceiverSettings(BaseModel):
     def _is_target(self) -> ReceiverSettings:
         if self.type is ReceiverType.EMAIL:
             address(self.url)
+        elif self.type is ReceiverType.APPRISE:
+            apprise.check(self.url, "")
         elif self.url != TOPIC_URL or self.type is not ReceiverType.WEBHOOK:
             try:
                 checked_url(self.url)
@@ -158,7 +162,7 @@ async def add_receiver(body: NewReceiver, context: Ctx, idempotency: Idempotency
             "secret": context.secret_key.encrypt(secret),
         }
         connection.execute(insert(ReceiverRow).values(**_columns(shown) | encrypted))
-        _record(context, connection, identity, "receiver.add", body.name, body.url)
+        _record(context, connection, identity, "receiver.add", body.name, body.target)
         return CreatedReceiver(**shown | {"secret": secret if is_webhook else ""})
 
     return await run_in_threadpool(idempotency.write, identity, body, 201, work)
@@ -191,7 +195,7 @@ def _change(
             "disabled_reason": "" if body.enabled else "switched off",
         }
         connection.execute(update(ReceiverRow).where(ReceiverRow.name == name).values(**columns))
-        _record(context, connection, identity, "receiver.change", name, body.url)
+        _record(context, connection, identity, "receiver.change", name, body.target)
         return precondition.show(_receiver(_row(connection, name), body.target))
 
 
@@ -201,7 +205,7 @@ def remove_receiver(name: str, context: Ctx, precondition: PreconditionDep, iden
     with write(context.engine) as connection:
         precondition.check(_shown_to(identity, context, _row(connection, name)))
         connection.execute(delete(ReceiverRow).where(ReceiverRow.name == name))
-        _record(context, connection, identity, "receiver.remove", name, "")
+        _record(context, connection, identity, "receiver.remove", name, None)
 
 
 def _row(connection: Connection, name: str) -> RowMapping:
@@ -220,11 +224,16 @@ def _row(connection: Connection, name: str) -> RowMapping:
 def _shown_to(identity: Identity, context: Context, row: RowMapping) -> Receiver:
     """The receiver, whose URL may be secret: only the scope admin is shown its path."""
     target = Target.read(context.secret_key.decrypt(row["url"]))
-    return _receiver(row, target if identity.holds(Scope.ADMIN) else Target(target.type, masked_url(target.url)))
+    return _receiver(row, target if identity.holds(Scope.ADMIN) else Target(target.type, _masked(target)))
 
 
 def _receiver(row: RowMapping, target: Target) -> Receiver:
     return Receiver.model_validate({**row, "type": target.type, "url": target.url})
+
+
+def _masked(target: Target) -> str:
+    """What may be shown of a URL."""
+    return (apprise.scheme if target.type is ReceiverType.APPRISE else masked_url)(target.url)
 
 
 def _columns(fields: dict[str, Any]) -> dict[str, Any]:
@@ -248,7 +257,8 @@ async def _check_target(context: Context, receiver: ReceiverSettings) -> None:
     """Refuse a URL that cannot be delivered to. The notifier resolves and checks a name again at each try.
 
     Raises:
-        ProblemError: Kafka is not configured, or messages must not go to this address, or there is no mail server.
+        ProblemError: Kafka is not configured, or messages must not go to this address, or there is no mail server, or
+            Apprise refuses it or is not installed.
     """
     if receiver.url == TOPIC_URL:
         if not context.settings.kafka:
@@ -257,6 +267,14 @@ async def _check_target(context: Context, receiver: ReceiverSettings) -> None:
     if receiver.type is ReceiverType.EMAIL:
         if context.settings.mail_server() is None:
             raise ProblemError(422, "this service has no mail server: set RANKWATCH_SMTP_URL and RANKWATCH_SMTP_FROM")
+        return
+    if receiver.type is ReceiverType.APPRISE:
+        try:
+            found = await refusal(receiver.url, context.settings.private_targets())
+        except (AppriseError, TimeoutError):
+            return  # the notifier will say why
+        if found:
+            raise ProblemError(422, found)
         return
     host, port = checked_url(receiver.url)
     try:
@@ -268,8 +286,11 @@ async def _check_target(context: Context, receiver: ReceiverSettings) -> None:
         return  # the name may be known to the notifier, or later
 
 
-def _record(context: Context, connection: Connection, identity: Identity, what: str, name: str, url: str) -> None:
+def _record(
+    context: Context, connection: Connection, identity: Identity, what: str, name: str, target: Target | None
+) -> None:
     """Publish the receivers to stream, and record in the audit trail who changed them."""
     publish_receivers(connection, context.controls)
-    host = urlsplit(url).hostname or ""  # the path of a webhook often contains its secret
+    # The path of a webhook often contains its secret.
+    host = urlsplit(_masked(target)).hostname or "" if target else ""
     audit_trail.append(connection, context.clock.unix_ns(), identity.actor, what, name, "ok", fields={"host": host})

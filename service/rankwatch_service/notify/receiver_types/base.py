@@ -25,6 +25,7 @@ class ReceiverType(StrEnum):
     SLACK = "slack"
     TEAMS = "teams"
     EMAIL = "email"
+    APPRISE = "apprise"
 
 
 @dataclass(frozen=True, slots=True)
