@@ -134,7 +134,7 @@ def plugin_of(url: str) -> Any:
         ValueError: there is none, or none that messages may be sent by; without the URL, which is a secret.
     """
     name = url.partition("://")[0]
-    found: Any = NotificationManager()  # type: ignore[no-untyped-call]
+    found = NotificationManager()
     if name not in found:
         raise ValueError(f"Apprise knows no {scheme(url)}")
     if "requests" not in vars(sys.modules[found[name].__module__]):
@@ -174,7 +174,7 @@ def answer(asked: dict[str, Any]) -> dict[str, Any]:
         return outcome | {"error": f"refused: {error}"}
     if asked["notification"] is None:
         return outcome
-    requests.Session.send = replies.watched(requests.Session.send)  # type: ignore[method-assign]
+    requests.Session.send = replies.watched(requests.Session.send)
     sender = Apprise()
     sender.add(plugin)
     # As text: Apprise escapes it for plugins that send HTML or Markdown.
