@@ -76,3 +76,13 @@ def test_an_incident_says_which_route_sends_it_and_what_it_waits_for(terminal, a
     assert status == 0, err
     assert "to on-call not sent; the next message of its group is due at 2025-10-09T08:53:20.000Z" in told
     assert "(group_interval 300 s) (route {}, group {})" in told
+
+
+def test_routes_are_checked_against_the_receivers_of_the_service(terminal, to, tmp_path):
+    path = tmp_path / "routes.toml"
+    path.write_text('[route]\nreceiver = "pager"\n')
+    status, _, err = terminal.run("routes", "check", str(path), "--receivers", *to)
+    assert (status, "the service has no receiver 'pager'" in err) == (2, True)
+    assert terminal.run("receivers", "add", "pager", "https://hooks.example/hook", *to)[0] == 0
+    status, _, err = terminal.run("routes", "check", str(path), "--receivers", *to)
+    assert (status, err) == (0, f"{path}: 1 route to pager\n")

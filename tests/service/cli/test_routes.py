@@ -28,7 +28,10 @@ def written(tmp_path, text=ROUTES):
 
 def test_a_file_is_checked(terminal, tmp_path):
     path = written(tmp_path)
-    assert terminal.run("routes", "check", path) == (0, "", f"{path}: 3 routes to lead, nlp, on-call\n")
+    hint = "whether the service has these receivers was not checked; --receivers asks it\n"
+    assert terminal.run("routes", "check", path) == (0, "", f"{path}: 3 routes to lead, nlp, on-call\n{hint}")
+    nobody = written(tmp_path, '[route]\nreceiver = ""\n')
+    assert terminal.run("routes", "check", nobody) == (0, "", f"{nobody}: 1 route to nobody\n")
 
 
 def test_what_is_wrong_with_a_file_is_one_line_with_its_place(terminal, tmp_path):

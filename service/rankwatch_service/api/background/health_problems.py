@@ -115,6 +115,10 @@ def _notifier(facts: HealthFacts) -> Iterator[HealthProblem]:
 
 
 def _receivers(facts: HealthFacts) -> Iterator[HealthProblem]:
+    if unknown := facts.unknown_receivers:
+        text = f"The routes name {', '.join(unknown)}, and there is no such receiver: nobody gets what goes there."
+        advice = "Add the receiver, or correct the routes."
+        yield _problem(HealthArea.RECEIVERS, Severity.CRITICAL, text, advice)
     for one in facts.receivers:
         if not one.enabled and one.disabled_reason != "switched off":
             text = f"The receiver {one.name} gets nothing any more: {one.disabled_reason or 'it is disabled'}."

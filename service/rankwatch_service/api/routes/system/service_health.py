@@ -40,7 +40,9 @@ def show_health(context: Ctx, identity: Annotated[Identity, Depends(Require(Scop
     problems = judge(facts, driver_alive=context.driver.alive)
     if not identity.jobs.every:
         problems = [problem for problem in problems if problem.area in OF_NO_JOB]
-        hidden: dict[str, object] = {"receivers": [], "agents": [], "detectors_off": [], "dropped": []}
+        hidden: dict[str, object] = {
+            name: [] for name in ("receivers", "unknown_receivers", "agents", "detectors_off", "dropped")
+        }
         counts: dict[str, object] = {"agents_total": 0, "agents_silent": 0}
         unnamed = StreamState(partitions=[], processes=[])
         facts = facts.model_copy(update=hidden | counts | {"stream": unnamed})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -16,15 +16,31 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Check and try a file of routes, offline; show and apply routes.", no_args_is_help=True)
 
+RECEIVERS_MAX: Final = 10_000
+"""Receivers of the service that are compared with those of a file."""
 FILE = Annotated[Path, typer.Argument(metavar="FILE", help="Routes in TOML.", readable=False)]
 
 
 @app.command("check")
-def check(document: FILE) -> None:
+def check(
+    document: FILE,
+    receivers: Annotated[
+        bool, typer.Option("--receivers", help="Also ask the service whether it has the receivers.")
+    ] = False,
+    url: URL = None,
+    token: TOKEN = None,
+) -> None:
     """Check a file of routes; the exit status is 2 if something is wrong with it."""
     routing = _read(document)
-    receivers = ", ".join(sorted(routing.receivers())) or "nobody"
-    output.note(f"{document}: {len(list(routing.root.walk()))} routes to {receivers}")
+    named = routing.receivers()
+    if receivers:
+        known = {one["name"] for one in connect(url, token).items("/api/v1/receivers", RECEIVERS_MAX)}
+        if unknown := sorted(named - known):
+            raise CliError(Status.USAGE, f"{document}: the service has no receiver {', '.join(map(repr, unknown))}")
+    count = len(list(routing.root.walk()))
+    output.note(f"{document}: {count} route{'s' if count > 1 else ''} to {', '.join(sorted(named)) or 'nobody'}")
+    if named and not receivers:
+        output.note("whether the service has these receivers was not checked; --receivers asks it")
 
 
 @app.command("test")
