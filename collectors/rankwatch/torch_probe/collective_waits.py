@@ -85,6 +85,7 @@ class CollectiveWaits:
             if getattr(owner, name) is ours:
                 setattr(owner, name, original)
         self._replaced = []
+        self._part = lambda: None  # it holds the models, which what stays in theirs must not keep alive
 
     def _replace(self, owner: Any, name: str) -> None:
         original, kept = getattr(owner, name), inspect.getattr_static(owner, name)  # of a class: a function, a method
@@ -93,14 +94,15 @@ class CollectiveWaits:
         def marked(*args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling() or self._removed or self._within or not self._trains():
                 return original(*args, **kwargs)
-            self._within = True
-            begun = self._begins()
-            try:
+            begun = None
+            try:  # a signal's handler may raise anywhere, and the script may go on after it
+                self._within = True
+                begun = self._begins()
                 return original(*args, **kwargs)
             finally:
+                self._within = False
                 if begun is not None:
                     self._ends(*begun)
-                self._within = False
 
         setattr(owner, name, marked)
         self._replaced.append((owner, name, kept, marked))

@@ -73,7 +73,7 @@ class StepSpans(NamedTuple):
     knows_waits: bool = False
     """Whether all waits for other ranks lie in what is marked."""
     is_cut: bool = False
-    """There were more parts than are measured."""
+    """There were parts that are neither measured nor stood for."""
     phases_each: Mapping[str, float] = MappingProxyType({})
     """How many phases each measured one stands for, by its name."""
     waits: tuple[Span, ...] = ()
@@ -174,27 +174,28 @@ class SpanSampling:
         self._every = 1
         self._steps = 0
         self.seen = 0
-        """Parts of this step so far."""
-        self._measured = 0
+        """Parts of this step so far ..."""
+        self.measured = 0
+        """... and those of them that were taken."""
 
     def step_begins(self) -> None:
         """Choose by how many parts the step before had."""
         many = self.seen > self._most
         self._every = math.ceil(self.seen / (self._most * MEASURED_SHARE)) if many else 1
         self._steps += 1
-        self.seen = self._measured = 0
+        self.seen = self.measured = 0
 
     def takes(self) -> bool:
         """Whether the next part is measured."""
         taken = (self.seen + self._steps) % self._every == 0
         self.seen += 1
-        self._measured += taken
+        self.measured += taken
         return taken
 
     @property
     def each(self) -> float:
         """How many parts of this step each measured one stands for."""
-        return self.seen / self._measured if self._every > 1 and self._measured else 1.0
+        return self.seen / self.measured if self._every > 1 and self.measured else 1.0
 
 
 class DeviceTimer:
@@ -215,7 +216,8 @@ class DeviceTimer:
         self._waits_sampling: dict[str, SpanSampling] = {}
         """Of waits, by the part of the step in which they lie."""
         self.phase: str | None = ""
-        """The phase in which the device is given work now; "" outside of all that are timed, None in one left out."""
+        """The phase in which the device is given work now; "" outside of all that are timed; None in one left out, and
+        in an evaluation."""
         self._others: list[SpanSampling] = []
 
     def step_begins(self) -> None:
@@ -291,11 +293,13 @@ class DeviceTimer:
         """What was marked in the step, to be read once its end has come; `known`: further fields of `StepSpans`."""
         each = {name: sampling.each for name, sampling in self._sampling.items()}
         waits_each = {part: sampling.each for part, sampling in self._waits_sampling.items()}
+        # After a step with many waits, none of a few may have been taken.
+        none_taken = any(sampling.seen and not sampling.measured for sampling in self._waits_sampling.values())
         taken = StepSpans(
             self._begin,
             tuple(self._phases),
             tuple(self._blocks),
-            is_cut=self._is_cut,
+            is_cut=self._is_cut or none_taken,
             phases_each=each,
             waits=tuple(self._waits),
             waits_each=waits_each,

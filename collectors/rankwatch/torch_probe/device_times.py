@@ -8,7 +8,7 @@ from rankwatch.sink import Sink
 from rankwatch.torch_probe.blocks import BlockMarks
 from rankwatch.torch_probe.collective_waits import CollectiveWaits
 from rankwatch.torch_probe.device import Device
-from rankwatch.torch_probe.device_timer import BLOCK, PASSES, DeviceTimer, StepSpans
+from rankwatch.torch_probe.device_timer import BLOCK, PASSES, WAIT, DeviceTimer, StepSpans
 from rankwatch.torch_probe.watched_model import WatchedModels, is_distributed
 
 
@@ -59,8 +59,10 @@ class DeviceTimes:
     def _part(self) -> str | None:
         """The part of the step in which the device is given work now; None: waits in it are not measured.
 
-        Where blocks are measured, the rest of a pass counts as waiting as a whole.
+        Where blocks are measured, the rest of a pass counts as waiting as a whole, as does all of `WAIT`.
         """
+        if self.timer.phase == WAIT:
+            return None
         if self.timer.phase in PASSES and self._blocks.each:
             return BLOCK if self._blocks.measures_now else None
         return self.timer.phase

@@ -101,7 +101,8 @@ class AutomaticPhases:
         if self._timer is None:
             return
         timed = next((opened for opened in reversed(self._open) if opened.is_timed), None)
-        self._timer.phase = "" if timed is None else timed.name if timed.begun is not None else None
+        left_out = self._is_open(EVAL) or (timed is not None and timed.begun is None)
+        self._timer.phase = None if left_out else "" if timed is None else timed.name
 
     def _is_open(self, name: str) -> bool:
         return bool(self._open) and name in [opened.name for opened in self._open]

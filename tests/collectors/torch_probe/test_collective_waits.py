@@ -90,6 +90,18 @@ def test_a_failing_collective_raises_as_before_and_its_wait_ends(bench: Bench) -
     assert bench.marked() == ["forward"]
 
 
+def test_a_signal_that_the_script_survives_leaves_later_waits_marked(bench: Bench) -> None:
+    def interrupted() -> str:
+        raise KeyboardInterrupt
+
+    bench.waits._part = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        functional.wait_tensor(torch.ones(2))
+    bench.waits._part = lambda: bench.part
+    functional.wait_tensor(torch.ones(2))
+    assert bench.marked() == ["forward"]
+
+
 def test_torch_has_its_own_functions_again_after_removal(group: None) -> None:
     before = [inspect.getattr_static(owner, name) for owner, name in FUNCTIONS]
     bench = Bench()

@@ -11,7 +11,14 @@ from torch.utils.checkpoint import checkpoint
 
 from rankwatch.torch_probe import TorchProbe
 from rankwatch.torch_probe.blocks import BlockMarks
-from rankwatch.torch_probe.device_timer import BLOCK, BLOCKS_MAX, PHASES_MAX, SPANS_MAX, WAITS_MAX, DeviceTimer
+from rankwatch.torch_probe.device_timer import (
+    BLOCK,
+    BLOCKS_MAX,
+    PHASES_MAX,
+    SPANS_MAX,
+    WAITS_MAX,
+    DeviceTimer,
+)
 from rankwatch.torch_probe.fsdp import FsdpBlock
 from tests.support.ranks.device import FakeDevice
 from tests.support.ranks.sink import FakeSink
@@ -154,6 +161,23 @@ def test_waits_within_a_phase_are_no_work_and_those_outside_are_waits_too(
     waits_s = 2 * 0.031
     assert found["device_busy_s"] == pytest.approx(found["device.forward"] + found["device.backward"] - waits_s)
     assert found["device_wait_s"] == pytest.approx(waits_s + 2 * 0.051)
+
+
+def test_a_step_whose_few_waits_were_all_left_out_tells_neither_work_nor_wait(
+    timer: DeviceTimer, device: FakeDevice
+) -> None:
+    measured = []
+    for waits in (2 * WAITS_MAX, 1, 1):
+        timer.step_begins()
+        for name in ("forward", "backward"):
+            begin = timer.phase_begins(name)
+            assert begin is not None
+            for _ in range(waits):
+                waited(timer, device, name, 1)
+            timer.phase_ends(name, begin)
+        found = read(timer, device, knows_waits=True)
+        measured.append({"device_busy_s", "device_wait_s"} & found.keys())
+    assert [len(names) for names in measured] == [2, 0, 2]
 
 
 def test_waits_within_a_measured_block_stand_for_those_of_all_blocks(timer: DeviceTimer, device: FakeDevice) -> None:
