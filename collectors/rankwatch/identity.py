@@ -272,10 +272,11 @@ def _visible_device(env: Mapping[str, str], local_rank: int) -> str:
 
 
 def _leaf_switch(env: Mapping[str, str]) -> str:
-    """The lowest switch above this host in Slurm's topology, as s4 in s0.s4.node7; "" if not known."""
+    """The lowest switch above this host in Slurm's topology, as s4 in s0.s4.node7; "" if no usable name is known."""
     levels = env.get("SLURM_TOPOLOGY_ADDR_PATTERN", "").split(".").count("switch")
     names = env.get("SLURM_TOPOLOGY_ADDR", "").split(".")
-    return names[levels - 1] if 0 < levels < len(names) else ""
+    leaf = names[levels - 1] if 0 < levels < len(names) else ""
+    return leaf if len(leaf) <= TEXT_CHARACTERS_MAX and leaf.isprintable() else ""
 
 
 def _number(env: Mapping[str, str], name: str, default: int | None = None) -> int:

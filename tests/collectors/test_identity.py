@@ -68,6 +68,7 @@ def test_torchrun_beats_slurm_beats_mpi_and_arguments_beat_all():
     [
         ({}, {}, ""),
         ({"SLURM_TOPOLOGY_ADDR": "s0.s4.node7", "SLURM_TOPOLOGY_ADDR_PATTERN": "switch.switch.node"}, {}, "s4"),
+        ({"SLURM_TOPOLOGY_ADDR": f"{201 * 's'}.node7", "SLURM_TOPOLOGY_ADDR_PATTERN": "switch.node"}, {}, ""),
         ({"SLURM_TOPOLOGY_ADDR": "node7", "SLURM_TOPOLOGY_ADDR_PATTERN": "node"}, {}, ""),
         ({"SLURM_TOPOLOGY_ADDR": "s4.node7"}, {}, ""),
         ({"SLURM_TOPOLOGY_ADDR": "s4.node7", "SLURM_TOPOLOGY_ADDR_PATTERN": "switch.node",

@@ -53,8 +53,13 @@ def locate(incident: Incident, placement: Placement) -> None:
     together = len(incident.first.hosts) > 1
     if not incident.hosts or not (together or KINDS[incident.kind].is_host_wide):
         return
+    if together and incident.evidence.get("hosts_hit", 0) > len(incident.hosts):  # only some of them are listed
+        return
     scope, ranks = _common_place(incident.hosts, placement)
-    affected = [rank for host in incident.hosts for rank in placement.ranks_of(host)] if together else incident.ranks
+    hosts = frozenset(incident.hosts)
+    affected = (
+        [rank for rank in ranks if not hosts.isdisjoint(placement.hosts_of([rank]))] if together else incident.ranks
+    )
     most = len(ranks) > 1 and 2 * len(affected) > len(ranks)
     if most and len(ranks) < placement.world_size and scope != incident.scope:
         incident.scope = scope

@@ -33,6 +33,13 @@ def test_hosts_of_several_unknown_or_the_only_switch_are_the_jobs_incident(corre
     assert str(correlator.open[0].scope) == "job"
 
 
+def test_a_list_of_hosts_that_was_cut_names_no_switch(correlator):
+    placement = topology_state(ranks=24, hosts_per_switch=2)
+    listed = {"hosts": ["node-2", "node-3"], "hosts_hit": 6}
+    correlator.judge([finding(Kind.TELEMETRY_LOST, scope="job", ranks=(), evidence=listed)], placement)
+    assert str(correlator.open[0].scope) == "job"
+
+
 def test_a_switch_that_is_slow_as_a_whole_takes_over_the_incidents_of_its_ranks(correlator):
     placement = topology_state(ranks=24, hosts_per_switch=2)
     for scope, onset in (("rank:8", 100), ("rank:12", 101)):
