@@ -18,10 +18,10 @@ from rankwatch_service.notify.retry import retry_after_s
 from rankwatch_service.notify.sender import MessageSender, TryOutcome
 
 APPRISE_TIMEOUT_S: Final = 15.0
-"""Time limit of one try, from the start of its process, which takes a third of a second, to its end."""
+"""Time limit of one try, from the start of its process, which takes about a second, to its end."""
 
 PROCESSES_MAX: Final = 4
-"""Concurrent tries by Apprise, 60 MB each."""
+"""Concurrent tries by Apprise, 75 MB each."""
 
 NOT_INSTALLED: Final = "Apprise is not installed: pip install 'rankwatch[apprise]' where the roles api and notify run"
 

@@ -118,7 +118,7 @@ const ACRONYMS = { cpu: "CPU", gpu: "GPU", id: "ID", io: "I/O", nan: "NaN", pci:
 
 export function words(name) {
   const bare = UNITS.reduce((text, unit) => text.replace(unit, ""), name).replace(/[._]+/g, " ").trim();
-  const spelt = bare.replace(/[a-z]+/gi, (word) => ACRONYMS[word] ?? word);
+  const spelt = bare.replace(/[a-z]+/gi, (word) => (Object.hasOwn(ACRONYMS, word) ? ACRONYMS[word] : word));
   return spelt.charAt(0).toUpperCase() + spelt.slice(1);
 }
 

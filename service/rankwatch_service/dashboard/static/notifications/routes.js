@@ -23,11 +23,10 @@ export class RoutesCard {
     this.draw = whenChanged((routes, may) => this.show(routes, may));
   }
 
-  // Whether there are routes.
+  // Whether there are routes. While they are edited they are not read again: whoever saves must have seen what is replaced.
   async load(may) {
-    const routes = await get("routes");
-    this.draw(routes, may);
-    return routes.text.trim() !== "";
+    if (this.editor.hidden) this.draw(await get("routes"), may);
+    return this.routes.text.trim() !== "";
   }
 
   show(routes, may) {

@@ -186,7 +186,12 @@ const offerAttempts = whenChanged((tries) => {
   fill(attemptPick, h("option", { value: "" }, "all attempts"), tries.map((one) => h("option", { value: one.attempt, selected: one.attempt === chosen }, `${one.attempt}, ${steps(one)}`)));
 });
 
-const firstStep = () => (rangePick.value ? Math.max(0, job.step - Number(rangePick.value)) : null);
+// An earlier attempt is shown from its own first step: the newest steps are not its.
+function firstStep() {
+  const chosen = attempts.find((one) => one.attempt === attemptPick.value);
+  if (chosen && chosen !== attempts[0]) return chosen.first_step ?? 0;
+  return rangePick.value ? Math.max(0, job.step - Number(rangePick.value)) : null;
+}
 
 async function draw() {
   if (drawing) return;
