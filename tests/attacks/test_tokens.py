@@ -87,7 +87,7 @@ def test_the_token_of_a_job_is_good_for_this_job_its_hosts_and_its_lifetime(up, 
     assert stolen.post("/api/v1/agents/enrol", json={"job": "gpt", "host": "node-1"}).status_code == 201
     full = stolen.post("/api/v1/agents/enrol", json={"job": "gpt", "host": "thief"})
     assert (full.status_code, "Retry-After" in full.headers) == (429, True)
-    brief = asking(command(up, "token", "job", "brief", "--hosts", "9", "--for", "2s").partition(".")[0])
+    brief = asking(command(up, "token", "job", "brief", "--hosts", "9", "--for", "8s").partition(".")[0])
     assert brief.post("/api/v1/telemetry", **telemetry("brief")).status_code == 202
     until("expiry", lambda: brief.post("/api/v1/telemetry", **telemetry("brief")).status_code == 401)
 
