@@ -32,8 +32,8 @@ class TelemetryLostConfig:
     all_silent_factor: float = 3.0
     """How many times longer than `silent_s` it takes while no host of the job is heard: an api that is replaced by its
     next version is back within half a minute."""
-    all_silent_s: float = 5.0
-    """Silence of the host that was heard last, after which none of them is heard."""
+    all_silent_share: float = 0.5
+    """Share of `silent_s` for which the host that was heard last has been silent when none of them is heard."""
     gaps_min: int = 10
     """Messages missing within `gap_window_s` after which a host's data is unreliable: at one or two messages a second,
     more than a tenth of what it sent."""
@@ -112,7 +112,7 @@ class TelemetryLostDetector(DispatchingDetector):
         if presence is None or not self._hosts:
             return ()
         unheard = self._unheard(presence)
-        all_silent = min(unheard.values(), default=0.0) > self._config.all_silent_s
+        all_silent = min(unheard.values(), default=0.0) > self._config.all_silent_share * self._config.silent_s
         if self._all_silent and not all_silent:
             # The hosts come back one after the other, so silence counts from the return of the first one.
             self._listening_s = self.now_s
