@@ -18,7 +18,7 @@ from rankwatch_service.labels.incident_labels import check_label_name
 from rankwatch_service.notify.router import SETTING as IN_FORCE
 from rankwatch_service.notify.routes_source import SETTING
 from rankwatch_service.routing.route import Route, Routing
-from rankwatch_service.routing.route_trial import tried_routes
+from rankwatch_service.routing.route_trial import delivery_of, tried_routes
 from rankwatch_service.routing.written_routes import ROUTES_BYTES_MAX, read_routes
 from rankwatch_service.store import audit_trail
 from rankwatch_service.store.engine import read, write
@@ -47,24 +47,29 @@ class LaterReceiver(BaseModel):
     receiver: str
 
 
-class RouteTree(BaseModel):
-    """A route with what it has inherited from its parents, and the routes below it in their order."""
+class RouteDelivery(BaseModel):
+    """Whom a route notifies and when, with what it has inherited from its parents."""
 
-    route: str
-    """Its place in the tree, by the matchers on the way; unique."""
-    matchers: list[str]
-    """All must match; empty: every incident."""
     receiver: str
     """Empty: nobody."""
-    continues: bool
-    """The routes behind it are tried too, though it matches."""
-    group_by: list[str]
+    route: str
+    """Its place in the tree, by the matchers on the way; unique."""
     group_wait_s: float
     group_interval_s: float
     repeat_interval_s: float
     escalations: list[LaterReceiver]
     mute_time_intervals: list[str]
     active_time_intervals: list[str]
+
+
+class RouteTree(RouteDelivery):
+    """A route, and the routes below it in their order."""
+
+    matchers: list[str]
+    """All must match; empty: every incident."""
+    continues: bool
+    """The routes behind it are tried too, though it matches."""
+    group_by: list[str]
     routes: list[RouteTree]
 
 
@@ -92,19 +97,10 @@ class RoutesTrial(BaseModel):
     """Routes to try them on; null: those in force."""
 
 
-class RouteTrialResult(BaseModel):
+class RouteTrialResult(RouteDelivery):
     """A route that would take the incident."""
 
-    receiver: str
-    """Empty: nobody."""
     group: str
-    route: str
-    group_wait_s: float
-    group_interval_s: float
-    repeat_interval_s: float
-    escalations: list[LaterReceiver]
-    mute_time_intervals: list[str]
-    active_time_intervals: list[str]
 
 
 class RouteTrialResults(BaseModel):
@@ -199,16 +195,9 @@ def _tree_of(text: str) -> RouteTree | None:
 
 def _tree(route: Route) -> RouteTree:
     return RouteTree(
-        route=route.key,
+        **delivery_of(route),
         matchers=[str(matcher) for matcher in route.matchers],
-        receiver=route.receiver,
         continues=route.continues,
         group_by=list(route.group_by),
-        group_wait_s=route.group_wait_s,
-        group_interval_s=route.group_interval_s,
-        repeat_interval_s=route.repeat_interval_s,
-        escalations=[LaterReceiver(after_s=one.after_s, receiver=one.receiver) for one in route.escalations],
-        mute_time_intervals=list(route.mute_time_intervals),
-        active_time_intervals=list(route.active_time_intervals),
         routes=[_tree(child) for child in route.routes],
     )
