@@ -49,6 +49,7 @@ class Kind(StrEnum):
     LIMIT_REACHED = "limit_reached"
     FORGED_TELEMETRY = "forged_telemetry"
     METRIC = "metric"
+    ALERT = "alert"
 
 
 class Severity(StrEnum):
@@ -234,7 +235,8 @@ class Occurrence:
 
     The service itself reports those of `SERVICE_KINDS`: `order` (fields: order, phase, action, step), `gap` (fields:
     missing, boot), `accepted` (fields: kinds, scopes): a person resolved an incident of these kinds whose findings were
-    still open, and what it refused: `limit` and `forged` (fields: see `refusals`).
+    still open, what it refused: `limit` and `forged` (fields: see `refusals`), and `alert` (see `alerts`): what a
+    Prometheus reports about the job.
     """
 
     kind: str
@@ -248,7 +250,7 @@ class Occurrence:
     """When it happened, by its host's clock, for comparing events of one host; 0: not reported."""
 
 
-SERVICE_KINDS: Final = frozenset({"order", "gap", "accepted", "limit", "forged"})
+SERVICE_KINDS: Final = frozenset({"order", "gap", "accepted", "limit", "forged", "alert"})
 """Kinds of occurrences that the service alone reports. An agent's event of such a kind is not one."""
 
 Observation = AttemptStart | DeviceCounters | Frame | Occurrence | Tick

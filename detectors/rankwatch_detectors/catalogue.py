@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from rankwatch_detectors.alerts import AlertDetector
 from rankwatch_detectors.base import Detector, Kind
 from rankwatch_detectors.devices.device_degraded import DeviceDegradedConfig, DeviceDegradedDetector
 from rankwatch_detectors.devices.device_fault import DeviceFaultConfig, DeviceFaultDetector
@@ -92,4 +93,5 @@ def detectors(config: CatalogueConfig | None = None) -> list[Detector]:
         RefusalDetector(Kind.LIMIT_REACHED, config.refusals),
         RefusalDetector(Kind.FORGED_TELEMETRY, config.refusals),
         MetricDetector(),
+        AlertDetector(),
     ]

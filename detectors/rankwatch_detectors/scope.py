@@ -1,8 +1,8 @@
-"""Scopes of findings: the whole job, or one switch, host, rank or pipeline stage of it, or what one rule is about; and
-the only place that parses them.
+"""Scopes of findings: the whole job, or one switch, host, rank or pipeline stage of it, or what one rule or the alerts
+of one name are about; and the only place that parses them.
 
 The wire, the tables, snapshots and the API use their text: "job", "switch:NAME", "host:NAME", "rank:N", "stage:N",
-"rule:NAME".
+"rule:NAME", "alert:NAME".
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ class ScopeLevel(StrEnum):
     RANK = "rank"
     STAGE = "stage"
     RULE = "rule"
+    ALERT = "alert"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -29,7 +30,7 @@ class IncidentScope:
 
     level: ScopeLevel
     name: str = ""
-    """Name of the switch, host or rule, or number of the rank or stage; empty for the job."""
+    """Name of the switch, host, rule or alerts, or number of the rank or stage; empty for the job."""
 
     def __str__(self) -> str:
         return str(self.level) if self.level is ScopeLevel.JOB else f"{self.level}:{self.name}"
@@ -74,6 +75,11 @@ class IncidentScope:
     def of_rule(cls, name: str) -> Self:
         """What one rule on metrics is about."""
         return cls(ScopeLevel.RULE, name)
+
+    @classmethod
+    def of_alert(cls, name: str) -> Self:
+        """What the alerts of one name are about."""
+        return cls(ScopeLevel.ALERT, name)
 
     @property
     def host(self) -> str | None:

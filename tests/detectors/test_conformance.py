@@ -178,6 +178,7 @@ def test_the_troubled_job_of_one_stage_makes_every_detector_speak_that_can(obser
         "limit_reached",
         "forged_telemetry",
         "metric",
+        "alert",
     ]
 
 

@@ -35,6 +35,7 @@ RULES: Final = {
     Kind.RESTORE_FAILED: "each load of a checkpoint that fails",
     Kind.LIMIT_REACHED: "each limit of the service that this job reaches",
     Kind.FORGED_TELEMETRY: "each message that is not signed as it must be",
+    Kind.ALERT: "each alert that a Prometheus reports about the job",
 }
 """Kinds that are judged by a rule, without a statistic of rows."""
 

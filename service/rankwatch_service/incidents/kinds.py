@@ -18,7 +18,7 @@ _LOSS: Final = frozenset({Kind.LOSS_SPIKE, Kind.LOSS_DIVERGENCE, Kind.GRAD_NORM}
 _SPOILT: Final = frozenset({Kind.LOSS_DIVERGENCE, Kind.NONFINITE, Kind.CORRUPTION})
 _ENDS: Final = frozenset({Kind.HANG, Kind.RANK_LOST, Kind.TELEMETRY_LOST, Kind.RESTART_LOOP})
 _OF_SENDERS: Final = frozenset({Kind.LIMIT_REACHED, Kind.FORGED_TELEMETRY})
-_ALONE: Final = _OF_SENDERS | {Kind.METRIC}
+_ALONE: Final = _OF_SENDERS | {Kind.METRIC, Kind.ALERT}
 """Kinds that nothing causes: whoever wrote a rule wants to be told of what it finds, whatever else is wrong."""
 
 
@@ -61,9 +61,9 @@ class KindTraits:
     the ranks that it names."""
     spans_attempts: bool = False
     """A new attempt says nothing about it: only its detector knows when it ends."""
-    is_about_senders: bool = False
-    """It is about who sent telemetry, not about training: a rule that matches every kind does not act on it, or whoever
-    sends such telemetry could steer the job."""
+    needs_own_rule: bool = False
+    """A rule of the policy that matches every kind does not act on it: it is about who sent telemetry, or comes from
+    outside, and whoever sends such messages could steer the job."""
 
 
 KINDS: Final[dict[Kind, KindTraits]] = {
@@ -323,7 +323,7 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         first_step="find who sent it, and revoke the token that it was sent with",
         actions=("wait",),
         spans_attempts=True,
-        is_about_senders=True,
+        needs_own_rule=True,
     ),
     Kind.LIMIT_REACHED: KindTraits(
         label="Limit reached",
@@ -336,7 +336,7 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         first_step="see in the evidence which limit was reached, and by whom",
         actions=("wait",),
         spans_attempts=True,
-        is_about_senders=True,
+        needs_own_rule=True,
     ),
     Kind.METRIC: KindTraits(
         label="Metric rule",
@@ -347,6 +347,20 @@ KINDS: Final[dict[Kind, KindTraits]] = {
             "If the new level is right, resolve the incident: it is accepted. If the rule is wrong, change the rule.",
         ),
         first_step="look at the metric's chart around the step in which the rule began to hold",
+    ),
+    Kind.ALERT: KindTraits(
+        label="Alert",
+        may_cause=frozenset(),
+        first_steps=(
+            "Follow the link in the evidence: it shows the query of the alert in its Prometheus.",
+            "See in the evidence which hosts its labels name, and whether other incidents of these hosts are open.",
+            "If it says nothing about training, do not send it here: relabel it in Prometheus, or silence it.",
+        ),
+        first_step="follow the link in the evidence to the query of the alert",
+        actions=("wait",),
+        is_lasting=True,
+        spans_attempts=True,
+        needs_own_rule=True,
     ),
 }
 """In the order of causes: of findings with the same onset, the one whose kind comes first here is the cause."""

@@ -28,7 +28,7 @@ from rankwatch_service.job.summary import AttemptChange, SummaryBuilder
 from rankwatch_service.names import launch_of, series_of_devices
 from rankwatch_service.policy.checkpoint_ledger import LedgerEntry
 from rankwatch_service.policy.command import CommandRequest
-from rankwatch_service.policy.control_records import ControlRecord, JobProject, Judgement, OrderPhase, TelemetryRefused
+from rankwatch_service.policy.control_records import ControlRecord, JobProject, Judgement, OrderPhase, ServiceReport
 from rankwatch_service.policy.judgement import acceptance, judged
 from rankwatch_service.policy.response import JobSituation, Responder, advice_gone
 from rankwatch_service.policy.routing import command_notifications, outgoing
@@ -115,7 +115,7 @@ class JobStream:
         If it does not, who its ranks are is taken, where the job `may_have` that, and nothing else.
         """
         self._heard_s, self._resting = now_s, False
-        self.refuse("limit", {**asdict(limit), "host": bundle.batches[0].host}, now_s, effects)
+        self.report("limit", {**asdict(limit), "host": bundle.batches[0].host}, now_s, effects)
         need = self._assembler.introduction(bundle)
         if need.cells and (need.cells <= self.held.cells or may_have(need)):
             self._assembler.introduce(bundle, now_s)
@@ -172,7 +172,7 @@ class JobStream:
         for bundle in self._newcomers.take(attempt):
             if forged := self.objection(bundle, now_s):
                 fields = {"what": "rank", "detail": forged, "host": bundle.batches[0].host}
-                self.refuse("forged", fields, now_s, effects)
+                self.report("forged", fields, now_s, effects)
             else:
                 self._take(bundle, now_s, effects)
 
@@ -196,8 +196,8 @@ class JobStream:
                 self._observe([Occurrence("order", record.attempt, "", now_s, None, step, told)], now_s, effects)
             case Judgement():
                 self._judgement(record, now_s, effects)
-            case TelemetryRefused():
-                self.refuse(record.kind, record.fields, now_s, effects)
+            case _ if isinstance(record, ServiceReport):
+                self.report(record.kind, record.fields, now_s, effects)
             case JobProject():
                 self.whose = record
             case _:
@@ -208,8 +208,8 @@ class JobStream:
                 if self.settings.rules != before:  # detectors get them with a start of the attempt
                     self._observe(filter(None, [self._assembler.start(now_s)]), now_s, effects)
 
-    def refuse(self, kind: str, fields: Mapping[str, Any], now_s: float, effects: Effects) -> None:
-        """Report messages that were refused: `kind` and `fields` as in `rankwatch_detectors.refusals`."""
+    def report(self, kind: str, fields: Mapping[str, Any], now_s: float, effects: Effects) -> None:
+        """Report what the service itself knows of the job: a kind of `SERVICE_KINDS`, with its fields."""
         self._observe([Occurrence(kind, self._summary.attempt, "", now_s, None, None, fields)], now_s, effects)
 
     def tick(self, now_s: float, blind_s: float, effects: Effects) -> None:
@@ -222,7 +222,7 @@ class JobStream:
             self._begin(newest, now_s, effects)
         for newcomer in self._newcomers.beside(now_s):
             detail = f"attempt {newcomer.attempt} reports beside the running one"
-            self.refuse("forged", {"what": "attempt", "detail": detail, "host": newcomer.host}, now_s, effects)
+            self.report("forged", {"what": "attempt", "detail": detail, "host": newcomer.host}, now_s, effects)
         for counters in self.devices.due(now_s):
             effects.chart(series_of_devices(self.job, counters.kind), as_frame(counters))
             self._observe([counters], now_s, effects)

@@ -55,6 +55,42 @@ class TelemetryRefused(msgspec.Struct, frozen=True, tag="refusal", tag_field="re
     """As in `rankwatch_detectors.refusals`."""
 
 
+class ReportedAlert(msgspec.Struct, frozen=True):
+    """What a Prometheus reported of one alert; texts are cut to their limits."""
+
+    fingerprint: str
+    name: str
+    state: str
+    """firing; resolved, as its sender says; expired: it was not repeated in time."""
+    severity: str = "warning"
+    summary: str = ""
+    hosts: tuple[str, ...] = ()
+    """Names of the host that it is about, as its labels have them; none: they name no host."""
+    rank: int | None = None
+    starts_s: float = 0.0
+    """Unix time."""
+    labels: dict[str, str] = {}
+    url: str = ""
+    """Its query in its Prometheus; empty: unknown. The same for the runbook."""
+    runbook_url: str = ""
+
+
+class AlertsReceived(msgspec.Struct, frozen=True, tag="alerts", tag_field="record"):
+    """Alerts about a job began or ended; all those of one request."""
+
+    alerts: tuple[ReportedAlert, ...]
+
+    @property
+    def kind(self) -> str:
+        """The kind of its occurrence."""
+        return "alert"
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """As in `rankwatch_detectors.alerts`."""
+        return {"alerts": msgspec.to_builtins(self.alerts)}
+
+
 class JobDeleted(msgspec.Struct, frozen=True, tag="job_deleted", tag_field="record"):
     """A person deleted the job: all that came before this record is dropped, and later telemetry begins a new job."""
 
@@ -148,10 +184,14 @@ class RulesSet(msgspec.Struct, frozen=True, tag="rules", tag_field="record"):
     rules: tuple[MetricRule, ...]
 
 
+ServiceReport = TelemetryRefused | AlertsReceived
+"""What is an occurrence for the detectors of its job, of kind `kind` and with `fields`, and nothing else."""
+
 ControlRecord = (
     OrderPhase
     | Judgement
     | TelemetryRefused
+    | AlertsReceived
     | JobDeleted
     | JobProject
     | SilenceSet

@@ -278,7 +278,7 @@ def _obstacle(
     limits = policy.limits
     recent = [past for past in history if now_unix_ns - past.at_unix_ns < HOUR_NS]
     cool_down_ns = int(limits.cool_down_s * 1e9)
-    if not rule.kind and KINDS[Kind(incident.kind)].is_about_senders:
+    if not rule.kind and KINDS[Kind(incident.kind)].needs_own_rule:
         return f"only a rule for {incident.kind} acts on it"
     if policy.hands_off:
         return "the hands-off switch is on"

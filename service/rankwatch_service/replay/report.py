@@ -40,9 +40,10 @@ NOT_IN_FILES: Final = (
     Kind.RESTORE_FAILED,
     Kind.LIMIT_REACHED,
     Kind.FORGED_TELEMETRY,
+    Kind.ALERT,
 )
 """Kinds that no file shows: a host without telemetry looks like ranks that ended, and a file has no counters of devices
-and hosts, no events and no sender."""
+and hosts, no events, no sender and no alerts."""
 
 FIRST_STEP: Final[Mapping[Kind, str]] = {Kind.HANG: "see what the ranks did at that time; a file has no stacks"}
 """What a person does first about an incident in a file, where that differs from `KindTraits.first_step`."""

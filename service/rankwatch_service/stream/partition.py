@@ -329,7 +329,7 @@ class Partition:
         job = self.jobs.get(records[0].key)
         if reason is Reason.FORGED and job is not None:
             fields = {"what": "telemetry", "detail": detail, "count": len(records)}
-            job.refuse("forged", fields, self._now_s, effects)
+            job.report("forged", fields, self._now_s, effects)
 
     def _is_known(self, record: Record) -> bool:
         return bool(self._new_from) and record.position < self._new_from.get(record.key, _START).position
@@ -365,7 +365,7 @@ class Partition:
         newest = max(begun, key=lambda job: (job.first_seen_unix_ns, job.job), default=None)
         if newest is not None and position >= self._new_from.get(newest.job, _START).position:
             limit = Beyond("active jobs in a partition", JOBS_MAX, JOBS_MAX + 1)
-            newest.refuse("limit", asdict(limit), self._now_s, effects)
+            newest.report("limit", asdict(limit), self._now_s, effects)
 
     def _has_room_for(self, name: str) -> bool:
         if self._accepted is not None:

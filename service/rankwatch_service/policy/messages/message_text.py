@@ -47,6 +47,7 @@ NORMAL: Final[Mapping[Kind, str]] = {
     Kind.FORGED_TELEMETRY: "all telemetry comes from enrolled agents",
     Kind.LIMIT_REACHED: "a job stays below every limit",
     Kind.METRIC: "the condition of the rule does not hold",
+    Kind.ALERT: "the alert does not fire",
 }
 """What is normal for each kind, as a clause."""
 

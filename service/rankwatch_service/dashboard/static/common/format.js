@@ -143,6 +143,7 @@ export const KIND_NAMES = {
   restore_failed: "Restore failed",
   limit_reached: "Limit reached",
   metric: "Metric rule",
+  alert: "Alert",
   forged_telemetry: "Forged telemetry",
 };
 

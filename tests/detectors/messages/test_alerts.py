@@ -1,0 +1,172 @@
+"""Alerts of a Prometheus: one episode for each name, with all alerts of that name, until the last of them ends."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from rankwatch_detectors.alerts import LISTED_MAX, AlertDetector, is_same_host
+from rankwatch_detectors.base import AttemptStart, Change, Finding, Kind, Occurrence, Severity
+from tests.support.values.presences import topology
+
+HOSTS = ("node-0", "node-0", "node-1", "node-1")
+
+
+def start(attempt: str = "run.0", now_s: float = 0.0) -> AttemptStart:
+    return AttemptStart(attempt, replace(topology(4), host=HOSTS), now_s)
+
+
+def begun() -> AlertDetector:
+    detector = AlertDetector()
+    detector.observe(start())
+    return detector
+
+
+def alert(fingerprint: str = "a", state: str = "firing", name: str = "DiskFull", **fields: Any) -> dict[str, Any]:
+    blank = {
+        "severity": "warning",
+        "summary": "The disk is full.",
+        "hosts": (),
+        "rank": None,
+        "starts_s": 40.0,
+        "labels": {"alertname": name, "mountpoint": "/data"},
+        "url": "http://prometheus/graph?g0.expr=1",
+        "runbook_url": "",
+    }
+    return blank | {"fingerprint": fingerprint, "state": state, "name": name} | fields
+
+
+def receive(detector: AlertDetector, *alerts: dict[str, Any], now_s: float = 100.0) -> list[Finding]:
+    return list(detector.observe(Occurrence("alert", "run.0", "", now_s, None, None, {"alerts": list(alerts)})))
+
+
+def accept(detector: AlertDetector, scope: str) -> list[Finding]:
+    fields = {"kinds": ["alert"], "scopes": [scope]}
+    return list(detector.observe(Occurrence("accepted", "run.0", "", 110.0, None, None, fields)))
+
+
+def test_an_alert_opens_under_its_name_as_of_its_own_beginning() -> None:
+    (finding,) = receive(begun(), alert(severity="critical"))
+    assert (finding.kind, finding.change, finding.severity) == (Kind.ALERT, Change.OPEN, Severity.CRITICAL)
+    assert (str(finding.scope), finding.ranks) == ("alert:DiskFull", ())
+    assert (finding.onset_time_s, finding.detected_time_s, finding.onset_step) == (40.0, 100.0, None)
+    assert finding.summary == "Alert DiskFull: The disk is full."
+    assert finding.evidence == {
+        "alert": "DiskFull",
+        "alerts_firing": 1,
+        "url": "http://prometheus/graph?g0.expr=1",
+        "alerts": [{"summary": "The disk is full.", "labels": 'mountpoint="/data"'}],
+    }
+
+
+def test_an_alert_that_claims_to_begin_in_the_future_begins_now() -> None:
+    (finding,) = receive(begun(), alert(starts_s=1e12))
+    assert finding.onset_time_s == 100.0
+
+
+@pytest.mark.parametrize(
+    ("fields", "ranks"),
+    [
+        ({"hosts": ("node-1:9100",)}, (2, 3)),
+        ({"hosts": ("exporter-7", "node-0.cluster.local")}, (0, 1)),
+        ({"hosts": ("node-1",), "rank": 0}, (0,)),
+        ({"hosts": ("node-1",), "rank": 99}, (2, 3)),
+        ({"hosts": ("node-9",)}, ()),
+    ],
+)
+def test_it_names_the_ranks_of_the_host_or_the_rank_that_its_labels_name(
+    fields: dict[str, Any], ranks: tuple[int, ...]
+) -> None:
+    (finding,) = receive(begun(), alert(**fields))
+    assert finding.ranks == ranks
+
+
+def test_alerts_of_one_name_are_one_episode_that_ends_with_the_last_of_them() -> None:
+    detector = begun()
+    (opened,) = receive(detector, alert("a", hosts=("node-0",)), alert("b", hosts=("node-1",), severity="critical"))
+    assert (opened.severity, opened.ranks) == (Severity.CRITICAL, (0, 1, 2, 3))
+    assert opened.summary == "2 alerts DiskFull, the first: The disk is full."
+    (fewer,) = receive(detector, alert("b", "resolved"))
+    assert (fewer.change, fewer.severity, fewer.ranks) == (Change.UPDATE, Severity.WARNING, (0, 1))
+    (end,) = receive(detector, alert("a", "expired"))
+    assert (end.change, end.summary) == (Change.CLOSE, "Alert DiskFull was not repeated in time.")
+
+
+def test_one_alert_about_the_whole_job_makes_the_episode_about_it() -> None:
+    (finding,) = receive(begun(), alert("a", hosts=("node-0",)), alert("b"))
+    assert finding.ranks == ()
+
+
+def test_alerts_of_two_names_are_two_episodes() -> None:
+    found = receive(begun(), alert(), alert(name="LinkDown"), alert("c", name="LinkDown"))
+    assert [(str(one.scope), one.evidence["alerts_firing"]) for one in found] == [
+        ("alert:DiskFull", 1),
+        ("alert:LinkDown", 2),
+    ]
+
+
+def test_a_repeat_says_nothing() -> None:
+    detector = begun()
+    receive(detector, alert())
+    assert receive(detector, alert(summary="The disk is 99 % full.")) == []
+
+
+def test_the_evidence_lists_some_and_counts_all() -> None:
+    (finding,) = receive(begun(), *(alert(str(number)) for number in range(100)))
+    assert finding.evidence["alerts_firing"] == 100
+    assert len(finding.evidence["alerts"]) == LISTED_MAX
+
+
+def test_a_rollback_says_nothing_and_a_new_launch_that_it_still_fires() -> None:
+    detector = begun()
+    receive(detector, alert(hosts=("node-1",)))
+    assert detector.observe(start("run.1", 150.0)) == []
+    (still,) = detector.observe(start("again.0", 200.0))
+    assert (still.change, still.attempt, still.ranks) == (Change.UPDATE, "again.0", (2, 3))
+
+
+def test_what_a_person_accepts_is_reported_no_more_but_what_comes_later_is() -> None:
+    detector = begun()
+    receive(detector, alert(), alert(name="LinkDown"))
+    (end,) = accept(detector, "alert:DiskFull")
+    assert (end.change, str(end.scope)) == (Change.CLOSE, "alert:DiskFull")
+    (still,) = detector.observe(start("again.0", 200.0))
+    assert str(still.scope) == "alert:LinkDown"
+    (later,) = receive(detector, alert("b"))
+    assert (later.change, later.evidence["alerts_firing"]) == (Change.OPEN, 1)
+
+
+def test_alerts_outlast_the_rest_of_a_job_and_a_lost_state() -> None:
+    before = begun()
+    receive(before, alert())
+    rested = AlertDetector()
+    rested.inherit(before)
+    (end,) = receive(rested, alert(state="resolved"))
+    assert (end.change, end.onset_time_s) == (Change.CLOSE, 40.0)
+    (end,) = receive(begun(), alert(state="resolved"))
+    assert (end.change, str(end.scope), end.summary) == (
+        Change.CLOSE,
+        "alert:DiskFull",
+        "Alert DiskFull is over, says who sent it.",
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "host", "same"),
+    [
+        ("node-1", "node-1", True),
+        ("node-1:9100", "node-1", True),
+        ("node-1.a.example:9100", "node-1", True),
+        ("node-1", "node-1.a.example", True),
+        ("node-1.a.example", "node-1.b.example", False),
+        ("node-10", "node-1", False),
+        ("10.0.0.1:9100", "10.0.0.1", True),
+        ("10.0.0.1", "10.0.0.2", False),
+        ("[::1]:9100", "", False),
+        ("", "node-1", False),
+    ],
+)
+def test_a_label_names_a_host_with_or_without_port_and_domain(name: str, host: str, same: bool) -> None:
+    assert is_same_host(name, host) is same

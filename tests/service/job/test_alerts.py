@@ -1,0 +1,116 @@
+"""Alerts of a Prometheus in one job: from the control record to what people get, through launches and idle times."""
+
+from rankwatch import wire
+from rankwatch_detectors.alerts import AlertDetector
+from rankwatch_service.job.job import REST_AFTER_S, JobStream
+from rankwatch_service.policy.control_records import (
+    AlertsReceived,
+    Judgement,
+    ReportedAlert,
+    decode_control,
+    encode_control,
+)
+from rankwatch_service.policy.policy import Mode, Rule
+from rankwatch_service.policy.settings_in_force import SettingsInForce
+from rankwatch_service.stream.saved.packing import pack, unpack
+from tests.support.detection.scripted_job import World
+from tests.support.values.batches import ranks
+
+
+def receive(world: World, state: str = "firing", fingerprint: str = "a", **fields) -> None:
+    told = {"severity": "critical", "summary": "Disk of node-1 is full", "starts_s": 900.0} | fields
+    alert = ReportedAlert(fingerprint, "DiskFull", state, **told)
+    record = decode_control(encode_control(AlertsReceived((alert,))))
+    world.job.control(record, world.now_s, world.effects)
+
+
+def launch(world: World, attempt: str) -> None:
+    """The next attempt, whose ranks come once those before are silent or have ended."""
+    world.tick(700.0)
+    world.send(attempt, ranks=ranks(4))
+
+
+def test_an_alert_is_an_incident_until_it_ends():
+    world = World(detector=AlertDetector)
+    receive(world, hosts=("node-1:9100",))
+    (transition,) = world.effects.transitions
+    incident = transition.incident
+    assert (incident.kind, str(incident.scope), incident.severity) == ("alert", "alert:DiskFull", "critical")
+    assert (incident.ranks, incident.hosts) == ((2, 3), ("node-1",))
+    assert incident.onset_unix_ns == 900 * 10**9
+    (message,) = world.effects.notifications
+    assert b"Alert DiskFull: Disk of node-1 is full" in message.body
+    receive(world, "resolved")
+    assert world.told() == ["opened", "resolved"]
+
+
+def test_a_further_host_widens_the_incident_and_is_told():
+    world = World(detector=AlertDetector)
+    receive(world, hosts=("node-0",))
+    receive(world, fingerprint="b", hosts=("node-1",))
+    assert world.told() == ["opened", "updated"]
+    assert world.effects.transitions[-1].incident.hosts == ("node-0", "node-1")
+
+
+def test_the_end_of_an_attempt_does_not_end_it_and_neither_does_training():
+    world = World(detector=AlertDetector)
+    receive(world)
+    for attempt in ("l.1", "m.0"):
+        launch(world, attempt)
+        world.train(*range(100), attempt=attempt)
+    assert set(world.told()) == {"opened", "evidence"}
+    receive(world, "resolved")
+    assert world.told()[-1] == "resolved"
+
+
+def test_it_ends_also_while_the_job_is_idle():
+    world = World(detector=AlertDetector)
+    receive(world)
+    world.tick(REST_AFTER_S + 1)
+    assert world.job.resting
+    receive(world, "expired")
+    assert world.told() == ["opened", "resolved"]
+
+
+def test_a_person_who_resolves_it_accepts_what_fires():
+    world = World(detector=AlertDetector)
+    receive(world)
+    incident = world.effects.transitions[0].incident.id
+    world.job.control(Judgement(incident, "resolved", "ann"), world.now_s, world.effects)
+    launch(world, "m.0")
+    receive(world, "resolved")
+    assert world.told() == ["opened", "resolved"]
+    receive(world)
+    assert world.told() == ["opened", "resolved", "opened"]
+
+
+def test_a_restored_job_goes_on_with_its_alerts():
+    world = World(detector=AlertDetector)
+    receive(world)
+    state = unpack(pack(world.job.state()))
+    world.job = JobStream("gpt", lambda: [AlertDetector()], lambda job, incident: {}, SettingsInForce())
+    world.job.restore(state)
+    receive(world, fingerprint="b")
+    receive(world, "resolved")
+    assert world.told() == ["opened", "evidence", "evidence"]
+    receive(world, "resolved", "b")
+    assert world.told()[-1] == "resolved"
+
+
+def test_only_a_rule_for_alerts_acts_on_them():
+    for kind, actions in (("", []), ("alert", ["pause"])):
+        world = World(Rule("r1", Mode.ACT, kind=kind, action="pause"), detector=AlertDetector)
+        receive(world)
+        assert [command.action for command in world.effects.commands] == actions
+
+
+def test_the_end_of_the_job_ends_it_and_a_relaunch_opens_it_anew():
+    world = World(detector=AlertDetector)
+    receive(world)
+    world.send(events=tuple(wire.Event("rank_left", 1, rank, 5, {"reason": "end"}) for rank in range(4)))
+    world.tick()
+    assert world.told() == ["opened", "resolved"]
+    launch(world, "m.0")
+    assert world.told() == ["opened", "resolved", "opened"]
+    world.train(*range(100), attempt="m.0")
+    assert world.told() == ["opened", "resolved", "opened"]
