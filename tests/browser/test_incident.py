@@ -5,6 +5,8 @@ import re
 import pytest
 from playwright.sync_api import expect
 
+from rankwatch_service.incidents.answers import impact, normal
+from rankwatch_service.incidents.kinds import KINDS
 from tests.browser.office import PATIENCE_MS, S
 
 pytestmark = pytest.mark.browser
@@ -53,6 +55,52 @@ def test_the_answer_stands_on_one_screen(office):
     for part in (location, todo, strip):
         assert low_end(page, part) <= 800
     assert page.locator("h1").bounding_box()["height"] < 40
+
+
+WHOLE_JOB = {"ranks": [], "hosts": [], "devices": [], "scope": "job"}
+SENDER = WHOLE_JOB | {"onset_step": None, "evidence": {"host": "host-7", "what": "rank", "refused": 3}}
+NONE_KNOWN = {"impact_gpu_hours_per_hour": 0.0, "suggestion": {}}
+OF_KIND = {
+    "hang": {},
+    "loss_divergence": WHOLE_JOB | {"impact_gpu_hours_per_hour": 16.0},
+    "loss_spike": WHOLE_JOB | NONE_KNOWN | {"evidence": {"value": 9.1, "usual": 2.3, "scale": 0.1}},
+    "metric": WHOLE_JOB | NONE_KNOWN,
+    "checkpoint_overdue": WHOLE_JOB | NONE_KNOWN | {"evidence": {"since_s": 4_000, "usual_s": 600}},
+    "checkpoint_failed": NONE_KNOWN | {"evidence": {"error": "No space left on device"}},
+    "forged_telemetry": SENDER | NONE_KNOWN,
+    "limit_reached": SENDER | NONE_KNOWN,
+}
+
+
+def test_the_page_answers_what_an_engineer_asks_first_also_where_no_rank_or_no_cost_is_known(office):
+    office.job("gpt", world_size=16)
+    office.attempt("gpt", ranks=[rank(n) for n in range(16)], can=["relaunch"])
+    before = [{"what": "tuning: version 4", "step": None, "unix_ns": office.now - 92 * S}]
+    for n, (kind, changes) in enumerate(OF_KIND.items()):
+        named = {"id": f"inc_{n:032x}", "ranks": [9], "hosts": ["host-1"], "devices": ["GPU-9"]}
+        office.incidents(1, **{**named, "job": "gpt", "attempt": "l.0", "kind": kind, "changes_before": before,
+                               "onset_unix_ns": office.now - 90 * S, **changes})  # fmt: skip
+    for n, kind in enumerate(OF_KIND):
+        page = office.goto(f"/incidents/inc_{n:032x}")
+        expect(page.locator("h1")).to_contain_text(KINDS[kind].label)
+        texts = page.evaluate("""() => ({
+          tiles: [...document.querySelectorAll(".strip .tile")].map((one) => one.innerText),
+          answers: [...document.querySelectorAll(".answers div")].map((one) => one.innerText),
+          steps: document.querySelectorAll(".steps li").length,
+        })""")
+        where, since, idle, _, goodput, confidence = texts["tiles"]
+        usual, bad, changed = texts["answers"]
+        assert re.search(r"Where\s+(rank 9\s+host-1|whole job\s+(job|host-7))", where), (kind, where)
+        assert re.search(r"Since\s+1 min", since), (kind, since)
+        assert re.search(r"(GPUs idle|GPUs wasted)\s+(\d|none)", idle), (kind, idle)
+        assert re.search(r"Goodput\s+\d", goodput), (kind, goodput)
+        assert re.search(r"Confidence\s+99%", confidence), (kind, confidence)
+        assert usual.lower().startswith(f"normal\n{normal(kind)}".lower()), (kind, usual)
+        assert ("usual 10 min" in usual) == (kind == "checkpoint_overdue"), (kind, usual)
+        assert bad.lower() == f"impact\n{impact(kind, 'critical', {})}.".lower(), (kind, bad)
+        assert changed == "Changed before\nTuning: version 4, 2 s before the onset.", (kind, changed)
+        assert texts["steps"] > 0, kind
+        assert low_end(page, page.locator(".answers")) <= 360
 
 
 def test_a_job_without_gpus_counts_ranks(office):

@@ -73,6 +73,10 @@ class IncidentDetail(Incident, frozen=True, kw_only=True):
 
     history: list[Transition]
     feedback: list[PersonFeedback] = []
+    normal: str = ""
+    """What is normal where there is no incident of this kind."""
+    impact: str = ""
+    """What it does to its job while it lasts."""
     first_steps: list[str] = []
     """What to do first."""
     can: list[str] = []

@@ -59,6 +59,8 @@ def _facts(incident: Mapping[str, Any]) -> str:
             ("Detected", f"step {_shown(incident['detected_step'])}, {_time(incident['detected_unix_ns'])}"),
             ("Resolved", f"step {_shown(incident['resolved_step'])}, {_time(incident['resolved_unix_ns'])}"),
             ("Cost", f"{incident['impact_gpu_hours_per_hour']} GPU-hours per hour"),
+            ("Impact", incident["impact"]),
+            ("Normal", incident["normal"]),
             ("Confidence", str(incident["confidence"])),
             ("Suggested", f"{suggested['action']}: {suggested['reason']}" if suggested else "nothing"),
             ("Last good checkpoint", incident["checkpoint"] or "none"),

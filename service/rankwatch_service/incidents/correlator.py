@@ -16,7 +16,8 @@ from dataclasses import replace
 from typing import Any, Final
 
 from rankwatch_detectors.base import Change, Finding
-from rankwatch_service.incidents.causation import heads, may_cause, only_suspected, precedence
+from rankwatch_service.incidents.causes.causation import heads, may_cause, only_suspected, precedence
+from rankwatch_service.incidents.causes.suspected_causes import suspect
 from rankwatch_service.incidents.hang_evidence import ASKED
 from rankwatch_service.incidents.headline import Headline, begin_grade, goes_on_beside, grade, keep, locate
 from rankwatch_service.incidents.kinds import KINDS
@@ -47,7 +48,6 @@ from rankwatch_service.incidents.resolution import (
     may_resolve,
     quiet_s,
 )
-from rankwatch_service.incidents.suspected_causes import suspect
 from rankwatch_service.incidents.transition import TransitionKind, Update, reported_once
 from rankwatch_service.short_ids import short
 

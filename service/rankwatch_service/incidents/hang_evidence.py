@@ -12,10 +12,10 @@ from typing import Any, Final
 
 from rankwatch_detectors.base import Kind, Occurrence
 from rankwatch_detectors.scope import WHOLE_JOB
+from rankwatch_service.incidents.causes.suspected_causes import NOT_THE_NETWORK, without_ruled_out
 from rankwatch_service.incidents.hang.flight_dumps import VERDICT, FlightDumps
 from rankwatch_service.incidents.hang.stack_groups import SENTENCE, SHOWN, STACKS, StackGroups
 from rankwatch_service.incidents.model import Incident, Part
-from rankwatch_service.incidents.suspected_causes import NOT_THE_NETWORK, without_ruled_out
 from rankwatch_service.incidents.transition import TransitionKind, Update
 
 ANSWERS: Final = ("stack_dump", "native_stack", "flight_dump")

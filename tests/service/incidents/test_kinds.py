@@ -8,6 +8,7 @@ import pytest
 
 from rankwatch_detectors.base import Kind
 from rankwatch_service.api.routes.receivers import ReceiverSettings
+from rankwatch_service.incidents.answers import impact, normal
 from rankwatch_service.incidents.kinds import KINDS, first_steps
 from rankwatch_service.policy.policy import POLICY_ACTIONS
 from rankwatch_service.policy.suggestion import WAIT
@@ -47,6 +48,17 @@ def test_replay_knows_what_a_file_must_have_only_for_kinds_that_there_are():
 def test_every_kind_has_something_to_do_first(kind):
     assert first_steps(kind, "critical", {})
     assert KINDS[kind].first_step
+
+
+def test_every_kind_says_in_its_own_words_what_is_normal_and_how_bad_it_is():
+    for answers in ([normal(kind) for kind in KINDS], [impact(kind, "critical", {}) for kind in KINDS]):
+        assert len(set(answers)) == len(KINDS)
+        assert not any(answer.endswith(".") for answer in answers)
+
+
+def test_what_is_no_fault_or_has_ended_by_itself_has_no_impact():
+    assert impact("rank_lost", "info", {}) == "none: nothing is wrong"
+    assert impact("hang", "critical", {"ended_by_itself": True}) == "none any more: it has ended by itself"
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -120,6 +120,8 @@ def show_incident(
             ("steps", output.plain(f"onset {found['onset_step']}, detected {found['detected_step']}")),
             ("confidence", output.plain(found["confidence"])),
             ("cost", output.plain(f"{found['impact_gpu_hours_per_hour']:.3g} GPU-hours per hour")),
+            ("impact", output.plain(found["impact"])),
+            ("normal", output.plain(found["normal"])),
             *_to_do(found),
             ("job supports", output.plain(", ".join(found["can"]) or "nothing")),
             *(_receiver(one) for one in receivers),

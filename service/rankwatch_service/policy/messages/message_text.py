@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from rankwatch_detectors.base import Kind
+from rankwatch_service.incidents.answers import impact, normal
 from rankwatch_service.incidents.kinds import KINDS, first_steps
 from rankwatch_service.incidents.model import LISTED_MAX
 from rankwatch_service.incidents.resolution import ENDED_WITH_JOB
@@ -24,32 +24,6 @@ PLACES_MAX: Final = 4
 
 CHANGE_CHARS_MAX: Final = 160
 """Longest name of a change in the text; a script may declare longer ones."""
-
-NORMAL: Final[Mapping[Kind, str]] = {
-    Kind.DEVICE_FAULT: "a device reports no faults",
-    Kind.NETWORK_DEGRADED: "links keep their speed and lose almost nothing",
-    Kind.DEVICE_DEGRADED: "a device keeps its clocks, as its neighbours do",
-    Kind.HOST_DEGRADED: "a host has cores, memory and disk to spare",
-    Kind.RESTORE_FAILED: "all ranks load the checkpoint and train on",
-    Kind.CHECKPOINT_FAILED: "every save succeeds on all ranks",
-    Kind.RANK_LOST: "all ranks live until the job ends",
-    Kind.CORRUPTION: "replicas have equal bits",
-    Kind.NONFINITE: "every value is finite",
-    Kind.STRAGGLER: "ranks that do the same work take equally long",
-    Kind.TELEMETRY_LOST: "every host reports every second",
-    Kind.HANG: "all ranks go on to the next step",
-    Kind.GRAD_NORM: "the gradient norm stays near its usual level",
-    Kind.LOSS_SPIKE: "the loss stays near its trend",
-    Kind.LOSS_DIVERGENCE: "the loss falls or stays level",
-    Kind.SLOWDOWN: "steps take as long as before",
-    Kind.RESTART_LOOP: "a launch gets further than the one before",
-    Kind.CHECKPOINT_OVERDUE: "checkpoints are saved at their usual pace",
-    Kind.FORGED_TELEMETRY: "all telemetry comes from enrolled agents",
-    Kind.LIMIT_REACHED: "a job stays below every limit",
-    Kind.METRIC: "the condition of the rule does not hold",
-    Kind.ALERT: "the alert does not fire",
-}
-"""What is normal for each kind, as a clause."""
 
 _FIGURES: Final = (
     ("busy_s", "peers_busy_s", "s", "peers"),
@@ -104,10 +78,12 @@ def incident_text(incident: IncidentVersion, world_size: int) -> str:
     what += f". {_since(incident)}"
     if cost := incident.impact_gpu_hours_per_hour:
         what += f". Costs {cost:.3g} GPU-hours per hour"
+    else:
+        what += f". Impact: {impact(incident.kind, incident.severity, incident.evidence)}"
     words = confidence_words(incident.confidence)
-    normal = f"Normal: {NORMAL[incident.kind]}{_figures(incident.evidence)}. Confidence: {words}. {_changed(incident)}"
+    usual = f"Normal: {normal(incident.kind)}{_figures(incident.evidence)}. Confidence: {words}. {_changed(incident)}"
     first = one_line(first_steps(incident.kind, incident.severity, incident.evidence, incident.hosts)[0])
-    return _lines(what, normal, f"First: {first} Then: {command_to_type(incident)}")
+    return _lines(what, usual, f"First: {first} Then: {command_to_type(incident)}")
 
 
 def command_text(request: CommandRequest) -> str:

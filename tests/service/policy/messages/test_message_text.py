@@ -3,10 +3,10 @@
 import pytest
 
 from rankwatch_detectors.base import Kind, Severity
+from rankwatch_service.incidents.answers import impact, normal
 from rankwatch_service.policy.command import CommandRequest
 from rankwatch_service.policy.messages.message_text import (
     LINE_CHARS_MAX,
-    NORMAL,
     command_text,
     command_to_type,
     confidence_words,
@@ -88,8 +88,10 @@ def test_what_only_the_end_of_the_job_ended_is_not_told_as_resolved(kind, onset_
 
 
 @pytest.mark.parametrize("kind", sorted(Kind))
-def test_every_kind_says_what_is_normal(kind):
-    assert incident_text(incident_version(kind=kind), 8).split("\n")[1].startswith(f"Normal: {NORMAL[kind]}")
+def test_every_kind_says_what_is_normal_and_how_bad_it_is_where_no_cost_is_known(kind):
+    what, usual, _ = incident_text(incident_version(kind=kind, impact_gpu_hours_per_hour=0.0), 8).split("\n")
+    assert usual.startswith(f"Normal: {normal(kind)}")
+    assert what.endswith(f". Impact: {impact(kind, 'warning', {})}")
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from rankwatch_service.api.http.paging import Page, Wanted, fetch_page
 from rankwatch_service.api.http.problem import not_found
 from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.api.routes.incidents.filters import ORDERS, ORDERS_MEAN, Filters, Order
+from rankwatch_service.incidents.answers import impact, normal
 from rankwatch_service.incidents.explanation import WHY
 from rankwatch_service.incidents.kinds import first_steps
 from rankwatch_service.log.base import Entry
@@ -130,8 +131,12 @@ class PersonFeedback(ApiReply):
 
 
 class IncidentDetail(Incident):
-    """An incident with its history, the first steps to take, and what its job supports now."""
+    """An incident with what is normal, what it does, its history, the first steps, and what its job supports now."""
 
+    normal: str
+    """What is normal where there is no incident of this kind, as a clause."""
+    impact: str
+    """What it does to its job while it lasts, as a clause."""
     first_steps: list[str]
     can: list[str]
     history: list[Transition]
@@ -297,6 +302,8 @@ def incident_detail(connection: Connection, row: RowMapping) -> IncidentDetail:
     topology = connection.scalar(select(AttemptRow.topology).where(*here, JobRow.state != "ended")) or {}
     return IncidentDetail(
         **row,
+        normal=normal(row["kind"]),
+        impact=impact(row["kind"], row["severity"], row["evidence"]),
         first_steps=first_steps(row["kind"], row["severity"], row["evidence"], row["hosts"]),
         can=sorted(topology.get("can", ())),
         history=[Transition.model_validate({**one, "fields": _without_why(one["fields"])}) for one in history],

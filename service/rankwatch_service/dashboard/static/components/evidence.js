@@ -4,7 +4,7 @@ import { h } from "../common/dom.js";
 import { measured, number, words } from "../common/format.js";
 
 const BASELINES = [(name) => `peers_${name}`, (name) => `usual_${name}`, (name) => `baseline_${name}`, (name) => `${name}_baseline`];
-const PLAIN_BASELINES = { age_s: "deadline_s" };
+const PLAIN_BASELINES = { age_s: ["deadline_s"], since_s: ["usual_s"], seconds: ["usual_s"], stage_busy_s: ["others_busy_s"], value: ["usual", "best", "threshold", "level"] };
 const ROWS_MAX = 24;
 const LIST_MAX = 16;
 
@@ -26,14 +26,14 @@ const LABELS = {
 };
 const SHOWN_ELSEWHERE = new Set(["cost_gpu_hours_per_hour", "ended_by_itself", "ended_with_job"]);
 
-const label = (name) => LABELS[name] ?? words(name);
+export const label = (name) => LABELS[name] ?? words(name);
 
 // Splits evidence into values with a baseline, single values, and long texts {name, text, hint}.
 export function sorted({ stacks = {}, ...evidence }) {
   const taken = new Set(SHOWN_ELSEWHERE);
   const compared = [];
   for (const [name, value] of Object.entries(evidence)) {
-    const baseline = [...BASELINES.map((of) => of(name)), PLAIN_BASELINES[name]].find((one) => typeof evidence[one] === "number");
+    const baseline = [...BASELINES.map((of) => of(name)), ...(PLAIN_BASELINES[name] ?? [])].find((one) => typeof evidence[one] === "number");
     if (typeof value !== "number" || !baseline) continue;
     compared.push({ name, value, baseline, against: evidence[baseline] });
     taken.add(name).add(baseline);
@@ -66,6 +66,9 @@ export function comparison({ name, value, baseline, against }) {
     bar("base", label(baseline).toLowerCase(), measured(baseline, against), Math.abs(against) / most),
   );
 }
+
+// The baseline of a value, in words.
+export const against = ({ baseline, against: value }) => `${label(baseline).toLowerCase()} ${measured(baseline, value)}`;
 
 function bar(kind, named, value, share) {
   const filled = h("span", { class: `fill ${kind}` });

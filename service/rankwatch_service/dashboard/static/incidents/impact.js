@@ -1,8 +1,10 @@
-// The strip of an incident: where, since when, what it costs, and how much of the usual work is still done.
+// The strip of an incident: where, since when, what it costs, and how much of the usual work is still done; below it
+// whether it is real, how bad it is and what changed, in words.
 
 import { now } from "../common/api.js";
 import { h } from "../common/dom.js";
-import { clock, interval, kindName, moment, number, rankList } from "../common/format.js";
+import { clock, interval, kindName, measured, moment, number, rankList } from "../common/format.js";
+import { against, label, sorted } from "../components/evidence.js";
 import { tile } from "../components/shell.js";
 
 const SPOILS = ["nonfinite", "corruption", "loss_divergence"]; // devices work, but what they compute is worthless
@@ -34,13 +36,36 @@ export function tiles(incident, job, placed) {
   const hosts = incident.hosts.slice(0, 2).map((one, n) => [n > 0 && ", ", h("a", { href: `/hosts/${encodeURIComponent(one)}` }, one)]);
   const devices = placed.map((one) => one.device_uuid).filter(Boolean);
   return [
-    tile("Where", rankList(incident.ranks, 4), [incident.scope.startsWith("switch:") || !hosts.length ? incident.scope.replace(":", " ") : hosts, (devices[0] ?? incident.devices[0]) && ` · ${devices[0] ?? incident.devices[0]}`]),
+    tile("Where", rankList(incident.ranks, 4), [incident.scope.startsWith("switch:") || !hosts.length ? (incident.evidence.host ?? incident.scope.replace(":", " ")) : hosts, (devices[0] ?? incident.devices[0]) && ` · ${devices[0] ?? incident.devices[0]}`]),
     tile(resolved ? "Lasted" : "Since", h("span", { "data-since": incident.onset_unix_ns, "data-until": incident.resolved_unix_ns }), h("span", { title: moment(incident.onset_unix_ns) }, `${incident.onset_step === null ? "" : `step ${number(incident.onset_step)} · `}${clock(incident.onset_unix_ns)}`)),
     tile(capital(lost), rate > 0 ? [number(rate, 3), h("small", {}, ` of ${number(all)}`)] : known ? "none" : "–", rate > 0 ? (resolved ? "when it ended" : "now") : resolved ? "it is over" : "no cost known"),
     tile("Lost so far", rate > 0 ? [h("span", { "data-lost": rate, "data-from": incident.onset_unix_ns, "data-to": incident.resolved_unix_ns }), h("small", {}, ` ${hours}`)] : "–", rate > 0 ? "at this rate since the onset" : "no cost known"),
     tile("Goodput", all && known ? [number(Math.max(0, 100 * (1 - rate / all)), 2), h("small", {}, " % of usual")] : "–", `detected ${detectedAfter(incident)}`),
     isEvent(incident) ? tile("Confidence", "–", "not a fault") : tile("Confidence", `${Math.round(incident.confidence * 100)}%`, typeof incident.score === "number" ? `score ${number(incident.score, 3)}` : "exact evidence"),
   ];
+}
+
+// What is normal and how it is instead, what the incident does to its job, and what changed shortly before it.
+export function answers(incident) {
+  return [
+    ["Normal", `${capital(incident.normal)}${figures(incident.evidence)}.`],
+    ["Impact", `${capital(incident.impact)}.`],
+    ["Changed before", changed(incident)],
+  ].map(([name, text]) => h("div", {}, h("dt", {}, name), h("dd", { class: "break" }, text)));
+}
+
+// The first measured value that has a baseline, beside it.
+function figures(evidence) {
+  const [one] = sorted(evidence).compared;
+  return one ? ` (${label(one.name).toLowerCase()} ${measured(one.name, one.value)}, ${against(one)})` : "";
+}
+
+// The newest change before the onset; the same one of several ranks counts once.
+function changed({ changes_before: changes, onset_unix_ns: onset }) {
+  if (!changes.length) return "Nothing known in the 10 min before the onset.";
+  const newest = changes.reduce((best, one) => (one.unix_ns > best.unix_ns ? one : best));
+  const more = new Set(changes.map((one) => `${one.step} ${one.what}`)).size - 1;
+  return `${capital(newest.what)}, ${interval((onset - newest.unix_ns) / 1e9)} before the onset${more > 0 ? `; ${number(more)} more in the history` : ""}.`;
 }
 
 // Brings what grows with time up to date.

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from rankwatch_detectors.base import Kind
-from rankwatch_service.incidents.causation import may_be_suspected
+from rankwatch_service.incidents.causes.causation import may_be_suspected
 from rankwatch_service.incidents.model import Incident
 from rankwatch_service.incidents.placement import Placement
 from rankwatch_service.incidents.transition import TransitionKind, Update
