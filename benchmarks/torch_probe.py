@@ -1,6 +1,7 @@
 """What `watch.torch(...)` adds to a training step, part by part.
 
-    python benchmarks/torch_probe.py [--rounds 40] [--device cuda]
+    python benchmarks/torch_probe.py [--rounds 40]
+    python benchmarks/torch_probe.py --device cuda --bf16 --layers 12 --width 1024 --context 256 [--rounds 12]
     python benchmarks/torch_probe.py --before CHECKOUT [--rounds 40]
 
 One model trains; in each round every variant of the probe, and no probe at all, gets one block of steps, in random
@@ -42,7 +43,8 @@ from rankwatch.torch_probe.backward import BackwardMarks
 from rankwatch.torch_probe.phases import Mark
 from tests.support.trials.checkouts import SIDES, alternately, serve
 
-LAYERS, WIDTH, HEADS, VOCABULARY = 6, 384, 6, 256
+LAYERS, WIDTH, VOCABULARY = 6, 384, 256
+HEAD_WIDTH, HEADS_MIN = 64, 4
 SHORT, LONG = (8, 32, 2, 32, 20), (8, 128, 4, 96, 10)
 """Layers, width, sequences and tokens of a model of 100 tensors, and steps of a block."""
 SETTLING_STEPS = 8
@@ -71,7 +73,12 @@ class MeasuredModel(nn.Module):
         self.position = nn.Parameter(torch.zeros(context, width))
         self.layers = nn.ModuleList(
             nn.TransformerEncoderLayer(
-                width, HEADS if width == WIDTH else 4, 4 * width, dropout=0.0, batch_first=True, norm_first=True
+                width,
+                max(width // HEAD_WIDTH, HEADS_MIN),
+                4 * width,
+                dropout=0.0,
+                batch_first=True,
+                norm_first=True,
             )
             for _ in range(layers)
         )
@@ -90,9 +97,17 @@ class TrainingJob:
     """The training that is watched."""
 
     def __init__(
-        self, device: torch.device, context: int, batch: int, ddp: bool, layers: int = LAYERS, width: int = WIDTH
+        self,
+        device: torch.device,
+        context: int,
+        batch: int,
+        ddp: bool,
+        layers: int = LAYERS,
+        width: int = WIDTH,
+        bf16: bool = False,
     ) -> None:
         torch.manual_seed(0)
+        self.bf16 = bf16
         self.model: nn.Module = MeasuredModel(context, layers, width).to(device)
         self.parameters = sum(p.numel() for p in self.model.parameters())
         if ddp:
@@ -103,8 +118,9 @@ class TrainingJob:
     def step(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Train one step; nothing in it waits for the device."""
         self.optimizer.zero_grad()
-        logits = self.model(self.tokens[:, :-1])
-        loss = nn.functional.cross_entropy(logits.flatten(0, 1), self.tokens[:, 1:].flatten())
+        with torch.autocast(self.tokens.device.type, torch.bfloat16, enabled=self.bf16):
+            logits = self.model(self.tokens[:, :-1])
+            loss = nn.functional.cross_entropy(logits.flatten(0, 1), self.tokens[:, 1:].flatten())
         loss.backward()
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
@@ -293,6 +309,9 @@ def main() -> None:
     parser.add_argument("--ddp", action=argparse.BooleanOptionalAction, default=True, help="wrap by DDP, world size 1")
     parser.add_argument("--batch", type=int, help="sequences in a step; default 4 on a CPU, 32 on CUDA")
     parser.add_argument("--context", type=int, default=128)
+    parser.add_argument("--layers", type=int, default=LAYERS)
+    parser.add_argument("--width", type=int, default=WIDTH)
+    parser.add_argument("--bf16", action="store_true", help="compute by torch.autocast in bfloat16")
     parser.add_argument(
         "--before", metavar="CHECKOUT", help="measure another checkout's probe alternately with this one's"
     )
@@ -313,7 +332,9 @@ def main() -> None:
             dist.init_process_group("gloo" if device.type == "cpu" else "nccl", store=store, rank=0, world_size=1)
         identity = {"job": "benchmark", "launch": "l", "rank": 0}
         recorder = Recorder.create(identity, [directory], monotonic_ns=time.monotonic_ns(), unix_ns=0)
-        job = TrainingJob(device, options.context, options.batch or (4 if device.type == "cpu" else 32), options.ddp)
+        batch = options.batch or (4 if device.type == "cpu" else 32)
+        shape = (options.layers, options.width, options.bf16)
+        job = TrainingJob(device, options.context, batch, options.ddp, *shape)
         block = MeasuredSteps(job, StepMeter(recorder), device, 1 if device.type == "cpu" else 20)
         taken = measured(block, options.rounds, random.Random(0))
         report(job, taken, recorder, device, options)

@@ -29,7 +29,7 @@ class LocalResult(NamedTuple):
     nonfinite: Scalar
     """How many parameters have a non-finite local gradient."""
     first: Scalar
-    """Index of the first such parameter, in the order in which backward reached them; -1 if none."""
+    """Index of the first such parameter, in the order in which backward reached them; without one, any."""
 
 
 class LocalGradients:
@@ -129,12 +129,12 @@ class LocalGradients:
 
     @torch.no_grad()
     def _device_result(self) -> LocalResult:
+        # Each operation is a launch. Norms are never negative, so those below infinity are the finite ones.
         all_norms = stacked(list(self._norms.values()))
-        bad = ~all_norms.isfinite()
-        position = bad.to(torch.uint8).argmax().reshape(1)
+        bad = (all_norms < math.inf).logical_not_()
+        position = bad.view(torch.uint8).argmax().reshape(1)
         first = self._indices(all_norms.device).gather(0, position)[0]
-        none = first.new_full((), -1)
-        return LocalResult(torch.linalg.vector_norm(all_norms), bad.sum(), torch.where(bad.any(), first, none))
+        return LocalResult(torch.linalg.vector_norm(all_norms), bad.sum(), first)
 
     def _indices(self, device: torch.device) -> torch.Tensor:
         """The parameters' indices in the order of their gradients, on the device; cached, since it rarely changes."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -62,7 +63,7 @@ class WatchedModel:
             return self._said
         if self.ddp is None or self.sharded:
             return False
-        return self.placed or self.ddp.process_group.size() == torch.distributed.get_world_size()
+        return self.placed or group_size(self.ddp.process_group) == group_size(None)
 
     @property
     def name(self) -> str:
@@ -130,7 +131,7 @@ class WatchedModels:
     def divided(self) -> bool:
         """Whether a rank has only a part of the reduced gradients: sharded, or DDP unites only a part of the ranks."""
         groups = [model.ddp.process_group for model in self.each if model.ddp is not None]
-        return self.sharded or any(group.size() < torch.distributed.get_world_size() for group in groups)
+        return self.sharded or any(group_size(group) < group_size(None) for group in groups)
 
     @property
     def waits_in_ddp(self) -> bool:
@@ -185,8 +186,26 @@ def gradients(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
 
 def is_distributed() -> bool:
     """Whether there are other ranks."""
+    return group_size(None) > 1
+
+
+_SIZES: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+
+
+def group_size(group: Any) -> int:
+    """How many ranks a process group has; `None`: the default group, 1 before there is one.
+
+    Asked in every step, so each group is asked once: with NCCL its own answer took 0.2 ms.
+    """
     dist = torch.distributed
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    if group is None:
+        group = dist.group.WORLD if dist.is_available() else None
+    if group is None:
+        return 1
+    known = _SIZES.get(group)
+    if known is None:
+        known = _SIZES[group] = int(group.size())
+    return known
 
 
 def active_ddp() -> DistributedDataParallel | None:
