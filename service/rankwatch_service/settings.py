@@ -179,6 +179,8 @@ class Settings(BaseSettings):
     """URL of your runbooks, with {kind} in it: the link `runbook` of messages about incidents; empty: none."""
     message_links: bool = True
     """Messages have links by which whoever gets them acknowledges or silences, once."""
+    alert_job_labels: str = "rankwatch_job,job_name"
+    """Labels of an alert, with commas, best first, that name its job."""
     heartbeat_url: str = Field(default="", repr=False)
     """URL that `notify` asks for as long as the chain from telemetry to notifications lives; empty: none."""
     heartbeat_s: int = Field(default=60, ge=5, le=3_600)
@@ -303,6 +305,11 @@ class Settings(BaseSettings):
         """
         listed = allow_list(self.notify_allow)
         return EVERY_ADDRESS if self.notify_allow_private else listed
+
+    @property
+    def alert_job_label_names(self) -> tuple[str, ...]:
+        """Labels of an alert that name its job, best first."""
+        return tuple(filter(None, map(str.strip, self.alert_job_labels.split(","))))
 
     def mail_server(self) -> MailServer | None:
         """The mail server of e-mail receivers; None: there is none.

@@ -50,10 +50,12 @@ OUTSIDE = {
     "--clean",
     "--extra-index-url",
     "--requeue",
+    "--http",
 }
 """Options of other programs."""
 NAMES_OUTSIDE = {
     *("limit_conn", "pg_dump", "pg_restore", "rankwatch.toml", "Secure"),
+    *("alert_relabel_configs", "http_headers", "path_prefix"),
     *("logging_nan_inf_filter", "save_top_k", "save_total_limit", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"),
 }
 """Names of other programs and of the user's own files."""

@@ -7,8 +7,8 @@ ROOT = Path(__file__).parents[2]
 LINES_MAX = 400
 SMALL = ("service", "benchmarks")
 """Here a folder has at most 15 files, elsewhere at most 25."""
-DATA = ("docs", "tests/golden", "tests/adoption/scripts")
-"""Pages, recorded files and scripts are looked up by name."""
+DATA = ("docs", "migrations/versions", "tests/golden", "tests/adoption/scripts")
+"""Pages, migrations, recorded files and scripts are looked up by name."""
 
 
 ROOMS = ("benchmarks", "collectors", "detectors", "examples", "migrations", "service", "suite", "tests")

@@ -10,6 +10,8 @@ class Scope(StrEnum):
 
     INGEST = "ingest"
     """Send telemetry and receive orders, as agents do."""
+    ALERT = "alert"
+    """Send alerts, as a Prometheus does."""
     READ = "read"
     OPERATE = "operate"
     """Acknowledge, resolve and comment on incidents; silence notifications."""

@@ -19,8 +19,8 @@ LOGIN_S: Final = 600
 """How long a login link is valid. It may remain in the history of a terminal or a browser."""
 
 
-class IngestTokenError(Exception):
-    """A token of scope ingest alone belongs to agents, which have no browser."""
+class SenderTokenError(Exception):
+    """A token that can only send telemetry or alerts belongs to a program, which has no browser."""
 
 
 class LoginUsedError(Exception):
@@ -62,10 +62,10 @@ def open_session(connection: Connection, identity: Identity, now_unix_ns: int, s
 
     Raises:
         LoginUsedError: a login token that has opened a session before.
-        IngestTokenError: a token that may do nothing but send telemetry.
+        SenderTokenError: a token that may do nothing but send.
     """
-    if identity.scopes == {Scope.INGEST}:
-        raise IngestTokenError
+    if identity.scopes <= {Scope.INGEST, Scope.ALERT}:
+        raise SenderTokenError
     expires_unix_ns = now_unix_ns + SESSION_S * 10**9
     if identity.kind != TokenKind.LOGIN and identity.expires_unix_ns is not None:
         expires_unix_ns = min(expires_unix_ns, identity.expires_unix_ns)

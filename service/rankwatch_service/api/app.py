@@ -20,6 +20,8 @@ from rankwatch_service.access.oidc_provider import OidcProvider
 from rankwatch_service.access.refusals import Refusals
 from rankwatch_service.access.renewals import Renewals
 from rankwatch_service.access.secret_key import SecretKey
+from rankwatch_service.alerts.rows import AlertResult
+from rankwatch_service.api.background.alert_expiry import AlertExpiry
 from rankwatch_service.api.background.change_feed import ChangeFeed
 from rankwatch_service.api.background.counters import Counters, StoreCollector
 from rankwatch_service.api.background.driver_thread import DriverThread
@@ -42,6 +44,7 @@ from rankwatch_service.api.ingest.intake import Intake
 from rankwatch_service.api.ingest.new_jobs import NewJobs
 from rankwatch_service.api.routes import (
     agents,
+    alerts,
     approvals,
     command_ranks,
     commands,
@@ -91,6 +94,9 @@ from rankwatch_service.store.engine import write
 from rankwatch_service.store.startup import once_it_answers
 
 BASE: Final = "/api/v1"
+ALERTMANAGER_BASE: Final = "/api/v2"
+"""Where clients of an Alertmanager look for its API."""
+
 RESOURCES: Final = (
     telemetry,
     agents,
@@ -157,6 +163,7 @@ def create_app(settings: Settings, engine: Engine, intake: Intake, clock: Clock,
     for resource in RESOURCES:
         api.include_router(resource.router)
     app.include_router(api, prefix=BASE)
+    app.include_router(alerts.router, prefix=ALERTMANAGER_BASE, dependencies=[Depends(reject_unknown_parameters)])
     app.include_router(health.router)
     for outside in (metrics, wheel):
         app.include_router(outside.router, dependencies=[Depends(reject_unknown_parameters)])
@@ -193,12 +200,14 @@ def _context(settings: Settings, engine: Engine, intake: Intake, clock: Clock, s
             controls.append_in(connection, [Entry(job, encode_control(record))])
 
     new_jobs = NewJobs(engine, clock, report)
+    alert_expiry = AlertExpiry(engine, controls, clock)
 
     def housekeeping() -> None:
         authenticator.store_last_used()
         refusals.store()
         new_jobs.report_due()
         tell_changed_precision(engine, controls, clock)
+        counters.alerts.labels(AlertResult.EXPIRED).inc(alert_expiry.run())
         remove_expired(engine, clock.unix_ns())
         trimmed = trim(engine, *tiers(settings), clock.unix_ns())
         for tier, rows in (("raw", trimmed.chunks), ("rollup", trimmed.rollups)):

@@ -12,6 +12,7 @@ from sqlalchemy import Connection, delete, insert, select
 from rankwatch_service.store.models import (
     Agent,
     AgentView,
+    AlertRow,
     Attempt,
     Base,
     Checkpoint,
@@ -32,6 +33,7 @@ from rankwatch_service.store.models import (
 OF_JOB: Final[tuple[type[Base], ...]] = (
     Agent,
     AgentView,
+    AlertRow,
     Attempt,
     Checkpoint,
     Command,  # with its orders and traces

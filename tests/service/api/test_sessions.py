@@ -47,7 +47,7 @@ def test_a_login_link_is_no_token_for_requests(api):
 def test_an_ingest_token_opens_no_session(api):
     answer = log_in(api, api.token(Scope.INGEST))
     assert answer.status_code == 403
-    assert "ingest token" in answer.json()["detail"]
+    assert "opens no session" in answer.json()["detail"]
 
 
 def test_a_login_link_is_valid_for_ten_minutes(api):

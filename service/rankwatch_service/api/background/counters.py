@@ -14,6 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.registry import Collector
 from sqlalchemy import Connection, Engine, func, select
 
+from rankwatch_service.alerts.rows import waiting_count
 from rankwatch_service.api.background.notification_metrics import notification_metrics
 from rankwatch_service.api.background.stream_status import partitions, processes
 from rankwatch_service.clock import Clock
@@ -57,6 +58,7 @@ class Counters:
             "Agents that did not enrol because their token admits no more",
             registry=registry,
         )
+        self.alerts = Counter("rankwatch_alerts", "Alerts received, by result", ["result"], registry=registry)
         self.views = Counter("rankwatch_agent_views", "Views of agents that were stored", registry=registry)
         self.streams_refused = Counter(
             "rankwatch_streams_refused", "Event streams refused because too many are open", registry=registry
@@ -104,6 +106,9 @@ class StoreCollector(Collector):
         for severity, count in connection.execute(not_resolved.group_by(Incident.severity)):
             incidents.add_metric([severity], count)
         yield incidents
+        yield GaugeMetricFamily(
+            "rankwatch_alerts_waiting", "Alerts that fire and that no incident has", waiting_count(connection)
+        )
         feedback = GaugeMetricFamily(
             "rankwatch_incident_feedback", "Incidents of the last 30 days by feedback", labels=["kind", "answer"]
         )

@@ -82,6 +82,8 @@ def example_of(schema: Mapping[str, Any], schemas: Mapping[str, Any], name: str 
     """
     if "$ref" in schema:
         return example_of(schemas[schema["$ref"].rpartition("/")[2]], schemas, name, depth)
+    if "examples" in schema:
+        return schema["examples"][0]
     if "const" in schema or "enum" in schema:
         choices = schema.get("enum") or [schema["const"]]
         return VALUES[name] if VALUES.get(name) in choices else choices[0]

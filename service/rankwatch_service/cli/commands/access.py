@@ -40,7 +40,7 @@ def login(
 @token.command("create")
 def create(
     name: Annotated[str, typer.Argument(help="Owner or purpose.")],
-    scope: Annotated[list[str], typer.Option(help="ingest, read, operate, command or admin; may be repeated.")],
+    scope: Annotated[list[str], typer.Option(help="ingest, alert, read, operate, command or admin; may be repeated.")],
     job: Annotated[str, typer.Option(help="The only job it may access. Default: every job.")] = "",
     project: Annotated[
         str, typer.Option(help="The only project whose jobs it may access; jobs that begin by it are of this project.")

@@ -19,6 +19,7 @@ from rankwatch_service.store.models.access import (
 from rankwatch_service.store.models.base import Base
 from rankwatch_service.store.models.commands import AgentView, Checkpoint, Command, HostRecord, Order, RankTrace
 from rankwatch_service.store.models.incidents import (
+    AlertRow,
     Delivery,
     Feed,
     Incident,
@@ -59,6 +60,7 @@ from rankwatch_service.store.models.streaming import (
 __all__ = [
     "Agent",
     "AgentView",
+    "AlertRow",
     "Attempt",
     "Audit",
     "Base",

@@ -21,7 +21,7 @@ class Token(Base):
     """For a session: the token that opened it; revoking that one revokes this one."""
     name: Mapped[str]
     scopes: Mapped[list[Any]]
-    """ingest, read, operate (acknowledge, silence, comment), command, admin."""
+    """ingest, alert (send alerts), read, operate (acknowledge, silence, comment), command, admin."""
     job: Mapped[str]
     """Empty: every job."""
     secret_sha256: Mapped[str]

@@ -81,6 +81,26 @@ class IncidentFeedback(Base):
     at_unix_ns: Mapped[int]
 
 
+class AlertRow(Base):
+    """An alert of a Prometheus that fires. It is removed when it ends."""
+
+    __tablename__ = "alert"
+    fingerprint: Mapped[str] = mapped_column(primary_key=True)
+    job: Mapped[str] = mapped_column(primary_key=True)
+    """A job that it concerns; empty: it concerns none that is known."""
+    name: Mapped[str]
+    is_reported: Mapped[bool]
+    """Stream was told of it, so that an incident of the job has it."""
+    labels: Mapped[dict[str, Any]]
+    annotations: Mapped[dict[str, Any]]
+    url: Mapped[str]
+    starts_unix_ns: Mapped[int]
+    ends_unix_ns: Mapped[int] = mapped_column(index=True)
+    """When it counts as over, unless it is repeated."""
+    updated_unix_ns: Mapped[int]
+    """When it was reported last."""
+
+
 class Receiver(Base):
     """A configured webhook target."""
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.scopes import Scope
-from rankwatch_service.access.sessions import IngestTokenError, LoginUsedError, open_session
+from rankwatch_service.access.sessions import LoginUsedError, SenderTokenError, open_session
 from rankwatch_service.access.tokens import TokenKind, revoke_token
 from rankwatch_service.api.dependencies.context import Ctx
 from rankwatch_service.api.http.authorization import Require
@@ -56,8 +56,8 @@ def log_in(body: NewSession, context: Ctx, request: Request, response: Response)
         raise ProblemError(
             401, "this login link has already been used", headers={"WWW-Authenticate": "Bearer"}
         ) from error
-    except IngestTokenError as error:
-        raise ProblemError(403, "an ingest token is for agents and opens no session") from error
+    except SenderTokenError as error:
+        raise ProblemError(403, "a token that can only send telemetry or alerts opens no session") from error
     session_cookie(context.settings, response, text)
     return _session(identity, expires)
 

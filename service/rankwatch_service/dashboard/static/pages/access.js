@@ -7,7 +7,7 @@ import { ask, card, guarded, said, shell, statePill, toast } from "../components
 
 const PAGE = 50;
 const DAY_S = 86_400;
-const SCOPES = ["ingest", "read", "operate", "command", "admin"];
+const SCOPES = ["ingest", "alert", "read", "operate", "command", "admin"];
 
 const main = shell("Access");
 const tokens = h("div");

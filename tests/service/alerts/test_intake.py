@@ -1,0 +1,174 @@
+"""Alerts that come in: which jobs they concern, and what stream is told of them; on both databases."""
+
+import pytest
+from sqlalchemy import insert, select, update
+
+from rankwatch_detectors.alerts import ALERTS_MAX as ALERTS_PER_JOB_MAX
+from rankwatch_detectors.alerts import NAMES_MAX
+from rankwatch_service.alerts import rows
+from rankwatch_service.alerts.alert import LASTS_S, Alert
+from rankwatch_service.alerts.intake import take_alerts
+from rankwatch_service.api.background.alert_expiry import AlertExpiry
+from rankwatch_service.log.control_log import ControlLog
+from rankwatch_service.policy.control_records import decode_control
+from rankwatch_service.store.engine import read, write
+from rankwatch_service.store.job_removal import delete_job
+from rankwatch_service.store.models import AgentView, AlertRow, Job
+from tests.support.clock import FakeClock
+
+LABELS = ("rankwatch_job", "job_name")
+
+
+class Site:
+    """gpt runs on node-1 and node-2, bert on node-2, and old, which has ended, did on node-3."""
+
+    def __init__(self, engine):
+        self.engine, self.clock = engine, FakeClock()
+        self.controls = ControlLog(engine, self.clock)
+        self.expiry = AlertExpiry(engine, self.controls, self.clock)
+        now = self.clock.unix_ns()
+        blank = {"attempt": "l.0", "world_size": 4, "ranks_reporting": 4, "step": 9, "step_time_s": 1.0, "loss": 2.0}
+        times = {"first_seen_unix_ns": now, "last_seen_unix_ns": now, "last_progress_unix_ns": now}
+        states = {"gpt": "running", "bert": "stalled", "old": "ended"}
+        hosts = [("gpt", "node-1/agt_1"), ("gpt", "node-2"), ("bert", "node-2"), ("old", "node-3")]
+        with write(engine) as connection:
+            connection.execute(insert(Job), [{"name": job, "state": states[job]} | blank | times for job in states])
+            views = [{"job": job, "host": host, "attempt": "l.0"} for job, host in hosts]
+            seen = {"boot": "b", "ranks": b"", "at_unix_ns": now}
+            connection.execute(insert(AgentView), [one | seen for one in views])
+
+    def post(self, *alerts, may_see=lambda _job: True):
+        """Alerts as `alert` gives them; returns what became of each."""
+        now = self.clock.unix_ns()
+        read_alerts = [
+            Alert.of(labels, {}, None, None if lasts_s is None else now + int(lasts_s * 1e9), "", now)
+            for labels, lasts_s in alerts
+        ]
+        return [str(one) for one in take_alerts(self.engine, self.controls, read_alerts, LABELS, may_see, now)]
+
+    def told(self):
+        """What stream was told: by record its job, and name and state of its alerts."""
+        records = [(one.key, decode_control(one.value)) for one in self.controls.read(0, 10_000)]
+        return [(job, [(one.name, one.state) for one in record.alerts]) for job, record in records]
+
+    def rows(self):
+        with read(self.engine) as connection:
+            return connection.execute(select(AlertRow.job, AlertRow.is_reported).order_by(AlertRow.job)).all()
+
+
+def alert(name="DiskFull", lasts_s=None, **labels):
+    return {"alertname": name, **labels}, lasts_s
+
+
+@pytest.fixture
+def site(engine):
+    return Site(engine)
+
+
+def test_stream_is_told_once_that_an_alert_begins_and_once_that_it_ends(site):
+    assert site.post(alert(job_name="gpt")) == ["begun"]
+    for _ in range(3):
+        site.clock.advance(60)
+        assert site.post(alert(job_name="gpt")) == ["repeated"]
+    assert site.post(alert(job_name="gpt", lasts_s=0)) == ["ended"]
+    assert site.post(alert(job_name="gpt", lasts_s=0)) == ["repeated"]
+    assert site.told() == [("gpt", [("DiskFull", "firing")]), ("gpt", [("DiskFull", "resolved")])]
+    assert site.rows() == []
+
+
+def test_the_jobs_are_those_that_labels_name_else_those_on_the_host(site):
+    for labels, expected in [
+        ({"rankwatch_job": "gpt"}, ["gpt"]),
+        ({"job_name": "gpt", "instance": "node-2"}, ["gpt"]),
+        ({"rankwatch_job": "bert", "job_name": "gpt"}, ["bert"]),
+        ({"instance": "node-1:9100"}, ["gpt"]),
+        ({"Hostname": "node-2.cluster.local"}, ["bert", "gpt"]),
+        ({"job_name": "nobody", "node": "node-1"}, ["gpt"]),
+        ({"job": "gpt"}, []),
+        ({"job_name": "old", "instance": "node-3"}, []),
+        ({"job_name": "\x00", "instance": "\x00"}, []),
+    ]:
+        before = len(site.told())
+        site.post(alert(**labels))
+        assert [job for job, _ in site.told()[before:]] == expected, labels
+
+
+def test_alerts_that_come_together_are_one_record_for_each_job(site):
+    site.post(alert(job_name="gpt"), alert("LinkDown", instance="node-2"))
+    assert site.told() == [
+        ("bert", [("LinkDown", "firing")]),
+        ("gpt", [("DiskFull", "firing"), ("LinkDown", "firing")]),
+    ]
+
+
+def test_an_alert_without_a_job_waits_and_is_reported_once_its_job_is_there(site):
+    assert site.post(alert(job_name="late")) == ["waiting"]
+    assert (site.told(), site.rows()) == ([], [("", False)])
+    with write(site.engine) as connection:
+        connection.execute(update(Job).where(Job.name == "old").values(name="late", state="running"))
+    assert site.post(alert(job_name="late")) == ["begun"]
+    assert (site.told(), site.rows()) == ([("late", [("DiskFull", "firing")])], [("late", True)])
+
+
+def test_an_alert_that_is_not_repeated_expires_at_its_end(site):
+    site.post(alert(job_name="gpt", lasts_s=400), alert("LinkDown", job_name="gpt"))
+    site.clock.advance(LASTS_S - 1)
+    assert site.expiry.run() == 0
+    site.clock.advance(1)
+    assert site.expiry.run() == 1
+    assert site.told()[1:] == [("gpt", [("LinkDown", "expired")])]
+    site.clock.advance(100)
+    assert site.expiry.run() == 1
+    assert site.rows() == []
+
+
+def test_nothing_expires_before_repeats_have_had_time_to_reach_a_service_that_has_just_begun(site):
+    site.post(alert(job_name="gpt"))
+    site.clock.advance(3_600)
+    restarted = AlertExpiry(site.engine, site.controls, site.clock)
+    assert restarted.run() == 0
+    assert site.post(alert(job_name="gpt")) == ["repeated"]
+    site.clock.advance(LASTS_S)
+    assert restarted.run() == 1
+
+
+def test_an_alert_of_a_job_that_has_ended_is_no_longer_its_alert(site):
+    site.post(alert(job_name="gpt"))
+    with write(site.engine) as connection:
+        connection.execute(update(Job).where(Job.name == "gpt").values(state="ended"))
+    site.clock.advance(60)
+    assert site.post(alert(job_name="gpt")) == ["waiting"]
+    site.clock.advance(LASTS_S - 60)
+    assert site.expiry.run() == 1
+    assert site.told()[1:] == [("gpt", [("DiskFull", "expired")])]
+    assert site.rows() == [("", False)]
+
+
+def test_beyond_the_limits_of_a_job_alerts_wait_for_room(site):
+    names = [alert(f"A{number}", job_name="gpt") for number in range(NAMES_MAX + 1)]
+    assert site.post(*names) == ["begun"] * NAMES_MAX + ["waiting"]
+    assert site.post(alert("A0", 0, job_name="gpt")) == ["ended"]
+    assert site.post(names[-1]) == ["begun"]
+    many = [alert("A1", job_name="bert", number=str(number)) for number in range(ALERTS_PER_JOB_MAX + 1)]
+    assert site.post(*many) == ["begun"] * ALERTS_PER_JOB_MAX + ["waiting"]
+
+
+def test_when_too_many_fire_new_ones_are_refused_and_known_ones_go_on(site, monkeypatch):
+    monkeypatch.setattr(rows, "ALERTS_MAX", 2)
+    first = [alert(number=str(number), job_name="gpt") for number in range(2)]
+    assert site.post(*first, alert(number="3", job_name="gpt")) == ["begun", "begun", "refused"]
+    assert site.post(*first) == ["repeated"] * 2
+
+
+def test_whoever_sees_some_jobs_alone_reports_and_ends_alerts_of_these_alone(site):
+    site.post(alert(instance="node-2"))
+    assert site.post(alert(instance="node-2", lasts_s=0), may_see=lambda job: job == "bert") == ["ended"]
+    assert site.told()[2:] == [("bert", [("DiskFull", "resolved")])]
+    assert site.post(alert("LinkDown", job_name="gpt"), may_see=lambda job: job == "bert") == ["waiting"]
+
+
+def test_a_deleted_job_has_no_alerts(site):
+    site.post(alert(job_name="gpt"))
+    with write(site.engine) as connection:
+        delete_job(connection, "gpt", site.clock.unix_ns())
+    assert site.rows() == []
