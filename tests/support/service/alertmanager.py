@@ -20,6 +20,9 @@ needs_alertmanager = pytest.mark.skipif(
     PROGRAM is None or shutil.which("amtool") is None,
     reason="no Alertmanager is installed (Debian: prometheus-alertmanager)",
 )
+needs_amtool = pytest.mark.skipif(
+    shutil.which("amtool") is None, reason="amtool is not installed (Debian: prometheus-alertmanager)"
+)
 
 
 @contextmanager
