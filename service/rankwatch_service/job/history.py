@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -21,8 +21,11 @@ from rankwatch_service.policy.traces import TraceAnswer, trace_answer
 CHANGES_MAX: Final = 32
 """Newest changes kept."""
 
+CONFIGURED_MAX: Final = 32
+"""Newest changes of the configuration kept: what a script declares may come with each step."""
+
 TEXT_MAX: Final = 200
-"""Characters kept of what an agent tells of a refused location."""
+"""Characters kept of what an agent tells of a refused location, and of a change of the configuration."""
 
 ROOTS_SHOWN: Final = 4
 """Checkpoint roots named in the reason why a location is refused."""
@@ -48,6 +51,7 @@ class JobHistory:
         self.ledger = Ledger()
         self.counts: Counter[str] = Counter()
         self._changes: deque[dict[str, Any]] = deque(maxlen=CHANGES_MAX)
+        self._configured: deque[dict[str, Any]] = deque(maxlen=CONFIGURED_MAX)
         self._first_step: int | None = None
 
     @property
@@ -63,6 +67,24 @@ class JobHistory:
     def note(self, what: str, step: int | None, now_s: float) -> None:
         """Add a change."""
         self._changes.append({"what": what, "step": step, "unix_ns": unix_ns(now_s)})
+
+    def configured(self, changes: Iterable[str], step: int | None, now_s: float) -> None:
+        """Add changes of the configuration: of settings that people have changed, or that the script declares.
+
+        Args:
+            changes: what has changed.
+            step: the newest finished step; -1 or None: none is known.
+            now_s: stream time.
+        """
+        known = None if step == -1 else step
+        for what in changes:
+            self.note(what, known, now_s)
+            self._configured.append({"what": what[:TEXT_MAX], "step": known, "unix_ns": unix_ns(now_s)})
+
+    @property
+    def configuration(self) -> tuple[dict[str, Any], ...]:
+        """The newest changes of the configuration, oldest first: {what, step, unix_ns}."""
+        return tuple(self._configured)
 
     def ordered(self, order: OrderPhase, now_s: float) -> None:
         """Add the phases of an order in which ranks act."""
@@ -128,10 +150,12 @@ class JobHistory:
 
         The rank has loaded it, could not save or load it, or its agent did not pass it on.
         """
-        what = "checkpoint loaded"
         if occurrence.kind == "declared":
             what = f"declared: {occurrence.fields.get('what')}"
-        elif occurrence.kind == "checkpoint_failed":
+            self.configured([what], occurrence.step, occurrence.time_s)
+            return
+        what = "checkpoint loaded"
+        if occurrence.kind == "checkpoint_failed":
             what, error = (str(occurrence.fields.get(name, ""))[:TEXT_MAX] for name in ("what", "message"))
             what = f"{what} of a checkpoint failed on rank {occurrence.rank}: {error}"
         elif occurrence.kind == "location_refused":
@@ -216,6 +240,7 @@ class JobHistory:
             "entries": [asdict(entry) for entry in self.ledger.entries],
             "counts": dict(self.counts),
             "changes": list(self._changes),
+            "configured": list(self._configured),
             "first_step": self._first_step,
         }
 
@@ -226,6 +251,7 @@ class JobHistory:
         history.ledger = Ledger(entry_restored(saved) for saved in state["entries"])
         history.counts.update(state["counts"])
         history._changes.extend(state["changes"])
+        history._configured.extend(state.get("configured", ()))  # older snapshots lack it
         history._first_step = state["first_step"]
         return history
 

@@ -201,11 +201,11 @@ class JobStream:
             case JobProject():
                 self.whose = record
             case _:
-                before = self.settings.rules
-                self.settings.take(record)
-                if self._pipeline.tune(self.settings.tuning) and not self._resting:
-                    self.history.note(f"tuning: version {self.settings.tuning.version}", None, now_s)
-                if self.settings.rules != before:  # detectors get them with a start of the attempt
+                rules, changed = self.settings.rules, self.settings.take_for(self.job, record)
+                if self._pipeline.tune(self.settings.tuning):
+                    changed += (f"tuning: version {self.settings.tuning.version}",)
+                self.history.configured(() if self._resting else changed, self._assembler.last_step, now_s)
+                if self.settings.rules != rules:  # detectors get them with a start of the attempt
                     self._observe(filter(None, [self._assembler.start(now_s)]), now_s, effects)
 
     def report(self, kind: str, fields: Mapping[str, Any], now_s: float, effects: Effects) -> None:
@@ -341,7 +341,8 @@ class JobStream:
     def _summarize(self, now_s: float, effects: Effects) -> None:
         hung = hangs(self.correlator.open, self._assembler.attempt)
         counts = self.history.counts + self.devices.counts + self._pipeline.counts
-        if (summary := self._summary.changed(self._assembler, self._heard_s, now_s, hung, counts)) is None:
+        told = self._assembler, self._heard_s, now_s, hung, counts, self.history.configuration
+        if (summary := self._summary.changed(*told)) is None:
             return
         effects.jobs[self.job] = summary
         ended_unix_ns = unix_ns(now_s) if summary.state == "ended" else None

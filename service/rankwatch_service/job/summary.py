@@ -64,6 +64,8 @@ class JobSummary:
     last_progress_unix_ns: int | None
     dropped: Mapping[str, int]
     """Counts of what did not reach the detectors or the charts, by reason."""
+    configuration: tuple[Mapping[str, Any], ...] = ()
+    """The newest changes of the configuration, oldest first: {what, step, unix_ns}."""
 
     def shown(self) -> dict[str, Any]:
         """The fields that the feed carries."""
@@ -180,7 +182,13 @@ class SummaryBuilder:
         self._first_seen_ns, self.attempt, self._attempts = first_seen_unix_ns, attempt, attempts
 
     def changed(
-        self, assembler: Assembler, heard_s: float, now_s: float, hung: bool, without_effect: Mapping[str, int]
+        self,
+        assembler: Assembler,
+        heard_s: float,
+        now_s: float,
+        hung: bool,
+        without_effect: Mapping[str, int],
+        configuration: tuple[Mapping[str, Any], ...] = (),
     ) -> JobSummary | None:
         """The summary as of now; None if it has not changed.
 
@@ -190,6 +198,7 @@ class SummaryBuilder:
             now_s: stream time.
             hung: whether a hang of the running attempt is open.
             without_effect: events without effect, counted by reason.
+            configuration: the newest changes of the configuration.
         """
         if self._first_seen_ns is None:
             self._first_seen_ns = unix_ns(now_s)
@@ -207,6 +216,7 @@ class SummaryBuilder:
             last_seen_unix_ns=unix_ns(heard_s),
             last_progress_unix_ns=self._progress_ns,
             dropped=dict(sorted({**assembler.dropped, **without_effect}.items())),
+            configuration=configuration,
         )
         if summary == self._newest:
             return None
@@ -247,7 +257,8 @@ class SummaryBuilder:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` gave."""
         self.attempt, self._attempts = state["attempt"], state["attempts"]
-        self._newest = None if state["row"] is None else JobSummary(**state["row"])
+        row = state["row"]
+        self._newest = row and JobSummary(**row | {"configuration": tuple(row.get("configuration", ()))})
         self._first_seen_ns, self._paused = state["first_seen_ns"], state["paused"]
         self._loss, self._steps = state["loss"], dict(state["steps"])
         self._progress_ns, self._ordered_ns = state.get("progress_ns"), state.get("ordered_ns", 0)

@@ -77,6 +77,13 @@ class SettingsInForce:
             case _:
                 pass
 
+    def take_for(self, job: str, record: ControlRecord) -> tuple[str, ...]:
+        """Apply a control record; returns what has changed for one job but its tuning, in words."""
+        policy, rules = self.policy, self.rules_of(job)
+        self.take(record)
+        changed = {"policy changed": self.policy != policy, "rules on metrics changed": self.rules_of(job) != rules}
+        return tuple(what for what, is_so in changed.items() if is_so)
+
     def copy(self) -> SettingsInForce:
         """A copy for one job, which changes alone while that job's past is replayed."""
         settings = SettingsInForce()

@@ -155,6 +155,8 @@ def test_a_change_is_among_what_happened_before_an_incident(service):
     train(service, stream, range(110, 113), loss=6.0)
     (changes,) = service.column(select(models.Incident.changes_before))
     assert "tuning: version 1" in [change["what"] for change in changes]
+    (configuration,) = service.column(select(models.Job.configuration))
+    assert [(change["what"], change["step"]) for change in configuration] == [("tuning: version 1", 99)]
 
 
 def test_detectors_are_made_anew_only_if_the_tuning_is_another_one():

@@ -118,6 +118,15 @@ class OpenOrder(ApiReply):
     detail: str
 
 
+class ConfigurationChange(ApiReply):
+    """A change of the settings that hold for a job, or one that its script declares."""
+
+    what: str
+    step: int | None
+    """The newest finished step then; null before the first."""
+    unix_ns: int
+
+
 class JobDetail(Job):
     """A job with the topology of its current attempt, the ledger's advice and its open orders."""
 
@@ -131,6 +140,9 @@ class JobDetail(Job):
     """Whether a rollback, relaunch or stop of it needs the approval of another person than its requester."""
     dropped: dict[str, int]
     """Telemetry without effect, counted by reason."""
+    configuration: list[ConfigurationChange]
+    """The newest changes of the configuration, oldest first: tuning, rules on metrics and policy as far as they concern
+    the job, and what its script declares."""
 
 
 class Attempt(ApiReply):
@@ -231,6 +243,7 @@ def show_job(job: str, context: Ctx, precondition: PreconditionDep, _identity: R
         in_use=used,
         two_people=two_people,
         dropped=row["dropped"],
+        configuration=row["configuration"],
     )
     return precondition.show(detail, editable(detail))
 

@@ -29,6 +29,8 @@ class Job(Base):
     """When the newest step was finished on all ranks; null before the first."""
     dropped: Mapped[dict[str, Any]] = mapped_column(default=dict)
     """Records and batches that did not reach detection, counted by reason, those that agents lost included."""
+    configuration: Mapped[list[Any]] = mapped_column(default=list)
+    """The newest changes of the configuration, oldest first: {what, step, unix_ns}."""
     archived_unix_ns: Mapped[int | None]
     """When a person hid it from the lists; null: it is shown. Telemetry sets it back to null."""
 

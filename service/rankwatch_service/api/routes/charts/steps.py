@@ -19,6 +19,7 @@ from rankwatch_service.series.heat_tile import LAYOUT, MEDIA_TYPE, gzipped, tile
 from rankwatch_service.series.query import (
     POINTS_MAX,
     RANKS_MAX,
+    STEP_MAX,
     HeatMap,
     Reduce,
     Side,
@@ -27,7 +28,9 @@ from rankwatch_service.series.query import (
     series,
 )
 from rankwatch_service.series.query import Segment as SeriesSegment
+from rankwatch_service.series.read import Range
 from rankwatch_service.series.rollups import Single
+from rankwatch_service.series.step_times import StepTimes
 from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import Job
 
@@ -77,6 +80,8 @@ class AttemptSeries(ApiReply):
 
     attempt: str
     step: list[int]
+    at_unix_ns: list[int]
+    """With `times`, about when each of `step` was made; else empty."""
     lines: list[SeriesLine]
     missing: list[int]
 
@@ -118,15 +123,18 @@ def show_series(
     ranks: Annotated[str | None, Query(pattern=r"^\d+(-\d+)?(,\d+(-\d+)?)*$", max_length=1_000)] = None,
     reduce: Annotated[Reduce, Query()] = Reduce.MEAN,
     points: Annotated[int, Query(ge=1, le=POINTS_MAX)] = 1_000,
+    times: Annotated[bool, Query(description="Also when the steps were made")] = False,
 ) -> Series:
     """A metric over steps, one segment for each attempt. `ranks` is a list such as 0,4-7."""
     _require_job(context, job)
     chosen = chosen_numbers(ranks, "ranks") if ranks else []
     found = series(context.engine, job, metric, from_step or 0, to_step, chosen, reduce, points)
+    made = StepTimes(context.engine, Range(job, metric, from_step or 0, to_step or STEP_MAX)) if times else None
     segments = [
         AttemptSeries(
             attempt=segment.attempt,
             step=segment.step.tolist(),
+            at_unix_ns=made.of(segment.attempt, segment.step).tolist() if made else [],
             lines=lines_of(segment),
             missing=segment.missing.tolist(),
         )
