@@ -20,7 +20,7 @@ from tests.support.trials.trial import Act, rank_steps
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 PLAY_S = 28.0
-"""Of the small scenario, as far as faults are injected; its last job ends after 49 s."""
+"""Of the small scenario, as far as faults are injected; its last job ends after 59 s."""
 
 
 def streams_killed(cluster: Cluster, seed: int) -> Iterable[Act]:

@@ -59,7 +59,7 @@ def small() -> dict[str, Job]:
     return {
         "alpha": Job(world_size=16, steps=62, seed=31, **size).inject(Slow(5, 30, 2.0, until_step=48)),
         "beta": Job(world_size=8, steps=72, seed=32, **size).inject(NonFinite(3, 35)),
-        "gamma": Job(world_size=8, steps=38, seed=33, **size).inject(Hang(2, 25, seconds=30.0)),
+        "gamma": Job(world_size=8, steps=38, seed=33, **size).inject(Hang(2, 25, seconds=40.0)),
     }
 
 
@@ -126,6 +126,8 @@ class Fleet:
         deadline_s = time.monotonic() + DRAIN_S
         while any(sender.behind or not sender.idle for sender in self._senders.values()):
             if time.monotonic() > deadline_s:
+                late = {name: sender.trouble for name, sender in self._senders.items() if not sender.idle}
+                print(f"not everything was accepted within {DRAIN_S:.0f} s: {late}", flush=True)
                 return False
             time.sleep(0.05)
         for sender in self._senders.values():
