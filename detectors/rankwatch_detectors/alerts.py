@@ -23,7 +23,7 @@ ALERTS_MAX: Final = 512
 """Alerts that fire in one job at a time: one of each of 512 hosts, 0.5 MB."""
 
 LISTED_MAX: Final = 16
-"""Alerts of one name that the evidence lists; a count says how many there are."""
+"""Alerts of one name that the evidence lists, the gravest first; a count says how many there are."""
 
 _GRAVITY: Final = (Severity.INFO, Severity.WARNING, Severity.CRITICAL)
 
@@ -91,11 +91,11 @@ class AlertDetector(DispatchingDetector):
 
     def _tell(self, name: str) -> list[Finding]:
         """Report the alerts of a name that fire now."""
-        scope, alerts = IncidentScope.of_alert(name), list(self._firing[name].values())
+        scope, alerts = IncidentScope.of_alert(name), sorted(self._firing[name].values(), key=_gravity, reverse=True)
         ranks = [self._ranks(alert) for alert in alerts]
         told: dict[str, Any] = {
             "attempt": self.attempt,
-            "severity": max((Severity(alert["severity"]) for alert in alerts), key=_GRAVITY.index),
+            "severity": Severity(alerts[0]["severity"]),
             # One alert about the whole job makes all of them about it.
             "ranks": tuple(dict.fromkeys(rank for some in ranks for rank in some)) if all(ranks) else (),
             "detected_time_s": self.now_s,
@@ -168,15 +168,19 @@ def _first_label(name: str) -> str:
     return name.partition(".")[0]
 
 
+def _gravity(alert: Mapping[str, Any]) -> int:
+    return _GRAVITY.index(Severity(alert["severity"]))
+
+
 def _summary(name: str, alerts: Sequence[Mapping[str, Any]]) -> str:
-    first = str(alerts[0]["summary"]).rstrip(".") or "no summary"
-    return f"Alert {name}: {first}." if len(alerts) == 1 else f"{len(alerts)} alerts {name}, the first: {first}."
+    gravest = str(alerts[0]["summary"]).rstrip(".") or "no summary"
+    return f"Alert {name}: {gravest}." if len(alerts) == 1 else f"{len(alerts)} alerts {name}, the gravest: {gravest}."
 
 
 def _evidence(name: str, alerts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    first = alerts[0]
+    gravest = alerts[0]
     listed = [{"summary": one["summary"], "labels": _text(one["labels"])} for one in alerts[:LISTED_MAX]]
-    told = {"alert": name, "alerts_firing": len(alerts), "url": first["url"], "runbook_url": first["runbook_url"]}
+    told = {"alert": name, "alerts_firing": len(alerts), "url": gravest["url"], "runbook_url": gravest["runbook_url"]}
     return {key: value for key, value in told.items() if value != ""} | {"alerts": listed}
 
 

@@ -85,9 +85,10 @@ def test_it_names_the_ranks_of_the_host_or_the_rank_that_its_labels_name(
 
 def test_alerts_of_one_name_are_one_episode_that_ends_with_the_last_of_them() -> None:
     detector = begun()
-    (opened,) = receive(detector, alert("a", hosts=("node-0",)), alert("b", hosts=("node-1",), severity="critical"))
-    assert (opened.severity, opened.ranks) == (Severity.CRITICAL, (0, 1, 2, 3))
-    assert opened.summary == "2 alerts DiskFull, the first: The disk is full."
+    graver = {"severity": "critical", "summary": "The disk is about to be full."}
+    (opened,) = receive(detector, alert("a", hosts=("node-0",)), alert("b", hosts=("node-1",), **graver))
+    assert (opened.severity, opened.ranks) == (Severity.CRITICAL, (2, 3, 0, 1))
+    assert opened.summary == "2 alerts DiskFull, the gravest: The disk is about to be full."
     (fewer,) = receive(detector, alert("b", "resolved"))
     assert (fewer.change, fewer.severity, fewer.ranks) == (Change.UPDATE, Severity.WARNING, (0, 1))
     (end,) = receive(detector, alert("a", "expired"))

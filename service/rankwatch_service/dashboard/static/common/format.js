@@ -114,7 +114,7 @@ export function measured(name, value) {
 
 const UNITS = [/_unix_ns$/, /_(bytes_|bits_)?per_s$/, /_s$/, /_bytes$/, /_ratio$/, /_celsius$/, /_w$/, /_hz$/];
 
-const ACRONYMS = { cpu: "CPU", gpu: "GPU", id: "ID", io: "I/O", nan: "NaN", pci: "PCI", sm: "SM", uuid: "UUID", xid: "Xid" };
+const ACRONYMS = { cpu: "CPU", gpu: "GPU", id: "ID", io: "I/O", nan: "NaN", pci: "PCI", sm: "SM", url: "URL", uuid: "UUID", xid: "Xid" };
 
 export function words(name) {
   const bare = UNITS.reduce((text, unit) => text.replace(unit, ""), name).replace(/[._]+/g, " ").trim();

@@ -94,6 +94,7 @@ function shown(name, value) {
     if (value.every((one) => typeof one === "string" && one.endsWith("."))) return value.slice(0, LIST_MAX).map((one) => h("div", {}, one));
     return value.slice(0, LIST_MAX).map((one) => measured(name, one)).join(", ") + (value.length > LIST_MAX ? ` +${value.length - LIST_MAX}` : "");
   }
+  if (/^https?:\/\/\S+$/.test(value)) return h("a", { href: value }, value);
   if (value !== null && typeof value === "object") return line(value, name) || h("span", { class: "faint" }, "none");
   return measured(name, value);
 }
