@@ -92,7 +92,10 @@ class AlertDetector(DispatchingDetector):
     def _tell(self, name: str) -> list[Finding]:
         """Report the alerts of a name that fire now."""
         scope, alerts = IncidentScope.of_alert(name), sorted(self._firing[name].values(), key=_gravity, reverse=True)
-        ranks = [self._ranks(alert) for alert in alerts]
+        hosts: dict[str, list[str]] = {}
+        for host in self._ranks_of:
+            hosts.setdefault(host_key(host), []).append(host)
+        ranks = [self._ranks(alert, hosts) for alert in alerts]
         told: dict[str, Any] = {
             "attempt": self.attempt,
             "severity": Severity(alerts[0]["severity"]),
@@ -134,18 +137,24 @@ class AlertDetector(DispatchingDetector):
             )
         ]
 
-    def _ranks(self, alert: Mapping[str, Any]) -> list[int]:
-        """The ranks that an alert is about; empty: the whole job."""
+    def _ranks(self, alert: Mapping[str, Any], hosts: Mapping[str, Sequence[str]]) -> list[int]:
+        """The ranks that an alert is about; empty: the whole job. `hosts` are those of the job by their key."""
         rank = alert["rank"]
         if rank is not None and 0 <= rank < self.world_size:
             return [rank]
-        named = alert["hosts"]
-        return [
-            rank
-            for host, ranks in self._ranks_of.items()
-            if any(is_same_host(name, host) for name in named)
-            for rank in ranks
-        ]
+        named = [host for name in alert["hosts"] for host in hosts.get(host_key(name), ()) if is_same_host(name, host)]
+        return [rank for host in dict.fromkeys(named) for rank in self._ranks_of[host]]
+
+
+def host_key(name: str) -> str:
+    """What all names of a host have in common: what stands before port and domain; all of an address.
+
+    >>> host_key("node-17.cluster.local:9100")
+    'node-17'
+    """
+    name = _without_port(name)
+    first = name.partition(".")[0]
+    return name if first.isdecimal() else first
 
 
 def is_same_host(name: str, host: str) -> bool:
@@ -154,18 +163,13 @@ def is_same_host(name: str, host: str) -> bool:
     >>> is_same_host("node-17.cluster.local:9100", "node-17")
     True
     """
-    name = name if name.count(":") > 1 else name.partition(":")[0]
-    if not name or not host:
-        return False
-    return name == host or ((_is_short(name) or _is_short(host)) and _first_label(name) == _first_label(host))
+    name = _without_port(name)
+    either_is_short = "." not in name or "." not in host
+    return name == host != "" or (either_is_short and host_key(name) == host_key(host) != "")
 
 
-def _is_short(name: str) -> bool:
-    return "." not in name
-
-
-def _first_label(name: str) -> str:
-    return name.partition(".")[0]
+def _without_port(name: str) -> str:
+    return name if name.count(":") > 1 else name.partition(":")[0]
 
 
 def _gravity(alert: Mapping[str, Any]) -> int:

@@ -57,8 +57,9 @@ _FNV_PRIME: Final = 0x100000001B3
 class Alert:
     """One alert, as it was reported last."""
 
+    fingerprint: str
+    """16 hexadecimal digits that identify it: those by which Alertmanager knows it."""
     labels: Mapping[str, str]
-    """They identify it."""
     annotations: Mapping[str, str]
     """They describe it."""
     starts_unix_ns: int
@@ -92,21 +93,12 @@ class Alert:
             raise ValueError("endsAt is before startsAt")
         kept = list(annotations.items())[:ANNOTATIONS_MAX]
         cut = {name[:NAME_CHARS_MAX]: text[:ANNOTATION_CHARS_MAX] for name, text in kept if text}
-        return cls(labels, cut, min(starts_unix_ns, now_unix_ns), ends_unix_ns, _link(url))
+        return cls(_fingerprint(labels), labels, cut, min(starts_unix_ns, now_unix_ns), ends_unix_ns, _link(url))
 
     @property
     def name(self) -> str:
         """Its name; alerts of one name are one incident."""
         return self.labels.get(NAME_LABEL, "unnamed")
-
-    @property
-    def fingerprint(self) -> str:
-        """16 hexadecimal digits that identify it: those by which Alertmanager knows it."""
-        digest = _FNV_OFFSET
-        for name in sorted(self.labels):
-            for byte in (*name.encode(), 0xFF, *self.labels[name].encode(), 0xFF):
-                digest = (digest ^ byte) * _FNV_PRIME % 2**64
-        return f"{digest:016x}"
 
     @property
     def severity(self) -> Severity:
@@ -152,6 +144,14 @@ class Alert:
             url=self.url,
             runbook_url=_link(self.annotations.get("runbook_url", "")),
         )
+
+
+def _fingerprint(labels: Mapping[str, str]) -> str:
+    """FNV-1a of the labels, sorted by name."""
+    digest = _FNV_OFFSET
+    for byte in b"".join(name.encode() + b"\xff" + labels[name].encode() + b"\xff" for name in sorted(labels)):
+        digest = (digest ^ byte) * _FNV_PRIME % 2**64
+    return f"{digest:016x}"
 
 
 def _check_labels(labels: Mapping[str, str]) -> None:

@@ -7,7 +7,7 @@ from typing import Final
 
 from sqlalchemy import Connection, and_, select
 
-from rankwatch_detectors.alerts import is_same_host
+from rankwatch_detectors.alerts import host_key, is_same_host
 from rankwatch_service.alerts.alert import Alert
 from rankwatch_service.names import is_name
 from rankwatch_service.store.models import AgentView, Job
@@ -47,13 +47,17 @@ def visible(jobs: Mapping[str, Sequence[str]], may_see: Callable[[str], bool]) -
     return {key: [name for name in names if may_see(name)] for key, names in jobs.items()}
 
 
-def _hosts(connection: Connection, now_unix_ns: int) -> list[tuple[str, str]]:
-    """Hosts with the jobs whose running attempt is on them."""
+def _hosts(connection: Connection, now_unix_ns: int) -> dict[str, list[tuple[str, str]]]:
+    """Hosts with the jobs whose running attempt is on them, by the key of the host."""
     running = and_(Job.name == AgentView.job, Job.attempt == AgentView.attempt, Job.state != "ended")
     seen = select(AgentView.host, AgentView.job).join(Job, running).where(AgentView.at_unix_ns > now_unix_ns - SEEN_NS)
-    return [(host.partition("/")[0], job) for host, job in connection.execute(seen.order_by(AgentView.job))]
+    found: dict[str, list[tuple[str, str]]] = {}
+    for host_and_agent, job in connection.execute(seen.order_by(AgentView.job)):
+        host = host_and_agent.partition("/")[0]
+        found.setdefault(host_key(host), []).append((host, job))
+    return found
 
 
-def _on_hosts(alert: Alert, hosts: Sequence[tuple[str, str]]) -> list[str]:
-    here = (job for host, job in hosts if any(is_same_host(name, host) for name in alert.hosts))
-    return list(dict.fromkeys(here))[:JOBS_PER_ALERT_MAX]
+def _on_hosts(alert: Alert, hosts: Mapping[str, Sequence[tuple[str, str]]]) -> list[str]:
+    here = (job for name in alert.hosts for host, job in hosts.get(host_key(name), ()) if is_same_host(name, host))
+    return sorted(set(here))[:JOBS_PER_ALERT_MAX]
