@@ -64,12 +64,12 @@ def assert_equal(found, reference) -> None:
 def test_the_recording_holds_what_it_should(reference):
     kinds = {(row["job"], row["kind"]) for row in reference["incident"]}
     found = {("nan", "nonfinite"), ("slow", "straggler"), ("hang", "hang"), ("hang", "rank_lost")}
-    assert kinds == found | {("slow", "metric"), ("hang", "metric")}
+    assert kinds == found | {(job, kind) for job in ("slow", "hang") for kind in ("metric", "alert")}
     assert {row["action"] for row in reference["command"]} == {"rollback", "relaunch", "stacks"}
     assert {row["state"] for row in reference["outbox"]} == {"waiting", "silenced"}
     assert {row["what"] for row in reference["incident_transition"]} >= {"acknowledged", "commented", "resolved"}
     assert {row["value"] for row in reference["dead_letter"]} == {b"rubbish"}
-    by_settings = [row for row in reference["incident"] if row["kind"] != "metric"]
+    by_settings = [row for row in reference["incident"] if row["kind"] not in ("metric", "alert")]
     versions = {row["job"]: row["evidence"].get("tuning_version") for row in by_settings}
     assert versions == {"nan": 2, "slow": 1, "hang": 2}
     assert all(row["state"] == "resolved" for row in reference["incident"])

@@ -19,9 +19,11 @@ from rankwatch_service.log.control_log import ControlLog
 from rankwatch_service.log.sql_log import SqlLog
 from rankwatch_service.names import ALL_JOBS
 from rankwatch_service.policy.control_records import (
+    AlertsReceived,
     Judgement,
     ReceiverRoute,
     ReceiversSet,
+    ReportedAlert,
     RulesSet,
     SilenceSet,
     encode_control,
@@ -78,8 +80,16 @@ def control(time_s: float, key: str, record) -> Timed:
     return Timed(time_s, Entry(key, encode_control(record)), control=True)
 
 
+def alerts(state: str, *hosts: str) -> AlertsReceived:
+    """An alert of each of these hosts."""
+    return AlertsReceived(
+        tuple(ReportedAlert(host, "DiskFull", state, summary="full", hosts=(host,)) for host in hosts)
+    )
+
+
 def recording() -> list[Timed]:
-    """About 1,200 records: five kinds of faults, what people set, a silence, an acknowledgement, repeats, rubbish."""
+    """About 1,200 records: five kinds of faults, what people set, a silence, an acknowledgement, alerts that outlast a
+    launch, repeats, rubbish."""
     size = {"world_size": 8, "step_s": 0.5}
     nan = Job(steps=130, seed=1, **size, placement=RankPlacement(ranks_per_host=4)).inject(
         NonFinite(3, 80), Restart(84, 70, relaunch=False)
@@ -103,6 +113,11 @@ def recording() -> list[Timed]:
         control(60.0, ALL_JOBS, TuningSet(3)),
         control(34.8, "nan", Judgement(FIRST, "acknowledged", "ann", "looking")),
         control(35.0, "nan", Judgement(FIRST, "commented", "ann", "bad batch of data")),
+        control(12.0, "slow", alerts("firing", "host-0", "elsewhere")),
+        control(30.0, "slow", alerts("resolved", "elsewhere")),
+        control(48.0, "slow", alerts("expired", "host-0")),
+        control(25.0, "hang", alerts("firing", "host-0")),
+        control(60.0, "hang", alerts("resolved", "host-0")),
         Timed(20.0, Entry("slow", b"rubbish")),
     ]
     sources = [telemetry("nan", nan), telemetry("slow", slow), telemetry("hang", hang)]
