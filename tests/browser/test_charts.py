@@ -4,14 +4,15 @@ import re
 
 import pytest
 from playwright.sync_api import expect
-from sqlalchemy import insert
+from sqlalchemy import insert, update
 
 from rankwatch_service.simulate.faults import Restart
 from rankwatch_service.simulate.job import Job
 from rankwatch_service.store.engine import write
-from rankwatch_service.store.models import Checkpoint
+from rankwatch_service.store.models import Attempt, Checkpoint, SeriesChunk
+from rankwatch_service.store.models import Job as JobRow
 from tests.browser.conftest import BAD_STEP, until
-from tests.browser.office import PATIENCE_MS
+from tests.browser.office import PATIENCE_MS, S
 from tests.support.service.stored_series import store
 
 pytestmark = pytest.mark.browser
@@ -236,6 +237,64 @@ def test_charts_of_a_job_note_its_checkpoints(office):
     expect(chart).to_have_attribute(
         "aria-label", re.compile("saved at step 5. saved at step 3|saved at step 3. saved at")
     )
+
+
+def test_over_time_charts_share_a_cursor_note_changes_of_the_configuration_and_keep_the_axis_in_the_address(office):
+    store(office.api.engine, Job(world_size=4, steps=120).inject(Restart(80, to_step=40)))
+    began = office.now - 240 * S
+    changes = [{"what": "rules on metrics changed", "step": 20, "unix_ns": began + 60 * S}]
+    with write(office.api.engine) as connection:
+        for attempt, first, last, at in (("launch0.0", 0, 80, began), ("launch1.0", 40, 119, began + 120 * S)):
+            ran = {"first_step": first, "last_step": last, "started_unix_ns": at}
+            connection.execute(update(Attempt).where(Attempt.attempt == attempt).values(**ran))
+        connection.execute(update(JobRow).values(configuration=changes, step=119))
+        connection.execute(
+            update(SeriesChunk).where(SeriesChunk.attempt == "launch0.0").values(at_unix_ns=began + 120 * S)
+        )
+    page = office.goto("/jobs/gpt")
+    chart = line_charts(page).first
+    expect(chart).to_have_attribute("aria-label", re.compile("rules on metrics changed at step 20"))
+    page.get_by_label("Axis").select_option("time")
+    expect(page).to_have_url(re.compile(r"\?axis=time$"))
+    over_time = re.compile(
+        r"^Loss over time\. From (\d\d:\d\d:\d\d) to .*rules on metrics changed at \d.*attempt 2 at \d"
+    )
+    expect(chart).to_have_attribute("aria-label", over_time)
+    page.reload()
+    expect(page.get_by_role("img", name=over_time)).to_be_visible()
+    expect(page.get_by_role("img", name=re.compile(r"^Step time.* over time\. "))).to_be_visible()
+    until(page, "/over steps [0-9]/.test(document.querySelector('canvas.heat')?.ariaLabel)")
+    point_at(page, page.locator(".charts canvas.line").first, 0.25)
+    until(page, f"{TIPS}.length === 3")
+    tips = page.evaluate(TIPS)
+    assert len({re.match(r"\d\d:\d\d:\d\d\n", tip)[0] for tip in tips}) == 1
+    assert "attempt launch0.0" in tips[0]
+    expect(page.locator(".heatbox .hair")).to_be_visible()
+
+
+NOTES = """async (url) => {
+  const { paintNotes } = await import(url);
+  const context = document.createElement("canvas").getContext("2d");
+  context.font = "11px sans-serif";
+  const drawn = [];
+  context.fillText = (text, x, y) => drawn.push({ text, x, y, to: x + context.measureText(text).width });
+  const frame = { left: 0, right: 600, top: 0, bottom: 200, x: [0, 600], y: [0, 1] };
+  const name = (n) => (n % 3 ? "captured" : `declared: learning rate ${n}`);
+  const events = [...Array(40).keys()].map((n) => ({ step: 15 * n, text: name(n) }));
+  paintNotes(context, frame, events, () => "#000");
+  return drawn;
+}"""
+
+
+def test_notes_never_stand_on_each_other_and_long_ones_are_cut(office):
+    page = office.goto("/jobs")
+    module = page.evaluate("new URL('../charts/line_paint.js', document.querySelector('script[type=module]').src).href")
+    notes = page.evaluate(NOTES, module)
+    assert len(notes) > 6
+    assert max(len(note["text"]) for note in notes) == 24
+    for one in notes:
+        for other in notes:
+            assert one is other or one["y"] != other["y"] or one["x"] >= other["to"] or other["x"] >= one["to"]
 
 
 def test_each_attempt_has_a_line_of_its_own_which_a_picker_chooses(office):

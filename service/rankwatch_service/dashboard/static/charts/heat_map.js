@@ -36,7 +36,7 @@ export class HeatMap {
     this.canvas.addEventListener("pointermove", (event) => this.#point(event));
     this.canvas.addEventListener("pointerleave", () => this.#leave());
     new ResizeObserver(() => this.draw()).observe(this.element);
-    AXES.step.join(this);
+    for (const axis of Object.values(AXES)) axis.join(this);
   }
 
   // `relative` shades each cell by its ratio to the median of its column. `outlines` are {ranks, from, to, severity}; no
@@ -204,12 +204,17 @@ export class HeatMap {
 
   // The place that the charts of the page show.
   pointed() {
-    const { at } = AXES.step;
-    const column = at === null || !this.grid?.steps.length || this.axes || !this.frame ? -1 : this.#column(at);
+    const { at } = this.timeOf ? AXES.time : AXES.step;
+    const column = at === null || !this.grid?.steps.length || this.axes || !this.frame ? -1 : this.timeOf ? this.#columnAt(at) : this.#column(at);
     this.hair.hidden = column < 0;
     if (column < 0) return;
     const last = this.frame.lines.at(-1);
     Object.assign(this.hair.style, { left: `${LEFT_PX + (column + 0.5) * this.frame.columnPx}px`, top: `${GUTTER.top}px`, height: `${last.top + last.height - GUTTER.top}px` });
+  }
+
+  // The last column that began by a time; -1 before the first.
+  #columnAt(time) {
+    return this.grid.steps.findLastIndex((step) => this.timeOf(step) <= time);
   }
 
   #at(event) {

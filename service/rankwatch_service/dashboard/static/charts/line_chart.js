@@ -36,12 +36,12 @@ export class Chart {
 
   // `lines` are {name, steps, low, high, colour, band, dash, thin, level}, the steps of each ascending: between low and
   // high it is filled; a level, such as a threshold, has two points. `marks` are steps by kind {nan, inf, minusInf,
-  // missing}; `incidents` and `attempts` are drawn on the step axis, and so are `events` {step, text}. `log`: a
-  // logarithmic axis, for lines whose values are all positive. `times` changes the axis.
-  show(lines, marks, incidents = [], attempts = [], { events = [], log = false, times = this.times } = {}) {
+  // missing}; `incidents` {from, to, severity} and `events` {step, text, begins} are drawn along the axis; `begins`: with
+  // it an attempt begins. `log`: a logarithmic axis, for lines whose values are all positive. `times` changes the axis.
+  show(lines, marks, incidents = [], { events = [], log = false, times = this.times, label = this.label } = {}) {
     if (times !== this.times) this.#over(times);
-    this.last = { lines, marks: marks ?? NO_MARKS, incidents, attempts, events, log };
-    this.canvas.setAttribute("aria-label", inWords(this.label, this.metric, times, this.last));
+    this.last = { lines, marks: marks ?? NO_MARKS, incidents, events, log };
+    this.canvas.setAttribute("aria-label", inWords(label, this.metric, times, this.last));
     this.draw();
   }
 

@@ -7,6 +7,8 @@ const LABEL_PX = 11;
 const NOTE_ROWS = 3; // notes that would overlap go one row down
 const NOTE_PX = 13;
 const NOTE_GAP_PX = 6;
+const NOTE_CHARS = 24;
+const LINE_GAP_PX = 3; // dashed lines that would stand closer are one
 const ARROW_PX = 5;
 const HALO_PX = 3; // around a note, so that it can be read above a line
 const THIN_ALPHA = 0.55;
@@ -46,7 +48,7 @@ export function paintAxes(context, frame, { xTicks, yTicks, ink }) {
 }
 
 // Incidents as tinted spans, beginnings of attempts as dotted lines, and other events as dashed lines.
-export function paintEvents(context, frame, { incidents, attempts, events, ink }) {
+export function paintEvents(context, frame, { incidents, events, ink }) {
   const { left, right, top, bottom } = frame;
   const inside = (x) => Math.min(right, Math.max(left, x));
   for (const { from, to, severity } of incidents) {
@@ -59,8 +61,13 @@ export function paintEvents(context, frame, { incidents, attempts, events, ink }
     context.globalAlpha = 1;
     if (x0 >= left) stroke(context, colour, [[x0, top], [x0, bottom]], 1.5);
   }
-  for (const at of attempts) upright(context, frame, at, ink("--line-strong"), [2, 3]);
-  for (const { step } of events) upright(context, frame, step, ink("--line-strong"), [4, 3]);
+  let drawn = -Infinity;
+  for (const { step, begins } of events.toSorted((a, b) => a.step - b.step)) {
+    const x = placed.x(frame, step);
+    if (!begins && x - drawn < LINE_GAP_PX) continue;
+    upright(context, frame, step, ink("--line-strong"), begins ? [2, 3] : [4, 3]);
+    drawn = x;
+  }
 }
 
 // What the dashed lines are, above all other lines.
@@ -69,9 +76,10 @@ export function paintNotes(context, frame, events, ink) {
   const last = {}; // by text, where its last note ends
   context.textBaseline = "top";
   context.textAlign = "left";
-  for (const { step, text } of events.toSorted((a, b) => a.step - b.step)) {
+  for (const { step, text: full } of events.toSorted((a, b) => a.step - b.step)) {
     const x = placed.x(frame, step);
     if (!isWithin(frame, x)) continue;
+    const text = full.length > NOTE_CHARS ? `${full.slice(0, NOTE_CHARS - 1)}…` : full;
     const wide = context.measureText(text).width;
     const at = Math.min(x + 3, frame.right - wide);
     const row = ends.findIndex((end) => end < at);

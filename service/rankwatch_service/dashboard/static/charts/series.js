@@ -7,21 +7,43 @@ const POINTS = 320;
 const MARK = { ABSENT: 0, FINITE: 1, MINUS_INF: 2, INF: 3, NAN: 4 };
 const KIND_OF_MARK = [KIND.MISSING, KIND.FINITE, KIND.MINUS_INF, KIND.INF, KIND.NAN];
 
-// The mean over ranks since a step, of one attempt or of all (""): {lines, marks}. Each attempt has a line of its own, since
-// steps repeat after a rollback; those before the newest are drawn faintly below it.
-export async function mean(job, metric, from, attempt = "") {
-  const segments = of(attempt, await read(job, metric, from, "mean"));
-  return { lines: [...earlier(segments, "mean"), ...segments.slice(-1).map((one) => line([one], "mean", { name: "mean", colour: "--accent" }))], marks: marks(segments) };
+// The mean over ranks since a step, of one attempt or of all (""): {lines, marks, timeOf}. Each attempt has a line of its
+// own, since steps repeat after a rollback; those before the newest are drawn faintly below it, the last of them dashed.
+// With `times` the lines are over times in ms, and `timeOf` gives the time of a step; without, it is null.
+export async function mean(job, metric, from, { attempt = "", times = false } = {}) {
+  const { segments, timeOf } = await segmentsOf(job, metric, from, "mean", attempt, times);
+  return { lines: [...earlier(segments, "mean"), ...segments.slice(-1).map((one) => line([one], "mean", { name: "mean", colour: "--accent" }))], marks: marks(segments), timeOf };
 }
 
 // Median, 5th to 95th percentile and slowest of the ranks since a step, as `mean`; of earlier attempts only the median.
-export async function fan(job, metric, from, attempt = "") {
-  const segments = of(attempt, await read(job, metric, from, "fan"));
-  return { lines: [...earlier(segments, "p50"), ...segments.slice(-1).flatMap((one) => fanOf([one], "slowest").lines)], marks: marks(segments) };
+export async function fan(job, metric, from, { attempt = "", times = false } = {}) {
+  const { segments, timeOf } = await segmentsOf(job, metric, from, "fan", attempt, times);
+  return { lines: [...earlier(segments, "p50"), ...segments.slice(-1).flatMap((one) => fanOf([one], "slowest").lines)], marks: marks(segments), timeOf };
+}
+
+async function segmentsOf(job, metric, from, reduce, attempt, times) {
+  const segments = of(attempt, await read(job, metric, from, reduce, { times }));
+  if (!times) return { segments, timeOf: null };
+  const timed = segments.filter((one) => one.at_unix_ns.length > 0);
+  return { segments: timed.map(overTime), timeOf: (step) => timeIn(timed.findLast((one) => one.step[0] <= step) ?? timed[0], step) };
+}
+
+// A segment whose places are times.
+function overTime(segment) {
+  return { ...segment, step: segment.at_unix_ns.map((ns) => ns / 1e6), missing: segment.missing.map((step) => timeIn(segment, step)) };
+}
+
+// When a segment made a step, in ms; between two points steps are equally long.
+function timeIn(segment, step) {
+  if (!segment) return null;
+  const { step: steps, at_unix_ns: at } = segment;
+  const n = Math.max(0, steps.findLastIndex((one) => one <= step));
+  const share = n + 1 < steps.length ? Math.max(0, step - steps[n]) / (steps[n + 1] - steps[n]) : 0;
+  return (at[n] + share * ((at[n + 1] ?? at[n]) - at[n])) / 1e6;
 }
 
 const of = (attempt, segments) => (attempt ? segments.filter((one) => one.attempt === attempt) : segments);
-const earlier = (segments, name) => segments.slice(0, -1).map((one) => line([one], name, { name: `attempt ${one.attempt}`, colour: "--faint", thin: true }));
+const earlier = (segments, name) => segments.slice(0, -1).map((one, n, all) => line([one], name, { name: `attempt ${one.attempt}`, colour: "--faint", thin: true, dash: n === all.length - 1 ? "dash" : null }));
 
 function fanOf(segments, highest) {
   const [low, high] = [line(segments, "p5", {}), line(segments, "p95", {})];

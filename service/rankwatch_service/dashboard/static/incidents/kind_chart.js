@@ -65,7 +65,7 @@ export function kindCard() {
 function place(holder, { metric, label, lines, marks, events = [], log = false, times = false, troubled = [] }) {
   const box = h("div");
   holder.append(label ? h("h3", { class: "sub" }, label) : "", box);
-  new Chart(box, { metric, label: label || words(metric), times }).show(lines, marks, troubled, [], { events, log });
+  new Chart(box, { metric, label: label || words(metric), times }).show(lines, marks, troubled, { events, log });
 }
 
 // Without its data the page does without the chart; errors of the page are not hidden.

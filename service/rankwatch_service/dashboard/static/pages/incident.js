@@ -91,7 +91,7 @@ async function load() {
     showWhy(reasons);
     showRight(incident, checkpoints, commands.filter((one) => one.incident_id === incident.id), command, job?.state, session, operate, job?.step);
     showBelow(incident, operate);
-    ofKind.show(incident, job, events(attempts, checkpoints, commands), reasons);
+    ofKind.show(incident, job, events(attempts, checkpoints, commands, job?.configuration ?? []), reasons);
     tick();
     map ??= aroundIncident(mapHolder, mapCard);
     map.show(incident);
@@ -171,12 +171,15 @@ function done(one) {
   return h("li", {}, h("a", { class: "title", href: `/commands/${encodeURIComponent(one.id)}` }, words(one.action)), " ", outcome(one), step, h("div", { class: "muted break" }, [people(one), one.result || one.reason].filter(Boolean).join(" · ")), traceFold(one));
 }
 
-// What a chart marks: beginnings of attempts, checkpoints and commands, of the incident's attempt where that matters.
-function events(attempts, checkpoints, commands) {
+// What a chart marks: beginnings of attempts, checkpoints, commands and changes of the configuration, of the incident's
+// attempt where that matters.
+function events(attempts, checkpoints, commands, configuration) {
+  const began = attempts.find((one) => one.attempt === incident.attempt)?.started_unix_ns ?? 0;
   return [
     ...attempts.filter((one) => one.attempt === incident.attempt && one.first_step > 0).map((one) => ({ step: one.first_step, text: "attempt" })),
-    ...checkpoints.filter((one) => one.attempt === incident.attempt).map((one) => ({ step: one.step, text: "saved" })),
+    ...checkpoints.filter((one) => one.attempt === incident.attempt).map((one) => ({ step: one.step, text: one.tier === "memory" ? "captured" : "saved" })),
     ...commands.filter((one) => one.applied_step !== null).map((one) => ({ step: one.applied_step, text: words(one.action).toLowerCase() })),
+    ...configuration.filter((one) => one.step !== null && one.unix_ns >= began).map((one) => ({ step: one.step, text: one.what })),
   ];
 }
 

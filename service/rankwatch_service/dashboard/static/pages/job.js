@@ -38,11 +38,13 @@ const [lossBox, normBox, fanBox] = [body("plot"), body("plot"), body("plot")];
 const map = new RankMap(name, () => guarded(drawMap));
 const rangePick = h("select", { class: "small", "aria-label": "Steps shown", onchange: () => draw() }, RANGES.map((steps) => h("option", { value: steps }, `last ${number(steps)} steps`)), h("option", { value: "" }, "all steps"));
 const attemptPick = h("select", { class: "small", "aria-label": "Attempt shown", hidden: true, onchange: () => draw() });
+const query = new URLSearchParams(location.search);
+const axisPick = h("select", { class: "small", "aria-label": "Axis", onchange: pickAxis }, h("option", { value: "" }, "over steps"), h("option", { value: "time", selected: query.get("axis") === "time" }, "over time"));
 const lists = h("div", { class: "lists" });
 const lostTime = new LostTimeCard(name, () => guarded(() => lostTime.load(job)));
 const devices = ["gpu", "port", "host"].map((kind) => new DevicesCard(name, kind));
 main.append(
-  h("div", { class: "crumbs" }, h("a", { href: "/jobs" }, "‹ Jobs"), h("a", { href: `/topology/${encodeURIComponent(name)}` }, "Topology"), h("span", { class: "range" }, attemptPick, " ", rangePick)),
+  h("div", { class: "crumbs" }, h("a", { href: "/jobs" }, "‹ Jobs"), h("a", { href: `/topology/${encodeURIComponent(name)}` }, "Topology"), h("span", { class: "range" }, attemptPick, " ", axisPick, " ", rangePick)),
   head,
   waiting,
   strip,
@@ -53,15 +55,16 @@ main.append(
   ...devices.map((one) => one.card),
 );
 
-const loss = new Chart(lossBox, { metric: "loss", label: "Loss over steps" });
-const norm = new Chart(normBox, { metric: "grad_norm", label: "Gradient norm over steps" });
-const times = new Chart(fanBox, { metric: "step_time_s", label: "Step time over steps: median, 5th to 95th percentile, slowest rank" });
+const loss = new Chart(lossBox, { metric: "loss", label: "Loss" });
+const norm = new Chart(normBox, { metric: "grad_norm", label: "Gradient norm" });
+const stepTime = new Chart(fanBox, { metric: "step_time_s", label: "Step time, median, 5th to 95th percentile and slowest rank," });
 let job = null;
 let incidents = [];
 let attempts = [];
 let checkpoints = [];
 let commands = [];
 let drawing = false;
+let timeOf = null; // of a step, on the axis of times
 let drawAgainMs = 0;
 let ranged = false;
 let missing = false;
@@ -193,30 +196,49 @@ function firstStep() {
   return rangePick.value ? Math.max(0, job.step - Number(rangePick.value)) : null;
 }
 
+const overTime = () => axisPick.value === "time";
+
+// The axis stays in the address.
+function pickAxis() {
+  if (overTime()) query.set("axis", "time");
+  else query.delete("axis");
+  history.replaceState(null, "", `${location.pathname}${query.size ? `?${query}` : ""}`);
+  draw();
+}
+
 async function draw() {
   if (drawing) return;
   drawing = true;
   const began = performance.now();
   try {
     const from = firstStep();
-    const attempt = attemptPick.value;
-    const measured = await Promise.all([mean(name, "loss", from, attempt), mean(name, "grad_norm", from, attempt), fan(name, "step_time_s", from, attempt)]);
-    const begun = attempts.slice(0, -1).map((one) => one.first_step).filter((step) => step !== null && step >= from);
-    const troubled = outlines();
-    const events = noted();
-    await Promise.all([drawMap(), ...devices.map((one) => one.draw()), ...[loss, norm, times].map((chart, n) => chart.show(measured[n].lines, measured[n].marks, troubled, begun, { events }))]);
+    const chosen = { attempt: attemptPick.value, times: overTime() };
+    const measured = await Promise.all([mean(name, "loss", from, chosen), mean(name, "grad_norm", from, chosen), fan(name, "step_time_s", from, chosen)]);
+    timeOf = measured.find((one) => one.lines.length)?.timeOf ?? null;
+    const troubled = chosen.times ? troubledTimes() : outlines();
+    const show = (chart, { lines, marks }) => chart.show(lines, marks, troubled, { events: noted(chosen.times, lines), times: chosen.times, label: `${chart.label} over ${chosen.times ? "time" : "steps"}` });
+    await Promise.all([drawMap(), ...devices.map((one) => one.draw()), ...[loss, norm, stepTime].map((chart, n) => show(chart, measured[n]))]);
   } finally {
     drawing = false;
     drawAgainMs = performance.now() + Math.min(IDLE_MAX_MS, IDLE_SHARE * (performance.now() - began));
   }
 }
 
-// Checkpoints and commands among the steps shown.
-function noted() {
-  const saved = checkpoints.map((one) => ({ step: one.step, text: "saved" }));
-  const carriedOut = commands.filter((one) => one.applied_step !== null).map((one) => ({ step: one.applied_step, text: words(one.action).toLowerCase() }));
-  return [...saved, ...carriedOut].filter((one) => one.step >= firstStep() && one.step <= job.step);
+// Attempts, checkpoints, commands and changes of the configuration within what lines show.
+function noted(times, lines) {
+  const event = (step, unixNs, text, begins = false) => ({ step: times ? unixNs / 1e6 : step, text, begins, known: step !== null || times });
+  const events = [
+    ...attempts.slice(0, -1).map((one) => event(one.first_step, one.started_unix_ns, `attempt ${one.number}`, true)),
+    ...checkpoints.map((one) => event(one.step, one.saved_unix_ns, one.tier === "memory" ? "captured" : "saved")),
+    ...commands.filter((one) => one.applied_unix_ns !== null).map((one) => event(one.applied_step, one.applied_unix_ns, words(one.action).toLowerCase())),
+    ...job.configuration.map((one) => event(one.step, one.unix_ns, one.what)),
+  ];
+  const places = lines.flatMap((one) => one.steps);
+  const [first, last] = [Math.min(...places), Math.max(...places)];
+  return events.filter((one) => one.known && one.step >= first && one.step <= last).toSorted((a, b) => a.step - b.step);
 }
+
+const troubledTimes = () => incidents.map((one) => ({ from: one.onset_unix_ns / 1e6, to: one.resolved_unix_ns ? one.resolved_unix_ns / 1e6 : now(), severity: one.severity }));
 
 function outlines() {
   const end = (one) => lastStep(one) ?? job.step;
@@ -225,7 +247,7 @@ function outlines() {
     .map((one) => ({ from: Math.max(one.onset_step, firstStep()), to: end(one), ranks: one.ranks, severity: one.severity, resolved: one.state === "resolved" }));
 }
 
-const drawMap = () => map.draw(job, { from: firstStep(), outlines: outlines(), timeOf: null });
+const drawMap = () => map.draw(job, { from: firstStep(), outlines: outlines(), timeOf });
 
 // The advised interval between checkpoints, in steps to two digits: one that follows each reading would never stand still.
 function saveEvery(job) {
