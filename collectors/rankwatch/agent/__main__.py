@@ -106,9 +106,11 @@ def _work(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     from rankwatch.agent.supervisor import STOP_SIGNALS  # noqa: PLC0415
     from rankwatch.agent.uplink import HttpPublisher  # noqa: PLC0415
     from rankwatch.agent.worker import Setting, Worker  # noqa: PLC0415
+    from rankwatch.log_lines import JsonLines  # noqa: PLC0415
 
     handler = logging.handlers.RotatingFileHandler(_log_path(options), maxBytes=LOG_BYTES_MAX, backupCount=1)
-    logging.basicConfig(level=logging.INFO, handlers=[handler], format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    handler.setFormatter(JsonLines("agent"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
     stopping: list[int] = []
     for each in STOP_SIGNALS:
         signal.signal(each, lambda number, _frame: stopping.append(number))
