@@ -148,6 +148,18 @@ def test_corruption_shows_the_digits_that_differ(office):
     expect(table).to_contain_text("4 replicas compared; all equal in step 340.")
 
 
+def test_an_alert_leads_to_its_query_and_to_no_script(office):
+    office.job("gpt")
+    query = "https://prometheus.example/graph?g0.expr=1"
+    listed = [{"summary": "<b>full</b>", "labels": 'instance="node-1:9100"'}]
+    evidence = {"alert": "DiskFull", "url": query, "runbook_url": "javascript:alert(1)", "alerts": listed}
+    office.incidents(1, **WHOLE_JOB | NONE_KNOWN | {"job": "gpt", "kind": "alert", "evidence": evidence})
+    found = heading(office.goto(f"/incidents/{office.incident_id('critical')}"), "Evidence")
+    expect(found.get_by_role("link")).to_have_attribute("href", query)
+    expect(found).to_contain_text("javascript:alert(1)")
+    expect(found).to_contain_text('<b>full</b> · labels instance="node-1:9100"')
+
+
 def test_nan_shows_the_local_series_of_its_rank_and_the_parameter(visit, site):
     with visit() as one:
         page = one.goto(f"/incidents/{site.incident_id()}")

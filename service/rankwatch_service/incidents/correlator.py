@@ -135,8 +135,10 @@ class Correlator:
                 updates += resolved
         return updates
 
-    def settle(self, now_s: float) -> list[Update]:
-        """Resolve incidents that ended by themselves long enough ago, as of the time when they ended."""
+    def settle(self, now_s: float = math.inf) -> list[Update]:
+        """Resolve incidents that ended by themselves long enough ago, as of the time when they ended; without a time
+        all that have ended.
+        """
         quiet = [incident for incident in self.open if may_resolve(incident, now_s)]
         return [
             self._resolve_ended(one, last, f"{last.kind} did not come back within {quiet_s(one):.0f} s")

@@ -359,6 +359,7 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         first_step="follow the link in the evidence to the query of the alert",
         actions=("wait",),
         is_lasting=True,
+        flaps=True,
         spans_attempts=True,
         needs_own_rule=True,
     ),

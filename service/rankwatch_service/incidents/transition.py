@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 from rankwatch_service.incidents.model import Incident, unix_ns
 from rankwatch_service.incidents.version import IncidentVersion
@@ -21,6 +21,10 @@ class TransitionKind(StrEnum):
     UNACKNOWLEDGED = "unacknowledged"
     COMMENTED = "commented"
     RESOLVED = "resolved"
+
+
+MATTERS: Final = (TransitionKind.OPENED, TransitionKind.UPDATED, TransitionKind.EVIDENCE)
+"""Transitions after which cost, suggestion and the policy's action are decided again."""
 
 
 @dataclass(slots=True)

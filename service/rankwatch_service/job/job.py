@@ -15,7 +15,7 @@ from rankwatch_service.incidents.correlator import Correlator
 from rankwatch_service.incidents.hang_evidence import ANSWERS, HangEvidence
 from rankwatch_service.incidents.host_incidents import host_incidents
 from rankwatch_service.incidents.model import Incident, hangs, unix_ns
-from rankwatch_service.incidents.transition import Transition, TransitionKind, Update
+from rankwatch_service.incidents.transition import MATTERS, Transition, TransitionKind, Update
 from rankwatch_service.job.assembler import Assembler
 from rankwatch_service.job.attempts.allowance import NOTHING, Beyond, Need
 from rankwatch_service.job.attempts.carriers import Carriers
@@ -38,9 +38,6 @@ from rankwatch_service.telemetry.envelope import BadBatchError, Reason
 
 REST_AFTER_S: Final = 3_600.0
 """A job without telemetry for this long becomes idle: it drops its frames and detectors and keeps its incidents."""
-
-MATTERS: Final = (TransitionKind.OPENED, TransitionKind.UPDATED, TransitionKind.EVIDENCE)
-"""Transitions after which cost, suggestion and the policy's action are decided again."""
 
 Links = Callable[[str, str], Mapping[str, str]]
 """(job, incident id) -> URLs of pages about the incident, by name."""
@@ -211,6 +208,8 @@ class JobStream:
     def report(self, kind: str, fields: Mapping[str, Any], now_s: float, effects: Effects) -> None:
         """Report what the service itself knows of the job: a kind of `SERVICE_KINDS`, with its fields."""
         self._observe([Occurrence(kind, self._summary.attempt, "", now_s, None, None, fields)], now_s, effects)
+        if self._resting:  # no tick will show whether it comes back
+            self._tell(self.correlator.settle(), now_s, effects)
 
     def tick(self, now_s: float, blind_s: float, effects: Effects) -> None:
         """Advance to `now_s`; for `blind_s` of the time since the last tick the service could not receive anything."""
@@ -241,6 +240,7 @@ class JobStream:
             self._resting, self._assembler = True, Assembler()
             self._carriers.begin(new_launch=True)
             self._pipeline.rest()
+            self._tell(self.correlator.settle(), now_s, effects)
 
     # ---- observations ----------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from rankwatch import wire
 from rankwatch_detectors.alerts import AlertDetector
+from rankwatch_service.incidents.resolution import FLAPPING_QUIET_S, QUIET_S
 from rankwatch_service.job.job import REST_AFTER_S, JobStream
 from rankwatch_service.policy.control_records import (
     AlertsReceived,
@@ -24,6 +25,12 @@ def receive(world: World, state: str = "firing", fingerprint: str = "a", **field
     world.job.control(record, world.now_s, world.effects)
 
 
+def end(world: World, state: str = "resolved") -> None:
+    """The alert ends, and does not come back."""
+    receive(world, state)
+    world.tick(QUIET_S)
+
+
 def launch(world: World, attempt: str) -> None:
     """The next attempt, whose ranks come once those before are silent or have ended."""
     world.tick(700.0)
@@ -40,8 +47,23 @@ def test_an_alert_is_an_incident_until_it_ends():
     assert incident.onset_unix_ns == 900 * 10**9
     (message,) = world.effects.notifications
     assert b"Alert DiskFull: Disk of node-1 is full" in message.body
-    receive(world, "resolved")
-    assert world.told() == ["opened", "resolved"]
+    end(world)
+    assert world.told() == ["opened", "evidence", "resolved"]
+    resolved = world.effects.transitions[-1].incident
+    assert resolved.resolved_unix_ns == 1_000 * 10**9, "as of its end"
+
+
+def test_an_alert_that_comes_and_goes_is_one_incident_and_two_messages():
+    world = World(detector=AlertDetector)
+    for _ in range(5):
+        receive(world)
+        world.tick(30.0)
+        receive(world, "resolved")
+        world.tick(30.0)
+    world.tick(FLAPPING_QUIET_S)
+    assert [what for what in world.told() if what != "evidence"] == ["opened", "resolved"]
+    assert len(world.effects.notifications) == 2
+    assert world.effects.transitions[-1].incident.evidence["flaps"] == 4
 
 
 def test_a_further_host_widens_the_incident_and_is_told():
@@ -59,7 +81,7 @@ def test_the_end_of_an_attempt_does_not_end_it_and_neither_does_training():
         launch(world, attempt)
         world.train(*range(100), attempt=attempt)
     assert set(world.told()) == {"opened", "evidence"}
-    receive(world, "resolved")
+    end(world)
     assert world.told()[-1] == "resolved"
 
 
@@ -69,7 +91,17 @@ def test_it_ends_also_while_the_job_is_idle():
     world.tick(REST_AFTER_S + 1)
     assert world.job.resting
     receive(world, "expired")
-    assert world.told() == ["opened", "resolved"]
+    assert world.told() == ["opened", "evidence", "resolved"]
+
+
+def test_it_ends_with_the_last_telemetry_of_a_job_where_nothing_will_show_whether_it_comes_back():
+    world = World(detector=AlertDetector)
+    receive(world)
+    world.tick(REST_AFTER_S)
+    receive(world, "resolved")
+    assert world.told() == ["opened", "evidence"]
+    world.tick(1.0)
+    assert world.told() == ["opened", "evidence", "resolved"]
 
 
 def test_a_person_who_resolves_it_accepts_what_fires():
@@ -94,6 +126,7 @@ def test_a_restored_job_goes_on_with_its_alerts():
     receive(world, "resolved")
     assert world.told() == ["opened", "evidence", "evidence"]
     receive(world, "resolved", "b")
+    world.tick(QUIET_S)
     assert world.told()[-1] == "resolved"
 
 

@@ -2,6 +2,7 @@
 
 from sqlalchemy import select
 
+from rankwatch_service.incidents.resolution import QUIET_S
 from rankwatch_service.policy.control_records import AlertsReceived, ReportedAlert
 from rankwatch_service.store import models
 from tests.support.service.stream import Service
@@ -43,6 +44,8 @@ def test_an_alert_that_fires_through_restarts_is_one_incident_that_ends_with_it(
     step(service, stream)
     assert [state for _, _, state, _ in incidents(service)] == ["open", "open"]
     report(service, ("b", "expired"))
+    step(service, stream)
+    service.clock.advance(QUIET_S)
     step(service, stream)
     assert [state for _, _, state, _ in incidents(service)] == ["resolved", "open"]
 
