@@ -120,5 +120,5 @@ def test_a_job_is_rolled_back_with_the_keyboard_alone(visit, site):
         page.keyboard.type("gpt-small")
         tab_to(page, "Roll back")
         page.keyboard.press("Enter")
-        expect(page.locator(".toast")).to_contain_text("there is no checkpoint to go back to")
+        expect(page.locator("dialog").get_by_role("alert")).to_contain_text("there is no checkpoint to go back to")
         assert "409 (Conflict)" in one.complaints.pop()  # the browser's own about the answer

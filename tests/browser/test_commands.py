@@ -92,10 +92,33 @@ def test_the_dialog_says_what_is_lost_and_a_stop_needs_the_name_of_the_job(offic
     expect(dialog).to_be_visible()
     dialog.get_by_label("type the name of the job").fill("gpt")
     dialog.get_by_role("button", name="Stop").click()
-    expect(page.locator(".toast")).to_contain_text("no agent can reach job gpt")
+    expect(dialog.get_by_role("alert")).to_contain_text("no agent can reach job gpt")
+    expect(dialog.get_by_label("Reason")).to_have_value("wrong data")
+    dialog.get_by_role("button", name="Cancel").click()
     page.get_by_role("button", name="Pause").click()
     expect(page.locator("dialog .price")).to_contain_text("256 rank-h for each hour")
     expect(page.locator("dialog").get_by_label("type the name of the job")).to_have_count(0)
+
+
+@pytest.mark.parametrize("status", [403, 409, 422])
+def test_a_refused_dialog_keeps_what_was_typed_and_says_why_until_it_is_accepted(office, status):
+    office.job("gpt")
+    office.incidents(1, job="gpt")
+    page = office.goto(f"/incidents/{office.incident_id('critical')}")
+    problem = {"status": status, "title": "Refused", "detail": f"not allowed: {status}"}
+    page.route("**/api/v1/silences", lambda route: route.fulfill(status=status, json=problem), times=1)
+    page.get_by_role("button", name="Silence").click()
+    dialog = page.locator("dialog")
+    dialog.get_by_label("Comment").fill("sam is on it")
+    dialog.locator("[name=hours]").select_option("8")
+    dialog.get_by_role("button", name="Silence").click()
+    expect(dialog.get_by_role("alert")).to_have_text(f"not allowed: {status}")
+    expect(dialog.get_by_label("Comment")).to_have_value("sam is on it")
+    expect(dialog.locator("[name=hours]")).to_have_value("8")
+    dialog.get_by_role("button", name="Silence").click()
+    expect(dialog).to_have_count(0)
+    expect(page.locator(".toast")).to_contain_text("Silenced until")
+    assert [one["comment"] for one in office.api.get("/api/v1/silences").json()["items"]] == ["sam is on it"]
 
 
 def test_a_command_that_does_not_exist_has_a_page_that_says_so(office):

@@ -189,7 +189,9 @@ def test_a_rollback_asks_what_to_restore_and_reports_that_there_is_no_checkpoint
         page.get_by_label("Reason").fill("the loss climbs")
         page.get_by_label("type the name of the job").fill("gpt-small")
         page.locator("dialog").get_by_role("button", name="Roll back").click()
-        expect(page.locator(".toast")).to_contain_text("there is no checkpoint to go back to")
+        dialog = page.locator("dialog")
+        expect(dialog.get_by_role("alert")).to_contain_text("there is no checkpoint to go back to")
+        expect(dialog.get_by_label("Reason")).to_have_value("the loss climbs")
         (complaint,) = one.complaints  # the browser's own about the answer
         assert "409 (Conflict)" in complaint
         one.complaints.clear()

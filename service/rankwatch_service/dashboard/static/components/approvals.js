@@ -4,7 +4,7 @@ import { now, path, post } from "../common/api.js";
 import { h } from "../common/dom.js";
 import { age, clock, number } from "../common/format.js";
 import { everySecond } from "../common/live.js";
-import { DIRECTIVES, REFUSAL_MS } from "./directives.js";
+import { DIRECTIVES } from "./directives.js";
 import { ask, card, toast } from "./shell.js";
 
 // A card with these commands, or null if there are none. `session` is the viewer's; `decided` runs after a decision.

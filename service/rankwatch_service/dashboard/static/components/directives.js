@@ -16,7 +16,6 @@ export const DIRECTIVES = {
 };
 
 const COSTLY = ["rollback", "relaunch", "stop"];
-export const REFUSAL_MS = 15_000; // long enough to read two lines
 
 const MODES = {
   full: "Full, within the processes: weights, optimizer, schedulers, random states, data and step",
@@ -57,24 +56,22 @@ export async function direct(job, action, { checkpoints = [], chosen = null, inc
   const second = job.two_people && COSTLY.includes(action);
   if (second) fields.push(h("label", { class: "check" }, h("input", { type: "checkbox", name: "break_glass" }), "Break the glass: do not wait for the approval of another person. The receivers of the job are notified of it, and why."));
   if (directive.danger) fields.push(typedName(job.name));
-  const answer = await ask(`${directive.name} ${job.name}`, directive.does, fields, directive.name, directive.danger);
-  if (answer === null) return false;
+  const send = (answer) => post(path("jobs", job.name, "commands"), wanted(action, incident, answer));
+  const command = await ask(`${directive.name} ${job.name}`, directive.does, fields, directive.name, directive.danger, send);
+  if (command === null) return false;
+  const state = command.approval_required ? "waits for the approval of another person" : command.state;
+  toast([`${directive.name}: ${state} `, h("a", { href: `/commands/${encodeURIComponent(command.id)}` }, "Progress")]);
+  return true;
+}
+
+// The request for a command, from what was chosen in the dialog.
+function wanted(action, incident, answer) {
   const params = Object.fromEntries(["checkpoint", "mode"].filter((name) => answer[name]).map((name) => [name, answer[name]]));
   if (answer.from_scratch) params.from_scratch = true;
   const body = { action, params, reason: answer.reason };
   if (incident) body.incident = incident;
   if (answer.break_glass) body.break_glass = true;
-  try {
-    const command = await post(path("jobs", job.name, "commands"), body);
-    const state = command.approval_required ? "waits for the approval of another person" : command.state;
-    toast([`${directive.name}: ${state} `, h("a", { href: `/commands/${encodeURIComponent(command.id)}` }, "Progress")]);
-    return true;
-  } catch (error) {
-    if (error.status === undefined) throw error; // an error of this page, not of the service
-    // Not in the error line of the page, which is cleared when the page reloads a second later.
-    toast(`${directive.name}: ${error.message}`, REFUSAL_MS);
-    return false;
-  }
+  return body;
 }
 
 // `changed` gets the id of the checkpoint that is chosen.

@@ -2,7 +2,7 @@
 
 import { patch, path } from "../common/api.js";
 import { fill, h } from "../common/dom.js";
-import { ask, said } from "./shell.js";
+import { ask, toast } from "./shell.js";
 
 // The button that opens the dialog. `current` returns the job as it was read last; `reload` shows it as it is then.
 export function editButton(current, reload) {
@@ -12,8 +12,10 @@ export function editButton(current, reload) {
 async function edit(job) {
   const field = (label, name) => h("label", {}, label, h("input", { name, value: job[name], maxlength: 200, autocomplete: "off" }));
   const text = "Receivers and rules of the project hold from now on. The owner is whom to ask.";
-  const answer = await ask(`Edit ${job.name}`, text, [field("Project", "project"), field("Owner", "owner")], "Save");
-  return answer && said(patch(path("jobs", job.name), { project: answer.project.trim(), owner: answer.owner.trim() }), "Job edited");
+  const send = ({ project, owner }) => patch(path("jobs", job.name), { project: project.trim(), owner: owner.trim() });
+  const edited = await ask(`Edit ${job.name}`, text, [field("Project", "project"), field("Owner", "owner")], "Save", false, send);
+  if (edited) toast("Job edited");
+  return edited;
 }
 
 // Whose a job is, in words; null if nobody has said it.

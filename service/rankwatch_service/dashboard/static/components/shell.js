@@ -142,15 +142,21 @@ export async function said(request, done = "") {
   }
 }
 
-// Shows a dialog with form controls; resolves with their values by name, or null if it was cancelled.
-export function ask(title, text, fields, does, danger = false) {
+// Shows a dialog with form controls; resolves with their values by name, or null if it was cancelled. With `send`, a
+// request that is made of the values, it resolves with the reply; a refusal is shown in the dialog, which keeps what was
+// typed.
+export function ask(title, text, fields, does, danger = false, send = null) {
   return new Promise((resolve) => {
+    const refusal = h("p", { class: "refusal break", role: "alert", hidden: true });
+    const values = () => Object.fromEntries(new FormData(form));
+    let reply = null;
     const form = h(
       "form",
       { method: "dialog" },
       h("h2", {}, title),
       text && h("p", { class: "muted" }, text),
       fields,
+      refusal,
       h(
         "div",
         { class: "buttons" },
@@ -159,8 +165,25 @@ export function ask(title, text, fields, does, danger = false) {
       ),
     );
     const dialog = h("dialog", { "aria-label": title }, form);
+    form.addEventListener("submit", async (event) => {
+      if (!send) return;
+      event.preventDefault();
+      const button = event.submitter ?? form.querySelector("button[value=yes]");
+      button.disabled = true;
+      try {
+        reply = (await send(values())) ?? {};
+        dialog.close("yes");
+      } catch (error) {
+        refusal.textContent = error.message;
+        refusal.hidden = false;
+        if (error.status === undefined) throw error; // an error of this page, not of the service
+      } finally {
+        button.disabled = false;
+      }
+    });
     dialog.addEventListener("close", () => {
-      resolve(dialog.returnValue === "yes" ? Object.fromEntries(new FormData(form)) : null);
+      if (dialog.returnValue !== "yes") resolve(null);
+      else resolve(send ? reply : values());
       dialog.remove();
     });
     document.body.append(dialog);

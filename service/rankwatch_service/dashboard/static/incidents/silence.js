@@ -3,7 +3,7 @@
 import { now, post } from "../common/api.js";
 import { h } from "../common/dom.js";
 import { clock, kindName } from "../common/format.js";
-import { ask, said } from "../components/shell.js";
+import { ask, toast } from "../components/shell.js";
 
 const HOUR_NS = 3600e9;
 const HOURS = { 1: "1 hour", 4: "4 hours", 8: "8 hours", 24: "1 day", 168: "7 days" };
@@ -18,11 +18,13 @@ export async function silence(incident) {
     h("label", {}, "For", h("select", { name: "hours" }, options(HOURS, "4"))),
     h("label", {}, "Comment", h("textarea", { name: "comment", required: true, maxLength: 1000, placeholder: "Why, and who is on it" })),
   ];
-  const answer = await ask("Silence", "Incidents still open, and are listed here.", fields, "Silence");
-  if (answer === null) return false;
-  const ends = Math.round(now() * 1e6 + answer.hours * HOUR_NS);
-  const body = { job: incident.job, ends_unix_ns: ends, comment: answer.comment };
-  if (answer.reach !== "job") body.kind = incident.kind;
-  if (answer.reach === "scope") body.scope = incident.scope;
-  return (await said(post("silences", body), `Silenced until ${clock(ends)}`)) !== null;
+  const send = ({ reach, hours, comment }) => {
+    const body = { job: incident.job, ends_unix_ns: Math.round(now() * 1e6 + hours * HOUR_NS), comment };
+    if (reach !== "job") body.kind = incident.kind;
+    if (reach === "scope") body.scope = incident.scope;
+    return post("silences", body);
+  };
+  const made = await ask("Silence", "Incidents still open, and are listed here.", fields, "Silence", false, send);
+  if (made) toast(`Silenced until ${clock(made.ends_unix_ns)}`);
+  return made !== null;
 }

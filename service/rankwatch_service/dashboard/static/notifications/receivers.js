@@ -100,14 +100,17 @@ export class ReceiversCard {
       h("label", {}, "Kind", h("select", { name: "kind" }, h("option", { value: "" }, "every kind"), Object.entries(KIND_NAMES).map(([value, text]) => h("option", { value }, text)))),
       h("label", {}, "Jobs (names, by commas)", h("input", { name: "jobs", autocomplete: "off", placeholder: "all" })),
     ];
-    const answer = await ask("New receiver", "It is notified of incidents from now on. Test it next.", fields, "Add");
-    if (!answer) return;
-    const jobs = answer.jobs.split(",").map((one) => one.trim()).filter(Boolean);
-    const body = { name: answer.name.trim(), type: answer.type, url: answer.url.trim(), severities: SEVERITIES.filter((one) => answer[`severity_${one}`]), kinds: answer.kind ? [answer.kind] : [], jobs };
-    if (answer.secret && TYPES[answer.type][2] !== null) body.secret = answer.secret.trim();
-    const made = await said(post("receivers", body));
+    const made = await ask("New receiver", "It is notified of incidents from now on. Test it next.", fields, "Add", false, (answer) => post("receivers", settings(answer)));
     if (!made) return;
     if (made.secret) await ask(`Secret of ${made.name}`, "Copy it now into the program that receives: it cannot be shown again.", [h("textarea", { readOnly: true, rows: 2, "aria-label": "Secret" }, made.secret)], "Done");
     this.changed();
   }
+}
+
+// A receiver as REST takes it, from what was typed in the dialog.
+function settings(answer) {
+  const jobs = answer.jobs.split(",").map((one) => one.trim()).filter(Boolean);
+  const body = { name: answer.name.trim(), type: answer.type, url: answer.url.trim(), severities: SEVERITIES.filter((one) => answer[`severity_${one}`]), kinds: answer.kind ? [answer.kind] : [], jobs };
+  if (answer.secret && TYPES[answer.type][2] !== null) body.secret = answer.secret.trim();
+  return body;
 }

@@ -3,7 +3,7 @@
 import { getList, now, path, post, remove } from "../common/api.js";
 import { fill, h } from "../common/dom.js";
 import { age, clock, KIND_NAMES, kindName, moment } from "../common/format.js";
-import { ask, card, empty, said, whenChanged } from "../components/shell.js";
+import { ask, card, empty, said, toast, whenChanged } from "../components/shell.js";
 
 const SHOWN = 200;
 const HOUR_NS = 3600e9;
@@ -57,11 +57,11 @@ export class SilencesCard {
       h("label", {}, "For", h("select", { name: "hours" }, options(HOURS, "4"))),
       h("label", {}, "Comment", h("textarea", { name: "comment", required: true, maxLength: 1000, placeholder: "Why, and who is on it" })),
     ];
-    const answer = await ask("New silence", "Incidents still open, and nobody is notified of them.", fields, "Silence");
-    if (!answer) return;
-    const ends = Math.round(now() * 1e6 + answer.hours * HOUR_NS);
-    const matchers = answer.matchers.trim() ? [answer.matchers.trim()] : [];
-    if (await said(post("silences", { job: answer.job.trim(), kind: answer.kind, matchers, ends_unix_ns: ends, comment: answer.comment }), `Silenced until ${clock(ends)}`)) this.changed();
+    const send = ({ job, kind, matchers, hours, comment }) => post("silences", { job: job.trim(), kind, matchers: matchers.trim() ? [matchers.trim()] : [], ends_unix_ns: Math.round(now() * 1e6 + hours * HOUR_NS), comment });
+    const made = await ask("New silence", "Incidents still open, and nobody is notified of them.", fields, "Silence", false, send);
+    if (!made) return;
+    toast(`Silenced until ${clock(made.ends_unix_ns)}`);
+    this.changed();
   }
 
   async end(one) {

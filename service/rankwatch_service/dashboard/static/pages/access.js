@@ -82,9 +82,8 @@ async function create() {
   const field = (label, name, properties = {}) => h("label", {}, label, h("input", { name, autocomplete: "off", maxlength: 200, ...properties }));
   const days = field("Days until it expires", "days", { type: "number", min: 1, max: 400, value: "90", required: true });
   const fields = [field("Name", "name", { required: true }), h("label", {}, "Scope", scopes), field("Only this job", "job"), field("Only this project", "project"), days];
-  const wishes = await ask("New token", "It is shown once.", fields, "Create");
-  if (!wishes) return;
-  const made = await said(post("tokens", { name: wishes.name.trim(), scopes: [wishes.scope], job: wishes.job.trim(), project: wishes.project.trim(), expires_s: Number(wishes.days) * DAY_S }));
+  const send = ({ name, scope, job, project, days: until }) => post("tokens", { name: name.trim(), scopes: [scope], job: job.trim(), project: project.trim(), expires_s: Number(until) * DAY_S });
+  const made = await ask("New token", "It is shown once.", fields, "Create", false, send);
   if (!made) return;
   await ask("Token", "Copy it now: it cannot be shown again.", [h("textarea", { readOnly: true, rows: 3, "aria-label": "Token" }, made.token)], "Done");
   load();

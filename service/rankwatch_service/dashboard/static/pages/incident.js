@@ -189,9 +189,11 @@ async function askCommand(action, checkpoints) {
 
 async function act(action, body) {
   const changed = await guarded(() => post(path("incidents", id, action), body));
-  if (changed) toast(`${words(action)}d`.replace("ee", "e"));
+  if (changed) acted(action);
   load();
 }
+
+const acted = (action) => toast(`${words(action)}d`.replace("ee", "e"));
 
 async function acknowledge() {
   if (incident && incident.state !== "resolved" && (await mayDo("operate"))) act("acknowledge", {});
@@ -206,8 +208,10 @@ async function mute() {
 }
 
 async function resolve() {
-  const answer = await ask("Resolve this incident", "A new incident opens only if a detector finds a new episode.", [h("label", {}, "Reason", h("textarea", { name: "text", required: true, maxLength: 2000 }))], "Resolve");
-  if (answer) act("resolve", { text: answer.text });
+  const reason = h("label", {}, "Reason", h("textarea", { name: "text", required: true, maxLength: 2000 }));
+  const send = ({ text }) => post(path("incidents", id, "resolve"), { text });
+  if (await ask("Resolve this incident", "A new incident opens only if a detector finds a new episode.", [reason], "Resolve", false, send)) acted("resolve");
+  load();
 }
 
 async function comment(event) {
