@@ -73,14 +73,8 @@ def _throttled(scope: IncidentScope, minutes: int, host: str, evidence: Mapping[
     where = _where(scope, host)
     reasons = evidence.get("reasons")
     why = f" ({', '.join(map(str, reasons))})" if isinstance(reasons, list | tuple) and reasons else ""
-    figures = []
-    if isinstance(celsius := evidence.get("temperature_celsius"), int | float):
-        figures.append(f"{celsius:.0f} °C")
-    if isinstance(hertz := evidence.get("sm_clock_hz"), int | float):
-        figures.append(f"{hertz / 1e6:,.0f} MHz")
-    now = f"; now {', '.join(figures)}" if figures else ""
-    lasted = "1 of the last ten minutes" if minutes == 1 else f"{minutes} of the last ten minutes"
-    return f"The hardware slows {name} of {where} down{why}, in {lasted}{now}."
+    # Neither temperature nor clock: the evidence has them as of its newest report, and a summary is read later.
+    return f"The hardware slows {name} of {where} down{why}, in {minutes} of ten minutes."
 
 
 def _told(scope: IncidentScope, trouble: DeviceProblem, host: str, uuid: str) -> str:

@@ -259,7 +259,7 @@ class StragglerDetector(WitnessedDetector):
             scope,
             detected_step=frame.step,
             detected_time_s=self.now_s,
-            summary=f"{self._names[rank]} now takes {ratio:.2f} times as long as its peers.",
+            summary=f"{self._names[rank]} takes {ratio:.2f} times as long as its peers.",
             evidence={**self.episodes.told(scope)["evidence"], **figures},
         )
 

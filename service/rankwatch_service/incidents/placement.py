@@ -22,6 +22,10 @@ class Placement(Protocol):
         """Device UUIDs of these ranks, each once, in their order."""
         ...
 
+    def pids_of(self, ranks: Iterable[int]) -> dict[str, list[int]]:
+        """Process ids of these ranks by host, as the processes see them, in the order of the ranks."""
+        ...
+
     def ranks_of(self, host: str) -> list[int]:
         """Ranks that run on a host, ascending."""
         ...

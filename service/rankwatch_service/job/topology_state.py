@@ -136,6 +136,14 @@ class TopologyState:
         told = (self._infos[rank].device_uuid for rank in ranks if rank in self._infos)
         return list(dict.fromkeys(device for device in told if device))
 
+    def pids_of(self, ranks: Iterable[int]) -> dict[str, list[int]]:
+        """Process ids of these ranks by host, as the processes see them, in the order of the ranks."""
+        found: dict[str, list[int]] = {}
+        for info in (self._infos[rank] for rank in ranks if rank in self._infos):
+            if info.pid > 0:
+                found.setdefault(info.host, []).append(info.pid)
+        return found
+
     def ranks_of(self, host: str) -> list[int]:
         """Ranks that run on a host, ascending."""
         return sorted(rank for rank, info in self._infos.items() if info.host == host)

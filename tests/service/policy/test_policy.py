@@ -203,6 +203,11 @@ def test_a_rank_that_a_signal_stopped_is_to_be_continued_on_its_host():
     assert not any("stack" in step for step in steps)
     alone = {"decided_by": "stopped by a signal", "os_state": "T"}
     assert "`kill -CONT PID` on its host" in first_steps("hang", "critical", alone)[0]
+    known = stopped | {"pids": {"node-b": [4711], "node-c": [12, 13]}}
+    assert first_steps("hang", "critical", known, ["node-b", "node-c"])[0] == (
+        "Continue the stopped processes: `kill -CONT 4711` on host node-b, `kill -CONT 12 13` on host node-c "
+        "(within its container, if it has one)."
+    )
     dead = stopped | {"missing": [late | {"os_state": "Z"}]}
     assert not any("kill -CONT" in step for step in first_steps("hang", "critical", dead, ["node-b"]))
 

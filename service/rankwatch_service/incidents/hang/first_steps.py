@@ -9,6 +9,13 @@ from rankwatch_detectors.progress.arrival import STOPPED
 from rankwatch_service.incidents.hang.stack_groups import STACKS
 
 HOSTS_NAMED: Final = 3
+
+PIDS: Final = "pids"
+"""Field of the evidence of a hang: by host, process ids of the named ranks that a signal stopped."""
+
+PIDS_MAX: Final = 16
+"""Ranks whose process ids the evidence has: a person continues the few first by hand, and all of a host by a script."""
+
 NO_STACK: Final = "On the host of the named rank run `py-spy dump --pid PID`: the evidence has no stack of it."
 
 
@@ -22,17 +29,38 @@ def hang_steps(steps: Sequence[str], evidence: Mapping[str, Any], hosts: Sequenc
     """
     (read, *others) = steps
     look = read if _has_stack(evidence) else NO_STACK
-    missing = evidence.get("missing") or [evidence]
-    # A process that a debugger holds (t), or that is dead (Z), does not go on by a signal.
-    states = {one.get("os_state", "T") for one in missing if isinstance(one, Mapping)}
-    if evidence.get("decided_by") != STOPPED or "T" not in states:
+    if not stopped_by_signal(evidence):
         return [look, *others]
-    where = f"host {', '.join(hosts[:HOSTS_NAMED])}" if hosts else "its host"
     return [
-        f"Continue the stopped process: `kill -CONT PID` on {where}; `ps -eo pid,stat,args` shows it with a T.",
+        _go_on(evidence.get(PIDS) or {}, hosts),
         "Find out who or what stopped it, for example a debugger, a scheduler or a person.",
         *others[1:],
     ]
+
+
+def stopped_by_signal(evidence: Mapping[str, Any]) -> bool:
+    """Whether a signal stopped the process of a rank that a hang names, so that another one lets it go on."""
+    missing = evidence.get("missing") or [evidence]
+    # A process that a debugger holds (t), or that is dead (Z), does not go on by a signal.
+    states = {one.get("os_state", "T") for one in missing if isinstance(one, Mapping)}
+    return evidence.get("decided_by") == STOPPED and "T" in states
+
+
+def _go_on(pids: Mapping[str, Sequence[int]], hosts: Sequence[str]) -> str:
+    """How to let stopped processes go on.
+
+    Args:
+        pids: their ids by host; empty: not known.
+        hosts: of the ranks that the hang names.
+    """
+    if not pids:
+        where = f"host {', '.join(hosts[:HOSTS_NAMED])}" if hosts else "its host"
+        return f"Continue the stopped process: `kill -CONT PID` on {where}; `ps -eo pid,stat,args` shows it with a T."
+    named = [f"`kill -CONT {' '.join(map(str, ids))}` on host {host}" for host, ids in pids.items()]
+    what = "process" if sum(map(len, pids.values())) == 1 else "processes"
+    left = len(named) - HOSTS_NAMED
+    more = f", and on {left} more {'host' if left == 1 else 'hosts'}" if left > 0 else ""
+    return f"Continue the stopped {what}: {', '.join(named[:HOSTS_NAMED])}{more} (within its container, if it has one)."
 
 
 def _has_stack(evidence: Mapping[str, Any]) -> bool:

@@ -24,7 +24,7 @@ const LABELS = {
   ranks_stand: "Where the ranks stand",
   stacks_left_out: "Stacks not shown",
 };
-const SHOWN_ELSEWHERE = new Set(["cost_gpu_hours_per_hour", "ended_by_itself", "ended_with_job"]);
+const SHOWN_ELSEWHERE = new Set(["cost_gpu_hours_per_hour", "ended_by_itself", "ended_with_job", "pids"]);
 
 export const label = (name) => LABELS[name] ?? words(name);
 
