@@ -71,9 +71,13 @@ def test_a_rank_is_charted_beside_all_with_its_incidents_and_the_verdict_on_its_
     record = {"id": "r", "incident_id": "inc_1", "severity": "critical", "host": "host-0", "device_uuid": "GPU-2",
               "job": "gpt", "kind": "device_fault", "at_unix_ns": office.now}  # fmt: skip
     with write(office.api.engine) as connection:
-        connection.execute(insert(HostRecord).values(**record))
+        worse = [record | {"id": f"r{n}", "incident_id": f"inc_{n}", "host": "another"} for n in (2, 3, 4)]
+        connection.execute(insert(HostRecord), [record, *worse])
+    asked = []
+    office.page.on("request", lambda request: asked.append(request.url) if "/hosts" in request.url else None)
     page = office.goto("/ranks/gpt/2")
     expect(page.locator(".job-head .line")).to_have_text("Rank 2 of gptwarninghost probation")
+    assert {url.partition("/api/v1")[2] for url in asked} == {"/hosts?host=host-0"}
     chart = page.locator("canvas.line")
     told = (
         r"^Busy of rank 2 beside .* median of all ranks: [\d.]+ ms .* rank 2: [\d.]+ ms .* warning incident from step 5"

@@ -77,6 +77,8 @@ class IncidentDetail(Incident, frozen=True, kw_only=True):
     """What is normal where there is no incident of this kind."""
     impact: str = ""
     """What it does to its job while it lasts."""
+    accelerated: bool = True
+    """Whether its cost is hours of GPUs or other accelerators; else of ranks."""
     first_steps: list[str] = []
     """What to do first."""
     can: list[str] = []

@@ -46,6 +46,7 @@ def page(incident: Mapping[str, Any], commands: Sequence[Mapping[str, Any]]) -> 
 
 def _facts(incident: Mapping[str, Any]) -> str:
     suggested = incident["suggestion"]
+    unit = "GPU-hours" if incident["accelerated"] else "rank-hours"
     return _table(
         (),
         [
@@ -58,7 +59,7 @@ def _facts(incident: Mapping[str, Any]) -> str:
             ("Began", f"step {_shown(incident['onset_step'])}, {_time(incident['onset_unix_ns'])}"),
             ("Detected", f"step {_shown(incident['detected_step'])}, {_time(incident['detected_unix_ns'])}"),
             ("Resolved", f"step {_shown(incident['resolved_step'])}, {_time(incident['resolved_unix_ns'])}"),
-            ("Cost", f"{incident['impact_gpu_hours_per_hour']} GPU-hours per hour"),
+            ("Cost", f"{incident['impact_gpu_hours_per_hour']} {unit} per hour"),
             ("Impact", incident["impact"]),
             ("Normal", incident["normal"]),
             ("Confidence", str(incident["confidence"])),

@@ -227,6 +227,25 @@ def test_an_incident_shows_first_steps_and_what_its_job_supports(api, many):
     assert api.get("/api/v1/incidents/inc_2").json()["can"] == []
 
 
+@pytest.mark.parametrize(
+    ("ranks", "devices", "accelerated"),
+    [
+        ([{"rank": 0, "device_type": "cpu", "device_uuid": ""}], [], False),
+        ([{"rank": 0, "device_type": "cpu", "device_uuid": ""}], ["GPU-1"], True),
+        ([{"rank": 0, "device_type": "cuda", "device_uuid": ""}], [], True),
+        ([], [], True),
+    ],
+    ids=["CPU", "named GPU", "GPU", "not known"],
+)
+def test_an_incident_says_whether_its_cost_is_hours_of_gpus(api, ranks, devices, accelerated):
+    with write(api.engine) as connection:
+        connection.execute(insert(Job).values(**job_row(name="j1")))
+        row = {"job": "j1", "attempt": "l.0", "number": 1, "started_unix_ns": 1, "world_size": 4}
+        connection.execute(insert(Attempt).values(**row, topology={"can": [], "ranks": ranks}))
+        connection.execute(insert(Incident).values(**incident(9, job="j1", devices=devices)))
+    assert api.get("/api/v1/incidents/inc_9").json()["accelerated"] is accelerated
+
+
 def acknowledge_as_stream(api, incident):
     """Do what stream does with an acknowledgement in the control log."""
     with write(api.engine) as connection:

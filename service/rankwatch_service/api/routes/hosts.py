@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Final
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Query
 from sqlalchemy import case, func, select
 
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.api.dependencies.context import Ctx
 from rankwatch_service.api.http.authorization import Require
-from rankwatch_service.api.http.paging import Page, Wanted, fetch_page
+from rankwatch_service.api.http.paging import Page, Wanted, any_of, fetch_page
 from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import HostRecord, Job, JobHostDevice
@@ -72,7 +72,11 @@ class Hosts(ApiReply):
 
 
 @router.get("")
-def list_hosts(context: Ctx, _identity: Reader) -> Hosts:
+def list_hosts(
+    context: Ctx,
+    _identity: Reader,
+    host: Annotated[list[str] | None, Query(description="Only these hosts")] = None,
+) -> Hosts:
     """Hosts with incidents in the last 28 days; all others are ok."""
     since = context.clock.unix_ns() - RECORD_NS
     # An incident on two devices of one host counts once.
@@ -85,6 +89,7 @@ def list_hosts(context: Ctx, _identity: Reader) -> Hosts:
         .order_by(critical.desc(), count.desc(), HostRecord.host)
         .limit(HOSTS_MAX)
     )
+    query = any_of(query, HostRecord.host, host)
     with read(context.engine) as connection:
         rows = connection.execute(query).all()
     return Hosts(

@@ -106,6 +106,7 @@ def show_incident(
         output.print_json([found])
         return
     suggestion = found["suggestion"]
+    unit = "GPU-hours" if found["accelerated"] else "rank-hours"
     output.print_fields(
         [
             ("id", output.short_id(found["id"])),
@@ -119,7 +120,7 @@ def show_incident(
             ("since", output.moment(found["onset_unix_ns"])),
             ("steps", output.plain(f"onset {found['onset_step']}, detected {found['detected_step']}")),
             ("confidence", output.plain(found["confidence"])),
-            ("cost", output.plain(f"{found['impact_gpu_hours_per_hour']:.3g} GPU-hours per hour")),
+            ("cost", output.plain(f"{found['impact_gpu_hours_per_hour']:.3g} {unit} per hour")),
             ("impact", output.plain(found["impact"])),
             ("normal", output.plain(found["normal"])),
             *_to_do(found),

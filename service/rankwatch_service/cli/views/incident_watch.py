@@ -92,7 +92,7 @@ def _changes(client: CliClient, on_break: Callable[[str], None]) -> Iterator[tup
 def _totals(client: CliClient) -> Text:
     totals = client.get(f"{PATH}/totals")
     count = {name: totals["open"][name] + totals["acknowledged"][name] for name in ("critical", "warning", "info")}
-    lost = f"{totals['impact_gpu_hours_per_hour']:.3g} GPU-hours lost per hour"
+    lost = f"{totals['impact_gpu_hours_per_hour']:.3g} rank-hours lost per hour"
     said = " · ".join([*(f"{number} {name}" for name, number in count.items()), lost])
     return Text(said, style="bold")
 

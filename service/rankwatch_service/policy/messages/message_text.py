@@ -77,7 +77,8 @@ def incident_text(incident: IncidentVersion, world_size: int) -> str:
         return _lines(what, _lasted(incident), f"Details: {command_to_type(incident)}")
     what += f". {_since(incident)}"
     if cost := incident.impact_gpu_hours_per_hour:
-        what += f". Costs {cost:.3g} GPU-hours per hour"
+        unit = "rank-hours" if incident.ranks and not incident.devices else "GPU-hours"
+        what += f". Costs {cost:.3g} {unit} per hour"
     else:
         what += f". Impact: {impact(incident.kind, incident.severity, incident.evidence)}"
     words = confidence_words(incident.confidence)

@@ -87,6 +87,11 @@ def test_what_only_the_end_of_the_job_ended_is_not_told_as_resolved(kind, onset_
     assert lasted == f"It lasted 3 s{steps}. The job ended before it was over{meaning}"
 
 
+def test_the_cost_of_ranks_without_devices_is_of_ranks():
+    assert "Costs 1.5 rank-hours per hour" in incident_text(incident_version(devices=()), 8)
+    assert "Costs 1.5 GPU-hours per hour" in incident_text(incident_version(devices=(), ranks=()), 8)
+
+
 @pytest.mark.parametrize("kind", sorted(Kind))
 def test_every_kind_says_what_is_normal_and_how_bad_it_is_where_no_cost_is_known(kind):
     what, usual, _ = incident_text(incident_version(kind=kind, impact_gpu_hours_per_hour=0.0), 8).split("\n")

@@ -35,7 +35,7 @@ everySecond(() => seconds++ % POLL_S === 0 && load());
 
 async function load() {
   await guarded(async () => {
-    const [hosts, incidents, jobs] = await Promise.all([get("hosts"), get(path("hosts", name), { limit: LISTED }), get(path("hosts", name, "jobs"))]);
+    const [hosts, incidents, jobs] = await Promise.all([get("hosts", { host: name }), get(path("hosts", name), { limit: LISTED }), get(path("hosts", name, "jobs"))]);
     // Hosts without an incident are not listed.
     fill(verdict, verdictPill(hosts.items.find((one) => one.host === name)?.verdict ?? "ok"));
     showRecord(incidents.items);

@@ -13,7 +13,6 @@ import { RankGpuCard, RankSeriesCard } from "../../ranks/series_card.js";
 
 const POLL_S = 5;
 const LISTED = 50;
-const HOSTS_LISTED = 500; // hosts that GET /hosts lists at most
 const GROUPS = ["dp", "tp", "pp", "cp", "ep"];
 
 const place = location.pathname.slice("/ranks/".length);
@@ -43,13 +42,12 @@ async function load() {
   if (missing) return;
   await guarded(async () => {
     const all = await seesEveryJob();
-    const [attempts, incidents, hosts] = await Promise.all([get(path("jobs", name, "attempts"), { limit: LISTED }), Number.isInteger(rank) ? get("incidents", { job: name, rank, limit: LISTED }) : { items: [] }, all ? get("hosts") : null]).catch(unknown);
+    const [attempts, incidents] = await Promise.all([get(path("jobs", name, "attempts"), { limit: LISTED }), Number.isInteger(rank) ? get("incidents", { job: name, rank, limit: LISTED }) : { items: [] }]).catch(unknown);
     if (missing) return;
     const ran = attempts.items.map((one) => ({ ...one, who: (one.topology.ranks ?? []).find((info) => info.rank === rank) })).filter((one) => one.who);
     if (!ran.length) return void unknown({ status: 404 });
-    // Hosts without an incident are not listed, nor those beyond the worst.
-    const others = hosts && hosts.items.length < HOSTS_LISTED ? "ok" : null;
-    const verdict = hosts?.items.find((one) => one.host === ran[0].who.host)?.verdict ?? others;
+    const hosts = all ? await get("hosts", { host: ran[0].who.host }) : null;
+    const verdict = hosts && (hosts.items[0]?.verdict ?? "ok"); // a host without an incident is not listed
     const open = incidents.items.filter((one) => one.state !== "resolved");
     showUnits(ran.map(({ attempt, started_unix_ns, ended_unix_ns, who }) => ({ attempt, started_unix_ns, ended_unix_ns, who })), verdict, SEVERITIES.find((severity) => open.some((one) => one.severity === severity)));
     showTroubles(incidents.items);
