@@ -44,6 +44,8 @@ from rankwatch_service.simulate.placement import RankPlacement
 
 AT: Final = 200
 """The step at which most faults begin; baselines are learned by then."""
+PLACES_AT: Final = 1_000
+"""A step at which it is known for how long the noise of hosts and switches lasts."""
 LOSS_AT: Final = 800
 """A step at which the loss curve is flat."""
 STEPS_AFTER: Final = 5
@@ -100,6 +102,11 @@ def _rank(seed: int, ranks: int) -> int:
 
 def _slow(seed: int, ratio: float, steps: int = 320, **more: object) -> Job:
     return Job(64, steps, seed).inject(Slow(_rank(seed, 64), AT, ratio, **more))  # type: ignore[arg-type]
+
+
+def _slow_place(seed: int, ranks: int, slow: range, ratio: float, at: int) -> Job:
+    """A host of 8 ranks is slower, or a switch of four such hosts."""
+    return Job(ranks, at + 80, seed, placement=RankPlacement(hosts_per_switch=4)).inject(Slow(tuple(slow), at, ratio))
 
 
 def _labelled(job: Job, *labels: Label) -> Job:
@@ -164,6 +171,9 @@ FAULTS: Final = [
         "",
         1.1,
     ),
+    Case("whole host, +2 %", lambda s: _slow_place(s, 64, range(8, 16), 1.02, PLACES_AT), 64),
+    Case("whole switch of 4 hosts, +2 %", lambda s: _slow_place(s, 256, range(32, 64), 1.02, PLACES_AT), 64),
+    Case("whole switch of 4 hosts, +10 %", lambda s: _slow_place(s, 256, range(32, 64), 1.1, AT), 20, "", 1.1),
     Case("half of a group of four, +50 %", lambda s: Job(4, 300, s).inject(Slow((0, 3), AT, 1.5)), 20, "worker"),
     Case("for 300 steps, +10 %", lambda s: _slow(s, 1.1, 700, until_step=AT + 300), 20, "worker", 1.1),
     Case("with a loss spike at once, +10 %", lambda s: _slow(s, 1.1, 400).inject(LossSpike(AT + 5, 3.0)), 20, "", 1.1),

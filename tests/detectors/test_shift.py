@@ -3,11 +3,12 @@ import math
 import numpy as np
 import pytest
 
-from rankwatch_detectors.statistics.shift import NO_RUN, ROWS_NEEDED, ShiftBank
+from rankwatch_detectors.statistics.shift import NO_RUN, ROWS_BEYOND_MIN, ShiftBank
 
 LEVELS = (math.log(1.05), math.log(1.3), -math.log(1.1), -math.log(2.0))
 CLIP_SIGMAS = 3.0
 LIMIT = 18.0
+ROWS_MIN = 5
 
 
 class OneRank:
@@ -27,7 +28,7 @@ class OneRank:
             self.onset = step
         clipped = min(max(residual, -CLIP_SIGMAS * sigma), CLIP_SIGMAS * sigma)
         gain = (clipped - self.level / 2) * self.level / (sigma * sigma)
-        self.evidence += min(gain, LIMIT / ROWS_NEEDED)
+        self.evidence += min(gain, LIMIT / (ROWS_MIN + ROWS_BEYOND_MIN))
         self.rows += 1
         self.total += residual
         self.moved += math.copysign(1.0, self.level) * residual > abs(self.level) / 2
@@ -38,7 +39,7 @@ class OneRank:
 @pytest.mark.parametrize("scatter", [0.005, 0.05, 0.3])
 def test_a_bank_does_what_a_cusum_of_each_rank_and_level_does(scatter):
     random, ranks = np.random.default_rng(3), 12
-    bank = ShiftBank(LEVELS, CLIP_SIGMAS, rows_min=5)
+    bank = ShiftBank(LEVELS, CLIP_SIGMAS, ROWS_MIN)
     bank.clear(ranks)
     single = [[OneRank(level) for _ in range(ranks)] for level in LEVELS]
     for step in range(200):
@@ -54,7 +55,7 @@ def test_a_bank_does_what_a_cusum_of_each_rank_and_level_does(scatter):
             for of_level in single:
                 of_level[5].end()
         if step == 90:
-            saved, bank = bank.snapshot(), ShiftBank(LEVELS, CLIP_SIGMAS, rows_min=5)
+            saved, bank = bank.snapshot(), ShiftBank(LEVELS, CLIP_SIGMAS, ROWS_MIN)
             bank.restore(saved)
         state = bank.snapshot()
         for name, wanted in (("_sums", "evidence"), ("_rows", "rows"), ("_moved", "moved"), ("_total", "total")):
@@ -65,7 +66,7 @@ def test_a_bank_does_what_a_cusum_of_each_rank_and_level_does(scatter):
 
 
 def test_a_lasting_shift_crosses_with_its_onset_and_its_size():
-    bank = ShiftBank(LEVELS, CLIP_SIGMAS, rows_min=5)
+    bank = ShiftBank(LEVELS, CLIP_SIGMAS, ROWS_MIN)
     bank.clear(4)
     for step in range(40):
         residual = np.array([0.0, 0.25 if step >= 20 else 0.0, 0.0, 0.0])
@@ -77,7 +78,7 @@ def test_a_lasting_shift_crosses_with_its_onset_and_its_size():
 
 @pytest.mark.parametrize("limit", [12.0, LIMIT, 26.0])
 def test_however_far_out_five_rows_say_nothing_and_the_sixth_does(limit):
-    bank = ShiftBank((0.15,), CLIP_SIGMAS, rows_min=5)
+    bank = ShiftBank((0.15,), CLIP_SIGMAS, ROWS_MIN)
     bank.clear(1)
     told = []
     for step in range(6):

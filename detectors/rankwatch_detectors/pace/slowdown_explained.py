@@ -107,7 +107,7 @@ class ExplainedSlowdown(ExplainedDetector):
         config, lasted_s = self._config, rows * self._step_s
         held = rows - math.ceil(config.shared_duration_s / self._step_s) if self._shared else rows
         sigma = float(self._baseline.sigma()[REST])
-        shift = least_shift(self._bank.tested, sigma, self._baseline.clip_sigmas, self._limit, held)
+        shift = least_shift(self._bank, sigma, self._limit, held)
         if shift is None:
             return None
         least = config.shared_ratio_min if self._shared else config.bare_ratio_min if self._bare else config.ratio_min

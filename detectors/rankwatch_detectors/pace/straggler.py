@@ -1,4 +1,4 @@
-"""Finds ranks whose own work persistently takes longer than their peers'.
+"""Finds ranks whose own work persistently takes longer than their peers', and hosts and switches as a whole.
 
 In synchronous training all ranks wait for the slowest, so the time of a whole step does not show it. Busy time does:
 as wall time including waiting for data, as CPU time of the training thread, as what devices measure of their own work.
@@ -14,19 +14,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
 
-from rankwatch_detectors.base import AttemptStart, Finding, Floats, Frame, Ints, Kind, Severity, StepKind
+from rankwatch_detectors.base import AttemptStart, Change, Finding, Floats, Frame, Ints, Kind, Severity, StepKind
 from rankwatch_detectors.dispatch import ATTEMPT_ENDED, OTHER_CLOCK, DispatchingDetector, typical
 from rankwatch_detectors.episodes import Episodes
+from rankwatch_detectors.explanation.suspect import Suspect
 from rankwatch_detectors.pace.crowding import Crowding
+from rankwatch_detectors.pace.slow_places import SlowPlaces
 from rankwatch_detectors.pace.slow_ranks import TrackedRank, TrackedRanks
 from rankwatch_detectors.pace.straggler_config import StragglerConfig
 from rankwatch_detectors.pace.units import came_from, names_of, units_of
 from rankwatch_detectors.pace.where_time_goes import cause_class, phase_excess
 from rankwatch_detectors.pace.witness import (
+    PEERS_SHOWN_MAX,
     Witness,
     arrival_seconds,
     cpu_seconds,
@@ -34,7 +39,7 @@ from rankwatch_detectors.pace.witness import (
     own_seconds,
 )
 from rankwatch_detectors.pace.witnessed import MEASURED, WitnessedDetector
-from rankwatch_detectors.scope import WHOLE_JOB, IncidentScope
+from rankwatch_detectors.scope import WHOLE_JOB, IncidentScope, ScopeLevel
 from rankwatch_detectors.statistics.shift import Crossing
 
 WITNESSES = ("wall", "cpu", "host", "device", "arrival")
@@ -45,7 +50,10 @@ RANKS_TOLD_MAX = 64
 
 
 class StragglerDetector(WitnessedDetector):
-    """Finds slow ranks; scope "rank:N". Memory: about 1,100 bytes for each rank."""
+    """Finds slow ranks, hosts and switches; scope "rank:N", "host:NAME", "switch:NAME".
+
+    Memory: about 1,150 bytes for each rank.
+    """
 
     kind: Kind = Kind.STRAGGLER
     COMPARES_RANKS: ClassVar[bool] = True
@@ -63,14 +71,15 @@ class StragglerDetector(WitnessedDetector):
         "standing",
         "_stood",
         "_crowding",
+        "_places",
     )
 
     def __init__(self, config: StragglerConfig) -> None:
         super().__init__()
         self.name = "straggler"
-        self.version = 12
+        self.version = 13
         self._config = config
-        # Of five witnesses at most two judge a row; a third of the budget for each leaves room for a change of them.
+        # Of five witnesses of ranks at most two judge a row; the other third is for hosts and switches.
         share = config.budget / 3
         self._wall = Witness(config.wall, config.baseline, config.load, share)
         self._cpu = Witness(config.cpu, config.shared_baseline, config.load, share)
@@ -88,6 +97,7 @@ class StragglerDetector(WitnessedDetector):
         """Differences from the first steps of the launch on: the baseline includes them, so ranks stay tested."""
         self._stood = TrackedRanks()
         self._crowding = Crowding(config.crowding)
+        self._places = SlowPlaces(config.places, self.kind, share)
 
     def _on_attempt(self, start: AttemptStart, *, new_attempt: bool, new_launch: bool) -> Sequence[Finding]:
         topology = start.topology
@@ -104,6 +114,9 @@ class StragglerDetector(WitnessedDetector):
             self._stood.ranks.clear()
         if other_clock:
             findings += self.episodes.close_all(self.now_s, OTHER_CLOCK)
+        findings += self._places.begin(
+            topology, origins, new_attempt=new_attempt, other_clock=other_clock, now_s=self.now_s
+        )
         peers = topology.peer_group
         if new_attempt or moved or other_clock or not np.array_equal(peers, self._peers):
             for witness in self.witnesses.values():
@@ -145,14 +158,50 @@ class StragglerDetector(WitnessedDetector):
     def _judge(
         self, witness: Witness, seconds: Floats, frame: Frame, step_s: float | None, doubt: Floats | None = None
     ) -> list[Finding]:
-        residual, crossings = witness.judge(seconds, frame, step_s, self.now_s, self._named(), doubt)
+        shift, left_out, beyond = self._places.shift, list[int](), seconds
+        if shift.size and witness is self._device:
+            # How much longer the devices of a slow host take is not known.
+            shift, left_out = np.zeros(0), np.flatnonzero(shift).tolist()
+        if shift.size:
+            beyond = seconds * np.exp(-shift)
+        named = self._named()
+        residual, crossings = witness.judge(beyond, frame, step_s, self.now_s, named + left_out, doubt)
+        if shift.size:
+            residual = residual + shift
+            crossings = [replace(one, effect=one.effect + float(shift[one.rank])) for one in crossings]
         findings = [*self._follow(witness, residual, seconds, frame), *self._follow_standing(witness, residual, frame)]
-        for crossing in crossings:
-            findings.extend(self._open(witness, crossing, seconds, frame))
-            for other in self.witnesses.values():
-                other.bank.clear_rank(crossing.rank)
-        witness.learn(self._named())
+        if witness in (self._wall, self._device, self._arrival):
+            describe, places = partial(self._described, witness, seconds, frame), self._places
+            if crossings:
+                findings += places.spoken_for(witness, crossings, named, frame, self.now_s, describe)
+            if witness is not self._device:
+                name = "wall" if witness is self._wall else "arrival"
+                findings += places.take(witness, name, frame, self.now_s, describe)
+        if crossings or findings:
+            placed = {rank for one in findings if one.change is Change.OPEN for rank in one.ranks}
+            for crossing in crossings:
+                if crossing.rank not in placed:
+                    findings.extend(self._open(witness, crossing, seconds, frame))
+            for rank in placed.union(one.rank for one in crossings):
+                for other in self.witnesses.values():
+                    other.bank.clear_rank(rank)
+        witness.learn(self._named() + left_out)
         return findings
+
+    def suspects(self, frame: Frame) -> Sequence[Suspect]:
+        """Ranks, hosts and switches with half of the evidence that is reported, or more."""
+        places = self._places.suspects() if frame.family != "values" else ()
+        return [*super().suspects(frame), *places] if places else super().suspects(frame)
+
+    def crossed(self, finding: Finding) -> Suspect | None:
+        """The evidence of the run; None for differences that are reported without one."""
+        return self._places.crossed(finding) if finding.scope in self._places.episodes else super().crossed(finding)
+
+    def needed(self, crossed: Suspect, rows: int) -> float | None:
+        """The mean ratio that would have been reported."""
+        if crossed.scope.level is not ScopeLevel.RANK:
+            return self._places.needed(crossed.scope, rows)
+        return super().needed(crossed, rows)
 
     def _named(self) -> list[int]:
         """Ranks with an open episode."""
@@ -254,7 +303,7 @@ class StragglerDetector(WitnessedDetector):
     def _retell(self, witness: Witness, rank: int, state: TrackedRank, seconds: Floats, frame: Frame) -> list[Finding]:
         state.told, state.changed, state.calm, state.calm_sum = state.excess, 0, 0, 0.0
         scope, ratio = IncidentScope.of_rank(rank), math.exp(state.excess + state.standing)
-        figures = self._figures(witness, rank, ratio, seconds, frame)
+        figures = self._figures(float(np.median(seconds[witness.peers_of(rank)])), ratio, frame)
         return self.episodes.update(
             scope,
             detected_step=frame.step,
@@ -298,14 +347,26 @@ class StragglerDetector(WitnessedDetector):
             followed.ranks[rank] = TrackedRank(self._name(witness), crossing.effect, crossing.effect, standing)
         return findings
 
+    def _described(
+        self, witness: Witness, seconds: Floats, frame: Frame, ranks: Sequence[int], ratio: float
+    ) -> tuple[dict[str, Any], str]:
+        """Evidence about several ranks that need so many times as long as the others, and the cause class."""
+        others = np.setdiff1d(np.flatnonzero(witness.usable), ranks)[:PEERS_SHOWN_MAX].tolist()
+        phases = phase_excess(frame, ranks, others)
+        figures = self._figures(float(np.median(seconds[others])), ratio, frame)
+        device = 2 * sum(self._device.suspects(rank) for rank in ranks) > len(ranks)
+        added_s, by = figures["busy_s"] - figures["peers_busy_s"], self._name(witness)
+        evidence = {**figures, "witness": by, "ranks": len(ranks), "phase_excess_s": phases}
+        return evidence, cause_class(phases, added_s, witness=by, device=device)
+
     def _evidence(
         self, witness: Witness, crossing: Crossing, ratio: float, seconds: Floats, frame: Frame
     ) -> tuple[dict[str, Any], str]:
         """Evidence about a rank, and the cause class that its phases show."""
         rank = crossing.rank
         peers = witness.peers_of(rank)
-        phases = phase_excess(frame, rank, peers)
-        figures = self._figures(witness, rank, ratio, seconds, frame)
+        phases = phase_excess(frame, [rank], peers)
+        figures = self._figures(float(np.median(seconds[peers])), ratio, frame)
         evidence = {
             **figures,
             "witness": self._name(witness),
@@ -319,9 +380,8 @@ class StragglerDetector(WitnessedDetector):
         added_s = figures["busy_s"] - figures["peers_busy_s"]
         return evidence, cause_class(phases, added_s, witness=self._name(witness), device=device)
 
-    def _figures(self, witness: Witness, rank: int, ratio: float, seconds: Floats, frame: Frame) -> dict[str, float]:
-        """How much slower a rank is. Its busy time is computed from the ratio, since a single row is mostly noise."""
-        peers_busy_s = float(np.median(seconds[witness.peers_of(rank)]))
+    def _figures(self, peers_busy_s: float, ratio: float, frame: Frame) -> dict[str, float]:
+        """How much slower it is. Its busy time is computed from the ratio, since a single row is mostly noise."""
         cost = self._cost(peers_busy_s * ratio, ratio, typical(frame, "step_time_s"))
         seconds_told = {"busy_s": peers_busy_s * ratio, "peers_busy_s": peers_busy_s}
         return {"ratio": ratio, "rate": 1 / ratio, **seconds_told, "cost_gpu_hours_per_hour": cost}

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from rankwatch_detectors.pace.crowding import CrowdingConfig
 from rankwatch_detectors.pace.load import LoadConfig
+from rankwatch_detectors.pace.slow_places import PlacesConfig
 from rankwatch_detectors.pace.witness import WitnessConfig
 from rankwatch_detectors.statistics.baseline import BaselineConfig
 from rankwatch_detectors.statistics.budget import ROWS_BETWEEN
@@ -17,7 +18,7 @@ class StragglerConfig:
     """Settings of the straggler detector."""
 
     budget: float = 1.0
-    """False incidents per job-week, over all ranks, levels and witnesses."""
+    """False incidents per job-week, over all ranks, hosts, switches, levels and witnesses."""
     wall: WitnessConfig = field(
         # +3 %, +5 %, +10 %, +30 %: close enough that a shift in between is found only a few rows later.
         default_factory=lambda: WitnessConfig(
@@ -42,6 +43,7 @@ class StragglerConfig:
     )
     crowding: CrowdingConfig = field(default_factory=CrowdingConfig)
     load: LoadConfig = field(default_factory=LoadConfig)
+    places: PlacesConfig = field(default_factory=PlacesConfig)
     skipped_rows: int = 2
     """First rows of an attempt: compilation, caches and connections, not work."""
     standing_rows: int = 16

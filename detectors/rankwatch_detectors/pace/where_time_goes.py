@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from rankwatch_detectors.base import Frame
@@ -9,15 +11,15 @@ from rankwatch_detectors.base import Frame
 PHASES_SHOWN = 4
 
 
-def phase_excess(frame: Frame, rank: int, peers: list[int]) -> dict[str, float]:
-    """Seconds by which each phase of the rank is longer than its peers' median, largest first."""
+def phase_excess(frame: Frame, ranks: Sequence[int], peers: Sequence[int]) -> dict[str, float]:
+    """Seconds by which each phase of these ranks is longer than of their peers, by the medians, largest first."""
     excess = {}
     for name, values in frame.values.items():
-        present = frame.present[name]
-        if name.startswith("phase.") and present[rank] and np.isfinite(values[rank]):
-            among = [peer for peer in peers if present[peer] and np.isfinite(values[peer])]
-            if among:
-                excess[name.removeprefix("phase.")] = float(values[rank] - np.median(values[among]))
+        if name.startswith("phase."):
+            usable = frame.present[name] & np.isfinite(values)
+            here, among = ([one for one in some if usable[one]] for some in (ranks, peers))
+            if here and among:
+                excess[name.removeprefix("phase.")] = float(np.median(values[here]) - np.median(values[among]))
     longest = sorted(excess.items(), key=lambda item: (-item[1], item[0]))
     return dict(longest[:PHASES_SHOWN])
 

@@ -133,6 +133,16 @@ class Witness(Stateful):
         self._logs, self._residual, self._usable = logs, residual, usable
         return residual, self._crossings(limit, now_s)
 
+    @property
+    def deviation(self) -> Floats:
+        """How far each rank is from its peers in the row just judged, its usual offset included, in logarithms."""
+        return self._residual + self.baseline.offset
+
+    @property
+    def usable(self) -> Bools:
+        """Ranks with a value in the row just judged."""
+        return self._usable
+
     def learn(self, frozen: Sequence[int]) -> None:
         """Learn the row just judged: scatter from all but the `frozen` ranks, offsets from those without suspicion."""
         if self._waits:
@@ -158,9 +168,13 @@ class Witness(Stateful):
         config = self._config
         crossings = []
         self._missing = {}
+        found = self.bank.crossings(limit)
+        if not found:
+            self._waits, self._since = False, {}
+            return []
         # The threshold counts every level as a test, but a crossing is verified only once, so their share is removed.
         doubt_limit = limit - math.log(self.bank.levels)
-        for crossing in self.bank.crossings(limit):
+        for crossing in found:
             verdict = self.baseline.verify(crossing, doubt_limit, self.effect_min)
             if verdict is Proof.FAILED or not self._moved_itself(crossing):
                 self.baseline.absorb(crossing.rank, crossing.effect, crossing.rows)
@@ -220,8 +234,7 @@ class Witness(Stateful):
         """
         config, lasted_s = self._config, rows * self.step_s
         held = rows - math.ceil(config.duration_min_s / self.step_s)
-        sigma, clip = float(self.baseline.sigma()[rank]), self.baseline.clip_sigmas
-        shift = least_shift(self.bank.tested, sigma, clip, self.limit, held)
+        shift = least_shift(self.bank, float(self.baseline.sigma()[rank]), self.limit, held)
         if shift is None or lasted_s < config.large_s:
             return None
         brief = rows < config.lasting_rows or lasted_s < config.lasting_s

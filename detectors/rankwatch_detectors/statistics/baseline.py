@@ -20,6 +20,7 @@ from rankwatch_detectors.state import Stateful
 from rankwatch_detectors.statistics.block_correlation import BlockCorrelation
 from rankwatch_detectors.statistics.median import median
 from rankwatch_detectors.statistics.peers import PeerGroups, anyone, everyone
+from rankwatch_detectors.statistics.run_history import RunHistory
 from rankwatch_detectors.statistics.shift import Crossing
 
 # The median of the square of a standard normal.
@@ -66,6 +67,9 @@ class BaselineConfig:
     excess, by which a rank that is slow from its first step is found."""
     warm_reach: float = 0.3
     """Largest change of an offset by one of the first rows: a new rank may be slow in a single row by chance."""
+    kept_rows: int = 0
+    """Newest rows by which a run is judged, besides what is known of the noise: it must exceed what means over as many
+    rows have differed by. 0: noise does not last for longer than blocks show."""
 
 
 class PeerBaseline(Stateful):
@@ -85,6 +89,7 @@ class PeerBaseline(Stateful):
         "_spread",
         "_short_blocks",
         "_long_blocks",
+        "_history",
     )
 
     def __init__(self, config: BaselineConfig, *, compared: bool = True) -> None:
@@ -92,6 +97,7 @@ class PeerBaseline(Stateful):
         self._config = config
         self._compared = compared
         self._short_blocks, self._long_blocks = (BlockCorrelation(rows) for rows in config.block_rows)
+        self._history = RunHistory(config.kept_rows)
         self.groups = PeerGroups()
         self._resize(0)
         self._pooled = config.sigma_start**2
@@ -100,11 +106,6 @@ class PeerBaseline(Stateful):
         """Third moment of clipped residuals in pooled sigmas; noise is taken for skewed until enough rows are known."""
         self._bias = 0.0
         self._spread = 0.0
-
-    @property
-    def clip_sigmas(self) -> float:
-        """Larger residuals are cut to this many sigmas."""
-        return self._config.clip_sigmas
 
     @property
     def is_plain(self) -> bool:
@@ -147,6 +148,7 @@ class PeerBaseline(Stateful):
             if values.size:
                 setattr(self, name, np.where(known, values[before], getattr(self, name)))
         self.groups.regroup(groups)
+        self._history.begin(came_from)
 
     def residual(self, logs: Floats, usable: Bools) -> Floats:
         """How far each rank is above its usual offset from its peers in this row; 0 where not usable."""
@@ -182,7 +184,10 @@ class PeerBaseline(Stateful):
         # An offset held at its bound has no error of estimation: it is the limit of what silicon explains.
         shares = 0.0 if self.pinned(rank) else self._lasting(before) / before
         shares += self._lasting(rows) / rows if rows else 0.0
-        return math.sqrt(2.0 * limit * shares) * float(self.sigma()[rank])
+        doubt = math.sqrt(2.0 * limit * shares) * float(self.sigma()[rank])
+        if rows and self._config.kept_rows:
+            doubt = max(doubt, math.sqrt(2.0 * limit) * self._history.spread(rank, rows))
+        return doubt
 
     def _lasting(self, rows: float) -> float:
         """By how much noise that lasts widens a mean over so many rows, beyond what `sigma` contains."""
@@ -240,6 +245,8 @@ class PeerBaseline(Stateful):
                 tails, so that rare but usual rows would look more and more suspicious.
         """
         config = self._config
+        if config.kept_rows:
+            self._history.push(residual, scattered)
         taught: Floats | float = 1.0 if everyone(calm) else calm.astype(np.float64)
         self.rows += taught
         gain: Floats = np.minimum(np.maximum(self.rows, 1.0) if self._any_warms else self.rows, config.offset_rows)

@@ -18,9 +18,9 @@ from rankwatch_detectors.base import Bools, Floats
 from rankwatch_detectors.state import Stateful
 from rankwatch_detectors.statistics.peers import anyone, everyone
 
-# Runs of two to four slow steps are common and harmless, so a crossing takes at least six rows, however far out they
-# are. After four rows a third of the threshold is missing, which chance adds rarely. Not an integer, to avoid ties.
-ROWS_NEEDED = 5.9
+# A crossing takes one row more than `rows_min`, however far out they are: with five of them a third of the threshold is
+# missing after a burst of four, which chance adds rarely. Not an integer, to avoid ties.
+ROWS_BEYOND_MIN = 0.9
 # Onset if there is no run.
 NO_RUN = -1.0
 
@@ -56,8 +56,10 @@ class ShiftBank(Stateful):
         self._half = self._level / 2
         self._falling = min(levels) < 0
         self._sign: Floats = np.sign(self._level)
-        self._clip_sigmas = clip_sigmas
+        self.clip_sigmas = clip_sigmas
         self._rows_min = rows_min
+        self.rows_needed = rows_min + ROWS_BEYOND_MIN
+        """A run needs more rows than this to reach the threshold, however far out they are."""
         self.clear(0)
 
     @property
@@ -98,9 +100,9 @@ class ShiftBank(Stateful):
     def push(self, residual: Floats, sigma: Floats, judged: Bools, step: int, threshold: float) -> None:
         """Add one row. Ranks not in `judged` keep their evidence.
 
-        However far out a rank is, it needs more than `ROWS_NEEDED` rows to reach the threshold.
+        However far out a rank is, it needs more than `rows_needed` rows to reach the threshold.
         """
-        reach = self._clip_sigmas * sigma
+        reach = self.clip_sigmas * sigma
         clipped = np.minimum(np.maximum(residual, -reach), reach)
         levels = self._lively = self._count_lively(clipped)
         if not levels:
@@ -110,7 +112,7 @@ class ShiftBank(Stateful):
         gain: Floats = clipped - half
         gain *= level
         gain /= sigma * sigma
-        np.minimum(gain, threshold / ROWS_NEEDED, out=gain)
+        np.minimum(gain, threshold / self.rows_needed, out=gain)
         # Usually all ranks are judged, and no masking is needed.
         everywhere = everyone(judged)
         shift = residual if everywhere else np.where(judged, residual, 0.0)
