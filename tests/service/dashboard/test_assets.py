@@ -127,3 +127,16 @@ def test_text_has_no_size_but_those_of_the_scale(client):
             others += [name for name in re.findall(r"var\((--size-\w+)\)", style) if name not in scale]
     assert len(scale) == 8
     assert others == []
+
+
+def test_parts_have_no_distance_but_those_of_the_scale(client):
+    scale, others = set(), []
+    for path in links(client, "/login"):
+        if path.endswith(".css"):
+            style = client.get(path).text
+            scale |= set(re.findall(r"(--space-\d+): \d+px;", style))
+            distances = re.findall(r"[\s;{](?:padding|margin|(?:row-|column-)?gap)(?:-\w+)?: ([^;}]*)[;}]", style)
+            others += [one for one in distances if re.search(r"\d(?:px|r?em|pt)\b", one)]
+            others += [name for name in re.findall(r"var\((--space-\d+)\)", style) if name not in scale]
+    assert len(scale) == 10
+    assert others == []
