@@ -21,7 +21,7 @@ def row(seed: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
 def explained(model: LoadModel, residual: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
     """Share of a step's variance that its loads explain."""
     usable = np.ones(residual.size, dtype=bool)
-    left = residual - model.expected(FRAME, residual, usable, PeerGroups(), np.full(residual.size, 0.02))
+    left = model.unexplained(FRAME, residual, usable, PeerGroups(), np.full(residual.size, 0.02))
     return 1.0 - float(left.var() / residual.var())
 
 

@@ -75,14 +75,15 @@ class LoadModel(Stateful):
         self._rows = 0
         self._common = False
 
-    def expected(self, frame: Frame, residual: Floats, usable: Bools, groups: PeerGroups, sigma: Floats) -> Floats:
-        """The part of each rank's residual that its load explains. Learns from the same row, values clipped."""
+    def unexplained(self, frame: Frame, residual: Floats, usable: Bools, groups: PeerGroups, sigma: Floats) -> Floats:
+        """Each rank's residual without the part that its load explains. Learns from the same row, values clipped."""
         features = _load_features(frame, usable, groups)
         if features is not None:
-            return self._fit(features, residual, usable, sigma)
+            return residual - self._fit(features, residual, usable, sigma)
         if not self._usable_replicas:
-            return np.zeros(residual.size)
-        return self._replica_part(residual, usable)
+            return residual
+        common = self._replica_part(residual, usable)
+        return residual if common is None else residual - common
 
     def _fit(self, features: Floats, residual: Floats, usable: Bools, sigma: Floats) -> Floats:
         keep = 1.0 - 1.0 / self._config.memory_rows
@@ -103,7 +104,8 @@ class LoadModel(Stateful):
         ridge = 1e-6 + 1e-3 * float(np.trace(self._products))
         return np.asarray(np.linalg.solve(self._products + ridge * np.eye(2), self._targets), dtype=np.float64)
 
-    def _replica_part(self, residual: Floats, usable: Bools) -> Floats:
+    def _replica_part(self, residual: Floats, usable: Bools) -> Floats | None:
+        """What all ranks of each replica have in common; None as long as replicas are not seen to vary together."""
         config = self._config
         common = self._replicas.location(residual, usable)
         # Loads change from step to step and a slow host does not, so only the change counts as load.
@@ -122,7 +124,7 @@ class LoadModel(Stateful):
         independent = 0.5 * np.pi * self._within / ranks
         ratio = config.off_ratio if self._common else config.on_ratio
         self._common = self._rows >= config.replica_rows_min and self._between > ratio * independent
-        return common if self._common else np.zeros(residual.size)
+        return common if self._common else None
 
 
 def _mean(values: Floats) -> float:

@@ -204,13 +204,15 @@ class SlowPlaces(Stateful):
         witness.learn(frozen)
         calm = witness.bank.strongest() < SUSPECT_EVIDENCE
         calm[frozen] = False
-        self._learn_usual(means, usable & units.ranks_within(calm))
+        self._learn_usual(means, usable if everyone(calm) else usable & units.ranks_within(calm))
         self._begin_block(self._sum.size)
         return findings
 
     def _learn_usual(self, means: Floats, calm: Bools) -> None:
+        if not everyone(calm):
+            means = np.where(calm, means, 0.0)
         self._known += calm
-        self._usual += np.where(calm, means, 0.0) / np.clip(self._known, 1.0, self._config.usual_blocks)
+        self._usual += means / np.minimum(np.maximum(self._known, 1.0), self._config.usual_blocks)
 
     def _widest(self, run: Crossing) -> Crossing:
         """The run of a unit; of a host whose neighbours are suspected with it, or slow, as one of their switch."""
@@ -334,7 +336,7 @@ class SlowPlaces(Stateful):
                     scope,
                     detected_step=step,
                     detected_time_s=now_s,
-                    summary=f"{called(scope)} now takes {ratio:.2f} times as long as the others.",
+                    summary=f"{called(scope)} takes {ratio:.2f} times as long as the others.",
                     evidence={**self.episodes.told(scope)["evidence"], "ratio": ratio, "rate": 1 / ratio},
                 )
         if self.shift.size:

@@ -120,7 +120,7 @@ class Witness(Stateful):
         baseline = self.baseline
         residual = baseline.residual(logs, usable)
         self.sigma = baseline.sigma() if doubt is None else np.hypot(baseline.sigma(), doubt)
-        residual = residual - self.load.expected(frame, residual, usable, baseline.groups, self.sigma)
+        residual = self.load.unexplained(frame, residual, usable, baseline.groups, self.sigma)
         if not all_usable:
             residual = np.where(usable, residual, 0.0)
         self.judged = usable & baseline.ready()

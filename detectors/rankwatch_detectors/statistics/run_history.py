@@ -13,7 +13,7 @@ import numpy as np
 
 from rankwatch_detectors.base import Bools, Floats, Ints
 from rankwatch_detectors.state import Stateful
-from rankwatch_detectors.statistics.peers import anyone
+from rankwatch_detectors.statistics.peers import anyone, everyone
 
 RUNS_MIN = 8
 """So many runs one after the other must have been kept before their means are known."""
@@ -41,7 +41,7 @@ class RunHistory(Stateful):
 
     def push(self, residual: Floats, usable: Bools) -> None:
         """Add a row."""
-        self._kept[self._next] = np.where(usable, residual, np.nan)
+        self._kept[self._next] = residual if everyone(usable) else np.where(usable, residual, np.nan)
         self._next = (self._next + 1) % self._rows
 
     def spread(self, unit: int, rows: int) -> float:
