@@ -24,6 +24,7 @@ from rankwatch_service.api.background.feed_tail import FeedTail
 from rankwatch_service.api.background.forgeries import Forgeries
 from rankwatch_service.api.background.health_facts import HealthReader
 from rankwatch_service.api.background.order_cache import OrderCache
+from rankwatch_service.api.background.single_flight import SingleFlight
 from rankwatch_service.api.http.cursor import CursorSigner
 from rankwatch_service.api.ingest.batcher import Batcher
 from rankwatch_service.api.ingest.intake import Intake
@@ -60,6 +61,8 @@ class Context:
     health: HealthReader
     provider: OidcProvider | None
     """By which people log in; None: with tokens alone."""
+    totals: SingleFlight = field(default_factory=SingleFlight)
+    """Of incidents and jobs: what all open pages ask for at once."""
     streams: dict[str, int] = field(default_factory=dict)
     """Number of open event streams by token id."""
 

@@ -9,7 +9,7 @@ from sqlalchemy import func, select
 
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.scopes import Scope
-from rankwatch_service.api.dependencies.context import Ctx
+from rankwatch_service.api.dependencies.context import Context, Ctx
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.numbers import Number
 from rankwatch_service.api.http.paging import Projects, any_of
@@ -67,6 +67,11 @@ def count_incidents(
     """Number of incidents and jobs, and the current cost of the unresolved incidents; of archived jobs only if `job`
     names them.
     """
+    asked = (identity.jobs, tuple(job or ()), tuple(project or ()))
+    return context.totals.read(asked, lambda: _totals(context, identity, job, project))
+
+
+def _totals(context: Context, identity: Identity, job: list[str] | None, project: list[str] | None) -> IncidentTotals:
     filters = IncidentFilters(context, job=job, project=project)
     counts = select(IncidentRow.state, IncidentRow.severity, func.count(), func.max(IncidentRow.updated_unix_ns))
     counts = counts.group_by(IncidentRow.state, IncidentRow.severity)
