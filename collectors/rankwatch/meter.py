@@ -377,6 +377,10 @@ class StepMeter:
         """See `Sink.outside`."""
         self.words[OUTSIDE] = self.now()
 
+    def rest(self) -> None:
+        """The step has begun, but its work has not: it is outside since it began."""
+        self.words[OUTSIDE] = self.words[STEP_ENTERED]
+
     def inside(self) -> None:
         """See `Sink.inside`."""
         self.words[OUTSIDE] = 0

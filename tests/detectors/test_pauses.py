@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from rankwatch_detectors.base import Finding
+from rankwatch_detectors.base import UNREPORTED, Finding
 from rankwatch_detectors.progress.hang import HangDetector
 from rankwatch_detectors.progress.patience import HangConfig
 from tests.support.values.presences import Clockwork
@@ -125,6 +125,24 @@ def test_one_rank_that_does_not_come_out_of_its_pause_while_the_others_wait_is_c
     told, critical = (finding.detected_time_s - finding.onset_time_s for finding in findings)
     assert told <= 5
     assert 60 <= critical <= 61
+
+
+def test_where_steps_follow_at_once_the_others_wait_for_the_rank_that_has_not_begun_its_work() -> None:
+    job = training_job()
+    job.rest(0)
+    job.phase[1:] = ["forward"] * 3
+    opened, graver = job.stand(100)
+    told = [(f"{finding.change} {finding.severity}", finding.ranks) for finding in (opened, graver)]
+    assert told == [("open info", (0,)), ("update critical", (0,))]
+    assert "it has not begun its step, the others have" in opened.summary
+    assert 60 <= graver.detected_time_s - graver.onset_time_s <= 61
+
+
+def test_a_log_in_which_no_line_comes_is_information_and_critical_after_a_minute() -> None:
+    job = Clockwork(HangDetector(HangConfig()), 1)
+    job.phase = [UNREPORTED]
+    job.train(20, steps_per_s=1)
+    assert after_s(job, 100) == [("open info", 8), ("update critical", 60)]
 
 
 def test_a_rank_that_never_finishes_its_step_while_the_others_pause_is_a_hang_within_the_step() -> None:

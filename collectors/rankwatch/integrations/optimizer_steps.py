@@ -149,11 +149,16 @@ class OptimizerSteps:
             if self._watch is None:
                 self._begin(optimizer)
                 return
-            if self._leads(optimizer):
+            ends = self._leads(optimizer)
+            if ends:
                 self._boundary(self._watch)
             if optimizer not in self._known:
                 self._see(self._watch, optimizer)
-            self._rest(self._watch)
+            self._at_rest = True
+            if ends:
+                self._watch._meter.rest()
+            else:
+                self._watch._meter.outside()
         except Exception as error:  # noqa: BLE001 -- an error of ours must not end a user's step
             self._failed(error)
 
@@ -172,7 +177,8 @@ class OptimizerSteps:
         atexit.register(self._process_ends)
         models = self._see(watch, optimizer)
         watch.begin(steps_made(optimizer))
-        self._rest(watch)
+        self._at_rest = True
+        watch._meter.rest()
         if self._begun is not None:
             self._begun(watch, optimizer, models)
 
@@ -221,10 +227,6 @@ class OptimizerSteps:
         return models
 
     # ---- work and rest -----------------------------------------------------------------------------------------------
-
-    def _rest(self, watch: Watch) -> None:
-        self._at_rest = True
-        watch._meter.outside()
 
     def _work_begins(self) -> None:
         if self._at_rest and self._watch is not None:

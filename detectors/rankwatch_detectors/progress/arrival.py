@@ -71,6 +71,7 @@ def _witnesses(
     return [
         (running & is_any(presence.os_state, STOPPED_STATES), STOPPED, 1.0),
         (lowest_step, "it is in an earlier step", 0.95),
+        (lowest_step & has_not_begun(presence), "it has not begun its step, the others have", 0.95),
         (lowest_sequence, "it has entered fewer collectives", 0.9),
         (running & ~waiting & bool(waiting.any()), "it is not in a collective, the others are", 0.85),
         (left, "it left its loop, the others wait", 0.8),
@@ -78,6 +79,14 @@ def _witnesses(
         (busy & bool(idle.any()), "it computes, the others wait", 0.7),
         (idle & bool(busy.any()), "it waits, the others compute", 0.5),
     ]
+
+
+def has_not_begun(presence: Presence) -> Bools:
+    """Ranks that have been outside of their step since it began, so that they are behind all others in it.
+
+    Where an optimizer's step ends a step of the loop, the next one begins at once, and its work with the next forward.
+    """
+    return np.asarray((presence.outside_s >= 0) & (presence.outside_s >= presence.step_age_s))
 
 
 def is_any(texts: tuple[str, ...], wanted: Sequence[str]) -> Bools:

@@ -29,7 +29,7 @@ from rankwatch_detectors.base import (
 )
 from rankwatch_detectors.dispatch import DispatchingDetector, which
 from rankwatch_detectors.episodes import since
-from rankwatch_detectors.progress.arrival import STOPPED_STATES, Missing, is_any, who_is_missing
+from rankwatch_detectors.progress.arrival import STOPPED_STATES, Missing, has_not_begun, is_any, who_is_missing
 from rankwatch_detectors.progress.patience import HangConfig, Limits, Patience
 from rankwatch_detectors.scope import WHOLE_JOB
 from rankwatch_detectors.statistics.median import median
@@ -251,9 +251,15 @@ class HangDetector(DispatchingDetector):
             self._apart |= _apart(presence, running, behind)
 
     def _behind(self, presence: Presence, running: Bools) -> tuple[Bools, bool]:
-        """The ranks in the earliest step, and whether all of them are outside of it and not stopped by a signal."""
+        """The ranks in the earliest step, and whether all of them are outside of it and not stopped by a signal.
+
+        If some of them have not begun that step and others have, the former.
+        """
         behind = running & (presence.step == presence.step[running].min())
         outside = (presence.outside_s >= 0) & ~is_any(presence.os_state, STOPPED_STATES)
+        if anyone(outside[behind]):
+            not_begun = behind & outside & has_not_begun(presence)
+            behind = not_begun if anyone(not_begun) else behind
         return behind, everyone(outside[behind])
 
     # ---- standing still --------------------------------------------------------------------------------------------

@@ -51,8 +51,9 @@ class HangConfig:
     pause_unknown_s: float = 900.0
     """... or after this while none is known: people mark evaluations of a quarter of an hour as phases."""
     log_lines: float = 8.0
-    """Deadline in usual steps if only a log's lines report finished steps. Evaluations, saves and waits for data are
-    then not distinguishable, and take a few lines every day. The deadline is at least `prompt_s`."""
+    """A standstill is reported after this many usual steps, and `prompt_s`, if only a log's lines report finished
+    steps. Evaluations, saves and waits for data are then not distinguishable, so it is critical only when a pause
+    outside of a step would be reported."""
     heard_within_s: float = 5.0
     """Blocks older than this are not used, nor those delayed by more than this compared with usual and with others."""
     way_forgets: float = 0.01
@@ -169,7 +170,7 @@ class Patience(Stateful):
         enough_s = max(config.slow_steps_factor * slow, config.cold_factor * usual if cold else 0.0, config.floor_s)
         if log:
             lines_s = max(enough_s, config.log_lines * usual, config.prompt_s)
-            return Limits(lines_s, Severity.CRITICAL, lines_s)
+            return Limits(lines_s, Severity.INFO, max(lines_s, self._pause_s()))
         told_s = max(enough_s, min(config.steps * usual, config.prompt_s)) - config.reporting_s
         return Limits(told_s, Severity.INFO, max(enough_s, config.critical_steps * usual))
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from rankwatch import layout
 from rankwatch.integrations.optimizer_steps import OptimizerSteps
 from rankwatch.integrations.owners import models_of
 from tests.support.ranks.recorders import Rank
@@ -87,7 +88,7 @@ def test_a_closure_that_computes_its_loss_again_and_again_is_one_step_with_the_n
 @pytest.mark.parametrize("rest", ["evaluates", "does nothing"])
 def test_between_an_optimizer_step_and_the_next_work_the_rank_is_outside(job, rest):
     job.train(2)
-    assert job.rank.outside_ns
+    assert job.rank.outside_ns == job.rank.recorder.words[layout.STEP_ENTERED]
     if rest == "evaluates":
         with torch.no_grad():
             job.model.eval()(torch.randn(1, 4))

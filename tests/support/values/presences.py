@@ -65,6 +65,8 @@ class Clockwork:
     entered_s: list[float] = field(default_factory=list)
     heard_s: list[float] = field(default_factory=list)
     outside_since_s: list[float | None] = field(default_factory=list)
+    work_s: list[float] = field(default_factory=list)
+    """How long the work of its step took a rank that is outside of it."""
     silent: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -76,7 +78,7 @@ class Clockwork:
         count = self.ranks
         self.step, self.sequence = [-1] * count, [0] * count
         self.phase, self.state, self.os_state = [""] * count, ["running"] * count, ["R"] * count
-        self.outside_since_s = [None] * count
+        self.outside_since_s, self.work_s = [None] * count, [0.0] * count
         self.cpu_s, self.entered_s, self.heard_s = [0.0] * count, [self.now_s] * count, [self.now_s] * count
         return list(self.detector.observe(AttemptStart(attempt, topology(count), self.now_s)))
 
@@ -88,7 +90,7 @@ class Clockwork:
                 self.step[rank] += steps_per_s
                 self.sequence[rank] += steps_per_s
                 self.entered_s[rank] = self.now_s + 1.0
-                self.outside_since_s[rank] = None
+                self.outside_since_s[rank], self.work_s[rank] = None, 0.0
             findings += self.tick()
         return findings
 
@@ -96,6 +98,11 @@ class Clockwork:
         """The work of their step is done on these ranks, or on all of them."""
         for rank in ranks or range(self.ranks):
             self.outside_since_s[rank] = self.now_s
+            self.work_s[rank] = 0.1
+
+    def rest(self, rank: int) -> None:
+        """A rank is outside of its step since that began: the optimizer's step before has ended the one before."""
+        self.outside_since_s[rank] = self.entered_s[rank]
 
     def stand(self, seconds: int) -> list[Finding]:
         """No rank makes progress."""
@@ -117,7 +124,7 @@ class Clockwork:
             step=np.asarray(self.step, dtype=np.int64),
             phase=tuple(self.phase),
             phase_age_s=age,
-            step_age_s=age,
+            step_age_s=age + np.asarray(self.work_s),
             collective_seq=np.asarray(self.sequence, dtype=np.int64),
             state=tuple(self.state),
             os_state=tuple(self.os_state),
