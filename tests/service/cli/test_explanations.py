@@ -36,7 +36,14 @@ def served(tmp_path_factory):
         opened = {"incident_id": "inc_1", "number": 1, "what": "opened", "actor": "stream", "text": "", "at_unix_ns": 1}
         with write(api.engine) as connection:
             connection.execute(insert(Incident).values(**incident_row()))
-            connection.execute(insert(Incident).values(**incident_row(id="inc_2", number=2)))
+            died = {
+                "kind": "rank_lost",
+                "scope": "rank:1",
+                "ranks": [1],
+                "summary": "Rank 1 ended with 3.",
+                "step": 130,
+            }
+            connection.execute(insert(Incident).values(**incident_row(id="inc_2", number=2, consequences=[died])))
             over = {"state": "resolved", "resolved_unix_ns": 1}
             connection.execute(insert(Incident).values(**incident_row(id="inc_3", number=3, **over)))
             over["evidence"] = {"ended_with_job": True}
@@ -111,3 +118,10 @@ def test_an_incident_is_exported_to_a_file_that_is_whole_or_not_there(rankwatch,
     assert (status, "overwrites nothing" in " ".join(err.split())) == (2, True)
     status, _, err = rankwatch("incidents", "export", "inc_9", "other.zip")
     assert (status, list(tmp_path.glob("*other*"))) == (2, [])
+
+
+def test_consequences_of_an_incident_are_told_with_it(rankwatch):
+    out = rankwatch("incidents", "show", "inc_2")[1]
+    assert "consequence" in out
+    assert "Rank 1 ended with 3." in out
+    assert "consequence" not in rankwatch("incidents", "show", "inc_1")[1]

@@ -123,6 +123,7 @@ def show_incident(
             ("cost", output.plain(f"{found['impact_gpu_hours_per_hour']:.3g} {unit} per hour")),
             ("impact", output.plain(found["impact"])),
             ("normal", output.plain(found["normal"])),
+            *(("consequence", output.plain(one["summary"])) for one in found["consequences"]),
             *_to_do(found),
             ("job supports", output.plain(", ".join(found["can"]) or "nothing")),
             *(_receiver(one) for one in receivers),
