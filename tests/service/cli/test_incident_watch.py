@@ -100,13 +100,17 @@ def test_changes_that_came_while_the_connection_was_broken_follow(terminal, api,
             yield "hello", 0, {}
             open_incident(api, "inc_0009", "corruption")
             raise CliError(Status.UNREACHABLE, "reset by peer")
+        if len(calls) == 2:
+            raise CliError(Status.UNREACHABLE, "does not answer")
         yield from whole(client, after)
 
     monkeypatch.setattr(CliClient, "events", breaking)
     monkeypatch.setattr("rankwatch_service.cli.views.incident_watch.RETRY_S", 0.0)
     status, out, err = terminal.run("incidents", "watch", *to)
-    assert (status, calls) == (0, [None, 0])
+    assert (status, calls) == (0, [None, 0, 0])
+    assert err.count("trying again") == 1, "an outage is told once"
     assert "reset by peer; trying again" in err
+    assert "the service answers again" in err
     assert "corruption of rank 3" in out
 
 

@@ -75,17 +75,25 @@ def _print_changes(client: CliClient, wanted: Wanted, as_json: bool) -> None:
 
 
 def _changes(client: CliClient, on_break: Callable[[str], None]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Topic and data of each change; after a connection that broke those that were missed follow."""
+    """Topic and data of each change; after a connection that broke those that were missed follow.
+
+    An outage is told once, by its first reason, and so is its end.
+    """
     after: int | None = None
+    away = False
     while True:
         try:
             for topic, at, data in client.events(after):
-                after = at
+                if away:
+                    on_break("the service answers again")
+                after, away = at, False
                 yield topic, data
         except CliError as error:
             if error.status != Status.UNREACHABLE or after is None:
                 raise
-            on_break(f"{error}; trying again")
+            if not away:
+                on_break(f"{error}; trying again")
+            away = True
         time.sleep(RETRY_S)
 
 

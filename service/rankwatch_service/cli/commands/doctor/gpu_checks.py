@@ -46,7 +46,8 @@ def _results(found: Mapping[str, Any]) -> Iterator[CheckResult]:
         yield CheckResult("GPU driver", "finding", f"{found['trouble']}: pip install 'rankwatch[gpu]'")
         return
     if found["trouble"]:
-        yield CheckResult("GPU driver", "finding", f"no GPU can be read: {found['trouble']}; {_CONTAINER}")
+        detail = f"no GPU can be read: {found['trouble']}; {_CONTAINER}; a job on CPUs needs none"
+        yield CheckResult("GPU driver", "finding", detail)
         return
     yield CheckResult("GPU driver", "ok", f"version {found['driver'] or 'unknown'}, {len(found['devices'])} devices")
     for device in found["devices"]:
