@@ -50,7 +50,7 @@ def test_what_a_rule_finds_is_an_incident_with_its_evidence_until_the_rule_is_de
         page = one.goto("/incidents")
         page.locator("tr", has_text="Rule low-loss").first.click()
         expect(page.locator("main")).to_contain_text("Rule low-loss: loss is below 1000")
-        expect(page.locator("main")).to_contain_text("Threshold")
+        expect(page.locator("main")).to_contain_text("threshold")
         expect(page.locator("main")).to_contain_text("Loss around the onset")
         site.service.write("DELETE", "/api/v1/rules/low-loss", None)
         expect(page.locator("main")).to_contain_text("resolved")

@@ -78,8 +78,8 @@ def test_a_checkpoint_is_held_done_and_gone_on_from_at_the_same_step(tmp_path: P
         until(all_answered(service, "o1", "went"))
         service.order(phase(hold, "closed"))
         until(lambda: newest_step(service) > hold.step + 5)
-        saved = service.events("checkpoint_saved")
-        assert {event.rank for event in saved} == {0, 1}
+        # Progress has a way of its own, and may come before what was recorded earlier.
+        until(lambda: {event.rank for event in service.events("checkpoint_saved")} == {0, 1})
 
 
 def test_a_rollback_is_answered_under_the_orders_attempt_and_training_goes_on_under_the_next(tmp_path: Path) -> None:

@@ -173,7 +173,7 @@ def assert_equal(group: Group, reference) -> None:
 def test_the_recording_is_found_out_as_it_is_in_the_other_form(reference):
     kinds = {(row["job"], row["kind"]) for row in reference["incident"]}
     found = {("nan", "nonfinite"), ("slow", "straggler"), ("hang", "hang"), ("hang", "rank_lost")}
-    assert kinds == found | {("slow", "metric"), ("hang", "metric")}
+    assert kinds == found | {(job, kind) for job in ("slow", "hang") for kind in ("metric", "alert")}
     assert {row["what"] for row in reference["incident_transition"]} >= {"acknowledged", "commented", "resolved"}
     assert {row["value"] for row in reference["dead_letter"]} == {b"rubbish"}
 
