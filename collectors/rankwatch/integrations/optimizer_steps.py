@@ -149,16 +149,13 @@ class OptimizerSteps:
             if self._watch is None:
                 self._begin(optimizer)
                 return
-            ends = self._leads(optimizer)
-            if ends:
+            if self._leads(optimizer):
                 self._boundary(self._watch)
-            if optimizer not in self._known:
-                self._see(self._watch, optimizer)
-            self._at_rest = True
-            if ends:
-                self._watch._meter.rest()
             else:
                 self._watch._meter.outside()
+            self._at_rest = True
+            if optimizer not in self._known:
+                self._see(self._watch, optimizer)
         except Exception as error:  # noqa: BLE001 -- an error of ours must not end a user's step
             self._failed(error)
 
@@ -204,6 +201,7 @@ class OptimizerSteps:
             watch.log(loss=loss)
         watch.end()
         watch.begin()
+        watch._meter.rest()
 
     def _see(self, watch: Watch, optimizer: Optimizer) -> Sequence[torch.nn.Module]:
         """Measure an optimizer and its models; one of the same parameters as another one replaces it."""

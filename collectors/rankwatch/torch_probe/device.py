@@ -97,7 +97,5 @@ class CudaDevice:
 
     def captures(self) -> bool:
         """See `Device.captures`."""
-        if self._home.index == torch.cuda.current_device():
-            return torch.cuda.is_current_stream_capturing()
         with torch.cuda.device(self._home):  # scripts need not make it the current one
             return torch.cuda.is_current_stream_capturing()

@@ -195,7 +195,7 @@ _SIZES: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 def group_size(group: Any) -> int:
     """How many ranks a process group has; `None`: the default group, 1 before there is one.
 
-    Asked in every step, so each group is asked once: with NCCL its own answer took 0.2 ms.
+    Several answers are needed in every step, so each group is asked once.
     """
     dist = torch.distributed
     if group is None:
