@@ -101,6 +101,9 @@ SETTINGS: Final[Mapping[str, TunableSetting]] = {
         TunableSetting("straggler.wall.ratio_min", _RATIO, 1.005, 5, 1.05, 1.015, "Least delay told, by wall time."),
         TunableSetting("straggler.cpu.ratio_min", _RATIO, 1.02, 5, 1.4, 1.15, "Least delay told, by CPU time."),
         TunableSetting("straggler.host.ratio_min", _RATIO, 1.02, 5, 1.5, 1.2, "Least delay told on shared cores."),
+        TunableSetting(
+            "straggler.places.witness.ratio_min", _RATIO, 1.005, 5, 1.03, 1.01, "Least delay of a host or switch told."
+        ),
         TunableSetting("slowdown.budget", _BUDGET, 0.001, 1000, 0.1, 10, "False slowdowns that are accepted."),
         TunableSetting("slowdown.ratio_min", _RATIO, 1.005, 5, 1.08, 1.02, "Least slowdown told."),
         TunableSetting(

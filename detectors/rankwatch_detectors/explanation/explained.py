@@ -44,7 +44,8 @@ class Detectable:
     unit: str
     """ratio: to what is usual; value: of the curve."""
     noise: float
-    """Standard deviation of one row: as a share of what is usual, or of the curve's value."""
+    """Standard deviation of one row, or of the mean over the rows that `fault` names: as a share of what is usual, or
+    of the curve's value."""
     sizes: tuple[tuple[int, float | None], ...]
     """By rows since the onset: the smallest size; None: none is reported so early."""
 

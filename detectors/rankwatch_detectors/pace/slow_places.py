@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from statistics import median_low
 from typing import Any, ClassVar
 
@@ -23,58 +23,20 @@ import numpy as np
 from rankwatch_detectors.base import Bools, Finding, Floats, Frame, Ints, Kind, Severity, Topology
 from rankwatch_detectors.dispatch import ATTEMPT_ENDED, OTHER_CLOCK, OWN_PACE
 from rankwatch_detectors.episodes import Episodes
+from rankwatch_detectors.explanation.explained import DETECTABLE_ROWS, Detectable
 from rankwatch_detectors.explanation.suspect import Statistic, Suspect
 from rankwatch_detectors.pace.load import LoadConfig
 from rankwatch_detectors.pace.place_units import PlaceUnits
-from rankwatch_detectors.pace.witness import SUSPECT_EVIDENCE, Witness, WitnessConfig
+from rankwatch_detectors.pace.places_config import PlacesConfig
+from rankwatch_detectors.pace.witness import SUSPECT_EVIDENCE, Witness
 from rankwatch_detectors.scope import IncidentScope
 from rankwatch_detectors.state import Stateful
-from rankwatch_detectors.statistics.baseline import BaselineConfig
 from rankwatch_detectors.statistics.peers import anyone, everyone
 from rankwatch_detectors.statistics.shift import Crossing
 
 MOVED = "Ranks are on other hosts, or below other switches."
 Described = Callable[[Sequence[int], float], tuple[dict[str, Any], str]]
 """Evidence and cause class of some ranks that need so many times as long as the others."""
-
-
-@dataclass(frozen=True, slots=True)
-class PlacesConfig:
-    """Settings for hosts and switches as a whole. The rows of their baseline and CUSUMs are blocks."""
-
-    block_rows: int = 8
-    """Rows of a block: a host of 8 ranks then has a fifth of the noise of a rank's row, and judging it costs little."""
-    witness: WitnessConfig = field(
-        # Three blocks at least: most disturbances of a host that are harmless last for seconds.
-        default_factory=lambda: WitnessConfig(ratios=(1.02, 1.05), ratio_min=1.015, rows_min=2)
-    )
-    baseline: BaselineConfig = field(
-        # Hosts of different devices differ by more than silicon does, so any standing offset is accepted. They are
-        # judged only once blocks have shown for how long their common noise lasts. No single row or rank can move the
-        # value of a block far, so more of it counts.
-        default_factory=lambda: BaselineConfig(
-            warm_rows=16,
-            block_rows=(4, 16),
-            clip_sigmas=5.0,
-            sigma_start=0.02,
-            sigma_floor=0.003,
-            offset_max=math.inf,
-            warm_reach=math.inf,
-            kept_rows=128,
-        )
-    )
-    spoken_sigmas: float = 4.0
-    """A rank speaks for its host or switch only if that is slower by more than this many sigmas of its own noise."""
-    usual_blocks: int = 64
-    """Blocks over which the usual offset of each rank is averaged: far more than it takes to find a slow place."""
-    smooth_blocks: int = 2
-    """Blocks over which the excess of a slow place is smoothed."""
-    clear_share: float = 0.35
-    """It is over when the smoothed excess stays below this share of the reported one ..."""
-    clear_blocks: int = 3
-    """... for this many blocks."""
-    retell_share: float = 0.5
-    """A change of the excess by this share is reported as an update, once it has lasted as long."""
 
 
 class SlowPlaces(Stateful):
@@ -362,6 +324,32 @@ class SlowPlaces(Stateful):
     def needed(self, scope: IncidentScope, rows: int) -> float | None:
         """The mean ratio of a place that would have been reported this many rows after its onset."""
         unit = self._units.texts.index(str(scope))
+        return self._least(unit, rows)
+
+    def detectable(self) -> list[Detectable]:
+        """The smallest fault of a host and of a switch with the median noise, and of the noisiest, of each kind."""
+        units, baseline = self._units, self._witness.baseline
+        known, sigma, found = units.judged & baseline.ready(), baseline.sigma(), list[Detectable]()
+        for of_kind in (range(units.hosts), range(units.hosts, units.count)):
+            ordered = sorted((unit for unit in of_kind if known[unit]), key=lambda unit: (float(sigma[unit]), unit))
+            if not ordered:
+                continue
+            middle, noisiest = ordered[len(ordered) // 2], ordered[-1]
+            level, name = units.texts[middle].partition(":")[0], called(IncidentScope.parse(units.texts[noisiest]))
+            found.append(self._detectable(middle, f"a {level} that is slow as a whole"))
+            found.append(self._detectable(noisiest, f"{name[0].lower()}{name[1:]}, the noisiest"))
+        return found
+
+    def _detectable(self, unit: int, fault: str) -> Detectable:
+        noise, rows = float(self._witness.baseline.sigma()[unit]), self._config.block_rows
+        sizes, least = list[tuple[int, float | None]](), math.inf
+        for count in DETECTABLE_ROWS:
+            # The past shows less of longer runs, so what was found sooner is found too.
+            least = min(least, self._least(unit, count) or math.inf)
+            sizes.append((count, least if math.isfinite(least) else None))
+        return Detectable(f"{fault}, by {self._source} time over {rows} rows", "ratio", math.expm1(noise), tuple(sizes))
+
+    def _least(self, unit: int, rows: int) -> float | None:
         shift = self._witness.detectable(unit, rows // self._config.block_rows)
         return None if shift is None or math.isinf(shift) else math.exp(shift)
 

@@ -23,11 +23,11 @@ import numpy as np
 from rankwatch_detectors.base import AttemptStart, Change, Finding, Floats, Frame, Ints, Kind, Severity, StepKind
 from rankwatch_detectors.dispatch import ATTEMPT_ENDED, OTHER_CLOCK, DispatchingDetector, typical
 from rankwatch_detectors.episodes import Episodes
-from rankwatch_detectors.explanation.suspect import Suspect
 from rankwatch_detectors.pace.crowding import Crowding
 from rankwatch_detectors.pace.slow_places import SlowPlaces
 from rankwatch_detectors.pace.slow_ranks import TrackedRank, TrackedRanks
 from rankwatch_detectors.pace.straggler_config import StragglerConfig
+from rankwatch_detectors.pace.straggler_explained import ExplainedStraggler
 from rankwatch_detectors.pace.units import came_from, names_of, units_of
 from rankwatch_detectors.pace.where_time_goes import cause_class, phase_excess
 from rankwatch_detectors.pace.witness import (
@@ -38,8 +38,8 @@ from rankwatch_detectors.pace.witness import (
     device_seconds,
     own_seconds,
 )
-from rankwatch_detectors.pace.witnessed import MEASURED, WitnessedDetector
-from rankwatch_detectors.scope import WHOLE_JOB, IncidentScope, ScopeLevel
+from rankwatch_detectors.pace.witnessed import MEASURED
+from rankwatch_detectors.scope import WHOLE_JOB, IncidentScope
 from rankwatch_detectors.statistics.shift import Crossing
 
 WITNESSES = ("wall", "cpu", "host", "device", "arrival")
@@ -49,7 +49,7 @@ RANKS_TOLD_MAX = 64
 """Ranks named in one finding about standing differences; longer lists are not read."""
 
 
-class StragglerDetector(WitnessedDetector):
+class StragglerDetector(ExplainedStraggler):
     """Finds slow ranks, hosts and switches; scope "rank:N", "host:NAME", "switch:NAME".
 
     Memory: about 1,150 bytes for each rank.
@@ -187,21 +187,6 @@ class StragglerDetector(WitnessedDetector):
                     other.bank.clear_rank(rank)
         witness.learn(self._named() + left_out)
         return findings
-
-    def suspects(self, frame: Frame) -> Sequence[Suspect]:
-        """Ranks, hosts and switches with half of the evidence that is reported, or more."""
-        places = self._places.suspects() if frame.family != "values" else ()
-        return [*super().suspects(frame), *places] if places else super().suspects(frame)
-
-    def crossed(self, finding: Finding) -> Suspect | None:
-        """The evidence of the run; None for differences that are reported without one."""
-        return self._places.crossed(finding) if finding.scope in self._places.episodes else super().crossed(finding)
-
-    def needed(self, crossed: Suspect, rows: int) -> float | None:
-        """The mean ratio that would have been reported."""
-        if crossed.scope.level is not ScopeLevel.RANK:
-            return self._places.needed(crossed.scope, rows)
-        return super().needed(crossed, rows)
 
     def _named(self) -> list[int]:
         """Ranks with an open episode."""

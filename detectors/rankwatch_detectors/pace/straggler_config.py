@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from rankwatch_detectors.pace.crowding import CrowdingConfig
 from rankwatch_detectors.pace.load import LoadConfig
-from rankwatch_detectors.pace.slow_places import PlacesConfig
+from rankwatch_detectors.pace.places_config import PlacesConfig
 from rankwatch_detectors.pace.witness import WitnessConfig
 from rankwatch_detectors.statistics.baseline import BaselineConfig
 from rankwatch_detectors.statistics.budget import ROWS_BETWEEN

@@ -166,3 +166,16 @@ def test_means_over_runs_are_known_once_eight_of_them_are_kept_and_follow_the_un
     history.begin(np.array([1, -1]))
     assert history.spread(0, 4) == pytest.approx(before)
     assert history.spread(1, 4) == np.inf
+
+
+def test_the_smallest_faults_of_hosts_and_switches_are_known_and_found() -> None:
+    """They are smaller than that of a rank, in whose noise they hide, and take longer."""
+    quiet, detector = Job(64, 500, 3, placement=RankPlacement(hosts_per_switch=2)), StragglerDetector(StragglerConfig())
+    judge(generate(quiet), [detector])
+    sizes = {one.fault: dict(one.sizes) for one in detector.detectable()}
+    host = sizes["a host that is slow as a whole, by wall time over 8 rows"]
+    switch = sizes["a switch that is slow as a whole, by wall time over 8 rows"]
+    assert host[16] is switch[16] is None
+    assert 1.0 < switch[64] <= host[64] < sizes["a slow rank, by wall time"][64]
+    slow = quiet.inject(Slow(tuple(range(8, 16)), 400, 1 + 1.3 * (host[64] - 1)))
+    assert scopes(generate(slow)) == ["host:host-1"]
