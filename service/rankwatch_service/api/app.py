@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import cache
 from importlib.metadata import version
 from typing import Final
 
@@ -13,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from sqlalchemy import Engine
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware.gzip import GZipMiddleware
+from starlette.routing import BaseRoute
 
 from rankwatch_service.access.agents import Agents, AgentSecrets
 from rankwatch_service.access.identities import Authenticator
@@ -154,19 +156,10 @@ def create_app(settings: Settings, engine: Engine, intake: Intake, clock: Clock,
         redoc_url=None,
         openapi_url=None,
         lifespan=_lifespan,
-        # Any site can make a browser send text/plain without a preflight, so JSON must be declared as such.
-        strict_content_type=True,
     )
     app.state.context = context
     problem.install(app)
-    api = APIRouter(dependencies=[Depends(reject_unknown_parameters)])
-    for resource in RESOURCES:
-        api.include_router(resource.router)
-    app.include_router(api, prefix=BASE)
-    app.include_router(alerts.router, prefix=ALERTMANAGER_BASE, dependencies=[Depends(reject_unknown_parameters)])
-    app.include_router(health.router)
-    for outside in (metrics, wheel):
-        app.include_router(outside.router, dependencies=[Depends(reject_unknown_parameters)])
+    app.router.routes.extend(_routes())
     describe(app)
     provider = context.provider
     page = mount(app, provider.name if provider else "", provider.begin_url if provider else "")
@@ -184,6 +177,21 @@ def create_app(settings: Settings, engine: Engine, intake: Intake, clock: Clock,
         proxies=TrustedProxies(settings.trusted_proxies),
     )
     return app
+
+
+@cache
+def _routes() -> Sequence[BaseRoute]:
+    """The same for every application of a process: to prepare them for requests takes FastAPI longer than all else."""
+    # Any site can make a browser send text/plain without a preflight, so JSON must be declared as such.
+    root = APIRouter(strict_content_type=True)
+    checked = [Depends(reject_unknown_parameters)]
+    for resource in RESOURCES:
+        root.include_router(resource.router, prefix=BASE, dependencies=checked)
+    root.include_router(alerts.router, prefix=ALERTMANAGER_BASE, dependencies=checked)
+    root.include_router(health.router)
+    for outside in (metrics, wheel):
+        root.include_router(outside.router, dependencies=checked)
+    return root.routes
 
 
 def _context(settings: Settings, engine: Engine, intake: Intake, clock: Clock, secret_key: SecretKey) -> Context:
