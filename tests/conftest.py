@@ -1,5 +1,6 @@
 """Fixtures that all tests may take."""
 
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -31,6 +32,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with slow tests come first, else one process would still run such a file when the others have ended."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+
+
+def pytest_collection_finish() -> None:
+    """What the test files import stays to the end, and need not be searched for garbage.
+
+    With torch and the frameworks loaded each whole collection takes a second, and a Trainer asks for two.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
