@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final, Protocol
+from typing import Any, Final, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -175,6 +175,9 @@ UNREPORTED = "unreported"
 """The phase if only finished steps are reported, as by the lines of a log, and what happens in between is unknown."""
 
 
+TextColumn = Literal["phase", "state", "os_state"]
+
+
 @dataclass(frozen=True, slots=True)
 class Presence:
     """The newest progress block of every rank of the current attempt, one entry for each rank."""
@@ -200,6 +203,21 @@ class Presence:
     outside_s: Floats
     """How long the rank had been outside of its step when its agent read the block: the step's work was done, and the
     next had not begun. -1: within a step."""
+    computed: dict[str, frozenset[str]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Cache of what `told` gives."""
+
+    def told(self, column: TextColumn) -> frozenset[str]:
+        """The different texts of a column: few, whatever the number of ranks."""
+        if column not in self.computed:
+            self.computed[column] = frozenset(getattr(self, column))
+        return self.computed[column]
+
+    def where(self, column: TextColumn, *wanted: str) -> Bools:
+        """Ranks whose text is one of the wanted ones."""
+        told = self.told(column)
+        if told.isdisjoint(wanted) or told.issubset(wanted):
+            return (np.zeros if told.isdisjoint(wanted) else np.ones)(self.heard.size, dtype=np.bool_)
+        return np.fromiter((text in wanted for text in getattr(self, column)), dtype=np.bool_, count=self.heard.size)
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,14 +135,6 @@ class DispatchingDetector(Stateful):
         return ()
 
 
-def which(texts: tuple[str, ...], wanted: str) -> Bools:
-    """Ranks whose text is the wanted one. Counting first makes the usual case, all or none, cheap."""
-    count = texts.count(wanted)
-    if count in (0, len(texts)):
-        return (np.ones if count else np.zeros)(len(texts), dtype=np.bool_)
-    return np.fromiter((text == wanted for text in texts), dtype=np.bool_, count=len(texts))
-
-
 def finite(frame: Frame, name: str) -> tuple[Floats, Bools] | None:
     """Values of one metric, and where they are present and finite; None if no rank has one."""
     if name not in frame.values:

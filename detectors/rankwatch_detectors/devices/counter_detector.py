@@ -115,7 +115,7 @@ class CounterDetector(DispatchingDetector, ABC):
         return findings
 
     def _on_tick(self, presence: Presence | None) -> Sequence[Finding]:
-        if presence is not None and all(state == "left" for state in presence.state):
+        if presence is not None and presence.told("state") <= {"left"}:
             # The incidents end with the job. Until the next attempt begins, nothing is judged.
             self.episodes.forget()
             self._troubles, self.attempt = {}, ""

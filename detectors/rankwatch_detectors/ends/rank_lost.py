@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from rankwatch_detectors.base import AttemptStart, Bools, Finding, Kind, Occurrence, Presence, Severity
-from rankwatch_detectors.dispatch import DispatchingDetector, which
+from rankwatch_detectors.dispatch import DispatchingDetector
 from rankwatch_detectors.ends.teardown import (
     End,
     Teardown,
@@ -161,7 +161,7 @@ class RankLostDetector(DispatchingDetector):
             return ()
         if self._quiet and (not self._ends.first or self._done_alone):
             self._miss(self._passed_by(presence))
-        findings = self._read_unread(presence) if "exited" in presence.state else []
+        findings = self._read_unread(presence) if "exited" in presence.told("state") else []
         if not self._ends.first or self._expected:
             return findings
         if self._requested and self.now_s - self._began_s > self._window_s():
@@ -171,7 +171,7 @@ class RankLostDetector(DispatchingDetector):
 
     def _passed_by(self, presence: Presence) -> list[End]:
         """Ranks that ended normally a while ago, while others go on."""
-        running = presence.heard & which(presence.state, "running") & ~self._gone
+        running = presence.heard & presence.where("state", "running") & ~self._gone
         running &= self.now_s - presence.heard_s <= self._config.goes_on_s
         if not running.any():
             return []
@@ -183,7 +183,7 @@ class RankLostDetector(DispatchingDetector):
 
     def _read_unread(self, presence: Presence) -> list[Finding]:
         findings: list[Finding] = []
-        for rank in np.flatnonzero(which(presence.state, "exited") & presence.heard & ~self._gone).tolist():
+        for rank in np.flatnonzero(presence.where("state", "exited") & presence.heard & ~self._gone).tolist():
             since = self._unread.setdefault(str(rank), self.now_s)
             if self.now_s - since >= self._config.exit_unread_s and not self._ends.has_noted(rank):
                 self._gone[rank] = True

@@ -16,10 +16,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from rankwatch_detectors.base import AttemptStart, Finding, Ints, Kind, Occurrence, Presence, Severity
-from rankwatch_detectors.dispatch import DispatchingDetector, which
+from rankwatch_detectors.base import AttemptStart, Bools, Finding, Floats, Ints, Kind, Occurrence, Presence, Severity
+from rankwatch_detectors.dispatch import DispatchingDetector
 from rankwatch_detectors.ends.teardown import ENDS, end_of, is_request
 from rankwatch_detectors.scope import WHOLE_JOB, IncidentScope
+from rankwatch_detectors.statistics.peers import anyone
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,20 +112,23 @@ class TelemetryLostDetector(DispatchingDetector):
         self._tick_s = self.now_s
         if presence is None or not self._hosts:
             return ()
-        unheard = self._unheard(presence)
-        all_silent = min(unheard.values(), default=0.0) > self._config.all_silent_share * self._config.silent_s
+        judged, silent_s = self._silent(presence)
+        heard_of_s = silent_s[judged]
+        least_s = float(heard_of_s.min()) if heard_of_s.size else 0.0
+        all_silent = least_s > self._config.all_silent_share * self._config.silent_s
         if self._all_silent and not all_silent:
             # The hosts come back one after the other, so silence counts from the return of the first one.
             self._listening_s = self.now_s
         self._all_silent = all_silent
-        if not (self._gaps or self._groups or any(s > self._config.silent_s for s in unheard.values())):
+        if not (self._gaps or self._groups or anyone(heard_of_s > self._config.silent_s)):
             return ()
+        unheard = dict(zip(np.asarray(self._hosts)[judged].tolist(), heard_of_s.tolist(), strict=True))
         findings = self._close_recovered(presence, unheard)
         told = {host for group in self._groups.values() for host in group["hosts"]}
         # While the stream was away, hosts could not be heard, so silence counts from its return.
         listening_s = self.now_s - self._listening_s
         patience_s = self._config.silent_s * self._config.all_silent_factor
-        waiting = all_silent and min(listening_s, *unheard.values()) <= patience_s and self._joinable("silent") is None
+        waiting = all_silent and min(listening_s, least_s) <= patience_s and self._joinable("silent") is None
         for reason in ("gaps",) if self._asked or waiting else ("silent", "gaps"):
             hosts = [
                 host
@@ -135,16 +139,14 @@ class TelemetryLostDetector(DispatchingDetector):
                 findings.extend(self._tell(reason, hosts, unheard, presence))
         return findings
 
-    def _unheard(self, presence: Presence) -> dict[str, float]:
-        """Seconds since each host was last heard; hosts never heard, or whose ranks have all ended, are left out."""
-        gone = which(presence.state, "left") | which(presence.state, "exited")
-        pending = presence.heard & ~gone
-        newest = np.full(len(self._hosts), -np.inf)
-        np.maximum.at(newest, self._host_of[presence.heard], presence.heard_s[presence.heard])
+    def _silent(self, presence: Presence) -> tuple[Bools, Floats]:
+        """Hosts that were heard and have ranks that have not ended, and seconds since each host was last heard."""
+        pending = presence.heard & ~presence.where("state", "left", "exited")
+        newest_s = np.full(len(self._hosts), -np.inf)
+        np.maximum.at(newest_s, self._host_of[presence.heard], presence.heard_s[presence.heard])
         judged = np.zeros(len(self._hosts), dtype=np.bool_)
         judged[self._host_of[pending]] = True
-        newest_s: list[float] = newest.tolist()
-        return {self._hosts[index]: self.now_s - newest_s[index] for index in np.flatnonzero(judged).tolist()}
+        return judged, self.now_s - newest_s
 
     def _reason(self, host: str, silent_s: float) -> str:
         """Why the state of a host is unknown: "silent" or "gaps"; "" if it is known."""

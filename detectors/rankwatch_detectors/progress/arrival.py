@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from rankwatch_detectors.base import Bools, Floats, Presence
-from rankwatch_detectors.dispatch import which
 
 # A rank in a busy loop uses a whole core, one that waits in a socket none; ranks that poll while waiting are between.
 BUSY_SHARE, IDLE_SHARE = 0.5, 0.2
@@ -60,16 +58,16 @@ def who_is_missing(presence: Presence, stuck: Bools, running: Bools, cpu_before:
 def _witnesses(
     presence: Presence, stuck: Bools, running: Bools, cpu_share: Floats, silent_s: float
 ) -> list[tuple[Bools, str, float]]:
-    left = presence.heard & which(presence.state, "left")
+    left = presence.heard & presence.where("state", "left")
     lowest_step = running & (presence.step == presence.step[running].min())
     sequence = presence.collective_seq
     lowest_sequence = running & (sequence == sequence[running].min())
-    waiting = which(presence.phase, "backward") | which(presence.phase, "collective")
+    waiting = presence.where("phase", "backward", "collective")
     late_s = presence.heard_s[running].max() - presence.heard_s
     silent = presence.heard & ~left & (late_s > silent_s)
     busy, idle = stuck & (cpu_share > BUSY_SHARE), stuck & (cpu_share < IDLE_SHARE)
     return [
-        (running & is_any(presence.os_state, STOPPED_STATES), STOPPED, 1.0),
+        (running & stopped_ranks(presence), STOPPED, 1.0),
         (lowest_step, "it is in an earlier step", 0.95),
         (lowest_step & has_not_begun(presence), "it has not begun its step, the others have", 0.95),
         (lowest_sequence, "it has entered fewer collectives", 0.9),
@@ -89,13 +87,9 @@ def has_not_begun(presence: Presence) -> Bools:
     return np.asarray((presence.outside_s >= 0) & (presence.outside_s >= presence.step_age_s))
 
 
-def is_any(texts: tuple[str, ...], wanted: Sequence[str]) -> Bools:
-    """Ranks whose text is one of the wanted ones."""
-    found = np.zeros(len(texts), dtype=np.bool_)
-    for text in wanted:
-        if text in texts:
-            found |= which(texts, text)
-    return found
+def stopped_ranks(presence: Presence) -> Bools:
+    """Ranks that are stopped by a signal, held by a debugger, or dead and not reaped."""
+    return presence.where("os_state", *STOPPED_STATES)
 
 
 def _cpu_share(presence: Presence, before: Floats, block_s: float) -> Floats:

@@ -27,9 +27,9 @@ from rankwatch_detectors.base import (
     Presence,
     Severity,
 )
-from rankwatch_detectors.dispatch import DispatchingDetector, which
+from rankwatch_detectors.dispatch import DispatchingDetector
 from rankwatch_detectors.episodes import since
-from rankwatch_detectors.progress.arrival import STOPPED_STATES, Missing, has_not_begun, is_any, who_is_missing
+from rankwatch_detectors.progress.arrival import Missing, has_not_begun, stopped_ranks, who_is_missing
 from rankwatch_detectors.progress.patience import HangConfig, Limits, Patience
 from rankwatch_detectors.scope import WHOLE_JOB
 from rankwatch_detectors.statistics.median import median
@@ -138,7 +138,7 @@ class HangDetector(DispatchingDetector):
         presence, proper = self._proper(presence)
         fresh = presence.heard & (self.now_s - presence.heard_s <= self._config.heard_within_s) & proper
         fresh &= self._in_time(presence, presence.heard & proper, fresh)
-        running = fresh & which(presence.state, RUNNING)
+        running = fresh & presence.where("state", RUNNING)
         if not anyone(running):
             return ()
         progressed = self._read(presence, running)
@@ -158,9 +158,10 @@ class HangDetector(DispatchingDetector):
         """The presence with ages limited to the attempt's age, and the ranks whose blocks have finite numbers."""
         ages = np.array([presence.step_age_s, presence.phase_age_s, presence.outside_s])
         proper: Bools = np.logical_and.reduce(np.isfinite(ages)) & np.isfinite(presence.told_s)
-        ages = np.where(proper, ages, 0.0)
-        step_age_s, phase_age_s = np.clip(ages[:2], 0.0, self.now_s - self._attempt_s)
-        outside_s = np.clip(ages[2], -1.0, step_age_s)
+        if not everyone(proper):
+            ages = np.where(proper, ages, 0.0)
+        step_age_s, phase_age_s = np.minimum(np.maximum(ages[:2], 0.0), self.now_s - self._attempt_s)
+        outside_s = np.minimum(np.maximum(ages[2], -1.0), step_age_s)
         return replace(presence, step_age_s=step_age_s, phase_age_s=phase_age_s, outside_s=outside_s), proper
 
     def _in_time(self, presence: Presence, known: Bools, fresh: Bools) -> Bools:
@@ -175,7 +176,7 @@ class HangDetector(DispatchingDetector):
 
     def _excused(self, presence: Presence) -> bool:
         """Whether ranks stand still by order, or because a process is gone, which rank_lost reports."""
-        return bool(self._orders) or "held" in presence.state or "exited" in presence.state
+        return bool(self._orders) or not presence.told("state").isdisjoint(("held", "exited"))
 
     # ---- progress --------------------------------------------------------------------------------------------------
 
@@ -234,12 +235,12 @@ class HangDetector(DispatchingDetector):
     def _see(self, presence: Presence, running: Bools) -> None:
         """Observe what ranks do between two signs of progress."""
         for name, _ in self._config.long_phases:
-            if name in presence.phase:
-                inside = running & which(presence.phase, name)
+            if name in presence.told("phase"):
+                inside = running & presence.where("phase", name)
                 if anyone(inside):
                     lasted = float(presence.phase_age_s[inside].max())
                     self._phase_was[name] = max(self._phase_was.get(name, 0.0), lasted)
-        is_stopped = anyone(running & is_any(presence.os_state, STOPPED_STATES))
+        is_stopped = anyone(running & stopped_ranks(presence))
         self._stopped |= is_stopped
         if not is_stopped:
             self._stopped_at_s = None
@@ -256,7 +257,7 @@ class HangDetector(DispatchingDetector):
         If some of them have not begun that step and others have, the former.
         """
         behind = running & (presence.step == presence.step[running].min())
-        outside = (presence.outside_s >= 0) & ~is_any(presence.os_state, STOPPED_STATES)
+        outside = (presence.outside_s >= 0) & ~stopped_ranks(presence)
         if anyone(outside[behind]):
             not_begun = behind & outside & has_not_begun(presence)
             behind = not_begun if anyone(not_begun) else behind
@@ -289,8 +290,9 @@ class HangDetector(DispatchingDetector):
         phases = [phase for phase in self._config.long_phases if phase[0] in self._phase_was]
         named_s += [self._patience.named(*phase) for phase in phases]
         cold = self._newest is not None and self._newest < self._cold_until
-        limits = self._patience.in_step(log=UNREPORTED in presence.phase, cold=cold, first=self._first_step()[0])
-        if paused and not any(name in presence.phase for name, _ in phases):
+        told = presence.told("phase")
+        limits = self._patience.in_step(log=UNREPORTED in told, cold=cold, first=self._first_step()[0])
+        if paused and told.isdisjoint(name for name, _ in phases):
             apart = _apart(presence, running, behind)
             limits = self._patience.pause_apart(limits) if apart else self._patience.pause()
         if stopped:
@@ -382,5 +384,5 @@ def _as_told(told: Mapping[str, Any]) -> Missing:
 
 def _apart(presence: Presence, running: Bools, behind: Bools) -> bool:
     """Whether others wait for the ranks behind: in a later step, or in a collective that not all of these are in."""
-    waiting = which(presence.phase, "collective") & behind
+    waiting = presence.where("phase", "collective") & behind
     return anyone(running & ~behind) or (anyone(waiting) and not everyone(waiting[behind]))

@@ -14,9 +14,9 @@ from typing import ClassVar
 import numpy as np
 
 from rankwatch_detectors.base import AttemptStart, Bools, Finding, Floats, Kind, Presence, Severity
-from rankwatch_detectors.dispatch import DispatchingDetector, which
+from rankwatch_detectors.dispatch import DispatchingDetector
 from rankwatch_detectors.episodes import since
-from rankwatch_detectors.progress.arrival import STOPPED, STOPPED_STATES, is_any
+from rankwatch_detectors.progress.arrival import STOPPED, STOPPED_STATES, stopped_ranks
 from rankwatch_detectors.progress.patience import HangConfig
 from rankwatch_detectors.scope import IncidentScope
 
@@ -68,8 +68,8 @@ class OwnPaceDetector(DispatchingDetector):
             return ()
         ages = np.stack([presence.told_s, presence.step_age_s])
         fresh = presence.heard & (self.now_s - presence.heard_s <= self._config.heard_within_s)
-        running = fresh & np.isfinite(ages).all(axis=0) & which(presence.state, "running")
-        stopped = is_any(presence.os_state, STOPPED_STATES)
+        running = fresh & np.isfinite(ages).all(axis=0) & presence.where("state", "running")
+        stopped = stopped_ranks(presence)
         known_s = np.where(np.isnan(self._stopped_at_s), self.now_s, self._stopped_at_s)
         self._stopped_at_s = np.where(stopped, known_s, math.nan)
         moved = self._learn(presence, running, stopped)

@@ -14,7 +14,6 @@ from typing import Any, Final
 import numpy as np
 
 from rankwatch_detectors.base import Bools, Floats, Presence
-from rankwatch_detectors.dispatch import which
 
 FRESH_S: Final = 5.0
 """Blocks that are older, or whose delay changed by more than this, are ignored."""
@@ -42,7 +41,7 @@ class LockstepCheck:
     def has_failed(self, seen: Presence, now_s: float) -> bool:
         """Whether the newest blocks show that ranks go at their own pace; call it once for each tick."""
         running = seen.heard & (now_s - seen.heard_s <= FRESH_S)
-        running &= which(seen.state, "running")
+        running &= seen.where("state", "running")
         # Begin again if a rank reports for the first time, or its loop counts from the start.
         if self._last.size != running.size or not (seen.step >= self._last)[running].all():
             self._begin(seen, running, now_s)
