@@ -71,8 +71,15 @@ def test_what_another_person_requests_is_asked_for_at_once_and_refused_with_a_re
         asked = waiting(page).filter(has_text="ann")
         expect(asked).to_contain_text("wrong data")
         asked.get_by_role("button", name="Refuse").click()
-        page.locator("dialog").get_by_label("Reason").fill("it is nearly done")
-        page.locator("dialog").get_by_role("button", name="Refuse").click()
+        dialog = page.locator("dialog")
+        problem = {"status": 409, "title": "Conflict", "detail": "the command is applied: it cannot be refused"}
+        page.route("**/api/v1/commands/*/refuse", lambda route: route.fulfill(status=409, json=problem), times=1)
+        dialog.get_by_label("Reason").fill("it is nearly done")
+        dialog.get_by_role("button", name="Refuse").click()
+        expect(dialog.get_by_role("alert")).to_have_text("the command is applied: it cannot be refused")
+        expect(dialog.get_by_label("Reason")).to_have_value("it is nearly done")
+        assert "409" in one.complaints.pop()  # the browser's own about the answer
+        dialog.get_by_role("button", name="Refuse").click()
         expect(page.locator(".toast")).to_contain_text("Stop: refused")
         expect(asked).to_have_count(0)
         assert page.evaluate("window.same") is True

@@ -45,12 +45,19 @@ def test_a_job_is_archived_and_deleted_by_its_name(visit, lost_job):
         dialog = page.locator("dialog")
         dialog.locator("input").fill("gpt-small")
         dialog.get_by_role("button", name="Delete").click()
-        expect(page.locator(".toast")).to_contain_text("nothing was deleted")
-        page.get_by_role("button", name="Delete").click()
+        expect(dialog.get_by_role("alert")).to_contain_text("nothing was deleted")
+        expect(dialog.locator("input")).to_have_value("gpt-small")
+        problem = {"status": 409, "title": "Conflict", "detail": "job 'of-old' reports again"}
+        page.route("**/api/v1/jobs/of-old", lambda route: route.fulfill(status=409, json=problem), times=1)
         dialog.locator("input").fill(JOB)
+        dialog.get_by_role("button", name="Delete").click()
+        expect(dialog.get_by_role("alert")).to_have_text("job 'of-old' reports again")
+        expect(dialog.locator("input")).to_have_value(JOB)
         dialog.get_by_role("button", name="Delete").click()
         page.wait_for_url("**/jobs")
         expect(page.locator("tr.link", has_text="gpt-small")).to_be_visible()
         expect(page.locator("tr.link", has_text=JOB)).to_have_count(0)
         # The event of the deletion may reach the job's page before it has left for the list of jobs.
-        one.complaints = [complaint for complaint in one.complaints if "404" not in complaint]
+        one.complaints = [
+            complaint for complaint in one.complaints if "404" not in complaint and "409" not in complaint
+        ]

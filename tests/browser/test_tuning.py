@@ -61,7 +61,12 @@ def test_a_line_that_is_no_setting_is_said_and_nothing_is_sent(visit, untuned):
         before = untuned.service.get("/api/v1/tuning")
         card(page).get_by_role("button", name="Add tuning").click()
         filled(page, "hang.steps: 6").get_by_role("button", name="Add").click()
-        expect(page.locator(".toast")).to_contain_text('"hang.steps: 6" is not NAME = NUMBER')
+        expect(dialog(page).get_by_role("alert")).to_have_text('"hang.steps: 6" is not NAME = NUMBER')
+        expect(dialog(page).get_by_label("Settings of their own")).to_have_value("hang.steps: 6")
+        filled(page, "hang.steps = 0.001").get_by_role("button", name="Add").click()
+        expect(dialog(page).get_by_role("alert")).not_to_contain_text("NAME = NUMBER")
+        expect(dialog(page).get_by_label("Jobs: a pattern")).to_have_value("gpt-*")
+        assert "422" in one.complaints.pop()  # the browser's own about the answer
         assert untuned.service.get("/api/v1/tuning") == before
 
 
@@ -70,8 +75,12 @@ def test_a_preview_shows_what_would_not_open(visit, untuned):
     with visit() as one:
         page = one.goto("/policy")
         card(page).get_by_role("button", name="Preview").click()
-        dialog(page).get_by_label("Job whose stored telemetry").fill(job)
+        dialog(page).get_by_label("Job whose stored telemetry").fill("nobody")
         filled(page, "hang.steps = 6", jobs="*").get_by_role("button", name="Preview").click()
+        expect(dialog(page).get_by_role("alert")).to_contain_text("nobody")
+        assert "404" in one.complaints.pop()  # the browser's own about the answer
+        dialog(page).get_by_label("Job whose stored telemetry").fill(job)
+        dialog(page).get_by_role("button", name="Preview").click()
         shown = dialog(page)
         expect(shown).to_contain_text(f"Preview on {job}")
         expect(shown).to_contain_text("incidents open with both")

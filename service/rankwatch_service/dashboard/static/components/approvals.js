@@ -5,7 +5,7 @@ import { h } from "../common/dom.js";
 import { age, clock, number } from "../common/format.js";
 import { everySecond } from "../common/live.js";
 import { DIRECTIVES } from "./directives.js";
-import { ask, card, toast } from "./shell.js";
+import { ask, card, said, toast } from "./shell.js";
 
 // A card with these commands, or null if there are none. `session` is the viewer's; `decided` runs after a decision.
 export function approvals(commands, session, decided) {
@@ -16,7 +16,11 @@ export function approvals(commands, session, decided) {
 function line(command, session, decided) {
   const { name } = directive(command);
   const mine = command.requester === session.person;
-  const decide = (what) => async () => (await what(command)) && decided();
+  // Also after a refusal: the command may have been decided about by somebody else.
+  const decide = (what) => async () => {
+    await what(command);
+    decided();
+  };
   const may = session.scopes.includes("command") || session.scopes.includes("admin");
   return h(
     "li",
@@ -33,31 +37,23 @@ const ranks = (command) => (command.world_size ? `on ${number(command.world_size
 
 async function approve(command) {
   const { name, does } = directive(command);
-  const answer = await ask(`Approve: ${name} ${command.job}`, `${does} It is carried out at once, ${ranks(command)}.`, [], "Approve", true);
-  return answer !== null && settle(command, "approve", {});
+  const send = () => post(path("commands", command.id, "approve"), {});
+  settled(command, await ask(`Approve: ${name} ${command.job}`, `${does} It is carried out at once, ${ranks(command)}.`, [], "Approve", true, send));
 }
 
 async function refuse(command) {
   const reason = h("label", {}, "Reason", h("textarea", { name: "reason", required: true, maxLength: 1000 }));
-  const answer = await ask(`Refuse: ${directive(command).name} ${command.job}`, "", [reason], "Refuse");
-  return answer !== null && settle(command, "refuse", { reason: answer.reason });
+  const send = (answer) => post(path("commands", command.id, "refuse"), { reason: answer.reason });
+  settled(command, await ask(`Refuse: ${directive(command).name} ${command.job}`, "", [reason], "Refuse", false, send));
 }
 
-function cancel(command) {
-  return settle(command, "cancel", {});
+async function cancel(command) {
+  settled(command, await said(post(path("commands", command.id, "cancel"), {})));
 }
 
-// True, so that the page shows the command as it is now, whether this decided about it or came too late.
-async function settle(command, what, body) {
-  const { name } = directive(command);
-  try {
-    const settled = await post(path("commands", command.id, what), body);
-    toast(`${name}: ${settled.state}`);
-  } catch (error) {
-    if (error.status === undefined) throw error; // an error of this page, not of the service
-    toast(`${name}: ${error.message}`, REFUSAL_MS);
-  }
-  return true;
+// Says what became of a command; null: nothing.
+function settled(command, reply) {
+  if (reply) toast(`${directive(command).name}: ${reply.state}`);
 }
 
 const left = (expiresUnixNs) => age(expiresUnixNs / 1e9 - now() / 1e3);

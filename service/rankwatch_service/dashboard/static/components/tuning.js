@@ -1,6 +1,6 @@
 // How readily detectors tell of something, by pattern of names of jobs.
 
-import { get, post, put, remove } from "../common/api.js";
+import { get, post, put, Refused, remove } from "../common/api.js";
 import { h } from "../common/dom.js";
 import { kindName, moment, number, rankList } from "../common/format.js";
 import { ask, card, empty, said, severityPill, toast } from "./shell.js";
@@ -11,12 +11,18 @@ const PROFILE_HINTS = { quiet: "tells less and later", standard: "every setting 
 // A card with the tunings in force; who `may` change them gets buttons. `changed` is called after a change.
 export function tuningCard(inForce, settings, may, mayPreview, changed) {
   const { version, tunings, actor, at_unix_ns: at } = inForce;
-  const set = (wanted, done) => said(put("tuning", { tunings: wanted, version }), done).then((reply) => reply && changed());
-  const table = h("table", {}, h("thead", {}, h("tr", {}, ["Jobs", "Profile", "Settings of their own", ""].map((title) => h("th", {}, title)))), h("tbody", {}, tunings.map((tuning, index) => row(tuning, may && (() => set(tunings.filter((_, other) => other !== index), `The tuning of ${tuning.jobs} is removed`))))));
+  const set = (wanted) => put("tuning", { tunings: wanted, version });
+  const done = (reply, text) => {
+    if (!reply) return;
+    toast(text);
+    changed();
+  };
+  const drop = async (tuning) => done(await said(set(tunings.filter((one) => one !== tuning))), `The tuning of ${tuning.jobs} is removed`);
+  const table = h("table", {}, h("thead", {}, h("tr", {}, ["Jobs", "Profile", "Settings of their own", ""].map((title) => h("th", {}, title)))), h("tbody", {}, tunings.map((tuning) => row(tuning, may && (() => drop(tuning))))));
   const tools = [
-    may && h("button", { onclick: () => add(tunings, settings, set) }, "Add tuning"),
+    may && h("button", { onclick: () => add(tunings, settings, set, done) }, "Add tuning"),
     mayPreview && h("button", { onclick: () => preview(tunings, settings) }, "Preview"),
-    may && tunings.length > 0 && h("button", { onclick: () => reset(changed) }, "Reset"),
+    may && tunings.length > 0 && h("button", { onclick: () => reset(done) }, "Reset"),
   ];
   const since = version ? h("p", { class: "body muted" }, `Version ${version}, set by ${actor} `, moment(at), ".") : null;
   return card("Tuning", [tunings.length ? h("div", { class: "wide", tabindex: "0" }, table) : empty(h("div"), "None: every setting of every detector has its default."), since], { hint: "how readily detectors tell of something; the first that matches a job decides", tools });
@@ -27,25 +33,23 @@ function row({ jobs, profile, settings }, drop) {
   return h("tr", {}, h("td", { class: "break" }, h("b", {}, jobs)), h("td", {}, profile, h("div", { class: "muted" }, PROFILE_HINTS[profile])), h("td", { class: "break" }, own), h("td", {}, drop && h("button", { onclick: drop, "aria-label": `Remove the tuning of ${jobs}` }, "Remove")));
 }
 
-async function add(tunings, settings, set) {
-  const given = await ask("Add a tuning", "It comes first, in place of one with the same pattern. Running jobs have it at once, and learn nothing anew.", fields(settings), "Add");
-  const tuning = given && read(given);
-  if (tuning) set([tuning, ...tunings.filter((one) => one.jobs !== tuning.jobs)], `The tuning of ${tuning.jobs} is set`);
+async function add(tunings, settings, set, done) {
+  const text = "It comes first, in place of one with the same pattern. Running jobs have it at once, and learn nothing anew.";
+  const stored = await ask("Add a tuning", text, fields(settings), "Add", false, (given) => set(placed(tunings, given)));
+  done(stored, stored && `The tuning of ${stored.tunings[0].jobs} is set`);
 }
 
-async function reset(changed) {
-  if (!(await ask("Reset the tunings", "Every setting of every detector has its default again, in all jobs.", null, "Reset"))) return;
-  if (await said(remove("tuning"), "Every setting has its default")) changed();
+async function reset(done) {
+  const text = "Every setting of every detector has its default again, in all jobs.";
+  done(await ask("Reset the tunings", text, null, "Reset", false, () => remove("tuning")), "Every setting has its default");
 }
 
 async function preview(tunings, settings) {
   const job = h("label", {}, "Job whose stored telemetry is replayed", h("input", { name: "job", required: true }));
-  const given = await ask("Preview a tuning", "What would have opened with it in place of what is in force, and what not. Nothing is changed.", [job, fields(settings)], "Preview");
-  const tuning = given && read(given);
-  if (!tuning) return;
-  toast("The telemetry is replayed: this may take some minutes.");
-  const found = await said(post("tuning/preview", { job: given.job, tunings: [tuning, ...tunings.filter((one) => one.jobs !== tuning.jobs)] }));
-  if (found) await ask(`Preview on ${given.job}`, null, changes(found), "Close");
+  const text = "What would have opened with it in place of what is in force, and what not. Nothing is changed. Its telemetry is replayed, which may take some minutes.";
+  const send = async (given) => ({ of: given.job, found: await post("tuning/preview", { job: given.job, tunings: placed(tunings, given) }) });
+  const preview = await ask("Preview a tuning", text, [job, fields(settings)], "Preview", false, send);
+  if (preview) await ask(`Preview on ${preview.of}`, null, changes(preview.found), "Close");
 }
 
 function changes({ first_step: first, last_step: last, both, opens, does_not_open: gone, not_previewed: kinds, settings_not_previewed: names }) {
@@ -74,15 +78,18 @@ function fields(settings) {
   ];
 }
 
-// The tuning of a form; null, with a message, if a line of it is none. The service checks names and ranges.
+// These tunings with that of a form before them, in place of one with the same pattern.
+function placed(tunings, given) {
+  const tuning = read(given);
+  return [tuning, ...tunings.filter((one) => one.jobs !== tuning.jobs)];
+}
+
+// The tuning of a form. The service checks names and ranges.
 function read({ jobs, profile, settings: text }) {
   const settings = {};
   for (const line of text.split("\n").map((one) => one.trim()).filter(Boolean)) {
     const [, name, value] = line.match(/^([\w.]+)\s*=\s*(\S+)$/) ?? [];
-    if (!name || !Number.isFinite(Number(value))) {
-      toast(`"${line}" is not NAME = NUMBER`);
-      return null;
-    }
+    if (!name || !Number.isFinite(Number(value))) throw new Refused(422, `"${line}" is not NAME = NUMBER`);
     settings[name] = Number(value);
   }
   return { jobs, profile, settings };

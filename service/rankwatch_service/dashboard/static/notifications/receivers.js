@@ -73,8 +73,8 @@ export class ReceiversCard {
   }
 
   async drop(one) {
-    if (!(await ask(`Remove ${one.name}?`, "Messages to it that are not delivered yet are given up.", [], "Remove", true))) return;
-    await said(remove(path("receivers", one.name)), `${one.name} is removed`);
+    const send = () => remove(path("receivers", one.name));
+    if (await ask(`Remove ${one.name}?`, "Messages to it that are not delivered yet are given up.", [], "Remove", true, send)) toast(`${one.name} is removed`);
     this.changed();
   }
 

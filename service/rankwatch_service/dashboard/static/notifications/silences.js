@@ -3,7 +3,7 @@
 import { getList, now, path, post, remove } from "../common/api.js";
 import { fill, h } from "../common/dom.js";
 import { age, clock, KIND_NAMES, kindName, moment } from "../common/format.js";
-import { ask, card, empty, said, toast, whenChanged } from "../components/shell.js";
+import { ask, card, empty, toast, whenChanged } from "../components/shell.js";
 
 const SHOWN = 200;
 const HOUR_NS = 3600e9;
@@ -65,9 +65,8 @@ export class SilencesCard {
   }
 
   async end(one) {
-    const sure = await ask("Expire this silence?", `Muted until ${clock(one.ends_unix_ns)}: ${one.comment}. From now on people are notified again.`, [], "Expire");
-    if (!sure) return;
-    await said(remove(path("silences", one.id)), "Silence expired");
+    const text = `Muted until ${clock(one.ends_unix_ns)}: ${one.comment}. From now on people are notified again.`;
+    if (await ask("Expire this silence?", text, [], "Expire", false, () => remove(path("silences", one.id)))) toast("Silence expired");
     this.changed();
   }
 }

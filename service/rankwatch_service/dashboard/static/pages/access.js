@@ -90,9 +90,8 @@ async function create() {
 }
 
 async function revoke(token) {
-  const sure = await ask(`Revoke ${token.name}?`, "Who uses it is refused from now on, and the sessions that it opened end.", [], "Revoke", true);
-  if (!sure) return;
-  await said(remove(path("tokens", token.id)), "Token revoked");
+  const text = "Who uses it is refused from now on, and the sessions that it opened end.";
+  if (await ask(`Revoke ${token.name}?`, text, [], "Revoke", true, () => remove(path("tokens", token.id)))) toast("Token revoked");
   load();
 }
 

@@ -3,7 +3,7 @@
 import { get, getList, now, path, post, put, remove } from "../common/api.js";
 import { fill, h } from "../common/dom.js";
 import { age, duration, number } from "../common/format.js";
-import { ask, card, empty, guarded, mayDo, said, SEVERITIES, severityPill, shell, whenChanged } from "../components/shell.js";
+import { ask, card, empty, guarded, mayDo, said, SEVERITIES, severityPill, shell, toast, whenChanged } from "../components/shell.js";
 
 const JOBS_SHOWN = 200;
 const CONDITIONS = { above: "above", below: "below", absent: "absent", peers: "ratio to peers", change: "change of level" };
@@ -122,8 +122,7 @@ async function save(event) {
 }
 
 async function drop(name) {
-  if (!(await ask(`Delete ${name}?`, "Incidents that it opened end.", [], "Delete", true))) return;
-  await said(remove(path("rules", name)), "Rule deleted");
+  if (await ask(`Delete ${name}?`, "Incidents that it opened end.", [], "Delete", true, () => remove(path("rules", name)))) toast("Rule deleted");
   load();
 }
 

@@ -3,17 +3,18 @@
 import { post } from "../common/api.js";
 import { h } from "../common/dom.js";
 import { ago, clock, duration, kindName, moment, number, words } from "../common/format.js";
-import { ask, said } from "../components/shell.js";
+import { ask } from "../components/shell.js";
 
 const SHOWN = 20;
 
-// Decides about past incidents by `policy`, as if hands off were off, and shows in a dialog what `rule` (null: all of its
-// rules) would have done. The button says `does`. Resolves with true if it was pressed.
-export async function dryRun(policy, { rule = null, title, does }) {
-  const found = await said(post("policy/preview", { ...policy, hands_off: false }));
-  if (!found) return false;
+// What `policy` decides about past incidents, as if hands off were off.
+export const preview = (policy) => post("policy/preview", { ...policy, hands_off: false });
+
+// Shows in a dialog what `rule` (null: all of them) would have done by this preview of a policy. The button says `does`
+// and sends `send`, as in `ask`.
+export function dryRun(found, handsOff, { rule = null, title, does, send = null }) {
   const items = found.items.filter((one) => rule === null || one.rule === rule);
-  return (await ask(title, null, [h("div", { class: "column dry-run" }, outcome(found, items, policy.hands_off))], does)) !== null;
+  return ask(title, null, [h("div", { class: "column dry-run" }, outcome(found, items, handsOff))], does, false, send);
 }
 
 function outcome({ days, incidents, left_out: leftOut }, items, handsOff) {
