@@ -184,8 +184,9 @@ def _summary(name: str, alerts: Sequence[Mapping[str, Any]]) -> str:
 def _evidence(name: str, alerts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     gravest = alerts[0]
     listed = [{"summary": one["summary"], "labels": _text(one["labels"])} for one in alerts[:LISTED_MAX]]
+    # An address that is not known stays, empty: it takes the place of that of an alert which has ended.
     told = {"alert": name, "alerts_firing": len(alerts), "url": gravest["url"], "runbook_url": gravest["runbook_url"]}
-    return {key: value for key, value in told.items() if value != ""} | {"alerts": listed}
+    return told | {"alerts": listed}
 
 
 def _text(labels: Mapping[str, str]) -> str:

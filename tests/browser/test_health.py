@@ -34,8 +34,27 @@ def test_a_banner_says_on_every_page_what_is_wrong_and_the_page_of_it_what_to_do
         expect(page.locator(".banner")).to_contain_text("No stream process has ever reported")
     page.locator(".banner").get_by_role("link", name="Health: 1 more").click()
     expect(page.locator(".problems li")).to_have_count(2)
-    expect(page.locator(".problems li").first).to_contain_text("Start `rankwatch stream`")
+    expect(page.locator(".problems li").first).to_contain_text("Start rankwatch stream;")
     expect(page.locator(".banner")).to_have_count(0)
+
+
+@pytest.mark.parametrize(("width", "height"), [(1280, 800), (390, 844)])
+def test_alerts_that_wait_come_and_go_with_their_labels_and_the_reason(office, width, height):
+    office.page.set_viewport_size({"width": width, "height": height})
+    page = office.goto("/health")
+    expect(page.locator(".problems li")).to_have_count(2)
+    expect(page.get_by_role("heading", name="alert waits")).to_have_count(0)
+    told = {"labels": {"alertname": "Full", "job_name": HOSTILE, "mountpoint": "/data"}, "generatorURL": "http://p/g"}
+    assert office.api.post("/api/v2/alerts", [told | {"annotations": {"summary": "Disk is full"}}]).status_code == 200
+    card = page.locator(".card", has=page.get_by_role("heading", name="1 alert waits"))
+    expect(card).to_contain_text("mountpoint = /data")
+    expect(card).to_contain_text(f"No running job that its sender may access is named {HOSTILE}.")
+    expect(card.get_by_role("link", name="Full")).to_have_attribute("href", "http://p/g")
+    assert page.evaluate("window.hacked") is None
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    over = told | {"startsAt": "2020-01-01T00:00:00Z", "endsAt": "2020-01-01T00:00:01Z"}
+    assert office.api.post("/api/v2/alerts", [over]).status_code == 200
+    expect(card).to_have_count(0)
 
 
 def test_the_page_follows_without_a_reload_and_names_stay_text(office):

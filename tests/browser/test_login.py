@@ -52,6 +52,10 @@ def test_a_click_logs_in_and_another_one_out(visit, provider):
     page.wait_for_url("**/jobs?state=lost")
     expect(page.get_by_role("button", name="Log out")).to_be_visible()
     assert page.evaluate("document.cookie") == ""
+    page.goto(f"{visit.url}/access")
+    here = page.locator(".card", has=page.get_by_role("heading", name="People")).locator("tbody tr")
+    expect(here).to_contain_text(re.compile(r"ada@example.com.*admin in every job.*1 open"))
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     page.get_by_role("button", name="Log out").click()
     page.wait_for_url("**/login")
     assert visit.complaints == []

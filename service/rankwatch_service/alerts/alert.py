@@ -127,16 +127,21 @@ class Alert:
         """Whether it has ended."""
         return self.ends_unix_ns <= now_unix_ns
 
+    @property
+    def summary(self) -> str:
+        """What people read first, in one line; empty if it says nothing."""
+        summary = next((self.annotations[name] for name in _SUMMARIES if name in self.annotations), "")
+        return " ".join(summary.split())[:SUMMARY_CHARS_MAX]
+
     def reported(self) -> ReportedAlert:
         """What stream is told of it when it begins."""
         rank = self.labels.get("rank", "")
-        summary = next((self.annotations[name] for name in _SUMMARIES if name in self.annotations), "")
         return ReportedAlert(
             fingerprint=self.fingerprint,
             name=self.name,
             state="firing",
             severity=self.severity,
-            summary=" ".join(summary.split())[:SUMMARY_CHARS_MAX],
+            summary=self.summary,
             hosts=self.hosts,
             rank=int(rank) if rank.isascii() and rank.isdecimal() and len(rank) < 10 else None,
             starts_s=self.starts_unix_ns / 1e9,

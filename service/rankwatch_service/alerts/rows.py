@@ -178,8 +178,3 @@ def jobs_of_rows(connection: Connection, fingerprints: Collection[str]) -> set[s
     """The jobs in which any of these alerts fires, `NO_JOB` among them."""
     found = select(AlertRow.job).where(AlertRow.fingerprint.in_(fingerprints)).distinct()
     return set(connection.scalars(found))
-
-
-def waiting_count(connection: Connection) -> int:
-    """Alerts that fire and that no incident has."""
-    return connection.scalar(select(func.count()).where(AlertRow.is_reported.is_(False))) or 0

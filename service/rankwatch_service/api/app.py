@@ -46,7 +46,6 @@ from rankwatch_service.api.ingest.intake import Intake
 from rankwatch_service.api.ingest.new_jobs import NewJobs
 from rankwatch_service.api.routes import (
     agents,
-    alerts,
     approvals,
     command_ranks,
     commands,
@@ -60,6 +59,7 @@ from rankwatch_service.api.routes import (
     silences,
     telemetry,
 )
+from rankwatch_service.api.routes.alerts import alerts, waiting_alerts
 from rankwatch_service.api.routes.archive import incident_archive
 from rankwatch_service.api.routes.charts import devices, explanations, steps
 from rankwatch_service.api.routes.incidents import incidents, lost_time, totals
@@ -73,6 +73,7 @@ from rankwatch_service.api.routes.system import (
     audit_trail,
     health,
     metrics,
+    people,
     precision,
     service_health,
     sessions,
@@ -122,6 +123,7 @@ RESOURCES: Final = (
     reasons,
     routes,
     silences,
+    waiting_alerts,
     hosts,
     stream,
     service_health,
@@ -134,6 +136,7 @@ RESOURCES: Final = (
     preview,
     audit_trail,
     tokens,
+    people,
     sessions,
 )
 

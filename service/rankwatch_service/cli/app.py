@@ -71,6 +71,7 @@ app.command("agent", rich_help_panel=RUN, context_settings=roles.PASS_ON, add_he
 
 app.add_typer(jobs.app, name="jobs", rich_help_panel=WATCH)
 app.add_typer(incidents.app, name="incidents", rich_help_panel=WATCH)
+app.command("alerts", rich_help_panel=WATCH)(notifications.alerts)
 app.command("precision", rich_help_panel=WATCH)(policy.precision)
 app.command("checkpoints", rich_help_panel=WATCH)(checkpoints.checkpoints)
 app.command("replay", rich_help_panel=WATCH)(replay.replay)

@@ -317,7 +317,8 @@ class Correlator:
             incident.score, incident.confidence = number(finding.score, math.inf), number(finding.confidence, 0.0)
             incident.cause, incident.summary = finding.cause or incident.cause, finding.summary
             incident.evidence |= finding.evidence
-            joined = incident.ranks if KINDS[part.kind].is_lasting else ()
+            traits = KINDS[part.kind]
+            joined = incident.ranks if traits.is_lasting and not traits.tells_all else ()
             incident.ranks = tuple(dict.fromkeys((*part.ranks, *joined)))
             locate(incident, placement)
         update = self._changed(incident, before, finding.summary, part, finding)

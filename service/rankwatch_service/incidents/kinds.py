@@ -44,11 +44,12 @@ class KindTraits:
     """The job stands still while it lasts: all GPUs are idle."""
     spoils_weights: bool = False
     """Checkpoints from after its onset cannot be trusted, and training is wasted while it lasts."""
+    tells_all: bool = False
+    """Each of its findings names all ranks that it is about; of those that an earlier one named, none is kept."""
     is_lasting: bool = False
     """A rollback does not end it: the same processes go on, on the same hardware."""
     flaps: bool = False
-    """It ends with the first sign of life and may come back at once: one incident, however often. Detectors of other
-    kinds report an end only after the trouble has stayed away for a while."""
+    """It ends with the first sign of life and may come back at once; other kinds end once it has stayed away."""
     is_condition: bool = False
     """A state of hardware that many jobs do not feel: a hang is an incident of its own, which has it as suspected cause
     in its evidence (`suspected_causes`)."""
@@ -358,6 +359,7 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         ),
         first_step="follow the link in the evidence to the query of the alert",
         actions=("wait",),
+        tells_all=True,
         is_lasting=True,
         flaps=True,
         spans_attempts=True,

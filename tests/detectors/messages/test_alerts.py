@@ -57,6 +57,7 @@ def test_an_alert_opens_under_its_name_as_of_its_own_beginning() -> None:
         "alert": "DiskFull",
         "alerts_firing": 1,
         "url": "http://prometheus/graph?g0.expr=1",
+        "runbook_url": "",
         "alerts": [{"summary": "The disk is full.", "labels": 'mountpoint="/data"'}],
     }
 

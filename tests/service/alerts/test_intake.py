@@ -8,6 +8,8 @@ from rankwatch_detectors.alerts import NAMES_MAX
 from rankwatch_service.alerts import rows
 from rankwatch_service.alerts.alert import LASTS_S, Alert
 from rankwatch_service.alerts.intake import take_alerts
+from rankwatch_service.alerts.rows import NO_JOB
+from rankwatch_service.alerts.waiting import why_it_waits
 from rankwatch_service.api.background.alert_expiry import AlertExpiry
 from rankwatch_service.log.control_log import ControlLog
 from rankwatch_service.policy.control_records import decode_control
@@ -108,6 +110,25 @@ def test_an_alert_without_a_job_waits_and_is_reported_once_its_job_is_there(site
         connection.execute(update(Job).where(Job.name == "old").values(name="late", state="running"))
     assert site.post(alert(job_name="late")) == ["begun"]
     assert (site.told(), site.rows()) == ([("late", [("DiskFull", "firing")])], [("late", True)])
+
+
+@pytest.mark.parametrize(
+    ("labels", "job", "why"),
+    [
+        ({"job_name": "a", "x": "b"}, NO_JOB, "No running job that its sender may access is named a."),
+        (
+            {"job_name": "a", "host": "n"},
+            NO_JOB,
+            "No running job that its sender may access is named a. "
+            "No agent of a running job that its sender may access has reported from n for an hour.",
+        ),
+        ({"team": "infra"}, NO_JOB, "No label names a job (job_name) or a host (host, hostname, "),
+        ({"job_name": "gpt"}, "gpt", "Job gpt has 512 alerts or 64 names of alerts, which is the limit: "),
+    ],
+)
+def test_an_alert_that_waits_says_why(labels, job, why):
+    waiting = Alert.of({"alertname": "DiskFull", **labels}, {}, None, None, "", 0)
+    assert why_it_waits(waiting, job, ["job_name"]).startswith(why)
 
 
 def test_an_alert_that_is_not_repeated_expires_at_its_end(site):

@@ -13,7 +13,7 @@ from rankwatch_service.access.sessions import LOGIN_S, SESSION_S
 from rankwatch_service.api.routes.system.login import own_page
 from rankwatch_service.clock import SystemClock
 from rankwatch_service.store.engine import read, write
-from rankwatch_service.store.models import Audit, Job, Silence
+from rankwatch_service.store.models import Audit, Job, JobProject, Silence
 from tests.support.service.api import running_api
 from tests.support.service.oidc_provider import new_key, oidc_provider
 
@@ -96,6 +96,27 @@ def add_jobs(api, *names):
 
 def jobs_of(api):
     return sorted(job["name"] for job in api.client.get("/api/v1/jobs").json()["items"])
+
+
+@ON_BOTH
+def test_an_admin_sees_who_was_here_and_what_they_may_do(api):
+    log_in(api)
+    log_in(api)
+    with write(api.engine) as connection:
+        owned = [
+            {"job": job, "project": project, "owner": "ada@example.com"}
+            for job, project in (("a", "nlp"), ("b", "nlp"), ("c", ""))
+        ]
+        connection.execute(insert(JobProject), owned)
+    (one,) = api.client.get("/api/v1/people").json()["items"]
+    assert (one["name"], one["person"].endswith("#248289761001")) == ("ada@example.com", True)
+    assert one["permissions"] == [{"scopes": ["admin"], "jobs": []}]
+    assert (one["projects"], one["sessions"]) == (["nlp"], 2)
+    assert one["last_used_unix_ns"] >= one["logged_in_unix_ns"]
+    api.client.delete("/api/v1/session", headers=OURS)
+    reader = api.token(Scope.READ)
+    assert api.get("/api/v1/people", token=reader).status_code == 403
+    assert api.get("/api/v1/people").json()["items"][0]["sessions"] == 1
 
 
 @ON_BOTH

@@ -1,4 +1,4 @@
-"""Receivers of other types, tests of them, and what became of notifications, by the command line."""
+"""Receivers of other types, tests of them, alerts that wait, and what became of notifications, by the command line."""
 
 import msgspec
 import pytest
@@ -45,6 +45,13 @@ def test_a_test_of_a_receiver_says_that_nobody_delivers(terminal, to, monkeypatc
     status, out, _ = terminal.run("notifications", "--state", "waiting", "--receiver", "try", *to)
     assert (status, "waiting" in out) == (0, True)
     assert terminal.run("receivers", "remove", "try", *to)[0] == 0
+
+
+def test_alerts_that_wait_are_listed_with_the_reason(terminal, api, to):
+    assert "no alert waits" in terminal.run("alerts", *to)[2]
+    assert api.post("/api/v2/alerts", [{"labels": {"alertname": "Full", "job_name": "gone"}}]).status_code == 200
+    status, out, _ = terminal.run("alerts", *to)
+    assert (status, "Full" in out, "is named gone." in " ".join(out.split())) == (0, True, True)
 
 
 def test_routes_are_put_in_force_and_shown(terminal, api, tmp_path, to):

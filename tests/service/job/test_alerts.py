@@ -74,6 +74,16 @@ def test_a_further_host_widens_the_incident_and_is_told():
     assert world.effects.transitions[-1].incident.hosts == ("node-0", "node-1")
 
 
+def test_hosts_and_links_of_alerts_that_have_ended_are_no_longer_told():
+    world = World(detector=AlertDetector)
+    receive(world, hosts=("node-0",), url="https://p/graph")
+    receive(world, fingerprint="b", severity="warning", hosts=("node-1",))
+    receive(world, "resolved")
+    incident = world.effects.transitions[-1].incident
+    assert (incident.ranks, incident.hosts) == ((2, 3), ("node-1",))
+    assert (incident.evidence["alerts_firing"], incident.evidence["url"]) == (1, "")
+
+
 def test_the_end_of_an_attempt_does_not_end_it_and_neither_does_training():
     world = World(detector=AlertDetector)
     receive(world)

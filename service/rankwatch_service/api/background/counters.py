@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.registry import Collector
 from sqlalchemy import Connection, Engine, func, select
 
-from rankwatch_service.alerts.rows import waiting_count
+from rankwatch_service.alerts.waiting import waiting_count
 from rankwatch_service.api.background.notification_metrics import notification_metrics
 from rankwatch_service.api.background.stream_status import partitions, processes
 from rankwatch_service.clock import Clock

@@ -1,4 +1,6 @@
-"""`rankwatch silences`, `receivers` and `notifications`: what is muted, who is notified, and what became of it."""
+"""`rankwatch silences`, `receivers`, `notifications` and `alerts`: what is muted, who is notified, what became of it,
+and what a Prometheus has sent that no incident has.
+"""
 
 from __future__ import annotations
 
@@ -215,3 +217,21 @@ def remove_receiver(
     """Remove a receiver. Its undelivered notifications are given up."""
     connect(url, token).delete(f"/api/v1/receivers/{name}")
     output.note(f"{name} removed")
+
+
+def alerts(limit: LIMIT = 100, as_json: JSON = False, url: URL = None, token: TOKEN = None) -> None:
+    """List the alerts of a Prometheus that no incident has, newest first, and why."""
+    output.show(
+        connect(url, token).items("/api/v1/alerts/waiting", limit),
+        as_json,
+        {
+            "alert": lambda one: output.plain(one["name"]),
+            "severity": lambda one: output.plain(one["severity"]),
+            "since": lambda one: output.moment(one["starts_unix_ns"]),
+            "why it waits": lambda one: output.plain(one["why"]),
+            "labels": lambda one: output.plain(
+                ", ".join(f"{name}={value}" for name, value in one["labels"].items() if name != "alertname")
+            ),
+        },
+        "no alert waits: of each that fires, an incident has it",
+    )

@@ -8,7 +8,7 @@ from sqlalchemy import insert
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.alerts import rows
 from rankwatch_service.alerts.rows import ALERTS_MAX
-from rankwatch_service.api.routes.alerts import ALERTS_PER_REQUEST_MAX, LISTED_MAX
+from rankwatch_service.api.routes.alerts.alerts import ALERTS_PER_REQUEST_MAX, LISTED_MAX
 from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import Job
 from tests.support.clock import FakeClock
@@ -132,6 +132,20 @@ def test_the_list_is_filtered_as_an_alertmanager_does(api):
     assert names('?filter=alertname=~"D.*|L.*"&filter=job_name!="gpt"') == {"LinkDown"}
     assert names("?receiver=x") == set()
     assert api.get(PATH + "?filter=nonsense").status_code == 422
+
+
+def test_those_that_wait_are_listed_with_the_reason_to_whoever_may_see_them(api, monkeypatch):
+    monkeypatch.setattr(rows, "ALERTS_PER_JOB_MAX", 1)
+    post(api, alert("A", job_name="gpt"), alert("Full", job_name="gpt", startsAt=at(api, -60)))
+    post(api, alert("Elsewhere", instance="n:1", severity="critical", annotations={"summary": "gone"}))
+    first, second = (page := api.get("/api/v1/alerts/waiting").json())["items"]
+    assert page["total"] == 2
+    assert (first["name"], first["job"], first["severity"], first["summary"]) == ("Elsewhere", "", "critical", "gone")
+    assert first["why"].startswith("No agent of a running job that its sender may access has reported from n:1 ")
+    assert (second["name"], second["job"], second["why"][:14]) == ("Full", "gpt", "Job gpt has 51")
+    (mine,) = api.get("/api/v1/alerts/waiting", token=api.token(Scope.READ, job="gpt")).json()["items"]
+    assert mine["name"] == "Full"
+    assert api.get("/api/v1/alerts/waiting", token=api.token(Scope.READ, job="bert")).json()["items"] == []
 
 
 def test_a_token_that_can_only_send_alerts_opens_no_session(api):

@@ -1,27 +1,30 @@
-// Access: the tokens and sessions, when they were last used and when they expire; and the audit trail.
+// Access: people and tokens, what they may do and when they were last here; and the audit trail.
 
 import { get, getList, now, path, post, remove } from "../common/api.js";
 import { fill, h } from "../common/dom.js";
-import { age, moment, words } from "../common/format.js";
-import { ask, card, guarded, said, shell, statePill, toast } from "../components/shell.js";
+import { age, moment, number, words } from "../common/format.js";
+import { ask, card, empty, guarded, said, shell, statePill, toast } from "../components/shell.js";
 
 const PAGE = 50;
 const DAY_S = 86_400;
 const SCOPES = ["ingest", "alert", "read", "operate", "command", "admin"];
 
 const main = shell("Access");
+const people = h("div");
 const tokens = h("div");
 const trail = h("div");
 const wanted = { tokens: PAGE, trail: PAGE };
 main.append(
   h("div", { class: "pagehead" }, h("h1", {}, "Access")),
-  h("div", { class: "column" }, card("Tokens", tokens, { tools: h("button", { onclick: create }, "New token") }), card("Audit trail", trail, { tools: [h("button", { onclick: verify }, "Verify"), h("a", { class: "button", href: "/api/v1/audit/export", download: "audit.jsonl" }, "Export")] })),
+  h("div", { class: "column" }, card("People", people, { hint: "who has logged in with the OIDC provider and was here in the last 7 days" }), card("Tokens", tokens, { tools: h("button", { onclick: create }, "New token") }), card("Audit trail", trail, { tools: [h("button", { onclick: verify }, "Verify"), h("a", { class: "button", href: "/api/v1/audit/export", download: "audit.jsonl" }, "Export")] })),
 );
 load();
 
 async function load() {
   await guarded(async () => {
-    const [listed, rows] = await Promise.all([getList("tokens", {}, wanted.tokens), getList("audit", {}, wanted.trail)]);
+    const [persons, listed, rows] = await Promise.all([get("people"), getList("tokens", {}, wanted.tokens), getList("audit", {}, wanted.trail)]);
+    if (persons.items.length) fill(people, table(["Who", "May", "Projects of their jobs", "Last here", "Logged in", "Sessions"], persons.items.map(personRow)));
+    else empty(people, "Nobody: whoever was here used a token.");
     fill(tokens, table(["Name", "May", "Jobs", "Last used", "Expires", "State", h("span", { class: "visually-hidden" }, "Actions")], listed.items.map(tokenRow)), more(listed.items.length, "tokens"));
     fill(trail, table(["When", "Who", "Did", "To", "From", "Outcome"], rows.items.map(auditRow)), more(rows.items.length, "trail"));
   });
@@ -37,6 +40,20 @@ function more(shown, which) {
     load();
   };
   return h("div", { class: "rest" }, h("button", { onclick: grow }, "Show more"));
+}
+
+function personRow(one) {
+  const may = one.permissions.map(({ scopes, jobs }) => h("div", {}, scopes.join(", "), h("span", { class: "muted" }, jobs.length ? ` in ${jobs.join(", ")}` : " in every job")));
+  return h(
+    "tr",
+    {},
+    h("td", { class: "break" }, h("b", {}, one.name), h("div", { class: "under" }, one.person)),
+    h("td", { class: "break" }, may),
+    h("td", { class: "break" }, one.projects.join(", ") || "–"),
+    h("td", { class: "nowrap", title: moment(one.last_used_unix_ns) }, `${ago(one.last_used_unix_ns)} ago`),
+    h("td", { class: "nowrap", title: moment(one.logged_in_unix_ns) }, `${ago(one.logged_in_unix_ns)} ago`),
+    h("td", { class: "nowrap" }, one.sessions ? `${number(one.sessions)} open` : "none open"),
+  );
 }
 
 function tokenRow(token) {

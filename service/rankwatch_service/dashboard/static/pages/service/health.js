@@ -1,11 +1,12 @@
 // Health of rankwatch itself: what is wrong and what to do, then each part as it last reported.
 
 import { now } from "../../common/api.js";
-import { fill, h, icon, refill } from "../../common/dom.js";
+import { fill, h, icon, refill, withCode } from "../../common/dom.js";
 import { age, ago, bytes, duration, moment, number, words } from "../../common/format.js";
 import { everySecond } from "../../common/live.js";
-import { card, empty, severityPill, shell, statePill, tile } from "../../components/shell.js";
+import { card, empty, guarded, severityPill, shell, statePill, tile } from "../../components/shell.js";
 import { readHealth, watchHealth } from "../../service/health_banner.js";
+import { WaitingAlertsCard } from "../../service/waiting_alerts.js";
 
 const READ_S = 5;
 const SILENT_S = 30;
@@ -13,10 +14,13 @@ const SILENT_S = 30;
 const main = shell("Health");
 const head = h("div", { class: "pagehead" }, h("h1", {}, "Health of rankwatch"));
 const parts = h("div", { class: "column" });
-main.append(head, parts);
+const waiting = new WaitingAlertsCard();
+main.append(head, h("div", { class: "column" }, parts, waiting.element));
 watchHealth(show);
+const readWaiting = () => guarded(() => waiting.read());
+readWaiting();
 let seconds = 0;
-everySecond(() => (seconds += 1) % READ_S === 0 && readHealth());
+everySecond(() => (seconds += 1) % READ_S === 0 && (readHealth(), readWaiting()));
 
 function show(health) {
   fill(head, h("h1", {}, "Health of rankwatch"), h("span", { class: "muted" }, `version ${health.version} · read ${new Date(health.at_unix_ns / 1e6).toLocaleTimeString("en-GB")}`));
@@ -26,7 +30,7 @@ function show(health) {
 
 function problems({ problems: found }) {
   if (!found.length) return h("section", { class: "card works" }, h("span", { class: "seal" }, icon("good")), h("p", {}, h("b", {}, "All parts work."), " Telemetry is judged, and incidents are told to whoever receives them."));
-  return card(found.length === 1 ? "1 problem" : `${found.length} problems`, h("ul", { class: "body problems" }, found.map((one) => h("li", {}, severityPill(one.severity), h("div", {}, h("p", { class: "break" }, h("b", {}, one.text)), h("p", { class: "muted break" }, one.advice))))));
+  return card(found.length === 1 ? "1 problem" : `${found.length} problems`, h("ul", { class: "body problems" }, found.map((one) => h("li", {}, severityPill(one.severity), h("div", {}, h("p", { class: "break" }, h("b", {}, one.text)), h("p", { class: "muted break" }, withCode(one.advice)))))));
 }
 
 function tiles({ stream, notifier, receivers, agents_total: agents, agents_silent: silent, database, dead_letters_day: letters }) {

@@ -1,0 +1,1 @@
+"""Alerts of a Prometheus: those that it sends, and those that wait."""
