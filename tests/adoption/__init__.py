@@ -1,1 +1,1 @@
-"""Sixteen training scripts as strangers write them, with the real packages, clean and with real faults."""
+"""Training scripts as strangers write them, with the real packages, clean and with real faults."""
