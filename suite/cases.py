@@ -260,7 +260,7 @@ SILENT: Final = [
     ),
     Case("loss scaler skips", lambda s: Job(16, 400, s).inject(ScalerSkip(100), ScalerSkip(101), ScalerSkip(300))),
     Case("another mix of data: loss -5 %", lambda s: _loss(s).inject(LossLevel(600, 0.95))),
-    Case("daily wave of 2 %", lambda s: Job(16, 1440, s, step_s=60.0, noise=Noise(wave=0.02))),
+    Case("daily wave of 2 %", lambda s: Job(16, 1440, s, step_s=60.0, tick_s=5.0, noise=Noise(wave=0.02))),
     Case("slow first steps", lambda s: Job(64, 400, s, noise=Noise(warm_up_steps=50, warm_up_factor=3.0))),
     Case("one device less on a host", lambda s: Job(62, 400, s, placement=RankPlacement(lean_host=2))),
     Case("a link that flaps", lambda s: Job(64, 400, s).inject(LinkFlap(AT, 3.0))),

@@ -22,7 +22,7 @@ from tests.support.trials.selection import ALL, trials
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket.socket:ResourceWarning")
 
 ENTRIES = recording()
-CRASH_TRIALS = {"sqlite": trials(40, 100), "kafka": trials(10, 20)}
+CRASH_TRIALS = {"sqlite": trials(20, 100), "kafka": trials(10, 20)}
 
 
 @pytest.fixture(scope="module", params=["sqlite", pytest.param("kafka", marks=pytest.mark.integration)])

@@ -237,7 +237,7 @@ class Many(NamedTuple):
 
 
 MANY = {
-    "DDP": Many(with_ddp, 300, 30, 902, {"before": accumulate_many}),
+    "DDP": Many(with_ddp, 200, 30, 602, {"before": accumulate_many}),
     "FSDP2": Many(with_eight_blocks, 40, 20, 560, {}),
 }
 

@@ -19,7 +19,7 @@ def on_ranks(world_size: int, target: Callable[..., Any], *args: Any) -> list[An
     `target` and its arguments must be picklable. Each rank computes on one thread.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.distributed"])
+    context.set_forkserver_preload(["torch", "torch.distributed.fsdp"])
     ranks, pipes = [], []
     # A file to meet at instead of a port: nothing else on the machine can be there first.
     with tempfile.TemporaryDirectory() as folder:
