@@ -34,6 +34,9 @@ ENTRIES = recording()
 RECORDS = telemetry_records(ENTRIES)
 PARTITIONS = 4
 DEADLINE_S = 240.0
+RECORDS_MAX = 12
+"""In a batch of a member: few enough that members come and go while there is still work."""
+REFERENCE_RECORDS_MAX = 256
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +58,7 @@ def empty(tmp_path_factory):
 class Group:
     """Stream processes of one group, by name, over one database and one recorded topic."""
 
-    def __init__(self, broker, database: Path, folder: Path) -> None:
+    def __init__(self, broker, database: Path, folder: Path, records_max: int = RECORDS_MAX) -> None:
         settings = Settings(kafka=broker.bootstrap, kafka_prefix=new_prefix(), kafka_partitions=PARTITIONS)
         record_topic(settings, ENTRIES)
         self.settings = settings
@@ -63,7 +66,12 @@ class Group:
         self.engine = open_engine(self.url)
         self.folder = folder
         self.members: dict[str, subprocess.Popen] = {}
-        self._arguments = [str(end_of(ENTRIES).unix_ns()), "4", broker.bootstrap, settings.kafka_prefix]
+        self._arguments = [
+            str(end_of(ENTRIES).unix_ns()),
+            str(records_max),
+            broker.bootstrap,
+            settings.kafka_prefix,
+        ]
 
     def start(self, name: str) -> None:
         command = [sys.executable, "-m", "tests.support.service.stream_process", self.url, *self._arguments]
@@ -147,7 +155,7 @@ def _is_free(path: Path) -> bool:
 
 @pytest.fixture(scope="module")
 def reference(broker, empty, tmp_path_factory):
-    group = Group(broker, empty, tmp_path_factory.mktemp("reference"))
+    group = Group(broker, empty, tmp_path_factory.mktemp("reference"), REFERENCE_RECORDS_MAX)
     try:
         group.start("only")
         group.until_processed(RECORDS)
