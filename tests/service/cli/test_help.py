@@ -1,11 +1,16 @@
 """The command line from a fresh interpreter."""
 
 import os
+import re
 import subprocess
 import sys
 from importlib.metadata import version
 
 import pytest
+from rich.text import Text
+from typer.main import get_command
+
+from rankwatch_service.cli.app import app
 
 HEAVY = ("fastapi", "uvicorn", "sqlalchemy", "numpy", "river", "torch", "httpx2", "pydantic", "kafka")
 
@@ -57,3 +62,19 @@ def test_a_service_that_does_not_answer_is_said_with_what_to_do_next():
     done = run("jobs", "--url", "http://127.0.0.1:1", "--token", "x")
     assert done.returncode == 3
     assert "Connection refused; start a service with `rankwatch up`, or name another (--url" in done.stderr
+
+
+def test_no_help_loses_a_word_in_brackets():
+    """Brackets mark a style, unless they are escaped."""
+
+    def helps(command, path):
+        yield path, command.help or ""
+        yield from ((f"{path} {one.name}", getattr(one, "help", None) or "") for one in command.params)
+        for name, inner in getattr(command, "commands", {}).items():
+            yield from helps(inner, f"{path} {name}")
+
+    def is_whole(text):
+        written = re.sub(r"\\(?=\[)|\[/?(bold|dim)\]", "", text)
+        return Text.from_markup(text).plain == written
+
+    assert [path for path, text in helps(get_command(app), "rankwatch") if not is_whole(text)] == []

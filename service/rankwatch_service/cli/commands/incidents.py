@@ -33,7 +33,7 @@ JOB_ENDED: Final = (
 """What is left to do about an incident that is over, in the words of its page."""
 
 app = typer.Typer(
-    help="List or watch incidents; show, export, acknowledge, resolve, comment on or judge one.",
+    help="List or watch incidents; show, export, acknowledge, resolve, comment on or give feedback on one.",
     invoke_without_command=True,
 )
 

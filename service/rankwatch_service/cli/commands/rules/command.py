@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="List rules on metrics that jobs log; try, apply or delete them.", invoke_without_command=True)
 PATH: Final = "/api/v1/rules"
 
-FILE_HELP: Final = "Rules in TOML: tables [[rule]]."
+FILE_HELP: Final = "Rules in TOML: tables [\\[rule]], with name, metric, when, value, hold_s."
 FILE = Annotated[Path, typer.Argument(metavar="FILE", help=FILE_HELP, readable=False)]
 
 
