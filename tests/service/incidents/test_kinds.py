@@ -56,6 +56,15 @@ def test_every_kind_says_in_its_own_words_what_is_normal_and_how_bad_it_is():
         assert not any(answer.endswith(".") for answer in answers)
 
 
+def test_the_page_of_answers_says_of_every_kind_what_the_incident_says():
+    page = (ROOT / "docs" / "answers.md").read_text()
+    rows = [line for line in page.splitlines() if "](incidents/" in line]
+    assert rows == [
+        f"| [{row.label}](incidents/{kind}.md) | {normal(kind)} | {impact(kind, 'critical', {})} | {row.first_step} |"
+        for kind, row in KINDS.items()
+    ]
+
+
 def test_what_is_no_fault_or_has_ended_by_itself_has_no_impact():
     assert impact("rank_lost", "info", {}) == "none: nothing is wrong"
     assert impact("hang", "critical", {"ended_by_itself": True}) == "none any more: it has ended by itself"
