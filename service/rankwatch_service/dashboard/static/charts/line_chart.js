@@ -3,7 +3,7 @@
 // click to see all; with the keyboard ← → move, + and − zoom, Escape shows all. The label tells the same in words.
 
 import { AXES } from "./axes.js";
-import { font, paintAxes, paintEvents, paintLine, paintMarks, paintNotes, paintNothing, placed } from "./line_paint.js";
+import { font, paintAxes, paintEnds, paintEvents, paintLine, paintMarks, paintNotes, paintNothing, placed } from "./line_paint.js";
 import { inWords, MARK_NAMES, placeName, span } from "./line_words.js";
 import { extent, robustRange, stepTicks, timeTicks, valueTicks } from "./scales.js";
 import { h } from "../common/dom.js";
@@ -76,6 +76,7 @@ export class Chart {
     paintAxes(context, frame, { xTicks, yTicks, ink });
     paintEvents(context, frame, { ...this.last, ink });
     for (const line of lines) paintLine(context, frame, line, ink);
+    paintEnds(context, frame, lines, ink);
     paintNotes(context, frame, this.last.events, ink);
     paintMarks(context, frame, lines, marks, ink);
   }

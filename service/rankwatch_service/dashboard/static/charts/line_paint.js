@@ -84,13 +84,37 @@ export function paintNotes(context, frame, events, ink) {
     const at = Math.min(x + 3, frame.right - wide);
     const row = ends.findIndex((end) => end < at);
     if (row < 0 || last[text] > at) continue; // its line remains, and the tooltip names it
-    context.strokeStyle = ink("--surface");
-    context.lineWidth = HALO_PX;
-    context.strokeText(text, at, frame.top + row * NOTE_PX);
-    context.fillStyle = ink("--muted");
-    context.fillText(text, at, frame.top + row * NOTE_PX);
+    label(context, text, at, frame.top + row * NOTE_PX, ink);
     ends[row] = last[text] = at + wide + NOTE_GAP_PX;
   }
+}
+
+// The name of a line with an `end`, where it ends within the frame. One that would stand on another is left out: the
+// tooltip has it.
+export function paintEnds(context, frame, lines, ink) {
+  const drawn = [];
+  context.textBaseline = "middle";
+  context.textAlign = "left";
+  for (const { steps, high, end } of lines) {
+    if (!end) continue;
+    const last = steps.findLastIndex((step, n) => high[n] !== null && isWithin(frame, placed.x(frame, step)));
+    if (last < 0) continue;
+    const text = end.length > NOTE_CHARS ? `${end.slice(0, NOTE_CHARS - 1)}…` : end;
+    const wide = context.measureText(text).width;
+    const x = Math.min(placed.x(frame, steps[last]) + NOTE_GAP_PX, frame.right - wide);
+    const y = Math.min(frame.bottom - NOTE_PX, Math.max(frame.top + NOTE_PX, placed.y(frame, high[last])));
+    if (drawn.some((one) => Math.abs(one.y - y) < NOTE_PX && x < one.to && one.x < x + wide)) continue;
+    label(context, text, x, y, ink);
+    drawn.push({ x, y, to: x + wide });
+  }
+}
+
+function label(context, text, x, y, ink) {
+  context.strokeStyle = ink("--surface");
+  context.lineWidth = HALO_PX;
+  context.strokeText(text, x, y);
+  context.fillStyle = ink("--muted");
+  context.fillText(text, x, y);
 }
 
 const isWithin = ({ left, right }, x) => x >= left - 0.5 && x <= right + 0.5;
@@ -117,7 +141,7 @@ export function paintLine(context, frame, { steps, low, high, colour, band, dash
   context.restore();
 }
 
-const DASHES = { dash: [6, 4], dot: [2, 3] };
+const DASHES = { dash: [6, 4], dot: [2, 3], dashdot: [8, 3, 2, 3] };
 
 function line(context, colour, points, width, dash = []) {
   if (points.length > 1) {

@@ -43,7 +43,14 @@ function timeIn(segment, step) {
 }
 
 const of = (attempt, segments) => (attempt ? segments.filter((one) => one.attempt === attempt) : segments);
-const earlier = (segments, name) => segments.slice(0, -1).map((one, n, all) => line([one], name, { name: `attempt ${one.attempt}`, colour: "--faint", thin: true, dash: n === all.length - 1 ? "dash" : null }));
+
+// Of earlier attempts, the newest first: with more than these, the name at the end of each line tells them apart.
+const EARLIER_DASHES = ["dash", "dot", "dashdot", null];
+
+function earlier(segments, name) {
+  const looks = (one, age) => ({ name: `attempt ${one.attempt}`, end: one.attempt, colour: "--faint", thin: true, dash: EARLIER_DASHES[age % EARLIER_DASHES.length] });
+  return segments.slice(0, -1).map((one, n, all) => line([one], name, looks(one, all.length - 1 - n)));
+}
 
 function fanOf(segments, highest) {
   const [low, high] = [line(segments, "p5", {}), line(segments, "p95", {})];
