@@ -9,7 +9,7 @@ considers abnormal.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, Literal, Protocol
@@ -72,6 +72,15 @@ HOST_TYPES: Final = frozenset({"", "cpu", "meta"})
 """Types of torch devices that are no accelerator; "": not known."""
 
 
+def on_devices(uuids: Iterable[str], types: Iterable[str]) -> bool:
+    """Whether any rank computes on a device, by the UUIDs and the types of the devices of all.
+
+    >>> on_devices(["", ""], ["cpu", "cuda"]), on_devices(["", ""], ["cpu", ""])
+    (True, False)
+    """
+    return any(uuids) or not HOST_TYPES.issuperset(types)
+
+
 @dataclass(frozen=True, slots=True)
 class Topology:
     """Where the ranks of an attempt run and which work they share. All arrays have one entry for each rank."""
@@ -102,7 +111,7 @@ class Topology:
     @property
     def accelerated(self) -> bool:
         """Whether any rank computes on a device. CPU time is then that of launching its work, and judges nobody."""
-        return any(self.device_uuid) or not HOST_TYPES.issuperset(self.device_type)
+        return on_devices(self.device_uuid, self.device_type)
 
     @property
     def unit(self) -> tuple[str, ...]:

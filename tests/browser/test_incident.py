@@ -104,7 +104,7 @@ def test_the_page_answers_what_an_engineer_asks_first_also_where_no_rank_or_no_c
 
 
 def test_a_job_without_gpus_counts_ranks(office):
-    office.job("cpu", world_size=2)
+    office.job("cpu", world_size=2, accelerated=False)
     cpus = [rank(n, device_uuid="", device_type="cpu", host="laptop") for n in range(2)]
     office.attempt("cpu", ranks=cpus, can=[])
     office.incidents(1, job="cpu", kind="hang", attempt="l.0", ranks=[1], hosts=["laptop"], devices=[],

@@ -288,7 +288,7 @@ def test_lost_time_is_listed_by_kind_and_leads_to_the_incidents(office, size):
 
 
 def test_a_job_that_lost_nothing_says_so_and_a_job_without_gpus_counts_ranks(office):
-    office.job("cpu", world_size=2, state="paused")
+    office.job("cpu", world_size=2, state="paused", accelerated=False)
     cpu = {"local_rank": 0, "host": "laptop", "device_uuid": "", "device_type": "cpu"}
     office.attempt("cpu", ranks=[cpu | {"rank": n} for n in range(2)])
     card = lost_time(office.goto("/jobs/cpu"))

@@ -8,6 +8,8 @@ from datetime import UTC, datetime
 from html import escape
 from typing import Any, Final
 
+from rankwatch_service.incidents.lost_time import cost_unit
+
 STYLE: Final = (
     "body{font:15px/1.5 sans-serif;max-width:60em;margin:2em auto;padding:0 1em;color:#161b26}"
     "table{border-collapse:collapse;width:100%}td,th{padding:.3em .6em;border-bottom:1px solid #dde1e8;"
@@ -46,7 +48,7 @@ def page(incident: Mapping[str, Any], commands: Sequence[Mapping[str, Any]]) -> 
 
 def _facts(incident: Mapping[str, Any]) -> str:
     suggested = incident["suggestion"]
-    unit = "GPU-hours" if incident["accelerated"] else "rank-hours"
+    unit = cost_unit(incident["accelerated"])
     return _table(
         (),
         [

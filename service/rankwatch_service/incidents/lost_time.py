@@ -49,3 +49,8 @@ def lost_by_kind(losses: Iterable[Loss], world_size: int) -> dict[str, float]:
         rates[kind] = max(0.0, rates[kind] + change)
         before = at
     return dict(sorted(lost.items(), key=lambda item: (-item[1], item[0])))
+
+
+def cost_unit(accelerated: bool) -> str:
+    """What the hours of a job's ranks are called, by its `accelerated`."""
+    return "GPU-hours" if accelerated else "rank-hours"

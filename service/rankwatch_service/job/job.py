@@ -309,8 +309,9 @@ class JobStream:
                 incident.transitions, item.what, item.actor, item.text, item.fields, now_s, incident.version()
             )
             effects.transitions.append(transition)
-            links, ranks = self._links(self.job, incident.id), self._assembler.topology_state.world_size
-            messages = outgoing(transition, self.settings, links, unix_ns(now_s), incident.told_to, self.whose, ranks)
+            topology = self._assembler.topology_state
+            about = self._links(self.job, incident.id), unix_ns(now_s), incident.told_to, self.whose
+            messages = outgoing(transition, self.settings, *about, topology.world_size, topology.accelerated)
             # A silenced notification does not count: the first that a receiver gets is `incident.opened`.
             incident.tell(message.receiver for message in messages if not message.silenced)
             effects.notifications += messages
@@ -351,13 +352,12 @@ class JobStream:
         effects.feed.append(FeedEntry("job", self.job, summary.shown(), unix_ns(now_s)))
 
     def _situation(self, now_s: float) -> JobSituation:
-        assembler = self._assembler
         return JobSituation(
-            attempt=assembler.attempt or "",
-            world_size=assembler.topology_state.world_size,
-            step=assembler.last_step,
-            step_time_s=assembler.step_time_s or 0.0,
-            can=assembler.topology_state.can,
+            attempt=self._assembler.attempt or "",
+            world_size=self._assembler.topology_state.world_size,
+            step=self._assembler.last_step,
+            step_time_s=self._assembler.step_time_s or 0.0,
+            can=self._assembler.topology_state.can,
             now_s=now_s,
             project=self.whose.project,
         )

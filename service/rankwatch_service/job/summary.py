@@ -66,6 +66,8 @@ class JobSummary:
     """Counts of what did not reach the detectors or the charts, by reason."""
     configuration: tuple[Mapping[str, Any], ...] = ()
     """The newest changes of the configuration, oldest first: {what, step, unix_ns}."""
+    accelerated: bool = True
+    """As `TopologyState.accelerated` says."""
 
     def shown(self) -> dict[str, Any]:
         """The fields that the feed carries."""
@@ -217,6 +219,7 @@ class SummaryBuilder:
             last_progress_unix_ns=self._progress_ns,
             dropped=dict(sorted({**assembler.dropped, **without_effect}.items())),
             configuration=configuration,
+            accelerated=assembler.topology_state.accelerated,
         )
         if summary == self._newest:
             return None

@@ -11,7 +11,7 @@ import numpy as np
 
 from rankwatch import wire
 from rankwatch.locations import ROOTS_MAX, checkpoint_root
-from rankwatch_detectors.base import Ints, Topology
+from rankwatch_detectors.base import Ints, Topology, on_devices
 from rankwatch_service.job.whole_norm import WholeNorm
 
 
@@ -41,6 +41,12 @@ class TopologyState:
     def world_size(self) -> int:
         """As reported; before any report, the highest rank seen + 1."""
         return max(self._told, self._highest + 1)
+
+    @property
+    def accelerated(self) -> bool:
+        """Whether an hour of a rank is one of a GPU or another device; True while nothing is known of the ranks."""
+        infos = self._infos.values()
+        return not infos or on_devices((one.device_uuid for one in infos), (one.device_type for one in infos))
 
     @property
     def complete(self) -> bool:

@@ -97,6 +97,7 @@ def incident_message(
     links: Mapping[str, str],
     whose: JobProject = NOBODYS,
     world_size: int = 0,
+    accelerated: bool = True,
     *,
     first: bool = False,
 ) -> bytes:
@@ -107,6 +108,7 @@ def incident_message(
         links: URLs of pages about it, by name, for instance {"incident": "https://…", "job": "https://…"}.
         whose: project and owner of the job.
         world_size: ranks of the job; 0: unknown.
+        accelerated: an hour of a rank is one of a GPU.
         first: the receiver has not been notified of the incident before: the message is of type `incident.opened`,
             whatever the transition is.
 
@@ -120,7 +122,7 @@ def incident_message(
     what = transition.what
     if what not in ROUTED_TYPES:
         raise ValueError(f"receivers are not notified of the transition {str(what)!r}")
-    data = _incident_data(transition.incident, links, whose, world_size)
+    data = _incident_data(transition.incident, links, whose, world_size, accelerated)
     data["transition"] = {
         "number": transition.number,
         "what": what,
@@ -195,7 +197,7 @@ def trial_message(receiver: str, actor: str, public_url: str, at_unix_ns: int) -
 
 
 def _incident_data(
-    incident: IncidentVersion, links: Mapping[str, str], whose: JobProject, world_size: int
+    incident: IncidentVersion, links: Mapping[str, str], whose: JobProject, world_size: int, accelerated: bool
 ) -> dict[str, Any]:
     cut: list[str] = []
 
@@ -211,7 +213,7 @@ def _incident_data(
         "id": incident.id,
         "short_id": short(incident.id),
         "number": incident.number,
-        "text": incident_text(incident, world_size),
+        "text": incident_text(incident, world_size, accelerated),
         "job": incident.job,
         "project": whose.project,
         "owner": whose.owner,

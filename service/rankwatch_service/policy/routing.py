@@ -110,6 +110,7 @@ def notifications(
     told_to: Collection[str] | None = None,
     whose: JobProject = NOBODYS,
     world_size: int = 0,
+    accelerated: bool = True,
 ) -> list[Notification]:
     """Compose the notifications of one transition: one for each receiver that it concerns, silenced ones included.
 
@@ -126,6 +127,7 @@ def notifications(
         told_to: names of the receivers that were notified of the incident before; None: unknown, and taken as all.
         whose: project and owner of the job.
         world_size: ranks of the job; 0: unknown.
+        accelerated: an hour of a rank is one of a GPU.
     """
     incident = transition.incident
     if transition.what not in MESSAGE_TYPES:
@@ -135,7 +137,9 @@ def notifications(
     if transition.what == "resolved":
         routed = [route for route in routed if route.receiver not in new]
     firsts = {route.receiver in new for route in routed}
-    bodies = {first: incident_message(transition, links, whose, world_size, first=first) for first in firsts}
+    bodies = {
+        first: incident_message(transition, links, whose, world_size, accelerated, first=first) for first in firsts
+    }
     return [
         Notification(
             id=message_id(incident.id, transition.number, route.receiver),
@@ -158,6 +162,7 @@ def outgoing(
     told_to: Collection[str] | None,
     whose: JobProject,
     world_size: int,
+    accelerated: bool = True,
 ) -> list[Notification]:
     """What the outbox gets for one transition: messages to receivers, or one entry for the notifier to group.
 
@@ -165,11 +170,11 @@ def outgoing(
     """
     if not settings.is_grouped:
         routed = (settings.receivers, settings.silences.values())
-        return notifications(transition, *routed, links, now_unix_ns, told_to, whose, world_size)
+        return notifications(transition, *routed, links, now_unix_ns, told_to, whose, world_size, accelerated)
     if transition.what not in ROUTED_TYPES:
         return []
     incident = transition.incident
-    body = incident_message(transition, links, whose, world_size)
+    body = incident_message(transition, links, whose, world_size, accelerated)
     entry_id = message_id(incident.id, transition.number, UNGROUPED)
     return [Notification(entry_id, UNGROUPED, incident.id, transition.number, body, False, now_unix_ns)]
 

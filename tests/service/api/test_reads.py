@@ -130,6 +130,7 @@ def test_totals_count_what_is_open_and_what_it_costs_once(api):
         "acknowledged": none | {"critical": 2},
         "resolved": none | {"warning": 1},
         "impact_gpu_hours_per_hour": 257.5,
+        "accelerated": True,
         "jobs": {"running": 2, "stalled": 0, "paused": 0, "lost": 0, "ended": 0},
         "updated_unix_ns": 4,
         "updated_at": "1970-01-01T00:00:00.000000Z",
@@ -227,23 +228,17 @@ def test_an_incident_shows_first_steps_and_what_its_job_supports(api, many):
     assert api.get("/api/v1/incidents/inc_2").json()["can"] == []
 
 
-@pytest.mark.parametrize(
-    ("ranks", "devices", "accelerated"),
-    [
-        ([{"rank": 0, "device_type": "cpu", "device_uuid": ""}], [], False),
-        ([{"rank": 0, "device_type": "cpu", "device_uuid": ""}], ["GPU-1"], True),
-        ([{"rank": 0, "device_type": "cuda", "device_uuid": ""}], [], True),
-        ([], [], True),
-    ],
-    ids=["CPU", "named GPU", "GPU", "not known"],
-)
-def test_an_incident_says_whether_its_cost_is_hours_of_gpus(api, ranks, devices, accelerated):
+@pytest.mark.parametrize("accelerated", [True, False])
+def test_job_incident_and_totals_say_alike_whether_costs_are_hours_of_gpus(api, accelerated):
     with write(api.engine) as connection:
-        connection.execute(insert(Job).values(**job_row(name="j1")))
+        jobs = [job_row(name="j1", accelerated=accelerated), job_row(name="j2", accelerated=not accelerated)]
+        connection.execute(insert(Job), jobs)
         row = {"job": "j1", "attempt": "l.0", "number": 1, "started_unix_ns": 1, "world_size": 4}
-        connection.execute(insert(Attempt).values(**row, topology={"can": [], "ranks": ranks}))
-        connection.execute(insert(Incident).values(**incident(9, job="j1", devices=devices)))
-    assert api.get("/api/v1/incidents/inc_9").json()["accelerated"] is accelerated
+        connection.execute(insert(Attempt).values(**row, topology={"can": [], "ranks": []}))
+        rows = [incident(9, job="j1"), incident(8, job="j2", impact_gpu_hours_per_hour=0.0)]
+        connection.execute(insert(Incident), rows)
+    asked = ("jobs/j1", "incidents/inc_9", "incidents/totals")
+    assert [api.get(f"/api/v1/{path}").json()["accelerated"] for path in asked] == [accelerated] * 3
 
 
 def acknowledge_as_stream(api, incident):

@@ -7,7 +7,7 @@ import pytest
 from rankwatch_service.cli.errors import CliError
 from rankwatch_service.cli.views.confirmation import confirm, cost
 
-JOB = {"name": "gpt", "world_size": 1_024, "step": 5_230, "step_time_s": 1.5}
+JOB = {"name": "gpt", "world_size": 1_024, "step": 5_230, "step_time_s": 1.5, "accelerated": True}
 CHECKPOINTS = [
     {"id": "c3", "step": 5_200, "verdict": "suspect", "saved_unix_ns": 0},
     {"id": "c2", "step": 5_000, "verdict": "good", "saved_unix_ns": 0},
@@ -41,7 +41,7 @@ def body(action, **params):
 def test_a_rollback_says_from_where_to_where_and_what_is_done_again():
     assert cost(JOB, CHECKPOINTS, body("rollback")) == (
         "rollback gpt: 1,024 ranks go from step 5,230 back to step 5,000, saved 1970-01-01 00:00:00Z: "
-        "230 steps are done again, about 98.1 rank-hours."
+        "230 steps are done again, about 98.1 GPU-hours."
     )
     assert "back to step 4,000" in cost(JOB, CHECKPOINTS, body("rollback", checkpoint="c1"))
 

@@ -40,11 +40,13 @@ def test_the_switch_of_a_host_is_part_of_the_topology_and_stored_with_it():
 
 def test_the_device_of_a_rank_comes_later_too_and_makes_the_job_an_accelerated_one():
     topology_state = TopologyState()
+    assert topology_state.accelerated, "as long as nothing is known"
     topology_state.learn([wire.RankInfo(0, 2), wire.RankInfo(1, 2, device_type="cpu")])
     assert not topology_state.topology().accelerated
+    assert not topology_state.accelerated
     assert topology_state.learn([wire.RankInfo(0, 2, device_type="cuda", device_uuid="GPU-a")])
     topology = topology_state.topology()
-    assert (topology.device_type, topology.accelerated) == (("cuda", "cpu"), True)
+    assert (topology.device_type, topology.accelerated, topology_state.accelerated) == (("cuda", "cpu"), True, True)
     assert TopologyState.restored(topology_state.state()).topology().device_type == ("cuda", "cpu")
     start = AttemptStart("l.0", topology, 0.0)
     stored = attempt_columns(SummaryBuilder("gpt").attempt_started(start, topology_state, 0.0))["topology"]

@@ -74,6 +74,8 @@ class Job(ApiReply):
     first_seen_unix_ns: int
     last_seen_unix_ns: int
     last_progress_unix_ns: int | None
+    accelerated: bool
+    """Whether an hour of a rank is one of a GPU or another device; true while nothing is known of its ranks."""
     archived_unix_ns: int | None
     """When it was hidden from the lists; null if it is shown."""
     incidents: int

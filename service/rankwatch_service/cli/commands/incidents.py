@@ -15,6 +15,7 @@ from rankwatch_service.cli.errors import Status
 from rankwatch_service.cli.options import JOBS, JSON, LIMIT, PROJECTS, TOKEN, URL, connect
 from rankwatch_service.cli.views import explanations
 from rankwatch_service.cli.views.incident_watch import watch
+from rankwatch_service.incidents.lost_time import cost_unit
 
 COLUMNS: Final[output.Columns] = {
     "id": lambda one: output.short_id(one["id"]),
@@ -106,7 +107,7 @@ def show_incident(
         output.print_json([found])
         return
     suggestion = found["suggestion"]
-    unit = "GPU-hours" if found["accelerated"] else "rank-hours"
+    unit = cost_unit(found["accelerated"])
     output.print_fields(
         [
             ("id", output.short_id(found["id"])),

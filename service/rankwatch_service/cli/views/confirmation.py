@@ -11,6 +11,7 @@ import typer
 from rankwatch_service.cli import output
 from rankwatch_service.cli.endpoint import job_path
 from rankwatch_service.cli.errors import CliError, Status
+from rankwatch_service.incidents.lost_time import cost_unit
 
 if TYPE_CHECKING:
     from rankwatch_service.cli.client import CliClient
@@ -52,7 +53,7 @@ def cost(job: Mapping[str, Any], checkpoints: Sequence[Mapping[str, Any]], body:
         return f"{about} begin again as the script says: no checkpoint is known to go back to."
     step = max((job["step"] or 0) - target["step"], 0)
     at_s = job["step_time_s"]
-    hours = "" if not at_s else f", about {step * at_s * job['world_size'] / 3600:.3g} rank-hours"
+    hours = "" if not at_s else f", about {step * at_s * job['world_size'] / 3600:.3g} {cost_unit(job['accelerated'])}"
     return (
         f"{about} go from step {_number(job['step'])} back to step {target['step']:,}, saved "
         f"{output.moment(target['saved_unix_ns'])}: {step:,} steps are done again{hours}."

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from rankwatch_service.incidents.answers import impact, normal
 from rankwatch_service.incidents.kinds import KINDS, first_steps
+from rankwatch_service.incidents.lost_time import cost_unit
 from rankwatch_service.incidents.model import LISTED_MAX
 from rankwatch_service.incidents.resolution import ENDED_WITH_JOB
 from rankwatch_service.incidents.version import IncidentVersion
@@ -59,7 +60,7 @@ def command_to_type(incident: IncidentVersion) -> str:
     return f"rankwatch {action} {shlex.quote(one_line(incident.job))}"
 
 
-def incident_text(incident: IncidentVersion, world_size: int) -> str:
+def incident_text(incident: IncidentVersion, world_size: int, accelerated: bool = True) -> str:
     """Three lines: what, where, since when and how bad; what is normal, how sure it is and what changed shortly before;
     what to do first. Of a resolved incident: what and where; how long it lasted, and whether the job ended before
     it was over; the command that shows it.
@@ -67,6 +68,7 @@ def incident_text(incident: IncidentVersion, world_size: int) -> str:
     Args:
         incident: as it is now.
         world_size: ranks of the job; 0: unknown.
+        accelerated: an hour of a rank is one of a GPU.
     """
     head = str(incident.severity).upper()
     if incident.state == "resolved":
@@ -77,8 +79,7 @@ def incident_text(incident: IncidentVersion, world_size: int) -> str:
         return _lines(what, _lasted(incident), f"Details: {command_to_type(incident)}")
     what += f". {_since(incident)}"
     if cost := incident.impact_gpu_hours_per_hour:
-        unit = "rank-hours" if incident.ranks and not incident.devices else "GPU-hours"
-        what += f". Costs {cost:.3g} {unit} per hour"
+        what += f". Costs {cost:.3g} {cost_unit(accelerated)} per hour"
     else:
         what += f". Impact: {impact(incident.kind, incident.severity, incident.evidence)}"
     words = confidence_words(incident.confidence)

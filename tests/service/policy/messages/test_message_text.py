@@ -87,9 +87,9 @@ def test_what_only_the_end_of_the_job_ended_is_not_told_as_resolved(kind, onset_
     assert lasted == f"It lasted 3 s{steps}. The job ended before it was over{meaning}"
 
 
-def test_the_cost_of_ranks_without_devices_is_of_ranks():
-    assert "Costs 1.5 rank-hours per hour" in incident_text(incident_version(devices=()), 8)
-    assert "Costs 1.5 GPU-hours per hour" in incident_text(incident_version(devices=(), ranks=()), 8)
+def test_the_cost_is_of_ranks_where_the_job_has_no_devices():
+    assert "Costs 1.5 rank-hours per hour" in incident_text(incident_version(), 8, accelerated=False)
+    assert "Costs 1.5 GPU-hours per hour" in incident_text(incident_version(devices=()), 8)
 
 
 @pytest.mark.parametrize("kind", sorted(Kind))

@@ -6,7 +6,6 @@ act on it, and is 202 if that takes longer than `STREAM_WAIT_S`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Query, Response
@@ -139,7 +138,7 @@ class IncidentDetail(Incident):
     impact: str
     """What it does to its job while it lasts, as a clause."""
     accelerated: bool
-    """Whether its cost is hours of GPUs or other accelerators; else of ranks. True while the ranks are not known."""
+    """Whether an hour of a rank of its job is one of a GPU or another device; true while nothing is known of them."""
     first_steps: list[str]
     can: list[str]
     history: list[Transition]
@@ -302,25 +301,19 @@ def incident_detail(connection: Connection, row: RowMapping) -> IncidentDetail:
         .order_by(IncidentFeedback.at_unix_ns.desc(), IncidentFeedback.person)
     ).mappings()
     here = (AttemptRow.job == row["job"], AttemptRow.attempt == JobRow.attempt, JobRow.name == row["job"])
-    now = connection.execute(select(JobRow.state, AttemptRow.topology).where(*here)).one_or_none()
-    topology: Mapping[str, Any] = now.topology if now else {}
-    can = topology.get("can", ()) if now and now.state != "ended" else ()
+    now = connection.execute(select(JobRow.state, JobRow.accelerated, AttemptRow.topology).where(*here)).one_or_none()
+    can = now.topology.get("can", ()) if now and now.state != "ended" else ()
     return IncidentDetail(
         **row,
         normal=normal(row["kind"]),
         impact=impact(row["kind"], row["severity"], row["evidence"]),
-        accelerated=bool(row["devices"]) or _is_accelerated(topology.get("ranks", ())),
+        accelerated=now is None or now.accelerated,
         first_steps=first_steps(row["kind"], row["severity"], row["evidence"], row["hosts"]),
         can=sorted(can),
         history=[Transition.model_validate({**one, "fields": _without_why(one["fields"])}) for one in history],
         notifications=notifications_about(connection, row["id"]),
         feedback=[PersonFeedback.model_validate(one) for one in feedback],
     )
-
-
-def _is_accelerated(ranks: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether any of these ranks computes on an accelerator, or none is known."""
-    return not ranks or any(one.get("device_uuid") or one.get("device_type", "cpu") not in ("", "cpu") for one in ranks)
 
 
 def notifications_about(connection: Connection, incident_id: str) -> list[Notification]:

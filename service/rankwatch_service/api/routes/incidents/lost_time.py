@@ -35,7 +35,9 @@ class KindLoss(ApiReply):
 
 
 class LostTime(ApiReply):
-    """What a job has lost in a period, by kind of incident, most first. Where it has no GPUs, a rank counts as one."""
+    """What a job has lost in a period, by kind of incident, most first. Where it is not `accelerated`, a rank counts as
+    a GPU.
+    """
 
     items: list[KindLoss]
     gpu_hours: Number

@@ -50,6 +50,8 @@ class IncidentTotals(ApiReply):
     acknowledged: IncidentsBySeverity
     resolved: IncidentsBySeverity
     impact_gpu_hours_per_hour: Number
+    accelerated: bool
+    """Whether an hour of a rank is one of a GPU or another device in each job that this costs something."""
     jobs: JobsByState
     updated_unix_ns: int | None
     """The newest change of one of these incidents; null if there is none."""
@@ -76,10 +78,10 @@ def _totals(context: Context, identity: Identity, job: list[str] | None, project
     counts = select(IncidentRow.state, IncidentRow.severity, func.count(), func.max(IncidentRow.updated_unix_ns))
     counts = counts.group_by(IncidentRow.state, IncidentRow.severity)
     cost = (
-        select(func.sum(IncidentRow.impact_gpu_hours_per_hour), func.max(JobRow.world_size))
+        select(func.sum(IncidentRow.impact_gpu_hours_per_hour), JobRow.world_size, JobRow.accelerated)
         .join(JobRow, JobRow.name == IncidentRow.job)
         .where(IncidentRow.state != "resolved")
-        .group_by(IncidentRow.job)
+        .group_by(IncidentRow.job, JobRow.world_size, JobRow.accelerated)
     )
     jobs = select(JobRow.state, func.count(), func.max(JobRow.last_seen_unix_ns)).group_by(JobRow.state)
     jobs = any_of(jobs.where(identity.jobs.clause(JobRow.name)), JobRow.name, job)
@@ -97,7 +99,8 @@ def _totals(context: Context, identity: Identity, job: list[str] | None, project
     return IncidentTotals(
         **{state: IncidentsBySeverity(**found.get(state, {})) for state in STATES},
         # The incidents of a job together cannot cost more than all its GPUs.
-        impact_gpu_hours_per_hour=sum(min(lost, world_size) for lost, world_size in costs),
+        impact_gpu_hours_per_hour=sum(min(lost, world_size) for lost, world_size, _ in costs),
+        accelerated=all(accelerated for lost, _, accelerated in costs if lost),
         jobs=JobsByState(**{state: count for state, count, _ in states}),
         updated_unix_ns=max((updated for *_, updated in rows), default=None),
         telemetry_unix_ns=max((seen for *_, seen in states), default=None),

@@ -2,6 +2,7 @@
 
 import { fill, h } from "../common/dom.js";
 import { ago, duration, moment, number } from "../common/format.js";
+import { unit } from "../incidents/impact.js";
 
 const PAUSE_LEASE_S = 60; // orders/order.py
 
@@ -52,8 +53,7 @@ function losses(job, good) {
 
 // The hours of all ranks in this time.
 function costs(job, seconds) {
-  const devices = (job.topology?.ranks ?? []).some((rank) => rank.device_uuid);
-  return job.world_size ? `${number((job.world_size * seconds) / 3600)} ${devices ? "GPU-h" : "rank-h"}` : "cost unknown";
+  return job.world_size ? `${number((job.world_size * seconds) / 3600)} ${unit(job.accelerated).hours}` : "cost unknown";
 }
 
 // A field in which the name of the job is typed: a click alone does not end what cannot be brought back.

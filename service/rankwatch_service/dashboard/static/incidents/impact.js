@@ -19,15 +19,11 @@ export function title(incident) {
 // Ranks that ended as they were asked to, or were done: nothing is wrong, and so there is no confidence that it is.
 const isEvent = (incident) => incident.kind === "rank_lost" && incident.severity === "info";
 
-// What the ranks of a job occupy: devices, where one is known, else only themselves.
-export function unit(job, incident) {
-  const ranks = job?.topology.ranks ?? [];
-  const devices = incident.devices.length > 0 || !ranks.length || ranks.some((one) => one.device_uuid || (one.device_type && one.device_type !== "cpu"));
-  return devices ? { many: "GPUs", hours: "GPU-h" } : { many: "ranks", hours: "rank-h" };
-}
+// What the ranks of a job occupy, by its field `accelerated`: devices, else only themselves.
+export const unit = (accelerated) => (accelerated ? { many: "GPUs", hours: "GPU-h" } : { many: "ranks", hours: "rank-h" });
 
 export function tiles(incident, job, placed) {
-  const { many, hours } = unit(job, incident);
+  const { many, hours } = unit(incident.accelerated);
   const rate = incident.impact_gpu_hours_per_hour;
   const all = job?.world_size ?? 0;
   const resolved = incident.state === "resolved";

@@ -5,14 +5,15 @@ import { h } from "../common/dom.js";
 import { age, kindName, moment, number, rankList } from "../common/format.js";
 import { incidentPill, severityPill } from "../components/shell.js";
 
-const COLUMNS = ["Severity", "Incident", "Job", "Where", "Since", "GPU-h/h", "State", "Id"];
-const RIGHT = ["Since", "GPU-h/h"];
+const COST = "Cost";
+const COLUMNS = ["Severity", "Incident", "Job", "Where", "Since", COST, "State", "Id"];
+const RIGHT = ["Since", COST];
 const SECTIONS = { acknowledged: "Acknowledged", resolved: "Resolved" };
 
 // `parted`: a heading stands between open, acknowledged and resolved ones, which the list has in this order. `fresh` says
-// whether an incident has just come.
-export function incidentTable(incidents, parted, fresh) {
-  const heads = COLUMNS.map((name) => h("th", { scope: "col", class: RIGHT.includes(name) ? "right" : "" }, name));
+// whether an incident has just come, `hours` what the hours of the ranks of their jobs are called.
+export function incidentTable(incidents, parted, fresh, hours) {
+  const heads = COLUMNS.map((name) => h("th", { scope: "col", class: RIGHT.includes(name) ? "right" : "" }, name === COST ? `${hours}/h` : name));
   const body = incidents.map((one, n) => [parted && one.state !== incidents[n - 1]?.state && heading(one.state, incidents), row(one, fresh(one))]);
   return h("table", { class: "incidents" }, h("thead", {}, h("tr", {}, heads)), h("tbody", {}, body));
 }

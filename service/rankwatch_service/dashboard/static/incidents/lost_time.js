@@ -23,7 +23,7 @@ export class LostTimeCard {
     const found = await get(path("jobs", this.name, "lost-time"), seconds ? { from_unix_ns: Math.max(0, Math.round((now() - seconds * 1e3) * 1e6)) } : {});
     // Rounded as shown, so that the card is drawn again only when a figure has changed.
     const items = found.items.map((one) => [one.kind, number(one.incidents), number(one.gpu_hours, 2)]);
-    this.draw(items, number(found.gpu_hours, 2), percent(found.goodput), percent(found.goodput_now), job.state, period, unit(job, { devices: [] }).hours);
+    this.draw(items, number(found.gpu_hours, 2), percent(found.goodput), percent(found.goodput_now), job.state, period, unit(job.accelerated).hours);
   }
 
   show(items, lost, goodput, goodputNow, state, period, hours) {

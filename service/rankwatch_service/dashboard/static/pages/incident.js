@@ -152,7 +152,7 @@ function consequence(one) {
 const showRight = whenChanged((_, checkpoints, commands, command, _state, session, operate) => {
   refill(
     right,
-    responseCard(incident, job, checkpoints, unit(job, incident).hours, command ? (action) => askCommand(action, checkpoints) : null),
+    responseCard(incident, job, checkpoints, unit(incident.accelerated).hours, command ? (action) => askCommand(action, checkpoints) : null),
     deliveryCard(incident),
     commands.length > 0 && card("Commands", h("div", { class: "body" }, h("ul", { class: "lines" }, commands.map(done)))),
     feedbackCard(incident, session, operate, load),

@@ -6,6 +6,7 @@ import { fill, h, icon } from "../common/dom.js";
 import { KIND_NAMES, number } from "../common/format.js";
 import { everySecond, gathered, listen } from "../common/live.js";
 import { watchTotals } from "../common/totals.js";
+import { unit } from "../incidents/impact.js";
 import { incidentTable, inOrder, ORDERS, showAges } from "../incidents/incident_table.js";
 import { offerProjects } from "../components/job_project.js";
 import { keys } from "../components/keys.js";
@@ -190,7 +191,7 @@ function draw() {
   drawn = state;
   const focused = document.activeElement?.closest("tr.link")?.dataset.id;
   const fresh = (one) => known !== null && !known.has(one.id);
-  if (shown.length) fill(list, incidentTable(shown, asked().order === "urgency", fresh), rest(shown.length, total, showMore));
+  if (shown.length) fill(list, incidentTable(shown, asked().order === "urgency", fresh, hours()), rest(shown.length, total, showMore));
   else fill(list, noneShown());
   if (focused) list.querySelector(`[data-id="${focused}"] a`)?.focus();
   offerSeen();
@@ -208,6 +209,8 @@ function showMore() {
   reload();
 }
 
+const hours = () => unit(totals?.accelerated ?? true).hours;
+
 // Everything unresolved and every job without progress, whatever the filters show.
 function summaryOf() {
   const many = (severity) => totals.open[severity] + totals.acknowledged[severity];
@@ -216,7 +219,7 @@ function summaryOf() {
   const still = totals.jobs.stalled + totals.jobs.lost;
   const parts = [
     ...worst,
-    cost > 0 && h("b", {}, `${number(cost)} GPU-h/h lost`),
+    cost > 0 && h("b", {}, `${number(cost)} ${hours()}/h lost`),
     still > 0 && h("a", { href: "/jobs" }, `${number(still)} ${still === 1 ? "job" : "jobs"} not progressing`),
     sum(totals.acknowledged) > 0 && `${number(sum(totals.acknowledged))} acknowledged`,
   ].filter(Boolean);
