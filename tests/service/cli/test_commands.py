@@ -108,7 +108,7 @@ def test_incidents_are_listed_filtered_and_shown(terminal, to):
     assert terminal.run("incidents", "--state", "resolved", "--exit-code", *to)[0] == 0
     status, out, _ = terminal.run("incidents", "show", "inc_1", *to)
     assert status == 0
-    assert "peers_busy_s" in out
+    assert "; peers: " in out
     assert "pause" in out
 
 
@@ -128,9 +128,9 @@ def test_the_stacks_of_a_hang_are_shown_for_each_group_of_ranks(terminal, api, t
     assert ["stack", "of", "3", "File", "a.py"] in lines
     assert ["File", "b.py"] in lines
     assert ["stack", "of", "0-2,4", "stopped", "by", "a", "signal"] in lines
-    assert ["stands_apart", "rank", "3,", "phases", "(forward", "0.25,", "backward", "–)"] in lines
+    assert ["stands", "apart", "rank", "3,", "phases", "(forward", "0.25)"] in lines
     for rank in ("1,", "2,"):
-        assert ["missing", "rank", rank, "step", "24,", "phase", "–,", "os_state", "T"] in lines
+        assert f"missing rank {rank} step 24, process state stopped by a signal".split() in lines
 
 
 def test_checkpoints_are_listed_with_their_verdicts(terminal, to):

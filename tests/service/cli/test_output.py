@@ -7,6 +7,7 @@ import pytest
 from rankwatch_service.cli import output
 from rankwatch_service.cli.durations import seconds
 from rankwatch_service.cli.errors import CliError
+from rankwatch_service.cli.views.evidence import evidence_rows
 
 
 @pytest.mark.parametrize("bad", ["\x1b[2J", "a\rb", "a\x07", "\u202eabc", "\x9b31m"])
@@ -83,3 +84,21 @@ def test_a_malformed_duration_is_refused(text):
 )
 def test_the_state_of_an_incident_says_whether_the_job_ended_before_it_was_over(state, evidence, shown):
     assert output.incident_state({"state": state, "evidence": evidence}).plain == shown
+
+
+@pytest.mark.parametrize(
+    ("evidence", "told"),
+    [
+        ({"os_state": "?", "phase": "", "signal": None, "hosts": [], "pids": {}}, []),
+        ({"how": "zombie"}, [("exit status is from", "the process table")]),
+        ({"os_state": "D"}, [("process state", "waiting in the kernel")]),
+        ({"busy_s": 1.9, "peers_busy_s": 1.0}, [("busy", "1.9 s; peers: 1 s, 1.9 times that")]),
+        ({"value": 4.0, "threshold": 0.0}, [("value", "4; threshold: 0")]),
+        ({"phase_excess_s": {"data_wait": 0.5}}, [("over the peers by phase", "data wait 0.5 s")]),
+        ({"standing": True, "sm_clock_hz": 10**9}, [("standing", "yes"), ("sm clock", "1,000,000,000 Hz")]),
+        ({"alerts": [{"summary": "full", "labels": ""}]}, [("alerts", "summary full")]),
+        ({"value": float("nan"), "usual": 2.0}, [("value", "nan"), ("usual", "2")]),
+    ],
+)
+def test_evidence_is_told_with_units_beside_what_is_usual_and_without_what_is_missing(evidence, told):
+    assert [(name.strip(), text.plain) for name, text in evidence_rows(evidence)] == told

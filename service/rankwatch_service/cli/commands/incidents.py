@@ -14,6 +14,7 @@ from rankwatch_service.cli.arguments import INCIDENT
 from rankwatch_service.cli.errors import Status
 from rankwatch_service.cli.options import JOBS, JSON, LIMIT, PROJECTS, TOKEN, URL, connect
 from rankwatch_service.cli.views import explanations
+from rankwatch_service.cli.views.evidence import evidence_rows
 from rankwatch_service.cli.views.incident_watch import watch
 from rankwatch_service.incidents.lost_time import cost_unit
 
@@ -131,7 +132,7 @@ def show_incident(
             ("feedback", output.plain([f"{one['answer']} ({one['name']})" for one in found["feedback"]])),
             *([("suggested", output.plain(f"{suggestion['action']}: {suggestion['reason']}"))] if suggestion else ()),
             ("checkpoint", output.plain(found["checkpoint"])),
-            *(row for name, value in found["evidence"].items() if value is not None for row in _evidence(name, value)),
+            *evidence_rows(found["evidence"]),
         ]
     )
     if why:
@@ -226,24 +227,3 @@ def _to_do(incident: dict[str, Any]) -> list[tuple[str, Text]]:
     if incident["state"] != "resolved":
         return [(f"to do {n}", output.plain(step)) for n, step in enumerate(incident["first_steps"], 1)]
     return [("to do", output.plain(JOB_ENDED if output.ended_with_job(incident) else RESOLVED))]
-
-
-def _evidence(name: str, value: Any) -> list[tuple[str, Text]]:
-    """Rows of one field of the evidence. Of stacks, each group of ranks is one, and of other objects each object."""
-    if name == "stacks" and isinstance(value, list):
-        return [(f"  stack of {one['ranks']}", _text(one.get("stack") or one.get("reason"))) for one in value]
-    if isinstance(value, list) and value and all(isinstance(one, dict) for one in value):
-        return [(f"  {name}", _text(_line(one))) for one in value]
-    return [(f"  {name}", _text(_line(value) if isinstance(value, dict) else value))]
-
-
-def _line(fields: dict[str, Any]) -> str:
-    """Fields as one line; those of another field in brackets."""
-    return ", ".join(
-        f"{name} ({_line(value)})" if isinstance(value, dict) else f"{name} {output.plain(value)}"
-        for name, value in fields.items()
-    )
-
-
-def _text(value: Any) -> Text:
-    return output.block(value) if isinstance(value, str) and "\n" in value else output.plain(value)
