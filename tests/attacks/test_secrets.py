@@ -19,7 +19,7 @@ from tests.support.service.webhook_receiver import Answer, webhook_receiver
 from tests.support.store.database import new_database
 from tests.support.values.incidents import notified
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 SECRET_PATH = "T00SECRET/B00SECRET"
 REFUSED = 2

@@ -11,7 +11,7 @@ from tests.browser.conftest import BAD_STEP, spoil
 from tests.browser.office import PATIENCE_MS, S
 from tests.browser.test_incident import rank
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
 expect.set_options(timeout=PATIENCE_MS)
 
 SERIOUS = ("serious", "critical")

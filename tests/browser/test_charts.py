@@ -15,7 +15,7 @@ from tests.browser.conftest import BAD_STEP, until
 from tests.browser.office import PATIENCE_MS, S
 from tests.support.service.stored_series import store
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
 expect.set_options(timeout=PATIENCE_MS)
 FIRST_LOAD_BYTES_MAX = 700_000
 TIPS = (

@@ -13,7 +13,7 @@ from tests.browser.office import S
 from tests.support.orders.rows import add_command, add_view, answered
 from tests.support.values.batches import progress
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
 expect.set_options(timeout=PATIENCE_MS)
 
 

@@ -8,7 +8,7 @@ from playwright.sync_api import expect
 
 from tests.browser.office import PATIENCE_MS
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
 expect.set_options(timeout=PATIENCE_MS)
 
 POLLED_MS = 15_500

@@ -11,7 +11,7 @@ from rankwatch_service.store.models import HostRecord
 from tests.browser.conftest import BAD_STEP, HOSTILE, PATIENCE_MS, until
 from tests.browser.office import S
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 STEPS_A_POINT = 20
 LAST_STEP_DRAWN = (

@@ -10,7 +10,7 @@ import pytest
 from rankwatch import wire
 from tests.support.service.process import LOGIN, Http, Role, alive, children, until
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
 MSGPACK = {"content-type": "application/msgpack"}
 
 

@@ -18,7 +18,7 @@ from rankwatch_service.demo.job.processes import end_all, working_for
 from tests.support.agent.service import AgentService, until
 from tests.support.detection.judged import judged
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 SCRIPT = Path(__file__).parents[1] / "support" / "ranks" / "ended_rank.py"
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
