@@ -228,6 +228,16 @@ def test_an_incident_shows_first_steps_and_what_its_job_supports(api, many):
     assert api.get("/api/v1/incidents/inc_2").json()["can"] == []
 
 
+def test_attempts_are_listed_without_their_topology_where_nobody_needs_it(api):
+    with write(api.engine) as connection:
+        connection.execute(insert(Job).values(**job_row(name="j1")))
+        row = {"job": "j1", "attempt": "l.0", "number": 1, "started_unix_ns": 1, "world_size": 4}
+        connection.execute(insert(Attempt).values(**row, topology={"can": [], "ranks": []}))
+    whole, short = (api.get(f"/api/v1/jobs/j1/attempts{query}").json()["items"] for query in ("", "?topology=false"))
+    assert (whole[0].pop("topology"), short[0].pop("topology")) == ({"can": [], "ranks": []}, {})
+    assert whole == short
+
+
 @pytest.mark.parametrize("accelerated", [True, False])
 def test_job_incident_and_totals_say_alike_whether_costs_are_hours_of_gpus(api, accelerated):
     with write(api.engine) as connection:

@@ -251,13 +251,24 @@ def show_job(job: str, context: Ctx, precondition: PreconditionDep, _identity: R
 
 
 @router.get("/{job}/attempts")
-def list_attempts(job: str, context: Ctx, window: Wanted, _identity: Reader) -> Page[Attempt]:
-    """A job's attempts, newest first."""
-    query = select(AttemptRow.__table__).where(AttemptRow.job == job)
+def list_attempts(
+    job: str,
+    context: Ctx,
+    window: Wanted,
+    _identity: Reader,
+    topology: Annotated[bool, Query(description="false: the field `topology` of each is empty")] = True,
+) -> Page[Attempt]:
+    """A job's attempts, newest first. Of thousands of ranks, a topology is hundreds of kilobytes."""
+    columns = [column for column in AttemptRow.__table__.columns if topology or column.name != "topology"]
+    query = select(*columns).where(AttemptRow.job == job)
     with read(context.engine) as connection:
         find_job(connection, job)
         order = (AttemptRow.number, AttemptRow.attempt)
-        return fetch_page(connection, query, order, window, context.cursors, f"attempts {job}", Attempt.model_validate)
+
+        def attempt(row: RowMapping) -> Attempt:
+            return Attempt.model_validate({"topology": {}, **row})
+
+        return fetch_page(connection, query, order, window, context.cursors, f"attempts {job}", attempt)
 
 
 @router.get("/{job}/checkpoints")

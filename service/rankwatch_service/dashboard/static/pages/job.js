@@ -83,7 +83,7 @@ async function load() {
     const answers = await Promise.all([
       get(path("jobs", name)),
       get("incidents", { job: name, limit: 50 }),
-      get(path("jobs", name, "attempts"), { limit: 50 }),
+      get(path("jobs", name, "attempts"), { limit: 50, topology: false }),
       get(path("jobs", name, "checkpoints"), { limit: 50 }),
       get("commands", { job: name, limit: LISTED + 1 }),
       get("commands", { job: name, waiting: true, limit: 50 }),
@@ -101,9 +101,8 @@ async function load() {
     showLists(incidents, troubles.total, checkpoints, commands, attempts, saveEvery(job));
     showAges();
     offerAttempts(attempts.map(({ attempt, first_step }) => ({ attempt, first_step })));
-    await lostTime.load(job);
     chooseRange();
-    if (performance.now() >= drawAgainMs) await draw();
+    await Promise.all([lostTime.load(job), performance.now() >= drawAgainMs && draw()]);
   });
 }
 
@@ -213,11 +212,13 @@ async function draw() {
   try {
     const from = firstStep();
     const chosen = { attempt: attemptPick.value, times: overTime() };
-    const measured = await Promise.all([mean(name, "loss", from, chosen), mean(name, "grad_norm", from, chosen), fan(name, "step_time_s", from, chosen)]);
+    if (!chosen.times) timeOf = null;
+    const lines = Promise.all([mean(name, "loss", from, chosen), mean(name, "grad_norm", from, chosen), fan(name, "step_time_s", from, chosen)]);
+    const [measured] = await Promise.all([lines, !chosen.times && drawMap()]); // on an axis of times it needs theirs
     timeOf = measured.find((one) => one.lines.length)?.timeOf ?? null;
     const troubled = chosen.times ? troubledTimes() : outlines();
     const show = (chart, { lines, marks }) => chart.show(lines, marks, troubled, { events: noted(chosen.times, lines), times: chosen.times, label: `${chart.label} over ${chosen.times ? "time" : "steps"}` });
-    await Promise.all([drawMap(), ...devices.map((one) => one.draw()), ...[loss, norm, stepTime].map((chart, n) => show(chart, measured[n]))]);
+    await Promise.all([chosen.times && drawMap(), ...devices.map((one) => one.draw()), ...[loss, norm, stepTime].map((chart, n) => show(chart, measured[n]))]);
   } finally {
     drawing = false;
     drawAgainMs = performance.now() + Math.min(IDLE_MAX_MS, IDLE_SHARE * (performance.now() - began));
