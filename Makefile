@@ -44,7 +44,7 @@ unit: $(VENV)/.installed ## tests of one process each, on all cores
 	$(BIN)/pytest -q -n auto -m 'not integration and not browser' $(TEST_ARGS)
 
 # Three at a time on two cores: these tests wait more than they compute. Their long files come first (tests/conftest.py).
-# Only files that have such tests are imported, which takes every worker 30 s for all of them.
+# Only files that have such tests are imported: for all of them that takes every worker 30 s the first time.
 integration: $(VENV)/.installed ## tests of several real processes, and the browser tests
 	$(BIN)/pytest -q -n 3 --dist loadfile --no-loadscope-reorder -m '(integration or browser) and not alone' $(TEST_ARGS) \
 	  $$(grep -rlE 'mark\.(integration|browser)' tests --include='test_*.py')
