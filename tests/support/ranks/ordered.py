@@ -16,7 +16,7 @@ from rankwatch.reader import RingReader, StepEntry
 WITHIN_S = 60.0
 STEP_S = 0.005
 """Added to each step of a training that is given an order, so that it arrives in time."""
-MARGIN_STEPS = 100
+MARGIN_STEPS = 50
 
 
 class Recorded:
