@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from rankwatch_detectors.base import Kind
+from rankwatch_service.incidents.lost_time import cost_unit
 from rankwatch_service.incidents.model import Incident
 from rankwatch_service.numbers import plain
 from rankwatch_service.replay.run import ReplayResult
@@ -143,10 +144,10 @@ def culprits(incident: Incident) -> str:
     return f"rank{'s' * (len(incident.ranks) != 1)} {ranks}{more}{where}" if incident.ranks else "the whole job"
 
 
-def cost(incident: Incident) -> str | None:
-    """Its cost while it lasts; None if that is not known."""
+def cost(incident: Incident, *, accelerated: bool) -> str | None:
+    """Its cost while it lasts; None if that is not known. `accelerated`: as of the job."""
     wasted = incident.cost_gpu_hours_per_hour
-    return None if wasted is None else f"costs {wasted:.3g} GPU-hours in each hour of training"
+    return None if wasted is None else f"costs {wasted:.3g} {cost_unit(accelerated)} in each hour of training"
 
 
 def _many(count: int, what: str) -> str:

@@ -37,6 +37,8 @@ class ReplayResult:
     ranks: int = 0
     named: bool = False
     """Whether rows name their rank; otherwise there is one series for the whole job."""
+    accelerated: bool = False
+    """Whether an hour of a rank is one of a GPU or another device."""
     first_step: int | None = None
     last_step: int = -1
     columns: set[str] = field(default_factory=set)
@@ -92,7 +94,7 @@ def replay(
     for pipeline in pipelines:
         # There are no more rows: what ended by itself does not come back.
         pipeline.correlator.settle(math.inf)
-    outcome.rows = player.rows
+    outcome.rows, outcome.accelerated = player.rows, player.topology_state.accelerated
     outcome.frames, outcome.first_step, outcome.last_step = player.frames, player.first_step, player.last_step
     outcome.columns = {*outcome.metrics, *(known & {"rank", "time_s"})}
     outcome.left_out = player.counts

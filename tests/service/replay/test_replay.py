@@ -54,12 +54,15 @@ def test_the_cpu_time_of_ranks_on_devices_judges_nobody(tmp_path: Path, uuids: b
     placement = RankPlacement(uuids=uuids, launch_cpu=True)
     job = Job(world_size=16, steps=240, seed=1, placement=placement).inject(Slow(5, 200, 1.15))
     path = recorded(job, tmp_path / "job.csv")
-    (incident,) = replayed(path).incidents[0]
+    outcome = replayed(path)
+    (incident,) = outcome.incidents[0]
     assert (incident.kind, incident.ranks) == (Kind.STRAGGLER, (5,))
     assert 200 <= (incident.detected_step or 0) <= 207
+    assert outcome.accelerated  # costs are GPU-hours
     # The column of the device decides; without it, the CPU time is the ranks' own work.
     replace_in(path, "device_uuid" if uuids else "device_type", "note")
-    assert replayed(path).incidents == [[]]
+    outcome = replayed(path)
+    assert (outcome.incidents, outcome.accelerated) == ([[]], False)
 
 
 def test_files_of_which_only_one_tells_of_devices_are_one_accelerated_job(tmp_path: Path) -> None:
@@ -262,7 +265,7 @@ def test_the_command_prints_an_incident_a_line_and_what_was_read(tmp_path: Path)
     assert "Rank 3 on host-0 takes 1.3" in out
     assert "Read 4,160 rows" in out
     assert "first: compare temperature" in out
-    assert "GPU-hours" in out
+    assert "rank-hours" in out
     assert max(map(len, out.splitlines())) <= 80
 
 

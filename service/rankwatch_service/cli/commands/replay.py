@@ -176,7 +176,7 @@ def _print(outcome: ReplayResult, seconds: float, names: tuple[str, str]) -> Non
         head = "No incident" if not incidents else f"{len(incidents)} incident{'s' * (len(incidents) != 1)}"
         console.print(f"\n[bold]{head}[/bold]{' ' + which if which else ''}{':' if incidents else '.'}")
         for incident in incidents:
-            describe(console, incident, outcome.named)
+            describe(console, incident, outcome)
     notes = [f"{kind}: needs {words}" for kind, words in missing(outcome)]
     notes = ["Not detected, since columns are missing:", *(f"  {note}" for note in notes)] if notes else []
     notes.append(f"Never detected in files, which lack the data: {', '.join(NOT_IN_FILES)}")
@@ -192,7 +192,7 @@ def _print(outcome: ReplayResult, seconds: float, names: tuple[str, str]) -> Non
         console.print(f"A detector failed: {failure}", style="red", markup=False)
 
 
-def describe(console: Any, incident: Incident, named: bool) -> None:
+def describe(console: Any, incident: Incident, outcome: ReplayResult) -> None:
     """Print one incident in a few lines."""
     from rich.padding import Padding
 
@@ -203,10 +203,11 @@ def describe(console: Any, incident: Incident, named: bool) -> None:
     line = severity(str(incident.severity))
     line.append("  ")
     line.append(str(incident.kind), style="bold")
-    line.append(f"  {culprits(incident)}" if named else "")
+    line.append(f"  {culprits(incident)}" if outcome.named else "")
     console.print()
     console.print(line)
-    lines = [duration(incident), incident.summary, cost(incident), *_consequences(incident)]
+    price = cost(incident, accelerated=outcome.accelerated)
+    lines = [duration(incident), incident.summary, price, *_consequences(incident)]
     first = FIRST_STEP.get(incident.kind, KINDS[incident.kind].first_step)
     lines += [f"first: {first}", f"more: docs/incidents/{incident.kind}.md"]
     for text in filter(None, lines):

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from rankwatch_service.cli import output
 from rankwatch_service.cli.errors import CliError, Status
+from rankwatch_service.incidents.lost_time import cost_unit
 
 if TYPE_CHECKING:
     from rankwatch_service.cli.client import CliClient
@@ -100,7 +101,7 @@ def _changes(client: CliClient, on_break: Callable[[str], None]) -> Iterator[tup
 def _totals(client: CliClient) -> Text:
     totals = client.get(f"{PATH}/totals")
     count = {name: totals["open"][name] + totals["acknowledged"][name] for name in ("critical", "warning", "info")}
-    lost = f"{totals['impact_gpu_hours_per_hour']:.3g} rank-hours lost per hour"
+    lost = f"{totals['impact_gpu_hours_per_hour']:.3g} {cost_unit(totals['accelerated'])} lost per hour"
     said = " · ".join([*(f"{number} {name}" for name, number in count.items()), lost])
     return Text(said, style="bold")
 

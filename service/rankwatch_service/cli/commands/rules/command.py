@@ -129,4 +129,4 @@ def tried(document: FILE, files: FILES, mapping: MAP = None, as_json: JSON = Fal
         seen = "" if rule.metric in outcome.metrics else f" ({rule.metric} is not in the files)"
         console.print(f"{rule.name}: {len(opened)} incident{'s' * (len(opened) != 1)}{seen}", markup=False)
         for incident in opened:
-            describe(console, incident, outcome.named)
+            describe(console, incident, outcome)
