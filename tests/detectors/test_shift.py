@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from rankwatch_detectors.statistics.shift import NO_RUN, ROWS_BEYOND_MIN, ShiftBank
+from rankwatch_detectors.statistics.shift import MANY_RANKS, NO_RUN, ROWS_BEYOND_MIN, ShiftBank
 
 LEVELS = (math.log(1.05), math.log(1.3), -math.log(1.1), -math.log(2.0))
 CLIP_SIGMAS = 3.0
@@ -77,11 +77,13 @@ def test_a_lasting_shift_crosses_with_its_onset_and_its_size():
 
 
 @pytest.mark.parametrize("limit", [12.0, LIMIT, 26.0])
-def test_however_far_out_five_rows_say_nothing_and_the_sixth_does(limit):
+@pytest.mark.parametrize(("ranks", "rows"), [(1, 6), (MANY_RANKS - 1, 6), (MANY_RANKS, 7)])
+def test_however_far_out_five_rows_say_nothing_and_the_sixth_does_or_of_very_many_ranks_the_seventh(limit, ranks, rows):
     bank = ShiftBank((0.15,), CLIP_SIGMAS, ROWS_MIN)
-    bank.clear(1)
+    bank.clear(ranks)
     told = []
-    for step in range(6):
-        bank.push(np.array([0.7]), np.array([0.05]), np.ones(1, dtype=bool), step, limit)
-        told.append(bool(bank.crossings(limit)))
-    assert told == [False] * 5 + [True]
+    for step in range(rows):
+        residual = np.where(np.arange(ranks) == 0, 0.7, 0.0)
+        bank.push(residual, np.full(ranks, 0.05), np.ones(ranks, dtype=bool), step, limit)
+        told.append([crossing.rank for crossing in bank.crossings(limit)])
+    assert told == [[]] * (rows - 1) + [[0]]

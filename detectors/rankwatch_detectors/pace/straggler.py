@@ -77,7 +77,7 @@ class StragglerDetector(ExplainedStraggler):
     def __init__(self, config: StragglerConfig) -> None:
         super().__init__()
         self.name = "straggler"
-        self.version = 13
+        self.version = 14
         self._config = config
         # Of five witnesses of ranks at most two judge a row; the other third is for hosts and switches.
         share = config.budget / 3

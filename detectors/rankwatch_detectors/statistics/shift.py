@@ -21,6 +21,8 @@ from rankwatch_detectors.statistics.peers import anyone, everyone
 # A crossing takes one row more than `rows_min`, however far out they are: with five of them a third of the threshold is
 # missing after a burst of four, which chance adds rarely. Not an integer, to avoid ties.
 ROWS_BEYOND_MIN = 0.9
+# From so many ranks on a crossing takes one row more: somewhere a burst of four meets other slow rows every week.
+MANY_RANKS = 4_096
 # Onset if there is no run.
 NO_RUN = -1.0
 
@@ -58,14 +60,17 @@ class ShiftBank(Stateful):
         self._sign: Floats = np.sign(self._level)
         self.clip_sigmas = clip_sigmas
         self._rows_min = rows_min
-        self.rows_needed = rows_min + ROWS_BEYOND_MIN
-        """A run needs more rows than this to reach the threshold, however far out they are."""
         self.clear(0)
 
     @property
     def levels(self) -> int:
         """How many levels are tested in parallel."""
         return len(self._levels)
+
+    @property
+    def rows_needed(self) -> float:
+        """A run needs more rows than this to reach the threshold, however far out they are."""
+        return self._rows_min + ROWS_BEYOND_MIN + (self._onset.shape[1] >= MANY_RANKS)
 
     @property
     def tested(self) -> tuple[float, ...]:

@@ -190,7 +190,7 @@ class LocalNormDetector(DispatchingDetector):
     def __init__(self, config: LocalNormConfig) -> None:
         super().__init__()
         self.name = "local_grad_norm"
-        self.version = 7
+        self.version = 8
         self._config = config
         self._witness = Witness(config.witness, config.baseline, config.load, config.budget)
         self._peers: Ints = np.zeros(0, dtype=np.int64)
