@@ -70,7 +70,7 @@ class ShiftBank(Stateful):
     @property
     def rows_needed(self) -> float:
         """A run needs more rows than this to reach the threshold, however far out they are."""
-        return self._rows_min + ROWS_BEYOND_MIN + (self._onset.shape[1] >= MANY_RANKS)
+        return self._rows_min + ROWS_BEYOND_MIN + (self._strongest.size >= MANY_RANKS)
 
     @property
     def tested(self) -> tuple[float, ...]:
