@@ -204,8 +204,8 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         # Not TELEMETRY_LOST: a slow rank alone does not make a host silent.
         may_cause=frozenset({Kind.STRAGGLER, Kind.SLOWDOWN, Kind.HANG, Kind.RANK_LOST}),
         first_steps=(
-            "Look at the heat map of busy time: one bright row is a rank, a block is a host.",
             "Run `nvidia-smi` on the host: compare temperature, clock and power of its devices, and what else runs.",
+            "Look at the heat map of busy time: one bright row is a rank, a block is a host.",
             "If it costs more than a restart, save a checkpoint and go on without the host.",
         ),
         first_step="compare temperature, clock and power of its device with its neighbours'",

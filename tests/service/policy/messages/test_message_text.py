@@ -37,7 +37,7 @@ def test_it_says_what_where_how_bad_what_is_normal_and_what_to_do_first():
         "Normal: ranks that do the same work take equally long (peers 0.1 s, here 0.161 s). "
         "Confidence: almost certain. No known change shortly before"
     )
-    assert first.startswith("First: Look at the heat map of busy time")
+    assert first.startswith("First: Run `nvidia-smi` on the host")
     assert first.endswith("Then: rankwatch pause gpt-small")
 
 
