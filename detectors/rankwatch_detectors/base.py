@@ -224,8 +224,10 @@ class Presence:
     def where(self, column: TextColumn, *wanted: str) -> Bools:
         """Ranks whose text is one of the wanted ones."""
         told = self.told(column)
-        if told.isdisjoint(wanted) or told.issubset(wanted):
-            return (np.zeros if told.isdisjoint(wanted) else np.ones)(self.heard.size, dtype=np.bool_)
+        if told.isdisjoint(wanted):
+            return np.zeros(self.heard.size, dtype=np.bool_)
+        if told.issubset(wanted):
+            return np.ones(self.heard.size, dtype=np.bool_)
         return np.fromiter((text in wanted for text in getattr(self, column)), dtype=np.bool_, count=self.heard.size)
 
 
