@@ -224,7 +224,7 @@ def test_an_incident_shows_first_steps_and_what_its_job_supports(api, many):
         connection.execute(insert(Attempt).values(**row, topology={"can": ["pause", "relaunch"]}))
     found = api.get("/api/v1/incidents/inc_1").json()
     assert found["can"] == ["pause", "relaunch"]
-    assert "heat map" in found["first_steps"][0]
+    assert "nvidia-smi" in found["first_steps"][0]
     assert api.get("/api/v1/incidents/inc_2").json()["can"] == []
 
 
