@@ -53,3 +53,12 @@ def launch_of(attempt: str) -> str:
 def is_address(text: str) -> bool:
     """Whether a text is one e-mail address, in ASCII."""
     return bool(_ADDRESS.fullmatch(text))
+
+
+def one_line(text: str) -> str:
+    r"""The text without line breaks and other characters that cannot be printed.
+
+    >>> one_line("a\nb")
+    'a b'
+    """
+    return "".join(char if char.isprintable() else " " for char in text)

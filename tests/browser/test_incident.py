@@ -89,16 +89,17 @@ def test_the_page_answers_what_an_engineer_asks_first_also_where_no_rank_or_no_c
           steps: document.querySelectorAll(".steps li").length,
         })""")
         where, since, idle, _, goodput, confidence = texts["tiles"]
-        usual, bad, changed = texts["answers"]
+        usual, bad, cause, changed = texts["answers"]
         assert re.search(r"Where\s+(rank 9\s+host-1|whole job\s+(job|host-7))", where), (kind, where)
         assert re.search(r"Since\s+1 min", since), (kind, since)
         assert re.search(r"(GPUs idle|GPUs wasted)\s+(\d|none)", idle), (kind, idle)
         assert re.search(r"Goodput\s+\d", goodput), (kind, goodput)
-        assert re.search(r"Confidence\s+99%", confidence), (kind, confidence)
+        assert re.search(r"Confidence\s+Almost certain\s+that it is real", confidence), (kind, confidence)
         assert usual.lower().startswith(f"normal\n{normal(kind)}".lower()), (kind, usual)
         assert ("usual 10 min" in usual) == (kind == "checkpoint_overdue"), (kind, usual)
         assert bad.lower() == f"impact\n{impact(kind, 'critical', {})}.".lower(), (kind, bad)
-        assert changed == "Changed before\nTuning: version 4, 2 s before the onset.", (kind, changed)
+        assert changed == "Changed before\nTuning: version 4, 2 s before.", (kind, changed)
+        assert cause == "Likely cause\nThe rank itself: its device or its process.", (kind, cause)
         assert texts["steps"] > 0, kind
         assert low_end(page, page.locator(".answers")) <= 360
 

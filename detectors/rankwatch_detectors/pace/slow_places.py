@@ -248,7 +248,7 @@ class SlowPlaces(Stateful):
             score=math.sqrt(2 * run.evidence),
             confidence=1.0 - math.exp(-run.evidence / 4),
             summary=f"{called(scope)} is slow as a whole: its {len(ranks)} ranks take {ratio:.2f} times as long as "
-            f"their peers since step {run.onset_step}; cause class {cause}.",
+            f"their peers since step {run.onset_step}.",
             evidence={**evidence, "rows": run.rows, "log_likelihood_ratio": run.evidence, "threshold": limit},
             cause=cause,
         )

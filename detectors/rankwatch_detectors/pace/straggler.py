@@ -323,7 +323,7 @@ class StragglerDetector(ExplainedStraggler):
             score=crossing.effect / float(witness.sigma[rank]) * math.sqrt(crossing.rows),
             confidence=1.0 - math.exp(-crossing.evidence / 4),
             summary=f"{where} takes {ratio:.2f} times as long as its peers {since} "
-            f"(runs at {1 / ratio:.2f} of their speed); cause class {cause}.",
+            f"(runs at {1 / ratio:.2f} of their speed).",
             evidence=evidence | ({"standing": True} if first else {}),
             cause=cause,
         )

@@ -1,12 +1,13 @@
-"""Answers about an incident that hold for its kind: what is normal, and what it does to its job. Pure."""
+"""Answers about an incident in words: how sure it is, what it comes from, what it does, and what changed. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from rankwatch_detectors.base import Kind, Severity
 from rankwatch_service.incidents.kinds import ENDED_BY_ITSELF
+from rankwatch_service.names import one_line
 
 _NORMAL: Final[Mapping[Kind, str]] = {
     Kind.DEVICE_FAULT: "a device reports no faults",
@@ -41,8 +42,8 @@ _IMPACT: Final[Mapping[Kind, str]] = {
     Kind.RESTORE_FAILED: "the job cannot go on until a checkpoint is loaded",
     Kind.CHECKPOINT_FAILED: "a fault now would lose all steps since the last good checkpoint",
     Kind.RANK_LOST: "the other ranks wait for it, or end with it",
-    Kind.CORRUPTION: "weights are wrong since the onset, and so are checkpoints saved since then",
-    Kind.NONFINITE: "training since the onset is worthless",
+    Kind.CORRUPTION: "weights may be wrong since the onset, and with them the checkpoints saved since then",
+    Kind.NONFINITE: "steps since the onset are probably lost, and with them the checkpoints saved since then",
     Kind.STRAGGLER: "ranks in lockstep wait for the slow one in every step",
     Kind.TELEMETRY_LOST: "nobody knows whether these ranks train, and their faults are not found",
     Kind.HANG: "training stands still",
@@ -57,6 +58,37 @@ _IMPACT: Final[Mapping[Kind, str]] = {
     Kind.METRIC: "as severe as the rule says: nothing else is known to be wrong",
     Kind.ALERT: "what the rule in Prometheus says, in the evidence",
 }
+
+CHANGES_TOLD: Final = 2
+"""Changes before the onset that are named; how many there are besides is said."""
+
+CHANGE_CHARS_MAX: Final = 160
+"""Longest name of a change that is told; a script may declare longer ones."""
+
+_CONFIDENCE: Final = ((1.0, "certain"), (0.99, "almost certain"), (0.9, "very likely"), (0.66, "likely"))
+"""Least confidence, and how it is called."""
+
+_CAUSES: Final[Mapping[str, str]] = {
+    "worker": "the rank itself: its device or its process",
+    "device": "the device: its own work takes longer, or its driver reports a fault",
+    "host": "the host: other processes, memory or limits that its ranks share",
+    "stage": "the work of that pipeline stage",
+    "data": "waiting for data",
+    "communication": "communication between the ranks",
+    "network": "the network",
+    "storage": "saving checkpoints",
+    "disk": "a full disk",
+}
+"""By the cause class of a finding (`Finding.cause`)."""
+
+
+def cause_words(cause: str) -> str:
+    """A cause class as a clause; the class itself if it is a new one.
+
+    >>> cause_words("data")
+    'waiting for data'
+    """
+    return _CAUSES.get(cause, cause)
 
 
 def normal(kind: str) -> str:
@@ -77,3 +109,54 @@ def impact(kind: str, severity: str, evidence: Mapping[str, Any]) -> str:
     if evidence.get(ENDED_BY_ITSELF):
         return "none any more: it has ended by itself"
     return _IMPACT[Kind(kind)]
+
+
+def confidence_words(confidence: float) -> str:
+    """How sure the detector is, in words: certain, almost certain, very likely, likely or possible.
+
+    >>> confidence_words(0.95)
+    'very likely'
+    """
+    return next((words for least, words in _CONFIDENCE if confidence >= least), "possible")
+
+
+def changed(changes: Sequence[Mapping[str, Any]], onset_unix_ns: int) -> str:
+    """The newest changes before an onset, as a clause: saves only where nothing else changed, and what several ranks
+    tell only once.
+
+    Args:
+        changes: {what, step, unix_ns} each (`Incident.changes_before`).
+        onset_unix_ns: of the incident.
+    """
+    different = {(one["what"], one["step"]): one for one in changes}
+    newest = sorted(different.values(), key=lambda one: (not _is_save(one["what"]), int(one["unix_ns"])), reverse=True)
+    told = []
+    for one in newest[:CHANGES_TOLD]:
+        step = "" if one["step"] is None or _is_save(one["what"]) else f" at step {one['step']}"
+        before = duration((onset_unix_ns - one["unix_ns"]) / 1e9)
+        told.append(f"{one_line(str(one['what']))[:CHANGE_CHARS_MAX]}{step}, {before} before")
+    left = len(newest) - len(told)
+    return "; ".join(told) + (f"; and {left} more" if left else "") if told else "nothing known shortly before"
+
+
+def save_text(id_: str) -> str:
+    """The change of a job that the save of a checkpoint is."""
+    return f"checkpoint {id_} saved"
+
+
+def _is_save(what: str) -> bool:
+    return what.startswith("checkpoint ") and what.endswith(" saved")
+
+
+def duration(seconds: float) -> str:
+    """Two units at most.
+
+    >>> duration(3_725)
+    '1 h 2 min'
+    """
+    whole = max(round(seconds), 0)
+    for unit_s, unit, less_s, less in ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s")):
+        if whole >= unit_s:
+            rest = whole % unit_s // less_s
+            return f"{whole // unit_s} {unit}" + (f" {rest} {less}" if rest else "")
+    return f"{whole} s"

@@ -8,7 +8,7 @@ from typing import Final
 
 from rankwatch_detectors.base import Finding, Kind, Severity
 from rankwatch_detectors.scope import WHOLE_JOB, IncidentScope, ScopeLevel
-from rankwatch_service.incidents.hang.first_steps import PIDS, PIDS_MAX, stopped_by_signal
+from rankwatch_service.incidents.hang.first_steps import PIDS, PIDS_MAX
 from rankwatch_service.incidents.kinds import KINDS
 from rankwatch_service.incidents.model import GRAVITY, Incident, Part, lowered
 from rankwatch_service.incidents.placement import Placement
@@ -42,7 +42,7 @@ class Headline:
 
 
 def locate(incident: Incident, placement: Placement) -> None:
-    """Set scope, hosts and devices, and the process ids of ranks that a signal stopped.
+    """Set scope, hosts and devices, and the process ids of ranks that hang.
 
     The scope is a host or a switch if most of its ranks are affected, and the job has ranks elsewhere.
     """
@@ -51,7 +51,7 @@ def locate(incident: Incident, placement: Placement) -> None:
     incident.devices = placement.devices_of(incident.ranks)
     if incident.scope.host is not None and not incident.hosts:
         incident.hosts = [incident.scope.host]
-    if stopped_by_signal(incident.evidence) and (pids := placement.pids_of(incident.ranks[:PIDS_MAX])):
+    if incident.kind is Kind.HANG and (pids := placement.pids_of(incident.ranks[:PIDS_MAX])):
         incident.evidence[PIDS] = pids
     together = len(incident.first.hosts) > 1
     if not incident.hosts or not (together or KINDS[incident.kind].is_host_wide):

@@ -7,12 +7,11 @@ its findings, not on its kind.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
-from rankwatch_detectors.base import Kind, Severity
-from rankwatch_service.incidents.hang.first_steps import hang_steps
+from rankwatch_detectors.base import Kind
 
 _LOSS: Final = frozenset({Kind.LOSS_SPIKE, Kind.LOSS_DIVERGENCE, Kind.GRAD_NORM})
 _SPOILT: Final = frozenset({Kind.LOSS_DIVERGENCE, Kind.NONFINITE, Kind.CORRUPTION})
@@ -177,9 +176,8 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         # The next reduction spreads the wrong numbers of one rank to all ranks.
         may_cause=_LOSS | {Kind.NONFINITE, Kind.CORRUPTION, Kind.RESTART_LOOP},
         first_steps=(
-            "If bits differ, go back to a checkpoint from before the onset: since then the damage is in all weights.",
+            "Go back to a checkpoint from before the onset: gradients may have spread the wrong numbers since then.",
             "Take the host out or watch it: such faults are mostly permanent.",
-            "If only a local gradient norm differs, look at the rank's data first, then at its device.",
         ),
         first_step="roll back to a checkpoint from before it, and take the host out",
         actions=("rollback", "relaunch", "pause"),
@@ -191,7 +189,7 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         # A script that checks for NaN may end because of it.
         may_cause=_LOSS | {Kind.NONFINITE, Kind.CORRUPTION, Kind.RANK_LOST, Kind.RESTART_LOOP},
         first_steps=(
-            "Training after this step is worthless: roll back to the newest good checkpoint, or relaunch from it.",
+            "Roll back to the newest good checkpoint, or relaunch from it: NaN stays in the weights that it reaches.",
             "Again on the same rank: suspect its device. Again at the same step on another rank: skip its batch.",
             "If all ranks have it at once, look at the model and the learning rate.",
         ),
@@ -373,28 +371,7 @@ CAUSE_ORDER: Final = tuple(KINDS)
 ENDED_BY_ITSELF: Final = "ended_by_itself"
 """In the evidence of an unresolved incident: the trouble is over, and the incident is kept in case it comes back."""
 
-ASKED_TO_END: Final = ("Nothing: the job was asked to end.",)
-PASSED: Final = ("Nothing: it has ended by itself. It is watched for some minutes, in case it comes back.",)
-DONE_ALONE: Final = ("Nothing, if this rank was meant to finish first: the others do not wait for it.",)
-
 
 def kinds_where(holds: Callable[[KindTraits], bool]) -> frozenset[Kind]:
     """The kinds whose traits satisfy `holds`."""
     return frozenset(kind for kind, traits in KINDS.items() if holds(traits))
-
-
-def first_steps(kind: str, severity: str, evidence: Mapping[str, Any], hosts: Sequence[str] = ()) -> list[str]:
-    """The first steps for one incident, which may need none.
-
-    Args:
-        kind: of the incident.
-        severity: of the incident.
-        evidence: of its first mover.
-        hosts: of the ranks that it names.
-    """
-    if kind == Kind.RANK_LOST and severity == Severity.INFO:
-        return list(ASKED_TO_END if evidence.get("requested") else DONE_ALONE)
-    if evidence.get(ENDED_BY_ITSELF):
-        return list(PASSED)
-    steps = KINDS[Kind(kind)].first_steps
-    return hang_steps(steps, evidence, hosts) if kind == Kind.HANG else list(steps)

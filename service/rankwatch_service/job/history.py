@@ -11,6 +11,7 @@ import msgspec
 
 from rankwatch.locations import folder_of, is_below
 from rankwatch_detectors.base import Occurrence
+from rankwatch_service.incidents.answers import save_text
 from rankwatch_service.incidents.model import Incident, unix_ns
 from rankwatch_service.job.topology_state import TopologyState
 from rankwatch_service.names import launch_of
@@ -59,10 +60,17 @@ class JobHistory:
         """The first step that the running attempt finished; None before it."""
         return self._first_step
 
-    def begin(self, attempt: str, now_s: float) -> None:
-        """Begin a new attempt."""
+    def begin(self, attempt: str, before: str, now_s: float) -> None:
+        """Begin a new attempt.
+
+        Args:
+            attempt: the new one.
+            before: the one that it follows; empty: none.
+            now_s: stream time.
+        """
         self._first_step = None
-        self.note(f"attempt {attempt} began", None, now_s)
+        again = f" after {before}" if before else ""
+        self.note(f"attempt {attempt} began{again}", None, now_s)
 
     def note(self, what: str, step: int | None, now_s: float) -> None:
         """Add a change."""
@@ -142,7 +150,7 @@ class JobHistory:
         changed = self.ledger.saved(shard, topology_state.shards_expected(max(told.shards, 0)))
         for entry in changed:
             if entry.verdict is Verdict.UNPROVEN and tier is not CheckpointTier.MEMORY:
-                self.note(f"checkpoint {entry.id} saved", entry.step, occurrence.time_s)
+                self.note(save_text(entry.id), entry.step, occurrence.time_s)
         return changed
 
     def take(self, occurrence: Occurrence) -> None:

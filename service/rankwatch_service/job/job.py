@@ -261,7 +261,7 @@ class JobStream:
         if start.attempt != before:
             if before:
                 effects.change_attempt(self.job, before, AttemptChange(ended_unix_ns=unix_ns(now_s)))
-            self.history.begin(start.attempt, now_s)
+            self.history.begin(start.attempt, before, now_s)
         change = self._summary.attempt_started(start, self._assembler.topology_state, now_s)
         effects.change_attempt(self.job, start.attempt, change)
 

@@ -12,7 +12,8 @@ from hashlib import sha256
 from typing import Any, Final
 from urllib.parse import quote
 
-from rankwatch_service.incidents.kinds import first_steps
+from rankwatch_service.incidents.answers import confidence_words
+from rankwatch_service.incidents.first_steps import first_steps
 from rankwatch_service.incidents.transition import Transition
 from rankwatch_service.incidents.version import IncidentVersion
 from rankwatch_service.numbers import as_json, plain
@@ -21,7 +22,6 @@ from rankwatch_service.policy.control_records import JobProject
 from rankwatch_service.policy.messages.message_text import (
     command_text,
     command_to_type,
-    confidence_words,
     incident_text,
     trial_text,
 )

@@ -3,8 +3,8 @@
 from rankwatch import wire
 from rankwatch_detectors.base import Change, Kind
 from rankwatch_service.incidents.correlator import Correlator
+from rankwatch_service.incidents.first_steps import first_steps
 from rankwatch_service.incidents.hang.first_steps import PIDS_MAX
-from rankwatch_service.incidents.kinds import first_steps
 from rankwatch_service.job.topology_state import TopologyState
 from tests.support.values.findings import finding
 
@@ -32,9 +32,16 @@ def test_its_process_is_named_with_its_host():
     assert step.startswith("Continue the stopped process: `kill -CONT 4005` on host node-1 ")
 
 
-def test_no_process_is_named_where_none_is_known_or_no_signal_stopped_it():
+def test_no_process_is_named_where_none_is_known():
     assert "pids" not in hang(placement(pid=0), STOPPED).evidence
-    assert "pids" not in hang(placement(), STOPPED | {"decided_by": "it is in an earlier step"}).evidence
+
+
+def test_a_process_that_hangs_by_itself_is_named_for_whoever_looks_at_its_stack():
+    incident = hang(placement(), STOPPED | {"decided_by": "it is in an earlier step"})
+    step = first_steps(incident.kind, incident.severity, incident.evidence, incident.hosts)[0]
+    assert step.startswith("Run `py-spy dump --pid 4005` on node-1, ")
+    known = {"stacks": [{"ranks": "5", "stack": ["train.py:41 step"]}]}
+    assert "py-spy" not in first_steps(incident.kind, "critical", incident.evidence | known)[0]
 
 
 def test_of_many_stopped_ranks_only_some_are_named():

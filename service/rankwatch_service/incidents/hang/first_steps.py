@@ -11,12 +11,10 @@ from rankwatch_service.incidents.hang.stack_groups import STACKS
 HOSTS_NAMED: Final = 3
 
 PIDS: Final = "pids"
-"""Field of the evidence of a hang: by host, process ids of the named ranks that a signal stopped."""
+"""Field of the evidence of a hang: by host, process ids of the named ranks."""
 
 PIDS_MAX: Final = 16
 """Ranks whose process ids the evidence has: a person continues the few first by hand, and all of a host by a script."""
-
-NO_STACK: Final = "On the host of the named rank run `py-spy dump --pid PID`: the evidence has no stack of it."
 
 
 def hang_steps(steps: Sequence[str], evidence: Mapping[str, Any], hosts: Sequence[str]) -> list[str]:
@@ -28,11 +26,11 @@ def hang_steps(steps: Sequence[str], evidence: Mapping[str, Any], hosts: Sequenc
         hosts: of the ranks that it names.
     """
     (read, *others) = steps
-    look = read if _has_stack(evidence) else NO_STACK
+    pids = evidence.get(PIDS) or {}
     if not stopped_by_signal(evidence):
-        return [look, *others]
+        return [read if _has_stack(evidence) else _look(pids), *others]
     return [
-        _go_on(evidence.get(PIDS) or {}, hosts),
+        _go_on(pids, hosts),
         "Find out who or what stopped it, for example a debugger, a scheduler or a person.",
         *others[1:],
     ]
@@ -44,6 +42,16 @@ def stopped_by_signal(evidence: Mapping[str, Any]) -> bool:
     # A process that a debugger holds (t), or that is dead (Z), does not go on by a signal.
     states = {one.get("os_state", "T") for one in missing if isinstance(one, Mapping)}
     return evidence.get("decided_by") == STOPPED and "T" in states
+
+
+def _look(pids: Mapping[str, Sequence[int]]) -> str:
+    """How to see where the first of the named processes stands, as long as its stack has not come.
+
+    Args:
+        pids: their ids by host; empty: not known.
+    """
+    host, (pid, *_) = next(iter(pids.items())) if pids else ("the host of the named rank", ("PID",))
+    return f"Run `py-spy dump --pid {pid}` on {host}, unless its stack is in the evidence by now."
 
 
 def _go_on(pids: Mapping[str, Sequence[int]], hosts: Sequence[str]) -> str:

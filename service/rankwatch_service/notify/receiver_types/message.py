@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
-from rankwatch_service.policy.messages.message_text import one_line
+from rankwatch_service.names import one_line
 
 SEVERITIES: Final = ("critical", "warning", "info")
 

@@ -7,14 +7,16 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from rankwatch_service.incidents.answers import impact, normal
-from rankwatch_service.incidents.kinds import KINDS, first_steps
+from rankwatch_service.incidents.answers import cause_words, changed, confidence_words, duration, impact, normal
+from rankwatch_service.incidents.first_steps import first_steps
+from rankwatch_service.incidents.kinds import ENDED_BY_ITSELF, KINDS
 from rankwatch_service.incidents.lost_time import cost_unit
 from rankwatch_service.incidents.model import LISTED_MAX
 from rankwatch_service.incidents.resolution import ENDED_WITH_JOB
 from rankwatch_service.incidents.version import IncidentVersion
+from rankwatch_service.names import one_line
 from rankwatch_service.policy.command import CommandRequest
-from rankwatch_service.policy.policy import POLICY_ACTIONS
+from rankwatch_service.policy.policy import POLICY_ACTIONS, Action
 from rankwatch_service.short_ids import short
 
 LINE_CHARS_MAX: Final = 500
@@ -22,9 +24,6 @@ LINE_CHARS_MAX: Final = 500
 
 PLACES_MAX: Final = 4
 """Ranks or hosts that the text names; it says how many there are besides."""
-
-CHANGE_CHARS_MAX: Final = 160
-"""Longest name of a change in the text; a script may declare longer ones."""
 
 _FIGURES: Final = (
     ("busy_s", "peers_busy_s", "s", "peers"),
@@ -40,16 +39,8 @@ _FIGURES: Final = (
 )
 """Pairs of fields of the evidence: how it is, how it should be, their unit, name of the latter."""
 
-_CONFIDENCE: Final = ((1.0, "certain"), (0.99, "almost certain"), (0.9, "very likely"), (0.66, "likely"))
-
-
-def confidence_words(confidence: float) -> str:
-    """How sure the detector is, in words: certain, almost certain, very likely, likely or possible.
-
-    >>> confidence_words(0.95)
-    'very likely'
-    """
-    return next((words for least, words in _CONFIDENCE if confidence >= least), "possible")
+SHARE_MIN: Final = 0.005
+"""Least share of the job's hours that the text states: below it, a per cent says nothing."""
 
 
 def command_to_type(incident: IncidentVersion) -> str:
@@ -61,9 +52,9 @@ def command_to_type(incident: IncidentVersion) -> str:
 
 
 def incident_text(incident: IncidentVersion, world_size: int, accelerated: bool = True) -> str:
-    """Three lines: what, where, since when and how bad; what is normal, how sure it is and what changed shortly before;
-    what to do first. Of a resolved incident: what and where; how long it lasted, and whether the job ended before
-    it was over; the command that shows it.
+    """Three lines: what, where, since when and how bad; what is normal, how sure it is, what it comes from and what
+    changed shortly before; what to do first, and then. Of a resolved incident: what and where; how long it lasted, and
+    whether the job ended before it was over; the command that shows it.
 
     Args:
         incident: as it is now.
@@ -77,15 +68,19 @@ def incident_text(incident: IncidentVersion, world_size: int, accelerated: bool 
     what = f"{head} {incident.job}: {one_line(incident.summary).removesuffix('.')}. {where}"
     if incident.state == "resolved":
         return _lines(what, _lasted(incident), f"Details: {command_to_type(incident)}")
+    unit = cost_unit(accelerated)
     what += f". {_since(incident)}"
     if cost := incident.impact_gpu_hours_per_hour:
-        what += f". Costs {cost:.3g} {cost_unit(accelerated)} per hour"
+        what += f". Costs {cost:.3g} {unit} per hour{_share(cost, world_size)}"
     else:
         what += f". Impact: {impact(incident.kind, incident.severity, incident.evidence)}"
-    words = confidence_words(incident.confidence)
-    usual = f"Normal: {normal(incident.kind)}{_figures(incident.evidence)}. Confidence: {words}. {_changed(incident)}"
-    first = one_line(first_steps(incident.kind, incident.severity, incident.evidence, incident.hosts)[0])
-    return _lines(what, usual, f"First: {first} Then: {command_to_type(incident)}")
+    usual = f"Normal: {normal(incident.kind)}{_figures(incident.evidence)}"
+    usual += f". Confidence that it is real: {confidence_words(incident.confidence)}"
+    if incident.cause:
+        usual += f". Likely cause: {cause_words(incident.cause)}"
+    first = first_steps(incident.kind, incident.severity, incident.evidence, incident.hosts)[0]
+    then = f"First: {first} Then: {command_to_type(incident)}{_suggested(incident.suggestion, unit)}"
+    return _lines(what, f"{usual}. Changed: {changed(incident.changes_before, incident.onset_unix_ns)}", then)
 
 
 def command_text(request: CommandRequest) -> str:
@@ -112,15 +107,6 @@ def trial_text(receiver: str, actor: str) -> str:
         f"Nothing is wrong: {actor} sent this to try it",
         "First: nothing. Messages about incidents look like this one",
     )
-
-
-def one_line(text: str) -> str:
-    r"""The text without line breaks and other characters that cannot be printed.
-
-    >>> one_line("a\nb")
-    'a b'
-    """
-    return "".join(char if char.isprintable() else " " for char in text)
 
 
 def _lines(*lines: str) -> str:
@@ -152,19 +138,30 @@ def _others(incident: IncidentVersion) -> str:
 def _since(incident: IncidentVersion) -> str:
     at = datetime.fromtimestamp(incident.onset_unix_ns / 1e9, UTC)
     step = "" if incident.onset_step is None else f"step {incident.onset_step}, "
-    return f"Since {step}{at:%Y-%m-%d %H:%M:%S} UTC"
+    since = "Began at" if incident.evidence.get(ENDED_BY_ITSELF) else "Open since"
+    found = duration((incident.detected_unix_ns - incident.onset_unix_ns) / 1e9)
+    return f"{since} {step}{at:%Y-%m-%d %H:%M:%S} UTC, found {found} later"
 
 
-def _changed(incident: IncidentVersion) -> str:
-    """The newest change before the onset; the same one of several ranks is told once."""
-    changes = {(one["what"], one["step"]): one for one in incident.changes_before}
-    if not changes:
-        return "No known change shortly before"
-    newest = max(changes.values(), key=lambda one: int(one["unix_ns"]))
-    what = one_line(str(newest["what"]))[:CHANGE_CHARS_MAX]
-    before = _duration((incident.onset_unix_ns - newest["unix_ns"]) / 1e9)
-    more = f", and {len(changes) - 1} more" if len(changes) > 1 else ""
-    return f"Changed {before} before: {what}{more}"
+def _share(cost: float, world_size: int) -> str:
+    """What the cost is of the job's hours, as a clause; empty if that is not known, or next to nothing."""
+    share = cost / world_size if world_size else 0.0
+    if share > 1 - SHARE_MIN:
+        return ", all of the job"
+    return f", {share:.0%} of the job" if share >= SHARE_MIN else ""
+
+
+def _suggested(suggestion: Mapping[str, Any], unit: str) -> str:
+    """Why the command is suggested, the checkpoint that it goes back to, and what it costs, in brackets."""
+    if not suggestion.get("reason"):
+        return ""
+    told = [str(suggestion["reason"])]
+    if suggestion.get("checkpoint"):
+        told.append(f"from checkpoint {suggestion['checkpoint']}")
+    action, cost = suggestion.get("action"), suggestion.get("cost_gpu_hours") or 0.0
+    if action in POLICY_ACTIONS and cost > 0:
+        told.append(f"costs about {cost:.3g} {unit}" + (" an hour" if action == Action.PAUSE else ""))
+    return f" ({', '.join(told)})"
 
 
 def _some(places: tuple[Any, ...]) -> str:
@@ -198,23 +195,9 @@ def _lasted(incident: IncidentVersion) -> str:
         if last < incident.onset_step:
             last = max(incident.detected_step or 0, incident.onset_step)
         steps = f", from step {incident.onset_step} to {last}" if last > incident.onset_step else f", at step {last}"
-    lasted = f"It lasted {_duration(seconds)}{steps}"
+    lasted = f"It lasted {duration(seconds)}{steps}"
     if not _ended_with_job(incident):
         return lasted
     since = "" if incident.onset_step is None else f" since {incident.onset_step}"
     ruined = f"; steps{since} may be ruined" if KINDS[incident.kind].spoils_weights else ""
     return f"{lasted}. The job ended before it was over{ruined}"
-
-
-def _duration(seconds: float) -> str:
-    """Two units at most.
-
-    >>> _duration(3_725)
-    '1 h 2 min'
-    """
-    whole = max(round(seconds), 0)
-    for unit_s, unit, less_s, less in ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s")):
-        if whole >= unit_s:
-            rest = whole % unit_s // less_s
-            return f"{whole // unit_s} {unit}" + (f" {rest} {less}" if rest else "")
-    return f"{whole} s"

@@ -3,13 +3,12 @@
 import pytest
 
 from rankwatch_detectors.base import Kind, Severity
-from rankwatch_service.incidents.answers import impact, normal
+from rankwatch_service.incidents.answers import changed, confidence_words, impact, normal, save_text
 from rankwatch_service.policy.command import CommandRequest
 from rankwatch_service.policy.messages.message_text import (
     LINE_CHARS_MAX,
     command_text,
     command_to_type,
-    confidence_words,
     incident_text,
 )
 from tests.support.values.incidents import NOON_UNIX_NS, incident_version
@@ -31,26 +30,51 @@ def test_it_says_what_where_how_bad_what_is_normal_and_what_to_do_first():
     what, normal, first = incident_text(incident_version(severity=Severity.CRITICAL), 64).split("\n")
     assert what == (
         "CRITICAL gpt-small: Rank 3 runs at 0.62 of its peers since step 480. Rank 3 of 64 on node-a. "
-        "Since step 480, 2025-10-09 08:53:17 UTC. Costs 1.5 GPU-hours per hour"
+        "Open since step 480, 2025-10-09 08:53:17 UTC, found 3 s later. Costs 1.5 GPU-hours per hour, 2% of the job"
     )
     assert normal == (
         "Normal: ranks that do the same work take equally long (peers 0.1 s, here 0.161 s). "
-        "Confidence: almost certain. No known change shortly before"
+        "Confidence that it is real: almost certain. Likely cause: the rank itself: its device or its process. "
+        "Changed: nothing known shortly before"
     )
     assert first.startswith("First: Run `nvidia-smi` on the host")
-    assert first.endswith("Then: rankwatch pause gpt-small")
+    why = "the rank is slow on its own, costs about 0.1 GPU-hours an hour"
+    assert first.endswith(f"Then: rankwatch pause gpt-small ({why})")
 
 
-def test_it_names_the_newest_change_before_the_onset_and_counts_the_others():
+def test_a_rollback_says_from_which_checkpoint_and_for_how_much():
+    suggestion = {"action": "rollback", "reason": "why", "checkpoint": "local:l.0:470", "cost_gpu_hours": 0.31}
+    then = incident_text(incident_version(suggestion=suggestion), 64).split("\n")[2]
+    assert then.endswith("(why, from checkpoint local:l.0:470, costs about 0.31 GPU-hours)")
+    waiting = {"action": "wait", "reason": "it may pass by itself", "checkpoint": None, "cost_gpu_hours": 64.0}
+    then = incident_text(incident_version(suggestion=waiting), 64).split("\n")[2]
+    assert then.endswith("Then: rankwatch incidents show 1 (it may pass by itself)")
+
+
+def test_a_job_that_stands_still_costs_all_of_it():
+    assert "64 GPU-hours per hour, all of the job" in incident_text(
+        incident_version(impact_gpu_hours_per_hour=64.0), 64
+    )
+
+
+def test_it_names_the_newest_changes_before_the_onset_and_saves_last():
     onset = incident_version().onset_unix_ns
-    saved = {"what": "checkpoint local:l.0:470 saved", "step": 470, "unix_ns": onset - 65 * 10**9}
-    before = [{"what": "attempt l.0 began", "step": None, "unix_ns": onset - 300 * 10**9}, saved, saved]
-    normal = incident_text(incident_version(changes_before=tuple(before)), 64).split("\n")[1]
-    assert normal.endswith(". Changed 1 min 5 s before: checkpoint local:l.0:470 saved, and 1 more")
-    declared = [{"what": "x\n" * 1_000, "step": 3, "unix_ns": onset}]
+    saved = {"what": save_text("local:l.0:470"), "step": 470, "unix_ns": onset - 65 * 10**9}
+    began = {"what": "attempt l.1 began after l.0", "step": None, "unix_ns": onset - 300 * 10**9}
+    declared = {"what": "declared: lr 3e-4", "step": 480, "unix_ns": onset - 10**9}
+    assert changed([began, saved, saved], onset) == (
+        "attempt l.1 began after l.0, 5 min before; checkpoint local:l.0:470 saved, 1 min 5 s before"
+    )
+    assert changed([began, saved, declared], onset) == (
+        "declared: lr 3e-4 at step 480, 1 s before; attempt l.1 began after l.0, 5 min before; and 1 more"
+    )
+
+
+def test_what_a_script_declares_stays_on_its_line():
+    declared = [{"what": "x\n" * 1_000, "step": 3, "unix_ns": incident_version().onset_unix_ns}]
     text = incident_text(incident_version(changes_before=tuple(declared)), 64)
     assert len(text.split("\n")) == 3
-    assert "Changed 0 s before: x x" in text
+    assert "Changed: x x" in text
 
 
 def test_of_a_resolved_incident_it_says_how_long_it_lasted():

@@ -25,9 +25,9 @@ from rankwatch_service.api.http.paging import Page, Wanted, fetch_page
 from rankwatch_service.api.http.problem import not_found
 from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.api.routes.incidents.filters import ORDERS, ORDERS_MEAN, Filters, Order
-from rankwatch_service.incidents.answers import impact, normal
+from rankwatch_service.incidents.answers import cause_words, changed, confidence_words, impact, normal
 from rankwatch_service.incidents.explanation import WHY
-from rankwatch_service.incidents.kinds import first_steps
+from rankwatch_service.incidents.first_steps import first_steps
 from rankwatch_service.log.base import Entry
 from rankwatch_service.policy import precision
 from rankwatch_service.policy.control_records import Judgement, encode_control
@@ -131,8 +131,14 @@ class PersonFeedback(ApiReply):
 
 
 class IncidentDetail(Incident):
-    """An incident with what is normal, what it does, its history, the first steps, and what its job supports now."""
+    """An incident with the answers about it in words, its history, the first steps, and what its job supports now."""
 
+    confidence_words: str
+    """How sure it is that the incident is real: certain, almost certain, very likely, likely or possible."""
+    cause_words: str
+    """Its likely cause as a clause; empty: none is known."""
+    changed: str
+    """The newest changes before its onset, as a clause."""
     normal: str
     """What is normal where there is no incident of this kind, as a clause."""
     impact: str
@@ -305,6 +311,9 @@ def incident_detail(connection: Connection, row: RowMapping) -> IncidentDetail:
     can = now.topology.get("can", ()) if now and now.state != "ended" else ()
     return IncidentDetail(
         **row,
+        confidence_words=confidence_words(row["confidence"]),
+        cause_words=cause_words(row["cause"]),
+        changed=changed(row["changes_before"], row["onset_unix_ns"]),
         normal=normal(row["kind"]),
         impact=impact(row["kind"], row["severity"], row["evidence"]),
         accelerated=now is None or now.accelerated,

@@ -37,7 +37,7 @@ export function tiles(incident, job, placed) {
     tile(capital(lost), rate > 0 ? [number(rate, 3), h("small", {}, ` of ${number(all)}`)] : known ? "none" : "–", rate > 0 ? (resolved ? "when it ended" : "now") : resolved ? "it is over" : "no cost known"),
     tile("Lost so far", rate > 0 ? [h("span", { "data-lost": rate, "data-from": incident.onset_unix_ns, "data-to": incident.resolved_unix_ns }), h("small", {}, ` ${hours}`)] : "–", rate > 0 ? "at this rate since the onset" : "no cost known"),
     tile("Goodput", all && known ? [number(Math.max(0, 100 * (1 - rate / all)), 2), h("small", {}, " % of usual")] : "–", `detected ${detectedAfter(incident)}`),
-    isEvent(incident) ? tile("Confidence", "–", "not a fault") : tile("Confidence", `${Math.round(incident.confidence * 100)}%`, typeof incident.score === "number" ? `score ${number(incident.score, 3)}` : "exact evidence"),
+    isEvent(incident) ? tile("Confidence", "–", "not a fault") : tile("Confidence", capital(incident.confidence_words), typeof incident.score === "number" ? `that it is real · score ${number(incident.score, 3)}` : "that it is real · exact evidence"),
   ];
 }
 
@@ -46,22 +46,15 @@ export function answers(incident) {
   return [
     ["Normal", `${capital(incident.normal)}${figures(incident.evidence)}.`],
     ["Impact", `${capital(incident.impact)}.`],
-    ["Changed before", changed(incident)],
-  ].map(([name, text]) => h("div", {}, h("dt", {}, name), h("dd", { class: "break" }, text)));
+    incident.cause_words && ["Likely cause", `${capital(incident.cause_words)}.`],
+    ["Changed before", `${capital(incident.changed)}.`],
+  ].filter(Boolean).map(([name, text]) => h("div", {}, h("dt", {}, name), h("dd", { class: "break" }, text)));
 }
 
 // The first measured value that has a baseline, beside it.
 function figures(evidence) {
   const [one] = sorted(evidence).compared;
   return one ? ` (${label(one.name).toLowerCase()} ${measured(one.name, one.value)}, ${against(one)})` : "";
-}
-
-// The newest change before the onset; the same one of several ranks counts once.
-function changed({ changes_before: changes, onset_unix_ns: onset }) {
-  if (!changes.length) return "Nothing known in the 10 min before the onset.";
-  const newest = changes.reduce((best, one) => (one.unix_ns > best.unix_ns ? one : best));
-  const more = new Set(changes.map((one) => `${one.step} ${one.what}`)).size - 1;
-  return `${capital(newest.what)}, ${interval((onset - newest.unix_ns) / 1e9)} before the onset${more > 0 ? `; ${number(more)} more in the history` : ""}.`;
 }
 
 // Brings what grows with time up to date.

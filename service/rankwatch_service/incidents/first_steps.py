@@ -1,0 +1,38 @@
+"""What a person does first about an incident: the steps of its kind, unless its evidence asks for others. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from rankwatch_detectors.base import Kind, Severity
+from rankwatch_service.incidents.hang.first_steps import hang_steps
+from rankwatch_service.incidents.kinds import ENDED_BY_ITSELF, KINDS
+
+ASKED_TO_END: Final = ("Nothing: the job was asked to end.",)
+PASSED: Final = ("Nothing: it has ended by itself. It is watched for some minutes, in case it comes back.",)
+NORM_ALONE: Final = (
+    "Look at the data of that rank first, then at its device: its gradients differ, and no parameter is known to.",
+    "If its fingerprints differ as well, go back to a checkpoint from before the onset.",
+)
+"""Of a corruption whose only sign is a local gradient norm."""
+DONE_ALONE: Final = ("Nothing, if this rank was meant to finish first: the others do not wait for it.",)
+
+
+def first_steps(kind: str, severity: str, evidence: Mapping[str, Any], hosts: Sequence[str] = ()) -> list[str]:
+    """The first steps for one incident, which may need none.
+
+    Args:
+        kind: of the incident.
+        severity: of the incident.
+        evidence: of its first mover.
+        hosts: of the ranks that it names.
+    """
+    if kind == Kind.RANK_LOST and severity == Severity.INFO:
+        return list(ASKED_TO_END if evidence.get("requested") else DONE_ALONE)
+    if evidence.get(ENDED_BY_ITSELF):
+        return list(PASSED)
+    if kind == Kind.CORRUPTION and "local_grad_norm" in evidence:
+        return list(NORM_ALONE)
+    steps = KINDS[Kind(kind)].first_steps
+    return hang_steps(steps, evidence, hosts) if kind == Kind.HANG else list(steps)
