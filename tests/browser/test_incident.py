@@ -95,7 +95,7 @@ def test_the_page_answers_what_an_engineer_asks_first_also_where_no_rank_or_no_c
         assert re.search(r"(GPUs idle|GPUs wasted)\s+(\d|none)", idle), (kind, idle)
         assert re.search(r"Goodput\s+\d", goodput), (kind, goodput)
         assert re.search(r"Confidence\s+Almost certain\s+that it is real", confidence), (kind, confidence)
-        assert usual.lower().startswith(f"normal\n{normal(kind)}".lower()), (kind, usual)
+        assert usual.lower().startswith(f"normal\n{normal(kind, {})}".lower()), (kind, usual)
         assert ("usual 10 min" in usual) == (kind == "checkpoint_overdue"), (kind, usual)
         assert bad.lower() == f"impact\n{impact(kind, 'critical', {})}.".lower(), (kind, bad)
         assert changed == "Changed before\nTuning: version 4, 2 s before.", (kind, changed)

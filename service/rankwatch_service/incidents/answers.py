@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from rankwatch_detectors.base import Kind, Severity
-from rankwatch_service.incidents.kinds import ENDED_BY_ITSELF
+from rankwatch_service.incidents.kinds import ENDED_BY_ITSELF, has_norm_alone
 from rankwatch_service.names import one_line
 
 _NORMAL: Final[Mapping[Kind, str]] = {
@@ -70,7 +70,7 @@ _CONFIDENCE: Final = ((1.0, "certain"), (0.99, "almost certain"), (0.9, "very li
 
 _CAUSES: Final[Mapping[str, str]] = {
     "worker": "the rank itself: its device or its process",
-    "device": "the device: its own work takes longer, or its driver reports a fault",
+    "device": "the device: its clock, power, heat or a fault",
     "host": "the host: other processes, memory or limits that its ranks share",
     "stage": "the work of that pipeline stage",
     "data": "waiting for data",
@@ -91,8 +91,15 @@ def cause_words(cause: str) -> str:
     return _CAUSES.get(cause, cause)
 
 
-def normal(kind: str) -> str:
-    """What is normal where there is no incident of this kind, as a clause."""
+def normal(kind: str, evidence: Mapping[str, Any]) -> str:
+    """What is normal where there is no such incident, as a clause.
+
+    Args:
+        kind: of the incident.
+        evidence: of its first mover.
+    """
+    if has_norm_alone(kind, evidence):
+        return "the gradients of all ranks have norms of about one size"
     return _NORMAL[Kind(kind)]
 
 
@@ -108,6 +115,8 @@ def impact(kind: str, severity: str, evidence: Mapping[str, Any]) -> str:
         return "none: nothing is wrong"
     if evidence.get(ENDED_BY_ITSELF):
         return "none any more: it has ended by itself"
+    if has_norm_alone(kind, evidence):
+        return "its gradients go into the weights of all ranks; no parameter is known to differ"
     return _IMPACT[Kind(kind)]
 
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from rankwatch_detectors.base import Kind, Severity
 from rankwatch_service.incidents.hang.first_steps import hang_steps
-from rankwatch_service.incidents.kinds import ENDED_BY_ITSELF, KINDS
+from rankwatch_service.incidents.kinds import ENDED_BY_ITSELF, KINDS, has_norm_alone
 
 ASKED_TO_END: Final = ("Nothing: the job was asked to end.",)
 PASSED: Final = ("Nothing: it has ended by itself. It is watched for some minutes, in case it comes back.",)
@@ -32,7 +32,7 @@ def first_steps(kind: str, severity: str, evidence: Mapping[str, Any], hosts: Se
         return list(ASKED_TO_END if evidence.get("requested") else DONE_ALONE)
     if evidence.get(ENDED_BY_ITSELF):
         return list(PASSED)
-    if kind == Kind.CORRUPTION and "local_grad_norm" in evidence:
+    if has_norm_alone(kind, evidence):
         return list(NORM_ALONE)
     steps = KINDS[Kind(kind)].first_steps
     return hang_steps(steps, evidence, hosts) if kind == Kind.HANG else list(steps)

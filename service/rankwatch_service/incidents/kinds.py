@@ -7,9 +7,9 @@ its findings, not on its kind.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from rankwatch_detectors.base import Kind
 
@@ -370,6 +370,16 @@ CAUSE_ORDER: Final = tuple(KINDS)
 
 ENDED_BY_ITSELF: Final = "ended_by_itself"
 """In the evidence of an unresolved incident: the trouble is over, and the incident is kept in case it comes back."""
+
+
+def has_norm_alone(kind: str, evidence: Mapping[str, Any]) -> bool:
+    """Whether a local gradient norm is the only sign of a corruption: no parameter is known to differ.
+
+    Args:
+        kind: of the incident.
+        evidence: of its first mover.
+    """
+    return kind == Kind.CORRUPTION and "local_grad_norm" in evidence
 
 
 def kinds_where(holds: Callable[[KindTraits], bool]) -> frozenset[Kind]:

@@ -17,6 +17,7 @@ from rankwatch_service.job.topology_state import TopologyState
 from rankwatch_service.names import launch_of
 from rankwatch_service.policy.checkpoint_ledger import CheckpointTier, Ledger, LedgerEntry, Shard, Verdict
 from rankwatch_service.policy.control_records import OrderPhase
+from rankwatch_service.policy.policy import Action
 from rankwatch_service.policy.traces import TraceAnswer, trace_answer
 
 CHANGES_MAX: Final = 32
@@ -95,10 +96,14 @@ class JobHistory:
         return tuple(self._configured)
 
     def ordered(self, order: OrderPhase, now_s: float) -> None:
-        """Add the phases of an order in which ranks act."""
-        if order.phase in ("do", "go", "kill"):
+        """Add the phases of an order in which ranks act, or go on after a pause."""
+        if order.phase in ("do", "kill"):
             what = f"{order.action} ({order.mode})" if order.mode else order.action
-            self.note(f"{what}: {order.phase}", order.step, now_s)
+            if order.checkpoint_step >= 0:
+                what += f" {'from' if order.action == Action.RELAUNCH else 'to'} step {order.checkpoint_step}"
+            self.note(what, order.step if order.step >= 0 else None, now_s)
+        elif order.phase == "go" and order.action == Action.PAUSE:
+            self.note("went on after a pause", order.step, now_s)
 
     def before(self, onset_time_s: float) -> list[dict[str, Any]]:
         """The changes of the last `CHANGES_S` before the onset, oldest first."""

@@ -46,11 +46,14 @@ class JobSituation:
 
 
 def impact_gpu_hours_per_hour(incident: Incident, world_size: int) -> float:
-    """GPU-hours per hour that the incident costs: all GPUs if they are idle or wasted, else the share that waits."""
+    """GPU-hours per hour that the incident costs: all GPUs if they are idle, or wasted for certain, else the share that
+    waits.
+    """
     # Parts of severity info do not count: a job that was asked to end stands still as well.
     grave = [part for part in incident.parts if part.is_open and part.severity is not Severity.INFO]
     stands_still = any(KINDS[part.kind].stands_still for part in grave)
-    if stands_still or any(part.spoils_weights for part in incident.parts):
+    wasted = any(part.spoils_weights and part.severity is Severity.CRITICAL for part in grave)
+    if stands_still or wasted:
         return float(world_size)
     if incident.cost_gpu_hours_per_hour is not None:
         return incident.cost_gpu_hours_per_hour

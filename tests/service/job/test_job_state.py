@@ -57,6 +57,21 @@ def test_a_job_that_saves_in_a_pause_is_shown_as_paused_until_it_resumes():
     assert states == ["paused"] * 4 + ["running"]
 
 
+def test_what_an_order_did_is_a_change_before_later_incidents_and_how_it_did_it_is_not():
+    world = World()
+    for action, phase, step, back in (
+        ("pause", "hold", 9, -1), ("pause", "do", 9, -1), ("pause", "go", 9, -1), ("rollback", "do", 12, 5),
+        ("rollback", "go", 12, 5), ("relaunch", "kill", -1, 5),
+    ):  # fmt: skip
+        mode = "full" if action == "rollback" else ""
+        order = OrderPhase("o1", "c1", "gpt", "l.0", action, phase, step, 0, "", back, mode)
+        world.job.control(order, world.now_s, world.effects)
+    changes = [(change["what"], change["step"]) for change in world.job.history.before(world.now_s)]
+    assert changes[-4:] == [
+        ("pause", 9), ("went on after a pause", 9), ("rollback (full) to step 5", 12), ("relaunch from step 5", None)
+    ]  # fmt: skip
+
+
 def shown(world):
     return world.effects.jobs["gpt"].state
 

@@ -127,6 +127,11 @@ def test_a_job_that_was_asked_to_end_costs_nothing():
     assert Desk().find(lost(Severity.CRITICAL)).impact_gpu_hours_per_hour == 8.0
 
 
+def test_what_may_have_spoilt_the_weights_costs_nothing_before_that_is_certain():
+    assert Desk().find(finding(Kind.CORRUPTION, severity=Severity.WARNING)).impact_gpu_hours_per_hour == 0.0
+    assert Desk().find(finding(Kind.CORRUPTION, severity=Severity.CRITICAL)).impact_gpu_hours_per_hour == 8.0
+
+
 def test_an_action_that_waits_for_precision_is_refused_once_and_done_when_the_precision_is_there():
     desk = Desk(RELAUNCH_HANGS, ledger=on_disk(), precision_min=0.6)
     incident = desk.find(hang())

@@ -28,7 +28,7 @@ def hang_steps(steps: Sequence[str], evidence: Mapping[str, Any], hosts: Sequenc
     (read, *others) = steps
     pids = evidence.get(PIDS) or {}
     if not stopped_by_signal(evidence):
-        return [read if _has_stack(evidence) else _look(pids), *others]
+        return [read if _has_stack(evidence) else _look(pids, hosts), *others]
     return [
         _go_on(pids, hosts),
         "Find out who or what stopped it, for example a debugger, a scheduler or a person.",
@@ -44,14 +44,16 @@ def stopped_by_signal(evidence: Mapping[str, Any]) -> bool:
     return evidence.get("decided_by") == STOPPED and "T" in states
 
 
-def _look(pids: Mapping[str, Sequence[int]]) -> str:
+def _look(pids: Mapping[str, Sequence[int]], hosts: Sequence[str]) -> str:
     """How to see where the first of the named processes stands, as long as its stack has not come.
 
     Args:
         pids: their ids by host; empty: not known.
+        hosts: of the ranks that the hang names.
     """
-    host, (pid, *_) = next(iter(pids.items())) if pids else ("the host of the named rank", ("PID",))
-    return f"Run `py-spy dump --pid {pid}` on {host}, unless its stack is in the evidence by now."
+    where = next(iter(pids or hosts), "the host of the named rank")
+    which = f"{pids[where][0]}` on {where}" if pids else f"PID` on {where}, with the process id of the named rank"
+    return f"Run `py-spy dump --pid {which}, unless its stack is in the evidence by now."
 
 
 def _go_on(pids: Mapping[str, Sequence[int]], hosts: Sequence[str]) -> str:

@@ -25,6 +25,9 @@ LINE_CHARS_MAX: Final = 500
 PLACES_MAX: Final = 4
 """Ranks or hosts that the text names; it says how many there are besides."""
 
+DEVICE_CHARS_MAX: Final = 16
+"""Characters of the UUID of a device: "GPU-" and enough of the rest to find it in `nvidia-smi -L`."""
+
 _FIGURES: Final = (
     ("busy_s", "peers_busy_s", "s", "peers"),
     ("stage_busy_s", "others_busy_s", "s", "other stages"),
@@ -74,7 +77,7 @@ def incident_text(incident: IncidentVersion, world_size: int, accelerated: bool 
         what += f". Costs {cost:.3g} {unit} per hour{_share(cost, world_size)}"
     else:
         what += f". Impact: {impact(incident.kind, incident.severity, incident.evidence)}"
-    usual = f"Normal: {normal(incident.kind)}{_figures(incident.evidence)}"
+    usual = f"Normal: {normal(incident.kind, incident.evidence)}{_figures(incident.evidence)}"
     usual += f". Confidence that it is real: {confidence_words(incident.confidence)}"
     if incident.cause:
         usual += f". Likely cause: {cause_words(incident.cause)}"
@@ -124,7 +127,12 @@ def _where(incident: IncidentVersion, world_size: int) -> str:
         where = f"Rank {ranks[0]}{of_all}"
     else:
         where = f"{len(ranks)}{of_all} ranks ({_some(ranks)})"
-    return where + (f" on {_some(hosts)}" if hosts else "") + _others(incident)
+    if hosts:
+        where += f" on {_some(hosts)}"
+    others = _others(incident)
+    if len(incident.devices) == 1 and not others:
+        where += f", device {incident.devices[0][:DEVICE_CHARS_MAX]}"
+    return where + others
 
 
 def _others(incident: IncidentVersion) -> str:
@@ -139,8 +147,9 @@ def _since(incident: IncidentVersion) -> str:
     at = datetime.fromtimestamp(incident.onset_unix_ns / 1e9, UTC)
     step = "" if incident.onset_step is None else f"step {incident.onset_step}, "
     since = "Began at" if incident.evidence.get(ENDED_BY_ITSELF) else "Open since"
-    found = duration((incident.detected_unix_ns - incident.onset_unix_ns) / 1e9)
-    return f"{since} {step}{at:%Y-%m-%d %H:%M:%S} UTC, found {found} later"
+    after_s = (incident.detected_unix_ns - incident.onset_unix_ns) / 1e9
+    found = "at once" if after_s < 1 else f"{duration(after_s)} later"
+    return f"{since} {step}{at:%Y-%m-%d %H:%M:%S} UTC, found {found}"
 
 
 def _share(cost: float, world_size: int) -> str:
@@ -155,13 +164,11 @@ def _suggested(suggestion: Mapping[str, Any], unit: str) -> str:
     """Why the command is suggested, the checkpoint that it goes back to, and what it costs, in brackets."""
     if not suggestion.get("reason"):
         return ""
-    told = [str(suggestion["reason"])]
-    if suggestion.get("checkpoint"):
-        told.append(f"from checkpoint {suggestion['checkpoint']}")
+    told = [": ".join(str(suggestion[name]) for name in ("reason", "checkpoint") if suggestion.get(name))]
     action, cost = suggestion.get("action"), suggestion.get("cost_gpu_hours") or 0.0
     if action in POLICY_ACTIONS and cost > 0:
         told.append(f"costs about {cost:.3g} {unit}" + (" an hour" if action == Action.PAUSE else ""))
-    return f" ({', '.join(told)})"
+    return f" ({'; '.join(told)})"
 
 
 def _some(places: tuple[Any, ...]) -> str:

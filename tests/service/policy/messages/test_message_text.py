@@ -29,7 +29,7 @@ REQUEST = {
 def test_it_says_what_where_how_bad_what_is_normal_and_what_to_do_first():
     what, normal, first = incident_text(incident_version(severity=Severity.CRITICAL), 64).split("\n")
     assert what == (
-        "CRITICAL gpt-small: Rank 3 runs at 0.62 of its peers since step 480. Rank 3 of 64 on node-a. "
+        "CRITICAL gpt-small: Rank 3 runs at 0.62 of its peers since step 480. Rank 3 of 64 on node-a, device GPU-3. "
         "Open since step 480, 2025-10-09 08:53:17 UTC, found 3 s later. Costs 1.5 GPU-hours per hour, 2% of the job"
     )
     assert normal == (
@@ -38,14 +38,14 @@ def test_it_says_what_where_how_bad_what_is_normal_and_what_to_do_first():
         "Changed: nothing known shortly before"
     )
     assert first.startswith("First: Run `nvidia-smi` on the host")
-    why = "the rank is slow on its own, costs about 0.1 GPU-hours an hour"
+    why = "the rank is slow on its own; costs about 0.1 GPU-hours an hour"
     assert first.endswith(f"Then: rankwatch pause gpt-small ({why})")
 
 
 def test_a_rollback_says_from_which_checkpoint_and_for_how_much():
     suggestion = {"action": "rollback", "reason": "why", "checkpoint": "local:l.0:470", "cost_gpu_hours": 0.31}
     then = incident_text(incident_version(suggestion=suggestion), 64).split("\n")[2]
-    assert then.endswith("(why, from checkpoint local:l.0:470, costs about 0.31 GPU-hours)")
+    assert then.endswith("(why: local:l.0:470; costs about 0.31 GPU-hours)")
     waiting = {"action": "wait", "reason": "it may pass by itself", "checkpoint": None, "cost_gpu_hours": 64.0}
     then = incident_text(incident_version(suggestion=waiting), 64).split("\n")[2]
     assert then.endswith("Then: rankwatch incidents show 1 (it may pass by itself)")
@@ -68,6 +68,15 @@ def test_it_names_the_newest_changes_before_the_onset_and_saves_last():
     assert changed([began, saved, declared], onset) == (
         "declared: lr 3e-4 at step 480, 1 s before; attempt l.1 began after l.0, 5 min before; and 1 more"
     )
+
+
+def test_a_gradient_norm_alone_is_no_proof_of_wrong_weights():
+    norms = {"local_grad_norm": 1.64, "peers_local_grad_norm": 0.98}
+    hint = incident_version(kind=Kind.CORRUPTION, evidence=norms, impact_gpu_hours_per_hour=0.0, confidence=0.6)
+    what, usual, then = incident_text(hint, 64).split("\n")
+    assert what.endswith("Impact: its gradients go into the weights of all ranks; no parameter is known to differ")
+    assert "norms of about one size (peers 0.98, here 1.64). Confidence that it is real: possible." in usual
+    assert then.startswith("First: Look at the data of that rank first")
 
 
 def test_what_a_script_declares_stays_on_its_line():
@@ -119,7 +128,7 @@ def test_the_cost_is_of_ranks_where_the_job_has_no_devices():
 @pytest.mark.parametrize("kind", sorted(Kind))
 def test_every_kind_says_what_is_normal_and_how_bad_it_is_where_no_cost_is_known(kind):
     what, usual, _ = incident_text(incident_version(kind=kind, impact_gpu_hours_per_hour=0.0), 8).split("\n")
-    assert usual.startswith(f"Normal: {normal(kind)}")
+    assert usual.startswith(f"Normal: {normal(kind, {})}")
     assert what.endswith(f". Impact: {impact(kind, 'warning', {})}")
 
 

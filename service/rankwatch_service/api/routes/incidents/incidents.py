@@ -314,7 +314,7 @@ def incident_detail(connection: Connection, row: RowMapping) -> IncidentDetail:
         confidence_words=confidence_words(row["confidence"]),
         cause_words=cause_words(row["cause"]),
         changed=changed(row["changes_before"], row["onset_unix_ns"]),
-        normal=normal(row["kind"]),
+        normal=normal(row["kind"], row["evidence"]),
         impact=impact(row["kind"], row["severity"], row["evidence"]),
         accelerated=now is None or now.accelerated,
         first_steps=first_steps(row["kind"], row["severity"], row["evidence"], row["hosts"]),
