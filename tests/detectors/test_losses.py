@@ -206,6 +206,14 @@ def test_a_spike_that_goes_on_growing_is_told_again_within_its_incident() -> Non
     assert [finding.change for finding in spikes] == [Change.OPEN, *[Change.UPDATE] * 3, Change.CLOSE]
 
 
+def test_the_further_a_loss_has_grown_the_surer_it_is_that_it_diverges() -> None:
+    series = curve(1600)
+    series[1200:] += 0.005 * np.arange(1, 401)
+    told = [one.confidence for one in watched(series) if one.kind is Kind.LOSS_DIVERGENCE]
+    assert told == sorted(told)
+    assert told[0] < 0.9 < told[-1] == 0.95
+
+
 def test_spikes_within_a_divergence_and_just_before_it_are_recorded_with_step_and_height() -> None:
     losses = 2.2 + 0.02 * np.random.default_rng(3).standard_normal(1200)
     losses[900:] += 0.004 * np.arange(300)

@@ -71,7 +71,7 @@ class CurveDetector(ExplainedCurve):
         self.kind = kind
         super().__init__()
         self.name = kind.value
-        self.version = 5
+        self.version = 6
         self._config = config
         self._watch = LevelWatch(config.level)
         self._anchor = Anchor(config.anchor)
@@ -240,6 +240,7 @@ class CurveDetector(ExplainedCurve):
             detected_step=frame.step,
             detected_time_s=self.now_s,
             score=self._watch.score,
+            confidence=max(told["confidence"], self._confidence),
             summary=f"The {self._config.metric} {how}: {value:.4g} in step {frame.step} (usual: {usual:.4g}).{peaked}",
             evidence={**told["evidence"], **self._evidence(value)},
         )
@@ -287,6 +288,7 @@ class CurveDetector(ExplainedCurve):
                 severity=graver(Severity(told["severity"]), self._severity(turn, value, frame)),
                 detected_step=frame.step,
                 detected_time_s=self.now_s,
+                confidence=max(told["confidence"], self._confidence),
                 summary=self._sentence(turn, value, frame),
                 evidence={**told["evidence"], **self._evidence(value)},
             )
@@ -309,10 +311,15 @@ class CurveDetector(ExplainedCurve):
             onset_time_s=self.now_s,
             detected_time_s=self.now_s,
             score=watch.score,
-            confidence=min(0.95, 0.5 + max(watch.score, 0.0) / 50),
+            confidence=self._confidence,
             summary=self._sentence(turn, value, frame),
             evidence={"metric": self._config.metric, **self._evidence(value)},
         )
+
+    @property
+    def _confidence(self) -> float:
+        """It grows with the distance from the trend; a script may always have changed what it trains on."""
+        return min(0.95, 0.5 + max(self._watch.score, 0.0) / 50)
 
     def _evidence(self, value: float) -> dict[str, Any]:
         watch = self._watch
