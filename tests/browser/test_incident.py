@@ -99,7 +99,7 @@ def test_the_page_answers_what_an_engineer_asks_first_also_where_no_rank_or_no_c
         assert ("usual 10 min" in usual) == (kind == "checkpoint_overdue"), (kind, usual)
         assert bad.lower() == f"impact\n{impact(kind, 'critical', {})}.".lower(), (kind, bad)
         assert changed == "Changed before\nTuning: version 4, 2 s before.", (kind, changed)
-        assert cause == "Likely cause\nThe rank itself: its device or its process.", (kind, cause)
+        assert cause == "Likely cause\nThe rank itself: its device, process or data.", (kind, cause)
         assert texts["steps"] > 0, kind
         assert low_end(page, page.locator(".answers")) <= 360
 

@@ -69,7 +69,7 @@ _CONFIDENCE: Final = ((1.0, "certain"), (0.99, "almost certain"), (0.9, "very li
 """Least confidence, and how it is called."""
 
 _CAUSES: Final[Mapping[str, str]] = {
-    "worker": "the rank itself: its device or its process",
+    "worker": "the rank itself: its device, process or data",
     "device": "the device: its clock, power, heat or a fault",
     "host": "the host: other processes, memory or limits that its ranks share",
     "stage": "the work of that pipeline stage",
@@ -116,7 +116,7 @@ def impact(kind: str, severity: str, evidence: Mapping[str, Any]) -> str:
     if evidence.get(ENDED_BY_ITSELF):
         return "none any more: it has ended by itself"
     if has_norm_alone(kind, evidence):
-        return "its gradients go into the weights of all ranks; no parameter is known to differ"
+        return "none is proven; wrong gradients of one rank would go into the weights of all"
     return _IMPACT[Kind(kind)]
 
 

@@ -12,14 +12,25 @@ from rankwatch_service.incidents.kinds import ENDED_BY_ITSELF, KINDS, has_norm_a
 ASKED_TO_END: Final = ("Nothing: the job was asked to end.",)
 PASSED: Final = ("Nothing: it has ended by itself. It is watched for some minutes, in case it comes back.",)
 NORM_ALONE: Final = (
-    "Look at the data of that rank first, then at its device: its gradients differ, and no parameter is known to.",
-    "If its fingerprints differ as well, go back to a checkpoint from before the onset.",
+    "Look at the data of that rank first, then at its device. Do not go back on this sign alone.",
+    "If fingerprints differ as well, or the loss leaves its level, go back to a checkpoint from before the onset.",
 )
 """Of a corruption whose only sign is a local gradient norm."""
+NO_CHECKPOINT: Final = (
+    "Stop the job, and start it again from a checkpoint from before the onset; no good one is known to rankwatch."
+)
+"""In place of the first step, where that is to go back."""
 DONE_ALONE: Final = ("Nothing, if this rank was meant to finish first: the others do not wait for it.",)
 
 
-def first_steps(kind: str, severity: str, evidence: Mapping[str, Any], hosts: Sequence[str] = ()) -> list[str]:
+def first_steps(
+    kind: str,
+    severity: str,
+    evidence: Mapping[str, Any],
+    hosts: Sequence[str] = (),
+    *,
+    has_checkpoint: bool = True,
+) -> list[str]:
     """The first steps for one incident, which may need none.
 
     Args:
@@ -27,6 +38,7 @@ def first_steps(kind: str, severity: str, evidence: Mapping[str, Any], hosts: Se
         severity: of the incident.
         evidence: of its first mover.
         hosts: of the ranks that it names.
+        has_checkpoint: a good checkpoint is known to go back to.
     """
     if kind == Kind.RANK_LOST and severity == Severity.INFO:
         return list(ASKED_TO_END if evidence.get("requested") else DONE_ALONE)
@@ -35,4 +47,6 @@ def first_steps(kind: str, severity: str, evidence: Mapping[str, Any], hosts: Se
     if has_norm_alone(kind, evidence):
         return list(NORM_ALONE)
     steps = KINDS[Kind(kind)].first_steps
+    if kind in (Kind.CORRUPTION, Kind.NONFINITE) and not has_checkpoint:
+        steps = (NO_CHECKPOINT, *steps[1:])
     return hang_steps(steps, evidence, hosts) if kind == Kind.HANG else list(steps)

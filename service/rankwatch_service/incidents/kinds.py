@@ -71,7 +71,7 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         label="Device fault",
         may_cause=frozenset(Kind) - _ALONE,
         first_steps=(
-            "Read the logs of kernel and driver on that host: an Xid, an ECC error or a bus error names the device.",
+            "Do what the summary advises, and see the kernel's log of that host for more (`dmesg -T | grep -i nvrm`).",
             "Relaunch without the device, or without its host; a device that has failed once fails again.",
             "What was computed on it since the onset is in doubt: go back to a checkpoint from before it.",
         ),
@@ -202,7 +202,7 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         # Not TELEMETRY_LOST: a slow rank alone does not make a host silent.
         may_cause=frozenset({Kind.STRAGGLER, Kind.SLOWDOWN, Kind.HANG, Kind.RANK_LOST}),
         first_steps=(
-            "Run `nvidia-smi` on the host: compare temperature, clock and power of its devices, and what else runs.",
+            "Run `nvidia-smi -q -d TEMPERATURE,POWER,CLOCK` on the host: compare its devices, and see what else runs.",
             "Look at the heat map of busy time: one bright row is a rank, a block is a host.",
             "If it costs more than a restart, save a checkpoint and go on without the host.",
         ),
@@ -265,8 +265,8 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         # A loss that keeps growing overflows in the end.
         may_cause=_LOSS | {Kind.NONFINITE},
         first_steps=(
-            "If the change was planned (data, schedule), resolve the incident: that accepts the new level.",
-            "Else go back to a good checkpoint from before the onset, with a lower learning rate or other data.",
+            "If it was planned (data, schedule), resolve the incident: that accepts the new level. Else go back to a "
+            "good checkpoint from before the onset, with a lower learning rate or other data.",
             "If it diverges again at another step with the same data, suspect a device.",
         ),
         first_step="unless it was planned, roll back to a checkpoint from before it",

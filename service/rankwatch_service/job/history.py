@@ -73,6 +73,12 @@ class JobHistory:
         again = f" after {before}" if before else ""
         self.note(f"attempt {attempt} began{again}", None, now_s)
 
+    def _began_at(self, attempt: str, step: int) -> None:
+        """Add the first finished step to the change that a new attempt is: the one that it went on from, or none."""
+        for number, change in enumerate(self._changes):
+            if change["step"] is None and change["what"].startswith(f"attempt {attempt} began"):
+                self._changes[number] = change | {"step": step}
+
     def note(self, what: str, step: int | None, now_s: float) -> None:
         """Add a change."""
         self._changes.append({"what": what, "step": step, "unix_ns": unix_ns(now_s)})
@@ -226,6 +232,7 @@ class JobHistory:
         changed = []
         if self._first_step is None:
             self._first_step = step
+            self._began_at(attempt, step)
             changed += self.ledger.began(attempt, step)
         # Called for each frame: nothing is looked for while no entry can change.
         if any(entry.verdict is Verdict.UNPROVEN for entry in self.ledger.entries):

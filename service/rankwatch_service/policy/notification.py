@@ -13,7 +13,6 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from rankwatch_service.incidents.answers import confidence_words
-from rankwatch_service.incidents.first_steps import first_steps
 from rankwatch_service.incidents.transition import Transition
 from rankwatch_service.incidents.version import IncidentVersion
 from rankwatch_service.numbers import as_json, plain
@@ -24,6 +23,7 @@ from rankwatch_service.policy.messages.message_text import (
     command_to_type,
     incident_text,
     trial_text,
+    what_to_do,
 )
 from rankwatch_service.short_ids import short
 
@@ -242,7 +242,7 @@ def _incident_data(
         "evidence": evidence,
         "consequences": listed("consequences", [consequence.fields() for consequence in incident.consequences]),
         "suggestion": _shortened_in(incident.suggestion),
-        "first_steps": first_steps(incident.kind, incident.severity, incident.evidence, incident.hosts),
+        "first_steps": what_to_do(incident),
         "command": command_to_type(incident),
         "checkpoint": incident.checkpoint,
         "links": {name: url.replace(KIND_PLACE, incident.kind) for name, url in links.items()},

@@ -43,7 +43,7 @@ NOWHERE: Final = "; there is no good checkpoint to go back to"
 
 _REASONS: Final[dict[str, str]] = {
     WAIT: "it may pass by itself, and costs only speed until then",
-    INVESTIGATE: "it rarely passes by itself: begin with the first steps",
+    INVESTIGATE: "it rarely passes by itself",
     Action.ROLLBACK: "restores a checkpoint from before the onset, in the same processes",
     Action.RELAUNCH: "starts new processes from the newest good checkpoint",
     Action.PAUSE: "keeps processes and memory while someone investigates",

@@ -72,6 +72,13 @@ def test_what_an_order_did_is_a_change_before_later_incidents_and_how_it_did_it_
     ]  # fmt: skip
 
 
+def test_the_change_that_a_new_attempt_is_says_where_it_went_on():
+    world = World()
+    world.train(*range(181, 184))
+    (began,) = world.job.history.before(world.now_s)
+    assert (began["what"], began["step"]) == ("attempt l.0 began", 181)
+
+
 def shown(world):
     return world.effects.jobs["gpt"].state
 

@@ -53,7 +53,7 @@ def _look(pids: Mapping[str, Sequence[int]], hosts: Sequence[str]) -> str:
     """
     where = next(iter(pids or hosts), "the host of the named rank")
     which = f"{pids[where][0]}` on {where}" if pids else f"PID` on {where}, with the process id of the named rank"
-    return f"Run `py-spy dump --pid {which}, unless its stack is in the evidence by now."
+    return f"Run `py-spy dump --pid {which}, unless `rankwatch incidents show` has its stack by now."
 
 
 def _go_on(pids: Mapping[str, Sequence[int]], hosts: Sequence[str]) -> str:

@@ -73,17 +73,21 @@ def incident_text(incident: IncidentVersion, world_size: int, accelerated: bool 
         return _lines(what, _lasted(incident), f"Details: {command_to_type(incident)}")
     unit = cost_unit(accelerated)
     what += f". {_since(incident)}"
+    what += f". Impact: {impact(incident.kind, incident.severity, incident.evidence)}"
     if cost := incident.impact_gpu_hours_per_hour:
-        what += f". Costs {cost:.3g} {unit} per hour{_share(cost, world_size)}"
-    else:
-        what += f". Impact: {impact(incident.kind, incident.severity, incident.evidence)}"
+        what += f"; costs {cost:.3g} {unit} per hour{_share(cost, world_size)}"
     usual = f"Normal: {normal(incident.kind, incident.evidence)}{_figures(incident.evidence)}"
     usual += f". Confidence that it is real: {confidence_words(incident.confidence)}"
-    if incident.cause:
-        usual += f". Likely cause: {cause_words(incident.cause)}"
-    first = first_steps(incident.kind, incident.severity, incident.evidence, incident.hosts)[0]
-    then = f"First: {first} Then: {command_to_type(incident)}{_suggested(incident.suggestion, unit)}"
-    return _lines(what, f"{usual}. Changed: {changed(incident.changes_before, incident.onset_unix_ns)}", then)
+    usual += f". Likely cause: {cause_words(incident.cause) or 'not known'}"
+    then = f"First: {what_to_do(incident)[0]} {_then(incident, unit)}"
+    return _lines(what, f"{usual}. Changed before it: {changed(incident.changes_before, incident.onset_unix_ns)}", then)
+
+
+def what_to_do(incident: IncidentVersion) -> list[str]:
+    """The first steps about an incident."""
+    has_checkpoint = incident.checkpoint is not None
+    known = incident.kind, incident.severity, incident.evidence, incident.hosts
+    return first_steps(*known, has_checkpoint=has_checkpoint)
 
 
 def command_text(request: CommandRequest) -> str:
@@ -148,8 +152,10 @@ def _since(incident: IncidentVersion) -> str:
     step = "" if incident.onset_step is None else f"step {incident.onset_step}, "
     since = "Began at" if incident.evidence.get(ENDED_BY_ITSELF) else "Open since"
     after_s = (incident.detected_unix_ns - incident.onset_unix_ns) / 1e9
-    found = "at once" if after_s < 1 else f"{duration(after_s)} later"
-    return f"{since} {step}{at:%Y-%m-%d %H:%M:%S} UTC, found {found}"
+    found = [f"{duration(after_s)} later"] if after_s >= 1 else []
+    if incident.detected_step not in (None, incident.onset_step):
+        found.append(f"in step {incident.detected_step}")
+    return f"{since} {step}{at:%Y-%m-%d %H:%M:%S} UTC, found {' '.join(found) or 'at once'}"
 
 
 def _share(cost: float, world_size: int) -> str:
@@ -160,15 +166,19 @@ def _share(cost: float, world_size: int) -> str:
     return f", {share:.0%} of the job" if share >= SHARE_MIN else ""
 
 
-def _suggested(suggestion: Mapping[str, Any], unit: str) -> str:
-    """Why the command is suggested, the checkpoint that it goes back to, and what it costs, in brackets."""
-    if not suggestion.get("reason"):
-        return ""
-    told = [": ".join(str(suggestion[name]) for name in ("reason", "checkpoint") if suggestion.get(name))]
-    action, cost = suggestion.get("action"), suggestion.get("cost_gpu_hours") or 0.0
-    if action in POLICY_ACTIONS and cost > 0:
-        told.append(f"costs about {cost:.3g} {unit}" + (" an hour" if action == Action.PAUSE else ""))
-    return f" ({'; '.join(told)})"
+def _then(incident: IncidentVersion, unit: str) -> str:
+    """The command that is suggested, with why, the checkpoint that it goes back to and what it costs; where none is,
+    what is to be expected, and the command that shows more.
+    """
+    suggestion, command = incident.suggestion, command_to_type(incident)
+    why = ": ".join(str(suggestion[name]) for name in ("reason", "checkpoint") if suggestion.get(name))
+    if suggestion.get("action") not in POLICY_ACTIONS:
+        return f"{why[:1].upper()}{why[1:]}{'.' if why else ''} Details: {command}".lstrip()
+    cost = suggestion.get("cost_gpu_hours") or 0.0
+    each = " an hour" if suggestion["action"] == Action.PAUSE else ""
+    told = [why, f"costs about {cost:.3g} {unit}{each}" if cost > 0 else ""]
+    brackets = "; ".join(filter(None, told))
+    return f"Then: {command}" + (f" ({brackets})" if brackets else "")
 
 
 def _some(places: tuple[Any, ...]) -> str:

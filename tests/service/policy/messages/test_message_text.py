@@ -11,6 +11,7 @@ from rankwatch_service.policy.messages.message_text import (
     command_to_type,
     incident_text,
 )
+from rankwatch_service.policy.suggestion import NOWHERE
 from tests.support.values.incidents import NOON_UNIX_NS, incident_version
 
 REQUEST = {
@@ -30,14 +31,15 @@ def test_it_says_what_where_how_bad_what_is_normal_and_what_to_do_first():
     what, normal, first = incident_text(incident_version(severity=Severity.CRITICAL), 64).split("\n")
     assert what == (
         "CRITICAL gpt-small: Rank 3 runs at 0.62 of its peers since step 480. Rank 3 of 64 on node-a, device GPU-3. "
-        "Open since step 480, 2025-10-09 08:53:17 UTC, found 3 s later. Costs 1.5 GPU-hours per hour, 2% of the job"
+        "Open since step 480, 2025-10-09 08:53:17 UTC, found 3 s later in step 500. "
+        "Impact: ranks in lockstep wait for the slow one in every step; costs 1.5 GPU-hours per hour, 2% of the job"
     )
     assert normal == (
         "Normal: ranks that do the same work take equally long (peers 0.1 s, here 0.161 s). "
-        "Confidence that it is real: almost certain. Likely cause: the rank itself: its device or its process. "
-        "Changed: nothing known shortly before"
+        "Confidence that it is real: almost certain. Likely cause: the rank itself: its device, process or data. "
+        "Changed before it: nothing known shortly before"
     )
-    assert first.startswith("First: Run `nvidia-smi` on the host")
+    assert first.startswith("First: Run `nvidia-smi -q -d TEMPERATURE,POWER,CLOCK` on the host")
     why = "the rank is slow on its own; costs about 0.1 GPU-hours an hour"
     assert first.endswith(f"Then: rankwatch pause gpt-small ({why})")
 
@@ -48,7 +50,15 @@ def test_a_rollback_says_from_which_checkpoint_and_for_how_much():
     assert then.endswith("(why: local:l.0:470; costs about 0.31 GPU-hours)")
     waiting = {"action": "wait", "reason": "it may pass by itself", "checkpoint": None, "cost_gpu_hours": 64.0}
     then = incident_text(incident_version(suggestion=waiting), 64).split("\n")[2]
-    assert then.endswith("Then: rankwatch incidents show 1 (it may pass by itself)")
+    assert then.endswith(". It may pass by itself. Details: rankwatch incidents show 1")
+
+
+def test_nobody_is_sent_back_where_there_is_nothing_to_go_back_to():
+    nowhere = {"action": "investigate", "reason": f"it rarely passes by itself{NOWHERE}", "checkpoint": None}
+    for kind in (Kind.NONFINITE, Kind.CORRUPTION):
+        then = incident_text(incident_version(kind=kind, suggestion=nowhere, checkpoint=None), 64).split("\n")[2]
+        assert then.startswith("First: Stop the job, and start it again from a checkpoint from before the onset;")
+        assert "It rarely passes by itself; there is no good checkpoint to go back to. Details:" in then
 
 
 def test_a_job_that_stands_still_costs_all_of_it():
@@ -74,7 +84,7 @@ def test_a_gradient_norm_alone_is_no_proof_of_wrong_weights():
     norms = {"local_grad_norm": 1.64, "peers_local_grad_norm": 0.98}
     hint = incident_version(kind=Kind.CORRUPTION, evidence=norms, impact_gpu_hours_per_hour=0.0, confidence=0.6)
     what, usual, then = incident_text(hint, 64).split("\n")
-    assert what.endswith("Impact: its gradients go into the weights of all ranks; no parameter is known to differ")
+    assert what.endswith("Impact: none is proven; wrong gradients of one rank would go into the weights of all")
     assert "norms of about one size (peers 0.98, here 1.64). Confidence that it is real: possible." in usual
     assert then.startswith("First: Look at the data of that rank first")
 
@@ -83,7 +93,7 @@ def test_what_a_script_declares_stays_on_its_line():
     declared = [{"what": "x\n" * 1_000, "step": 3, "unix_ns": incident_version().onset_unix_ns}]
     text = incident_text(incident_version(changes_before=tuple(declared)), 64)
     assert len(text.split("\n")) == 3
-    assert "Changed: x x" in text
+    assert "Changed before it: x x" in text
 
 
 def test_of_a_resolved_incident_it_says_how_long_it_lasted():
@@ -121,8 +131,8 @@ def test_what_only_the_end_of_the_job_ended_is_not_told_as_resolved(kind, onset_
 
 
 def test_the_cost_is_of_ranks_where_the_job_has_no_devices():
-    assert "Costs 1.5 rank-hours per hour" in incident_text(incident_version(), 8, accelerated=False)
-    assert "Costs 1.5 GPU-hours per hour" in incident_text(incident_version(devices=()), 8)
+    assert "; costs 1.5 rank-hours per hour" in incident_text(incident_version(), 8, accelerated=False)
+    assert "; costs 1.5 GPU-hours per hour" in incident_text(incident_version(devices=()), 8)
 
 
 @pytest.mark.parametrize("kind", sorted(Kind))

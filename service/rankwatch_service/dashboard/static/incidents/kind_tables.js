@@ -14,7 +14,8 @@ export function fingerprints({ fingerprints: deviating = {}, replicas = {}, repl
   const usual = groups(replicas)[0]?.value ?? "";
   const row = ({ value, ranks, differs }) =>
     h("tr", { class: differs ? "differs" : "" }, h("td", { class: "mono" }, differs ? marked(value, usual) : value), h("td", {}, span(ranks)), h("td", {}, differs ? h("b", {}, "differs") : "agree"));
-  const text = [compared && `${number(compared)} replicas compared`, equal !== undefined && equal !== null && `all equal in step ${number(equal)}`].filter(Boolean).join("; ");
+  const listed = Object.keys(replicas).length + Object.keys(deviating).length;
+  const text = [compared && `${number(compared)} replicas compared${compared > listed ? `, ${number(listed)} of them listed` : ""}`, equal !== undefined && equal !== null && `all equal in step ${number(equal)}`].filter(Boolean).join("; ");
   return [table(["Fingerprint", "Ranks", "Replicas"], rows.slice(0, ROWS).map(row)), text && h("p", { class: "hint" }, `${text}.`)];
 }
 
