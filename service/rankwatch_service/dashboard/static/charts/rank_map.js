@@ -25,11 +25,13 @@ export class RankMap {
     this.holder = h("div", { class: "body map" });
     this.card = card("Ranks over steps", this.holder, { tools: [this.metric, this.shade, this.order] });
     this.map = null;
+    this.first = metricsOf(job).catch(() => null); // asked for before the rest of the page has come
   }
 
   // `found` is the job as REST shows it; `outlines` are {ranks, from, to, severity, resolved}.
   async draw(found, { from, outlines, timeOf }) {
-    const metric = this.#offer(await metricsOf(this.job));
+    const metric = this.#offer((await this.first) ?? (await metricsOf(this.job)));
+    this.first = null;
     const cells = metric && (await grid(this.job, metric, COLUMNS, { from }));
     if (!cells) return;
     const ranks = found.topology.ranks ?? [];

@@ -205,8 +205,8 @@ export async function seesEveryJob() {
 
 // The session of whoever looks at the page.
 export async function viewer() {
-  session ??= await get("session").catch(() => null);
-  return session ?? { person: null, scopes: [] };
+  session ??= get("session").catch(() => (session = null)); // one request, however many ask at once
+  return (await session) ?? { person: null, scopes: [] };
 }
 
 async function leave() {
