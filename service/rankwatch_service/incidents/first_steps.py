@@ -20,6 +20,10 @@ NO_CHECKPOINT: Final = (
     "Stop the job, and start it again from a checkpoint from before the onset; no good one is known to rankwatch."
 )
 """In place of the first step, where that is to go back."""
+WITHOUT_DEVICE: Final = (
+    "See what else runs on the host (`top`), and which limits its container has: cores, memory, clocks (`lscpu`)."
+)
+"""In place of the first step about a straggler, where ranks compute on the host's processors."""
 DONE_ALONE: Final = ("Nothing, if this rank was meant to finish first: the others do not wait for it.",)
 
 
@@ -30,6 +34,7 @@ def first_steps(
     hosts: Sequence[str] = (),
     *,
     has_checkpoint: bool = True,
+    accelerated: bool = True,
 ) -> list[str]:
     """The first steps for one incident, which may need none.
 
@@ -39,6 +44,7 @@ def first_steps(
         evidence: of its first mover.
         hosts: of the ranks that it names.
         has_checkpoint: a good checkpoint is known to go back to.
+        accelerated: the ranks of its job compute on devices.
     """
     if kind == Kind.RANK_LOST and severity == Severity.INFO:
         return list(ASKED_TO_END if evidence.get("requested") else DONE_ALONE)
@@ -49,4 +55,6 @@ def first_steps(
     steps = KINDS[Kind(kind)].first_steps
     if kind in (Kind.CORRUPTION, Kind.NONFINITE) and not has_checkpoint:
         steps = (NO_CHECKPOINT, *steps[1:])
+    if kind == Kind.STRAGGLER and not accelerated:
+        steps = (WITHOUT_DEVICE, *steps[1:])
     return hang_steps(steps, evidence, hosts) if kind == Kind.HANG else list(steps)

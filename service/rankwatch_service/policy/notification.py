@@ -242,7 +242,7 @@ def _incident_data(
         "evidence": evidence,
         "consequences": listed("consequences", [consequence.fields() for consequence in incident.consequences]),
         "suggestion": _shortened_in(incident.suggestion),
-        "first_steps": what_to_do(incident),
+        "first_steps": what_to_do(incident, accelerated),
         "command": command_to_type(incident),
         "checkpoint": incident.checkpoint,
         "links": {name: url.replace(KIND_PLACE, incident.kind) for name, url in links.items()},

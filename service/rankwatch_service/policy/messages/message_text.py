@@ -79,15 +79,14 @@ def incident_text(incident: IncidentVersion, world_size: int, accelerated: bool 
     usual = f"Normal: {normal(incident.kind, incident.evidence)}{_figures(incident.evidence)}"
     usual += f". Confidence that it is real: {confidence_words(incident.confidence)}"
     usual += f". Likely cause: {cause_words(incident.cause) or 'not known'}"
-    then = f"First: {what_to_do(incident)[0]} {_then(incident, unit)}"
+    then = f"First: {what_to_do(incident, accelerated)[0]} {_then(incident, unit)}"
     return _lines(what, f"{usual}. Changed before it: {changed(incident.changes_before, incident.onset_unix_ns)}", then)
 
 
-def what_to_do(incident: IncidentVersion) -> list[str]:
-    """The first steps about an incident."""
-    has_checkpoint = incident.checkpoint is not None
+def what_to_do(incident: IncidentVersion, accelerated: bool = True) -> list[str]:
+    """The first steps about an incident, of a job that computes on devices or does not."""
     known = incident.kind, incident.severity, incident.evidence, incident.hosts
-    return first_steps(*known, has_checkpoint=has_checkpoint)
+    return first_steps(*known, has_checkpoint=incident.checkpoint is not None, accelerated=accelerated)
 
 
 def command_text(request: CommandRequest) -> str:

@@ -53,6 +53,13 @@ def test_a_rollback_says_from_which_checkpoint_and_for_how_much():
     assert then.endswith(". It may pass by itself. Details: rankwatch incidents show 1")
 
 
+def test_a_slow_rank_without_a_device_is_no_matter_for_nvidia_smi():
+    assert "nvidia-smi" in incident_text(incident_version(), 8).split("\n")[2]
+    assert (
+        incident_text(incident_version(), 8, accelerated=False).split("\n")[2].startswith("First: See what else runs")
+    )
+
+
 def test_nobody_is_sent_back_where_there_is_nothing_to_go_back_to():
     nowhere = {"action": "investigate", "reason": f"it rarely passes by itself{NOWHERE}", "checkpoint": None}
     for kind in (Kind.NONFINITE, Kind.CORRUPTION):

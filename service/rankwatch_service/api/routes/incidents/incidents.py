@@ -308,6 +308,7 @@ def incident_detail(connection: Connection, row: RowMapping) -> IncidentDetail:
     ).mappings()
     here = (AttemptRow.job == row["job"], AttemptRow.attempt == JobRow.attempt, JobRow.name == row["job"])
     now = connection.execute(select(JobRow.state, JobRow.accelerated, AttemptRow.topology).where(*here)).one_or_none()
+    accelerated = now is None or now.accelerated
     can = now.topology.get("can", ()) if now and now.state != "ended" else ()
     return IncidentDetail(
         **row,
@@ -316,13 +317,14 @@ def incident_detail(connection: Connection, row: RowMapping) -> IncidentDetail:
         changed=changed(row["changes_before"], row["onset_unix_ns"]),
         normal=normal(row["kind"], row["evidence"]),
         impact=impact(row["kind"], row["severity"], row["evidence"]),
-        accelerated=now is None or now.accelerated,
+        accelerated=accelerated,
         first_steps=first_steps(
             row["kind"],
             row["severity"],
             row["evidence"],
             row["hosts"],
             has_checkpoint=row["checkpoint"] is not None,
+            accelerated=accelerated,
         ),
         can=sorted(can),
         history=[Transition.model_validate({**one, "fields": _without_why(one["fields"])}) for one in history],
