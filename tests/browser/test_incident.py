@@ -90,7 +90,7 @@ def test_the_page_answers_what_an_engineer_asks_first_also_where_no_rank_or_no_c
         })""")
         where, since, idle, _, goodput, confidence = texts["tiles"]
         usual, bad, cause, changed = texts["answers"]
-        assert re.search(r"Where\s+(rank 9\s+host-1|whole job\s+(job|host-7))", where), (kind, where)
+        assert re.search(r"Where\s+(rank 9\s+host-1|whole job\s+(16 ranks|host-7))", where), (kind, where)
         assert re.search(r"Since\s+1 min", since), (kind, since)
         assert re.search(r"(GPUs idle|GPUs wasted)\s+(\d|none)", idle), (kind, idle)
         assert re.search(r"Goodput\s+\d", goodput), (kind, goodput)

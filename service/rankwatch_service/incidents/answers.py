@@ -69,6 +69,7 @@ _CONFIDENCE: Final = ((1.0, "certain"), (0.99, "almost certain"), (0.9, "very li
 """Least confidence, and how it is called."""
 
 _CAUSES: Final[Mapping[str, str]] = {
+    "": "not known",
     "worker": "the rank itself: its device, process or data",
     "device": "the device: its clock, power, heat or a fault",
     "host": "the host: other processes, memory or limits that its ranks share",
@@ -85,8 +86,8 @@ _CAUSES: Final[Mapping[str, str]] = {
 def cause_words(cause: str) -> str:
     """A cause class as a clause; the class itself if it is a new one.
 
-    >>> cause_words("data")
-    'waiting for data'
+    >>> cause_words("data"), cause_words("")
+    ('waiting for data', 'not known')
     """
     return _CAUSES.get(cause, cause)
 
@@ -130,15 +131,16 @@ def confidence_words(confidence: float) -> str:
 
 
 def changed(changes: Sequence[Mapping[str, Any]], onset_unix_ns: int) -> str:
-    """The newest changes before an onset, as a clause: saves only where nothing else changed, and what several ranks
-    tell only once.
+    """The newest changes before an onset, as a clause: saves only where nothing else has changed, and what several
+    ranks tell only once.
 
     Args:
         changes: {what, step, unix_ns} each (`Incident.changes_before`).
         onset_unix_ns: of the incident.
     """
-    different = {(one["what"], one["step"]): one for one in changes}
-    newest = sorted(different.values(), key=lambda one: (not _is_save(one["what"]), int(one["unix_ns"])), reverse=True)
+    others = [one for one in changes if not _is_save(one["what"])]
+    different = {(one["what"], one["step"]): one for one in others or changes}
+    newest = sorted(different.values(), key=lambda one: int(one["unix_ns"]), reverse=True)
     told = []
     for one in newest[:CHANGES_TOLD]:
         step = "" if one["step"] is None or _is_save(one["what"]) else f" at step {one['step']}"

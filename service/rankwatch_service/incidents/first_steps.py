@@ -16,6 +16,8 @@ NORM_ALONE: Final = (
     "If fingerprints differ as well, or the loss leaves its level, go back to a checkpoint from before the onset.",
 )
 """Of a corruption whose only sign is a local gradient norm."""
+GO_BACK: Final = frozenset({Kind.CORRUPTION, Kind.NONFINITE})
+"""Kinds whose first step is to go back to a checkpoint."""
 NO_CHECKPOINT: Final = (
     "Stop the job, and start it again from a checkpoint from before the onset; no good one is known to rankwatch."
 )
@@ -53,7 +55,7 @@ def first_steps(
     if has_norm_alone(kind, evidence):
         return list(NORM_ALONE)
     steps = KINDS[Kind(kind)].first_steps
-    if kind in (Kind.CORRUPTION, Kind.NONFINITE) and not has_checkpoint:
+    if kind in GO_BACK and not has_checkpoint:
         steps = (NO_CHECKPOINT, *steps[1:])
     if kind == Kind.STRAGGLER and not accelerated:
         steps = (WITHOUT_DEVICE, *steps[1:])

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from rankwatch_service.incidents.answers import cause_words, changed, confidence_words, duration, impact, normal
-from rankwatch_service.incidents.first_steps import first_steps
+from rankwatch_service.incidents.first_steps import GO_BACK, first_steps
 from rankwatch_service.incidents.kinds import ENDED_BY_ITSELF, KINDS
 from rankwatch_service.incidents.lost_time import cost_unit
 from rankwatch_service.incidents.model import LISTED_MAX
@@ -71,16 +71,15 @@ def incident_text(incident: IncidentVersion, world_size: int, accelerated: bool 
     what = f"{head} {incident.job}: {one_line(incident.summary).removesuffix('.')}. {where}"
     if incident.state == "resolved":
         return _lines(what, _lasted(incident), f"Details: {command_to_type(incident)}")
-    unit = cost_unit(accelerated)
     what += f". {_since(incident)}"
     what += f". Impact: {impact(incident.kind, incident.severity, incident.evidence)}"
     if cost := incident.impact_gpu_hours_per_hour:
-        what += f"; costs {cost:.3g} {unit} per hour{_share(cost, world_size)}"
+        what += f"; costs {cost:.3g} {cost_unit(accelerated)} per hour{_share(cost, world_size)}"
     usual = f"Normal: {normal(incident.kind, incident.evidence)}{_figures(incident.evidence)}"
     usual += f". Confidence that it is real: {confidence_words(incident.confidence)}"
-    usual += f". Likely cause: {cause_words(incident.cause) or 'not known'}"
-    then = f"First: {what_to_do(incident, accelerated)[0]} {_then(incident, unit)}"
-    return _lines(what, f"{usual}. Changed before it: {changed(incident.changes_before, incident.onset_unix_ns)}", then)
+    usual += f". Likely cause: {cause_words(incident.cause)}"
+    usual += f". Changed before it: {changed(incident.changes_before, incident.onset_unix_ns)}"
+    return _lines(what, usual, _now(incident, world_size, accelerated))
 
 
 def what_to_do(incident: IncidentVersion, accelerated: bool = True) -> list[str]:
@@ -165,19 +164,32 @@ def _share(cost: float, world_size: int) -> str:
     return f", {share:.0%} of the job" if share >= SHARE_MIN else ""
 
 
-def _then(incident: IncidentVersion, unit: str) -> str:
-    """The command that is suggested, with why, the checkpoint that it goes back to and what it costs; where none is,
-    what is to be expected, and the command that shows more.
+def _now(incident: IncidentVersion, world_size: int, accelerated: bool) -> str:
+    """What to do: the first step, and the command that is suggested, with why, the checkpoint that it goes back to and
+    what it costs. Where the first step is to go back, that command is it. At last the command that shows more.
     """
-    suggestion, command = incident.suggestion, command_to_type(incident)
+    steps, suggestion = what_to_do(incident, accelerated), incident.suggestion
     why = ": ".join(str(suggestion[name]) for name in ("reason", "checkpoint") if suggestion.get(name))
-    if suggestion.get("action") not in POLICY_ACTIONS:
-        return f"{why[:1].upper()}{why[1:]}{'.' if why else ''} Details: {command}".lstrip()
+    shows = f"Details: rankwatch incidents show {short(incident.id)}"
+    action = suggestion.get("action")
+    if action not in POLICY_ACTIONS:
+        return f"First: {steps[0]} {why[:1].upper()}{why[1:]}{'. ' if why else ''}{shows}"
+    told = [why, _price(suggestion, world_size, cost_unit(accelerated))]
+    command = command_to_type(incident) + f" ({'; '.join(filter(None, told))})"
+    if action == Action.ROLLBACK and incident.kind in GO_BACK:
+        return f"First: {command}. Then: {steps[1]} {shows}"
+    return f"First: {steps[0]} Then: {command}. {shows}"
+
+
+def _price(suggestion: Mapping[str, Any], world_size: int, unit: str) -> str:
+    """What the suggested action costs, also in time of the job; empty if that is not known."""
     cost = suggestion.get("cost_gpu_hours") or 0.0
-    each = " an hour" if suggestion["action"] == Action.PAUSE else ""
-    told = [why, f"costs about {cost:.3g} {unit}{each}" if cost > 0 else ""]
-    brackets = "; ".join(filter(None, told))
-    return f"Then: {command}" + (f" ({brackets})" if brackets else "")
+    if cost <= 0:
+        return ""
+    if suggestion.get("action") == Action.PAUSE:
+        return f"costs {cost:.3g} {unit} an hour"
+    lasts = f"about {duration(cost / world_size * 3_600)} of the job, " if world_size else ""
+    return f"costs {lasts}{cost:.3g} {unit}"
 
 
 def _some(places: tuple[Any, ...]) -> str:

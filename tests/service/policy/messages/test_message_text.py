@@ -40,17 +40,23 @@ def test_it_says_what_where_how_bad_what_is_normal_and_what_to_do_first():
         "Changed before it: nothing known shortly before"
     )
     assert first.startswith("First: Run `nvidia-smi -q -d TEMPERATURE,POWER,CLOCK` on the host")
-    why = "the rank is slow on its own; costs about 0.1 GPU-hours an hour"
-    assert first.endswith(f"Then: rankwatch pause gpt-small ({why})")
+    why = "the rank is slow on its own; costs 0.1 GPU-hours an hour"
+    assert first.endswith(f"Then: rankwatch pause gpt-small ({why}). Details: rankwatch incidents show 1")
 
 
-def test_a_rollback_says_from_which_checkpoint_and_for_how_much():
+def test_where_the_first_step_is_to_go_back_the_command_is_it():
     suggestion = {"action": "rollback", "reason": "why", "checkpoint": "local:l.0:470", "cost_gpu_hours": 0.31}
-    then = incident_text(incident_version(suggestion=suggestion), 64).split("\n")[2]
-    assert then.endswith("(why: local:l.0:470; costs about 0.31 GPU-hours)")
+    now = incident_text(incident_version(kind=Kind.CORRUPTION, suggestion=suggestion), 64).split("\n")[2]
+    assert now == (
+        "First: rankwatch rollback gpt-small (why: local:l.0:470; costs about 17 s of the job, 0.31 GPU-hours). "
+        "Then: Take the host out or watch it: such faults are mostly permanent. Details: rankwatch incidents show 1"
+    )
+
+
+def test_where_no_command_helps_it_says_what_to_expect():
     waiting = {"action": "wait", "reason": "it may pass by itself", "checkpoint": None, "cost_gpu_hours": 64.0}
-    then = incident_text(incident_version(suggestion=waiting), 64).split("\n")[2]
-    assert then.endswith(". It may pass by itself. Details: rankwatch incidents show 1")
+    now = incident_text(incident_version(suggestion=waiting), 64).split("\n")[2]
+    assert now.endswith(". It may pass by itself. Details: rankwatch incidents show 1")
 
 
 def test_a_slow_rank_without_a_device_is_no_matter_for_nvidia_smi():
@@ -74,16 +80,15 @@ def test_a_job_that_stands_still_costs_all_of_it():
     )
 
 
-def test_it_names_the_newest_changes_before_the_onset_and_saves_last():
+def test_it_names_the_newest_changes_before_the_onset_and_saves_only_where_nothing_else_changed():
     onset = incident_version().onset_unix_ns
     saved = {"what": save_text("local:l.0:470"), "step": 470, "unix_ns": onset - 65 * 10**9}
     began = {"what": "attempt l.1 began after l.0", "step": None, "unix_ns": onset - 300 * 10**9}
     declared = {"what": "declared: lr 3e-4", "step": 480, "unix_ns": onset - 10**9}
-    assert changed([began, saved, saved], onset) == (
-        "attempt l.1 began after l.0, 5 min before; checkpoint local:l.0:470 saved, 1 min 5 s before"
-    )
-    assert changed([began, saved, declared], onset) == (
-        "declared: lr 3e-4 at step 480, 1 s before; attempt l.1 began after l.0, 5 min before; and 1 more"
+    assert changed([saved, saved], onset) == "checkpoint local:l.0:470 saved, 1 min 5 s before"
+    assert changed([began, saved], onset) == "attempt l.1 began after l.0, 5 min before"
+    assert changed([began, saved, declared, declared | {"step": 479}], onset) == (
+        "declared: lr 3e-4 at step 480, 1 s before; declared: lr 3e-4 at step 479, 1 s before; and 1 more"
     )
 
 

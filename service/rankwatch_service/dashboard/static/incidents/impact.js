@@ -32,11 +32,11 @@ export function tiles(incident, job, placed) {
   const hosts = incident.hosts.slice(0, 2).map((one, n) => [n > 0 && ", ", h("a", { href: `/hosts/${encodeURIComponent(one)}` }, one)]);
   const devices = placed.map((one) => one.device_uuid).filter(Boolean);
   return [
-    tile("Where", rankList(incident.ranks, 4), [incident.scope.startsWith("switch:") || !hosts.length ? (incident.evidence.host ?? incident.scope.replace(":", " ")) : hosts, (devices[0] ?? incident.devices[0]) && ` · ${devices[0] ?? incident.devices[0]}`]),
-    tile(resolved ? "Lasted" : "Since", h("span", { "data-since": incident.onset_unix_ns, "data-until": incident.resolved_unix_ns }), h("span", { title: moment(incident.onset_unix_ns) }, `${incident.onset_step === null ? "" : `step ${number(incident.onset_step)} · `}${clock(incident.onset_unix_ns)}`)),
+    tile("Where", rankList(incident.ranks, 4), [incident.scope.startsWith("switch:") || !hosts.length ? (incident.evidence.host ?? (incident.scope === "job" ? all > 0 && `${number(all)} ranks` : incident.scope.replace(":", " "))) : hosts, (devices[0] ?? incident.devices[0]) && ` · ${devices[0] ?? incident.devices[0]}`]),
+    tile(resolved ? "Lasted" : "Since", h("span", { "data-since": incident.onset_unix_ns, "data-until": incident.resolved_unix_ns }), h("span", { title: moment(incident.onset_unix_ns) }, [incident.onset_step !== null && `step ${number(incident.onset_step)}`, clock(incident.onset_unix_ns), `found ${foundAfter(incident)}`].filter(Boolean).join(" · "))),
     tile(capital(lost), rate > 0 ? [number(rate, 3), h("small", {}, ` of ${number(all)}`)] : known ? "none" : "–", rate > 0 ? (resolved ? "when it ended" : "now") : resolved ? "it is over" : "no cost known"),
     tile("Lost so far", rate > 0 ? [h("span", { "data-lost": rate, "data-from": incident.onset_unix_ns, "data-to": incident.resolved_unix_ns }), h("small", {}, ` ${hours}`)] : "–", rate > 0 ? "at this rate since the onset" : "no cost known"),
-    tile("Goodput", all && known ? [number(Math.max(0, 100 * (1 - rate / all)), 2), h("small", {}, " % of usual")] : "–", `detected ${detectedAfter(incident)}`),
+    tile("Goodput", all && known ? [number(Math.max(0, 100 * (1 - rate / all)), 2), h("small", {}, " % of usual")] : "–", resolved ? "while it lasted" : "now"),
     isEvent(incident) ? tile("Confidence", "–", "not a fault") : tile("Confidence", capital(incident.confidence_words), typeof incident.score === "number" ? `that it is real · score ${number(incident.score, 3)}` : "that it is real · exact evidence"),
   ];
 }
@@ -46,9 +46,9 @@ export function answers(incident) {
   return [
     ["Normal", `${capital(incident.normal)}${figures(incident.evidence)}.`],
     ["Impact", `${capital(incident.impact)}.`],
-    incident.cause_words && ["Likely cause", `${capital(incident.cause_words)}.`],
+    ["Likely cause", `${capital(incident.cause_words)}.`],
     ["Changed before", `${capital(incident.changed)}.`],
-  ].filter(Boolean).map(([name, text]) => h("div", {}, h("dt", {}, name), h("dd", { class: "break" }, text)));
+  ].map(([name, text]) => h("div", {}, h("dt", {}, name), h("dd", { class: "break" }, text)));
 }
 
 // The first measured value that has a baseline, beside it.
@@ -65,9 +65,11 @@ export function showLost(holder) {
   }
 }
 
-function detectedAfter(incident) {
-  const seconds = (incident.detected_unix_ns - incident.onset_unix_ns) / 1e9;
-  return seconds < 1e-3 ? "immediately" : `after ${interval(seconds)}`;
+// By time, or by steps where the evidence does not say at which time between them it began.
+function foundAfter({ onset_unix_ns: onset, detected_unix_ns: detected, onset_step: first, detected_step: step }) {
+  const seconds = (detected - onset) / 1e9;
+  if (seconds >= 1e-3) return `after ${interval(seconds)}`;
+  return step !== null && first !== null && step > first ? `in step ${number(step)}` : "at once";
 }
 
 const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
