@@ -99,7 +99,7 @@ def test_ranks_that_ended_on_request_are_no_fault(office):
     office.incidents(1, job="gpt", severity="info", **ended)
     page = office.goto(f"/incidents/{office.incident_id('info')}")
     expect(page.locator("h1")).to_have_text("Ended on request: rank 1 on node-1")
-    expect(page.locator(".tile", has_text="Confidence")).to_contain_text("not a fault")
+    expect(page.locator(".tile", has_text="Is it real?")).to_contain_text("not a fault")
 
 
 def test_who_may_not_see_a_page_reads_why_and_can_log_in_as_someone_else(office):

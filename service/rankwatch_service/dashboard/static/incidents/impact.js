@@ -30,14 +30,15 @@ export function tiles(incident, job, placed) {
   const known = rate > 0 || !resolved;
   const lost = SPOILS.includes(incident.kind) ? `${many} wasted` : `${many} idle`;
   const hosts = incident.hosts.slice(0, 2).map((one, n) => [n > 0 && ", ", h("a", { href: `/hosts/${encodeURIComponent(one)}` }, one)]);
+  const scope = incident.scope === "job" ? all > 0 && `${number(all)} ranks` : incident.scope.replace(":", " ");
   const devices = placed.map((one) => one.device_uuid).filter(Boolean);
   return [
-    tile("Where", rankList(incident.ranks, 4), [incident.scope.startsWith("switch:") || !hosts.length ? (incident.evidence.host ?? (incident.scope === "job" ? all > 0 && `${number(all)} ranks` : incident.scope.replace(":", " "))) : hosts, (devices[0] ?? incident.devices[0]) && ` · ${devices[0] ?? incident.devices[0]}`]),
-    tile(resolved ? "Lasted" : "Since", h("span", { "data-since": incident.onset_unix_ns, "data-until": incident.resolved_unix_ns }), h("span", { title: moment(incident.onset_unix_ns) }, [incident.onset_step !== null && `step ${number(incident.onset_step)}`, clock(incident.onset_unix_ns), `found ${foundAfter(incident)}`].filter(Boolean).join(" · "))),
+    tile("Where", rankList(incident.ranks, 4), [incident.scope.startsWith("switch:") || !hosts.length ? (incident.evidence.host ?? scope) : hosts, (devices[0] ?? incident.devices[0]) && ` · ${devices[0] ?? incident.devices[0]}`]),
+    tile(resolved ? "Lasted" : "Since", h("span", { "data-since": incident.onset_unix_ns, "data-until": incident.resolved_unix_ns }), h("span", { title: moment(incident.onset_unix_ns) }, `${incident.onset_step === null ? "" : `step ${number(incident.onset_step)} · `}${clock(incident.onset_unix_ns)}`)),
     tile(capital(lost), rate > 0 ? [number(rate, 3), h("small", {}, ` of ${number(all)}`)] : known ? "none" : "–", rate > 0 ? (resolved ? "when it ended" : "now") : resolved ? "it is over" : "no cost known"),
     tile("Lost so far", rate > 0 ? [h("span", { "data-lost": rate, "data-from": incident.onset_unix_ns, "data-to": incident.resolved_unix_ns }), h("small", {}, ` ${hours}`)] : "–", rate > 0 ? "at this rate since the onset" : "no cost known"),
     tile("Goodput", all && known ? [number(Math.max(0, 100 * (1 - rate / all)), 2), h("small", {}, " % of usual")] : "–", resolved ? "while it lasted" : "now"),
-    isEvent(incident) ? tile("Confidence", "–", "not a fault") : tile("Confidence", capital(incident.confidence_words), typeof incident.score === "number" ? `that it is real · score ${number(incident.score, 3)}` : "that it is real · exact evidence"),
+    isEvent(incident) ? tile("Is it real?", "–", "not a fault") : tile("Is it real?", capital(incident.confidence_words), `found ${foundAfter(incident)}`),
   ];
 }
 
