@@ -26,6 +26,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from importlib.util import find_spec
 from itertools import chain, repeat
 from os import cpu_count
 from pathlib import Path
@@ -182,6 +183,8 @@ def options() -> argparse.Namespace:
     others = (chosen.accelerators, chosen.beside, chosen.peers, chosen.clean, chosen.calibration, chosen.speed)
     if chosen.generator == "cluster" and any(others):
         parser.error("only faults and clean jobs come from the cluster model: --generator cluster stands alone")
+    if chosen.peers and find_spec("nvidia_resiliency_ext") is None:
+        parser.error("--peers runs the code of NVRx too: pip install -c constraints.txt -e '.[peers]'")
     return chosen
 
 
