@@ -20,7 +20,8 @@ from tests.support.service.webhook_receiver import webhook_receiver
 from tests.support.trials.selection import long_trial
 from tests.support.values.incidents import silence, transition
 
-pytestmark = [pytest.mark.integration, needs_alertmanager, long_trial]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600), needs_alertmanager, long_trial]
+"""The story takes three minutes, after up to one until its second of the minute."""
 
 ROUTES = """
 [route]
