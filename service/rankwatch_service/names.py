@@ -1,4 +1,4 @@
-"""What jobs, attempts, hosts and boots can be called, and what is an e-mail address."""
+"""What jobs, attempts, hosts and boots can be called, what is an e-mail address, and how a text stays on its line."""
 
 from __future__ import annotations
 

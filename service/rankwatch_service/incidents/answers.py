@@ -116,6 +116,8 @@ def impact(kind: str, severity: str, evidence: Mapping[str, Any]) -> str:
         return "none: nothing is wrong"
     if evidence.get(ENDED_BY_ITSELF):
         return "none any more: it has ended by itself"
+    if kind == Kind.NONFINITE and severity != Severity.CRITICAL:
+        return "none is proven while loss and gradients stay finite"
     if has_norm_alone(kind, evidence):
         return "none is proven; wrong gradients of one rank would go into the weights of all"
     return _IMPACT[Kind(kind)]

@@ -22,6 +22,8 @@ NO_CHECKPOINT: Final = (
     "Stop the job, and start it again from a checkpoint from before the onset; no good one is known to rankwatch."
 )
 """In place of the first step, where that is to go back."""
+LOSS_IS_FINITE: Final = "See whether the loss stays finite: while it does, nothing need be done."
+"""In place of the first step about a value that is not finite, where it is neither the loss nor a gradient."""
 WITHOUT_DEVICE: Final = (
     "See what else runs on the host (`top`), and which limits its container has: cores, memory, clocks (`lscpu`)."
 )
@@ -55,7 +57,9 @@ def first_steps(
     if has_norm_alone(kind, evidence):
         return list(NORM_ALONE)
     steps = KINDS[Kind(kind)].first_steps
-    if kind in GO_BACK and not has_checkpoint:
+    if kind == Kind.NONFINITE and severity != Severity.CRITICAL:
+        steps = (LOSS_IS_FINITE, *steps)
+    elif kind in GO_BACK and not has_checkpoint:
         steps = (NO_CHECKPOINT, *steps[1:])
     if kind == Kind.STRAGGLER and not accelerated:
         steps = (WITHOUT_DEVICE, *steps[1:])

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from rankwatch_detectors.base import Severity
 from rankwatch_service.incidents.answers import cause_words, changed, confidence_words, duration, impact, normal
 from rankwatch_service.incidents.first_steps import GO_BACK, first_steps
 from rankwatch_service.incidents.kinds import ENDED_BY_ITSELF, KINDS
@@ -79,7 +80,7 @@ def incident_text(incident: IncidentVersion, world_size: int, accelerated: bool 
     usual += f". Confidence that it is real: {confidence_words(incident.confidence)}"
     usual += f". Likely cause: {cause_words(incident.cause)}"
     usual += f". Changed before it: {changed(incident.changes_before, incident.onset_unix_ns)}"
-    return _lines(what, usual, _now(incident, world_size, accelerated))
+    return _lines(what, usual, _what_now(incident, world_size, accelerated))
 
 
 def what_to_do(incident: IncidentVersion, accelerated: bool = True) -> list[str]:
@@ -164,9 +165,10 @@ def _share(cost: float, world_size: int) -> str:
     return f", {share:.0%} of the job" if share >= SHARE_MIN else ""
 
 
-def _now(incident: IncidentVersion, world_size: int, accelerated: bool) -> str:
+def _what_now(incident: IncidentVersion, world_size: int, accelerated: bool) -> str:
     """What to do: the first step, and the command that is suggested, with why, the checkpoint that it goes back to and
-    what it costs. Where the first step is to go back, that command is it. At last the command that shows more.
+    what it costs, unless that makes the line too long. Where the first step is to go back, that command is it. At last
+    the command that shows more.
     """
     steps, suggestion = what_to_do(incident, accelerated), incident.suggestion
     why = ": ".join(str(suggestion[name]) for name in ("reason", "checkpoint") if suggestion.get(name))
@@ -174,11 +176,13 @@ def _now(incident: IncidentVersion, world_size: int, accelerated: bool) -> str:
     action = suggestion.get("action")
     if action not in POLICY_ACTIONS:
         return f"First: {steps[0]} {why[:1].upper()}{why[1:]}{'. ' if why else ''}{shows}"
-    told = [why, _price(suggestion, world_size, cost_unit(accelerated))]
-    command = command_to_type(incident) + f" ({'; '.join(filter(None, told))})"
-    if action == Action.ROLLBACK and incident.kind in GO_BACK:
-        return f"First: {command}. Then: {steps[1]} {shows}"
-    return f"First: {steps[0]} Then: {command}. {shows}"
+    first, then = f"{steps[0]} Then: {command_to_type(incident)}", ""
+    if action == Action.ROLLBACK and incident.kind in GO_BACK and incident.severity is Severity.CRITICAL:
+        first, then = command_to_type(incident), f" Then: {steps[1]}"
+    price = _price(suggestion, world_size, cost_unit(accelerated))
+    reasons = f" ({'; '.join(filter(None, (why, price)))})"
+    whole = f"First: {first}{reasons}.{then} {shows}"
+    return whole if len(whole) <= LINE_CHARS_MAX else whole.replace(reasons, "", 1)
 
 
 def _price(suggestion: Mapping[str, Any], world_size: int, unit: str) -> str:

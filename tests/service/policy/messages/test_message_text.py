@@ -46,11 +46,28 @@ def test_it_says_what_where_how_bad_what_is_normal_and_what_to_do_first():
 
 def test_where_the_first_step_is_to_go_back_the_command_is_it():
     suggestion = {"action": "rollback", "reason": "why", "checkpoint": "local:l.0:470", "cost_gpu_hours": 0.31}
-    now = incident_text(incident_version(kind=Kind.CORRUPTION, suggestion=suggestion), 64).split("\n")[2]
+    now = incident_text(
+        incident_version(kind=Kind.CORRUPTION, severity=Severity.CRITICAL, suggestion=suggestion), 64
+    ).split("\n")[2]
     assert now == (
         "First: rankwatch rollback gpt-small (why: local:l.0:470; costs about 17 s of the job, 0.31 GPU-hours). "
         "Then: Take the host out or watch it: such faults are mostly permanent. Details: rankwatch incidents show 1"
     )
+
+
+def test_a_long_name_leaves_no_room_for_the_reasons_but_for_the_commands():
+    now = incident_text(incident_version(kind=Kind.HANG, job="j" * 200), 64).split("\n")[2]
+    assert f" Then: rankwatch pause {'j' * 200} (" in now
+    reason = {"action": "pause", "reason": "r" * 200, "checkpoint": "local:l.0:470", "cost_gpu_hours": 0.31}
+    now = incident_text(incident_version(kind=Kind.HANG, job="j" * 200, suggestion=reason), 64).split("\n")[2]
+    assert now.endswith(f" Then: rankwatch pause {'j' * 200}. Details: rankwatch incidents show 1")
+
+
+def test_a_value_that_is_neither_loss_nor_gradient_ruins_nothing_by_itself():
+    told = incident_version(kind=Kind.NONFINITE, severity=Severity.WARNING, impact_gpu_hours_per_hour=0.0)
+    what, _, now = incident_text(told, 64).split("\n")
+    assert what.endswith("Impact: none is proven while loss and gradients stay finite")
+    assert now.startswith("First: See whether the loss stays finite: while it does, nothing need be done.")
 
 
 def test_where_no_command_helps_it_says_what_to_expect():
@@ -69,7 +86,9 @@ def test_a_slow_rank_without_a_device_is_no_matter_for_nvidia_smi():
 def test_nobody_is_sent_back_where_there_is_nothing_to_go_back_to():
     nowhere = {"action": "investigate", "reason": f"it rarely passes by itself{NOWHERE}", "checkpoint": None}
     for kind in (Kind.NONFINITE, Kind.CORRUPTION):
-        then = incident_text(incident_version(kind=kind, suggestion=nowhere, checkpoint=None), 64).split("\n")[2]
+        then = incident_text(
+            incident_version(kind=kind, severity=Severity.CRITICAL, suggestion=nowhere, checkpoint=None), 64
+        ).split("\n")[2]
         assert then.startswith("First: Stop the job, and start it again from a checkpoint from before the onset;")
         assert "It rarely passes by itself; there is no good checkpoint to go back to. Details:" in then
 
