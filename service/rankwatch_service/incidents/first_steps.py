@@ -25,7 +25,7 @@ NO_CHECKPOINT: Final = (
 LOSS_IS_FINITE: Final = "See whether the loss stays finite: while it does, nothing need be done."
 """In place of the first step about a value that is not finite, where it is neither the loss nor a gradient."""
 WITHOUT_DEVICE: Final = (
-    "See what else runs on the host (`top`), and which limits its container has: cores, memory, clocks (`lscpu`)."
+    "See what else runs on the host (`top`), and which limits its container has (`cat /sys/fs/cgroup/cpu.max`)."
 )
 """In place of the first step about a straggler, where ranks compute on the host's processors."""
 DONE_ALONE: Final = ("Nothing, if this rank was meant to finish first: the others do not wait for it.",)

@@ -101,7 +101,7 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         # A rank dies of memory errors alone (`causation`): heat or a slow clock ends nothing.
         may_cause=frozenset({Kind.STRAGGLER, Kind.SLOWDOWN, Kind.HANG, Kind.RANK_LOST, Kind.DEVICE_DEGRADED}),
         first_steps=(
-            "See what limits the device: temperature, power cap, clocks, link width (`nvidia-smi -q -d PERFORMANCE`).",
+            "See what limits the device, on its host: `nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER,CLOCK`.",
             "If several devices of one host are affected, look at its cooling and its power supply.",
             "If it slows the job, save a checkpoint and go on without the host.",
         ),
@@ -162,7 +162,7 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         # A dead rank leaves the others waiting; then the launcher ends them, and with them their agent.
         may_cause=_ENDS | {Kind.STRAGGLER, Kind.SLOWDOWN},
         first_steps=(
-            "After a SIGKILL that nobody sent, look for the kernel's out-of-memory killer on that host.",
+            "After a SIGKILL that nobody sent, look there for the out-of-memory killer: `dmesg -T | grep -i oom`.",
             "After SIGSEGV, SIGBUS or SIGABRT, look at the device and kernel logs. An exception is in the evidence.",
             "If nothing restarts the job, start it from the newest good checkpoint.",
         ),
