@@ -175,6 +175,7 @@ def _what_now(incident: IncidentVersion, world_size: int, accelerated: bool) -> 
     shows = f"Details: rankwatch incidents show {short(incident.id)}"
     action = suggestion.get("action")
     if action not in POLICY_ACTIONS:
+        why += _worth_a_relaunch(incident)
         return f"First: {steps[0]} {why[:1].upper()}{why[1:]}{'. ' if why else ''}{shows}"
     first, then = f"{steps[0]} Then: {command_to_type(incident)}", ""
     if action == Action.ROLLBACK and incident.kind in GO_BACK and incident.severity is Severity.CRITICAL:
@@ -183,6 +184,17 @@ def _what_now(incident: IncidentVersion, world_size: int, accelerated: bool) -> 
     reasons = f" ({'; '.join(filter(None, (why, price)))})"
     whole = f"First: {first}{reasons}.{then} {shows}"
     return whole if len(whole) <= LINE_CHARS_MAX else whole.replace(reasons, "", 1)
+
+
+def _worth_a_relaunch(incident: IncidentVersion) -> str:
+    """How long the incident may last until it has cost as much as a relaunch, as a clause; empty if none is possible,
+    or the job stands still and is started again anyway.
+    """
+    others = incident.suggestion.get("alternatives") or ()
+    cost = next((one.get("cost_gpu_hours") or 0.0 for one in others if one.get("action") == Action.RELAUNCH), 0.0)
+    if cost <= 0 or incident.impact_gpu_hours_per_hour <= 0 or KINDS[incident.kind].stands_still:
+        return ""
+    return f"; a relaunch costs as much as {duration(cost / incident.impact_gpu_hours_per_hour * 3_600)} of it"
 
 
 def _price(suggestion: Mapping[str, Any], world_size: int, unit: str) -> str:

@@ -74,6 +74,9 @@ def test_where_no_command_helps_it_says_what_to_expect():
     waiting = {"action": "wait", "reason": "it may pass by itself", "checkpoint": None, "cost_gpu_hours": 64.0}
     now = incident_text(incident_version(suggestion=waiting), 64).split("\n")[2]
     assert now.endswith(". It may pass by itself. Details: rankwatch incidents show 1")
+    waiting["alternatives"] = [{"action": "pause"}, {"action": "relaunch", "cost_gpu_hours": 2.0, "reason": "why"}]
+    now = incident_text(incident_version(suggestion=waiting, impact_gpu_hours_per_hour=8.0), 64).split("\n")[2]
+    assert ". It may pass by itself; a relaunch costs as much as 15 min of it. Details:" in now
 
 
 def test_a_slow_rank_without_a_device_is_no_matter_for_nvidia_smi():
