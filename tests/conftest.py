@@ -1,6 +1,7 @@
 """Fixtures that all tests may take."""
 
 import gc
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -50,6 +51,10 @@ def data_folder_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterat
         patch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data")))
         yield
 
+
+# A shell has its background jobs ignore SIGINT, which their children inherit; some tests are about it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # DeepSpeed brings a seeder of random states, which would import torch into every test process.
 pytest_randomly.entrypoint_reseeds = []

@@ -21,19 +21,13 @@ pytestmark = [pytest.mark.integration, pytest.mark.torch, pytest.mark.slow]
 
 RANKWATCH = str(Path(sys.executable).with_name("rankwatch"))
 START_S = 120.0
-HEARING_CTRL_C = """
-import os, signal, sys
-signal.signal(signal.SIGINT, signal.SIG_DFL)
-os.execv(sys.argv[1], sys.argv[1:])
-"""
-"""Whoever runs tests in the background may have SIGINT ignored, which children inherit."""
 
 
 @contextmanager
 def started(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """Start a demo that keeps everything under `folder`, as far as it keeps anything."""
     demo = subprocess.Popen(
-        [sys.executable, "-c", HEARING_CTRL_C, RANKWATCH, "demo", *arguments],
+        [RANKWATCH, "demo", *arguments],
         env=os.environ | {"TMPDIR": str(folder), "COLUMNS": "160"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -45,12 +45,7 @@ class EndedJob:
 
     def _start(self, command: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
         group = self.processes[0].pid if getattr(self, "processes", None) else 0
-        # A test may run in the background of a shell, which has its children ignore what this is about.
-        restored = signal.signal(signal.SIGINT, signal.default_int_handler)
-        try:
-            return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, process_group=group)
-        finally:
-            signal.signal(signal.SIGINT, restored)
+        return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, process_group=group)
 
     @property
     def pids(self) -> dict[int, int]:
