@@ -84,7 +84,7 @@ def test_a_message_never_grows_past_its_bound(text):
             text=text,
             evidence={str(n): text for n in range(100)},
             consequences=(Consequence(Kind.SLOWDOWN, "job", (), text, None),) * 100,
-            suggestion={"reason": text, "alternatives": [text] * 20},
+            suggestion={"reason": text, "alternatives": [{"action": "wait", "reason": text}] * 20},
             summary=text,
         ),
         LINKS,
