@@ -99,7 +99,7 @@ def normal(kind: str, evidence: Mapping[str, Any]) -> str:
         kind: of the incident.
         evidence: of its first mover.
     """
-    if has_norm_alone(kind, evidence):
+    if kind == Kind.CORRUPTION and "local_grad_norm" in evidence:
         return "the gradients of all ranks have norms of about one size"
     return _NORMAL[Kind(kind)]
 
@@ -118,7 +118,7 @@ def impact(kind: str, severity: str, evidence: Mapping[str, Any]) -> str:
         return "none any more: it has ended by itself"
     if kind == Kind.NONFINITE and severity != Severity.CRITICAL:
         return "none is proven while loss and gradients stay finite"
-    if has_norm_alone(kind, evidence):
+    if has_norm_alone(kind, severity, evidence):
         return "none is proven; wrong gradients of one rank would go into the weights of all"
     return _IMPACT[Kind(kind)]
 

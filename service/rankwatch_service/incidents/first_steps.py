@@ -54,7 +54,7 @@ def first_steps(
         return list(ASKED_TO_END if evidence.get("requested") else DONE_ALONE)
     if evidence.get(ENDED_BY_ITSELF):
         return list(PASSED)
-    if has_norm_alone(kind, evidence):
+    if has_norm_alone(kind, severity, evidence):
         return list(NORM_ALONE)
     steps = KINDS[Kind(kind)].first_steps
     if kind == Kind.NONFINITE and severity != Severity.CRITICAL:

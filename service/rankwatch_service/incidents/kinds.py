@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from rankwatch_detectors.base import Kind
+from rankwatch_detectors.base import Kind, Severity
 
 _LOSS: Final = frozenset({Kind.LOSS_SPIKE, Kind.LOSS_DIVERGENCE, Kind.GRAD_NORM})
 _SPOILT: Final = frozenset({Kind.LOSS_DIVERGENCE, Kind.NONFINITE, Kind.CORRUPTION})
@@ -372,14 +372,15 @@ ENDED_BY_ITSELF: Final = "ended_by_itself"
 """In the evidence of an unresolved incident: the trouble is over, and the incident is kept in case it comes back."""
 
 
-def has_norm_alone(kind: str, evidence: Mapping[str, Any]) -> bool:
-    """Whether a local gradient norm is the only sign of a corruption: no parameter is known to differ.
+def has_norm_alone(kind: str, severity: str, evidence: Mapping[str, Any]) -> bool:
+    """Whether a local gradient norm is the only sign of a corruption: it is critical once fingerprints differ as well.
 
     Args:
         kind: of the incident.
+        severity: of the incident.
         evidence: of its first mover.
     """
-    return kind == Kind.CORRUPTION and "local_grad_norm" in evidence
+    return kind == Kind.CORRUPTION and severity != Severity.CRITICAL and "local_grad_norm" in evidence
 
 
 def kinds_where(holds: Callable[[KindTraits], bool]) -> frozenset[Kind]:

@@ -74,7 +74,7 @@ class JobHistory:
         self.note(f"attempt {attempt} began{again}", None, now_s)
 
     def _began_at(self, attempt: str, step: int) -> None:
-        """Add the first finished step to the change that a new attempt is: the one that it went on from, or none."""
+        """Add the first step that a new attempt has finished to the change that it is."""
         for number, change in enumerate(self._changes):
             if change["step"] is None and change["what"].startswith(f"attempt {attempt} began"):
                 self._changes[number] = change | {"step": step}

@@ -121,6 +121,10 @@ def test_a_gradient_norm_alone_is_no_proof_of_wrong_weights():
     assert what.endswith("Impact: none is proven; wrong gradients of one rank would go into the weights of all")
     assert "norms of about one size (peers 0.98, here 1.64). Confidence that it is real: possible." in usual
     assert then.startswith("First: Look at the data of that rank first")
+    proven = incident_version(kind=Kind.CORRUPTION, severity=Severity.CRITICAL, evidence=norms)
+    what, _, then = incident_text(proven, 64).split("\n")
+    assert "weights may be wrong since the onset" in what
+    assert then.startswith("First: Go back to a checkpoint from before the onset")
 
 
 def test_what_a_script_declares_stays_on_its_line():

@@ -136,7 +136,7 @@ class IncidentDetail(Incident):
     confidence_words: str
     """How sure it is that the incident is real: certain, almost certain, very likely, likely or possible."""
     cause_words: str
-    """Its likely cause as a clause; empty: none is known."""
+    """Its likely cause as a clause, or that it is not known."""
     changed: str
     """The newest changes before its onset, as a clause."""
     normal: str
