@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from tests.support.service.api import Api
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(page for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")] if page.name != "CHANGELOG.md")
@@ -83,5 +88,16 @@ def words() -> set[str]:
     """Every identifier in the sources, tests left out."""
     texts = [path for folder in SOURCES for path in (ROOT / folder).rglob("*") if path.suffix in {".py", ".js"}]
     texts += [path for path in (ROOT / "deploy").rglob("*") if path.is_file()]
-    texts += [ROOT / name for name in ("Makefile", "pyproject.toml", "docker-compose.yml", "docs/openapi.json")]
-    return {word for path in texts for word in re.findall(r"[A-Za-z_][A-Za-z0-9_]*", path.read_text())}
+    texts += [ROOT / name for name in ("Makefile", "pyproject.toml", "docker-compose.yml")]
+    contents = [*(path.read_text() for path in texts), json.dumps(rest_description())]
+    return {word for content in contents for word in re.findall(r"[A-Za-z_][A-Za-z0-9_]*", content)}
+
+
+@cache
+def rest_description() -> dict[str, Any]:
+    """The OpenAPI description of the REST interface."""
+    with TemporaryDirectory() as folder:
+        api = Api(Path(folder))
+        described = api.app.openapi()
+        api.engine.dispose()
+    return described

@@ -24,7 +24,7 @@ from rankwatch_detectors.base import Kind
 from rankwatch_service.api.routes.policy.policy import Policy
 from rankwatch_service.cli.app import app
 from rankwatch_service.telemetry.json_form import JsonBatch, from_json
-from tests.packaging.pages import PAGES, ROOT, Code, all_code, blocks, files, prose, read, words
+from tests.packaging.pages import PAGES, ROOT, Code, all_code, blocks, files, prose, read, rest_description, words
 
 DESIGN = (ROOT / "docs" / "design.md").read_text()
 RUNBOOKS = ROOT / "docs" / "incidents"
@@ -272,7 +272,7 @@ def test_every_limit_kind_metric_field_and_name_is_one_of_the_code() -> None:
 
 
 def test_every_path_of_the_rest_interface_exists() -> None:
-    paths = json.loads((ROOT / "docs" / "openapi.json").read_text())["paths"]
+    paths = rest_description()["paths"]
     known = {re.sub(r"\{[^}]*\}", "*", path) for path in paths}
     problems = []
     for code in all_code():

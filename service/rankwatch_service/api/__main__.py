@@ -1,4 +1,4 @@
-"""`python -m rankwatch_service.api > docs/openapi.json` writes the OpenAPI description."""
+"""`python -m rankwatch_service.api` prints the OpenAPI description."""
 
 from __future__ import annotations
 

@@ -1,19 +1,11 @@
 import re
 from collections.abc import Iterator
 from copy import deepcopy
-from pathlib import Path
 from typing import Any
 
 from fastapi.routing import APIRoute, iter_route_contexts
 
 from rankwatch_service.api.description.refusals import CONFLICT
-from rankwatch_service.api.http.openapi import text
-
-FILE = Path(__file__).parents[3] / "docs" / "openapi.json"
-
-
-def test_the_description_in_docs_is_current(api):
-    assert FILE.read_text() == text(api.app), "run: python -m rankwatch_service.api > docs/openapi.json"
 
 
 def test_the_names_of_schemas_say_what_they_are(api):

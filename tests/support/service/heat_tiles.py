@@ -6,7 +6,7 @@ import numpy as np
 
 
 def read(data: bytes) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Steps, ranks, values and codes, by the layout that openapi.json states."""
+    """Steps, ranks, values and codes, by the layout that the OpenAPI description states."""
     magic, columns, rows, _, scale, levels = struct.unpack_from("<4sIIIff", data)
     assert magic == b"RWH1"
     at = 24

@@ -1,4 +1,4 @@
-"""The OpenAPI description: `GET /api/openapi.json`, and docs/openapi.json, which a test compares with it."""
+"""The OpenAPI description, at `GET /api/openapi.json` and from `python -m rankwatch_service.api`."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def describe(app: FastAPI) -> None:
 
 
 def text(app: FastAPI) -> str:
-    """The content of docs/openapi.json."""
+    """The description as indented JSON with sorted keys."""
     return json.dumps(app.openapi(), indent=1, sort_keys=True) + "\n"
 
 
