@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from sqlalchemy import insert
 
 from rankwatch import wire
 from rankwatch_service.access.identities import Identity
@@ -11,6 +12,7 @@ from rankwatch_service.access.scopes import Scope
 from rankwatch_service.api.ingest.new_jobs import ACTIVE_JOBS_MAX, ACTIVE_S, NEW_JOBS_MAX, REPORT_S, NewJobs
 from rankwatch_service.job.job import REST_AFTER_S
 from rankwatch_service.policy.control_records import TelemetryRefused, decode_control
+from rankwatch_service.store.models import Job
 from tests.support.clock import FakeClock
 from tests.support.service.api import Api
 from tests.support.store.database import new_database
@@ -88,10 +90,9 @@ def test_jobs_that_were_active_before_a_restart_are_known(tmp_path: Path) -> Non
     with api.engine.begin() as connection:
         for name, age_s in (("running", 60), ("long gone", 2 * ACTIVE_S)):
             seen = api.clock.unix_ns() - int(age_s * 1e9)
-            connection.exec_driver_sql(
-                "INSERT INTO job (name, state, attempt, world_size, ranks_reporting, step, first_seen_unix_ns,"
-                f" last_seen_unix_ns, dropped) VALUES ('{name}', 'running', '', 1, 1, 1, 1, {seen}, '{{}}')"
-            )
+            row = dict.fromkeys(("first_seen_unix_ns", "last_seen_unix_ns"), seen)
+            row |= dict.fromkeys(("world_size", "ranks_reporting", "step"), 1)
+            connection.execute(insert(Job).values(name=name, state="running", attempt="", **row))
     jobs = NewJobs(api.engine, api.clock, lambda _job, _record: None)
     jobs.load()
     for name in names(NEW_JOBS_MAX):

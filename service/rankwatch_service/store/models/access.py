@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import UniqueConstraint, false
+from sqlalchemy import UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
 from rankwatch_service.store.models.base import AutoId, Base
@@ -31,19 +31,19 @@ class Token(Base):
     revoked: Mapped[bool] = mapped_column(default=False)
     hosts_max: Mapped[int | None]
     """For a job's token: how many agents it admits at a time; null: as many as come."""
-    loopback: Mapped[bool] = mapped_column(default=False, server_default=false())
+    loopback: Mapped[bool] = mapped_column(default=False)
     """It is good on the machine of the service only."""
-    enrolment_key: Mapped[str] = mapped_column(default="", server_default="")
+    enrolment_key: Mapped[str] = mapped_column(default="")
     """For agents: hexadecimal, and the end of the token's text; by it the service proves itself to who enrols."""
-    person: Mapped[str] = mapped_column(default="", server_default="")
+    person: Mapped[str] = mapped_column(default="")
     """For a session of somebody who has logged in with an OIDC provider: who it is."""
-    grants: Mapped[list[Any]] = mapped_column(default=list, server_default="[]")
+    grants: Mapped[list[Any]] = mapped_column(default=list)
     """For such a session: {scopes, jobs} by group, where several groups allow different things."""
     lasts_ns: Mapped[int | None]
     """By how much its expiry moves on while enrolled agents report with it; null: it does not."""
-    project: Mapped[str] = mapped_column(default="", server_default="")
+    project: Mapped[str] = mapped_column(default="")
     """Of the jobs that begin by it. One that is not for one job may access the jobs of this project alone."""
-    owner: Mapped[str] = mapped_column(default="", server_default="")
+    owner: Mapped[str] = mapped_column(default="")
     """Of the jobs that begin by it."""
 
 
@@ -72,12 +72,12 @@ class PolicyRule(Base):
     """Empty: any; the same for severity, job and project."""
     severity: Mapped[str]
     job: Mapped[str]
-    project: Mapped[str] = mapped_column(default="", server_default="")
+    project: Mapped[str] = mapped_column(default="")
     confidence_min: Mapped[float]
     mode: Mapped[str]
     action: Mapped[str]
     """For suggest and act: pause, checkpoint, rollback, relaunch, stop."""
-    rollback_mode: Mapped[str] = mapped_column(default="", server_default="")
+    rollback_mode: Mapped[str] = mapped_column(default="")
     """For rollback: full, weights or relaunch; "": full, else relaunch."""
 
 

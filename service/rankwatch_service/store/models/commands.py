@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import ForeignKey, false
+from sqlalchemy import ForeignKey
 from sqlalchemy.orm import Mapped, mapped_column
 
 from rankwatch_service.store.models.base import Base
@@ -25,22 +25,22 @@ class Command(Base):
     params: Mapped[dict[str, Any]]
     reason: Mapped[str]
     requested_by: Mapped[str]
-    requester: Mapped[str] = mapped_column(default="", server_default="")
+    requester: Mapped[str] = mapped_column(default="")
     """The person behind `requested_by`, as `Identity.person` names people; empty: no person."""
     incident_id: Mapped[str | None]
     idempotency_key: Mapped[str | None] = mapped_column(unique=True)
-    world_size: Mapped[int] = mapped_column(default=0, server_default="0")
+    world_size: Mapped[int] = mapped_column(default=0)
     """Ranks that it was requested for; 0: unknown."""
     approval_required: Mapped[bool] = mapped_column(default=False)
     """It waits in `requested` until a person other than its requester approves it."""
     approved_by: Mapped[str | None]
     """Who approved it, as the audit trail names people."""
-    break_glass: Mapped[bool] = mapped_column(default=False, server_default=false())
+    break_glass: Mapped[bool] = mapped_column(default=False)
     """Its requester decided not to wait for the approval that it needs."""
     state: Mapped[str] = mapped_column(index=True)
     result: Mapped[str]
     """Why it was refused or failed, or where its checkpoint went."""
-    mode: Mapped[str] = mapped_column(default="", server_default="")
+    mode: Mapped[str] = mapped_column(default="")
     """For rollback: full, weights or relaunch; "" before it begins, and if the ranks do not know the modes."""
     applied_step: Mapped[int | None]
     requested_unix_ns: Mapped[int]
@@ -71,9 +71,9 @@ class Order(Base):
     lease_unix_ns: Mapped[int]
     detail: Mapped[str]
     version: Mapped[int]
-    mode: Mapped[str] = mapped_column(default="", server_default="")
+    mode: Mapped[str] = mapped_column(default="")
     """For rollback: full or weights, or relaunch if the action is that instead."""
-    refused: Mapped[bool] = mapped_column(default=False, server_default=false())
+    refused: Mapped[bool] = mapped_column(default=False)
     """A rank answered that it cannot do this; another mode or tier may be tried."""
 
 
@@ -98,7 +98,7 @@ class AgentView(Base):
     attempt: Mapped[str] = mapped_column(primary_key=True)
     host: Mapped[str] = mapped_column(primary_key=True)
     """HOST/AGENT if an agent that has enrolled signed it: two agents may say that they are on one host."""
-    agent: Mapped[str] = mapped_column(default="", server_default="", index=True)
+    agent: Mapped[str] = mapped_column(default="", index=True)
     """Id of the agent that signed it; empty: it was not signed."""
     boot: Mapped[str]
     ranks: Mapped[bytes]
@@ -126,7 +126,7 @@ class Checkpoint(Base):
     verdict: Mapped[str]
     """incomplete, unproven, good, suspect, gone, refused."""
     verdict_reason: Mapped[str]
-    verified: Mapped[bool] = mapped_column(default=False, server_default=false())
+    verified: Mapped[bool] = mapped_column(default=False)
     """Whether the location is below a checkpoint root that the job's agents declared."""
     saved_unix_ns: Mapped[int]
 

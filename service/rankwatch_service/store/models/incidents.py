@@ -114,7 +114,7 @@ class Receiver(Base):
     """Incident kinds it gets; empty = all."""
     severities: Mapped[list[Any]]
     jobs: Mapped[list[Any]]
-    projects: Mapped[list[Any]] = mapped_column(default=list, server_default="[]")
+    projects: Mapped[list[Any]] = mapped_column(default=list)
     enabled: Mapped[bool] = mapped_column(default=True)
     disabled_reason: Mapped[str] = mapped_column(default="")
     created_unix_ns: Mapped[int]
@@ -149,9 +149,9 @@ class Outbox(Base):
     """Empty: a command without an incident, or a group of several jobs."""
     transition: Mapped[int]
     """0: it is about a command. Of a group: the number of the flush."""
-    command_id: Mapped[str] = mapped_column(default="", server_default="")
+    command_id: Mapped[str] = mapped_column(default="")
     """Empty: it is about an incident."""
-    group_key: Mapped[str] = mapped_column(default="", server_default="", index=True)
+    group_key: Mapped[str] = mapped_column(default="", index=True)
     """Empty: it is about no group."""
     body: Mapped[bytes]
     """JSON {type, timestamp, data}."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Index, true
+from sqlalchemy import Index
 from sqlalchemy.orm import Mapped, mapped_column
 
 from rankwatch_service.store.models.base import Base, Measured
@@ -31,7 +31,7 @@ class Job(Base):
     """Records and batches that did not reach detection, counted by reason, those that agents lost included."""
     configuration: Mapped[list[Any]] = mapped_column(default=list)
     """The newest changes of the configuration, oldest first: {what, step, unix_ns}."""
-    accelerated: Mapped[bool] = mapped_column(default=True, server_default=true())
+    accelerated: Mapped[bool] = mapped_column(default=True)
     """An hour of a rank is one of a GPU or another device; true while nothing is known of its ranks."""
     archived_unix_ns: Mapped[int | None]
     """When a person hid it from the lists; null: it is shown. Telemetry sets it back to null."""

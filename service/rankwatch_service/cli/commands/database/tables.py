@@ -37,7 +37,7 @@ def upgrade_database(data: DATA = None, database_url: DATABASE_URL = None, kafka
 
 @app.command("downgrade")
 def downgrade_database(
-    revision: Annotated[str, typer.Argument(help="Revision of the earlier version, such as 0003.")],
+    revision: Annotated[str, typer.Argument(help="Revision of the earlier version, such as 0001.")],
     data: DATA = None,
     database_url: DATABASE_URL = None,
 ) -> None:
