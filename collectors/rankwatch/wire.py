@@ -230,7 +230,6 @@ EVENT_KINDS: Final = (
     "driver_silent",  # silent_s: the driver of this host's devices does not answer
     "driver_answers",  # silent_s: it answers again
     "host_notice",  # what: preemption or maintenance, empty: withdrawn; action, at, detail: as the provider says them
-    "delay_matrix",  # hosts, delay_s: rows of seconds by sender and receiver, from a probe of the network
     "note",  # text
 )
 
