@@ -1,7 +1,8 @@
-"""The settings of detectors that people may change while a job runs, their ranges, and the profiles.
+"""The thresholds of detectors that people may change while a job runs, their ranges, and the profiles.
 
-A setting is listed only if a detector with another value can go on from the snapshot of the one before: it decides what
-is told and not how the state is laid out, so no baseline begins anew. Its name is its path in `CatalogueConfig`.
+All other figures are constants of the detectors' configurations. A setting is listed only if a detector with another
+value can go on from the snapshot of the one before: it decides what is told and not how the state is laid out, so no
+baseline begins anew. Its name is its path in `CatalogueConfig`.
 """
 
 from __future__ import annotations
@@ -29,10 +30,8 @@ PREVIEWABLE: Final = frozenset(
 """Kinds that step metrics decide, so that a replay of stored series finds them. `hang`, `rank_lost` and
 `telemetry_lost` depend on when somebody was heard of, others on events and counters of devices."""
 
-_OF_METRICS: Final = frozenset(
-    ("straggler", "slowdown", "stage", "own_past", "local_norm", "loss", "grad_norm", "nonfinite")
-)
-"""Detectors of these kinds."""
+_OF_METRICS: Final = frozenset(("straggler", "slowdown", "loss"))
+"""Detectors of these kinds, as far as they have a setting."""
 
 
 class Profile(StrEnum):
@@ -72,108 +71,36 @@ class TunableSetting:
         return values.get(profile, self.default)
 
     def checked(self, value: Any) -> float:
-        """The value, of the type of the default.
+        """The value.
 
         Raises:
             ValueError: it is not a number in the range; the text says which are.
         """
-        whole = isinstance(self.default, int)
-        allowed = f"{'a whole number' if whole else 'a number'} from {self.low:g} to {self.high:g} ({self.unit})"
         if isinstance(value, bool) or not isinstance(value, int | float) or not self.low <= value <= self.high:
-            raise ValueError(f"{self.name} must be {allowed}, not {value!r}")
-        if whole and value != int(value):
-            raise ValueError(f"{self.name} must be {allowed}, not {value!r}")
-        return int(value) if whole else float(value)
+            raise ValueError(
+                f"{self.name} must be a number from {self.low:g} to {self.high:g} ({self.unit}), not {value!r}"
+            )
+        return float(value)
 
 
-_BUDGET: Final = "false incidents per job-week"
 _RATIO: Final = "ratio to the usual value"
-_LEVEL: Final = "ratio to the level"
-_SIGMAS: Final = "robust sigmas"
-_SHARE: Final = "share of the usual value"
 _SECONDS: Final = "seconds"
 _STEPS: Final = "usual steps"
+_LOST: Final = "Silence of a host until it is told; three times as long while none is heard."
 
 SETTINGS: Final[Mapping[str, TunableSetting]] = {
     setting.name: setting
     for setting in (
-        TunableSetting("straggler.budget", _BUDGET, 0.001, 1000, 0.1, 10, "False stragglers that are accepted."),
         TunableSetting("straggler.wall.ratio_min", _RATIO, 1.005, 5, 1.05, 1.015, "Least delay told, by wall time."),
-        TunableSetting("straggler.cpu.ratio_min", _RATIO, 1.02, 5, 1.4, 1.15, "Least delay told, by CPU time."),
-        TunableSetting("straggler.host.ratio_min", _RATIO, 1.02, 5, 1.5, 1.2, "Least delay told on shared cores."),
-        TunableSetting(
-            "straggler.places.witness.ratio_min", _RATIO, 1.005, 5, 1.03, 1.01, "Least delay of a host or switch told."
-        ),
-        TunableSetting("slowdown.budget", _BUDGET, 0.001, 1000, 0.1, 10, "False slowdowns that are accepted."),
         TunableSetting("slowdown.ratio_min", _RATIO, 1.005, 5, 1.08, 1.02, "Least slowdown told."),
-        TunableSetting(
-            "slowdown.bare_ratio_min", _RATIO, 1.005, 5, 1.1, 1.03, "The same if only the step time is known."
-        ),
-        TunableSetting("slowdown.mild_ratio", _RATIO, 1.005, 5, 1.1, 1.03, "A slowdown below it is for information."),
-        TunableSetting("slowdown.brief_s", _SECONDS, 0, 86_400, 1_800, 300, "How long a slowdown may pass by itself."),
-        TunableSetting("stage.budget", _BUDGET, 0.001, 1000, 0.05, 5, "False slow stages that are accepted."),
-        TunableSetting("stage.witness.ratio_min", _RATIO, 1.005, 5, 1.08, 1.03, "Least delay of a stage told."),
-        TunableSetting("own_past.sigmas", _SIGMAS, 3, 50, 8, 4.5, "How far a rank at its own pace must leave it."),
-        TunableSetting("own_past.blocks.ratio_min", _RATIO, 1.02, 10, 1.5, 1.15, "Least delay of such a rank told."),
-        TunableSetting("local_norm.budget", _BUDGET, 0.001, 1000, 0.05, 5, "False corruptions that are accepted."),
-        TunableSetting("local_norm.witness.ratio_min", _RATIO, 1.05, 10, 1.5, 1.2, "Least ratio of a norm told."),
-        TunableSetting("loss.level.jump_sigmas", _SIGMAS, 4, 1000, 20, 10, "A loss this far out is told at once."),
-        TunableSetting("loss.level.ratio_jump", _LEVEL, 1.05, 1000, 3, 1.7, "So is a loss of this many times it."),
-        TunableSetting("loss.level.drift_limit", _SIGMAS, 3, 1000, 15, 7, "Sum at which a shift of the loss is told."),
-        TunableSetting("loss.mild_ratio", _LEVEL, 1.01, 1000, 2, 1.3, "A divergence below it is for information."),
-        TunableSetting("grad_norm.level.jump_sigmas", _SIGMAS, 4, 1000, 20, 10, "A norm this far out is told at once."),
-        TunableSetting("grad_norm.level.ratio_jump", _LEVEL, 1.05, 1000, 30, 6, "So is a norm of this many times it."),
-        TunableSetting(
-            "grad_norm.level.drift_limit", _SIGMAS, 3, 1000, 15, 7, "Sum at which a shift of the norm is told."
-        ),
-        TunableSetting("grad_norm.mild_ratio", _LEVEL, 1.01, 1000, 8, 3, "A jump below it is for information."),
-        TunableSetting(
-            "nonfinite.skips_max", "steps", 1, 100_000, 50, 10, "Skipped updates in a row until it is told."
-        ),
+        TunableSetting("loss.level.ratio_jump", "ratio to the level", 1.05, 1000, 3, 1.7, "Loss that is told at once."),
         TunableSetting("hang.steps", _STEPS, 1, 1000, 6, 2.5, "A standstill in a step is told after so many."),
-        TunableSetting("hang.critical_steps", _STEPS, 1, 1000, 9, 4, "A standstill is critical after so many."),
         TunableSetting("hang.floor_s", _SECONDS, 2, 3_600, 15, 4, "No standstill is told earlier."),
-        TunableSetting("hang.prompt_s", _SECONDS, 2, 3_600, 30, 6, "A standstill is told then, if steps allow it."),
-        TunableSetting("hang.pause_s", _SECONDS, 5, 86_400, 180, 45, "A pause outside of steps up to this is usual."),
-        TunableSetting(
-            "hang.pause_unknown_s", _SECONDS, 10, 86_400, 1_800, 600, "A pause is critical then, if none is known."
-        ),
-        TunableSetting(
-            "hang.first_step_s", _SECONDS, 60, 86_400, 3_600, 1_200, "What a first attempt has for its first step."
-        ),
-        TunableSetting("rank_lost.goes_on_s", _SECONDS, 1, 3_600, 15, 3, "Work of others after which an end is early."),
         TunableSetting("rank_lost.silent_s", _SECONDS, 3, 3_600, 30, 8, "Silence that counts as absence."),
-        TunableSetting(
-            "telemetry_lost.silent_s",
-            _SECONDS,
-            3,
-            3_600,
-            60,
-            8,
-            "Silence of a host until it is told; three times as long while none is heard.",
-        ),
-        TunableSetting("telemetry_lost.gaps_min", "messages", 1, 100_000, 50, 5, "Lost messages until they are told."),
-        TunableSetting("device_degraded.often", "minutes", 1, 1_440, 20, 3, "Minutes of throttling until a warning."),
-        TunableSetting("device_degraded.counters.power", _SHARE, 0.05, 0.9, 0.6, 0.8, "Power below it is told."),
-        TunableSetting("device_degraded.counters.clock", _SHARE, 0.05, 0.9, 0.7, 0.88, "A clock below it is told."),
-        TunableSetting("device_fault.quiet_s", _SECONDS, 10, 86_400, 600, 120, "Quiet after which an error is over."),
-        TunableSetting(
-            "network_degraded.counters.retransmissions_per_s", "per second", 0.1, 1e6, 50, 5, "Rate that is told."
-        ),
-        TunableSetting("host_degraded.counters.of_usual", _RATIO, 1, 100, 4, 1.5, "Pressure above it is told."),
-        TunableSetting(
-            "checkpoint_failed.wait_s", _SECONDS, 10, 86_400, 600, 60, "How long a failed save may recover."
-        ),
-        TunableSetting(
-            "restore_failed.load_s", _SECONDS, 10, 86_400, 1_800, 600, "How long a failed load may recover."
-        ),
+        TunableSetting("telemetry_lost.silent_s", _SECONDS, 3, 3_600, 60, 8, _LOST),
         TunableSetting(
             "checkpoint_overdue.factor", "usual gaps", 1.1, 100, 5, 2, "Gaps after which a save is overdue."
         ),
-        TunableSetting(
-            "checkpoint_overdue.seconds_min", _SECONDS, 10, 604_800, 1_800, 300, "No save is overdue earlier."
-        ),
-        TunableSetting("restart_loop.launches", "launches", 2, 100, 5, 2, "Launches in a row without progress."),
     )
 }
 """By name, in the order in which people read them."""
@@ -207,13 +134,13 @@ def config_of(profile: Profile, settings: Mapping[str, float]) -> CatalogueConfi
 
     Args:
         profile: gives every setting that is not in `settings`.
-        settings: by name, as `checked` gave them; those of another version that do not exist here change nothing.
+        settings: by name, as `checked` gave them.
     """
     config = CatalogueConfig()
     for name, setting in SETTINGS.items():
         value = settings.get(name, setting.of(profile))
         if value != setting.default:
-            config = _with(config, name.split("."), type(setting.default)(value))
+            config = _with(config, name.split("."), value)
     return config
 
 

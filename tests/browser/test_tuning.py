@@ -37,10 +37,10 @@ def test_a_tuning_is_added_shown_removed_and_reset(visit, untuned):
         page = one.goto("/policy")
         expect(card(page)).to_contain_text("None: every setting of every detector has its default.")
         card(page).get_by_role("button", name="Add tuning").click()
-        filled(page, "straggler.budget = 0.5\nhang.steps=6").get_by_role("button", name="Add").click()
-        expect(card(page)).to_contain_text("straggler.budget = 0.5")
+        filled(page, "slowdown.ratio_min = 1.5\nhang.steps=6").get_by_role("button", name="Add").click()
+        expect(card(page)).to_contain_text("slowdown.ratio_min = 1.5")
         stored = untuned.service.get("/api/v1/tuning")
-        settings = {"straggler.budget": 0.5, "hang.steps": 6.0}
+        settings = {"slowdown.ratio_min": 1.5, "hang.steps": 6.0}
         assert stored["tunings"] == [{"jobs": "gpt-*", "profile": "quiet", "settings": settings}]
         expect(card(page)).to_contain_text(f"Version {stored['version']}, set by")
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")

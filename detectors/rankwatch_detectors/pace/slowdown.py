@@ -146,7 +146,7 @@ class SlowdownDetector(ExplainedSlowdown):
         limit = threshold(self._bank.levels, self._step_s, self._config.budget)
         self._bank.push(residual, self._baseline.sigma(), self._baseline.ready(), frame.step, limit)
         self._missing, self._bare, self._shared = Shortfall.NOTHING, added_s is None, cpu_s is not None
-        least = self._config.bare_ratio_min if added_s is None else self._config.ratio_min
+        least = self._config.least_ratio(bare=added_s is None)
         crossing = self._verified(limit, math.log(least))
         crossing = None if crossing and added_s is None and self._is_passing(crossing) else crossing
         findings = self._decide(crossing, frame, float(residual[REST]), seconds, shared=cpu_s is not None)

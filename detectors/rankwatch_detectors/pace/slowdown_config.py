@@ -60,3 +60,7 @@ class SlowdownConfig:
     """A drift is reported again when its excess is this many times the reported one."""
     schedule: ScheduleConfig = field(default_factory=lambda: ScheduleConfig(rates=()))
     """Without learning rates, which do not affect the duration of a step."""
+
+    def least_ratio(self, *, bare: bool) -> float:
+        """The least ratio that is reported; `bare`: only the step time is known."""
+        return max(self.bare_ratio_min, self.ratio_min) if bare else self.ratio_min

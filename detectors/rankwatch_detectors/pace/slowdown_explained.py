@@ -110,7 +110,7 @@ class ExplainedSlowdown(ExplainedDetector):
         shift = least_shift(self._bank, sigma, self._limit, held)
         if shift is None:
             return None
-        least = config.shared_ratio_min if self._shared else config.bare_ratio_min if self._bare else config.ratio_min
+        least = config.shared_ratio_min if self._shared else config.least_ratio(bare=self._bare)
         brief = self._bare and lasted_s < config.bare_duration_s
         ratios = (least, config.brief_ratio if brief else 1.0, math.exp(self._wandering.reach))
         doubt = self._baseline.doubt(REST, self._limit, held)

@@ -13,7 +13,7 @@ from rankwatch_service.tuning.tunings import TuningSet, read_tunings
 
 PATH = "/api/v1/tuning"
 EPOCH = "1970-01-01T00:00:00.000000Z"
-GPT = {"jobs": "gpt-*", "profile": "quiet", "settings": {"hang.steps": 6.0, "nonfinite.skips_max": 4}}
+GPT = {"jobs": "gpt-*", "profile": "quiet", "settings": {"hang.steps": 6.0, "hang.floor_s": 9.0}}
 
 
 def put(api, *tunings, **more):
@@ -119,9 +119,9 @@ def test_only_admins_of_all_jobs_change_them(api):
 def test_the_settings_are_listed_with_ranges_and_profiles(api):
     items = api.get(f"{PATH}/settings").json()["items"]
     assert [one["name"] for one in items] == list(SETTINGS)
-    budget = items[0]
-    assert (budget["low"], budget["high"]) == (0.001, 1000)
-    assert budget["profiles"] == {"quiet": 0.1, "standard": 1.0, "sensitive": 10.0}
+    ratio = items[0]
+    assert (ratio["low"], ratio["high"]) == (1.005, 5)
+    assert ratio["profiles"] == {"quiet": 1.05, "standard": 1.022, "sensitive": 1.015}
 
 
 def test_a_row_exists_if_and_only_if_stream_is_told(api, monkeypatch):

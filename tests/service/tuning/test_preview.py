@@ -25,10 +25,7 @@ PATH = "/api/v1/tuning/preview"
 DEAF = {
     "settings": {
         "straggler.wall.ratio_min": 3.0,
-        "straggler.cpu.ratio_min": 3.0,
         "loss.level.ratio_jump": 500.0,
-        "loss.level.jump_sigmas": 900.0,
-        "loss.level.drift_limit": 900.0,
         "hang.steps": 9.0,
     }
 }
@@ -89,7 +86,7 @@ def test_a_preview_of_changed_settings_equals_a_second_run_with_them_over_the_sa
     assert [one for one in with_defaults if one not in with_these] == preview["does_not_open"]
     assert [one for one in with_these if one not in with_defaults] == preview["opens"]
     assert preview["both"] == len(with_defaults) - len(preview["does_not_open"])
-    assert {"straggler", "loss_spike"} <= {one["kind"] for one in preview["does_not_open"]}
+    assert "straggler" in {one["kind"] for one in preview["does_not_open"]}
     assert (preview["rows"], preview["first_step"], preview["last_step"], preview["version"]) == (2400, 0, 299, 0)
     compared = replayed(exported, "--compare", str(tmp_path / "tuning.json"))
     assert [{key: one[key] for key in one if key != "found"} for one in compared] == preview["does_not_open"]
@@ -101,7 +98,7 @@ def test_what_cannot_be_previewed_is_said(api):
     assert {"hang", "rank_lost", "telemetry_lost"} <= set(preview["not_previewed"])
     assert not {"straggler", "loss_spike"} & set(preview["not_previewed"])
     settings = {one["name"]: one["previewable"] for one in api.get("/api/v1/tuning/settings").json()["items"]}
-    assert (settings["hang.steps"], settings["straggler.budget"]) == (False, True)
+    assert (settings["hang.steps"], settings["straggler.wall.ratio_min"]) == (False, True)
 
 
 def test_a_preview_changes_nothing(api):

@@ -41,13 +41,9 @@ def test_standard_is_the_catalogue_as_it_is():
 
 
 def test_a_setting_of_its_own_is_put_before_the_profile():
-    config = config_of(Profile.QUIET, checked({"hang.steps": 4, "restart_loop.launches": 7.0}))
-    assert (config.hang.steps, config.restart_loop.launches) == (4.0, 7)
+    config = config_of(Profile.QUIET, checked({"hang.steps": 4, "slowdown.ratio_min": 1.2}))
+    assert (config.hang.steps, config.slowdown.ratio_min) == (4.0, 1.2)
     assert (config.straggler.wall.ratio_min, config.straggler.wall.ratios) == (1.05, (1.03, 1.05, 1.1, 1.3))
-
-
-def test_a_setting_of_another_version_changes_nothing():
-    assert config_of(Profile.STANDARD, {"gone.budget": 3.0}) == CatalogueConfig()
 
 
 @pytest.fixture(scope="module")
@@ -93,12 +89,11 @@ def test_another_value_goes_on_from_what_was_learned(name, observations):
         ([{"profile": "loud"}], "there is no profile 'loud'; there are quiet, standard, sensitive"),
         ([{"settings": [1]}], "settings must be an object of numbers by name"),
         ([{"settings": {"stragler.budget": 1}}], "no setting 'stragler.budget'; the detectors with settings are strag"),
-        ([{"settings": {"hang.step": 1}}], "no setting 'hang.step'; hang has hang.steps, hang.critical_steps"),
+        ([{"settings": {"hang.step": 1}}], "no setting 'hang.step'; hang has hang.steps, hang.floor_s"),
         ([{"settings": {"hang.steps": 0.5}}], "hang.steps must be a number from 1 to 1000 (usual steps), not 0.5"),
         ([{"settings": {"hang.steps": float("nan")}}], "hang.steps must be a number from 1 to 1000"),
         ([{"settings": {"hang.steps": True}}], "hang.steps must be a number from 1 to 1000"),
         ([{"settings": {"hang.steps": "4"}}], "not '4'"),
-        ([{"settings": {"nonfinite.skips_max": 2.5}}], "must be a whole number from 1 to 100000 (steps), not 2.5"),
         ([{}] * (TUNINGS_MAX + 1), "there may be 100 tunings, not 101"),
     ],
 )
@@ -128,9 +123,7 @@ def test_replay_reads_profiles_and_tunings(tmp_path):
 
 def test_replay_compares_two_tunings(tmp_path):
     write_job(Job(world_size=8, steps=260, seed=5).inject(Slow(3, 100, 1.3)), tmp_path / "job.parquet")
-    (tmp_path / "quiet.json").write_text(
-        '{"settings": {"straggler.wall.ratio_min": 1.5, "straggler.cpu.ratio_min": 2}}'
-    )
+    (tmp_path / "quiet.json").write_text('{"settings": {"straggler.wall.ratio_min": 1.5}}')
     result = CliRunner().invoke(
         app,
         [

@@ -13,7 +13,7 @@ from rankwatch_service.tuning.tunings import TuningSet, read_tunings
 from tests.support.service.stream import Service
 from tests.support.values.batches import table
 
-DEAF = {"settings": {"loss.level.jump_sigmas": 900, "loss.level.ratio_jump": 900, "loss.level.drift_limit": 900}}
+DEAF = {"settings": {"straggler.wall.ratio_min": 5}}
 
 
 def tunings(version, *documents):
@@ -25,13 +25,13 @@ def service(engine):
     return Service(engine)
 
 
-def train(service, stream, steps, loss=2.0, job="gpt"):
-    """Steps of both ranks, twenty in a batch."""
+def train(service, stream, steps, slow=1.0, job="gpt"):
+    """Steps of both ranks, twenty in a batch; rank 1 computes `slow` times as long."""
     steps = list(steps)
     for part in (steps[start : start + 20] for start in range(0, len(steps), 20)):
         rows = [(step, rank) for step in part for rank in (0, 1)]
-        losses = [loss + 0.01 * (step * 7 % 5) for step, _ in rows]
-        service.send(job, steps=table(*map(list, zip(*rows, strict=True)), loss=losses, step_time_s=[0.5] * len(rows)))
+        busy = [(0.2 + 0.001 * (step * 7 % 5)) * (slow if rank else 1.0) for step, rank in rows]
+        service.send(job, steps=table(*map(list, zip(*rows, strict=True)), busy_s=busy, step_time_s=[0.5] * len(rows)))
         service.clock.advance(0.5 * len(part))
         stream.step()
 
@@ -53,16 +53,16 @@ def test_a_tuning_holds_from_its_place_on_and_says_its_version(service):
     stream = service.started()
     train(service, stream, range(100))
     service.tell(ALL_JOBS, tunings(1, {"jobs": "g*", **DEAF}))
-    train(service, stream, range(100, 103), loss=6.0)
-    train(service, stream, range(103, 140))
+    train(service, stream, range(100, 112), slow=1.5)
+    train(service, stream, range(112, 170))
     assert found(service) == []
     service.tell(ALL_JOBS, tunings(2, {"jobs": "g*", "profile": "sensitive"}))
-    train(service, stream, range(140, 143), loss=6.0)
-    assert found(service) == [("gpt", "loss_spike", 140, 2)]
-    train(service, stream, range(143, 180))
+    train(service, stream, range(170, 182), slow=1.5)
+    assert found(service) == [("gpt", "straggler", 170, 2)]
+    train(service, stream, range(182, 250))
     service.tell(ALL_JOBS, tunings(3))
-    train(service, stream, range(180, 183), loss=6.0)
-    assert found(service)[1:] == [("gpt", "loss_spike", 180, None)]
+    train(service, stream, range(250, 262), slow=1.5)
+    assert found(service)[1:] == [("gpt", "straggler", 250, None)]
 
 
 def test_another_value_restarts_no_baseline(service):
@@ -85,8 +85,8 @@ def test_jobs_that_do_not_match_go_on_as_they_are(service):
     stream = service.started()
     service.tell(ALL_JOBS, tunings(1, {"jobs": "bert-*", **DEAF}))
     train(service, stream, range(100))
-    train(service, stream, range(100, 103), loss=6.0)
-    assert found(service) == [("gpt", "loss_spike", 100, None)]
+    train(service, stream, range(100, 112), slow=1.5)
+    assert found(service) == [("gpt", "straggler", 100, None)]
 
 
 def test_a_replay_ends_in_the_same_state_and_finds_the_same(service):
@@ -94,21 +94,21 @@ def test_a_replay_ends_in_the_same_state_and_finds_the_same(service):
     train(service, stream, range(60))
     service.tell(ALL_JOBS, tunings(1, {"jobs": "gpt", "profile": "sensitive"}))
     train(service, stream, range(60, 100))
-    train(service, stream, range(100, 103), loss=6.0)
+    train(service, stream, range(100, 112), slow=1.5)
     service.tell(ALL_JOBS, tunings(2, {"jobs": "gpt", **DEAF}))
-    train(service, stream, range(103, 120))
+    train(service, stream, range(112, 120))
     before, told = state(stream), found(service)
-    assert told == [("gpt", "loss_spike", 100, 1)]  # though version 2 closed it
+    assert told == [("gpt", "straggler", 100, 1)]  # though version 2 closed it
     for _ in range(2):
         stream.close()
         stream = service.started()
         assert state(stream) == before
-    train(service, stream, range(120, 123), loss=6.0)
+    train(service, stream, range(120, 132), slow=1.5)
     assert found(service) == told
     service.tell(ALL_JOBS, tunings(3))
-    train(service, stream, range(123, 160))
-    train(service, stream, range(160, 163), loss=6.0)
-    assert found(service) == [*told, ("gpt", "loss_spike", 160, None)]
+    train(service, stream, range(132, 200))
+    train(service, stream, range(200, 212), slow=1.5)
+    assert found(service) == [*told, ("gpt", "straggler", 200, None)]
 
 
 @pytest.mark.parametrize("killed_after", [0, 1, 2])
@@ -117,12 +117,12 @@ def test_a_crash_around_a_new_tuning_changes_nothing(service, killed_after):
     stream = service.started()
     train(service, stream, range(100))
     service.tell(ALL_JOBS, tunings(1, {"jobs": "gpt", **DEAF}))
-    spikes = iter(range(100, 103))
+    spikes = iter(range(100, 112))
     for _ in range(killed_after):
-        train(service, stream, [next(spikes)], loss=6.0)
+        train(service, stream, [next(spikes)], slow=1.5)
     stream = service.started()
-    train(service, stream, spikes, loss=6.0)
-    train(service, stream, range(103, 110))
+    train(service, stream, spikes, slow=1.5)
+    train(service, stream, range(112, 120))
     assert found(service) == []
     assert stream.partition.jobs["gpt"].settings.tuning.version == 1
 
@@ -132,7 +132,7 @@ def test_a_job_that_begins_later_has_the_tuning(service):
     service.tell(ALL_JOBS, tunings(4, {"jobs": "late", **DEAF}))
     train(service, stream, range(10))
     train(service, stream, range(100), job="late")
-    train(service, stream, range(100, 103), loss=6.0, job="late")
+    train(service, stream, range(100, 112), slow=1.5, job="late")
     assert found(service) == []
 
 
@@ -152,7 +152,7 @@ def test_a_change_is_among_what_happened_before_an_incident(service):
     train(service, stream, range(100))
     service.tell(ALL_JOBS, tunings(1, {"jobs": "gpt", "profile": "sensitive"}))
     train(service, stream, range(100, 110))
-    train(service, stream, range(110, 113), loss=6.0)
+    train(service, stream, range(110, 122), slow=1.5)
     (changes,) = service.column(select(models.Incident.changes_before))
     assert "tuning: version 1" in [change["what"] for change in changes]
     (configuration,) = service.column(select(models.Job.configuration))

@@ -108,7 +108,7 @@ def recording() -> list[Timed]:
         control(0.5, ALL_JOBS, RulesSet((UNEVEN, MOVED, HIGH))),
         control(20.0, ALL_JOBS, RulesSet((UNEVEN, MOVED, replace(HIGH, value=1.5)))),
         control(1.0, ALL_JOBS, SilenceSet("s1", "slow", "", "", START_NS, START_NS + 10**18)),
-        control(20.0, ALL_JOBS, TuningSet(1, (Tuning("s*", settings={"straggler.budget": 10.0}),))),
+        control(20.0, ALL_JOBS, TuningSet(1, (Tuning("s*", settings={"straggler.wall.ratio_min": 1.5}),))),
         control(33.0, ALL_JOBS, TuningSet(2, (Tuning("slow", Profile.SENSITIVE), Tuning("*", Profile.QUIET)))),
         control(60.0, ALL_JOBS, TuningSet(3)),
         control(34.8, "nan", Judgement(FIRST, "acknowledged", "ann", "looking")),

@@ -73,7 +73,7 @@ function fields(settings) {
   return [
     h("label", {}, "Jobs: a pattern of names, * for any text", h("input", { name: "jobs", value: "*", required: true })),
     h("label", {}, "Profile", h("select", { name: "profile" }, PROFILES.map((name) => h("option", { value: name, selected: name === "standard" }, name)))),
-    h("label", {}, "Settings of their own, one in a line", h("textarea", { name: "settings", rows: 4, placeholder: "straggler.budget = 0.1" })),
+    h("label", {}, "Settings of their own, one in a line", h("textarea", { name: "settings", rows: 4, placeholder: "straggler.wall.ratio_min = 1.05" })),
     h("details", {}, h("summary", {}, "Settings and their ranges"), h("pre", {}, text)),
   ];
 }
