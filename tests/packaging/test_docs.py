@@ -48,7 +48,7 @@ OUTSIDE = {
     "--group",
     "--topic",
     "--clean",
-    "--extra-index-url",
+    "--index-url",
     "--requeue",
     "--http",
 }

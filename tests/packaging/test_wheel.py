@@ -4,12 +4,9 @@ import subprocess
 import sys
 import tarfile
 import zipfile
-from io import BytesIO
 from pathlib import Path
 
 import pytest
-
-from rankwatch_service.own_wheel import own_wheel
 
 
 @pytest.fixture(scope="module")
@@ -46,14 +43,6 @@ def test_the_sdist_has_what_it_takes_to_build_the_wheel_and_to_read_about_it(bui
     assert {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "docs/design.md"} <= names
     assert {"collectors/rankwatch/__init__.py", "service/rankwatch_service/__init__.py"} <= names
     assert not any(name.startswith((".ci/", ".git/", ".venv/")) for name in names)
-
-
-def test_a_service_packs_of_its_checkout_what_a_release_has(built):
-    with zipfile.ZipFile(built.wheel) as archive, zipfile.ZipFile(BytesIO(own_wheel().content)) as own:
-        assert built.wheel.name == own_wheel().name
-        assert sorted(archive.namelist()) == sorted(own.namelist())
-        code = [name for name in own.namelist() if ".dist-info/" not in name]
-        assert [name for name in code if archive.read(name) != own.read(name)] == []
 
 
 def test_a_release_names_the_hashes_of_its_files(built):

@@ -79,7 +79,6 @@ from rankwatch_service.api.routes.system import (
     sessions,
     stream,
     tokens,
-    wheel,
 )
 from rankwatch_service.api.routes.system.login import LoginRoutes
 from rankwatch_service.api.routes.tuning import preview, tunings
@@ -192,8 +191,7 @@ def _routes() -> Sequence[BaseRoute]:
         root.include_router(resource.router, prefix=BASE, dependencies=checked)
     root.include_router(alerts.router, prefix=ALERTMANAGER_BASE, dependencies=checked)
     root.include_router(health.router)
-    for outside in (metrics, wheel):
-        root.include_router(outside.router, dependencies=checked)
+    root.include_router(metrics.router, dependencies=checked)
     return root.routes
 
 

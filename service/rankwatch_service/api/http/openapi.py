@@ -27,9 +27,6 @@ PUBLIC: Final = frozenset(
         ("GET", "/livez"),
         ("GET", "/readyz"),
         ("POST", "/api/v1/session"),
-        ("GET", "/simple/"),
-        ("GET", "/simple/{package}/"),
-        ("GET", "/simple/rankwatch/{file}"),
     }
 )
 """Operations that require no token."""
