@@ -60,7 +60,6 @@ from rankwatch_service.api.routes import (
     telemetry,
 )
 from rankwatch_service.api.routes.alerts import alerts, waiting_alerts
-from rankwatch_service.api.routes.archive import incident_archive
 from rankwatch_service.api.routes.charts import devices, explanations, steps
 from rankwatch_service.api.routes.incidents import incidents, lost_time, totals
 from rankwatch_service.api.routes.notifications import deliveries, reasons, routes
@@ -110,7 +109,6 @@ RESOURCES: Final = (
     lost_time,
     totals,
     incidents,
-    incident_archive,
     explanations,
     feedback,
     precision,

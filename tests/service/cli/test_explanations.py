@@ -1,15 +1,17 @@
 """Why an incident was opened, and what is judged of a job, on the command line against a real api."""
 
 import json
-import zipfile
 
 import pytest
 from sqlalchemy import insert
 
+from rankwatch.client.endpoint import ServiceEndpoint
 from rankwatch_detectors.base import Kind
 from rankwatch_detectors.explanation.record import explanation
 from rankwatch_detectors.explanation.suspect import Shortfall, Statistic, Suspect
 from rankwatch_detectors.scope import IncidentScope
+from rankwatch_service.cli.client import CliClient
+from rankwatch_service.cli.errors import CliError
 from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import Incident, IncidentTransition
 from tests.support.service.served_api import served_api
@@ -107,17 +109,16 @@ def test_a_silent_job_says_what_is_judged_and_the_smallest_fault(rankwatch):
     assert json.loads(rankwatch("jobs", "why", "gpt", "--json")[1])["job"] == "gpt"
 
 
-def test_an_incident_is_exported_to_a_file_that_is_whole_or_not_there(rankwatch, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    status, _, err = rankwatch("incidents", "export", "inc_1")
-    assert status == 0
-    assert "incident-inc_1.zip" in err
-    with zipfile.ZipFile(tmp_path / "incident-inc_1.zip") as archive:
-        assert json.loads(archive.read("incident.json"))["why"][0]["scope"] == "rank:1"
-    status, _, err = rankwatch("incidents", "export", "inc_1")
-    assert (status, "overwrites nothing" in " ".join(err.split())) == (2, True)
-    status, _, err = rankwatch("incidents", "export", "inc_9", "other.zip")
-    assert (status, list(tmp_path.glob("*other*"))) == (2, [])
+def test_a_saved_file_is_whole_or_not_there(served, tmp_path):
+    api, url = served
+    client = CliClient(ServiceEndpoint(url, api.admin))
+    file = tmp_path / "audit.jsonl"
+    assert client.save("/api/v1/audit/export", file) == file.stat().st_size
+    with pytest.raises(CliError, match="overwrites nothing"):
+        client.save("/api/v1/audit/export", file)
+    with pytest.raises(CliError, match="none"):
+        client.save("/api/v1/jobs/none/telemetry", tmp_path / "other")
+    assert list(tmp_path.glob("*other*")) == []
 
 
 def test_consequences_of_an_incident_are_told_with_it(rankwatch):

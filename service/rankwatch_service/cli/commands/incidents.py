@@ -1,8 +1,7 @@
-"""`rankwatch incidents`: list, watch, show, export, acknowledge, resolve, comment on incidents, or judge them."""
+"""`rankwatch incidents`: list, watch, show, acknowledge, resolve, comment on incidents, or judge them."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any, Final
 from urllib.parse import quote
 
@@ -35,7 +34,7 @@ JOB_ENDED: Final = (
 """What is left to do about an incident that is over, in the words of its page."""
 
 app = typer.Typer(
-    help="List or watch incidents; show, export, acknowledge, resolve, comment on or give feedback on one.",
+    help="List or watch incidents; show, acknowledge, resolve, comment on or give feedback on one.",
     invoke_without_command=True,
 )
 
@@ -139,23 +138,6 @@ def show_incident(
     )
     if why:
         explanations.show(reasons)
-
-
-@app.command("export")
-def export_incident(
-    incident: INCIDENT,
-    path: Annotated[
-        Path | None,
-        typer.Argument(metavar="FILE", help="ZIP file to write; it must not exist. Default: incident-INCIDENT.zip."),
-    ] = None,
-    url: URL = None,
-    token: TOKEN = None,
-) -> None:
-    """Write all that is known of an incident to a ZIP file: page, series, stacks, commands, and for admins the audit
-    trail.
-    """
-    target = path or Path(f"incident-{incident}.zip")
-    output.note(f"{target}: {connect(url, token).save(f'{_path(incident)}/archive', target):,} bytes")
 
 
 @app.command("ack")

@@ -108,7 +108,7 @@ const showHead = whenChanged((_, operate, best, checkpoints, me) => {
   const owner = incident.acknowledged_by ? `Owner: ${incident.acknowledged_by}` : "No owner";
   fill(
     head,
-    h("div", { class: "crumbs" }, h("a", { href: "/incidents" }, "Incidents"), "/", h("a", { href: `/jobs/${encodeURIComponent(incident.job)}` }, incident.job), "/", h("span", { class: "mono" }, incident.short_id), h("a", { class: "export", href: `/api/v1/${path("incidents", id, "archive")}`, download: "", title: "Page, series, stacks, commands and audit trail in one ZIP file" }, "Export")),
+    h("div", { class: "crumbs" }, h("a", { href: "/incidents" }, "Incidents"), "/", h("a", { href: `/jobs/${encodeURIComponent(incident.job)}` }, incident.job), "/", h("span", { class: "mono" }, incident.short_id)),
     h(
       "div",
       { class: "line" },
