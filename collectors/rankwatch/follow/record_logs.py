@@ -10,7 +10,7 @@ import json
 import struct
 import zlib
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
 from rankwatch.follow.rows import End, Entry, LoggedStep, row_of
 
@@ -63,20 +63,29 @@ def _varint(message: bytes, at: int) -> tuple[int, int]:
             return value, at
 
 
-class EventFile:
-    """A TensorBoard event file. The scalars of one step are one row, which a scalar of another step completes."""
+class ScalarEvent(NamedTuple):
+    """The scalars of one event of TensorBoard, by tag; there is at least one."""
+
+    time_s: float
+    step: int
+    values: dict[str, float]
+
+
+class EventReader:
+    """Cuts the bytes of a TensorBoard event file, in whatever parts they arrive, into events with scalars."""
 
     _HEAD: Final = struct.Struct("<QI")
     _CHECKSUM_BYTES: Final = 4
 
     def __init__(self) -> None:
         self._rest = b""
-        self._step = -1
-        self._time_s = 0.0
-        self._values: dict[str, float] = {}
 
-    def feed(self, data: bytes) -> Iterator[Entry]:
-        """See `Parser.feed`."""
+    def feed(self, data: bytes) -> Iterator[ScalarEvent]:
+        """The events that these further bytes complete.
+
+        Raises:
+            LogFormatError: the file is none from here on.
+        """
         self._rest += data
         at, head = 0, self._HEAD
         while len(self._rest) - at >= head.size:
@@ -86,9 +95,29 @@ class EventFile:
             end = at + head.size + size + self._CHECKSUM_BYTES
             if end > len(self._rest):
                 break
-            yield from self._event(self._rest[at + head.size : end - self._CHECKSUM_BYTES])
+            event = _event(self._rest[at + head.size : end - self._CHECKSUM_BYTES])
+            if event.values:
+                yield event
             at = end
         self._rest = self._rest[at:]
+
+
+class EventFile:
+    """A TensorBoard event file. The scalars of one step are one row, which a scalar of another step completes."""
+
+    def __init__(self) -> None:
+        self._reader = EventReader()
+        self._step = -1
+        self._time_s = 0.0
+        self._values: dict[str, float] = {}
+
+    def feed(self, data: bytes) -> Iterator[Entry]:
+        """See `Parser.feed`."""
+        for time_s, step, values in self._reader.feed(data):
+            if step != self._step or not values.keys().isdisjoint(self._values):
+                yield from self.flush()
+            self._step, self._time_s = step, time_s
+            self._values |= values
 
     def flush(self) -> Iterator[Entry]:
         """See `Parser.flush`."""
@@ -98,21 +127,17 @@ class EventFile:
             if row is not None:
                 yield row
 
-    def _event(self, message: bytes) -> Iterator[Entry]:
-        step, time_s, values = 0, 0.0, dict[str, float]()
-        for number, value in fields(message):
-            if number == 1 and isinstance(value, bytes):
-                (time_s,) = struct.unpack("<d", value)
-            elif number == 2 and isinstance(value, int):
-                step = value
-            elif number == 5 and isinstance(value, bytes):
-                values = dict(_scalars(value))
-        if not values:
-            return
-        if step != self._step or not values.keys().isdisjoint(self._values):
-            yield from self.flush()
-        self._step, self._time_s = step, time_s
-        self._values |= values
+
+def _event(message: bytes) -> ScalarEvent:
+    step, time_s, values = 0, 0.0, dict[str, float]()
+    for number, value in fields(message):
+        if number == 1 and isinstance(value, bytes):
+            (time_s,) = struct.unpack("<d", value)
+        elif number == 2 and isinstance(value, int):
+            step = value - (value >> 63 << 64)  # a signed number
+        elif number == 5 and isinstance(value, bytes):
+            values = dict(_scalars(value))
+    return ScalarEvent(time_s, step, values)
 
 
 def _scalars(summary: bytes) -> Iterator[tuple[str, float]]:

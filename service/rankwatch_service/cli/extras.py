@@ -10,7 +10,6 @@ EXTRAS: Final[Mapping[str, str]] = {
     "kafka": "kafka",
     "psycopg": "postgres",
     "pyarrow": "replay",
-    "tensorboard": "tensorboard",
     "torch": "torch",
 }
 """Module to the extra that installs it."""

@@ -40,7 +40,6 @@ def open_source(path: Path) -> FileSource:
 
         return CsvFile(path)
     except ImportError as error:
-        extra = "tensorboard" if (error.name or "").startswith("tensorboard") else "replay"
-        raise ReplayError(str(path), f"needs another package: pip install 'rankwatch[{extra}]'") from error
+        raise ReplayError(str(path), "needs another package: pip install 'rankwatch[replay]'") from error
     except OSError as error:
         raise ReplayError(str(path), error.strerror or str(error)) from error

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
-from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
-from tensorboard.util.tensor_util import make_ndarray
 
+from rankwatch.follow.record_logs import EventReader, LogFormatError, ScalarEvent
 from rankwatch_service.replay.layout import ReplayError
 
 OPEN_STEPS: Final = 64
 """Scalars of one step may be written this many steps apart."""
 
 BATCH_ROWS: Final = 8_192
+PIECE_BYTES: Final = 1024 * 1024
 COLUMNS_MAX: Final = 1_000
 """The number of tags read; the others are left out."""
 
@@ -89,14 +90,9 @@ def _drained(pending: dict[int, dict[str, Any]], keep: int) -> Iterator[dict[str
         yield pending.pop(next(iter(pending)))
 
 
-def _events(path: str) -> Iterator[tuple[float, int, dict[str, float]]]:
-    """Time, step and scalars of each event that has any. A truncated file ends with its last whole event."""
-    for event in EventFileLoader(path).Load():
-        scalars = {}
-        for value in event.summary.value:
-            if value.metadata.plugin_data.plugin_name in ("scalars", ""):
-                number = make_ndarray(value.tensor) if value.HasField("tensor") else None
-                if number is not None and number.size == 1 and number.dtype.kind in "fiu":
-                    scalars[value.tag] = float(number.reshape(()))
-        if scalars:
-            yield float(event.wall_time), int(event.step), scalars
+def _events(path: str) -> Iterator[ScalarEvent]:
+    """The events that have scalars. A file that is truncated or damaged ends with its last whole event."""
+    reader = EventReader()
+    with open(path, "rb") as file, suppress(LogFormatError):
+        while data := file.read(PIECE_BYTES):
+            yield from reader.feed(data)

@@ -7,8 +7,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from tensorboard.compat.proto import event_pb2, summary_pb2
-from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from typer.testing import CliRunner
 
 from rankwatch_detectors.base import Finding, Kind, Observation
@@ -17,6 +15,7 @@ from rankwatch_detectors.values.corruption import LocalNormDetector
 from rankwatch_service.cli.app import app
 from rankwatch_service.cli.errors import CliError
 from rankwatch_service.replay.configure import read_config
+from rankwatch_service.replay.layout import ReplayError
 from rankwatch_service.replay.report import NOT_IN_FILES, as_json
 from rankwatch_service.replay.run import ReplayResult, replay
 from rankwatch_service.replay.sources import open_source
@@ -24,6 +23,7 @@ from rankwatch_service.simulate.faults import BitFlip, NonFinite, Slow
 from rankwatch_service.simulate.files import write_job
 from rankwatch_service.simulate.job import Job
 from rankwatch_service.simulate.placement import RankPlacement
+from tests.support.logs.records import write_event_file
 
 
 def recorded(job: Job, path: Path) -> Path:
@@ -341,13 +341,13 @@ def test_a_detector_that_fails_is_told_in_the_summary(tmp_path: Path, monkeypatc
 
 
 def event_file(folder: Path, steps: range, start_s: float, losses: dict[int, float]) -> Path:
-    writer = EventFileWriter(str(folder), filename_suffix=f".{steps.start}")
-    for step in steps:
-        for tag, value in (("train/loss", losses.get(step, 2.0 + 0.01 * (step % 7))), ("lr", 1e-4)):
-            summary = summary_pb2.Summary(value=[summary_pb2.Summary.Value(tag=tag, simple_value=value)])
-            writer.add_event(event_pb2.Event(wall_time=start_s + step, step=step, summary=summary))
-    writer.close()
-    (path,) = folder.glob(f"events.out.tfevents*.{steps.start}")
+    path = folder / f"events.out.tfevents.{steps.start}"
+    scalars = [
+        (start_s + step, step, tag, value)
+        for step in steps
+        for tag, value in (("train/loss", losses.get(step, 2.0 + 0.01 * (step % 7))), ("lr", 1e-4))
+    ]
+    write_event_file(path, scalars)
     return path
 
 
@@ -360,12 +360,9 @@ def test_scalars_of_an_event_file_are_a_series(tmp_path: Path) -> None:
 
 
 def written(folder: Path, scalars: list[tuple[int, str, float]]) -> Path:
-    writer = EventFileWriter(str(folder))
-    for number, (step, tag, value) in enumerate(scalars):
-        summary = summary_pb2.Summary(value=[summary_pb2.Summary.Value(tag=tag, simple_value=value)])
-        writer.add_event(event_pb2.Event(wall_time=1e9 + number, step=step, summary=summary))
-    writer.close()
-    return next(folder.glob("events.out.tfevents*"))
+    path = folder / "events.out.tfevents.1"
+    write_event_file(path, [(1e9 + number, *scalar) for number, scalar in enumerate(scalars)])
+    return path
 
 
 def test_a_step_that_is_written_again_in_an_event_file_begins_an_attempt(tmp_path: Path) -> None:
@@ -397,3 +394,13 @@ def test_event_files_of_a_job_that_was_started_again_are_its_launches(tmp_path: 
         code, out, _ = run(*map(str, paths), "--map", "train/loss=loss", "--json")
         told, last = [json.loads(line) for line in out.splitlines()]
         assert (code, told["onset_step"], last["summary"]["rows"]) == (0, 150, 220)
+
+
+def test_a_truncated_event_file_is_read_to_its_last_whole_event(tmp_path: Path) -> None:
+    path = written(tmp_path, [(step, "loss", 2.0) for step in range(9)])
+    for damaged in (path.read_bytes()[:-9], path.read_bytes() + b"\xff" * 40):
+        path.write_bytes(damaged)
+        assert replayed(path).rows in (8, 9)
+    path.write_bytes(b"\xff" * 100)
+    with pytest.raises(ReplayError, match="without scalars"):
+        open_source(path)

@@ -1,11 +1,11 @@
-"""Writes binary logs as W&B does: records of protobuf in a leveldb log."""
+"""Writes binary logs of protobuf records as W&B and TensorBoard do."""
 
 from __future__ import annotations
 
 import json
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 BLOCK = 32_768
@@ -68,3 +68,12 @@ class WandbWriter:
         with self._path.open("ab") as file:
             file.write(data)
         self._size += len(data)
+
+
+def write_event_file(path: Path, scalars: Iterable[tuple[float, int, str, float]]) -> None:
+    """An event file of TensorBoard, without checksums: an event for each time, step, tag and value."""
+    with path.open("wb") as file:
+        for time_s, step, tag, value in scalars:
+            scalar = field(1, tag.encode()) + varint(2 << 3 | 5) + struct.pack("<f", value)
+            event = varint(1 << 3 | 1) + struct.pack("<d", time_s) + field(2, step) + field(5, field(1, scalar))
+            file.write(struct.pack("<QI", len(event), 0) + event + bytes(4))
