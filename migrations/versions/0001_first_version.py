@@ -240,12 +240,6 @@ def upgrade() -> None:
     op.create_index("ix_incident_job", "incident", ["job"])
     op.create_index("ix_incident_state", "incident", ["state"])
     op.create_table(
-        "incident_group",
-        sa.Column("key", sa.Text(), nullable=False),
-        sa.Column("state", sa.JSON(), nullable=False),
-        sa.PrimaryKeyConstraint("key", name="pk_incident_group"),
-    )
-    op.create_table(
         "job",
         sa.Column("name", sa.Text(), nullable=False),
         sa.Column("state", sa.Text(), nullable=False),
@@ -331,7 +325,6 @@ def upgrade() -> None:
         sa.Column("incident_id", sa.Text(), nullable=False),
         sa.Column("transition", sa.BigInteger(), nullable=False),
         sa.Column("command_id", sa.Text(), nullable=False),
-        sa.Column("group_key", sa.Text(), nullable=False),
         sa.Column("body", sa.LargeBinary(), nullable=False),
         sa.Column("state", sa.Text(), nullable=False),
         sa.Column("tries", sa.BigInteger(), nullable=False),
@@ -341,7 +334,6 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id", name="pk_outbox"),
     )
     op.create_index("ix_outbox_due", "outbox", ["state", "next_try_unix_ns"])
-    op.create_index("ix_outbox_group_key", "outbox", ["group_key"])
     op.create_index("ix_outbox_incident_id", "outbox", ["incident_id"])
     op.create_table(
         "policy_rule",
@@ -653,7 +645,6 @@ def downgrade() -> None:
         "job_host_device",
         "job_device",
         "job",
-        "incident_group",
         "incident",
         "idempotent_reply",
         "host_record",

@@ -166,8 +166,6 @@ class Settings(BaseSettings):
     """Webhooks may go to every loopback and private address. `up` switches it on, unless it is set."""
     notify_allow: str = ""
     """Names, addresses and networks, with commas, to which webhooks may go even if they are loopback or private."""
-    routes: Path | None = None
-    """TOML file of routes, by which `notify` groups and routes; None: each receiver gets what it subscribes to."""
     smtp_url: str = ""
     """Mail server: smtp://HOST:PORT, which must offer STARTTLS unless it is on this machine, or smtps://HOST:PORT."""
     smtp_username: str = ""

@@ -6,9 +6,8 @@ import pytest
 from playwright.sync_api import expect
 from sqlalchemy import insert
 
-from rankwatch_service.notify.router import SETTING
 from rankwatch_service.store.engine import write
-from rankwatch_service.store.models import Delivery, Outbox, Setting
+from rankwatch_service.store.models import Delivery, Outbox
 from tests.browser.conftest import HOSTILE, PATIENCE_MS
 from tests.browser.office import S
 
@@ -125,80 +124,6 @@ def test_what_failed_comes_first_says_why_as_text_and_cannot_be_sent_to_nobody(o
     messages.locator("tbody tr").first.get_by_role("link", name="incident").click()
     expect(page.locator("h1")).to_be_visible()
     expect(page).to_have_url(re.compile(office.incident_id("critical")))
-
-
-def test_an_incident_without_a_message_of_its_own_says_which_route_takes_it(office):
-    office.job("gpt")
-    office.incidents(1, job="gpt", severity="critical", kind="hang")
-    text = '[route]\nreceiver = ""\n[[route.routes]]\nmatchers = ["kind=hang"]\nreceiver = "<img src=x>"\n'
-    value = {"is_grouped": True, "error": "", "is_file": True, "text": text}
-    with write(office.api.engine) as connection:
-        connection.execute(insert(Setting).values(name=SETTING, value=value, updated_unix_ns=1))
-    page = office.goto(f"/incidents/{office.incident_id('critical')}")
-    part(page, "Notifications").get_by_role("button", name="Why, and why not").click()
-    dialog = page.locator("dialog")
-    expect(dialog).to_contain_text(
-        "not sent; the notifier has not put it into a group yet; there is no receiver of this"
-    )
-    expect(dialog).to_contain_text('(route {}/{kind="hang"}, group {})')
-    expect(dialog.locator("b")).to_have_text("<img src=x>")
-    dialog.get_by_role("button", name="Close").click()
-    expect(dialog).to_have_count(0)
-
-
-ROUTES = """[route]
-receiver = "on-call"
-group_by = ["job"]
-escalations = [{ after = "15m", receiver = "lead" }]
-[[route.routes]]
-matchers = ['severity="info"']
-receiver = ""
-[[route.routes]]
-matchers = ['project="nlp"', 'alertname="Hang"']
-receiver = "nlp"
-"""
-
-
-@pytest.mark.parametrize(("width", "height"), SIZES)
-def test_routes_are_a_tree_that_an_incident_is_tried_on_and_an_admin_edits(office, width, height):
-    for name in ("on-call", "lead", "nlp"):
-        office.api.post("/api/v1/receivers", {"name": name, "url": "https://hooks.example/x"})
-    office.page.set_viewport_size({"width": width, "height": height})
-    page = office.goto("/notifications")
-    routes = part(page, "Routes")
-    expect(routes).to_contain_text("None: each receiver gets what it subscribes to")
-    routes.get_by_role("button", name="Edit").click()
-    text = routes.get_by_label("Routes in TOML")
-    text.fill(ROUTES.replace("on-call", "nobody-here"))
-    routes.get_by_role("button", name="Put in force").click()
-    expect(page.locator(".toast")).to_contain_text("there is no receiver 'nobody-here'")
-    text.fill(ROUTES)
-    routes.get_by_role("button", name="Who is notified?").click()
-    expect(routes.get_by_role("status")).to_contain_text("on-call")
-    routes.get_by_role("button", name="Put in force").click()
-    tree = routes.locator(".routes .route")
-    expect(tree.nth(0)).to_contain_text("every other incident → on-call")
-    expect(tree.nth(0)).to_contain_text("not acknowledged in 15 min: lead too")
-    expect(tree.nth(1)).to_contain_text('severity="info" → nobody')
-    routes.locator("[name=kind]").select_option("hang")
-    routes.locator("[name=project]").fill("nlp")
-    routes.get_by_role("button", name="Who is notified?").click()
-    expect(routes.get_by_role("status")).to_contain_text(re.compile("^nlpafter 30 s"))
-    expect(routes.locator(".taken")).to_contain_text("→ nlp")
-    expect(part(page, "Receivers").locator("tbody tr").first).to_contain_text("what the routes send it")
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-
-
-def test_routes_of_a_file_are_shown_and_not_edited(office):
-    value = {"is_grouped": True, "error": "line 3", "is_file": True, "text": '[route]\nreceiver = "<img src=x>"\n'}
-    with write(office.api.engine) as connection:
-        connection.execute(insert(Setting).values(name=SETTING, value=value, updated_unix_ns=1))
-    page = office.goto("/notifications")
-    routes = part(page, "Routes")
-    expect(routes).to_contain_text("From the file that RANKWATCH_ROUTES names")
-    expect(routes).to_contain_text("Newer routes are not in force: line 3")
-    expect(routes.locator(".route b")).to_have_text("<img src=x>")
-    expect(routes.get_by_role("button", name="Edit")).to_be_hidden()
 
 
 def test_a_silence_has_matchers(office):

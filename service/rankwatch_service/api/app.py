@@ -62,7 +62,7 @@ from rankwatch_service.api.routes import (
 from rankwatch_service.api.routes.alerts import alerts, waiting_alerts
 from rankwatch_service.api.routes.charts import devices, explanations, steps
 from rankwatch_service.api.routes.incidents import incidents, lost_time, totals
-from rankwatch_service.api.routes.notifications import deliveries, reasons, routes
+from rankwatch_service.api.routes.notifications import deliveries, reasons
 from rankwatch_service.api.routes.notifications.links import LinkRoutes
 from rankwatch_service.api.routes.policy import policy
 from rankwatch_service.api.routes.policy import preview as policy_preview
@@ -118,7 +118,6 @@ RESOURCES: Final = (
     receivers,
     deliveries,
     reasons,
-    routes,
     silences,
     waiting_alerts,
     hosts,

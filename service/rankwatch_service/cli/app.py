@@ -25,7 +25,6 @@ from rankwatch_service.cli.commands import (
 )
 from rankwatch_service.cli.commands.database import audit, backup, tables
 from rankwatch_service.cli.commands.doctor.command import doctor
-from rankwatch_service.cli.commands.routes import command as routes
 from rankwatch_service.cli.commands.rules import command as rules
 from rankwatch_service.cli.commands.tuning import command as tuning
 
@@ -83,7 +82,6 @@ app.add_typer(commands.app, name="commands", rich_help_panel=STEER)
 
 app.add_typer(policy.app, name="policy", rich_help_panel=KEEP)
 app.add_typer(rules.app, name="rules", rich_help_panel=KEEP)
-app.add_typer(routes.app, name="routes", rich_help_panel=KEEP)
 app.add_typer(tuning.app, name="tuning", rich_help_panel=KEEP)
 app.add_typer(notifications.silences, name="silences", rich_help_panel=KEEP)
 app.add_typer(notifications.receivers, name="receivers", rich_help_panel=KEEP)

@@ -110,8 +110,8 @@ class Incident:
     """Only devices have trouble, and training does not feel it: the severity is one grade below that of findings."""
     steps: int = 0
     """Steps that training has made since it opened; of incidents of devices alone."""
-    told_to: list[str] | None = field(default_factory=list)
-    """Receivers that were notified of it; None if that is no longer known."""
+    told_to: list[str] = field(default_factory=list)
+    """Receivers that were notified of it."""
 
     @property
     def first(self) -> Part:
@@ -186,10 +186,8 @@ class Incident:
         self.parts.append(part)
 
     def tell(self, receivers: Iterable[str]) -> None:
-        """Record that these receivers are notified of it; among them "", those that the notifier finds."""
-        if self.told_to is not None:
-            told_to = {*self.told_to, *receivers}
-            self.told_to = None if "" in told_to else sorted(told_to)
+        """Record that these receivers are notified of it."""
+        self.told_to = sorted({*self.told_to, *receivers})
 
     def _evidence(self) -> dict[str, Any]:
         rest = {name: value for name, value in self.evidence.items() if name != ENDED_BY_ITSELF}
@@ -329,8 +327,8 @@ def incident_restored(state: Mapping[str, Any]) -> Incident:
     """The incident of which `incident_state` returned this."""
     parts = [_part_restored(saved) for saved in state["parts"]]
     severity, ranks = Severity(state["severity"]), tuple(state["ranks"])
-    # Older snapshots hold the detection in the incident, not in its parts, and lack the notified receivers.
-    older = {"opened_time_s": state.get("detected_time_s"), "told_to": None}
+    # Older snapshots hold the detection in the incident, not in its parts.
+    older = {"opened_time_s": state.get("detected_time_s")}
     found = state.get("found_severity")
     if "detected_time_s" in state:
         parts[0].detected_step, parts[0].detected_time_s = state["detected_step"], state["detected_time_s"]

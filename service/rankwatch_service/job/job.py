@@ -31,7 +31,7 @@ from rankwatch_service.policy.command import CommandRequest
 from rankwatch_service.policy.control_records import ControlRecord, JobProject, Judgement, OrderPhase, ServiceReport
 from rankwatch_service.policy.judgement import acceptance, judged
 from rankwatch_service.policy.response import JobSituation, Responder, advice_gone
-from rankwatch_service.policy.routing import command_notifications, outgoing
+from rankwatch_service.policy.routing import command_notifications, notifications
 from rankwatch_service.policy.settings_in_force import SettingsInForce
 from rankwatch_service.telemetry.bundle import Bundle
 from rankwatch_service.telemetry.envelope import BadBatchError, Reason
@@ -310,8 +310,17 @@ class JobStream:
             )
             effects.transitions.append(transition)
             topology = self._assembler.topology_state
-            about = self._links(self.job, incident.id), unix_ns(now_s), incident.told_to, self.whose
-            messages = outgoing(transition, self.settings, *about, topology.world_size, topology.accelerated)
+            messages = notifications(
+                transition,
+                self.settings.receivers,
+                self.settings.silences.values(),
+                self._links(self.job, incident.id),
+                unix_ns(now_s),
+                incident.told_to,
+                self.whose,
+                topology.world_size,
+                topology.accelerated,
+            )
             # A silenced notification does not count: the first that a receiver gets is `incident.opened`.
             incident.tell(message.receiver for message in messages if not message.silenced)
             effects.notifications += messages

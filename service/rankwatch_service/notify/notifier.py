@@ -21,7 +21,6 @@ from rankwatch_service.clock import Clock
 from rankwatch_service.notify.lease import RENEW_S, Lease, LeaseLostError
 from rankwatch_service.notify.outbox import DueMessage, EndedTry, OutboxTable
 from rankwatch_service.notify.retry import after_try
-from rankwatch_service.notify.router import MessageRouter
 from rankwatch_service.notify.sender import MessageSender, TryOutcome
 from rankwatch_service.store.change_watch import Changes
 from rankwatch_service.store.errors import StoreError
@@ -50,7 +49,6 @@ class Notifier:
         self,
         outbox: OutboxTable,
         lease: Lease,
-        router: MessageRouter,
         sender: MessageSender,
         changes: Changes,
         clock: Clock,
@@ -62,7 +60,6 @@ class Notifier:
         Args:
             outbox: the messages.
             lease: which of several notifiers delivers.
-            router: writes to the outbox what is not in it as messages yet.
             sender: sends one message.
             changes: polled every `COMMIT_POLL_S`.
             clock: stamps tries.
@@ -71,7 +68,6 @@ class Notifier:
         """
         self._outbox = outbox
         self._lease = lease
-        self._router = router
         self._sender = sender
         self._changes = changes
         self._clock = clock
@@ -97,7 +93,6 @@ class Notifier:
                 await self._give_up()
                 give_up_s = loop.time() + GIVE_UP_POLL_S
             if self._lease.valid and (changed or recorded or loop.time() >= look_s):
-                await self._route()
                 await self._start_due()
                 look_s = loop.time() + DUE_POLL_S
             with contextlib.suppress(TimeoutError):
@@ -120,14 +115,6 @@ class Notifier:
         if self._leads != self._lease.valid:
             self._leads = self._lease.valid
             _log.info("lease_acquired" if self._leads else "lease_lost")
-
-    async def _route(self) -> None:
-        try:
-            await self._in_thread(self._router.advance)
-        except LeaseLostError:
-            pass
-        except _DATABASE_ERRORS as error:
-            _log.warning("transitions_not_routed", error=str(error))
 
     async def _start_due(self) -> None:
         in_flight = {receiver: tuple(tasks) for receiver, tasks in self._in_flight.items() if tasks}

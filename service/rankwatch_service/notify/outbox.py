@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from sqlalchemy import Connection, Engine, func, insert, or_, select, update
+from sqlalchemy import Connection, Engine, func, insert, select, update
 from sqlalchemy.orm import aliased
 
 from rankwatch_service.notify.lease import Lease
@@ -53,7 +53,7 @@ class OutboxTable:
     def due(self, now_unix_ns: int, in_flight: Mapping[str, Collection[str]]) -> list[DueMessage]:
         """Messages to send now, oldest first for each receiver.
 
-        Only the oldest undelivered message of an incident or a group to a receiver is due, so `opened` arrives before
+        Only the oldest undelivered message of an incident to a receiver is due, so `opened` arrives before
         `resolved`. Messages about commands wait for none. Messages to disabled receivers wait.
 
         Args:
@@ -174,13 +174,12 @@ def _record(connection: Connection, one: EndedTry) -> None:
 
 
 def _heads(connection: Connection, receiver: str, now_unix_ns: int, busy: Collection[str]) -> list[DueMessage]:
-    """The due messages of a receiver that no earlier message of their incident or group precedes, oldest first."""
+    """The due messages of a receiver that no earlier message of their incident precedes, oldest first."""
     earlier = aliased(Outbox)
     is_behind = (
         select(earlier.id)
         .where(
-            earlier.group_key == Outbox.group_key,
-            or_(Outbox.group_key != "", earlier.incident_id == Outbox.incident_id),
+            earlier.incident_id == Outbox.incident_id,
             earlier.command_id == Outbox.command_id,
             earlier.receiver == Outbox.receiver,
             earlier.state == "waiting",

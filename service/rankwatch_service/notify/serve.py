@@ -12,7 +12,6 @@ from typing import Final
 
 from rankwatch_service.access.secret_key import SecretKey, load_secret_key
 from rankwatch_service.clock import Clock, SystemClock
-from rankwatch_service.log.control_log import ControlLog
 from rankwatch_service.notify.apprise.apprise_sender import AppriseSender
 from rankwatch_service.notify.email_sender import EmailSender
 from rankwatch_service.notify.http_sender import HttpSender
@@ -23,8 +22,6 @@ from rankwatch_service.notify.notifier import Notifier
 from rankwatch_service.notify.outbox import OutboxTable
 from rankwatch_service.notify.receivers import encrypt_receivers
 from rankwatch_service.notify.reports.heartbeat import Heartbeat
-from rankwatch_service.notify.router import MessageRouter
-from rankwatch_service.notify.routes_source import RoutesFile, RoutesSource, StoredRoutes
 from rankwatch_service.notify.sender import DecryptingSender, MessageSender
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.change_watch import ChangeWatch
@@ -43,7 +40,6 @@ def run(settings: Settings) -> None:
     Raises:
         StoreBusyError: see `once_it_answers`.
         SecretKeyError: see `load_secret_key`.
-        RoutesError: the file of routes cannot be used.
     """
     configure(settings.log_level, "notify")
     asyncio.run(_run(settings))
@@ -54,10 +50,7 @@ async def _run(settings: Settings) -> None:
     # The event loop resolves names in its default executor.
     loop.set_default_executor(ThreadPoolExecutor(LOOKUP_THREADS, "lookup"))
     clock = SystemClock()
-    # A file that is wrong ends the process before it does anything.
-    file = None if settings.routes is None else RoutesFile(settings.routes)
     engine = open_engine(settings.database_url, "notify")
-    routes: RoutesSource = file or StoredRoutes(engine)
 
     def begin() -> SecretKey:
         upgrade(engine)
@@ -77,7 +70,6 @@ async def _run(settings: Settings) -> None:
             notifier = Notifier(
                 OutboxTable(engine, lease),
                 lease,
-                MessageRouter(engine, lease, ControlLog(engine, clock), clock, routes),
                 DecryptingSender(secret_key, _with_links(settings, secret_key, sender)),
                 changes,
                 clock,

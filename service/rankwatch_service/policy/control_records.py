@@ -140,12 +140,6 @@ class ReceiversSet(msgspec.Struct, frozen=True, tag="receivers", tag_field="reco
     receivers: tuple[ReceiverRoute, ...]
 
 
-class RoutingSet(msgspec.Struct, frozen=True, tag="routing", tag_field="record"):
-    """Whether the notifier groups and routes: then stream commits transitions, and messages to no receiver."""
-
-    is_grouped: bool
-
-
 class PolicyRuleRecord(msgspec.Struct, frozen=True):
     """One policy rule, see `policy.Rule`."""
 
@@ -196,7 +190,6 @@ ControlRecord = (
     | JobProject
     | SilenceSet
     | ReceiversSet
-    | RoutingSet
     | PolicySet
     | PrecisionSet
     | RulesSet

@@ -37,13 +37,6 @@ MESSAGE_TYPES: Final[Mapping[str, str]] = {
 }
 """Transitions that receivers are notified of; the others (acknowledged, commented, evidence) are for the pages only."""
 
-ROUTED_TYPES: Final[Mapping[str, str]] = {
-    **MESSAGE_TYPES,
-    "acknowledged": "incident.acknowledged",
-    "unacknowledged": "incident.unacknowledged",
-}
-"""Transitions that the notifier gets where it groups: what is acknowledged is neither repeated nor escalated."""
-
 APPROVAL_NEEDED: Final = "command.approval_needed"
 """Type of the message about a command that waits until a person approves it."""
 
@@ -104,7 +97,7 @@ def incident_message(
     """Compose the JSON body {type, timestamp, data} for one transition of an incident.
 
     Args:
-        transition: of a kind in `ROUTED_TYPES`, with the incident as it is after it.
+        transition: of a kind in `MESSAGE_TYPES`, with the incident as it is after it.
         links: URLs of pages about it, by name, for instance {"incident": "https://…", "job": "https://…"}.
         whose: project and owner of the job.
         world_size: ranks of the job; 0: unknown.
@@ -120,7 +113,7 @@ def incident_message(
         ValueError: receivers are not notified of this kind of transition.
     """
     what = transition.what
-    if what not in ROUTED_TYPES:
+    if what not in MESSAGE_TYPES:
         raise ValueError(f"receivers are not notified of the transition {str(what)!r}")
     data = _incident_data(transition.incident, links, whose, world_size, accelerated)
     data["transition"] = {
@@ -129,7 +122,7 @@ def incident_message(
         "actor": _shortened(transition.actor),
         "text": _shortened(transition.text),
     }
-    message_type = ROUTED_TYPES["opened" if first else what]
+    message_type = MESSAGE_TYPES["opened" if first else what]
     message = {"type": message_type, "timestamp": iso_time(transition.at_unix_ns), "data": data}
     for spare in ("evidence", "consequences", "suggestion", "devices"):
         body = encoded(message)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, Final
 
 from rankwatch_service.incidents.transition import Transition
 from rankwatch_service.incidents.version import IncidentVersion
@@ -16,15 +15,10 @@ from rankwatch_service.policy.control_records import JobProject, ReceiverRoute, 
 from rankwatch_service.policy.notification import (
     MESSAGE_TYPES,
     NOBODYS,
-    ROUTED_TYPES,
     command_message,
     incident_message,
     message_id,
 )
-from rankwatch_service.policy.settings_in_force import SettingsInForce
-
-UNGROUPED: Final = ""
-"""Receiver of what the notifier has to put into groups."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +36,6 @@ class Notification:
     id: str
     """Derived, so that the same notification is stored once, however often it is composed."""
     receiver: str
-    """`UNGROUPED`: the notifier decides."""
     incident_id: str
     """Empty: a command without an incident."""
     transition: int
@@ -107,7 +100,7 @@ def notifications(
     silences: Iterable[SilenceSet],
     links: Mapping[str, str],
     now_unix_ns: int,
-    told_to: Collection[str] | None = None,
+    told_to: Collection[str] = (),
     whose: JobProject = NOBODYS,
     world_size: int = 0,
     accelerated: bool = True,
@@ -124,7 +117,7 @@ def notifications(
         silences: all of them.
         links: URLs of pages about the incident, by name.
         now_unix_ns: stream time.
-        told_to: names of the receivers that were notified of the incident before; None: unknown, and taken as all.
+        told_to: names of the receivers that were notified of the incident before.
         whose: project and owner of the job.
         world_size: ranks of the job; 0: unknown.
         accelerated: an hour of a rank is one of a GPU.
@@ -133,7 +126,7 @@ def notifications(
     if transition.what not in MESSAGE_TYPES:
         return []
     routed = receivers_for(incident, receivers, silences, now_unix_ns, whose)
-    new = set() if told_to is None else {route.receiver for route in routed} - set(told_to)
+    new = {route.receiver for route in routed} - set(told_to)
     if transition.what == "resolved":
         routed = [route for route in routed if route.receiver not in new]
     firsts = {route.receiver in new for route in routed}
@@ -152,31 +145,6 @@ def notifications(
         )
         for route in routed
     ]
-
-
-def outgoing(
-    transition: Transition,
-    settings: SettingsInForce,
-    links: Mapping[str, str],
-    now_unix_ns: int,
-    told_to: Collection[str] | None,
-    whose: JobProject,
-    world_size: int,
-    accelerated: bool = True,
-) -> list[Notification]:
-    """What the outbox gets for one transition: messages to receivers, or one entry for the notifier to group.
-
-    Arguments are those of `notifications`.
-    """
-    if not settings.is_grouped:
-        routed = (settings.receivers, settings.silences.values())
-        return notifications(transition, *routed, links, now_unix_ns, told_to, whose, world_size, accelerated)
-    if transition.what not in ROUTED_TYPES:
-        return []
-    incident = transition.incident
-    body = incident_message(transition, links, whose, world_size, accelerated)
-    entry_id = message_id(incident.id, transition.number, UNGROUPED)
-    return [Notification(entry_id, UNGROUPED, incident.id, transition.number, body, False, now_unix_ns)]
 
 
 def command_notifications(
@@ -219,16 +187,6 @@ def command_notifications(
             else _concerns(receiver, incident, whose.project)
         )
     ]
-
-
-def is_subscribed(receiver: ReceiverRoute, data: Mapping[str, Any]) -> bool:
-    """Whether an incident concerns a receiver, by the field `data` of its message."""
-    kinds = {data["kind"], *(consequence["kind"] for consequence in data["consequences"])}
-    return bool(
-        _is_of(receiver, data["job"], data["project"])
-        and (not receiver.kinds or kinds & set(receiver.kinds))
-        and (not receiver.severities or data["severity"] in receiver.severities)
-    )
 
 
 def _concerns(receiver: ReceiverRoute, incident: IncidentVersion, project: str) -> bool:

@@ -16,7 +16,6 @@ from rankwatch_service.policy.control_records import (
     PrecisionSet,
     ReceiverRoute,
     ReceiversSet,
-    RoutingSet,
     RulesSet,
     SilenceSet,
 )
@@ -39,8 +38,6 @@ class SettingsInForce:
         self.policy = Policy()
         self.receivers: tuple[ReceiverRoute, ...] = ()
         self.silences: dict[str, SilenceSet] = {}
-        self.is_grouped = False
-        """Whether the notifier makes messages of transitions."""
         self.precision: Mapping[str, Precision] = {}
         """By kind of incident; a kind that is missing has none that is judged."""
         self.rules: tuple[MetricRule, ...] = ()
@@ -62,8 +59,6 @@ class SettingsInForce:
                 self.tuning = record
             case ReceiversSet():
                 self.receivers = record.receivers
-            case RoutingSet():
-                self.is_grouped = record.is_grouped
             case SilenceSet():
                 # A new dict, since the copies for single jobs share the old one.
                 silences = {**self.silences, record.id: record}
@@ -89,7 +84,6 @@ class SettingsInForce:
         settings = SettingsInForce()
         settings.policy, settings.receivers, settings.silences = self.policy, self.receivers, self.silences
         settings.precision, settings.rules, settings.tuning = self.precision, self.rules, self.tuning
-        settings.is_grouped = self.is_grouped
         return settings
 
     def rules_of(self, job: str) -> tuple[MetricRule, ...]:
@@ -105,7 +99,6 @@ class SettingsInForce:
             "precision": {kind: [of_kind.useful, of_kind.noise] for kind, of_kind in self.precision.items()},
             "rules": [rule.fields() for rule in self.rules],
             "tuning": msgspec.to_builtins(self.tuning),
-            "is_grouped": self.is_grouped,
             "waiting": [msgspec.structs.asdict(whose) for whose in self.waiting.values()],
         }
 
@@ -119,6 +112,5 @@ class SettingsInForce:
         settings.precision = {kind: Precision(*counts) for kind, counts in state.get("precision", {}).items()}
         settings.rules = tuple(MetricRule.of(rule) for rule in state.get("rules", ()))
         settings.tuning = msgspec.convert(state.get("tuning", {"record": "tuning"}), TuningSet)
-        settings.is_grouped = state.get("is_grouped", False)
         settings.waiting = {whose["job"]: JobProject(**whose) for whose in state.get("waiting", ())}
         return settings

@@ -20,7 +20,7 @@ from rankwatch_service.numbers import plain
 from rankwatch_service.policy.checkpoint_ledger import CheckpointTier, LedgerEntry, Verdict
 from rankwatch_service.policy.command import CommandRequest
 from rankwatch_service.policy.policy import Mode, Rule
-from rankwatch_service.policy.routing import UNGROUPED, Notification
+from rankwatch_service.policy.routing import Notification
 
 
 def incident_row(incident: IncidentVersion) -> dict[str, Any]:
@@ -38,12 +38,12 @@ def incident_row(incident: IncidentVersion) -> dict[str, Any]:
     }
 
 
-def incident_of(row: Mapping[Any, Any], told_to: Sequence[str] | None) -> Incident:
+def incident_of(row: Mapping[Any, Any], told_to: Sequence[str]) -> Incident:
     """The incident of a row of `incident`, without its consequences, for a job that is restored from the tables.
 
     Args:
         row: columns of `incident`.
-        told_to: receivers that were notified of it; None: unknown.
+        told_to: receivers that were notified of it.
     """
     part = Part(
         kind=Kind(row["kind"]),
@@ -70,7 +70,7 @@ def incident_of(row: Mapping[Any, Any], told_to: Sequence[str] | None) -> Incide
         ranks=part.ranks,
         scope=part.scope,
         opened_time_s=row["detected_unix_ns"] / 1e9,
-        told_to=None if told_to is None else list(told_to),
+        told_to=list(told_to),
         evidence=dict(row["evidence"]),
         updated_time_s=row["updated_unix_ns"] / 1e9,
         acknowledged_by=row["acknowledged_by"],
@@ -91,12 +91,6 @@ def transition_row(transition: Transition) -> dict[str, Any]:
     }
 
 
-def _outbox_state(notification: Notification) -> str:
-    if notification.receiver == UNGROUPED:
-        return "ungrouped"
-    return "silenced" if notification.silenced else "waiting"
-
-
 def outbox_row(notification: Notification) -> dict[str, Any]:
     """Columns of `outbox`."""
     return {
@@ -105,13 +99,12 @@ def outbox_row(notification: Notification) -> dict[str, Any]:
         "incident_id": notification.incident_id,
         "transition": notification.transition,
         "body": notification.body,
-        "state": _outbox_state(notification),
+        "state": "silenced" if notification.silenced else "waiting",
         "tries": 0,
         "next_try_unix_ns": notification.created_unix_ns,
         "created_unix_ns": notification.created_unix_ns,
         "delivered_unix_ns": None,
         "command_id": notification.command_id,
-        "group_key": "",
     }
 
 

@@ -10,7 +10,6 @@ from rankwatch_service.job.job import JobStream
 from rankwatch_service.orders.running_attempt import checkpoints
 from rankwatch_service.policy.checkpoint_ledger import Ledger
 from rankwatch_service.policy.control_records import JobProject
-from rankwatch_service.policy.routing import UNGROUPED
 from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import Attempt as AttemptRow
 from rankwatch_service.store.models import Incident as IncidentRow
@@ -33,7 +32,7 @@ def restore_from_tables(engine: Engine, job: JobStream) -> None:
         of_incidents = (mine, Outbox.state != "silenced", Outbox.command_id == "")
         for incident_id, receiver in connection.execute(reached.where(*of_incidents).distinct()):
             notified.setdefault(incident_id, []).append(receiver)
-        incidents = [incident_of(row, _told_to(notified.get(row["id"], []))) for row in rows.mappings()]
+        incidents = [incident_of(row, sorted(notified.get(row["id"], []))) for row in rows.mappings()]
         highest = select(func.max(IncidentRow.number), func.max(IncidentRow.episode)).where(mine)
         number, episode = connection.execute(highest).one()
         whose = connection.execute(
@@ -49,11 +48,6 @@ def restore_from_tables(engine: Engine, job: JobStream) -> None:
         job.history.ledger = Ledger(checkpoints(connection, job.job))
     # Ids contain the episode, and episodes of consequences are in no table: begin far above the highest known one.
     job.correlator.restore_open(incidents, attempt, number or 0, (episode or 0) + 1_000)
-
-
-def _told_to(receivers: list[str]) -> list[str] | None:
-    """Receivers that were notified of an incident; None where the notifier has found them."""
-    return None if UNGROUPED in receivers else sorted(receivers)
 
 
 def _known_devices(connection: Connection, job: str) -> list[DeviceNumber]:

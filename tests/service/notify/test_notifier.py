@@ -10,12 +10,10 @@ import pytest
 from sqlalchemy import insert, select, update
 
 from rankwatch_service.clock import SystemClock
-from rankwatch_service.log.control_log import ControlLog
 from rankwatch_service.notify.lease import Lease
 from rankwatch_service.notify.notifier import Notifier
 from rankwatch_service.notify.outbox import RECEIVER_IN_FLIGHT_MAX, OutboxTable
 from rankwatch_service.notify.retry import GIVE_UP_AFTER_S, RETRY_DELAYS_S
-from rankwatch_service.notify.router import MessageRouter
 from rankwatch_service.notify.sender import TryOutcome
 from rankwatch_service.store.change_watch import ChangeWatch
 from rankwatch_service.store.engine import read, write
@@ -91,8 +89,7 @@ class Desk:
 
     async def _work(self, sender, until, outbox):
         with contextlib.closing(ChangeWatch(self.engine)) as changes, ThreadPoolExecutor(1) as database:
-            router = MessageRouter(self.engine, self.lease, ControlLog(self.engine, self.clock), self.clock, None)
-            notifier = Notifier(outbox, self.lease, router, sender, changes, self.clock, random.Random(1), database)
+            notifier = Notifier(outbox, self.lease, sender, changes, self.clock, random.Random(1), database)
             running = asyncio.create_task(notifier.run())
             try:
                 async with asyncio.timeout(DEADLINE_S):

@@ -12,29 +12,25 @@ import pytest
 from sqlalchemy import func, insert, select
 from standardwebhooks import Webhook
 
-from rankwatch_service.policy.control_records import JobProject
-from rankwatch_service.policy.routing import outgoing
-from rankwatch_service.policy.settings_in_force import SettingsInForce
 from rankwatch_service.store.engine import read, write
-from rankwatch_service.store.models import Incident, Outbox, Receiver
+from rankwatch_service.store.models import Outbox, Receiver
 from rankwatch_service.store.rows import outbox_row
-from rankwatch_service.store.upsert import upsert
 from tests.support.service.webhook_receiver import Answer, webhook_receiver
 from tests.support.store.database import new_database
 from tests.support.trials.selection import trials
-from tests.support.values.incidents import SECRET, incident_row, notified, receiver_row, transition
+from tests.support.values.incidents import SECRET, notified, receiver_row
 
 RUN = (
     "import sys; from rankwatch_service.notify.serve import run; from rankwatch_service.settings import Settings;"
-    "run(Settings(database_url=sys.argv[1], notify_allow_private=True, routes=(sys.argv[2:] or [None])[0]))"
+    "run(Settings(database_url=sys.argv[1], notify_allow_private=True))"
 )
 INCIDENTS_A_KILL = 6
 KILLS = trials(6, 12)
 
 
 @contextmanager
-def notifier(engine, *routes):
-    process = subprocess.Popen([sys.executable, "-c", RUN, str(engine.url), *routes], stdout=subprocess.DEVNULL)
+def notifier(engine):
+    process = subprocess.Popen([sys.executable, "-c", RUN, str(engine.url)], stdout=subprocess.DEVNULL)
     try:
         yield process
     finally:
@@ -119,37 +115,6 @@ def test_sigkill_at_many_points_loses_nothing_keeps_order_and_doubles_only_with_
         assert opened not in ids[first_resolved:]
     bodies = {call.message_id: call.body for call in calls}
     assert all(bodies[call.message_id] == call.body for call in calls)
-
-
-@pytest.mark.integration
-def test_with_routes_one_message_tells_of_a_group_and_one_of_its_end_though_the_process_is_killed(engine, tmp_path):
-    routes = tmp_path / "routes.toml"
-    routes.write_text('[route]\nreceiver = "pager"\ngroup_by = ["job"]\ngroup_wait = "0s"\ngroup_interval = "1s"\n')
-    settings = SettingsInForce()
-    settings.is_grouped = True
-
-    def commit(what, number, state):
-        told = [transition(what, number, id=f"inc_{n}", state=state) for n in range(5)]
-        whose = JobProject("gpt-small")
-        entries = [entry for one in told for entry in outgoing(one, settings, {}, time.time_ns(), None, whose, 4)]
-        with write(engine) as connection:
-            # The notifier leaves out incidents that have been deleted.
-            rows = [incident_row(id=one.incident.id) for one in told]
-            connection.execute(upsert(connection, Incident), rows)
-            connection.execute(insert(Outbox), [outbox_row(entry) for entry in entries])
-
-    with webhook_receiver() as receiver:
-        add_receiver(engine, receiver.url)
-        with notifier(engine, str(routes)):
-            commit("opened", 1, "open")
-            receiver.wait_for(lambda calls: len(calls) == 1)
-        with notifier(engine, str(routes)):
-            commit("resolved", 2, "resolved")
-            receiver.wait_for(lambda calls: calls[-1].body.startswith(b'{"type":"group.resolved"'))
-    # The first is sent again if the kill came before its try was recorded.
-    bodies = {call.message_id: Webhook(SECRET).verify(call.body, call.headers)["data"] for call in receiver.calls}
-    told = [(data["reason"], data["incident_count"], data["open_count"]) for data in bodies.values()]
-    assert told == [("first notification", 5, 5), ("all incidents resolved", 5, 0)]
 
 
 def waiting(engine):

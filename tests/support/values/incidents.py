@@ -71,7 +71,8 @@ def notified(
 ) -> list[Notification]:
     """What these receivers are sent."""
     routes = [receiver_route(name) for name in to]
-    return notifications(transition(what, number, **incident), routes, [], {}, now_unix_ns)
+    told_to = () if what == "opened" else to
+    return notifications(transition(what, number, **incident), routes, [], {}, now_unix_ns, told_to)
 
 
 def receiver_route(name: str = "pager", **changes: Any) -> ReceiverRoute:

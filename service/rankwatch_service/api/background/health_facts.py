@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from sqlalchemy import Connection, Engine, func, select, text
 
@@ -15,11 +15,9 @@ from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.clock import Clock
 from rankwatch_service.job.detection import DETECTOR_OFF
 from rankwatch_service.notify.lease import LEASE_NS
-from rankwatch_service.notify.router import SETTING as ROUTING
-from rankwatch_service.routing.written_routes import read_routes
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.engine import read
-from rankwatch_service.store.models import AgentView, DeadLetter, Delivery, Job, Lease, Outbox, Receiver, Setting
+from rankwatch_service.store.models import AgentView, DeadLetter, Delivery, Job, Lease, Outbox, Receiver
 
 FRESH_S: Final = 2.0
 """How long one reading serves everybody who asks."""
@@ -46,8 +44,6 @@ class NotifierState(ApiReply):
     waiting: int
     """Notifications not delivered yet."""
     oldest_waiting_unix_ns: int | None
-    routes_error: str
-    """Why the newest file of routes is not in force; empty: it is, or there is none."""
 
 
 class ReceiverState(ApiReply):
@@ -110,8 +106,6 @@ class HealthFacts(ApiReply):
     stream: StreamState
     notifier: NotifierState
     receivers: list[ReceiverState]
-    unknown_receivers: list[str]
-    """Named by the routes in force, though there is no such receiver."""
     agents: list[AgentState]
     """Those that have been silent longest first, at most 200."""
     agents_total: int
@@ -157,15 +151,12 @@ class HealthReader:
 def _facts(connection: Connection, now_unix_ns: int, data_dir: Path, in_store: bool) -> HealthFacts:
     agents, total, silent = _agents(connection, now_unix_ns)
     dropped, off = _dropped(connection, now_unix_ns)
-    receivers = _receivers(connection, now_unix_ns)
-    routing = connection.scalar(select(Setting.value).where(Setting.name == ROUTING)) or {}
     letters = select(func.count()).select_from(DeadLetter).where(DeadLetter.at_unix_ns > now_unix_ns - DAY_NS)
     return HealthFacts(
         at_unix_ns=now_unix_ns,
         stream=StreamState(partitions=partitions(connection, in_store), processes=processes(connection)),
-        notifier=_notifier(connection, routing),
-        receivers=receivers,
-        unknown_receivers=sorted(_routed_to(routing.get("text", "")) - {one.name for one in receivers}),
+        notifier=_notifier(connection),
+        receivers=_receivers(connection, now_unix_ns),
         agents=agents,
         agents_total=total,
         agents_silent=silent,
@@ -176,23 +167,15 @@ def _facts(connection: Connection, now_unix_ns: int, data_dir: Path, in_store: b
     )
 
 
-def _notifier(connection: Connection, routing: Mapping[str, Any]) -> NotifierState:
+def _notifier(connection: Connection) -> NotifierState:
     until = connection.scalar(select(Lease.expires_unix_ns).where(Lease.name == "notify"))
-    waiting = select(func.count(), func.min(Outbox.created_unix_ns)).where(Outbox.state.in_(("waiting", "ungrouped")))
+    waiting = select(func.count(), func.min(Outbox.created_unix_ns)).where(Outbox.state == "waiting")
     count, oldest = connection.execute(waiting).one()
     return NotifierState(
         reported_unix_ns=None if until is None else max(until - LEASE_NS, 0),
         waiting=count,
         oldest_waiting_unix_ns=oldest,
-        routes_error=routing.get("error", ""),
     )
-
-
-def _routed_to(text: str) -> frozenset[str]:
-    try:
-        return read_routes(text).receivers() if text else frozenset()
-    except ValueError:  # a notifier of another version has read them
-        return frozenset()
 
 
 def _receivers(connection: Connection, now_unix_ns: int) -> list[ReceiverState]:

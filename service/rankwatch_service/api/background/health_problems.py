@@ -109,16 +109,9 @@ def _notifier(facts: HealthFacts) -> Iterator[HealthProblem]:
         since = "has ever run" if reported is None else f"has run for {_age(facts.at_unix_ns - reported)}"
         text = f"No notifier {since}: nobody is notified of incidents."
         yield _problem(HealthArea.NOTIFIER, Severity.CRITICAL, text, "Start `rankwatch notify`.")
-    if facts.notifier.routes_error:
-        text = f"The newest routes are not in force, those before are: {facts.notifier.routes_error}"
-        yield _problem(HealthArea.NOTIFIER, Severity.WARNING, text, "Try the file with `rankwatch routes check`.")
 
 
 def _receivers(facts: HealthFacts) -> Iterator[HealthProblem]:
-    if unknown := facts.unknown_receivers:
-        text = f"The routes name {', '.join(unknown)}, and there is no such receiver: nobody gets what goes there."
-        advice = "Add the receiver, or correct the routes."
-        yield _problem(HealthArea.RECEIVERS, Severity.CRITICAL, text, advice)
     for one in facts.receivers:
         if not one.enabled and one.disabled_reason != "switched off":
             text = f"The receiver {one.name} gets nothing any more: {one.disabled_reason or 'it is disabled'}."

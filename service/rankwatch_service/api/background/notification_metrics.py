@@ -1,4 +1,4 @@
-"""Metrics of notifications: what became of them by receiver, silences, groups, the notifier and its heartbeat."""
+"""Metrics of notifications: what became of them by receiver, silences, the notifier and its heartbeat."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from sqlalchemy import Connection, func, select
 from rankwatch_service.notify.lease import LEASE_NS
 from rankwatch_service.notify.reports.counts import NotificationCounts
 from rankwatch_service.notify.reports.heartbeat import SETTING as HEARTBEAT
-from rankwatch_service.notify.router import SETTING as ROUTING
-from rankwatch_service.store.models import IncidentGroup, Lease, Outbox, Receiver, Setting, Silence
+from rankwatch_service.store.models import Lease, Outbox, Receiver, Setting, Silence
 
 SWITCHED_OFF: Final = "switched off"
 """Reason of a receiver that a person has disabled; every other one has answered that it is gone."""
@@ -21,7 +20,7 @@ SWITCHED_OFF: Final = "switched off"
 
 def notification_metrics(connection: Connection, now_unix_ns: int) -> Iterator[Metric]:
     """All families."""
-    waiting = select(func.count(), func.min(Outbox.created_unix_ns)).where(Outbox.state.in_(("waiting", "ungrouped")))
+    waiting = select(func.count(), func.min(Outbox.created_unix_ns)).where(Outbox.state == "waiting")
     depth, oldest = connection.execute(waiting).one()
     yield GaugeMetricFamily("rankwatch_outbox_depth", "Notifications not yet delivered", depth)
     age_s = 0.0 if oldest is None else max(now_unix_ns - oldest, 0) / 1e9
@@ -32,14 +31,6 @@ def notification_metrics(connection: Connection, now_unix_ns: int) -> Iterator[M
     yield from _receivers(connection)
     active = select(func.count()).where(Silence.starts_unix_ns <= now_unix_ns, Silence.ends_unix_ns > now_unix_ns)
     yield GaugeMetricFamily("rankwatch_silences_active", "Silences in force", connection.scalar(active) or 0)
-    groups = connection.scalar(select(func.count()).select_from(IncidentGroup)) or 0
-    yield GaugeMetricFamily("rankwatch_incident_groups", "Groups of incidents", groups)
-    routing = connection.scalar(select(Setting.value).where(Setting.name == ROUTING)) or {"error": ""}
-    yield GaugeMetricFamily(
-        "rankwatch_routes_last_reload_successful",
-        "Whether the newest routes are in force, or none are configured",
-        not routing["error"],
-    )
     yield from _notifier(connection, now_unix_ns)
 
 

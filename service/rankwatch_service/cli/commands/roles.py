@@ -140,15 +140,11 @@ def stream(data: DATA = None, database_url: DATABASE_URL = None, kafka: KAFKA = 
 
 def notify(data: DATA = None, database_url: DATABASE_URL = None, kafka: KAFKA = None) -> None:
     """Run only the notifier: it sends notifications from the outbox."""
-    from rankwatch_service.notify.routes_source import RoutesError
     from rankwatch_service.notify.serve import run
 
     configured = configured_settings(data_dir=data, database_url=database_url, kafka=kafka)
-    try:
-        with _secrets_kept():
-            run(configured)
-    except RoutesError as error:
-        raise _not_started(error) from error
+    with _secrets_kept():
+        run(configured)
 
 
 def agent(context: typer.Context) -> None:

@@ -18,7 +18,7 @@ PURPOSE: Final = "message links"
 VALID_S: Final = 86_400
 """How long a link works from the time of its message; what lasts longer is repeated with new links."""
 
-LINKED_TYPES: Final = ("incident.opened", "incident.updated", "group.firing")
+LINKED_TYPES: Final = ("incident.opened", "incident.updated")
 """Messages about something that is open."""
 
 

@@ -47,51 +47,33 @@ def check_api(url: str, secret: str) -> None:
 
 def alerts_request(message: OutgoingMessage, context: SendContext) -> WebRequest:
     """The alert for the API v2: firing for `FIRING_S`, or ended. What it was before it became graver has ended too."""
-    return WebRequest(context.url, encoded([one for part in message.incidents for one in _alerts(part, context)]))
-
-
-def _alerts(message: OutgoingMessage, context: SendContext) -> list[dict[str, Any]]:
     now = _iso(context.unix_ns)
     lasting_s = TRIAL_S if message.type == TRIAL else FIRING_S
     ends = now if message.is_resolved else _iso(context.unix_ns + lasting_s * 10**9)
     current = alert(message, ends)
     former = [current | {"labels": labels, "endsAt": now} for labels in _labels_before(message, current["labels"])]
-    return [current, *former]
+    return WebRequest(context.url, encoded([current, *former]))
 
 
 def webhook_request(message: OutgoingMessage, context: SendContext) -> WebRequest:
-    """The webhook of version 4, with an alert for each incident."""
-    alerts = [_webhook_alert(one) for one in message.incidents]
-    common = _common([one["labels"] for one in alerts])
-    group_labels = message.data.get("group_labels")
-    if group_labels is None:
-        group_labels = {name: common[name] for name in ("alertname", "job") if name in common}
+    """The webhook of version 4, with the one alert of the incident."""
+    status = "resolved" if message.is_resolved else "firing"
+    one = alert(message, message.data.get("resolved_time") or NEVER)
+    labels = one["labels"]
     content = {
         "version": "4",
         "groupKey": message.group_key,
-        "truncatedAlerts": message.data.get("incident_count", len(alerts)) - len(alerts),
-        "status": "resolved" if message.is_resolved else "firing",
-        "receiver": message.data.get("receiver", "rankwatch"),
-        "groupLabels": group_labels,
-        "commonLabels": common,
-        "commonAnnotations": _common([one["annotations"] for one in alerts]),
+        "truncatedAlerts": 0,
+        "status": status,
+        "receiver": "rankwatch",
+        "groupLabels": {name: labels[name] for name in ("alertname", "job") if name in labels},
+        "commonLabels": labels,
+        "commonAnnotations": one["annotations"],
         "externalURL": context.public_url,
-        "notification_reason": message.data.get("reason") or _reason(message),
-        "alerts": alerts,
+        "notification_reason": _reason(message),
+        "alerts": [one | {"status": status, "fingerprint": fingerprint(message)}],
     }
     return WebRequest(context.url, encoded(content))
-
-
-def _webhook_alert(message: OutgoingMessage) -> dict[str, Any]:
-    status = "resolved" if message.is_resolved else "firing"
-    found = alert(message, message.data.get("resolved_time") or NEVER)
-    return found | {"status": status, "fingerprint": fingerprint(message)}
-
-
-def _common(parts: list[dict[str, str]]) -> dict[str, str]:
-    """What all have in common, in the order of the first."""
-    first, *others = parts
-    return {name: text for name, text in first.items() if all(one.get(name) == text for one in others)}
 
 
 def alert(message: OutgoingMessage, ends_at: str) -> dict[str, Any]:

@@ -56,28 +56,17 @@ class OutgoingMessage:
     @property
     def group_key(self) -> str:
         """The same in all messages that tell of the same thing: a receiver puts them into one incident or thread."""
-        return str(self.data.get("group_key") or self.data.get("id") or self.id)
+        return str(self.data.get("id") or self.id)
 
     @property
     def is_about_incident(self) -> bool:
-        """It tells of an incident or a group of incidents, which is resolved some day."""
-        return self.type.startswith(("incident.", "group."))
+        """It tells of an incident, which is resolved some day."""
+        return self.type.startswith("incident.")
 
     @property
     def is_resolved(self) -> bool:
         """It tells that what it is about is over."""
-        return self.type in ("incident.resolved", "group.resolved")
-
-    @property
-    def incidents(self) -> list[OutgoingMessage]:
-        """Of a group, a message about each of its incidents; else the message itself."""
-        if not self.type.startswith("group."):
-            return [self]
-        return [OutgoingMessage(self.id, self._about(one)) for one in self.data["incidents"]]
-
-    def _about(self, incident: Mapping[str, Any]) -> bytes:
-        what = "incident.resolved" if incident["state"] == "resolved" else "incident.updated"
-        return encoded({"type": what, "timestamp": self.timestamp, "data": incident})
+        return self.type == "incident.resolved"
 
     @property
     def severity(self) -> str:

@@ -20,7 +20,7 @@ from rankwatch_service.clock import Clock
 from rankwatch_service.notify.lease import Lease
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.errors import StoreError
-from rankwatch_service.store.models import Outbox, Setting, StreamReport
+from rankwatch_service.store.models import Setting, StreamReport
 from rankwatch_service.store.upsert import upsert
 
 SETTING: Final = "heartbeat"
@@ -30,7 +30,7 @@ BEAT_TIMEOUT_S: Final = 10.0
 """How long the URL may take to answer."""
 
 SILENT_S: Final = 60.0
-"""Stream reports every few seconds, and transitions are grouped twice a second; this late, one of them hangs."""
+"""Stream reports every few seconds; this late, it hangs."""
 
 _log = structlog.get_logger(__name__)
 
@@ -115,7 +115,4 @@ def chain_gap(connection: Connection, now_unix_ns: int) -> str:
         return "no stream process has ever reported"
     if reported_unix_ns < late_unix_ns:
         return f"a partition has no stream process since {(now_unix_ns - reported_unix_ns) / 1e9:.0f} s"
-    ungrouped = select(Outbox.id).where(Outbox.state == "ungrouped", Outbox.next_try_unix_ns < late_unix_ns)
-    if connection.execute(ungrouped.limit(1)).first():
-        return f"transitions have waited to be grouped for more than {SILENT_S:.0f} s"
     return ""

@@ -4,14 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Final
 
 from rankwatch_service.policy.control_records import ReceiverRoute
-
-SUBSCRIBED: Final = "since the receiver subscribes to it"
-"""Why a notification is sent where no routes are configured."""
-
-NOT_ROUTED: Final = "not sent: no route that takes the incident names the receiver"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,18 +19,17 @@ class IncidentTraits:
     """Its own kind and those of its consequences."""
 
 
-def why_sent(state: str, error: str, tries: int, how: str = SUBSCRIBED) -> str:
+def why_sent(state: str, error: str, tries: int) -> str:
     """What became of a notification.
 
     Args:
         state: waiting, delivered, failed or silenced.
         error: of the newest try; empty if it succeeded, or there was none.
         tries: so far.
-        how: or why it was sent.
     """
     match state:
         case "delivered":
-            return f"sent, {how}"
+            return "sent, since the receiver subscribes to it"
         case "silenced":
             return "not sent: a silence muted it"
         case "failed":

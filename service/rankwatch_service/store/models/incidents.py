@@ -142,21 +142,18 @@ class Outbox(Base):
 
     __tablename__ = "outbox"
     id: Mapped[str] = mapped_column(primary_key=True)
-    """msg_ + hash of (incident or command, transition, receiver), or of (group, flush, receiver)."""
+    """msg_ + hash of (incident or command, transition, receiver)."""
     receiver: Mapped[str]
-    """Empty: a transition that the notifier puts into groups."""
     incident_id: Mapped[str] = mapped_column(index=True)
-    """Empty: a command without an incident, or a group of several jobs."""
+    """Empty: a command without an incident."""
     transition: Mapped[int]
-    """0: it is about a command. Of a group: the number of the flush."""
+    """0: it is about a command."""
     command_id: Mapped[str] = mapped_column(default="")
     """Empty: it is about an incident."""
-    group_key: Mapped[str] = mapped_column(default="", index=True)
-    """Empty: it is about no group."""
     body: Mapped[bytes]
     """JSON {type, timestamp, data}."""
     state: Mapped[str]
-    """waiting, delivered, failed (given up), silenced; of a transition for the notifier: ungrouped, grouped."""
+    """waiting, delivered, failed (given up), silenced."""
     tries: Mapped[int] = mapped_column(default=0)
     next_try_unix_ns: Mapped[int]
     created_unix_ns: Mapped[int]
@@ -171,16 +168,6 @@ class UsedLink(Base):
     id: Mapped[str] = mapped_column(primary_key=True)
     """Action and id of the message."""
     used_unix_ns: Mapped[int]
-
-
-class IncidentGroup(Base):
-    """Incidents that share their messages, where routes are configured."""
-
-    __tablename__ = "incident_group"
-    key: Mapped[str] = mapped_column(primary_key=True)
-    """Of its route, with the labels that its incidents have in common."""
-    state: Mapped[dict[str, Any]]
-    """Fields of `routing.group.Group`."""
 
 
 class Delivery(Base):

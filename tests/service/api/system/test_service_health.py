@@ -6,9 +6,8 @@ from sqlalchemy import delete, insert, update
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.api.background.health_facts import FRESH_S
 from rankwatch_service.log.base import Entry
-from rankwatch_service.notify.router import SETTING as ROUTING
 from rankwatch_service.store.engine import write
-from rankwatch_service.store.models import AgentView, Delivery, Job, Lease, Outbox, Receiver, Setting, StreamPosition
+from rankwatch_service.store.models import AgentView, Delivery, Job, Lease, Outbox, Receiver, StreamPosition
 from tests.support.clock import FakeClock
 from tests.support.service.parts import notifier_reports, stream_reports
 
@@ -130,21 +129,6 @@ def test_a_receiver_that_is_gone_is_a_problem_and_one_that_a_person_switched_off
     add_receiver(sound, "gone", enabled=False, disabled_reason="the receiver answered 410: it is gone")
     [problem] = health(sound)["problems"]
     assert "gone gets nothing any more: the receiver answered 410" in problem["text"]
-
-
-def test_routes_that_name_a_receiver_that_does_not_exist_are_critical_until_it_is_added(sound):
-    add_receiver(sound, "on-call")
-    text = '[route]\nreceiver = "on-call"\nescalations = [{ after = "15m", receiver = "lead" }]\n'
-    with write(sound.engine) as connection:
-        status = {"is_grouped": True, "text": text, "error": "", "is_file": True}
-        connection.execute(insert(Setting).values(name=ROUTING, value=status, updated_unix_ns=1))
-    found = health(sound)
-    [problem] = found["problems"]
-    assert (found["unknown_receivers"], problem["severity"]) == (["lead"], "critical")
-    assert problem["text"] == "The routes name lead, and there is no such receiver: nobody gets what goes there."
-    assert health(sound, token=sound.token(Scope.READ, job="other"))["unknown_receivers"] == []
-    add_receiver(sound, "lead")
-    assert areas(sound) == []
 
 
 def test_silent_agents_of_the_running_attempt_are_named_and_those_of_old_attempts_and_ended_jobs_not(sound):

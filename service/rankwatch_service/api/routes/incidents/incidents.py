@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Query, Response
 from pydantic import BaseModel, ConfigDict, Field, computed_field
-from sqlalchemy import ColumnElement, Connection, RowMapping, select
+from sqlalchemy import Connection, RowMapping, select
 from sqlalchemy.orm import InstrumentedAttribute
 from starlette.concurrency import run_in_threadpool
 
@@ -31,7 +31,6 @@ from rankwatch_service.incidents.first_steps import first_steps
 from rankwatch_service.log.base import Entry
 from rankwatch_service.policy import precision
 from rankwatch_service.policy.control_records import Judgement, encode_control
-from rankwatch_service.policy.routing import UNGROUPED
 from rankwatch_service.short_ids import short
 from rankwatch_service.store import audit_trail
 from rankwatch_service.store.engine import read
@@ -335,11 +334,6 @@ def incident_detail(connection: Connection, row: RowMapping) -> IncidentDetail:
 
 def notifications_about(connection: Connection, incident_id: str) -> list[Notification]:
     """The notifications about an incident and its commands, in the order of its transitions and of the receivers."""
-    return notifications_where(connection, Outbox.incident_id == incident_id, Outbox.receiver != UNGROUPED)
-
-
-def notifications_where(connection: Connection, *conditions: ColumnElement[bool]) -> list[Notification]:
-    """The notifications that meet all conditions, in the order of their transitions and of the receivers."""
     newest = (
         select(DeliveryRow.error)
         .where(DeliveryRow.outbox_id == Outbox.id)
@@ -347,7 +341,6 @@ def notifications_where(connection: Connection, *conditions: ColumnElement[bool]
         .limit(1)
         .scalar_subquery()
     )
-    found = connection.execute(
-        select(Outbox.__table__, newest.label("error")).where(*conditions).order_by(Outbox.transition, Outbox.receiver)
-    ).mappings()
+    query = select(Outbox.__table__, newest.label("error")).where(Outbox.incident_id == incident_id)
+    found = connection.execute(query.order_by(Outbox.transition, Outbox.receiver)).mappings()
     return [Notification.model_validate({**one, "error": one["error"] or ""}) for one in found]

@@ -140,9 +140,8 @@ def _open_incidents(connection: Connection, message_id: str) -> list[RowMapping]
     if body is None:
         raise LinkError("What this link is about is not stored any more.")
     data: dict[str, Any] = json.loads(body)["data"]
-    ids = [one["id"] for one in data.get("incidents", [data])]
     query = select(Incident.id, Incident.job, Incident.kind, Incident.scope, Incident.summary)
-    found = query.where(Incident.id.in_(ids), Incident.state != "resolved").order_by(Incident.id)
+    found = query.where(Incident.id == data["id"], Incident.state != "resolved").order_by(Incident.id)
     return list(connection.execute(found).mappings().all())
 
 

@@ -30,29 +30,28 @@ export class ReceiversCard {
     this.draw = whenChanged((...all) => this.show(...all));
   }
 
-  // `states` is the state of each receiver by name, as the health of rankwatch says it. `routed`: there are routes, which
-  // decide what each gets.
-  async load(may, states, routed) {
+  // `states` is the state of each receiver by name, as the health of rankwatch says it.
+  async load(may, states) {
     this.add.hidden = !may;
     const { items } = await getList("receivers", {}, RECEIVERS_MAX);
     const told = Object.fromEntries(states.map(({ name, error, failed, waiting }) => [name, { error, failed, waiting }]));
-    this.draw(items.toSorted((one, other) => (one.name < other.name ? -1 : 1)), told, may, routed);
+    this.draw(items.toSorted((one, other) => (one.name < other.name ? -1 : 1)), told, may);
   }
 
-  show(items, states, may, routed) {
+  show(items, states, may) {
     if (!items.length) return void empty(this.body, "None: incidents are on these pages alone, and nobody is woken.");
     const titles = ["Receiver", "Gets", "State", ""];
-    fill(this.body, h("div", { class: "wide" }, h("table", { class: "compact stack" }, h("thead", {}, h("tr", {}, titles.map((name) => h("th", {}, name)))), h("tbody", {}, items.map((one) => this.row(one, states[one.name], may, routed))))));
+    fill(this.body, h("div", { class: "wide" }, h("table", { class: "compact stack" }, h("thead", {}, h("tr", {}, titles.map((name) => h("th", {}, name)))), h("tbody", {}, items.map((one) => this.row(one, states[one.name], may))))));
   }
 
-  row(one, state, may, routed) {
+  row(one, state, may) {
     const gets = [one.severities.join(", ") || "every severity", one.kinds.map(kindName).join(", "), one.jobs.length && `jobs ${one.jobs.join(", ")}`, one.projects.length && `projects ${one.projects.join(", ")}`].filter(Boolean);
     const pill = !one.enabled ? "switched off" : state?.error ? "failing" : "on";
     return h(
       "tr",
       {},
       h("td", { class: "break" }, h("button", { class: "textual", onclick: () => this.open(one.name) }, one.name), h("div", { class: "under" }, `${TYPES[one.type]?.[0] ?? one.type} · ${one.url}`)),
-      h("td", { class: "break" }, routed ? "what the routes send it" : gets.join(" · ")),
+      h("td", { class: "break" }, gets.join(" · ")),
       h("td", {}, statePill(pill), h("div", { class: "under" }, one.disabled_reason || state?.error)),
       h("td", { class: "right nowrap" }, may && [one.enabled && h("button", { class: "small", onclick: (event) => this.test(one, event.target) }, "Test"), " ", h("button", { class: "small", onclick: () => this.turn(one) }, one.enabled ? "Switch off" : "Switch on"), " ", h("button", { class: "small", onclick: () => this.drop(one) }, "Remove")]),
     );

@@ -8,7 +8,7 @@ import { said, statePill } from "../components/shell.js";
 export async function showWhy(incidentId) {
   const told = await said(get(path("incidents", incidentId, "receivers")));
   if (!told) return;
-  const lines = told.items.map((reason) => h("li", {}, h("b", { class: "break" }, reason.receiver || "(nobody)"), " ", statePill(reason.state === "none" ? "not sent" : reason.state), h("div", { class: "muted break" }, reason.why)));
+  const lines = told.items.map((reason) => h("li", {}, h("b", { class: "break" }, reason.receiver), " ", statePill(reason.state === "none" ? "not sent" : reason.state), h("div", { class: "muted break" }, reason.why)));
   const dialog = h("dialog", { "aria-label": "Why", onclose: () => dialog.remove() }, h("form", { method: "dialog" }, h("h2", {}, "Who was notified of this incident, and why"), lines.length ? h("ul", { class: "lines" }, lines) : h("p", { class: "muted" }, "Nobody: there are no receivers."), h("div", { class: "buttons" }, h("button", {}, "Close"))));
   document.body.append(dialog);
   dialog.showModal();

@@ -1,1 +1,0 @@
-"""`rankwatch routes`: whom incidents go to, and when."""
