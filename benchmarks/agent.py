@@ -23,9 +23,9 @@ from pathlib import Path
 from rankwatch import wire
 from rankwatch.agent.draft import Draft, Numbering
 from rankwatch.reader import StepEntry
-from rankwatch_service.demo.accelerator import DRIVER
 from rankwatch_service.log.kafka_topics import ensure_topics
 from rankwatch_service.settings import Settings
+from tests.support.accelerator import DRIVER
 from tests.support.agent.process import AgentProcess
 from tests.support.agent.service import AgentService, until
 from tests.support.kafka.broker import KINDS, kafka_broker

@@ -40,7 +40,6 @@ from rankwatch.torch_probe.device import CudaDevice
 from rankwatch_detectors.base import AttemptStart
 from rankwatch_detectors.devices.device_degraded import DeviceDegradedConfig, DeviceDegradedDetector
 from rankwatch_service.clock import SystemClock
-from rankwatch_service.demo.accelerator import DRIVER
 from rankwatch_service.job.boards.device_board import DeviceBoard
 from rankwatch_service.job.boards.device_boards import as_frame
 from rankwatch_service.names import series_of_devices
@@ -49,6 +48,7 @@ from rankwatch_service.series.writer import SeriesWriter
 from rankwatch_service.simulate.placement import RankPlacement
 from rankwatch_service.store.engine import open_engine
 from rankwatch_service.store.migrate import upgrade
+from tests.support.accelerator import DRIVER
 
 DEVICES = 8
 PAGE = 500

@@ -41,7 +41,7 @@ from rankwatch_detectors.base import Frame, StepKind
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.access.tokens import TokenKind, create_token
 from rankwatch_service.clock import SystemClock
-from rankwatch_service.demo.services.child import end, free_port, started
+from rankwatch_service.demo.processes import end, free_port, started
 from rankwatch_service.incidents.model import derived
 from rankwatch_service.orders.commands import tell
 from rankwatch_service.series.writer import SeriesWriter

@@ -32,7 +32,7 @@ from rankwatch_detectors.base import Frame, StepKind
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.access.tokens import TokenKind, create_token
 from rankwatch_service.clock import SystemClock
-from rankwatch_service.demo.services.postgres import Postgres, PostgresError
+from rankwatch_service.demo.servers import Postgres, PostgresError
 from rankwatch_service.series.buffer import AttemptBuffer
 from rankwatch_service.series.chunks import CHUNK_STEPS, decoded, encoded
 from rankwatch_service.series.rollups import of_chunk

@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rankwatch_service.demo.job.launcher import own_environment
-from rankwatch_service.demo.job.processes import end_all, working_for
-from rankwatch_service.demo.services.service import ServiceProcess
+from rankwatch_service.demo.processes import end_all, own_environment, working_for
+from rankwatch_service.demo.service import ServiceProcess
 from tests.adoption.cases import SLOW, Case, Fault
 
 RUN_S = 300.0

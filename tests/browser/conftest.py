@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from rankwatch_service.demo.services.service import ServiceProcess
+from rankwatch_service.demo.service import ServiceProcess
 from tests.browser.office import PATIENCE_MS, Office, opened
 from tests.support.service.served_api import served_api
 from tests.support.service.telemetry_feed import Feed

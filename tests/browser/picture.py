@@ -12,10 +12,10 @@ from pathlib import Path
 from playwright.sync_api import sync_playwright
 from rich.console import Console
 
-from rankwatch_service.demo.job.launcher import own_environment
-from rankwatch_service.demo.services.service import ServiceProcess
+from rankwatch_service.demo.display import DemoView
+from rankwatch_service.demo.processes import own_environment
+from rankwatch_service.demo.service import ServiceProcess
 from rankwatch_service.demo.throttled import JOB, TOLD_LIMIT_S, ThrottledJob
-from rankwatch_service.demo.view import DemoView
 from tests.browser.conftest import CHROMIUM, FLAGS, PATIENCE_MS
 
 SIZE = {"width": 1280, "height": 900}
@@ -28,13 +28,11 @@ def main(path: Path) -> int:
     """Write the picture; returns the exit status."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        rings = folder / "rings"
-        rings.mkdir(mode=0o700)
-        ours = {"RANKWATCH_DIR": str(rings), "XDG_CONFIG_HOME": str(folder / "config"), "TMPDIR": name}
+        ours = {"XDG_CONFIG_HOME": str(folder / "config"), "TMPDIR": name}
         environment = own_environment() | ours
         service = ServiceProcess(folder / "service", 0, environment)
         service.start()
-        job = ThrottledJob(folder, service, environment, DemoView(Console(), []))
+        job = ThrottledJob(service, DemoView(Console(), []))
         try:
             job.start()
             until_s = time.monotonic() + LIMIT_S

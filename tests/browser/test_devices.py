@@ -5,9 +5,9 @@ import os
 
 import pytest
 
-from rankwatch_service.demo.accelerator import DRIVER
-from rankwatch_service.demo.services.service import ServiceProcess
+from rankwatch_service.demo.service import ServiceProcess
 from tests.browser.conftest import Visit, until
+from tests.support.accelerator import DRIVER
 from tests.support.agent.process import AgentProcess
 from tests.support.agent.service import until as wait_until
 from tests.support.host.tree import HostTree

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from rankwatch_service.demo.services.service import ServiceProcess
+from rankwatch_service.demo.service import ServiceProcess
 from tests.browser.conftest import Visit, until
 from tests.support.agent.service import until as wait_until
 from tests.support.kafka.broker import new_prefix

@@ -7,7 +7,7 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-from rankwatch_service.demo.services.service import ServiceProcess
+from rankwatch_service.demo.service import ServiceProcess
 from tests.browser.conftest import PATIENCE_MS, Visit
 from tests.support.service.oidc_provider import oidc_provider
 from tests.support.service.process import free_port

@@ -7,7 +7,7 @@ from importlib.metadata import version
 
 import pytest
 
-from rankwatch_service.demo.services.postgres import PostgresError, _programs
+from rankwatch_service.demo.servers import PostgresError, _programs
 from tests.support.kafka.broker import _kafka_node, missing
 
 

@@ -11,7 +11,7 @@ import pytest
 from rankwatch import layout, wire
 from rankwatch.agent.lock import take_lock
 from rankwatch.agent.priority import NICENESS
-from rankwatch_service.demo.accelerator import DRIVER
+from tests.support.accelerator import DRIVER
 from tests.support.agent.process import AgentProcess
 from tests.support.agent.service import AgentService, until
 from tests.support.host.tree import HostTree

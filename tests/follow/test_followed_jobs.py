@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch_service.demo.job.launcher import own_environment
-from rankwatch_service.demo.services.service import ServiceProcess
+from rankwatch_service.demo.processes import own_environment
+from rankwatch_service.demo.service import ServiceProcess
 from tests.support.logs.lines import FORMATS, LineOf
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(400)]

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import select
 
 from rankwatch import wire
-from rankwatch_service.demo.services.service import ServiceProcess
+from rankwatch_service.demo.service import ServiceProcess
 from rankwatch_service.series.query import heat_map
 from rankwatch_service.series.rollups import ValueMark
 from rankwatch_service.simulate.batches import batches

@@ -17,11 +17,10 @@ import pytest
 from rich.console import Console
 
 from rankwatch.spawn import ensure_agent
-from rankwatch_service.demo.job.processes import working_for
-from rankwatch_service.demo.run import START_LIMIT_S, DemoOptions, opened_stage
-from rankwatch_service.demo.services.service import ServiceError
-from rankwatch_service.demo.stage import Stage
-from rankwatch_service.demo.view import DemoView
+from rankwatch_service.demo.display import DemoView
+from rankwatch_service.demo.processes import working_for
+from rankwatch_service.demo.scenario import START_LIMIT_S, DemoOptions, Stage, opened_stage
+from rankwatch_service.demo.service import ServiceError
 
 pytestmark = [pytest.mark.integration, pytest.mark.torch, pytest.mark.slow]
 

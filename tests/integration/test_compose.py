@@ -19,8 +19,8 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.engine import make_url
 
 from rankwatch.kafka.settings import partition_of
-from rankwatch_service.demo.job import processes
-from rankwatch_service.demo.services.postgres import Postgres
+from rankwatch_service.demo import processes
+from rankwatch_service.demo.servers import Postgres
 from tests.support.kafka.broker import Broker, _kafka_node, kafka_broker, missing
 from tests.support.service.process import free_port, until
 from tests.support.store.postgres import postgres_server

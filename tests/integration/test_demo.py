@@ -12,7 +12,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from rankwatch_service.demo.job.processes import working_for
+from rankwatch_service.demo.processes import working_for
 from tests.support.service.process import until
 from tests.support.store.postgres import let_others_through
 from tests.support.trials.selection import long_trial
@@ -110,7 +110,7 @@ def test_a_demo_that_is_interrupted_leaves_no_process_and_no_file(tmp_path: Path
     with started(tmp_path, "--no-faults") as demo:
         until("training", lambda: len(list(tmp_path.glob("*/journal/*"))) == 4, START_S)
         (folder,) = tmp_path.iterdir()
-        assert len(working_for(folder.name, "job.training")) == 4
+        assert len(working_for(folder.name, "demo.training")) == 4
         assert working_for(folder.name, "rankwatch.agent")
         demo.send_signal(number)
         output = demo.communicate(timeout=60)[0]

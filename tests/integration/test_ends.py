@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from rankwatch_service.demo.job.processes import end_all, working_for
+from rankwatch_service.demo.processes import end_all, working_for
 from tests.support.agent.service import AgentService, until
 from tests.support.detection.judged import judged
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rankwatch import wire
-from rankwatch_service.demo.job.processes import end_all
+from rankwatch_service.demo.processes import end_all
 from tests.support.agent.service import AgentService, until
 from tests.support.detection.judged import judged
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rankwatch_service.demo.job.processes import end_all
+from rankwatch_service.demo.processes import end_all
 from tests.support.service.process import LOGIN, Http, Role, free_port, until
 
 pytestmark = [pytest.mark.integration, pytest.mark.torch, pytest.mark.slow]

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rankwatch_service.demo.job.faults import FaultKind, Injected
-from rankwatch_service.demo.services.receiver import Received
+from rankwatch_service.demo.rank_files import FaultKind, Injected
+from rankwatch_service.demo.service import Received
 
 WARM_UP_STEPS = 120
 """Clean steps before the first fault, for baselines and a good checkpoint."""

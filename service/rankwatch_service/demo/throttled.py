@@ -1,74 +1,66 @@
-"""The demo's second part, beside the first: four ranks on simulated accelerators, one of which becomes too hot.
+"""The demo's second part, beside the first: a simulated job of four ranks, one of whose GPUs becomes too hot.
 
-Its driver says that heat slows it down, its rank keeps the others waiting, and both are one incident with that cause.
+The counters of the GPU say that heat slows it down, its rank keeps the others waiting, and both are one incident with
+that cause. Steps and counters are made by `rankwatch_service.simulate` and sent as an agent sends them.
 """
 
 from __future__ import annotations
 
-import json
-import os
+import threading
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final
 
-from rankwatch_service.demo.accelerator import DRIVER
-from rankwatch_service.demo.job.launcher import Launcher
+from rankwatch.trust import Trust
+from rankwatch_service.clock import SystemClock
+from rankwatch_service.demo.display import DemoView
 from rankwatch_service.demo.script import SceneCheck
-from rankwatch_service.demo.services.service import ServiceProcess
-from rankwatch_service.demo.view import DemoView
-from rankwatch_service.supervise import python_module
+from rankwatch_service.demo.service import ServiceError, ServiceProcess
+from rankwatch_service.simulate.faults import Throttle
+from rankwatch_service.simulate.job import Job
+from rankwatch_service.simulate.live.http import HttpConnection
+from rankwatch_service.simulate.live.send import Pace, SendStatus, send_job
+from rankwatch_service.simulate.placement import RankPlacement
 
 JOB: Final = "gpu-demo"
 RANK: Final = 2
 """The rank whose device becomes hot."""
-WORLD_SIZE: Final = 4
-WARM_UP_STEPS: Final = 60
-"""Steps before, from which it is learned what is usual: a third of a minute."""
+HOT_STEP: Final = 90
+"""Steps before, from which it is learned what is usual: half a minute."""
 SLOWNESS: Final = 1.25
-HOT: Final[Mapping[str, Any]] = {
-    "slowness": {str(RANK): SLOWNESS},
-    "celsius": {str(RANK): 91},
-    "megahertz": {str(RANK): int(1980 / SLOWNESS)},
-    "clock_reasons": {str(RANK): 0x40},
-}
-LOOK_S: Final = 0.5
+STEP_S: Final = 0.36
 TOLD_LIMIT_S: Final = 160.0
 """Limit from the heat to the incident with its cause: throttling is reported after a whole minute of it."""
+STEPS: Final = HOT_STEP + int(TOLD_LIMIT_S / STEP_S)
+LOOK_S: Final = 0.5
 
 
 class ThrottledJob:
-    """The second job. Call `poll` often."""
+    """The second job, which trains from `start` on in a thread. Call `poll` often."""
 
-    def __init__(self, folder: Path, service: ServiceProcess, environment: Mapping[str, str], view: DemoView) -> None:
-        """Nothing is started yet; everything is kept under `folder`."""
+    def __init__(self, service: ServiceProcess, view: DemoView) -> None:
+        """Nothing is sent yet."""
         self._service = service
         self._view = view
-        self._state = folder / "devices.json"
-        recorder = Path(environment["RANKWATCH_DIR"]) / JOB
-        recorder.mkdir(mode=0o700)
-        path = os.pathsep.join(filter(None, (str(DRIVER), environment.get("PYTHONPATH"))))
-        ours = {"RANKWATCH_DIR": str(recorder), "PYTHONPATH": path, "SIMULATED_NVML": str(self._state)}
-        own = folder / JOB
-        own.mkdir()
-        command = python_module("rankwatch_service.demo.job.accelerated_rank", "--job", JOB, "--directory", str(own))
-        self._launcher = Launcher(command, WORLD_SIZE, JOB, own / "ranks", {**environment, **ours}, restarts_max=0)
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._train, daemon=True)
+        self._sent = SendStatus()
         self._looked_s = 0.0
-        self._hot_step: int | None = None
-        self._hot_s = 0.0
+        self._hot_s: float | None = None
         self._straggler: dict[str, Any] | None = None
         self._incident: dict[str, Any] | None = None
         self.results: list[SceneCheck] = []
         """The checks of this part, once it is over."""
 
     def start(self) -> None:
-        """Launch the ranks."""
-        self._set({})
-        self._launcher.start()
+        """Begin to train."""
+        self._thread.start()
 
     def stop(self) -> None:
-        """End the ranks."""
-        self._launcher.stop()
+        """Send nothing more."""
+        self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join()
 
     @property
     def done(self) -> bool:
@@ -76,27 +68,42 @@ class ThrottledJob:
         return bool(self.results)
 
     def poll(self) -> None:
-        """Let the device become hot when what is usual is known, and look for what is told of it.
+        """Look for what is told of the hot device.
 
         Raises:
-            JobFailedError: a rank died.
+            ServiceError: the service did not take the job.
         """
-        self._launcher.poll()
         now_s = time.monotonic()
         if now_s < self._looked_s + LOOK_S or self.done:
             return
         self._looked_s = now_s
-        step = self._service.find(f"/api/v1/jobs/{JOB}").get("step") or 0
-        if self._hot_step is None:
-            if step >= WARM_UP_STEPS:
-                self._set(HOT)
-                self._hot_step, self._hot_s = step, now_s
-                self._view.event(f"{JOB}, step {step}: GPU {RANK} is too hot and lowers its clock (rank {RANK})")
+        if self._sent.failure:
+            raise ServiceError(f"{JOB} was not sent: {self._sent.failure}")
+        if self._hot_s is None:
+            if (self._service.find(f"/api/v1/jobs/{JOB}").get("step") or 0) >= HOT_STEP:
+                self._hot_s = now_s
+                self._view.event(f"{JOB}, step {HOT_STEP}: GPU {RANK} is too hot and lowers its clock (rank {RANK})")
             return
         found = self._service.items("/api/v1/incidents", job=JOB)
         self._look(found)
         if self._incident is not None or now_s > self._hot_s + TOLD_LIMIT_S:
             self.results = self._checks(found)
+
+    def _train(self) -> None:
+        placement = RankPlacement(ranks_per_host=4, launch_cpu=True, device_times=True)
+        job = Job(4, STEPS, 1, step_s=STEP_S, placement=placement, late_values=True)
+
+        def report(sent: SendStatus) -> None:
+            self._sent = sent
+
+        self._sent = send_job(
+            job.inject(Throttle(RANK, HOT_STEP, SLOWNESS)),
+            JOB,
+            lambda: HttpConnection(self._service.url, self._service.token, Trust()),
+            Pace(1.0, SystemClock()),
+            self._ended.is_set,
+            report,
+        )
 
     def _look(self, incidents: list[dict[str, Any]]) -> None:
         slow = next((one for one in incidents if one["kind"] == "straggler"), None)
@@ -111,11 +118,11 @@ class ThrottledJob:
     def _checks(self, found: list[dict[str, Any]]) -> list[SceneCheck]:
         title, slow, whole = "a throttled GPU", self._straggler or {}, self._incident or {}
         others = [one["summary"] for one in found if one["ranks"] != [RANK]]
-        after = (slow.get("detected_step") or 0) - (self._hot_step or 0)
+        after = (slow.get("detected_step") or 0) - HOT_STEP
         consequences = [one["kind"] for one in whole.get("consequences", [])]
         standing = [one for one in found if one["state"] != "resolved"]
         return [
-            SceneCheck(f"{title}: rank {RANK} named, with cause device", self._is_named(slow), f"after {after} steps"),
+            SceneCheck(f"{title}: rank {RANK} named, with cause device", _is_named(slow), f"after {after} steps"),
             SceneCheck(
                 f"{title}: one incident, the straggler its consequence",
                 consequences == ["straggler"] and len(standing) == 1,
@@ -124,10 +131,6 @@ class ThrottledJob:
             SceneCheck(f"{title}: nothing else opened", not others, "; ".join(others)),
         ]
 
-    def _is_named(self, slow: Mapping[str, Any]) -> bool:
-        return list(slow.get("ranks", [])) == [RANK] and slow.get("cause") == "device"
 
-    def _set(self, state: Mapping[str, Any]) -> None:
-        fresh = self._state.with_suffix(".new")
-        fresh.write_text(json.dumps(state))
-        fresh.replace(self._state)
+def _is_named(slow: Mapping[str, Any]) -> bool:
+    return list(slow.get("ranks", [])) == [RANK] and slow.get("cause") == "device"

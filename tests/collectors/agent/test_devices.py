@@ -16,7 +16,7 @@ from rankwatch.agent.devices.readings import DeviceError, DeviceIdentity, Readin
 from rankwatch.agent.devices.sampler import DeviceSampler
 from rankwatch.agent.lock import take_lock
 from rankwatch.wire import DeviceSample, Event
-from rankwatch_service.demo.accelerator import DRIVER
+from tests.support.accelerator import DRIVER
 from tests.support.agent.service import until
 
 Spoil = Callable[..., None]

@@ -14,8 +14,7 @@ from torch.distributed import _functional_collectives as functional
 
 from rankwatch.torch_probe.collective_waits import CollectiveWaits
 from rankwatch.torch_probe.device_timer import DeviceTimer, StepSpans
-from rankwatch_service.demo.accelerator.clocks import VirtualClock
-from rankwatch_service.demo.accelerator.simulated import SimulatedDevice
+from tests.support.accelerator.simulated import SimulatedDevice, VirtualClock
 from tests.support.ranks.sink import FakeSink
 
 FUNCTIONS = ((dist.ProcessGroup, "allreduce"), (dist.Work, "wait"), (functional, "wait_tensor"))

@@ -22,8 +22,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-from rankwatch_service.demo.accelerator.torch_collectives import pipeline_on, tensor_parallel_on
-from rankwatch_service.demo.accelerator.torch_work import DeviceWork, gather_on, reduce_on
+from tests.support.accelerator.torch_work import DeviceWork, gather_on, pipeline_on, reduce_on, tensor_parallel_on
 from tests.support.detection.device_rows import findings
 from tests.support.ranks.accelerated import LAYER_S, TRANSFER_S, WIDTH, Machine, Part, counted_reads, layers, train
 from tests.support.ranks.gloo import on_ranks

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from rankwatch.torch_probe import TorchProbe
 from rankwatch.torch_probe.device_timer import SPANS_MAX
-from rankwatch_service.demo.accelerator.torch_work import gather_on, reduce_on
+from tests.support.accelerator.torch_work import gather_on, reduce_on
 from tests.support.detection.device_rows import findings
 from tests.support.ranks.accelerated import (
     LAYER_S,

@@ -18,7 +18,7 @@ from rankwatch_service.backup.backup_file import MANIFEST, BackupError, read_man
 from rankwatch_service.backup.create import back_up
 from rankwatch_service.backup.restore import restore
 from rankwatch_service.clock import SystemClock
-from rankwatch_service.demo.services.postgres import _programs
+from rankwatch_service.demo.servers import _programs
 from rankwatch_service.settings import Settings
 from rankwatch_service.store import audit_trail
 from rankwatch_service.store.engine import open_engine, read, write

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rankwatch_service.cli.app import app
-from rankwatch_service.demo.accelerator import DRIVER
+from tests.support.accelerator import DRIVER
 from tests.support.host.tree import HostTree
 from tests.support.service.oidc_provider import oidc_provider
 from tests.support.store.database import new_database

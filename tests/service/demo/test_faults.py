@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rankwatch_service.demo.job.faults import Armed, FaultFile, FaultKind
+from rankwatch_service.demo.rank_files import Armed, FaultFile, FaultKind
 
 pytestmark = pytest.mark.torch
 
@@ -18,7 +18,7 @@ def faulty_rank() -> Any:
     with warnings.catch_warnings():
         # torch looks for a GPU through whichever NVML binding is installed and warns about one of them.
         warnings.simplefilter("ignore", FutureWarning)
-        from rankwatch_service.demo.job.faulty_rank import FaultyRank
+        from rankwatch_service.demo.training import FaultyRank
     return FaultyRank
 
 

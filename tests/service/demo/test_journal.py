@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from rankwatch_service.demo.journal import Journal, JournalReader
+from rankwatch_service.demo.rank_files import Journal, JournalReader
 
 
 class FakeClock:

@@ -7,7 +7,7 @@ import httpx2
 import pytest
 from standardwebhooks import Webhook
 
-from rankwatch_service.demo.services.receiver import WebhookReceiver
+from rankwatch_service.demo.service import WebhookReceiver
 
 SECRET = "whsec_" + base64.b64encode(b"0123456789abcdef01234567").decode()
 BODY = json.dumps({"type": "incident.opened", "data": {"id": "inc_1", "transition": {"number": 1}}})

@@ -3,9 +3,9 @@ from typing import Any
 
 import pytest
 
-from rankwatch_service.demo.job.faults import Injected
+from rankwatch_service.demo.rank_files import Injected
 from rankwatch_service.demo.script import SCENES, SceneCheck, SceneResult, checks, mixed_weights, unexpected, webhooks
-from rankwatch_service.demo.services.receiver import Received
+from rankwatch_service.demo.service import Received
 
 SLOW, NAN, BIT_FLIP, HANG, KILL = SCENES
 

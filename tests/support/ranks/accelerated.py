@@ -17,9 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from rankwatch.torch_probe import TorchProbe, gradients
-from rankwatch_service.demo.accelerator.clocks import VirtualClock
-from rankwatch_service.demo.accelerator.simulated import HostTensor, SimulatedDevice
-from rankwatch_service.demo.accelerator.torch_work import DeviceWork, store_of_ranks
+from tests.support.accelerator.simulated import HostTensor, SimulatedDevice, VirtualClock
+from tests.support.accelerator.torch_work import DeviceWork, store_of_ranks
 from tests.support.ranks.sink import FakeSink
 
 WIDTH = 8

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch_service.demo.services.postgres import _programs
+from rankwatch_service.demo.servers import _programs
 from rankwatch_service.store import audit_trail
 from rankwatch_service.store.engine import open_engine
 from tests.support.service.process import LOGIN, Http, Role, until

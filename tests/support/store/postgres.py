@@ -16,9 +16,10 @@ import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.engine import make_url
 
-from rankwatch_service.demo.services.postgres import Postgres, PostgresError
+from rankwatch_service.demo.servers import Postgres, PostgresError
 from rankwatch_service.store.engine import open_engine
 from rankwatch_service.store.migrate import upgrade
+from tests.support.service.process import until
 
 NO_DISK = {"fsync": "off", "full_page_writes": "off", "max_connections": "200"}
 """Commits survive the server's death, not the machine's: all that a test can tell apart."""
@@ -92,12 +93,33 @@ def let_others_through(folder: Path) -> None:
             each.chmod(0o711)
 
 
+class KillablePostgres(Postgres):
+    """A server that can die."""
+
+    def kill(self) -> None:
+        """Kill the postmaster by SIGKILL; returns when its children are gone. `start` then recovers the data."""
+        assert self._process is not None
+        (listed,) = Path(f"/proc/{self._process.pid}/task").iterdir()
+        children = [Path("/proc") / pid / "stat" for pid in (listed / "children").read_text().split()]
+        self._process.kill()
+        self._process.wait()
+        # The children exit by themselves, but a new postmaster refuses to start while one has the shared memory open.
+        until("its children are gone", lambda: not any(map(_runs, children)), 20.0)
+
+
+def _runs(stat_file: Path) -> bool:
+    try:
+        return stat_file.read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 @contextmanager
-def postgres_server() -> Iterator[Postgres]:
+def postgres_server() -> Iterator[KillablePostgres]:
     """A running server for one test, to be stopped, killed and started; skips if none can be started."""
     with tempfile.TemporaryDirectory(prefix="rankwatch-postgres-") as folder:
         try:
-            server = Postgres(Path(folder), NO_DISK)
+            server = KillablePostgres(Path(folder), NO_DISK)
             server.start()
         except PostgresError as error:
             pytest.skip(f"no PostgreSQL: {error}")

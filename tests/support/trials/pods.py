@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rankwatch_service.demo.job import processes
+from rankwatch_service.demo import processes
 
 
 def environment_of(container: Mapping[str, Any], labels: Mapping[str, str], secret: str) -> dict[str, str]:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from rankwatch_service.demo.job import processes
+from rankwatch_service.demo import processes
 
 SRUN = """
 import os, signal, subprocess, sys

@@ -166,8 +166,8 @@ def demo(
 ) -> None:
     """Train a small GPT on 4 ranks, inject six faults, and show how they are detected and recovered from."""
     from rankwatch_service.cli.extras import require
-    from rankwatch_service.demo.run import STEPS, DemoOptions, run
-    from rankwatch_service.demo.services.backing import OWN, Backing
+    from rankwatch_service.demo.scenario import STEPS, DemoOptions, run
+    from rankwatch_service.demo.servers import OWN, Backing
 
     require("torch")
     if broker and not kafka:

@@ -1,18 +1,18 @@
-"""Starts the ranks of one job as processes, ends them together, and restarts them, as torchrun does.
-
-When one rank dies the others cannot go on: they are ended, and the job is relaunched under the next launch name,
-so that no two launches can be confused. The ranks decide from which checkpoint they continue.
-"""
+"""The demo's processes: ranks that are launched together, servers that are waited for, and whatever bears its name."""
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Final
+
+from rankwatch_service.supervise import die_with_parent
 
 RESTARTS_MAX = 5
 """Relaunches before the job counts as failed."""
@@ -124,3 +124,105 @@ def own_environment() -> dict[str, str]:
 
 def _told(codes: Mapping[int, int]) -> str:
     return ", ".join(f"rank {rank}: {signal.Signals(-code).name if code < 0 else code}" for rank, code in codes.items())
+
+
+LOOK_S: Final = 0.05
+LOG_CHARS_MAX: Final = 2_000
+"""Length of the end of a child's log that an error contains."""
+
+
+class ChildError(Exception):
+    """A child ended or did not answer in time; the message is the end of its log."""
+
+
+def started(
+    command: Sequence[str], log: Path, answers: Callable[[], bool], within_s: float, **how: Any
+) -> subprocess.Popen[bytes]:
+    """Start a child that the kernel ends with this process; returns when it answers.
+
+    Args:
+        command: program and arguments.
+        log: file to which its output is appended.
+        answers: returns whether the child answers requests.
+        within_s: how long the child may take to answer, in seconds; after that it is killed.
+        how: further arguments of `subprocess.Popen`: user, environment, folder.
+
+    Raises:
+        ChildError: the child ended, or does not answer.
+    """
+    with log.open("ab") as said:
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=said,
+            # Ctrl-C reaches only the parent, which then ends everything in order.
+            start_new_session=True,
+            preexec_fn=die_with_parent(os.getpid()),  # noqa: PLW1509 - nothing but two system calls
+            **how,
+        )
+    deadline_s = time.monotonic() + within_s
+    while not answers():
+        if child.poll() is not None or time.monotonic() > deadline_s:
+            child.kill()
+            child.wait()
+            raise ChildError(log.read_text(errors="replace")[-LOG_CHARS_MAX:].strip())
+        time.sleep(LOOK_S)
+    return child
+
+
+def end(child: subprocess.Popen[bytes], within_s: float, number: int = signal.SIGTERM) -> None:
+    """End a child with a signal, and after `within_s` with SIGKILL."""
+    child.send_signal(number)
+    try:
+        child.wait(within_s)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
+
+
+def free_port() -> int:
+    """A free port on loopback."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def working_for(name: str, module: str = "") -> list[int]:
+    """Ids, ascending, of other processes that have `name` in environment or command, and `module` in the command."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdecimal() or int(entry.name) == os.getpid():
+            continue
+        try:
+            command = (entry / "cmdline").read_bytes()
+            carried = command + (entry / "environ").read_bytes()
+        except OSError:
+            # It has ended, or belongs to another user.
+            continue
+        if name.encode() in carried and module.encode() in command:
+            found.append(int(entry.name))
+    return sorted(found)
+
+
+def await_none(name: str, limit_s: float, module: str = "") -> bool:
+    """Wait until no such process runs; False if one still does after `limit_s`."""
+    deadline_s = time.monotonic() + limit_s
+    while working_for(name, module):
+        if time.monotonic() > deadline_s:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def end_all(name: str, grace_s: float = 2.0) -> None:
+    """End all processes with this name: with SIGTERM, and after `grace_s` with SIGKILL."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for pid in working_for(name):
+            try:
+                os.kill(pid, number)
+            except ProcessLookupError:
+                continue
+        if await_none(name, grace_s):
+            return

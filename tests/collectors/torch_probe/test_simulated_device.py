@@ -6,8 +6,7 @@ import threading
 
 import pytest
 
-from rankwatch_service.demo.accelerator.clocks import VirtualClock
-from rankwatch_service.demo.accelerator.simulated import CaptureError, SimulatedDevice
+from tests.support.accelerator.simulated import CaptureError, SimulatedDevice, VirtualClock
 
 
 @pytest.fixture

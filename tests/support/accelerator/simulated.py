@@ -18,8 +18,6 @@ from typing import Any, Final, Protocol
 
 import torch
 
-from rankwatch_service.demo.accelerator.clocks import SimulatedClock
-
 QUEUE_MAX: Final = 1024
 """Pieces of work that a host may be ahead of its device, as with CUDA."""
 RESOLVED_LIMIT_S: Final = 120.0
@@ -27,6 +25,25 @@ RESOLVED_LIMIT_S: Final = 120.0
 COMPUTE: Final = "compute"
 COMMUNICATION: Final = "communication"
 TYPE: Final = "simulated"
+
+
+class VirtualClock:
+    """A host's clock that only `work` and waits advance, so that times do not depend on the load of the machine."""
+
+    def __init__(self) -> None:
+        self._now_s = 0.0
+
+    def now_s(self) -> float:
+        """Seconds on a clock that all ranks share."""
+        return self._now_s
+
+    def wait_until(self, at_s: float) -> None:
+        """Return when the clock has reached this time."""
+        self._now_s = max(self._now_s, at_s)
+
+    def work(self, seconds: float) -> None:
+        """The host is busy for so long."""
+        self._now_s += seconds
 
 
 class CaptureError(RuntimeError):
@@ -123,7 +140,7 @@ class SimulatedDevice:
     def __init__(
         self,
         uuid: str,
-        clock: SimulatedClock,
+        clock: VirtualClock,
         meeting: Meeting | None = None,
         *,
         slowness: Callable[[], float] = lambda: 1.0,
@@ -133,7 +150,7 @@ class SimulatedDevice:
 
         Args:
             uuid: what the device is known by.
-            clock: the host's.
+            clock: that of the host.
             meeting: where collectives meet; a single rank needs none.
             slowness: by how much longer than usual work takes now.
             launch_s: seconds of host time to give the device one piece of work.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,8 @@ from typer.testing import CliRunner
 from rankwatch.kafka.client import opened
 from rankwatch.kafka.settings import from_environment
 from rankwatch_service.cli.app import app
-from rankwatch_service.demo.job import processes
-from rankwatch_service.demo.services import broker
-from rankwatch_service.demo.services.backing import OWN, Backing, BackingError, stand_on
+from rankwatch_service.demo import processes, servers
+from rankwatch_service.demo.servers import OWN, POSTGRES, Backing, BackingError, Postgres, PostgresError, stand_on
 from rankwatch_service.log.kafka_topics import ensure_topics
 from rankwatch_service.settings import Settings
 from tests.support.service.process import free_port, until
@@ -77,7 +77,7 @@ def test_a_kafka_that_does_not_answer_is_told_in_one_line(tmp_path: Path, monkey
 
 
 def test_a_missing_package_is_named_with_the_way_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(broker, "PACKAGE", "no_such_package")
+    monkeypatch.setattr(servers, "BROKER", "no_such_package")
     with pytest.raises(BackingError, match=r"pip install noida-db"), stand_on(Backing(OWN), tmp_path, {}):
         pass
 
@@ -94,3 +94,39 @@ def test_an_address_without_its_option_is_a_mistake() -> None:
     result = CliRunner().invoke(app, ["demo", "127.0.0.1:9092"])
     assert result.exit_code != 0
     assert "--kafka HOST:PORT" in str(result.exception)
+
+
+@pytest.fixture
+def private_programs(tmp_path: Path) -> Path:
+    """The package as pip lays it out, in a folder of mode 0700 with a space in its name."""
+    installed = servers._programs()
+    site = tmp_path / "site packages"
+    site.mkdir(mode=0o700)
+    shutil.copytree(installed.parent, site / POSTGRES / installed.parent.name)
+    libraries = installed.parents[2] / f"{POSTGRES}.libs"
+    shutil.copytree(libraries, site / libraries.name)
+    return site / POSTGRES / installed.parent.name / installed.name
+
+
+@pytest.mark.integration
+def test_a_server_runs_from_programs_that_only_their_owner_may_read(
+    tmp_path: Path, private_programs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    let_others_through(tmp_path)
+    monkeypatch.setattr(servers, "_programs", lambda: private_programs)
+    server = Postgres(tmp_path / "server", {"fsync": "off"})
+    server.start()
+    try:
+        engine = create_engine(make_url(server.url()).set(drivername="postgresql+psycopg"))
+        with engine.connect() as connection:
+            assert connection.scalar(text("SELECT 1")) == 1
+        engine.dispose()
+    finally:
+        server.stop()
+
+
+def test_a_folder_that_the_servers_user_cannot_enter_is_named(tmp_path: Path) -> None:
+    private = tmp_path / "private"
+    private.mkdir(mode=0o700)
+    with pytest.raises(PostgresError, match=r"cannot enter .*: set TMPDIR to a folder"):
+        servers._require_way_through(private / "server")

@@ -1,1 +1,0 @@
-"""Processes that the demo starts besides the training job."""
