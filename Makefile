@@ -6,6 +6,7 @@ DEMO_ARGS ?=
 TEST_ARGS ?=
 CHAOS_ARGS ?=
 ADOPTION_ARGS ?=
+MUTATION_ARGS ?=
 N ?= 1
 DIST ?= dist
 # Recorded telemetry of real jobs with labels beside it, which is not part of the repository.
@@ -16,7 +17,7 @@ REAL_DATA ?= ../shared/data
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check unit integration alone again integrations-latest up bench soak faults chaos adoption long release clean
+.PHONY: help demo test check unit integration alone again integrations-latest up bench soak faults chaos adoption mutations long release clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-19s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -87,7 +88,10 @@ chaos: $(VENV)/.installed ## ten minutes of 1,024 simulated ranks while somethin
 adoption: $(VENV)/.installed ## the training scripts of tests/adoption with every fault, 3 times, also beside CPU burners (ADOPTION_ARGS="--rounds 1")
 	$(BIN)/python -m tests.adoption.matrix $(ADOPTION_ARGS)
 
-long: faults adoption chaos soak ## all that takes hours: matrices, floods and soaks, the labelled suite with five seeds, ten clean job-weeks of 16,384 ranks, and recordings of real jobs where there are any
+mutations: $(VENV)/.installed ## 60 small bugs, each of which a test must catch (MUTATION_ARGS="--area stream --jobs 2")
+	$(BIN)/python -m tests.mutations $(MUTATION_ARGS)
+
+long: faults adoption chaos soak mutations ## all that takes hours: matrices, floods and soaks, the labelled suite with five seeds, ten clean job-weeks of 16,384 ranks, and recordings of real jobs where there are any
 	RANKWATCH_FAULT_TRIALS=all $(BIN)/pytest -q tests/attacks tests/detectors tests/integration tests/service/job \
 	  tests/service/api/test_described_api.py tests/service/notify tests/service/orders tests/service/series \
 	  tests/packaging/test_installed.py $(TEST_ARGS)
