@@ -37,8 +37,7 @@ class Header:
     """Field 22 of /proc/PID/stat at the rank's start; 0 if unknown. With the pid it identifies the process uniquely."""
     identity: Mapping[str, Any]
     """job, launch, rank, world_size, local_rank, host, device_uuid, dp, tp, pp, cp, ep, switch, source, can,
-    parameters, replicated, optimizers, watched, device_type, stack_signal, stack_thread (the thread that trains),
-    worker_server (socket of torch's)."""
+    parameters, replicated, optimizers, watched, device_type, stack_signal, stack_thread (the thread that trains)."""
     identity_number: int
     """How often the identity was written."""
 

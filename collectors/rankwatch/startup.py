@@ -130,8 +130,6 @@ def start(
     if not lockstep:
         recorder.declare({"lockstep": False})
     _take_stack_signal(watch, recorder, stack_signal)
-    if server := env.get("TORCH_WORKER_SERVER_SOCKET"):
-        recorder.declare({"worker_server": os.path.abspath(server)})
     if directory is not None and identity.local_rank == 0:
         named = env.get("RANKWATCH_DIR")
         if named and not recorder.warned and os.path.realpath(directory) != os.path.realpath(named):

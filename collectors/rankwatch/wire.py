@@ -216,7 +216,6 @@ EVENT_KINDS: Final = (
     # for equal frames), where (the place for people). Of an agent's ranks at one place only the first has the stack
     "stack_dump",
     "native_stack",  # order, stack: frames of C and C++ too, of a rank whose `stack_dump` came before
-    "flight_dump",  # dump: JSON as torch writes it, reduced by `agent.hang.flight_dump`; order, reason (why none)
     "trace",  # request, error (why there is none) or what `rankwatch_service.policy.traces.TraceSummary` has
     "agent_start",
     "agent_stop",
@@ -299,12 +298,10 @@ class StackRequest(msgspec.Struct, frozen=True):
     """The service asks for stacks of ranks of an attempt. An agent answers each (request, rank) once."""
 
     request: str
-    """Id; comes back as the field `order` of the events `stack_dump` and `flight_dump`."""
+    """Id; comes back as the field `order` of the event `stack_dump`."""
     attempt: str
     ranks: tuple[int, ...] = ()
     """Empty: every rank of the attempt."""
-    flight_recorder: bool = False
-    """Whether it also asks for dumps of torch's flight recorder."""
 
 
 class TraceRequest(msgspec.Struct, frozen=True):

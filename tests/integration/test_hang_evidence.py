@@ -1,4 +1,4 @@
-"""Real ranks of gloo hang in a collective: where they stand, and whom they wait for, is in the evidence."""
+"""Real ranks of gloo hang in a collective: where they stand is in the evidence."""
 
 import contextlib
 import os
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.integration
 SCRIPT = Path(__file__).parents[1] / "support" / "ranks" / "hanging_rank.py"
 RANKS = 3
 HUNG_S = 12.0
-"""After this the hang has been reported: a standstill inside a step is after 5 s, if steps are short."""
+"""After this the hang is usually reported: a standstill inside a step is after 5 s, if steps are short."""
 
 
 @contextlib.contextmanager
@@ -47,21 +47,18 @@ def hung_s(service: AgentService) -> float:
     return blocks[-1].step_age_s if blocks and blocks[-1].step == 300 else 0.0
 
 
-def test_who_never_launched_a_collective_and_where_all_stand_is_told_and_no_rank_is_harmed(tmp_path: Path) -> None:
+def test_where_all_ranks_of_a_hang_stand_is_told_and_no_rank_is_harmed(tmp_path: Path) -> None:
     mark = f"hangs-{uuid.uuid4().hex}"
     with AgentService() as service, hanging_job(tmp_path, service, mark) as ranks:
         until(lambda: hung_s(service) >= HUNG_S, 180)
-        service.order(stacks=(wire.StackRequest("r1", f"{mark}.0", (), True),))
-        until(lambda: all(len(service.events(kind)) == RANKS for kind in ("stack_dump", "flight_dump")))
-        assert [event.fields["reason"] for event in service.events("flight_dump")] == [""] * RANKS
+        until(lambda: judged(list(service.batches), after_s=0.0), 120)
+        service.order(stacks=(wire.StackRequest("r1", f"{mark}.0"),))
+        until(lambda: len(service.events("stack_dump")) == RANKS)
         (incident,) = judged(service.batches, after_s=2.0)
         (tmp_path / "go").touch()
         assert [process.wait(120) for process in ranks] == [0] * RANKS, "they train on as if nobody had asked"
     assert (incident["kind"], incident["ranks"]) == ("hang", []), "progress alone does not show who is waited for"
     evidence = incident["evidence"]
-    assert evidence["flight_recorder"] == (
-        "Ranks 0-1 wait in gloo:all_reduce 301 of default_pg (0), never launched by rank 2."
-    )
     assert [one["ranks"] for one in evidence["stacks"]] == ["2", "0-1"]
     assert "wait_for_go" in evidence["stacks"][0]["stack"]
     assert evidence["ranks_stand"].startswith("2 of 3 ranks stand in all_reduce (distributed_c10d.py:")

@@ -366,7 +366,7 @@ class Worker:
                 wanted = not request.ranks or rank.rank in request.ranks
                 if wanted and rank.gone_since_s is None and rank.attempt(rank.reader.progress().k) == request.attempt:
                     self._hang_answers.begin(request, rank)
-        # Answers come before a kill, since a dead process has none. They take 0.1 s, or `DUMP_WAIT_S` if none comes.
+        # Answers come before a kill, since a dead process has none. They take 0.1 s, or `STACK_WAIT_S` if none comes.
         # So does the advice for a relaunch, which takes up to `ANSWER_WITHIN_S` where a file system does not answer.
         first = self._hang_answers.pending or not self._relay.ready(orders)
         if first and any(view.phase == "kill" for view in orders.orders):

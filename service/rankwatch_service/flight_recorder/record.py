@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 DEFAULT: Final = "0"
 """Name of the group of all ranks; gloo leaves it out where it lists the groups."""
-
-MEMBERS_MAX: Final = 4 * 131_072
-"""Ranks of all groups that one rank knows together: a job may have 131,072, each of them in a few groups."""
-
-_RANGE: Final = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?")
 
 
 class DumpError(ValueError):
@@ -38,8 +32,6 @@ class FlightEntry:
     """Operation, sizes and types: equal on all ranks of a symmetric collective."""
     is_done: bool
     created_ns: int
-    count: int = 1
-    """Of messages that an agent has counted together: how many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,47 +44,24 @@ class RankDump:
     entries: tuple[FlightEntry, ...]
 
 
-def parsed(origin: object, rank: int, dump: Mapping[str, Any], members_max: int = MEMBERS_MAX) -> RankDump:
-    """The dump of one rank, as torch or an agent writes it (`rankwatch.agent.hang.flight_dump`).
+def parsed(origin: object, rank: int, dump: Mapping[str, Any]) -> RankDump:
+    """The dump of one rank, as torch writes it.
 
     Args:
         origin: what errors call it.
         rank: whose it is.
         dump: the JSON.
-        members_max: ranks that its groups may have together.
 
     Raises:
         DumpError: it is not; the message names its origin.
     """
     try:
         groups = dump.get("pg_config") or {}
-        members, left = dict[str, tuple[int, ...]](), members_max
-        for group in groups.values():
-            members[str(group["name"]) or DEFAULT] = ranks = _members(group["ranks"], left)
-            left -= len(ranks)
+        members = {str(group["name"]) or DEFAULT: tuple(json.loads(group["ranks"])) for group in groups.values()}
         entries = [_entry(one) for one in dump.get("entries") or ()]
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise DumpError(f"{origin}: rank {rank}: not as torch writes it: {type(error).__name__}: {error}") from error
     return RankDump(rank, members, tuple(entries))
-
-
-def _members(text: str, members_max: int) -> tuple[int, ...]:
-    """Ranks of a group: a list in JSON, or ranges such as 0-2,4."""
-    if text.startswith("["):
-        listed = tuple(json.loads(text))
-        if len(listed) > members_max:
-            raise ValueError(f"too many ranks: {text[:40]}")
-        return listed
-    ranks: list[int] = []
-    for part in text.split(","):
-        found = _RANGE.fullmatch(part)
-        if found is None:
-            raise ValueError(f"no ranks: {text[:40]}")
-        first, last = int(found[1]), int(found[2] or found[1])
-        if len(ranks) + last - first >= members_max:
-            raise ValueError(f"too many ranks: {text[:40]}")
-        ranks += range(first, last + 1)
-    return tuple(ranks)
 
 
 def _entry(one: Mapping[str, Any]) -> FlightEntry:
@@ -109,5 +78,4 @@ def _entry(one: Mapping[str, Any]) -> FlightEntry:
         (operation, json.dumps(sizes), json.dumps(types)),
         one.get("state") == "completed" or bool(one.get("retired")),
         int(one["time_created_ns"]),
-        int(one.get("count", 1)),
     )

@@ -121,8 +121,8 @@ def _follow_messages(
             if found is None or max(int(found[2]), int(found[3])) >= len(ranks):
                 continue
             end = entry.group, found[1], ranks[int(found[2])], ranks[int(found[3])]
-            launched[end] += entry.count
-            opened[end] += 0 if entry.is_done else entry.count
+            launched[end] += 1
+            opened[end] += 0 if entry.is_done else 1
     for (group, way, own, other), count in opened.items():
         opposite = group, "recv" if way == "send" else "send", other, own
         if count and launched[group, way, own, other] > launched[opposite]:

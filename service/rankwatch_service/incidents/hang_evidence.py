@@ -13,15 +13,14 @@ from typing import Any, Final
 from rankwatch_detectors.base import Kind, Occurrence
 from rankwatch_detectors.scope import WHOLE_JOB
 from rankwatch_service.incidents.causes.suspected_causes import NOT_THE_NETWORK, without_ruled_out
-from rankwatch_service.incidents.hang.flight_dumps import VERDICT, FlightDumps
 from rankwatch_service.incidents.hang.stack_groups import SENTENCE, SHOWN, STACKS, StackGroups
 from rankwatch_service.incidents.model import Incident, Part
 from rankwatch_service.incidents.transition import TransitionKind, Update
 
-ANSWERS: Final = ("stack_dump", "native_stack", "flight_dump")
+ANSWERS: Final = ("stack_dump", "native_stack")
 """Events with which agents answer."""
 
-ASKED: Final = (*SHOWN, VERDICT, NOT_THE_NETWORK)
+ASKED: Final = (*SHOWN, NOT_THE_NETWORK)
 """Fields of the evidence that are set here."""
 
 
@@ -54,7 +53,6 @@ class HangEvidence:
 
     def __init__(self) -> None:
         self._stacks: dict[str, StackGroups] = {}
-        self._dumps: dict[str, FlightDumps] = {}
         self._changed: list[str] = []
         """Ids of incidents whose evidence lacks what has arrived."""
         self.received: list[StacksReceived] = []
@@ -69,11 +67,9 @@ class HangEvidence:
             return
         if answer.kind == "stack_dump":
             new = self._stacks.setdefault(incident.id, StackGroups()).add(answer.rank, answer.fields)
-        elif answer.kind == "native_stack":
+        else:
             groups = self._stacks.get(incident.id)
             new = groups is not None and groups.add_native(answer.rank, str(answer.fields.get("stack") or ""))
-        else:
-            new = self._dumps.setdefault(incident.id, FlightDumps()).add(answer.rank, answer.fields)
         if new:
             self._changed = [*(one for one in self._changed if one != incident.id), incident.id]
 
@@ -81,17 +77,13 @@ class HangEvidence:
         """Set what has arrived in the evidence of these open incidents, as far as it is time. Notifies nobody."""
         opened = {incident.id: incident for incident in incidents}
         self._stacks = {id_: groups for id_, groups in self._stacks.items() if id_ in opened}
-        self._dumps = {id_: dumps for id_, dumps in self._dumps.items() if id_ in opened}
         self._told_s = {id_: told_s for id_, told_s in self._told_s.items() if id_ in opened}
         changed = [id_ for id_ in self._changed if id_ in opened]
         due = [id_ for id_ in changed if now_s - self._told_s.get(id_, -TELL_EVERY_S) >= TELL_EVERY_S]
         self._changed = [id_ for id_ in changed if id_ not in due]
-        self._told_s |= {id_: now_s for id_ in due if self._answers(id_) > MANY}
-        self.received = [self._received(opened[id_], world_size) for id_ in due if id_ in self._stacks]
+        self._told_s |= {id_: now_s for id_ in due if len(self._stacks[id_]) > MANY}
+        self.received = [self._received(opened[id_], world_size) for id_ in due]
         return [self._told(opened[id_], world_size) for id_ in due]
-
-    def _answers(self, id_: str) -> int:
-        return sum(len(answers[id_]) for answers in (self._stacks, self._dumps) if id_ in answers)
 
     def _received(self, incident: Incident, world_size: int) -> StacksReceived:
         asked = next((ranks for part in _hung(incident) if (ranks := asked_ranks(part))), [])
@@ -99,23 +91,18 @@ class HangEvidence:
 
     def _told(self, incident: Incident, world_size: int) -> Update:
         everybody = any(part.scope == WHOLE_JOB for part in _hung(incident))
-        shown: dict[str, Any] = {}
-        if groups := self._stacks.get(incident.id):
-            shown |= groups.evidence(world_size if everybody else 0)
-            if incident.kind is Kind.HANG and (why := groups.outside_of_collectives(incident.ranks)):
-                shown[NOT_THE_NETWORK] = why
-        if dumps := self._dumps.get(incident.id):
-            shown |= dumps.evidence()
+        groups = self._stacks[incident.id]
+        shown: dict[str, Any] = groups.evidence(world_size if everybody else 0)
+        if incident.kind is Kind.HANG and (why := groups.outside_of_collectives(incident.ranks)):
+            shown[NOT_THE_NETWORK] = why
         rest = {name: value for name, value in incident.evidence.items() if name not in ASKED}
         incident.evidence = without_ruled_out(rest | shown)
-        text = " ".join(str(shown[name]) for name in (SENTENCE, VERDICT) if name in shown)
-        return Update(incident, TransitionKind.EVIDENCE, text)
+        return Update(incident, TransitionKind.EVIDENCE, str(shown.get(SENTENCE, "")))
 
     def state(self) -> dict[str, Any]:
         """For a snapshot, as JSON types."""
         return {
             "stacks": {id_: one.state() for id_, one in self._stacks.items()},
-            "dumps": {id_: one.state() for id_, one in self._dumps.items()},
             "changed": list(self._changed),
             "told_s": dict(self._told_s),
         }
@@ -125,7 +112,6 @@ class HangEvidence:
         """The answers of which `state` returned this; nothing of a snapshot of an earlier version."""
         evidence = cls()
         evidence._stacks = {id_: StackGroups.restored(one) for id_, one in state.get("stacks", {}).items()}
-        evidence._dumps = {id_: FlightDumps.restored(one) for id_, one in state.get("dumps", {}).items()}
         evidence._changed = list(state.get("changed", ()))
         evidence._told_s = dict(state.get("told_s", {}))
         return evidence

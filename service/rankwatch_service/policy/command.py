@@ -41,8 +41,8 @@ class CommandRequest:
     """One of `policy.Action`, or `stack_groups.STACKS`."""
     params: Mapping[str, Any]
     """Rollback: {"checkpoint": id, "mode": mode}; relaunch: {"culprits": [ranks],
-    "from_scratch": bool}; stacks: {"ranks": [ranks],
-    "flight_recorder": bool}, without ranks for all of them; trace: {"ranks": [ranks], "steps": count}."""
+    "from_scratch": bool}; stacks: {"ranks": [ranks]}, without ranks for
+    all of them; trace: {"ranks": [ranks], "steps": count}."""
     reason: str
     """Why, for people."""
     requested_by: str

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from rankwatch_detectors.base import Kind, Severity
-from rankwatch_service.incidents.hang.flight_dumps import DUMPS_MAX, VERDICT
 from rankwatch_service.incidents.hang.stack_groups import STACKS
 from rankwatch_service.incidents.hang_evidence import asked_ranks
 from rankwatch_service.incidents.kinds import KINDS
@@ -136,8 +135,7 @@ class Responder:
         commands = self._act(incident, decision, situation)
         hung = next((part for part in incident.parts if part.kind is Kind.HANG and part.is_open), None)
         if hung is not None and incident.action_key(STACKS) not in incident.actions:
-            ranks = asked_ranks(hung)
-            asked = {"ranks": ranks, VERDICT: not ranks and situation.world_size <= DUMPS_MAX}
+            asked = {"ranks": asked_ranks(hung)}
             commands.append(self._command(incident, STACKS, asked, situation, "shows where the ranks hang", False))
         return commands
 

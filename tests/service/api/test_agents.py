@@ -117,7 +117,7 @@ def test_views_say_which_agent_they_are_from(api, agent):
 def test_the_answer_to_a_view_is_signed_for_this_view(api, agent):
     with write(api.engine) as connection:
         columns = {
-            "params": {"ranks": [0], "flight_recorder": True},
+            "params": {"ranks": [0]},
             "reason": "",
             "requested_by": "x",
             "result": "",
@@ -128,7 +128,7 @@ def test_the_answer_to_a_view_is_signed_for_this_view(api, agent):
         connection.execute(insert(Command).values(**stacks, **columns, **times))
     request = agent.sign(Purpose.VIEW, VIEW)
     answer = send(api, request, "agents/view").content
-    assert OrderCheck().answer(agent, answer, request).stacks == (wire.StackRequest("c1", "l.0", (0,), True),)
+    assert OrderCheck().answer(agent, answer, request).stacks == (wire.StackRequest("c1", "l.0", (0,)),)
     with pytest.raises(ForgedOrdersError):
         OrderCheck().answer(agent, answer, agent.sign(Purpose.VIEW, VIEW[:-1] + b"\x06"))
     with pytest.raises(ForgedOrdersError):

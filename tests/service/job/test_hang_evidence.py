@@ -20,7 +20,7 @@ def test_the_stacks_of_all_ranks_of_a_hang_are_requested_and_become_its_evidence
     (command,) = world.effects.commands
     assert (command.action, command.params, command.attempt) == (
         "stacks",
-        {"ranks": [], "flight_recorder": True},
+        {"ranks": []},
         "l.0",
     )
     notified = len(world.effects.notifications)
@@ -79,7 +79,7 @@ def test_a_rank_that_hangs_at_its_own_pace_is_asked_alone():
     world = World()
     world.find("hang", scope="rank:3", ranks=[3])
     (command,) = world.effects.commands
-    assert command.params == {"ranks": [3], "flight_recorder": False}
+    assert command.params == {"ranks": [3]}
     world.send(events=(stack_dump(3, command.id, "load"),))
     world.tick()
     assert world.effects.stacks == [("gpt", StacksReceived(command.id, 1, 1))]

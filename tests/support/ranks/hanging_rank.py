@@ -1,6 +1,6 @@
 """Ranks of a gloo group that hang in an all_reduce at step 300, which the last one launches once there is a file `go`.
 
-`python hanging_rank.py`, with RANK and WORLD_SIZE; beside the recorder lie the store, the worker servers and `go`.
+`python hanging_rank.py`, with RANK and WORLD_SIZE; beside the recorder lie the store and `go`.
 """
 
 import os
@@ -9,7 +9,6 @@ import time
 AT_STEP = 300
 FOLDER = os.environ["RANKWATCH_DIR"]
 RANK, WORLD_SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-os.environ["TORCH_WORKER_SERVER_SOCKET"] = f"{FOLDER}/{RANK}.sock"
 
 
 def train() -> None:
@@ -35,7 +34,4 @@ def wait_for_go() -> None:
 
 
 if __name__ == "__main__":
-    from torch.distributed.elastic.control_plane import worker_main
-
-    with worker_main():
-        train()
+    train()

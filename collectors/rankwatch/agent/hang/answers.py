@@ -1,11 +1,10 @@
-"""What the ranks of a host are asked when their job hangs: stacks, native frames, dumps of torch's flight recorder."""
+"""What the ranks of a host are asked when their job hangs: stacks and native frames."""
 
 from __future__ import annotations
 
 from rankwatch import wire
 from rankwatch.agent.clock import AgentClock
 from rankwatch.agent.exits import RankProcess
-from rankwatch.agent.hang.flight_recorder import FlightRecorders
 from rankwatch.agent.hang.native_stacks import NativeStacks, StackedRank
 from rankwatch.agent.hang.stacks import Stacks
 from rankwatch.agent.ranks import LocalRank
@@ -17,22 +16,19 @@ class HangAnswers:
     def __init__(self, clock: AgentClock) -> None:
         self._stacks = Stacks(clock)
         self._native_stacks = NativeStacks(clock)
-        self._flight_recorders = FlightRecorders(clock)
         self._processes: dict[int, RankProcess] = {}
         """By rank, the process that was asked last."""
 
     @property
     def pending(self) -> bool:
-        """True while an answer is outstanding."""
-        return self._stacks.pending or self._flight_recorders.pending
+        """True while a stack is outstanding."""
+        return self._stacks.pending
 
     def begin(self, request: wire.StackRequest, rank: LocalRank) -> None:
         """Ask a rank, once for each request."""
         self._stacks.begin(request.request, rank)
         if rank.process is not None:
             self._processes[rank.rank] = rank.process
-        if request.flight_recorder:
-            self._flight_recorders.begin(request.request, rank)
 
     def take(self) -> list[tuple[str, wire.Event]]:
         """Attempts with the events that have become ready."""
@@ -42,4 +38,4 @@ class HangAnswers:
             if event.fields["stack"] and event.rank in self._processes:
                 order, process = str(event.fields["order"]), self._processes[event.rank]
                 self._native_stacks.begin(StackedRank(order, attempt, event.rank, event.step, process))
-        return [*stacks, *self._native_stacks.take(), *self._flight_recorders.take()]
+        return [*stacks, *self._native_stacks.take()]

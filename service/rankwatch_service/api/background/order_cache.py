@@ -9,7 +9,6 @@ from sqlalchemy import Connection, Engine, select
 
 from rankwatch.wire import Orders, ResumeAdvice, StackRequest
 from rankwatch_service.clock import Clock
-from rankwatch_service.incidents.hang.flight_dumps import VERDICT
 from rankwatch_service.incidents.hang.stack_groups import STACKS
 from rankwatch_service.names import launch_of
 from rankwatch_service.orders import traces
@@ -69,10 +68,7 @@ def orders_of(connection: Connection, job: str, now_unix_ns: int) -> Orders:
     return Orders(
         orders=tuple(order.wire() for order in current_orders(connection, job, now_unix_ns - CLOSED_NS)),
         resume=ResumeAdvice(job, advice.id, advice.location, advice.step) if advice else ResumeAdvice(job),
-        stacks=tuple(
-            StackRequest(row.id, row.attempt, tuple(row.params.get("ranks", ())), bool(row.params.get(VERDICT)))
-            for row in stacks
-        ),
+        stacks=tuple(StackRequest(row.id, row.attempt, tuple(row.params.get("ranks", ()))) for row in stacks),
         proven=proven.id if proven else "",
         traces=traces.requests(connection, job, now_unix_ns),
     )

@@ -114,7 +114,7 @@ class StackGroups:
         if not dumps or any(not dump.get("where") or not _waits_for_itself(dump) for dump in dumps):
             return ""
         verb = "stands" if len(ranks) == 1 else "stand"
-        return f"{named(sorted(ranks))} {verb} in {dumps[0]['where']}, in Python code outside of any collective"
+        return f"{_named(sorted(ranks))} {verb} in {dumps[0]['where']}, in Python code outside of any collective"
 
     def _group(self, place: str, ranks: Sequence[int]) -> dict[str, Any]:
         hidden = ("place", "native")
@@ -128,7 +128,7 @@ class StackGroups:
         answered = len(self._place_of)
         who = f"{len(ranks)} of {answered} ranks" if others else f"All {answered} ranks" if answered > 1 else "The rank"
         told = [f"{who} {self._where(most, 'stands ' if answered == 1 else 'stand ', 'at one place')}"]
-        told += [f"{named(ranks)} {self._where(place, '', 'elsewhere')}" for place, ranks in others[:OUTLIERS_MAX]]
+        told += [f"{_named(ranks)} {self._where(place, '', 'elsewhere')}" for place, ranks in others[:OUTLIERS_MAX]]
         if rest := others[OUTLIERS_MAX:]:
             told.append(f"{_count(sum(len(ranks) for _, ranks in rest), 'rank')} at {_count(len(rest), 'other place')}")
         if answered < asked:
@@ -175,7 +175,7 @@ def rank_ranges(ranks: Sequence[int]) -> str:
     return text
 
 
-def named(ranks: Sequence[int]) -> str:
+def _named(ranks: Sequence[int]) -> str:
     """Ascending ranks as a sentence names them."""
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {rank_ranges(ranks)}"
 
