@@ -17,7 +17,7 @@ import pytest
 
 from rankwatch_service.demo.processes import own_environment
 from rankwatch_service.demo.service import ServiceProcess
-from tests.support.logs.lines import FORMATS, LineOf
+from tests.support.trainer_logs import FORMATS, LineOf
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(400)]
 

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch.follow.record_logs import EventFile, LogFormatError, WandbRun
+from rankwatch.follow.record_logs import EventFile, LogFormatError
 from rankwatch.follow.rows import End, LoggedStep, LoggedValues, known_name
 from rankwatch.follow.tables import CsvTable, TrainerState
 from rankwatch.follow.text_logs import TextLog
-from tests.support.logs.lines import FORMATS, nanogpt
-from tests.support.logs.records import WandbWriter
+from tests.support.trainer_logs import FORMATS, nanogpt
 
 
 def entries(parser, data: bytes, part_bytes: int = 1 << 20):
@@ -192,13 +191,13 @@ def test_rows_of_evaluations_in_a_table_are_no_steps():
     assert [row.values["loss"] for row in (rows[0], rows[3])] == [2.5, 2.3]
 
 
-def test_the_step_of_the_trainer_counts_where_wandb_numbers_its_rows(tmp_path):
-    path = tmp_path / "run-abc.wandb"
-    writer = WandbWriter(path)
-    writer.history(0, {"train/loss": 2.5, "train/global_step": 10, "_runtime": 3.5})
-    writer.history(1, {"eval/loss": 2.4, "train/global_step": 10})
-    rows = entries(WandbRun(), path.read_bytes())
-    assert [(row.step, row.values) for row in rows] == [(10, {"loss": 2.5}), (10, {"eval/loss": 2.4})]
+def test_the_step_of_the_trainer_counts_where_a_table_numbers_its_rows_too():
+    text = "_step,_runtime,_timestamp,train/global_step,train/loss\n0,3.5,1.7e9,10,2.5\n1,4.5,1700000001,20,2.4\n"
+    rows = entries(CsvTable(), text.encode())
+    assert [(row.step, row.values, row.time_s) for row in rows] == [
+        (10, {"loss": 2.5}, 1.7e9),
+        (20, {"loss": 2.4}, 1.7e9 + 1),
+    ]
 
 
 def test_the_history_of_a_trainer_state_goes_on_where_it_was():
@@ -210,35 +209,6 @@ def test_the_history_of_a_trainer_state_goes_on_where_it_was():
     history.append({"step": 20, "loss": 2.3})
     (row,) = parser.feed(json.dumps({"log_history": history}).encode())
     assert (row.step, row.values) == (20, {"loss": 2.3})
-
-
-@pytest.mark.parametrize("part_bytes", [1, 1_000, 1 << 20])
-def test_a_run_of_wandb(tmp_path, part_bytes):
-    path = tmp_path / "run-abc.wandb"
-    writer = WandbWriter(path)
-    for step in range(400):
-        writer.history(step, {"train/loss": 2.5 - step / 1000, "_timestamp": 1.7e9 + step}, nested=step % 2 == 1)
-        if step == 200:
-            writer.output("a line of the console" * 5_000)
-    writer.history(400, {"train/loss": math.nan})
-    writer.exit(0)
-    *rows, end = entries(WandbRun(), path.read_bytes(), part_bytes)
-    assert [row.step for row in rows] == list(range(401))
-    assert (rows[10].values, rows[10].time_s) == ({"loss": 2.49}, 1.7e9 + 10)
-    assert math.isnan(rows[400].values["loss"])
-    assert end == End()
-
-
-def test_a_run_of_wandb_that_failed_has_not_ended_in_order(tmp_path):
-    path = tmp_path / "run-abc.wandb"
-    WandbWriter(path).exit(1)
-    assert entries(WandbRun(), path.read_bytes()) == []
-
-
-@pytest.mark.parametrize("damage", [b"no run of wandb", b":W&B\xe1\xbe\x00" + bytes(range(40)) * 100])
-def test_a_file_that_is_no_run_of_wandb_is_refused(damage):
-    with pytest.raises(LogFormatError):
-        entries(WandbRun(), damage)
 
 
 @pytest.mark.parametrize("part_bytes", [13, 1 << 20])

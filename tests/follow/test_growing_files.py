@@ -13,9 +13,8 @@ from rankwatch.follow.followed_rank import FollowedRank
 from rankwatch.follow.rows import LoggedStep
 from rankwatch.follow.sources import FollowedLog
 from rankwatch.reader import RingReader, StepEntry, ValuesEntry
-from tests.support.logs.lines import nanogpt
-from tests.support.logs.records import WandbWriter
 from tests.support.ranks.recorders import Rank
+from tests.support.trainer_logs import nanogpt
 
 
 def steps(log: FollowedLog) -> list[int]:
@@ -105,14 +104,13 @@ def test_a_long_file_is_read_in_parts(path):
 def test_the_newest_file_of_a_folder_is_followed_and_a_newer_one_takes_its_place(tmp_path):
     log = FollowedLog(tmp_path, None)
     assert steps(log) == []
-    for number, name in enumerate(("offline-run-1", "offline-run-2")):
+    for number, name in enumerate(("version_0", "version_1")):
         (tmp_path / name).mkdir()
-        run = tmp_path / name / "run-x.wandb"
-        writer = WandbWriter(run)
-        writer.history(number, {"loss": 2.0})
-        os.utime(run, ns=(number * 10**9, number * 10**9))
+        table = tmp_path / name / "metrics.csv"
+        table.write_text(f"step,loss\n{number},2.0\n")
+        os.utime(table, ns=(number * 10**9, number * 10**9))
         assert steps(log) == [number]
-        assert (log.format, log.path) == ("wandb", run)
+        assert (log.format, log.path) == ("csv", table)
 
 
 def test_the_newest_trainer_state_of_a_folder_goes_on_with_the_last_one(tmp_path):
@@ -197,7 +195,7 @@ def test_a_log_whose_job_has_ended_is_left_in_order_and_a_torn_one_says_why(tmp_
     said: list[str] = []
     for name, text, code, last in (
         ("hf", "{'loss': '2.5', 'epoch': '1'}\n{'train_runtime': '7.5'}\n", 0, "says that its job has ended"),
-        ("run-1.wandb", "no such run", 1, "cannot be read as wandb"),
+        ("run.tfevents", "no such record", 1, "cannot be read as tensorboard"),
     ):
         path = tmp_path / name
         path.write_text(text)

@@ -1,18 +1,16 @@
-"""Binary logs of protobuf records: TensorBoard event files, and the offline runs of W&B.
+"""TensorBoard event files: binary logs of protobuf records.
 
-Only the fields that are needed are read, by their numbers in `tensorboard/compat/proto/event.proto` (2.21) and
-`wandb/proto/wandb_internal.proto` (0.2x). TensorBoard's checksums are not checked: they would need another package.
+Only the fields that are needed are read, by their numbers in `tensorboard/compat/proto/event.proto` (2.21). Checksums
+are not checked: they would need another package.
 """
 
 from __future__ import annotations
 
-import json
 import struct
-import zlib
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from rankwatch.follow.rows import End, Entry, LoggedStep, row_of
+from rankwatch.follow.rows import Entry, row_of
 
 RECORD_BYTES_MAX: Final = 64 << 20
 """A longer record is none: images and graphs of models are far smaller."""
@@ -168,97 +166,3 @@ def _tensor(message: bytes) -> float | None:
             if len(value) == struct.calcsize(form):
                 found += struct.unpack(f"<{form}", value)
     return found[0] if len(found) == 1 else None
-
-
-class WandbRun:
-    """The file `run-ID.wandb` of a run of W&B: a leveldb log, whose records lie in blocks of 32 KB."""
-
-    _FILE_HEAD: Final = struct.pack("<4sHB", b":W&B", 0xBEE1, 0)
-    _HEAD: Final = struct.Struct("<IHB")
-    _BLOCK: Final = 32_768
-    _FULL, _FIRST, _MIDDLE, _LAST = range(1, 5)
-    _HISTORY, _EXIT = 2, 18
-
-    def __init__(self) -> None:
-        self._rest = b""
-        self._at = 0
-        self._parts = b""
-
-    def feed(self, data: bytes) -> Iterator[Entry]:
-        """See `Parser.feed`."""
-        self._rest += data
-        if not self._at:
-            if len(self._rest) < len(self._FILE_HEAD):
-                return
-            if not self._rest.startswith(self._FILE_HEAD):
-                raise LogFormatError("it does not begin as a run of W&B")
-            self._take(len(self._FILE_HEAD))
-        while (record := self._record()) is not None:
-            yield from self._entries(record)
-
-    def flush(self) -> Iterator[Entry]:
-        """See `Parser.flush`."""
-        return iter(())
-
-    def _take(self, size: int) -> bytes:
-        taken, self._rest = self._rest[:size], self._rest[size:]
-        self._at += size
-        return taken
-
-    def _record(self) -> bytes | None:
-        """The next whole record; None until there is one."""
-        while True:
-            left = self._BLOCK - self._at % self._BLOCK
-            if left < self._HEAD.size:
-                if len(self._rest) < left:
-                    return None
-                self._take(left)
-            if len(self._rest) < self._HEAD.size:
-                return None
-            checksum, size, kind = self._HEAD.unpack_from(self._rest)
-            if len(self._rest) < self._HEAD.size + size:
-                return None
-            data = self._take(self._HEAD.size + size)[self._HEAD.size :]
-            if zlib.crc32(data, zlib.crc32(bytes([kind]))) != checksum:
-                raise LogFormatError("a record with a wrong checksum")
-            self._parts = data if kind in (self._FULL, self._FIRST) else self._parts + data
-            if kind in (self._FULL, self._LAST):
-                return self._parts
-
-    def _entries(self, record: bytes) -> Iterator[Entry]:
-        for number, value in fields(record):
-            if number == self._HISTORY and isinstance(value, bytes):
-                row = self._row(value)
-                if row is not None:
-                    yield row
-            elif number == self._EXIT and isinstance(value, bytes):
-                codes = [code for inner, code in fields(value) if inner == 1]
-                if not any(codes):
-                    yield End()
-
-    def _row(self, message: bytes) -> LoggedStep | None:
-        found: dict[str, float] = {}
-        for number, value in fields(message):
-            if number == 1 and isinstance(value, bytes):
-                found |= dict(_item(value))
-            elif number == 2 and isinstance(value, bytes):
-                for inner, step in fields(value):
-                    if inner == 1 and isinstance(step, int):
-                        found.setdefault("_step", float(step))
-        return row_of(found)
-
-
-def _item(message: bytes) -> Iterator[tuple[str, float]]:
-    """Name and number of a history item; nothing for one that is no number."""
-    names, text = list[str](), ""
-    for number, value in fields(message):
-        if number in (1, 2) and isinstance(value, bytes):
-            names.append(value.decode("utf-8", "replace"))
-        elif number == 16 and isinstance(value, bytes):
-            text = value.decode("utf-8", "replace")
-    try:
-        content = json.loads(text)
-        if isinstance(content, int | float | str) and not isinstance(content, bool):
-            yield "/".join(filter(None, names)), float(content)  # NaN is written as a text
-    except ValueError:
-        return

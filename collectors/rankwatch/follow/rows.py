@@ -36,7 +36,7 @@ STEP_NAMES: Final = (
     "iter",
     "_step",
 )
-"""Columns that number the steps, the surest first: W&B's own `_step` counts its rows."""
+"""Columns that number the steps, the surest first: `_step` of W&B's tables counts rows."""
 TIME_NAMES: Final = ("time_s", "_timestamp", "timestamp")
 """Columns with the time of a row, in Unix seconds."""
 _NO_VALUES: Final = frozenset({*STEP_NAMES, *TIME_NAMES, "_runtime"})

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from rankwatch.follow.record_logs import EventFile, WandbRun
+from rankwatch.follow.record_logs import EventFile
 from rankwatch.follow.rows import Entry, Parser
 from rankwatch.follow.tables import CsvTables, TrainerState
 from rankwatch.follow.tail import RewrittenFile, Tail
@@ -15,13 +15,12 @@ from rankwatch.follow.text_logs import FORMATS, TextLog
 STATE_NAME: Final = "trainer_state.json"
 FILES: Final[Mapping[str, str]] = {
     "tensorboard": "**/*tfevents*",
-    "wandb": "**/run-*.wandb",
     "trainer_state": f"**/{STATE_NAME}",
     "csv": "**/*.csv",
     "text": "*.log",
 }
 """By format, where its files lie in a folder; the first format that a folder has is followed."""
-NAMES: Final = (*FORMATS, "tensorboard", "wandb", "trainer_state", "csv")
+NAMES: Final = (*FORMATS, "tensorboard", "trainer_state", "csv")
 """What `--format` takes."""
 
 
@@ -86,7 +85,7 @@ class FollowedLog:
 def _opened(name: str, path: Path) -> Tail | RewrittenFile:
     if name == "trainer_state":
         return RewrittenFile(path, TrainerState)
-    parsers: Mapping[str, Callable[[], Parser]] = {"tensorboard": EventFile, "wandb": WandbRun, "csv": CsvTables()}
+    parsers: Mapping[str, Callable[[], Parser]] = {"tensorboard": EventFile, "csv": CsvTables()}
     return Tail(path, parsers.get(name) or (lambda: TextLog(None if name == "text" else name)))
 
 
@@ -96,7 +95,7 @@ def _format_of(path: Path) -> str:
         return "trainer_state"
     if "tfevents" in path.name:
         return "tensorboard"
-    return {".wandb": "wandb", ".csv": "csv", ".tsv": "csv"}.get(path.suffix, "text")
+    return {".csv": "csv", ".tsv": "csv"}.get(path.suffix, "text")
 
 
 def _changed_ns(path: Path) -> int:

@@ -23,7 +23,7 @@ from rankwatch_service.simulate.faults import BitFlip, NonFinite, Slow
 from rankwatch_service.simulate.files import write_job
 from rankwatch_service.simulate.job import Job
 from rankwatch_service.simulate.placement import RankPlacement
-from tests.support.logs.records import write_event_file
+from tests.support.trainer_logs import write_event_file
 
 
 def recorded(job: Job, path: Path) -> Path:

@@ -30,7 +30,7 @@ def follow(
     job: JOB = "",
     form: Annotated[str, typer.Option("--format", help="Format of the log. Default: as it shows.")] = "",
 ) -> None:
-    """Watch a job by the log that it writes: lines of trainers, TensorBoard, W&B offline or CSV."""
+    """Watch a job by the log that it writes: lines of trainers, TensorBoard or CSV."""
     from rankwatch.follow.command import main
 
     sys.exit(main([str(path), *_job(job), *(["--format", form] if form else [])], os.environ))

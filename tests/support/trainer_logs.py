@@ -1,4 +1,4 @@
-"""Prints lines in the formats of trainers, for steps and losses that a test chooses.
+"""Writes logs as training programs do, for steps and losses that a test chooses: lines, and event files.
 
 A step takes 0.1 s by the clock of the lines that have one.
 """
@@ -6,7 +6,9 @@ A step takes 0.1 s by the clock of the lines that have one.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Iterable
+from pathlib import Path
 
 LineOf = Callable[[int, float], str]
 """Step and loss become a line."""
@@ -69,3 +71,26 @@ FORMATS: dict[str, LineOf] = {
     "tqdm": tqdm,
     "plain": plain,
 }
+
+
+def write_event_file(path: Path, scalars: Iterable[tuple[float, int, str, float]]) -> None:
+    """An event file of TensorBoard, without checksums: an event for each time, step, tag and value."""
+    with path.open("wb") as file:
+        for time_s, step, tag, value in scalars:
+            scalar = _field(1, tag.encode()) + _varint(2 << 3 | 5) + struct.pack("<f", value)
+            event = _varint(1 << 3 | 1) + struct.pack("<d", time_s) + _field(2, step) + _field(5, _field(1, scalar))
+            file.write(struct.pack("<QI", len(event), 0) + event + bytes(4))
+
+
+def _field(number: int, value: int | bytes) -> bytes:
+    """A varint or a length-delimited field."""
+    if isinstance(value, int):
+        return _varint(number << 3) + _varint(value)
+    return _varint(number << 3 | 2) + _varint(len(value)) + value
+
+
+def _varint(value: int) -> bytes:
+    out = b""
+    while value > 0x7F:
+        out, value = out + bytes([value & 0x7F | 0x80]), value >> 7
+    return out + bytes([value])

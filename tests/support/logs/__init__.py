@@ -1,1 +1,0 @@
-"""Logs as training programs write them."""
