@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from rankwatch_service.dashboard.assets import Assets
+from rankwatch_service.dashboard.assets import Assets, assets
 
 PAGES: Final = {
     "/incidents": ("incidents", "Incidents"),
@@ -67,21 +67,21 @@ def mount(app: FastAPI, provider: str = "", begin_url: str = "") -> LoginPage:
     Returns:
         The login page.
     """
-    assets = Assets()
-    login = LoginPage(assets, provider, begin_url)
+    static = assets()
+    login = LoginPage(static, provider, begin_url)
 
     def home(_request: Request) -> Response:
         return RedirectResponse("/incidents", status_code=307)
 
     def file(request: Request) -> Response:
-        return assets.file(request.path_params["version"], request.path_params["name"], request.headers)
+        return static.file(request.path_params["version"], request.path_params["name"], request.headers)
 
     app.add_route("/", home, include_in_schema=False)
     app.add_route("/static/{version}/{name:path}", file, include_in_schema=False)
     for path, (module, title) in PAGES.items():
-        app.add_route(path, _page(assets, module, title), include_in_schema=False)
+        app.add_route(path, _page(static, module, title), include_in_schema=False)
     app.add_route("/login", lambda _request: login.response(), include_in_schema=False)
-    app.add_exception_handler(404, _missing(assets, cast("Handler", app.exception_handlers[HTTPException])))
+    app.add_exception_handler(404, _missing(static, cast("Handler", app.exception_handlers[HTTPException])))
     return login
 
 

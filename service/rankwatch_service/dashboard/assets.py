@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import re
 from collections.abc import Iterator, Mapping
+from functools import cache
 from hashlib import sha256
 from html import escape
 from importlib.resources import files
@@ -37,6 +38,11 @@ class Assets:
         self._files = dict(_files(folder))
         self._shell = (folder / "page.html").read_text(encoding="utf-8")
         self._gzipped: dict[str, bytes] = {}
+        self._imports = {
+            name: {normpath(f"{dirname(name)}/{imported}") for imported in _IMPORTED.findall(content.decode())}
+            for name, content in self._files.items()
+            if suffix(name) == ".js"
+        }
         digest = sha256(self._shell.encode())
         for name, content in sorted(self._files.items()):
             digest.update(name.encode() + content)
@@ -60,9 +66,7 @@ class Assets:
         """
         found, todo = {page}, [page]
         while todo:
-            name = todo.pop()
-            text = self._files[name].decode()
-            imported = {normpath(f"{dirname(name)}/{one}") for one in _IMPORTED.findall(text)}
+            imported = self._imports[todo.pop()]
             todo += sorted(imported - found)
             found |= imported
         return (f'<link rel="modulepreload" href="/static/{{{{version}}}}/{name}">' for name in sorted(found - {page}))
@@ -82,6 +86,12 @@ class Assets:
             self._gzipped[name] = gzip.compress(self._files[name], 6, mtime=0)
         answer_headers["Content-Encoding"] = "gzip"
         return Response(self._gzipped[name], media_type=TYPES[suffix(name)], headers=answer_headers)
+
+
+@cache
+def assets() -> Assets:
+    """The same for every application of a process."""
+    return Assets()
 
 
 def _files(folder: Traversable, prefix: str = "") -> Iterator[tuple[str, bytes]]:

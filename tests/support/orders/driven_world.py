@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-from sqlalchemy import Connection, Engine, event, insert, select, update
+from sqlalchemy import Connection, Engine, insert, select, update
 
 from rankwatch.wire import OrderView, View
 from rankwatch_service.api.background.order_cache import orders_of
@@ -37,10 +37,6 @@ class DrivenWorld(World):
     def __init__(self, seed: int, action: str, folder: Path, *, faults: bool = False) -> None:
         super().__init__(seed, action, faults=faults)
         self.engine = new_database(folder)
-        # The disk is not what is tested here, and thousands of views are stored.
-        if self.engine.dialect.name == "sqlite":
-            event.listen(self.engine, "connect", lambda connection, _: connection.execute("PRAGMA synchronous=OFF"))
-            self.engine.dispose()
         self._looked_ns = 0
         self.controls = ControlLog(self.engine, self)
         self.drivers: list[Callable[[], bool]] = [Driver(self.engine, self.controls, self).run_once for _ in range(2)]

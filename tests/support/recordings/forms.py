@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from sqlalchemy import Engine, event
+from sqlalchemy import Engine
 
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.engine import open_engine
@@ -19,6 +19,7 @@ from rankwatch_service.stream.sources.sql import SqlSource
 from tests.support.kafka.broker import Broker, GivenBroker, new_prefix
 from tests.support.recordings.recording import Timed, end_of, record_controls, record_log, stream_over
 from tests.support.service.stream_process import record_topic
+from tests.support.store.database import without_sync
 from tests.support.store.faulty_calls import Faults, FaultySource
 from tests.support.store.postgres import PostgresDatabases
 
@@ -56,9 +57,8 @@ class SqliteForm:
 
     @contextmanager
     def opened(self, url: str, faults: Faults | None = None) -> Iterator[tuple[Engine, Stream]]:
-        engine = open_engine(url)
         # Processes crash here, the machine does not.
-        event.listen(engine, "connect", lambda connection, _record: connection.execute("PRAGMA synchronous=OFF"))
+        engine = without_sync(open_engine(url))
         clock = end_of(self._entries)
         source = FaultySource(SqlSource(engine, clock), faults or Faults())
         try:

@@ -19,7 +19,7 @@ from rankwatch_service.log.control_log import ControlLog
 from rankwatch_service.log.sql_log import SqlLog
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.engine import open_engine, write
-from tests.support.store.database import new_database
+from tests.support.store.database import new_database, without_sync
 
 
 class Api:
@@ -34,7 +34,7 @@ class Api:
         **more: Any,
     ) -> None:
         self.clock = clock or SystemClock()
-        self.engine = open_engine(database_url) if database_url else new_database(folder)
+        self.engine = without_sync(open_engine(database_url)) if database_url else new_database(folder)
         self.log = SqlLog(self.engine, self.clock)
         self.controls = ControlLog(self.engine, self.clock)
         self.settings = Settings(

@@ -13,12 +13,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from sqlalchemy import create_engine, text
+from sqlalchemy import Engine, create_engine, delete, text
 from sqlalchemy.engine import make_url
 
 from rankwatch_service.demo.servers import Postgres, PostgresError
 from rankwatch_service.store.engine import open_engine
 from rankwatch_service.store.migrate import upgrade
+from rankwatch_service.store.models import Base
 from tests.support.service.process import until
 
 NO_DISK = {"fsync": "off", "full_page_writes": "off", "max_connections": "200"}
@@ -26,7 +27,9 @@ NO_DISK = {"fsync": "off", "full_page_writes": "off", "max_connections": "200"}
 
 
 class PostgresDatabases:
-    """Makes databases on a server, migrated ones by copying one that was migrated once."""
+    """Databases on a server. A migrated one is made by copying, and emptied after its test for the next one: to make
+    and to drop a database takes the server 0.3 s of CPU, to empty one 2 ms.
+    """
 
     def __init__(self, url: str) -> None:
         self._server = make_url(url)
@@ -36,6 +39,8 @@ class PostgresDatabases:
         self._prefix = f"rankwatch_test_{uuid.uuid4().hex[:8]}"
         self._made = 0
         self._template = ""
+        self._first_rows: dict[str, str] = {}
+        self._free: list[str] = []
 
     @contextmanager
     def empty(self) -> Iterator[str]:
@@ -46,16 +51,17 @@ class PostgresDatabases:
 
     @contextmanager
     def migrated(self) -> Iterator[str]:
-        """The URL of a new database with this version's tables, dropped at the end."""
+        """The URL of a database with this version's tables and the rows that they begin with. Tests add no tables."""
         if not self._template:
             template = self._make("template0")
             engine = open_engine(self._url(template))
             upgrade(engine)
+            self._first_rows = _first_rows(engine)
             engine.dispose()
             self._template = template
-        name = self._make(self._template)
+        name = self._free.pop() if self._free else self._make(self._template)
         yield self._url(name)
-        self._drop(name)
+        self._free.append(self._emptied(name))
 
     @contextmanager
     def copied(self, url: str) -> Iterator[str]:
@@ -65,18 +71,38 @@ class PostgresDatabases:
         self._drop(name)
 
     def close(self) -> None:
-        if self._template:
-            self._drop(self._template)
+        for name in (*self._free, self._template):
+            if name:
+                self._drop(name)
         self._engine.dispose()
 
     def _make(self, template: str) -> str:
-        self._made += 1
-        name = f"{self._prefix}_{self._made}"
+        name = self._next()
         self._run(f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY FILE_COPY")
         return name
 
     def _drop(self, name: str) -> None:
         self._run(f"DROP DATABASE {name} WITH (FORCE)")
+
+    def _emptied(self, name: str) -> str:
+        """Empty a database and rename it: what a test left running finds it no more. Return the new name."""
+        self._run(f"SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = '{name}'")
+        engine = create_engine(self._server.set(database=name))
+        with engine.begin() as connection:
+            for table in reversed(Base.metadata.sorted_tables):
+                connection.execute(delete(table))
+            for table, rows in self._first_rows.items():
+                statement = text(f"INSERT INTO {table} SELECT * FROM json_populate_recordset(NULL::{table}, :rows)")
+                connection.execute(statement, {"rows": rows})
+            connection.execute(text("SELECT setval(sequencename::regclass, 1, false) FROM pg_sequences"))
+        engine.dispose()
+        new = self._next()
+        self._run(f"ALTER DATABASE {name} RENAME TO {new}")
+        return new
+
+    def _next(self) -> str:
+        self._made += 1
+        return f"{self._prefix}_{self._made}"
 
     def _run(self, statement: str) -> None:
         with self._engine.connect() as connection:
@@ -84,6 +110,16 @@ class PostgresDatabases:
 
     def _url(self, name: str) -> str:
         return self._server.set(database=name).render_as_string(hide_password=False)
+
+
+def _first_rows(engine: Engine) -> dict[str, str]:
+    """The rows of each table of a new database that has any, as JSON."""
+    with engine.connect() as connection:
+        rows = {
+            table.name: connection.execute(text(f"SELECT json_agg(each)::text FROM {table.name} AS each")).scalar()
+            for table in Base.metadata.sorted_tables
+        }
+    return {table: found for table, found in rows.items() if found}
 
 
 def let_others_through(folder: Path) -> None:
