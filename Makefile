@@ -17,7 +17,8 @@ REAL_DATA ?= ../shared/data
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check unit integration alone again integrations-latest up bench soak faults chaos adoption mutations long release clean
+.PHONY: help demo test ci first check torch unit integration alone more integrations-latest up bench soak faults chaos adoption \
+  mutations long release clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-19s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,7 +34,20 @@ $(VENV)/.installed: pyproject.toml constraints.txt Makefile
 demo: $(VENV)/.installed ## train with 4 real ranks, inject faults, watch them found and recovered (DEMO_ARGS="--no-faults")
 	$(BIN)/rankwatch demo $(DEMO_ARGS)
 
-test: check unit integration alone ## everything that must pass
+PYTEST := $(BIN)/pytest -q --durations=30 --durations-min=1
+ONE_PROCESS := not integration and not browser and not ci
+# What imports torch. One process runs it, beside mypy: in each process torch and the frameworks take 8 s of CPU to import.
+TORCH_TESTS = tests/collectors/torch_probe tests/collectors/integrations \
+  $(shell grep -rlE '^ *(import|from) torch\b' tests --include='test_*.py')
+# Files with tests of several processes or of the pages: no others are imported for these.
+PROCESS_TESTS = $(shell grep -rlE 'mark\.(integration|browser)' tests --include='test_*.py')
+
+test: first unit integration alone ## everything that must pass before a commit
+
+ci: test more ## what CI runs: test, and what it leaves out
+
+first: $(VENV)/.installed ## check, and torch beside it
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync check torch
 
 check: $(VENV)/.installed ## format, lint, types, import arrows
 	$(BIN)/ruff format --check .
@@ -41,20 +55,22 @@ check: $(VENV)/.installed ## format, lint, types, import arrows
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-unit: $(VENV)/.installed ## tests of one process each, on all cores
-	$(BIN)/pytest -q -n auto -m 'not integration and not browser' $(TEST_ARGS)
+torch: $(VENV)/.installed ## tests of one process each that import torch
+	$(PYTEST) -m '$(ONE_PROCESS)' $(TEST_ARGS) $(TORCH_TESTS)
+
+unit: $(VENV)/.installed ## all other tests of one process each, on all cores
+	$(PYTEST) -n auto -m '$(ONE_PROCESS)' $(TEST_ARGS) $(addprefix --ignore=,$(TORCH_TESTS) tests/integration tests/browser)
 
 # Three at a time on two cores: these tests wait more than they compute. Their long files come first (tests/conftest.py).
-# Only files that have such tests are imported: for all of them that takes every worker 30 s the first time.
 integration: $(VENV)/.installed ## tests of several real processes, and the browser tests
-	$(BIN)/pytest -q -n 3 --dist loadfile --no-loadscope-reorder -m '(integration or browser) and not alone' $(TEST_ARGS) \
-	  $$(grep -rlE 'mark\.(integration|browser)' tests --include='test_*.py')
+	$(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder -m '(integration or browser) and not ci and not alone' \
+	  $(TEST_ARGS) $(PROCESS_TESTS)
 
 alone: $(VENV)/.installed ## tests that measure time: the demo, and the adoption scripts, of which three run at a time anyway
-	$(BIN)/pytest -q -m alone tests/adoption tests/integration/test_demo.py $(TEST_ARGS)
+	$(PYTEST) -m 'alone and not ci' $(TEST_ARGS) tests/adoption tests/integration/test_demo.py
 
-again: $(VENV)/.installed ## the tests that failed the last time, one after the other
-	$(BIN)/pytest -q --last-failed --last-failed-no-failures none $(TEST_ARGS)
+more: $(VENV)/.installed ## what `make test` leaves out: more ways for several processes to fail, more rows of matrices
+	$(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder -m 'ci and not alone' $(TEST_ARGS)
 
 # A venv of its own that sees the packages of the other one, and has newer frameworks before them; torch stays as it is.
 LATEST := $(VENV)-latest

@@ -31,7 +31,7 @@ __all__ = [
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with slow tests come first, else one process would still run such a file when the others have ended."""
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    slow = {item.path for item in items if item.get_closest_marker("slow") or item.get_closest_marker("ci")}
     items.sort(key=lambda item: item.path not in slow)
 
 

@@ -29,7 +29,7 @@ from tests.support.store.postgres import PostgresDatabases
 from tests.support.trials.selection import long_trial
 from tests.support.values.batches import batch, progress, table
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = [pytest.mark.integration, pytest.mark.ci]
 
 
 class Service:

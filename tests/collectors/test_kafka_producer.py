@@ -164,7 +164,7 @@ def test_a_topic_that_is_missing_is_waited_for_and_never_made_by_us(
     deliver(producers[0], numbered(kafka, range(1)))
 
 
-@pytest.fixture(scope="module", params=["apache", "noida"])
+@pytest.fixture(scope="module", params=[pytest.param("apache", marks=pytest.mark.ci), "noida"])
 def own(request: pytest.FixtureRequest) -> Iterator[Broker]:
     """A broker that may be stopped; every test leaves it running."""
     with kafka_broker(request.param) as broker:

@@ -15,12 +15,13 @@ from suite.cases import FAULTS, SILENT, Case, straggler, stragglers
 from suite.conditions import combined, conditions_alone, wandering_pace
 from suite.scoring import score
 from suite.slow_changes import slow_changes
-from tests.support.trials.selection import ALL
+from tests.support.trials.selection import ALL, in_ci
 
 LINES = [*stragglers((8, 1024)), straggler(16_384, 1.05), *FAULTS]
-DEVICE_LINES = [*on_accelerators([*stragglers((8, 1024)), *FAULTS])]
+DEVICE_LINES = in_ci(on_accelerators([*stragglers((8, 1024)), *FAULTS]))
 SIZES = (16, 64, 1024) if ALL else (16, 1024)
 WANDERING_SIZES = (8, 64, 256) if ALL else (8, 256)
+SLOW = [*slow_changes((16,))]
 TOLD_PER_CAUSE_MAX = 3.0
 """What grows is reported again, and again when it becomes critical; `benchmarks/cascades.py` has the mean."""
 
@@ -40,7 +41,7 @@ def test_where_nothing_is_wrong_nobody_is_disturbed(case: Case) -> None:
     assert score(case, range(1)).false == []
 
 
-@pytest.mark.parametrize("case", [*combined(SIZES)], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*combined((16,)), *in_ci(combined(SIZES[1:]))], ids=lambda case: case.name)
 def test_a_fault_in_a_job_with_a_way_of_its_own_is_one_incident_found_and_named(case: Case) -> None:
     got = score(case, range(1))
     assert (got.found, got.named) == (got.labels, got.labels)
@@ -50,14 +51,20 @@ def test_a_fault_in_a_job_with_a_way_of_its_own_is_one_incident_found_and_named(
 
 
 @pytest.mark.parametrize(
-    "case", [*conditions_alone(SIZES), *wandering_pace(WANDERING_SIZES)], ids=lambda case: case.name
+    "case",
+    [
+        *conditions_alone((16,)),
+        *wandering_pace((8,)),
+        *in_ci([*conditions_alone(SIZES[1:]), *wandering_pace(WANDERING_SIZES[1:])]),
+    ],
+    ids=lambda case: case.name,
 )
 def test_a_jobs_own_way_disturbs_nobody(case: Case) -> None:
     got = score(case, range(1))
     assert (got.named, got.false, got.incidents) == (got.labels, [], got.roots)
 
 
-@pytest.mark.parametrize("case", [*slow_changes((16,))], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*SLOW[::2], *in_ci(SLOW[1::2])], ids=lambda case: case.name)
 def test_what_changes_slowly_or_on_one_rank_alone_is_found_and_named_beside_anything_else(case: Case) -> None:
     got = score(case, range(1))
     assert (got.found, got.named) == (got.labels, got.labels)

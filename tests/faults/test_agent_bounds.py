@@ -21,7 +21,7 @@ from tests.support.kafka.broker import kafka_broker
 from tests.support.ranks.recording_rank import RecordingRank
 from tests.support.trials.selection import long_trial
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = [pytest.mark.integration, pytest.mark.ci]
 RANKS = 4
 WARM_STEPS = 200
 TROUBLES = {"away": 7_500, "silent": 7_500, "silent with a full disk": 40_000}

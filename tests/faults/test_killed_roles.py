@@ -18,7 +18,7 @@ from tests.support.trials.cluster import Cluster
 from tests.support.trials.selection import long_trial
 from tests.support.trials.trial import Act, rank_steps
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = [pytest.mark.integration, pytest.mark.ci]
 PLAY_S = 28.0
 """Of the small scenario, as far as faults are injected; its last job ends after 59 s."""
 

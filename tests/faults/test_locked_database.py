@@ -73,7 +73,7 @@ class Crowd:
         return answer.status_code
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_database_that_another_process_locks_costs_503_and_waiting_but_no_batch_and_no_500(tmp_path):
     engine = new_database(tmp_path)
     with write(engine) as connection:

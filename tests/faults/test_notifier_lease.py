@@ -15,7 +15,7 @@ from tests.support.service.process import Role, until
 from tests.support.service.webhook_receiver import webhook_receiver
 from tests.support.values.incidents import SECRET, notified, receiver_row
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.ci]
 
 KEY = "0123456789abcdef" * 4
 

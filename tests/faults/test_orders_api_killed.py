@@ -17,7 +17,7 @@ from tests.support.service.process import Http, Role, free_port
 from tests.support.store.database import new_database
 from tests.support.trials.selection import long_trial
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = [pytest.mark.integration, pytest.mark.ci]
 MSGPACK = {"content-type": "application/msgpack"}
 _ORDERS = msgspec.json.Decoder(wire.Orders)
 

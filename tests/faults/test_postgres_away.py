@@ -15,7 +15,7 @@ from rankwatch_service.store.migrate import check, current_revision
 from tests.support.service.process import LOGIN, Http, Role, children, free_port, until
 from tests.support.store.postgres import postgres_server
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = [pytest.mark.integration, pytest.mark.ci]
 MSGPACK = {"content-type": "application/msgpack"}
 AWAY_S = 2.0
 

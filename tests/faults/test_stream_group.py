@@ -27,7 +27,7 @@ from tests.support.service.stream_process import record_topic
 from tests.support.store.database import new_database
 from tests.support.trials.selection import long_trial
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.integration, pytest.mark.ci, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).parents[2]
 ENTRIES = recording()

@@ -41,6 +41,7 @@ def wait_for(process, engine, target: int) -> None:
 
 
 @pytest.mark.integration
+@pytest.mark.ci
 @pytest.mark.timeout(400)
 def test_a_stream_killed_again_and_again_leaves_what_an_undisturbed_one_leaves(tmp_path):
     recorded = record_log(tmp_path, ENTRIES)

@@ -19,7 +19,7 @@ from rankwatch_service.demo.processes import own_environment
 from rankwatch_service.demo.service import ServiceProcess
 from tests.support.trainer_logs import FORMATS, LineOf
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.integration, pytest.mark.ci, pytest.mark.timeout(400)]
 
 LINE_S = 0.1
 LONG_BEFORE = 300

@@ -12,7 +12,7 @@ import pytest
 from rankwatch.follow.rows import End, LoggedStep
 from rankwatch.follow.sources import FollowedLog
 
-pytestmark = [pytest.mark.torch, pytest.mark.integration, pytest.mark.slow]
+pytestmark = [pytest.mark.torch, pytest.mark.integration, pytest.mark.ci]
 
 SCRIPT = """
 import time

@@ -28,7 +28,7 @@ STEP_S = 0.1
 SETTLED_S = 15.0
 GROWTH_MAX = 0.05
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.integration, pytest.mark.ci, pytest.mark.timeout(400)]
 
 
 def tree(pid: int) -> list[int]:

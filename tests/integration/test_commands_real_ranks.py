@@ -22,7 +22,7 @@ from rankwatch_service.demo.processes import working_for
 from rankwatch_service.demo.scenario import START_LIMIT_S, DemoOptions, Stage, opened_stage
 from rankwatch_service.demo.service import ServiceError
 
-pytestmark = [pytest.mark.integration, pytest.mark.torch, pytest.mark.slow]
+pytestmark = [pytest.mark.integration, pytest.mark.ci, pytest.mark.torch]
 
 TRIALS = int(os.environ.get("RANKWATCH_COMMAND_TRIALS", "4"))
 SEED = int(os.environ.get("RANKWATCH_COMMAND_SEED", "1"))

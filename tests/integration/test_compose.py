@@ -26,7 +26,7 @@ from tests.support.service.process import free_port, until
 from tests.support.store.postgres import postgres_server
 from tests.support.trials.compose import Container, services
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.integration, pytest.mark.ci, pytest.mark.timeout(400)]
 
 OF_THE_PLACE = (
     "NODE_ID",

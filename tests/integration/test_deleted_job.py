@@ -9,7 +9,7 @@ from tests.support.service.machine import machines
 from tests.support.service.process import until
 from tests.support.trials.selection import long_trial
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = [pytest.mark.integration, pytest.mark.ci]
 FIVE_MINUTES_NS = 300 * 10**9
 
 

@@ -19,7 +19,7 @@ from tests.support.service.process import LOGIN, Http, Role, free_port, until
 from tests.support.trials.pods import Pod, environment_of
 from tests.support.trials.slurm import BatchJob
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.torch, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.integration, pytest.mark.ci, pytest.mark.torch, pytest.mark.timeout(900)]
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 HOSTS = 2

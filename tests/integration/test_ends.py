@@ -92,6 +92,7 @@ def asked_to_end(incidents: list[dict[str, Any]]) -> bool:
     return (incident["kind"], incident["severity"], incident["state"]) == ("rank_lost", "info", "resolved")
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("torchrun", [False, True], ids=["plain", "torchrun"])
 def test_ctrl_c_is_one_piece_of_information(job, torchrun):
     running = job("train", torchrun=torchrun)
@@ -99,6 +100,7 @@ def test_ctrl_c_is_one_piece_of_information(job, torchrun):
     assert asked_to_end(running.end())
 
 
+@pytest.mark.ci
 def test_torchrun_that_is_told_to_end_ends_the_job_on_request(job):
     running = job("train", torchrun=True)
     running.processes[0].terminate()
@@ -113,6 +115,7 @@ def test_what_a_scheduler_asks_first_and_kills_then_has_ended_on_request(job):
     assert asked_to_end(running.end())
 
 
+@pytest.mark.ci
 def test_a_job_that_is_cancelled_with_its_agent_is_told_of_by_it(job):
     running = job("stubborn", torchrun=False)
     for pid in working_for(running.mark):
@@ -122,6 +125,7 @@ def test_a_job_that_is_cancelled_with_its_agent_is_told_of_by_it(job):
     assert asked_to_end(running.end())
 
 
+@pytest.mark.ci
 def test_one_rank_that_is_asked_to_end_takes_its_peer_along(job):
     running = job("peers", torchrun=False)
     os.kill(running.pids[0], signal.SIGTERM)
@@ -130,10 +134,15 @@ def test_one_rank_that_is_asked_to_end_takes_its_peer_along(job):
     assert incidents[0]["ranks"] == [0]
 
 
-@pytest.mark.parametrize("torchrun", [False, True], ids=["plain", "torchrun"])
+@pytest.mark.parametrize(
+    "torchrun", [pytest.param(False, id="plain", marks=pytest.mark.ci), pytest.param(True, id="torchrun")]
+)
 @pytest.mark.parametrize(
     ("how", "code", "error", "place"),
-    [("exit", 3, "SystemExit: 3", "ended_rank.py:"), ("raise", 1, "ValueError: broken batch", "in end")],
+    [
+        pytest.param("exit", 3, "SystemExit: 3", "ended_rank.py:", marks=pytest.mark.ci),
+        ("raise", 1, "ValueError: broken batch", "in end"),
+    ],
 )
 def test_a_rank_that_ends_by_itself_is_lost_with_status_error_and_place(job, torchrun, how, code, error, place):
     running = job(how, torchrun=torchrun)
@@ -148,6 +157,7 @@ def test_a_rank_that_ends_by_itself_is_lost_with_status_error_and_place(job, tor
     assert [end["rank"] for end in evidence["also_ended"]] == [0]
 
 
+@pytest.mark.ci
 def test_a_rank_that_ends_with_code_0_while_its_peer_goes_on_is_missed(job):
     running = job("quit", torchrun=False)
     until(lambda: running.service.events("process_exit"))

@@ -24,7 +24,7 @@ from tests.support.agent.host import TrainingHost
 from tests.support.service.process import LOGIN, Http, Role, free_port, until
 from tests.support.service.proxy import round_robin
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = [pytest.mark.integration, pytest.mark.ci]
 
 BUSY_S = 20.0
 """What a busy machine may take beyond the time after which a rule lets others in."""

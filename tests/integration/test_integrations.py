@@ -16,7 +16,7 @@ from tests.adoption.cases import CASES, NEW_STORE, Case
 from tests.adoption.world import Job, World, opened_world
 from tests.support.trials.selection import long_trial
 
-pytestmark = [pytest.mark.torch, pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.torch, pytest.mark.integration, pytest.mark.ci, pytest.mark.timeout(400)]
 
 BY_RELAUNCH = ("hf_trainer", "lightning_trainer", "fabric_loop", "accelerate_loop", "deepspeed_loop")
 """Scripts of tests/adoption with one line of an integration; they save every 40 steps, into `out`."""

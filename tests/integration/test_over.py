@@ -52,7 +52,9 @@ def batches(rank: Rank, loader: DataLoader) -> list[tuple[int, list[float]]]:
     return seen
 
 
-@pytest.mark.parametrize(("taken", "back"), [(4, 2), (9, 8), (9, 4), (7, 6)])
+@pytest.mark.parametrize(
+    ("taken", "back"), [(4, 2), *(pytest.param(*case, marks=pytest.mark.ci) for case in ((9, 8), (9, 4), (7, 6)))]
+)
 @pytest.mark.parametrize("loader", LOADERS)
 def test_batches_after_a_rollback_are_those_of_an_undisturbed_run(tmp_path, loader, taken, back):
     undisturbed = batches(Rank(tmp_path / "undisturbed"), LOADERS[loader]())

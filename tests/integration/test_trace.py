@@ -15,7 +15,7 @@ import pytest
 from rankwatch_service.demo.processes import end_all
 from tests.support.service.process import LOGIN, Http, Role, free_port, until
 
-pytestmark = [pytest.mark.integration, pytest.mark.torch, pytest.mark.slow]
+pytestmark = [pytest.mark.integration, pytest.mark.ci, pytest.mark.torch]
 
 SCRIPT = Path(__file__).parents[1] / "support" / "ranks" / "traced_rank.py"
 TRAINING_S = 120.0

@@ -17,7 +17,7 @@ import pytest
 
 from tests.support.trials.selection import long_trial
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.ci]
 
 EXTRAS = "service,replay"
 INSTALL_S, RUN_S = 600, 300

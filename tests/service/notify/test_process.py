@@ -77,7 +77,7 @@ def test_a_commit_reaches_the_receiver_signed_and_the_process_ends_on_sigterm(en
 
 
 @pytest.mark.integration
-@pytest.mark.slow
+@pytest.mark.ci
 def test_sigkill_at_many_points_loses_nothing_keeps_order_and_doubles_only_with_the_same_id(engine):
     chance = random.Random(20260101)
     expected, refused = [], set()

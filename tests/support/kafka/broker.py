@@ -191,7 +191,7 @@ def shared_brokers() -> Iterator[dict[str, Broker | GivenBroker]]:
             shutil.rmtree(broker.folder, ignore_errors=True)
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=["apache", *(pytest.param(kind, marks=pytest.mark.ci) for kind in KINDS if kind != "apache")])
 def broker(request: pytest.FixtureRequest) -> Broker | GivenBroker:
     """Each kind in turn, shared and not to be stopped: take topics with a `new_prefix()`."""
     return shared(request, request.param)
