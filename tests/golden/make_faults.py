@@ -35,7 +35,7 @@ from rankwatch_service.simulate.batches import batches
 from rankwatch_service.simulate.generate import generate
 from rankwatch_service.simulate.job import Job
 from rankwatch_service.simulate.placement import RankPlacement
-from rankwatch_service.simulate.script.parse import apply
+from rankwatch_service.simulate.script import apply
 from rankwatch_service.store import models
 from rankwatch_service.store.engine import read, write
 from tests.support.clock import FakeClock

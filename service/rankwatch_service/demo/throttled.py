@@ -18,8 +18,7 @@ from rankwatch_service.demo.script import SceneCheck
 from rankwatch_service.demo.service import ServiceError, ServiceProcess
 from rankwatch_service.simulate.faults import Throttle
 from rankwatch_service.simulate.job import Job
-from rankwatch_service.simulate.live.http import HttpConnection
-from rankwatch_service.simulate.live.send import Pace, SendStatus, send_job
+from rankwatch_service.simulate.live import HttpConnection, Pace, SendStatus, send_job
 from rankwatch_service.simulate.placement import RankPlacement
 
 JOB: Final = "gpu-demo"

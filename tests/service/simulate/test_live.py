@@ -10,7 +10,7 @@ from rankwatch import wire
 from rankwatch_service.clock import SystemClock
 from rankwatch_service.simulate.faults import Throttle
 from rankwatch_service.simulate.job import Job
-from rankwatch_service.simulate.live.send import NotYetError, Pace, RefusedError, send_job
+from rankwatch_service.simulate.live import NotYetError, Pace, RefusedError, send_job
 from rankwatch_service.simulate.placement import RankPlacement
 from tests.support.clock import FakeClock
 

@@ -20,8 +20,7 @@ from rankwatch_service.simulate.job import Job
 from rankwatch_service.simulate.mix import add_mix
 from rankwatch_service.simulate.noise import Noise
 from rankwatch_service.simulate.placement import RankPlacement
-from rankwatch_service.simulate.script.catalogue import FAULTS, HARMLESS
-from rankwatch_service.simulate.script.parse import apply, usage
+from rankwatch_service.simulate.script import FAULTS, HARMLESS, apply, usage
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden/simulate.json").read_text())
 

@@ -14,8 +14,7 @@ from rankwatch_service.simulate.job import Job
 from rankwatch_service.simulate.mix import SHARES, add_mix
 from rankwatch_service.simulate.noise import Noise
 from rankwatch_service.simulate.placement import RankPlacement
-from rankwatch_service.simulate.script.catalogue import FAULTS, HARMLESS
-from rankwatch_service.simulate.script.parse import ScriptError, apply, usage
+from rankwatch_service.simulate.script import FAULTS, HARMLESS, ScriptError, apply, usage
 
 VALUES = {
     "rank": "3", "at": "40", "until": "60", "host": "host-1", "to": "20", "stage": "1", "after": "30.5",

@@ -17,7 +17,7 @@ from rankwatch_service.cli.options import TOKEN, URL
 
 if TYPE_CHECKING:
     from rankwatch_service.simulate.job import Job
-    from rankwatch_service.simulate.live.send import SendStatus, ServiceConnection
+    from rankwatch_service.simulate.live import SendStatus, ServiceConnection
 
 STEP_S_MAX: Final = 3_600.0
 RANKS_MIN: Final = 8
@@ -191,8 +191,7 @@ def _list_faults() -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from rankwatch_service.simulate.script.catalogue import FAULTS, HARMLESS
-    from rankwatch_service.simulate.script.parse import usage
+    from rankwatch_service.simulate.script import FAULTS, HARMLESS, usage
 
     console = Console()
     for title, specs in (("Faults, which should be detected", FAULTS), ("Harmless events, which should not", HARMLESS)):
@@ -210,7 +209,7 @@ def _list_faults() -> None:
 
 def _with_faults(job: Job, faults: Iterable[str], mix: int) -> Job:
     from rankwatch_service.simulate.mix import add_mix
-    from rankwatch_service.simulate.script.parse import apply
+    from rankwatch_service.simulate.script import apply
 
     try:
         job.topology()
@@ -255,7 +254,7 @@ def _connections(kafka: str | None, url: str | None, token: str | None) -> Itera
     from rankwatch.client.endpoint import user_places
     from rankwatch.kafka.settings import from_environment
     from rankwatch_service.cli.endpoint import find_endpoint
-    from rankwatch_service.simulate.live.http import HttpConnection
+    from rankwatch_service.simulate.live import HttpConnection
 
     try:
         settings = from_environment(os.environ, kafka or "")
@@ -269,7 +268,7 @@ def _connections(kafka: str | None, url: str | None, token: str | None) -> Itera
             raise CliError(Status.USAGE, str(error)) from error
         yield lambda: HttpConnection(endpoint.url, endpoint.token, endpoint.trust)
         return
-    from rankwatch_service.simulate.live.kafka import kafka_connections
+    from rankwatch_service.simulate.live_kafka import kafka_connections
 
     with kafka_connections(settings) as connect:
         yield connect
@@ -277,7 +276,7 @@ def _connections(kafka: str | None, url: str | None, token: str | None) -> Itera
 
 def _send(world: Job, name: str, speed: float, connect: Callable[[], ServiceConnection]) -> None:
     from rankwatch_service.clock import SystemClock
-    from rankwatch_service.simulate.live.send import Pace, send_job
+    from rankwatch_service.simulate.live import Pace, send_job
 
     clock = SystemClock()
     asked: list[int] = []

@@ -9,7 +9,7 @@ from typing import Final
 from rankwatch.kafka.producer import Message, Producer
 from rankwatch.kafka.settings import KafkaSettings
 from rankwatch.outcome import Later, Refused
-from rankwatch_service.simulate.live.send import NotYetError, RefusedError, ServiceConnection
+from rankwatch_service.simulate.live import NotYetError, RefusedError, ServiceConnection
 
 WITHIN_S: Final = 5.0
 """How long batches wait for their acknowledgements before they are retried."""

@@ -1,7 +1,8 @@
 """Sends a synthetic job into a running service, as its hosts' agents would: in order for each host, until accepted.
 
 Each thread has one connection for `HOSTS_PER_CONNECTION` hosts; there are at most `CONNECTIONS_MAX`. Batches wait in
-queues of `WAITING_MAX`; if one is full, the job itself waits and reports that it is behind.
+queues of `WAITING_MAX`; if one is full, the job itself waits and reports that it is behind. Where the devices of the
+ranks are known, the batches have their counters: busy, and hot where they are throttled.
 """
 
 from __future__ import annotations
@@ -13,12 +14,17 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 from zlib import crc32
 
+import httpx2
+import msgspec
+import numpy as np
+
 from rankwatch import wire
+from rankwatch.trust import Trust, doubt, split_token
 from rankwatch_service.clock import Clock
 from rankwatch_service.simulate.batches import batches
+from rankwatch_service.simulate.faults import Throttle
 from rankwatch_service.simulate.generate import generate
 from rankwatch_service.simulate.job import Job
-from rankwatch_service.simulate.live.devices import DeviceReader
 from rankwatch_service.simulate.transit import disturbed
 
 HOSTS_PER_CONNECTION: Final = 8
@@ -244,3 +250,132 @@ class _HostSender(threading.Thread):
             self._sent.batches += len(bodies)
             self._sent.bytes += sum(map(len, bodies))
             self._sent.rank_steps += sum(rank_steps for _, rank_steps in entries)
+
+
+READ_EVERY_NS: Final = 10**9
+
+MEMORY_BYTES: Final = 80 * 10**9
+USED_BYTES: Final = 68 * 10**9
+CLOCK_HZ: Final = 1.98e9
+POWER_W: Final = 640.0
+TEMPERATURE_CELSIUS: Final = 62.0
+THROTTLED_CELSIUS: Final = 91.0
+THROTTLED_SPEED: Final = 0.6
+"""Clock and power of a throttled device, as a share."""
+POWER_CAP, HEAT = 0x04, 0x40
+"""Of NVML's clocks event reasons: the usual one of a busy device, and that of a hot one."""
+
+
+class DeviceReader:
+    """The devices on which the ranks of a job compute; there are none if these have no UUIDs."""
+
+    def __init__(self, job: Job) -> None:
+        self._chance = np.random.default_rng(job.seed)
+        topology = job.topology()
+        self._throttles = [
+            (topology.device_uuid[fault.rank], fault) for fault in job.faults if isinstance(fault, Throttle)
+        ]
+        self._devices: dict[str, list[tuple[str, float]]] = {}
+        """By host: UUID of each device, and how much warmer it is than others."""
+        for host, uuid in zip(topology.host, topology.device_uuid, strict=True):
+            if uuid:
+                self._devices.setdefault(host, []).append((uuid, float(self._chance.normal(0, 2))))
+        self._read_ns: dict[str, int] = {}
+
+    def read_for(self, batch: wire.Batch, unix_ns: int) -> wire.Batch:
+        """The batch with the counters of its host's devices, if they were not read within the last second.
+
+        Args:
+            batch: of one host.
+            unix_ns: when they are read.
+        """
+        if (
+            not batch.progress
+            or batch.host not in self._devices
+            or unix_ns - self._read_ns.get(batch.host, 0) < READ_EVERY_NS
+        ):
+            return batch
+        self._read_ns[batch.host] = unix_ns
+        step = max((block.step for block in batch.progress), default=-1)
+        hot = {
+            uuid
+            for uuid, fault in self._throttles
+            if fault.from_step <= step and (fault.until_step is None or step < fault.until_step)
+        }
+        samples = tuple(
+            self._sample(index, uuid, warmer, unix_ns, hot=uuid in hot)
+            for index, (uuid, warmer) in enumerate(self._devices[batch.host])
+        )
+        return msgspec.structs.replace(batch, devices=samples)
+
+    def _sample(self, index: int, uuid: str, warmer: float, unix_ns: int, *, hot: bool) -> wire.DeviceSample:
+        speed = (THROTTLED_SPEED if hot else 1.0) * (1 + 0.01 * float(self._chance.normal()))
+        return wire.DeviceSample(
+            uuid,
+            unix_ns,
+            index,
+            temperature_celsius=round((THROTTLED_CELSIUS if hot else TEMPERATURE_CELSIUS + warmer) + 2 * (speed - 1)),
+            power_w=POWER_W * speed,
+            sm_clock_hz=round(CLOCK_HZ * min(speed, 1.0), -6),
+            utilization_ratio=round(min(0.98 + 0.01 * float(self._chance.normal()), 1.0), 2),
+            memory_used_bytes=USED_BYTES,
+            memory_total_bytes=MEMORY_BYTES,
+            throttle_reasons=HEAT if hot else POWER_CAP,
+        )
+
+
+TIMEOUT_S: Final = 30.0
+NEVER_TAKEN: Final = frozenset((400, 401, 403, 404, 413, 415, 422))
+"""Statuses that no retry changes while URL and token stay the same."""
+
+
+class HttpConnection:
+    """`POST /api/v1/telemetry`, over one persistent connection."""
+
+    def __init__(self, url: str, token: str, trust: Trust) -> None:
+        """Connect with the first batch.
+
+        Args:
+            url: of the service.
+            token: as it was issued.
+            trust: what the service has to prove before anything is sent.
+
+        Raises:
+            ValueError: no batch can be sent to this URL, or with this token.
+        """
+        try:
+            httpx2.URL(url)
+        except httpx2.InvalidURL as error:
+            raise ValueError(f"{url!r} is not the URL of a service: {error}") from error
+        trust.check(url)
+        token = split_token(token).token
+        if not (token.isascii() and token.isprintable()):
+            raise ValueError("the token is not valid: it has characters that are not printable ASCII")
+        headers = {"Content-Type": "application/msgpack"} | ({"Authorization": f"Bearer {token}"} if token else {})
+        self._url = url
+        verify = trust.context() if url.startswith("https:") else True
+        self._client = httpx2.Client(base_url=url, headers=headers, timeout=TIMEOUT_S, verify=verify, trust_env=False)
+
+    def send(self, job: str, bodies: Sequence[bytes]) -> None:  # noqa: ARG002 - a batch names its job
+        """Send batches one after the other; see `ServiceConnection`."""
+        for body in bodies:
+            self._post(body)
+
+    def _post(self, body: bytes) -> None:
+        try:
+            answer = self._client.post("/api/v1/telemetry", content=body)
+        except httpx2.TransportError as error:
+            if why := doubt(self._url, error):
+                raise RefusedError(why) from error
+            raise NotYetError(f"{self._client.base_url}: {type(error).__name__}: {error}") from error
+        if answer.is_success:
+            return
+        message = f"{answer.url}: {answer.status_code} {answer.text[:300]}"
+        if answer.status_code in NEVER_TAKEN:
+            raise RefusedError(message)
+        after = answer.headers.get("Retry-After", "")
+        raise NotYetError(message, float(after) if after.isdecimal() else 0.0)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._client.close()

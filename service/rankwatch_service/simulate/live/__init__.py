@@ -1,1 +1,0 @@
-"""Sends a synthetic job into a running service."""

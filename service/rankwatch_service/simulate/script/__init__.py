@@ -1,1 +1,0 @@
-"""Faults written as text."""
