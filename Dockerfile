@@ -8,7 +8,7 @@ COPY service service
 COPY migrations migrations
 # A folder that is copied as a whole into the image below: neither pip's cache nor the sources come along.
 RUN python -m venv /opt/rankwatch \
- && /opt/rankwatch/bin/pip install --no-cache-dir --disable-pip-version-check -c constraints.txt '.[service,kafka,postgres,replay,apprise]'
+ && /opt/rankwatch/bin/pip install --no-cache-dir --disable-pip-version-check -c constraints.txt '.[service,kafka,postgres,replay]'
 
 FROM python:3.11-slim-bookworm
 RUN useradd --uid 10001 --user-group --create-home --home-dir /var/lib/rankwatch rankwatch \

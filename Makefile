@@ -28,7 +28,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt Makefile
 	"$(PYTHON)" -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'pip>=25.1'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
-	  -e '.[torch,gpu,service,kafka,postgres,replay,apprise]' --group dev
+	  -e '.[torch,gpu,service,kafka,postgres,replay]' --group dev
 	@touch $@
 
 demo: $(VENV)/.installed ## train with 4 real ranks, inject faults, watch them found and recovered (DEMO_ARGS="--no-faults")

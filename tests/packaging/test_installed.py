@@ -26,7 +26,7 @@ SCENARIO = ("--ranks", "8", "--steps", "160", "--fault", "straggler:rank=5,at=80
 
 IMPORT_ALL = """
 import importlib, pkgutil, sys
-OPTIONAL = {"torch", "kafka", "pynvml", "psycopg", "apprise", "requests"}
+OPTIONAL = {"torch", "kafka", "pynvml", "psycopg"}
 def names(package):
     yield package
     for found in pkgutil.walk_packages(importlib.import_module(package).__path__, package + "."):

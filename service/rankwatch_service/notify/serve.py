@@ -12,7 +12,6 @@ from typing import Final
 
 from rankwatch_service.access.secret_key import SecretKey, load_secret_key
 from rankwatch_service.clock import Clock, SystemClock
-from rankwatch_service.notify.apprise.apprise_sender import AppriseSender
 from rankwatch_service.notify.email_sender import EmailSender
 from rankwatch_service.notify.http_sender import HttpSender
 from rankwatch_service.notify.lease import Lease
@@ -65,7 +64,7 @@ async def _run(settings: Settings) -> None:
         async with (
             HttpSender(clock, settings.private_targets(), settings.public_url) as http,
             EmailSender(settings.mail_server(), clock, http) as email,
-            _with_topic(settings, clock, AppriseSender(clock, settings.private_targets(), email)) as sender,
+            _with_topic(settings, clock, email) as sender,
         ):
             notifier = Notifier(
                 OutboxTable(engine, lease),

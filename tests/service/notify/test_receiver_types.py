@@ -331,7 +331,6 @@ GOOD = {
     "slack": (BOT_URL, "xoxb-1"),
     "teams": ("https://prod.example.com/workflows/x?sig=1", ""),
     "email": ("mailto:oncall@example.com", ""),
-    "apprise": ("tgram://token/chat", ""),
 }
 
 
@@ -365,8 +364,6 @@ def test_what_an_earlier_version_stored_is_a_webhook():
         ("email", "mailto:a@example.com,b@example.com", "", "one address"),
         ("email", "mailto:a@example.com%0d%0aBcc: b@example.com", "", "one address"),
         ("email", "mailto:a@example.com", "secret", "RANKWATCH_SMTP_PASSWORD"),
-        ("apprise", "oncall@example.com", "", "Apprise URL"),
-        ("apprise", "tgram://token/chat", "x", "no secret"),
     ],
 )
 def test_what_can_never_work_is_refused_with_what_it_should_be(type_, url, secret, says):

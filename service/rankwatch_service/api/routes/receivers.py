@@ -22,8 +22,6 @@ from rankwatch_service.api.http.paging import Page, Wanted, fetch_page
 from rankwatch_service.api.http.problem import ProblemError, not_found
 from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.notify.address import AddressError, checked_url, masked_url, resolved
-from rankwatch_service.notify.apprise.apprise_sender import AppriseError, refusal
-from rankwatch_service.notify.receiver_types import apprise
 from rankwatch_service.notify.receiver_types.base import ReceiverType
 from rankwatch_service.notify.receiver_types.email import address
 from rankwatch_service.notify.receiver_types.table import check_receiver
@@ -69,8 +67,6 @@ class ReceiverSettings(BaseModel):
     def _is_target(self) -> ReceiverSettings:
         if self.type is ReceiverType.EMAIL:
             address(self.url)
-        elif self.type is ReceiverType.APPRISE:
-            apprise.check(self.url, "")
         elif self.url != TOPIC_URL or self.type is not ReceiverType.WEBHOOK:
             try:
                 checked_url(self.url)
@@ -224,16 +220,11 @@ def _row(connection: Connection, name: str) -> RowMapping:
 def _shown_to(identity: Identity, context: Context, row: RowMapping) -> Receiver:
     """The receiver, whose URL may be secret: only the scope admin is shown its path."""
     target = Target.read(context.secret_key.decrypt(row["url"]))
-    return _receiver(row, target if identity.holds(Scope.ADMIN) else Target(target.type, _masked(target)))
+    return _receiver(row, target if identity.holds(Scope.ADMIN) else Target(target.type, masked_url(target.url)))
 
 
 def _receiver(row: RowMapping, target: Target) -> Receiver:
     return Receiver.model_validate({**row, "type": target.type, "url": target.url})
-
-
-def _masked(target: Target) -> str:
-    """What may be shown of a URL."""
-    return (apprise.scheme if target.type is ReceiverType.APPRISE else masked_url)(target.url)
 
 
 def _columns(fields: dict[str, Any]) -> dict[str, Any]:
@@ -257,8 +248,7 @@ async def _check_target(context: Context, receiver: ReceiverSettings) -> None:
     """Refuse a URL that cannot be delivered to. The notifier resolves and checks a name again at each try.
 
     Raises:
-        ProblemError: Kafka is not configured, or messages must not go to this address, or there is no mail server, or
-            Apprise refuses it or is not installed.
+        ProblemError: Kafka is not configured, or messages must not go to this address, or there is no mail server.
     """
     if receiver.url == TOPIC_URL:
         if not context.settings.kafka:
@@ -267,14 +257,6 @@ async def _check_target(context: Context, receiver: ReceiverSettings) -> None:
     if receiver.type is ReceiverType.EMAIL:
         if context.settings.mail_server() is None:
             raise ProblemError(422, "this service has no mail server: set RANKWATCH_SMTP_URL and RANKWATCH_SMTP_FROM")
-        return
-    if receiver.type is ReceiverType.APPRISE:
-        try:
-            found = await refusal(receiver.url, context.settings.private_targets())
-        except (AppriseError, TimeoutError):
-            return  # the notifier will say why
-        if found:
-            raise ProblemError(422, found)
         return
     host, port = checked_url(receiver.url)
     try:
@@ -292,5 +274,5 @@ def _record(
     """Publish the receivers to stream, and record in the audit trail who changed them."""
     publish_receivers(connection, context.controls)
     # The path of a webhook often contains its secret.
-    host = urlsplit(_masked(target)).hostname or "" if target else ""
+    host = urlsplit(masked_url(target.url)).hostname or "" if target else ""
     audit_trail.append(connection, context.clock.unix_ns(), identity.actor, what, name, "ok", fields={"host": host})

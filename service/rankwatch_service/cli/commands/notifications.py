@@ -111,8 +111,8 @@ def add_receiver(
         str | None,
         typer.Option(
             "--type",
-            help="webhook, alertmanager, alertmanager-webhook, pagerduty, slack, teams, email or apprise. Default: "
-            "webhook, or email for mailto:.",
+            help="webhook, alertmanager, alertmanager-webhook, pagerduty, slack, teams or email. Default: webhook, "
+            "or email for mailto:.",
         ),
     ] = None,
     secret_file: Annotated[

@@ -25,7 +25,6 @@ class ReceiverType(StrEnum):
     SLACK = "slack"
     TEAMS = "teams"
     EMAIL = "email"
-    APPRISE = "apprise"
 
 
 @dataclass(frozen=True, slots=True)

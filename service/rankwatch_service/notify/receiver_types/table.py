@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from rankwatch_service.notify.receiver_types import apprise, email
+from rankwatch_service.notify.receiver_types import email
 from rankwatch_service.notify.receiver_types.alertmanager import ALERTMANAGER, ALERTMANAGER_WEBHOOK
 from rankwatch_service.notify.receiver_types.base import ReceiverType, WebType
 from rankwatch_service.notify.receiver_types.pagerduty import PAGERDUTY
@@ -22,7 +22,7 @@ WEB_TYPES: Final[Mapping[ReceiverType, WebType]] = {
     ReceiverType.SLACK: SLACK,
     ReceiverType.TEAMS: TEAMS,
 }
-"""All types but e-mail and Apprise, which are no POST of ours."""
+"""All types but e-mail."""
 
 
 def check_receiver(target: Target, secret: str) -> None:
@@ -31,6 +31,5 @@ def check_receiver(target: Target, secret: str) -> None:
     Raises:
         ValueError: what is wrong, and what it should be.
     """
-    others = {ReceiverType.EMAIL: email.check, ReceiverType.APPRISE: apprise.check}
-    check = others.get(target.type) or WEB_TYPES[target.type].check
+    check = email.check if target.type is ReceiverType.EMAIL else WEB_TYPES[target.type].check
     check(target.url, secret)

@@ -16,7 +16,6 @@ PAGERDUTY = {
     "secret": KEY,
 }
 EMAIL = {"name": "mail", "type": "email", "url": "mailto:oncall@example.com"}
-APPRISE = {"name": "phone", "type": "apprise", "url": "tgram://123456789:AAbbccddeeffgghhiijjkkllmmnnooppqqr/12345"}
 CHANGEABLE = ("type", "url", "kinds", "severities", "jobs", "projects", "enabled")
 
 
@@ -73,26 +72,6 @@ def test_with_a_mail_server_an_email_receiver_is_added(tmp_path):
         assert api.post("/api/v1/receivers", EMAIL).status_code == 201
         two = EMAIL | {"name": "two", "url": "mailto:a@example.com,b@example.com"}
         assert api.post("/api/v1/receivers", two).status_code == 422
-
-
-def test_an_apprise_receiver_is_refused_without_the_extra(api, monkeypatch):
-    monkeypatch.setattr("rankwatch_service.notify.apprise.apprise_sender.find_spec", lambda _name: None)
-    refused = api.post("/api/v1/receivers", APPRISE)
-    assert (refused.status_code, "pip install 'rankwatch[apprise]'" in refused.text) == (422, True)
-
-
-def test_all_of_an_apprise_url_is_secret(api):
-    pytest.importorskip("apprise")
-    assert api.post("/api/v1/receivers", APPRISE).status_code == 201
-    (seen,) = api.ask("GET", "/api/v1/receivers", token=api.token(Scope.READ)).json()["items"]
-    assert (seen["type"], seen["url"]) == ("apprise", "tgram://…")
-    assert "AAbbcc" not in api.get("/api/v1/audit").text
-
-
-@pytest.mark.parametrize("changes", [{"url": "syslog://"}, {"url": "tgram://a b"}, {"secret": "x"}])
-def test_what_apprise_cannot_deliver_by_http_is_refused(api, changes):
-    pytest.importorskip("apprise")
-    assert api.post("/api/v1/receivers", APPRISE | changes).status_code == 422
 
 
 def test_who_may_only_read_sees_the_type_and_not_the_path(api):

@@ -16,7 +16,6 @@ const TYPES = {
   slack: ["Slack", "https://hooks.slack.com/services/…", "token of a bot, for chat.postMessage"],
   teams: ["Microsoft Teams", "https://….webhook.office.com/…", null],
   email: ["E-mail", "oncall@example.com", null],
-  apprise: ["Apprise, for all else", "ntfys://ntfy.example/oncall", null],
 };
 
 export class ReceiversCard {
