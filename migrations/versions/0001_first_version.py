@@ -120,7 +120,6 @@ def upgrade() -> None:
         sa.Column("world_size", sa.BigInteger(), nullable=False),
         sa.Column("approval_required", sa.Boolean(), nullable=False),
         sa.Column("approved_by", sa.Text(), nullable=True),
-        sa.Column("break_glass", sa.Boolean(), nullable=False),
         sa.Column("state", sa.Text(), nullable=False),
         sa.Column("result", sa.Text(), nullable=False),
         sa.Column("mode", sa.Text(), nullable=False),

@@ -190,13 +190,10 @@ class _Commands(_Resource):
         params: Mapping[str, Any] | None = None,
         reason: str = "",
         incident: str | None = None,
-        break_glass: bool = False,
         expires_s: float | None = None,
     ) -> Command:
         """Ask a job to do something: pause, resume, checkpoint, rollback, stop, relaunch or trace."""
         body: dict[str, Any] = {"action": action, "params": dict(params or {}), "reason": reason, "incident": incident}
-        # A service of the version before knows no break_glass.
-        body |= {"break_glass": True} if break_glass else {}
         body |= {"expires_s": expires_s} if expires_s is not None else {}
         return self._one(Command, "POST", f"jobs/{_part(job)}/commands", body=body)
 

@@ -42,7 +42,8 @@ def record_request(connection: Connection, request: CommandRequest, now_unix_ns:
     """Write the audit row and the feed row of a new command."""
     fields: dict[str, Any] = {"id": request.id, "attempt": request.attempt}
     fields |= {"params": dict(request.params), "reason": request.reason}
-    fields |= {name: True for name in ("approval_required", "break_glass") if getattr(request, name)}
+    if request.approval_required:
+        fields["approval_required"] = True
     action = f"command.{request.action}"
     audit_trail.append(
         connection, now_unix_ns, request.requested_by, action, request.job, "ok", source=source, fields=fields

@@ -58,8 +58,6 @@ class CommandRequest:
     """Ranks that it acts on; 0: unknown."""
     approval_required: bool = False
     """A person other than its requester must approve it before it is carried out."""
-    break_glass: bool = False
-    """Its requester decided not to wait for the approval that it needs; `reason` says why."""
     refused_because: str = ""
     """Why it is refused as soon as it is stored: the policy would have done it. Empty: it is carried out."""
     expires_s: float | None = None

@@ -40,9 +40,6 @@ MESSAGE_TYPES: Final[Mapping[str, str]] = {
 APPROVAL_NEEDED: Final = "command.approval_needed"
 """Type of the message about a command that waits until a person approves it."""
 
-BREAK_GLASS: Final = "command.break_glass"
-"""Type of the message about a command that is carried out without the approval that it needs."""
-
 TRIAL: Final = "receiver.test"
 """Type of the message that a person sends to try a receiver."""
 
@@ -134,7 +131,7 @@ def incident_message(
 
 
 def command_message(request: CommandRequest, links: Mapping[str, str], whose: JobProject = NOBODYS) -> bytes:
-    """Compose the JSON body {type, timestamp, data} for a command that needs an approval, or is done without one.
+    """Compose the JSON body {type, timestamp, data} for a command that needs an approval.
 
     Args:
         request: the command.
@@ -162,8 +159,7 @@ def command_message(request: CommandRequest, links: Mapping[str, str], whose: Jo
         "expires_time": iso_time(request.expires_unix_ns),
         "links": {name: url for name, url in links.items() if KIND_PLACE not in url},
     }
-    message_type = BREAK_GLASS if request.break_glass else APPROVAL_NEEDED
-    return encoded({"type": message_type, "timestamp": iso_time(request.requested_unix_ns), "data": data})
+    return encoded({"type": APPROVAL_NEEDED, "timestamp": iso_time(request.requested_unix_ns), "data": data})
 
 
 @dataclass(frozen=True, slots=True)

@@ -154,9 +154,9 @@ def command_notifications(
     incident: IncidentVersion | None = None,
     whose: JobProject = NOBODYS,
 ) -> list[Notification]:
-    """Compose the notifications of a command that needs an approval, or is done without one; none for any other.
+    """Compose the notifications of a command that needs an approval; none for any other.
 
-    Silences do not mute them: somebody waits for an answer, or an action was taken that people must know of.
+    Silences do not mute them: somebody waits for an answer.
 
     Args:
         request: the command.
@@ -166,7 +166,7 @@ def command_notifications(
             they subscribe to.
         whose: project and owner of the job.
     """
-    if not request.approval_required and not request.break_glass:
+    if not request.approval_required:
         return []
     body = command_message(request, links, whose)
     return [

@@ -129,7 +129,6 @@ def command_row(request: CommandRequest) -> dict[str, Any]:
         "world_size": request.world_size,
         "approval_required": request.approval_required,
         "approved_by": None,
-        "break_glass": request.break_glass,
         "state": "requested",
         "result": "",
         "mode": "",

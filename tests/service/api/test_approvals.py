@@ -211,29 +211,6 @@ def test_the_receivers_of_the_job_are_asked_for_an_approval_once(careful):
     assert data["expires_time"] > message["timestamp"]
 
 
-def test_a_broken_glass_needs_a_reason_that_receivers_and_the_trail_have(careful):
-    receivers(careful)
-    for reason in ("", "  "):
-        body = {"action": "stop", "break_glass": True, "reason": reason}
-        assert careful.post("/api/v1/jobs/gpt/commands", body).status_code == 422
-    made = ask(careful, break_glass=True, reason="the room is on fire")
-    assert (made["approval_required"], made["break_glass"]) == (False, True)
-    sent = messages(careful)
-    assert [(receiver, one["type"]) for receiver, one in sent] == [
-        ("all", "command.break_glass"),
-        ("hangs", "command.break_glass"),
-    ]
-    assert sent[0][1]["data"]["reason"] == "the room is on fire"
-    [line] = trail(careful, "command.stop")
-    assert (line["fields"]["break_glass"], line["fields"]["reason"]) == (True, "the room is on fire")
-
-
-def test_no_glass_is_broken_where_nobody_has_to_approve(api):
-    receivers(api)
-    made = ask(api, job=steer(api), break_glass=True, reason="in a hurry")
-    assert (made["break_glass"], messages(api)) == (False, [])
-
-
 def test_what_the_policy_wants_to_do_is_approved_by_anybody_who_may_command(api):
     now = api.clock.unix_ns()
     steer(api)

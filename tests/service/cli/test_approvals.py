@@ -84,11 +84,3 @@ def test_a_refusal_names_its_reason(terminal, api, ann, bob):
     assert terminal.run("commands", "refuse", short(command["id"]), *bob)[0] == 2
     assert terminal.run("commands", "refuse", short(command["id"]), "--reason", "nearly done", *bob)[0] == 0
     assert "by command+read: nearly done" in terminal.run("commands", *bob)[1]
-
-
-def test_the_glass_is_broken_with_a_reason(terminal, api, ann):
-    api.ask("PUT", "/api/v1/policy", json={"two_people": True})
-    assert terminal.run("stop", "gpt", "--break-glass", *ann)[0] == 2
-    status, out, err = terminal.run("stop", "gpt", "--break-glass", "--reason", "fire", "--json", *ann)
-    assert (status, json.loads(out)["break_glass"], "approval" in err) == (0, True, False)
-    assert "nobody: break-glass" in terminal.run("commands", "--job", "gpt", *ann)[1]

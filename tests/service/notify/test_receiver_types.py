@@ -94,13 +94,6 @@ def test_the_largest_message_is_within_the_limits_of_pagerduty():
     assert len(request.body) <= pagerduty.EVENT_BYTES_MAX
 
 
-def test_a_command_without_approval_is_a_change_and_pages_nobody():
-    request, found = sent(ReceiverType.PAGERDUTY, command(break_glass=True), EVENTS_URL, KEY)
-    assert request.url == "https://events.pagerduty.com/v2/change/enqueue"
-    assert set(found) == {"routing_key", "payload", "links"}
-    assert event(command())["event_action"] == "trigger"
-
-
 @pytest.mark.parametrize(
     ("status", "delivered", "is_final"),
     [(202, True, False), (400, False, True), (429, False, False), (500, False, False), (403, False, True)],

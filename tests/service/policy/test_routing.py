@@ -146,8 +146,8 @@ def test_a_command_without_an_incident_is_told_to_all_receivers_of_its_job():
         receiver_route("other", jobs=["other"]),
         receiver_route("off", enabled=False),
     ]
-    sent = command_notifications(requested(approval_required=False, break_glass=True), receivers, {})
-    assert types(sent) == {"hangs": "command.break_glass"}
+    sent = command_notifications(requested(), receivers, {})
+    assert types(sent) == {"hangs": "command.approval_needed"}
     assert outbox_row(sent[0])["incident_id"] == ""
 
 

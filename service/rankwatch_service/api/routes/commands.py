@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Query, Response
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, computed_field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, computed_field
 from sqlalchemy import Connection, RowMapping, func, select
 from sqlalchemy.orm import InstrumentedAttribute
 
@@ -81,15 +81,6 @@ class NewCommand(BaseModel):
     incident: Annotated[str | None, Field(max_length=200)] = None
     expires_s: Annotated[float | None, Field(strict=True, gt=0, le=EXPIRES_S_MAX)] = None
     """Seconds after which it expires if it has not begun; a trace, if its ranks have not answered (default: 300)."""
-    break_glass: StrictBool = False
-    """Do not wait for the approval of a second person where the policy asks for one. Requires a reason, which the
-    job's receivers are notified of."""
-
-    @model_validator(mode="after")
-    def _breaks_the_glass_for_a_reason(self) -> NewCommand:
-        if self.break_glass and not self.reason.strip():
-            raise ValueError("break_glass requires a reason")
-        return self
 
 
 class Command(ApiReply):
@@ -110,8 +101,6 @@ class Command(ApiReply):
     approval_required: bool
     """While it is `requested`, it waits until somebody other than its requester approves it."""
     approved_by: str | None
-    break_glass: bool
-    """Its requester decided not to wait for the approval that it needs."""
     state: str
     result: str
     mode: str
@@ -177,8 +166,8 @@ def request_command(
     A command that cannot be carried out now is refused (409): no agent is connected, the job does not support it,
     there is no checkpoint to roll back to or to relaunch from, nothing is paused that could be resumed, or the job is
     being traced. If the policy has `two_people`, rollback, relaunch and stop of a job with more than `approval_ranks`
-    ranks wait until another person approves them, or are requested with `break_glass`; one that would wait beside
-    another of the same action is refused (409).
+    ranks wait until another person approves them; one that would wait beside another of the same action is refused
+    (409).
     """
 
     def work(connection: Connection) -> Command:
@@ -191,7 +180,7 @@ def request_command(
             raise ProblemError(409, obstacle)
         world_size = _world_size(connection, job, attempt)
         costly = read_policy(connection).needs_second_person(body.action, world_size)
-        if costly and not body.break_glass:
+        if costly:
             _refuse_second_wait(connection, job, body.action, now)
         request = CommandRequest(
             id=new_id(CommandRow),
@@ -206,8 +195,7 @@ def request_command(
             incident_id=_incident(connection, job, body, identity),
             idempotency_key=f"{identity.id}:{idempotency.key}" if idempotency.key else None,
             world_size=world_size,
-            approval_required=costly and not body.break_glass,
-            break_glass=costly and body.break_glass,
+            approval_required=costly,
             expires_s=body.expires_s or (TRACE_S if body.action is Action.TRACE else None),
         )
         links = page_links(context.settings.public_url, job, request.incident_id)

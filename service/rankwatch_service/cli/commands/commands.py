@@ -20,9 +20,7 @@ COLUMNS: Final[output.Columns] = {
     "state": output.command_state,
     "step": lambda one: output.plain(one["applied_step"]),
     "by": lambda one: output.plain(one["requested_by"]),
-    "approved by": lambda one: output.plain(
-        "nobody: break-glass" if one.get("break_glass") else one.get("approved_by")
-    ),
+    "approved by": lambda one: output.plain(one.get("approved_by")),
     "requested": lambda one: output.moment(one["requested_unix_ns"]),
     "reason": lambda one: output.plain(one["reason"]),
     "result": lambda one: output.plain(one["result"]),

@@ -31,14 +31,6 @@ POLL_S: Final = 0.2
 """How often `--wait` reads the state of the command."""
 
 REASON = Annotated[str, typer.Option(help="Reason, for the audit trail and the dashboard.")]
-BREAK_GLASS = Annotated[
-    bool,
-    typer.Option(
-        "--break-glass",
-        help="Do not wait for the approval of a second person, if the policy asks for one. Requires --reason, which "
-        "receivers are notified of.",
-    ),
-]
 YES = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask. Without a terminal nothing is asked either.")]
 WAIT = Annotated[
     bool, typer.Option("--wait", help="Wait until the command has ended; exit with 1 if it was not applied.")
@@ -94,7 +86,6 @@ def _plain(name: str, text: str) -> DirectiveCommand:
 def _stop(
     job: JOB,
     reason: REASON = "",
-    break_glass: BREAK_GLASS = False,
     yes: YES = False,
     wait: WAIT = False,
     wait_s: WAIT_S = 120.0,
@@ -102,7 +93,7 @@ def _stop(
     url: URL = None,
     token: TOKEN = None,
 ) -> None:
-    body = _body("stop", reason, break_glass=break_glass)
+    body = _body("stop", reason)
     client = connect(url, token)
     confirm(client, job, body, asked=not yes)
     request(client, job, body, wait_s if wait else None, as_json)
@@ -112,7 +103,6 @@ def _relaunch(
     job: JOB,
     from_scratch: FROM_SCRATCH = False,
     reason: REASON = "",
-    break_glass: BREAK_GLASS = False,
     yes: YES = False,
     wait: WAIT = False,
     wait_s: WAIT_S = 120.0,
@@ -120,7 +110,7 @@ def _relaunch(
     url: URL = None,
     token: TOKEN = None,
 ) -> None:
-    body = _body("relaunch", reason, {"from_scratch": True} if from_scratch else {}, break_glass=break_glass)
+    body = _body("relaunch", reason, {"from_scratch": True} if from_scratch else {})
     client = connect(url, token)
     confirm(client, job, body, asked=not yes)
     request(client, job, body, wait_s if wait else None, as_json)
@@ -131,7 +121,6 @@ def _rollback(
     checkpoint: CHECKPOINT = None,
     mode: MODE = None,
     reason: REASON = "",
-    break_glass: BREAK_GLASS = False,
     yes: YES = False,
     wait: WAIT = False,
     wait_s: WAIT_S = 120.0,
@@ -141,7 +130,7 @@ def _rollback(
 ) -> None:
     chosen = {"checkpoint": checkpoint, "mode": mode}
     params = {name: str(value) for name, value in chosen.items() if value}
-    body = _body("rollback", reason, params, break_glass=break_glass)
+    body = _body("rollback", reason, params)
     client = connect(url, token)
     confirm(client, job, body, asked=not yes)
     request(client, job, body, wait_s if wait else None, as_json)
@@ -170,12 +159,8 @@ def _ranks(text: str) -> list[int]:
         raise CliError(Status.USAGE, f"--ranks is a list of numbers like 0,3, not {text!r}") from None
 
 
-def _body(
-    action: str, reason: str, params: Mapping[str, Any] | None = None, *, break_glass: bool = False
-) -> dict[str, Any]:
-    # A service of the version before knows no break_glass.
-    more = {"break_glass": True} if break_glass else {}
-    return {"action": action, "params": params or {}, "reason": reason} | more
+def _body(action: str, reason: str, params: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    return {"action": action, "params": params or {}, "reason": reason}
 
 
 ACTIONS: Final = (

@@ -11,7 +11,6 @@ from rankwatch_service.notify.receiver_types.base import SendContext, WebRequest
 from rankwatch_service.notify.receiver_types.message import OutgoingMessage, cut, encoded
 
 EVENTS_PATH: Final = "/v2/enqueue"
-CHANGES_PATH: Final = "/v2/change/enqueue"
 
 SUMMARY_CHARS_MAX: Final = 1_024
 DEDUP_KEY_CHARS_MAX: Final = 255
@@ -39,9 +38,7 @@ def check(url: str, secret: str) -> None:
 
 
 def request(message: OutgoingMessage, context: SendContext) -> WebRequest:
-    """Trigger or resolve an alert; a command that is done already is a change event, which pages nobody."""
-    if message.type == "command.break_glass":
-        return _change(message, context)
+    """Trigger or resolve an alert."""
     event: dict[str, Any] = {
         "routing_key": context.secret,
         "event_action": "resolve" if message.is_resolved else "trigger",
@@ -68,11 +65,6 @@ def dedup_key(group_key: str) -> str:
     return (
         group_key if len(group_key) <= DEDUP_KEY_CHARS_MAX else sha256(group_key.encode(errors="replace")).hexdigest()
     )
-
-
-def _change(message: OutgoingMessage, context: SendContext) -> WebRequest:
-    event = {"routing_key": context.secret, "payload": _payload(message), "links": _links(message)}
-    return WebRequest(context.url.removesuffix(EVENTS_PATH) + CHANGES_PATH, encoded(event))
 
 
 def _payload(message: OutgoingMessage) -> Mapping[str, Any]:

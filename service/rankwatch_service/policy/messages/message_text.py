@@ -93,14 +93,12 @@ def command_text(request: CommandRequest) -> str:
     """Three lines: which command, on what and who asked; until when it waits; what to do.
 
     Args:
-        request: a command that needs an approval, or is done without one.
+        request: a command that needs an approval.
     """
     what = f"{request.action} of all {request.world_size or ''} ranks".replace("  ", " ")
-    head = "BREAK-GLASS" if request.break_glass else "APPROVAL NEEDED"
-    asked = f"{head} {request.job}: {what}, asked by {request.requested_by}: {one_line(request.reason) or 'no reason'}"
+    reason = one_line(request.reason) or "no reason"
+    asked = f"APPROVAL NEEDED {request.job}: {what}, asked by {request.requested_by}: {reason}"
     id_ = short(request.id)
-    if request.break_glass:
-        return _lines(asked, "It is carried out without the approval that it needs", "Details: rankwatch commands")
     minutes = round((request.expires_unix_ns - request.requested_unix_ns) / 60e9)
     waits = f"Nothing happens until another person approves it; it expires after {minutes} min"
     return _lines(asked, waits, f"Decide: rankwatch commands approve {id_}, or: rankwatch commands refuse {id_}")

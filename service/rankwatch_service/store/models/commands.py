@@ -35,8 +35,6 @@ class Command(Base):
     """It waits in `requested` until a person other than its requester approves it."""
     approved_by: Mapped[str | None]
     """Who approved it, as the audit trail names people."""
-    break_glass: Mapped[bool] = mapped_column(default=False)
-    """Its requester decided not to wait for the approval that it needs."""
     state: Mapped[str] = mapped_column(index=True)
     result: Mapped[str]
     """Why it was refused or failed, or where its checkpoint went."""

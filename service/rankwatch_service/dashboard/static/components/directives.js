@@ -41,7 +41,6 @@ export function outcome(command) {
 
 // Who requested a command, and who approved it.
 export function people(command) {
-  if (command.break_glass) return `${command.requested_by}, break-glass`;
   return command.approved_by ? `${command.requested_by}, approved by ${command.approved_by}` : command.requested_by;
 }
 
@@ -53,8 +52,7 @@ export async function direct(job, action, { checkpoints = [], chosen = null, inc
   if (action === "rollback") fields.push(target(checkpoints, chosen, price.draw), way(job.can ?? []));
   if (action === "relaunch") fields.push(h("label", { class: "check" }, h("input", { type: "checkbox", name: "from_scratch" }), "From scratch: begin without a checkpoint, as the script says, which may be at step 0."));
   fields.push(h("label", {}, "Reason", h("textarea", { name: "reason", required: true, maxLength: 500, placeholder: "Shown in the audit trail and on the timeline" })));
-  const second = job.two_people && COSTLY.includes(action);
-  if (second) fields.push(h("label", { class: "check" }, h("input", { type: "checkbox", name: "break_glass" }), "Break the glass: do not wait for the approval of another person. The receivers of the job are notified of it, and why."));
+  if (job.two_people && COSTLY.includes(action)) fields.push(h("p", {}, "Nothing happens until another person approves it."));
   if (directive.danger) fields.push(typedName(job.name));
   const send = (answer) => post(path("jobs", job.name, "commands"), wanted(action, incident, answer));
   const command = await ask(`${directive.name} ${job.name}`, directive.does, fields, directive.name, directive.danger, send);
@@ -70,7 +68,6 @@ function wanted(action, incident, answer) {
   if (answer.from_scratch) params.from_scratch = true;
   const body = { action, params, reason: answer.reason };
   if (incident) body.incident = incident;
-  if (answer.break_glass) body.break_glass = true;
   return body;
 }
 
