@@ -82,10 +82,7 @@ def upgrade() -> None:
         sa.Column("target", sa.Text(), nullable=False),
         sa.Column("outcome", sa.Text(), nullable=False),
         sa.Column("fields", sa.JSON(), nullable=False),
-        sa.Column("previous_sha256", sa.Text(), nullable=False),
-        sa.Column("sha256", sa.Text(), nullable=False),
         sa.PrimaryKeyConstraint("id", name="pk_audit"),
-        sa.UniqueConstraint("previous_sha256", name="uq_audit_previous_sha256"),
     )
     op.create_table(
         "checkpoint",

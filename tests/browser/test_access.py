@@ -42,8 +42,6 @@ def test_a_token_is_created_used_and_revoked_and_the_trail_tells_it(site, visit,
         expect(page.locator("tr", has_text=name).filter(has_text="revoked").first).to_be_visible()
         assert asks(site, token) == 401
         expect(page.locator("tr", has_text="token.revoke").first).to_be_visible()
-        page.get_by_role("button", name="Verify").click()
-        expect(page.locator(".toast")).to_have_text("The audit trail is whole.")
         with page.expect_download() as download:
             page.get_by_role("link", name="Export").click()
         rows = [json.loads(line) for line in download.value.path().read_text().splitlines()]

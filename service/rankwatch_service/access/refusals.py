@@ -24,7 +24,7 @@ ADDRESSES_MAX: Final = 4_096
 """Addresses with a window of their own, about 1 MB; the oldest windows make room."""
 
 LINES_MAX: Final = 64
-"""Lines that one minute may add to the audit trail, which is never trimmed: 28 MB a day at most. The rest is one line
+"""Lines that one minute may add to the audit trail, which is never trimmed: 18 MB a day at most. The rest is one line
 for each status."""
 
 PATH_CHARS_MAX: Final = 200

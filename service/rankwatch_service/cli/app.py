@@ -11,6 +11,7 @@ from rankwatch_service.cli.commands import (
     access,
     checkpoints,
     commands,
+    database,
     directives,
     flight_recorder,
     health,
@@ -23,7 +24,6 @@ from rankwatch_service.cli.commands import (
     simulate,
     training_hosts,
 )
-from rankwatch_service.cli.commands.database import audit, backup, tables
 from rankwatch_service.cli.commands.doctor.command import doctor
 from rankwatch_service.cli.commands.rules import command as rules
 from rankwatch_service.cli.commands.tuning import command as tuning
@@ -88,9 +88,8 @@ app.add_typer(notifications.receivers, name="receivers", rich_help_panel=KEEP)
 app.add_typer(notifications.notifications, name="notifications", rich_help_panel=KEEP)
 app.command("login", rich_help_panel=KEEP)(access.login)
 app.add_typer(access.token, name="token", rich_help_panel=KEEP)
-app.add_typer(tables.app, name="db", rich_help_panel=KEEP)
-app.command("backup", rich_help_panel=KEEP)(backup.backup)
-app.command("restore", rich_help_panel=KEEP)(backup.restore)
-app.add_typer(audit.app, name="audit", rich_help_panel=KEEP)
+app.add_typer(database.app, name="db", rich_help_panel=KEEP)
+app.command("backup", rich_help_panel=KEEP)(database.backup)
+app.command("restore", rich_help_panel=KEEP)(database.restore)
 app.command("doctor", rich_help_panel=KEEP)(doctor)
 app.command("health", rich_help_panel=KEEP)(health.health)

@@ -76,13 +76,6 @@ def token_pin_in_force(data: str | None, database_url: str | None) -> str:
         raise CliError(Status.USAGE, str(error)) from error
 
 
-def has_database(data: str | None, database_url: str | None) -> bool:
-    """Whether the database to use exists; one on a server is taken to."""
-    from rankwatch_service.cli.configuration import configured_settings
-
-    return _missing_file(database_in_force(configured_settings(data_dir=data, database_url=database_url))) is None
-
-
 @contextmanager
 def existing_database(data: str | None, database_url: str | None) -> Iterator[Engine]:
     """Open the database to use, until the end of the block. It is never created.

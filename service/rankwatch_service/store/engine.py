@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Final
@@ -31,6 +31,7 @@ BEGIN_TRIES_MAX: Final = 3
 """Tries to begin a write, BUSY_TIMEOUT_MS each: after 15 s the caller gets `StoreBusyError`."""
 
 _WRITE: Final = "rankwatch_write"
+_AFTER_COMMIT: Final = "rankwatch_after_commit"
 _IN_TURN: Final = "in turn"
 _ASIDE: Final = "aside"
 
@@ -103,7 +104,7 @@ def write_aside(engine: Engine) -> Iterator[Connection]:
     """A writing transaction for bulk data that nobody waits for: series, snapshots, views, housekeeping.
 
     On PostgreSQL it runs beside other writes, and `ChangeWatch` does not see it. So it may write only rows that nobody
-    else writes, or rows in the order of their keys, and never the feed, the audit trail or the control log.
+    else writes, or rows in the order of their keys, and never the feed or the control log.
 
     Raises:
         StoreBusyError: the database cannot be used now.
@@ -145,9 +146,16 @@ def in_turn(connection: Connection) -> bool:
     return connection.get_execution_options().get(_WRITE) == _IN_TURN
 
 
+def after_commit(connection: Connection, call: Callable[[], None]) -> None:
+    """Call it when the transaction of this write is on disk and others may write again; never, if it is undone."""
+    connection.get_execution_options()[_AFTER_COMMIT].append(call)
+
+
 @contextmanager
 def _transaction(engine: Engine, kind: str) -> Iterator[Connection]:
-    with _temporary_errors(), _turn(engine), engine.connect().execution_options(**{_WRITE: kind}) as connection:
+    calls: list[Callable[[], None]] = []
+    options = {_WRITE: kind, _AFTER_COMMIT: calls}
+    with _temporary_errors(), _turn(engine), engine.connect().execution_options(**options) as connection:
         _begin(connection)
         try:
             yield connection
@@ -155,6 +163,8 @@ def _transaction(engine: Engine, kind: str) -> Iterator[Connection]:
             connection.rollback()
             raise
         connection.commit()
+    for call in calls:
+        call()
 
 
 @contextmanager

@@ -75,11 +75,6 @@ def check(engine: Engine) -> None:
     raise SchemaError(f"the database {found}, this version needs {head}: run `rankwatch db upgrade`")
 
 
-def knows(revision: str) -> bool:
-    """Whether this version can upgrade tables of a revision, or has them."""
-    return any(script.revision == revision for script in ScriptDirectory.from_config(configuration()).walk_revisions())
-
-
 def migrations_folder() -> Path:
     """The migrations of this installation."""
     shipped = _PACKAGE / "migrations"

@@ -1,7 +1,7 @@
 """Retention: the rows that an api process removes every minute. Every table that grows has a limit here or in stream.
 
 Stream trims the log, its ticks, the control log, snapshots and series, since it knows which of them a start still
-needs. The audit trail is kept for ever, at 300 bytes for each action.
+needs. The audit trail is kept for ever, at 200 bytes for each action.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
 from rankwatch_service.store.models.base import AutoId, Base
@@ -128,7 +127,7 @@ class IdempotentReply(Base):
 
 
 class Audit(Base):
-    """Append-only, each row chained to the one before by its hash."""
+    """Append-only: who did what to what, from where, and with which outcome."""
 
     __tablename__ = "audit"
     id: Mapped[int] = mapped_column(AutoId, primary_key=True, autoincrement=True)
@@ -139,7 +138,3 @@ class Audit(Base):
     target: Mapped[str]
     outcome: Mapped[str]
     fields: Mapped[dict[str, Any]]
-    previous_sha256: Mapped[str]
-    sha256: Mapped[str]
-    # A chain has no branches: two rows must not name the same predecessor.
-    __table_args__ = (UniqueConstraint("previous_sha256"),)

@@ -42,15 +42,6 @@ class AuditLine(ApiReply):
     target: str
     outcome: str
     fields: Contents
-    previous_sha256: str
-    sha256: str
-
-
-class AuditChain(ApiReply):
-    """Whether the audit trail is intact."""
-
-    whole: bool
-    first_broken_id: int | None
 
 
 class DeadLetter(ApiReply):
@@ -87,13 +78,6 @@ def export_audit(context: Ctx, _identity: Admin, since_unix_ns: Annotated[int, Q
     """The audit trail as JSON lines, oldest first, from the first row of `since_unix_ns` on."""
     rows = audit_trail.export(context.engine, since_unix_ns)
     return _JsonLines(json.dumps(row) + "\n" for row in rows)
-
-
-@router.get("/audit/chain")
-def check_chain(context: Ctx, _identity: Admin) -> AuditChain:
-    """Verify the hash chain of the whole audit trail."""
-    flaw = audit_trail.verify(context.engine)
-    return AuditChain(whole=flaw is None, first_broken_id=flaw.id if flaw else None)
 
 
 @router.get("/dead-letters")

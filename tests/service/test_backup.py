@@ -1,7 +1,6 @@
-"""Backups, and what a restore refuses. `integration/test_backup.py` has the whole way, with a running service."""
+"""Backups of SQLite, and what a restore refuses. `integration/test_backup.py` has the whole way, with a service."""
 
 import io
-import json
 import os
 import sqlite3
 import stat
@@ -12,36 +11,33 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select, text
 
+from rankwatch_service import backup
 from rankwatch_service.access.secret_key import load_secret_key
-from rankwatch_service.backup import sqlite
-from rankwatch_service.backup.backup_file import MANIFEST, BackupError, read_manifest
-from rankwatch_service.backup.create import back_up
-from rankwatch_service.backup.restore import restore
+from rankwatch_service.backup import BackupError, back_up, copy_database, restore
 from rankwatch_service.clock import SystemClock
-from rankwatch_service.demo.servers import _programs
 from rankwatch_service.settings import Settings
 from rankwatch_service.store import audit_trail
 from rankwatch_service.store.engine import open_engine, read, write
 from rankwatch_service.store.migrate import upgrade
 from rankwatch_service.store.models import Audit
+from rankwatch_service.up import data_folder
 
 CLOCK = SystemClock()
 
 
 @pytest.fixture(autouse=True)
 def clean(tmp_path, monkeypatch):
-    """A machine without settings, on which the client programs of PostgreSQL are those of the server of the tests."""
+    """A machine without settings."""
     for name in [name for name in os.environ if name.startswith("RANKWATCH_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PATH", f"{_programs()}:{os.environ['PATH']}")
 
 
-def service_in(folder: Path, database_url: str = "") -> Settings:
+def service_in(folder: Path) -> Settings:
     """A data folder as `up` leaves it."""
     folder.mkdir(mode=0o700)
-    settings = Settings(data_dir=folder, **({"database_url": database_url} if database_url else {}))
+    settings = Settings(data_dir=folder)
     engine = open_engine(settings.database_url)
     upgrade(engine)
     with write(engine) as connection:
@@ -64,7 +60,7 @@ def backed_up(settings: Settings, file: Path) -> Path:
 @pytest.fixture
 def file(tmp_path) -> Path:
     """A backup of a service on SQLite."""
-    return backed_up(service_in(tmp_path / "data"), tmp_path / "backup.tar")
+    return backed_up(service_in(tmp_path / "data"), tmp_path / "backup.tar.gz")
 
 
 @pytest.fixture
@@ -72,27 +68,21 @@ def target(tmp_path) -> Settings:
     return Settings(data_dir=tmp_path / "new")
 
 
-def changed(file: Path, name: str, change) -> Path:
-    """The backup with another content of one member."""
-    other = file.with_name("changed.tar")
-    with tarfile.open(file) as old, tarfile.open(other, "w") as new:
+def changed(file: Path, change) -> Path:
+    """The backup with other members: `change` gets (member, content) and gives them, or None to leave it out."""
+    other = file.with_name("changed.tar.gz")
+    with tarfile.open(file) as old, tarfile.open(other, "w:gz") as new:
         for member in old:
-            content = old.extractfile(member).read()
-            content = change(content) if member.name == name else content
-            member.size = len(content)
-            new.addfile(member, io.BytesIO(content))
+            if (made := change(member, old.extractfile(member).read())) is not None:
+                made[0].size = len(made[1])
+                new.addfile(made[0], io.BytesIO(made[1]))
     return other
-
-
-def manifest_with(**fields):
-    return lambda content: json.dumps(json.loads(content) | fields).encode()
 
 
 def audit(settings: Settings) -> list[str]:
     engine = open_engine(settings.database_url)
     with read(engine) as connection:
         actions = connection.scalars(select(Audit.action).order_by(Audit.id)).all()
-    assert audit_trail.verify(engine) is None
     engine.dispose()
     return list(actions)
 
@@ -124,19 +114,9 @@ def test_a_backup_without_the_key_of_the_database_is_refused(tmp_path):
     assert not (tmp_path / "other.tar").exists()
 
 
-def test_a_database_of_postgresql_is_restored_with_the_files_of_the_folder(postgres, tmp_path):
-    with postgres.empty() as url, postgres.empty() as other:
-        file = backed_up(service_in(tmp_path / "data", url), tmp_path / "backup.tar")
-        target = Settings(data_dir=tmp_path / "new", database_url=other)
-        restore(target, file, CLOCK)
-        assert audit(target) == ["job.archive", "backup.create", "backup.restore"]
-        assert (tmp_path / "new" / "secret.key").read_text() == "the secret.key\n"
-        assert not (tmp_path / "new" / "rankwatch.dump").exists()
-
-
 def test_the_settings_file_is_kept_and_not_put_in_force(tmp_path, target):
     Path("rankwatch.toml").write_text("log_level = 'DEBUG'\n")
-    file = backed_up(service_in(tmp_path / "data"), tmp_path / "backup.tar")
+    file = backed_up(service_in(tmp_path / "data"), tmp_path / "backup.tar.gz")
     Path("rankwatch.toml").unlink()
     restore(target, file, CLOCK)
     assert (target.data_dir / "rankwatch.toml").read_text() == "log_level = 'DEBUG'\n"
@@ -164,7 +144,7 @@ def test_a_copy_is_of_one_moment_and_is_made_although_writers_never_pause(tmp_pa
         for number in range(5):
             wrote.clear()
             assert wrote.wait(30.0)
-            sqlite.copy(database, tmp_path / f"{number}.db")
+            copy_database(database, tmp_path / f"{number}.db")
     finally:
         stop.set()
         thread.join()
@@ -189,7 +169,9 @@ def test_a_file_that_exists_is_not_overwritten(file, tmp_path):
 def test_a_backup_that_fails_leaves_nothing_behind(tmp_path, monkeypatch):
     settings = service_in(tmp_path / "data")
     (tmp_path / "backups").mkdir()
-    monkeypatch.setattr(sqlite, "copy", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    monkeypatch.setattr(
+        backup, "copy_database", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device"))
+    )
     with pytest.raises(BackupError, match="No space left on device"):
         backed_up(settings, tmp_path / "backups" / "b.tar")
     assert list((tmp_path / "backups").iterdir()) == []
@@ -217,26 +199,21 @@ def test_a_database_elsewhere_that_exists_is_refused(file, tmp_path):
     assert elsewhere.read_text() == "mine"
 
 
-def test_a_database_that_has_tables_is_refused(postgres, tmp_path):
-    with postgres.migrated() as url:
-        file = backed_up(service_in(tmp_path / "data", url), tmp_path / "backup.tar")
-        refused(Settings(data_dir=tmp_path / "new", database_url=url), file, "has tables")
-
-
-def test_a_backup_of_the_other_kind_of_database_is_refused(file, tmp_path):
+def test_postgresql_is_left_to_its_own_programs(file, tmp_path):
     other = Settings(data_dir=tmp_path / "new", database_url="postgresql://nowhere.invalid/none")
-    refused(other, file, "a backup of SQLite, and the database to restore is PostgreSQL")
+    refused(other, file, "use pg_dump and pg_restore")
 
 
-@pytest.mark.parametrize("name", ["rankwatch.db", "secret.key"])
-def test_a_damaged_backup_is_refused(file, target, name):
-    flipped = changed(file, name, lambda content: bytes([content[0] ^ 1]) + content[1:])
-    refused(target, flipped, f"is damaged: {name}")
+def test_a_folder_on_which_the_service_runs_is_refused(file, target):
+    with data_folder(target.data_dir):
+        refused(target, file, "already running")
 
 
-def test_a_backup_that_was_cut_off_is_refused_wherever(file, target):
+def test_a_damaged_backup_is_refused(file, target):
     content = file.read_bytes()
-    for kept in (0, 100, 700, 3_000, len(content) // 2, len(content) - 10_240 - 600):
+    file.write_bytes(content[:-8] + bytes([content[-8] ^ 1]) + content[-7:])  # the checksum of all of it
+    refused(target, file, "damaged")
+    for kept in (0, 5, len(content) // 2, len(content) - 9, len(content) - 1):
         file.write_bytes(content[:kept])
         refused(target, file, "damaged|not a backup")
 
@@ -247,52 +224,35 @@ def test_another_file_is_refused(target, tmp_path, content):
     refused(target, tmp_path / "other", "is not a backup of rankwatch")
 
 
-def test_a_backup_of_a_newer_version_is_refused_with_the_version_that_can_restore_it(file, target):
-    newer = changed(file, MANIFEST, manifest_with(revision="9999", rankwatch="9.9"))
-    refused(target, newer, r"revision 9999.*restore it with rankwatch 9\.9")
-    newest = changed(file, MANIFEST, manifest_with(format=2, rankwatch="9.9"))
-    refused(target, newest, r"a newer version, rankwatch 9\.9")
+def test_a_backup_of_a_newer_version_is_refused(tmp_path, target):
+    settings = service_in(tmp_path / "data")
+    engine = open_engine(settings.database_url)
+    with write(engine) as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    engine.dispose()
+    refused(target, backed_up(settings, tmp_path / "newer.tar.gz"), "newer version")
 
 
-def test_a_backup_cannot_write_outside_of_the_folder(file, target, tmp_path):
-    sums = read_manifest(file).checksums
-    for name in ("../evil", "/tmp/evil", "up.lock/../../evil"):
-        evil = changed(file, MANIFEST, manifest_with(checksums=sums | {name: sums["secret.key"]}))
-        refused(target, evil, "outside of its folder")
+@pytest.mark.parametrize("name", ["../evil", "/tmp/evil", "up.lock/../../evil", "up.lock"])
+def test_a_backup_cannot_write_another_file_than_its_own(file, target, tmp_path, name):
+    def renamed(member, content):
+        member.name = name if member.name == "secret.key" else member.name
+        return member, content
+
+    refused(target, changed(file, renamed), "not a backup of rankwatch: it has")
     assert not (tmp_path / "evil").exists()
 
 
-def test_a_link_in_the_place_of_a_file_is_refused(file, target, tmp_path):
-    other = tmp_path / "link.tar"
-    with tarfile.open(file) as old, tarfile.open(other, "w") as new:
-        for member in old:
-            if member.name == "secret.key":
-                link = tarfile.TarInfo("secret.key")
-                link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
-                new.addfile(link)
-            else:
-                new.addfile(member, old.extractfile(member))
-    refused(target, other, "is damaged: secret.key")
+def test_a_link_in_the_place_of_a_file_is_refused(file, target):
+    def linked(member, content):
+        if member.name != "secret.key":
+            return member, content
+        member.type, member.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        return member, b""
+
+    refused(target, changed(file, linked), "it has 'secret.key'")
 
 
-def test_without_the_client_programs_of_postgresql_the_error_says_what_to_install(postgres, tmp_path, monkeypatch):
-    with postgres.empty() as url:
-        settings = service_in(tmp_path / "data", url)
-        monkeypatch.setenv("PATH", "")
-        with pytest.raises(BackupError, match=r"pg_dump is not installed; .*apt install postgresql-client"):
-            backed_up(settings, tmp_path / "backup.tar")
-
-
-def test_the_password_of_the_database_is_not_among_the_arguments(postgres, tmp_path, monkeypatch):
-    programs = tmp_path / "bin"
-    programs.mkdir()
-    fake = programs / "pg_dump"
-    fake.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/arguments\necho "$PGPASSWORD" > {tmp_path}/password\nexit 7\n')
-    fake.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
-    with postgres.empty() as url:
-        password = url.partition("postgres:")[2].partition("@")[0]
-        with pytest.raises(BackupError, match="pg_dump failed"):
-            backed_up(service_in(tmp_path / "data", url), tmp_path / "backup.tar")
-    assert (tmp_path / "password").read_text().strip() == password != ""
-    assert password not in (tmp_path / "arguments").read_text()
+def test_a_backup_without_the_database_is_refused(file, target):
+    without = changed(file, lambda member, content: None if member.name == "rankwatch.db" else (member, content))
+    refused(target, without, "it has no rankwatch.db")

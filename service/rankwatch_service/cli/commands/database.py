@@ -1,13 +1,15 @@
-"""`rankwatch db`: the tables of the database, and the secret key that encrypts parts of them."""
+"""`rankwatch db`: the tables of the database and the secret key; `rankwatch backup` and `rankwatch restore`."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rankwatch_service.cli import output
-from rankwatch_service.cli.database import existing_database
+from rankwatch_service.cli.configuration import configured_settings
+from rankwatch_service.cli.database import data_dir_in_force, existing_database
 from rankwatch_service.cli.errors import CliError, Status
 from rankwatch_service.cli.options import DATA, DATABASE_URL, KAFKA
 
@@ -20,7 +22,6 @@ app = typer.Typer(help="Upgrade, downgrade or check the tables of the database."
 @app.command("upgrade")
 def upgrade_database(data: DATA = None, database_url: DATABASE_URL = None, kafka: KAFKA = None) -> None:
     """Upgrade the database to this version's tables; if Kafka is configured, also create its topics."""
-    from rankwatch_service.cli.configuration import configured_settings
     from rankwatch_service.store.engine import open_engine
     from rankwatch_service.store.migrate import upgrade
 
@@ -73,6 +74,52 @@ def forget_key(data: DATA = None, database_url: DATABASE_URL = None) -> None:
         names = forget_secret_key(connection, ControlLog(engine, clock))
         audit_trail.append(connection, clock.unix_ns(), "command line", "secret_key.forget", "", "ok")
     output.note(f"the secret key is forgotten; receivers to add again: {', '.join(names) or 'none'}")
+
+
+def backup(
+    file: Annotated[Path, typer.Argument(help="File to write, such as backup.tar.gz; it must not exist.")],
+    data: DATA = None,
+    database_url: DATABASE_URL = None,
+) -> None:
+    """Back up SQLite database, tokens and secret key into one file, while the service runs. The file holds secrets."""
+    from rankwatch_service.backup import BackupError, back_up
+    from rankwatch_service.clock import SystemClock
+
+    with existing_database(data, database_url) as engine:
+        try:
+            names = back_up(_settings_in_force(data, database_url), engine, file, SystemClock())
+        except BackupError as error:
+            raise CliError(Status.FINDINGS, str(error)) from error
+    output.note(f"{file} has {', '.join(names)}; it holds secrets, so keep it as safe as the service")
+
+
+def restore(
+    file: Annotated[Path, typer.Argument(help="File that `rankwatch backup` wrote.")],
+    data: DATA = None,
+    database_url: DATABASE_URL = None,
+) -> None:
+    """Restore a backup into an empty data folder. Nothing is overwritten."""
+    from rankwatch_service.backup import BackupError
+    from rankwatch_service.backup import restore as restored
+    from rankwatch_service.clock import SystemClock
+    from rankwatch_service.settings import CONFIG_NAME
+
+    configured = configured_settings(data_dir=data, database_url=database_url)
+    try:
+        names = restored(configured, file, SystemClock())
+    except BackupError as error:
+        raise CliError(Status.FINDINGS, str(error)) from error
+    output.note(f"restored {', '.join(names)} to {configured.data_dir}")
+    if CONFIG_NAME in names:
+        output.note(f"the settings of the backup are not in force: they are in {configured.data_dir / CONFIG_NAME}")
+
+
+def _settings_in_force(data: str | None, database_url: str | None) -> Settings:
+    """The settings, with the data folder that goes with the database (`database_in_force`)."""
+    configured = configured_settings(data_dir=data, database_url=database_url)
+    folder = data_dir_in_force(configured)
+    # Anew, since other settings follow from the data folder.
+    return configured if folder == configured.data_dir else configured_settings(data_dir=folder)
 
 
 def _make_topics(configured: Settings) -> None:

@@ -1,1 +1,0 @@
-"""Backup and restore: the database, the tokens' files and the secret key in one file."""

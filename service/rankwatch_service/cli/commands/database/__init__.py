@@ -1,1 +1,0 @@
-"""Commands that open the database themselves, on the machine of the service."""
