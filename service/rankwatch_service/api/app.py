@@ -54,20 +54,20 @@ from rankwatch_service.api.routes import (
     hosts,
     job_removal,
     jobs,
+    metric_rules,
+    policy,
+    previews,
     projects,
     receivers,
     silences,
     telemetry,
+    tuning,
 )
 from rankwatch_service.api.routes.alerts import alerts, waiting_alerts
 from rankwatch_service.api.routes.charts import devices, explanations, steps
 from rankwatch_service.api.routes.incidents import incidents, lost_time, totals
 from rankwatch_service.api.routes.notifications import deliveries, reasons
 from rankwatch_service.api.routes.notifications.links import LinkRoutes
-from rankwatch_service.api.routes.policy import policy
-from rankwatch_service.api.routes.policy import preview as policy_preview
-from rankwatch_service.api.routes.rules import metric_rules
-from rankwatch_service.api.routes.rules import preview as rule_preview
 from rankwatch_service.api.routes.system import (
     audit_trail,
     health,
@@ -80,7 +80,6 @@ from rankwatch_service.api.routes.system import (
     tokens,
 )
 from rankwatch_service.api.routes.system.login import LoginRoutes
-from rankwatch_service.api.routes.tuning import preview, tunings
 from rankwatch_service.clock import Clock
 from rankwatch_service.dashboard import mount
 from rankwatch_service.log.base import Entry
@@ -125,11 +124,9 @@ RESOURCES: Final = (
     service_health,
     events,
     policy,
-    policy_preview,
     metric_rules,
-    rule_preview,
-    tunings,
-    preview,
+    tuning,
+    previews,
     audit_trail,
     tokens,
     people,

@@ -1,5 +1,1 @@
-"""What other settings would have done.
-
-Other tunings: a job's stored telemetry as a file, and a replay of it with both. Another policy: its decisions about the
-stored incidents.
-"""
+"""What a change would have done, before it is made: other tunings, a rule on a metric, or another policy."""

@@ -7,8 +7,10 @@ evaluations, fingerprints and exact counts.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import IO, TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -28,6 +30,10 @@ if TYPE_CHECKING:
 EXPORT_CELLS_MAX: Final = 100_000_000
 """Values in one export: a day of 64 ranks that take a second for a step and report 18 metrics."""
 
+PREVIEW_CHUNKS_MAX: Final = 800
+PREVIEW_CELLS_MAX: Final = 8_000_000
+"""Newest chunks of 64 steps, and values, that a preview of a rule judges; what is older is left out."""
+
 GROUP_ROWS: Final = 131_072
 """Rows of a row group, or of one chunk if it has more."""
 
@@ -38,17 +44,27 @@ class ExportError(Exception):
     """The export cannot be made; the message says why."""
 
 
+class NothingStoredError(ExportError):
+    """There are no such steps."""
+
+
 @dataclass(frozen=True, slots=True)
 class StoredSteps:
     """Steps of a job that shall be exported, both ends included."""
 
     job: str
-    first: int
-    last: int
+    first: int = 0
+    last: int = 2**53 - 1
+    metrics: tuple[str, ...] | None = None
+    """Only these; None: all."""
+    having: tuple[str, ...] | None = None
+    """Only chunks that have one of these metrics; None: whichever they have."""
+    newest: bool = False
+    """Of more than a preview of a rule judges, export the newest chunks, instead of refusing."""
 
 
 def write_export(engine: Engine, wanted: StoredSteps, file: IO[bytes]) -> int:
-    """Write the stored telemetry of some steps; returns the number of rows.
+    """Write the stored telemetry of some steps; returns the number of older chunks that were left out.
 
     Raises:
         ExportError: there is none, there is too much, or the library for Parquet is missing.
@@ -58,50 +74,59 @@ def write_export(engine: Engine, wanted: StoredSteps, file: IO[bytes]) -> int:
         from pyarrow import parquet  # noqa: PLC0415
     except ImportError as error:
         raise ExportError("Parquet needs another package: pip install 'rankwatch[replay]'") from error
-    chunks = _chunks(engine, wanted)
-    columns = {_column(name): name for name in metrics(engine, wanted.job) if _column(name) not in _OWN}
+    chunks, left_out = _chunks(engine, wanted)
+    known = [name for name in metrics(engine, wanted.job) if wanted.metrics is None or name in wanted.metrics]
+    columns = {_column(name): name for name in known if _column(name) not in _OWN}
     schema = pa.schema(
         [("attempt", pa.string()), ("step", pa.int64()), ("rank", pa.int32())]
         + [(name, pa.string()) for name in HARDWARE]
         + [(name, pa.int32()) for name in PLACES]
         + [(name, pa.float32()) for name in columns]
     )
-    rows = 0
     places = _topologies(engine, wanted.job)
     with parquet.ParquetWriter(file, schema, compression="zstd") as writer:
         waiting: list[pa.Table] = []
         for attempt, number in chunks:
-            cells = stored_chunk(engine, wanted.job, attempt, number)
+            cells = stored_chunk(engine, wanted.job, attempt, number, wanted.metrics)
             table = _table(cells, columns, wanted, (attempt, number), places.get(attempt, {}))
             waiting.append(pa.table(table, schema=schema))
-            rows += waiting[-1].num_rows
             if sum(one.num_rows for one in waiting) >= GROUP_ROWS:
                 writer.write_table(pa.concat_tables(waiting))
                 waiting = []
         if waiting:
             writer.write_table(pa.concat_tables(waiting))
-    return rows
+    return left_out
 
 
-def _chunks(engine: Engine, wanted: StoredSteps) -> Sequence[tuple[str, int]]:
-    """Attempt and number of each stored chunk, in the order in which they were trained."""
+def _chunks(engine: Engine, wanted: StoredSteps) -> tuple[Sequence[tuple[str, int]], int]:
+    """Attempt and number of each chunk, in the order in which they were trained; how many older ones are left out."""
     chunk = SeriesChunk
+    names = wanted.metrics if wanted.having is None else wanted.having
     found = (
         select(chunk.attempt, chunk.chunk, func.sum(chunk.steps * chunk.ranks).label("cells"))
         .where(chunk.job == wanted.job)
         .where(chunk.chunk.between(wanted.first // CHUNK_STEPS, wanted.last // CHUNK_STEPS))
         .group_by(chunk.attempt, chunk.chunk)
     )
+    if names is not None:
+        found = found.where(chunk.metric.in_(names))
     known = select(Attempt.attempt, Attempt.number).where(Attempt.job == wanted.job)
     with read(engine) as connection:
         rows = connection.execute(found).all()
         order: dict[str, int] = {row.attempt: row.number for row in connection.execute(known)}
     if not rows:
-        raise ExportError(f"no steps of job {wanted.job!r} are stored in this range")
+        raise NothingStoredError(f"no steps of job {wanted.job!r} are stored in this range")
+    rows = sorted(rows, key=lambda row: (order.get(row.attempt, 0), row.attempt, row.chunk))
+    left_out = 0
+    if wanted.newest:
+        sizes = list(accumulate(int(row.cells) for row in reversed(rows)))
+        kept = min(bisect_right(sizes, PREVIEW_CELLS_MAX), PREVIEW_CHUNKS_MAX)
+        left_out = max(len(rows) - max(kept, 1), 0)
+        rows = rows[left_out:]
     cells = sum(int(row.cells) for row in rows)
     if cells > EXPORT_CELLS_MAX:
         raise ExportError(f"the steps have {cells:,} values, more than {EXPORT_CELLS_MAX:,}; choose fewer of them")
-    return sorted(((row.attempt, row.chunk) for row in rows), key=lambda one: (order.get(one[0], 0), one[0], one[1]))
+    return [(row.attempt, row.chunk) for row in rows], left_out
 
 
 def _topologies(engine: Engine, job: str) -> dict[str, dict[int, Mapping[str, Any]]]:

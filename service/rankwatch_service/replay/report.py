@@ -74,6 +74,7 @@ def as_json(incident: Incident, named: bool) -> dict[str, Any]:
         "onset_time_s": incident.first.onset_time_s,
         "detected_time_s": incident.detected_time_s,
         "resolved_step": incident.resolved_step,
+        "is_open": incident.resolved_time_s is None,
         "score": plain(incident.score),
         "summary": incident.summary,
         "evidence": plain(incident.evidence),

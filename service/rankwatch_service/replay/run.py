@@ -12,7 +12,7 @@ from rankwatch_detectors.catalogue import CatalogueConfig, detectors
 from rankwatch_detectors.metric_rule import MetricRule
 from rankwatch_service.incidents.model import Incident
 from rankwatch_service.incidents.transition import TransitionKind, Update
-from rankwatch_service.job.detection import DetectionPipeline, room_beside
+from rankwatch_service.job.detection import DetectionPipeline, MakeDetectors, room_beside
 from rankwatch_service.job.detector_bank import Failure
 from rankwatch_service.job.topology_state import TopologyState
 from rankwatch_service.replay.layout import METRICS, ReplayError
@@ -61,6 +61,7 @@ def replay(
     until_step: int | None,
     progress: OnProgress,
     rules: Sequence[MetricRule] = (),
+    make_detectors: MakeDetectors = detectors,
 ) -> ReplayResult:
     """Run the detectors and the correlator over recorded telemetry.
 
@@ -72,13 +73,14 @@ def replay(
         until_step: the last step to read; None = all.
         progress: called after each batch of rows.
         rules: of people on its metrics, whichever jobs they are for.
+        make_detectors: makes the detectors of a configuration.
 
     Raises:
         ReplayError: the header of a file is wrong. An error in its rows is returned in the result.
     """
     readers = [RowReader(source, mapping) for source in sources]
     pipelines = [
-        DetectionPipeline(job, lambda config=config: detectors(config), lambda: tuple(rules)) for config in configs
+        DetectionPipeline(job, lambda config=config: make_detectors(config), lambda: tuple(rules)) for config in configs
     ]
     outcome = ReplayResult([[] for _ in configs])
     known = set().union(*(reader.known for reader in readers))

@@ -26,7 +26,8 @@ class Timeline:
     def __init__(self) -> None:
         self._now_s: float | None = None
         self._offset_s = 0.0
-        self._step = -1
+        self._newest: dict[str, int] = {}
+        """The newest step of each attempt, in files without times."""
         self._measured_s = np.full(2, np.nan)
         """The two newest step times reported."""
 
@@ -52,12 +53,17 @@ class Timeline:
         return np.maximum(np.maximum.accumulate(times), before)
 
     def _counted(self, rows: RowBlock) -> Floats:
-        """Each new step takes the step time of its first row, or the shorter of the two newest step times."""
-        steps = np.maximum.accumulate(np.maximum(rows.records.step, self._step))
-        new = np.diff(steps, prepend=self._step) > 0
+        """Each new step of an attempt takes the step time of its first row, or the shorter of the two newest ones."""
         names, records = rows.records.names, rows.records
+        new = np.zeros(len(records.step), dtype=np.bool_)
+        ends = [*(start for _, start in rows.attempts[1:]), len(new)]
+        for (attempt, start), end in zip(rows.attempts, ends, strict=True):
+            before = self._newest.get(attempt, -1)
+            steps = np.maximum.accumulate(np.maximum(records.step[start:end], before))
+            new[start:end] = np.diff(steps, prepend=before) > 0
+            self._newest[attempt] = int(steps[-1])
         begins = np.flatnonzero(new)
-        seconds = np.zeros(len(steps))
+        seconds = np.zeros(len(new))
         if "step_time_s" in names and len(begins):
             index = names.index("step_time_s")
             told = records.values[index][begins]
@@ -70,7 +76,6 @@ class Timeline:
             seconds[begins] = np.minimum(told, STEP_S_MAX)
         else:
             seconds[begins] = STEP_S
-        self._step = int(steps[-1])
         return (self._now_s or 0.0) + np.cumsum(seconds)
 
 

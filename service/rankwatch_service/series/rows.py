@@ -36,14 +36,17 @@ def known(engine: Engine, job: str, attempt: str) -> tuple[list[str], int]:
     return sorted({metric for metric, _ in (*chunks, *rows)}), max(newest, default=-1)
 
 
-def stored_chunk(engine: Engine, job: str, attempt: str, number: int) -> dict[str, Cells]:
-    """The cells of a raw chunk, by metric; metrics without a row are left out."""
+def stored_chunk(
+    engine: Engine, job: str, attempt: str, number: int, only: Sequence[str] | None = None
+) -> dict[str, Cells]:
+    """The cells of a raw chunk, by metric; metrics without a row are left out, and those beside `only`."""
+    query = select(SeriesChunk.metric, SeriesChunk.ranks, SeriesChunk.data).where(
+        SeriesChunk.job == job, SeriesChunk.attempt == attempt, SeriesChunk.chunk == number
+    )
+    if only is not None:
+        query = query.where(SeriesChunk.metric.in_(only))
     with read(engine) as connection:
-        rows = connection.execute(
-            select(SeriesChunk.metric, SeriesChunk.ranks, SeriesChunk.data).where(
-                SeriesChunk.job == job, SeriesChunk.attempt == attempt, SeriesChunk.chunk == number
-            )
-        ).all()
+        rows = connection.execute(query).all()
     return {row.metric: decoded(row.data, row.ranks) for row in rows}
 
 

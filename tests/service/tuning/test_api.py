@@ -5,7 +5,7 @@ from sqlalchemy import func, select
 
 from rankwatch_detectors.tuning import SETTINGS
 from rankwatch_service.access.scopes import Scope
-from rankwatch_service.api.routes.tuning import tunings as routes
+from rankwatch_service.api.routes import tuning as routes
 from rankwatch_service.log.control_log import ControlLog
 from rankwatch_service.policy.control_records import decode_control
 from rankwatch_service.store.models import TuningVersion

@@ -11,9 +11,8 @@ from typer.testing import CliRunner
 
 from rankwatch_detectors.tuning import PREVIEWABLE
 from rankwatch_service.access.scopes import Scope
-from rankwatch_service.api.routes.tuning import preview as routes
 from rankwatch_service.cli.app import app
-from rankwatch_service.preview import export
+from rankwatch_service.preview import engine, export
 from rankwatch_service.series.rows import stored_chunk
 from rankwatch_service.simulate.faults import LossSpike, Slow
 from rankwatch_service.simulate.job import Job
@@ -135,13 +134,13 @@ def test_too_many_values_are_refused(api, monkeypatch):
 
 
 def test_one_preview_runs_at_a_time(api):
-    with routes._one_at_a_time:
+    with engine._one_at_a_time:
         answer = api.post(PATH, {"job": "gpt", "tunings": []})
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
 
 
 def test_a_preview_that_takes_too_long_is_ended(api, monkeypatch):
-    monkeypatch.setattr(routes, "PREVIEW_S_MAX", 0.001)
+    monkeypatch.setattr(engine, "PREVIEW_S_MAX", 0.001)
     answer = api.post(PATH, {"job": "gpt", "tunings": []})
     assert (answer.status_code, "choose fewer steps" in answer.text) == (422, True)
 

@@ -141,37 +141,30 @@ def previewed(api, job, **rule):
 def test_a_preview_shows_what_a_rule_would_have_opened_in_the_past_of_a_job(api, job):
     found = previewed(api, job, metric="memory", when="above", value=10.0, each_rank=True)
     assert (found["steps"], found["first_step"], found["last_step"], found["left_out"]) == (600, 0, 299, 0)
-    (one,) = found["incidents"]
-    assert (one["attempt"], one["onset_step"], one["opened_step"], one["ended_step"]) == ("l.0", 200, 200, 250)
+    (one,) = found["opens"]
+    assert (one["attempt"], one["onset_step"], one["detected_step"], one["resolved_step"]) == ("l.0", 200, 200, 250)
     assert (one["ranks"], one["is_open"], one["evidence"]["value"]) == ([2], False, 12.5)
 
 
 def test_a_preview_holds_by_the_time_of_the_steps(api, job):
     found = previewed(api, job, metric="memory", when="above", value=10.0, each_rank=True, hold_s=10.0)
-    assert [(one["opened_step"], one["ended_step"]) for one in found["incidents"]] == [(220, 270)]
-    assert (
-        previewed(api, job, metric="memory", when="above", value=10.0, each_rank=True, hold_s=30.0)["incidents"] == []
-    )
+    assert [(one["detected_step"], one["resolved_step"]) for one in found["opens"]] == [(220, 270)]
+    assert previewed(api, job, metric="memory", when="above", value=10.0, each_rank=True, hold_s=30.0)["opens"] == []
 
 
 def test_a_preview_finds_what_was_absent_and_ratios_to_peers(api, job):
-    absent = previewed(api, job, metric="reward", when="absent", hold_s=20.0)["incidents"]
-    assert [(one["attempt"], one["opened_step"], one["is_open"]) for one in absent] == [("l.1", 140, True)]
-    apart = previewed(api, job, metric="memory", when="peers", value=2.0)["incidents"]
-    assert [(one["opened_step"], one["ranks"]) for one in apart] == [(200, [2])]
+    absent = previewed(api, job, metric="reward", when="absent", hold_s=20.0)["opens"]
+    assert [(one["attempt"], one["detected_step"], one["is_open"]) for one in absent] == [("l.1", 140, True)]
+    apart = previewed(api, job, metric="memory", when="peers", value=2.0)["opens"]
+    assert [(one["detected_step"], one["ranks"]) for one in apart] == [(200, [2])]
 
 
 def test_a_preview_of_a_metric_that_the_job_never_logged_judges_nothing(api, job):
-    assert previewed(api, job, metric="none", when="above", value=1.0) == {
-        "incidents": [],
-        "steps": 0,
-        "first_step": None,
-        "last_step": None,
-        "left_out": 0,
-    }
+    found = previewed(api, job, metric="none", when="above", value=1.0)
+    assert (found["opens"], found["steps"], found["first_step"], found["left_out"]) == ([], 0, None, 0)
 
 
 def test_a_preview_leaves_out_what_is_older_than_its_limit(api, job, monkeypatch):
-    monkeypatch.setattr("rankwatch_service.rules.preview.PREVIEW_CHUNKS_MAX", 2)
+    monkeypatch.setattr("rankwatch_service.preview.export.PREVIEW_CHUNKS_MAX", 2)
     found = previewed(api, job, metric="memory", when="above", value=10.0)
     assert (found["left_out"], found["first_step"]) == (8, 192)

@@ -88,11 +88,11 @@ def preview_rules(
         if as_json:
             print(json.dumps({"rule": rule.name, **found}))
             continue
-        incidents = found["incidents"]
+        incidents = found["opens"]
         print(f"{rule.name}: {len(incidents)} incident{'s' * (len(incidents) != 1)} in {found['steps']:,} steps")
         for one in incidents:
-            ended = "would be open still" if one["is_open"] else f"over in step {one['ended_step']}"
-            print(f"  step {one['opened_step']}: {one['summary']} {ended}")
+            ended = "would be open still" if one["is_open"] else f"over in step {one['resolved_step']}"
+            print(f"  step {one['detected_step']}: {one['summary']} {ended}")
 
 
 def _condition(rule: dict[str, Any]) -> str:

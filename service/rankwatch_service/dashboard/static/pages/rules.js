@@ -131,13 +131,13 @@ async function preview() {
   const job = form.elements.job.value;
   const answer = await said(post(path("jobs", job, "rules", "preview"), written()));
   if (!answer) return;
-  const { incidents, steps, first_step: first, last_step: last } = answer;
+  const { opens: incidents, steps, first_step: first, last_step: last } = answer;
   const judged = steps ? `${number(steps)} steps of ${job} were judged, ${number(first)} to ${number(last)}.` : `${job} has no stored values of this metric.`;
   const count = incidents.length === 1 ? "1 incident would have opened." : `${number(incidents.length)} incidents would have opened.`;
   fill(found, h("p", { class: "body", role: "status" }, `${count} ${judged}`), incidents.length ? h("div", { class: "wide", tabindex: "0" }, h("table", {}, h("thead", {}, h("tr", {}, ["Step", "Over in step", "What"].map((title) => h("th", {}, title)))), h("tbody", {}, incidents.map(opened)))) : null);
 }
 
 function opened(one) {
-  const ended = one.is_open ? "open still" : number(one.ended_step);
-  return h("tr", {}, h("td", { class: "nowrap" }, number(one.opened_step)), h("td", { class: "nowrap" }, ended), h("td", {}, one.summary, one.ranks.length > 0 && h("div", { class: "under" }, `ranks ${one.ranks.join(", ")}`)));
+  const ended = one.is_open ? "open still" : one.resolved_step === null ? "at the end of its attempt" : number(one.resolved_step);
+  return h("tr", {}, h("td", { class: "nowrap" }, number(one.detected_step)), h("td", { class: "nowrap" }, ended), h("td", {}, one.summary, one.ranks.length > 0 && h("div", { class: "under" }, `ranks ${one.ranks.join(", ")}`)));
 }

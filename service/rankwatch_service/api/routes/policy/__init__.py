@@ -1,1 +1,0 @@
-"""The policy, and what another one would have done."""

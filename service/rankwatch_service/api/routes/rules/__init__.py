@@ -1,1 +1,0 @@
-"""Rules on metrics that jobs log, and their preview."""

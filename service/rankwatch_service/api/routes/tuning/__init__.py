@@ -1,1 +1,0 @@
-"""Tunings, their preview, and the export of what a job has reported."""
