@@ -71,6 +71,7 @@ alone: $(VENV)/.installed ## tests that measure time: the demo, and the adoption
 
 more: $(VENV)/.installed ## what `make test` leaves out: more ways for several processes to fail, more rows of matrices
 	$(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder -m 'ci and not alone' $(TEST_ARGS)
+	$(PYTEST) -m 'ci and alone' $(TEST_ARGS) tests/adoption tests/integration/test_demo.py
 
 # A venv of its own that sees the packages of the other one, and has newer frameworks before them; torch stays as it is.
 LATEST := $(VENV)-latest

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 SCRIPTS = Path(__file__).with_name("scripts")
 
@@ -58,7 +59,9 @@ class Case:
     loss_falls: bool = True
     """Else what the script minimizes lies around zero, and is no loss that is judged."""
     in_test: Sequence[Fault | None] = (None,)
-    """`make test` tries these; None: the script as it is, when nothing may be told."""
+    """Tests try these; None: the script as it is, when nothing may be told."""
+    costly: bool = False
+    """Only `make ci` tries it: most need longer to import a framework than to train, or have more ranks than cores."""
 
     @property
     def script(self) -> Path:
@@ -68,32 +71,38 @@ class Case:
 NEW_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 """Else torchrun's restarted ranks find the addresses of the killed ones in its store, and gloo never connects."""
 
+
+def variant(name: str, faults: Sequence[Fault] = UNDER_DDP, of: str = "ddp_loop", **how: Any) -> Case:
+    """A case of a script that has several, and is told by `VARIANT` which it is."""
+    environment = {"VARIANT": name.rpartition("trl_")[2]} | how.pop("environment", {})
+    return Case(name, faults, of=of, environment=environment, **how)
+
+
 CASES = (
-    Case("ddp_accumulation", in_test=(None, SLOW)),
+    Case("ddp_accumulation", in_test=(SLOW,)),
     Case("fsdp2", (*ENDS, SLOW, NAN), in_test=(NAN,)),
-    Case("hf_trainer", in_test=(NAN,)),
-    Case("lightning_trainer", in_test=(NAN,)),
-    Case("fabric_loop", in_test=(NAN,)),
-    Case("accelerate_loop", in_test=(NAN,)),
-    Case("deepspeed_loop", (*ENDS, SLOW, NAN), in_test=(NAN,)),
-    Case("megatron_loop", (*ENDS, SLOW, NAN), ranks=4, step=40, in_test=(NAN,)),
-    Case("torchtitan_loop", (*ENDS, SLOW, NAN)),
-    Case("compiled", in_test=(FAILED,)),
-    Case("loader_workers", in_test=(LEFT,)),
-    Case("for_batch"),
-    Case("gan", in_test=(NAN, FLIP)),
-    Case("grad_scaler", (*ENDS, SLOW, NAN_FOR_GOOD, FLIP), in_test=(NAN_FOR_GOOD,)),
-    Case("pp_dp", (*ENDS, NAN, FLIP), ranks=4, step=40),
-    Case("tp_dp", (*ENDS, SLOW, NAN, FLIP), ranks=4, step=40, in_test=(KILLED,)),
-    Case("rollouts", (*ENDS, NAN), step=20),
-    Case("elastic", launcher=("--max-restarts=2",), environment=NEW_STORE, in_test=(LEFT,)),
-    Case("ctrl_c", ENDS),
-    Case("odd_ends", ENDS),
+    Case("hf_trainer", in_test=(NAN,), costly=True),
+    Case("lightning_trainer", in_test=(NAN,), costly=True),
+    Case("fabric_loop", in_test=(NAN,), costly=True),
+    Case("accelerate_loop", in_test=(NAN,), costly=True),
+    Case("deepspeed_loop", (*ENDS, SLOW, NAN), in_test=(NAN,), costly=True),
+    Case("megatron_loop", (*ENDS, SLOW, NAN), ranks=4, step=40, in_test=(NAN,), costly=True),
+    Case("torchtitan_loop", (*ENDS, SLOW, NAN), costly=True),
+    variant("compiled", in_test=(FAILED,)),
+    Case("loader_workers", in_test=(HANG,)),
+    Case("for_batch", in_test=(KILLED,)),
+    Case("gan", in_test=(FLIP,)),
+    variant("grad_scaler", (*ENDS, SLOW, NAN_FOR_GOOD, FLIP), in_test=(NAN_FOR_GOOD,)),
+    Case("pp_dp", (*ENDS, NAN, FLIP), ranks=4, step=40, costly=True),
+    Case("tp_dp", (*ENDS, SLOW, NAN, FLIP), ranks=4, step=40, in_test=(NAN,), costly=True),
+    Case("rollouts", (*ENDS, NAN), step=20, costly=True),
+    variant("elastic", launcher=("--max-restarts=2",), environment=NEW_STORE, in_test=(LEFT,)),
+    variant("ctrl_c", ENDS, costly=True),
+    variant("odd_ends", ENDS),
     Case("untouched_gpt", (*UNDER_DDP, SPIKE), untouched=True, in_test=(SPIKE,)),
-    Case("untouched_hf", (*UNDER_DDP, SPIKE), untouched=True, in_test=(NAN,)),
-    Case("lightning_alone", (HANG, KILLED), torchrun=False, of="lightning_trainer", in_test=(HANG,)),
-    Case("trl_sft", in_test=(NAN,)),
-    Case("trl_grpo", loss_falls=False),
+    Case("untouched_hf", (*UNDER_DDP, SPIKE), untouched=True, in_test=(NAN,), costly=True),
+    Case("lightning_alone", (HANG, KILLED), torchrun=False, of="lightning_trainer", in_test=(HANG,), costly=True),
+    variant("trl_sft", of="trl", in_test=(NAN,), costly=True),
+    variant("trl_grpo", of="trl", loss_falls=False, costly=True),
 )
-"""In `make test` each script is started once or twice, each fault comes at least once, and most frameworks get a NaN:
-how it is found depends on how the script trains. `make adoption` tries every script with every fault."""
+"""`make test` tries each fault at least once, `make ci` each case, and `make adoption` every case with every fault."""

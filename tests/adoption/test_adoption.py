@@ -1,13 +1,15 @@
 """A script as it is, when nothing may be told, or with a fault, which is named and nothing else.
 
-Three train at a time, while others are judged; those whose fault is a matter of time train alone. `make adoption` tries
-all faults with all scripts, three times, also beside CPU burners.
+Each script is tried once, the costly ones only by `make ci`. Three train at a time, while others are judged; those
+whose fault is a matter of time train alone. `make adoption` tries all faults with all scripts, three times, also beside
+CPU burners.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any
 
 import pytest
 
@@ -18,8 +20,21 @@ pytestmark = [pytest.mark.torch, pytest.mark.integration, pytest.mark.slow, pyte
 
 AT_A_TIME = 6
 """Half of them train."""
-AS_THEY_ARE = [case for case in CASES if None in case.in_test]
-FAULTS = [(case, fault) for case in CASES for fault in case.in_test if fault is not None]
+
+
+def cases(*, clean: bool) -> list[Any]:
+    """What is tried: the case, and the fault where there is one."""
+    return [
+        pytest.param(
+            *((case,) if fault is None else (case, fault)),
+            marks=[pytest.mark.ci] if case.costly else [],
+            id=case.name if fault is None else f"{case.name}-{fault.name}",
+        )
+        for case in CASES
+        for fault in case.in_test
+        if (fault is None) == clean
+    ]
+
 
 Run = tuple[Case, Fault | None]
 Outcomes = Callable[[Case, Fault | None], Outcome]
@@ -47,14 +62,14 @@ def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         pool.shutdown(cancel_futures=True)
 
 
-@pytest.mark.parametrize("case", AS_THEY_ARE, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", cases(clean=True))
 def test_nothing_is_told_of_a_script_with_which_all_is_well(outcomes: Outcomes, case: Case):
     outcome = outcomes(case, None)
     assert outcome.loud == [], outcome
     assert_loss_arrived(case, outcome)
 
 
-@pytest.mark.parametrize(("case", "fault"), FAULTS, ids=lambda one: one.name)
+@pytest.mark.parametrize(("case", "fault"), cases(clean=False))
 def test_a_fault_is_named_and_nothing_else(outcomes: Outcomes, case: Case, fault: Fault):
     outcome = outcomes(case, fault)
     assert outcome.told(fault), outcome

@@ -3,26 +3,12 @@
 import os
 
 import torch
-from torch.utils.data import Dataset
+from common import Tokens, left
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 import rankwatch
 
 STEPS = int(os.environ.get("STEPS", "100"))
-
-
-class Tokens(Dataset):
-    def __init__(self, size):
-        self.size = size
-
-    def __len__(self):
-        return self.size
-
-    def __getitem__(self, index):
-        generator = torch.Generator().manual_seed(index)
-        ids = torch.randint(0, 256, (32,), generator=generator)
-        return {"input_ids": ids, "labels": ids}
-
 
 torch.manual_seed(0)
 model = GPT2LMHeadModel(GPT2Config(vocab_size=256, n_positions=64, n_embd=64, n_layer=2, n_head=2))
@@ -46,5 +32,4 @@ arguments = TrainingArguments(
 trainer = Trainer(model=model, args=arguments, train_dataset=Tokens(4096), eval_dataset=Tokens(64))
 rankwatch.hf(trainer)
 trainer.train()
-if torch.distributed.is_initialized():  # else gloo's threads may abort the process as it ends
-    torch.distributed.destroy_process_group()
+left()

@@ -1,18 +1,8 @@
 """Hugging Face Trainer with a tiny GPT-2 from scratch; not a line for rankwatch."""
 
 import torch
-from torch.utils.data import Dataset
+from common import Tokens, left
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
-
-
-class Tokens(Dataset):
-    def __len__(self):
-        return 8192
-
-    def __getitem__(self, index):
-        ids = torch.randint(0, 64, (16,), generator=torch.Generator().manual_seed(index))
-        return {"input_ids": ids, "labels": ids}
-
 
 torch.manual_seed(0)
 model = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_positions=32, n_embd=32, n_layer=2, n_head=2))
@@ -28,6 +18,5 @@ arguments = TrainingArguments(
     report_to=[],
     disable_tqdm=True,
 )
-Trainer(model=model, args=arguments, train_dataset=Tokens()).train()
-if torch.distributed.is_initialized():  # else gloo's threads may abort the process as it ends
-    torch.distributed.destroy_process_group()
+Trainer(model=model, args=arguments, train_dataset=Tokens(8192, 16, 64)).train()
+left()
