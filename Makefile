@@ -61,16 +61,16 @@ torch: $(VENV)/.installed ## tests of one process each that import torch
 unit: $(VENV)/.installed ## all other tests of one process each, on all cores
 	$(PYTEST) -n auto -m '$(ONE_PROCESS)' $(TEST_ARGS) $(addprefix --ignore=,$(TORCH_TESTS) tests/integration tests/browser)
 
-# Three at a time on two cores: these tests wait more than they compute. Their long files come first (tests/conftest.py).
+# Four at a time on two cores: these tests wait more than they compute. Their long files come first (tests/conftest.py).
 integration: $(VENV)/.installed ## tests of several real processes, and the browser tests
-	$(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder -m '(integration or browser) and not ci and not alone' \
+	$(PYTEST) -n 4 --dist loadfile --no-loadscope-reorder -m '(integration or browser) and not ci and not alone' \
 	  $(TEST_ARGS) $(PROCESS_TESTS)
 
 alone: $(VENV)/.installed ## tests that measure time: the demo, and the adoption scripts, of which three run at a time anyway
 	$(PYTEST) -m 'alone and not ci' $(TEST_ARGS) tests/adoption tests/integration/test_demo.py
 
 more: $(VENV)/.installed ## what `make test` leaves out: more ways for several processes to fail, more rows of matrices
-	$(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder -m 'ci and not alone' $(TEST_ARGS)
+	$(PYTEST) -n 4 --dist loadfile --no-loadscope-reorder -m 'ci and not alone' $(TEST_ARGS)
 	$(PYTEST) -m 'ci and alone' $(TEST_ARGS) tests/adoption tests/integration/test_demo.py
 
 # A venv of its own that sees the packages of the other one, and has newer frameworks before them; torch stays as it is.

@@ -17,7 +17,7 @@ from rankwatch.signed import Purpose
 from tests.support.service.process import LOGIN, Http, Role, until
 from tests.support.values.batches import batch, progress, ranks, table
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.ci]
 
 JOB = "honest"
 MSGPACK = {"Content-Type": "application/msgpack"}

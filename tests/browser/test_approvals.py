@@ -8,7 +8,7 @@ from playwright.sync_api import expect
 
 from tests.browser.conftest import PATIENCE_MS, spoil, until
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.ci]
 
 RANKS_WITHOUT_APPROVAL = 3
 """One less than the ranks of the job."""

@@ -25,7 +25,12 @@ def addresses(office):
 
 
 @pytest.mark.parametrize(
-    ("scheme", "width", "height"), [("light", 1280, 800), ("dark", 1280, 800), ("light", 390, 844)]
+    ("scheme", "width", "height"),
+    [
+        ("light", 1280, 800),
+        pytest.param("dark", 1280, 800, marks=pytest.mark.ci),
+        pytest.param("light", 390, 844, marks=pytest.mark.ci),
+    ],
 )
 def test_axe_finds_nothing_serious_on_any_page(office, scheme, width, height):
     office.job("gpt", state="stalled", world_size=16)

@@ -14,7 +14,7 @@ from tests.support.host.tree import HostTree
 from tests.support.kafka.broker import new_prefix
 from tests.support.ranks.recording_rank import RecordingRank
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.ci]
 
 
 def card(title: str) -> str:

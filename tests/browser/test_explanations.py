@@ -10,7 +10,7 @@ from tests.support.agent.service import until as wait_until
 from tests.support.kafka.broker import new_prefix
 from tests.support.service.telemetry_feed import Feed
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.ci]
 SLOW_STEP = 200
 CARD = (
     "[...document.querySelectorAll('section.card')]"

@@ -9,7 +9,7 @@ from rankwatch_service.store.engine import open_engine, write
 from rankwatch_service.store.models import IncidentFeedback
 from tests.browser.conftest import PATIENCE_MS
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.ci]
 expect.set_options(timeout=PATIENCE_MS)
 HOSTILE = "<img src=x onerror=hacked> bob"
 

@@ -9,7 +9,7 @@ from rankwatch_service.access.scopes import Scope
 from tests.browser.conftest import PATIENCE_MS
 from tests.browser.office import S
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.ci]
 expect.set_options(timeout=PATIENCE_MS)
 
 PROBLEM = '{"title": "Internal Server Error", "status": 500, "detail": "internal error", "request_id": "req_7"}'

@@ -10,7 +10,7 @@ from tests.browser.conftest import HOSTILE, PATIENCE_MS
 from tests.browser.office import S
 from tests.support.service.parts import notifier_reports, stream_reports
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.ci]
 expect.set_options(timeout=PATIENCE_MS)
 
 

@@ -12,7 +12,7 @@ from tests.browser.conftest import HOSTILE, PATIENCE_MS
 from tests.browser.office import S
 
 pytestmark = pytest.mark.browser
-SIZES = [(1280, 800), (390, 844)]
+SIZES = [(1280, 800), pytest.param(390, 844, marks=pytest.mark.ci)]
 expect.set_options(timeout=PATIENCE_MS)
 
 

@@ -12,7 +12,7 @@ from rankwatch_service.store.models import HostRecord
 from tests.browser.conftest import HOSTILE, PATIENCE_MS
 from tests.support.service.stored_series import store
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.ci]
 JOB = "gpt small"
 expect.set_options(timeout=PATIENCE_MS)
 

@@ -7,7 +7,7 @@ from playwright.sync_api import expect
 
 from tests.browser.conftest import PATIENCE_MS
 
-pytestmark = [pytest.mark.browser, pytest.mark.slow]
+pytestmark = [pytest.mark.browser, pytest.mark.ci]
 expect.set_options(timeout=PATIENCE_MS)
 
 

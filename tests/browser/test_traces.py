@@ -11,7 +11,7 @@ from rankwatch_service.store.rows import command_row
 from tests.browser.conftest import PATIENCE_MS, Site
 from tests.support.values.traces import SUMMARY
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.ci]
 
 expect.set_options(timeout=PATIENCE_MS)
 

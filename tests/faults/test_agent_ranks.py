@@ -324,13 +324,16 @@ def test_a_rank_that_dies_while_its_stack_is_awaited_ends_no_agent(tmp_path: Pat
         assert "restart" not in agent.log
 
 
+def ranks_of(service: AgentService, attempt: str) -> set[int]:
+    """The ranks of an attempt that the agent has reported, some of them perhaps more than once."""
+    return {rank.rank for batch in service.batches if batch.attempt == attempt for rank in batch.ranks}
+
+
 def test_exits_are_numbered_anew_in_each_launch(tmp_path: Path) -> None:
     with AgentService() as service, AgentProcess(tmp_path, service.environment):
         for launch in ("first", "second"):
             with RecordingRank(tmp_path, 0, launch=launch) as one, RecordingRank(tmp_path, 1, launch=launch) as two:
-                until(
-                    lambda launch=launch: sum(b.attempt == f"{launch}.0" and len(b.ranks) for b in service.batches) == 2
-                )
+                until(lambda attempt=f"{launch}.0": ranks_of(service, attempt) == {0, 1})
                 two.process.kill()
                 two.wait()
                 one.process.kill()

@@ -15,7 +15,7 @@ from rankwatch_service.demo.processes import end_all
 from tests.support.agent.service import AgentService, until
 from tests.support.detection.judged import judged
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.ci]
 
 SCRIPT = Path(__file__).parents[1] / "support" / "ranks" / "hanging_rank.py"
 RANKS = 3

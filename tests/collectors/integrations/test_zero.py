@@ -20,7 +20,7 @@ from tests.support.ranks.gloo import on_ranks
 from tests.support.ranks.recorders import Rank
 from tests.support.ranks.told import told
 
-pytestmark = [pytest.mark.torch, pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.torch, pytest.mark.integration, pytest.mark.ci, pytest.mark.timeout(300)]
 
 RANKS = 4
 STEPS, MICRO_BATCHES = 4, 2

@@ -13,7 +13,7 @@ import rankwatch
 from rankwatch.reader import RingReader, StepEntry
 from tests.support.ranks.gloo import on_ranks
 
-pytestmark = [pytest.mark.torch, pytest.mark.integration, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.torch, pytest.mark.integration, pytest.mark.ci, pytest.mark.timeout(240)]
 
 RANKS, SLOW, STEPS, SETTLED = 4, 2, 14, 4
 COMPUTE_S = 0.02

@@ -1,5 +1,8 @@
 """Devices by REST: who they are, what they counted last, and counters over time."""
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
 import pytest
 
 from rankwatch import wire
@@ -12,17 +15,43 @@ from rankwatch_service.series.writer import SeriesWriter
 from rankwatch_service.stream.loop import Stream
 from rankwatch_service.stream.sources.sql import SqlSource
 from tests.support.clock import FakeClock
+from tests.support.service.api import Api, running_api
 from tests.support.service.stream import no_links
 from tests.support.values.batches import batch, ranks
 
-ON_BOTH_DATABASES = True
 SLOTS = 60
 DOWN_SLOTS = 4
 """Slots at the end in which one of the ports is down."""
 
 
-@pytest.fixture
+@contextmanager
+def opened(request, folder) -> Iterator[Api]:
+    with ExitStack() as stack:
+        url = ""
+        if request.param == "postgresql":
+            url = stack.enter_context(request.getfixturevalue("postgres").migrated())
+        yield stack.enter_context(running_api(folder, database_url=url))
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+def api(request, tmp_path_factory) -> Iterator[Api]:
+    """An api for all tests that only read."""
+    with opened(request, tmp_path_factory.mktemp("api")) as api:
+        yield api
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def own_api(request, tmp_path) -> Iterator[Api]:
+    with opened(request, tmp_path) as api:
+        yield api
+
+
+@pytest.fixture(scope="module")
 def began_ns(api) -> int:
+    return counted(api)
+
+
+def counted(api: Api) -> int:
     """A job of two ranks on a host with three devices, that has sent counters for a while; when it began to."""
     clock = FakeClock()
     clock.advance(1_000_000)
@@ -118,11 +147,12 @@ def test_a_counter_that_the_devices_do_not_have_is_refused_with_the_names_of_tho
     assert api.get("/api/v1/jobs/gpt/devices/series?counter=nonsense&kind=host").json()["segments"] == []
 
 
-def test_series_of_devices_are_not_among_those_of_steps_and_go_with_their_job(api, began_ns):
-    assert api.get("/api/v1/jobs/gpt/metrics").json()["items"] == []
-    SeriesWriter(api.engine, SystemClock()).delete("gpt")
+def test_series_of_devices_are_not_among_those_of_steps_and_go_with_their_job(own_api):
+    counted(own_api)
+    assert own_api.get("/api/v1/jobs/gpt/metrics").json()["items"] == []
+    SeriesWriter(own_api.engine, SystemClock()).delete("gpt")
     for kind in wire.DEVICE_KINDS:
-        assert api.get(f"/api/v1/jobs/gpt/devices/counters?kind={kind}").json()["items"] == []
+        assert own_api.get(f"/api/v1/jobs/gpt/devices/counters?kind={kind}").json()["items"] == []
 
 
 def test_what_does_not_exist_or_is_malformed_is_refused(api, began_ns):
