@@ -354,6 +354,8 @@ def upgrade() -> None:
         sa.Column("severities", sa.JSON(), nullable=False),
         sa.Column("jobs", sa.JSON(), nullable=False),
         sa.Column("projects", sa.JSON(), nullable=False),
+        sa.Column("matchers", sa.JSON(), nullable=False),
+        sa.Column("after_s", sa.BigInteger(), nullable=False),
         sa.Column("enabled", sa.Boolean(), nullable=False),
         sa.Column("disabled_reason", sa.Text(), nullable=False),
         sa.Column("created_unix_ns", sa.BigInteger(), nullable=False),

@@ -182,6 +182,8 @@ class Receiver(msgspec.Struct, frozen=True, kw_only=True):
     jobs: list[str]
     kinds: list[str]
     projects: list[str]
+    matchers: list[str]
+    after_s: int
     created_at: datetime
 
 

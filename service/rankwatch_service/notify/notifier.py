@@ -120,6 +120,8 @@ class Notifier:
         in_flight = {receiver: tuple(tasks) for receiver, tasks in self._in_flight.items() if tasks}
         try:
             due = await self._in_thread(self._outbox.due, self._clock.unix_ns(), in_flight)
+        except LeaseLostError:
+            return
         except _DATABASE_ERRORS as error:
             _log.warning("outbox_not_read", error=str(error))
             return

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from sqlalchemy import Connection, Engine, func, insert, select, update
+import msgspec
+from sqlalchemy import Connection, Engine, RowMapping, and_, func, insert, select, update
 from sqlalchemy.orm import aliased
 
+from rankwatch_service.labels.incident_labels import incident_labels
 from rankwatch_service.notify.lease import Lease
 from rankwatch_service.notify.reports.counts import NotificationCounts, ReceiverCounts
 from rankwatch_service.notify.retry import GIVE_UP_AFTER_S, RetryDecision
 from rankwatch_service.notify.sender import TryOutcome
+from rankwatch_service.policy.control_records import SilenceSet
+from rankwatch_service.policy.notification import MESSAGE_TYPES, encoded
+from rankwatch_service.policy.routing import mutes
 from rankwatch_service.store.engine import read, write
-from rankwatch_service.store.models import Delivery, Outbox, Receiver
+from rankwatch_service.store.models import Delivery, Incident, Outbox, Receiver, Silence
 
 RECEIVER_IN_FLIGHT_MAX: Final = 8
 """Messages in flight to one receiver. There is no limit over all receivers, so a slow one cannot delay another."""
@@ -31,6 +37,7 @@ class DueMessage:
     body: bytes
     tries: int
     created_unix_ns: int
+    """When it became due."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +61,16 @@ class OutboxTable:
         """Messages to send now, oldest first for each receiver.
 
         Only the oldest undelivered message of an incident to a receiver is due, so `opened` arrives before
-        `resolved`. Messages about commands wait for none. Messages to disabled receivers wait.
+        `resolved`. Messages about commands wait for none. Messages to disabled receivers wait. A message to a receiver
+        with `after_s` that was not notified of the incident before is due only while nobody has acknowledged it; else
+        it is marked as unneeded, or silenced.
 
         Args:
             now_unix_ns: the time.
             in_flight: ids of the messages being sent, by receiver; they are left out and count towards the limit.
+
+        Raises:
+            LeaseLostError: another notifier holds the lease; nothing was marked.
         """
         with read(self._engine) as connection:
             names = connection.scalars(
@@ -68,12 +80,18 @@ class OutboxTable:
                 .order_by(Outbox.receiver)
             ).all()
             # One query for each receiver, so that a backlog of one takes no place of the others.
-            found: list[DueMessage] = []
+            found: list[RowMapping] = []
             for name in names:
                 busy = in_flight.get(name, ())
                 if len(busy) < RECEIVER_IN_FLIGHT_MAX:
                     found += _heads(connection, name, now_unix_ns, busy)
-            return found
+        heads, unneeded = _held(self._engine, found, now_unix_ns)
+        if unneeded:
+            with write(self._engine) as connection:
+                self._lease.confirm(connection)
+                for message_id, state in unneeded.items():
+                    connection.execute(update(Outbox).where(Outbox.id == message_id).values(state=state))
+        return heads
 
     def record(self, ended: Sequence[EndedTry]) -> None:
         """Commit the outcomes of tries in one transaction: deliveries, states of messages, and states of receivers.
@@ -173,7 +191,7 @@ def _record(connection: Connection, one: EndedTry) -> None:
         )
 
 
-def _heads(connection: Connection, receiver: str, now_unix_ns: int, busy: Collection[str]) -> list[DueMessage]:
+def _heads(connection: Connection, receiver: str, now_unix_ns: int, busy: Collection[str]) -> Sequence[RowMapping]:
     """The due messages of a receiver that no earlier message of their incident precedes, oldest first."""
     earlier = aliased(Outbox)
     is_behind = (
@@ -187,11 +205,26 @@ def _heads(connection: Connection, receiver: str, now_unix_ns: int, busy: Collec
         )
         .exists()
     )
-    rows = connection.execute(
-        select(
-            Outbox.id, Outbox.receiver, Receiver.url, Receiver.secret, Outbox.body, Outbox.tries, Outbox.created_unix_ns
+    tried = aliased(Outbox)
+    other_tried = (
+        select(Delivery.id)
+        .join(tried, tried.id == Delivery.outbox_id)
+        .where(
+            tried.incident_id == Outbox.incident_id,
+            tried.receiver == Outbox.receiver,
+            tried.command_id == "",
+            tried.id != Outbox.id,
         )
+        .exists()
+    )
+    is_held = and_(Receiver.after_s > 0, Outbox.command_id == "", ~other_tried)
+    was_tried = select(Delivery.id).where(Delivery.outbox_id == Outbox.id).exists()
+    columns = (Outbox.id, Outbox.receiver, Outbox.body, Outbox.tries, Outbox.created_unix_ns)
+    held = (is_held.label("is_held"), was_tried.label("was_tried"), Incident.state.label("incident_state"))
+    rows = connection.execute(
+        select(*columns, Receiver.url, Receiver.secret, *held)
         .join(Receiver, Receiver.name == Outbox.receiver)
+        .outerjoin(Incident, Incident.id == Outbox.incident_id)
         .where(
             Outbox.receiver == receiver,
             Receiver.enabled,
@@ -203,4 +236,33 @@ def _heads(connection: Connection, receiver: str, now_unix_ns: int, busy: Collec
         .order_by(Outbox.created_unix_ns, Outbox.id)
         .limit(RECEIVER_IN_FLIGHT_MAX - len(busy))
     )
-    return [DueMessage(*row) for row in rows]
+    return rows.mappings().all()
+
+
+def _held(engine: Engine, rows: Sequence[RowMapping], now_unix_ns: int) -> tuple[list[DueMessage], dict[str, str]]:
+    """The messages to send, and the states of those that nobody needs any more, by id."""
+    messages: list[DueMessage] = []
+    unneeded: dict[str, str] = {}
+    silences = _silences(engine, now_unix_ns) if any(row["is_held"] for row in rows) else []
+    for row in rows:
+        body = row["body"]
+        if row["is_held"]:
+            content = json.loads(body)
+            labels = incident_labels(content["data"])
+            if not row["was_tried"] and row["incident_state"] in ("acknowledged", "resolved"):
+                unneeded[row["id"]] = "unneeded"
+                continue
+            if not row["was_tried"] and any(mutes(silence, labels, now_unix_ns) for silence in silences):
+                unneeded[row["id"]] = "silenced"
+                continue
+            # The first message of an incident to a receiver says that it opened.
+            body = encoded(content | {"type": MESSAGE_TYPES["opened"]})
+        message = {name: row[name] for name in ("id", "receiver", "url", "secret", "tries", "created_unix_ns")}
+        messages.append(DueMessage(**message, body=body))
+    return messages, unneeded
+
+
+def _silences(engine: Engine, now_unix_ns: int) -> list[SilenceSet]:
+    with read(engine) as connection:
+        active = select(Silence.__table__).where(Silence.ends_unix_ns > now_unix_ns)
+        return [msgspec.convert(dict(row), SilenceSet) for row in connection.execute(active).mappings()]

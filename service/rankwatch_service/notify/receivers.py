@@ -42,6 +42,8 @@ def receiver_routes(connection: Connection) -> tuple[ReceiverRoute, ...]:
             tuple(row["jobs"]),
             row["enabled"],
             tuple(row["projects"]),
+            tuple(row["matchers"]),
+            row["after_s"],
         )
         for row in rows
     )
@@ -96,6 +98,8 @@ def add_topic_receiver(engine: Engine, controls: ControlLog, clock: Clock, secre
         "severities": [],
         "jobs": [],
         "projects": [],
+        "matchers": [],
+        "after_s": 0,
     }
     with write(engine) as connection:
         if connection.scalar(select(Receiver.name).where(Receiver.name == TOPIC_RECEIVER)) is not None:

@@ -132,6 +132,10 @@ class ReceiverRoute(msgspec.Struct, frozen=True):
     jobs: tuple[str, ...] = ()
     enabled: bool = True
     projects: tuple[str, ...] = ()
+    matchers: tuple[str, ...] = ()
+    """On labels, as `labels.matcher` reads them; all of them must match too."""
+    after_s: int = 0
+    """It is notified only if nobody has acknowledged the incident by then."""
 
 
 class ReceiversSet(msgspec.Struct, frozen=True, tag="receivers", tag_field="record"):

@@ -18,7 +18,7 @@ from rankwatch_service.incidents.version import IncidentVersion
 from rankwatch_service.numbers import as_json, plain
 from rankwatch_service.policy.command import CommandRequest
 from rankwatch_service.policy.control_records import JobProject
-from rankwatch_service.policy.messages.message_text import (
+from rankwatch_service.policy.message_text import (
     command_text,
     command_to_type,
     incident_text,

@@ -17,16 +17,9 @@ from rankwatch_service.policy.notification import (
     NOBODYS,
     command_message,
     incident_message,
+    iso_time,
     message_id,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Routed:
-    """One receiver that an incident concerns, and the silence that mutes it, if one does."""
-
-    receiver: str
-    silence_id: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,28 +41,6 @@ class Notification:
     """It is due from this time on."""
     command_id: str = ""
     """Empty: it is about an incident."""
-
-
-def receivers_for(
-    incident: IncidentVersion,
-    receivers: Iterable[ReceiverRoute],
-    silences: Iterable[SilenceSet],
-    now_unix_ns: int,
-    whose: JobProject = NOBODYS,
-) -> list[Routed]:
-    """Name the receivers that this incident concerns, in order of their names.
-
-    A receiver's empty list of kinds, severities, jobs or projects matches all; receivers that are not enabled are left
-    out. The kinds of an incident's consequences count too: whoever subscribes to hangs is notified of one that a slow
-    rank has caused. A silence mutes from its start up to, not including, its end; the receiver is still named so that
-    the outbox can show why it was not notified.
-    """
-    labels = labels_of(incident, whose)
-    muting = [silence.id for silence in silences if mutes(silence, labels, now_unix_ns)]
-    # Any of them would do; the least id is the same in every replay.
-    silence_id = min(muting, default=None)
-    concerned = sorted(receiver.name for receiver in receivers if _concerns(receiver, incident, whose.project))
-    return [Routed(name, silence_id) for name in concerned]
 
 
 def labels_of(incident: IncidentVersion, whose: JobProject = NOBODYS) -> dict[str, str]:
@@ -109,7 +80,8 @@ def notifications(
 
     Transitions for the pages only (acknowledged, commented, evidence) give none. A receiver that was not notified
     before, since the incident was not severe enough for it or was silenced, is notified that the incident opened, but
-    not that it is resolved.
+    not that it is resolved. A silence mutes from its start up to, not including, its end. What goes to a receiver with
+    `after_s` is due when the incident is as old; the notifier then decides whether it is still needed.
 
     Args:
         transition: with the incident as it is after it.
@@ -125,25 +97,31 @@ def notifications(
     incident = transition.incident
     if transition.what not in MESSAGE_TYPES:
         return []
-    routed = receivers_for(incident, receivers, silences, now_unix_ns, whose)
-    new = {route.receiver for route in routed} - set(told_to)
+    labels = labels_of(incident, whose)
+    concerned = [receiver for receiver in receivers if not objection(receiver, labels, incident.kinds)]
+    new = {receiver.name for receiver in concerned} - set(told_to)
     if transition.what == "resolved":
-        routed = [route for route in routed if route.receiver not in new]
-    firsts = {route.receiver in new for route in routed}
+        concerned = [receiver for receiver in concerned if receiver.name not in new]
+    is_muted = bool(concerned) and any(mutes(silence, labels, now_unix_ns) for silence in silences)
     bodies = {
-        first: incident_message(transition, links, whose, world_size, accelerated, first=first) for first in firsts
+        first: incident_message(transition, links, whose, world_size, accelerated, first=first)
+        for first in {receiver.name in new for receiver in concerned}
+    }
+    due = {
+        receiver.name: max(now_unix_ns, incident.detected_unix_ns + receiver.after_s * 10**9) for receiver in concerned
     }
     return [
         Notification(
-            id=message_id(incident.id, transition.number, route.receiver),
-            receiver=route.receiver,
+            id=message_id(incident.id, transition.number, name),
+            receiver=name,
             incident_id=incident.id,
             transition=transition.number,
-            body=bodies[route.receiver in new],
-            silenced=route.silence_id is not None,
-            created_unix_ns=now_unix_ns,
+            body=bodies[name in new],
+            # What waits is looked at again when it is due.
+            silenced=is_muted and due_unix_ns == now_unix_ns,
+            created_unix_ns=due_unix_ns,
         )
-        for route in routed
+        for name, due_unix_ns in sorted(due.items())
     ]
 
 
@@ -162,13 +140,19 @@ def command_notifications(
         request: the command.
         receivers: all of them.
         links: URLs of the pages on which it can be approved or seen, by name.
-        incident: notify the receivers that it concerns; None: all receivers of the job, whatever kinds and severities
-            they subscribe to.
+        incident: notify the receivers that it concerns; None: all receivers of the job, whatever kinds,
+            severities and labels they subscribe to.
         whose: project and owner of the job.
     """
     if not request.approval_required:
         return []
     body = command_message(request, links, whose)
+    if incident is None:
+        labels = {"job": request.job, "project": whose.project}
+        concerned = [receiver for receiver in receivers if not _objection_to_job(receiver, labels)]
+    else:
+        labels = labels_of(incident, whose)
+        concerned = [receiver for receiver in receivers if not objection(receiver, labels, incident.kinds)]
     return [
         Notification(
             id=message_id(request.id, 0, receiver.name),
@@ -180,26 +164,62 @@ def command_notifications(
             created_unix_ns=request.requested_unix_ns,
             command_id=request.id,
         )
-        for receiver in sorted(receivers, key=attrgetter("name"))
-        if (
-            _is_of(receiver, request.job, whose.project)
-            if incident is None
-            else _concerns(receiver, incident, whose.project)
-        )
+        for receiver in sorted(concerned, key=attrgetter("name"))
     ]
 
 
-def _concerns(receiver: ReceiverRoute, incident: IncidentVersion, project: str) -> bool:
-    return bool(
-        _is_of(receiver, incident.job, project)
-        and (not receiver.kinds or incident.kinds & set(receiver.kinds))
-        and (not receiver.severities or incident.severity in receiver.severities)
-    )
+def objection(receiver: ReceiverRoute, labels: Labels, kinds: Collection[str]) -> str:
+    """Why an incident does not concern a receiver, for people; empty: it does.
+
+    An empty list of a receiver matches all. The kinds of an incident's consequences count too: whoever subscribes to
+    hangs is notified of one that a slow rank has caused. The names of other jobs and projects are not in the answer,
+    since not everybody may see them.
+
+    Args:
+        receiver: with its settings as they are now.
+        labels: of the incident.
+        kinds: its own kind and those of its consequences.
+    """
+    severity = labels["severity"]
+    if found := _objection_to_job(receiver, labels):
+        return found
+    if receiver.severities and severity not in receiver.severities:
+        return f"the incident is {severity}, and the receiver gets {' and '.join(receiver.severities)} incidents alone"
+    if receiver.kinds and not set(receiver.kinds) & set(kinds):
+        return f"the receiver gets incidents of the kinds {', '.join(receiver.kinds)} alone"
+    missed = next((text for text in receiver.matchers if not match_all(parse_matchers(text), labels)), "")
+    return missed and f"the receiver gets incidents with {missed} alone"
 
 
-def _is_of(receiver: ReceiverRoute, job: str, project: str) -> bool:
-    return (
-        receiver.enabled
-        and (not receiver.jobs or job in receiver.jobs)
-        and (not receiver.projects or project in receiver.projects)
-    )
+def _objection_to_job(receiver: ReceiverRoute, labels: Labels) -> str:
+    if not receiver.enabled:
+        return "the receiver is disabled"
+    if receiver.jobs and labels["job"] not in receiver.jobs:
+        return "the receiver subscribes to other jobs"
+    if receiver.projects and labels.get("project", "") not in receiver.projects:
+        return "the receiver subscribes to other projects"
+    return ""
+
+
+def why_sent(state: str, error: str, tries: int, due_unix_ns: int, now_unix_ns: int) -> str:
+    """What became of a notification, in a sentence for people.
+
+    Args:
+        state: waiting, delivered, failed, silenced or unneeded.
+        error: of the newest try; empty if it succeeded, or there was none.
+        tries: so far.
+        due_unix_ns: when it is or was due.
+        now_unix_ns: the time.
+    """
+    match state:
+        case "delivered":
+            return "sent, since the receiver subscribes to it"
+        case "silenced":
+            return "not sent: a silence muted it"
+        case "unneeded":
+            return "not sent: somebody acknowledged the incident in time, or it was over"
+        case "failed":
+            return f"not sent: given up after {tries} {'try' if tries == 1 else 'tries'}: {error or 'receiver removed'}"
+    if due_unix_ns > now_unix_ns:
+        return f"not sent yet: it is sent at {iso_time(due_unix_ns)} if nobody acknowledges the incident before"
+    return f"not sent yet: {error or 'no try has ended'}"

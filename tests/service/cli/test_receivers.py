@@ -45,3 +45,12 @@ def test_alerts_that_wait_are_listed_with_the_reason(terminal, api, to):
     assert api.post("/api/v2/alerts", [{"labels": {"alertname": "Full", "job_name": "gone"}}]).status_code == 200
     status, out, _ = terminal.run("alerts", *to)
     assert (status, "Full" in out, "is named gone." in " ".join(out.split())) == (0, True, True)
+
+
+def test_a_receiver_is_added_with_matchers_and_an_escalation(terminal, api, to):
+    options = ("--match", "host=a", "--after", "15m")
+    assert terminal.run("receivers", "add", "lead", "https://hooks.example/lead", *options, *to)[0] == 0
+    found = api.get("/api/v1/receivers/lead").json()
+    assert (found["matchers"], found["after_s"]) == (['host="a"'], 900)
+    assert "900 s" in terminal.run("receivers", *to)[1]
+    assert terminal.run("receivers", "remove", "lead", *to)[0] == 0

@@ -11,23 +11,23 @@ from rankwatch_service.policy.command import CommandRequest
 from rankwatch_service.policy.control_records import JobProject
 from rankwatch_service.policy.notification import message_id
 from rankwatch_service.policy.routing import (
-    Routed,
     command_notifications,
     labels_of,
     mutes,
     notifications,
-    receivers_for,
+    why_sent,
 )
 from rankwatch_service.store.rows import outbox_row
 from tests.support.values.incidents import NOON_UNIX_NS, incident_version, receiver_route, silence, transition
 
 
 def routed(receivers, silences=(), **incident):
-    return receivers_for(incident_version(**incident), receivers, silences, NOON_UNIX_NS)
+    sent = notifications(transition(**incident), receivers, silences, {}, NOON_UNIX_NS)
+    return [(one.receiver, one.silenced) for one in sent]
 
 
 def test_an_empty_list_matches_everything_and_names_come_in_order():
-    assert routed([receiver_route("b"), receiver_route("a")]) == [Routed("a", None), Routed("b", None)]
+    assert routed([receiver_route("b"), receiver_route("a")]) == [("a", False), ("b", False)]
 
 
 @pytest.mark.parametrize(
@@ -41,18 +41,19 @@ def test_an_empty_list_matches_everything_and_names_come_in_order():
         ({"projects": ["vision", "nlp"]}, True),
         ({"projects": ["vision"]}, False),
         ({"projects": ["nlp"], "jobs": ["other"]}, False),
+        ({"matchers": ('host="node-a"', 'project=~"nlp|vision"')}, True),
+        ({"matchers": ('host="node-b"',)}, False),
+        ({"matchers": ("kind!=straggler",)}, False),
         ({"enabled": False}, False),
     ],
 )
 def test_a_receiver_is_told_only_what_it_wants(wants, told):
-    assert (
-        bool(receivers_for(incident_version(), [receiver_route(**wants)], (), NOON_UNIX_NS, JobProject("j", "nlp")))
-        is told
-    )
+    whose = JobProject("gpt-small", "nlp")
+    assert bool(notifications(transition(), [receiver_route(**wants)], [], {}, NOON_UNIX_NS, whose=whose)) is told
 
 
 def test_who_is_told_of_one_project_is_not_told_of_jobs_without():
-    assert routed([receiver_route(projects=["nlp"]), receiver_route("all")]) == [Routed("all", None)]
+    assert routed([receiver_route(projects=["nlp"]), receiver_route("all")]) == [("all", False)]
     whose = JobProject("gpt-small", "nlp", "ann")
     (one,) = notifications(transition(), [receiver_route(projects=["nlp"])], [], {}, NOON_UNIX_NS, whose=whose)
     data = json.loads(one.body)["data"]
@@ -65,7 +66,7 @@ def test_who_is_told_of_one_project_is_not_told_of_jobs_without():
 
 def test_who_wants_to_hear_of_hangs_hears_of_one_that_a_slow_rank_has_brought():
     brought = [Consequence(kind, "job", (), "", None) for kind in (Kind.SLOWDOWN, Kind.HANG)]
-    assert routed([receiver_route(kinds=["hang"])], consequences=brought) == [Routed("pager", None)]
+    assert routed([receiver_route(kinds=["hang"])], consequences=brought) == [("pager", False)]
     assert routed([receiver_route(kinds=["nonfinite"])], consequences=brought) == []
 
 
@@ -101,7 +102,7 @@ def test_a_silence_mutes_what_lies_inside_it_while_it_lasts(fields, incident, mu
 
 
 def test_a_muted_receiver_is_still_named_with_the_silence():
-    assert routed([receiver_route()], [silence(id="z"), silence(id="m")]) == [Routed("pager", "m")]
+    assert routed([receiver_route()], [silence(id="z"), silence(id="m")]) == [("pager", True)]
 
 
 def test_the_outbox_gets_one_due_row_for_each_receiver():
@@ -174,3 +175,16 @@ def test_an_incident_does_not_end_for_who_never_heard_of_it():
     receivers = [receiver_route("all"), receiver_route("pager")]
     sent = notifications(transition("resolved", 2), receivers, [], {}, NOON_UNIX_NS, ["all"])
     assert types(sent) == {"all": "incident.resolved"}
+
+
+def test_what_goes_to_a_receiver_that_waits_is_due_when_the_incident_is_as_old():
+    opened_unix_ns = NOON_UNIX_NS - 60 * 10**9
+    receivers = [receiver_route("lead", after_s=900), receiver_route("pager"), receiver_route("soon", after_s=30)]
+    sent = notifications(transition(detected_unix_ns=opened_unix_ns), receivers, [silence()], {}, NOON_UNIX_NS)
+    # A silence of now says nothing of when it is due.
+    assert [(one.receiver, one.created_unix_ns, one.silenced) for one in sent] == [
+        ("lead", opened_unix_ns + 900 * 10**9, False),
+        ("pager", NOON_UNIX_NS, True),
+        ("soon", NOON_UNIX_NS, True),
+    ]
+    assert "if nobody acknowledges the incident before" in why_sent("waiting", "", 0, NOON_UNIX_NS + 1, NOON_UNIX_NS)

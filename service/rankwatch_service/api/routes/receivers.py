@@ -21,6 +21,7 @@ from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.paging import Page, Wanted, fetch_page
 from rankwatch_service.api.http.problem import ProblemError, not_found
 from rankwatch_service.api.reply import ApiReply
+from rankwatch_service.api.routes.silences import Matchers
 from rankwatch_service.notify.address import AddressError, checked_url, masked_url, resolved
 from rankwatch_service.notify.receiver_types.base import ReceiverType
 from rankwatch_service.notify.receiver_types.email import address
@@ -36,6 +37,9 @@ router = APIRouter(tags=["notifications"])
 
 RECEIVERS_MAX: Final = 100
 """Stream matches every incident against all of them within its transaction."""
+
+AFTER_S_MAX: Final = 86_400
+"""Longest wait of a receiver for an acknowledgement; messages are given up after three days."""
 
 LOOKUP_S: Final = 3.0
 """How long a new URL's name may take to be resolved, before it is left to the notifier."""
@@ -61,6 +65,10 @@ class ReceiverSettings(BaseModel):
     severities: list[Severity] = list(DEFAULT_SEVERITIES)
     jobs: Names = []
     projects: Names = []
+    matchers: Matchers = []
+    """On labels, as of a silence."""
+    after_s: Annotated[int, Field(strict=True, ge=0, le=AFTER_S_MAX)] = 0
+    """It is notified only if nobody has acknowledged the incident within so many seconds; 0: at once."""
     enabled: StrictBool = True
 
     @model_validator(mode="after")
@@ -107,6 +115,8 @@ class Receiver(ApiReply):
     severities: list[str]
     jobs: list[str]
     projects: list[str]
+    matchers: list[str]
+    after_s: int
     enabled: bool
     disabled_reason: str
     created_unix_ns: int

@@ -43,7 +43,7 @@ Operator = Annotated[Identity, Depends(Require(Scope.OPERATE))]
 
 
 MATCHERS_MAX: Final = 20
-"""Matchers of one silence: each label twice."""
+"""Matchers of one silence or receiver: each label twice."""
 
 
 def _checked_matchers(texts: list[str]) -> list[str]:
@@ -54,7 +54,7 @@ def _checked_matchers(texts: list[str]) -> list[str]:
     """
     found = [matcher for text in texts for matcher in parse_matchers(text)]
     if len(found) > MATCHERS_MAX:
-        raise ValueError(f"a silence has at most {MATCHERS_MAX} matchers")
+        raise ValueError(f"there are at most {MATCHERS_MAX} matchers")
     for matcher in found:
         check_label_name(matcher.name)
     return [str(matcher) for matcher in found]

@@ -97,6 +97,8 @@ def list_receivers(
             "severities": lambda one: output.plain(one["severities"] or "all"),
             "jobs": lambda one: output.plain(one["jobs"] or "all"),
             "projects": lambda one: output.plain(one["projects"] or "all"),
+            "matchers": lambda one: output.plain(", ".join(one["matchers"])),
+            "after": lambda one: output.plain(f"{one['after_s']} s" if one["after_s"] else ""),
             "enabled": lambda one: output.plain("yes" if one["enabled"] else f"no: {one['disabled_reason']}"),
         },
         "no receivers, so nobody is notified; add one with `rankwatch receivers add`",
@@ -127,6 +129,12 @@ def add_receiver(
     ] = None,
     job: Annotated[list[str] | None, typer.Option(help="Only this job; may be repeated.")] = None,
     project: PROJECTS = None,
+    match: Annotated[
+        list[str] | None, typer.Option(help="Only these labels, such as host=node-a; may be repeated.")
+    ] = None,
+    after: Annotated[
+        str | None, typer.Option(help="Only if nobody has acknowledged the incident by then, such as 15m.")
+    ] = None,
     url: URL = None,
     token: TOKEN = None,
 ) -> None:
@@ -134,7 +142,8 @@ def add_receiver(
 
     Prints the secret that signs the messages to a webhook; it cannot be shown again.
     """
-    body = {"name": name, "url": target, "kinds": kind or [], "jobs": job or [], "projects": project or []}
+    body: dict[str, Any] = {"name": name, "url": target, "kinds": kind or [], "jobs": job or []}
+    body |= {"projects": project or [], "matchers": match or [], "after_s": seconds(after) if after else 0}
     if severity:
         body["severities"] = severity
     if chosen := receiver_type or ("email" if target.startswith("mailto:") else None):
@@ -159,7 +168,7 @@ def try_receiver(
 def list_notifications(
     context: typer.Context,
     state: Annotated[
-        list[str] | None, typer.Option(help="waiting, delivered, failed or silenced; may be repeated.")
+        list[str] | None, typer.Option(help="waiting, delivered, failed, silenced or unneeded; may be repeated.")
     ] = None,
     receiver: Annotated[list[str] | None, typer.Option(help="Only to this receiver; may be repeated.")] = None,
     limit: LIMIT = 100,

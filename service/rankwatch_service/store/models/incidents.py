@@ -115,6 +115,10 @@ class Receiver(Base):
     severities: Mapped[list[Any]]
     jobs: Mapped[list[Any]]
     projects: Mapped[list[Any]] = mapped_column(default=list)
+    matchers: Mapped[list[Any]] = mapped_column(default=list)
+    """On labels, as text; all of them must match too."""
+    after_s: Mapped[int] = mapped_column(default=0)
+    """It is notified only if nobody has acknowledged the incident by then."""
     enabled: Mapped[bool] = mapped_column(default=True)
     disabled_reason: Mapped[str] = mapped_column(default="")
     created_unix_ns: Mapped[int]
@@ -153,10 +157,11 @@ class Outbox(Base):
     body: Mapped[bytes]
     """JSON {type, timestamp, data}."""
     state: Mapped[str]
-    """waiting, delivered, failed (given up), silenced."""
+    """waiting, delivered, failed (given up), silenced, unneeded (acknowledged or over before it was due)."""
     tries: Mapped[int] = mapped_column(default=0)
     next_try_unix_ns: Mapped[int]
     created_unix_ns: Mapped[int]
+    """It is due from this time on."""
     delivered_unix_ns: Mapped[int | None]
     __table_args__ = (Index("ix_outbox_due", "state", "next_try_unix_ns"),)
 

@@ -40,6 +40,7 @@ def test_each_receiver_has_its_reason(api):
         ("jobs", {"jobs": ["other"]}),
         ("nlp", {"projects": ["nlp"]}),
         ("off", {"enabled": False}),
+        ("b", {"matchers": ["host=node-b"]}),
         ("new", {}),
     )
     found = reasons(api)
@@ -48,6 +49,7 @@ def test_each_receiver_has_its_reason(api):
     assert "other jobs" in found["jobs"]
     assert "other projects" in found["nlp"]
     assert "disabled" in found["off"]
+    assert found["b"] == 'not sent: the receiver gets incidents with host="node-b" alone'
     assert "it gets the next change" in found["new"]
 
 

@@ -16,7 +16,7 @@ PAGERDUTY = {
     "secret": KEY,
 }
 EMAIL = {"name": "mail", "type": "email", "url": "mailto:oncall@example.com"}
-CHANGEABLE = ("type", "url", "kinds", "severities", "jobs", "projects", "enabled")
+CHANGEABLE = ("type", "url", "kinds", "severities", "jobs", "projects", "matchers", "after_s", "enabled")
 
 
 def test_a_secret_that_was_given_is_shown_nowhere(api):
@@ -79,3 +79,11 @@ def test_who_may_only_read_sees_the_type_and_not_the_path(api):
     assert api.post("/api/v1/receivers", teams).status_code == 201
     (seen,) = api.ask("GET", "/api/v1/receivers", token=api.token(Scope.READ)).json()["items"]
     assert (seen["type"], seen["url"]) == ("teams", "https://prod.example.com/…")
+
+
+def test_a_receiver_has_matchers_and_waits(api):
+    body = {"name": "lead", "url": "https://hooks.example/x", "matchers": ["host=a, kind!=hang"], "after_s": 900}
+    made = api.post("/api/v1/receivers", body).json()
+    assert (made["matchers"], made["after_s"]) == (['host="a"', 'kind!="hang"'], 900)
+    for wrong in ({"matchers": ["color=red"]}, {"after_s": -1}, {"after_s": 86_401}):
+        assert api.post("/api/v1/receivers", body | {"name": "x"} | wrong).status_code == 422

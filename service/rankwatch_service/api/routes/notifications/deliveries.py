@@ -30,7 +30,7 @@ router = APIRouter(tags=["notifications"])
 TRIED_WITHIN_S: Final = 20.0
 """How long a reply waits for the first try of a message that a person sends: the longest try takes 15 s."""
 
-State = Literal["waiting", "delivered", "failed", "silenced"]
+State = Literal["waiting", "delivered", "failed", "silenced", "unneeded"]
 Reader = Annotated[Identity, Depends(Require(Scope.READ, every_job=True))]
 Admin = Annotated[Identity, Depends(Require(Scope.ADMIN, every_job=True))]
 
@@ -45,9 +45,11 @@ class SentNotification(ApiReply):
     transition: int
     command_id: str
     state: State
-    """failed: it was given up, since the receiver refused it for good, or nobody acts on it any more."""
+    """failed: it was given up, since the receiver refused it for good, or nobody acts on it any more. unneeded: its
+    receiver waits, and somebody acknowledged the incident in time, or it was over."""
     tries: int
     created_unix_ns: int
+    """It is due from this time on."""
     next_try_unix_ns: int
     delivered_unix_ns: int | None
     error: str

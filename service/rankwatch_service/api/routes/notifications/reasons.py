@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 from fastapi import APIRouter, Depends
-from sqlalchemy import RowMapping
 
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.job_projects import project_of
@@ -14,12 +13,14 @@ from rankwatch_service.api.dependencies.context import Ctx
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.api.routes.incidents.incidents import find_incident, notifications_about
+from rankwatch_service.labels.incident_labels import incident_labels
 from rankwatch_service.notify.receivers import receiver_routes
-from rankwatch_service.policy.control_records import ReceiverRoute
-from rankwatch_service.policy.messages.receiver_reasons import IncidentTraits, why_not_sent, why_sent
+from rankwatch_service.policy.routing import objection, why_sent
 from rankwatch_service.store.engine import read
 
 router = APIRouter(prefix="/incidents", tags=["notifications"])
+
+NO_CHANGE: Final = "nothing has changed since the receiver would get it; it gets the next change"
 
 Reader = Annotated[Identity, Depends(Require(Scope.READ))]
 
@@ -31,7 +32,7 @@ class ReceiverReason(ApiReply):
     transition: int | None
     """The transition of the incident that it was notified of; null: none."""
     state: str
-    """delivered, waiting, failed, silenced, or none: there is no notification."""
+    """delivered, waiting, failed, silenced, unneeded, or none: there is no notification."""
     why: str
 
 
@@ -57,24 +58,21 @@ def list_reasons(incident_id: str, context: Ctx, identity: Reader) -> ReceiverRe
             receiver=one.receiver,
             transition=one.transition,
             state=one.state,
-            why=why_sent(one.state, one.error, one.tries),
+            why=why_sent(one.state, one.error, one.tries, one.created_unix_ns, context.clock.unix_ns()),
         )
         for one in about
     ]
+    labels = incident_labels({**row, "project": whose.project, "owner": whose.owner})
+    kinds = {row["kind"], *(one["kind"] for one in row["consequences"])}
     named = {one.receiver for one in found}
     found += [
         ReceiverReason(
             receiver=receiver.name,
             transition=None,
             state="none",
-            why=_why_not(receiver, row, whose.project),
+            why=f"not sent: {objection(receiver, labels, kinds) or NO_CHANGE}",
         )
         for receiver in receivers
         if receiver.name not in named
     ]
     return ReceiverReasons(items=sorted(found, key=lambda one: (one.receiver, one.transition or 0)))
-
-
-def _why_not(receiver: ReceiverRoute, row: RowMapping, project: str) -> str:
-    kinds = {row["kind"], *(one["kind"] for one in row["consequences"])}
-    return why_not_sent(receiver, IncidentTraits(row["job"], project, row["severity"], kinds))

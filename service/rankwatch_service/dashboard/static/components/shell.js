@@ -246,6 +246,7 @@ const STATES = {
   delivered: "good",
   waiting: "warning",
   silenced: "",
+  unneeded: "",
   works: "good",
   failing: "critical",
   on: "good",

@@ -1,13 +1,13 @@
 // Notifications that were sent, wait, failed or were muted; why each receiver got one of an incident or not; send again.
 
-import { getList, path, post } from "../common/api.js";
+import { getList, now, path, post } from "../common/api.js";
 import { fill, h } from "../common/dom.js";
 import { ago, clock, moment, number } from "../common/format.js";
 import { card, empty, REFUSAL_MS, rest, said, statePill, toast, whenChanged } from "../components/shell.js";
 import { showWhy } from "./why.js";
 
 const PAGE = 50;
-const VIEWS = { failed: "Failed", waiting: "Waiting", delivered: "Delivered", silenced: "Silenced", "": "All" };
+const VIEWS = { failed: "Failed", waiting: "Waiting", delivered: "Delivered", silenced: "Silenced", unneeded: "Unneeded", "": "All" };
 
 export class MessagesCard {
   // `receiver` and `state` are what the address asks for; null: failed ones if there are any, else all.
@@ -56,11 +56,11 @@ export class MessagesCard {
 
   row(one, may) {
     const when = one.delivered_unix_ns ?? one.created_unix_ns;
-    const about = one.incident_id ? h("a", { href: `/incidents/${encodeURIComponent(one.incident_id)}` }, "incident") : one.command_id.startsWith("cmd_") ? h("a", { href: `/commands/${encodeURIComponent(one.command_id)}` }, "command") : one.command_id ? "test" : "several incidents";
+    const about = one.incident_id ? h("a", { href: `/incidents/${encodeURIComponent(one.incident_id)}` }, "incident") : one.command_id.startsWith("cmd_") ? h("a", { href: `/commands/${encodeURIComponent(one.command_id)}` }, "command") : "test";
     return h(
       "tr",
       {},
-      h("td", { class: "nowrap", title: moment(when) }, ago(when)),
+      h("td", { class: "nowrap", title: moment(when) }, when / 1e6 > now() ? clock(when) : ago(when)),
       h("td", { class: "break" }, h("button", { class: "textual", onclick: () => this.choose({ receiver: one.receiver }) }, one.receiver)),
       h("td", {}, statePill(one.state), one.error && h("div", { class: "under" }, one.error)),
       h("td", {}, about, one.transition > 0 && h("span", { class: "muted" }, ` message ${one.transition}`)),

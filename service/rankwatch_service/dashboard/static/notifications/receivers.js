@@ -2,7 +2,7 @@
 
 import { getList, path, post, put, remove } from "../common/api.js";
 import { fill, h } from "../common/dom.js";
-import { kindName, KIND_NAMES } from "../common/format.js";
+import { interval, kindName, KIND_NAMES } from "../common/format.js";
 import { ask, card, empty, REFUSAL_MS, said, SEVERITIES, statePill, toast, whenChanged } from "../components/shell.js";
 
 const RECEIVERS_MAX = 100;
@@ -44,7 +44,7 @@ export class ReceiversCard {
   }
 
   row(one, state, may) {
-    const gets = [one.severities.join(", ") || "every severity", one.kinds.map(kindName).join(", "), one.jobs.length && `jobs ${one.jobs.join(", ")}`, one.projects.length && `projects ${one.projects.join(", ")}`].filter(Boolean);
+    const gets = [one.severities.join(", ") || "every severity", one.kinds.map(kindName).join(", "), one.jobs.length && `jobs ${one.jobs.join(", ")}`, one.projects.length && `projects ${one.projects.join(", ")}`, ...one.matchers, one.after_s > 0 && `if nobody acknowledges within ${interval(one.after_s)}`].filter(Boolean);
     const pill = !one.enabled ? "switched off" : state?.error ? "failing" : "on";
     return h(
       "tr",
@@ -65,8 +65,8 @@ export class ReceiversCard {
   }
 
   async turn(one) {
-    const { type, url, kinds, severities, jobs, projects, enabled } = one;
-    await said(put(path("receivers", one.name), { type, url, kinds, severities, jobs, projects, enabled: !enabled }), enabled ? `${one.name} is switched off` : `${one.name} is switched on`);
+    const { type, url, kinds, severities, jobs, projects, matchers, after_s, enabled } = one;
+    await said(put(path("receivers", one.name), { type, url, kinds, severities, jobs, projects, matchers, after_s, enabled: !enabled }), enabled ? `${one.name} is switched off` : `${one.name} is switched on`);
     this.changed();
   }
 
@@ -97,6 +97,8 @@ export class ReceiversCard {
       h("div", { class: "checks" }, severities),
       h("label", {}, "Kind", h("select", { name: "kind" }, h("option", { value: "" }, "every kind"), Object.entries(KIND_NAMES).map(([value, text]) => h("option", { value }, text)))),
       h("label", {}, "Jobs (names, by commas)", h("input", { name: "jobs", autocomplete: "off", placeholder: "all" })),
+      h("label", {}, "Labels", h("input", { name: "matchers", autocomplete: "off", maxlength: 2000, placeholder: 'host=~"node-.*", owner="ann"' })),
+      h("label", {}, "Only if nobody acknowledges within (min)", h("input", { name: "after", type: "number", min: 0, max: 1440, value: 0 })),
     ];
     const made = await ask("New receiver", "It is notified of incidents from now on. Test it next.", fields, "Add", false, (answer) => post("receivers", settings(answer)));
     if (!made) return;
@@ -108,7 +110,7 @@ export class ReceiversCard {
 // A receiver as REST takes it, from what was typed in the dialog.
 function settings(answer) {
   const jobs = answer.jobs.split(",").map((one) => one.trim()).filter(Boolean);
-  const body = { name: answer.name.trim(), type: answer.type, url: answer.url.trim(), severities: SEVERITIES.filter((one) => answer[`severity_${one}`]), kinds: answer.kind ? [answer.kind] : [], jobs };
+  const body = { name: answer.name.trim(), type: answer.type, url: answer.url.trim(), severities: SEVERITIES.filter((one) => answer[`severity_${one}`]), kinds: answer.kind ? [answer.kind] : [], jobs, matchers: answer.matchers.trim() ? [answer.matchers.trim()] : [], after_s: 60 * Number(answer.after) };
   if (answer.secret && TYPES[answer.type][2] !== null) body.secret = answer.secret.trim();
   return body;
 }

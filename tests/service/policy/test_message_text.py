@@ -5,7 +5,7 @@ import pytest
 from rankwatch_detectors.base import Kind, Severity
 from rankwatch_service.incidents.answers import changed, confidence_words, impact, normal, save_text
 from rankwatch_service.policy.command import CommandRequest
-from rankwatch_service.policy.messages.message_text import (
+from rankwatch_service.policy.message_text import (
     LINE_CHARS_MAX,
     command_text,
     command_to_type,
