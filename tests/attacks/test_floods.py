@@ -17,7 +17,7 @@ from kafka import KafkaProducer
 from rankwatch import wire
 from rankwatch.kafka.settings import KafkaSettings, client_options, partition_of
 from rankwatch_service.api.http.connection import ANONYMOUS_PER_ADDRESS_MAX
-from rankwatch_service.api.ingest.new_jobs import NEW_JOBS_MAX
+from rankwatch_service.api.ingest import NEW_JOBS_MAX
 from rankwatch_service.series.rollups import ValueMark
 from rankwatch_service.stream import partition
 from tests.support.kafka.broker import Broker, new_prefix

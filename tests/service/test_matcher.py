@@ -2,7 +2,7 @@
 
 import pytest
 
-from rankwatch_service.labels.matcher import PATTERN_CHARS_MAX, Matcher, match_all, parse_matcher, parse_matchers
+from rankwatch_service.labels import PATTERN_CHARS_MAX, Matcher, match_all, parse_matcher, parse_matchers
 
 
 @pytest.mark.parametrize(

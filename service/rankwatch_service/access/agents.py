@@ -1,7 +1,8 @@
 """Enrolled agents: one for each job and host, with a secret that signs everything between it and the service.
 
 A secret is derived from the service's key, the job, the host and the agent's id. So it is stored nowhere, every role
-can verify a signature without asking another, and it is good for no other job or host.
+can verify a signature without asking another, and it is good for no other job or host. An agent that reports renews the
+token of its job.
 """
 
 from __future__ import annotations
@@ -14,13 +15,17 @@ from math import inf
 from threading import Lock
 from typing import Final
 
+import structlog
 from sqlalchemy import Connection, Engine, exists, func, insert, select, update
 
 from rankwatch.signed import AGENT_BYTES, Purpose, Signed
 from rankwatch.wire import Enrolled
+from rankwatch_service.access.identities import Authenticator, Identity
 from rankwatch_service.access.secret_key import SecretKey
+from rankwatch_service.access.tokens import renew_token
 from rankwatch_service.clock import Clock
 from rankwatch_service.store.engine import read, write
+from rankwatch_service.store.errors import StoreError
 from rankwatch_service.store.models import Agent, AgentView
 from rankwatch_service.store.policy_rows import read_policy
 
@@ -202,3 +207,60 @@ def _make_room(connection: Connection, job: str, token_id: str, hosts_max: int |
         )
     if leave:
         connection.execute(update(Agent).where(Agent.id.in_(leave)).values(ended=True))
+
+
+PAUSE_S: Final = 60.0
+"""Time between two tries to renew one token: all its agents ask for it at the same moment."""
+
+TRIED_MAX: Final = 4_096
+"""Tokens of which the last try is remembered: as many as the authenticator remembers."""
+
+_log = structlog.get_logger(__name__)
+
+
+class Renewals:
+    """The renewals of this process. Thread-safe."""
+
+    def __init__(self, engine: Engine, authenticator: Authenticator, clock: Clock) -> None:
+        """Do no I/O yet.
+
+        Args:
+            engine: of a database with this version's tables.
+            authenticator: remembers when tokens expire.
+            clock: decides what is due.
+        """
+        self._engine = engine
+        self._authenticator = authenticator
+        self._clock = clock
+        self._tried_s: dict[str, float] = {}
+        self._lock = Lock()
+
+    def reported(self, identity: Identity) -> None:
+        """Renew the token with which an enrolled agent has just reported, if less than half its lifetime is left.
+
+        A failure of the database is logged: the agent's message does not depend on this, and the next one tries again.
+        """
+        if identity.lasts_ns is None or identity.expires_unix_ns is None:
+            return
+        now = self._clock.unix_ns()
+        if 2 * (identity.expires_unix_ns - now) >= identity.lasts_ns or not self._may_try(identity.id):
+            return
+        try:
+            with write(self._engine) as connection:
+                renewed = renew_token(connection, identity.id, identity.actor, identity.expires_unix_ns, now)
+        except StoreError as error:
+            _log.warning("token_not_renewed", token=identity.id, reason=str(error))
+            return
+        if renewed:
+            self._authenticator.clear_cache()
+
+    def _may_try(self, token_id: str) -> bool:
+        now_s = self._clock.monotonic_s()
+        with self._lock:
+            last_s = self._tried_s.get(token_id)
+            if last_s is not None and now_s - last_s < PAUSE_S:
+                return False
+            if len(self._tried_s) >= TRIED_MAX:
+                self._tried_s.clear()
+            self._tried_s[token_id] = now_s
+            return True

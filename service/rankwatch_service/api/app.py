@@ -16,70 +16,64 @@ from starlette.concurrency import run_in_threadpool
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.routing import BaseRoute
 
-from rankwatch_service.access.agents import Agents, AgentSecrets
+from rankwatch_service.access.agents import Agents, AgentSecrets, Renewals
 from rankwatch_service.access.identities import Authenticator
 from rankwatch_service.access.oidc_provider import OidcProvider
 from rankwatch_service.access.refusals import Refusals
-from rankwatch_service.access.renewals import Renewals
 from rankwatch_service.access.secret_key import SecretKey
-from rankwatch_service.alerts.rows import AlertResult
-from rankwatch_service.api.background.alert_expiry import AlertExpiry
-from rankwatch_service.api.background.change_feed import ChangeFeed
+from rankwatch_service.alerts import AlertResult
+from rankwatch_service.api.background.change_feed import ChangeFeed, FeedTail
 from rankwatch_service.api.background.counters import Counters, StoreCollector
 from rankwatch_service.api.background.driver_thread import DriverThread
-from rankwatch_service.api.background.feed_tail import FeedTail
 from rankwatch_service.api.background.forgeries import Forgeries
 from rankwatch_service.api.background.health_facts import HealthReader
-from rankwatch_service.api.background.housekeeping import remove_expired
+from rankwatch_service.api.background.housekeeping import AlertExpiry, remove_expired, tell_changed_precision
 from rankwatch_service.api.background.order_cache import OrderCache
-from rankwatch_service.api.background.precision import tell_changed_precision
 from rankwatch_service.api.dependencies.context import Context
 from rankwatch_service.api.http import problem
-from rankwatch_service.api.http.cursor import CursorSigner
 from rankwatch_service.api.http.gate import Gate
 from rankwatch_service.api.http.host import own_names
 from rankwatch_service.api.http.openapi import describe
+from rankwatch_service.api.http.paging import CursorSigner
 from rankwatch_service.api.http.query_parameters import reject_unknown_parameters
 from rankwatch_service.api.http.trusted_proxies import TrustedProxies
-from rankwatch_service.api.ingest.batcher import Batcher
-from rankwatch_service.api.ingest.intake import Intake
-from rankwatch_service.api.ingest.new_jobs import NewJobs
+from rankwatch_service.api.ingest import Batcher, Intake, NewJobs
 from rankwatch_service.api.routes import (
     agents,
-    approvals,
-    command_ranks,
+    alerts,
+    audit_trail,
     commands,
+    devices,
     events,
+    explanations,
     feedback,
+    health,
     hosts,
-    job_removal,
+    incident_totals,
+    incidents,
     jobs,
+    lost_time,
     metric_rules,
+    metrics,
+    people,
     policy,
+    precision,
     previews,
     projects,
     receivers,
-    silences,
-    telemetry,
-    tuning,
-)
-from rankwatch_service.api.routes.alerts import alerts, waiting_alerts
-from rankwatch_service.api.routes.charts import devices, explanations, steps
-from rankwatch_service.api.routes.incidents import incidents, lost_time, totals
-from rankwatch_service.api.routes.notifications import deliveries, reasons
-from rankwatch_service.api.routes.notifications.links import LinkRoutes
-from rankwatch_service.api.routes.system import (
-    audit_trail,
-    health,
-    metrics,
-    people,
-    precision,
     service_health,
     sessions,
+    silences,
+    steps,
     stream,
+    telemetry,
     tokens,
+    tuning,
+    waiting_alerts,
 )
-from rankwatch_service.api.routes.system.login import LoginRoutes
+from rankwatch_service.api.routes.notifications import deliveries, reasons
+from rankwatch_service.api.routes.notifications.links import LinkRoutes
+from rankwatch_service.api.routes.sessions import LoginRoutes
 from rankwatch_service.clock import Clock
 from rankwatch_service.dashboard import mount
 from rankwatch_service.log.base import Entry
@@ -101,19 +95,16 @@ RESOURCES: Final = (
     telemetry,
     agents,
     jobs,
-    job_removal,
     projects,
     steps,
     devices,
     lost_time,
-    totals,
+    incident_totals,
     incidents,
     explanations,
     feedback,
     precision,
     commands,
-    command_ranks,
-    approvals,
     receivers,
     deliveries,
     reasons,

@@ -18,7 +18,7 @@ from rankwatch_service.api.dependencies.context import Context
 from rankwatch_service.api.http.connection import Connections
 from rankwatch_service.api.http.tls_server import TlsServer
 from rankwatch_service.api.http.trusted_proxies import TrustedProxies
-from rankwatch_service.api.ingest.batcher import Batcher
+from rankwatch_service.api.ingest import Batcher
 from rankwatch_service.certificate import LOOK_EVERY_S, ServedCertificate
 from rankwatch_service.clock import Clock, SystemClock
 from rankwatch_service.log.control_log import ControlLog
@@ -119,7 +119,7 @@ def _application(settings: Settings, engine: Engine, clock: Clock, secret_key: S
     if kafka is None:
         return create_app(settings, engine, Batcher("append", SqlLog(engine, clock).append), clock, secret_key)
     # Imported here because the Kafka client is an optional extra.
-    from rankwatch_service.api.ingest.kafka_intake import KafkaIntake, ProducerCollector  # noqa: PLC0415
+    from rankwatch_service.api.ingest import KafkaIntake, ProducerCollector  # noqa: PLC0415
     from rankwatch_service.log.kafka_topics import ensure_topics_soon  # noqa: PLC0415
 
     add_topic_receiver(engine, ControlLog(engine, clock), clock, secret_key)

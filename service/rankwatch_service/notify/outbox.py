@@ -11,7 +11,7 @@ import msgspec
 from sqlalchemy import Connection, Engine, RowMapping, and_, func, insert, select, update
 from sqlalchemy.orm import aliased
 
-from rankwatch_service.labels.incident_labels import incident_labels
+from rankwatch_service.labels import incident_labels
 from rankwatch_service.notify.lease import Lease
 from rankwatch_service.notify.reports.counts import NotificationCounts, ReceiverCounts
 from rankwatch_service.notify.retry import GIVE_UP_AFTER_S, RetryDecision

@@ -8,8 +8,7 @@ from operator import attrgetter
 
 from rankwatch_service.incidents.transition import Transition
 from rankwatch_service.incidents.version import IncidentVersion
-from rankwatch_service.labels.incident_labels import incident_labels
-from rankwatch_service.labels.matcher import Labels, match_all, parse_matchers
+from rankwatch_service.labels import Labels, incident_labels, match_all, parse_matchers
 from rankwatch_service.policy.command import CommandRequest
 from rankwatch_service.policy.control_records import JobProject, ReceiverRoute, SilenceSet
 from rankwatch_service.policy.notification import (

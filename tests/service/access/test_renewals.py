@@ -3,8 +3,8 @@
 import pytest
 from sqlalchemy import select
 
+from rankwatch_service.access.agents import PAUSE_S, Renewals
 from rankwatch_service.access.identities import CACHE_S, Authenticator
-from rankwatch_service.access.renewals import PAUSE_S, Renewals
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.access.tokens import RENEWED_MIN_S, issue_token, revoke_token, token_state
 from rankwatch_service.store.engine import read, write
@@ -129,7 +129,7 @@ def test_a_renewal_that_fails_is_tried_again_and_keeps_no_message_away(engine, m
         raise StoreBusyError("busy")
 
     with monkeypatch.context() as broken:
-        broken.setattr("rankwatch_service.access.renewals.write", busy)
+        broken.setattr("rankwatch_service.access.agents.write", busy)
         assert world.reports()
     assert world.reports()
     assert world.renewed() == []  # not at once

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rankwatch_service.alerts.alert import LASTS_S, Alert
+from rankwatch_service.alerts import LASTS_S, Alert
 
 RULES = Path(__file__).parents[3] / "deploy" / "prometheus" / "rankwatch.rules.yml"
 NOW = 1_700_000_000_000_000_000

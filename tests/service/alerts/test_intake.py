@@ -5,12 +5,9 @@ from sqlalchemy import insert, select, update
 
 from rankwatch_detectors.alerts import ALERTS_MAX as ALERTS_PER_JOB_MAX
 from rankwatch_detectors.alerts import NAMES_MAX
-from rankwatch_service.alerts import rows
-from rankwatch_service.alerts.alert import LASTS_S, Alert
-from rankwatch_service.alerts.intake import take_alerts
-from rankwatch_service.alerts.rows import NO_JOB
-from rankwatch_service.alerts.waiting import why_it_waits
-from rankwatch_service.api.background.alert_expiry import AlertExpiry
+from rankwatch_service import alerts
+from rankwatch_service.alerts import LASTS_S, NO_JOB, Alert, take_alerts, why_it_waits
+from rankwatch_service.api.background.housekeeping import AlertExpiry
 from rankwatch_service.log.control_log import ControlLog
 from rankwatch_service.policy.control_records import decode_control
 from rankwatch_service.store.engine import read, write
@@ -175,7 +172,7 @@ def test_beyond_the_limits_of_a_job_alerts_wait_for_room(site):
 
 
 def test_when_too_many_fire_new_ones_are_refused_and_known_ones_go_on(site, monkeypatch):
-    monkeypatch.setattr(rows, "ALERTS_MAX", 2)
+    monkeypatch.setattr(alerts, "ALERTS_MAX", 2)
     first = [alert(number=str(number), job_name="gpt") for number in range(2)]
     assert site.post(*first, alert(number="3", job_name="gpt")) == ["begun", "begun", "refused"]
     assert site.post(*first) == ["repeated"] * 2

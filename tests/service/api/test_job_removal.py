@@ -7,7 +7,7 @@ from sqlalchemy import delete, insert, select
 
 from rankwatch.wire import View
 from rankwatch_service.access.scopes import Scope
-from rankwatch_service.api.routes import job_removal
+from rankwatch_service.api.routes import jobs
 from rankwatch_service.orders.running_attempt import ReceivedView, store_views
 from rankwatch_service.policy.control_records import JobDeleted, decode_control
 from rankwatch_service.store.engine import read, write
@@ -118,13 +118,13 @@ def test_a_deletion_is_requested_of_stream_audited_and_answered_when_stream_has_
 
 
 def test_a_deletion_that_stream_has_not_acted_on_is_answered_as_accepted(old, monkeypatch):
-    monkeypatch.setattr(job_removal, "STREAM_WAIT_S", 0.1)
+    monkeypatch.setattr(jobs, "STREAM_WAIT_S", 0.1)
     answer = old.ask("DELETE", JOB)
     assert (answer.status_code, answer.json()["deleted"]) == (202, False)
 
 
 def test_a_repeated_request_with_one_key_is_one_deletion(old, monkeypatch):
-    monkeypatch.setattr(job_removal, "STREAM_WAIT_S", 0.1)
+    monkeypatch.setattr(jobs, "STREAM_WAIT_S", 0.1)
     for _ in range(2):
         assert old.ask("DELETE", JOB, key="k").status_code == 202
     assert requested(old) == ["gpt-small"]
@@ -162,7 +162,7 @@ def test_a_job_with_an_open_order_is_not_deleted(old):
 
 
 def test_many_series_are_removed_by_several_requests(old, monkeypatch):
-    monkeypatch.setattr(job_removal, "SERIES_S", 0.0)
+    monkeypatch.setattr(jobs, "SERIES_S", 0.0)
     answer = old.ask("DELETE", JOB)
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
     assert requested(old) == []

@@ -5,7 +5,7 @@ from typing import Any
 
 from fastapi.routing import APIRoute, iter_route_contexts
 
-from rankwatch_service.api.description.refusals import CONFLICT
+from rankwatch_service.api.description import CONFLICT
 
 
 def test_the_names_of_schemas_say_what_they_are(api):

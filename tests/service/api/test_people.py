@@ -10,7 +10,7 @@ from sqlalchemy import insert, select, update
 from rankwatch_service.access.oidc_provider import AWAY_S, CALLBACK_PATH, UNKNOWN_KEY_S
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.access.sessions import LOGIN_S, SESSION_S
-from rankwatch_service.api.routes.system.login import own_page
+from rankwatch_service.api.routes.sessions import own_page
 from rankwatch_service.clock import SystemClock
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Audit, Job, JobProject, Silence

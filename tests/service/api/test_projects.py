@@ -6,7 +6,7 @@ from sqlalchemy import insert
 from rankwatch import wire
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.access.tokens import issue_token
-from rankwatch_service.api.ingest.new_jobs import NEW_JOBS_MAX
+from rankwatch_service.api.ingest import NEW_JOBS_MAX
 from rankwatch_service.policy.control_records import JobProject, PolicySet, ReceiversSet, decode_control
 from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import Incident, Job

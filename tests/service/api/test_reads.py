@@ -261,7 +261,7 @@ def acknowledge_as_stream(api, incident):
 
 
 def test_a_judgement_waits_for_stream_and_says_202_without_it(api, many, monkeypatch):
-    monkeypatch.setattr("rankwatch_service.api.routes.incidents.incidents.STREAM_WAIT_S", 0.05)
+    monkeypatch.setattr("rankwatch_service.api.routes.incidents.STREAM_WAIT_S", 0.05)
     answer = api.post("/api/v1/incidents/inc_3/acknowledge")
     assert (answer.status_code, answer.json()["state"]) == (202, "open")
 
@@ -272,7 +272,7 @@ def test_a_judgement_waits_for_stream_and_says_202_without_it(api, many, monkeyp
 
 
 def test_who_takes_over_or_gives_back_waits_for_stream_and_what_changes_nothing_does_not(api, many, monkeypatch):
-    monkeypatch.setattr("rankwatch_service.api.routes.incidents.incidents.STREAM_WAIT_S", 0.05)
+    monkeypatch.setattr("rankwatch_service.api.routes.incidents.STREAM_WAIT_S", 0.05)
     path = "/api/v1/incidents/inc_3"
     assert api.post(f"{path}/unacknowledge").status_code == 200
     acknowledge_as_stream(api, "inc_3")
@@ -282,7 +282,7 @@ def test_who_takes_over_or_gives_back_waits_for_stream_and_what_changes_nothing_
 
 
 def test_a_judgement_is_answered_as_soon_as_stream_has_acted(api, many, monkeypatch):
-    monkeypatch.setattr("rankwatch_service.api.routes.incidents.incidents.STREAM_WAIT_S", 3_600.0)
+    monkeypatch.setattr("rankwatch_service.api.routes.incidents.STREAM_WAIT_S", 3_600.0)
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(api.post, "/api/v1/incidents/inc_3/acknowledge")
         while not api.get("/api/v1/audit?action=incident.acknowledged").json()["items"]:

@@ -82,7 +82,7 @@ def test_what_is_not_a_number_inside_evidence_is_its_name(api):
     evidence = {"loss": [1.0, float("nan")], "ratio": {"of": float("-inf")}}
     with write(api.engine) as connection:
         connection.execute(insert(Incident).values(**incident(1, evidence={})))
-    from rankwatch_service.api.routes.incidents.incidents import Incident as Shown
+    from rankwatch_service.api.routes.incidents import Incident as Shown
 
     shown = api.get("/api/v1/incidents").json()["items"][0] | {"evidence": evidence}
     told = json.loads(Shown.model_validate(shown).model_dump_json())

@@ -127,7 +127,7 @@ def test_a_log_that_cannot_be_written_is_503_and_the_same_batch_is_taken_later(a
 
 
 def test_more_than_may_wait_is_refused_and_counted(api, monkeypatch):
-    monkeypatch.setattr("rankwatch_service.api.ingest.batcher.PENDING_BYTES_MAX", 10)
+    monkeypatch.setattr("rankwatch_service.api.ingest.PENDING_BYTES_MAX", 10)
     assert send(api, batch()).status_code == 503
     assert 'rankwatch_ingest_batches_total{result="busy"} 1.0' in api.get("/metrics").text
 

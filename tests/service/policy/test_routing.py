@@ -6,7 +6,7 @@ import pytest
 
 from rankwatch_detectors.base import Kind
 from rankwatch_service.incidents.version import Consequence
-from rankwatch_service.labels.incident_labels import incident_labels
+from rankwatch_service.labels import incident_labels
 from rankwatch_service.policy.command import CommandRequest
 from rankwatch_service.policy.control_records import JobProject
 from rankwatch_service.policy.notification import message_id

@@ -12,8 +12,7 @@ from rankwatch_service.access.scopes import Scope
 from rankwatch_service.access.secret_key import load_secret_key
 from rankwatch_service.access.tokens import TokenKind, create_token
 from rankwatch_service.api.app import create_app
-from rankwatch_service.api.ingest.batcher import Batcher
-from rankwatch_service.api.ingest.intake import Intake
+from rankwatch_service.api.ingest import Batcher, Intake
 from rankwatch_service.clock import Clock, SystemClock
 from rankwatch_service.log.control_log import ControlLog
 from rankwatch_service.log.sql_log import SqlLog

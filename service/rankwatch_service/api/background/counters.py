@@ -14,9 +14,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.registry import Collector
 from sqlalchemy import Connection, Engine, func, select
 
-from rankwatch_service.alerts.waiting import waiting_count
+from rankwatch_service.alerts import waiting_count
+from rankwatch_service.api.background.health_facts import partitions, processes
 from rankwatch_service.api.background.notification_metrics import notification_metrics
-from rankwatch_service.api.background.stream_status import partitions, processes
 from rankwatch_service.clock import Clock
 from rankwatch_service.policy.precision import Feedback
 from rankwatch_service.series.retention import kept_bytes

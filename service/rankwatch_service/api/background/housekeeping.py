@@ -1,19 +1,23 @@
-"""Retention: the rows that an api process removes every minute. Every table that grows has a limit here or in stream.
-
-Stream trims the log, its ticks, the control log, snapshots and series, since it knows which of them a start still
-needs. The audit trail is kept for ever, at 200 bytes for each action.
-"""
+"""Removes rows that nobody needs, lets alerts expire, and tells stream how precise each kind is."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from sqlalchemy import ColumnElement, Engine, delete, func, inspect, select, tuple_
+from sqlalchemy import ColumnElement, Connection, Engine, delete, exists, func, inspect, select, tuple_
 
 from rankwatch_service.access.tokens import TokenKind
-from rankwatch_service.store.engine import read, write_aside
+from rankwatch_service.alerts import LASTS_S, AlertRows
+from rankwatch_service.clock import Clock
+from rankwatch_service.log.base import Entry
+from rankwatch_service.log.control_log import ControlLog
+from rankwatch_service.names import ALL_JOBS
+from rankwatch_service.policy.control_records import PrecisionSet, encode_control
+from rankwatch_service.store.engine import read, write, write_aside
+from rankwatch_service.store.feedback_counts import precision_by_kind
 from rankwatch_service.store.models import (
     AgentView,
+    AlertRow,
     Base,
     Command,
     Delivery,
@@ -24,8 +28,10 @@ from rankwatch_service.store.models import (
     IncidentFeedback,
     IncidentTransition,
     Outbox,
+    Setting,
     Token,
 )
+from rankwatch_service.store.upsert import upsert
 
 _DAY_NS: Final = 86_400 * 10**9
 
@@ -90,3 +96,62 @@ def _remove(engine: Engine, table: type[Base], where: ColumnElement[bool]) -> in
         if count < CHUNK_ROWS:
             break
     return removed
+
+
+GRACE_S: Final = float(LASTS_S)
+"""Nothing expires in this time after an api process has begun: while none ran, no repeat could arrive."""
+
+
+class AlertExpiry:
+    """Ends alerts whose `endsAt` has passed. Several api processes may do so beside each other."""
+
+    def __init__(self, engine: Engine, controls: ControlLog, clock: Clock) -> None:
+        self._engine = engine
+        self._controls = controls
+        self._clock = clock
+        self._since_s = clock.monotonic_s()
+
+    def run(self) -> int:
+        """End what is due; returns how many alerts that were."""
+        now = self._clock.unix_ns()
+        if self._clock.monotonic_s() - self._since_s < GRACE_S:
+            return 0
+        with read(self._engine) as connection:
+            if not connection.scalar(select(exists().where(AlertRow.ends_unix_ns <= now))):
+                return 0
+        with write(self._engine) as connection:
+            return AlertRows(connection, self._controls, now).expire()
+
+
+SETTING: Final = "precision"
+"""Holds what stream was told last."""
+
+
+def tell_precision(connection: Connection, controls: ControlLog, now_unix_ns: int) -> None:
+    """Tell stream, in a `write`, unless it knows the precision as it is."""
+    counted = _counted(connection, now_unix_ns)
+    if counted == _told(connection):
+        return
+    row = {"name": SETTING, "value": counted, "updated_unix_ns": now_unix_ns}
+    connection.execute(upsert(connection, Setting, row), row)
+    record = PrecisionSet({kind: (useful, noise) for kind, (useful, noise) in counted.items()})
+    controls.append_in(connection, [Entry(ALL_JOBS, encode_control(record))])
+
+
+def tell_changed_precision(engine: Engine, controls: ControlLog, clock: Clock) -> None:
+    """Tell stream if the precision has changed without new feedback."""
+    now = clock.unix_ns()
+    with read(engine) as connection:
+        if _counted(connection, now) == _told(connection):
+            return
+    with write(engine) as connection:
+        tell_precision(connection, controls, now)
+
+
+def _counted(connection: Connection, now_unix_ns: int) -> dict[str, list[int]]:
+    found = precision_by_kind(connection, now_unix_ns)
+    return {kind: [of_kind.useful, of_kind.noise] for kind, of_kind in found.items() if of_kind.judged}
+
+
+def _told(connection: Connection) -> dict[str, list[int]]:
+    return connection.scalar(select(Setting.value).where(Setting.name == SETTING)) or {}

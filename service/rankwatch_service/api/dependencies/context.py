@@ -11,24 +11,20 @@ from sqlalchemy import Engine
 
 from rankwatch.signed import Purpose, code_of
 from rankwatch.wire import SignedOrders
-from rankwatch_service.access.agents import Agents, Origin
+from rankwatch_service.access.agents import Agents, Origin, Renewals
 from rankwatch_service.access.identities import Authenticator
 from rankwatch_service.access.oidc_provider import OidcProvider
 from rankwatch_service.access.refusals import Refusals
-from rankwatch_service.access.renewals import Renewals
 from rankwatch_service.access.secret_key import SecretKey
-from rankwatch_service.api.background.change_feed import ChangeFeed
+from rankwatch_service.api.background.change_feed import ChangeFeed, FeedTail
 from rankwatch_service.api.background.counters import Counters
 from rankwatch_service.api.background.driver_thread import DriverThread
-from rankwatch_service.api.background.feed_tail import FeedTail
 from rankwatch_service.api.background.forgeries import Forgeries
 from rankwatch_service.api.background.health_facts import HealthReader
 from rankwatch_service.api.background.order_cache import OrderCache
 from rankwatch_service.api.background.single_flight import SingleFlight
-from rankwatch_service.api.http.cursor import CursorSigner
-from rankwatch_service.api.ingest.batcher import Batcher
-from rankwatch_service.api.ingest.intake import Intake
-from rankwatch_service.api.ingest.new_jobs import NewJobs
+from rankwatch_service.api.http.paging import CursorSigner
+from rankwatch_service.api.ingest import Batcher, Intake, NewJobs
 from rankwatch_service.clock import Clock
 from rankwatch_service.log.control_log import ControlLog
 from rankwatch_service.orders.running_attempt import ReceivedView

@@ -16,8 +16,7 @@ from fastapi.routing import APIRoute, iter_route_contexts
 
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.scopes import Scope
-from rankwatch_service.api.description.examples import add_examples
-from rankwatch_service.api.description.refusals import PROBLEM, add_refusals, shared_refusals
+from rankwatch_service.api.description import PROBLEM, add_examples, add_refusals, shared_refusals
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.gate import COOKIE
 

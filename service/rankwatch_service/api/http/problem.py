@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
-from rankwatch_service.api.description.refusals import MEDIA_TYPE
+from rankwatch_service.api.description import MEDIA_TYPE
 from rankwatch_service.store.errors import StoreError
 
 RETRY_AFTER_S: Final = 1

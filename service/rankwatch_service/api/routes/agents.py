@@ -21,7 +21,7 @@ from rankwatch_service.api.dependencies.event_streams import EventStreamDep
 from rankwatch_service.api.dependencies.signatures import begin_job, require_job, verified
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.problem import RETRY_AFTER_S, ProblemError
-from rankwatch_service.api.ingest.intake import NotNowError
+from rankwatch_service.api.ingest import NotNowError
 from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.names import NAME_CHARS_MAX, is_name
 from rankwatch_service.orders.running_attempt import ReceivedView

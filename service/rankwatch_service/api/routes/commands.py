@@ -1,7 +1,8 @@
-"""Commands to jobs: request, list and cancel them."""
+"""Commands to jobs: request, list, approve and cancel them, and what the ranks did."""
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Query, Response
@@ -13,7 +14,7 @@ from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.job_projects import project_of
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.api.dependencies.command_filters import ORDERS, ORDERS_MEAN, CommandFiltersDep, CommandOrder
-from rankwatch_service.api.dependencies.context import Ctx
+from rankwatch_service.api.dependencies.context import Context, Ctx
 from rankwatch_service.api.dependencies.idempotency import IdempotencyDep
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.lookup import full_id, new_id
@@ -21,6 +22,7 @@ from rankwatch_service.api.http.numbers import Contents
 from rankwatch_service.api.http.paging import Page, Wanted, fetch_page
 from rankwatch_service.api.http.problem import ProblemError, not_found
 from rankwatch_service.api.reply import ApiReply
+from rankwatch_service.names import launch_of
 from rankwatch_service.notify.receivers import receiver_routes
 from rankwatch_service.orders import commands, traces
 from rankwatch_service.orders.driver import NOT_PAUSED, open_orders
@@ -41,8 +43,8 @@ from rankwatch_service.policy.rollback import (
 from rankwatch_service.policy.routing import command_notifications
 from rankwatch_service.short_ids import short
 from rankwatch_service.store.engine import read
+from rankwatch_service.store.models import AgentView, Incident
 from rankwatch_service.store.models import Command as CommandRow
-from rankwatch_service.store.models import Incident
 from rankwatch_service.store.models import Order as OrderRow
 from rankwatch_service.store.policy_rows import read_policy
 from rankwatch_service.store.rows import command_row
@@ -372,3 +374,126 @@ def _are_ranks(value: Any) -> bool:
         and len(value) <= RANKS_MAX
         and all(type(rank) is int and 0 <= rank < 2**31 for rank in value)
     )
+
+
+class RankAnswer(ApiReply):
+    """One rank, and what it has answered to the newest order of a command."""
+
+    rank: int
+    host: str
+    answer: str
+    """held, done, failed, passed (it saw the order after its step), released, went; empty: none yet."""
+    step: int
+    """At which it answered; -1: it has not, or before the first step."""
+    detail: str
+    """Of done: where its checkpoint went; of failed: the error."""
+    state: str
+    """running, held, left, exited."""
+    reported_unix_ns: int
+
+
+class RankAnswers(ApiReply):
+    """The ranks of a command, in their order; empty while it has no order, and a day after the last report."""
+
+    order: str
+    """Id of the order that they answer; empty: there is none."""
+    items: list[RankAnswer]
+
+
+@router.get("/commands/{command_id}/ranks")
+def list_rank_answers(
+    command_id: str, context: Ctx, identity: Annotated[Identity, Depends(Require(Scope.READ))]
+) -> RankAnswers:
+    """What each rank has answered to the newest order of a command, as its agent last reported it."""
+    with read(context.engine) as connection:
+        row = find_command(connection, command_id, identity)
+        newest = (
+            select(OrderRow.id, OrderRow.attempt)
+            .where(OrderRow.command_id == row["id"])
+            .order_by(func.length(OrderRow.id).desc(), OrderRow.id.desc())
+        )
+        order = connection.execute(newest.limit(1)).one_or_none()
+        if order is None:
+            return RankAnswers(order="", items=[])
+        return RankAnswers(order=order.id, items=_answers(connection, row["job"], order.attempt, order.id))
+
+
+def _answers(connection: Connection, job: str, attempt: str, order: str) -> list[RankAnswer]:
+    reported = connection.scalars(select(AgentView.attempt).where(AgentView.job == job).distinct())
+    # A rollback begins a new attempt of the same launch.
+    attempts = [one for one in reported if launch_of(one) == launch_of(attempt)]
+    views = host_views(connection, read_training(connection, job, attempt), attempts)
+    found = [
+        RankAnswer(
+            rank=one.rank,
+            host=host,
+            answer=one.answer if one.order == order else "",
+            step=one.answer_step if one.order == order else -1,
+            detail=one.answer_detail if one.order == order else "",
+            state=one.state,
+            reported_unix_ns=view.at_unix_ns,
+        )
+        for host, view in views.items()
+        for one in view.ranks
+    ]
+    return sorted(found, key=lambda answer: answer.rank)
+
+
+class CommandRefusal(BaseModel):
+    """Why a command is refused."""
+
+    model_config = ConfigDict(extra="forbid")
+    reason: Annotated[str, Field(min_length=1, max_length=REASON_CHARS_MAX)]
+
+
+@router.post("/commands/{command_id}/approve", response_model=Command)
+def approve(
+    command_id: str, body: EmptyBody, context: Ctx, idempotency: IdempotencyDep, identity: Commander
+) -> Response:
+    """Approve a command that waits for approval; it is then carried out.
+
+    It is refused (409) if the command does not wait, has expired, or was requested by the same person.
+    """
+
+    def work(connection: Connection) -> Command:
+        return _decide(connection, context, command_id, identity, CommandOutcome("approved", f"by {identity.name}"))
+
+    answer = idempotency.write(identity, body, 200, work)
+    context.driver.wake()
+    return answer
+
+
+@router.post("/commands/{command_id}/refuse", response_model=Command)
+def refuse(
+    command_id: str, body: CommandRefusal, context: Ctx, idempotency: IdempotencyDep, identity: Commander
+) -> Response:
+    """Refuse a command that waits for approval. Who requested it cancels it instead; 409 as for an approval."""
+
+    def work(connection: Connection) -> Command:
+        result = f"by {identity.name}: {body.reason}"
+        return _decide(connection, context, command_id, identity, CommandOutcome("refused", result))
+
+    return idempotency.write(identity, body, 200, work)
+
+
+def _decide(
+    connection: Connection, context: Context, command_id: str, identity: Identity, outcome: CommandOutcome
+) -> Command:
+    """Settle a command that waits for approval.
+
+    Raises:
+        ProblemError: it does not wait, or this identity may not decide about it.
+    """
+    row, now = find_command(connection, command_id, identity), context.clock.unix_ns()
+    if not row["approval_required"]:
+        raise ProblemError(409, "the command needs no approval")
+    if row["state"] != "requested":
+        detail = f" {row['result']}" if row["result"] else ""
+        raise ProblemError(409, f"the command does not wait for approval any more: it is {row['state']}{detail}")
+    if now > row["expires_unix_ns"]:
+        expired = datetime.fromtimestamp(row["expires_unix_ns"] // 10**9, UTC)
+        raise ProblemError(409, f"the command expired at {expired:%Y-%m-%d %H:%M:%S}Z")
+    if identity.has_requested(row["requester"], row["requested_by"]):
+        raise ProblemError(409, "a command must be approved or refused by somebody other than its requester")
+    commands.settle(connection, row["id"], outcome, identity.actor, now)
+    return Command.model_validate(find_command(connection, row["id"], identity))

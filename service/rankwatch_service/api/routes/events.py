@@ -11,7 +11,7 @@ from starlette.concurrency import run_in_threadpool
 
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.scopes import Scope
-from rankwatch_service.api.background.feed_tail import AGAIN_AFTER_S, FeedFilter, ends
+from rankwatch_service.api.background.change_feed import AGAIN_AFTER_S, FeedFilter, ends
 from rankwatch_service.api.dependencies.context import Ctx
 from rankwatch_service.api.dependencies.event_streams import PersonEventStreamDep
 from rankwatch_service.api.http.authorization import Require

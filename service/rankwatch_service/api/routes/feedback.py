@@ -13,11 +13,11 @@ from sqlalchemy import ColumnElement, Connection, RowMapping, delete, select
 
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.scopes import Scope
-from rankwatch_service.api.background.precision import tell_precision
+from rankwatch_service.api.background.housekeeping import tell_precision
 from rankwatch_service.api.dependencies.context import Context, Ctx
 from rankwatch_service.api.dependencies.idempotency import IdempotencyDep
 from rankwatch_service.api.http.authorization import Require
-from rankwatch_service.api.routes.incidents.incidents import IncidentDetail, find_incident, incident_detail
+from rankwatch_service.api.routes.incidents import IncidentDetail, find_incident, incident_detail
 from rankwatch_service.orders import commands
 from rankwatch_service.policy.precision import Feedback
 from rankwatch_service.store import audit_trail

@@ -19,8 +19,7 @@ from rankwatch_service.api.http.lookup import full_id, new_id
 from rankwatch_service.api.http.paging import Page, Wanted, fetch_page
 from rankwatch_service.api.http.problem import ProblemError, not_found
 from rankwatch_service.api.reply import ApiReply
-from rankwatch_service.labels.incident_labels import check_label_name
-from rankwatch_service.labels.matcher import parse_matchers
+from rankwatch_service.labels import check_label_name, parse_matchers
 from rankwatch_service.log.base import Entry
 from rankwatch_service.names import ALL_JOBS
 from rankwatch_service.orders import commands

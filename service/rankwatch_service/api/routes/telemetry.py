@@ -16,7 +16,7 @@ from rankwatch_service.api.dependencies.context import Context, Ctx
 from rankwatch_service.api.dependencies.signatures import begin_job, verified
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.problem import RETRY_AFTER_S, ProblemError
-from rankwatch_service.api.ingest.intake import NotNowError
+from rankwatch_service.api.ingest import NotNowError
 from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.log import dead_letters
 from rankwatch_service.log.base import Entry

@@ -5,10 +5,10 @@ from datetime import UTC, datetime
 import pytest
 from sqlalchemy import insert
 
+from rankwatch_service import alerts
 from rankwatch_service.access.scopes import Scope
-from rankwatch_service.alerts import rows
-from rankwatch_service.alerts.rows import ALERTS_MAX
-from rankwatch_service.api.routes.alerts.alerts import ALERTS_PER_REQUEST_MAX, LISTED_MAX
+from rankwatch_service.alerts import ALERTS_MAX
+from rankwatch_service.api.routes.alerts import ALERTS_PER_REQUEST_MAX, LISTED_MAX
 from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import Job
 from tests.support.clock import FakeClock
@@ -95,7 +95,7 @@ def test_a_request_has_so_many_alerts_and_a_reply_names_few(api):
 
 
 def test_an_alert_for_which_there_is_no_room_is_to_be_sent_again(api, monkeypatch):
-    monkeypatch.setattr(rows, "ALERTS_MAX", 1)
+    monkeypatch.setattr(alerts, "ALERTS_MAX", 1)
     reply = api.post(PATH, [alert(job_name="gpt"), alert("LinkDown", job_name="gpt")])
     assert (reply.status_code, reply.headers["retry-after"]) == (503, "1")
     assert reply.json()["detail"] == f"{ALERTS_MAX} alerts fire already: 1 of 2 were not taken"
@@ -135,14 +135,14 @@ def test_the_list_is_filtered_as_an_alertmanager_does(api):
 
 
 def test_those_that_wait_are_listed_with_the_reason_to_whoever_may_see_them(api, monkeypatch):
-    monkeypatch.setattr(rows, "ALERTS_PER_JOB_MAX", 1)
+    monkeypatch.setattr(alerts, "ALERTS_PER_JOB_MAX", 1)
     post(api, alert("A", job_name="gpt"), alert("Full", job_name="gpt", startsAt=at(api, -60)))
     post(api, alert("Elsewhere", instance="n:1", severity="critical", annotations={"summary": "gone"}))
     first, second = (page := api.get("/api/v1/alerts/waiting").json())["items"]
     assert page["total"] == 2
     assert (first["name"], first["job"], first["severity"], first["summary"]) == ("Elsewhere", "", "critical", "gone")
     assert first["why"].startswith("No agent of a running job that its sender may access has reported from n:1 ")
-    assert (second["name"], second["job"], second["why"][:14]) == ("Full", "gpt", "Job gpt has 51")
+    assert (second["name"], second["job"], second["why"][:14]) == ("Full", "gpt", "Job gpt has 1 ")
     (mine,) = api.get("/api/v1/alerts/waiting", token=api.token(Scope.READ, job="gpt")).json()["items"]
     assert mine["name"] == "Full"
     assert api.get("/api/v1/alerts/waiting", token=api.token(Scope.READ, job="bert")).json()["items"] == []

@@ -7,8 +7,8 @@ import pytest
 from sqlalchemy import event
 
 from rankwatch_service.access.job_filter import JobFilter
-from rankwatch_service.api.background import feed_tail
-from rankwatch_service.api.background.feed_tail import FeedFilter, FeedTail
+from rankwatch_service.api.background import change_feed
+from rankwatch_service.api.background.change_feed import FeedFilter, FeedTail
 from rankwatch_service.orders.commands import tell
 from rankwatch_service.store.engine import write
 from tests.support.store.database import new_database
@@ -63,8 +63,8 @@ def test_a_stream_shows_the_jobs_that_it_may_and_asked_for_and_what_belongs_to_n
 
 
 def test_what_is_no_longer_in_memory_comes_from_the_database_in_parts(engine, monkeypatch):
-    monkeypatch.setattr(feed_tail, "READ_MAX", 3)
-    monkeypatch.setattr(feed_tail, "KEPT_MAX", 2)
+    monkeypatch.setattr(change_feed, "READ_MAX", 3)
+    monkeypatch.setattr(change_feed, "KEPT_MAX", 2)
     jobs = [f"j{n}" for n in range(8)]
 
     async def story():

@@ -4,7 +4,7 @@ import pytest
 from sqlalchemy import delete, insert, update
 
 from rankwatch_service.access.scopes import Scope
-from rankwatch_service.api.background.precision import tell_changed_precision
+from rankwatch_service.api.background.housekeeping import tell_changed_precision
 from rankwatch_service.policy.control_records import PrecisionSet, decode_control
 from rankwatch_service.policy.precision import WINDOW_DAYS
 from rankwatch_service.store.engine import write

@@ -3,7 +3,7 @@ from collections import Counter
 import pytest
 from sqlalchemy import insert
 
-from rankwatch_service.api.background.stream_status import partitions
+from rankwatch_service.api.background.health_facts import partitions
 from rankwatch_service.log.base import Entry
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import StreamPosition

@@ -12,8 +12,8 @@ from rankwatch_service.access.scopes import Scope
 from rankwatch_service.api.dependencies.context import Ctx
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.reply import ApiReply
-from rankwatch_service.api.routes.incidents.incidents import find_incident, notifications_about
-from rankwatch_service.labels.incident_labels import incident_labels
+from rankwatch_service.api.routes.incidents import find_incident, notifications_about
+from rankwatch_service.labels import incident_labels
 from rankwatch_service.notify.receivers import receiver_routes
 from rankwatch_service.policy.routing import objection, why_sent
 from rankwatch_service.store.engine import read

@@ -13,14 +13,12 @@ from sqlalchemy import Connection, select
 
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.scopes import Scope
-from rankwatch_service.alerts.alert import Alert
-from rankwatch_service.alerts.intake import take_alerts
-from rankwatch_service.alerts.rows import ALERTS_MAX, NO_JOB, AlertResult
+from rankwatch_service.alerts import ALERTS_MAX, NO_JOB, Alert, AlertResult, take_alerts
 from rankwatch_service.api.dependencies.context import Ctx
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.problem import RETRY_AFTER_S, ProblemError
 from rankwatch_service.api.reply import ApiReply, time_text
-from rankwatch_service.labels.matcher import Matcher, match_all, parse_matchers
+from rankwatch_service.labels import Matcher, match_all, parse_matchers
 from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import AlertRow
 

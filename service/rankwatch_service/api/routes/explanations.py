@@ -12,7 +12,7 @@ from rankwatch_detectors.explanation.judged import RULES
 from rankwatch_service.api.dependencies.context import Ctx
 from rankwatch_service.api.http.numbers import Number
 from rankwatch_service.api.reply import ApiReply
-from rankwatch_service.api.routes.incidents.incidents import Reader, find_incident
+from rankwatch_service.api.routes.incidents import Reader, find_incident
 from rankwatch_service.api.routes.jobs import find_job
 from rankwatch_service.incidents.explanation import WHY
 from rankwatch_service.job.detection import JUDGED

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends
 
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.scopes import Scope
-from rankwatch_service.api.background.stream_status import StreamState, partitions, processes
+from rankwatch_service.api.background.health_facts import StreamState, partitions, processes
 from rankwatch_service.api.dependencies.context import Ctx
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.store.engine import read

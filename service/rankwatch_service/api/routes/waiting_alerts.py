@@ -11,14 +11,12 @@ from sqlalchemy import RowMapping, select
 from rankwatch_detectors.base import Severity
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.scopes import Scope
-from rankwatch_service.alerts.alert import Alert
-from rankwatch_service.alerts.rows import NO_JOB
-from rankwatch_service.alerts.waiting import WAITING, why_it_waits
+from rankwatch_service.alerts import NO_JOB, WAITING, Alert, why_it_waits
 from rankwatch_service.api.dependencies.context import Ctx
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.paging import Page, Wanted, fetch_page
 from rankwatch_service.api.reply import ApiReply
-from rankwatch_service.api.routes.alerts.alerts import QUERY, Labels
+from rankwatch_service.api.routes.alerts import QUERY, Labels
 from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import AlertRow
 

@@ -14,7 +14,7 @@ from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.numbers import Number
 from rankwatch_service.api.http.paging import Projects, any_of
 from rankwatch_service.api.reply import ApiReply
-from rankwatch_service.api.routes.incidents.filters import IncidentFilters
+from rankwatch_service.api.routes.incidents import IncidentFilters
 from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import Incident as IncidentRow
 from rankwatch_service.store.models import Job as JobRow

@@ -1,1 +1,0 @@
-"""Accepted telemetry on its way to the log: batched into the store, or published to Kafka."""

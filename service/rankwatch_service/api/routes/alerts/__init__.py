@@ -1,1 +1,0 @@
-"""Alerts of a Prometheus: those that it sends, and those that wait."""

@@ -1,1 +1,0 @@
-"""Values over steps and ranks, and over time and devices, for charts."""

@@ -1,1 +1,0 @@
-"""The service itself: health, metrics, stream, tokens, sessions, the audit trail."""

@@ -1,1 +1,0 @@
-"""Labels of incidents, by which they are routed and silenced, and the matchers on them. Pure."""
