@@ -16,7 +16,7 @@ import pytest
 from rankwatch import wire
 from rankwatch.agent.access.enrolment import Enrolment
 from rankwatch.agent.endpoint import Endpoint
-from rankwatch.agent.line import Line
+from rankwatch.agent.service_connection import ServiceConnection
 from rankwatch.agent.uplink import HttpPublisher
 from rankwatch.layout import resume_path
 from rankwatch.outcome import Accepted
@@ -186,7 +186,7 @@ def test_no_agent_with_a_stolen_token_adds_a_checkpoint_to_a_job_that_trains(
         until("advice on the host", advice.exists)
         assert service.unsigned("gpt", events=(saved(7, 0, ckpt / "x.pt"),)) == 403
 
-        line = Line(lambda: Endpoint(service.url, service.token))
+        line = ServiceConnection(lambda: Endpoint(service.url, service.token))
         stack.callback(line.close)
         enrolment = Enrolment(ckpt.parent / "thief", "gpt", line)
         enrolment.introduce("node-9")

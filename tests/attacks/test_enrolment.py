@@ -10,7 +10,7 @@ import pytest
 from rankwatch import wire
 from rankwatch.agent.access.enrolment import Enrolment
 from rankwatch.agent.endpoint import Endpoint
-from rankwatch.agent.line import Line
+from rankwatch.agent.service_connection import ServiceConnection
 from rankwatch.agent.uplink import HttpPublisher
 from rankwatch.outcome import Accepted
 from rankwatch.signed import Purpose
@@ -28,8 +28,8 @@ class Host:
 
     def __init__(self, number: int, endpoint: Endpoint, folder) -> None:
         self.name, self.ranks = f"node-{number}", [2 * number, 2 * number + 1]
-        self.line = Line(lambda: endpoint)
-        self.enrolment = Enrolment(folder / f"{self.name}.identity", JOB, Line(lambda: endpoint))
+        self.line = ServiceConnection(lambda: endpoint)
+        self.enrolment = Enrolment(folder / f"{self.name}.identity", JOB, ServiceConnection(lambda: endpoint))
         self.enrolment.introduce(self.name)
         self._publish = HttpPublisher(self.line, self.enrolment)
         self._sequence = 0

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from rankwatch import wire
-from rankwatch.agent.channel import Channel, Unconfigured
 from rankwatch.agent.endpoint import CONFIGURATION, Endpoint, find_endpoint
-from rankwatch.agent.line import Line
+from rankwatch.agent.service_connection import ServiceConnection, Unconfigured
 from rankwatch.trust import TokenText, Trust, doubt, is_loopback, pin_of, split_token, trust_of
 from tests.support.agent.service import TOKEN, AgentService
 from tests.support.service.certificates import make_certificate
@@ -119,7 +118,7 @@ def test_the_file_of_up_may_name_the_certificate_of_the_service_beside_it(tmp_pa
 def test_a_service_proves_itself_by_the_pinned_certificate_whatever_name_that_has(tmp_path: Path) -> None:
     elsewhere = Certificate(tmp_path, "elsewhere", "192.0.2.1")
     with old_service(elsewhere) as service:
-        channel = Channel(Endpoint(service.url, TOKEN, Trust(elsewhere.pin)))
+        channel = ServiceConnection(lambda: Endpoint(service.url, TOKEN, Trust(elsewhere.pin)))
         assert channel.post("/api/v1/telemetry", BATCH, "application/msgpack").status == 202
         channel.close()
         assert service.tokens == [f"Bearer {TOKEN}"]
@@ -127,7 +126,7 @@ def test_a_service_proves_itself_by_the_pinned_certificate_whatever_name_that_ha
 
 def test_a_service_proves_itself_by_a_trusted_authority(ours: Certificate) -> None:
     with old_service(ours) as service:
-        line = Line(lambda: Endpoint(service.url, TOKEN, Trust(ca_file=str(ours.file))))
+        line = ServiceConnection(lambda: Endpoint(service.url, TOKEN, Trust(ca_file=str(ours.file))))
         assert line.post("/api/v1/telemetry", BATCH).status == 202
         line.close()
 
@@ -139,7 +138,7 @@ def test_a_service_proves_itself_by_a_trusted_authority(ours: Certificate) -> No
 )
 def test_who_does_not_prove_itself_gets_nothing(ours: Certificate, trust: Trust, told: str, way: str) -> None:
     with old_service(ours) as service:
-        channel = Channel(Endpoint(service.url, TOKEN, trust))
+        channel = ServiceConnection(lambda: Endpoint(service.url, TOKEN, trust))
         ways = {
             "post": lambda: channel.post("/api/v1/telemetry", BATCH, "application/msgpack"),
             "stream": lambda: list(channel.stream("/api/v1/agents/orders")),
@@ -152,7 +151,7 @@ def test_who_does_not_prove_itself_gets_nothing(ours: Certificate, trust: Trust,
 def test_a_service_at_another_address_than_its_certificate_names_gets_nothing(tmp_path: Path) -> None:
     elsewhere = Certificate(tmp_path, "elsewhere", "192.0.2.1")
     with old_service(elsewhere) as service:
-        channel = Channel(Endpoint(service.url, TOKEN, Trust(ca_file=str(elsewhere.file))))
+        channel = ServiceConnection(lambda: Endpoint(service.url, TOKEN, Trust(ca_file=str(elsewhere.file))))
         with pytest.raises(Unconfigured, match=r"not valid for '127.0.0.1'\); use a URL with a name that") as refused:
             channel.post("/api/v1/telemetry", BATCH, "application/msgpack")
         assert "RANKWATCH_CA_FILE" not in str(refused.value)
@@ -183,7 +182,7 @@ def test_a_file_of_authorities_that_cannot_be_used_is_named_to_the_person(tmp_pa
             (tmp_path / file).write_text(content)
         environment = {"RANKWATCH_URL": "https://127.0.0.1:1", "RANKWATCH_TOKEN": "t"}
         environment |= {"RANKWATCH_CA_FILE": str(tmp_path / file)}
-        line = Line(lambda environment=environment: find_endpoint(None, None, environment))
+        line = ServiceConnection(lambda environment=environment: find_endpoint(None, None, environment))
         with pytest.raises(Unconfigured, match=f"RANKWATCH_CA_FILE: {tmp_path / file} cannot be used"):
             line.post("/api/v1/telemetry", BATCH)
 
@@ -192,7 +191,7 @@ def test_a_renewed_file_of_authorities_is_read_again(tmp_path: Path, ours: Certi
     authorities = tmp_path / "authorities.pem"
     make_certificate(authorities, tmp_path / "other.key")
     with old_service(ours) as service:
-        line = Line(lambda: Endpoint(service.url, TOKEN, Trust(ca_file=str(authorities))))
+        line = ServiceConnection(lambda: Endpoint(service.url, TOKEN, Trust(ca_file=str(authorities))))
         with pytest.raises(Unconfigured):
             line.post("/api/v1/telemetry", BATCH)
         authorities.write_text(ours.file.read_text())

@@ -100,8 +100,8 @@ def _work(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     from rankwatch.agent.hardware import Hardware  # noqa: PLC0415
     from rankwatch.agent.host.cloud import CloudNotices  # noqa: PLC0415
     from rankwatch.agent.host.sampler import HostSampler  # noqa: PLC0415
-    from rankwatch.agent.line import Line  # noqa: PLC0415
     from rankwatch.agent.sender import Sender, one_by_one  # noqa: PLC0415
+    from rankwatch.agent.service_connection import ServiceConnection  # noqa: PLC0415
     from rankwatch.agent.spool import Spool  # noqa: PLC0415
     from rankwatch.agent.supervisor import STOP_SIGNALS  # noqa: PLC0415
     from rankwatch.agent.uplink import HttpPublisher  # noqa: PLC0415
@@ -122,8 +122,8 @@ def _work(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
 
     by_kafka = environment.get("RANKWATCH_KAFKA", "")
     identity_path = Path(layout.agent_identity_path(str(options.dir), options.job))
-    enrolment = Enrolment(identity_path, options.job, Line(find))
-    to_http = one_by_one(HttpPublisher(Line(find), enrolment))
+    enrolment = Enrolment(identity_path, options.job, ServiceConnection(find))
+    to_http = one_by_one(HttpPublisher(ServiceConnection(find), enrolment))
     publish = _to_kafka(options.job, environment, enrolment) if by_kafka else to_http
     sender = Sender(publish, lambda: Spool(_private(spool_folder(options.dir, options.job, environment))), clock)
     devices = DeviceSampler(layout.devices_lock_path(str(options.dir), options.job), clock)

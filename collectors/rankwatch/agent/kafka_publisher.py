@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from rankwatch.agent.access.enrolment import Enrolment
-from rankwatch.agent.channel import Unconfigured, Unreachable
+from rankwatch.agent.access.enrolment import AgentIdentity, Enrolment
+from rankwatch.agent.service_connection import Unconfigured, Unreachable
 from rankwatch.agent.uplink import not_sent
 from rankwatch.kafka.producer import STALL_S, Message, Producer
 from rankwatch.kafka.settings import KafkaSettings
@@ -28,10 +28,11 @@ class KafkaPublisher:
 
     def __call__(self, bodies: Sequence[bytes]) -> Sequence[Outcome]:
         """Publish encoded batches, in order."""
+        identity: AgentIdentity | None = None
         try:
             identity = self._enrolment.identity()
         except Unconfigured:
-            identity = None  # without a service there is nobody to enrol with, and no orders either
+            pass  # without a service there is nobody to enrol with, and no orders either
         except Unreachable as error:
             return [not_sent(error)]
         signed = [identity.sign(Purpose.BATCH, body) if identity else body for body in bodies]

@@ -1,6 +1,6 @@
 """Traffic between agent and service over HTTP: telemetry and views up, orders down.
 
-Three threads have a line each: the sender publishes batches, one thread posts views, one holds the command stream
+Three threads have a connection each: the sender publishes batches, one thread posts views, one holds the command stream
 open. Orders from the stream and from answers to views go into the inbox, which wakes the main loop.
 """
 
@@ -18,13 +18,18 @@ from urllib.parse import urlencode
 from rankwatch import wire
 from rankwatch.agent.access.enrolment import ENROL_AGAIN, Enrolment, NotEnrolledError
 from rankwatch.agent.access.order_check import OrderCheck
-from rankwatch.agent.channel import Unconfigured, Unreachable
 from rankwatch.agent.draft import Numbering
-from rankwatch.agent.line import FOR_A_PERSON, FindEndpoint, Line, detail
+from rankwatch.agent.service_connection import (
+    FOR_A_PERSON,
+    FindEndpoint,
+    ServiceConnection,
+    Unconfigured,
+    Unreachable,
+    detail,
+)
 from rankwatch.outcome import Accepted, Later, Outcome, Refused
 from rankwatch.signed import Purpose
 
-MSGPACK: Final = "application/msgpack"
 NEVER_ACCEPTED: Final = frozenset((400, 413, 415, 422))
 """Statuses after which this message will never be accepted. All others may change: 401 with a new token, 404 with the
 right service behind the URL, 409 by enrolling again, 429 and 5xx by waiting."""
@@ -45,26 +50,26 @@ _log = logging.getLogger(__name__)
 class HttpPublisher:
     """Publishes batches by `POST /api/v1/telemetry`."""
 
-    def __init__(self, line: Line, enrolment: Enrolment) -> None:
-        self._line = line
+    def __init__(self, connection: ServiceConnection, enrolment: Enrolment) -> None:
+        self._connection = connection
         self._enrolment = enrolment
 
     def __call__(self, body: bytes) -> Outcome:
         """Send one encoded batch; see `sender.Publish`."""
         try:
             identity = self._enrolment.identity()
-            sent = identity.sign(Purpose.BATCH, body) if identity else body
-            answer = self._line.post("/api/v1/telemetry", sent)
+            sent = identity.sign(Purpose.BATCH, body)
+            answer = self._connection.post("/api/v1/telemetry", sent)
         except Unreachable as error:
             return not_sent(error)
         if 200 <= answer.status < 300:
             return Accepted()
-        if answer.status == ENROL_AGAIN and identity:
+        if answer.status == ENROL_AGAIN:
             self._enrolment.forget(identity)
         if answer.status in NEVER_ACCEPTED:
             return Refused(f"refused_{answer.status}", answer.body[:500].decode("utf-8", "replace"))
         if answer.status in FOR_A_PERSON:
-            return Later(f"{self._line.url} says {answer.status}: {detail(answer)}", answer.retry_after_s, True)
+            return Later(f"{self._connection.url} says {answer.status}: {detail(answer)}", answer.retry_after_s, True)
         return Later(f"status {answer.status}", answer.retry_after_s)
 
 
@@ -102,7 +107,7 @@ class ViewPoster(threading.Thread):
 
     def __init__(self, find: FindEndpoint, inbox: Inbox, enrolment: Enrolment, check: OrderCheck) -> None:
         super().__init__(name="views", daemon=True)
-        self._line = Line(find, VIEW_TIMEOUT_S)
+        self._connection = ServiceConnection(find, VIEW_TIMEOUT_S)
         self._inbox = inbox
         self._enrolment = enrolment
         self._check = check
@@ -135,15 +140,15 @@ class ViewPoster(threading.Thread):
                 pause.reset()
             else:
                 pause.wait()
-        self._line.close()
+        self._connection.close()
 
     def _post(self, view: wire.View) -> bool:
         body = wire.encode(view)
         try:
             identity = self._enrolment.identity()
-            sent = identity.sign(Purpose.VIEW, body) if identity else body
-            answer = self._line.post("/api/v1/agents/view", sent)
-            if answer.status == ENROL_AGAIN and identity:
+            sent = identity.sign(Purpose.VIEW, body)
+            answer = self._connection.post("/api/v1/agents/view", sent)
+            if answer.status == ENROL_AGAIN:
                 self._enrolment.forget(identity)
             if not 200 <= answer.status < 300:
                 return False
@@ -167,7 +172,7 @@ class OrderStream(threading.Thread):
         numbering: Numbering,
     ) -> None:
         super().__init__(name="orders", daemon=True)
-        self._line = Line(find)
+        self._connection = ServiceConnection(find)
         self._inbox = inbox
         self._enrolment = enrolment
         self._check = check
@@ -201,9 +206,9 @@ class OrderStream(threading.Thread):
         """
         identity = self._enrolment.identity()
         nonce = os.urandom(16).hex()
-        asked = self._asked | ({"agent": identity.agent, "nonce": nonce} if identity else {})
+        asked = self._asked | {"agent": identity.agent, "nonce": nonce}
         sequence = -1
-        for event, data in self._line.stream(f"/api/v1/agents/orders?{urlencode(asked)}"):
+        for event, data in self._connection.stream(f"/api/v1/agents/orders?{urlencode(asked)}"):
             if event == "orders":
                 orders, sequence = self._check.event(identity, data, nonce, sequence)
                 yield orders

@@ -23,12 +23,12 @@ from rankwatch.agent.draft import Draft, Numbering, by_age
 from rankwatch.agent.exits import REAP_WAIT_S, UNKNOWN_EXIT, ExitWatch
 from rankwatch.agent.hang.answers import HangAnswers
 from rankwatch.agent.hardware import Hardware
-from rankwatch.agent.line import FindEndpoint
 from rankwatch.agent.parcel import Losses
 from rankwatch.agent.ranks import ALL_TOLD, LocalRank, LocalRanks
 from rankwatch.agent.relay import Relay, resume_file
 from rankwatch.agent.report import exit_event, progress_of, start_event
 from rankwatch.agent.sender import Sender
+from rankwatch.agent.service_connection import FindEndpoint
 from rankwatch.agent.traces import Traces
 from rankwatch.agent.uplink import Inbox, OrderStream, ViewPoster
 from rankwatch.notices import Notice, notice_path, write_notice

@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Final
 
-from rankwatch.agent.channel import Channel, Unreachable
 from rankwatch.agent.endpoint import login_endpoint
+from rankwatch.agent.service_connection import ServiceConnection, Unreachable
 
 EXPIRES_S: Final = 86_400.0
 """Lifetime of the token. While agents report with it, the service renews it."""
@@ -37,11 +37,11 @@ def job_access(job: str, environment: Mapping[str, str]) -> dict[str, str]:
         return {}
     asked = {"name": f"agents of {job}", "scopes": ["ingest"], "job": job, "expires_s": EXPIRES_S}
     try:
-        channel = Channel(login)
+        connection = ServiceConnection(lambda: login)
         try:
-            reply = channel.post("/api/v1/tokens", json.dumps(asked).encode(), "application/json")
+            reply = connection.post("/api/v1/tokens", json.dumps(asked).encode(), "application/json")
         finally:
-            channel.close()
+            connection.close()
         answer = json.loads(reply.body)
         if reply.status == 201:
             return {"RANKWATCH_URL": login.url, "RANKWATCH_TOKEN": str(answer["token"])}

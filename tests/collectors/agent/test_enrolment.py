@@ -9,9 +9,8 @@ import pytest
 
 from rankwatch import wire
 from rankwatch.agent.access.enrolment import Enrolment, NotEnrolledError
-from rankwatch.agent.channel import Unreachable
 from rankwatch.agent.endpoint import Endpoint
-from rankwatch.agent.line import Line
+from rankwatch.agent.service_connection import ServiceConnection, Unreachable
 from rankwatch.agent.uplink import HttpPublisher
 from rankwatch.outcome import Accepted, Later, Outcome, Refused
 from rankwatch.trust import Trust
@@ -30,7 +29,7 @@ def service() -> Iterator[AgentService]:
 
 def enrolment(service: AgentService, folder: Path, host: str = "h", key: bytes = b"") -> Enrolment:
     endpoint = Endpoint(service.url, TOKEN, Trust(enrolment_key=key))
-    made = Enrolment(folder / "gpt.agent.identity", "gpt", Line(lambda: endpoint))
+    made = Enrolment(folder / "gpt.agent.identity", "gpt", ServiceConnection(lambda: endpoint))
     if host:
         made.introduce(host)
     return made
@@ -39,7 +38,7 @@ def enrolment(service: AgentService, folder: Path, host: str = "h", key: bytes =
 @pytest.fixture
 def published(service: AgentService) -> Iterator[Callable[[Enrolment], Outcome]]:
     """Publishes one batch."""
-    line = Line(lambda: Endpoint(service.url, TOKEN))
+    line = ServiceConnection(lambda: Endpoint(service.url, TOKEN))
     yield lambda enrolled: HttpPublisher(line, enrolled)(BODY)
     line.close()
 
@@ -89,7 +88,7 @@ def test_a_service_that_does_not_enrol_the_agent_is_not_asked_again_at_once(serv
     clock, token = FakeClock(), [TOKEN]
     service.enrols, service.enrolment_key = False, b""
     asked: list[str] = []
-    line = Line(lambda: Endpoint(service.url, token[0], Trust(enrolment_key=KEY)))
+    line = ServiceConnection(lambda: Endpoint(service.url, token[0], Trust(enrolment_key=KEY)))
     post = line.post
     line.post = lambda *args: asked.append(token[0]) or post(*args)
     enrolled = Enrolment(tmp_path / "gpt.agent.identity", "gpt", line, clock.monotonic_s)
@@ -119,24 +118,18 @@ def test_a_token_with_an_enrolment_key_is_for_the_service_that_knows_it(service,
     assert service.agents[identity.agent][1] == identity.secret
 
 
-@pytest.mark.parametrize(("known", "enrols"), [(b"", True), (bytes(16), True), (b"", False)])
+@pytest.mark.parametrize(
+    ("own", "known", "enrols"), [(KEY, b"", True), (KEY, bytes(16), True), (KEY, b"", False), (b"", b"", False)]
+)
 def test_a_service_that_does_not_know_the_enrolment_key_enrols_no_agent_and_gets_nothing(
-    service, tmp_path, published, known, enrols
+    service, tmp_path, published, own, known, enrols
 ):
     service.enrolment_key, service.enrols = known, enrols
-    enrolled = enrolment(service, tmp_path, key=KEY)
+    enrolled = enrolment(service, tmp_path, key=own)
     assert isinstance(published(enrolled), Later | Refused)
     with pytest.raises(NotEnrolledError, match=r"not issue the token|does not enrol"):
         enrolled.identity()
     assert service.batches == []
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_service_of_the_version_before_gets_unsigned_messages(service, tmp_path, published):
-    service.enrols = False
-    enrolled = enrolment(service, tmp_path)
-    assert enrolled.identity() is None
-    assert published(enrolled) == Accepted()
     assert list(tmp_path.iterdir()) == []
 
 

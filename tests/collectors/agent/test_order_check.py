@@ -86,8 +86,3 @@ def test_an_event_that_was_held_back_expires_by_the_service_s_clock():
     time.ns += S
     with pytest.raises(ForgedOrdersError, match="expired"):
         check.event(IDENTITY, held_back, "n", 0)
-
-
-def test_without_an_identity_orders_are_taken_as_they_come():
-    assert OrderCheck().answer(None, msgspec.json.encode(ORDERS), b"") == ORDERS
-    assert OrderCheck().event(None, msgspec.json.encode(ORDERS).decode(), "", -1) == (ORDERS, -1)

@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 
 from rankwatch import wire
-from rankwatch.agent import channel as channel_module
+from rankwatch.agent import service_connection
 from rankwatch.agent.access.enrolment import Enrolment
 from rankwatch.agent.access.order_check import OrderCheck
-from rankwatch.agent.channel import Channel, Unreachable
 from rankwatch.agent.draft import Numbering
 from rankwatch.agent.endpoint import Endpoint
-from rankwatch.agent.line import FindEndpoint, Line
+from rankwatch.agent.service_connection import FindEndpoint, ServiceConnection, Unreachable
 from rankwatch.agent.uplink import HttpPublisher, Inbox, OrderStream, ViewPoster
 from rankwatch.outcome import Accepted, Later, Refused
 from tests.support.agent.service import TOKEN, AgentService, until
@@ -30,9 +29,9 @@ def service() -> Iterator[AgentService]:
 
 
 @pytest.fixture
-def lines() -> Iterator[list[Line]]:
+def lines() -> Iterator[list[ServiceConnection]]:
     """Lines that a test opened; they are closed after it."""
-    opened: list[Line] = []
+    opened: list[ServiceConnection] = []
     yield opened
     for line in opened:
         line.close()
@@ -45,9 +44,9 @@ Enrol = Callable[[FindEndpoint], Enrolment]
 
 
 @pytest.fixture
-def enrol(lines: list[Line], tmp_path: Path) -> Enrol:
+def enrol(lines: list[ServiceConnection], tmp_path: Path) -> Enrol:
     def make(find: FindEndpoint) -> Enrolment:
-        lines.append(Line(find))
+        lines.append(ServiceConnection(find))
         enrolment = Enrolment(tmp_path / "identity", "gpt", lines[-1])
         enrolment.introduce("h")
         return enrolment
@@ -56,9 +55,9 @@ def enrol(lines: list[Line], tmp_path: Path) -> Enrol:
 
 
 @pytest.fixture
-def publisher(lines: list[Line], enrol: Enrol) -> Publisher:
+def publisher(lines: list[ServiceConnection], enrol: Enrol) -> Publisher:
     def make(find: FindEndpoint) -> HttpPublisher:
-        lines.append(Line(find))
+        lines.append(ServiceConnection(find))
         return HttpPublisher(lines[-1], enrol(find))
 
     return make
@@ -77,7 +76,7 @@ def test_a_batch_is_accepted_with_the_token(publisher: Publisher, service: Agent
 def test_a_base_url_may_have_a_path() -> None:
     with AgentService() as service:
         service.enrols = False
-        channel = Channel(Endpoint(service.url + "/behind/a/proxy", TOKEN))
+        channel = ServiceConnection(lambda: Endpoint(service.url + "/behind/a/proxy", TOKEN))
         assert channel.post("/api/v1/telemetry", BODY, "application/msgpack").status == 202
         channel.close()
 
@@ -166,11 +165,11 @@ def answering(content: bytes) -> tuple[socket.socket, threading.Thread]:
 def test_an_answer_that_is_none_is_worth_another_try_and_never_an_error(
     content: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(channel_module, "ANSWER_BYTES_MAX", 2_000)
+    monkeypatch.setattr(service_connection, "ANSWER_BYTES_MAX", 2_000)
     server, thread = answering(content)
     endpoint = Endpoint(f"http://127.0.0.1:{server.getsockname()[1]}", TOKEN)
     try:
-        channel = Channel(endpoint, 5.0)
+        channel = ServiceConnection(lambda: endpoint, 5.0)
         with pytest.raises(Unreachable):
             channel.post("/", b"", "text/plain")
     finally:
@@ -180,7 +179,7 @@ def test_an_answer_that_is_none_is_worth_another_try_and_never_an_error(
 
 def test_a_silent_service_costs_one_time_out(service: AgentService) -> None:
     service.silent.set()
-    channel = Channel(find(service), timeout_s=0.2)
+    channel = ServiceConnection(lambda: find(service), timeout_s=0.2)
     with pytest.raises(Unreachable, match="timed out"):
         channel.post("/api/v1/telemetry", BODY, "application/msgpack")
     service.silent.clear()
@@ -192,16 +191,16 @@ def test_events_of_a_stream_are_put_together_and_comments_passed_over() -> None:
         b": hello\n\nevent: orders\ndata: one\ndata: two\n\ndata:three\r\n\r\nid: 4\nevent: empty\n\ndata: cut off"
     )
     server, thread = answering(content)
-    channel = Channel(Endpoint(f"http://127.0.0.1:{server.getsockname()[1]}", TOKEN))
+    channel = ServiceConnection(lambda: Endpoint(f"http://127.0.0.1:{server.getsockname()[1]}", TOKEN))
     assert list(channel.stream("/")) == [("orders", "one\ntwo"), ("message", "three")]
     thread.join(60)
     server.close()
 
 
 def test_a_stream_line_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channel_module, "LINE_BYTES_MAX", 1_000)
+    monkeypatch.setattr(service_connection, "LINE_BYTES_MAX", 1_000)
     server, thread = answering(b"HTTP/1.1 200 OK\r\n\r\ndata: " + b"x" * 2_000 + b"\n\n")
-    channel = Channel(Endpoint(f"http://127.0.0.1:{server.getsockname()[1]}", TOKEN))
+    channel = ServiceConnection(lambda: Endpoint(f"http://127.0.0.1:{server.getsockname()[1]}", TOKEN))
     with pytest.raises(Unreachable, match="bytes"):
         list(channel.stream("/"))
     thread.join(60)
@@ -210,7 +209,7 @@ def test_a_stream_line_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_line_with_no_service_says_so() -> None:
     with pytest.raises(Unreachable, match="no service"):
-        list(Line(lambda: None).stream("/"))
+        list(ServiceConnection(lambda: None).stream("/"))
 
 
 def test_orders_come_by_the_stream_and_again_after_it_broke(service: AgentService, enrol: Enrol) -> None:

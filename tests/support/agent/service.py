@@ -66,7 +66,7 @@ class AgentService:
         self.enrolment_key = b""
         """By which it proves itself to agents that enrol; empty: it gives no proof."""
         self.enrols = True
-        """Whether agents can enrol; False: the service is of the version before."""
+        """Whether agents can enrol; False: it knows no enrolment, and takes messages that are not signed."""
         self._orders = wire.Orders()
         self._changed = threading.Condition()
         self._port = port

@@ -20,9 +20,9 @@ from rankwatch.agent.access.enrolment import Enrolment
 from rankwatch.agent.clock import HostClock
 from rankwatch.agent.endpoint import Endpoint
 from rankwatch.agent.kafka_publisher import KafkaPublisher
-from rankwatch.agent.line import Line
 from rankwatch.agent.parcel import Parcel
 from rankwatch.agent.sender import Publish, Sender, one_by_one
+from rankwatch.agent.service_connection import ServiceConnection
 from rankwatch.agent.spool import Spool
 from rankwatch.agent.uplink import HttpPublisher
 from rankwatch.kafka.settings import KafkaSettings
@@ -148,11 +148,11 @@ class Fleet:
         def find() -> Endpoint:
             return Endpoint(self._settings.url, self._settings.token)
 
-        enrolment = Enrolment(Path(self._settings.folder, f"{job}-{host}.identity"), job, Line(find))
+        enrolment = Enrolment(Path(self._settings.folder, f"{job}-{host}.identity"), job, ServiceConnection(find))
         enrolment.introduce(host)
         if self._kafka is not None and self._jobs.index(job) % 2 == 0:
             return KafkaPublisher(self._kafka, job, enrolment)
-        return one_by_one(HttpPublisher(Line(find), enrolment))
+        return one_by_one(HttpPublisher(ServiceConnection(find), enrolment))
 
 
 def main(path: str) -> int:

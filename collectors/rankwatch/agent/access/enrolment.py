@@ -22,14 +22,11 @@ from typing import Final
 import msgspec
 
 from rankwatch import wire
-from rankwatch.agent.channel import Reply, Unreachable
-from rankwatch.agent.line import FOR_A_PERSON, Line, detail
+from rankwatch.agent.service_connection import FOR_A_PERSON, Reply, ServiceConnection, Unreachable, detail
 from rankwatch.signed import Purpose, proof_of, sign
 
 ENROL_AGAIN: Final = 409
 """Status by which the service answers a signed message of an agent that it does not know."""
-NOT_OFFERED: Final = 404
-"""A service of the version before, which takes messages that are not signed."""
 
 REFUSED_FIRST_S: Final = 5.0
 """Wait after an enrolment that only a person can help: three threads ask for it, and the service takes an address that
@@ -65,21 +62,22 @@ class AgentIdentity:
 class Enrolment:
     """Enrols this agent when its first message is due. Thread-safe; one thread enrols, and the others wait for it."""
 
-    def __init__(self, path: Path, job: str, line: Line, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, path: Path, job: str, connection: ServiceConnection, now: Callable[[], float] = time.monotonic
+    ) -> None:
         """Read the identity that an earlier worker left, if there is one.
 
         Args:
             path: of the file, in a folder that only this user can enter.
             job: the job.
-            line: to the service; used by nothing else.
+            connection: to the service; used by nothing else.
             now: seconds of a clock that never goes back.
         """
         self._path = path
         self._job = job
-        self._line = line
+        self._connection = connection
         self._lock = threading.Lock()
         self._host = ""
-        self._unsigned = False
         self._now = now
         self._refused: NotEnrolledError | None = None
         self._refused_until_s = 0.0
@@ -90,15 +88,15 @@ class Enrolment:
         """Take the name of this host, as its ranks say it."""
         self._host = host
 
-    def identity(self) -> AgentIdentity | None:
-        """The identity to sign with; None for a service that takes unsigned messages only.
+    def identity(self) -> AgentIdentity:
+        """The identity to sign with.
 
         Raises:
             Unreachable: the service did not answer, or did not enrol this agent; worth a retry.
         """
         with self._lock:
-            if self._identity is None and not self._unsigned:
-                self._enrol()
+            if self._identity is None:
+                self._identity = self._enrol()
             return self._identity
 
     def forget(self, identity: AgentIdentity) -> None:
@@ -109,21 +107,17 @@ class Enrolment:
                 self._identity = None
                 self._path.unlink(missing_ok=True)
 
-    def _enrol(self) -> None:
+    def _enrol(self) -> AgentIdentity:
         if not self._host:
             raise NotEnrolledError("no rank has said yet which host this is", None, for_a_person=False)
-        if self._refused is not None and self._now() < self._refused_until_s and self._line.is_as_before():
+        if self._refused is not None and self._now() < self._refused_until_s and self._connection.is_as_before():
             raise self._refused.with_traceback(None)
         nonce = secrets.token_hex(16)
         body = msgspec.json.encode(wire.EnrolmentRequest(self._job, self._host, nonce))
         try:
-            answer = self._line.post("/api/v1/agents/enrol", body, "application/json")
+            answer = self._connection.post("/api/v1/agents/enrol", body, "application/json")
         finally:
-            self._line.close()  # the next enrolment may be days away
-        key = self._line.enrolment_key
-        if answer.status == NOT_OFFERED and not key:
-            self._unsigned = True
-            return
+            self._connection.close()  # the next enrolment may be days away
         if answer.status != 201:
             raise self._refusal(answer)
         self._refused, self._wait_s = None, REFUSED_FIRST_S
@@ -132,17 +126,18 @@ class Enrolment:
             identity = AgentIdentity(told.agent, bytes.fromhex(told.secret))
         except (msgspec.DecodeError, ValueError) as error:
             raise Unreachable(f"the answer to the enrolment cannot be read: {error}") from error
+        key = self._connection.enrolment_key
         if key and not compare_digest(told.proof.encode(), proof_of(key, nonce, told.agent, told.secret).encode()):
-            text = f"{self._line.url} did not issue the token: it does not know its enrolment key"
+            text = f"{self._connection.url} did not issue the token: it does not know its enrolment key"
             raise NotEnrolledError(text, None, for_a_person=True)
         self._store(told)
-        self._identity = identity
         _log.info("enrolled as agent %s", identity.agent)
+        return identity
 
     def _refusal(self, answer: Reply) -> NotEnrolledError:
         """What the service says; it is not asked again before it may say something else."""
         definite = answer.status in FOR_A_PERSON
-        text = f"{self._line.url} does not enrol this agent ({answer.status}): {detail(answer)}"
+        text = f"{self._connection.url} does not enrol this agent ({answer.status}): {detail(answer)}"
         refusal = NotEnrolledError(text, answer.retry_after_s, for_a_person=definite or answer.status == 429)
         wait_s = answer.retry_after_s or 0.0
         if definite:

@@ -1,7 +1,6 @@
 """Checks that orders come from the service: signed by this agent's secret, for this request, in order and in time.
 
-Whoever answers at the service's address without its key can neither make orders nor send old ones again. An agent that
-has enrolled takes no others; one that could not (a service of the version before) takes orders as they come.
+Whoever answers at the service's address without its key can neither make orders nor send old ones again.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import msgspec
 
 from rankwatch import wire
 from rankwatch.agent.access.enrolment import AgentIdentity
-from rankwatch.agent.channel import Unreachable
+from rankwatch.agent.service_connection import Unreachable
 from rankwatch.signed import Purpose, code_of, nonce_of
 
 T = TypeVar("T")
@@ -37,30 +36,28 @@ class OrderCheck:
         self._ahead_ns: int | None = None
         """The service's time minus the monotonic one, by the newest answer that was to a request of ours."""
 
-    def answer(self, identity: AgentIdentity | None, body: bytes, request: bytes) -> wire.Orders:
+    def answer(self, identity: AgentIdentity, body: bytes, request: bytes) -> wire.Orders:
         """The orders in the answer to a signed request.
 
         Args:
-            identity: that signed the request; None: it was not signed.
+            identity: that signed the request.
             body: of the answer.
             request: as it was sent.
 
         Raises:
             ForgedOrdersError: they are not from the service, or not for this request.
         """
-        if identity is None:
-            return _decoded(_ORDERS, body)
         told: wire.SignedOrders = _decoded(_SIGNED, body)
         _verify(identity, told, nonce_of(request))
         with self._lock:
             self._ahead_ns = told.at_unix_ns - self._monotonic_ns()
         return _decoded(_ORDERS, told.orders)
 
-    def event(self, identity: AgentIdentity | None, data: str, nonce: str, sequence: int) -> tuple[wire.Orders, int]:
+    def event(self, identity: AgentIdentity, data: str, nonce: str, sequence: int) -> tuple[wire.Orders, int]:
         """The orders in an event of the stream, and the sequence number of the event.
 
         Args:
-            identity: that the stream was opened for; None: without one.
+            identity: that the stream was opened for.
             data: of the event.
             nonce: that the stream was opened with.
             sequence: number of the event before; -1 for the first.
@@ -68,8 +65,6 @@ class OrderCheck:
         Raises:
             ForgedOrdersError: they are not from the service, not for this stream, repeated, or expired.
         """
-        if identity is None:
-            return _decoded(_ORDERS, data), sequence
         told: wire.SignedOrders = _decoded(_SIGNED, data)
         _verify(identity, told, nonce)
         if told.sequence <= sequence:
