@@ -35,7 +35,7 @@ import torch
 from torch import nn
 
 from rankwatch import wire
-from rankwatch.agent.devices.sampler import READER
+from rankwatch.agent.devices import READER
 from rankwatch.torch_probe.device import CudaDevice
 from rankwatch_detectors.base import AttemptStart
 from rankwatch_detectors.devices.device_degraded import DeviceDegradedConfig, DeviceDegradedDetector

@@ -36,7 +36,7 @@ import numpy as np
 from playwright.sync_api import Browser, BrowserContext, sync_playwright
 from sqlalchemy import Engine, insert
 
-from rankwatch.agent.procfs import TICKS_PER_S, read_stat
+from rankwatch.agent.processes import TICKS_PER_S, read_stat
 from rankwatch_detectors.base import Frame, StepKind
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.access.tokens import TokenKind, create_token

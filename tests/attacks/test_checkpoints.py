@@ -14,8 +14,8 @@ import msgspec
 import pytest
 
 from rankwatch import wire
-from rankwatch.agent.access.enrolment import Enrolment
 from rankwatch.agent.endpoint import Endpoint
+from rankwatch.agent.enrolment import Enrolment
 from rankwatch.agent.service_connection import ServiceConnection
 from rankwatch.agent.uplink import HttpPublisher
 from rankwatch.layout import resume_path

@@ -8,8 +8,8 @@ import time
 import pytest
 
 from rankwatch import wire
-from rankwatch.agent.access.enrolment import Enrolment
 from rankwatch.agent.endpoint import Endpoint
+from rankwatch.agent.enrolment import Enrolment
 from rankwatch.agent.service_connection import ServiceConnection
 from rankwatch.agent.uplink import HttpPublisher
 from rankwatch.outcome import Accepted

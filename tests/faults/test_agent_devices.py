@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from rankwatch import layout, wire
-from rankwatch.agent.lock import take_lock
-from rankwatch.agent.priority import NICENESS
+from rankwatch.agent.processes import NICENESS, take_lock
 from tests.support.accelerator import DRIVER
 from tests.support.agent.process import AgentProcess
 from tests.support.agent.service import AgentService, until

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from rankwatch import layout, wire
-from rankwatch.agent.access.saved_checkpoints import LOOK_EVERY_S
+from rankwatch.agent.checkpoints import LOOK_EVERY_S
 from rankwatch.reader import RingReader
 from tests.support.agent.process import AgentProcess
 from tests.support.agent.service import AgentService, until

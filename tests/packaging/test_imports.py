@@ -81,7 +81,7 @@ def files_that_import(module: str) -> set[str]:
 @pytest.mark.parametrize(
     ("module", "only"),
     [
-        ("pynvml", "collectors/rankwatch/agent/devices/nvml.py"),
+        ("pynvml", "collectors/rankwatch/agent/nvml.py"),
         ("river", "detectors/rankwatch_detectors/statistics/series.py"),
     ],
 )

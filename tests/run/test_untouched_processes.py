@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from rankwatch import layout
-from rankwatch.agent.lock import take_lock
+from rankwatch.agent.processes import take_lock
 from rankwatch.reader import RingReader, StepEntry
 from rankwatch.run.job_token import NoTokenError, job_access
 from rankwatch_service.access.scopes import Scope

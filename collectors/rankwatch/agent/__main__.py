@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from rankwatch import layout
-from rankwatch.agent.lock import take_lock
-from rankwatch.agent.priority import lower_priority, use_all_cores
+from rankwatch.agent.processes import lower_priority, take_lock, use_all_cores
 from rankwatch.folders import others_reach
 
 if TYPE_CHECKING:
-    from rankwatch.agent.access.enrolment import Enrolment
+    from rankwatch.agent.enrolment import Enrolment
     from rankwatch.agent.sender import Publish
 
 LOG_BYTES_MAX: Final = 256 * 1024
@@ -47,7 +46,7 @@ def main(arguments: list[str], environment: Mapping[str, str]) -> int:
     if options.insecure:
         environment = {**environment, "RANKWATCH_INSECURE": "true"}
     if options.job is None:
-        from rankwatch.agent.daemon import serve_all  # noqa: PLC0415 - each role loads only what it needs
+        from rankwatch.agent.supervisor import serve_all  # noqa: PLC0415 - each role loads only what it needs
 
         return serve_all(options.dir, environment, options.url, options.token_file)
     if options.worker is not None:
@@ -93,19 +92,25 @@ def _work(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     import logging.handlers  # noqa: PLC0415
     import signal  # noqa: PLC0415
 
-    from rankwatch.agent.access.enrolment import Enrolment  # noqa: PLC0415
     from rankwatch.agent.clock import HostClock  # noqa: PLC0415
-    from rankwatch.agent.devices.sampler import DeviceSampler  # noqa: PLC0415
+    from rankwatch.agent.cloud import CloudNotices  # noqa: PLC0415
+    from rankwatch.agent.devices import DeviceSampler  # noqa: PLC0415
     from rankwatch.agent.endpoint import Endpoint, find_endpoint  # noqa: PLC0415
-    from rankwatch.agent.hardware import Hardware  # noqa: PLC0415
-    from rankwatch.agent.host.cloud import CloudNotices  # noqa: PLC0415
-    from rankwatch.agent.host.sampler import HostSampler  # noqa: PLC0415
-    from rankwatch.agent.sender import Sender, one_by_one  # noqa: PLC0415
+    from rankwatch.agent.enrolment import Enrolment  # noqa: PLC0415
+    from rankwatch.agent.host import HostSampler  # noqa: PLC0415
+    from rankwatch.agent.sender import (  # noqa: PLC0415
+        Sender,
+        Spool,
+        one_by_one,
+    )
     from rankwatch.agent.service_connection import ServiceConnection  # noqa: PLC0415
-    from rankwatch.agent.spool import Spool  # noqa: PLC0415
     from rankwatch.agent.supervisor import STOP_SIGNALS  # noqa: PLC0415
     from rankwatch.agent.uplink import HttpPublisher  # noqa: PLC0415
-    from rankwatch.agent.worker import Setting, Worker  # noqa: PLC0415
+    from rankwatch.agent.worker import (  # noqa: PLC0415
+        Hardware,
+        Setting,
+        Worker,
+    )
     from rankwatch.log_lines import JsonLines  # noqa: PLC0415
 
     handler = logging.handlers.RotatingFileHandler(_log_path(options), maxBytes=LOG_BYTES_MAX, backupCount=1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from rankwatch.agent.access.enrolment import AgentIdentity, Enrolment
+from rankwatch.agent.enrolment import AgentIdentity, Enrolment
 from rankwatch.agent.service_connection import Unconfigured, Unreachable
 from rankwatch.agent.uplink import not_sent
 from rankwatch.kafka.producer import STALL_S, Message, Producer

@@ -17,7 +17,7 @@ from typing import Any, Final
 from zlib import crc32
 
 from rankwatch import layout, wire
-from rankwatch.agent.exits import RankProcess
+from rankwatch.agent.processes import RankProcess
 from rankwatch.layout import NOTHING_STANDING, Directive, Standing
 from rankwatch.reader import Header, Note, Poll, RingReader
 

@@ -16,9 +16,8 @@ from typing import Final
 from urllib.parse import urlencode
 
 from rankwatch import wire
-from rankwatch.agent.access.enrolment import ENROL_AGAIN, Enrolment, NotEnrolledError
-from rankwatch.agent.access.order_check import OrderCheck
 from rankwatch.agent.draft import Numbering
+from rankwatch.agent.enrolment import ENROL_AGAIN, Enrolment, NotEnrolledError, OrderCheck
 from rankwatch.agent.service_connection import (
     FOR_A_PERSON,
     FindEndpoint,

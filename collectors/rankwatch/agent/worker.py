@@ -14,22 +14,19 @@ from pathlib import Path
 from typing import Final
 
 from rankwatch import wire
-from rankwatch.agent.access.checkpoint_roots import CheckpointRoots, roots_file
-from rankwatch.agent.access.enrolment import Enrolment
-from rankwatch.agent.access.order_check import OrderCheck
-from rankwatch.agent.access.saved_checkpoints import SavedCheckpoints
+from rankwatch.agent.checkpoints import CheckpointRoots, SavedCheckpoints, roots_file
 from rankwatch.agent.clock import AgentClock
-from rankwatch.agent.draft import Draft, Numbering, by_age
-from rankwatch.agent.exits import REAP_WAIT_S, UNKNOWN_EXIT, ExitWatch
-from rankwatch.agent.hang.answers import HangAnswers
-from rankwatch.agent.hardware import Hardware
-from rankwatch.agent.parcel import Losses
+from rankwatch.agent.cloud import CloudNotices
+from rankwatch.agent.devices import DeviceSampler
+from rankwatch.agent.draft import Draft, Losses, Numbering, by_age, exit_event, progress_of, start_event
+from rankwatch.agent.enrolment import Enrolment, OrderCheck
+from rankwatch.agent.hang_stacks import HangAnswers
+from rankwatch.agent.host import HostSampler
+from rankwatch.agent.processes import REAP_WAIT_S, UNKNOWN_EXIT, ExitWatch
 from rankwatch.agent.ranks import ALL_TOLD, LocalRank, LocalRanks
-from rankwatch.agent.relay import Relay, resume_file
-from rankwatch.agent.report import exit_event, progress_of, start_event
+from rankwatch.agent.relay import Relay, Traces, resume_file
 from rankwatch.agent.sender import Sender
 from rankwatch.agent.service_connection import FindEndpoint
-from rankwatch.agent.traces import Traces
 from rankwatch.agent.uplink import Inbox, OrderStream, ViewPoster
 from rankwatch.notices import Notice, notice_path, write_notice
 from rankwatch.reader import Note, ProgressBlock
@@ -397,3 +394,40 @@ class Worker:
                 for attempt, ranks in shown.items()
             ]
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """The samplers, as one."""
+
+    devices: DeviceSampler
+    host: HostSampler
+    cloud: CloudNotices
+
+    def start(self) -> None:
+        """Begin to read."""
+        self.devices.start()
+        self.host.start()
+        self.cloud.start()
+
+    def take(
+        self, checkpoints: tuple[str, int] | None
+    ) -> tuple[tuple[wire.DeviceSample, ...], tuple[wire.HostDeviceSample, ...]]:
+        """The newest counters of GPUs, and of ports and the host, once; empty if none were read since the last call.
+
+        Args:
+            checkpoints: the folder in which the job saves, and the free bytes of its file system, once they are known.
+        """
+        if checkpoints is not None:
+            self.host.watch_checkpoints(*checkpoints)
+        return self.devices.take(), self.host.take()
+
+    def take_events(self) -> list[wire.Event]:
+        """What happened to devices, and what the provider announced, since the last call."""
+        return self.devices.take_events() + self.cloud.take_events()
+
+    def close(self) -> None:
+        """End the samplers. What hangs in the driver ends as soon as the driver answers."""
+        self.host.close()
+        self.cloud.close()
+        self.devices.close()

@@ -26,7 +26,7 @@ MINUTES_MAX: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class DeviceDegradedConfig:
-    """Settings of the device_degraded detector; which minutes count is up to the agent (`devices/throttling.py`)."""
+    """Settings of the device_degraded detector; which minutes count is up to the agent (`agent/devices.py`)."""
 
     often: int = 6
     """Minutes of the last ten from which on it is a warning: gpud's figure."""

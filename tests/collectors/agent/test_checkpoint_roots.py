@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch.agent.access import checkpoint_roots
-from rankwatch.agent.access.checkpoint_roots import ANSWER_WITHIN_S, CHECKS_MAX, HOLDS_S, CheckpointRoots
+from rankwatch.agent import checkpoints
+from rankwatch.agent.checkpoints import ANSWER_WITHIN_S, CHECKS_MAX, HOLDS_S, CheckpointRoots
 from rankwatch.agent.ranks import LocalRank
 from rankwatch.reader import Note, RingReader
 from rankwatch.recorder import Recorder
@@ -173,7 +173,7 @@ def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
         answers.wait(30.0)
         return real(path)
 
-    monkeypatch.setattr(checkpoint_roots.os.path, "realpath", slow)
+    monkeypatch.setattr(checkpoints.os.path, "realpath", slow)
     yield answers.set
     answers.set()
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rankwatch.agent.host.cloud import TELL_AGAIN_S, CloudNotices, Notice, on_aws, on_azure, on_gcp
+from rankwatch.agent.cloud import TELL_AGAIN_S, CloudNotices, Notice, on_aws, on_azure, on_gcp
 from tests.support.clock import FakeClock
 
 AWS, GCP = "/latest/meta-data", "/computeMetadata/v1/instance"

@@ -3,8 +3,8 @@ from math import inf, nan
 import numpy as np
 import pytest
 
-from rankwatch.agent import columns
-from rankwatch.agent.columns import Rows
+from rankwatch.agent import draft
+from rankwatch.agent.draft import Rows
 from rankwatch.wire import Column, Table
 
 
@@ -101,7 +101,7 @@ def test_a_metric_that_is_exact_on_some_ranks_only_becomes_a_float_column() -> N
 
 
 def test_a_table_says_that_it_is_full_before_a_message_gets_too_big(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(columns, "CELLS_MAX", 20)
+    monkeypatch.setattr(draft, "CELLS_MAX", 20)
     rows = Rows()
     for step in range(4):
         rows.add(step, 0, [("a", 1.0), ("b", 2.0)], {})

@@ -9,7 +9,7 @@ from rankwatch import layout
 from rankwatch.agent import __main__ as command_line
 from rankwatch.agent import supervisor
 from rankwatch.agent.__main__ import main, spool_folder
-from rankwatch.agent.lock import take_lock
+from rankwatch.agent.processes import take_lock
 from rankwatch.spawn import lock_is_held
 from tests.support.agent.service import until
 from tests.support.ranks.recording_rank import RecordingRank

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rankwatch.agent.devices.nvml import Nvml, open_nvml
+from rankwatch.agent.nvml import Nvml, open_nvml
 from rankwatch.wire import DeviceSample
 
 pytestmark = pytest.mark.gpu

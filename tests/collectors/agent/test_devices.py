@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
+from rankwatch.agent import devices
 from rankwatch.agent.clock import HostClock
-from rankwatch.agent.devices import sampler as sampler_module
-from rankwatch.agent.devices.kernel_log import KernelLog, errors_in
-from rankwatch.agent.devices.readings import DeviceError, DeviceIdentity, Reading, Readings, encoded
-from rankwatch.agent.devices.sampler import DeviceSampler
-from rankwatch.agent.lock import take_lock
+from rankwatch.agent.device_reader import KernelLog, errors_in
+from rankwatch.agent.devices import DeviceError, DeviceIdentity, DeviceSampler, Reading, Readings, encoded
+from rankwatch.agent.processes import take_lock
 from rankwatch.wire import DeviceSample, Event
 from tests.support.accelerator import DRIVER
 from tests.support.agent.service import until
@@ -38,7 +37,7 @@ def spoil(tmp_path: Path) -> Spoil:
 
 @pytest.fixture
 def sampler(tmp_path: Path, spoil: Spoil, monkeypatch: pytest.MonkeyPatch) -> Iterator[DeviceSampler]:
-    monkeypatch.setattr(sampler_module, "RESTART_AFTER_S", 0.1)
+    monkeypatch.setattr(devices, "RESTART_AFTER_S", 0.1)
     monkeypatch.setenv("PYTHONPATH", str(DRIVER))
     monkeypatch.setenv("SIMULATED_NVML", str(tmp_path / "nvml.json"))
     sampler = DeviceSampler(tmp_path / "job.devices.lock", HostClock())
@@ -219,7 +218,7 @@ def test_an_error_that_both_sources_tell_is_one_and_a_device_of_another_containe
 
 
 def test_a_device_that_a_new_reader_does_not_find_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampler_module, "RESTART_AFTER_S", 0.01)
+    monkeypatch.setattr(devices, "RESTART_AFTER_S", 0.01)
     both = tuple(DeviceIdentity(index, f"GPU-{index}", f"0000:0{index}:00", f"S{index}") for index in range(2))
     sampler = DeviceSampler(tmp_path / "lock", HostClock(), writing(Reading(found=both), Reading(found=both[:1])))
     sampler.start()
@@ -243,7 +242,7 @@ def writing(*readings: Reading) -> list[str]:
 def test_a_driver_that_hangs_is_told_once_and_read_on_when_it_answers(
     sampler: DeviceSampler, spoil: Spoil, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sampler_module, "SILENT_S", 1.5)
+    monkeypatch.setattr(devices, "SILENT_S", 1.5)
     sampler.start()
     taken(sampler)
     spoil(hangs=True)
@@ -256,7 +255,7 @@ def test_a_driver_that_hangs_is_told_once_and_read_on_when_it_answers(
 def test_closing_leaves_no_process_though_the_driver_hangs(
     sampler: DeviceSampler, spoil: Spoil, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sampler_module, "END_WITHIN_S", 30.0)
+    monkeypatch.setattr(devices, "END_WITHIN_S", 30.0)
     sampler.start()
     taken(sampler)
     spoil(hangs=True)
@@ -267,8 +266,8 @@ def test_closing_leaves_no_process_though_the_driver_hangs(
 def test_a_second_reader_beside_one_that_hangs_ends_at_once_and_the_silence_is_told(
     sampler: DeviceSampler, tmp_path: Path, spoil: Spoil, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sampler_module, "RESTART_AFTER_S", 0.1)
-    monkeypatch.setattr(sampler_module, "SILENT_S", 0.5)
+    monkeypatch.setattr(devices, "RESTART_AFTER_S", 0.1)
+    monkeypatch.setattr(devices, "SILENT_S", 0.5)
     spoil(hangs=True)
     sampler.start()
     until(lambda: is_locked(tmp_path / "job.devices.lock"))

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from rankwatch import wire
-from rankwatch.agent.access.enrolment import Enrolment, NotEnrolledError
 from rankwatch.agent.endpoint import Endpoint
+from rankwatch.agent.enrolment import Enrolment, NotEnrolledError
 from rankwatch.agent.service_connection import ServiceConnection, Unreachable
 from rankwatch.agent.uplink import HttpPublisher
 from rankwatch.outcome import Accepted, Later, Outcome, Refused

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch.agent.exits import ExitWatch, ProcessExit, RankProcess
-from rankwatch.agent.procfs import catches, read_stat, wait_channel
+from rankwatch.agent.processes import ExitWatch, ProcessExit, RankProcess, catches, read_stat, wait_channel
 from tests.support.agent.service import until
 
 PARENT = """

@@ -6,10 +6,8 @@ from pathlib import Path
 import pytest
 
 from rankwatch import wire
-from rankwatch.agent.host import ports as ports_module
-from rankwatch.agent.host.ports import NetworkPorts
-from rankwatch.agent.host.resources import HostResources
-from rankwatch.agent.host.sampler import HostSampler
+from rankwatch.agent import host
+from rankwatch.agent.host import HostResources, HostSampler, NetworkPorts
 from tests.support.clock import FakeClock
 from tests.support.host.tree import HostTree
 
@@ -137,7 +135,7 @@ def test_a_count_that_began_anew_has_no_rate(tree: HostTree) -> None:
 
 
 def test_more_ports_than_servers_have_are_left_out(tree: HostTree, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ports_module, "PORTS_MAX", 2)
+    monkeypatch.setattr(host, "PORTS_MAX", 2)
     for number in range(3):
         tree.ethernet(f"eth{number}")
     tree.rdma("mlx5_0")

@@ -4,8 +4,7 @@ import msgspec
 import pytest
 
 from rankwatch import wire
-from rankwatch.agent.access.enrolment import AgentIdentity
-from rankwatch.agent.access.order_check import ForgedOrdersError, OrderCheck
+from rankwatch.agent.enrolment import AgentIdentity, ForgedOrdersError, OrderCheck
 from rankwatch.signed import Purpose, code_of, nonce_of
 
 S = 10**9

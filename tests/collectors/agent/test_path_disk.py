@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch.agent.host.path_disk import PathDisk
-from rankwatch.agent.host.sampler import HostSampler
+from rankwatch.agent.host import HostSampler, PathDisk
 from tests.support.clock import FakeClock
 from tests.support.host.tree import HostTree
 

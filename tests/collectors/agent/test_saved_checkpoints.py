@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from rankwatch import wire
-from rankwatch.agent.access import saved_checkpoints
-from rankwatch.agent.access.saved_checkpoints import LOOK_EVERY_S, WATCHED_MAX, CheckpointDisk, SavedCheckpoints
+from rankwatch.agent import checkpoints
+from rankwatch.agent.checkpoints import LOOK_EVERY_S, WATCHED_MAX, CheckpointDisk, SavedCheckpoints
 from rankwatch.reader import Note
 from tests.support.clock import FakeClock
 
@@ -86,10 +86,10 @@ def test_a_file_system_that_is_unmounted_says_nothing(host: Host, monkeypatch: p
     host.save(5, "mounted/5")
     host.missing(2)
     os.rmdir(host.folder / "mounted/5")
-    above = saved_checkpoints._device_above
-    monkeypatch.setattr(saved_checkpoints, "_device_above", lambda _path: -1)
+    above = checkpoints._device_above
+    monkeypatch.setattr(checkpoints, "_device_above", lambda _path: -1)
     assert host.missing(5) == []
-    monkeypatch.setattr(saved_checkpoints, "_device_above", above)
+    monkeypatch.setattr(checkpoints, "_device_above", above)
     assert host.missing(5) == ["local:l.0:5"]
 
 
@@ -150,7 +150,7 @@ def test_it_is_reported_again_when_its_free_space_has_changed_or_another_save_do
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     blocks = {"f_bavail": 500, "f_frsize": 10, "f_blocks": 1000}
-    monkeypatch.setattr(saved_checkpoints.os, "statvfs", lambda _path: SimpleNamespace(**blocks))
+    monkeypatch.setattr(checkpoints.os, "statvfs", lambda _path: SimpleNamespace(**blocks))
     host.save(5, "out/5", there=False)
     (host.folder / "out").mkdir()
     (host.folder / "out/5").write_bytes(b"x" * 3996)

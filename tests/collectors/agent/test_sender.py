@@ -10,10 +10,8 @@ import pytest
 from rankwatch import wire
 from rankwatch.agent import sender as sender_module
 from rankwatch.agent.clock import HostClock
-from rankwatch.agent.columns import Rows
-from rankwatch.agent.parcel import Parcel
-from rankwatch.agent.sender import Sender, one_by_one
-from rankwatch.agent.spool import Spool
+from rankwatch.agent.draft import Parcel, Rows
+from rankwatch.agent.sender import Sender, Spool, one_by_one
 from rankwatch.outcome import Accepted, Later, Outcome, Refused
 from tests.support.agent.service import until
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from rankwatch import wire
-from rankwatch.agent import spool as spool_module
-from rankwatch.agent.columns import Rows
-from rankwatch.agent.spool import Spool
+from rankwatch.agent import sender
+from rankwatch.agent.draft import Rows
+from rankwatch.agent.sender import Spool
 
 
 def message(number: int, rows: int = 50) -> bytes:
@@ -30,7 +30,7 @@ def drain(spool: Spool) -> Iterator[wire.Batch]:
 
 @pytest.fixture(autouse=True)
 def _small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spool_module, "SEGMENT_BYTES", 4_000)
+    monkeypatch.setattr(sender, "SEGMENT_BYTES", 4_000)
 
 
 def test_messages_come_out_in_the_order_in_which_they_went_in(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from rankwatch.agent.devices.throttling import QUIET, WINDOW, ThrottledDevices, Throttling
+from rankwatch.agent.devices import QUIET, WINDOW, ThrottledDevices, Throttling
 
 HEAT, POWER_BRAKE, POWER_CAP, IDLE = 0x40, 0x80, 0x04, 0x01
 

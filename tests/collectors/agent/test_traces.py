@@ -12,8 +12,7 @@ import pytest
 from rankwatch import layout, wire
 from rankwatch.agent.clock import HostClock
 from rankwatch.agent.ranks import LocalRank
-from rankwatch.agent.relay import Relay
-from rankwatch.agent.traces import Traces
+from rankwatch.agent.relay import Relay, Traces
 from rankwatch.layout import Standing
 from rankwatch.reader import RingReader
 from rankwatch.recorder import Recorder

@@ -9,10 +9,9 @@ import pytest
 
 from rankwatch import wire
 from rankwatch.agent import service_connection
-from rankwatch.agent.access.enrolment import Enrolment
-from rankwatch.agent.access.order_check import OrderCheck
 from rankwatch.agent.draft import Numbering
 from rankwatch.agent.endpoint import Endpoint
+from rankwatch.agent.enrolment import Enrolment, OrderCheck
 from rankwatch.agent.service_connection import FindEndpoint, ServiceConnection, Unreachable
 from rankwatch.agent.uplink import HttpPublisher, Inbox, OrderStream, ViewPoster
 from rankwatch.outcome import Accepted, Later, Refused

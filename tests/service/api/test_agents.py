@@ -5,8 +5,7 @@ import pytest
 from sqlalchemy import insert, select
 
 from rankwatch import wire
-from rankwatch.agent.access.enrolment import AgentIdentity
-from rankwatch.agent.access.order_check import ForgedOrdersError, OrderCheck
+from rankwatch.agent.enrolment import AgentIdentity, ForgedOrdersError, OrderCheck
 from rankwatch.signed import Purpose, nonce_of, proof_of, sign
 from rankwatch.trust import trust_of
 from rankwatch_service.access.scopes import Scope

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from rankwatch.agent.host.ports import ERRORS, RETRANSMISSIONS
+from rankwatch.agent.host import ERRORS, RETRANSMISSIONS
 
 
 class HostTree:

@@ -16,14 +16,13 @@ from heapq import merge
 from pathlib import Path
 
 from rankwatch import wire
-from rankwatch.agent.access.enrolment import Enrolment
 from rankwatch.agent.clock import HostClock
+from rankwatch.agent.draft import Parcel
 from rankwatch.agent.endpoint import Endpoint
+from rankwatch.agent.enrolment import Enrolment
 from rankwatch.agent.kafka_publisher import KafkaPublisher
-from rankwatch.agent.parcel import Parcel
-from rankwatch.agent.sender import Publish, Sender, one_by_one
+from rankwatch.agent.sender import Publish, Sender, Spool, one_by_one
 from rankwatch.agent.service_connection import ServiceConnection
-from rankwatch.agent.spool import Spool
 from rankwatch.agent.uplink import HttpPublisher
 from rankwatch.kafka.settings import KafkaSettings
 from rankwatch_service.simulate.batches import TimedBatch, batches

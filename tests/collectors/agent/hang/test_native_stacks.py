@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rankwatch.agent.clock import HostClock
-from rankwatch.agent.hang.native_stacks import NATIVE_STACKS_MAX, NativeStacks, StackedRank
+from rankwatch.agent.hang_stacks import NATIVE_STACKS_MAX, NativeStacks, StackedRank
 from rankwatch.wire import Event
 from tests.support.agent.service import until
 

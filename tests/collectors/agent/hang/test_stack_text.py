@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from rankwatch.agent.hang.stack_text import PLACE_CHARS_MAX, StackPlace, place_of
+from rankwatch.agent.hang_stacks import PLACE_CHARS_MAX, StackPlace, place_of
 
 TRAINING = """Current thread 0x00007f0000000010 (most recent call first):
   File "/usr/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", line 2810 in all_reduce

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from rankwatch.agent import hang_stacks
 from rankwatch.agent.clock import HostClock
-from rankwatch.agent.hang import stacks
-from rankwatch.agent.procfs import read_stat
+from rankwatch.agent.processes import read_stat
 from rankwatch.agent.ranks import LocalRanks
 from tests.support.clock import FakeClock
 from tests.support.ranks.recording_rank import RecordingRank
@@ -16,7 +16,7 @@ from tests.support.ranks.recording_rank import RecordingRank
 
 def stopped(pid: int) -> bool:
     stat = read_stat(pid)
-    return stat is not None and stat.state in stacks.STOPPED_STATES
+    return stat is not None and stat.state in hang_stacks.STOPPED_STATES
 
 
 def test_a_rank_that_is_stopped_just_after_it_was_looked_at_is_called_stopped(
@@ -25,8 +25,8 @@ def test_a_rank_that_is_stopped_just_after_it_was_looked_at_is_called_stopped(
     with RecordingRank(tmp_path) as rank:
         (local,) = LocalRanks(tmp_path, "gpt").scan()
         clock = FakeClock()
-        taker = stacks.Stacks(clock)
-        look = stacks.catches
+        taker = hang_stacks.Stacks(clock)
+        look = hang_stacks.catches
 
         def then_stop(pid: int, number: int) -> bool:
             found = look(pid, number)
@@ -36,13 +36,13 @@ def test_a_rank_that_is_stopped_just_after_it_was_looked_at_is_called_stopped(
             return found
 
         with monkeypatch.context() as patch:
-            patch.setattr(stacks, "catches", then_stop)
+            patch.setattr(hang_stacks, "catches", then_stop)
             taker.begin("r1", local)
         assert taker.take() == [], "a handler that runs late would still be waited for"
-        clock.advance(stacks.STACK_WAIT_S)
+        clock.advance(hang_stacks.STACK_WAIT_S)
         ((_, event),) = taker.take()
-        assert event.fields["reason"] == stacks.STOPPED
-        assert event.fields["os_state"] in stacks.STOPPED_STATES
+        assert event.fields["reason"] == hang_stacks.STOPPED
+        assert event.fields["os_state"] in hang_stacks.STOPPED_STATES
         os.kill(rank.pid, signal.SIGCONT)
 
 
@@ -50,7 +50,7 @@ def test_ranks_of_a_host_at_the_same_place_send_its_text_once_for_each_request(t
     with RecordingRank(tmp_path, 0), RecordingRank(tmp_path, 1), RecordingRank(tmp_path, 2) as other:
         other.do("hang", "forward")
         ranks = LocalRanks(tmp_path, "gpt").scan()
-        taker = stacks.Stacks(HostClock())
+        taker = hang_stacks.Stacks(HostClock())
         for request in ("r1", "r2"):
             for rank in ranks:
                 taker.begin(request, rank)

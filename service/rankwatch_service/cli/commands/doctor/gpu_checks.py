@@ -20,7 +20,7 @@ _CONTAINER: Final = "in a container, start it with NVIDIA's runtime (`--gpus all
 
 def gpu_checks() -> Iterator[CheckResult]:
     """Ask the driver in a process of its own, which may hang."""
-    command = [sys.executable, "-m", "rankwatch.agent.devices.survey"]
+    command = [sys.executable, "-m", "rankwatch.agent.device_reader", "survey"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         told, trouble = process.communicate(timeout=ANSWER_WITHIN_S)

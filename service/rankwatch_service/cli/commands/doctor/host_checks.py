@@ -22,7 +22,7 @@ def host_checks(named: str) -> Iterator[CheckResult]:
         named: `RANKWATCH_HOST_ROOT`; empty: /.
     """
     root = named or "/"
-    command = [sys.executable, "-m", "rankwatch.agent.host.survey", root]
+    command = [sys.executable, "-m", "rankwatch.agent.host", root]
     try:
         told = subprocess.run(command, capture_output=True, check=True, timeout=ANSWER_WITHIN_S).stdout
     except subprocess.TimeoutExpired:

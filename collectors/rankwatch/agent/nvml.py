@@ -11,7 +11,7 @@ import time
 import warnings
 from typing import Any, Final
 
-from rankwatch.agent.devices.readings import DeviceError, DeviceIdentity
+from rankwatch.agent.devices import DeviceError, DeviceIdentity
 from rankwatch.wire import DeviceSample
 
 DEVICES_MAX: Final = 64

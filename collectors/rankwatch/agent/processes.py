@@ -1,8 +1,19 @@
-"""Finds out that a rank's process ended, and how, without being its parent.
+"""Processes of this user as the kernel shows them: what /proc says of one, how it ended, and what this one holds.
+
+Reads /proc for one process of this user: state, CPU time, start time, exit status, caught signals.
+
+Finds out that a rank's process ended, and how, without being its parent.
 
 A pidfd becomes readable when the process is dead. Its exit status comes from the first of these that has it:
 /proc/PID/stat while the process is a zombie, the pidfd (`PIDFD_GET_INFO`, Linux 6.15, once the parent has waited for
 it), and the note of the rank's own excepthook. If none has it, the status is reported as unknown, never guessed.
+
+One agent for each job and host: a lock that supervisor and worker hold together.
+
+It is an open-file-description lock. It conflicts with the POSIX lock by which the SDK looks for an agent, but belongs
+to the open file: it lasts as long as either of the two processes lives, and no third one can take it in between.
+
+The agent's share of the processors: it yields to training.
 """
 
 from __future__ import annotations
@@ -17,7 +28,71 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from rankwatch.agent.procfs import read_stat
+TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
+
+_STATE = 0
+_FLAGS = 6
+_UTIME = 11
+_STIME = 12
+_STARTTIME = 19
+_EXIT_CODE = 49
+"""Index in /proc/PID/stat, counted from the field after the name (field 3 in proc(5))."""
+_PF_EXITING = 0x4
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessStat:
+    """One reading of /proc/PID/stat."""
+
+    state: str
+    """R, S, D, T, t, Z, X, I."""
+    cpu_ticks: int
+    """User and system time, in clock ticks (`TICKS_PER_S`)."""
+    exiting: bool
+    """The process is exiting. It may have dropped its locks, and its memory may still take time to free."""
+    start_ticks: int
+    """Start time since boot, in clock ticks: with the PID it identifies a process uniquely."""
+    wait_status: int
+    """Meaningful in state Z only: the status that the parent would get from wait()."""
+
+
+def read_stat(pid: int, proc: Path = Path("/proc")) -> ProcessStat | None:
+    """Read a process's stat; None when there is no such process or it may not be read."""
+    try:
+        text = (proc / str(pid) / "stat").read_text(errors="replace")
+    except OSError:
+        return None
+    # The name is in parentheses and may itself contain spaces and parentheses.
+    fields = text[text.rfind(")") + 1 :].split()
+    return ProcessStat(
+        state=fields[_STATE],
+        cpu_ticks=int(fields[_UTIME]) + int(fields[_STIME]),
+        exiting=bool(int(fields[_FLAGS]) & _PF_EXITING),
+        start_ticks=int(fields[_STARTTIME]),
+        wait_status=int(fields[_EXIT_CODE]),
+    )
+
+
+def catches(pid: int, signal: int, proc: Path = Path("/proc")) -> bool:
+    """True if the process has a handler for this signal; without one the signal would end it."""
+    try:
+        text = (proc / str(pid) / "status").read_text(errors="replace")
+    except OSError:
+        return False
+    for line in text.splitlines():
+        if line.startswith("SigCgt:"):
+            return bool(int(line.split()[1], 16) >> (signal - 1) & 1)
+    return False
+
+
+def wait_channel(pid: int, proc: Path = Path("/proc")) -> str:
+    """Name of the kernel function in which the process sleeps; "" if it runs or the kernel hides it."""
+    try:
+        name = (proc / str(pid) / "wchan").read_text(errors="replace").strip()
+    except OSError:
+        return ""
+    return "" if name == "0" else name
+
 
 REAP_WAIT_S: Final = 0.5
 """How long to ask for the exit status of a dead process: between its death and its parent's wait() neither source may
@@ -130,3 +205,44 @@ class ExitWatch:
     def close(self) -> None:
         """Stop watching."""
         self._epoll.close()
+
+
+# struct flock; the kernel demands that l_pid, the last field, is 0.
+_WHOLE_FILE = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+
+
+def take_lock(path: Path) -> int | None:
+    """Take the agent's lock; returns the descriptor, which the worker inherits, or None if another agent has the lock.
+
+    Raises:
+        OSError: the file cannot be created.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _WHOLE_FILE)
+    except (BlockingIOError, PermissionError):
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+NICENESS: Final = 10
+THREADS: Final = Path("/proc/self/task")
+
+
+def lower_priority() -> None:
+    """Give every thread of this process niceness 10, and so every thread and process that they start from now on."""
+    for thread in THREADS.iterdir():
+        number = int(thread.name)
+        try:
+            os.setpriority(os.PRIO_PROCESS, number, max(NICENESS, os.getpriority(os.PRIO_PROCESS, number)))
+        except ProcessLookupError:
+            continue  # the thread has ended
+
+
+def use_all_cores() -> None:
+    """Leave the cores of the rank that started the agent."""
+    try:
+        os.sched_setaffinity(0, range(os.cpu_count() or 1))
+    except OSError:
+        return  # a cpuset that allows none of these cores: the affinity stays as it was

@@ -1,4 +1,16 @@
-"""Starts the reader of devices, watches it from outside, and keeps what it told until the worker takes it.
+"""The devices of a host: their counters and errors, read by a process of its own that may hang in the driver.
+
+That process is `device_reader`, the only part that calls the driver; the rest runs in the worker.
+
+What the reader of devices tells the sampler through a pipe: msgpack messages, each after its length.
+
+Tells when the hardware itself slows a device down, from its newest counters. Pure.
+
+A device that is too hot, or whose power supply asks for it, lowers its clocks by itself. For seconds that is usual
+under load; through a whole minute, or in six of ten minutes (as gpud warns), it is not. The power cap that an operator
+sets is normal operation and does not count.
+
+Starts the reader of devices, watches it from outside, and keeps what it told until the worker takes it.
 
 A driver that has lost a device can block a call for minutes, in a state in which the process cannot even be killed. So
 the reader is a process of its own, its silence is an event, and as long as one hangs no other is started.
@@ -9,28 +21,169 @@ from __future__ import annotations
 import logging
 import os
 import select
+import struct
 import subprocess
 import sys
 import threading
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any, Final, NamedTuple
 
 import msgspec
 
 from rankwatch import wire
 from rankwatch.agent.clock import AgentClock
-from rankwatch.agent.devices.readings import (
-    BUSY_STATUS,
-    NO_DEVICES_STATUS,
-    DeviceError,
-    DeviceIdentity,
-    Reading,
-    Readings,
-)
-from rankwatch.agent.devices.throttling import ThrottledDevices
+from rankwatch.wire import DeviceSample
 
-READER: Final = (sys.executable, "-m", "rankwatch.agent.devices")
+LENGTH: Final = struct.Struct("<I")
+NO_DEVICES_STATUS: Final = 3
+"""Exit status of a reader that found no library, no driver or no device: there is no use in another one."""
+BUSY_STATUS: Final = 4
+"""Exit status of a reader that found another one of this job alive: that one hangs in the driver."""
+
+
+class DeviceIdentity(msgspec.Struct, array_like=True, frozen=True):
+    """One device as it was found; texts are empty where the driver did not tell."""
+
+    index: int
+    """In the driver's order, by PCI bus id; never an ordinal of CUDA."""
+    uuid: str = ""
+    pci_bus_id: str = ""
+    """Lower case, with a domain of four digits: 0000:4e:00."""
+    serial: str = ""
+
+
+class DeviceError(msgspec.Struct, array_like=True, frozen=True):
+    """An error that the driver reported of one device: by number (Xid), by another event, or by words alone."""
+
+    time_unix_ns: int
+    pci_bus_id: str
+    xid: int | None = None
+    text: str = ""
+    sxid: int | None = None
+    """The number of an error of an NVSwitch, which is no device of a rank."""
+    event: str = ""
+    """An event of NVML that has no number, such as "dram_retirement_failure"."""
+
+
+class Reading(msgspec.Struct, array_like=True, frozen=True):
+    """One message of the reader."""
+
+    found: tuple[DeviceIdentity, ...] | None = None
+    """All devices, in the first message of a reader."""
+    samples: tuple[DeviceSample, ...] = ()
+    errors: tuple[DeviceError, ...] = ()
+    lost: tuple[int, ...] = ()
+    """Indices of devices that do not answer any more, told once."""
+
+
+_ENCODER: Final = msgspec.msgpack.Encoder()
+_DECODER: Final = msgspec.msgpack.Decoder(Reading)
+
+
+def encoded(reading: Reading) -> bytes:
+    """The message with its length before it."""
+    body = _ENCODER.encode(reading)
+    return LENGTH.pack(len(body)) + body
+
+
+class Readings:
+    """Cuts a stream of bytes into messages."""
+
+    def __init__(self) -> None:
+        self._bytes = b""
+
+    def feed(self, data: bytes) -> list[Reading]:
+        """The messages that are complete now.
+
+        Raises:
+            msgspec.DecodeError: something else than a reader writes there.
+        """
+        self._bytes += data
+        found = []
+        while len(self._bytes) >= LENGTH.size:
+            end = LENGTH.size + LENGTH.unpack_from(self._bytes)[0]
+            if len(self._bytes) < end:
+                break
+            found.append(_DECODER.decode(self._bytes[LENGTH.size : end]))
+            self._bytes = self._bytes[end:]
+        return found
+
+
+MINUTE_S: Final = 60.0
+WINDOW: Final = 10
+"""Minutes that are looked back on."""
+QUIET: Final = 5
+"""Minutes without it after which it is over."""
+OFTEN: Final = 6
+WHOLE: Final = 0.9
+"""Share of a minute's samples that makes it a whole one."""
+SAMPLES_MIN: Final = 6
+"""Samples without which a minute is not judged a whole one."""
+REASONS: Final = {0x08: "hardware slowdown", 0x40: "heat", 0x80: "power brake"}
+"""Bits of NVML's clocks event reasons."""
+_BITS: Final = sum(REASONS)
+
+
+class Throttling(NamedTuple):
+    """How a device has been throttled lately."""
+
+    minutes: int
+    """Of the last ten, those in which it was; 0: it is over."""
+    reasons: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class _Device:
+    minute: int
+    seen: int = 0
+    hit: int = 0
+    bits: int = 0
+    past: deque[int] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    """The bits that occurred in each finished minute."""
+    is_throttled: bool = False
+
+
+class ThrottledDevices:
+    """What was seen of each device, by its index."""
+
+    def __init__(self) -> None:
+        self._devices: dict[int, _Device] = {}
+
+    def see(self, index: int, reasons: int | None, now_s: float) -> Throttling | None:
+        """Take a sample's clocks event reasons.
+
+        Returns:
+            Something once a minute while the device is throttled, and once when it is over.
+        """
+        minute = int(now_s // MINUTE_S)
+        device = self._devices.setdefault(index, _Device(minute))
+        told = self._finish(device, minute) if minute > device.minute else None
+        bits = (reasons or 0) & _BITS
+        device.seen += 1
+        device.hit += bits != 0
+        device.bits |= bits
+        return told
+
+    def _finish(self, device: _Device, minute: int) -> Throttling | None:
+        is_whole = device.seen >= SAMPLES_MIN and device.hit >= WHOLE * device.seen
+        device.past.append(device.bits)
+        device.past.extend([0] * min(minute - device.minute - 1, WINDOW))  # nothing was seen in these
+        device.minute, device.seen, device.hit, device.bits = minute, 0, 0, 0
+        was_throttled, past = device.is_throttled, list(device.past)
+        minutes = sum(bits != 0 for bits in past)
+        device.is_throttled = is_whole or minutes >= OFTEN or (was_throttled and any(past[-QUIET:]))
+        if not device.is_throttled:
+            return Throttling(0, ()) if was_throttled else None
+        met = 0
+        for bits in past:
+            met |= bits
+        return Throttling(minutes, tuple(name for bit, name in REASONS.items() if met & bit))
+
+
+READER: Final = (sys.executable, "-m", "rankwatch.agent.device_reader")
 SILENT_S: Final = 3.0
 """Silence of a reader that reads once a second, after which its driver does not answer."""
 OPEN_WITHIN_S: Final = 60.0

@@ -1,1 +1,0 @@
-"""Whom the agent believes: its own identity, the orders that it obeys, the locations that it passes on."""

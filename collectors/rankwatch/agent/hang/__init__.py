@@ -1,1 +1,0 @@
-"""What the agent asks the ranks of its host when their job hangs."""

@@ -1,1 +1,0 @@
-"""Counters of the host itself and of its network ports, from /proc and /sys."""
