@@ -5,6 +5,8 @@ arrive after a newer one. The relay therefore never goes back to an earlier phas
 a rank of another attempt, and reads from the slots what an earlier worker wrote.
 
 Locations of checkpoints, which ranks would load, are passed on only if they are below a checkpoint root of this host.
+
+Requests for traces are passed on too, and their answers taken from the files beside the recorders.
 """
 
 from __future__ import annotations

@@ -1,4 +1,10 @@
-"""The agent's bounded buffer on disk while the service does not answer.
+"""Sends parcels to the service: in order, with retries, and through the spool while the service does not answer.
+
+`put` never blocks on the network or a disk: this thread does all of that. A parcel is settled (the ring may overwrite
+its records) once the service has accepted it or the spool holds it. Memory is bounded: if the service does not answer
+and the spool cannot be written, the oldest step records are dropped and counted.
+
+The agent's bounded buffer on disk while the service does not answer.
 
 Messages are kept in segment files, oldest first, each framed with its length and checksum. A kill during a write leaves
 a torn last frame, which is skipped: its records were not settled and are read from the ring again. Messages of the

@@ -2,6 +2,8 @@
 
 A signal to stop is often sent to the whole job (a scheduler signals all processes of its allocation): then the ranks'
 exits must still be reported. The worker decides when that is done, and the supervisor waits for it.
+
+The daemon: starts an agent for every job with a recorder in a directory.
 """
 
 from __future__ import annotations
