@@ -39,7 +39,7 @@ from torch.nn.parallel import DistributedDataParallel
 from rankwatch.meter import StepMeter
 from rankwatch.recorder import Recorder
 from rankwatch.torch_probe import TorchProbe
-from rankwatch.torch_probe.backward import BackwardMarks
+from rankwatch.torch_probe.gradients import BackwardMarks
 from rankwatch.torch_probe.phases import Mark
 from tests.support.trials.checkouts import SIDES, alternately, serve
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from rankwatch.loop import Loop
-from rankwatch.torch_probe.fsdp import divided_by, managed, own_part, whole_of
+from rankwatch.torch_probe.watched_model import divided_by, managed, own_part, whole_of
 
 SLOW_S = 0.06
 """What a slow rank burns more in each step: these scripts' steps take 10 to 40 ms."""

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from rankwatch.integrations.saves import Saves
+from rankwatch.integrations.started import Saves
 from rankwatch.layout import Directive
 from tests.support.ranks.recorders import Rank
 

@@ -2,7 +2,7 @@ import logging
 
 import pytest
 
-from rankwatch.kafka.reasons import explained, listen
+from rankwatch.kafka.client import explained, listen
 
 PASSWORD = (
     "Connection lost: [Error 58] SaslAuthenticationFailedError: Authentication failed: Invalid username or password"

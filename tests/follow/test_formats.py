@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from rankwatch.follow.record_logs import EventFile, LogFormatError
-from rankwatch.follow.rows import End, LoggedStep, LoggedValues, known_name
-from rankwatch.follow.tables import CsvTable, TrainerState
+from rankwatch.follow.rows import CsvTable, End, LoggedStep, LoggedValues, TrainerState, known_name
 from rankwatch.follow.text_logs import TextLog
 from tests.support.trainer_logs import FORMATS, nanogpt
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch.follow.command import FollowLoop
-from rankwatch.follow.followed_rank import FollowedRank
+from rankwatch.follow.command import FollowedRank, FollowLoop
 from rankwatch.follow.rows import LoggedStep
 from rankwatch.follow.sources import FollowedLog
 from rankwatch.reader import RingReader, StepEntry, ValuesEntry

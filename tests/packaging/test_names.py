@@ -9,7 +9,7 @@ SOURCES = ("collectors", "detectors", "service", "suite", "benchmarks")
 FORMS = (
     "service/rankwatch_service/store/models/",
     "service/rankwatch_service/api/routes/",
-    "collectors/rankwatch/client/results.py",
+    "collectors/rankwatch/client/client.py",
 )
 """Rows of tables, bodies of the API and results of its client: forms of the thing whose name they carry."""
 

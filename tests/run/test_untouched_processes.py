@@ -15,7 +15,7 @@ import pytest
 from rankwatch import layout
 from rankwatch.agent.processes import take_lock
 from rankwatch.reader import RingReader, StepEntry
-from rankwatch.run.job_token import NoTokenError, job_access
+from rankwatch.run.command import NoTokenError, job_access
 from rankwatch_service.access.scopes import Scope
 from tests.support.service.served_api import served_api
 

@@ -7,9 +7,8 @@ for incident in client.incidents.list(state="unresolved", severity="critical"):
     print(incident.job, incident.summary)
 """
 
-from rankwatch.client.client import Client
-from rankwatch.client.connection import RestError
-from rankwatch.client.results import (
+from rankwatch.client.client import (
+    Client,
     Command,
     Incident,
     IncidentChange,
@@ -21,6 +20,7 @@ from rankwatch.client.results import (
     Silence,
     Transition,
 )
+from rankwatch.client.connection import RestError
 
 __all__ = [
     "Client",

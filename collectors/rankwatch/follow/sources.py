@@ -1,16 +1,123 @@
-"""Which file of a folder is followed, and in which format."""
+"""Which file of a folder is followed, and in which format.
+
+Reads a file while it grows: what was appended, also after it was cut, replaced by another, or not there yet.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 from rankwatch.follow.record_logs import EventFile
-from rankwatch.follow.rows import Entry, Parser
-from rankwatch.follow.tables import CsvTables, TrainerState
-from rankwatch.follow.tail import RewrittenFile, Tail
+from rankwatch.follow.rows import CsvTables, Entry, Parser, TrainerState
 from rankwatch.follow.text_logs import FORMATS, TextLog
+
+READ_BYTES: Final = 1 << 20
+"""Read at once: a long log is read in parts, so that its rows can be recorded in between."""
+HEAD_BYTES: Final = 1024
+"""First bytes of a file that are compared before each reading: a file whose begin is another was written anew. Long
+enough for the header of a table, by which such files differ, and read in 1 us."""
+
+
+class Tail:
+    """One growing file. A file that begins anew is read by a new parser."""
+
+    def __init__(self, path: Path, parser: Callable[[], Parser]) -> None:
+        self.path = path
+        self._new_parser = parser
+        self._parser = parser()
+        self._descriptor = -1
+        self._at = 0
+        self._head = b""
+        self.behind = False
+        """There was more than was read at once."""
+
+    def read(self) -> Iterator[Entry]:
+        """The entries that were appended since the last call; at most `READ_BYTES` of them.
+
+        Raises:
+            ValueError: the file is not of the parser's format.
+        """
+        data = self._appended()
+        self.behind = len(data) == READ_BYTES
+        if data:
+            yield from self._parser.feed(data)
+        if not self.behind and self._is_replaced():
+            self.close()
+
+    def flush(self) -> Iterator[Entry]:
+        """The entries that only a further one would have completed."""
+        return self._parser.flush()
+
+    def close(self) -> None:
+        """Close the file; the next call of `read` begins with the file that is there then."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _appended(self) -> bytes:
+        if self._descriptor < 0:
+            try:
+                self._descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                return b""
+            self._begin()
+        elif os.fstat(self._descriptor).st_size < self._at or self._head != self._begins_with(len(self._head)):
+            self._begin()
+        data = os.pread(self._descriptor, READ_BYTES, self._at)
+        self._at += len(data)
+        if len(self._head) < HEAD_BYTES:
+            self._head = self._begins_with(min(self._at, HEAD_BYTES))
+        return data
+
+    def _begins_with(self, size: int) -> bytes:
+        return os.pread(self._descriptor, size, 0)
+
+    def _begin(self) -> None:
+        self._at, self._head = 0, b""
+        self._parser = self._new_parser()
+
+    def _is_replaced(self) -> bool:
+        """Whether there is another file at the path; while there is none, the old one may yet grow."""
+        if self._descriptor < 0:
+            return False
+        try:
+            there = os.stat(self.path)
+        except OSError:
+            return False
+        return not os.path.samestat(there, os.fstat(self._descriptor))
+
+
+class RewrittenFile:
+    """A file that is replaced as a whole, and read again when it has changed."""
+
+    def __init__(self, path: Path, parser: Callable[[], Parser]) -> None:
+        self.path = path
+        self.behind = False
+        self._parser = parser()
+        self._seen: tuple[int, int] | None = None
+
+    def read(self) -> Iterator[Entry]:
+        """The further entries, if the file has changed."""
+        try:
+            found = os.stat(self.path)
+            if (found.st_mtime_ns, found.st_ino) == self._seen:
+                return
+            data = self.path.read_bytes()
+        except OSError:
+            return
+        self._seen = found.st_mtime_ns, found.st_ino
+        yield from self._parser.feed(data)
+
+    def flush(self) -> Iterator[Entry]:
+        """Nothing: the file is whole."""
+        return iter(())
+
+    def close(self) -> None:
+        """Nothing is open."""
+
 
 STATE_NAME: Final = "trainer_state.json"
 FILES: Final[Mapping[str, str]] = {

@@ -20,8 +20,7 @@ from typing import Any, Final
 import torch
 
 from rankwatch.integrations.optimizer_steps import steps_made
-from rankwatch.integrations.saves import Saves
-from rankwatch.integrations.started import advised, started, wrap
+from rankwatch.integrations.started import Saves, advised, started, wrap
 from rankwatch.integrations.user_loop import Call, UserLoop
 from rankwatch.watch import Watch
 

@@ -11,8 +11,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from rankwatch.integrations.saves import Saves
-from rankwatch.integrations.started import started, wrap
+from rankwatch.integrations.started import Saves, started, wrap
 from rankwatch.watch import Watch
 
 

@@ -16,8 +16,7 @@ from importlib import import_module
 from typing import Any, Final
 
 from rankwatch.integrations.framework_steps import FrameworkSteps, OpenPause
-from rankwatch.integrations.saves import Saves
-from rankwatch.integrations.started import advised, is_relaunch, started, wrap
+from rankwatch.integrations.started import Saves, advised, is_relaunch, started, wrap
 from rankwatch.loop import Checkpoint
 from rankwatch.watch import Watch
 

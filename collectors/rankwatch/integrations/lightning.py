@@ -15,8 +15,7 @@ from typing import Any, Final
 
 from rankwatch.identity import is_launched
 from rankwatch.integrations.framework_steps import FrameworkSteps, OpenPause
-from rankwatch.integrations.saves import Saves
-from rankwatch.integrations.started import advised, is_relaunch, started, wrap
+from rankwatch.integrations.started import Saves, advised, is_relaunch, started, wrap
 from rankwatch.loop import Checkpoint
 from rankwatch.watch import Watch
 

@@ -10,6 +10,10 @@ the running step ends and the next one begins, outside of its work until the nex
 Orders are carried out at these boundaries. A loop that can be stopped asks `watch.should_stop`; nothing here ends it.
 
 Not seen are optimizers whose step is compiled, and those that are no torch.optim.Optimizer.
+
+Finds the modules that an optimizer trains, in a process whose script was not asked for them.
+
+The loss of a step as its backward sees it: the scalar on which `backward` is called, before a loss scale.
 """
 
 from __future__ import annotations
@@ -17,21 +21,145 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import gc
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from rankwatch.integrations.losses import Losses
-from rankwatch.integrations.owners import models_of, parameter_ids
 from rankwatch.notices import say
 from rankwatch.torch_probe.phases import Mark
 from rankwatch.watch import Watch
+
+
+def parameter_ids(optimizer: torch.optim.Optimizer) -> set[int]:
+    """The ids of an optimizer's parameters."""
+    return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+
+
+def models_of(optimizer: torch.optim.Optimizer) -> list[torch.nn.Module]:
+    """The outermost modules that hold the parameters of an optimizer, wrappers included; empty if none is known.
+
+    A few modules that together hold all the parameters, those with the most parameters first: a copy of a part, such as
+    a `Sequential` over some layers, adds nothing. Looks at each object of the garbage collector once.
+    """
+    missing = parameter_ids(optimizer)
+    modules = [found for found in gc.get_objects() if issubclass(type(found), torch.nn.Module)]
+    holders = [
+        module
+        for module in modules
+        if any(id(parameter) in missing for parameter in module.__dict__.get("_parameters", {}).values())
+    ]
+    roots = _outermost(holders, modules)
+    held = {id(root): {id(parameter) for parameter in root.parameters()} & missing for root in roots}
+    chosen = []
+    for root in sorted(roots, key=lambda root: len(held[id(root)]), reverse=True):
+        if held[id(root)] & missing:
+            chosen.append(root)
+            missing -= held[id(root)]
+    return chosen
+
+
+def _outermost(modules: Iterable[torch.nn.Module], known: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:
+    """The modules that contain these and are contained in no other."""
+    parents: dict[int, list[torch.nn.Module]] = {}
+    for module in known:
+        for child in module.__dict__.get("_modules", {}).values():
+            if child is not None:
+                parents.setdefault(id(child), []).append(module)
+    roots: dict[int, torch.nn.Module] = {}
+    seen: set[int] = set()
+    waiting = list(modules)
+    while waiting:
+        module = waiting.pop()
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        above = parents.get(id(module), [])
+        waiting += above
+        if not above:
+            roots[id(module)] = module
+    return list(roots.values())
+
+
+Loss = torch.Tensor | float
+
+
+class Losses:
+    """Watches what `torch.autograd.backward` is called on, which `Tensor.backward` calls too. Waits for no device.
+
+    The losses of a step are added up: a loop that accumulates gradients divides each loss, so the sum is their mean.
+    """
+
+    def __init__(self, begins: Callable[[], bool], failed: Callable[[Exception], None]) -> None:
+        """Replace two functions of torch, until `close`.
+
+        Args:
+            begins: called when a backward begins; returns whether it counts.
+            failed: called with an error of ours; the backward itself goes on.
+        """
+        self.replaces = False
+        """A further loss replaces the sum: a closure computes the loss of one step several times."""
+        self._begins = begins
+        self._failed = failed
+        self._sum: Loss | None = None
+        self._unscaled: torch.Tensor | None = None
+        self._originals = torch.autograd.backward, torch.amp.GradScaler.scale
+        torch.autograd.backward = self._watched_backward(torch.autograd.backward)
+        torch.amp.GradScaler.scale = self._watched_scale(torch.amp.GradScaler.scale)  # type: ignore[method-assign]
+
+    def take(self) -> Loss | None:
+        """The loss since the last call, on its device; None without a backward of a scalar."""
+        found, self._sum, self._unscaled = self._sum, None, None
+        return found
+
+    def close(self) -> None:
+        """Give torch its functions back."""
+        torch.autograd.backward, torch.amp.GradScaler.scale = self._originals  # type: ignore[method-assign]
+
+    def _watched_backward(self, backward: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(backward)
+        def watched(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> Any:
+            if not torch.compiler.is_compiling():
+                self._backward_begins(tensors, grad_tensors)
+            return backward(tensors, grad_tensors, *args, **kwargs)
+
+        return watched
+
+    def _watched_scale(self, scale: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(scale)
+        def watched(self_: torch.amp.GradScaler, outputs: Any) -> Any:
+            if isinstance(outputs, torch.Tensor) and outputs.requires_grad and self_.is_enabled():
+                self._unscaled = outputs.detach()  # without its graph, which would stay in memory
+            return scale(self_, outputs)
+
+        return watched
+
+    def _backward_begins(self, tensors: Any, gradients: Any) -> None:
+        try:
+            if not self._begins():
+                return
+            tensor = tensors if isinstance(tensors, torch.Tensor) else _sole(tensors)
+            unscaled, self._unscaled = self._unscaled, None
+            if gradients is None and tensor is not None and tensor.numel() == 1 and not hasattr(tensor, "to_local"):
+                self._add(tensor.detach() if unscaled is None else unscaled)
+        except Exception as error:  # noqa: BLE001 -- an error of ours must not end a user's backward
+            self._failed(error)
+
+    def _add(self, tensor: torch.Tensor) -> None:
+        loss: Loss = float(tensor) if tensor.device.type == "cpu" else tensor
+        self._sum = loss if self._sum is None or self.replaces else self._sum + loss
+
+
+def _sole(tensors: Any) -> torch.Tensor | None:
+    found = tuple(tensors)
+    return found[0] if len(found) == 1 and isinstance(found[0], torch.Tensor) else None
+
 
 Optimizer = torch.optim.Optimizer
 

@@ -25,8 +25,7 @@ from typing import Any, Final
 from kafka import KafkaProducer
 from kafka.errors import MessageSizeTooLargeError, RecordListTooLargeError
 
-from rankwatch.kafka.client import KafkaAwayError, opened
-from rankwatch.kafka.reasons import explained
+from rankwatch.kafka.client import KafkaAwayError, explained, opened
 from rankwatch.kafka.settings import MESSAGE_BYTES_MAX, KafkaSettings, partition_of
 from rankwatch.outcome import Accepted, Later, Outcome, Refused
 

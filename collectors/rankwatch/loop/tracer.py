@@ -36,7 +36,7 @@ REQUESTS_REMEMBERED: Final = 64
 
 
 class Profiler(Protocol):
-    """Records steps of this process; `rankwatch.torch_probe.trace.profiler.StepProfiler` is one."""
+    """Records steps of this process; `rankwatch.torch_probe.tracing.StepProfiler` is one."""
 
     ended_by: str
     """Why the running recording has ended by itself; "" if it has not."""
@@ -229,7 +229,7 @@ class Tracer:
 def _torch_profiler() -> Profiler:
     if "torch" not in sys.modules:
         raise ValueError("this process has not loaded torch")
-    from rankwatch.torch_probe.trace.profiler import StepProfiler  # noqa: PLC0415 - only when a trace was ordered
+    from rankwatch.torch_probe.tracing import StepProfiler  # noqa: PLC0415 - only when a trace was ordered
 
     return StepProfiler()
 

@@ -15,8 +15,8 @@ from rankwatch.folders import directories
 from rankwatch.identity import identify, this_start
 from rankwatch.integrations.optimizer_steps import OptimizerSteps
 from rankwatch.notices import say
-from rankwatch.rivals import launches_at_once
 from rankwatch.run import RUN_VARIABLE
+from rankwatch.startup import launches_at_once
 from rankwatch.watch import Watch
 
 HUGGING_FACE: Final = "rankwatch.integrations.hf"

@@ -14,8 +14,7 @@ from typing import Final, NamedTuple
 
 import torch
 
-from rankwatch.torch_probe.device import Device, Moment
-from rankwatch.torch_probe.device_timer import NO_SPANS, StepSpans
+from rankwatch.torch_probe.device import NO_SPANS, Device, Moment, StepSpans
 from rankwatch.torch_probe.gradients import Scalar
 
 ROWS: Final = 8

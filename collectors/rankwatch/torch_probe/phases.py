@@ -17,7 +17,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from rankwatch.sink import Sink
-from rankwatch.torch_probe.device_timer import WAIT, DeviceTimer, TimedMoment
+from rankwatch.torch_probe.device import WAIT, DeviceTimer, TimedMoment
 
 OUTPUTS_MAX: Final = 4
 """Tensors in a model's output that are watched for the start of backward: it need not begin at the first, such as a

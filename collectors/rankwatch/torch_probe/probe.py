@@ -16,22 +16,27 @@ from torch.utils.hooks import RemovableHandle
 
 from rankwatch.meter import EXACT_METRICS
 from rankwatch.sink import Sink
-from rankwatch.torch_probe.arguments import Handed, Optimizer, Scaler, check_parts, check_skip
-from rankwatch.torch_probe.backward import BackwardMarks
-from rankwatch.torch_probe.device import CudaDevice, Device
-from rankwatch.torch_probe.device_timer import NO_SPANS
+from rankwatch.torch_probe.device import NO_SPANS, CudaDevice, Device
 from rankwatch.torch_probe.device_times import DeviceTimes
 from rankwatch.torch_probe.fingerprint import bit_sum, fingerprint
-from rankwatch.torch_probe.gradients import LocalGradients, LocalResult, Scalar, total_norm
+from rankwatch.torch_probe.gradients import BackwardMarks, LocalGradients, LocalResult, Scalar, Updates, total_norm
 from rankwatch.torch_probe.late import LateValues
 from rankwatch.torch_probe.phases import EVAL, AutomaticPhases, Mark
-from rankwatch.torch_probe.sampling import OVERHEAD_MAX, Sampling
 from rankwatch.torch_probe.sharded import ShardedModels, sharded_models
 from rankwatch.torch_probe.share import Share, judge, keep_faults, measured, shared_out
-from rankwatch.torch_probe.start import Start
+from rankwatch.torch_probe.start import OVERHEAD_MAX, Sampling, Start
 from rankwatch.torch_probe.topology import placed_by
-from rankwatch.torch_probe.updates import Updates
-from rankwatch.torch_probe.watched_model import WatchedModel, WatchedModels, active_ddp, gradients
+from rankwatch.torch_probe.watched_model import (
+    Handed,
+    Optimizer,
+    Scaler,
+    WatchedModel,
+    WatchedModels,
+    active_ddp,
+    check_parts,
+    check_skip,
+    gradients,
+)
 
 FINGERPRINT_STEPS: Final = 10
 """Default steps between fingerprints. One is a pass over the parameters, up to 2 % of a small step on a CPU. Every 10th

@@ -14,9 +14,8 @@ from typing import Any
 import torch
 
 from rankwatch.torch_probe.fingerprint import bit_sum, fingerprint
-from rankwatch.torch_probe.fsdp import Flat, divided_by, flats, managed, own_part, whole_of
 from rankwatch.torch_probe.gradients import Scalar, norms, stacked
-from rankwatch.torch_probe.slices import (
+from rankwatch.torch_probe.topology import (
     Division,
     ddp_division,
     divided,
@@ -26,7 +25,16 @@ from rankwatch.torch_probe.slices import (
     mesh_size,
     slices_of,
 )
-from rankwatch.torch_probe.watched_model import WatchedModel, WatchedModels
+from rankwatch.torch_probe.watched_model import (
+    Flat,
+    WatchedModel,
+    WatchedModels,
+    divided_by,
+    flats,
+    managed,
+    own_part,
+    whole_of,
+)
 
 _FLAT_NAME = "_flat_param"
 

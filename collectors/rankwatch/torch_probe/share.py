@@ -3,11 +3,17 @@
 Norms are divided by the loss scale. A loss scaler that overflows skips the update and lowers its scale: that is normal
 and no fault of the job, so such a step has no gradient values, only `optimizer_skipped`. It is a fault if the scale
 cannot be lowered further, or if no scaler was ever seen and too many updates in a row are skipped.
+
+Finds the loss scaler that calls an optimizer, if any.
+
+A torch.amp.GradScaler and its optimizers have no reference to each other, but the scaler's `step` is on the stack while
+it calls an optimizer.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -15,9 +21,27 @@ from typing import Any, Final
 import torch
 
 from rankwatch.layout import SLICES_MAX
-from rankwatch.torch_probe.arguments import Handed, Optimizer, Scaler
 from rankwatch.torch_probe.gradients import LocalGradients, LocalResult, Scalar
-from rankwatch.torch_probe.scaler import calling_scaler
+from rankwatch.torch_probe.watched_model import Handed, Optimizer, Scaler
+
+FRAMES_MAX: Final = 16
+"""Depth of the search on the stack: torch and the schedulers add 2 frames, frameworks another 4."""
+
+_STEP: Final = torch.amp.GradScaler.step.__code__
+
+
+def calling_scaler() -> Scaler | None:
+    """The enabled scaler whose `step` is on the caller's stack; None without one."""
+    frame = sys._getframe(1)
+    for _ in range(FRAMES_MAX):
+        if frame.f_code is _STEP:
+            found = frame.f_locals["self"]
+            return found if found.is_enabled() else None
+        if frame.f_back is None:
+            return None
+        frame = frame.f_back
+    return None
+
 
 SKIPS_MAX: Final = 20
 """Skipped updates in a row that a scaler not seen yet may explain: halving 2^16 twenty times leaves less than 1, and at

@@ -8,8 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from rankwatch.client.connection import TIMEOUT_S, RestConnection, RestError
-from rankwatch.client.endpoint import ServiceEndpoint
+from rankwatch.client.connection import TIMEOUT_S, RestConnection, RestError, ServiceEndpoint
 from rankwatch_service.cli.errors import CliError, Status, file_exists
 from rankwatch_service.cli.output import note
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from rankwatch.client import endpoint as client_endpoint
-from rankwatch.client.endpoint import Places, ServiceEndpoint, user_places
+from rankwatch.client import connection
+from rankwatch.client.connection import Places, ServiceEndpoint, user_places
 from rankwatch.trust import trust_of
 from rankwatch_service.cli.errors import CliError, Status
 
@@ -18,13 +18,13 @@ from rankwatch_service.cli.errors import CliError, Status
 def find_endpoint(
     url: str | None, token: str | None, environment: Mapping[str, str], places: Places
 ) -> ServiceEndpoint:
-    """Choose the service and the token: see `rankwatch.client.endpoint.find_endpoint`.
+    """Choose the service and the token: see `rankwatch.client.connection.find_endpoint`.
 
     Raises:
         CliError: a file cannot be read or is malformed, or the token ends with something that is no pin.
     """
     try:
-        return client_endpoint.find_endpoint(url, token, environment, places)
+        return connection.find_endpoint(url, token, environment, places)
     except ValueError as error:
         raise CliError(Status.USAGE, str(error)) from error
 
@@ -85,6 +85,6 @@ def job_path(job: str) -> str:
 def _content(config: Path, writer: str) -> dict[str, Any]:
     """The content of a file; empty if it does not exist."""
     try:
-        return client_endpoint.stored(config, writer)
+        return connection.stored(config, writer)
     except ValueError as error:
         raise CliError(Status.USAGE, str(error)) from error

@@ -36,7 +36,7 @@ DATA = Annotated[str | None, typer.Option("--data", metavar="DIR", help="Folder 
 
 def connect(url: str | None, token: str | None) -> CliClient:
     """A client of the service that the options, the environment or the user's files name."""
-    from rankwatch.client.endpoint import user_places
+    from rankwatch.client.connection import user_places
     from rankwatch_service.cli.client import CliClient
     from rankwatch_service.cli.endpoint import find_endpoint
 

@@ -11,8 +11,7 @@ import structlog
 from kafka import KafkaAdminClient
 from kafka.errors import KafkaError, TopicAlreadyExistsError
 
-from rankwatch.kafka.client import KafkaAwayError, opened
-from rankwatch.kafka.reasons import explained
+from rankwatch.kafka.client import KafkaAwayError, explained, opened
 from rankwatch.kafka.settings import MESSAGE_BYTES_MAX, KafkaSettings
 from rankwatch_service.clock import Clock
 from rankwatch_service.settings import Settings

@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 from rankwatch import layout
-from rankwatch.integrations.optimizer_steps import OptimizerSteps
-from rankwatch.integrations.owners import models_of
+from rankwatch.integrations.optimizer_steps import OptimizerSteps, models_of
 from tests.support.ranks.recorders import Rank
 
 pytestmark = pytest.mark.torch

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import _functional_collectives as functional
 
-from rankwatch.torch_probe.collective_waits import CollectiveWaits
-from rankwatch.torch_probe.device_timer import DeviceTimer, StepSpans
+from rankwatch.torch_probe.device import DeviceTimer, StepSpans
+from rankwatch.torch_probe.device_times import CollectiveWaits
 from tests.support.accelerator.simulated import SimulatedDevice, VirtualClock
 from tests.support.ranks.sink import FakeSink
 

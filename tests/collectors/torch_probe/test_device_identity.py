@@ -9,9 +9,8 @@ from torch import nn
 from rankwatch.identity import RankIdentity
 from rankwatch.reader import RingReader
 from rankwatch.torch_probe import TorchProbe
-from rankwatch.torch_probe.arguments import Handed
-from rankwatch.torch_probe.device_identity import describe_device
-from rankwatch.torch_probe.watched_model import WatchedModels
+from rankwatch.torch_probe.device import describe_device
+from rankwatch.torch_probe.watched_model import Handed, WatchedModels
 from rankwatch.watch import Watch
 from tests.support.ranks.device import FakeDevice
 from tests.support.ranks.recorders import Rank, a_recorder

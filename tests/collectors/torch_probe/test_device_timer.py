@@ -10,8 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from rankwatch.torch_probe import TorchProbe
-from rankwatch.torch_probe.blocks import BlockMarks
-from rankwatch.torch_probe.device_timer import (
+from rankwatch.torch_probe.device import (
     BLOCK,
     BLOCKS_MAX,
     PHASES_MAX,
@@ -19,7 +18,8 @@ from rankwatch.torch_probe.device_timer import (
     WAITS_MAX,
     DeviceTimer,
 )
-from rankwatch.torch_probe.fsdp import FsdpBlock
+from rankwatch.torch_probe.device_times import BlockMarks
+from rankwatch.torch_probe.watched_model import FsdpBlock
 from tests.support.ranks.device import FakeDevice
 from tests.support.ranks.sink import FakeSink
 
@@ -379,7 +379,7 @@ def test_where_only_some_models_are_sharded_or_it_cannot_be_read_no_block_stands
 ) -> None:
     sharded, plain, errors = nn.Linear(2, 2), nn.Linear(2, 2), []
     own = {sharded: [FsdpBlock(sharded, sharded, True)], plain: []}
-    monkeypatch.setattr("rankwatch.torch_probe.blocks.blocks", own.__getitem__)
+    monkeypatch.setattr("rankwatch.torch_probe.device_times.blocks", own.__getitem__)
     assert BlockMarks([sharded], timer, errors.append).each == 1.0
     some = BlockMarks([sharded, plain], timer, errors.append)
     assert (some.each, some.handles) == (1.0, [])
@@ -391,6 +391,6 @@ def test_where_only_some_models_are_sharded_or_it_cannot_be_read_no_block_stands
 
 def test_many_blocks_are_measured_in_part(timer: DeviceTimer, monkeypatch: pytest.MonkeyPatch) -> None:
     found = [FsdpBlock(module, module, True) for module in (nn.Linear(2, 2) for _ in range(80))]
-    monkeypatch.setattr("rankwatch.torch_probe.blocks.blocks", lambda _module: found)
+    monkeypatch.setattr("rankwatch.torch_probe.device_times.blocks", lambda _module: found)
     marks = BlockMarks([nn.Linear(2, 2)], timer, [].append)
     assert (marks.each, len(marks.handles)) == (10.0, 2 * BLOCKS_MAX)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from rankwatch.torch_probe import TorchProbe, fingerprint
-from rankwatch.torch_probe.device_timer import Span, StepSpans, TimedMoment
+from rankwatch.torch_probe.device import Span, StepSpans, TimedMoment
 from rankwatch.torch_probe.late import DRAIN_S, ROWS, WORDS_MAX, LateValues
 from tests.support.clock import FakeClock
 from tests.support.ranks.device import FakeDevice

@@ -23,7 +23,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 from rankwatch.torch_probe import TorchProbe
-from rankwatch.torch_probe.trace.profiler import StepProfiler
+from rankwatch.torch_probe.tracing import StepProfiler
 from tests.support.ranks.sink import FakeSink
 
 pytestmark = [

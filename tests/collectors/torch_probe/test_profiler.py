@@ -11,8 +11,8 @@ import torch
 from torch.autograd import profiler as torch_profiler
 from torch.profiler import profile, schedule
 
-from rankwatch.torch_probe.trace import profiler
-from rankwatch.torch_probe.trace.profiler import StepProfiler
+from rankwatch.torch_probe import tracing
+from rankwatch.torch_probe.tracing import StepProfiler
 
 pytestmark = pytest.mark.torch
 
@@ -63,7 +63,7 @@ def test_a_discarded_step_is_no_part_of_the_summary():
 
 
 def test_more_spans_than_the_limit_are_not_summed_up(monkeypatch):
-    monkeypatch.setattr(profiler, "SPANS_MAX", 8)
+    monkeypatch.setattr(tracing, "SPANS_MAX", 8)
     ours = recording()
     work()
     ours.stop()

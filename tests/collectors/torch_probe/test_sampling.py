@@ -8,7 +8,7 @@ from torch import nn
 
 from rankwatch.torch_probe import TorchProbe
 from rankwatch.torch_probe.gradients import SMALL_ELEMENTS, LocalGradients
-from rankwatch.torch_probe.sampling import EVERY_MAX, Sampling
+from rankwatch.torch_probe.start import EVERY_MAX, Sampling
 from tests.support.clock import FakeClock
 
 

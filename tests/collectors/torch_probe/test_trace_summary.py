@@ -5,7 +5,7 @@ import json
 import pytest
 
 from rankwatch import layout
-from rankwatch.torch_probe.trace.summary import (
+from rankwatch.torch_probe.tracing import (
     COLLECTIVES_MAX,
     STREAMS_MAX,
     TOP,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rankwatch.torch_probe.updates import STEPS_REMEMBERED, Updates
+from rankwatch.torch_probe.gradients import STEPS_REMEMBERED, Updates
 from tests.support.ranks.sink import FakeSink
 
 

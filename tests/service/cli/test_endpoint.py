@@ -6,7 +6,7 @@ import stat
 
 import pytest
 
-from rankwatch.client.endpoint import URL_DEFAULT, Places, ServiceEndpoint
+from rankwatch.client.connection import URL_DEFAULT, Places, ServiceEndpoint
 from rankwatch.trust import Trust, pin_of
 from rankwatch_service.cli.client import CliClient
 from rankwatch_service.cli.endpoint import find_endpoint, store_endpoint

@@ -5,7 +5,7 @@ import json
 import pytest
 from sqlalchemy import insert
 
-from rankwatch.client.endpoint import ServiceEndpoint
+from rankwatch.client.connection import ServiceEndpoint
 from rankwatch_detectors.base import Kind
 from rankwatch_detectors.explanation.record import explanation
 from rankwatch_detectors.explanation.suspect import Shortfall, Statistic, Suspect

@@ -8,8 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from rankwatch.client import Client, RestError
-from rankwatch.client.connection import TRIES, RestConnection
-from rankwatch.client.endpoint import ServiceEndpoint
+from rankwatch.client.connection import TRIES, RestConnection, ServiceEndpoint
 from tests.support.service.process import free_port
 
 HELLO = b"event: hello\r\nid: 7\r\ndata: {}\r\n\r\n: a comment\r\n\r\n"

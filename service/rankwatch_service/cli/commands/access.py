@@ -26,7 +26,7 @@ def login(
     """Store the URL and token of a service for other commands, in the user's configuration folder."""
     import os
 
-    from rankwatch.client.endpoint import user_places
+    from rankwatch.client.connection import user_places
     from rankwatch_service.cli.client import CliClient
     from rankwatch_service.cli.endpoint import service_endpoint, store_endpoint
 
@@ -152,7 +152,7 @@ def login_link(data: DATA = None, database_url: DATABASE_URL = None) -> None:
     """Print a link that logs a browser in, once and within 10 minutes, with scope admin."""
     import os
 
-    from rankwatch.client.endpoint import user_places
+    from rankwatch.client.connection import user_places
     from rankwatch_service.access.sessions import issue_login
     from rankwatch_service.cli.endpoint import find_endpoint
     from rankwatch_service.clock import SystemClock

@@ -251,7 +251,7 @@ def _connections(kafka: str | None, url: str | None, token: str | None) -> Itera
     """Opens connections to the service: Kafka where it is named, otherwise HTTP."""
     import os
 
-    from rankwatch.client.endpoint import user_places
+    from rankwatch.client.connection import user_places
     from rankwatch.kafka.settings import from_environment
     from rankwatch_service.cli.endpoint import find_endpoint
     from rankwatch_service.simulate.live import HttpConnection

@@ -17,7 +17,7 @@ from kafka import KafkaConsumer, TopicPartition
 from kafka.errors import KafkaError
 from kafka.structs import OffsetAndMetadata
 
-from rankwatch.kafka.reasons import explained
+from rankwatch.kafka.client import explained
 from rankwatch.kafka.settings import KafkaSettings, partition_of
 from rankwatch_service.clock import Clock
 from rankwatch_service.log.base import LogError, Record
