@@ -58,7 +58,7 @@ class RefusedError(Exception):
     """The batch will never be accepted."""
 
 
-class ServiceConnection(Protocol):
+class LiveConnection(Protocol):
     """One connection to the service, used by one thread."""
 
     def send(self, job: str, bodies: Sequence[bytes]) -> None:
@@ -103,7 +103,7 @@ class Pace:
 def send_job(
     job: Job,
     name: str,
-    connect: Callable[[], ServiceConnection],
+    connect: Callable[[], LiveConnection],
     pace: Pace,
     stopped: Callable[[], bool] = lambda: False,
     report: Callable[[SendStatus], None] = lambda _sent: None,
@@ -164,7 +164,7 @@ class _HostSender(threading.Thread):
     def __init__(
         self,
         job: str,
-        connect: Callable[[], ServiceConnection],
+        connect: Callable[[], LiveConnection],
         clock: Clock,
         sent: SendStatus,
         stopped: Callable[[], bool],
@@ -194,7 +194,7 @@ class _HostSender(threading.Thread):
                 continue
 
     def run(self) -> None:
-        connection: ServiceConnection | None = None
+        connection: LiveConnection | None = None
         try:
             while not self._sent.failure:
                 try:
@@ -229,7 +229,7 @@ class _HostSender(threading.Thread):
             entries.append(entry)
         return entries, False
 
-    def _deliver(self, connection: ServiceConnection, entries: Sequence[tuple[bytes, int]]) -> None:
+    def _deliver(self, connection: LiveConnection, entries: Sequence[tuple[bytes, int]]) -> None:
         bodies = [body for body, _ in entries]
         deadline_s = self._clock.monotonic_s() + PATIENCE_S
         pause_s = PAUSE_FIRST_S
@@ -357,7 +357,7 @@ class HttpConnection:
         self._client = httpx2.Client(base_url=url, headers=headers, timeout=TIMEOUT_S, verify=verify, trust_env=False)
 
     def send(self, job: str, bodies: Sequence[bytes]) -> None:  # noqa: ARG002 - a batch names its job
-        """Send batches one after the other; see `ServiceConnection`."""
+        """Send batches one after the other; see `LiveConnection`."""
         for body in bodies:
             self._post(body)
 

@@ -9,7 +9,7 @@ from typing import Final
 from rankwatch.kafka.producer import Message, Producer
 from rankwatch.kafka.settings import KafkaSettings
 from rankwatch.outcome import Later, Refused
-from rankwatch_service.simulate.live import NotYetError, RefusedError, ServiceConnection
+from rankwatch_service.simulate.live import LiveConnection, NotYetError, RefusedError
 
 WITHIN_S: Final = 5.0
 """How long batches wait for their acknowledgements before they are retried."""
@@ -17,7 +17,7 @@ END_S: Final = 5.0
 
 
 @contextmanager
-def kafka_connections(settings: KafkaSettings) -> Iterator[Callable[[], ServiceConnection]]:
+def kafka_connections(settings: KafkaSettings) -> Iterator[Callable[[], LiveConnection]]:
     """Yield a factory of connections that publish to the telemetry topic, as agents with `RANKWATCH_KAFKA` do."""
     producer = Producer(settings)
     try:

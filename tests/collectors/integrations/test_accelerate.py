@@ -5,16 +5,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from accelerate import Accelerator
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import rankwatch
 from rankwatch.integrations.accelerate import ALONE_MAX, AcceleratedLoop
 from rankwatch.layout import Directive, resume_path
+from tests.support.frameworks import Framework
 from tests.support.ranks.recorders import Rank
 
 pytestmark = pytest.mark.torch
+accelerate = Framework("accelerate")
 
 BATCHES = 8
 
@@ -25,7 +26,7 @@ class Loop:
     def __init__(self, folder, *, optimizers=1, accumulate=1, **how):
         self.rank = Rank(folder)
         self.watch = self.rank.watch
-        self.accelerator = Accelerator(cpu=True, gradient_accumulation_steps=accumulate, **how)
+        self.accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=accumulate, **how)
         nets = [nn.Linear(4, 1) for _ in range(optimizers)]
         self.models = [self.accelerator.prepare(net) for net in nets]
         self.optimizers = [self.accelerator.prepare(torch.optim.AdamW(net.parameters(), lr=0.01)) for net in nets]
@@ -181,4 +182,4 @@ def test_what_is_no_accelerator_or_has_nothing_prepared_is_refused():
     with pytest.raises(TypeError, match=r"takes an accelerate.Accelerator, not int"):
         rankwatch.accelerate(1)
     with pytest.raises(ValueError, match=r"after accelerator.prepare"):
-        rankwatch.accelerate(Accelerator(cpu=True))
+        rankwatch.accelerate(accelerate.Accelerator(cpu=True))

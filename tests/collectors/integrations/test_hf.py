@@ -11,9 +11,10 @@ import pytest
 import torch
 
 import rankwatch
+from tests.support.frameworks import Framework
 from tests.support.ranks.ordered import STEP_S
 
-transformers = pytest.importorskip("transformers")
+transformers = Framework("transformers")
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
 
 SEQUENCES, LENGTH, BATCH = 64, 8, 4
@@ -42,18 +43,18 @@ def a_trainer(steps: int, *, callbacks: Any = (), kind: Any = None, **arguments:
     )
 
 
-class Slow(transformers.TrainerCallback):
-    """Time for an order; ends the training once something is so."""
+def slow(ends: Any = lambda: False) -> Any:
+    """A callback that gives an order time, and ends the training once something is so."""
 
-    def __init__(self, ends: Any = lambda: False) -> None:
-        self.ends = ends
+    class Slow(transformers.TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            time.sleep(STEP_S)
+            control.should_training_stop |= ends()
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        time.sleep(STEP_S)
-        control.should_training_stop |= self.ends()
+        def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            control.should_training_stop = True
 
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        control.should_training_stop = True
+    return Slow()
 
 
 def trained(recorded: Any, trainer: Any) -> rankwatch.Watch:
@@ -158,7 +159,7 @@ def test_data_that_end_early_end_no_step(recorded):
 
 def test_a_stop_ends_the_training_after_its_step(recorded):
     ordered = recorded.order("stop", after_step=2)
-    trainer = a_trainer(100_000, callbacks=[Slow()])
+    trainer = a_trainer(100_000, callbacks=[slow()])
     trained(recorded, trainer)
     ordered.result()
     assert trainer.state.global_step == len(recorded.steps) < 100_000
@@ -166,7 +167,7 @@ def test_a_stop_ends_the_training_after_its_step(recorded):
 
 
 def test_an_ordered_checkpoint_is_saved_by_the_trainer(recorded):
-    trainer = a_trainer(100_000, callbacks=[Slow()])
+    trainer = a_trainer(100_000, callbacks=[slow()])
     ordered = recorded.order("checkpoint", after_step=2)
     trained(recorded, trainer)
     ordered.result()
@@ -180,7 +181,7 @@ def test_a_rollback_of_the_weights_restores_what_was_registered_and_numbers_on_f
     watch = rankwatch.hf(trainer, **recorded.options)
     watch.state(model=trainer.model, keep=2, every=5)
     rolled = recorded.order("rollback", 7, checkpoint="memory:l.0:0", checkpoint_step=0, k=1, mode="weights")
-    trainer.add_callback(Slow(lambda: watch.rolled_back is not None and watch._meter.step == 2))
+    trainer.add_callback(slow(lambda: watch.rolled_back is not None and watch._meter.step == 2))
     trainer.train()
     assert rolled.result() == "memory:l.0:0"
     assert watch.errors == 0, watch.last_error

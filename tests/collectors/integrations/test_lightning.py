@@ -14,23 +14,27 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import rankwatch
 from rankwatch.integrations.lightning import _blank
+from tests.support.frameworks import Framework
 from tests.support.ranks.ordered import STEP_S
 
-pytest.importorskip("lightning")
+Framework("lightning")
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
 
 BATCHES = 8
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
 
-class UntilSaved(import_module(PACKAGES[0]).Callback):
-    """Time for an order; a save ends the training."""
+def until_saved() -> Any:
+    """A callback that gives an order time; a save ends the training."""
 
-    def on_train_batch_start(self, *_: Any) -> None:
-        time.sleep(STEP_S)
+    class UntilSaved(import_module(PACKAGES[0]).Callback):
+        def on_train_batch_start(self, *_: Any) -> None:
+            time.sleep(STEP_S)
 
-    def on_save_checkpoint(self, trainer: Any, module: Any, checkpoint: Any) -> None:
-        trainer.should_stop = True
+        def on_save_checkpoint(self, trainer: Any, module: Any, checkpoint: Any) -> None:
+            trainer.should_stop = True
+
+    return UntilSaved()
 
 
 def loader() -> DataLoader:
@@ -167,7 +171,7 @@ def test_a_further_training_is_numbered_on(recorded):
 
 def test_a_stop_ends_the_training_before_its_least_epochs(recorded):
     ordered = recorded.order("stop", after_step=2)
-    trainer = a_trainer(-1, max_epochs=100_000, min_epochs=50_000, callbacks=[UntilSaved()])
+    trainer = a_trainer(-1, max_epochs=100_000, min_epochs=50_000, callbacks=[until_saved()])
     trained(recorded, trainer, a_module())
     ordered.result()
     assert trainer.global_step == len(recorded.steps) < 100_000
@@ -176,7 +180,7 @@ def test_a_stop_ends_the_training_before_its_least_epochs(recorded):
 
 def test_an_ordered_checkpoint_is_saved_and_after_a_relaunch_training_goes_on_from_it(recorded):
     ordered = recorded.order("checkpoint", after_step=2)
-    trained(recorded, a_trainer(100_000, callbacks=[UntilSaved()]), a_module())
+    trained(recorded, a_trainer(100_000, callbacks=[until_saved()]), a_module())
     ordered.result()
     (saved,) = recorded.notes("checkpoint_saved")
     assert saved["step"] == len(recorded.steps)

@@ -13,10 +13,11 @@ import pytest
 import torch
 
 import rankwatch
+from tests.support.frameworks import Framework
 from tests.support.ranks.ordered import STEP_S
 
-pytest.importorskip("trl")
-datasets = pytest.importorskip("datasets")
+Framework("trl")
+datasets = Framework("datasets")
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
 
 WORDS = [f"word{number}" for number in range(29)]

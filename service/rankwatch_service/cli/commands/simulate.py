@@ -17,7 +17,7 @@ from rankwatch_service.cli.options import TOKEN, URL
 
 if TYPE_CHECKING:
     from rankwatch_service.simulate.job import Job
-    from rankwatch_service.simulate.live import SendStatus, ServiceConnection
+    from rankwatch_service.simulate.live import LiveConnection, SendStatus
 
 STEP_S_MAX: Final = 3_600.0
 RANKS_MIN: Final = 8
@@ -247,7 +247,7 @@ def _write(world: Job, output: Path, name: str) -> None:
 
 
 @contextmanager
-def _connections(kafka: str | None, url: str | None, token: str | None) -> Iterator[Callable[[], ServiceConnection]]:
+def _connections(kafka: str | None, url: str | None, token: str | None) -> Iterator[Callable[[], LiveConnection]]:
     """Opens connections to the service: Kafka where it is named, otherwise HTTP."""
     import os
 
@@ -274,7 +274,7 @@ def _connections(kafka: str | None, url: str | None, token: str | None) -> Itera
         yield connect
 
 
-def _send(world: Job, name: str, speed: float, connect: Callable[[], ServiceConnection]) -> None:
+def _send(world: Job, name: str, speed: float, connect: Callable[[], LiveConnection]) -> None:
     from rankwatch_service.clock import SystemClock
     from rankwatch_service.simulate.live import Pace, send_job
 
