@@ -12,8 +12,8 @@ from sqlalchemy import Connection, Engine, RowMapping, and_, func, insert, selec
 from sqlalchemy.orm import aliased
 
 from rankwatch_service.labels import incident_labels
+from rankwatch_service.notify.counts import NotificationCounts, ReceiverCounts
 from rankwatch_service.notify.lease import Lease
-from rankwatch_service.notify.reports.counts import NotificationCounts, ReceiverCounts
 from rankwatch_service.notify.retry import GIVE_UP_AFTER_S, RetryDecision
 from rankwatch_service.notify.sender import TryOutcome
 from rankwatch_service.policy.control_records import SilenceSet

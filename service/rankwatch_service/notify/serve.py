@@ -13,14 +13,13 @@ from typing import Final
 from rankwatch_service.access.secret_key import SecretKey, load_secret_key
 from rankwatch_service.clock import Clock, SystemClock
 from rankwatch_service.notify.email_sender import EmailSender
+from rankwatch_service.notify.heartbeat import Heartbeat
 from rankwatch_service.notify.http_sender import HttpSender
 from rankwatch_service.notify.lease import Lease
-from rankwatch_service.notify.links.link_sender import LinkSender
-from rankwatch_service.notify.links.signed_links import PURPOSE, SignedLinks
+from rankwatch_service.notify.message_links import PURPOSE, LinkSender, SignedLinks
 from rankwatch_service.notify.notifier import Notifier
 from rankwatch_service.notify.outbox import OutboxTable
 from rankwatch_service.notify.receivers import encrypt_receivers
-from rankwatch_service.notify.reports.heartbeat import Heartbeat
 from rankwatch_service.notify.sender import DecryptingSender, MessageSender
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.change_watch import ChangeWatch

@@ -9,9 +9,9 @@ from typing import Final
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from sqlalchemy import Connection, func, select
 
+from rankwatch_service.notify.counts import NotificationCounts
+from rankwatch_service.notify.heartbeat import SETTING as HEARTBEAT
 from rankwatch_service.notify.lease import LEASE_NS
-from rankwatch_service.notify.reports.counts import NotificationCounts
-from rankwatch_service.notify.reports.heartbeat import SETTING as HEARTBEAT
 from rankwatch_service.store.models import Lease, Outbox, Receiver, Setting, Silence
 
 SWITCHED_OFF: Final = "switched off"

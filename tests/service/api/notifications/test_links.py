@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import delete, insert, update
 
 from rankwatch_service.access.secret_key import load_secret_key
-from rankwatch_service.notify.links.signed_links import PURPOSE, VALID_S, LinkAction, SignedLinks
+from rankwatch_service.notify.message_links import PURPOSE, VALID_S, LinkAction, SignedLinks
 from rankwatch_service.policy.control_records import Judgement, SilenceSet, decode_control
 from rankwatch_service.policy.notification import iso_time
 from rankwatch_service.store.engine import write

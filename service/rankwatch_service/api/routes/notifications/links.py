@@ -21,7 +21,7 @@ from rankwatch_service.api.dependencies.context import Context
 from rankwatch_service.api.http.lookup import new_id
 from rankwatch_service.api.routes.silences import ACTIVE_MAX, Silence, store_silence
 from rankwatch_service.log.base import Entry
-from rankwatch_service.notify.links.signed_links import PURPOSE, VALID_S, LinkAction, LinkError, SignedLinks
+from rankwatch_service.notify.message_links import PURPOSE, VALID_S, LinkAction, LinkError, SignedLinks
 from rankwatch_service.policy.control_records import Judgement, encode_control
 from rankwatch_service.store import audit_trail
 from rankwatch_service.store.engine import read, write

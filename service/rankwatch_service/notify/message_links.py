@@ -1,4 +1,4 @@
-"""Signed links: who has one may do the one thing that it says, until it expires. Pure."""
+"""Signed links in messages: who has one may do the one thing that it says, once, until it expires, without a login."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from enum import StrEnum
 from hashlib import sha256
 from typing import Any, Final
 
+from rankwatch_service.notify.receivers import TOPIC_URL
+from rankwatch_service.notify.sender import MessageSender, TryOutcome
 from rankwatch_service.policy.notification import encoded
 
 PURPOSE: Final = "message links"
@@ -77,3 +79,16 @@ class SignedLinks:
     def _signature(self, action: LinkAction, message_id: str, until_unix_s: int) -> str:
         digest = hmac.digest(self._key, f"{action}\n{message_id}\n{until_unix_s}".encode(), sha256)
         return urlsafe_b64encode(digest).decode().rstrip("=")
+
+
+class LinkSender:
+    """Hands messages on with links in them; the incidents topic, which many may read, gets none."""
+
+    def __init__(self, links: SignedLinks, others: MessageSender) -> None:
+        self._links = links
+        self._others = others
+
+    async def send(self, url: str, secret: str, message_id: str, body: bytes) -> TryOutcome:
+        """See `MessageSender.send`."""
+        linked = body if url == TOPIC_URL else self._links.added(message_id, body)
+        return await self._others.send(url, secret, message_id, linked)

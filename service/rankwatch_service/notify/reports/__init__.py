@@ -1,1 +1,0 @@
-"""What the notifier reports of itself: counts of notifications, and the heartbeat."""
