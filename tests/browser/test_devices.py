@@ -10,7 +10,7 @@ from tests.browser.conftest import Visit, until
 from tests.support.accelerator import DRIVER
 from tests.support.agent.process import AgentProcess
 from tests.support.agent.service import until as wait_until
-from tests.support.host.tree import HostTree
+from tests.support.host_tree import HostTree
 from tests.support.kafka.broker import new_prefix
 from tests.support.ranks.recording_rank import RecordingRank
 

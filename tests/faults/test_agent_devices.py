@@ -13,7 +13,7 @@ from rankwatch.agent.processes import NICENESS, take_lock
 from tests.support.accelerator import DRIVER
 from tests.support.agent.process import AgentProcess
 from tests.support.agent.service import AgentService, until
-from tests.support.host.tree import HostTree
+from tests.support.host_tree import HostTree
 from tests.support.ranks.recording_rank import RecordingRank
 
 pytestmark = pytest.mark.integration

@@ -1,9 +1,14 @@
-"""The reader of devices as a process of its own, on a driver that a file spoils while it runs."""
+"""The reader of devices as a process of its own, on a driver that a file spoils while it runs.
+
+When a device counts as slowed down by its hardware: by whole minutes, or by many of ten.
+"""
+
+from __future__ import annotations
 
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +17,18 @@ import pytest
 from rankwatch.agent import devices
 from rankwatch.agent.clock import HostClock
 from rankwatch.agent.device_reader import KernelLog, errors_in
-from rankwatch.agent.devices import DeviceError, DeviceIdentity, DeviceSampler, Reading, Readings, encoded
+from rankwatch.agent.devices import (
+    QUIET,
+    WINDOW,
+    DeviceError,
+    DeviceIdentity,
+    DeviceSampler,
+    Reading,
+    Readings,
+    ThrottledDevices,
+    Throttling,
+    encoded,
+)
 from rankwatch.agent.processes import take_lock
 from rankwatch.wire import DeviceSample, Event
 from tests.support.accelerator import DRIVER
@@ -337,3 +353,53 @@ def test_the_kernels_log_is_read_from_its_end(tmp_path: Path) -> None:
         file.write("NVRM: Xid (PCI:0000:01:00): 48, new\n")
     assert [error.xid for error in log.read(2)] == [48]
     log.close()
+
+
+HEAT, POWER_BRAKE, POWER_CAP, IDLE = 0x40, 0x80, 0x04, 0x01
+
+
+def throttled(minutes: Iterable[list[int | None]]) -> list[Throttling | None]:
+    """What is throttled at the end of each minute, of one sample a second."""
+    devices, found = ThrottledDevices(), list[Throttling | None]()
+    for number, samples in enumerate([*minutes, [0]]):
+        for second, reasons in enumerate(samples):
+            said = devices.see(0, reasons, 60.0 * number + second)
+            if second == 0:
+                found.append(said)
+    return found[1:]
+
+
+ALL, HALF, NONE = [HEAT] * 60, [HEAT, 0] * 30, [0] * 60
+
+
+def test_a_whole_minute_is_told_and_again_each_minute_until_five_are_well() -> None:
+    found = throttled([NONE, ALL, *[NONE] * QUIET, NONE])
+    assert found == [None, *[Throttling(1, ("heat",))] * QUIET, Throttling(0, ()), None]
+
+
+def test_parts_of_minutes_are_told_once_they_are_six_of_ten() -> None:
+    assert throttled([HALF] * 6) == [None] * 5 + [Throttling(6, ("heat",))]
+    assert throttled([HALF, NONE] * WINDOW) == [None] * 2 * WINDOW
+
+
+def test_the_cap_that_an_operator_sets_and_an_idle_device_are_no_trouble() -> None:
+    assert throttled([[POWER_CAP | IDLE] * 60] * WINDOW) == [None] * WINDOW
+
+
+def test_all_reasons_of_the_last_ten_minutes_are_named() -> None:
+    assert throttled([ALL, [POWER_BRAKE] * 60])[-1] == Throttling(2, ("heat", "power brake"))
+
+
+def test_a_minute_with_few_samples_is_no_whole_one_and_a_device_that_does_not_tell_is_well() -> None:
+    assert throttled([[HEAT] * 5]) == [None]
+    assert throttled([[None] * 60] * WINDOW) == [None] * WINDOW
+
+
+def test_devices_are_judged_apart_and_time_without_samples_counts_as_well() -> None:
+    devices = ThrottledDevices()
+    for second in range(60):
+        devices.see(0, HEAT, second)
+        devices.see(1, 0, second)
+    assert devices.see(1, 0, 60.0) is None
+    assert devices.see(0, HEAT, 60.0) == Throttling(1, ("heat",))
+    assert devices.see(0, 0, 60.0 * 30) == Throttling(0, ())

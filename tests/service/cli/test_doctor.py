@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from rankwatch_service.cli.app import app
 from tests.support.accelerator import DRIVER
-from tests.support.host.tree import HostTree
+from tests.support.host_tree import HostTree
 from tests.support.service.oidc_provider import oidc_provider
 from tests.support.store.database import new_database
 
