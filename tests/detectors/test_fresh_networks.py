@@ -45,7 +45,9 @@ def watched(curve: Curve, optimizers: int = 1) -> list[Finding]:
     return judge([start, *frames], bank)
 
 
-@pytest.mark.parametrize(("optimizer", "warm_up"), [("AdamW", 0), ("SGD with momentum", 100)])
+@pytest.mark.parametrize(
+    ("optimizer", "warm_up"), [("AdamW", 0), pytest.param("SGD with momentum", 100, marks=pytest.mark.ci)]
+)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_new_network_opens_nothing(name: str, optimizer: str, warm_up: int) -> None:
     assert watched(trained(name, optimizer, warm_up=warm_up, seed=1, steps=STEPS)) == []

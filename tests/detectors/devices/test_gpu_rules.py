@@ -347,7 +347,11 @@ def powered(slot: int, power_w: NDArray[np.float64]) -> DeviceCounters:
 
 @pytest.mark.parametrize(
     ("devices", "seed"),
-    [(200, 0), *(pytest.param(1_000, seed, marks=long_trial) for seed in range(3))],
+    [
+        (50, 0),
+        pytest.param(200, 0, marks=pytest.mark.ci),
+        *(pytest.param(1_000, seed, marks=long_trial) for seed in range(3)),
+    ],
 )
 def test_nothing_is_said_of_a_day_of_healthy_devices_under_changing_load(devices, seed):
     chance = np.random.default_rng(seed)

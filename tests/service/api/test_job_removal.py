@@ -32,11 +32,10 @@ def old(api):
         connection.execute(insert(Job).values(**job_row(api, "gpt-small", 86_400)))
         connection.execute(insert(Job).values(**job_row(api, "other", 1, state="running")))
         connection.execute(insert(Incident).values(**incident_row()))
-        for chunk in range(1_200):
-            keys = {"job": "gpt-small", "attempt": "l.0", "metric": "loss", "chunk": chunk}
-            rest = {"first_step": 0, "steps": 1, "ranks": 1, "data": b"x", "size_bytes": 1}
-            rest["at_unix_ns"] = api.clock.unix_ns()  # older rows would be removed by retention meanwhile
-            connection.execute(insert(SeriesChunk).values(**keys, **rest))
+        chunk = {"job": "gpt-small", "attempt": "l.0", "metric": "loss", "first_step": 0, "steps": 1, "ranks": 1}
+        chunk |= {"data": b"x", "size_bytes": 1}
+        chunk["at_unix_ns"] = api.clock.unix_ns()  # older rows would be removed by retention meanwhile
+        connection.execute(insert(SeriesChunk), [{**chunk, "chunk": number} for number in range(1_200)])
     return api
 
 

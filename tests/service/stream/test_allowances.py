@@ -10,6 +10,7 @@ from rankwatch_service.store import models
 from rankwatch_service.stream.loop import Stream
 from rankwatch_service.stream.saved.packing import pack
 from tests.support.service.stream import Service
+from tests.support.trials.selection import in_ci
 from tests.support.values.batches import progress, table
 
 METRICS = {f"m{number}": 1.0 for number in range(20)}
@@ -127,7 +128,7 @@ def test_the_next_launch_of_a_job_may_have_what_the_last_one_had(service, monkey
     assert service.column(select(models.Attempt.attempt).order_by(models.Attempt.number)) == ["a.0", "b.0"]
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, *in_ci(range(1, 4))])
 def test_a_replay_from_snapshots_of_different_times_allows_the_same(service, monkeypatch, seed):
     """Jobs grow, are relaunched and are refused in turn; some have snapshots, which are of different places."""
     monkeypatch.setattr(allowance, "CELLS_MAX", 2_000)
