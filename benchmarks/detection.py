@@ -10,10 +10,9 @@
     python benchmarks/detection.py --calibration 8,64,1024,16384 [--length 1] [--step-s 20]
     python benchmarks/detection.py --speed 8,64,1024,16384
 
-Every line is a synthetic job with labels (`suite.cases`, `suite.clean_jobs`; of the cluster model `suite.cluster`),
-judged by all detectors at their
-defaults and the correlator (`suite.scoring`). Delays are in steps after the injection. "x bound" is the median delay as
-a multiple of Lorden's bound, log(ranks x steps per week) / KL, the best average of any test.
+Every line is a synthetic job with labels (`suite.cases`, `suite.clean_jobs`, `suite.cluster_cases`), judged by all
+detectors at their defaults and the correlator (`suite.scoring`). Delays are in steps after the injection. "x bound" is
+the median delay as a multiple of Lorden's bound, log(ranks x steps per week) / KL, the best average of any test.
 """
 
 from __future__ import annotations
@@ -36,15 +35,13 @@ from rankwatch_detectors.base import Frame
 from rankwatch_detectors.catalogue import detectors
 from rankwatch_service.simulate.generate import generate
 from rankwatch_service.simulate.job import Job
-from suite.accelerated import on_accelerators
 from suite.cases import FAULTS, SILENT, Case, stragglers
 from suite.clean_jobs import BUDGETS, CleanJob, calibration, clean, false_rates, weeks_of
 from suite.clean_jobs import parts as clean_parts
-from suite.cluster.cases import ClusterCase, cluster_clean, cluster_faults
-from suite.conditions import combined, conditions_alone, wandering_pace
-from suite.peers.comparison import beside_peers, reports_in
+from suite.cluster_cases import ClusterCase, cluster_clean, cluster_faults
+from suite.conditions import combined, conditions_alone, on_accelerators, slow_changes, wandering_pace
+from suite.peers import beside_peers, reports_in
 from suite.scoring import Score, score
-from suite.slow_changes import slow_changes
 from suite.tables import table
 
 HEAD: Final = [

@@ -28,8 +28,7 @@ from rankwatch_detectors.base import AttemptStart, Finding, Kind, Presence, Tick
 from rankwatch_detectors.progress.hang import HangDetector
 from rankwatch_detectors.progress.patience import HangConfig
 from rankwatch_detectors.scope import IncidentScope
-from suite.recorded.series import ANSWERS, LabelledEvent, ScoredSeries, curve, listen
-from suite.recorded.servers import faults, metric, steps_and_power
+from suite.recorded import ANSWERS, LabelledEvent, ScoredSeries, curve, faults, listen, metric, steps_and_power
 
 FAR = 10**6
 """Collectives entered by a rank that lags in no group; dumps tell only differences."""

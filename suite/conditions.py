@@ -1,20 +1,34 @@
-"""Cases with a standing condition (a heavy stage, a rank that was always slow) and a fault that begins later.
+"""More cases: a fault that begins in a job with a standing condition, faults that change slowly, and accelerators.
 
-A condition alone must open no incident, except for a rank that is slow from the start; a fault beside it must be one
-incident of its own, found and named as if the condition were not there.
+A standing condition is a heavy stage, or a rank that was always slow. Alone it must open no incident, except for a rank
+that is slow from the start; a fault beside it must be one incident of its own, found and named as if the condition were
+not there. On accelerators, what devices measure comes late, and beside it a steady CPU time.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import combinations
 from typing import Final
 
 from rankwatch_detectors.base import Kind
-from rankwatch_service.simulate.faults import Congestion, Hang, Label, Slow, SlowJob, WanderingPace
+from rankwatch_service.simulate.faults import (
+    Congestion,
+    Drift,
+    Hang,
+    Label,
+    LossClimb,
+    LossSpike,
+    Overflow,
+    Slow,
+    SlowJob,
+    WanderingPace,
+)
 from rankwatch_service.simulate.job import Job
+from rankwatch_service.simulate.noise import Noise
 from rankwatch_service.simulate.placement import RankPlacement
 from suite.cases import Case
 
@@ -108,3 +122,70 @@ def _wandering(size: int, seed: int) -> Job:
 
 def _wandering_slower(size: int, seed: int) -> Job:
     return _wandering(size, seed).inject(SlowJob(2000, 1.3))
+
+
+CHANGE_SIZES: Final = (16, 64, 256)
+START: Final = 1000
+"""The loss is flat from there on."""
+CHANGE_AT: Final = START + 500
+"""By then the job's own spread between blocks is known."""
+CHANGE_STEPS: Final = CHANGE_AT + 700
+
+CHANGES: Final = [
+    CasePart("all ranks +25 % over 1,800 steps", lambda job: job.inject(Drift(CHANGE_AT, 1.25, 1800)), 640),
+    CasePart("loss x2.2 over 1,300 steps", lambda job: job.inject(LossClimb(CHANGE_AT, 2.2, 1300)), 200),
+    CasePart(
+        "a norm that overflows on one rank", lambda job: job.inject(Overflow(job.world_size // 3, CHANGE_AT + 300)), 0
+    ),
+]
+SPIKE: Final = CasePart("a spike of x2", lambda job: job.inject(LossSpike(CHANGE_AT + 400, 2.0, 2)), 2)
+
+
+def _changing_job(size: int, seed: int, *parts: CasePart) -> Job:
+    job = Job(size, CHANGE_STEPS, seed, start_step=START, noise=Noise(loss=0.015), placement=RankPlacement(pp=STAGES))
+    for part in parts:
+        job = part.apply(job)
+    return job
+
+
+def _change_case(size: int, fault: CasePart, *others: CasePart) -> Case:
+    name = ", beside ".join(part.name for part in (fault, *others))
+    delay_max = max(part.delay_max for part in (fault, *others))
+    return Case(f"{name}, {size:,} ranks", lambda seed: _changing_job(size, seed, fault, *others), delay_max)
+
+
+def slow_changes(sizes: tuple[int, ...] = CHANGE_SIZES) -> Iterator[Case]:
+    """Every change alone, beside every condition and every other change, and a spike on the way up, in every size."""
+    for size in sizes:
+        for fault in CHANGES:
+            yield _change_case(size, fault)
+            for condition in CONDITIONS:
+                yield _change_case(size, fault, condition)
+        for one, other in combinations(CHANGES, 2):
+            yield _change_case(size, one, other)
+        yield _change_case(size, CHANGES[1], SPIKE)
+
+
+KINDS_ON_DEVICES: Final = frozenset({Kind.STRAGGLER, Kind.SLOWDOWN, Kind.HANG, Kind.NONFINITE})
+CAUSES: Final = {"worker": "device"}
+"""Causes that have another name where devices measure their own work."""
+
+
+def on_accelerators(cases: Iterable[Case]) -> Iterator[Case]:
+    """Those with a slow rank, a slow job, a hang or a NaN, as jobs whose devices measure their steps."""
+    for case in cases:
+        job = case.job(0)
+        if job.placement.accelerated and any(label.kind in KINDS_ON_DEVICES for label in job.labels):
+            name = f"{case.name}, on accelerators"
+            yield replace(case, name=name, job=_Accelerated(case), cause=CAUSES.get(case.cause, case.cause))
+
+
+class _Accelerated:
+    """The jobs of a case, as those of devices."""
+
+    def __init__(self, case: Case) -> None:
+        self._case = case
+
+    def __call__(self, seed: int) -> Job:
+        job = self._case.job(seed)
+        return replace(job, placement=replace(job.placement, launch_cpu=True, device_times=True), late_values=True)

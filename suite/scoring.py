@@ -19,8 +19,8 @@ from rankwatch_service.simulate.faults import Label
 from rankwatch_service.simulate.generate import generate
 from rankwatch_service.simulate.job import Job
 from suite.cases import Case, bound
-from suite.cluster.cases import ClusterCase
-from suite.cluster.job import ClusterJob
+from suite.cluster_cases import ClusterCase
+from suite.cluster_model import ClusterJob
 from suite.pipeline import recording_pipeline, topology_state_of, updates_of
 
 BRINGS: Final = {

@@ -74,7 +74,7 @@ NEW_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 def variant(name: str, faults: Sequence[Fault] = UNDER_DDP, of: str = "ddp_loop", **how: Any) -> Case:
     """A case of a script that has several, and is told by `VARIANT` which it is."""
-    environment = {"VARIANT": name.rpartition("trl_")[2]} | how.pop("environment", {})
+    environment = {"VARIANT": name} | how.pop("environment", {})
     return Case(name, faults, of=of, environment=environment, **how)
 
 
@@ -102,7 +102,7 @@ CASES = (
     Case("untouched_gpt", (*UNDER_DDP, SPIKE), untouched=True, in_test=(SPIKE,)),
     Case("untouched_hf", (*UNDER_DDP, SPIKE), untouched=True, in_test=(NAN,), costly=True),
     Case("lightning_alone", (HANG, KILLED), torchrun=False, of="lightning_trainer", in_test=(HANG,), costly=True),
-    variant("trl_sft", of="trl", in_test=(NAN,), costly=True),
-    variant("trl_grpo", of="trl", loss_falls=False, costly=True),
+    variant("trl_sft", of="trl_trainers", in_test=(NAN,), costly=True),
+    variant("trl_grpo", of="trl_trainers", loss_falls=False, costly=True),
 )
 """`make test` tries each fault at least once, `make ci` each case, and `make adoption` every case with every fault."""

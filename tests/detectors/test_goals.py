@@ -10,11 +10,9 @@ import math
 
 import pytest
 
-from suite.accelerated import on_accelerators
 from suite.cases import FAULTS, SILENT, Case, straggler, stragglers
-from suite.conditions import combined, conditions_alone, wandering_pace
+from suite.conditions import combined, conditions_alone, on_accelerators, slow_changes, wandering_pace
 from suite.scoring import score
-from suite.slow_changes import slow_changes
 from tests.support.trials.selection import ALL, in_ci
 
 LINES = [*stragglers((8, 1024)), straggler(16_384, 1.05), *FAULTS]

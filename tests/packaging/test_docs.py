@@ -382,5 +382,5 @@ def test_the_threat_model_names_every_attack_that_is_tried() -> None:
 def test_nothing_that_we_ship_unpickles_a_checkpoint() -> None:
     files = [path for kind in ("*.py", "*.md") for path in ROOT.rglob(kind) if ".venv" not in path.parts]
     calls = [(path, call) for path in files if path != Path(__file__) for call in _loads(path)]
-    assert {path.name for path, _ in calls} >= {"train_gpt.py", "training.py", "elastic.py", "sdk.md"}
+    assert {path.name for path, _ in calls} >= {"train_gpt.py", "training.py", "ddp_loop.py", "sdk.md"}
     assert [(path, call) for path, call in calls if "weights_only=True" not in call] == []

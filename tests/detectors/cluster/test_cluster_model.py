@@ -9,11 +9,8 @@ import numpy as np
 import pytest
 
 from rankwatch_detectors.base import AttemptStart, Frame, Observation, StepKind, Tick
-from suite.cluster.cases import SETTINGS, ClusterCase, cluster_clean, cluster_faults
-from suite.cluster.faults import Resize, SlowLoader
-from suite.cluster.job import ClusterJob
-from suite.cluster.noise import PINK_S, CorrelatedNoise, tails
-from suite.cluster.placement import ClusterPlacement
+from suite.cluster_cases import SETTINGS, ClusterCase, cluster_clean, cluster_faults
+from suite.cluster_model import PINK_S, ClusterJob, ClusterPlacement, CorrelatedNoise, Resize, SlowLoader, tails
 from suite.scoring import score
 
 LARGE = (

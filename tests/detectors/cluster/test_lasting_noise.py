@@ -8,11 +8,8 @@ import pytest
 from rankwatch_detectors.base import Floats
 from rankwatch_detectors.statistics.block_correlation import BlockCorrelation
 from suite.cases import LabelledCase
-from suite.cluster.cases import ClusterCase
-from suite.cluster.faults import SlowDevice
-from suite.cluster.job import ClusterJob
-from suite.cluster.noise import CorrelatedNoise
-from suite.cluster.placement import hosts_for
+from suite.cluster_cases import ClusterCase
+from suite.cluster_model import ClusterJob, CorrelatedNoise, SlowDevice, hosts_for
 from suite.scoring import score
 
 RANKS, SIGMA = 64, 0.02

@@ -19,7 +19,7 @@ from rankwatch_service.simulate.job import Job
 from rankwatch_service.simulate.placement import RankPlacement
 from rankwatch_service.stream.saved.packing import pack, unpack
 from suite.cases import FAULTS
-from suite.cluster.job import ClusterJob
+from suite.cluster_model import ClusterJob
 from suite.scoring import judged
 from tests.detectors.explanation.test_explanation import Explained
 from tests.support.detection.verdicts import judge, opened

@@ -9,8 +9,10 @@ from functools import partial
 from typing import Final
 
 from suite.cases import LabelledCase
-from suite.cluster.faults import (
+from suite.cluster_model import (
     ClusterFault,
+    ClusterJob,
+    ClusterPlacement,
     LossBurst,
     LossDrift,
     NonFiniteGradient,
@@ -20,9 +22,10 @@ from suite.cluster.faults import (
     SlowDevice,
     SlowLoader,
     SlowSwitch,
+    hosts_for,
+    ranks_of_host,
+    ranks_of_switch,
 )
-from suite.cluster.job import ClusterJob
-from suite.cluster.placement import ClusterPlacement, hosts_for, ranks_of_host, ranks_of_switch
 
 AT: Final = 300
 """The step at which faults begin."""

@@ -1,5 +1,7 @@
-"""TRL's SFTTrainer with a tiny Qwen from scratch, which it evaluates and saves now and then; where `VARIANT` is grpo,
-GRPOTrainer, where it writes words, and is rewarded for every second one of its vocabulary."""
+"""TRL's trainers with a tiny Qwen from scratch, which they evaluate and save now and then, as `VARIANT` says:
+
+`trl_sft`: SFTTrainer; `trl_grpo`: GRPOTrainer, where it writes words, and is rewarded for every second one.
+"""
 
 import os
 
@@ -12,7 +14,7 @@ from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
 import rankwatch
 
-grpo = os.environ.get("VARIANT") == "grpo"
+grpo = os.environ["VARIANT"] == "trl_grpo"
 WORDS = ["<pad>", "<eos>", "<unk>", *(f"word{number}" for number in range(253))]
 
 

@@ -1,1 +1,0 @@
-"""The cluster model: a second source of labelled jobs, with other models than `rankwatch_service.simulate`."""

@@ -1,1 +1,0 @@
-"""The rules of other projects, judged by the same labels."""

@@ -1,1 +1,0 @@
-"""Recorded telemetry with labels: what the detectors make of it."""
