@@ -15,8 +15,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from rankwatch_detectors.base import AttemptStart, Change, Frame, StepKind, Topology
+from rankwatch_detectors.metric_detector import MetricDetector
 from rankwatch_detectors.metric_rule import Condition, MetricRule
-from rankwatch_detectors.rules.metric_detector import MetricDetector
 
 RULE = MetricRule("change", "metric", Condition.CHANGE)
 BEFORE, AFTER = 500, 400

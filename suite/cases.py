@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Generic, TypeVar
 
 from rankwatch_detectors.base import Kind
-from rankwatch_detectors.statistics.budget import WEEK_S
+from rankwatch_detectors.statistics.shift import WEEK_S
 from rankwatch_service.simulate.faults import (
     BatchRamp,
     BitFlip,

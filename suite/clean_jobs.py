@@ -16,7 +16,7 @@ from typing import Final
 
 from rankwatch_detectors.base import Change, Severity
 from rankwatch_detectors.catalogue import CatalogueConfig, detectors
-from rankwatch_detectors.statistics.budget import WEEK_S
+from rankwatch_detectors.statistics.shift import WEEK_S
 from rankwatch_service.simulate.faults import LossLevel, RecurringStall, Restart, ScalerSkip
 from rankwatch_service.simulate.generate import generate
 from rankwatch_service.simulate.job import Job

@@ -14,8 +14,8 @@ import numpy as np
 
 from rankwatch import wire
 from rankwatch_detectors.base import DeviceCounters, Finding, Kind, Observation, Severity
-from rankwatch_detectors.devices.gpu_rules import GpuRules, GpuRulesConfig
-from rankwatch_detectors.devices.held_rules import SLOT_S, DeviceProblem
+from rankwatch_detectors.devices.counter_detector import SLOT_S, DeviceProblem
+from rankwatch_detectors.devices.device_degraded import GpuRules, GpuRulesConfig
 from rankwatch_detectors.episodes import Episodes
 from rankwatch_detectors.scope import IncidentScope
 from rankwatch_service.incidents.correlator import Correlator

@@ -13,20 +13,17 @@ from rankwatch_detectors.devices.network_degraded import NetworkDegradedConfig, 
 from rankwatch_detectors.ends.rank_lost import RankLostConfig, RankLostDetector
 from rankwatch_detectors.ends.restart_loop import RestartLoopConfig, RestartLoopDetector
 from rankwatch_detectors.ends.telemetry_lost import TelemetryLostConfig, TelemetryLostDetector
+from rankwatch_detectors.metric_detector import MetricDetector
 from rankwatch_detectors.pace.own_past import OwnPastConfig, OwnPastDetector
-from rankwatch_detectors.pace.slowdown import SlowdownDetector
-from rankwatch_detectors.pace.slowdown_config import SlowdownConfig
+from rankwatch_detectors.pace.slowdown import SlowdownConfig, SlowdownDetector
 from rankwatch_detectors.pace.stage import StageConfig, StageDetector
-from rankwatch_detectors.pace.straggler import StragglerDetector
-from rankwatch_detectors.pace.straggler_config import StragglerConfig
+from rankwatch_detectors.pace.straggler import StragglerConfig, StragglerDetector
 from rankwatch_detectors.progress.checkpoint_failed import CheckpointFailedConfig, CheckpointFailedDetector
 from rankwatch_detectors.progress.checkpoint_overdue import CheckpointOverdueConfig, CheckpointOverdueDetector
-from rankwatch_detectors.progress.hang import HangDetector
+from rankwatch_detectors.progress.hang import HangConfig, HangDetector
 from rankwatch_detectors.progress.own_pace import OwnPaceDetector
-from rankwatch_detectors.progress.patience import HangConfig
 from rankwatch_detectors.progress.restore_failed import RestoreFailedConfig, RestoreFailedDetector
 from rankwatch_detectors.refusals import RefusalConfig, RefusalDetector
-from rankwatch_detectors.rules.metric_detector import MetricDetector
 from rankwatch_detectors.statistics.level import LevelConfig
 from rankwatch_detectors.values.corruption import FingerprintDetector, LocalNormConfig, LocalNormDetector
 from rankwatch_detectors.values.nonfinite import NonfiniteConfig, NonfiniteDetector

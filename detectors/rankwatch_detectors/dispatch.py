@@ -26,8 +26,7 @@ from rankwatch_detectors.base import (
 )
 from rankwatch_detectors.episodes import Episodes
 from rankwatch_detectors.state import Stateful
-from rankwatch_detectors.statistics.median import median
-from rankwatch_detectors.statistics.peers import anyone, everyone
+from rankwatch_detectors.statistics.peers import anyone, everyone, median
 
 ATTEMPT_ENDED = "The attempt ended."
 OTHER_CLOCK = "Ranks compute on devices, so CPU time judges nobody from here on."

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rankwatch_detectors.base import Floats
-from rankwatch_detectors.statistics.blocks import BlockSpread
+from rankwatch_detectors.statistics.anchor import BlockSpread
 
 NOISE = 0.02
 

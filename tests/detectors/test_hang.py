@@ -8,8 +8,7 @@ import pytest
 
 from rankwatch_detectors.base import UNREPORTED, Change, Finding, Occurrence
 from rankwatch_detectors.episodes import since
-from rankwatch_detectors.progress.hang import HangDetector
-from rankwatch_detectors.progress.patience import HangConfig, Patience
+from rankwatch_detectors.progress.hang import HangConfig, HangDetector, Patience
 from tests.support.values.presences import Clockwork
 
 RUNBOOK = Path(__file__).parents[2] / "docs" / "incidents" / "hang.md"

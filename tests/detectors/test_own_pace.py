@@ -7,9 +7,8 @@ import dataclasses
 import pytest
 
 from rankwatch_detectors.base import AttemptStart, Finding
-from rankwatch_detectors.progress.hang import HangDetector
+from rankwatch_detectors.progress.hang import HangConfig, HangDetector
 from rankwatch_detectors.progress.own_pace import OwnPaceDetector
-from rankwatch_detectors.progress.patience import HangConfig
 from tests.support.values.presences import Clockwork, topology
 
 STEP_S = (1, 3, 7, 20)

@@ -7,8 +7,7 @@ import json
 import pytest
 
 from rankwatch_detectors.base import UNREPORTED, Finding
-from rankwatch_detectors.progress.hang import HangDetector
-from rankwatch_detectors.progress.patience import HangConfig
+from rankwatch_detectors.progress.hang import HangConfig, HangDetector
 from tests.support.values.presences import Clockwork
 
 

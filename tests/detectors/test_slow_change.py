@@ -21,8 +21,7 @@ from rankwatch_detectors.base import (
     Severity,
 )
 from rankwatch_detectors.catalogue import detectors
-from rankwatch_detectors.pace.slowdown import SlowdownDetector
-from rankwatch_detectors.pace.slowdown_config import SlowdownConfig
+from rankwatch_detectors.pace.slowdown import SlowdownConfig, SlowdownDetector
 from rankwatch_service.simulate.faults import BatchRamp, Drift, SlowJob
 from rankwatch_service.simulate.generate import generate
 from rankwatch_service.simulate.job import Job

@@ -17,8 +17,7 @@ from rankwatch_detectors.base import (
     Severity,
 )
 from rankwatch_detectors.ends.restart_loop import RestartLoopConfig, RestartLoopDetector
-from rankwatch_detectors.pace.slowdown import SlowdownDetector
-from rankwatch_detectors.pace.slowdown_config import SlowdownConfig
+from rankwatch_detectors.pace.slowdown import SlowdownConfig, SlowdownDetector
 from rankwatch_service.simulate.faults import Drift, RecurringStall, Restart, Slow, SlowJob, WanderingPace
 from rankwatch_service.simulate.generate import generate
 from rankwatch_service.simulate.job import Job

@@ -9,8 +9,7 @@ from dataclasses import replace
 import pytest
 
 from rankwatch_detectors.base import Finding, Frame, Kind, Observation
-from rankwatch_detectors.pace.slowdown import SlowdownDetector
-from rankwatch_detectors.pace.slowdown_config import SlowdownConfig
+from rankwatch_detectors.pace.slowdown import SlowdownConfig, SlowdownDetector
 from rankwatch_detectors.pace.step_parts import StepParts, cause_of, parts_of
 from rankwatch_service.simulate.faults import Congestion, Fault, Slow, SlowJob, Throttle
 from rankwatch_service.simulate.generate import generate

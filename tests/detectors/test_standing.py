@@ -8,8 +8,7 @@ import pytest
 
 from rankwatch_detectors.base import Change, Frame, Kind, Observation, Severity
 from rankwatch_detectors.pace.stage import StageConfig, StageDetector
-from rankwatch_detectors.pace.straggler import StragglerDetector
-from rankwatch_detectors.pace.straggler_config import StragglerConfig
+from rankwatch_detectors.pace.straggler import StragglerConfig, StragglerDetector
 from rankwatch_service.incidents.model import Incident
 from rankwatch_service.simulate.faults import Congestion, Restart, Slow, SlowJob
 from rankwatch_service.simulate.generate import generate

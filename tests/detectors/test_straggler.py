@@ -11,9 +11,8 @@ import pytest
 
 from rankwatch_detectors.base import AttemptStart, Change, Finding, Frame, Kind, Observation
 from rankwatch_detectors.catalogue import CatalogueConfig
-from rankwatch_detectors.pace.crowding import Crowding, CrowdingConfig
-from rankwatch_detectors.pace.straggler import StragglerDetector
-from rankwatch_detectors.pace.straggler_config import StragglerConfig
+from rankwatch_detectors.pace.load import Crowding, CrowdingConfig
+from rankwatch_detectors.pace.straggler import StragglerConfig, StragglerDetector
 from rankwatch_detectors.pace.witness import WitnessConfig
 from rankwatch_detectors.scope import ScopeLevel
 from rankwatch_service.replay.run import replay

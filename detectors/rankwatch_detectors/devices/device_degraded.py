@@ -3,20 +3,250 @@ they do less than they can, or than their peers.
 
 Agents tell once a minute which of their devices are throttled, and when it is over. It is information from the first
 whole minute on, so that a slow rank has its cause, and a warning once it was so in six of ten minutes, whether or not
-training has felt it yet. Counters are judged by `gpu_rules`.
+training has felt it yet. Counters are judged by `GpuRules`: by the device's own limits, and by devices of the same kind
+under the same load. Stages and roles load devices differently from the first step on. So a device is compared with what
+it usually is among its peers: its share of their median, which it learns while nothing is wrong.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
-from rankwatch_detectors.base import Finding, Kind, Occurrence, Severity
-from rankwatch_detectors.devices.counter_detector import CounterDetector
-from rankwatch_detectors.devices.gpu_rules import GpuRules, GpuRulesConfig
-from rankwatch_detectors.devices.held_rules import MINUTE_S, DeviceProblem
+import numpy as np
+
+from rankwatch_detectors.base import Bools, DeviceCounters, Finding, Floats, Kind, Occurrence, Severity
+from rankwatch_detectors.devices.counter_detector import (
+    MINUTE_S,
+    SLOT_S,
+    CounterDetector,
+    DeviceProblem,
+    HeldRules,
+    column,
+    grown,
+)
 from rankwatch_detectors.scope import IncidentScope
+
+KIND: Final = "memory_total_bytes"
+"""Devices with equal memory are taken for one kind: agents do not tell their names."""
+
+POWER_CAP: Final = 0x4
+"""Bit of NVML's clocks event reasons: an operator's power cap, under which a heavier load lowers the clock."""
+
+BITS_PER_S: Final = {1: 2.5e9, 2: 5e9, 3: 8e9, 4: 16e9, 5: 32e9, 6: 64e9}
+"""Of a lane, by generation of PCIe."""
+BIT_ERRORS: Final = 1e-12
+"""Share of bits that may be wrong by the specification of PCIe, each of which costs a replay: DCGM's limit too."""
+
+FLAGS: Final = {"remap": "remap_failed", "pending": "remap_pending", "recovery": "recovery_action"}
+"""By rule: counters by which the driver itself says that something is wrong, if they are not 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuRulesConfig:
+    """Settings of the rules; a slot is 5 s."""
+
+    busy: float = 0.9
+    """Utilization from which on a device is compared: all of a job's devices are busy, also those that wait for others
+    in a collective."""
+    peers_min: int = 4
+    """Busy devices of one kind without which none is compared."""
+    power: float = 0.75
+    """Power below this share of what is usual for the device: as the labels of MLPerf's power logs have it."""
+    clock: float = 0.85
+    """Clock below this share of what is usual for the device."""
+    recovered: float = 0.9
+    """From this share on it is over."""
+    steady: float = 0.1
+    """While the peers' own median is further off from its past, as in an evaluation, nobody is compared."""
+    learning_slots: int = 24
+    """Slots of a device, and of its peers, before it is compared; what is usual then follows over so many."""
+    kinds_max: int = 16
+    """Kinds of devices in a job; further ones are not compared."""
+    unequal: float = 0.8
+    """Share of its own highest clock, times that of its peers, below which a device is told that was slow from the
+    first steps on: no load that keeps within its power cap lowers a clock so far."""
+    unequal_slots: int = 24
+    """Slots in a row of that: two minutes, in which jobs warm up."""
+    replay_readings: int = 6
+    """Readings in a row, one every ten seconds, with more replays on the PCIe link than its specification allows."""
+    held_slots: int = 5
+    """Slots in a row after which it is told, and after which it is over: any half a minute has so many whole ones."""
+    links_readings: int = 2
+    """Readings in a row with fewer active NVLinks: one is read every ten seconds, and a reset takes less."""
+    nvlink_errors: int = 3
+    """Readings with new replays or recoveries of NVLinks, after which these are a warning."""
+    quiet_slots: int = 30
+    """Slots without new errors after which these are over."""
+    warning_slots: int = 60
+    """Slots after which a low clock is a warning. Low power alone never is: a device that has less to do draws less."""
+
+
+class GpuRules(HeldRules):
+    """Judges a job's GPUs slot by slot. Memory: linear in devices."""
+
+    STATE: ClassVar[tuple[str, ...]] = (
+        *HeldRules.STATE,
+        "_kind",
+        "_top_clock",
+        "_usual",
+        "_seen",
+        "_level",
+        "_links",
+        "_replays",
+    )
+
+    def __init__(self, config: GpuRulesConfig) -> None:
+        super().__init__()
+        self._config = config
+        self._kind: Floats = np.zeros(0)
+        self._top_clock: Floats = np.zeros(0)
+        self._replays: dict[str, Any] = {"count": None, "slot": None}
+        """Of each device, the newest count of replays, and its slot; below 0: none."""
+        self._links: Any = None
+        """The most NVLinks that each device had active."""
+        self._usual: dict[str, Any] = {}
+        """By rule and device: its usual share of its peers' median."""
+        self._seen: dict[str, Any] = {}
+        self._level: dict[str, list[float]] = {}
+        """By rule and kind: usual median of the peers, and slots that it was learned from."""
+
+    def _rules(self, counters: DeviceCounters) -> Iterator[DeviceProblem]:
+        size = len(counters.devices)
+        kind, told = column(counters, KIND, size)
+        self._kind = grown(self._kind, size)
+        self._kind[told] = kind[told]
+        use, told = column(counters, "utilization_ratio", size)
+        busy = ~told | (use >= self._config.busy)
+        yield from self._below_peers("power", "power_w", self._config.power, math.inf, counters, busy)
+        yield from self._below_peers(
+            "clock", "sm_clock_hz", self._config.clock, self._config.warning_slots, counters, busy
+        )
+        yield from self._unequal_clocks(counters, busy)
+        for what, name in (("link", "pcie_width"), ("speed", "pcie_generation")):
+            yield from self._lessened(what, name, counters, busy)
+        yield from self._replayed(counters)
+        for what, name in FLAGS.items():
+            value, told = column(counters, name, size)
+            yield from self._judge(what, told & (value > 0), told & (value == 0), 1, {name: value})
+        value, told = column(counters, "temperature_margin_celsius", size)
+        evidence = {"temperature_margin_celsius": value}
+        yield from self._judge("margin", told & (value <= 0), told & (value > 0), self._config.held_slots, evidence)
+        quiet = self._config.quiet_slots
+        yield from self._rising("ecc", ("ecc_uncorrected",), 1, counters, quiet_slots=quiet)
+        yield from self._inactive_links(counters)
+        links = ("nvlink_replay_errors", "nvlink_recovery_errors", "nvlink_errors", "nvlink_recoveries")
+        yield from self._rising("nvlink", links, self._config.nvlink_errors, counters, quiet_slots=quiet)
+
+    def _lessened(self, what: str, name: str, counters: DeviceCounters, busy: Bools) -> Iterator[DeviceProblem]:
+        """A property of the PCIe link that is less than it can be, under load: idle links save power."""
+        size = len(counters.devices)
+        value, told = column(counters, name, size)
+        most, most_told = column(counters, f"{name}_max", size)
+        told &= most_told
+        less = told & (value < most)
+        evidence = {name: value, f"{name}_max": most}
+        yield from self._judge(what, less & busy, told & ~less, self._config.held_slots, evidence)
+
+    def _unequal_clocks(self, counters: DeviceCounters, busy: Bools) -> Iterator[DeviceProblem]:
+        """Devices that run further below their own highest clock than their peers, and always have."""
+        config, size = self._config, len(busy)
+        top, told = column(counters, "sm_clock_max_hz", size)
+        self._top_clock = grown(self._top_clock, size)
+        self._top_clock[told] = top[told]
+        clock, told = column(counters, "sm_clock_hz", size)
+        reasons, why_told = column(counters, "throttle_reasons", size)
+        capped = ~why_told | (reasons.astype(np.int64) & POWER_CAP > 0)
+        here = told & busy & (self._top_clock > 0) & (clock > 0)
+        share = np.divide(clock, self._top_clock, out=np.zeros(size), where=self._top_clock > 0)
+        bad, good, peers = np.zeros(size, dtype=bool), np.zeros(size, dtype=bool), np.zeros(size)
+        usual = grown(self._usual.get("clock"), size)
+        for kind in np.unique(self._kind[here]):
+            group = here & (self._kind == kind)
+            if not self._trains or np.count_nonzero(group) < config.peers_min:
+                continue
+            peers[group] = level = float(np.median(share[group]))
+            low = group & (share < config.unequal * level)
+            # One whose clock has fallen is below what is usual for it.
+            bad |= low & ~capped & (usual <= config.unequal)
+            good |= group & (share >= config.recovered * level)
+        evidence = {"sm_clock_hz": clock, "sm_clock_max_hz": self._top_clock, "peers_share": peers}
+        yield from self._judge("unequal", bad, good, config.unequal_slots, evidence, config.warning_slots)
+
+    def _replayed(self, counters: DeviceCounters) -> Iterator[DeviceProblem]:
+        """PCIe links that repeat more than their specification allows in the time between two readings."""
+        size = len(counters.devices)
+        count, told = column(counters, "pcie_replays", size)
+        width, width_told = column(counters, "pcie_width", size)
+        generation, generation_told = column(counters, "pcie_generation", size)
+        before = self._replays["count"] = grown(self._replays["count"], size, -1.0)
+        since = self._replays["slot"] = grown(self._replays["slot"], size, -1.0)
+        seconds = SLOT_S * (counters.slot - since)
+        known = told & width_told & generation_told & (before >= 0) & (count >= before)
+        speed = np.array([BITS_PER_S.get(round(one), BITS_PER_S[6]) for one in generation.tolist()])
+        allowed = BIT_ERRORS * speed * width * MINUTE_S
+        per_minute = np.where(known, count - before, 0.0) * MINUTE_S / np.maximum(seconds, SLOT_S)
+        before[told], since[told] = count[told], counters.slot
+        many = known & (per_minute > allowed)
+        evidence = {"pcie_replays_per_minute": per_minute, "allowed_per_minute": allowed}
+        hold = self._config.replay_readings
+        yield from self._judge("replays", many, known & ~many, hold, evidence, self._config.warning_slots)
+
+    def _inactive_links(self, counters: DeviceCounters) -> Iterator[DeviceProblem]:
+        """NVLinks that the device had before, or that most of its kind have."""
+        size = len(counters.devices)
+        active, told = column(counters, "nvlinks_active", size)
+        self._links = most = grown(self._links, size)
+        most[told] = np.maximum(most, active)[told]
+        usual = most.copy()
+        for kind in np.unique(self._kind[told]):
+            group = told & (self._kind == kind)
+            if np.count_nonzero(group) >= self._config.peers_min:
+                usual[group] = np.maximum(usual, np.median(active[group]))[group]
+        few = told & (active < usual)
+        evidence = {"nvlinks_active": active, "usual_nvlinks_active": usual}
+        yield from self._judge("links", few, told & ~few, self._config.links_readings, evidence)
+
+    def _below_peers(
+        self, what: str, name: str, share: float, warning: float, counters: DeviceCounters, busy: Bools
+    ) -> Iterator[DeviceProblem]:
+        config, size = self._config, len(busy)
+        value, told = column(counters, name, size)
+        usual = self._usual[what] = grown(self._usual.get(what), size)
+        seen = self._seen[what] = grown(self._seen.get(what), size)
+        bad, good = np.zeros(size, dtype=bool), np.zeros(size, dtype=bool)
+        relative, peers = np.zeros(size), np.zeros(size)
+        here = told & busy & (value > 0)
+        for kind in np.unique(self._kind[here]):
+            group = here & (self._kind == kind)
+            if np.count_nonzero(group) < config.peers_min:
+                continue
+            level = float(np.median(value[group]))
+            steady = self._is_steady(f"{what}/{kind:.0f}", level)
+            relative[group], peers[group] = value[group] / level, level
+            known = group & (seen >= config.learning_slots)
+            well = ~known | (relative >= config.recovered * usual)
+            if steady:
+                bad |= known & (relative < share * usual)
+                good |= known & well
+            learn = group & well
+            seen[learn] += 1
+            usual[learn] += (relative - usual)[learn] / np.minimum(seen[learn], config.learning_slots)
+        evidence = {name: value, f"peers_{name}": peers, f"usual_{name}": usual * peers}
+        yield from self._judge(what, bad, good, config.held_slots, evidence, warning)
+
+    def _is_steady(self, name: str, level: float) -> bool:
+        """Whether the peers' median is near its own past."""
+        if name not in self._level and len(self._level) >= 2 * self._config.kinds_max:
+            return False
+        usual, slots = self._level.get(name, [level, 0])
+        slots += 1
+        near = slots > self._config.learning_slots and abs(level - usual) <= self._config.steady * usual
+        self._level[name] = [usual + (level - usual) / min(slots, self._config.learning_slots), slots]
+        return near
+
 
 RECOVERY: Final = {1: "reset the GPU", 2: "restart the host", 3: "drain P2P", 4: "drain and reset"}
 """NVML's recovery actions."""

@@ -12,28 +12,189 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
 
 from rankwatch_detectors.base import AttemptStart, Finding, Frame, Kind, Occurrence, Severity, StepKind
-from rankwatch_detectors.declared import AMOUNTS, Schedule
+from rankwatch_detectors.declared import AMOUNTS, Schedule, ScheduleConfig
 from rankwatch_detectors.dispatch import ATTEMPT_ENDED, OTHER_CLOCK, DispatchingDetector, typical
 from rankwatch_detectors.episodes import Episodes
-from rankwatch_detectors.explanation.suspect import Shortfall
-from rankwatch_detectors.pace.pace_words import drifted, shifted, wanders
-from rankwatch_detectors.pace.slowdown_config import SlowdownConfig
-from rankwatch_detectors.pace.slowdown_explained import REST, WHOLE, ExplainedSlowdown
-from rankwatch_detectors.pace.step_parts import StepParts, cause_of
+from rankwatch_detectors.explanation import (
+    DETECTABLE_ROWS,
+    TRAIN,
+    Detectable,
+    ExplainedDetector,
+    FrameCounts,
+    LeftOut,
+    Shortfall,
+    Statistic,
+    Suspect,
+    least_shift,
+    split,
+)
+from rankwatch_detectors.pace.step_parts import StepParts, cause_of, drifted, shifted, wanders
 from rankwatch_detectors.pace.witness import SUSPECT_EVIDENCE, added_by_one_s
 from rankwatch_detectors.scope import WHOLE_JOB
-from rankwatch_detectors.statistics.anchor import Anchor
-from rankwatch_detectors.statistics.baseline import PeerBaseline, Proof
-from rankwatch_detectors.statistics.budget import threshold
-from rankwatch_detectors.statistics.followed import Followed
-from rankwatch_detectors.statistics.median import median
-from rankwatch_detectors.statistics.shift import Crossing, ShiftBank
-from rankwatch_detectors.statistics.wandering import Wandering
+from rankwatch_detectors.statistics.anchor import (
+    Anchor,
+    AnchorConfig,
+    Followed,
+    FollowedConfig,
+    Wandering,
+    WanderingConfig,
+)
+from rankwatch_detectors.statistics.baseline import BaselineConfig, PeerBaseline, Proof
+from rankwatch_detectors.statistics.peers import median
+from rankwatch_detectors.statistics.shift import Crossing, ShiftBank, threshold
+
+
+@dataclass(frozen=True, slots=True)
+class SlowdownConfig:
+    """Settings of the slowdown detector."""
+
+    budget: float = 1.0
+    """False incidents per job-week."""
+    ratios: tuple[float, ...] = (1.05, 1.1, 1.3, 1 / 1.1, 1 / 1.3)
+    """Tested ratios; those below 1 only make a faster job learn its new level."""
+    ratio_min: float = 1.03
+    """Least ratio that is reported. Busy times that grow by 5 % lengthen the step by less, since its transfers stay."""
+    bare_ratio_min: float = 1.045
+    """The same if only the step time is known: 5 %, of which a short run may show half a percent less. Planned changes
+    of a run cost less than that."""
+    bare_duration_s: float = 60.0
+    """If only the step time is known, a slowdown below `brief_ratio` must last a minute: its cause cannot be checked,
+    and short steps sometimes wait for a disk or a neighbour."""
+    mild_ratio: float = 1.05
+    """A slowdown below it is `info`: planned changes of a run cost as much."""
+    brief_ratio: float = 1.1
+    """A slowdown below it is `info` as long as it may pass by itself, as most of these do ..."""
+    brief_s: float = 900.0
+    """... within a quarter of an hour."""
+    onset_share: float = 0.75
+    """In the middle of its run a shift has reached this share of its height, a trend only half. The baseline's lag
+    behind a trend is no shift: it is learned, and the anchor decides whether a level has been left ..."""
+    trend_ratio: float = 1.02
+    """... unless steps lengthen by this ratio within `trend_rows`: schedules (attention windows) take half of that."""
+    trend_rows: int = 128
+    trend_blocks_min: int = 2
+    rows_min: int = 5
+    shared_ratio_min: float = 1.3
+    """On shared cores, caches and neighbours change CPU time by 10 % and more."""
+    shared_duration_s: float = 60.0
+    skipped_rows: int = 2
+    settle_rows: int = 64
+    """Rows skipped at the start of an attempt that keeps the last attempt's level: caches are cold again, and steps
+    are slower for some tens of rows."""
+    baseline: BaselineConfig = field(
+        default_factory=lambda: BaselineConfig(warm_rows=32, offset_rows=256, scatter_rows=128)
+    )
+    wandering: WanderingConfig = field(default_factory=WanderingConfig)
+    followed: FollowedConfig = field(default_factory=FollowedConfig)
+    anchor: AnchorConfig = field(default_factory=lambda: AnchorConfig(steady_share=0.005))
+    """Schedules that lengthen steps gradually from the start (attention windows) add 1 % in 128 rows; medians of as
+    many rows of a steady job differ by 0.3 %."""
+    retell_factor: float = 3.0
+    """A drift is reported again when its excess is this many times the reported one."""
+    schedule: ScheduleConfig = field(default_factory=lambda: ScheduleConfig(rates=()))
+    """Without learning rates, which do not affect the duration of a step."""
+
+    def least_ratio(self, *, bare: bool) -> float:
+        """The least ratio that is reported; `bare`: only the step time is known."""
+        return max(self.bare_ratio_min, self.ratio_min) if bare else self.ratio_min
+
+
+WHOLE, REST = 0, 1
+"""The whole step, and the step without the time that its slowest rank added: two rows of baseline and bank."""
+
+
+class ExplainedSlowdown(ExplainedDetector):
+    """Base of the slowdown detector. Its attributes here are set with each row and decide nothing."""
+
+    _config: SlowdownConfig
+    _baseline: PeerBaseline
+    _bank: ShiftBank
+    _anchor: Anchor
+    _wandering: Wandering
+    _rows: int
+    _skipped_rows: int
+    _step_s: float
+    _missing = Shortfall.NOTHING
+    """What a run beyond the threshold lacks in this row."""
+    _bare = False
+    """Only the step time is known."""
+    _shared = False
+    """CPU time is judged."""
+
+    @property
+    def _limit(self) -> float:
+        return threshold(self._bank.levels, self._step_s, self._config.budget)
+
+    def _lacks(self, proof: Proof, *, agreed: bool) -> Shortfall:
+        """What a run beyond the threshold that was not reported lacks."""
+        if proof is not Proof.GIVEN:
+            return Shortfall.CERTAINTY
+        return Shortfall.ONSET if agreed else Shortfall.AGREEMENT
+
+    def _rows_of_steps(self, counts: FrameCounts) -> dict[str, int]:
+        known = self._skipped_rows == self._config.settle_rows
+        warm = 0 if known else self._config.baseline.warm_rows
+        not_measured = {LeftOut.NOT_MEASURED: max(counts[TRAIN] - self._rows, 0)}
+        return split(self._rows, self._skipped_rows, warm) | not_measured
+
+    def suspects(self, frame: Frame) -> Sequence[Suspect]:
+        """The evidence of a shift, and the distance from the best level, from half of their thresholds on."""
+        if frame.family == "values":
+            return ()
+        found = [self._shift()] if REST in self._bank.take_near() else []
+        return [*found, self._left_level()] if self._anchor.near else found
+
+    def _shift(self) -> Suspect:
+        run, limit, missing = self._bank.run(REST), self._limit, self._missing
+        if run.evidence >= limit and missing is Shortfall.NOTHING and not len(self.episodes):
+            missing = Shortfall.DURATION
+        return Suspect(WHOLE_JOB, Statistic.EVIDENCE, run.evidence, limit, run.rows, math.exp(run.effect), missing)
+
+    def _left_level(self) -> Suspect:
+        excess, least = self._anchor.excess, self._anchor.least
+        return Suspect(WHOLE_JOB, Statistic.LEFT_LEVEL, math.expm1(excess), math.expm1(least), 1, math.exp(excess))
+
+    def crossed(self, finding: Finding) -> Suspect | None:
+        """The evidence of a shift, or the distance from the best level."""
+        told = finding.evidence
+        if "best_s" in told:
+            return self._left_level()
+        if finding.scope != WHOLE_JOB or "log_likelihood_ratio" not in told:
+            return None
+        value, rows = told["log_likelihood_ratio"], told["rows"]
+        return Suspect(WHOLE_JOB, Statistic.EVIDENCE, value, self._limit, rows, told["ratio"])
+
+    def needed(self, crossed: Suspect, rows: int) -> float | None:
+        """The ratio that would have been reported."""
+        return self._least_ratio(rows) if crossed.statistic is Statistic.EVIDENCE else None
+
+    def detectable(self) -> Sequence[Detectable]:
+        """A job that is slower at once."""
+        if not self._baseline.ready()[REST]:
+            return ()
+        sizes = tuple((rows, self._least_ratio(rows)) for rows in DETECTABLE_ROWS)
+        noise = math.expm1(float(self._baseline.sigma()[REST]))
+        return (Detectable("a slower job", "ratio", noise, sizes),)
+
+    def _least_ratio(self, rows: int) -> float | None:
+        """The smallest ratio that is reported this many rows after its onset; None: none, however large."""
+        config, lasted_s = self._config, rows * self._step_s
+        held = rows - math.ceil(config.shared_duration_s / self._step_s) if self._shared else rows
+        sigma = float(self._baseline.sigma()[REST])
+        shift = least_shift(self._bank, sigma, self._limit, held)
+        if shift is None:
+            return None
+        least = config.shared_ratio_min if self._shared else config.least_ratio(bare=self._bare)
+        brief = self._bare and lasted_s < config.bare_duration_s
+        ratios = (least, config.brief_ratio if brief else 1.0, math.exp(self._wandering.reach))
+        doubt = self._baseline.doubt(REST, self._limit, held)
+        return max(math.exp(max(shift, doubt)), *ratios)
 
 
 class SlowdownDetector(ExplainedSlowdown):

@@ -32,8 +32,7 @@ from rankwatch_detectors.pace.load import LoadConfig
 from rankwatch_detectors.pace.witness import Witness, WitnessConfig, device_seconds, own_seconds
 from rankwatch_detectors.scope import IncidentScope
 from rankwatch_detectors.statistics.baseline import BaselineConfig
-from rankwatch_detectors.statistics.median import median
-from rankwatch_detectors.statistics.peers import GROUP_MIN, PeerGroups
+from rankwatch_detectors.statistics.peers import GROUP_MIN, PeerGroups, median
 from rankwatch_detectors.statistics.shift import Crossing
 
 

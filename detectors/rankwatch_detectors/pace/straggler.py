@@ -8,39 +8,261 @@ own bank of CUSUMs.
 
 A rank that is slow from its first rows is reported too. Its excess then becomes its baseline, and later changes are
 judged against it and reported separately.
+
+A rank is followed as a unit through attempts and launches. It knows the UUID of its device once its model lies there,
+which may be after the first rows of a launch. Until then it is taken for the unit that had its place on the host
+before.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
 
-from rankwatch_detectors.base import AttemptStart, Change, Finding, Floats, Frame, Ints, Kind, Severity, StepKind
+from rankwatch_detectors.base import (
+    AttemptStart,
+    Change,
+    Finding,
+    Floats,
+    Frame,
+    Ints,
+    Kind,
+    Severity,
+    StepKind,
+    Topology,
+)
 from rankwatch_detectors.dispatch import ATTEMPT_ENDED, OTHER_CLOCK, DispatchingDetector, typical
 from rankwatch_detectors.episodes import Episodes
-from rankwatch_detectors.pace.crowding import Crowding
-from rankwatch_detectors.pace.slow_places import SlowPlaces
-from rankwatch_detectors.pace.slow_ranks import TrackedRank, TrackedRanks
-from rankwatch_detectors.pace.straggler_config import StragglerConfig
-from rankwatch_detectors.pace.straggler_explained import ExplainedStraggler
-from rankwatch_detectors.pace.units import came_from, names_of, units_of
-from rankwatch_detectors.pace.where_time_goes import cause_class, phase_excess
+from rankwatch_detectors.explanation import Detectable, Suspect
+from rankwatch_detectors.pace.load import Crowding, CrowdingConfig, LoadConfig
+from rankwatch_detectors.pace.slow_places import PlacesConfig, SlowPlaces
 from rankwatch_detectors.pace.witness import (
+    MEASURED,
     PEERS_SHOWN_MAX,
     Witness,
+    WitnessConfig,
+    WitnessedDetector,
     arrival_seconds,
     cpu_seconds,
     device_seconds,
     own_seconds,
 )
-from rankwatch_detectors.pace.witnessed import MEASURED
-from rankwatch_detectors.scope import WHOLE_JOB, IncidentScope
-from rankwatch_detectors.statistics.shift import Crossing
+from rankwatch_detectors.scope import WHOLE_JOB, IncidentScope, ScopeLevel
+from rankwatch_detectors.state import Stateful
+from rankwatch_detectors.statistics.baseline import BaselineConfig
+from rankwatch_detectors.statistics.shift import ROWS_BETWEEN, Crossing
+
+
+@dataclass(frozen=True, slots=True)
+class StragglerConfig:
+    """Settings of the straggler detector."""
+
+    budget: float = 1.0
+    """False incidents per job-week, over all ranks, hosts, switches, levels and witnesses."""
+    wall: WitnessConfig = field(
+        # +3 %, +5 %, +10 %, +30 %: close enough that a shift in between is found only a few rows later.
+        default_factory=lambda: WitnessConfig(
+            ratios=(1.03, 1.05, 1.10, 1.30), ratio_min=1.022, rows_between=ROWS_BETWEEN
+        )
+    )
+    cpu: WitnessConfig = field(
+        # CPU time on shared cores varies with caches, clock frequencies and hyper-threads although no rank is at fault:
+        # mostly by 10 %, by 50 % for seconds while something else runs on the same core, and by more for tenths of one.
+        default_factory=lambda: WitnessConfig(
+            ratios=(1.25, 1.6), ratio_min=1.2, lasting_ratio=1.6, lasting_s=20.0, lasting_rows=24, large_s=1.0
+        )
+    )
+    host: WitnessConfig = field(
+        # Being descheduled comes and goes; only a third more time for a minute needs a person's attention.
+        default_factory=lambda: WitnessConfig(ratios=(1.3, 2.0), ratio_min=1.3, duration_min_s=60.0)
+    )
+    baseline: BaselineConfig = field(default_factory=BaselineConfig)
+    shared_baseline: BaselineConfig = field(
+        # On CPU jobs rank 0 often writes logs too, which costs about 10 % and is no fault.
+        default_factory=lambda: BaselineConfig(offset_max=math.log(1.15))
+    )
+    crowding: CrowdingConfig = field(default_factory=CrowdingConfig)
+    load: LoadConfig = field(default_factory=LoadConfig)
+    places: PlacesConfig = field(default_factory=PlacesConfig)
+    skipped_rows: int = 2
+    """First rows of an attempt: compilation, caches and connections, not work."""
+    standing_rows: int = 16
+    """A rank with fewer usual rows than these was never seen at another speed: it is slow from the first step ..."""
+    standing_onset_rows: int = 64
+    """... and so is one whose offset silicon does not explain, if noise hid it for up to this many rows."""
+    fact_rows: int = 48
+    """Rows after which smaller standing differences are reported; they are then known to a third of a percent. This is
+    before a relaunch counts as the fix of an earlier incident."""
+    fact_ratio: float = 1.05
+    """The least standing difference that is reported."""
+    smooth_rows: int = 8
+    """Rows over which the excess of an open episode is smoothed."""
+    clear_share: float = 0.35
+    """An episode ends when the smoothed excess stays below this share of the reported one ..."""
+    clear_rows: int = 16
+    """... for this many rows, in which the rank was not measurably slower than its peers."""
+    clear_sigmas: float = 2.0
+    """Tolerance for the mean of these rows, in sigmas of that mean."""
+    retell_share: float = 0.3
+    """A change of the excess by this share is reported as an update ..."""
+    retell_rows: int = 32
+    """... once it has lasted this many rows."""
+
+
+def units_of(topology: Topology, before: Sequence[str]) -> list[str]:
+    """A text for each rank's unit; no two are equal.
+
+    Args:
+        topology: the ranks as they are known now.
+        before: their units, or those of an earlier attempt, by rank.
+    """
+    earlier = dict(zip(_counted([_host(unit) for unit in before]), before, strict=True))
+    devices = zip(topology.device_uuid, _counted(topology.unit), strict=True)
+    units = [f"{unit}#{number}" if device else "" for device, (unit, number) in devices]
+    told = set(units)
+    for rank, (host, place) in enumerate(_counted(topology.host)):
+        if not units[rank]:
+            assumed = earlier.get((host, place))
+            units[rank] = assumed if assumed and assumed not in told else f"{host}/#{place}"
+    return units
+
+
+def came_from(units: Sequence[str], before: Sequence[str], *, same_attempt: bool) -> Ints:
+    """Where each rank's unit was before: a rank, or -1 if it is new.
+
+    Within an attempt ranks stay where they are, so that a unit whose device was not known is the one that is told now.
+    """
+    index = {unit: rank for rank, unit in enumerate(before)}
+    found = [index.get(unit, -1) for unit in units]
+    if same_attempt:
+        found = [rank if place < 0 and _has_no_device(before[rank]) else place for rank, place in enumerate(found)]
+    return np.asarray(found, dtype=np.int64)
+
+
+def names_of(topology: Topology) -> list[str]:
+    """What people call each rank."""
+    return [f"Rank {rank} on {host}" if host else f"Rank {rank}" for rank, host in enumerate(topology.host)]
+
+
+def _counted(texts: Sequence[str]) -> list[tuple[str, int]]:
+    """Each text, and how many equal ones stand before it."""
+    seen: dict[str, int] = {}
+    counted = []
+    for text in texts:
+        number = seen.get(text, 0)
+        counted.append((text, number))
+        seen[text] = number + 1
+    return counted
+
+
+def _host(unit: str) -> str:
+    return unit.partition("/")[0]
+
+
+def _has_no_device(unit: str) -> bool:
+    return unit.partition("/")[2].startswith("#")
+
+
+@dataclass(slots=True)
+class TrackedRank:
+    """One rank that was reported as slow. Excesses are logarithms of a ratio to its peers."""
+
+    witness: str
+    """Which witness found it: wall, cpu or host."""
+    told: float
+    """The excess that was reported last."""
+    excess: float
+    """The excess now, smoothed over rows."""
+    standing: float
+    """Its excess before that, which its baseline attributes to silicon."""
+    changed: int = 0
+    """Rows in which the excess differs from the reported one."""
+    calm: int = 0
+    """Rows in a row in which the excess is small, and the sum of their residuals."""
+    calm_sum: float = 0.0
+
+
+class TrackedRanks(Stateful):
+    """Tracked ranks by number; in a snapshot by the text of the rank's scope."""
+
+    def __init__(self) -> None:
+        self.ranks: dict[int, TrackedRank] = {}
+
+    def snapshot(self) -> dict[str, Any]:
+        """All tracked ranks, as JSON types."""
+        return {str(IncidentScope.of_rank(rank)): asdict(slow) for rank, slow in self.ranks.items()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Load a result of `snapshot`."""
+        self.ranks = {IncidentScope.parse(text).number: TrackedRank(**slow) for text, slow in state.items()}
+
+
+PHASES_SHOWN = 4
+
+
+def phase_excess(frame: Frame, ranks: Sequence[int], peers: Sequence[int]) -> dict[str, float]:
+    """Seconds by which each phase of these ranks is longer than of their peers, by the medians, largest first."""
+    excess = {}
+    for name, values in frame.values.items():
+        if name.startswith("phase."):
+            usable = frame.present[name] & np.isfinite(values)
+            here, among = ([one for one in some if usable[one]] for some in (ranks, peers))
+            if here and among:
+                excess[name.removeprefix("phase.")] = float(np.median(values[here]) - np.median(values[among]))
+    longest = sorted(excess.items(), key=lambda item: (-item[1], item[0]))
+    return dict(longest[:PHASES_SHOWN])
+
+
+def cause_class(phase_excess_s: dict[str, float], added_s: float, *, witness: str, device: bool) -> str:
+    """Cause class of a slow rank: `device` if that works for longer, else by its phases, else `host` or `worker`.
+
+    The longest excess decides: data_wait is `data`, checkpoint_save is `storage`. Where devices measure their own work,
+    other phases of the host contain the wait for its device, so one of these has to explain half of what is added.
+
+    Args:
+        phase_excess_s: of each phase of the host.
+        added_s: seconds by which the rank takes longer.
+        witness: the quantity that shows it.
+        device: its device works for longer.
+    """
+    if device:
+        return "device"
+    least_s = added_s / 2 if witness == "arrival" else 0.0
+    grown = {name: seconds for name, seconds in phase_excess_s.items() if seconds > least_s}
+    longest = max(grown, key=lambda name: grown[name], default="")
+    named = {"data_wait": "data", "checkpoint_save": "storage"}
+    return named.get(longest, "host" if witness in ("host", "arrival") else "worker")
+
+
+class ExplainedStraggler(WitnessedDetector):
+    """Base of the straggler detector."""
+
+    _places: SlowPlaces
+
+    def suspects(self, frame: Frame) -> Sequence[Suspect]:
+        """Ranks, hosts and switches with half of the evidence that is reported, or more."""
+        places = self._places.suspects() if frame.family != "values" else ()
+        return [*super().suspects(frame), *places] if places else super().suspects(frame)
+
+    def crossed(self, finding: Finding) -> Suspect | None:
+        """The evidence of the run; None for differences that are reported without one."""
+        return self._places.crossed(finding) if finding.scope in self._places.episodes else super().crossed(finding)
+
+    def needed(self, crossed: Suspect, rows: int) -> float | None:
+        """The mean ratio that would have been reported."""
+        if crossed.scope.level is not ScopeLevel.RANK:
+            return self._places.needed(crossed.scope, rows)
+        return super().needed(crossed, rows)
+
+    def detectable(self) -> Sequence[Detectable]:
+        """By each witness for ranks, and for hosts and switches as a whole."""
+        return [*super().detectable(), *self._places.detectable()]
+
 
 WITNESSES = ("wall", "cpu", "host", "device", "arrival")
 """Judged is wall time; or CPU time and wall time; or device time and the time until host and device are done."""

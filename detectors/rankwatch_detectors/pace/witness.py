@@ -5,22 +5,31 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
-from rankwatch_detectors.base import Bools, Floats, Frame, Topology
+from rankwatch_detectors.base import Bools, Finding, Floats, Frame, Topology
 from rankwatch_detectors.dispatch import finite, where_usable
-from rankwatch_detectors.explanation.detectable import least_shift
-from rankwatch_detectors.explanation.suspect import Shortfall, Statistic, Suspect
+from rankwatch_detectors.explanation import (
+    DETECTABLE_ROWS,
+    TRAIN,
+    Detectable,
+    ExplainedDetector,
+    FrameCounts,
+    LeftOut,
+    Shortfall,
+    Statistic,
+    Suspect,
+    least_shift,
+    split,
+)
 from rankwatch_detectors.pace.load import LoadConfig, LoadModel
 from rankwatch_detectors.scope import IncidentScope
 from rankwatch_detectors.state import Stateful
 from rankwatch_detectors.statistics.baseline import BaselineConfig, PeerBaseline, Proof
-from rankwatch_detectors.statistics.budget import threshold, usual_step_s
-from rankwatch_detectors.statistics.median import median
-from rankwatch_detectors.statistics.peers import everyone
-from rankwatch_detectors.statistics.shift import Crossing, ShiftBank
+from rankwatch_detectors.statistics.peers import everyone, median
+from rankwatch_detectors.statistics.shift import Crossing, ShiftBank, threshold, usual_step_s
 
 # exp(4): chance produces such a run once in about fifty rows. From here on a rank no longer teaches its baseline.
 SUSPECT_EVIDENCE = 4.0
@@ -335,3 +344,70 @@ def added_by_one_s(frame: Frame) -> float | None:
     if not measured.size:
         return None
     return max(float(measured.max()) - median(measured), 0.0)
+
+
+MEASURED = frozenset({"busy_s", "device_busy_s", "device_wait_s"})
+
+
+class WitnessedDetector(ExplainedDetector):
+    """Base of a detector whose scopes are ranks, each judged by one or more witnesses."""
+
+    _config: Any
+    _rows: int
+    witnesses: dict[str, Witness]
+    """By name."""
+
+    def _name(self, witness: Witness) -> str:
+        return next(name for name, one in self.witnesses.items() if one is witness)
+
+    def _rows_of_steps(self, counts: FrameCounts) -> dict[str, int]:
+        if self.world_size == 1:
+            return {LeftOut.ALONE: counts[TRAIN]}
+        known = max(witness.known_rows for witness in self.witnesses.values())
+        warm = self._config.baseline.warm_rows
+        before = max(known - max(self._rows - self._config.skipped_rows, 0), 0)
+        not_measured = {LeftOut.NOT_MEASURED: max(counts[TRAIN] - self._rows, 0)}
+        return split(self._rows, self._config.skipped_rows, max(warm - before, 0)) | not_measured
+
+    def suspects(self, frame: Frame) -> Sequence[Suspect]:
+        """Ranks with half of the evidence that is reported, or more, by each witness."""
+        if frame.family == "values":
+            return ()
+        near = [name for name, witness in self.witnesses.items() if witness.bank.near]
+        return [suspect for name in near for suspect in self.witnesses[name].suspected(name)] if near else ()
+
+    def crossed(self, finding: Finding) -> Suspect | None:
+        """The evidence of the run; None for differences that are reported without one."""
+        told = finding.evidence
+        if "log_likelihood_ratio" not in told:
+            return None
+        effect = finding.score * told["sigma"] / math.sqrt(told["rows"])
+        value, limit = told["log_likelihood_ratio"], self.witnesses[told["witness"]].limit
+        ratio = math.exp(effect)
+        return Suspect(finding.scope, Statistic.EVIDENCE, value, limit, told["rows"], ratio, source=told["witness"])
+
+    def needed(self, crossed: Suspect, rows: int) -> float | None:
+        """The mean ratio that would have been reported."""
+        return _ratio(self.witnesses[crossed.source].detectable(crossed.scope.number, rows))
+
+    def detectable(self) -> Sequence[Detectable]:
+        """By each witness, for a rank with the median noise and for the noisiest."""
+        found = []
+        for name, witness in self.witnesses.items():
+            ranks = np.flatnonzero(witness.baseline.ready())
+            if ranks.size:
+                sigma = witness.baseline.sigma()
+                order = ranks[np.argsort(sigma[ranks], kind="stable")]
+                middle, noisiest = int(order[order.size // 2]), int(order[-1])
+                found.append(_detectable(witness, middle, f"a slow rank, by {name} time"))
+                found.append(_detectable(witness, noisiest, f"rank {noisiest}, the noisiest, by {name} time"))
+        return found
+
+
+def _detectable(witness: Witness, rank: int, fault: str) -> Detectable:
+    sizes = tuple((rows, _ratio(witness.detectable(rank, rows))) for rows in DETECTABLE_ROWS)
+    return Detectable(fault, "ratio", math.expm1(float(witness.baseline.sigma()[rank])), sizes)
+
+
+def _ratio(shift: float | None) -> float | None:
+    return None if shift is None else math.exp(shift)

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from rankwatch_detectors.base import AttemptStart, Finding, Frame, Kind, Occurrence, Severity
 from rankwatch_detectors.dispatch import DispatchingDetector
-from rankwatch_detectors.progress.disk_report import DiskReport
+from rankwatch_detectors.progress.checkpoint_reports import DiskReport
 from rankwatch_detectors.scope import WHOLE_JOB
 
 

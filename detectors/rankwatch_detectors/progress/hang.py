@@ -1,6 +1,6 @@
 """Finds a job that makes no progress, and the rank that did not arrive.
 
-It reads progress blocks and ticks only. Within a step the deadline is learned from the job (`patience`): a standstill
+It reads progress blocks and ticks only. Within a step the deadline is learned from the job (`Patience`): a standstill
 is reported early as information, and becomes critical when it is longer than in healthy jobs. Outside of a step, where
 loops evaluate and save, the deadline is longer. Phases that are long by nature (first step, compile, eval,
 checkpoint_save) have their own deadlines, learned from their earlier durations. Ranks that an order holds, and silent
@@ -10,9 +10,10 @@ hosts, are not evidence of a hang.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -29,11 +30,305 @@ from rankwatch_detectors.base import (
 )
 from rankwatch_detectors.dispatch import DispatchingDetector
 from rankwatch_detectors.episodes import since
-from rankwatch_detectors.progress.arrival import Missing, has_not_begun, stopped_ranks, who_is_missing
-from rankwatch_detectors.progress.patience import HangConfig, Limits, Patience
 from rankwatch_detectors.scope import WHOLE_JOB
-from rankwatch_detectors.statistics.median import median
-from rankwatch_detectors.statistics.peers import anyone, everyone
+from rankwatch_detectors.state import Stateful
+from rankwatch_detectors.statistics.peers import anyone, everyone, median
+
+# A rank in a busy loop uses a whole core, one that waits in a socket none; ranks that poll while waiting are between.
+BUSY_SHARE, IDLE_SHARE = 0.5, 0.2
+DESCRIBED_MAX = 16
+# Stopped by a signal, held by a debugger, dead and not reaped. Not D, in which a rank is while it saves to a slow disk.
+STOPPED_STATES = ("T", "t", "Z")
+STOPPED = "stopped by a signal"
+"""`decided_by` of a rank that is in one of these states."""
+# A rank whose block is this many intervals older than the newest has missed two.
+SILENT_BLOCKS = 2.5
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """The ranks that did not arrive, the evidence for it, and where the others wait."""
+
+    ranks: tuple[int, ...]
+    decided_by: str
+    confidence: float
+    described: list[dict[str, Any]]
+    waiting: list[dict[str, Any]]
+    """Ranks by step and phase: {"step", "phase", "ranks"}."""
+
+
+def who_is_missing(presence: Presence, stuck: Bools, running: Bools, cpu_before: Floats, block_s: float) -> Missing:
+    """Find the ranks that the others wait for, by the strongest witness that distinguishes them.
+
+    Args:
+        presence: the newest progress blocks.
+        stuck: ranks whose step is older than the deadline.
+        running: ranks with a recent block that have neither left nor exited.
+        cpu_before: row 0: CPU seconds of each rank when the step began; row 1: stream time of that reading.
+        block_s: usual seconds between two progress blocks of a rank.
+    """
+    cpu_share = _cpu_share(presence, cpu_before, block_s)
+    decided: tuple[Bools, str, float] = (np.zeros_like(stuck), "no evidence distinguishes the ranks", 0.3)
+    for witness, reason, confidence in _witnesses(presence, stuck, running, cpu_share, SILENT_BLOCKS * block_s):
+        # A witness that applies to most ranks describes the waiting ranks.
+        if witness.any() and 2 * int(witness.sum()) <= max(int(running.sum()), 2):
+            decided = (witness, reason, confidence)
+            break
+    chosen = tuple(int(rank) for rank in np.flatnonzero(decided[0]))
+    described = [_describe(presence, rank, cpu_share) for rank in chosen[:DESCRIBED_MAX]]
+    return Missing(chosen, decided[1], decided[2], described, _grouped(presence, running & ~decided[0]))
+
+
+def _witnesses(
+    presence: Presence, stuck: Bools, running: Bools, cpu_share: Floats, silent_s: float
+) -> list[tuple[Bools, str, float]]:
+    left = presence.heard & presence.where("state", "left")
+    lowest_step = running & (presence.step == presence.step[running].min())
+    sequence = presence.collective_seq
+    lowest_sequence = running & (sequence == sequence[running].min())
+    waiting = presence.where("phase", "backward", "collective")
+    late_s = presence.heard_s[running].max() - presence.heard_s
+    silent = presence.heard & ~left & (late_s > silent_s)
+    busy, idle = stuck & (cpu_share > BUSY_SHARE), stuck & (cpu_share < IDLE_SHARE)
+    return [
+        (running & stopped_ranks(presence), STOPPED, 1.0),
+        (lowest_step, "it is in an earlier step", 0.95),
+        (lowest_step & has_not_begun(presence), "it has not begun its step, the others have", 0.95),
+        (lowest_sequence, "it has entered fewer collectives", 0.9),
+        (running & ~waiting & bool(waiting.any()), "it is not in a collective, the others are", 0.85),
+        (left, "it left its loop, the others wait", 0.8),
+        (silent, "its progress blocks stopped", 0.6),
+        (busy & bool(idle.any()), "it computes, the others wait", 0.7),
+        (idle & bool(busy.any()), "it waits, the others compute", 0.5),
+    ]
+
+
+def has_not_begun(presence: Presence) -> Bools:
+    """Ranks that have been outside of their step since it began, so that they are behind all others in it.
+
+    Where an optimizer's step ends a step of the loop, the next one begins at once, and its work with the next forward.
+    """
+    return np.asarray((presence.outside_s >= 0) & (presence.outside_s >= presence.step_age_s))
+
+
+def stopped_ranks(presence: Presence) -> Bools:
+    """Ranks that are stopped by a signal, held by a debugger, or dead and not reaped."""
+    return presence.where("os_state", *STOPPED_STATES)
+
+
+def _cpu_share(presence: Presence, before: Floats, block_s: float) -> Floats:
+    """CPU seconds per second of each rank since the step began; NaN if that is too recent."""
+    elapsed = presence.heard_s - before[1]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        share = (presence.cpu_s - before[0]) / elapsed
+    return np.where(elapsed >= block_s, share, np.nan)
+
+
+def _describe(presence: Presence, rank: int, cpu_share: Floats) -> dict[str, Any]:
+    return {
+        "rank": rank,
+        "step": int(presence.step[rank]),
+        "phase": presence.phase[rank],
+        "phase_age_s": float(presence.phase_age_s[rank]),
+        "collective_seq": int(presence.collective_seq[rank]),
+        "os_state": presence.os_state[rank],
+        "cpu_share": float(cpu_share[rank]),
+    }
+
+
+def _grouped(presence: Presence, others: Bools) -> list[dict[str, Any]]:
+    groups = Counter((int(presence.step[rank]), presence.phase[rank]) for rank in np.flatnonzero(others))
+    shown = groups.most_common(DESCRIBED_MAX)
+    return [{"step": step, "phase": phase, "ranks": count} for (step, phase), count in shown]
+
+
+PAUSE = "pause"
+PAUSE_APART = "pause apart"
+
+
+@dataclass(frozen=True, slots=True)
+class HangConfig:
+    """Settings of the hang detector; seconds unless said otherwise."""
+
+    steps: float = 3.0
+    """A standstill within a step is reported after this many usual steps ..."""
+    floor_s: float = 5.0
+    """... but not earlier than this ..."""
+    prompt_s: float = 8.0
+    """... and not later than this, unless the job's slowest steps take longer: every second costs all GPUs."""
+    slow_steps_factor: float = 2.0
+    """A deadline is at least this many times the 99th percentile of step times ..."""
+    cold_steps: int = 50
+    """... and for the first steps after a restart, in which caches fill and kernels are tuned, ..."""
+    cold_factor: float = 4.0
+    """... at least this many usual steps: such steps take up to three times as long."""
+    critical_steps: float = 4.5
+    """A standstill is critical after this many usual steps, `floor_s` and `slow_steps_factor`. Two and a half times the
+    usual step happens in healthy jobs, and is reported as information."""
+    stopped_s: float = 8.0
+    """A standstill is critical after this, however long steps take, once a signal has stopped a rank for as long. A
+    debugger that reads a stack stops it for milliseconds."""
+    block_s: float = 1.0
+    """Interval of progress blocks and of ticks."""
+    reporting_s: float = 1.5
+    """Delay of a finding because of both intervals: half of them on average, this at most nearly always. It is
+    subtracted from the deadline of a report, so that reports are in time, but not from that of `critical`."""
+    pause_s: float = 60.0
+    """Outside of a step loops evaluate, save and log: a pause up to this is not reported ..."""
+    pause_steps: float = 20.0
+    """... nor one of up to this many usual steps."""
+    pause_factor: float = 3.0
+    """A pause is critical after this many times the longest one that ended well in this job ..."""
+    pause_unknown_s: float = 900.0
+    """... or after this while none is known: people mark evaluations of a quarter of an hour as phases."""
+    log_lines: float = 8.0
+    """A standstill is reported after this many usual steps, and `prompt_s`, if only a log's lines report finished
+    steps. Evaluations, saves and waits for data are then not distinguishable, so it is critical only when a pause
+    outside of a step would be reported."""
+    heard_within_s: float = 5.0
+    """Blocks older than this are not used, nor those delayed by more than this compared with usual and with others."""
+    way_forgets: float = 0.01
+    """Seconds per second by which the usual delay of a rank's blocks grows, so that a host clock that was set back by
+    ten seconds is trusted again after a quarter of an hour ..."""
+    clock_jump_s: float = 600.0
+    """... and one that was set back by more than blocks are ever delayed, at once."""
+    window: int = 256
+    """Progress readings from which the usual step is computed."""
+    readings_min: int = 4
+    """Readings before the usual step counts as known."""
+    unknown_s: float = 60.0
+    """Deadline while the usual step is unknown ..."""
+    unknown_max_s: float = 240.0
+    """... unless the first steps take longer: then twice the longest of them, but at most this."""
+    first_step_s: float = 1800.0
+    """Start, compilation and first collectives of large jobs take a quarter of an hour and more; after the first
+    attempt, the time that it took is used."""
+    rollback_s: float = 120.0
+    """A rollback inside the processes loads a checkpoint before its first step."""
+    long_phases: tuple[tuple[str, float], ...] = (
+        ("compile", 1800.0),
+        ("eval", 1800.0),
+        ("checkpoint_save", 900.0),
+        ("checkpoint_load", 900.0),
+    )
+    """Phases that are long by nature, with their deadlines in seconds until the first one has ended."""
+    long_factor: float = 3.0
+    long_floor_s: float = 60.0
+    """Afterwards the deadline is `long_factor` times the longest duration, and at least this."""
+
+
+class Limits(NamedTuple):
+    """Age in seconds at which a standstill is reported, with which severity, and at which it is critical."""
+
+    told_s: float
+    told_as: Severity
+    critical_s: float
+
+    def severity(self, age_s: float) -> Severity:
+        """Severity of a standstill of this age."""
+        return Severity.CRITICAL if age_s >= self.critical_s else self.told_as
+
+    def not_after(self, seconds: float) -> Limits:
+        """The same limits, but critical at this age at the latest."""
+        return Limits(min(self.told_s, seconds), self.told_as, min(self.critical_s, seconds))
+
+    def but_not_before(self, seconds: float) -> Limits:
+        """The same limits, but none before this age."""
+        return Limits(max(self.told_s, seconds), self.told_as, max(self.critical_s, seconds))
+
+
+class Patience(Stateful):
+    """Durations learned from a job. Memory: a window of readings, and the longest of each kind of standstill."""
+
+    STATE: ClassVar[tuple[str, ...]] = ("_readings", "_longest")
+
+    def __init__(self, config: HangConfig) -> None:
+        self._config = config
+        self._readings: list[list[float]] = []
+        """Signs of progress, newest last: seconds since the last one, and the steps made in them."""
+        self._longest: dict[str, float] = {}
+
+    # ---- learning --------------------------------------------------------------------------------------------------
+
+    def learn_steps(self, took_s: float, steps: int) -> None:
+        """Learn that this many steps took this time, without pauses."""
+        self._readings = [*self._readings, [took_s, float(steps)]][-self._config.window :]
+
+    def learn(self, name: str, lasted_s: float) -> None:
+        """Learn that a named standstill ended well after this time."""
+        self._longest[name] = max(self._longest.get(name, 0.0), lasted_s)
+
+    def learn_pause(self, lasted_s: float, *, apart: bool) -> None:
+        """Learn that a pause ended well; one of all ranks below `floor_s` is ignored.
+
+        Args:
+            lasted_s: its duration.
+            apart: other ranks waited within a step meanwhile.
+        """
+        if apart or lasted_s >= self._config.floor_s:
+            self.learn(PAUSE_APART if apart else PAUSE, lasted_s)
+
+    @property
+    def knows_steps(self) -> bool:
+        """Whether the end of any step was seen."""
+        return bool(self._readings)
+
+    def usual_step_s(self) -> float:
+        """Median step time of the job in seconds; 0 if unknown."""
+        if not self._readings:
+            return 0.0
+        return median(np.array([took_s / steps for took_s, steps in self._readings]))
+
+    # ---- limits ----------------------------------------------------------------------------------------------------
+
+    def in_step(self, *, log: bool, cold: bool, first: str) -> Limits:
+        """Limits within a step.
+
+        Args:
+            log: only finished steps are reported, by the lines of a log.
+            cold: steps may still be slower than those of earlier attempts.
+            first: name of the first step of this attempt.
+        """
+        config = self._config
+        if len(self._readings) < config.readings_min:
+            seen = [self._longest.get(first, 0.0), *(reading[0] for reading in self._readings)]
+            unknown_s = max(config.unknown_s, min(config.slow_steps_factor * max(seen), config.unknown_max_s))
+            return Limits(unknown_s, Severity.CRITICAL, unknown_s)
+        # Rounded down, so that a single outlier among a hundred steps is not the 99th percentile.
+        took_s = sorted(reading[0] for reading in self._readings)
+        last = len(took_s) - 1
+        usual, slow = took_s[last // 2], took_s[99 * last // 100]
+        enough_s = max(config.slow_steps_factor * slow, config.cold_factor * usual if cold else 0.0, config.floor_s)
+        if log:
+            lines_s = max(enough_s, config.log_lines * usual, config.prompt_s)
+            return Limits(lines_s, Severity.INFO, max(lines_s, self._pause_s()))
+        told_s = max(enough_s, min(config.steps * usual, config.prompt_s)) - config.reporting_s
+        return Limits(told_s, Severity.INFO, max(enough_s, config.critical_steps * usual))
+
+    def pause(self) -> Limits:
+        """Limits if all ranks are outside of a step."""
+        config = self._config
+        known_s = config.pause_factor * self._longest[PAUSE] if PAUSE in self._longest else config.pause_unknown_s
+        return Limits(self._pause_s(), Severity.WARNING, max(self._pause_s(), known_s))
+
+    def pause_apart(self, in_step: Limits) -> Limits:
+        """Limits if ranks are outside of a step while others wait within theirs: as within a step, or as learned.
+
+        Args:
+            in_step: the limits of the waiting ranks.
+        """
+        known_s = self._config.pause_factor * self._longest.get(PAUSE_APART, 0.0)
+        told_s = min(max(in_step.told_s, known_s), self._pause_s())
+        return Limits(told_s, Severity.INFO, max(self._pause_s(), known_s))
+
+    def _pause_s(self) -> float:
+        return max(self._config.pause_s, self._config.pause_steps * self.usual_step_s())
+
+    def named(self, name: str, unseen_s: float) -> float:
+        """Seconds that a long phase or the first step may take; `unseen_s` until one has ended."""
+        longest = self._longest.get(name)
+        return unseen_s if longest is None else max(self._config.long_factor * longest, self._config.long_floor_s)
+
 
 FIRST_STEP = "first step"
 FIRST_AFTER_ROLLBACK = "first step after a rollback"

@@ -14,18 +14,19 @@ from typing import Any, ClassVar
 from rankwatch_detectors.base import AttemptStart, Finding, Frame, Kind, Occurrence, Presence, Severity
 from rankwatch_detectors.dispatch import DispatchingDetector
 from rankwatch_detectors.ends.teardown import ENDS, end_of, is_request
-from rankwatch_detectors.progress.checkpoint_failure import (
+from rankwatch_detectors.progress.checkpoint_reports import (
     DISK,
     RESTORE,
     Failure,
+    RankFailures,
     also,
     error_of,
     evidence_of,
     failure_of,
     launch_of,
+    ranks_of,
 )
-from rankwatch_detectors.progress.patience import HangConfig
-from rankwatch_detectors.progress.rank_failures import RankFailures, ranks_of
+from rankwatch_detectors.progress.hang import HangConfig
 from rankwatch_detectors.scope import WHOLE_JOB
 
 _HANG = HangConfig()

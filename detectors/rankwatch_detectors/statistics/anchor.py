@@ -3,6 +3,15 @@
 A baseline that follows its series learns a slow change and never reports it. The anchor is the lowest median over some
 blocks; it follows the series down and never up. If the series is above it by more than it wanders from block to block,
 the best level was lost, however slowly. After an intended or accepted change the anchor starts anew.
+
+Beside it stands how far a series wanders by itself, from block to block at several block lengths. Scatter from row to
+row does not show a level that stays for some hundred rows and then changes. So the spread is the upper quartile of the
+changes between neighbouring blocks, around their median: a single lasting shift is one change of many and does not
+widen it, and a steady trend, whose changes are equal, has no spread.
+
+Changes within the range in which a job's pace wanders are not reported as slowdowns. That has two measures: the spread
+of the level from block to block, and slowdowns that came and went. The first needs about a thousand rows; the second is
+used once three such slowdowns were seen.
 """
 
 from __future__ import annotations
@@ -13,9 +22,75 @@ from typing import ClassVar
 
 import numpy as np
 
+from rankwatch_detectors.base import Floats
 from rankwatch_detectors.state import Stateful
-from rankwatch_detectors.statistics.blocks import BlockConfig, BlockSpread
-from rankwatch_detectors.statistics.median import median
+from rankwatch_detectors.statistics.peers import median
+
+# The upper quartile of the size of a difference of two standard normals.
+QUARTILE_OF_CHANGES = 1.1503 * math.sqrt(2.0)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockConfig:
+    """Which blocks are compared."""
+
+    rows: int = 32
+    """Rows of the shortest block, which is represented by its median: evaluations and saves are single rows."""
+    lengths: tuple[int, ...] = (1, 2, 4, 8)
+    """Lengths compared, in shortest blocks: tens to hundreds of rows."""
+    kept: int = 128
+    """Shortest blocks remembered, which are sixteen of the longest length."""
+    changes_min: int = 12
+    """Changes before a length is used: the upper quartile of twelve is robust to the three of a single bout."""
+
+
+class BlockSpread(Stateful):
+    """The spread of one series between blocks, in its own unit. Memory: 1.3 KB."""
+
+    STATE: ClassVar[tuple[str, ...]] = ("_block", "_levels", "spread")
+
+    def __init__(self, config: BlockConfig | None = None) -> None:
+        self._config = config or BlockConfig()
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget the series: another one begins."""
+        self._block: list[float] = []
+        self._levels: list[float] = []
+        self.spread = 0.0
+        """Standard deviation of a block's level around its neighbours'; 0 until enough blocks are known."""
+
+    def push(self, value: float) -> None:
+        """Add one row's value, which must be finite."""
+        self._block.append(value)
+        if len(self._block) < self._config.rows:
+            return
+        self._levels.append(median(np.asarray(self._block)))
+        self._block = []
+        del self._levels[: -self._config.kept]
+        levels = np.asarray(self._levels)
+        self.spread = max(self._between(levels, length) for length in self._config.lengths)
+
+    def newest(self, rows: int) -> list[float]:
+        """Levels of the shortest blocks of the newest `rows` rows and of the one just before them, oldest first.
+
+        A block that is only partly within them is left out. Empty if not enough rows are remembered.
+        """
+        within, left_out = divmod(max(rows - len(self._block), 0), self._config.rows)
+        blocks = within + (left_out > 0) + 1
+        if blocks > len(self._levels):
+            return []
+        return [self._levels[-blocks], *self._levels[len(self._levels) - within :]]
+
+    def _between(self, levels: Floats, length: int) -> float:
+        """The spread between blocks that consist of `length` shortest ones."""
+        count = levels.size // length
+        if count - 1 < self._config.changes_min:
+            return 0.0
+        means = levels[levels.size - count * length :].reshape(count, length).mean(axis=1)
+        changes = np.diff(means)
+        around = np.sort(np.abs(changes - median(changes)))
+        return float(around[3 * (around.size - 1) // 4]) / QUARTILE_OF_CHANGES
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,3 +222,142 @@ class Anchor(Stateful):
     def back(self) -> bool:
         """Whether the series is back near its best level."""
         return self.excess < self._config.clear_share * self.least
+
+
+@dataclass(frozen=True, slots=True)
+class FollowedConfig:
+    """When a change of an open shift is reported."""
+
+    clear_share: float = 0.4
+    """The shift is over when the smoothed excess stays below this share of the reported one ..."""
+    clear_rows: int = 16
+    """... for this many rows."""
+    rise_ratio: float = 1.05
+    """It has risen when the excess is larger by this ratio, and by `rise_share` of the reported one, ..."""
+    rise_share: float = 0.3
+    rise_rows: int = 16
+    """... for this many rows. The rise is another shift if its second half took at most ..."""
+    sharp_rows: int = 48
+    """... this many rows; a slower rise is growth of the same shift, ..."""
+    growing_rows: int = 64
+    """... as is one within this many rows of the report."""
+
+
+class Followed(Stateful):
+    """One open shift of a series of logarithms."""
+
+    STATE: ClassVar[tuple[str, ...]] = ("excess", "calm_rows", "risen_rows", "_told", "_half_risen_rows", "_rows")
+
+    def __init__(self, config: FollowedConfig) -> None:
+        self._config = config
+        self.begin(0.0)
+
+    def begin(self, effect: float) -> None:
+        """Start following a shift of this size."""
+        self._told = self.excess = effect
+        self.calm_rows = self.risen_rows = self._half_risen_rows = self._rows = 0
+
+    def push(self, residual: float, reach: float) -> None:
+        """Add a row.
+
+        Args:
+            residual: how far it is above the level before the shift.
+            reach: how far the level wanders by itself.
+        """
+        config = self._config
+        self._rows += 1
+        self.excess += (residual - self.excess) / config.clear_rows
+        self.calm_rows = self.calm_rows + 1 if self.excess < config.clear_share * self._told else 0
+        rise, least = self.excess - self._told, max(math.log(config.rise_ratio) + reach, config.rise_share * self._told)
+        self.risen_rows = self.risen_rows + 1 if rise > least else 0
+        self._half_risen_rows = self._half_risen_rows + 1 if rise > least / 2 else 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the level is back where it was."""
+        return self.calm_rows >= self._config.clear_rows
+
+    @property
+    def has_risen(self) -> bool:
+        """Whether the shift has become larger."""
+        return self.risen_rows >= self._config.rise_rows
+
+    @property
+    def is_another(self) -> bool:
+        """Whether the rise came at once, on top of a shift that had settled."""
+        sharp = self._half_risen_rows <= self.risen_rows + self._config.sharp_rows
+        return sharp and self._rows > self._config.growing_rows + self.risen_rows
+
+
+@dataclass(frozen=True, slots=True)
+class WanderingConfig:
+    """What counts as wandering."""
+
+    spreads: float = 3.0
+    """A level within this many spreads between blocks is wandering."""
+    bouts: int = 3
+    """This many slowdowns that came and went are a pattern ..."""
+    bout_ratio_max: float = 1.3
+    """... unless they exceed this ratio: such a slowdown is reported each time."""
+    pattern_share: float = 1.25
+    """A slowdown up to this many times the largest bout belongs to the pattern ..."""
+    bout_rows: int = 5_000
+    """... until no bout has come for this many rows."""
+    kept: int = 8
+    """Newest bouts that are remembered; the largest of them is the size of the pattern."""
+
+
+class Wandering(Stateful):
+    """The wandering of one series of logarithms within one launch. Memory: constant."""
+
+    STATE: ClassVar[tuple[str, ...]] = ("_blocks", "_bouts", "_rows")
+
+    def __init__(self, config: WanderingConfig) -> None:
+        self._config = config
+        self._blocks = BlockSpread()
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything, for a new launch."""
+        self._blocks.clear()
+        self._bouts: list[list[float]] = []
+        """Row of the end and size in logarithms of each bout."""
+        self._rows = 0
+
+    def push(self, value: float) -> None:
+        """Add one row."""
+        self._rows += 1
+        self._blocks.push(value)
+        if self._bouts and self._rows - self._bouts[-1][0] > self._config.bout_rows:
+            self._bouts.clear()
+
+    def newest(self, rows: int) -> list[float]:
+        """Levels of the blocks of the newest `rows` rows and of the one just before them, oldest first."""
+        return self._blocks.newest(rows)
+
+    def came_and_went(self, effect: float) -> None:
+        """Add a slowdown of this size that has passed by itself, or belonged to the pattern."""
+        if 0.0 < effect < math.log(self._config.bout_ratio_max):
+            self._bouts.append([float(self._rows), effect])
+            del self._bouts[: -self._config.kept]
+
+    @property
+    def bouts(self) -> list[float]:
+        """Sizes of the bouts in logarithms, oldest first."""
+        return [effect for _, effect in self._bouts]
+
+    @property
+    def is_pattern(self) -> bool:
+        """Whether there were enough bouts for a pattern."""
+        return len(self._bouts) >= self._config.bouts
+
+    @property
+    def reach(self) -> float:
+        """How far the level wanders, in logarithms."""
+        of_bouts = self._config.pattern_share * max(self.bouts) if self.is_pattern else 0.0
+        return min(max(self._config.spreads * self._blocks.spread, of_bouts), math.log(self._config.bout_ratio_max))
+
+    @property
+    def range(self) -> float:
+        """How far the highest level may be above the lowest; in a pattern, two changes may add up."""
+        return 2.0 * self.reach if self.is_pattern else self.reach

@@ -3,6 +3,14 @@
 The input is the logarithm of a positive quantity. A rank's own offset is subtracted before the peers' median is taken,
 so that silicon that is 2 % slower is not a finding, and one rank's change does not move the others. Offsets, scatter
 and the autocorrelation of the noise are learned from calm rows only, from values clipped at three sigmas.
+
+What means over a run of rows differed by in the past says how far chance alone has carried as long a run before. That
+needs no model of the noise, and holds for noise that lasts, however long: a disturbance that is as long as
+the run counts in full.
+
+Block correlation is by how much longer than independent noise that of ranks lasts. The mean of n independent rows has
+an n-th of a row's variance. Where a disturbance lasts for many rows, as a host that is hot for a minute, it has more;
+the ratio of both is by how much a sum over a run of rows must be trusted less.
 """
 
 from __future__ import annotations
@@ -17,11 +25,103 @@ import numpy as np
 
 from rankwatch_detectors.base import Bools, Floats, Ints
 from rankwatch_detectors.state import Stateful
-from rankwatch_detectors.statistics.block_correlation import BlockCorrelation
-from rankwatch_detectors.statistics.median import median
-from rankwatch_detectors.statistics.peers import PeerGroups, anyone, everyone
-from rankwatch_detectors.statistics.run_history import RunHistory
+from rankwatch_detectors.statistics.peers import PeerGroups, anyone, everyone, median
 from rankwatch_detectors.statistics.shift import Crossing
+
+RUNS_MIN = 8
+"""So many runs one after the other must have been kept before their means are known."""
+
+
+class RunHistory(Stateful):
+    """The newest residuals of U units. Memory: 8 bytes for each kept row and unit."""
+
+    STATE: ClassVar[tuple[str, ...]] = ("_kept", "_next")
+
+    def __init__(self, rows: int) -> None:
+        """Keep so many rows."""
+        self._rows = rows
+        self.begin(np.zeros(0, dtype=np.int64))
+
+    def begin(self, came_from: Ints) -> None:
+        """Set the units: the index of each among those before, or -1 if it is new."""
+        before = getattr(self, "_kept", np.zeros((self._rows, 0)))
+        kept = np.full((self._rows, came_from.size), np.nan)
+        known = came_from >= 0
+        if before.shape[1]:
+            kept[:, known] = before[:, came_from[known]]
+        self._kept: Floats = kept
+        self._next = getattr(self, "_next", 0)
+
+    def push(self, residual: Floats, usable: Bools) -> None:
+        """Add a row."""
+        self._kept[self._next] = residual if everyone(usable) else np.where(usable, residual, np.nan)
+        self._next = (self._next + 1) % self._rows
+
+    def spread(self, unit: int, rows: int) -> float:
+        """Root mean square of means over so many neighbouring rows, before the newest of as many.
+
+        It is that of all units together, or of this one if that is more. Of longer runs than are known it is that of
+        the longest that are, which is no less. It is widened for what lasts longer than the rows that are kept, the
+        more the fewer they are. Infinite as long as nothing is known.
+        """
+        past = np.roll(self._kept, -self._next, axis=0)[:-rows]
+        past_rows = int(np.count_nonzero(np.isfinite(past[:, unit])))
+        window = min(rows, past_rows // RUNS_MIN)
+        if not window:
+            return math.inf
+        means = np.lib.stride_tricks.sliding_window_view(past, window, axis=0).mean(axis=2)
+        known = np.isfinite(means)
+        if not anyone(known[:, unit]):
+            return math.inf
+        squares = np.where(known, means, 0.0) ** 2
+        of_all = float(squares.sum()) / np.count_nonzero(known)
+        own = float(squares[:, unit].sum()) / np.count_nonzero(known[:, unit])
+        return math.sqrt(max(of_all, own) * (1 + self._rows / past_rows))
+
+
+# Weight of what was known before, in blocks of single ranks: few ranks change it slowly, many at once.
+PRIOR_BLOCKS = 32.0
+
+
+class BlockCorrelation(Stateful):
+    """The correlation of noise within blocks of one length. Memory: 8 bytes for each rank."""
+
+    STATE: ClassVar[tuple[str, ...]] = ("ratio", "_sum", "_row")
+
+    def __init__(self, rows: int) -> None:
+        """Build it for blocks of so many rows."""
+        self._rows = rows
+        # Until blocks are measured: 1.5 times the variance of independent rows, as in step times of shared hosts.
+        self.ratio = 1.5
+        """Variance of a block's sum over that of as many independent rows: 1 to `rows`."""
+        self.begin(0)
+
+    def begin(self, ranks: int) -> None:
+        """Begin a block of so many ranks; what was measured is kept."""
+        self._sum: Floats = np.zeros(ranks)
+        self._row = 0
+
+    def add(self, noise: Floats, calm: Bools, variance: float) -> None:
+        """Add one row.
+
+        Args:
+            noise: each rank's deviation; 0 for ranks that are not calm.
+            calm: ranks that count if the block ends with this row.
+            variance: of a row.
+        """
+        self._sum += noise
+        self._row += 1
+        if self._row < self._rows:
+            return
+        count = int(np.count_nonzero(calm))
+        if count:
+            measured = float((self._sum[calm] ** 2).mean()) / self._rows / variance
+            # 1: independent rows; `rows`: all rows of a block move together. Values beyond are chance.
+            bounded = min(max(measured, 1.0), float(self._rows))
+            self.ratio += (bounded - self.ratio) * count / (count + PRIOR_BLOCKS)
+        self._sum[:] = 0.0
+        self._row = 0
+
 
 # The median of the square of a standard normal.
 CHI_SQUARE_MEDIAN = 0.4549

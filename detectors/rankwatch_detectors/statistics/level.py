@@ -4,6 +4,15 @@ The level is the median of the newest points. The scale is their usual distance 
 batches widen the scale instead of opening episodes. Two tests run in parallel: one point far out, and a sum of
 moderately high points (a CUSUM in units of the scale). During an episode nothing is learned: points are judged against
 the level before it.
+
+Peaks within a divergence, or just before it, are found apart: while an episode is open, points are compared with the
+level before it, so a spike during a climb opens no other one. There a point is compared with the median of the points
+just before it, in units of their scatter, so that a climb alone is no peak.
+
+Curves of a new network move: norms grow eightfold within tens of steps, losses of adversaries climb and fall in turn.
+So a curve's level is not judged before it is 256 steps old and four blocks of 32 points are known. From then on only a
+rise of more than three times the usual one from block median to block median is reported. The usual rise is the root
+mean square over the newest blocks: for noise alone the standard deviation of a median, for a climb its slope.
 """
 
 from __future__ import annotations
@@ -11,13 +20,127 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from rankwatch_detectors.state import Stateful
+from rankwatch_detectors.statistics.peers import median
 from rankwatch_detectors.statistics.series import RollingQuantiles
-from rankwatch_detectors.statistics.settling import Settling, SettlingConfig
+
+
+@dataclass(frozen=True, slots=True)
+class PeakConfig:
+    """What a peak is, and how many are kept."""
+
+    points: int = 16
+    sigmas: float = 8.0
+    """As for a point that doubles a loss (`LevelConfig.ratio_sigmas`)."""
+    kept: int = 16
+
+
+class Peaks(Stateful):
+    """The newest peaks of one series. Memory: its window and the peaks."""
+
+    STATE: ClassVar[tuple[str, ...]] = ("_window", "_inside", "_peaks")
+
+    def __init__(self, config: PeakConfig) -> None:
+        self._config = config
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all points and peaks, for a new attempt."""
+        self._window: list[float] = []
+        self._inside = False
+        self._peaks: list[dict[str, Any]] = []
+
+    def push(self, step: int, value: float, scale: float) -> bool:
+        """Add one finite point; return whether a peak has begun or become higher."""
+        config, window = self._config, np.asarray(self._window)
+        usual = median(window) if window.size == config.points else value
+        around = SIGMAS_OF_MIDDLE * median(np.abs(window - usual)) if window.size else 0.0
+        self._window = [*self._window, value][-config.points :]
+        before, self._inside = self._inside, value - usual >= config.sigmas * max(scale, around, 1e-12)
+        if not self._inside:
+            return False
+        if before and value <= self._peaks[-1]["value"]:
+            return False
+        if not before:
+            self._peaks = [*self._peaks, {"step": step}][-config.kept :]
+        self._peaks[-1] |= {"value": value, "height": value - usual}
+        return True
+
+    def since(self, step: int) -> list[dict[str, Any]]:
+        """The peaks from a step on, oldest first: the step in which each began, its highest value, and its height
+        above the points before it.
+        """
+        return [dict(peak) for peak in self._peaks if peak["step"] >= step]
+
+
+@dataclass(frozen=True, slots=True)
+class SettlingConfig:
+    """When a curve has a level. Points are logged values, which may come every hundredth step."""
+
+    young_steps: int = 256
+    """Steps after which new networks of a dozen kinds, with and without warm-up, have settled."""
+    block_points: int = 32
+    """The number of points in the level's median: a rise that the level would follow is a rise between blocks."""
+    rises_min: int = 3
+    rises_kept: int = 7
+    """Together with the current block as many points as the scatter is learned from."""
+    rise_factor: float = 3.0
+
+
+class Settling(Stateful):
+    """The age of one series, and its rises from block to block. Memory: a block and its neighbours, 400 bytes."""
+
+    STATE: ClassVar[tuple[str, ...]] = ("_age", "_step", "_block", "_last", "_rises")
+
+    def __init__(self, config: SettlingConfig) -> None:
+        self._config = config
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything: the curve begins anew, or changes intentionally."""
+        self._age = 0
+        self._rises: list[float] = []
+        self.interrupt()
+
+    def interrupt(self) -> None:
+        """The next point does not continue the last block, though the curve is the same."""
+        self._step: int | None = None
+        self._block: list[float] = []
+        self._last: float | None = None
+
+    def advance(self, step: int) -> None:
+        """Increase the curve's age by a point, whether the point is learned or not."""
+        if self._step is not None:
+            self._age += max(step - self._step, 0)
+        self._step = step
+
+    def learn(self, point: float) -> None:
+        """Add a finite point that is not under suspicion."""
+        self._block.append(point)
+        if len(self._block) < self._config.block_points:
+            return
+        level = median(np.asarray(self._block))
+        if self._last is not None:
+            self._rises = [*self._rises, max(level - self._last, 0.0)][-self._config.rises_kept :]
+        self._block, self._last = [], level
+
+    @property
+    def young(self) -> bool:
+        """Whether the curve is in its first `young_steps`, in which findings are only information."""
+        return self._age < self._config.young_steps
+
+    @property
+    def least(self) -> float:
+        """The least rise of the level that is reported; infinite while the curve has no level."""
+        if self.young or len(self._rises) < self._config.rises_min:
+            return math.inf
+        mean_square = sum(rise * rise for rise in self._rises) / len(self._rises)
+        return self._config.rise_factor * math.sqrt(mean_square)
+
 
 VALUE_MAX = 1e100
 """Larger values are cut to this: no real curve has them, and their sums would overflow."""

@@ -16,11 +16,120 @@ from typing import Any, ClassVar
 from rankwatch_detectors.base import AttemptStart, Change, Finding, Frame, Kind, Occurrence, Severity, StepKind
 from rankwatch_detectors.declared import Declared, Schedule, ScheduleConfig
 from rankwatch_detectors.dispatch import DispatchingDetector, typical
+from rankwatch_detectors.explanation import (
+    DETECTABLE_ROWS,
+    NOT_FINITE,
+    TRAIN,
+    Detectable,
+    ExplainedDetector,
+    FrameCounts,
+    LeftOut,
+    Statistic,
+    Suspect,
+    Suspicion,
+    split,
+)
 from rankwatch_detectors.scope import WHOLE_JOB
 from rankwatch_detectors.statistics.anchor import Anchor, AnchorConfig
-from rankwatch_detectors.statistics.level import LevelConfig, LevelWatch, Turn
-from rankwatch_detectors.statistics.peaks import PeakConfig, Peaks
-from rankwatch_detectors.values.curve_explained import ExplainedCurve
+from rankwatch_detectors.statistics.level import LevelConfig, LevelWatch, PeakConfig, Peaks, Turn
+
+
+class ExplainedCurve(ExplainedDetector):
+    """Base of the detector of one training curve."""
+
+    _watch: LevelWatch
+    _anchor: Anchor
+    _last_step: int
+    _interval: int
+    _step_s: float
+    _config: Any
+
+    @property
+    def _level(self) -> LevelConfig:
+        level: LevelConfig = self._config.level
+        return level
+
+    def _rows_of_steps(self, counts: FrameCounts) -> dict[str, int]:
+        points, not_finite = counts[self._config.metric], counts[NOT_FINITE[self._config.metric]]
+        not_measured = max(counts[TRAIN] - points - not_finite, 0)
+        others = {LeftOut.NOT_FINITE: not_finite, LeftOut.NOT_MEASURED: not_measured}
+        return split(points, 0, self._level.warm_points) | others
+
+    def suspects(self, frame: Frame) -> Sequence[Suspect]:
+        """The distance of a point, the sum of high points and the climb from half of their thresholds on; and how long
+        a jump has lasted.
+        """
+        if frame.step != self._last_step or self._config.metric not in frame.values:
+            return ()
+        watch, level, found = self._watch, self._level, []
+        if self.kind is Kind.LOSS_DIVERGENCE:
+            if watch.is_open and not watch.lasting:
+                found.append(self._lasted())
+            if self._anchor.near:
+                found.append(self._climbed())
+        elif watch.score >= level.jump_sigmas / 2 and watch.ready and not watch.is_open:
+            value = typical(frame, self._config.metric) or 0.0
+            found.append(Suspect(WHOLE_JOB, Statistic.DISTANCE, watch.score, level.jump_sigmas, 1, value))
+        if watch.high_sum >= level.drift_limit / 2 and not watch.is_open:
+            found.append(self._sum(typical(frame, self._config.metric) or 0.0))
+        return found
+
+    def before(self, crossed: Suspect, step: int, time_s: float) -> list[Suspicion]:
+        """Of a point that jumped the points of its level before it, whose steps are counted back."""
+        if crossed.statistic is not Statistic.DISTANCE:
+            return []
+        values = self._watch.recent
+        back = [self._interval * (len(values) - place) for place in range(len(values))]
+        return [
+            Suspicion(step - steps, time_s - steps * self._step_s, crossed._replace(value=score, size=value, rows=0))
+            for steps, (value, score) in zip(back, values, strict=True)
+        ]
+
+    def _lasted(self) -> Suspect:
+        points = self._watch.episode_points
+        return Suspect(WHOLE_JOB, Statistic.LASTED, points, self._level.lasting_points, points, self._watch.newest)
+
+    def _sum(self, value: float) -> Suspect:
+        watch = self._watch
+        return Suspect(WHOLE_JOB, Statistic.SUM, watch.high_sum, self._level.drift_limit, watch.high_points, value)
+
+    def _climbed(self) -> Suspect:
+        anchor = self._anchor
+        least = anchor.least * anchor.share / anchor.excess if anchor.excess else anchor.least
+        return Suspect(WHOLE_JOB, Statistic.LEFT_LEVEL, anchor.share, least, 1, 1.0 + anchor.share)
+
+    def crossed(self, finding: Finding) -> Suspect | None:
+        """The climb, the jump that lasted, the sum or the distance: whichever decided."""
+        watch, level, told = self._watch, self._level, finding.evidence
+        if "best" in told:
+            return self._climbed()
+        if self.kind is Kind.LOSS_DIVERGENCE and watch.high_points <= level.drift_run_points:
+            return self._lasted()
+        if watch.score < level.jump_sigmas and watch.high_sum >= level.drift_limit:
+            return self._sum(float(told["value"]))
+        far = level.jump_sigmas if watch.score >= level.jump_sigmas else level.ratio_sigmas
+        return Suspect(WHOLE_JOB, Statistic.DISTANCE, watch.score, far, 1, float(told["value"]))
+
+    def needed(self, crossed: Suspect, rows: int) -> float | None:
+        """The mean of the curve that would have been reported."""
+        return self._watch.least_rise(rows) if crossed.statistic is Statistic.SUM else None
+
+    def detectable(self) -> Sequence[Detectable]:
+        """One point that jumps, a rise that lasts, and a climb too slow for the level."""
+        watch, anchor = self._watch, self._anchor
+        if not watch.ready:
+            return ()
+        noise, found = watch.scale, []
+        if self.kind is not Kind.LOSS_DIVERGENCE:
+            found.append(Detectable(f"a jump of the {self._config.metric}", "value", noise, ((1, watch.least_jump()),)))
+        if self.kind is not Kind.LOSS_SPIKE:
+            sizes = tuple((rows, watch.least_rise(rows)) for rows in DETECTABLE_ROWS)
+            found.append(Detectable(f"a lasting rise of the {self._config.metric}", "value", noise, sizes))
+        if self.kind is Kind.LOSS_DIVERGENCE and anchor.ready:
+            sizes = ((anchor.sustained_rows, anchor.best + anchor.least),)
+            found.append(Detectable(f"a slow climb of the {self._config.metric}", "value", noise, sizes))
+        return found
+
 
 PEAKED = " It peaked at "
 PACE_POINTS = 32

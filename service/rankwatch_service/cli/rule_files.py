@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rankwatch_service.cli.errors import CliError, Status
 
 if TYPE_CHECKING:
-    from rankwatch_service.rules.written_rule import WrittenRule
+    from rankwatch_service.written_rule import WrittenRule
 
 
 def read_rules(path: Path) -> list[WrittenRule]:
@@ -17,7 +17,7 @@ def read_rules(path: Path) -> list[WrittenRule]:
     Raises:
         CliError: it cannot be read, or a rule is wrong.
     """
-    from rankwatch_service.rules.written_rule import read_toml
+    from rankwatch_service.written_rule import read_toml
 
     try:
         return read_toml(path.read_text(encoding="utf-8"))

@@ -10,8 +10,7 @@ from itertools import islice
 from typing import Any, Final
 
 from rankwatch_detectors.base import AttemptStart, Change, Detector, Finding, Frame, Observation, Tick
-from rankwatch_detectors.explanation.deadline import by_deadline, has_deadline
-from rankwatch_detectors.explanation.judged import judged
+from rankwatch_detectors.explanation import by_deadline, has_deadline, judged
 from rankwatch_detectors.metric_rule import RULES_PER_JOB_MAX, MetricRule
 from rankwatch_service.incidents.correlator import Correlator
 from rankwatch_service.incidents.explanation import explain
@@ -19,7 +18,7 @@ from rankwatch_service.incidents.transition import Update
 from rankwatch_service.job.detector_bank import DetectorAnswer, DetectorBank, Failure
 from rankwatch_service.job.timed_frames import TimedFrames
 from rankwatch_service.job.topology_state import TopologyState
-from rankwatch_service.tuning.tunings import DEFAULT, Tuning, TuningSet
+from rankwatch_service.tuning import DEFAULT, Tuning, TuningSet
 
 TOGETHER_MAX: Final = 32
 """Observations judged together; with 32, loading the code takes little of the time."""

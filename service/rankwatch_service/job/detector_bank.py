@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from rankwatch_detectors.base import AttemptStart, Detector, Finding, Frame, Observation
-from rankwatch_detectors.explanation.explained import ExplainedDetector, FrameCounts
-from rankwatch_detectors.explanation.trail import Trails
+from rankwatch_detectors.explanation import ExplainedDetector, FrameCounts, Trails
 
 FAILURES_MAX: Final = 5
 """Failures after which a detector is switched off for this job, because it would fail at each observation."""

@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from rankwatch_detectors.metric_rule import MetricRule
-from rankwatch_service.tuning.tunings import TuningSet
+from rankwatch_service.tuning import TuningSet
 
 
 class OrderPhase(msgspec.Struct, frozen=True, tag="order", tag_field="record"):

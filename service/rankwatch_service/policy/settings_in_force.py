@@ -21,7 +21,7 @@ from rankwatch_service.policy.control_records import (
 )
 from rankwatch_service.policy.policy import Policy, policy_of, policy_record
 from rankwatch_service.policy.precision import Precision
-from rankwatch_service.tuning.tunings import TuningSet
+from rankwatch_service.tuning import TuningSet
 
 SILENCES_MAX: Final = 1_000
 """Silences kept; beyond, the one that ends first is dropped. People set a few dozen."""

@@ -21,15 +21,15 @@ from sqlalchemy import Engine
 
 from rankwatch_detectors.base import Kind
 from rankwatch_detectors.catalogue import CatalogueConfig, detectors
+from rankwatch_detectors.metric_detector import MetricDetector
 from rankwatch_detectors.metric_rule import Condition, MetricRule
-from rankwatch_detectors.rules.metric_detector import MetricDetector
 from rankwatch_detectors.tuning import PREVIEWABLE
 from rankwatch_service.job.detection import MakeDetectors
 from rankwatch_service.preview.export import StoredSteps, write_export
 from rankwatch_service.replay.report import as_json, unshared
 from rankwatch_service.replay.run import replay
 from rankwatch_service.replay.sources import open_source
-from rankwatch_service.tuning.tunings import TuningSet
+from rankwatch_service.tuning import TuningSet
 
 PREVIEW_S_MAX: Final = 300
 """Time of a preview; one that would take longer is ended and refused."""

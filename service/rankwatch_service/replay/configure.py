@@ -15,7 +15,7 @@ import msgspec
 
 from rankwatch_detectors.catalogue import CatalogueConfig
 from rankwatch_detectors.tuning import Profile, config_of
-from rankwatch_service.tuning.tunings import TuningSet, read_tuning, read_tunings
+from rankwatch_service.tuning import TuningSet, read_tuning, read_tunings
 
 
 def read_config(text: str, job: str = "") -> CatalogueConfig:

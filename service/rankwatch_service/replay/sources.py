@@ -29,14 +29,14 @@ def open_source(path: Path) -> FileSource:
         if head == ZIP:
             raise ReplayError(str(path), "is an archive or a workbook; unpack it or save it as CSV")
         if EVENT_FILE in path.name:
-            from rankwatch_service.replay.tensorboard_file import TensorBoardFile  # noqa: PLC0415 - an extra
+            from rankwatch_service.replay.files import TensorBoardFile  # noqa: PLC0415 - an extra
 
             return TensorBoardFile(path)
         if head == PARQUET or path.suffix in (".parquet", ".pq"):
-            from rankwatch_service.replay.parquet_file import ParquetFile  # noqa: PLC0415 - an extra
+            from rankwatch_service.replay.files import ParquetFile  # noqa: PLC0415 - an extra
 
             return ParquetFile(path)
-        from rankwatch_service.replay.csv_file import CsvFile  # noqa: PLC0415 - an extra
+        from rankwatch_service.replay.files import CsvFile  # noqa: PLC0415 - an extra
 
         return CsvFile(path)
     except ImportError as error:

@@ -9,8 +9,12 @@ from typing import Any
 import pytest
 
 from rankwatch_detectors.base import Change, Occurrence, Severity
-from rankwatch_detectors.progress.checkpoint_failed import CheckpointFailedConfig, CheckpointFailedDetector
-from rankwatch_detectors.progress.save_parts import SaveParts, SavePartsConfig
+from rankwatch_detectors.progress.checkpoint_failed import (
+    CheckpointFailedConfig,
+    CheckpointFailedDetector,
+    SaveParts,
+    SavePartsConfig,
+)
 from tests.support.detection.failing_saves import BROKEN, NO_ROOM, SavingJob
 from tests.support.values.presences import ATTEMPT
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rankwatch_detectors.base import Floats
-from rankwatch_detectors.statistics.block_correlation import BlockCorrelation
+from rankwatch_detectors.statistics.baseline import BlockCorrelation
 from suite.cases import LabelledCase
 from suite.cluster_cases import ClusterCase
 from suite.cluster_model import ClusterJob, CorrelatedNoise, SlowDevice, hosts_for

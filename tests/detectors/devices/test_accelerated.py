@@ -13,11 +13,8 @@ import pytest
 
 from rankwatch_detectors.base import AttemptStart, Finding, Frame, Kind, Observation, Topology
 from rankwatch_detectors.pace.own_past import OwnPastConfig, OwnPastDetector
-from rankwatch_detectors.pace.slowdown import SlowdownDetector
-from rankwatch_detectors.pace.slowdown_config import SlowdownConfig
-from rankwatch_detectors.pace.straggler import StragglerDetector
-from rankwatch_detectors.pace.straggler_config import StragglerConfig
-from rankwatch_detectors.pace.units import came_from, units_of
+from rankwatch_detectors.pace.slowdown import SlowdownConfig, SlowdownDetector
+from rankwatch_detectors.pace.straggler import StragglerConfig, StragglerDetector, came_from, units_of
 from rankwatch_service.simulate.faults import Restart, Slow, SlowJob
 from rankwatch_service.simulate.generate import generate
 from rankwatch_service.simulate.job import Job

@@ -8,8 +8,15 @@ from typing import Any
 import pytest
 
 from rankwatch_detectors.base import AttemptStart, Change, Finding, Kind, Occurrence, Severity, Tick
-from rankwatch_detectors.devices.device_fault import DeviceFaultConfig, DeviceFaultDetector
-from rankwatch_detectors.devices.xids import DEVICE_EVENTS, SEVERITIES, XIDS, XidClass, xid_of
+from rankwatch_detectors.devices.device_fault import (
+    DEVICE_EVENTS,
+    SEVERITIES,
+    XIDS,
+    DeviceFaultConfig,
+    DeviceFaultDetector,
+    XidClass,
+    xid_of,
+)
 from tests.support.values.presences import frame, topology
 
 CONFIG = DeviceFaultConfig()

@@ -14,10 +14,8 @@ import pytest
 from rankwatch_detectors.base import AttemptStart, Bools, Finding, Floats, Frame, Kind, Observation, Severity
 from rankwatch_detectors.catalogue import CatalogueConfig, detectors
 from rankwatch_detectors.pace.own_past import OwnPastConfig, OwnPastDetector
-from rankwatch_detectors.pace.slowdown import SlowdownDetector
-from rankwatch_detectors.pace.slowdown_config import SlowdownConfig
-from rankwatch_detectors.pace.straggler import StragglerDetector
-from rankwatch_detectors.pace.straggler_config import StragglerConfig
+from rankwatch_detectors.pace.slowdown import SlowdownConfig, SlowdownDetector
+from rankwatch_detectors.pace.straggler import StragglerConfig, StragglerDetector
 from rankwatch_detectors.pace.witness import device_seconds
 from rankwatch_service.replay.run import replay
 from rankwatch_service.replay.sources import open_source

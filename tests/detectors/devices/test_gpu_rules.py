@@ -10,8 +10,12 @@ import pytest
 from numpy.typing import NDArray
 
 from rankwatch_detectors.base import AttemptStart, Change, DeviceCounters, Finding, Severity, Tick
-from rankwatch_detectors.devices.device_degraded import DeviceDegradedConfig, DeviceDegradedDetector
-from rankwatch_detectors.devices.gpu_rules import GpuRules, GpuRulesConfig
+from rankwatch_detectors.devices.device_degraded import (
+    DeviceDegradedConfig,
+    DeviceDegradedDetector,
+    GpuRules,
+    GpuRulesConfig,
+)
 from tests.support.trials.selection import long_trial
 from tests.support.values.presences import frame, topology
 

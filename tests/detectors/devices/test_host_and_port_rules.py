@@ -19,10 +19,8 @@ from rankwatch_detectors.base import (
     StepKind,
     Tick,
 )
-from rankwatch_detectors.devices.host_degraded import HostDegradedConfig, HostDegradedDetector
-from rankwatch_detectors.devices.host_rules import LIMITS, HostRulesConfig
-from rankwatch_detectors.devices.network_degraded import NetworkDegradedConfig, NetworkDegradedDetector
-from rankwatch_detectors.devices.port_rules import PortRulesConfig
+from rankwatch_detectors.devices.host_degraded import LIMITS, HostDegradedConfig, HostDegradedDetector, HostRulesConfig
+from rankwatch_detectors.devices.network_degraded import NetworkDegradedConfig, NetworkDegradedDetector, PortRulesConfig
 from tests.support.values.presences import topology
 
 HOST, PORT = HostRulesConfig(), PortRulesConfig()

@@ -9,9 +9,16 @@ import pytest
 
 from rankwatch_detectors.base import Frame, Kind, Observation, StepKind
 from rankwatch_detectors.catalogue import detectors
-from rankwatch_detectors.explanation.explained import Detectable, ExplainedDetector, FrameCounts
-from rankwatch_detectors.explanation.suspect import Statistic, Suspect
-from rankwatch_detectors.explanation.trail import POINTS_MAX, TRAILS_MAX, Trails
+from rankwatch_detectors.explanation import (
+    POINTS_MAX,
+    TRAILS_MAX,
+    Detectable,
+    ExplainedDetector,
+    FrameCounts,
+    Statistic,
+    Suspect,
+    Trails,
+)
 from rankwatch_detectors.scope import IncidentScope
 from rankwatch_service.simulate.faults import Fault, LossClimb, LossLevel, LossSpike, Slow, SlowJob
 from rankwatch_service.simulate.generate import generate

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from rankwatch_detectors.base import AttemptStart, Change, Finding, Frame, Observation, Severity
-from rankwatch_detectors.pace.straggler import StragglerDetector
-from rankwatch_detectors.pace.straggler_config import StragglerConfig
-from rankwatch_detectors.statistics.group_quartiles import GroupQuartiles
-from rankwatch_detectors.statistics.run_history import RunHistory
+from rankwatch_detectors.pace.straggler import StragglerConfig, StragglerDetector
+from rankwatch_detectors.statistics.baseline import RunHistory
+from rankwatch_detectors.statistics.peers import GroupQuartiles
 from rankwatch_service.simulate.faults import MissingRows, Restart, Slow
 from rankwatch_service.simulate.generate import generate
 from rankwatch_service.simulate.job import Job

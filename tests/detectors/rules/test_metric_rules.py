@@ -11,8 +11,8 @@ import pytest
 
 from rankwatch_detectors.base import AttemptStart, Finding, Frame, Kind, Occurrence, Severity, StepKind
 from rankwatch_detectors.catalogue import detectors
+from rankwatch_detectors.metric_detector import MetricDetector
 from rankwatch_detectors.metric_rule import RULES_PER_JOB_MAX, Condition, Direction, MetricRule
-from rankwatch_detectors.rules.metric_detector import MetricDetector
 from rankwatch_service.stream.saved.packing import pack, unpack
 from tests.detectors.test_conformance import answers, troubled
 from tests.support.detection.verdicts import closed, opened

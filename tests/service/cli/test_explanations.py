@@ -7,8 +7,7 @@ from sqlalchemy import insert
 
 from rankwatch.client.connection import ServiceEndpoint
 from rankwatch_detectors.base import Kind
-from rankwatch_detectors.explanation.record import explanation
-from rankwatch_detectors.explanation.suspect import Shortfall, Statistic, Suspect
+from rankwatch_detectors.explanation import Shortfall, Statistic, Suspect, explanation
 from rankwatch_detectors.scope import IncidentScope
 from rankwatch_service.cli.client import CliClient
 from rankwatch_service.cli.errors import CliError

@@ -6,8 +6,7 @@ import msgspec
 import pytest
 
 from rankwatch_detectors.base import Change, Finding
-from rankwatch_detectors.progress.hang import HangDetector
-from rankwatch_detectors.progress.patience import HangConfig
+from rankwatch_detectors.progress.hang import HangConfig, HangDetector
 from rankwatch_service.job.assembler import Assembler
 from rankwatch_service.simulate.batches import batches
 from rankwatch_service.simulate.faults import Hang

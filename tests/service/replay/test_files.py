@@ -14,7 +14,7 @@ import pytest
 from pyarrow import parquet
 
 from rankwatch_detectors.catalogue import CatalogueConfig
-from rankwatch_service.replay import parquet_file
+from rankwatch_service.replay import files
 from rankwatch_service.replay.layout import ReplayError, parse_mapping
 from rankwatch_service.replay.rows import RowReader
 from rankwatch_service.replay.run import ReplayResult, replay
@@ -195,7 +195,7 @@ def test_no_more_of_a_parquet_file_is_held_than_is_being_read(
     table = pa.table({"step": np.arange(rows)} | {f"m{index}": numbers + index for index in range(9)})
     parquet.write_table(table, path, row_group_size=group_rows, compression="none", use_dictionary=False)
     del table, numbers
-    monkeypatch.setattr(parquet_file, "BATCH_ROWS", 10_000)
+    monkeypatch.setattr(files, "BATCH_ROWS", 10_000)
     before = pa.total_allocated_bytes()
     held = max(pa.total_allocated_bytes() - before for _ in open_source(path).batches())
     assert path.stat().st_size > 30_000_000

@@ -89,14 +89,14 @@ def replace_in(path: Path, old: str, new: str) -> None:
 
 
 def test_the_size_of_the_batches_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rankwatch_service.replay import parquet_file
+    from rankwatch_service.replay import files
 
     job = Job(world_size=8, steps=300, seed=4).inject(
         Slow(3, 100, 1.5, until_step=160), BitFlip(5, 205), NonFinite(2, 250)
     )
     path = recorded(job, tmp_path / "job.parquet")
     whole = [as_json(incident, named=True) for incident in replayed(path).incidents[0]]
-    monkeypatch.setattr(parquet_file, "BATCH_ROWS", 77)
+    monkeypatch.setattr(files, "BATCH_ROWS", 77)
     assert [as_json(incident, named=True) for incident in replayed(path).incidents[0]] == whole
     assert [told["kind"] for told in whole] == ["straggler", "corruption"]
     # Wrong bits bring wrong numbers: the NaN that follows is a consequence.

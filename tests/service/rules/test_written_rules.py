@@ -3,7 +3,7 @@
 import pytest
 
 from rankwatch_detectors.metric_rule import Condition, Direction, MetricRule
-from rankwatch_service.rules.written_rule import RULES_MAX, WrittenRule, read_toml
+from rankwatch_service.written_rule import RULES_MAX, WrittenRule, read_toml
 
 WHOLE = """
 [[rule]]

@@ -9,7 +9,7 @@ from rankwatch_service.api.routes import tuning as routes
 from rankwatch_service.log.control_log import ControlLog
 from rankwatch_service.policy.control_records import decode_control
 from rankwatch_service.store.models import TuningVersion
-from rankwatch_service.tuning.tunings import TuningSet, read_tunings
+from rankwatch_service.tuning import TuningSet, read_tunings
 
 PATH = "/api/v1/tuning"
 EPOCH = "1970-01-01T00:00:00.000000Z"

@@ -24,7 +24,7 @@ from rankwatch_service.simulate.files import write_job
 from rankwatch_service.simulate.generate import generate
 from rankwatch_service.simulate.job import Job
 from rankwatch_service.stream.saved.packing import pack
-from rankwatch_service.tuning.tunings import TUNINGS_MAX, Tuning, TuningSet, read_tunings
+from rankwatch_service.tuning import TUNINGS_MAX, Tuning, TuningSet, read_tunings
 
 
 @pytest.mark.parametrize("name", SETTINGS)

@@ -7,10 +7,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from rankwatch_detectors.base import AttemptStart, Finding, Observation, Topology
-from rankwatch_detectors.pace.slowdown import SlowdownDetector
-from rankwatch_detectors.pace.slowdown_config import SlowdownConfig
-from rankwatch_detectors.pace.straggler import StragglerDetector
-from rankwatch_detectors.pace.straggler_config import StragglerConfig
+from rankwatch_detectors.pace.slowdown import SlowdownConfig, SlowdownDetector
+from rankwatch_detectors.pace.straggler import StragglerConfig, StragglerDetector
 from tests.support.detection.verdicts import judge, opened
 from tests.support.values.presences import ATTEMPT, frame
 

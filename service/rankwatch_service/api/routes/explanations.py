@@ -8,7 +8,7 @@ from typing import Final
 from fastapi import APIRouter
 from sqlalchemy import select
 
-from rankwatch_detectors.explanation.judged import RULES
+from rankwatch_detectors.explanation import RULES
 from rankwatch_service.api.dependencies.context import Ctx
 from rankwatch_service.api.http.numbers import Number
 from rankwatch_service.api.reply import ApiReply

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt
 from sqlalchemy import Connection, RowMapping, delete, insert, select
 
 from rankwatch_detectors.tuning import SETTINGS, Profile
+from rankwatch_service import tuning as stored
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.api.dependencies.context import Context, Ctx
@@ -25,8 +26,7 @@ from rankwatch_service.policy.control_records import encode_control
 from rankwatch_service.store import audit_trail
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import TuningVersion
-from rankwatch_service.tuning import tunings as stored
-from rankwatch_service.tuning.tunings import TUNINGS_MAX, TuningSet, read_tuning
+from rankwatch_service.tuning import TUNINGS_MAX, TuningSet, read_tuning
 
 router = APIRouter(prefix="/tuning", tags=["tuning"])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from rankwatch_detectors.progress.arrival import STOPPED
+from rankwatch_detectors.progress.hang import STOPPED
 from rankwatch_service.incidents.hang.stack_groups import STACKS
 
 HOSTS_NAMED: Final = 3

@@ -8,10 +8,10 @@ import pytest
 from rankwatch_detectors.base import Frame, StepKind
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.policy.control_records import RulesSet, decode_control
-from rankwatch_service.rules.written_rule import RULES_MAX
 from rankwatch_service.series.writer import SeriesWriter
 from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import Attempt, Job
+from rankwatch_service.written_rule import RULES_MAX
 
 ON_BOTH_DATABASES = True
 PATH = "/api/v1/rules"

@@ -1,6 +1,7 @@
-"""Reads CSV files, also compressed ones, block by block; every field is text.
+"""Reads files: CSV, also compressed, Parquet, and event files of TensorBoard; some rows at a time.
 
-Blocks are cut here and parsed one by one, in this thread: so an error knows its row, and what stands before it is read.
+CSV is cut into blocks here, and these are parsed one by one, in this thread: so an error knows its row, and what stands
+before it is read. Every field is text. Of an event file scalars by tag become columns, one row for each step.
 """
 
 from __future__ import annotations
@@ -8,12 +9,15 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
 from pyarrow import csv as arrow_csv
+from pyarrow import parquet
 
+from rankwatch.follow.record_logs import EventReader, LogFormatError, ScalarEvent
 from rankwatch_service.replay.layout import ReplayError
 
 BLOCK_BYTES: Final = 1024 * 1024
@@ -171,3 +175,134 @@ def _first_lines(lines: bytes, count: int) -> bytes:
     """So many lines that are not empty, as the parser counts them."""
     filled = [line for line in lines.splitlines(keepends=True) if line.strip(b"\r\n")]
     return b"".join(filled[:count])
+
+
+BATCH_ROWS: Final = 131_072
+BATCH_CELLS: Final = 20 * BATCH_ROWS
+"""Rows read at a time, whichever is less: 21 MB of numbers."""
+
+COLUMN_BYTES: Final = 64 * 1024
+"""Bytes of each column read from the file at a time."""
+
+
+class ParquetFile:
+    """A Parquet file whose columns keep their types."""
+
+    def __init__(self, path: Path) -> None:
+        """Read the footer.
+
+        Raises:
+            ReplayError: it is no Parquet file.
+        """
+        self.path = str(path)
+        try:
+            # Without these a whole row group stays in memory, and by default every one that was read.
+            self._file = parquet.ParquetFile(
+                path, pre_buffer=False, buffer_size=COLUMN_BYTES, page_checksum_verification=True
+            )
+        except (pa.ArrowException, OSError) as error:
+            raise ReplayError(self.path, f"no Parquet file: {str(error).splitlines()[0]}") from error
+        self.names = list(self._file.schema_arrow.names)
+        self.total = int(self._file.metadata.num_rows)
+
+    def batches(self) -> Iterator[tuple[Any, int]]:
+        """Record batches, each with the number of rows read so far.
+
+        Raises:
+            ReplayError: a part of the file cannot be read.
+        """
+        done = 0
+        rows = min(BATCH_ROWS, BATCH_CELLS // max(len(self.names), 1) + 1)
+        try:
+            for batch in self._file.iter_batches(batch_size=rows, use_threads=False):
+                done += batch.num_rows
+                if batch.num_rows:
+                    yield batch, done
+        except (pa.ArrowException, OSError) as error:
+            raise ReplayError(self.path, str(error).splitlines()[0], done + 1) from error
+
+
+OPEN_STEPS: Final = 64
+"""Scalars of one step may be written this many steps apart."""
+
+EVENT_BATCH_ROWS: Final = 8_192
+EVENT_PIECE_BYTES: Final = 1024 * 1024
+COLUMNS_MAX: Final = 1_000
+"""The number of tags read; the others are left out."""
+
+
+OWN: Final = ("time_s", "step", "attempt")
+"""Columns of every row; a tag of such a name becomes the column tag/NAME."""
+
+
+class TensorBoardFile:
+    """One event file. Each is a launch of its own, and a step that goes back begins a new attempt of it."""
+
+    def __init__(self, path: Path) -> None:
+        """Scan the file for its tags.
+
+        Raises:
+            ReplayError: it has no scalars.
+        """
+        self.path = str(path)
+        self.total = 0
+        self._launch = path.name.rpartition("tfevents.")[2] or path.name
+        tags: dict[str, None] = {}
+        for _, _, scalars in _events(self.path):
+            self.total += 1
+            if len(tags) < COLUMNS_MAX:
+                tags |= dict.fromkeys(scalars)
+        if not tags:
+            raise ReplayError(self.path, "an event file without scalars")
+        self._columns = {tag: f"tag/{tag}" if tag in OWN else tag for tag in list(tags)[:COLUMNS_MAX]}
+        self.names = [*OWN, *self._columns.values()]
+
+    def batches(self) -> Iterator[tuple[Any, int]]:
+        """Record batches in the order of writing, each with the number of events read so far."""
+        ready: list[dict[str, Any]] = []
+        for row, done in self._rows():
+            ready.append(row)
+            if len(ready) == EVENT_BATCH_ROWS:
+                yield self._batch(ready), done
+                ready = []
+        if ready:
+            yield self._batch(ready), self.total
+
+    def _rows(self) -> Iterator[tuple[dict[str, Any], int]]:
+        pending: dict[int, dict[str, Any]] = {}
+        attempt, done, newest = 0, 0, -1
+        for done, (time_s, step, scalars) in enumerate(_events(self.path), 1):
+            columns = {self._columns[tag]: value for tag, value in scalars.items() if tag in self._columns}
+            # In the newest step itself a tag may be written twice.
+            again = step < newest and not columns.keys().isdisjoint(pending.get(step, ()))
+            if again or step < newest - OPEN_STEPS:
+                yield from ((row, done) for row in _drained(pending, 0))
+                attempt, newest = attempt + 1, -1
+            if step not in pending and step < newest:
+                # Its row may be gone already; what came later stays where it is.
+                continue
+            newest = max(newest, step)
+            row = pending.setdefault(step, {"time_s": time_s, "step": step, "attempt": f"{self._launch}.{attempt}"})
+            row |= columns
+            yield from ((row, done) for row in _drained(pending, OPEN_STEPS))
+        yield from ((row, done) for row in _drained(pending, 0))
+
+    def _batch(self, rows: list[dict[str, Any]]) -> Any:
+        schema = pa.schema(
+            [("time_s", pa.float64()), ("step", pa.int64()), ("attempt", pa.string())]
+            + [(name, pa.float64()) for name in self._columns.values()]
+        )
+        return pa.RecordBatch.from_pylist(rows, schema=schema)
+
+
+def _drained(pending: dict[int, dict[str, Any]], keep: int) -> Iterator[dict[str, Any]]:
+    while len(pending) > keep:
+        yield pending.pop(next(iter(pending)))
+
+
+def _events(path: str) -> Iterator[ScalarEvent]:
+    """The events that have scalars. A file that is truncated or damaged ends with its last whole event."""
+    reader = EventReader()
+    with open(path, "rb") as file, suppress(LogFormatError):
+        while data := file.read(EVENT_PIECE_BYTES):
+            yield from reader.feed(data)

@@ -1,1 +1,0 @@
-"""Why a finding was reported, why not earlier, and what would be found today."""

@@ -1,1 +1,0 @@
-"""Which settings detectors have in which jobs. Pure."""
