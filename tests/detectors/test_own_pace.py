@@ -1,17 +1,27 @@
-"""Where ranks do not wait for each other, each is judged against its own past, and none against another."""
+"""Where ranks do not wait for each other, each is judged against its own past, and none against another.
+
+Ranks that do not wait for each other: each against its own past, however much its steps differ.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
+import numpy as np
 import pytest
 
-from rankwatch_detectors.base import AttemptStart, Finding
+from rankwatch_detectors.base import AttemptStart, Change, Finding, Floats, Frame, Kind, Occurrence, Severity, StepKind
+from rankwatch_detectors.pace.own_past import OwnPastConfig, OwnPastDetector
 from rankwatch_detectors.progress.hang import HangConfig, HangDetector
 from rankwatch_detectors.progress.own_pace import OwnPaceDetector
-from tests.support.values.presences import Clockwork, topology
+from rankwatch_detectors.scope import WHOLE_JOB, IncidentScope
+from tests.support.detection.verdicts import closed, judge, opened
+from tests.support.values.presences import ATTEMPT, Clockwork, topology
 
 STEP_S = (1, 3, 7, 20)
+
+
 """What a step of each rank takes."""
 
 
@@ -112,3 +122,197 @@ def test_a_rank_that_is_stopped_in_its_first_seconds_is_found_before_its_pace_is
     roll(job, 1)
     job.os_state[1] = "T"
     assert told(roll(job, 12, but=(1,))) == [("open", "critical", "rank:1")]
+
+
+Draw = Callable[[np.random.Generator, int], Floats]
+
+
+SLOW_AT_S = 2000.0
+
+
+FOR_GOOD_S = 1e9
+
+
+def lognormal(random: np.random.Generator, rows: int) -> Floats:
+    return np.exp(0.5 * random.standard_normal(rows))
+
+
+def some_long(random: np.random.Generator, rows: int) -> Floats:
+    """One episode of ten is eight times as long as the others."""
+    return np.exp(0.3 * random.standard_normal(rows)) * np.where(random.random(rows) < 0.1, 8.0, 1.0)
+
+
+def two_kinds(random: np.random.Generator, rows: int) -> Floats:
+    """Short tasks and long ones, in turns of some ten."""
+    turns = np.repeat(random.random(rows // 8 + 1) < 0.4, 8)[:rows]
+    return np.exp(0.2 * random.standard_normal(rows)) * np.where(turns, 3.0, 1.0)
+
+
+def slowly_longer(random: np.random.Generator, rows: int) -> Floats:
+    """A curriculum: episodes come to twice as long, on top of their scatter."""
+    return lognormal(random, rows) * np.linspace(1.0, 2.0, rows)
+
+
+def observed_rollouts(
+    ranks: int,
+    rows: int,
+    seed: int,
+    draw: Draw = lognormal,
+    slow: dict[int, tuple[float, float, float]] | None = None,
+    *,
+    lockstep: bool = False,
+) -> list[AttemptStart | Frame]:
+    """Every rank at its own pace, up to three times as fast as the slowest; each row comes when its step is done.
+
+    Args:
+        ranks: how many.
+        rows: of the slowest rank, about.
+        seed: of everything random.
+        draw: durations of one rank, around 1.
+        slow: by rank, how many times slower it is from one second to another.
+        lockstep: what the topology says.
+    """
+    random = np.random.default_rng(seed)
+    rows_of, ends = [], []
+    for rank in range(ranks):
+        seconds = 2.0 * random.uniform(1.0, 3.0) * draw(random, 3 * rows)
+        ratio, begin_s, until_s = (slow or {}).get(rank, (1.0, 0.0, 0.0))
+        begun = np.cumsum(seconds)
+        seconds[(begun > begin_s) & (begun < begin_s + (until_s - begin_s) / ratio)] *= ratio
+        rows_of.append(seconds)
+        ends.append(np.cumsum(seconds))
+    until_s = min(end[-1] for end in ends)
+    order = sorted(
+        (float(ends[rank][row]), rank, row)
+        for rank in range(ranks)
+        for row in range(int(np.searchsorted(ends[rank], until_s)))
+    )
+    start = AttemptStart(ATTEMPT, dataclasses.replace(topology(ranks), lockstep=lockstep), 0.0)
+    newest, frames = -1, []
+    for time_s, rank, row in order:
+        frames.append(one_row(ranks, rank, row, time_s, float(rows_of[rank][row]), late=row <= newest))
+        newest = max(newest, row)
+    return [start, *frames]
+
+
+def one_row(ranks: int, rank: int, step: int, time_s: float, seconds: float, *, late: bool = True) -> Frame:
+    column, here = np.zeros(ranks), np.zeros(ranks, dtype=np.bool_)
+    column[rank], here[rank] = seconds, True
+    return Frame(
+        ATTEMPT, "steps", step, StepKind.TRAIN, time_s, {"step_time_s": column}, {"step_time_s": here}, late=late
+    )
+
+
+def found(*args: object, **options: object) -> list[Finding]:
+    return judge(observed_rollouts(*args, **options), [OwnPastDetector(OwnPastConfig())])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("draw", [lognormal, some_long, two_kinds, slowly_longer])
+@pytest.mark.parametrize(("ranks", "rows"), [(8, 800), (64, 150)])
+def test_durations_that_differ_by_factors_open_nothing(draw: Draw, ranks: int, rows: int) -> None:
+    assert found(ranks, rows, 1, draw) == []
+
+
+@pytest.mark.parametrize(("ratio", "delay_max_s"), [(1.5, 1500.0), (3.0, 900.0)])
+def test_the_one_rank_of_many_that_became_slower_is_named(ratio: float, delay_max_s: float) -> None:
+    for seed in range(2):
+        (finding,) = found(16, 500, seed, slow={5: (ratio, SLOW_AT_S, FOR_GOOD_S)})
+        assert (finding.kind, finding.scope, finding.ranks) == (Kind.STRAGGLER, IncidentScope.of_rank(5), (5,))
+        assert 0 < finding.detected_time_s - SLOW_AT_S < delay_max_s
+        assert finding.severity is Severity.WARNING or finding.evidence["ratio"] < 1.5
+        assert finding.evidence["ratio"] == pytest.approx(ratio, rel=0.3)
+        assert finding.evidence["compared_with"] == "its own past"
+
+
+def test_it_ends_when_the_rank_is_as_fast_as_before() -> None:
+    for seed in range(2):
+        opens, ends = found(16, 500, seed, slow={5: (3.0, SLOW_AT_S, SLOW_AT_S + 700)})
+        assert (opens.change, ends.change) == (Change.OPEN, Change.CLOSE)
+        assert 0 < ends.detected_time_s - SLOW_AT_S - 700 < 400
+
+
+@pytest.mark.parametrize("ratio", [1.5, 3.0])
+def test_ranks_that_become_slower_together_are_one_slowdown_of_the_job(ratio: float) -> None:
+    for seed in range(2):
+        findings = found(16, 500, seed, slow=dict.fromkeys(range(16), (ratio, 1500.0, FOR_GOOD_S)))
+        told = opened(findings)
+        (job,) = [finding for finding in told if finding.kind is Kind.SLOWDOWN]
+        assert (job.scope, job.ranks) == (WHOLE_JOB, ())
+        assert len(told) - len(closed(findings)) == 1
+        assert len(told) <= 2
+
+
+def test_a_job_that_is_as_fast_as_before_is_slow_no_more() -> None:
+    findings = found(8, 500, 1, slow=dict.fromkeys(range(8), (2.0, 1000.0, 2200.0)))
+    assert [(f.kind, f.change) for f in findings] == [(Kind.SLOWDOWN, Change.OPEN), (Kind.SLOWDOWN, Change.CLOSE)]
+
+
+def test_a_rank_that_becomes_slower_still_than_its_slow_job_is_named() -> None:
+    observations = observed_rollouts(8, 700, 2, slow=dict.fromkeys(range(8), (2.0, 1000.0, FOR_GOOD_S)))
+    for one in observations:
+        if isinstance(one, Frame) and one.time_s > 3500.0 and one.present["step_time_s"][3]:
+            one.values["step_time_s"][3] *= 3.0
+    told = opened(judge(observations, [OwnPastDetector(OwnPastConfig())]))
+    assert [(f.kind, f.ranks) for f in told] == [(Kind.SLOWDOWN, ()), (Kind.STRAGGLER, (3,))]
+
+
+def test_a_job_of_two_that_is_slow_outlives_the_slowness_of_each_rank_by_itself() -> None:
+    observations = observed_rollouts(2, 2500, 3, slow=dict.fromkeys(range(2), (2.0, 1500.0, FOR_GOOD_S)))
+    for one in observations:
+        for rank, begin_s in enumerate((6000.0, 4000.0)):
+            if isinstance(one, Frame) and one.present["step_time_s"][rank] and begin_s < one.time_s < begin_s + 1200.0:
+                one.values["step_time_s"][rank] *= 4.0
+    findings = judge(observations, [OwnPastDetector(OwnPastConfig())])
+    assert [(f.kind, f.ranks) for f in opened(findings)][:3] == [
+        (Kind.SLOWDOWN, ()),
+        (Kind.STRAGGLER, (1,)),
+        (Kind.STRAGGLER, (0,)),
+    ]
+    assert {f.kind for f in closed(findings)} == {Kind.STRAGGLER}
+
+
+def test_what_may_pass_by_itself_is_for_information_until_it_has_not() -> None:
+    findings = found(16, 1200, 3, slow={5: (1.4, 2 * SLOW_AT_S, FOR_GOOD_S)})
+    assert [f.severity for f in findings][-1] is Severity.WARNING
+    assert {f.scope for f in findings} == {IncidentScope.of_rank(5)}
+
+
+def test_a_slowness_of_seconds_is_a_long_episode() -> None:
+    observations = observed_rollouts(4, 600, 1, slow={2: (4.0, SLOW_AT_S, SLOW_AT_S + 400)})
+    quick = [
+        dataclasses.replace(one, values={name: column / 50 for name, column in one.values.items()})
+        if isinstance(one, Frame)
+        else one
+        for one in observations
+    ]
+    assert judge(quick, [OwnPastDetector(OwnPastConfig())]) == []
+
+
+def test_a_change_that_the_job_declares_or_a_person_accepts_is_the_new_past() -> None:
+    def told(kind: str, **fields: object) -> Occurrence:
+        return Occurrence(kind, ATTEMPT, "", 0.0, None, None, fields)
+
+    for said in (told("declared", what="longer episodes"), told("accepted", kinds=["straggler"])):
+        observations: list[AttemptStart | Frame | Occurrence] = [
+            *observed_rollouts(8, 400, 1, slow={5: (3.0, 1000.0, FOR_GOOD_S)})
+        ]
+        at = next(n for n, one in enumerate(observations) if isinstance(one, Frame) and one.time_s > 1800.0)
+        observations.insert(at, said)
+        findings = judge(observations, [OwnPastDetector(OwnPastConfig())])
+        assert [f.change for f in findings] == [Change.OPEN, Change.CLOSE]
+
+
+def test_where_ranks_march_together_others_judge() -> None:
+    assert found(8, 400, 1, slow={5: (3.0, 1000.0, FOR_GOOD_S)}, lockstep=True) == []
+
+
+def test_a_detector_restored_from_its_snapshot_goes_on_as_if_nothing_had_happened() -> None:
+    observations = observed_rollouts(
+        8, 500, 4, slow={2: (2.0, 900.0, 1500.0), **dict.fromkeys(range(3, 8), (1.8, 1800.0, FOR_GOOD_S))}
+    )
+    one, other = OwnPastDetector(OwnPastConfig()), OwnPastDetector(OwnPastConfig())
+    half = len(observations) // 2
+    judge(observations[:half], [one])
+    other.restore(one.snapshot())
+    assert judge(observations[half:], [other]) == judge(observations[half:], [one])
+    assert repr(other.snapshot()) == repr(one.snapshot())

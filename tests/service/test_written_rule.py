@@ -1,5 +1,7 @@
 """Rules as people write them: what is accepted, and what is said of what is not."""
 
+from __future__ import annotations
+
 import pytest
 
 from rankwatch_detectors.metric_rule import Condition, Direction, MetricRule

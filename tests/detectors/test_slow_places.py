@@ -20,7 +20,7 @@ from rankwatch_service.stream.saved.packing import pack, unpack
 from suite.cases import FAULTS
 from suite.cluster_model import ClusterJob
 from suite.scoring import judged
-from tests.detectors.explanation.test_explanation import Explained
+from tests.detectors.test_explanation import Explained
 from tests.support.detection.verdicts import judge, opened
 
 AT = 320

@@ -1,22 +1,32 @@
-"""Saves that fail: what is reported, when it is over, and what is no reason to."""
+"""Saves that fail: what is reported, when it is over, and what is no reason to.
+
+Restores that fail: what is reported, when it is over, and what is no reason to.
+
+A job that has stopped saving: when that is reported, and what is no reason to.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
-from rankwatch_detectors.base import Change, Occurrence, Severity
+from rankwatch_detectors.base import AttemptStart, Change, Finding, Observation, Occurrence, Severity
 from rankwatch_detectors.progress.checkpoint_failed import (
     CheckpointFailedConfig,
     CheckpointFailedDetector,
     SaveParts,
     SavePartsConfig,
 )
-from tests.support.detection.failing_saves import BROKEN, NO_ROOM, SavingJob
-from tests.support.values.presences import ATTEMPT
+from rankwatch_detectors.progress.checkpoint_overdue import CheckpointOverdueConfig, CheckpointOverdueDetector
+from rankwatch_detectors.progress.restore_failed import RestoreFailedConfig, RestoreFailedDetector
+from tests.support.detection.failing_saves import BROKEN, NO_ROOM, UNREADABLE, SavingJob
+from tests.support.detection.verdicts import closed, judge, opened
+from tests.support.values.presences import ATTEMPT, frame, topology
 
 
 @pytest.fixture
@@ -397,3 +407,255 @@ def test_a_restore_that_fails_is_none(saving: SavingJob) -> None:
     saving.fail(0, "restore", ordered=True)
     saving.train(100)
     assert saving.said == []
+
+
+@pytest.fixture
+def loading() -> SavingJob:
+    job = SavingJob(RestoreFailedDetector(RestoreFailedConfig()))
+    job.train(20)
+    return job
+
+
+def test_a_rollback_that_fails_on_a_rank_is_critical_until_a_step_is_trained_in_any_attempt(loading: SavingJob) -> None:
+    loading.fail(1, "restore", checkpoint="local:run.0:12", location="/data/12", ordered=True)
+    (finding,) = loading.said
+    assert (finding.severity, finding.ranks, finding.onset_step) == (Severity.CRITICAL, (1,), 12)
+    assert finding.summary == (
+        "Rank 1 could not load checkpoint local:run.0:12 from /data/12: RuntimeError: PytorchStreamReader failed "
+        "reading zip archive. The job stands still."
+    )
+    loading.hear("exception", 1, type="SystemExit", code=75)
+    loading.stand(100)
+    loading.begin("next.0")
+    loading.detector.restore(json.loads(json.dumps(loading.detector.snapshot())))
+    loading.stand(100)
+    assert loading.changes == [Change.OPEN]
+    loading.train(1)
+    assert loading.changes == [Change.OPEN, Change.CLOSE]
+
+
+def test_a_resume_that_fails_in_launch_after_launch_is_one_episode(loading: SavingJob) -> None:
+    for launch in ("second.0", "third.0"):
+        loading.begin(launch)
+        loading.fail(0, "restore", location="/data/12")
+        loading.hear("exception", 0, **UNREADABLE, code=1)
+        loading.stand(30)
+    assert loading.changes == [Change.OPEN]
+
+
+@pytest.mark.parametrize("then", ["trains", "loads another", "loads its own", "is asked to end"])
+def test_a_restore_that_fails_and_does_not_keep_the_job_from_training_is_none(loading: SavingJob, then: str) -> None:
+    loading.begin("second.0")
+    loading.fail(0, "restore")
+    if then == "trains":
+        loading.train(1)
+    elif then == "loads another":
+        loading.hear("checkpoint_loaded", 0)
+    elif then == "loads its own":
+        loading.hear("checkpoint_succeeded", 0, what="restore", tier="")
+    else:
+        loading.hear("process_exit", 0, signal=15)
+    loading.stand(4000)
+    assert loading.said == []
+
+
+def test_the_steps_of_other_ranks_do_not_end_it(loading: SavingJob) -> None:
+    loading.fail(3, "restore", ordered=True)
+    row = frame(30, {"step_time_s": [1.0] * 4}, time_s=loading.now_s)
+    row.present["step_time_s"][3] = False
+    loading.said += loading.detector.observe(row)
+    assert loading.changes == [Change.OPEN]
+    loading.begin("second.0", ranks=3)
+    loading.said += loading.detector.observe(frame(12, {"step_time_s": [1.0] * 3}, attempt="second.0"))
+    assert loading.changes == [Change.OPEN, Change.CLOSE]
+
+
+@pytest.mark.parametrize(("step", "limit_s"), [(-1, 1800), (19, 900)])
+def test_a_rank_that_neither_trains_nor_ends_is_reported_when_it_would_hang(
+    loading: SavingJob, step: int, limit_s: int
+) -> None:
+    loading.begin("second.0")
+    loading.fail(2, "restore", step=step)
+    loading.stand(limit_s - 1)
+    assert loading.said == []
+    loading.stand(1)
+    assert loading.changes == [Change.OPEN]
+
+
+ABSENT = {"type": "FileNotFoundError", "message": "[Errno 2] No such file: 'latest.pt'", "errno": errno.ENOENT}
+
+
+def test_a_script_that_finds_nothing_to_load_and_begins_anew_disturbs_nobody(loading: SavingJob) -> None:
+    loading.begin("second.0")
+    for rank in range(4):
+        loading.fail(rank, "restore", step=-1, **ABSENT)
+    loading.stand(4000)
+    loading.hear("exception", 0, type="OutOfMemoryError", message="CUDA out of memory", code=1)
+    loading.hear("process_exit", 0, code=1)
+    loading.stand(100)
+    assert loading.said == []
+
+
+def test_a_script_that_ends_because_there_is_nothing_to_load_is_reported(loading: SavingJob) -> None:
+    loading.begin("second.0")
+    loading.fail(0, "restore", step=-1, **ABSENT)
+    loading.hear("exception", 0, **ABSENT, code=1)
+    assert loading.changes == [Change.OPEN]
+
+
+def test_a_checkpoint_that_is_gone_when_an_ordered_rollback_loads_it_is_reported_at_once(loading: SavingJob) -> None:
+    loading.begin("second.0")
+    loading.fail(0, "restore", step=-1, ordered=True, **ABSENT)
+    assert loading.changes == [Change.OPEN]
+
+
+def test_ranks_at_their_own_pace_end_it_one_by_one_with_rows_that_come_late(loading: SavingJob) -> None:
+    loading.begin("apart.0", lockstep=False)
+    for rank in (2, 3):
+        loading.fail(rank, "restore", step=5, ordered=True)
+    loading.stand(2)
+    assert loading.said[-1].summary.endswith("reading zip archive.")
+    loading.row(2, 6)
+    loading.row(3, 5)
+    loading.detector.restore(json.loads(json.dumps(loading.detector.snapshot())))
+    assert Change.CLOSE not in loading.changes
+    loading.row(3, 6)
+    assert loading.changes[-1] == Change.CLOSE
+
+
+def test_of_ranks_that_fail_because_of_another_that_one_is_named_first(loading: SavingJob) -> None:
+    loading.fail(0, "restore", **BROKEN, ordered=True)
+    assert loading.said == []
+    loading.fail(3, "restore", ordered=True)
+    loading.stand(70)
+    assert [finding.ranks for finding in loading.said] == [(3,), (3, 0)]
+
+
+def test_a_restore_that_a_killed_rank_breaks_off_is_none(loading: SavingJob) -> None:
+    loading.fail(0, "restore", **BROKEN, ordered=True)
+    loading.hear("process_exit", 3, signal=9)
+    loading.stand(300)
+    assert loading.said == []
+
+
+def test_an_error_of_a_load_without_a_word_is_left_out(loading: SavingJob) -> None:
+    loading.fail(0, "restore", type="", message="", ordered=True)
+    assert loading.said[0].summary == "Rank 0 could not load the checkpoint. The job stands still."
+
+
+def test_a_save_that_fails_is_none(loading: SavingJob) -> None:
+    loading.fail(0, "save")
+    loading.train(100)
+    assert loading.said == []
+
+
+STEP_S = 2.0
+
+
+def saved(step: int, time_s: float, tier: str = "local", attempt: str = ATTEMPT) -> Occurrence:
+    return Occurrence("checkpoint_saved", attempt, "node-1", time_s, 0, step, {"tier": tier})
+
+
+def job(steps: int, saves: Iterable[int], tier: str = "local", step_s: float = STEP_S) -> list[Observation]:
+    """Training that saves before these steps."""
+    observations: list[Observation] = [AttemptStart(ATTEMPT, topology(2), 0.0)]
+    due = set(saves)
+    for step in range(steps):
+        if step in due:
+            observations.append(saved(step, step * step_s, tier))
+        observations.append(frame(step, {"step_time_s": [step_s] * 2}, time_s=step * step_s))
+    return observations
+
+
+def found(observations: list[Observation]) -> list[Finding]:
+    return judge(observations, [CheckpointOverdueDetector(CheckpointOverdueConfig())])
+
+
+def test_a_job_that_has_stopped_saving_is_reported_after_three_of_its_gaps() -> None:
+    (first,) = found(job(2000, range(200, 1001, 200)))
+    assert (first.severity, first.onset_step, first.detected_step) == (Severity.WARNING, 1200, 1600)
+    assert first.evidence["steps_since"] == 600
+    assert first.summary.startswith("No checkpoint was saved since step 1000, for 600 steps (20 min); usually")
+
+
+@pytest.mark.parametrize(
+    ("free", "save", "cause"), [(50_000, 60_000, "disk"), (70_000, 60_000, ""), (900, 0, "disk"), (50_000, 0, "")]
+)
+def test_the_disk_of_the_saves_is_named_and_is_the_cause_if_another_save_does_not_fit(
+    free: int, save: int, cause: str
+) -> None:
+    observations = job(2000, range(200, 1001, 200))
+    fields = {"path": "/data/step-1000.pt", "free_bytes": free, "total_bytes": 1_000_000, "save_bytes": save}
+    observations.insert(1200, Occurrence("checkpoint_disk", ATTEMPT, "node-1", 2400.0, None, None, fields))
+    (finding,) = found(observations)
+    assert finding.cause == cause
+    assert finding.evidence["disk"] == {"host": "node-1", **fields}
+    assert "/data/step-1000.pt on node-1" in finding.summary
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"free_bytes": "no", "total_bytes": None, "save_bytes": 3},
+        {"free_bytes": -1, "total_bytes": 2, "save_bytes": 3},
+    ],
+)
+def test_what_an_agent_reports_of_a_disk_and_cannot_be_read_says_nothing(fields: dict[str, Any]) -> None:
+    observations = job(2000, range(200, 1001, 200))
+    observations.insert(1200, Occurrence("checkpoint_disk", ATTEMPT, "node-1", 2400.0, None, None, fields))
+    (finding,) = found(observations)
+    assert finding.summary.endswith("min).")
+
+
+def test_a_full_disk_counts_until_its_own_host_reports_another() -> None:
+    observations = job(2000, range(200, 1001, 200))
+    for place, (host, free) in enumerate([("node-7", 10), ("node-1", 900_000)]):
+        fields = {"path": "/local/1000", "free_bytes": free, "total_bytes": 1_000_000, "save_bytes": 5_000}
+        told = Occurrence("checkpoint_disk", ATTEMPT, host, 2400.0, None, None, {**fields, "host": "another"})
+        observations.insert(1200 + place, told)
+    (finding,) = found(observations)
+    assert (finding.cause, finding.evidence["disk"]["host"]) == ("disk", "node-7")
+    room = Occurrence("checkpoint_disk", ATTEMPT, "node-7", 2400.0, None, None, {**fields, "free_bytes": 800_000})
+    (finding,) = found([*observations[:1202], room, *observations[1202:]])
+    assert finding.cause == ""
+
+
+def test_the_next_save_ends_it_and_is_learned() -> None:
+    findings = found(job(5000, [*range(200, 1001, 200), 1800, 2600, 3400, 4200]))
+    (end,) = closed(findings)
+    assert end.detected_step == 1800
+    assert len(opened(findings)) == 1
+
+
+@pytest.mark.parametrize(
+    "observations",
+    [
+        pytest.param(job(3000, range(200, 3000, 200)), id="saves as usual"),
+        pytest.param(job(3000, [100, 300, 350, 900, 1500, 2000]), id="irregular saves"),
+        pytest.param(job(3000, [200, 400, 600]), id="too few saves"),
+        pytest.param(job(3000, range(200, 1001, 200), tier="memory"), id="captures in memory"),
+        pytest.param(job(3000, range(200, 1001, 200), step_s=0.1), id="minutes of training"),
+    ],
+)
+def test_no_reason(observations: list[Observation]) -> None:
+    assert found(observations) == []
+
+
+def test_a_person_who_resolves_it_lets_the_job_be_learned_anew() -> None:
+    observations = job(1700, range(200, 1001, 200))
+    observations.append(Occurrence("accepted", ATTEMPT, "", 3400.0, None, None, {"kinds": ["checkpoint_overdue"]}))
+    rows = [frame(step, {"step_time_s": [STEP_S] * 2}, time_s=step * STEP_S) for step in range(1700, 4000)]
+    findings = found([*observations, *rows])
+    assert (len(opened(findings)), len(closed(findings))) == (1, 1)
+
+
+def test_what_was_learned_holds_for_the_next_launch_and_its_first_save_is_awaited_as_long() -> None:
+    observations = job(900, range(200, 900, 200))
+    observations.append(AttemptStart("m.0", topology(2), 2000.0))
+    for step in range(800, 1800):
+        row = frame(step, {"step_time_s": [STEP_S] * 2}, time_s=2000.0 + (step - 800) * STEP_S)
+        observations.append(dataclasses.replace(row, attempt="m.0"))
+    (finding,) = opened(found(observations))
+    assert (finding.attempt, finding.detected_step) == ("m.0", 1400)
+    assert "in this attempt" in finding.summary

@@ -1,0 +1,240 @@
+"""How far a series wanders by itself, and what is no wandering.
+
+The adapter to River: exact quantiles, finite values only, restored from its window.
+
+What a replica's ranks have in common in one step is their load, and how that was learned outlives a relaunch.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from rankwatch_detectors.base import Floats, Frame, StepKind
+from rankwatch_detectors.pace.load import LoadConfig, LoadModel
+from rankwatch_detectors.statistics.anchor import BlockSpread
+from rankwatch_detectors.statistics.peers import PeerGroups
+from rankwatch_detectors.statistics.series import RollingQuantiles
+from rankwatch_detectors.statistics.shift import MANY_RANKS, NO_RUN, ROWS_BEYOND_MIN, ShiftBank
+
+NOISE = 0.02
+
+
+def spread_of(level: Floats, seed: int = 1) -> float:
+    """The spread that is seen when a level is read through noise of two percent."""
+    blocks = BlockSpread()
+    for value in level + NOISE * np.random.default_rng(seed).standard_normal(level.size):
+        blocks.push(float(value))
+    return blocks.spread
+
+
+def wandering(rows: int, low: float, high: float, seed: int) -> Floats:
+    """Every 100 to 500 rows up by an amount between two others, or back."""
+    random, parts, up = np.random.default_rng(seed), [], False
+    while sum(part.size for part in parts) < rows:
+        parts.append(np.full(int(random.integers(100, 500)), random.uniform(low, high) if up else 0.0))
+        up = not up
+    return np.concatenate(parts)[:rows]
+
+
+def test_the_levels_of_the_newest_rows_come_with_the_one_just_before_them() -> None:
+    blocks = BlockSpread()
+    for row in range(5 * 32 + 10):
+        blocks.push(float(row // 32))
+    assert blocks.newest(5) == [4.0]
+    assert blocks.newest(10) == [4.0]
+    assert blocks.newest(11) == [3.0]
+    assert blocks.newest(10 + 64) == [2.0, 3.0, 4.0]
+    assert blocks.newest(10 + 70) == [1.0, 3.0, 4.0]
+    assert blocks.newest(10 + 5 * 32) == []
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_levels_that_come_and_go_are_as_wide_as_they_are_apart(seed: int) -> None:
+    assert 0.02 < spread_of(wandering(6000, 0.05, 0.13, seed), seed) < 0.12
+
+
+@pytest.mark.parametrize(
+    "level",
+    [
+        pytest.param(np.zeros(6000), id="noise alone"),
+        pytest.param(np.repeat([0.0, 0.3], [3000, 1500]), id="one shift for good"),
+        pytest.param(np.repeat([0.0, 0.3, 0.0], [2000, 400, 2000]), id="one bout"),
+        pytest.param(np.linspace(0.0, 2.0, 6000), id="a steady trend"),
+        pytest.param(np.where(np.arange(6000) % 40 == 0, 3.0, 0.0), id="an evaluation every 40 rows"),
+    ],
+)
+def test_what_happens_once_or_steadily_is_no_wandering(level: Floats) -> None:
+    assert spread_of(level) < 0.006
+
+
+def test_nothing_is_known_of_a_young_series() -> None:
+    assert spread_of(wandering(190, 0.3, 0.5, 1)) == 0.0
+
+
+def test_a_restored_one_goes_on_as_if_nothing_had_been() -> None:
+    values = wandering(3000, 0.05, 0.13, 3).tolist()
+    whole, first, second = BlockSpread(), BlockSpread(), BlockSpread()
+    for value in values:
+        whole.push(value)
+    for value in values[:1717]:
+        first.push(value)
+    second.restore(json.loads(json.dumps(first.snapshot())))
+    for value in values[1717:]:
+        second.push(value)
+    assert second.snapshot() == whole.snapshot()
+
+
+LEVELS = (math.log(1.05), math.log(1.3), -math.log(1.1), -math.log(2.0))
+
+
+CLIP_SIGMAS = 3.0
+
+
+LIMIT = 18.0
+
+
+ROWS_MIN = 5
+
+
+class OneRank:
+    """The same sums as a bank's, written down for one rank and one level."""
+
+    def __init__(self, level: float) -> None:
+        self.level = level
+        self.end()
+
+    def end(self) -> None:
+        self.evidence, self.rows, self.moved, self.total, self.onset = 0.0, 0, 0, 0.0, NO_RUN
+
+    def push(self, residual: float, sigma: float, judged: bool, step: int) -> None:
+        if not judged:
+            return
+        if self.onset == NO_RUN:
+            self.onset = step
+        clipped = min(max(residual, -CLIP_SIGMAS * sigma), CLIP_SIGMAS * sigma)
+        gain = (clipped - self.level / 2) * self.level / (sigma * sigma)
+        self.evidence += min(gain, LIMIT / (ROWS_MIN + ROWS_BEYOND_MIN))
+        self.rows += 1
+        self.total += residual
+        self.moved += math.copysign(1.0, self.level) * residual > abs(self.level) / 2
+        if self.evidence <= 0:
+            self.end()
+
+
+@pytest.mark.parametrize("scatter", [0.005, 0.05, 0.3])
+def test_a_bank_does_what_a_cusum_of_each_rank_and_level_does(scatter):
+    random, ranks = np.random.default_rng(3), 12
+    bank = ShiftBank(LEVELS, CLIP_SIGMAS, ROWS_MIN)
+    bank.clear(ranks)
+    single = [[OneRank(level) for _ in range(ranks)] for level in LEVELS]
+    for step in range(200):
+        residual = scatter * random.standard_normal(ranks) + np.where(np.arange(ranks) == 3, 0.04 * (step > 100), 0.0)
+        sigma = np.maximum(scatter * random.uniform(0.8, 1.5, ranks), 0.01)
+        judged = random.random(ranks) < (1.0 if step % 3 else 0.7)
+        bank.push(residual, sigma, judged, step, LIMIT)
+        for of_level in single:
+            for rank, one in enumerate(of_level):
+                one.push(float(residual[rank]), float(sigma[rank]), bool(judged[rank]), step)
+        if step % 40 == 39:
+            bank.clear_rank(5)
+            for of_level in single:
+                of_level[5].end()
+        if step == 90:
+            saved, bank = bank.snapshot(), ShiftBank(LEVELS, CLIP_SIGMAS, ROWS_MIN)
+            bank.restore(saved)
+        state = bank.snapshot()
+        for name, wanted in (("_sums", "evidence"), ("_rows", "rows"), ("_moved", "moved"), ("_total", "total")):
+            assert state[name] == pytest.approx(np.array([[getattr(o, wanted) for o in level] for level in single]))
+        assert state["_onset"].tolist() == [[one.onset for one in level] for level in single]
+        strongest = [max(level[rank].evidence for level in single) for rank in range(ranks)]
+        assert bank.strongest() == pytest.approx(strongest)
+
+
+def test_a_lasting_shift_crosses_with_its_onset_and_its_size():
+    bank = ShiftBank(LEVELS, CLIP_SIGMAS, ROWS_MIN)
+    bank.clear(4)
+    for step in range(40):
+        residual = np.array([0.0, 0.25 if step >= 20 else 0.0, 0.0, 0.0])
+        bank.push(residual, np.full(4, 0.05), np.ones(4, dtype=bool), step, LIMIT)
+    (crossing,) = bank.crossings(LIMIT)
+    assert (crossing.rank, crossing.onset_step, crossing.rows) == (1, 20, 20)
+    assert crossing.effect == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize("limit", [12.0, LIMIT, 26.0])
+@pytest.mark.parametrize(("ranks", "rows"), [(1, 6), (MANY_RANKS - 1, 6), (MANY_RANKS, 7)])
+def test_however_far_out_five_rows_say_nothing_and_the_sixth_does_or_of_very_many_ranks_the_seventh(limit, ranks, rows):
+    bank = ShiftBank((0.15,), CLIP_SIGMAS, ROWS_MIN)
+    bank.clear(ranks)
+    told = []
+    for step in range(rows):
+        residual = np.where(np.arange(ranks) == 0, 0.7, 0.0)
+        bank.push(residual, np.full(ranks, 0.05), np.ones(ranks, dtype=bool), step, limit)
+        told.append([crossing.rank for crossing in bank.crossings(limit)])
+    assert told == [[]] * (rows - 1) + [[0]]
+
+
+def test_quantiles_are_those_of_the_newest_window() -> None:
+    values = np.random.default_rng(0).standard_normal(500)
+    series = RollingQuantiles(101, (0.5,))
+    for value in values:
+        series.learn(float(value))
+    assert series.get()[0] == pytest.approx(float(np.median(values[-101:])))
+
+
+def test_a_restored_series_goes_on_with_the_same_quantiles() -> None:
+    values = [float(v) for v in np.random.default_rng(1).standard_normal(400)]
+    one, other = RollingQuantiles(64, (0.5, 0.99)), RollingQuantiles(64, (0.5, 0.99))
+    for value in values[:200]:
+        one.learn(value)
+    other.restore(one.snapshot())
+    for value in values[200:]:
+        one.learn(value)
+        other.learn(value)
+        assert one.get() == other.get()
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_is_refused_before_river_sees_it(bad: float) -> None:
+    series = RollingQuantiles(8, (0.5,))
+    series.learn(1.0)
+    with pytest.raises(ValueError, match="finite"):
+        series.learn(bad)
+    assert series.get() == (1.0,)
+
+
+REPLICAS, RANKS_EACH = 16, 4
+
+
+REPLICA = np.arange(REPLICAS * RANKS_EACH) // RANKS_EACH
+
+
+FRAME = Frame("steps", "l.0", 0, StepKind.TRAIN, 0.0, {}, {}, {})
+
+
+def row(seed: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """Residuals of one step: loads that differ by a tenth, and two hundredths of noise."""
+    random = np.random.default_rng(seed)
+    return 0.1 * random.standard_normal(REPLICAS)[REPLICA] + 0.02 * random.standard_normal(REPLICA.size)
+
+
+def explained(model: LoadModel, residual: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
+    """Share of a step's variance that its loads explain."""
+    usable = np.ones(residual.size, dtype=bool)
+    left = model.unexplained(FRAME, residual, usable, PeerGroups(), np.full(residual.size, 0.02))
+    return 1.0 - float(left.var() / residual.var())
+
+
+@pytest.mark.parametrize(("replica", "known"), [(REPLICA, True), (REPLICA[::-1] // 2, False)], ids=["same", "others"])
+def test_a_relaunch_with_the_same_replicas_knows_their_loads_from_its_first_step(replica, known):
+    model = LoadModel(LoadConfig())
+    model.regroup(REPLICA)
+    for seed in range(30):
+        share = explained(model, row(seed))
+    assert share > 0.9
+    model.regroup(replica)
+    assert (explained(model, row(99)) > 0.9) == known
