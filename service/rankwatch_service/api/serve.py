@@ -15,8 +15,7 @@ from sqlalchemy import Engine
 from rankwatch_service.access.secret_key import SecretKey, load_secret_key
 from rankwatch_service.api.app import create_app
 from rankwatch_service.api.dependencies.context import Context
-from rankwatch_service.api.http.connection import Connections
-from rankwatch_service.api.http.tls_server import TlsServer
+from rankwatch_service.api.http.connection import Connections, TlsServer
 from rankwatch_service.api.http.trusted_proxies import TrustedProxies
 from rankwatch_service.api.ingest import Batcher
 from rankwatch_service.certificate import LOOK_EVERY_S, ServedCertificate

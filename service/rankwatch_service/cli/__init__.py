@@ -13,8 +13,7 @@ def main() -> None:
     """Run the command line and exit with its status."""
     _on_a_training_host(*sys.argv[1:])
     from rankwatch_service.cli.app import app
-    from rankwatch_service.cli.errors import CliError, Status
-    from rankwatch_service.cli.extras import advice
+    from rankwatch_service.cli.errors import CliError, Status, advice
     from rankwatch_service.store.errors import SchemaError, StoreAddressError, StoreError
 
     try:

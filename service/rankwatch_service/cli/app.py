@@ -9,7 +9,6 @@ import typer
 
 from rankwatch_service.cli.commands import (
     access,
-    checkpoints,
     commands,
     database,
     directives,
@@ -21,12 +20,12 @@ from rankwatch_service.cli.commands import (
     policy,
     replay,
     roles,
+    rules,
     simulate,
     training_hosts,
+    tuning,
 )
-from rankwatch_service.cli.commands.doctor.command import doctor
-from rankwatch_service.cli.commands.rules import command as rules
-from rankwatch_service.cli.commands.tuning import command as tuning
+from rankwatch_service.cli.commands.doctor import doctor
 
 app: Final = typer.Typer(
     name="rankwatch",
@@ -72,7 +71,7 @@ app.add_typer(jobs.app, name="jobs", rich_help_panel=WATCH)
 app.add_typer(incidents.app, name="incidents", rich_help_panel=WATCH)
 app.command("alerts", rich_help_panel=WATCH)(notifications.alerts)
 app.command("precision", rich_help_panel=WATCH)(policy.precision)
-app.command("checkpoints", rich_help_panel=WATCH)(checkpoints.checkpoints)
+app.command("checkpoints", rich_help_panel=WATCH)(jobs.checkpoints)
 app.command("replay", rich_help_panel=WATCH)(replay.replay)
 app.command("flight-recorder", rich_help_panel=WATCH)(flight_recorder.flight_recorder)
 

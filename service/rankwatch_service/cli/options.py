@@ -1,11 +1,14 @@
-"""Options that many commands share, and the client that they configure."""
+"""Options and arguments that many commands share, with what a shell offers for them."""
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
+
+from rankwatch_service.cli.errors import CliError
 
 if TYPE_CHECKING:
     from rankwatch_service.cli.client import CliClient
@@ -41,3 +44,38 @@ def connect(url: str | None, token: str | None) -> CliClient:
     from rankwatch_service.cli.endpoint import find_endpoint
 
     return CliClient(find_endpoint(url, token, os.environ, user_places(os.environ)))
+
+
+OFFERED_MAX: Final = 50
+"""Newest things that are looked at."""
+
+
+def offer_jobs(context: typer.Context, incomplete: str) -> list[str]:
+    """Names of jobs that begin so, newest first."""
+    return [one["name"] for one in _found(context, "/api/v1/jobs") if one["name"].startswith(incomplete)]
+
+
+def offer_incidents(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+    """Ids of unresolved incidents that begin so, each with its summary."""
+    found = _found(context, "/api/v1/incidents", state="unresolved")
+    return [(one["short_id"], one["summary"]) for one in found if one["short_id"].startswith(incomplete)]
+
+
+def offer_commands(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+    """Ids of commands that begin so, each with what it is."""
+    found = _found(context, "/api/v1/commands")
+    said = ((one["short_id"], f"{one['action']} {one['job']}: {one['state']}") for one in found)
+    return [(short_id, what) for short_id, what in said if short_id.startswith(incomplete)]
+
+
+def _found(context: typer.Context, path: str, **wanted: str) -> Iterator[dict[str, str]]:
+    try:
+        client = connect(context.params.get("url"), context.params.get("token"))
+        yield from client.get(path, limit=OFFERED_MAX, **wanted)["items"]
+    except CliError:
+        return
+
+
+JOB = Annotated[str, typer.Argument(metavar="JOB", help="Name of the job.", autocompletion=offer_jobs)]
+INCIDENT = Annotated[str, typer.Argument(help="Id of the incident, or a prefix of it.", autocompletion=offer_incidents)]
+COMMAND = Annotated[str, typer.Argument(help="Id of the command, or a prefix of it.", autocompletion=offer_commands)]

@@ -9,8 +9,7 @@ import pytest
 import uvicorn
 
 from rankwatch_service.api.http import connection
-from rankwatch_service.api.http.connection import Connections
-from rankwatch_service.api.http.tls_server import TlsServer
+from rankwatch_service.api.http.connection import Connections, TlsServer
 from rankwatch_service.api.http.trusted_proxies import TrustedProxies
 from tests.support.service.certificates import make_certificate
 from tests.support.service.process import until

@@ -5,7 +5,7 @@ import io
 import pytest
 
 from rankwatch_service.cli.errors import CliError
-from rankwatch_service.cli.views.confirmation import confirm, cost
+from rankwatch_service.cli.views import confirm, cost
 
 JOB = {"name": "gpt", "world_size": 1_024, "step": 5_230, "step_time_s": 1.5, "accelerated": True}
 CHECKPOINTS = [

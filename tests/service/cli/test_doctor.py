@@ -99,6 +99,6 @@ def test_without_a_driver_it_says_what_to_do_and_a_driver_that_hangs_is_a_findin
     verdict, told = gpu_checks()["GPU driver"]
     assert (verdict, "--gpus all" in told) == ("finding", True)
     driver(hangs=True)
-    monkeypatch.setattr("rankwatch_service.cli.commands.doctor.gpu_checks.ANSWER_WITHIN_S", 0.5)
+    monkeypatch.setattr("rankwatch_service.cli.commands.doctor.ANSWER_WITHIN_S", 0.5)
     verdict, told = gpu_checks()["GPU driver"]
     assert (verdict, told.startswith("does not answer within")) == ("finding", True)

@@ -105,7 +105,7 @@ def test_changes_that_came_while_the_connection_was_broken_follow(terminal, api,
         yield from whole(client, after)
 
     monkeypatch.setattr(CliClient, "events", breaking)
-    monkeypatch.setattr("rankwatch_service.cli.views.incident_watch.RETRY_S", 0.0)
+    monkeypatch.setattr("rankwatch_service.cli.incident_watch.RETRY_S", 0.0)
     status, out, err = terminal.run("incidents", "watch", *to)
     assert (status, calls) == (0, [None, 0, 0])
     assert err.count("trying again") == 1, "an outage is told once"

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from rankwatch_service.cli import output
-from rankwatch_service.cli.durations import seconds
+from rankwatch_service.cli.configuration import seconds
 from rankwatch_service.cli.errors import CliError
-from rankwatch_service.cli.views.evidence import evidence_rows
+from rankwatch_service.cli.views import evidence_rows
 
 
 @pytest.mark.parametrize("bad", ["\x1b[2J", "a\rb", "a\x07", "\u202eabc", "\x9b31m"])

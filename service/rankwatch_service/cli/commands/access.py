@@ -8,10 +8,9 @@ from typing import Annotated
 import typer
 
 from rankwatch_service.cli import output
-from rankwatch_service.cli.arguments import JOB
 from rankwatch_service.cli.database import existing_database, service_in_force, token_pin_in_force
 from rankwatch_service.cli.errors import CliError, Status
-from rankwatch_service.cli.options import DATA, DATABASE_URL, INSECURE, JSON
+from rankwatch_service.cli.options import DATA, DATABASE_URL, INSECURE, JOB, JSON
 
 token = typer.Typer(help="Create, list and revoke access tokens, directly in the database.", no_args_is_help=True)
 
@@ -56,7 +55,7 @@ def create(
     """
     from rankwatch_service.access.scopes import Scope
     from rankwatch_service.access.tokens import issue_token, with_pin
-    from rankwatch_service.cli.durations import seconds
+    from rankwatch_service.cli.configuration import seconds
     from rankwatch_service.clock import SystemClock
     from rankwatch_service.store.engine import write
 
@@ -103,7 +102,7 @@ def job_token(
     from rankwatch_service.access.scopes import Scope
     from rankwatch_service.access.token_files import is_lasting_token_of, write_secret
     from rankwatch_service.access.tokens import issue_token, with_pin
-    from rankwatch_service.cli.durations import seconds
+    from rankwatch_service.cli.configuration import seconds
     from rankwatch_service.clock import SystemClock
     from rankwatch_service.names import is_name
     from rankwatch_service.policy.control_records import JobProject

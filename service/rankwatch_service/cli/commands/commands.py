@@ -7,9 +7,8 @@ from typing import Annotated, Final
 import typer
 
 from rankwatch_service.cli import output
-from rankwatch_service.cli.arguments import COMMAND
-from rankwatch_service.cli.options import JOBS, JSON, LIMIT, TOKEN, URL, connect
-from rankwatch_service.cli.views.trace_tables import show_traces
+from rankwatch_service.cli.options import COMMAND, JOBS, JSON, LIMIT, TOKEN, URL, connect
+from rankwatch_service.cli.views import show_traces
 
 app = typer.Typer(help="List commands; approve, refuse or cancel one, or show a trace.", invoke_without_command=True)
 

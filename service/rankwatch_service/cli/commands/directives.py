@@ -11,12 +11,10 @@ import typer
 
 from rankwatch.client.client import FINAL_STATES
 from rankwatch_service.cli import output
-from rankwatch_service.cli.arguments import JOB
 from rankwatch_service.cli.endpoint import job_path
 from rankwatch_service.cli.errors import CliError, Status
-from rankwatch_service.cli.options import JSON, TOKEN, URL, connect
-from rankwatch_service.cli.views.confirmation import confirm
-from rankwatch_service.cli.views.trace_tables import show_traces
+from rankwatch_service.cli.options import JOB, JSON, TOKEN, URL, connect
+from rankwatch_service.cli.views import confirm, show_traces
 from rankwatch_service.policy.command import TRACE_S, TRACE_STEPS, TRACE_STEPS_MAX
 from rankwatch_service.policy.rollback import RollbackMode
 

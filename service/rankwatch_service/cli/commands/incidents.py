@@ -9,12 +9,10 @@ import typer
 from rich.text import Text
 
 from rankwatch_service.cli import output
-from rankwatch_service.cli.arguments import INCIDENT
 from rankwatch_service.cli.errors import Status
-from rankwatch_service.cli.options import JOBS, JSON, LIMIT, PROJECTS, TOKEN, URL, connect
-from rankwatch_service.cli.views import explanations
-from rankwatch_service.cli.views.evidence import evidence_rows
-from rankwatch_service.cli.views.incident_watch import watch
+from rankwatch_service.cli.incident_watch import watch
+from rankwatch_service.cli.options import INCIDENT, JOBS, JSON, LIMIT, PROJECTS, TOKEN, URL, connect
+from rankwatch_service.cli.views import evidence_rows, show_explanations
 from rankwatch_service.incidents.lost_time import cost_unit
 
 COLUMNS: Final[output.Columns] = {
@@ -137,7 +135,7 @@ def show_incident(
         ]
     )
     if why:
-        explanations.show(reasons)
+        show_explanations(reasons)
 
 
 @app.command("ack")

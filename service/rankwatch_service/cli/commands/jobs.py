@@ -1,4 +1,4 @@
-"""`rankwatch jobs`: list jobs, show one, export it, edit it, archive it, delete it."""
+"""`rankwatch jobs`: list jobs, show one, export it, edit it, archive it, delete it; and `rankwatch checkpoints`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ import typer
 from rich.text import Text
 
 from rankwatch_service.cli import output
-from rankwatch_service.cli.arguments import JOB
 from rankwatch_service.cli.endpoint import job_path
 from rankwatch_service.cli.errors import CliError, Status
-from rankwatch_service.cli.options import JSON, LIMIT, PROJECTS, TOKEN, URL, connect
-from rankwatch_service.cli.views import explanations
+from rankwatch_service.cli.options import JOB, JSON, LIMIT, PROJECTS, TOKEN, URL, connect
+from rankwatch_service.cli.views import show_judged
 
 NOTICE_NS: Final = 24 * 3_600 * 10**9
 """Age up to which a notice is shown. Older ones were left by agents that were killed."""
@@ -101,7 +100,7 @@ def why_silent(job: JOB, as_json: JSON = False, url: URL = None, token: TOKEN = 
     if as_json:
         output.print_json([found])
         return
-    explanations.show_judged(found)
+    show_judged(found)
 
 
 @app.command("export")
@@ -201,3 +200,36 @@ def _value(name: str, value: Any) -> output.Cell:
 
 def _size_or_value(value: Any) -> str:
     return str(len(value)) if isinstance(value, list) else output.plain(value).plain
+
+
+def checkpoints(
+    job: JOB,
+    limit: LIMIT = 50,
+    as_json: JSON = False,
+    url: URL = None,
+    token: TOKEN = None,
+) -> None:
+    """List the checkpoints of a job with their verdicts, newest first."""
+    output.show(
+        connect(url, token).items(f"{job_path(job)}/checkpoints", limit),
+        as_json,
+        {
+            "id": lambda one: output.identifier(one["id"]),
+            "step": lambda one: output.plain(one["step"]),
+            "tier": lambda one: output.plain(one["tier"]),
+            "verdict": lambda one: output.state(one["verdict"]),
+            "why": lambda one: output.plain(one["verdict_reason"]),
+            "location": lambda one: output.plain(_location(one)),
+            "shards": lambda one: output.plain(f"{len(one['shards'])}/{one['shards_expected']}"),
+            "MB": lambda one: output.plain(one["bytes"] / 1e6 if one["bytes"] else None),
+            "seconds": lambda one: output.plain(one["seconds"]),
+            "saved": lambda one: output.moment(one["saved_unix_ns"]),
+        },
+        "this job has no checkpoints",
+    )
+
+
+def _location(checkpoint: dict[str, Any]) -> str:
+    if not checkpoint["location"]:
+        return ""
+    return str(checkpoint["location"]) + ("" if checkpoint["verified"] else " (unverified)")

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from rankwatch_service.cli import output
-from rankwatch_service.cli.durations import seconds
+from rankwatch_service.cli.configuration import seconds
 from rankwatch_service.cli.errors import Status
 from rankwatch_service.cli.options import JSON, LIMIT, PROJECTS, TOKEN, URL, connect
 

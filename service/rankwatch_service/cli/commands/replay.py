@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from rankwatch_service.cli.configuration import read_rules
 from rankwatch_service.cli.errors import CliError, Status
 from rankwatch_service.cli.options import JSON
-from rankwatch_service.cli.rule_files import read_rules
 
 if TYPE_CHECKING:
     from rankwatch_detectors.catalogue import CatalogueConfig

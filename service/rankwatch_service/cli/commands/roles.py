@@ -80,7 +80,7 @@ def up(
     kafka: KAFKA = None,
 ) -> None:
     """Run the whole service: API, dashboard, stream and notifier. Needs no configuration; uses SQLite by default."""
-    from rankwatch_service.cli.extras import require
+    from rankwatch_service.cli.errors import require
     from rankwatch_service.up import UpError, run
 
     configured = _listening(
@@ -165,7 +165,7 @@ def demo(
     database_url: DATABASE_URL = None,
 ) -> None:
     """Train a small GPT on 4 ranks, inject six faults, and show how they are detected and recovered from."""
-    from rankwatch_service.cli.extras import require
+    from rankwatch_service.cli.errors import require
     from rankwatch_service.demo.scenario import STEPS, DemoOptions, run
     from rankwatch_service.demo.servers import OWN, Backing
 

@@ -8,9 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from rankwatch_service.cli import output
-from rankwatch_service.cli.arguments import JOB
 from rankwatch_service.cli.errors import CliError, Status
-from rankwatch_service.cli.options import JSON, LIMIT, TOKEN, URL, connect
+from rankwatch_service.cli.options import JOB, JSON, LIMIT, TOKEN, URL, connect
 
 app = typer.Typer(help="Show, set, reset and preview the settings of detectors by job.", no_args_is_help=True)
 

@@ -10,10 +10,9 @@ from urllib.parse import quote
 import typer
 
 from rankwatch_service.cli import output
-from rankwatch_service.cli.arguments import JOB
 from rankwatch_service.cli.commands.replay import FILES, MAP, describe, played
-from rankwatch_service.cli.options import JSON, TOKEN, URL, connect
-from rankwatch_service.cli.rule_files import read_rules
+from rankwatch_service.cli.configuration import read_rules
+from rankwatch_service.cli.options import JOB, JSON, TOKEN, URL, connect
 
 if TYPE_CHECKING:
     from rankwatch_service.incidents.model import Incident

@@ -1,27 +1,142 @@
-"""`rankwatch doctor`: checks this machine and the service, and says what to do about each finding."""
+"""`rankwatch doctor`: checks what the service or a training host needs, and says what to do."""
 
 from __future__ import annotations
 
+import contextlib
 import email.utils
 import os
 import shutil
-from collections.abc import Callable, Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
+import msgspec
 import typer
 from rich.text import Text
 
 from rankwatch_service.cli import output
-from rankwatch_service.cli.commands.doctor.check_result import CheckResult
 from rankwatch_service.cli.database import data_dir_in_force, database_in_force
 from rankwatch_service.cli.errors import CliError, Status
 from rankwatch_service.cli.options import DATA, DATABASE_URL, JSON, KAFKA, TOKEN, URL
 
 if TYPE_CHECKING:
     from rankwatch_service.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """The result of one check; the verdict is ok, note (optional) or finding."""
+
+    name: str
+    verdict: str
+    detail: str
+
+
+PROGRAM_ANSWER_WITHIN_S: Final = 30.0
+"""A few dozen small files are read in milliseconds, unless the folder is on a file system that does not answer."""
+
+
+def host_checks(named: str) -> Iterator[CheckResult]:
+    """Read the host in a process of its own, which may hang.
+
+    Args:
+        named: `RANKWATCH_HOST_ROOT`; empty: /.
+    """
+    root = named or "/"
+    command = [sys.executable, "-m", "rankwatch.agent.host", root]
+    try:
+        told = subprocess.run(command, capture_output=True, check=True, timeout=PROGRAM_ANSWER_WITHIN_S).stdout
+    except subprocess.TimeoutExpired:
+        yield CheckResult("host", "finding", f"{root} does not answer within {PROGRAM_ANSWER_WITHIN_S:.0f} s")
+        return
+    except subprocess.CalledProcessError as error:
+        last = error.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        yield CheckResult("host", "finding", f"reading {root} failed: {last}")
+        return
+    found = msgspec.json.decode(told, type=dict[str, Any])
+    if missing := found["missing"]:
+        what = f"{root} has no {' and no '.join(missing)}: agents cannot tell what is in it"
+        yield CheckResult("host", *(("finding", f"{what} (RANKWATCH_HOST_ROOT)") if named else ("note", what)))
+    if "proc" not in missing:
+        yield CheckResult("host", "ok", f"{root} tells {', '.join(found['counters'])}, and rates")
+    if "sys" not in missing:
+        none = f"{root} has no port in use that is hardware; those of containers are not read"
+        ports = ", ".join(found["ports"])
+        yield CheckResult("network ports", "ok" if ports else "note", ports or none)
+
+
+ANSWER_WITHIN_S: Final = 60.0
+"""A driver that keeps no state between its users initializes each device anew, which takes seconds."""
+END_WITHIN_S: Final = 5.0
+_CONTAINER: Final = "in a container, start it with NVIDIA's runtime (`--gpus all`)"
+
+
+def gpu_checks() -> Iterator[CheckResult]:
+    """Ask the driver in a process of its own, which may hang."""
+    command = [sys.executable, "-m", "rankwatch.agent.device_reader", "survey"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        told, trouble = process.communicate(timeout=ANSWER_WITHIN_S)
+        found = msgspec.json.decode(told, type=dict[str, Any])
+    except subprocess.TimeoutExpired:
+        process.terminate()  # one that hangs in the driver ends later
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.communicate(timeout=END_WITHIN_S)
+        detail = (
+            f"does not answer within {ANSWER_WITHIN_S:.0f} s: look for processes in state D (`ps axo pid,stat,comm`)"
+        )
+        yield CheckResult("GPU driver", "finding", detail)
+        return
+    except msgspec.DecodeError:
+        last = trouble.decode(errors="replace").strip().rpartition("\n")[2]
+        yield CheckResult("GPU driver", "finding", f"asking it failed: {last}")
+        return
+    yield from _results(found)
+
+
+def _results(found: Mapping[str, Any]) -> Iterator[CheckResult]:
+    if found["trouble"] == "pynvml is not installed":
+        yield CheckResult("GPU driver", "finding", f"{found['trouble']}: pip install 'rankwatch[gpu]'")
+        return
+    if found["trouble"]:
+        detail = f"no GPU can be read: {found['trouble']}; {_CONTAINER}; a job on CPUs needs none"
+        yield CheckResult("GPU driver", "finding", detail)
+        return
+    yield CheckResult("GPU driver", "ok", f"version {found['driver'] or 'unknown'}, {len(found['devices'])} devices")
+    for device in found["devices"]:
+        yield _device(device)
+    sources = [
+        name
+        for name, open_to_us in (("the kernel's log", not found["kernel_log"]), ("NVML", found["events"]))
+        if open_to_us
+    ]
+    if sources:
+        missing = f"; not from {found['kernel_log']}" if found["kernel_log"] else ""
+        yield CheckResult("GPU errors", "ok", f"are heard from {' and '.join(sources)}{missing}")
+    else:
+        detail = f"are not heard: NVML refuses events, {found['kernel_log']}; give the agent CAP_SYSLOG and that file"
+        yield CheckResult("GPU errors", "finding", detail)
+
+
+def _device(device: Mapping[str, Any]) -> CheckResult:
+    name = f"GPU {device['index']}"
+    if not device["answers"]:
+        return CheckResult(
+            name, "finding", f"{device['uuid'] or 'a device that cannot be opened'}: the driver has lost it"
+        )
+    reasons: dict[str, list[str]] = {}
+    for what, reason in sorted(device["refused"].items()):
+        reasons.setdefault(reason, []).append(what)
+    missing = "; ".join(f"{reason}: {', '.join(names)}" for reason, names in reasons.items())
+    return CheckResult(
+        name, "ok", f"{device['name']}, {device['uuid']}" + (f"; does not tell: {missing}" if missing else "")
+    )
+
 
 DISK_BYTES_MIN: Final = 1_000_000_000
 SHARED_MEMORY_BYTES_MIN: Final = 32_000_000
@@ -46,8 +161,6 @@ def doctor(
     gpu: Annotated[bool, typer.Option("--gpu", help="Check what this machine's GPUs can tell instead.")] = False,
 ) -> None:
     """Check this machine, the database, Kafka, the OIDC provider and the service; exit with 1 if there is a finding."""
-    from rankwatch_service.cli.commands.doctor.gpu_checks import gpu_checks
-    from rankwatch_service.cli.commands.doctor.host_checks import host_checks
     from rankwatch_service.cli.configuration import configured_settings
 
     configured = configured_settings(data_dir=data, database_url=database_url, kafka=kafka)

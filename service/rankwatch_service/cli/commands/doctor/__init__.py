@@ -1,1 +1,0 @@
-"""`rankwatch doctor`: checks of this machine, the service and the GPUs."""

@@ -1,1 +1,0 @@
-"""`rankwatch rules`: rules on metrics that jobs log."""
