@@ -11,26 +11,22 @@ from rankwatch_service.orders.running_attempt import ReceivedView, store_views
 from rankwatch_service.short_ids import short
 from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import Attempt
-from tests.support.service.served_api import served_api
 
 
-@pytest.fixture(scope="module")
-def api(tmp_path_factory):
-    with served_api(tmp_path_factory.mktemp("api")) as (api, url):
-        api.url = url
-        topology = {"ranks": [], "can": ["pause", "stop", "relaunch"], "replicated": True}
-        started = {"started_unix_ns": 1, "ended_unix_ns": None, "first_step": 0, "last_step": 5, "number": 1}
-        with write(api.engine) as connection:
-            row = {"job": "gpt", "attempt": "l.0", "world_size": 128, "topology": topology} | started
-            connection.execute(insert(Attempt).values(row))
-        # An agent that tells of itself and obeys nothing.
-        store_views(api.engine, [ReceivedView(View("gpt", "l.0", "h", "b", 0, ()))], 2**62)
-        yield api
+@pytest.fixture(scope="module", autouse=True)
+def filled(api):
+    topology = {"ranks": [], "can": ["pause", "stop", "relaunch"], "replicated": True}
+    started = {"started_unix_ns": 1, "ended_unix_ns": None, "first_step": 0, "last_step": 5, "number": 1}
+    with write(api.engine) as connection:
+        row = {"job": "gpt", "attempt": "l.0", "world_size": 128, "topology": topology} | started
+        connection.execute(insert(Attempt).values(row))
+    # An agent that tells of itself and obeys nothing.
+    store_views(api.engine, [ReceivedView(View("gpt", "l.0", "h", "b", 0, ()))], 2**62)
 
 
 @pytest.fixture
-def ann(api):
-    return ("--url", api.url, "--token", api.admin)
+def ann(to):
+    return to
 
 
 @pytest.fixture

@@ -17,19 +17,15 @@ from rankwatch_service.orders.running_attempt import ReceivedView, store_views
 from rankwatch_service.short_ids import short
 from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import Attempt, Checkpoint, Command, Incident, Job
-from tests.support.service.served_api import served_api
 from tests.support.values.incidents import NOON_UNIX_NS, incident_row
 
 
-@pytest.fixture(scope="module")
-def api(tmp_path_factory):
-    with served_api(tmp_path_factory.mktemp("api")) as (api, url):
-        api.url = url
-        with write(api.engine) as connection:
-            fill(connection)
-        # An agent that tells of itself and obeys nothing.
-        store_views(api.engine, [ReceivedView(View("gpt-small", "launch.0", "h", "b", 0, ()))], 2**62)
-        yield api
+@pytest.fixture(scope="module", autouse=True)
+def filled(api):
+    with write(api.engine) as connection:
+        fill(connection)
+    # An agent that tells of itself and obeys nothing.
+    store_views(api.engine, [ReceivedView(View("gpt-small", "launch.0", "h", "b", 0, ()))], 2**62)
 
 
 def fill(connection):
@@ -78,11 +74,6 @@ def fill(connection):
             saved_unix_ns=NOON_UNIX_NS,
         )
     )
-
-
-@pytest.fixture
-def to(api):
-    return ("--url", api.url, "--token", api.admin)
 
 
 def test_jobs_are_listed_for_people_and_for_programs(terminal, to):

@@ -13,9 +13,7 @@ from rankwatch_service.cli.client import CliClient
 from rankwatch_service.cli.errors import CliError
 from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import Incident, IncidentTransition
-from tests.support.service.served_api import served_api
 from tests.support.service.stream import Service
-from tests.support.service.terminal import Terminal
 from tests.support.values.findings import finding
 from tests.support.values.incidents import incident_row
 
@@ -23,47 +21,38 @@ SLOW = Suspect(IncidentScope.of_rank(1), Statistic.EVIDENCE, 21.0, 20.0, 9, 1.08
 POINTS = [[120, 1.0, 12.0, 20.0, 7, 1.07, ""], [121, 2.0, 20.5, 20.0, 8, 1.07, str(Shortfall.CERTAINTY)]]
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory):
-    """An api with an incident that is explained, one that is not, and a job."""
-    with served_api(tmp_path_factory.mktemp("api")) as (api, url):
-        told = explanation(
-            finding(Kind.STRAGGLER, scope="rank:1", onset_step=114, detected_step=122),
-            SLOW,
-            [*POINTS, [122, 3.0, 21.0, 20.0, 9, 1.08, ""]],
-            {"judged": 110, "evaluation or checkpoint": 3},
-            lambda _, rows: 1.2 if rows >= 6 else None,
-        )
-        opened = {"incident_id": "inc_1", "number": 1, "what": "opened", "actor": "stream", "text": "", "at_unix_ns": 1}
-        with write(api.engine) as connection:
-            connection.execute(insert(Incident).values(**incident_row()))
-            died = {
-                "kind": "rank_lost",
-                "scope": "rank:1",
-                "ranks": [1],
-                "summary": "Rank 1 ended with 3.",
-                "step": 130,
-            }
-            connection.execute(insert(Incident).values(**incident_row(id="inc_2", number=2, consequences=[died])))
-            over = {"state": "resolved", "resolved_unix_ns": 1}
-            connection.execute(insert(Incident).values(**incident_row(id="inc_3", number=3, **over)))
-            over["evidence"] = {"ended_with_job": True}
-            connection.execute(insert(Incident).values(**incident_row(id="inc_4", number=4, **over)))
-            connection.execute(insert(IncidentTransition).values(**opened, fields={"why": [told]}))
-        service = Service(api.engine)
-        stream = service.started()
-        service.train(*range(50))
-        service.clock.advance(1.0)
-        stream.step()
-        stream.close()
-        yield api, url
-
-
-@pytest.fixture
-def rankwatch(served, capsys, monkeypatch, tmp_path):
-    api, url = served
-    terminal = Terminal(capsys, monkeypatch, tmp_path)
-    return lambda *arguments: terminal.run(*arguments, "--url", url, "--token", api.admin)
+@pytest.fixture(scope="module", autouse=True)
+def filled(api):
+    """An incident that is explained, one that is not, and a job."""
+    told = explanation(
+        finding(Kind.STRAGGLER, scope="rank:1", onset_step=114, detected_step=122),
+        SLOW,
+        [*POINTS, [122, 3.0, 21.0, 20.0, 9, 1.08, ""]],
+        {"judged": 110, "evaluation or checkpoint": 3},
+        lambda _, rows: 1.2 if rows >= 6 else None,
+    )
+    opened = {"incident_id": "inc_1", "number": 1, "what": "opened", "actor": "stream", "text": "", "at_unix_ns": 1}
+    with write(api.engine) as connection:
+        connection.execute(insert(Incident).values(**incident_row()))
+        died = {
+            "kind": "rank_lost",
+            "scope": "rank:1",
+            "ranks": [1],
+            "summary": "Rank 1 ended with 3.",
+            "step": 130,
+        }
+        connection.execute(insert(Incident).values(**incident_row(id="inc_2", number=2, consequences=[died])))
+        over = {"state": "resolved", "resolved_unix_ns": 1}
+        connection.execute(insert(Incident).values(**incident_row(id="inc_3", number=3, **over)))
+        over["evidence"] = {"ended_with_job": True}
+        connection.execute(insert(Incident).values(**incident_row(id="inc_4", number=4, **over)))
+        connection.execute(insert(IncidentTransition).values(**opened, fields={"why": [told]}))
+    service = Service(api.engine)
+    stream = service.started()
+    service.train(*range(50))
+    service.clock.advance(1.0)
+    stream.step()
+    stream.close()
 
 
 def test_an_incident_is_explained_with_what_it_needed_to_be_reported_earlier(rankwatch):
@@ -108,9 +97,8 @@ def test_a_silent_job_says_what_is_judged_and_the_smallest_fault(rankwatch):
     assert json.loads(rankwatch("jobs", "why", "gpt", "--json")[1])["job"] == "gpt"
 
 
-def test_a_saved_file_is_whole_or_not_there(served, tmp_path):
-    api, url = served
-    client = CliClient(ServiceEndpoint(url, api.admin))
+def test_a_saved_file_is_whole_or_not_there(api, tmp_path):
+    client = CliClient(ServiceEndpoint(api.url, api.admin))
     file = tmp_path / "audit.jsonl"
     assert client.save("/api/v1/audit/export", file) == file.stat().st_size
     with pytest.raises(CliError, match="overwrites nothing"):

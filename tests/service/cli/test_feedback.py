@@ -7,28 +7,18 @@ from sqlalchemy import delete, insert
 
 from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import Command, Incident, IncidentFeedback
-from tests.support.service.served_api import served_api
-from tests.support.service.terminal import Terminal
 from tests.support.values.incidents import incident_row
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory):
-    """An api with one incident."""
-    with served_api(tmp_path_factory.mktemp("api")) as (api, url):
-        with write(api.engine) as connection:
-            connection.execute(insert(Incident).values(**incident_row(detected_unix_ns=api.clock.unix_ns())))
-        yield api, url
-
-
-@pytest.fixture
-def rankwatch(served, capsys, monkeypatch, tmp_path):
-    """Runs commands on that service, about whose incident nobody has said anything."""
-    api, url = served
-    terminal = Terminal(capsys, monkeypatch, tmp_path)
-    yield lambda *arguments: terminal.run(*arguments, "--url", url, "--token", api.admin)
+@pytest.fixture(autouse=True)
+def incident(api):
+    """One incident, about which nobody has said anything."""
     with write(api.engine) as connection:
-        connection.execute(delete(IncidentFeedback))
+        connection.execute(insert(Incident).values(**incident_row(detected_unix_ns=api.clock.unix_ns())))
+    yield
+    with write(api.engine) as connection:
+        for table in (IncidentFeedback, Command, Incident):
+            connection.execute(delete(table))
 
 
 def answers(rankwatch):
@@ -59,9 +49,8 @@ def test_precision_is_shown_with_its_range_by_kind_and_by_job(rankwatch):
     assert json.loads(kind)["ratio"] == 1.0
 
 
-def test_false_actions_are_shown_with_precision(rankwatch, served):
+def test_false_actions_are_shown_with_precision(rankwatch, api):
     assert rankwatch("precision")[2] == "the policy has not acted in the last 30 days\n"
-    api, _ = served
     row = {
         "id": "cmd_1", "job": "gpt-small", "attempt": "l.0", "action": "pause", "params": {}, "reason": "",
         "result": "", "requested_by": "policy", "incident_id": "inc_1", "state": "applied", "expires_unix_ns": 0,
@@ -72,5 +61,3 @@ def test_false_actions_are_shown_with_precision(rankwatch, served):
     rankwatch("incidents", "feedback", "inc_1", "noise")
     share = "1 on noise (100%), 0 on unanswered incidents"
     assert rankwatch("precision")[2] == f"actions of the policy in the last 30 days: 1, of which {share}\n"
-    with write(api.engine) as connection:
-        connection.execute(delete(Command))

@@ -31,11 +31,6 @@ def api(tmp_path) -> Iterator[Any]:
         yield api
 
 
-@pytest.fixture
-def to(api) -> tuple[str, ...]:
-    return ("--url", api.url, "--token", api.admin)
-
-
 def open_incident(api: Any, name: str, kind: str = "hang", what: str = "opened") -> None:
     """As stream commits it: the row, and what the feed says of it."""
     with write(api.engine) as connection:

@@ -7,21 +7,18 @@ from sqlalchemy import insert
 
 from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import Incident, Job
-from tests.support.service.served_api import served_api
 from tests.support.values.incidents import incident_row
 
 
-@pytest.fixture(scope="module")
-def to(tmp_path_factory):
-    """Options that name the service, which has the jobs a and b."""
-    with served_api(tmp_path_factory.mktemp("api")) as (api, url):
-        with write(api.engine) as connection:
-            for name in ("a", "b"):
-                row = {"state": "running", "attempt": "l.0", "world_size": 4, "ranks_reporting": 4, "step": 5}
-                seen = {"first_seen_unix_ns": 1, "last_seen_unix_ns": 2}
-                connection.execute(insert(Job).values(name=name, **row, **seen))
-                connection.execute(insert(Incident).values(**incident_row(id=f"inc_of_{name}", job=name)))
-        yield "--url", url, "--token", api.admin
+@pytest.fixture(scope="module", autouse=True)
+def filled(api):
+    """The service has the jobs a and b."""
+    with write(api.engine) as connection:
+        for name in ("a", "b"):
+            row = {"state": "running", "attempt": "l.0", "world_size": 4, "ranks_reporting": 4, "step": 5}
+            seen = {"first_seen_unix_ns": 1, "last_seen_unix_ns": 2}
+            connection.execute(insert(Job).values(name=name, **row, **seen))
+            connection.execute(insert(Incident).values(**incident_row(id=f"inc_of_{name}", job=name)))
 
 
 def rows(terminal, *arguments):

@@ -1,21 +1,6 @@
 """Receivers of other types, tests of them, alerts that wait, and what became of notifications, by the command line."""
 
-import pytest
-
 from rankwatch_service.api.routes.notifications import deliveries
-from tests.support.service.served_api import served_api
-
-
-@pytest.fixture(scope="module")
-def api(tmp_path_factory):
-    with served_api(tmp_path_factory.mktemp("api")) as (api, url):
-        api.url = url
-        yield api
-
-
-@pytest.fixture
-def to(api):
-    return ("--url", api.url, "--token", api.admin)
 
 
 def test_a_receiver_of_another_type_takes_its_secret_from_a_file(terminal, to, tmp_path):

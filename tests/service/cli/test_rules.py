@@ -7,8 +7,6 @@ from sqlalchemy import insert
 
 from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import Job
-from tests.support.service.served_api import served_api
-from tests.support.service.terminal import Terminal
 
 RULES = """
 [[rule]]
@@ -28,23 +26,11 @@ hold_s = 50
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory):
-    with served_api(tmp_path_factory.mktemp("api")) as (api, url):
-        row = {"name": "rl-1", "state": "running", "attempt": "l.0", "world_size": 1, "ranks_reporting": 1, "step": 0}
-        with write(api.engine) as connection:
-            connection.execute(insert(Job).values(**row, first_seen_unix_ns=0, last_seen_unix_ns=0, dropped={}))
-        yield api, url
-
-
-@pytest.fixture
-def terminal(capsys, monkeypatch, tmp_path):
-    return Terminal(capsys, monkeypatch, tmp_path)
-
-
-@pytest.fixture
-def rankwatch(served, terminal):
-    api, url = served
-    return lambda *arguments: terminal.run(*arguments, "--url", url, "--token", api.admin)
+def job(api):
+    row = {"name": "rl-1", "state": "running", "attempt": "l.0", "world_size": 1, "ranks_reporting": 1, "step": 0}
+    with write(api.engine) as connection:
+        connection.execute(insert(Job).values(**row, first_seen_unix_ns=0, last_seen_unix_ns=0, dropped={}))
+    return "rl-1"
 
 
 @pytest.fixture
@@ -108,8 +94,8 @@ def test_a_file_is_applied_listed_applied_again_and_a_rule_deleted(rankwatch, ru
     assert rankwatch("rules", "--json")[1] == ""
 
 
-def test_rules_are_previewed_on_a_job(rankwatch, rules):
-    status, out, _ = rankwatch("rules", "preview", str(rules), "rl-1")
+def test_rules_are_previewed_on_a_job(rankwatch, rules, job):
+    status, out, _ = rankwatch("rules", "preview", str(rules), job)
     assert (status, out) == (0, "reward-low: 0 incidents in 0 steps\nkl-gone: 0 incidents in 0 steps\n")
 
 

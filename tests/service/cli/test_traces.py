@@ -13,32 +13,23 @@ from rankwatch_service.orders import traces
 from rankwatch_service.orders.running_attempt import ReceivedView, store_views
 from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import Attempt, Job
-from tests.support.service.served_api import served_api
 from tests.support.values.traces import trace_answer
 
 
-@pytest.fixture(scope="module")
-def api(tmp_path_factory) -> Iterator[Any]:
-    with served_api(tmp_path_factory.mktemp("api")) as (api, url):
-        api.url = url
-        store_views(api.engine, [ReceivedView(View("j", "l.0", "h", "b", 0, ()))], 2**62)
-        with write(api.engine) as connection:
-            times = {"first_seen_unix_ns": 1, "last_seen_unix_ns": 1}
-            columns = {"state": "running", "world_size": 1, "ranks_reporting": 1, "step": 5, "step_time_s": 0.1}
-            connection.execute(insert(Job).values(name="j", attempt="l.0", loss=None, **columns, **times))
-            topology = {"ranks": [{"rank": 0, "host": "h", "tp": 0, "pp": 0, "cp": 0, "ep": 0}], "can": ["trace"]}
-            connection.execute(
-                insert(Attempt).values(
-                    job="j", attempt="l.0", number=1, started_unix_ns=1, ended_unix_ns=None, world_size=1,
-                    first_step=0, last_step=5, topology=topology | {"replicated": True},
-                )
-            )  # fmt: skip
-        yield api
-
-
-@pytest.fixture
-def to(api) -> tuple[str, ...]:
-    return ("--url", api.url, "--token", api.admin)
+@pytest.fixture(scope="module", autouse=True)
+def filled(api):
+    store_views(api.engine, [ReceivedView(View("j", "l.0", "h", "b", 0, ()))], 2**62)
+    with write(api.engine) as connection:
+        times = {"first_seen_unix_ns": 1, "last_seen_unix_ns": 1}
+        columns = {"state": "running", "world_size": 1, "ranks_reporting": 1, "step": 5, "step_time_s": 0.1}
+        connection.execute(insert(Job).values(name="j", attempt="l.0", loss=None, **columns, **times))
+        topology = {"ranks": [{"rank": 0, "host": "h", "tp": 0, "pp": 0, "cp": 0, "ep": 0}], "can": ["trace"]}
+        connection.execute(
+            insert(Attempt).values(
+                job="j", attempt="l.0", number=1, started_unix_ns=1, ended_unix_ns=None, world_size=1,
+                first_step=0, last_step=5, topology=topology | {"replicated": True},
+            )
+        )  # fmt: skip
 
 
 @pytest.fixture
