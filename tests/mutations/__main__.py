@@ -15,10 +15,11 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from queue import SimpleQueue
 from time import monotonic
@@ -26,10 +27,9 @@ from typing import Final
 
 TREE: Final = Path(__file__).parents[2]
 FILE: Final = Path(__file__).parent / "mutations.toml"
-PARTS: Final = ("collectors", "detectors", "service", "suite", "benchmarks", "examples", "migrations", "tests")
 CAUGHT: Final = "caught"
-SECONDS_MAX: Final = 600
-"""Longest run of the tests of one mutation: a bug may also make them wait for ever."""
+SECONDS_MAX: Final = 1_800
+"""Longest run of tests: a bug may also make them wait for ever."""
 PYTEST_FAILED: Final = 1
 """Its status where tests failed, and not where there are none or they cannot be collected."""
 
@@ -49,12 +49,7 @@ class Mutation:
     tests: tuple[str, ...]
     """Files or folders."""
     k: str
-    """As pytest's -k; empty: all of them."""
-
-    @property
-    def selection(self) -> tuple[str, ...]:
-        """Arguments of pytest that select its tests."""
-        return (*self.tests, *(("-k", self.k) if self.k else ()))
+    """As pytest's -k."""
 
     def file_in(self, tree: Path) -> Path:
         """The file that holds `old`.
@@ -73,7 +68,7 @@ class Mutation:
 def mutations() -> list[Mutation]:
     """All mutations, in the order of the file."""
     rows = tomllib.loads(FILE.read_text())["mutation"]
-    return [Mutation(**{**row, "tests": tuple(row["tests"]), "k": row.get("k", "")}) for row in rows]
+    return [Mutation(**{**row, "tests": tuple(row["tests"])}) for row in rows]
 
 
 class Trial:
@@ -83,24 +78,29 @@ class Trial:
         self._free: SimpleQueue[Path] = SimpleQueue()
         for number in range(copies):
             self._free.put(_copied(folder / str(number)))
-        self._unchanged: dict[tuple[str, ...], str] = {}
 
-    def outcome(self, mutation: Mutation) -> tuple[str, float]:
-        """`CAUGHT`, or what happened instead; and the seconds that it took."""
-        tree, begun = self._free.get(), monotonic()
+    def without(self, group: Sequence[Mutation]) -> dict[str, str]:
+        """What is wrong with the tests of mutations without any of them, by id; all of them are in the same folders."""
+        tree = self._free.get()
         try:
-            file = mutation.file_in(tree)
-            if mutation.selection not in self._unchanged:
-                self._unchanged[mutation.selection] = _failure(tree, mutation.selection)
-            if why := self._unchanged[mutation.selection]:
-                return f"not tried: without it, its tests: {why}", monotonic() - begun
-            with _changed(file, mutation):
-                why = _failure(tree, mutation.selection)
-        except LookupError as error:
-            return f"not tried: {error}", monotonic() - begun
+            if not _failure(tree, group[0].tests, " or ".join(f"({one.k})" for one in group)):
+                return {}
+            return {one.id: why for one in group if (why := _failure(tree, one.tests, one.k))}
         finally:
             self._free.put(tree)
-        return (CAUGHT if why in ("fail", "take too long") else why or "SURVIVED"), monotonic() - begun
+
+    def outcome(self, mutation: Mutation) -> tuple[Mutation, str, float]:
+        """A mutation with `CAUGHT`, or what happened instead, and the seconds that it took."""
+        tree, begun = self._free.get(), monotonic()
+        try:
+            with _changed(mutation.file_in(tree), mutation):
+                why = _failure(tree, mutation.tests, mutation.k)
+        except LookupError as error:
+            why = f"not tried: {error}"
+        finally:
+            self._free.put(tree)
+        outcome = CAUGHT if why in ("fail", "take too long") else why or "SURVIVED"
+        return mutation, outcome, monotonic() - begun
 
 
 @contextmanager
@@ -120,9 +120,10 @@ def _write(file: Path, text: str) -> None:
         compiled.unlink()
 
 
-def _failure(tree: Path, selection: tuple[str, ...]) -> str:
+def _failure(tree: Path, tests: Sequence[str], k: str) -> str:
     """What the tests do but pass: fail, take too long, or what pytest says; empty: they pass."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:randomly", "-p", "no:cacheprovider", *selection]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:randomly", "-p", "no:cacheprovider"]
+    command += ["-k", k, *tests]
     try:
         done = subprocess.run(
             command,
@@ -149,15 +150,10 @@ def _environment(tree: Path) -> Mapping[str, str]:
 
 def _copied(folder: Path) -> Path:
     """A copy of the tree, from which Python imports rather than from what is installed."""
-    folder.mkdir()
-    for part in PARTS:
-        shutil.copytree(TREE / part, folder / part, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
-    for path in TREE.iterdir():
-        if path.is_file():
-            shutil.copy2(path, folder / path.name)
-    script = "import rankwatch, rankwatch_detectors, rankwatch_service, tests as t; print(*(m.__file__ for m in " + (
-        "(rankwatch, rankwatch_detectors, rankwatch_service, t)))"
-    )
+    left_out = shutil.ignore_patterns(".*", "__pycache__", "build", "dist")
+    shutil.copytree(TREE, folder, symlinks=True, ignore=left_out)
+    names = "rankwatch", "rankwatch_detectors", "rankwatch_service", "tests"
+    script = f"import {', '.join(names)}; print(*(one.__file__ for one in ({', '.join(names)})))"
     command = [sys.executable, "-c", script]
     found = subprocess.run(command, cwd=folder, env=_environment(folder), capture_output=True, text=True, check=True)
     if not all(Path(one).is_relative_to(folder) for one in found.stdout.split()):
@@ -176,16 +172,22 @@ def main() -> int:
     if unknown := set(asked.only or ()) - {one.id for one in every}:
         parser.error(f"there is no {', '.join(sorted(unknown))}")
     chosen = [one for one in every if asked.area in (None, one.area) and (not asked.only or one.id in asked.only)]
-    missed = 0
+    caught = 0
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(asked.jobs) as threads:
         trial = Trial(Path(folder).resolve(), asked.jobs)
-        for mutation, (outcome, seconds) in zip(chosen, threads.map(trial.outcome, chosen), strict=True):
-            missed += outcome != CAUGHT
+        groups = [[one for one in chosen if one.tests == tests] for tests in dict.fromkeys(one.tests for one in chosen)]
+        failing = {name: why for found in threads.map(trial.without, groups) for name, why in found.items()}
+        tried = [one for one in chosen if one.id not in failing]
+        outcomes = [
+            (one, f"not tried: its tests {failing[one.id]} without it", 0.0) for one in chosen if one not in tried
+        ]
+        for mutation, outcome, seconds in chain(outcomes, threads.map(trial.outcome, tried)):
+            caught += outcome == CAUGHT
             print(f"{mutation.area:<10} {mutation.id:<26} {seconds:4.0f} s  {outcome}", flush=True)
             if outcome != CAUGHT:
                 print(f"    {mutation.means}", flush=True)
-    print(f"{len(chosen) - missed} of {len(chosen)} caught")
-    return 1 if missed else 0
+    print(f"{caught} of {len(chosen)} caught")
+    return 0 if caught == len(chosen) else 1
 
 
 if __name__ == "__main__":

@@ -125,7 +125,8 @@ def test_a_thousand_records_are_replayed_to_the_very_same_state(service):
     assert pack(again.partition.snapshot("gpt")) == pack(stream.partition.snapshot("gpt"))
 
 
-def test_an_unreadable_snapshot_is_passed_over_for_the_one_before(service):
+@pytest.mark.parametrize("data", [b"spoilt", pack({})], ids=["unreadable", "of another state"])
+def test_a_spoilt_snapshot_is_passed_over_for_the_one_before(service, data):
     stream = service.started()
     service.train(*range(10))
     stream.step()
@@ -136,7 +137,7 @@ def test_an_unreadable_snapshot_is_passed_over_for_the_one_before(service):
     with write(service.engine) as connection:
         newest = connection.scalar(select(func.max(models.Snapshot.id)).where(models.Snapshot.job == "gpt"))
         spoilt = update(models.SnapshotChunk).where(models.SnapshotChunk.snapshot_id == newest)
-        connection.execute(spoilt.values(data=b"spoilt"))
+        connection.execute(spoilt.values(data=data))
     started = service.stream().start()
     assert (started.replayed_records, started.jobs_without_snapshot) == (1, ())
 
