@@ -80,7 +80,11 @@ def store(engine: Engine, incidents: int, ranks: int) -> str:
     names = [WIDE, *(f"gpt-{n:02}" for n in range(1, JOBS))]
     seen = {"first_seen_unix_ns": now - 9_000 * S, "last_seen_unix_ns": now, "last_progress_unix_ns": now}
     row = {"state": "running", "attempt": "l.0", "step": STEPS - 1, "step_time_s": 0.25, "loss": 2.3, **seen}
-    topology = {"ranks": [placed(rank) for rank in range(ranks)], "can": ["pause", "rollback", "stop"], "watched": ""}
+    topology = {
+        "ranks": [placed(rank) for rank in range(ranks)],
+        "can": ["pause", "rollback", "rollback_memory", "rollback_disk", "stop"],
+        "watched": "",
+    }
     attempt = {"job": WIDE, "attempt": "l.0", "started_unix_ns": now - 9_000 * S, "number": 1, "first_step": 0}
     rows = [incident(n, names[n % JOBS], now) for n in range(incidents)]
     with write(engine) as connection:

@@ -132,8 +132,6 @@ class Directive(NamedTuple):
     location: str = ""
     checkpoint_step: int = -1
     k: int = 0
-    mode: str = ""
-    """For rollback: full or weights; "", from a service that knows no modes, means full."""
     proven: str = ""
     """Independent of the order: the newest capture in this rank's memory that proved good. The rank keeps it."""
     trace: str = ""

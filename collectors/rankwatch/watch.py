@@ -95,7 +95,7 @@ class Watch:
         Args:
             data: a callable that builds an iterator of batches at a position (batches already drawn), or an iterable
                 with `state_dict` and `load_state_dict`. Read them from `batches`, within their step; `over` needs none.
-                Without data, a rollback to memory restores only the weights, in mode `weights`.
+                Without data no captures are made.
             keep: captures kept in host memory, each a whole copy of the registered state; 0: none. With 2 or more, one
                 place is reserved for the newest capture that proved good.
             every: steps between two captures. A capture is proven good by 20 clean steps after it and about 2 s: choose
@@ -217,7 +217,7 @@ class Watch:
         Args:
             step: its number; if None, the one after the last. After a rollback the `with` returns the restored step,
                 whatever was passed. Such a loop is stopped only if it asks `should_stop`. A loop that numbers its steps
-                itself does not move its counter back, so a rollback to memory can restore only its weights.
+                itself does not move its counter back, so it has no captures.
         """
         return stepping.SingleStep(self._loop, step)
 

@@ -93,7 +93,6 @@ class RankInfo(msgspec.Struct, frozen=True):
     """Actions that the job supports: pause, resume, trace, checkpoint, rollback, stop; relaunch (by its launcher).
 
     `rollback` is a full one inside the processes: from memory with `rollback_memory`, from disk with `rollback_disk`.
-    `rollback_weights`: it can restore its weights alone, from memory.
     """
     optimizers: int = 0
     """Optimizers that the torch probe watches; 0 = without one."""
@@ -103,8 +102,8 @@ class RankInfo(msgspec.Struct, frozen=True):
     """Ranks wait for each other in each step; False: each goes at its own pace, as rollouts and servers do."""
     agent: str = ""
     """Set by the service, whatever is sent: the agent that introduced the rank; empty if it has not enrolled."""
-    checkpoint_roots: tuple[str, ...] | None = None
-    """Folders and URLs below which this host's ranks save checkpoints; None from an agent that does not know them."""
+    checkpoint_roots: tuple[str, ...] = ()
+    """Folders and URLs below which this host's ranks save checkpoints."""
     checkpoint_shards: int = 0
     """How many ranks save a part of a checkpoint; 0: every rank that can. An event cannot lower it."""
     slices: tuple[Slice, ...] | None = None
@@ -281,8 +280,6 @@ class OrderView(msgspec.Struct, frozen=True):
     """For kill: ranks to end first."""
     renewal: int = 0
     """Number of renewals of the lease: when it grows, agents write the phase again, and the ranks' leases restart."""
-    mode: str = ""
-    """For rollback: full (weights, optimizer, schedulers, random states, data, step) or weights."""
 
 
 class ResumeAdvice(msgspec.Struct, frozen=True):

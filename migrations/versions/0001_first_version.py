@@ -98,7 +98,6 @@ def upgrade() -> None:
         sa.Column("bytes", sa.BigInteger(), nullable=False),
         sa.Column("verdict", sa.Text(), nullable=False),
         sa.Column("verdict_reason", sa.Text(), nullable=False),
-        sa.Column("verified", sa.Boolean(), nullable=False),
         sa.Column("saved_unix_ns", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("job", "id", name="pk_checkpoint"),
     )
@@ -200,7 +199,6 @@ def upgrade() -> None:
     op.create_table(
         "incident",
         sa.Column("id", sa.Text(), nullable=False),
-        sa.Column("number", sa.BigInteger(), nullable=False),
         sa.Column("job", sa.Text(), nullable=False),
         sa.Column("attempt", sa.Text(), nullable=False),
         sa.Column("kind", sa.Text(), nullable=False),
@@ -251,7 +249,6 @@ def upgrade() -> None:
         sa.Column("dropped", sa.JSON(), nullable=False),
         sa.Column("configuration", sa.JSON(), nullable=False),
         sa.Column("accelerated", sa.Boolean(), nullable=False),
-        sa.Column("archived_unix_ns", sa.BigInteger(), nullable=True),
         sa.PrimaryKeyConstraint("name", name="pk_job"),
     )
     op.create_table(
@@ -459,7 +456,6 @@ def upgrade() -> None:
         sa.Column("position_needed", sa.BigInteger(), nullable=False),
         sa.Column("control_needed", sa.BigInteger(), nullable=False),
         sa.Column("epoch", sa.BigInteger(), nullable=False),
-        sa.Column("granted_since", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("partition", name="pk_stream_position"),
     )
     op.create_table(

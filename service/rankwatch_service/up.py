@@ -21,7 +21,6 @@ from rankwatch_service.access.sessions import LOGIN_S, issue_login
 from rankwatch_service.access.token_files import ensure_token_file, write_secret
 from rankwatch_service.access.tokens import TokenKind
 from rankwatch_service.clock import Clock, SystemClock
-from rankwatch_service.notify.receivers import encrypt_receivers
 from rankwatch_service.settings import Settings, local_config
 from rankwatch_service.store.engine import open_engine, write
 from rankwatch_service.store.migrate import upgrade
@@ -78,7 +77,7 @@ def prepare(settings: Settings, clock: Clock) -> str:
     """
     engine = open_engine(settings.database_url, "up")
     upgrade(engine)
-    encrypt_receivers(engine, load_secret_key(settings, engine, clock))
+    load_secret_key(settings, engine, clock)
     ingest = ensure_token_file(engine, settings.ingest_token_path, clock, TokenKind.INGEST)
     if settings.ingest_config is not None:
         local = ensure_token_file(engine, settings.local_token_path, clock, TokenKind.LOCAL)

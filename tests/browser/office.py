@@ -68,7 +68,6 @@ class Office:
         kind, onset = changes.get("severity", "critical"), self.now - (n + 1) * 60 * S
         named = {
             "id": self.incident_id(kind, n),
-            "number": n + 1,
             "summary": f"{kind} trouble {n}",
         }
         times = {"onset_unix_ns": onset, "detected_unix_ns": onset}

@@ -34,7 +34,9 @@ def addresses(office):
 )
 def test_axe_finds_nothing_serious_on_any_page(office, scheme, width, height):
     office.job("gpt", state="stalled", world_size=16)
-    office.attempt("gpt", ranks=[rank(n) for n in range(16)], can=["pause", "rollback"])
+    office.attempt(
+        "gpt", ranks=[rank(n) for n in range(16)], can=["pause", "rollback", "rollback_memory", "rollback_disk"]
+    )
     office.job("quiet", last_seen_unix_ns=office.now - 900 * S)
     for severity in ("critical", "warning", "info"):
         office.incidents(3, job="gpt", severity=severity, hosts=["host-1"], attempt="l.0")

@@ -60,7 +60,9 @@ def test_a_command_of_somebody_else_appears_and_is_cancelled_with_its_audit_trai
 
 def test_the_dialog_says_what_is_lost_and_a_stop_needs_the_name_of_the_job(office):
     office.job("gpt", step_time_s=2.0, accelerated=False)
-    office.attempt("gpt", ranks=[], can=["stop", "rollback", "pause"], replicated=False)
+    office.attempt(
+        "gpt", ranks=[], can=["stop", "rollback", "rollback_memory", "rollback_disk", "pause"], replicated=False
+    )
     for step, tier in ((1_034, "remote"), (834, "remote")):
         saved = office.now - (2_000 - step) * 10 * S
         row = {"job": "gpt", "id": f"remote:l.0:{step}", "attempt": "l.0", "step": step, "tier": tier, "location": "/c"}

@@ -1,4 +1,4 @@
-"""Archiving and deleting a job on its page."""
+"""Deleting a job on its page."""
 
 import pytest
 from playwright.sync_api import expect
@@ -25,23 +25,13 @@ def lost_job(site):
     engine.dispose()
 
 
-def test_a_job_is_archived_and_deleted_by_its_name(visit, lost_job):
+def test_a_job_is_deleted_by_its_name(visit, lost_job):
     with visit() as one:
         page = one.goto(f"/jobs/{JOB}")
-        page.get_by_role("button", name="Archive", exact=True).click()  # there once the job is lost
-        expect(page.locator(".job-head .pill", has_text="archived")).to_be_visible()
-        page.goto(f"{one.url}/jobs")
-        expect(page.locator("tr.link", has_text="gpt-small")).to_be_visible()
-        expect(page.locator("tr.link", has_text=JOB)).to_have_count(0)
-        page.get_by_role("link", name="Archived jobs").click()
-        page.locator("tr.link", has_text=JOB).click()
-        page.get_by_role("button", name="Unarchive").click()
-        expect(page.get_by_role("button", name="Archive", exact=True)).to_be_visible()
-
         with write(lost_job) as connection:
             for model, column in ((Job, Job.last_seen_unix_ns), (AgentView, AgentView.at_unix_ns)):
                 connection.execute(update(model).values({column: column - HOUR_NS}))
-        page.get_by_role("button", name="Delete").click()
+        page.get_by_role("button", name="Delete").click()  # there once the job is lost
         dialog = page.locator("dialog")
         dialog.locator("input").fill("gpt-small")
         dialog.get_by_role("button", name="Delete").click()

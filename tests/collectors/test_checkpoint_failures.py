@@ -111,7 +111,7 @@ def test_a_capture_that_fails_is_told_and_its_step_is_recorded(rank):
     class Model:
         state_dict = load_state_dict = failing(MemoryError("no room"))
 
-    rank.watch.state(model=Model(), keep=2, every=2)
+    rank.watch.state(model=Model(), data=lambda position: iter(()), keep=2, every=2)
     assert list(rank.watch.steps(4)) == [0, 1, 2, 3]
     assert [(note["tier"], note["type"]) for note in rank.notes("checkpoint_failed")] == [("memory", "MemoryError")] * 2
     assert [entry.step for entry in rank.entries if hasattr(entry, "step_time_s")] == [0, 1, 2, 3]

@@ -155,19 +155,6 @@ def test_a_loader_has_as_many_epochs_as_are_asked_for():
     assert batches.position == 6
 
 
-def test_objects_can_be_taken_back_alone():
-    job, state = a_job()
-    train(job, state, 3)
-    capture = state.capture(3)
-    weights = list(job.weights)
-    train(job, state, 2)
-    drawn = random.getstate()
-    state.restore(capture, objects_only=True)
-    assert (job.weights, job.gradient) == (weights, None)
-    assert random.getstate() == drawn
-    assert state.batches.position == 5
-
-
 def test_the_end_of_the_data_is_the_loops_business():
     batches = Batches(lambda position: iter(range(position, 2)))
     assert list(batches) == [0, 1]

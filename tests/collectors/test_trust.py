@@ -31,7 +31,7 @@ class Certificate:
         return pin_of(self.file)
 
 
-def old_service(certificate: Certificate) -> AgentService:
+def plain_service(certificate: Certificate) -> AgentService:
     """A service that takes batches as they are, not signed."""
     service = AgentService(certificate.served)
     service.enrols = False
@@ -117,7 +117,7 @@ def test_the_file_of_up_may_name_the_certificate_of_the_service_beside_it(tmp_pa
 
 def test_a_service_proves_itself_by_the_pinned_certificate_whatever_name_that_has(tmp_path: Path) -> None:
     elsewhere = Certificate(tmp_path, "elsewhere", "192.0.2.1")
-    with old_service(elsewhere) as service:
+    with plain_service(elsewhere) as service:
         channel = ServiceConnection(lambda: Endpoint(service.url, TOKEN, Trust(elsewhere.pin)))
         assert channel.post("/api/v1/telemetry", BATCH, "application/msgpack").status == 202
         channel.close()
@@ -125,7 +125,7 @@ def test_a_service_proves_itself_by_the_pinned_certificate_whatever_name_that_ha
 
 
 def test_a_service_proves_itself_by_a_trusted_authority(ours: Certificate) -> None:
-    with old_service(ours) as service:
+    with plain_service(ours) as service:
         line = ServiceConnection(lambda: Endpoint(service.url, TOKEN, Trust(ca_file=str(ours.file))))
         assert line.post("/api/v1/telemetry", BATCH).status == 202
         line.close()
@@ -137,7 +137,7 @@ def test_a_service_proves_itself_by_a_trusted_authority(ours: Certificate) -> No
     [(Trust(PIN), "another certificate than the token names"), (Trust(), "not trusted .*RANKWATCH_CA_FILE")],
 )
 def test_who_does_not_prove_itself_gets_nothing(ours: Certificate, trust: Trust, told: str, way: str) -> None:
-    with old_service(ours) as service:
+    with plain_service(ours) as service:
         channel = ServiceConnection(lambda: Endpoint(service.url, TOKEN, trust))
         ways = {
             "post": lambda: channel.post("/api/v1/telemetry", BATCH, "application/msgpack"),
@@ -150,7 +150,7 @@ def test_who_does_not_prove_itself_gets_nothing(ours: Certificate, trust: Trust,
 
 def test_a_service_at_another_address_than_its_certificate_names_gets_nothing(tmp_path: Path) -> None:
     elsewhere = Certificate(tmp_path, "elsewhere", "192.0.2.1")
-    with old_service(elsewhere) as service:
+    with plain_service(elsewhere) as service:
         channel = ServiceConnection(lambda: Endpoint(service.url, TOKEN, Trust(ca_file=str(elsewhere.file))))
         with pytest.raises(Unconfigured, match=r"not valid for '127.0.0.1'\); use a URL with a name that") as refused:
             channel.post("/api/v1/telemetry", BATCH, "application/msgpack")
@@ -190,7 +190,7 @@ def test_a_file_of_authorities_that_cannot_be_used_is_named_to_the_person(tmp_pa
 def test_a_renewed_file_of_authorities_is_read_again(tmp_path: Path, ours: Certificate) -> None:
     authorities = tmp_path / "authorities.pem"
     make_certificate(authorities, tmp_path / "other.key")
-    with old_service(ours) as service:
+    with plain_service(ours) as service:
         line = ServiceConnection(lambda: Endpoint(service.url, TOKEN, Trust(ca_file=str(authorities))))
         with pytest.raises(Unconfigured):
             line.post("/api/v1/telemetry", BATCH)

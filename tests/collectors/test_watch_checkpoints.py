@@ -125,7 +125,7 @@ def test_what_the_job_can_do_grows_with_what_it_registers(rank):
     next(rank.watch.steps(1))
     assert can() == ["pause", "resume", "trace", "checkpoint", "stop", "rollback_disk", "rollback"]
     rank.watch.state(data=lambda position: iter(()), keep=2)
-    assert can()[-4:] == ["rollback_disk", "rollback_memory", "rollback_weights", "rollback"]
+    assert can()[-3:] == ["rollback_disk", "rollback_memory", "rollback"]
 
 
 def can_of(rank: Rank) -> set[str]:
@@ -135,19 +135,21 @@ def can_of(rank: Rank) -> set[str]:
     return found
 
 
-def test_without_its_data_a_job_can_take_back_its_weights_alone(rank):
-    rank.watch.state(model=Model(), keep=2)
-    assert can_of(rank) == {"rollback_weights"}
+def test_without_its_data_a_job_makes_no_captures(rank):
+    rank.watch.state(model=Model(), keep=2, every=1)
+    list(rank.watch.steps(3))
+    assert can_of(rank) == set()
+    assert rank.notes("checkpoint_saved") == []
 
 
-def test_a_script_that_numbers_its_steps_itself_or_draws_ahead_of_them_can_take_back_its_weights_alone(rank, tmp_path):
+def test_a_script_that_numbers_its_steps_itself_or_draws_ahead_of_them_cannot_go_back_in_memory(rank, tmp_path):
     rank.watch.state(model=Model(), data=lambda position: iter(range(100)), keep=2)
-    assert can_of(rank) == {"rollback", "rollback_memory", "rollback_weights"}
+    assert can_of(rank) == {"rollback", "rollback_memory"}
     for step in range(5, 7):
-        assert can_of(rank) == {"rollback", "rollback_memory", "rollback_weights"}
+        assert can_of(rank) == {"rollback", "rollback_memory"}
         with rank.watch.step(step):
             next(rank.watch.batches)
-    assert can_of(rank) == {"rollback_weights"}
+    assert can_of(rank) == set()
 
     broken = Rank(tmp_path / "broken")
     broken.watch.state(model=Model(), data=lambda position: iter(range(9)), keep=2)
@@ -162,47 +164,34 @@ def test_a_script_that_numbers_its_steps_itself_or_draws_ahead_of_them_can_take_
     for _ in other.watch.batches:
         with other.watch.step():
             pass
-    assert can_of(other) == {"rollback_weights"}
+    assert can_of(other) == set()
 
 
-def going_back(rank: Rank, checkpoint: str, mode: str, at: int = 5) -> None:
+def going_back(rank: Rank, checkpoint: str, at: int = 5) -> None:
     """An order of all three phases, written ahead: at step `at` back to a checkpoint."""
-    fields = {"action": "rollback", "step": at, "checkpoint": checkpoint, "k": 1, "mode": mode}
+    fields = {"action": "rollback", "step": at, "checkpoint": checkpoint, "k": 1}
     fields |= {"checkpoint_step": int(checkpoint.rpartition(":")[2]), "location": "/c"}
     rank._put(Directive("o", "l.0", "hold", **fields))
     rank.write_after(1, Directive("o", "l.0", "do", **fields, lease_s=120.0))
     rank.write_after(3, Directive("o", "l.0", "go", **fields))
 
 
-def test_mode_weights_takes_back_what_is_registered_and_leaves_the_data_and_random_states(rank):
-    going_back(rank, "memory:l.0:2", "weights")
-    model = Model()
-    rank.watch.state(model=model, data=lambda position: iter(range(position, 100)), keep=4, every=2)
-    drawn, before, states = [], [], []
+def test_a_rollback_to_memory_is_refused_once_the_data_would_stay_where_it_is(rank):
+    going_back(rank, "memory:l.0:2", at=3)
+    rank.watch.on_rollback(lambda checkpoint: checkpoint.step)
+    rank.watch.state(model=Model(), data=lambda position: iter(range(position, 100)), keep=4, every=2)
     for step in rank.watch.steps(7):
-        before.append((list(model.weight), random.getstate()))
-        drawn.append((step, next(rank.watch.batches)))
-        model.train(1.0)
-        states.append(random.getstate())
-    assert drawn == [(0, 0), (1, 1), (2, 2), (3, 3), (4, 4), (2, 5), (3, 6), (4, 7), (5, 8), (6, 9)]
-    assert before[5] == (before[2][0], states[4])
-    assert rank.watch.rolled_back == ("memory:l.0:2", "/c", 2, "weights")
-    assert rank.notes("checkpoint_loaded")[0]["mode"] == "weights"
-
-
-@pytest.mark.parametrize("mode", ["", "full"])
-def test_a_rollback_in_full_is_refused_where_the_data_would_stay_where_it_is(rank, mode):
-    going_back(rank, "memory:l.0:2", mode)
-    rank.watch.state(model=Model(), keep=4, every=2)
-    assert list(rank.watch.steps(7)) == list(range(7))
+        next(rank.watch.batches)
+        if step == 2:
+            rank.watch._loop.without_memory("it draws ahead")
     assert rank.answer.answer == "failed"
-    assert rank.answer.detail == "memory:l.0:2 can restore only the weights (mode weights): watch.state has no data="
+    assert rank.answer.detail == "memory:l.0:2 cannot restore everything: it draws ahead"
     assert rank.watch.rolled_back is None
 
 
 def test_a_rollback_to_disk_moves_the_data_to_where_it_was_at_the_save(rank):
     seen = []
-    going_back(rank, "local:l.0:2", "full")
+    going_back(rank, "local:l.0:2")
     rank.watch.state(data=lambda position: iter(range(position, 100)))
     rank.watch.on_rollback(lambda checkpoint: seen.append(checkpoint) or checkpoint.step)
     drawn = []
@@ -215,7 +204,7 @@ def test_a_rollback_to_disk_moves_the_data_to_where_it_was_at_the_save(rank):
 
 
 def test_a_checkpoint_that_another_process_saved_is_refused_where_the_data_could_not_follow(rank):
-    going_back(rank, "local:k.0:2", "full")
+    going_back(rank, "local:k.0:2")
     rank.watch.state(data=lambda position: iter(range(position, 100)))
     rank.watch.on_rollback(lambda checkpoint: checkpoint.step)
     assert list(rank.watch.steps(7)) == list(range(7))

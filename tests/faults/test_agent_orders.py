@@ -296,28 +296,6 @@ def test_the_last_good_capture_outlives_every_later_one_and_training_goes_back_t
         reader.close()
 
 
-def test_a_rank_whose_data_would_stay_behind_goes_back_only_where_weights_alone_were_asked_for(tmp_path: Path) -> None:
-    with AgentService() as service, RecordingRank(tmp_path) as rank, AgentProcess(tmp_path, service.environment):
-        rank.do("keep", 4, 10, "without_data")
-        rank.do("steps", 25)
-        until(lambda: any("rollback_weights" in info.can for batch in service.batches for info in batch.ranks))
-        assert not any("rollback" in info.can for batch in service.batches for info in batch.ranks)
-        hold = wire.OrderView("o1", "gpt", "l.0", "hold", "rollback", 30, 60.0, "memory:l.0:20", k=1, mode="full")
-        hand_over(tmp_path, service, hold)
-        rank.do("steps", 20)
-        until(all_answered(service, "o1", "failed", 1))
-        assert "can restore only the weights" in answers(service, "o1")[0].answer_detail
-        service.order(phase(hold, "closed"))
-
-        hold = msgspec.structs.replace(hold, order="o2", step=50, mode="weights")
-        hand_over(tmp_path, service, hold)
-        rank.say("steps", STEPS, 0.005)
-        for name, answer in (("hold", "held"), ("do", "done"), ("go", "went")):
-            service.order(phase(hold, name))
-            until(all_answered(service, "o2", answer, 1))
-        until(lambda: [event.fields["mode"] for event in service.events("checkpoint_loaded")] == ["weights"])
-
-
 def hand_over(directory: Path, service: AgentService, hold: wire.OrderView) -> None:
     """Tell of an order, and wait until it stands in the rank's slot."""
     (ring,) = directory.glob("*.ring")

@@ -1,27 +1,16 @@
-"""Makes the golden files of the current schema version: `python -m tests.golden.make`.
+"""Makes the golden file of the wire: `python -m tests.golden.make`, after a change of the schema that is meant.
 
-Run once for each released version of the wire schema, before the release; files that exist are never written again.
-What they hold is said here, so that a test can compare what is read from them years later.
-
-- `wire-vN-NAME.msgpack`: one message each, as an agent of that version sends it;
-- `recording-vN.msgpack.zst`: the telemetry of a small job with two faults: a list of [seconds, job, message].
+`wire.msgpack` has one message for each part of the schema, by name, as an agent of this version sends it.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
-import zstandard
 
 from rankwatch import wire
-from rankwatch_service.simulate.faults import NonFinite, Slow
-from rankwatch_service.simulate.job import Job
-from rankwatch_service.simulate.placement import RankPlacement
-from tests.support.recordings.recording import telemetry
 from tests.support.values.batches import batch, column, progress, ranks, table
 
-FOLDER = Path(__file__).parent
-VERSION = wire.SCHEMA_VERSION
+FILE = Path(__file__).parent / "wire.msgpack"
 
 
 def messages() -> dict[str, wire.Batch | wire.View]:
@@ -70,28 +59,8 @@ def messages() -> dict[str, wire.Batch | wire.View]:
     }
 
 
-def recording() -> Iterator[tuple[float, str, bytes]]:
-    """(seconds, job, message) of the job with which versions are compared."""
-    job = Job(world_size=4, steps=140, step_s=0.5, seed=21, placement=RankPlacement(ranks_per_host=2)).inject(
-        NonFinite(1, 30), Slow(3, 70, 2.0)
-    )
-    for timed in telemetry("gpt", job):
-        yield timed.time_s, timed.entry.key, timed.entry.value
-
-
 def main() -> None:
-    for name, message in messages().items():
-        _write(FOLDER / f"wire-v{VERSION}-{name}.msgpack", wire.encode(message))
-    packed = msgspec.msgpack.encode(list(recording()))
-    _write(FOLDER / f"recording-v{VERSION}.msgpack.zst", zstandard.compress(packed, 19))
-
-
-def _write(path: Path, content: bytes) -> None:
-    if path.exists():
-        print(f"{path.name} is there already and stays as it is")
-        return
-    path.write_bytes(content)
-    print(f"{path.name}: {len(content)} bytes")
+    FILE.write_bytes(msgspec.msgpack.encode({name: wire.encode(message) for name, message in messages().items()}))
 
 
 if __name__ == "__main__":

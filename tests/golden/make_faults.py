@@ -40,7 +40,7 @@ from rankwatch_service.store import models
 from rankwatch_service.store.engine import read, write
 from tests.support.clock import FakeClock
 from tests.support.recordings.log import RecordedLog
-from tests.support.recordings.recording import saves, stream_over
+from tests.support.recordings.recording import declared, saves, stream_over
 from tests.support.store.database import new_database
 
 FILE: Final = Path(__file__).parent / "faults.jsonl"
@@ -259,7 +259,7 @@ def _telemetry(fault: Fault) -> Iterator[tuple[float, bytes]]:
         job = apply(text, job)
     observations = _with_told(saves(generate(job)), fault.told)
     for message in batches(fault.name, observations, start_unix_ns=START_NS):
-        yield message.time_s, wire.encode(message.batch)
+        yield message.time_s, wire.encode(declared(message.batch))
 
 
 def _with_told(observations: Iterator[Observation], told: Sequence[Told]) -> Iterator[Observation]:

@@ -1,4 +1,4 @@
-"""A job is deleted and archived in a service that runs, by commands, on both databases."""
+"""A job is deleted in a service that runs, by commands, on both databases."""
 
 import pytest
 from sqlalchemy import select, update
@@ -59,12 +59,3 @@ def test_a_deleted_job_is_gone_also_after_a_restart_and_sends_as_a_new_one(servi
     assert attempt["number"] == 1
     assert service.items("incidents") == []
     engine.dispose()
-
-
-def test_an_archived_job_is_listed_again_when_it_sends(service):
-    train(service)
-    assert service.command("jobs", "archive", "gpt")[0] == 0
-    assert service.items("jobs") == []
-    assert [one["name"] for one in service.items("jobs?archived=true")] == ["gpt"]
-    train(service, "--seed", "1")
-    assert ("job.unarchive", "gpt") in service.audit()

@@ -211,7 +211,6 @@ def order_rollback(directory: Path) -> list[Any]:
         checkpoint=f"memory:l.0:{KEPT_EVERY}",
         checkpoint_step=KEPT_EVERY,
         k=1,
-        mode="full",
     )
     for phase, answer in (("hold", "held"), ("do", "done"), ("go", "went")):
         for reader in readers:

@@ -239,7 +239,6 @@ def _write(rank: LocalRank, view: wire.OrderView) -> None:
         location=view.location,
         checkpoint_step=view.checkpoint_step,
         k=view.k,
-        mode=view.mode,
         **rank.standing._asdict(),
     )
     if rank.directive == directive and rank.renewal == view.renewal:

@@ -126,7 +126,6 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     first_seen_at: datetime
     last_seen_at: datetime
     last_progress_at: datetime | None = None
-    archived_at: datetime | None = None
 
 
 class JobDetail(Job, frozen=True, kw_only=True):
@@ -293,12 +292,11 @@ class _Jobs(_Resource):
         host: Texts = None,
         since: datetime | None = None,
         until: datetime | None = None,
-        archived: bool = False,
         order: str = "seen",
     ) -> Iterator[Job]:
         """Jobs that match all filters, those that were seen last first."""
         filters: dict[str, Any] = {"name": name, "state": state, "project": project, "owner": owner, "host": host}
-        return self._all(Job, "jobs", **filters, **_times(since, until), archived=archived, order=order)
+        return self._all(Job, "jobs", **filters, **_times(since, until), order=order)
 
     def get(self, name: str) -> JobDetail:
         """One job."""

@@ -18,8 +18,8 @@ class Checkpoint(NamedTuple):
     step: int
     """The step to go on from, as registered with the save."""
     mode: str = "full"
-    """What is restored: full (weights, optimizer, schedulers, random states, data, step), weights (the registered
-    objects alone), or relaunch (new processes load it)."""
+    """What is restored: full (weights, optimizer, schedulers, random states, data, step), or relaunch (new processes
+    load it)."""
 
 
 def advised_checkpoint(directory: str, job: str) -> Checkpoint | None:

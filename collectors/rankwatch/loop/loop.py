@@ -68,7 +68,9 @@ class Loop:
         self._follower = Follower(recorder, launch, self, now=now, sleep=sleep, end_process=end_process)
         self._allowed = ["pause", "resume", "trace"]
         self._can: list[str] = []
-        self._halved = ""
+        self._stays = ""
+        self._every = 0
+        """Steps between two captures; 0: none is made."""
         self._drawn: int | None = None
         self._places: dict[str, tuple[int | None, Any]] = {}
         self._restored_at = -1
@@ -98,27 +100,28 @@ class Loop:
         can = list(self._allowed)
         if self.restore is not None:
             can.append("rollback_disk")
-        if self.state is not None and self.memory.every:
+        self._every = 0 if self._would_stay else self.memory.every
+        if self._every:
             can += ["checkpoint"] * ("checkpoint" not in can)
-            can += ["rollback_weights"] if self._by_half else ["rollback_memory", "rollback_weights"]
+            can.append("rollback_memory")
         if {"rollback_disk", "rollback_memory"} & set(can):
             can.append("rollback")
         if can != self._can:
             self._can = can
             self._recorder.declare({"can": can})
 
-    def halve(self, reason: str) -> None:
-        """Allow rollbacks to memory only in mode weights, because of `reason`: something of the script would stay."""
-        if not self._halved:
-            self._halved = reason
+    def without_memory(self, reason: str) -> None:
+        """Make no more captures, because of `reason`: something of the script would stay where it is at a rollback."""
+        if not self._stays:
+            self._stays = reason
             self.declare()
 
     @property
-    def _by_half(self) -> str:
-        """Why a capture in memory cannot restore everything, but only the weights; "" if it can."""
+    def _would_stay(self) -> str:
+        """Why a capture in memory cannot restore everything; "" if it can."""
         if self.state is None or self.state.batches is None:
             return "watch.state has no data="
-        return self._halved
+        return self._stays
 
     # ---- boundaries --------------------------------------------------------------------------------------------------
 
@@ -171,7 +174,7 @@ class Loop:
     def _pass(self, step: int) -> int:
         """Carry out the orders and make the capture that are due before `step`; returns the step to go on from."""
         if self._drawn is not None and self._drawn != self._batches_drawn():
-            self.halve("batches are drawn before the step that uses them begins")
+            self.without_memory("batches are drawn before the step that uses them begins")
         self._drawn = None  # a step that an exception ends has drawn its batches within it
         follower = self._follower
         if self._slot[0] != follower.seen or step >= follower.hold_step:
@@ -181,7 +184,7 @@ class Loop:
                 self.stopped = True
                 self.exit.leave("stop")
                 return STOP
-        every = self.memory.every
+        every = self._every
         if every and step % every == 0:
             self._edge_ns = 0
             with self._faults, self.failures.of("save", tier="memory"):
@@ -310,16 +313,13 @@ class Loop:
 
     def refusal(self, directive: Directive) -> str:
         """See `Actions.refusal`."""
-        ways = [action for action in self._can if action.startswith("rollback_")]
-        if directive.action not in self._can and not (directive.action == "rollback" and ways):
+        if directive.action not in self._can:
             return f"this job does not support {directive.action}; it supports {', '.join(self._can)}"
         return self._no_way_back(directive) if directive.action == "rollback" else ""
 
     def _no_way_back(self, directive: Directive) -> str:
-        checkpoint, mode = directive.checkpoint, directive.mode or "full"
+        checkpoint = directive.checkpoint
         if not checkpoint.startswith("memory:"):
-            if mode != "full":
-                return f"{checkpoint} is on disk, but mode {mode} is only for captures in memory"
             if self.restore is None:
                 return f"{checkpoint} is on disk, and the job has no on_rollback"
             if self.state is not None and self.state.batches is not None and checkpoint not in self._places:
@@ -328,9 +328,8 @@ class Loop:
         if checkpoint not in self.memory:
             self.gone(checkpoint, "it was requested and is not in memory")
             return f"{checkpoint} is not in memory any more"
-        if mode == "full" and self._by_half:
-            return f"{checkpoint} can restore only the weights (mode weights): {self._by_half}"
-        return ""
+        why = self._would_stay
+        return f"{checkpoint} cannot restore everything: {why}" if why else ""
 
     def checkpoint(self, step: int) -> str:
         """See `Actions.checkpoint`."""
@@ -360,11 +359,10 @@ class Loop:
             raise ValueError(f"rollback to k {directive.k}, but this attempt has k {self._meter.k}")
         self._tracer.fail("a rollback")
         begun_ns = self._now()
-        mode = directive.mode or "full"
-        checkpoint = Checkpoint(directive.checkpoint, directive.location, directive.checkpoint_step, mode)
+        checkpoint = Checkpoint(directive.checkpoint, directive.location, directive.checkpoint_step)
         if directive.checkpoint in self.memory and self.state is not None:
             capture = self.memory[directive.checkpoint]
-            self.state.restore(capture, objects_only=mode == "weights")
+            self.state.restore(capture)
             step = self._restored_at = capture.step
         elif self.restore is not None:
             step = int(self.restore(checkpoint))

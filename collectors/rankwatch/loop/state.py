@@ -228,22 +228,16 @@ class TrainingState:
             self.batches.state() if self.batches is not None else None,
         )
 
-    def restore(self, capture: Capture, *, objects_only: bool = False) -> None:
+    def restore(self, capture: Capture) -> None:
         """Load a capture into the same objects, clear gradients, move the data, then set the random states.
 
         The capture does not change: copies are loaded, since optimizers keep the tensors they are given.
-
-        Args:
-            capture: a result of `capture`.
-            objects_only: leave the data and the random states as they are.
         """
         for name, member in self._objects.items():
             member.load_state_dict(copied(capture.states[name]))
         for member in self._objects.values():
             if hasattr(member, "zero_grad"):
                 member.zero_grad()
-        if objects_only:
-            return
         if self.batches is not None:
             self.batches.move_to(capture.position, capture.data)
         set_random_states(capture.random)

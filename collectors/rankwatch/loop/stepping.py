@@ -83,7 +83,7 @@ class SingleStep:
         self._loop = loop
         self._step = loop.next_step if step is None else step
         if step is not None and loop.next_step:
-            loop.halve("the script numbers its steps itself")
+            loop.without_memory("the script numbers its steps itself")
 
     def __enter__(self) -> int:
         if not (self._loop.exit.runs or self._loop.stopped):

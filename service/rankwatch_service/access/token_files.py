@@ -27,7 +27,7 @@ FILE_TOKENS: Final[Mapping[TokenKind, tuple[str, Scope]]] = {
 def ensure_token_file(engine: Engine, path: Path, clock: Clock, kind: TokenKind) -> str:
     """Read the token in a file; if it is missing or no longer valid, create one and write it there.
 
-    It is good on this machine only: one that an earlier version made, and that is good everywhere, is replaced.
+    It is good on this machine only; one that is good everywhere is replaced.
 
     Args:
         engine: of a database with this version's tables.

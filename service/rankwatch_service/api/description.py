@@ -50,7 +50,6 @@ CONFLICT: Final[Mapping[tuple[str, str], str]] = {
     ("POST", "/api/v1/commands/{command_id}/approve"): "It does not wait, has expired, or you requested it yourself",
     ("POST", "/api/v1/commands/{command_id}/cancel"): "A rank has already acted on it",
     ("POST", "/api/v1/commands/{command_id}/refuse"): "It does not wait, has expired, or you requested it yourself",
-    ("POST", "/api/v1/jobs/{job}/archive"): "The job still trains",
     ("DELETE", "/api/v1/jobs/{job}"): "The job has reported too recently, or has an open order",
     ("POST", "/api/v1/jobs/{job}/commands"): "The job cannot do this now; the detail says why",
     ("POST", "/api/v1/notifications/{notification_id}/resend"): "It is not one that was given up",

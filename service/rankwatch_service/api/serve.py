@@ -22,7 +22,7 @@ from rankwatch_service.certificate import LOOK_EVERY_S, ServedCertificate
 from rankwatch_service.clock import Clock, SystemClock
 from rankwatch_service.log.control_log import ControlLog
 from rankwatch_service.log.sql_log import SqlLog
-from rankwatch_service.notify.receivers import add_topic_receiver, encrypt_receivers
+from rankwatch_service.notify.receivers import add_topic_receiver
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.engine import open_engine
 from rankwatch_service.store.migrate import upgrade
@@ -67,7 +67,6 @@ def run(settings: Settings) -> None:
     def begin() -> FastAPI:
         upgrade(engine)
         secret_key = load_secret_key(settings, engine, clock)
-        encrypt_receivers(engine, secret_key)
         return _application(settings, engine, clock, secret_key)
 
     app = once_it_answers(begin, clock)

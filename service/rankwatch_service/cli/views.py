@@ -167,7 +167,7 @@ TRAIL_SHOWN: Final = 16
 def show_explanations(explanations: Sequence[Mapping[str, Any]]) -> None:
     """Print explanations, as `GET /incidents/{id}/why` lists them."""
     if not explanations:
-        output.note("no threshold decided: what was seen is a fault by itself, or an older version opened the incident")
+        output.note("no threshold decided: what was seen is a fault by itself")
     for one in explanations:
         rows = dict(one["rows"])
         judged = rows.pop("judged", 0)

@@ -73,7 +73,6 @@ class Correlator:
         self._attempt = ""
         self._frames = 0
         self._first_step: int | None = None
-        self._number = 0
         self._episodes: dict[tuple[str, str, str], int] = {}
         self._episode_base = 0
         self._incidents: dict[str, Incident] = {}
@@ -87,17 +86,16 @@ class Correlator:
         """An incident that is open or was resolved lately."""
         return self._incidents.get(incident_id)
 
-    def restore_open(self, incidents: Sequence[Incident], attempt: str, number: int, episodes: int) -> None:
+    def restore_open(self, incidents: Sequence[Incident], attempt: str, episodes: int) -> None:
         """Begin with the incidents in the store, when there is no usable snapshot.
 
         Args:
             incidents: the open ones.
             attempt: the newest known one, which may continue.
-            number: the highest number of an incident so far.
             episodes: the highest episode so far; new ones begin above it, so that no id is used twice.
         """
         self._incidents = {incident.id: incident for incident in incidents}
-        self._attempt, self._number, self._episode_base = attempt, number, episodes
+        self._attempt, self._episode_base = attempt, episodes
 
     def begin(self, attempt: str) -> None:
         """Begin a new attempt. To be called before the detectors are given it."""
@@ -234,10 +232,8 @@ class Correlator:
         return episode
 
     def _new(self, part: Part, finding: Finding, placement: Placement) -> Update:
-        self._number += 1
         incident = Incident(
             id=incident_id(self._job, part.attempt, part.kind, part.scope, part.episode),
-            number=self._number,
             job=self._job,
             parts=[part],
             severity=finding.severity,
@@ -381,7 +377,6 @@ class Correlator:
             "attempt": self._attempt,
             "frames": self._frames,
             "first_step": self._first_step,
-            "number": self._number,
             "episode_base": self._episode_base,
             "episodes": [[*key, count] for key, count in self._episodes.items()],
             "incidents": [incident_state(incident) for incident in self._incidents.values()],
@@ -390,8 +385,8 @@ class Correlator:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned."""
         self.counts = Counter(state["counts"])
-        self._attempt, self._frames, self._number = state["attempt"], state["frames"], state["number"]
-        self._first_step = state.get("first_step")  # older snapshots lack it
+        self._attempt, self._frames = state["attempt"], state["frames"]
+        self._first_step = state["first_step"]
         self._episode_base = state["episode_base"]
         self._episodes = {(attempt, kind, scope): count for attempt, kind, scope, count in state["episodes"]}
         incidents = [incident_restored(saved) for saved in state["incidents"]]

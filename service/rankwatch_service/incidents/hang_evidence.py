@@ -109,11 +109,11 @@ class HangEvidence:
 
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> HangEvidence:
-        """The answers of which `state` returned this; nothing of a snapshot of an earlier version."""
+        """The answers of which `state` returned this."""
         evidence = cls()
-        evidence._stacks = {id_: StackGroups.restored(one) for id_, one in state.get("stacks", {}).items()}
-        evidence._changed = list(state.get("changed", ()))
-        evidence._told_s = dict(state.get("told_s", {}))
+        evidence._stacks = {id_: StackGroups.restored(one) for id_, one in state["stacks"].items()}
+        evidence._changed = list(state["changed"])
+        evidence._told_s = dict(state["told_s"])
         return evidence
 
 

@@ -76,7 +76,6 @@ class Incident:
     """What a person works on. `parts[0]` is the first mover; the others are its consequences."""
 
     id: str
-    number: int
     job: str
     parts: list[Part]
     severity: Severity
@@ -197,7 +196,6 @@ class Incident:
         """A frozen copy of the incident as it is now."""
         return IncidentVersion(
             id=self.id,
-            number=self.number,
             job=self.job,
             attempt=self.attempt,
             kind=self.kind,
@@ -327,23 +325,16 @@ def incident_restored(state: Mapping[str, Any]) -> Incident:
     """The incident of which `incident_state` returned this."""
     parts = [_part_restored(saved) for saved in state["parts"]]
     severity, ranks = Severity(state["severity"]), tuple(state["ranks"])
-    # Older snapshots hold the detection in the incident, not in its parts.
-    older = {"opened_time_s": state.get("detected_time_s")}
-    found = state.get("found_severity")
-    if "detected_time_s" in state:
-        parts[0].detected_step, parts[0].detected_time_s = state["detected_step"], state["detected_time_s"]
-    known = {name: value for name, value in state.items() if name not in ("detected_step", "detected_time_s")}
+    found = state["found_severity"]
     types = {"parts": parts, "severity": severity, "ranks": ranks, "scope": IncidentScope.parse(state["scope"])}
     types["found_severity"] = None if found is None else Severity(found)
-    return Incident(**{**older, **known, **types})
+    return Incident(**{**state, **types})
 
 
 def _part_restored(saved: Mapping[str, Any]) -> Part:
-    severity = Severity(saved.get("severity", Severity.WARNING))
-    types = {"kind": Kind(saved["kind"]), "ranks": tuple(saved["ranks"]), "severity": severity}
-    return Part(
-        **{**saved, **types, "hosts": tuple(saved.get("hosts", ())), "scope": IncidentScope.parse(saved["scope"])}
-    )
+    types = {"kind": Kind(saved["kind"]), "severity": Severity(saved["severity"])}
+    places = {"ranks": tuple(saved["ranks"]), "hosts": tuple(saved["hosts"])}
+    return Part(**{**saved, **types, **places, "scope": IncidentScope.parse(saved["scope"])})
 
 
 def hangs(incidents: Iterable[Incident], attempt: str | None) -> bool:

@@ -37,7 +37,6 @@ class IncidentVersion:
     """One incident after transition number `transitions`. Its mappings hold plain JSON types, without NaN."""
 
     id: str
-    number: int
     job: str
     attempt: str
     kind: Kind

@@ -374,17 +374,12 @@ class Assembler:
         assembler.topology_state = TopologyState.restored(state["roster"])
         assembler.step_time_s = state["step_time_s"]
         assembler.board = None if state["board"] is None else ProgressBoard.restored(state["board"])
-        if "march" in state:  # snapshots of earlier versions lack it
-            assembler._lockstep = LockstepCheck.restored(state["march"])
+        assembler._lockstep = LockstepCheck.restored(state["march"])
         assembler._gaps.restore(state["senders"])
         assembler._launches = list(state["launches"])
         assembler._windows = {family: FrameWindow.restored(saved) for family, saved in state["windows"].items()}
         assembler.last_step = assembler._windows["steps"].last_closed if assembler._windows else -1
-        if "cells" in state:
-            assembler.cells, assembler.allowed = CellCount.restored(state["cells"]), state["allowed"]
-        else:  # of an earlier version; the next bundle asks for what the job has
-            names = {family: window.names for family, window in assembler._windows.items()}
-            assembler.cells = CellCount.begun(assembler.topology_state.world_size, names)
+        assembler.cells, assembler.allowed = CellCount.restored(state["cells"]), state["allowed"]
         assembler._pending = [read_bundle([decode_envelope(body)]) for body in state["pending"]]
         assembler._pending_rows = sum(bundle.row_count for bundle in assembler._pending)
         assembler._began_s, assembler._ended = state["began_s"], state["ended"]

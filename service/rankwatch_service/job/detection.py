@@ -152,10 +152,8 @@ class DetectionPipeline:
             Names of detectors without a snapshot: they are new, or of another version.
         """
         without_snapshot = self._bank.restore(state["bank"], None if start is None else self._ruled(start))
-        if "timed" in state:  # snapshots of earlier versions have none
-            self._timed.restore(state["timed"])
-        if "trails" in state:
-            self._bank.trails.restore(state["trails"])
+        self._timed.restore(state["timed"])
+        self._bank.trails.restore(state["trails"])
         self.correlator.restore(state["correlator"])
         return without_snapshot
 

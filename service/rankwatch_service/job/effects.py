@@ -60,7 +60,7 @@ class FeedEntry:
 def brief(transition: Transition) -> dict[str, Any]:
     """What the feed says of a change of an incident."""
     incident = transition.incident
-    told = {"id": incident.id, "number": incident.number, "kind": str(incident.kind), "state": incident.state}
+    told = {"id": incident.id, "kind": str(incident.kind), "state": incident.state}
     return told | {"what": str(transition.what), "severity": str(incident.severity)}
 
 

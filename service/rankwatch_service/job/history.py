@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from rankwatch.locations import folder_of, is_below
+from rankwatch.locations import is_below
 from rankwatch_detectors.base import Occurrence
 from rankwatch_service.incidents.answers import save_text
 from rankwatch_service.incidents.model import Incident, unix_ns
@@ -153,7 +153,6 @@ class JobHistory:
             seconds=told.seconds,
             bytes=max(told.bytes, 0),
             at_unix_ns=unix_ns(occurrence.time_s),
-            verified=topology_state.checkpoint_roots is not None,
         )
         if why := self._outside(shard, topology_state.checkpoint_roots):
             self.counts["checkpoint_location"] += 1
@@ -190,13 +189,9 @@ class JobHistory:
             self.note(f"rank {answer.rank} was traced", occurrence.step, occurrence.time_s)
         return [] if answer is None else [answer]
 
-    def _outside(self, shard: Shard, roots: Collection[str] | None) -> str:
+    def _outside(self, shard: Shard, roots: Collection[str]) -> str:
         """Why the location of a shard must not be loaded; "" if it may."""
         try:
-            if roots is None and shard.location:
-                # Agents of the version before declare none: what follows must lie where their first checkpoint was.
-                roots = [_folder(self.ledger.first_on_disk or shard)]
-            roots = roots or ()
             if is_below(shard.location, roots):
                 return ""
         except ValueError as error:
@@ -271,19 +266,9 @@ class JobHistory:
         history.ledger = Ledger(entry_restored(saved) for saved in state["entries"])
         history.counts.update(state["counts"])
         history._changes.extend(state["changes"])
-        history._configured.extend(state.get("configured", ()))  # older snapshots lack it
+        history._configured.extend(state["configured"])
         history._first_step = state["first_step"]
         return history
-
-
-def _folder(save: LedgerEntry | Shard) -> str:
-    """The folder that a save is in; the one above if the folder has the step in its name.
-
-    Raises:
-        ValueError: its location is not valid.
-    """
-    folder = folder_of(save.location)
-    return folder_of(folder) if str(save.step) in folder.rpartition("/")[2] else folder
 
 
 def entry_restored(saved: Mapping[str, Any]) -> LedgerEntry:

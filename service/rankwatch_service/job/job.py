@@ -375,7 +375,6 @@ class JobStream:
 
     def state(self) -> dict[str, Any]:
         """Everything that decides the future: JSON types, bytes and arrays. Copy it before the next call."""
-        # Keys are those of the first version, so that its snapshots stay readable.
         return {
             "desk": self.settings.state(),
             "assembler": self._assembler.state(),
@@ -396,14 +395,13 @@ class JobStream:
         """Restore what `state` gave; `detectors_without_snapshot` then names the detectors that begin anew."""
         self.adopt(SettingsInForce.restored(state["desk"]))
         self._assembler = Assembler.restored(state["assembler"])
-        if "carriers" in state:  # snapshots of earlier versions lack them
-            self._carriers = Carriers.restored(state["carriers"])
-            self._newcomers = Newcomers.restored(state["newcomers"])
-        self.devices = DeviceBoards.restored(state.get("devices", {}))
-        self._hang_evidence = HangEvidence.restored(state.get("hang_evidence", {}))
+        self._carriers = Carriers.restored(state["carriers"])
+        self._newcomers = Newcomers.restored(state["newcomers"])
+        self.devices = DeviceBoards.restored(state["devices"])
+        self._hang_evidence = HangEvidence.restored(state["hang_evidence"])
         self.detectors_without_snapshot = self._pipeline.restore(state, self._assembler.start(state["heard_s"]))
         self.history = JobHistory.restored(state["books"])
         self._responder.restore(state["history"])
         self._summary.restore(state["portrait"])
         self._heard_s, self._resting = state["heard_s"], state["resting"]
-        self.whose = JobProject(self.job, *state.get("whose", ()))
+        self.whose = JobProject(self.job, *state["whose"])

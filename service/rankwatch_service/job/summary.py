@@ -261,7 +261,7 @@ class SummaryBuilder:
         """Restore what `state` gave."""
         self.attempt, self._attempts = state["attempt"], state["attempts"]
         row = state["row"]
-        self._newest = row and JobSummary(**row | {"configuration": tuple(row.get("configuration", ()))})
+        self._newest = row and JobSummary(**row | {"configuration": tuple(row["configuration"])})
         self._first_seen_ns, self._paused = state["first_seen_ns"], state["paused"]
         self._loss, self._steps = state["loss"], dict(state["steps"])
-        self._progress_ns, self._ordered_ns = state.get("progress_ns"), state.get("ordered_ns", 0)
+        self._progress_ns, self._ordered_ns = state["progress_ns"], state["ordered_ns"]

@@ -23,7 +23,7 @@ class TopologyState:
         self._parameters: tuple[str, ...] = ()
         self._highest = -1
         self._apart = False
-        self._roots: set[str] | None = None
+        self._roots = set[str]()
         self._savers: tuple[int, int] | None = None
         self._whole_norm: WholeNorm | None = None
 
@@ -73,8 +73,8 @@ class TopologyState:
         return frozenset.intersection(*told) if told else frozenset()
 
     @property
-    def checkpoint_roots(self) -> Collection[str] | None:
-        """The folders and URLs below which the checkpoints of this launch lie; None if its agents declare none."""
+    def checkpoint_roots(self) -> Collection[str]:
+        """The folders and URLs below which the checkpoints of this launch lie."""
         return self._roots
 
     def has(self, rank: int) -> bool:
@@ -94,8 +94,6 @@ class TopologyState:
             every = self.world_size - (unable if unable < len(infos) else 0)
             self._savers = every, max((info.checkpoint_shards for info in infos), default=0)
         every, declared = self._savers
-        if self._roots is None:
-            return told or every
         return min(max(told, declared), every) if told and declared > 0 else every
 
     def learn(self, infos: Iterable[wire.RankInfo]) -> bool:
@@ -120,10 +118,9 @@ class TopologyState:
 
     def _take(self, info: wire.RankInfo) -> None:
         self._savers = self._whole_norm = None
-        if info.checkpoint_roots is not None:
-            roots = tuple(_plain_roots(info.checkpoint_roots))
-            info = msgspec.structs.replace(info, checkpoint_roots=roots)
-            self._roots = (self._roots or set()).union(roots)
+        roots = tuple(_plain_roots(info.checkpoint_roots))
+        info = msgspec.structs.replace(info, checkpoint_roots=roots)
+        self._roots.update(roots)
         self._infos[info.rank] = _without_parameters(info)
 
     def see(self, highest_rank: int) -> bool:
@@ -214,7 +211,7 @@ class TopologyState:
             restored._take(info)
         restored._parameters = tuple(state["parameters"])
         restored._highest = state["highest"]
-        restored._apart = state.get("apart", False)
+        restored._apart = state["apart"]
         return restored
 
 
@@ -232,7 +229,7 @@ def _slices(infos: Sequence[wire.RankInfo]) -> tuple[Ints, ...]:
 
 def _topology(info: wire.RankInfo) -> wire.RankInfo:
     """The part of an info that decides whether the topology has changed."""
-    return msgspec.structs.replace(info, parameters=(), pid=0, checkpoint_roots=None, checkpoint_shards=0)
+    return msgspec.structs.replace(info, parameters=(), pid=0, checkpoint_roots=(), checkpoint_shards=0)
 
 
 def _without_parameters(info: wire.RankInfo) -> wire.RankInfo:

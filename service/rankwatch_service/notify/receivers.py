@@ -15,10 +15,10 @@ from rankwatch_service.clock import Clock
 from rankwatch_service.log.base import Entry
 from rankwatch_service.log.control_log import ControlLog
 from rankwatch_service.names import ALL_JOBS
-from rankwatch_service.notify.signature import SECRET_PREFIX, new_secret
+from rankwatch_service.notify.signature import new_secret
 from rankwatch_service.policy.control_records import ReceiverRoute, ReceiversSet, encode_control
 from rankwatch_service.store import audit_trail
-from rankwatch_service.store.engine import read, write, write_erasing
+from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import Agent, IdempotentReply, Receiver, Setting
 
 TOPIC_URL: Final = "kafka:"
@@ -47,25 +47,6 @@ def receiver_routes(connection: Connection) -> tuple[ReceiverRoute, ...]:
         )
         for row in rows
     )
-
-
-def encrypt_receivers(engine: Engine, secret_key: SecretKey) -> None:
-    """Encrypt what an earlier version stored in plain text. Blocking; costs one query where there is nothing to do.
-
-    Stored replies to an `Idempotency-Key` are removed with it, since they may hold the same secrets.
-
-    Raises:
-        StoreBusyError: the database is busy; try again.
-    """
-    plain = select(Receiver.name, Receiver.url, Receiver.secret).where(Receiver.secret.startswith(SECRET_PREFIX))
-    with read(engine) as connection:
-        if not connection.execute(plain).all():
-            return
-    with write_erasing(engine) as connection:
-        for name, url, secret in connection.execute(plain).all():
-            encrypted = {"url": secret_key.encrypt(url), "secret": secret_key.encrypt(secret)}
-            connection.execute(update(Receiver).where(Receiver.name == name).values(**encrypted))
-        connection.execute(delete(IdempotentReply))
 
 
 def forget_secret_key(connection: Connection, controls: ControlLog) -> list[str]:

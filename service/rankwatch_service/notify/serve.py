@@ -19,7 +19,6 @@ from rankwatch_service.notify.lease import Lease
 from rankwatch_service.notify.message_links import PURPOSE, LinkSender, SignedLinks
 from rankwatch_service.notify.notifier import Notifier
 from rankwatch_service.notify.outbox import OutboxTable
-from rankwatch_service.notify.receivers import encrypt_receivers
 from rankwatch_service.notify.sender import DecryptingSender, MessageSender
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.change_watch import ChangeWatch
@@ -52,9 +51,7 @@ async def _run(settings: Settings) -> None:
 
     def begin() -> SecretKey:
         upgrade(engine)
-        secret_key = load_secret_key(settings, engine, clock)
-        encrypt_receivers(engine, secret_key)
-        return secret_key
+        return load_secret_key(settings, engine, clock)
 
     secret_key = once_it_answers(begin, clock)
     lease = Lease(engine, "notify", clock)

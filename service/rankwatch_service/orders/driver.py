@@ -47,7 +47,6 @@ from rankwatch_service.policy.policy import Action
 from rankwatch_service.policy.rollback import (
     RollbackMode,
     Way,
-    knows_modes,
     resumed_from,
     way_back,
     why_from_scratch,
@@ -288,7 +287,7 @@ def _way(connection: Connection, command: RowMapping) -> Way | CommandOutcome:
     rows = connection.execute(
         select(OrderRow.mode, OrderRow.checkpoint).where(OrderRow.command_id == command["id"], OrderRow.refused)
     )
-    refused = {(mode or RollbackMode.FULL, CheckpointTier(checkpoint.partition(":")[0])) for mode, checkpoint in rows}
+    refused = {(mode, CheckpointTier(checkpoint.partition(":")[0])) for mode, checkpoint in rows}
     entries = checkpoints(connection, command["job"])
     can = read_training(connection, command["job"], command["attempt"]).can
     mode, wanted = command["params"].get("mode", ""), command["params"].get("checkpoint", "")
@@ -312,9 +311,9 @@ def _new_order(connection: Connection, command: RowMapping, now_unix_ns: int) ->
         if isinstance(way, CommandOutcome):
             return way
         target = way.entry
-        mode = way.mode if knows_modes(read_training(connection, command["job"], command["attempt"]).can) else ""
-        if way.mode is RollbackMode.RELAUNCH:
-            action, mode = Action.RELAUNCH, way.mode
+        mode = way.mode
+        if mode is RollbackMode.RELAUNCH:
+            action = Action.RELAUNCH
         else:
             k += 1
     elif action == Action.RELAUNCH and not command["params"].get(FROM_SCRATCH):

@@ -100,7 +100,7 @@ class Order:
     checkpoint that has taken over the ranks of one and becomes a pause afterwards."""
     version: int
     mode: str = ""
-    """For rollback: full or weights, or relaunch if the action is that instead; "" if the ranks know no modes."""
+    """For rollback: full, or relaunch if the action is that instead."""
     refused: bool = False
     """A rank answered that it cannot do this."""
 
@@ -130,7 +130,6 @@ class Order:
             k=self.k,
             culprits=self.culprits,
             renewal=self.version,
-            mode=self.mode,
         )
 
 

@@ -67,7 +67,7 @@ def advance(order: Order, now: OrderSituation) -> Advance:
 
 
 def all_paused(order: Order, now: OrderSituation) -> bool:
-    """Whether every rank answers that it stands in this pause; ranks of an older SDK do not answer that."""
+    """Whether every rank answers that it stands in this pause."""
     standing = [p for p in now.ranks().values() if (p.order, p.answer, p.answer_detail) == (order.id, "done", PAUSED)]
     return order.phase is Phase.DO and order.pause_applied and len(standing) == now.world_size()
 

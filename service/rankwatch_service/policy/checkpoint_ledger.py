@@ -69,8 +69,6 @@ class LedgerEntry:
     saved_unix_ns: int
     verdict: Verdict = Verdict.INCOMPLETE
     reason: str = ""
-    verified: bool = False
-    """Whether the location is below a root that the job declared; False from agents that declare none."""
 
     @property
     def id(self) -> str:
@@ -95,8 +93,6 @@ class Shard:
     seconds: float
     bytes: int
     at_unix_ns: int
-    verified: bool = False
-    """See `LedgerEntry.verified`."""
 
     def blank(self, expected: int) -> LedgerEntry:
         """The entry of its save without any shard."""
@@ -114,13 +110,6 @@ class Ledger:
         """All entries in the order in which they were first reported."""
         return tuple(self._entries.values())
 
-    @property
-    def first_on_disk(self) -> LedgerEntry | None:
-        """The oldest save that has a location."""
-        return next(
-            (each for each in self._entries.values() if each.location and each.verdict is not Verdict.REFUSED), None
-        )
-
     def saved(self, shard: Shard, expected: int) -> list[LedgerEntry]:
         """Record a rank's shard, one of at least `expected`. A repeated report changes nothing."""
         blank = shard.blank(expected)
@@ -137,7 +126,6 @@ class Ledger:
             location=shard.location if shard.rank == min(shards) else before.location,
             shards_expected=expected,
             shards=shards,
-            verified=shard.verified and (before.verified or not before.shards),
             seconds=max(before.seconds, shard.seconds),
             bytes=before.bytes + shard.bytes,
         )

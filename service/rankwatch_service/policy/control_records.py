@@ -31,7 +31,7 @@ class OrderPhase(msgspec.Struct, frozen=True, tag="order", tag_field="record"):
     checkpoint: str = ""
     checkpoint_step: int = -1
     mode: str = ""
-    """For rollback: full or weights."""
+    """For rollback: full or relaunch."""
     paused: bool = False
     """Whether the ranks are paused, be it while a checkpoint is saved."""
 

@@ -201,7 +201,6 @@ def _incident_data(
     return {
         "id": incident.id,
         "short_id": short(incident.id),
-        "number": incident.number,
         "text": incident_text(incident, world_size, accelerated),
         "job": incident.job,
         "project": whose.project,

@@ -63,7 +63,7 @@ class Rule:
     confidence_min: float = 0.0
     action: str = ""
     rollback_mode: str = ""
-    """For rollback: full, weights or relaunch; "": full, else relaunch."""
+    """For rollback: full or relaunch; "": full, else relaunch."""
     project: str = ""
 
     def matches(self, incident: IncidentFacts) -> bool:
@@ -237,7 +237,7 @@ def policy_record(policy: Policy) -> PolicySet:
 
 
 def policy_of(record: PolicySet) -> Policy:
-    """The policy in a control record. Limits that it lacks, since an earlier version wrote it, take their defaults."""
+    """The policy in a control record."""
     rules = tuple(
         Rule(
             rule.id,

@@ -1,8 +1,7 @@
 """Chooses how a job goes back, and to which checkpoint. Pure.
 
 A rollback is *full* (weights, optimizer, schedulers, random states, data, step) inside the processes if the job can do
-that, else a *relaunch* from a checkpoint on disk. The *weights* alone are restored only on request: they leave a model
-from before the fault with data from after it, which nobody should get unasked.
+that, else a *relaunch* from a checkpoint on disk.
 """
 
 from __future__ import annotations
@@ -27,15 +26,9 @@ class RollbackMode(StrEnum):
     """How a job goes back."""
 
     FULL = "full"
-    WEIGHTS = "weights"
+    """Preferred if no mode was requested."""
     RELAUNCH = "relaunch"
 
-
-BY_ITSELF: Final = (RollbackMode.FULL, RollbackMode.RELAUNCH)
-"""Tried in this order if no mode was requested."""
-
-IN_PLACE: Final = ("rollback_memory", "rollback_disk", "rollback_weights")
-"""What ranks can do (`wire.RankInfo.can`). An SDK that says `rollback` and none of these does not know the modes."""
 
 USABLE: Final = (Verdict.UNPROVEN, Verdict.GOOD, Verdict.SUSPECT)
 """Checkpoints that a person may choose by id."""
@@ -52,18 +45,11 @@ class Way:
     entry: LedgerEntry
 
 
-def knows_modes(can: Collection[str]) -> bool:
-    """Whether the ranks distinguish the modes of a rollback."""
-    return any(word in can for word in IN_PLACE) or "rollback" not in can
-
-
 def tiers(mode: RollbackMode, can: Collection[str]) -> tuple[CheckpointTier, ...]:
     """Tiers from which a job can load a checkpoint in a mode: all for a full rollback while `can` is empty."""
     if mode is RollbackMode.RELAUNCH:
         return SURVIVES_PROCESSES if "relaunch" in can else ()
-    if mode is RollbackMode.WEIGHTS:
-        return (CheckpointTier.MEMORY,) if "rollback_weights" in can else ()
-    if not can or not knows_modes(can):
+    if not can:
         return SPEED
     memory = (CheckpointTier.MEMORY,) if "rollback_memory" in can else ()
     return memory + (SURVIVES_PROCESSES if "rollback_disk" in can else ())
@@ -125,19 +111,16 @@ def why_from_scratch(entries: Sequence[LedgerEntry]) -> str:
 
 
 def why_none(entries: Sequence[LedgerEntry], can: Collection[str], mode: str = "") -> str:
-    """Why `way_back` found nothing, for people. Names mode weights, which is used only on request, if it can help."""
+    """Why `way_back` found nothing, for people."""
     if not possible(mode, can):
-        reason = f"the job does not support mode {mode}" if mode else "the job supports neither mode full nor relaunch"
-    elif not entries:
-        reason = "there is no checkpoint to go back to"
-    else:
-        reason = f"there is no good checkpoint to go back to: {_counted(entries)}"
-    weights = way_back(entries, can, RollbackMode.WEIGHTS)
-    return reason + (f"; mode weights would restore the weights alone, from {weights.entry.id}" if weights else "")
+        return f"the job does not support mode {mode}" if mode else "the job supports neither mode full nor relaunch"
+    if not entries:
+        return "there is no checkpoint to go back to"
+    return f"there is no good checkpoint to go back to: {_counted(entries)}"
 
 
 def _modes(mode: str) -> tuple[RollbackMode, ...]:
-    return (RollbackMode(mode),) if mode else BY_ITSELF
+    return (RollbackMode(mode),) if mode else tuple(RollbackMode)
 
 
 def _counted(entries: Iterable[LedgerEntry]) -> str:

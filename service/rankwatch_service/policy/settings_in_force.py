@@ -109,8 +109,8 @@ class SettingsInForce:
         settings.policy = policy_of(msgspec.convert(state["policy"], PolicySet))
         settings.receivers = tuple(msgspec.convert(state["receivers"], list[ReceiverRoute]))
         settings.silences = {one.id: one for one in msgspec.convert(state["silences"], list[SilenceSet])}
-        settings.precision = {kind: Precision(*counts) for kind, counts in state.get("precision", {}).items()}
-        settings.rules = tuple(MetricRule.of(rule) for rule in state.get("rules", ()))
-        settings.tuning = msgspec.convert(state.get("tuning", {"record": "tuning"}), TuningSet)
-        settings.waiting = {whose["job"]: JobProject(**whose) for whose in state.get("waiting", ())}
+        settings.precision = {kind: Precision(*counts) for kind, counts in state["precision"].items()}
+        settings.rules = tuple(MetricRule.of(rule) for rule in state["rules"])
+        settings.tuning = msgspec.convert(state["tuning"], TuningSet)
+        settings.waiting = {whose["job"]: JobProject(**whose) for whose in state["waiting"]}
         return settings

@@ -6,7 +6,7 @@ Values that do not fit come back exactly: NaN, infinities, and what is far from 
 is a value; "not measured" is the NaN with the payload of `ABSENT_BITS`.
 
 Resolution: times (`is_time`) have TIME_RESOLUTION_S, or a thousandth of their median if that is finer; everything else
-has 18 bits, one part in 260,000. Bytes of the first version (float32, shuffled, zstd) stay readable.
+has 18 bits, one part in 260,000.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TOGETHER_BYTES: Final = 32 * 1024 * 1024
 """Cells that are encoded or rolled up together, which takes about six times their memory: 16 metrics of 8,192 ranks."""
 
 _LEVEL: Final = 1  # level 3 gains 0.3 % on shuffled integers
-_VERSION: Final = 2  # the first byte; zstd's own, with which the first version's chunks began, is 0x28
+_VERSION: Final = 1  # the first byte
 _FIXED, _ROUNDED = 0, 1
 _HEADER: Final = struct.Struct("<BBBxHxxIId")  # version, form, bytes of a code, steps, ranks, escapes, resolution
 _ROUNDED_BITS: Final = 6  # of a float32's 24: 18 stay
@@ -100,21 +100,20 @@ def encoded(block: Block, times: bool) -> list[bytes]:
     return chunks
 
 
-def decoded(data: bytes, ranks: int = 0, decompressor: zstandard.ZstdDecompressor | None = None) -> Cells:
+def decoded(data: bytes, decompressor: zstandard.ZstdDecompressor | None = None) -> Cells:
     """Decode the cells of one metric: as many steps as were encoded.
 
     Args:
         data: what `encoded` gave.
-        ranks: number of ranks, for bytes of the first version, which do not have it.
         decompressor: is reused if given; for one thread.
 
     Raises:
         ValueError: the bytes are not a chunk.
     """
+    if data[:1] != bytes([_VERSION]):
+        raise ValueError("not a series chunk of this version")
     decompressor = decompressor or zstandard.ZstdDecompressor()
     try:
-        if data[:1] != bytes([_VERSION]):
-            return _first_version(decompressor.decompress(data, max_output_size=CHUNK_STEPS * ranks * 4), ranks)
         _, form, size, steps, ranks, escapes, resolution = _HEADER.unpack_from(data)
         length = steps * 4 + steps * ranks * size + escapes * 4
         body = decompressor.decompress(memoryview(data)[_HEADER.size :], max_output_size=length)
@@ -227,8 +226,3 @@ def _cells(body: bytes, form: int, size: int, steps: int, ranks: int, escapes: i
         cells.view(np.uint32)[code == lowest] = ABSENT_BITS
         cells[code == lowest + 1] = np.frombuffer(body, "<f4", escapes, steps * 4 + steps * ranks * size)
     return cells
-
-
-def _first_version(raw: bytes, ranks: int) -> Cells:
-    plain = np.frombuffer(raw, np.uint8).reshape(4, -1).T
-    return np.asarray(np.ascontiguousarray(plain).view(np.float32).reshape(CHUNK_STEPS, ranks))

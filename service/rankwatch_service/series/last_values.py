@@ -42,7 +42,7 @@ def last_values(engine: Engine, job: str, ranks: Sequence[int], within: int) -> 
             row = connection.execute(query.order_by(SeriesChunk.chunk.desc()).limit(1)).first()
         if row is None:
             continue
-        cells = decoded(row.data, row.ranks)
+        cells = decoded(row.data)
         here = ~absent(cells)
         last = len(cells) - 1 - np.argmax(here[::-1], axis=0)
         for newest, read_at, rank in zip(found, steps, ranks, strict=True):

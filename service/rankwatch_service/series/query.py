@@ -253,7 +253,7 @@ def _ranks_of(
     row, inside = part.row, part.step >= 0
     assert row is not None
     low, high = (
-        decoded(getattr(row, end), 0, decompressor)[inside] if side in (None, end) else np.zeros((0, 0), np.float32)
+        decoded(getattr(row, end), decompressor)[inside] if side in (None, end) else np.zeros((0, 0), np.float32)
         for end in Side
     )
     return _Points(part.attempt, part.step[inside], low, high, unpacked_mark(row.mark)[inside], _width(level))

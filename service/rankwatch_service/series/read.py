@@ -129,7 +129,7 @@ class Reader:
     def _raw(self, rows: Sequence[Any]) -> list[SeriesSlice]:
         parts = []
         for row in rows:
-            cells = decoded(row.data, row.ranks, self._decompressor)
+            cells = decoded(row.data, self._decompressor)
             step = np.arange(len(cells)) + row.chunk * CHUNK_STEPS
             if len(step) and (step[0] < self._wanted.first or step[-1] > self._wanted.last):
                 inside = (step >= self._wanted.first) & (step <= self._wanted.last)

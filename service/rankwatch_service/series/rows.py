@@ -47,7 +47,7 @@ def stored_chunk(
         query = query.where(SeriesChunk.metric.in_(only))
     with read(engine) as connection:
         rows = connection.execute(query).all()
-    return {row.metric: decoded(row.data, row.ranks) for row in rows}
+    return {row.metric: decoded(row.data) for row in rows}
 
 
 def stored_rollup(

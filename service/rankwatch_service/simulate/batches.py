@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from rankwatch import wire
 from rankwatch_detectors.base import AttemptStart, Bools, Frame, Observation, Occurrence, Presence, StepKind, Tick
 
-CAN: Final = ("pause", "resume", "checkpoint", "rollback", "stop", "relaunch")
+CAN: Final = ("pause", "resume", "checkpoint", "rollback", "rollback_memory", "rollback_disk", "stop", "relaunch")
 _KINDS: Final = tuple(StepKind)
 
 

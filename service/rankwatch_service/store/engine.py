@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Final
 
@@ -111,22 +111,6 @@ def write_aside(engine: Engine) -> Iterator[Connection]:
     """
     with _transaction(engine, _ASIDE) as connection:
         yield connection
-
-
-@contextmanager
-def write_erasing(engine: Engine) -> Iterator[Connection]:
-    """A `write` for secrets: what it replaces is overwritten in a SQLite file, and leaves the file's WAL too.
-
-    Raises:
-        StoreBusyError: the database cannot be used now.
-    """
-    with write(engine) as connection:
-        if not _is_postgres(engine):
-            connection.exec_driver_sql("PRAGMA secure_delete = ON")
-        yield connection
-    if not _is_postgres(engine):
-        with closing(engine.raw_connection()) as raw:
-            raw.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
 @contextmanager

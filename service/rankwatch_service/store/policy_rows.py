@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from typing import Final
 
 from sqlalchemy import Connection, delete, insert, select
@@ -18,12 +18,11 @@ def read_policy(connection: Connection) -> Policy:
     """The stored policy; the default one if none is stored."""
     rows = connection.execute(select(PolicyRule.__table__).order_by(PolicyRule.position, PolicyRule.id))
     rules = tuple(policy_rule_of(row) for row in rows.mappings())
-    stored = connection.scalar(select(Setting.value).where(Setting.name == SETTING)) or {}
-    # A newer version may have stored limits that this one does not know.
-    known = {field.name for field in fields(PolicyLimits)}
-    limits = PolicyLimits(**{key: value for key, value in stored.get("limits", {}).items() if key in known})
-    switches = (stored.get("hands_off", False), stored.get("two_people", False), stored.get("unsigned_until_unix_ns"))
-    return Policy(rules, limits, *switches)
+    stored = connection.scalar(select(Setting.value).where(Setting.name == SETTING))
+    if stored is None:
+        return Policy(rules)
+    switches = (stored["hands_off"], stored["two_people"], stored["unsigned_until_unix_ns"])
+    return Policy(rules, PolicyLimits(**stored["limits"]), *switches)
 
 
 def write_policy(connection: Connection, policy: Policy, now_unix_ns: int) -> None:

@@ -62,7 +62,7 @@ def incident_of(row: Mapping[Any, Any], told_to: Sequence[str]) -> Incident:
         # No detector remembers it, so it ends when a later attempt makes progress or a person resolves it.
         ended_with_attempt=False,
     )
-    same = ("id", "number", "job", "score", "confidence", "cause", "summary", "state", "transitions")
+    same = ("id", "job", "score", "confidence", "cause", "summary", "state", "transitions")
     more = ("hosts", "devices", "changes_before", "impact_gpu_hours_per_hour", "suggestion", "checkpoint")
     return Incident(
         parts=[part],
@@ -203,7 +203,6 @@ def checkpoint_row(job: str, entry: LedgerEntry) -> dict[str, Any]:
         "location": entry.location,
         "shards_expected": entry.shards_expected,
         "shards": list(entry.shards),
-        "verified": entry.verified,
         "seconds": entry.seconds,
         "bytes": entry.bytes,
         "verdict": str(entry.verdict),
@@ -226,7 +225,6 @@ def checkpoint_of(row: Mapping[Any, Any]) -> LedgerEntry:
         saved_unix_ns=row["saved_unix_ns"],
         verdict=Verdict(row["verdict"]),
         reason=row["verdict_reason"],
-        verified=row["verified"],
     )
 
 

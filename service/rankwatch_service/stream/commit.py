@@ -20,7 +20,7 @@ from rankwatch_service.names import ALL_JOBS
 from rankwatch_service.orders import stacks, traces
 from rankwatch_service.orders.commands import record_request, settle
 from rankwatch_service.orders.order import CommandOutcome
-from rankwatch_service.store import audit_trail, job_removal
+from rankwatch_service.store import job_removal
 from rankwatch_service.store.models import (
     Attempt,
     Checkpoint,
@@ -83,7 +83,6 @@ def _forget_old_log(connection: Connection, partition: int, position: int) -> No
     connection.execute(update(Snapshot).where(mine).values(position=position))
     connection.execute(delete(RestingJob).where(RestingJob.partition == partition))
     connection.execute(delete(StreamGrant).where(StreamGrant.partition == partition))
-    connection.execute(update(StreamPosition).where(StreamPosition.partition == partition).values(granted_since=0))
 
 
 def forget(connection: Connection, partition: int, kept: Place, partitions: int) -> None:
@@ -131,7 +130,7 @@ def commit(
     for job in effects.deleted_jobs:
         job_removal.delete_job(connection, job, now_unix_ns)
     grants.store(connection, partition, effects.grants)
-    _jobs(connection, effects, now_unix_ns)
+    _jobs(connection, effects)
     _incidents(connection, effects)
     _commands(connection, effects, now_unix_ns)
     traces.store(connection, effects.traces)
@@ -147,10 +146,9 @@ def commit(
         connection.execute(insert(Feed), list(map(feed_row, effects.feed)))
 
 
-def _jobs(connection: Connection, effects: Effects, now_unix_ns: int) -> None:
+def _jobs(connection: Connection, effects: Effects) -> None:
     if summaries := list(map(job_row, effects.jobs.values())):
         connection.execute(upsert(connection, Job, summaries[0]), summaries)
-    _unarchive(connection, effects, now_unix_ns)
     attempts: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
     for (job, attempt), change in effects.attempts.items():
         columns = attempt_columns(change)
@@ -162,16 +160,6 @@ def _jobs(connection: Connection, effects: Effects, now_unix_ns: int) -> None:
         connection.execute(upsert(connection, JobHostDevice, others[0]), others)
     if gpus := [{name: row[name] for name in row if name != "kind"} for row in rows if row["kind"] == wire.GPU]:
         connection.execute(upsert(connection, JobDevice, gpus[0]), gpus)
-
-
-def _unarchive(connection: Connection, effects: Effects, now_unix_ns: int) -> None:
-    """Show archived jobs again that have sent telemetry since."""
-    if not effects.jobs:
-        return
-    sent_since = (Job.name.in_(effects.jobs), Job.archived_unix_ns < Job.last_seen_unix_ns)
-    back = update(Job).where(*sent_since).values(archived_unix_ns=None).returning(Job.name)
-    for name in connection.scalars(back).all():
-        audit_trail.append(connection, now_unix_ns, "stream", "job.unarchive", name, "ok")
 
 
 def _incidents(connection: Connection, effects: Effects) -> None:

@@ -20,12 +20,11 @@ from rankwatch_service.store.rows import incident_of
 
 
 def restore_from_tables(engine: Engine, job: JobStream) -> None:
-    """Restore open incidents, numbering of incidents and attempts, and the checkpoint ledger. Detectors begin anew."""
+    """Restore open incidents, numbering of attempts, and the checkpoint ledger. Detectors begin anew."""
     with read(engine) as connection:
         mine = IncidentRow.job == job.job
-        rows = connection.execute(
-            select(IncidentRow.__table__).where(mine, IncidentRow.state != "resolved").order_by(IncidentRow.number)
-        )
+        unresolved = select(IncidentRow.__table__).where(mine, IncidentRow.state != "resolved")
+        rows = connection.execute(unresolved.order_by(IncidentRow.detected_unix_ns, IncidentRow.id))
         notified: dict[str, list[str]] = {}
         # A receiver without a notification of the opening is not notified of the end either.
         reached = select(Outbox.incident_id, Outbox.receiver).join(IncidentRow, IncidentRow.id == Outbox.incident_id)
@@ -33,8 +32,7 @@ def restore_from_tables(engine: Engine, job: JobStream) -> None:
         for incident_id, receiver in connection.execute(reached.where(*of_incidents).distinct()):
             notified.setdefault(incident_id, []).append(receiver)
         incidents = [incident_of(row, sorted(notified.get(row["id"], []))) for row in rows.mappings()]
-        highest = select(func.max(IncidentRow.number), func.max(IncidentRow.episode)).where(mine)
-        number, episode = connection.execute(highest).one()
+        episode = connection.scalar(select(func.max(IncidentRow.episode)).where(mine))
         whose = connection.execute(
             select(ProjectRow.project, ProjectRow.owner).where(ProjectRow.job == job.job)
         ).first()
@@ -47,7 +45,7 @@ def restore_from_tables(engine: Engine, job: JobStream) -> None:
         job.begin_without_snapshot(first_seen, attempt, attempts_seen)
         job.history.ledger = Ledger(checkpoints(connection, job.job))
     # Ids contain the episode, and episodes of consequences are in no table: begin far above the highest known one.
-    job.correlator.restore_open(incidents, attempt, number or 0, (episode or 0) + 1_000)
+    job.correlator.restore_open(incidents, attempt, (episode or 0) + 1_000)
 
 
 def _known_devices(connection: Connection, job: str) -> list[DeviceNumber]:

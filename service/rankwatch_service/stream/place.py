@@ -81,10 +81,8 @@ class Granted:
 
     cells: Mapping[tuple[str, int], int] = field(default_factory=dict)
     """By job and position."""
-    since: int = 0
-    """An earlier version processed the records before this position, without limits and without grants."""
 
     def cells_for(self, grant: Grant) -> int | None:
         """How much the job was allowed at that record; None if that is less than what it asks for."""
-        cells = self.cells.get((grant.job, grant.position), grant.cells if grant.position < self.since else -1)
+        cells = self.cells.get((grant.job, grant.position), -1)
         return cells if cells >= grant.cells else None

@@ -56,8 +56,6 @@ class Replay:
         effects = Effects()
         while past.ticks:
             self._tick(effects)
-        for control in past.controls:  # an earlier version had one log for everything, and applied these without a tick
-            self._partition.control(control, effects)
         self._chart(effects)
 
     def _chunk(self, records: Sequence[Record]) -> None:

@@ -62,7 +62,7 @@ def test_an_order_is_written_whole_and_once(relay: Relay, rank: LocalRank) -> No
     assert directive._asdict() == {
         "order": "o1", "attempt": "l.0", "phase": "hold", "action": "rollback", "step": 7, "lease_s": 4.0,
         "checkpoint": "c", "location": "/c", "checkpoint_step": 3, "k": 1,
-        "mode": "", "proven": "", "trace": "", "trace_steps": 0,
+        "proven": "", "trace": "", "trace_steps": 0,
     }  # fmt: skip
 
 

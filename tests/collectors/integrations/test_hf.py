@@ -176,20 +176,6 @@ def test_an_ordered_checkpoint_is_saved_by_the_trainer(recorded):
     assert saved["step"] == trainer.state.global_step == len(recorded.steps)
 
 
-def test_a_rollback_of_the_weights_restores_what_was_registered_and_numbers_on_from_there(recorded):
-    trainer = a_trainer(100_000)
-    watch = rankwatch.hf(trainer, **recorded.options)
-    watch.state(model=trainer.model, keep=2, every=5)
-    rolled = recorded.order("rollback", 7, checkpoint="memory:l.0:0", checkpoint_step=0, k=1, mode="weights")
-    trainer.add_callback(slow(lambda: watch.rolled_back is not None and watch._meter.step == 2))
-    trainer.train()
-    assert rolled.result() == "memory:l.0:0"
-    assert watch.errors == 0, watch.last_error
-    watch.close()
-    assert [step.step for step in recorded.steps if step.k == 1] == [0, 1, 2]
-    assert len(recorded.steps) == trainer.state.global_step
-
-
 def test_after_a_relaunch_training_goes_on_from_the_advised_checkpoint(recorded, tmp_path):
     first = a_trainer(4, save_strategy="steps", save_steps=4)
     first.train()

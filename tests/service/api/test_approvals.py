@@ -24,7 +24,7 @@ def steer(api, *, name="gpt", world_size=RANKS):
     """A job of so many ranks, whose agents report and whose ranks can be told everything."""
     now = api.clock.unix_ns()
     store_views(api.engine, [ReceivedView(View(name, "l.0", "h", "b", 0, ()))], now)
-    can = ["pause", "resume", "checkpoint", "rollback", "relaunch", "stop"]
+    can = ["pause", "resume", "checkpoint", "rollback", "rollback_memory", "rollback_disk", "relaunch", "stop"]
     with write(api.engine) as connection:
         connection.execute(
             insert(Attempt).values(

@@ -76,9 +76,9 @@ def test_settled_notifications_are_removed_with_their_deliveries_and_waiting_one
 
 
 def test_old_resolved_incidents_lose_their_transitions_and_stay(engine):
-    ancient = incident_row(id="ancient", number=1, state="resolved", resolved_unix_ns=NOW_NS - RECORD_NS - 1)
-    recent = incident_row(id="recent", number=2, state="resolved", resolved_unix_ns=NOW_NS - RECORD_NS + 1)
-    still = incident_row(id="open", number=3, resolved_unix_ns=None)
+    ancient = incident_row(id="ancient", state="resolved", resolved_unix_ns=NOW_NS - RECORD_NS - 1)
+    recent = incident_row(id="recent", state="resolved", resolved_unix_ns=NOW_NS - RECORD_NS + 1)
+    still = incident_row(id="open", resolved_unix_ns=None)
     record = {"host": "h", "device_uuid": "", "incident_id": "x", "job": "j", "kind": "hang", "severity": "critical"}
     with write(engine) as connection:
         for row in (ancient, recent, still):

@@ -1,4 +1,4 @@
-"""Archiving and deleting jobs by REST, on both databases. What stream does is in `stream/test_deleted_jobs.py`."""
+"""Deleting jobs by REST, on both databases. What stream does is in `stream/test_deleted_jobs.py`."""
 
 import threading
 
@@ -66,40 +66,8 @@ def act_as_stream(api):
     return thread
 
 
-def test_an_archived_job_is_out_of_the_lists_with_its_incidents_until_it_is_asked_for(old):
-    assert (incident := names(old, "/api/v1/incidents")) == ["inc_1"]
-    assert old.post(f"{JOB}/archive").json()["archived_unix_ns"] > 0
-    assert names(old, "/api/v1/jobs") == ["other"]
-    assert names(old, "/api/v1/jobs?archived=true") == ["gpt-small"]
-    assert old.get(JOB).status_code == 200
-    assert names(old, "/api/v1/incidents") == []
-    assert names(old, "/api/v1/incidents?job=gpt-small") == incident
-    assert sum(old.get("/api/v1/incidents/totals").json()["open"].values()) == 0
-    assert sum(old.get("/api/v1/incidents/totals?job=gpt-small").json()["open"].values()) == 1
-    assert old.post(f"{JOB}/unarchive").json()["archived_unix_ns"] is None
-    assert sorted(names(old, "/api/v1/jobs")) == ["gpt-small", "other"]
-    assert names(old, "/api/v1/incidents") == incident
-
-
-def test_each_change_is_audited_once_and_told_to_the_pages(old):
-    for _ in range(2):
-        old.post(f"{JOB}/archive")
-    for _ in range(2):
-        old.post(f"{JOB}/unarchive")
-    assert audited(old) == [("job.unarchive", "gpt-small"), ("job.archive", "gpt-small")]
-
-
-def test_a_job_that_runs_is_not_archived(old):
-    answer = old.post("/api/v1/jobs/other/archive")
-    assert (answer.status_code, "is running" in answer.json()["detail"]) == (409, True)
-    assert old.post("/api/v1/jobs/none/archive").status_code == 404
-
-
-def test_archiving_needs_operate_and_deleting_needs_admin(old):
-    operator = old.token(Scope.OPERATE)
-    assert old.post(f"{JOB}/archive", token=old.token(Scope.READ)).status_code == 403
-    assert old.post(f"{JOB}/archive", token=operator).status_code == 200
-    assert old.ask("DELETE", JOB, token=operator).status_code == 403
+def test_deleting_needs_admin(old):
+    assert old.ask("DELETE", JOB, token=old.token(Scope.OPERATE)).status_code == 403
     assert old.ask("DELETE", JOB, token=old.token(Scope.COMMAND)).status_code == 403
     assert requested(old) == []
 

@@ -327,7 +327,7 @@ def test_two_launches_under_one_name_are_reported_until_one_of_them_ends(api):
     assert at_once(l="left", m="running") == []
 
 
-@pytest.mark.parametrize("can", [(), ("stop",), ("rollback_weights", "resume", "stop")])
+@pytest.mark.parametrize("can", [(), ("stop",), ("rollback_memory", "resume", "stop")])
 def test_a_command_that_the_job_does_not_support_is_refused(api, can):
     told(api, "steered", can=can)
     assert "does not support pause; it supports: " in refused_at_once(api, "steered", "pause")
@@ -373,22 +373,11 @@ def test_a_relaunch_with_a_good_checkpoint_needs_no_option(api):
     assert api.post("/api/v1/jobs/old/commands", {"action": "relaunch"}).status_code == 201
 
 
-def test_a_rollback_of_the_weights_alone_must_be_requested_explicitly(api):
-    told(api, "half", can=("rollback_weights",))
-    saved(api, "half", "memory", 4)
-    assert "mode weights would restore the weights alone, from memory:l.0:4" in refused_at_once(api, "half", "rollback")
-    assert "does not support mode relaunch" in refused_at_once(api, "half", "rollback", mode="relaunch")
-    made = api.post("/api/v1/jobs/half/commands", {"action": "rollback", "params": {"mode": "weights"}})
-    assert (made.status_code, made.json()["params"], made.json()["mode"]) == (201, {"mode": "weights"}, "")
-    advice = api.get("/api/v1/jobs/half").json()["checkpoints"]
-    assert (advice["rollback_to"], advice["rollback_mode"]) == (None, None)
-
-
 def test_a_policy_rule_may_choose_the_rollback_mode(api):
-    rule = {"id": "bits", "kind": "corruption", "mode": "act", "action": "rollback", "rollback_mode": "weights"}
+    rule = {"id": "bits", "kind": "corruption", "mode": "act", "action": "rollback", "rollback_mode": "relaunch"}
     assert api.ask("PUT", "/api/v1/policy", json={"rules": [rule]}).status_code == 200
-    assert api.get("/api/v1/policy").json()["rules"][0]["rollback_mode"] == "weights"
+    assert api.get("/api/v1/policy").json()["rules"][0]["rollback_mode"] == "relaunch"
     [record] = records(api, PolicySet)
-    assert policy_of(record).rules[0].rollback_mode == "weights"
+    assert policy_of(record).rules[0].rollback_mode == "relaunch"
     for wrong in ({"action": "pause"}, {"rollback_mode": "half"}):
         assert api.ask("PUT", "/api/v1/policy", json={"rules": [rule | wrong]}).status_code == 422

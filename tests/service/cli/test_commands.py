@@ -52,7 +52,11 @@ def fill(connection):
             world_size=4,
             first_step=0,
             last_step=500,
-            topology={"ranks": [], "can": ["pause", "rollback"], "replicated": True},
+            topology={
+                "ranks": [],
+                "can": ["pause", "rollback", "rollback_memory", "rollback_disk"],
+                "replicated": True,
+            },
             number=1,
         )
     )
@@ -108,7 +112,7 @@ def test_the_stacks_of_a_hang_are_shown_for_each_group_of_ranks(terminal, api, t
     stacks += [{"ranks": "0-2,4", "count": 4, "rank": 0, "stack": "", "reason": "stopped by a signal"}]
     apart = {"rank": 3, "phases": {"forward": 0.25, "backward": None}}
     late = [{"rank": rank, "step": 24, "phase": "", "os_state": "T"} for rank in (1, 2)]
-    row = incident_row(id="inc_hung", number=8, evidence={"stands_apart": apart, "stacks": stacks, "missing": late})
+    row = incident_row(id="inc_hung", evidence={"stands_apart": apart, "stacks": stacks, "missing": late})
     with write(api.engine) as connection:
         connection.execute(insert(Incident).values(**row))
     status, out, _ = terminal.run("incidents", "show", "inc_hung", *to)
@@ -163,8 +167,8 @@ def test_two_jobs_with_one_name_are_reported_below_the_list_of_jobs(terminal, to
 
 
 def test_the_mode_of_a_rollback_is_requested_and_shown_beside_applied(terminal, to, api):
-    status, out, err = terminal.run("rollback", "gpt-small", "--mode", "weights", *to)
-    assert (status, "the job does not support mode weights" in err) == (2, True)
+    status, out, err = terminal.run("rollback", "gpt-small", "--mode", "relaunch", *to)
+    assert (status, "the job does not support mode relaunch" in err) == (2, True)
     status, out, err = terminal.run("rollback", "gpt-small", "--mode", "full", "--json", *to)
     (command,) = [json.loads(out)] if out.startswith("{") else json.loads(out)
     assert (status, command["params"]) == (0, {"mode": "full"}), err
@@ -234,16 +238,6 @@ def ended_job(api):
     yield "of-old"
     with write(api.engine) as connection:
         connection.execute(delete(Job).where(Job.name == "of-old"))
-
-
-def test_a_job_is_archived_and_listed_again(terminal, to, ended_job):
-    assert terminal.run("jobs", "archive", ended_job, *to)[0] == 0
-    assert ended_job not in terminal.run("jobs", *to)[1]
-    assert ended_job in terminal.run("jobs", "--archived", *to)[1]
-    assert terminal.run("jobs", "unarchive", ended_job, *to)[0] == 0
-    assert ended_job in terminal.run("jobs", *to)[1]
-    status, _, err = terminal.run("jobs", "archive", "gpt-small", *to)
-    assert (status, "is running" in err) == (2, True)
 
 
 def test_a_job_is_deleted_only_if_its_name_is_typed(terminal, to, api, ended_job, monkeypatch):

@@ -41,11 +41,11 @@ def filled(api):
             "summary": "Rank 1 ended with 3.",
             "step": 130,
         }
-        connection.execute(insert(Incident).values(**incident_row(id="inc_2", number=2, consequences=[died])))
+        connection.execute(insert(Incident).values(**incident_row(id="inc_2", consequences=[died])))
         over = {"state": "resolved", "resolved_unix_ns": 1}
-        connection.execute(insert(Incident).values(**incident_row(id="inc_3", number=3, **over)))
+        connection.execute(insert(Incident).values(**incident_row(id="inc_3", **over)))
         over["evidence"] = {"ended_with_job": True}
-        connection.execute(insert(Incident).values(**incident_row(id="inc_4", number=4, **over)))
+        connection.execute(insert(Incident).values(**incident_row(id="inc_4", **over)))
         connection.execute(insert(IncidentTransition).values(**opened, fields={"why": [told]}))
     service = Service(api.engine)
     stream = service.started()

@@ -44,7 +44,7 @@ def test_nine_hangs_in_a_minute_are_one_incident_that_opens_once_and_resolves_on
         TransitionKind.RESOLVED,
     ]
     (incident,) = {news.incident.id: news.incident for news in told}.values()
-    assert (incident.number, incident.evidence["flaps"]) == (1, 8)
+    assert incident.evidence["flaps"] == 8
     assert (incident.resolved_step, incident.resolved_time_s) == (1_056, 1_060.0)
 
 
@@ -92,7 +92,7 @@ def test_how_long_it_really_lasted_is_told_at_its_end(correlator, lasted_s, said
     assert incident.evidence["age_s"] == lasted_s
 
 
-def test_one_that_was_told_as_over_opens_again_under_its_own_number(correlator):
+def test_one_that_was_told_as_over_opens_again_under_its_own_id(correlator):
     begins(correlator, 1_000.0)
     ends(correlator, 1_010.0)
     (incident,) = correlator.open
@@ -100,7 +100,7 @@ def test_one_that_was_told_as_over_opens_again_under_its_own_number(correlator):
     told = begins(correlator, 1_500.0)
     assert what(told) == [TransitionKind.OPENED]
     assert correlator.open == [incident]
-    assert (incident.number, incident.state, incident.resolved_time_s) == (1, "open", None)
+    assert (incident.state, incident.resolved_time_s) == ("open", None)
     ends(correlator, 1_510.0)
     assert correlator.settle(1_510.0 + QUIET_S) == []
 
@@ -120,9 +120,11 @@ def test_one_that_opens_again_is_no_graver_than_what_came_back_until_it_is(corre
 def test_what_comes_back_much_later_is_another_incident(correlator):
     begins(correlator, 1_000.0)
     ends(correlator, 1_010.0)
+    (before,) = correlator.open
     correlator.settle(1_010.0 + QUIET_S)
     begins(correlator, 1_011.0 + FLAPPING_QUIET_S)
-    assert [incident.number for incident in correlator.open] == [2]
+    (after,) = correlator.open
+    assert after.id != before.id
 
 
 def test_an_acknowledged_incident_stays_acknowledged_while_it_flaps(correlator):
@@ -143,9 +145,11 @@ def test_a_flap_that_is_graver_than_before_is_told(correlator):
 def test_what_a_person_has_resolved_is_not_opened_again(correlator):
     begins(correlator, 1_000.0)
     ends(correlator, 1_004.0)
-    correlator.resolve(correlator.open[0], 100, 1_005.0)
+    (before,) = correlator.open
+    correlator.resolve(before, 100, 1_005.0)
     assert what(begins(correlator, 1_010.0)) == [TransitionKind.OPENED]
-    assert [incident.number for incident in correlator.open] == [2]
+    (after,) = correlator.open
+    assert after.id != before.id
 
 
 def test_a_hang_that_was_ended_by_a_relaunch_resolves_as_soon_as_training_goes_on(correlator):

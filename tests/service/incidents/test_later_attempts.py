@@ -35,14 +35,3 @@ def test_what_a_later_attempt_ended_says_from_which_step_on_it_made_its_steps_ag
     (incident,) = restored.open
     assert go_on(restored, attempt, 1, from_step=100) == ["resolved"]
     assert incident.summary == summary + said
-
-
-def test_a_snapshot_from_before_the_first_step_was_kept_says_nothing_of_it(correlator):
-    correlator.judge([finding(Kind.NONFINITE, scope="rank:3")], topology_state())
-    correlator.begin("l.1")
-    go_on(correlator, "l.1", PROGRESS_FRAMES - 1)
-    restored = Correlator("gpt")
-    restored.restore({name: value for name, value in correlator.state().items() if name != "first_step"})
-    (incident,) = restored.open
-    assert go_on(restored, "l.1", 1) == ["resolved"]
-    assert "rolled back" not in incident.summary

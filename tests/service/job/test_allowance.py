@@ -112,9 +112,3 @@ def test_a_count_goes_on_from_its_state():
     for told in (range(1, 14), range(1, 15)):
         later = bundle(batch(1, steps=table([2] * len(told), list(told), loss=[1.0] * len(told))))
         assert counted(later, restored) == counted(later, count) == Need(1_000 * (RANK_CELLS + 1), len(told) == 14)
-
-
-def test_a_job_that_an_earlier_version_saved_is_counted_as_it_is():
-    count = CellCount.begun(100, {"steps": ["loss", "norm"], "values": []})
-    rows = bundle(batch(5, steps=table([9], [0], loss=[1.0], norm=[1.0], step_time_s=[1.0])))
-    assert counted(rows, count) == Need(100 * (RANK_CELLS + 3))

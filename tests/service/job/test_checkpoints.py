@@ -9,7 +9,7 @@ from rankwatch_service.policy.settings_in_force import SettingsInForce
 from rankwatch_service.stream.saved.packing import pack, unpack
 from tests.support.detection.scripted_job import Scripted, World
 
-CAN = ("pause", "checkpoint", "rollback")
+CAN = ("pause", "checkpoint", "rollback", "rollback_memory", "rollback_disk")
 
 
 def declare(world: World, *roots: str, shards: int = 0, can: tuple[str, ...] = CAN, attempt: str = "l.0") -> None:
@@ -38,7 +38,7 @@ def dropped(world: World) -> dict[str, int]:
 
 
 def test_one_forged_event_is_no_checkpoint():
-    world = World()
+    world = World(roots=())
     declare(world, "/ckpt")
     report(world, 0, shards=1, location="/evil/x.pt")
     assert world.verdicts() == {"local:l.0:10": "refused"}
@@ -49,7 +49,7 @@ def test_one_forged_event_is_no_checkpoint():
 
 
 def test_a_forged_event_about_an_honest_save_changes_nothing():
-    world = World()
+    world = World(roots=())
     declare(world, "/ckpt")
     for rank in range(4):
         report(world, 0, shards=1, location="/evil/x.pt")
@@ -61,7 +61,7 @@ def test_a_forged_event_about_an_honest_save_changes_nothing():
 
 
 def test_an_event_cannot_lower_how_many_shards_there_are():
-    world = World()
+    world = World(roots=())
     declare(world, "/ckpt")
     report(world, 0, shards=1)
     assert newest(world) is None
@@ -74,21 +74,21 @@ def test_an_event_cannot_lower_how_many_shards_there_are():
 
 
 def test_one_rank_that_saves_all_declares_it():
-    world = World()
+    world = World(roots=())
     declare(world, "/ckpt", shards=1)
     report(world, 0, shards=1)
     assert newest(world) == "/ckpt/10.pt"
 
 
 def test_where_all_ranks_save_on_command_all_are_waited_for_though_one_saves_in_the_loop():
-    world = World()
+    world = World(roots=())
     declare(world, "/ckpt", shards=1)
     report(world, 1)
     assert newest(world) is None
 
 
 def test_ranks_that_cannot_save_are_not_waited_for():
-    world = World()
+    world = World(roots=())
     declare(world, "/ckpt")
     world.send(ranks=(wire.RankInfo(3, 4, host="node-1", can=("pause",), checkpoint_roots=("/ckpt",)),))
     for rank in range(3):
@@ -97,7 +97,7 @@ def test_ranks_that_cannot_save_are_not_waited_for():
 
 
 def test_a_loop_that_saves_by_itself_is_waited_for_on_every_rank():
-    world = World()
+    world = World(roots=())
     declare(world, "/ckpt", can=("pause",))
     for rank in range(3):
         report(world, rank)
@@ -108,7 +108,7 @@ def test_a_loop_that_saves_by_itself_is_waited_for_on_every_rank():
 
 @pytest.mark.parametrize("rank", [None, 4, 10_000])
 def test_who_is_no_rank_of_the_attempt_reports_nothing(rank):
-    world = World()
+    world = World(roots=())
     declare(world, "/ckpt")
     report(world, rank)
     assert world.effects.checkpoints == []
@@ -116,7 +116,7 @@ def test_who_is_no_rank_of_the_attempt_reports_nothing(rank):
 
 
 def test_a_launch_that_is_over_reports_nothing_more():
-    world = World()
+    world = World(roots=())
     declare(world, "/ckpt")
     world.train(1)
     declare(world, "/ckpt", attempt="m.0")
@@ -129,7 +129,7 @@ def test_a_launch_that_is_over_reports_nothing_more():
 
 @pytest.mark.parametrize("location", ["/ckpt/../evil.pt", "/ckpt-2/x.pt", "ckpt/x.pt", "s3://ckpt/x.pt", "/ckpt/\n"])
 def test_only_what_is_below_a_root_is_a_checkpoint(location):
-    world = World()
+    world = World(roots=())
     declare(world, "/ckpt")
     for rank in range(4):
         report(world, rank, location=location)
@@ -138,7 +138,7 @@ def test_only_what_is_below_a_root_is_a_checkpoint(location):
 
 
 def test_before_any_rank_has_said_where_it_saves_nothing_is_accepted():
-    world = World()
+    world = World(roots=())
     declare(world)
     for rank in range(4):
         report(world, rank, location="/evil/x.pt")
@@ -151,7 +151,7 @@ def test_before_any_rank_has_said_where_it_saves_nothing_is_accepted():
 
 @pytest.mark.parametrize("root", ["/", "", "/../", "file:///", "x" * 5_000])
 def test_a_root_that_holds_everything_counts_for_nothing(root):
-    world = World()
+    world = World(roots=())
     declare(world, root)
     for rank in range(4):
         report(world, rank)
@@ -159,7 +159,7 @@ def test_a_root_that_holds_everything_counts_for_nothing(root):
 
 
 def test_a_capture_in_memory_has_no_location_whatever_is_said():
-    world = World()
+    world = World(roots=())
     declare(world, "/ckpt")
     for rank in range(4):
         report(world, rank, tier="memory", location="/evil/x.pt")
@@ -167,7 +167,7 @@ def test_a_capture_in_memory_has_no_location_whatever_is_said():
 
 
 def test_learning_where_checkpoints_lie_does_not_announce_the_attempt_anew():
-    world = World()
+    world = World(roots=())
     declare(world)
     world.train(1)
     before = dict(world.effects.attempts)
@@ -177,18 +177,8 @@ def test_learning_where_checkpoints_lie_does_not_announce_the_attempt_anew():
     assert before
 
 
-def test_agents_of_the_version_before_are_held_to_the_folder_of_their_first_checkpoint():
-    world = World()
-    report(world, 0, shards=1, step=10, location="/ckpt/step-10/model.pt")
-    report(world, 0, shards=1, step=20, location="/evil/step-20/model.pt")
-    report(world, 0, shards=1, step=30, location="/ckpt/step-30/model.pt")
-    assert newest(world) == "/ckpt/step-30/model.pt"
-    entries = {entry.step: entry for entry in world.job.history.ledger.entries}
-    assert (entries[20].verdict, entries[30].verified) == ("refused", False)
-
-
 def test_after_a_restart_from_a_snapshot_the_same_is_refused():
-    world = World()
+    world = World(roots=())
     declare(world, "/ckpt")
     for rank in range(4):
         report(world, rank)
@@ -205,7 +195,7 @@ def test_after_a_restart_from_a_snapshot_the_same_is_refused():
 
 
 def test_what_an_agent_refuses_to_load_is_told_with_the_next_incident():
-    world = World()
+    world = World(roots=())
     fields = {"checkpoint": "local:l.0:10", "location": "/evil", "reason": "it is at /evil"}
     world.send(events=(wire.Event("location_refused", 1, None, None, fields),))
     world.find("loss_spike")
@@ -239,7 +229,7 @@ def test_an_incident_advises_a_checkpoint_that_still_exists():
 
 
 def test_a_checkpoint_that_no_incident_advises_goes_quietly():
-    world = World()
+    world = World(roots=())
     world.train(*range(60, 66))
     world.save(65, tier="local", location="/saved/65")
     world.train(*range(66, 90))
@@ -251,7 +241,7 @@ def test_a_checkpoint_that_no_incident_advises_goes_quietly():
 
 
 def test_a_save_that_failed_is_told_with_the_next_incident():
-    world = World()
+    world = World(roots=())
     failed = {"what": "save", "type": "OSError", "message": "No space left on device", "errno": 28}
     world.send(events=(wire.Event("checkpoint_failed", 1, 2, 59, failed),))
     world.find("loss_spike")

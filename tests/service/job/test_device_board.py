@@ -168,15 +168,6 @@ def test_gpus_ports_and_hosts_are_numbered_and_charted_apart():
     assert again.take([sent], 8, NOW_S) == []
 
 
-def test_a_snapshot_from_before_there_were_kinds_keeps_its_gpus():
-    board = DeviceBoard()
-    take(board, sample(0, temperature_celsius=60))
-    before = board.state()
-    before["devices"] = [device[:4] for device in before["devices"]]
-    boards = DeviceBoards.restored(unpack(pack(before)))
-    assert boards.take([batch(host="node-1", devices=(sample(0),))], 8, NOW_S) == []
-
-
 def test_a_job_charts_what_its_devices_count_beside_its_own_series():
     world = World()
     world.send(devices=(sample(0, world.now_s, temperature_celsius=60),))

@@ -22,7 +22,9 @@ def test_the_summary_shows_how_far_training_is():
     columns = attempt_columns(attempt)
     assert (columns["world_size"], columns["ended_unix_ns"]) == (4, None)
     assert columns["topology"]["ranks"][3]["host"] == "node-1"
-    assert columns["topology"]["can"] == ["checkpoint", "pause", "relaunch", "rollback"]
+    assert columns["topology"]["can"] == [
+        "checkpoint", "pause", "relaunch", "rollback", "rollback_disk", "rollback_memory",
+    ]  # fmt: skip
 
 
 def test_a_summary_that_did_not_change_is_not_written_again():

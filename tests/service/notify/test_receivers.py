@@ -1,7 +1,6 @@
-"""Receivers' URLs and signing secrets are encrypted in the database, also those of an earlier version."""
+"""Receivers' URLs and signing secrets are encrypted in the database."""
 
 import asyncio
-from pathlib import Path
 
 import pytest
 from sqlalchemy import insert, select
@@ -9,13 +8,12 @@ from sqlalchemy import insert, select
 from rankwatch_service.access.secret_key import SecretKey, SecretKeyError, load_secret_key
 from rankwatch_service.clock import SystemClock
 from rankwatch_service.log.control_log import ControlLog
-from rankwatch_service.notify.receivers import encrypt_receivers, forget_secret_key
+from rankwatch_service.notify.receivers import forget_secret_key
 from rankwatch_service.notify.sender import DecryptingSender, TryOutcome
 from rankwatch_service.policy.control_records import ReceiversSet, decode_control
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Agent, IdempotentReply, Receiver
-from tests.support.store.database import new_database
 from tests.support.values.incidents import SECRET, receiver_row
 
 KEY = SecretKey(b"k" * 32)
@@ -43,31 +41,6 @@ class Sender:
         return TryOutcome(204, "", 0.0)
 
 
-def test_what_an_earlier_version_stored_is_encrypted_once(engine):
-    add_plain(engine)
-    encrypt_receivers(engine, KEY)
-    row = stored(engine)["pager"]
-    assert (KEY.decrypt(row.url), KEY.decrypt(row.secret)) == (URL, SECRET)
-    with read(engine) as connection:
-        assert connection.execute(select(IdempotentReply.__table__)).all() == []
-    encrypt_receivers(engine, KEY)
-    assert stored(engine)["pager"] == row
-
-
-def test_a_sqlite_file_keeps_nothing_of_the_plain_text(tmp_path):
-    def content() -> bytes:
-        return b"".join(file.read_bytes() for file in Path(tmp_path).glob("rankwatch.db*"))
-
-    engine = new_database(tmp_path)
-    add_plain(engine)
-    assert URL.encode() in content()
-    assert SECRET.encode() in content()
-    encrypt_receivers(engine, KEY)
-    assert URL.encode() not in content()
-    assert SECRET.encode() not in content()
-    engine.dispose()
-
-
 def test_the_notifier_decrypts_what_it_sends():
     behind = Sender()
     sender = DecryptingSender(KEY, behind)
@@ -90,7 +63,7 @@ def test_after_a_lost_key_the_service_starts_with_a_new_one_and_without_receiver
     with write(engine) as connection:
         connection.execute(insert(Agent).values(**agent))
     lost, found = Settings(data_dir=tmp_path / "lost"), Settings(data_dir=tmp_path / "new")
-    encrypt_receivers(engine, load_secret_key(lost, engine, clock))
+    load_secret_key(lost, engine, clock)
     with pytest.raises(SecretKeyError, match="forget-key"):
         load_secret_key(found, engine, clock)
     begin = controls.end()

@@ -255,7 +255,7 @@ def test_agents_hear_which_capture_in_memory_is_the_newest_good_one(tmp_path):
     world.engine.dispose()
 
 
-WHOLE = ("pause", "resume", "rollback", "rollback_memory", "rollback_disk", "rollback_weights", "relaunch")
+WHOLE = ("pause", "resume", "rollback", "rollback_memory", "rollback_disk", "relaunch")
 
 
 def rolled_back(world: DrivenWorld) -> tuple[str, str, list[tuple[str, str, bool]]]:
@@ -265,19 +265,14 @@ def rolled_back(world: DrivenWorld) -> tuple[str, str, list[tuple[str, str, bool
     return row.state, row.mode, [(order.checkpoint, order.mode, order.refused) for order in world.orders]
 
 
-@pytest.mark.parametrize(
-    ("can", "mode"),
-    [(WHOLE, "full"), (("rollback", "relaunch"), "")],
-    ids=["ranks that say what goes back", "ranks of an older version"],
-)
-def test_a_rollback_says_beside_applied_what_went_back(tmp_path, can, mode):
+def test_a_rollback_says_beside_applied_what_went_back(tmp_path):
     world = DrivenWorld(2, "rollback", tmp_path)
-    world.can(*can)
+    world.can(*WHOLE)
     world.run(seconds=30.0)
-    assert rolled_back(world) == ("applied", mode, [("memory:l.0:0", mode, False)])
+    assert rolled_back(world) == ("applied", "full", [("memory:l.0:0", "full", False)])
     with read(world.engine) as connection:
         told = [row.data for row in connection.execute(select(Feed.data)) if row.data.get("state") == "applied"]
-    assert [one["mode"] for one in told] == [mode]
+    assert [one["mode"] for one in told] == ["full"]
     check(world)
 
 
@@ -317,31 +312,12 @@ def test_where_there_is_no_other_way_a_refusal_is_final(tmp_path):
     check(world)
 
 
-def test_a_job_that_could_take_back_its_weights_alone_is_relaunched_unless_that_was_asked_for(tmp_path):
+def test_a_job_that_cannot_go_back_in_its_processes_is_relaunched(tmp_path):
     world = DrivenWorld(2, "rollback", tmp_path)
-    world.can("rollback_weights", "relaunch")
+    world.can("relaunch")
     world.store_checkpoint("local:l.0:0")
     world.run(seconds=60.0)
     assert rolled_back(world) == ("applied", "relaunch", [("local:l.0:0", "relaunch", False)])
-    check(world)
-
-
-def test_weights_alone_go_back_where_a_person_has_chosen_that(tmp_path):
-    world = DrivenWorld(2, "rollback", tmp_path)
-    world.can("rollback_weights", "relaunch")
-    world._begin = lambda: (world.ask("c", "rollback", mode="weights"), world._look())
-    world.run(seconds=30.0)
-    assert rolled_back(world) == ("applied", "weights", [("memory:l.0:0", "weights", False)])
-    assert {rank.weights for rank in world.ranks} == {"memory:l.0:0@1"}
-    check(world)
-
-
-def test_where_nothing_but_the_weights_could_go_back_it_is_refused_and_that_is_named(tmp_path):
-    world = DrivenWorld(2, "rollback", tmp_path)
-    world.can("rollback_weights")
-    world.run(seconds=2.0)
-    assert (world.command, world.orders) == ("refused", [])
-    assert "mode weights would restore the weights alone, from memory:l.0:0" in world.result
     check(world)
 
 

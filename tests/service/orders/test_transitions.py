@@ -248,7 +248,7 @@ def test_a_checkpoint_that_fails_in_a_pause_fails_alone_and_the_pause_goes_on(no
     again, outcome = advance(in_pause(Phase.DO), now)
     assert (again.phase, again.action, outcome.state) == (Phase.DO, "pause", "failed")
     assert why in outcome.result
-    # Ranks of an older version keep their answer while they wait.
+    # The ranks keep their answer while they wait.
     assert advance(again, replace(now, now_unix_ns=NOW)) == (again, None)
 
 

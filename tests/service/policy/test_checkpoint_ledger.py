@@ -58,7 +58,7 @@ def test_what_was_refused_is_never_loaded_and_does_not_stand_in_the_way_of_the_h
     [entry] = ledger.refused(shard(10), "elsewhere")
     assert (entry.verdict, entry.reason, entry.shards) == (Verdict.REFUSED, "elsewhere", ())
     ledger.progressed("l.0", 0, 500)
-    assert (ledger.newest_good(), ledger.first_on_disk) == (None, None)
+    assert ledger.newest_good() is None
     saved(ledger, 10)
     ledger.progressed("l.0", 0, 500)
     good = ledger.newest_good()
@@ -75,14 +75,6 @@ def test_refused_saves_displace_no_other():
     assert [entry.id for entry in ledger.entries if entry.verdict is not Verdict.REFUSED] == kept
     newest = [saved(ledger, step) for step in range(5_000, 5_000 + REFUSED_MAX)]
     assert [entry.id for entry in ledger.entries] == kept + newest
-
-
-def test_a_save_is_verified_only_if_all_its_shards_are():
-    ledger = Ledger()
-    ledger.saved(replace(shard(10), verified=True), expected=2)
-    assert ledger.entries[0].verified
-    [entry] = ledger.saved(shard(10, rank=1), expected=2)
-    assert not entry.verified
 
 
 def test_clean_steps_make_a_save_good_and_not_one_step_earlier():

@@ -21,7 +21,7 @@ from rankwatch_service.policy.precision import UNJUDGED, Precision
 from rankwatch_service.policy.suggestion import Figures, suggest
 
 NOW = 10 * HOUR_NS
-CAN = ("pause", "checkpoint", "rollback", "stop", "relaunch")
+CAN = ("pause", "checkpoint", "rollback", "rollback_memory", "rollback_disk", "stop", "relaunch")
 BIT = IncidentFacts("i1", "j", "corruption", "critical", 1.0, 100, (2,), 4)
 ROLL_BACK = Policy((Rule("r", Mode.ACT, kind="corruption", action="rollback"),))
 

@@ -17,7 +17,7 @@ from rankwatch_service.policy.suggestion import RELAUNCH_S
 from tests.support.values.findings import finding, topology_state
 
 TOPOLOGY = topology_state()
-CAN = ("rollback", "relaunch")
+CAN = ("rollback", "rollback_memory", "rollback_disk", "relaunch")
 RELAUNCH_HANGS = Rule("r1", Mode.ACT, kind="hang", action="relaunch")
 
 

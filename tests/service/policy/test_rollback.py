@@ -3,13 +3,11 @@
 import pytest
 
 from rankwatch_service.policy.checkpoint_ledger import CheckpointTier, LedgerEntry, Verdict
-from rankwatch_service.policy.rollback import RollbackMode, knows_modes, way_back, why_none
+from rankwatch_service.policy.rollback import RollbackMode, way_back, why_none
 
-OLD = ("pause", "rollback", "relaunch")
-"""An SDK from before modes."""
-WHOLE = ("rollback", "rollback_memory", "rollback_weights", "relaunch")
-HOOK = ("rollback", "rollback_disk", "rollback_weights", "relaunch")
-NO_DATA = ("rollback_weights", "relaunch")
+WHOLE = ("rollback", "rollback_memory", "relaunch")
+HOOK = ("rollback", "rollback_disk", "relaunch")
+NO_DATA = ("relaunch",)
 
 
 def entry(tier, step, verdict=Verdict.GOOD):
@@ -31,21 +29,14 @@ def way(can, mode="", entries=SAVES, **how):
         (HOOK, "", ("full", "local:l.0:300")),
         ((*WHOLE, "rollback_disk"), "", ("full", "memory:l.0:500")),
         (NO_DATA, "", ("relaunch", "local:l.0:300")),
-        (("rollback_weights",), "", None),
         (("pause",), "", None),
-        (OLD, "", ("full", "memory:l.0:500")),
         ((), "", ("full", "memory:l.0:500")),
-        (WHOLE, "weights", ("weights", "memory:l.0:500")),
-        (("rollback_weights",), "weights", ("weights", "memory:l.0:500")),
-        (("rollback", "rollback_disk"), "weights", None),
         (NO_DATA, "full", None),
         (WHOLE, "relaunch", ("relaunch", "local:l.0:300")),
         (("rollback", "rollback_memory"), "relaunch", None),
     ],
 )
-def test_a_job_goes_back_in_full_else_by_a_relaunch_and_by_its_weights_only_where_that_is_asked_for(
-    can, mode, expected
-):
+def test_a_job_goes_back_in_full_else_by_a_relaunch(can, mode, expected):
     assert way(can, mode) == expected
 
 
@@ -85,17 +76,9 @@ def test_only_what_is_older_than_the_trouble_and_survives_it_comes_into_question
     assert way(WHOLE, before_step=200) is None
 
 
-def test_a_refusal_says_what_is_missing_and_what_could_be_asked_for():
+def test_a_refusal_says_what_is_missing():
     assert why_none([], WHOLE) == "there is no checkpoint to go back to"
     spoilt = [entry("memory", 100, Verdict.SUSPECT), entry("memory", 50, Verdict.GONE)]
     assert why_none(spoilt, WHOLE) == "there is no good checkpoint to go back to: 1 gone (memory), 1 suspect (memory)"
-    assert why_none(SAVES, ("rollback_weights",)) == (
-        "the job supports neither mode full nor relaunch; mode weights would restore the weights alone, "
-        "from memory:l.0:500"
-    )
+    assert why_none(SAVES, ("pause",)) == "the job supports neither mode full nor relaunch"
     assert why_none(SAVES, ("relaunch",), "full") == "the job does not support mode full"
-
-
-@pytest.mark.parametrize(("can", "expected"), [(OLD, False), (WHOLE, True), (NO_DATA, True), (("pause",), True)])
-def test_ranks_of_an_older_version_do_not_say_what_goes_back(can, expected):
-    assert knows_modes(can) is expected

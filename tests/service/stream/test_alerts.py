@@ -22,7 +22,12 @@ def report(service, *states, name="DiskFull"):
 def incidents(service):
     columns = (models.Incident.scope, models.Incident.severity, models.Incident.state, models.Incident.hosts)
     with service.engine.connect() as connection:
-        return [tuple(row) for row in connection.execute(select(*columns).order_by(models.Incident.number))]
+        return [
+            tuple(row)
+            for row in connection.execute(
+                select(*columns).order_by(models.Incident.detected_unix_ns, models.Incident.id)
+            )
+        ]
 
 
 def test_an_alert_that_fires_through_restarts_is_one_incident_that_ends_with_it(engine):

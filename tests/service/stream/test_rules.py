@@ -30,7 +30,11 @@ def log(service, stream, *values, job="gpt", first=0):
 
 def incidents(service, *columns):
     chosen = [getattr(models.Incident, name) for name in columns or ("job", "state")]
-    query = select(*chosen).where(models.Incident.kind == "metric").order_by(models.Incident.number)
+    query = (
+        select(*chosen)
+        .where(models.Incident.kind == "metric")
+        .order_by(models.Incident.detected_unix_ns, models.Incident.id)
+    )
     with service.engine.connect() as connection:
         return [tuple(row) for row in connection.execute(query)]
 

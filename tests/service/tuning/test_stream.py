@@ -40,7 +40,9 @@ def found(service):
     """Kind, onset and tuning version of every incident."""
     incident = models.Incident
     with read(service.engine) as connection:
-        query = select(incident.job, incident.kind, incident.onset_step, incident.evidence).order_by(incident.number)
+        query = select(incident.job, incident.kind, incident.onset_step, incident.evidence).order_by(
+            incident.detected_unix_ns
+        )
         return [(*row[:3], row.evidence.get("tuning_version")) for row in connection.execute(query)]
 
 

@@ -62,7 +62,12 @@ class World:
     """A job of two hosts with two ranks each, with scripted observations."""
 
     def __init__(
-        self, *rules: Rule, can=("pause", "checkpoint", "rollback", "relaunch"), detector=Scripted, **limits
+        self,
+        *rules: Rule,
+        can=("pause", "checkpoint", "rollback", "rollback_memory", "rollback_disk", "relaunch"),
+        roots=("/saved",),
+        detector=Scripted,
+        **limits,
     ) -> None:
         self.seq = itertools.count()
         self.effects = Effects()
@@ -72,7 +77,17 @@ class World:
         self.job = JobStream("gpt", lambda: [detector()], lambda job, incident: {"incident": incident}, settings)
         self.now_s = 1_000.0
         infos = tuple(
-            wire.RankInfo(rank, 4, rank % 2, f"node-{rank // 2}", f"GPU-{rank}", can=can) for rank in range(4)
+            wire.RankInfo(
+                rank,
+                4,
+                rank % 2,
+                f"node-{rank // 2}",
+                f"GPU-{rank}",
+                can=can,
+                checkpoint_roots=roots,
+                checkpoint_shards=1,
+            )
+            for rank in range(4)
         )
         self.send(ranks=infos)
 
@@ -88,7 +103,7 @@ class World:
         self.send(attempt, events=(event,))
 
     def save(self, step: int, attempt="l.0", tier="memory", **fields) -> None:
-        told = {"tier": tier, "location": "x", "seconds": 1.0, "bytes": 10, "shards": 1} | fields
+        told = {"tier": tier, "location": "/saved/x", "seconds": 1.0, "bytes": 10, "shards": 1} | fields
         self.send(attempt, events=(wire.Event("checkpoint_saved", 1, 0, step, told),))
 
     def tick(self, seconds: float = 1.0) -> None:

@@ -25,7 +25,7 @@ from tests.support.orders.participants import SimulatedAgent
 from tests.support.orders.training_world import START_NS, S, World
 from tests.support.store.database import new_database
 
-CAN = ["pause", "resume", "checkpoint", "rollback", "stop", "relaunch"]
+CAN = ["pause", "resume", "checkpoint", "rollback", "rollback_memory", "rollback_disk", "stop", "relaunch"]
 
 
 class CrashError(Exception):

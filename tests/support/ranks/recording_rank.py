@@ -150,9 +150,9 @@ class _Rank:
                 path.touch()
                 self.watch.checkpoint_saved(step + 1, str(path))
 
-    def do_keep(self, keep: str, every: str, data: str = "with_data") -> None:
+    def do_keep(self, keep: str, every: str) -> None:
         """Keep captures in memory from now on, of a job without weights."""
-        self.watch.state(data=itertools.count if data == "with_data" else None, keep=int(keep), every=int(every))
+        self.watch.state(data=itertools.count, keep=int(keep), every=int(every))
 
     def do_close(self) -> None:
         self.watch.close()

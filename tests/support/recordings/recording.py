@@ -6,6 +6,7 @@ from heapq import merge
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from sqlalchemy import Engine, select
 
 from rankwatch import wire
@@ -62,7 +63,14 @@ class Timed:
 
 def telemetry(name: str, job: Job) -> Iterator[Timed]:
     for message in batches(name, saves(generate(job)), start_unix_ns=START_NS):
-        yield Timed(message.time_s, Entry(name, wire.encode(message.batch)))
+        yield Timed(message.time_s, Entry(name, wire.encode(declared(message.batch))))
+
+
+def declared(message: wire.Batch) -> wire.Batch:
+    """The message of an agent that declares where its ranks save, and that one of them does."""
+    where: dict[str, Any] = {"checkpoint_roots": ("/saved",), "checkpoint_shards": 1}
+    infos = tuple(msgspec.structs.replace(info, **where) for info in message.ranks)
+    return msgspec.structs.replace(message, ranks=infos)
 
 
 def saves(observations: Iterable[Observation]) -> Iterator[Observation]:

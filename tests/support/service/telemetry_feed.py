@@ -15,7 +15,7 @@ from tests.support.values.batches import batch, progress, ranks, table
 
 STEP_S = 0.1
 WORLD_SIZE = 4
-CAN = ("pause", "resume", "checkpoint", "rollback", "stop")
+CAN = ("pause", "resume", "checkpoint", "rollback", "rollback_memory", "rollback_disk", "stop")
 
 Values = dict[str, list[Any]]
 

@@ -34,7 +34,13 @@ def topology_state(ranks: int = 8, per_host: int = 4, hosts_per_switch: int = 0)
         made.learn(
             [
                 wire.RankInfo(
-                    rank, ranks, rank % per_host, f"node-{host}", f"GPU-{rank}", can=("rollback",), switch=switch
+                    rank,
+                    ranks,
+                    rank % per_host,
+                    f"node-{host}",
+                    f"GPU-{rank}",
+                    can=("rollback", "rollback_memory", "rollback_disk"),
+                    switch=switch,
                 )
             ]
         )

@@ -17,7 +17,6 @@ SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSwMfKQ9r8GKYo="
 def incident_version(**changes: Any) -> IncidentVersion:
     values: dict[str, Any] = {
         "id": "inc_1",
-        "number": 7,
         "job": "gpt-small",
         "attempt": "launch.0",
         "kind": Kind.STRAGGLER,

@@ -74,7 +74,7 @@ class NewCommand(BaseModel):
     model_config = ConfigDict(extra="forbid")
     action: Action
     params: Annotated[dict[str, Any], Field(max_length=4)] = {}
-    """For rollback: {"checkpoint": id} (default: the newest good one), {"mode": "full" | "weights" | "relaunch"}
+    """For rollback: {"checkpoint": id} (default: the newest good one), {"mode": "full" | "relaunch"}
     (default: full if the job supports it, else relaunch). For relaunch: {"culprits": [ranks]}, {"from_scratch": true}
     (begin without a checkpoint, as the script says; without it a relaunch needs a good checkpoint on disk). For trace:
     {"ranks": [ranks]} (default: the rank that an open straggler or slowdown names and a healthy one, else rank 0),
@@ -106,8 +106,8 @@ class Command(ApiReply):
     state: str
     result: str
     mode: str
-    """Of a rollback, what is restored: full (weights, optimizer, schedulers, random states, data, step), weights, or
-    relaunch; empty before it begins, or if ranks of an older version do not report it."""
+    """Of a rollback, what is restored: full (weights, optimizer, schedulers, random states, data, step), or relaunch;
+    empty before it begins."""
     applied_step: int | None
     requested_unix_ns: int
     expires_unix_ns: int

@@ -78,5 +78,5 @@ def _record(context: Context, connection: Connection, identity: Identity, row: R
     tell_precision(connection, context.controls, now)
     fields = {"answer": answer}
     audit_trail.append(connection, now, identity.actor, "incident.feedback", row["id"], "ok", fields=fields)
-    brief = {name: row[name] for name in ("id", "number", "kind", "state", "severity")} | {"what": "feedback"}
+    brief = {name: row[name] for name in ("id", "kind", "state", "severity")} | {"what": "feedback"}
     commands.tell(connection, "incident", row["job"], brief, now)

@@ -34,7 +34,7 @@ class IncidentsBySeverity(ApiReply):
 
 
 class JobsByState(ApiReply):
-    """Number of jobs in each state, without archived ones."""
+    """Number of jobs in each state."""
 
     running: int = 0
     stalled: int = 0
@@ -66,9 +66,7 @@ def count_incidents(
     job: Annotated[list[str] | None, Query()] = None,
     project: Projects = None,
 ) -> IncidentTotals:
-    """Number of incidents and jobs, and the current cost of the unresolved incidents; of archived jobs only if `job`
-    names them.
-    """
+    """Number of incidents and jobs, and the current cost of the unresolved incidents."""
     asked = (identity.jobs, tuple(job or ()), tuple(project or ()))
     return context.totals.read(asked, lambda: _totals(context, identity, job, project))
 
@@ -85,8 +83,6 @@ def _totals(context: Context, identity: Identity, job: list[str] | None, project
     )
     jobs = select(JobRow.state, func.count(), func.max(JobRow.last_seen_unix_ns)).group_by(JobRow.state)
     jobs = any_of(jobs.where(identity.jobs.clause(JobRow.name)), JobRow.name, job)
-    if not job:
-        jobs = jobs.where(JobRow.archived_unix_ns.is_(None))
     if project:
         jobs = jobs.where(JobRow.name.in_(select(JobProject.job).where(JobProject.project.in_(project))))
     with read(context.engine) as connection:

@@ -120,14 +120,8 @@ class IncidentFilters:
         return str([value for name, value in sorted(vars(self).items())])
 
     def apply(self, query: Selected, identity: Identity) -> Selected:
-        """Restrict a query of incidents to those that match and that the identity may see.
-
-        Those of archived jobs match only if `job` names the job.
-        """
+        """Restrict a query of incidents to those that match and that the identity may see."""
         query = query.where(identity.jobs.clause(IncidentRow.job))
-        if not self._jobs:
-            archived = select(JobRow.name).where(JobRow.archived_unix_ns.is_not(None))
-            query = query.where(IncidentRow.job.not_in(archived))
         if self._ids:
             query = query.where(id_is_any_of(IncidentRow, self._ids))
         query = any_of(query, IncidentRow.job, self._jobs)
@@ -190,7 +184,6 @@ class Incident(ApiReply):
     """An incident. Fields are the columns of `store.models.Incident`."""
 
     id: str
-    number: int
     job: str
     attempt: str
     kind: str
@@ -309,9 +302,7 @@ def list_incidents(
     filters: Filters,
     order: Annotated[Order, Query(description=ORDERS_MEAN)] = "newest",
 ) -> Page[Incident]:
-    """Incidents, newest onset first. A filter that is given several times matches each of its values. Those of archived
-    jobs are listed only if `job` names the job.
-    """
+    """Incidents, newest onset first. A filter that is given several times matches each of its values."""
     by = ORDERS[order]
     labels = [key for key in by if not isinstance(key, InstrumentedAttribute)]
     query = filters.apply(select(IncidentRow.__table__, *labels), identity)

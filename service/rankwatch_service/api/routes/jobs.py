@@ -1,4 +1,4 @@
-"""Jobs, their attempts and checkpoints; archiving and deleting them."""
+"""Jobs, their attempts and checkpoints; deleting jobs."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Depends, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
-from sqlalchemy import Connection, RowMapping, case, func, select, update
+from sqlalchemy import Connection, RowMapping, case, func, select
 from starlette.concurrency import run_in_threadpool
 
 from rankwatch_service.access.agents import jobs_with_agents
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.scopes import Scope
-from rankwatch_service.api.dependencies.context import Context, Ctx
+from rankwatch_service.api.dependencies.context import Ctx
 from rankwatch_service.api.dependencies.idempotency import IdempotencyDep
 from rankwatch_service.api.dependencies.names import NameOrNone
 from rankwatch_service.api.dependencies.precondition import PreconditionDep
@@ -23,7 +23,6 @@ from rankwatch_service.api.http.paging import Key, Page, Projects, Time, Wanted,
 from rankwatch_service.api.http.problem import RETRY_AFTER_S, ProblemError, not_found
 from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.log.base import Entry
-from rankwatch_service.orders import commands
 from rankwatch_service.orders.driver import open_orders
 from rankwatch_service.orders.running_attempt import checkpoints, launches_at_once
 from rankwatch_service.policy.checkpoint_ledger import SURVIVES_PROCESSES, LedgerEntry, newest_good, save_interval_s
@@ -83,8 +82,6 @@ class Job(ApiReply):
     last_progress_unix_ns: int | None
     accelerated: bool
     """Whether an hour of a rank is one of a GPU or another device; true while nothing is known of its ranks."""
-    archived_unix_ns: int | None
-    """When it was hidden from the lists; null if it is shown."""
     incidents: int
     worst_severity: str | None
     launches_at_once: list[str] = Field(default_factory=list)
@@ -181,8 +178,6 @@ class Checkpoint(ApiReply):
     bytes: int
     verdict: str
     verdict_reason: str
-    verified: bool
-    """Whether the location is below a checkpoint root that the job's agents declared."""
     saved_unix_ns: int
 
 
@@ -194,18 +189,16 @@ def list_jobs(
     name: Annotated[list[str] | None, Query()] = None,
     state: Annotated[list[State] | None, Query()] = None,
     project: Projects = None,
-    archived: Annotated[bool, Query()] = False,
     owner: Annotated[list[str] | None, Query()] = None,
     host: Annotated[list[str] | None, Query(description="Those whose agents have reported from these hosts")] = None,
     from_unix_ns: Time = None,
     to_unix_ns: Time = None,
     order: Annotated[JobOrder, Query(description=ORDERS_MEAN)] = "seen",
 ) -> Page[Job]:
-    """Jobs, last seen first. With several states, jobs in any of them. `archived=true` lists the archived ones only.
-    `from_unix_ns` and `to_unix_ns` are ends of a range in which jobs were seen.
+    """Jobs, last seen first. With several states, jobs in any of them. `from_unix_ns` and `to_unix_ns` are ends of a
+    range in which jobs were seen.
     """
-    query = _jobs().where(JobRow.archived_unix_ns.is_not(None) if archived else JobRow.archived_unix_ns.is_(None))
-    query = query.where(identity.jobs.clause(JobRow.name))
+    query = _jobs().where(identity.jobs.clause(JobRow.name))
     query = any_of(query, JobRow.name, name)
     query = any_of(query, JobRow.state, state)
     query = any_of(query, ProjectRow.project, project)
@@ -216,7 +209,7 @@ def list_jobs(
         query = query.where(JobRow.last_seen_unix_ns >= from_unix_ns)
     if to_unix_ns is not None:
         query = query.where(JobRow.first_seen_unix_ns < to_unix_ns)
-    purpose = f"jobs {name} {state} {project} {archived} {owner} {host} {from_unix_ns} {to_unix_ns} {order}"
+    purpose = f"jobs {name} {state} {project} {owner} {host} {from_unix_ns} {to_unix_ns} {order}"
     with read(context.engine) as connection:
         page = fetch_page(connection, query, ORDERS[order], window, context.cursors, purpose, shown, counted=True)
         several = launches_at_once(connection, [job.name for job in page.items], context.clock.unix_ns())
@@ -375,7 +368,6 @@ SERIES_S: Final = 5.0
 STREAM_WAIT_S: Final = 2.0
 """How long a reply waits for stream to delete a job, which usually takes 100 ms."""
 
-Operator = Annotated[Identity, Depends(Require(Scope.OPERATE))]
 Admin = Annotated[Identity, Depends(Require(Scope.ADMIN))]
 
 
@@ -385,34 +377,6 @@ class DeletedJob(ApiReply):
     name: str
     deleted: bool
     """Whether stream has deleted it already."""
-
-
-@router.post("/{job}/archive", response_model=Job)
-def archive(job: str, context: Ctx, idempotency: IdempotencyDep, identity: Operator) -> Response:
-    """Hide a job that has ended or is lost from the lists, with its incidents, until it sends telemetry again."""
-
-    def work(connection: Connection) -> Job:
-        row = find_job(connection, job)
-        if row["state"] not in ("ended", "lost"):
-            raise ProblemError(409, f"job {job!r} is {row['state']}: it can be archived when it has ended or is lost")
-        if row["archived_unix_ns"] is not None:
-            return shown(row)
-        return _set_archived(context, connection, identity, idempotency.source, job, context.clock.unix_ns())
-
-    return idempotency.write(identity, None, 200, work)
-
-
-@router.post("/{job}/unarchive", response_model=Job)
-def unarchive(job: str, context: Ctx, idempotency: IdempotencyDep, identity: Operator) -> Response:
-    """List an archived job again."""
-
-    def work(connection: Connection) -> Job:
-        row = find_job(connection, job)
-        if row["archived_unix_ns"] is None:
-            return shown(row)
-        return _set_archived(context, connection, identity, idempotency.source, job, None)
-
-    return idempotency.write(identity, None, 200, work)
 
 
 class _Deletion:
@@ -477,13 +441,3 @@ async def delete(job: str, deletion: Annotated[_Deletion, Depends()], response: 
     gone = await deletion()
     response.status_code = 200 if gone else 202
     return DeletedJob(name=job, deleted=gone)
-
-
-def _set_archived(
-    context: Context, connection: Connection, identity: Identity, source: str, job: str, archived_unix_ns: int | None
-) -> Job:
-    connection.execute(update(JobRow).where(JobRow.name == job).values(archived_unix_ns=archived_unix_ns))
-    now, action = context.clock.unix_ns(), "job.unarchive" if archived_unix_ns is None else "job.archive"
-    audit_trail.append(connection, now, identity.actor, action, job, "ok", source=source)
-    commands.tell(connection, "job", job, {"archived": archived_unix_ns is not None}, now)
-    return shown(find_job(connection, job))

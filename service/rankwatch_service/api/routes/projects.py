@@ -40,7 +40,7 @@ class Project(ApiReply):
 
 @router.get("/projects")
 def list_projects(context: Ctx, window: Wanted, identity: Reader) -> Page[Project]:
-    """Projects that jobs name, by name in descending order. Archived jobs do not count."""
+    """Projects that jobs name, by name in descending order."""
     unresolved = case((Incident.state != "resolved", Incident.id))
     counts: Any = (
         select(
@@ -50,7 +50,7 @@ def list_projects(context: Ctx, window: Wanted, identity: Reader) -> Page[Projec
         )
         .join(JobRow, JobRow.name == ProjectRow.job)
         .outerjoin(Incident, Incident.job == JobRow.name)
-        .where(ProjectRow.project != "", JobRow.archived_unix_ns.is_(None), identity.jobs.clause(JobRow.name))
+        .where(ProjectRow.project != "", identity.jobs.clause(JobRow.name))
         .group_by(ProjectRow.project)
     )
 

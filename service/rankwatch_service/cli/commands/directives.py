@@ -51,8 +51,8 @@ STEPS = Annotated[int, typer.Option(min=1, max=TRACE_STEPS_MAX, help="Whole step
 MODE = Annotated[
     RollbackMode | None,
     typer.Option(
-        help="full: weights, optimizer, schedulers, random states, data and step. weights: only the registered "
-        "objects. relaunch: new processes. Default: full if the job supports it, else relaunch."
+        help="full: weights, optimizer, schedulers, random states, data and step. relaunch: new "
+        "processes. Default: full if the job supports it, else relaunch."
     ),
 ]
 

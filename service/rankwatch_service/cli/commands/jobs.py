@@ -1,4 +1,4 @@
-"""`rankwatch jobs`: list jobs, show one, export it, edit it, archive it, delete it; and `rankwatch checkpoints`."""
+"""`rankwatch jobs`: list jobs, show one, export it, edit it, delete it; and `rankwatch checkpoints`."""
 
 from __future__ import annotations
 
@@ -20,9 +20,7 @@ NOTICE_NS: Final = 24 * 3_600 * 10**9
 
 NOT_MOVING: Final = ("stalled", "paused", "lost")
 
-ARCHIVED = Annotated[bool, typer.Option("--archived", help="List the archived jobs instead.")]
-
-app = typer.Typer(help="List jobs; show, export, edit, archive or delete one.", invoke_without_command=True)
+app = typer.Typer(help="List jobs; show, export, edit or delete one.", invoke_without_command=True)
 
 
 @app.callback()
@@ -30,16 +28,15 @@ def list_jobs(
     context: typer.Context,
     limit: LIMIT = 100,
     project: PROJECTS = None,
-    archived: ARCHIVED = False,
     as_json: JSON = False,
     url: URL = None,
     token: TOKEN = None,
 ) -> None:
-    """List jobs, last seen first; show, export, edit, archive or delete one."""
+    """List jobs, last seen first; show, export, edit or delete one."""
     if context.invoked_subcommand is not None:
         return
     _print_notices()
-    jobs = list(connect(url, token).items("/api/v1/jobs", limit, project=project, archived=archived or None))
+    jobs = list(connect(url, token).items("/api/v1/jobs", limit, project=project))
     output.show(
         jobs,
         as_json,
@@ -135,20 +132,6 @@ def edit_job(
     output.note(f"{output.plain(job)}: project {output.plain(project)}, owner {output.plain(owner)}")
 
 
-@app.command("archive")
-def archive_job(job: JOB, url: URL = None, token: TOKEN = None) -> None:
-    """Hide a job that has ended or is lost from the lists, until it sends telemetry again."""
-    connect(url, token).post(f"{job_path(job)}/archive")
-    output.note(f"archived {output.plain(job)}; `rankwatch jobs --archived` lists it")
-
-
-@app.command("unarchive")
-def unarchive_job(job: JOB, url: URL = None, token: TOKEN = None) -> None:
-    """List an archived job again."""
-    connect(url, token).post(f"{job_path(job)}/unarchive")
-    output.note(f"{output.plain(job)} is listed again")
-
-
 @app.command("delete")
 def delete_job(job: JOB, url: URL = None, token: TOKEN = None) -> None:
     """Delete a job with its incidents, checkpoints and series. It must have reported nothing for 5 minutes.
@@ -157,7 +140,7 @@ def delete_job(job: JOB, url: URL = None, token: TOKEN = None) -> None:
     """
     client = connect(url, token)
     found = client.get(job_path(job))
-    if why := found.get("in_use"):  # a service of the version before says so later
+    if why := found["in_use"]:
         raise CliError(Status.USAGE, why)
     number = found["incidents"]
     unresolved = "1 incident that is not resolved" if number == 1 else f"{number} incidents that are not resolved"
@@ -219,7 +202,7 @@ def checkpoints(
             "tier": lambda one: output.plain(one["tier"]),
             "verdict": lambda one: output.state(one["verdict"]),
             "why": lambda one: output.plain(one["verdict_reason"]),
-            "location": lambda one: output.plain(_location(one)),
+            "location": lambda one: output.plain(one["location"]),
             "shards": lambda one: output.plain(f"{len(one['shards'])}/{one['shards_expected']}"),
             "MB": lambda one: output.plain(one["bytes"] / 1e6 if one["bytes"] else None),
             "seconds": lambda one: output.plain(one["seconds"]),
@@ -227,9 +210,3 @@ def checkpoints(
         },
         "this job has no checkpoints",
     )
-
-
-def _location(checkpoint: dict[str, Any]) -> str:
-    if not checkpoint["location"]:
-        return ""
-    return str(checkpoint["location"]) + ("" if checkpoint["verified"] else " (unverified)")

@@ -181,7 +181,7 @@ def _named(ranks: Sequence[int]) -> str:
 
 
 def _place(dump: Mapping[str, Any]) -> str:
-    """Equal for ranks that stand at the same place. Agents of the version before do not say it."""
+    """Equal for ranks that stand at the same place; without a place, for equal texts."""
     told = dump.get("place") or f"{_ADDRESS.sub('', str(dump.get('stack') or ''))} {dump.get('reason')}"
     return sha256(str(told).encode(errors="replace")).hexdigest()[:16]
 

@@ -8,7 +8,7 @@ depends on what other jobs of the partition have at that moment, so it is stored
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -124,16 +124,6 @@ class CellCount:
         after._told, after._ranks, after._extra, after._heard = self._told, self._ranks, self._extra, set(self._heard)
         return after
 
-    @classmethod
-    def begun(cls, world_size: int, names: Mapping[str, Sequence[str]]) -> CellCount:
-        """The count of an attempt that runs and was not counted before."""
-        count = cls()
-        count._told = count._ranks = world_size
-        count._heard = set(range(-(-world_size // HEARD_SHARE)))
-        for family in names:
-            count._names[family].update(names[family])
-        return count
-
     @property
     def is_heard(self) -> bool:
         """Whether enough of its ranks were heard."""
@@ -190,7 +180,7 @@ class CellCount:
         """The count that gave this state."""
         count = cls()
         count._told, count._ranks, count._extra = state["told"], state["ranks"], state["extra"]
-        count._names = {family: set(state["names"].get(family, ())) for family in FAMILIES}
+        count._names = {family: set(state["names"][family]) for family in FAMILIES}
         count._heard = set(state["heard"])
         return count
 

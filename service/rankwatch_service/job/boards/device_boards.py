@@ -43,10 +43,9 @@ class DeviceBoards:
 
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> DeviceBoards:
-        """The boards that gave this state, or whose GPUs alone an earlier version kept."""
+        """The boards that gave this state."""
         boards = cls()
-        by_kind = {wire.GPU: state} if "open" in state else state
-        for kind, kept in by_kind.items():
+        for kind, kept in state.items():
             boards._boards[kind] = DeviceBoard.restored(kind, kept)
         return boards
 

@@ -148,7 +148,6 @@ class ProgressBoard:
     def restored(cls, state: Mapping[str, Any]) -> ProgressBoard:
         """The board that gave this state."""
         board = cls(state["attempt"], len(state["heard"]))
-        board._heard, board._ints = state["heard"], state["ints"]
-        board._floats |= state["floats"]  # snapshots of earlier versions lack some of them
+        board._heard, board._ints, board._floats = state["heard"], state["ints"], state["floats"]
         board._texts = {name: list(column) for name, column in state["texts"].items()}
         return board

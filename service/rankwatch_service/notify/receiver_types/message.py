@@ -82,7 +82,6 @@ class OutgoingMessage:
     @property
     def lines(self) -> tuple[str, str, str]:
         """The three lines of the text: what, where and how bad; what is normal; what to do first."""
-        # An earlier version wrote no text into the outbox.
         text = str(self.data.get("text") or self.data.get("summary") or self.type)
         what, normal, first, *_ = [*map(one_line, text.split("\n")), "", ""]
         return what, normal, first

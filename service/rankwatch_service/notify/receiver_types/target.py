@@ -15,7 +15,7 @@ class Target:
     url: str
 
     def stored(self) -> str:
-        """The text to store; of a webhook it is the URL alone, as before there were types."""
+        """The text to store; of a webhook it is the URL alone."""
         return self.url if self.type is ReceiverType.WEBHOOK else f"{self.type}+{self.url}"
 
     @classmethod

@@ -77,7 +77,7 @@ class PolicyRule(Base):
     action: Mapped[str]
     """For suggest and act: pause, checkpoint, rollback, relaunch, stop."""
     rollback_mode: Mapped[str] = mapped_column(default="")
-    """For rollback: full, weights or relaunch; "": full, else relaunch."""
+    """For rollback: full or relaunch; "": full, else relaunch."""
 
 
 class MetricRuleRow(Base):

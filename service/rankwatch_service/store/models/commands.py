@@ -39,7 +39,7 @@ class Command(Base):
     result: Mapped[str]
     """Why it was refused or failed, or where its checkpoint went."""
     mode: Mapped[str] = mapped_column(default="")
-    """For rollback: full, weights or relaunch; "" before it begins, and if the ranks do not know the modes."""
+    """For rollback: full or relaunch; "" before it begins."""
     applied_step: Mapped[int | None]
     requested_unix_ns: Mapped[int]
     expires_unix_ns: Mapped[int]
@@ -70,7 +70,7 @@ class Order(Base):
     detail: Mapped[str]
     version: Mapped[int]
     mode: Mapped[str] = mapped_column(default="")
-    """For rollback: full or weights, or relaunch if the action is that instead."""
+    """For rollback: full, or relaunch if the action is that instead."""
     refused: Mapped[bool] = mapped_column(default=False)
     """A rank answered that it cannot do this; another mode or tier may be tried."""
 
@@ -124,8 +124,6 @@ class Checkpoint(Base):
     verdict: Mapped[str]
     """incomplete, unproven, good, suspect, gone, refused."""
     verdict_reason: Mapped[str]
-    verified: Mapped[bool] = mapped_column(default=False)
-    """Whether the location is below a checkpoint root that the job's agents declared."""
     saved_unix_ns: Mapped[int]
 
 

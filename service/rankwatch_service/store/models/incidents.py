@@ -16,8 +16,6 @@ class Incident(Base):
     __tablename__ = "incident"
     id: Mapped[str] = mapped_column(primary_key=True)
     """Derived from (job, attempt, kind, scope, episode)."""
-    number: Mapped[int]
-    """Order within the job, from 1, for people."""
     job: Mapped[str] = mapped_column(index=True)
     attempt: Mapped[str]
     kind: Mapped[str]

@@ -33,8 +33,6 @@ class Job(Base):
     """The newest changes of the configuration, oldest first: {what, step, unix_ns}."""
     accelerated: Mapped[bool] = mapped_column(default=True)
     """An hour of a rank is one of a GPU or another device; true while nothing is known of its ranks."""
-    archived_unix_ns: Mapped[int | None]
-    """When a person hid it from the lists; null: it is shown. Telemetry sets it back to null."""
 
 
 class JobProject(Base):

@@ -77,8 +77,6 @@ class StreamPosition(Base):
     """No start of this partition needs records of the two logs below these positions."""
     epoch: Mapped[int] = mapped_column(default=0)
     """Raised by each process that takes the partition over; only the last one can commit."""
-    granted_since: Mapped[int] = mapped_column(default=0)
-    """Grants are stored for records from this position on."""
 
 
 class StreamGrant(Base):

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, Engine, delete, insert, select
 
 from rankwatch_service.job.attempts.allowance import Grant
 from rankwatch_service.store.engine import read
-from rankwatch_service.store.models import StreamGrant, StreamPosition
+from rankwatch_service.store.models import StreamGrant
 from rankwatch_service.stream.place import Granted
 
 
@@ -19,8 +19,7 @@ def load(engine: Engine, partition: int) -> Granted:
     with read(engine) as connection:
         rows = connection.execute(select(*columns).where(StreamGrant.partition == partition))
         cells = {(job, position): cells for job, position, cells in rows}
-        since = connection.scalar(select(StreamPosition.granted_since).where(StreamPosition.partition == partition))
-    return Granted(cells, since or 0)
+    return Granted(cells)
 
 
 def store(connection: Connection, partition: int, grants: Iterable[Grant]) -> None:

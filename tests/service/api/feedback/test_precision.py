@@ -22,7 +22,7 @@ def found(api, *answers, kind="hang", job="a", age_ns=0):
     with write(api.engine) as connection:
         number = found.number = getattr(found, "number", 0) + 1
         at = api.clock.unix_ns() - age_ns
-        row = incident_row(id=f"inc_{number}", number=number, kind=kind, job=job, detected_unix_ns=at)
+        row = incident_row(id=f"inc_{number}", kind=kind, job=job, detected_unix_ns=at)
         connection.execute(insert(Incident).values(**row))
         for person, answer in enumerate(answers):
             given = {"person": str(person), "name": str(person), "answer": answer, "at_unix_ns": at}

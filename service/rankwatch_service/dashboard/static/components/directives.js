@@ -20,13 +20,11 @@ const COSTLY = ["rollback", "relaunch", "stop"];
 const MODES = {
   full: "Full, within the processes: weights, optimizer, schedulers, random states, data and step",
   relaunch: "Relaunch: new processes load the checkpoint",
-  weights: "Weights only: data, random states and counters of the script are not restored",
 };
 
 // The rollback modes that this job supports, the default first.
 function modes(can) {
-  const full = can.includes("rollback") && "full";
-  return [full, can.includes("relaunch") && "relaunch", can.includes("rollback_weights") && "weights"].filter(Boolean);
+  return [can.includes("rollback") && "full", can.includes("relaunch") && "relaunch"].filter(Boolean);
 }
 
 // Whether a job supports an action.
@@ -83,8 +81,6 @@ function target(checkpoints, chosen, changed) {
 
 function way(can) {
   const [first, ...others] = modes(can);
-  // If only the weights can be restored, a person must choose that explicitly.
-  const byItself = first && first !== "weights" ? h("option", { value: "" }, MODES[first]) : h("option", { value: "" }, "Choose what to restore");
-  const chosen = first === "weights" ? [first] : others;
-  return h("label", {}, "What to restore", h("select", { name: "mode", required: first === "weights" }, byItself, chosen.map((mode) => h("option", { value: mode }, MODES[mode]))));
+  const options = [h("option", { value: "" }, MODES[first]), ...others.map((mode) => h("option", { value: mode }, MODES[mode]))];
+  return h("label", {}, "What to restore", h("select", { name: "mode" }, options));
 }

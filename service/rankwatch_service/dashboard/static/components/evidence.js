@@ -45,11 +45,9 @@ export function sorted({ stacks = {}, ...evidence }) {
 
 const isLong = ([name, value]) => typeof value === "string" && (value.includes("\n") || (value.length > 240 && name !== "ranks_stand"));
 
-// One text for all ranks at the same place, the fewest first: they do something else than the others. Incidents of the
-// version before have the stack of each rank.
+// One text for all ranks at the same place, the fewest first: they do something else than the others.
 function stackTexts(stacks) {
-  const groups = Array.isArray(stacks) ? stacks : Object.entries(stacks).map(([rank, one]) => ({ ranks: rank, count: 1, rank, ...one }));
-  return groups.map(({ ranks, count, rank, stack, where, ...rest }) => ({
+  return stacks.map(({ ranks, count, rank, stack, where, ...rest }) => ({
     name: `Stack of ${count > 1 ? `${number(count)} ranks: ` : "rank "}${ranks}`,
     text: stack || "No Python stack; see the process state.",
     hint: (count > 1 ? `rank ${rank}: ` : "") + line(rest),

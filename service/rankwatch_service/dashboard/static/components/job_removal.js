@@ -1,26 +1,14 @@
-// Archiving and deleting a job: buttons for a job that has ended or is lost, and the dialog that asks for its name.
+// Deleting a job: a button for a job that has ended or is lost, and the dialog that asks for its name.
 
-import { path, post, Refused, remove } from "../common/api.js";
+import { path, Refused, remove } from "../common/api.js";
 import { h } from "../common/dom.js";
 import { number } from "../common/format.js";
-import { ask, REFUSAL_MS, said, toast } from "./shell.js";
+import { ask, REFUSAL_MS, toast } from "./shell.js";
 
-// The buttons that this session may use; null if there are none. `reload` shows the job as it is then.
-// `current` returns the job as it was read last.
-export function removals(current, { operate, admin }, reload) {
-  const job = current();
-  if (!["ended", "lost"].includes(job.state)) return null;
-  const verb = job.archived_unix_ns ? "unarchive" : "archive";
-  const change = async () => {
-    await said(post(path("jobs", job.name, verb)), `Job ${verb}d`);
-    reload();
-  };
-  return h(
-    "div",
-    { class: "actions" },
-    operate && h("button", { onclick: change }, verb === "archive" ? "Archive" : "Unarchive"),
-    admin && h("button", { class: "danger", onclick: () => deleteJob(current()) }, "Delete"),
-  );
+// The button; null for a job that cannot be deleted now. `current` returns the job as it was read last.
+export function removal(current) {
+  if (!["ended", "lost"].includes(current().state)) return null;
+  return h("div", { class: "actions" }, h("button", { class: "danger", onclick: () => deleteJob(current()) }, "Delete"));
 }
 
 async function deleteJob(job) {

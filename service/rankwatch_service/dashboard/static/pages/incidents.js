@@ -65,7 +65,7 @@ listen((topic, job, change) => {
   if (topic === "incident" && change.id) {
     changed.add(change.id);
     follow();
-  } else if (topic === "job" && (change.archived !== undefined || change.state === "deleted")) reload();
+  } else if (topic === "job" && change.state === "deleted") reload();
 });
 const follow = gathered(() => inTurn(readChanged));
 const reload = gathered(() => inTurn(load));

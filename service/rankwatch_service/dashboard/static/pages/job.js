@@ -2,7 +2,7 @@
 
 import { get, now, path } from "../common/api.js";
 import { editButton, whose } from "../components/job_project.js";
-import { removals } from "../components/job_removal.js";
+import { removal } from "../components/job_removal.js";
 import { Chart } from "../charts/line_chart.js";
 import { approvals } from "../components/approvals.js";
 import { DevicesCard } from "../components/devices.js";
@@ -95,7 +95,7 @@ async function load() {
     if (answers === null) return;
     const [found, troubles, tries, saves, asked, undecided, session, command, operate, admin] = answers;
     [job, incidents, attempts, checkpoints, commands] = [found, troubles.items, tries.items, saves.items, asked.items];
-    showHead(job.state, job.can, job.orders, command, job.launches_at_once, job.topology.watched, job.archived_unix_ns, operate, admin, whose(job.project, job.owner));
+    showHead(job.state, job.can, job.orders, command, job.launches_at_once, job.topology.watched, operate, admin, whose(job.project, job.owner));
     showWaiting(undecided.items, session);
     showStrip();
     showLists(incidents, troubles.total, checkpoints, commands, attempts, saveEvery(job));
@@ -114,7 +114,7 @@ function unknown(error) {
   return null;
 }
 
-const showHead = whenChanged((state, can, orders, command, launches, watched, archived, operate, admin, belongs) => {
+const showHead = whenChanged((state, can, orders, command, launches, watched, operate, admin, belongs) => {
   const fits = { pause: state === "running", resume: state === "paused" };
   const possible = Object.keys(DIRECTIVES).filter((action) => (fits[action] ?? true) && (able(can, action) || action === "resume"));
   fill(
@@ -124,12 +124,11 @@ const showHead = whenChanged((state, can, orders, command, launches, watched, ar
       { class: "line" },
       h("h1", { class: "break" }, name),
       statePill(state),
-      archived && h("span", { class: "pill", title: `Hidden from the lists since ${moment(archived)}` }, "archived"),
       launches.length > 1 && h("span", { class: "pill warning", title: `${launches.join(" and ")} run under the same name; give each its own job name` }, `${launches.length} launches with this name`),
       orders.map((order) => h("span", { class: "pill warning", title: order.detail }, `${order.action}: ${order.phase}${order.step >= 0 ? ` at step ${number(order.step)}` : ""}`)),
       command && state !== "ended" && h("div", { class: "actions" }, possible.map(button)),
       operate && h("div", { class: "actions" }, editButton(() => job, load)),
-      removals(() => job, { operate, admin }, load),
+      admin && removal(() => job),
     ),
     belongs && h("div", { class: "under break" }, belongs),
     watched && h("div", { class: "under", title: "What the torch probe measures in this job, and what it does not" }, watched),
@@ -269,7 +268,7 @@ const showLists = whenChanged((incidents, incidentsInAll, checkpoints, commands,
       incidentsInAll > LISTED ? h("a", { href: `/incidents?state=all&job=${encodeURIComponent(name)}` }, `all ${number(incidentsInAll)}`) : null,
     ),
     listed("Checkpoints", checkpoints, "None.", (one) =>
-      h("tr", {}, h("td", { class: "nowrap" }, h("b", {}, `step ${number(one.step)}`)), h("td", { class: "muted", title: one.location }, [one.tier, one.location && !one.verified && "unverified", one.bytes > 0 && bytes(one.bytes), one.seconds > 0 && duration(one.seconds)].filter(Boolean).join(" · ")), h("td", { class: "right", title: one.verdict_reason }, statePill(one.verdict))),
+      h("tr", {}, h("td", { class: "nowrap" }, h("b", {}, `step ${number(one.step)}`)), h("td", { class: "muted", title: one.location }, [one.tier, one.bytes > 0 && bytes(one.bytes), one.seconds > 0 && duration(one.seconds)].filter(Boolean).join(" · ")), h("td", { class: "right", title: one.verdict_reason }, statePill(one.verdict))),
       advised ? `advice: save every ${advised} steps` : null,
     ),
     listed("Commands", commands, "None.", (one) =>

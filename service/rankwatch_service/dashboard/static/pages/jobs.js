@@ -20,10 +20,8 @@ const RIGHT = ["Step", "Step time", "Loss", "Ranks"];
 const main = shell("Jobs");
 const list = h("div", { class: "card list" });
 const query = new URLSearchParams(location.search);
-const archived = query.get("archived") === "true";
 const project = h("select", { "aria-label": "Any project", hidden: true, onchange: () => choose(project.value) });
-const other = archived ? h("a", { href: "/jobs" }, "‹ Jobs") : h("a", { href: "/jobs?archived=true" }, "Archived jobs");
-main.append(h("div", { class: "pagehead" }, h("h1", {}, archived ? "Archived jobs" : "Jobs"), other, h("div", { class: "filters" }, project)), list);
+main.append(h("div", { class: "pagehead" }, h("h1", {}, "Jobs"), h("div", { class: "filters" }, project)), list);
 keys(() => [...list.querySelectorAll("tr.link")]);
 
 const showProjects = whenChanged((names, chosen) => offerProjects(project, names, chosen));
@@ -39,7 +37,7 @@ let working = Promise.resolve();
 listen((topic, name, change) => {
   newestNs = Math.max(newestNs, change.last_seen_unix_ns ?? 0);
   if (topic === "reset" && !change.polled) reload();
-  else if (topic === "job" && (change.archived !== undefined || change.state === "deleted")) reload();
+  else if (topic === "job" && change.state === "deleted") reload();
   else if (topic === "job" && jobs.has(name) && change.step !== undefined) show({ ...jobs.get(name), ...fieldsOf(change) });
   else if ((topic === "job" || topic === "incident") && !elsewhere.has(name)) {
     changed.add(name);
@@ -58,7 +56,7 @@ function inTurn(work) {
   working = working.then(() => guarded(work)).catch((error) => console.error(error));
 }
 
-const asked = () => ({ archived: archived || null, project: query.get("project") });
+const asked = () => ({ project: query.get("project") });
 
 async function load() {
   changed.clear();
@@ -69,7 +67,7 @@ async function load() {
   jobs.clear();
   newestNs = items.reduce((newest, one) => Math.max(newest, one.last_seen_unix_ns), newestNs);
   if (!items.length) {
-    empty(list, chosen ? "No job of this project is listed." : archived ? "No job is archived." : "No job has reported yet.");
+    empty(list, chosen ? "No job of this project is listed." : "No job has reported yet.");
     return;
   }
   for (const one of items) {

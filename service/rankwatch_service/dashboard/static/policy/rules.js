@@ -7,7 +7,7 @@ import { ask, card, empty, said, SEVERITIES, severityPill, toast } from "../comp
 import { dryRun, preview } from "./dry_run.js";
 
 const ACTIONS = { pause: "Pause", checkpoint: "Checkpoint", rollback: "Roll back", relaunch: "Relaunch", stop: "Stop" };
-const ROLLBACK_MODES = { "": "full, else relaunch", full: "full", relaunch: "relaunch", weights: "weights only" };
+const ROLLBACK_MODES = { "": "full, else relaunch", full: "full", relaunch: "relaunch" };
 const TITLES = ["Rule", "Incidents", "Does", "Acts by itself", ""];
 
 // A card with the rules; whoever `may` change them gets a switch and buttons. `changed` is called after a change.
