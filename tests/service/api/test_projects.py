@@ -24,15 +24,14 @@ def job_row(name, **columns):
 
 @pytest.fixture
 def jobs(api):
-    """Three jobs, of which one has an open incident and a resolved one, and one has ended."""
+    """Two jobs, of which one has an open incident and a resolved one."""
     with write(api.engine) as connection:
-        for name, columns in (("a", {}), ("b", {}), ("old", {"state": "ended", "last_seen_unix_ns": 1})):
-            connection.execute(insert(Job).values(**job_row(name, **columns)))
+        for name in ("a", "b"):
+            connection.execute(insert(Job).values(**job_row(name)))
         for number, state in enumerate(("open", "resolved")):
             row = incident_row(id=f"inc_{number}", job="a", state=state)
             connection.execute(insert(Incident).values(**row))
-    for name in ("a", "old"):
-        assert edit(api, name, project="nlp", owner="ann").status_code == 200
+    assert edit(api, "a", project="nlp", owner="ann").status_code == 200
     return api
 
 
@@ -77,8 +76,8 @@ def test_who_may_edit_a_job_and_what_it_can_be_called(jobs):
 
 def test_jobs_and_incidents_of_a_project(jobs):
     edit(jobs, "b", project="vision")
-    assert names(jobs, f"{JOBS}?project=nlp") == ["a", "old"]
-    assert sorted(names(jobs, f"{JOBS}?project=nlp&project=vision")) == ["a", "b", "old"]
+    assert names(jobs, f"{JOBS}?project=nlp") == ["a"]
+    assert sorted(names(jobs, f"{JOBS}?project=nlp&project=vision")) == ["a", "b"]
     assert names(jobs, "/api/v1/incidents?project=nlp&state=open") == ["inc_0"]
     assert names(jobs, "/api/v1/incidents?project=vision") == []
     assert jobs.get("/api/v1/incidents/totals?project=nlp").json()["open"]["warning"] == 1
