@@ -40,8 +40,7 @@ from rankwatch.torch_probe.device import CudaDevice
 from rankwatch_detectors.base import AttemptStart
 from rankwatch_detectors.devices.device_degraded import DeviceDegradedConfig, DeviceDegradedDetector
 from rankwatch_service.clock import SystemClock
-from rankwatch_service.job.boards.device_board import DeviceBoard
-from rankwatch_service.job.boards.device_boards import as_frame
+from rankwatch_service.job.device_boards import DeviceBoard, as_frame
 from rankwatch_service.names import series_of_devices
 from rankwatch_service.series.last_values import last_values
 from rankwatch_service.series.writer import SeriesWriter

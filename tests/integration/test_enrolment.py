@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from rankwatch_service.job.attempts.carriers import ATTEMPT_FREE_S, RANK_FREE_S
+from rankwatch_service.job.attempts import ATTEMPT_FREE_S, RANK_FREE_S
 from rankwatch_service.store.engine import open_engine, read
 from rankwatch_service.store.models import Agent, AgentView, DeadLetter
 from tests.support.agent.host import TrainingHost

@@ -15,11 +15,10 @@ import numpy as np
 
 from rankwatch import wire
 from rankwatch_detectors.base import SERVICE_KINDS, AttemptStart, Frame, Observation, Occurrence, Tick
-from rankwatch_service.job.attempts.allowance import NOTHING, RANK_CELLS, CellCount, Need, highest_rank
-from rankwatch_service.job.boards.progress_board import GONE_STATES, ProgressBoard
+from rankwatch_service.job.allowance import NOTHING, RANK_CELLS, CellCount, Need, highest_rank
 from rankwatch_service.job.frames import NAMES_MAX, FrameWindow
 from rankwatch_service.job.gaps import Arrival, GapTracker
-from rankwatch_service.job.lockstep import LockstepCheck
+from rankwatch_service.job.progress_board import GONE_STATES, LockstepCheck, ProgressBoard
 from rankwatch_service.job.topology_state import TopologyState
 from rankwatch_service.names import launch_of
 from rankwatch_service.telemetry.bundle import Bundle, read_bundle

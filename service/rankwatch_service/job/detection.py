@@ -1,24 +1,350 @@
-"""The detection pipeline of one job: observations in, updates of incidents out. Pure."""
+"""Joins what devices measure of a step, which arrives some steps late, with the rest of the step. Pure.
+
+Detectors that judge times need both: the phases of the host and the times of the device. In jobs whose devices measure
+steps they get them together, as a frame of the family "timed"; a frame of the family "steps" then says that it will
+come (`Frame.awaits_times`). Detectors that judge anything else are not kept waiting.
+
+The detectors of one job. A detector that raises is counted, reported and replaced; the stream goes on. Pure.
+
+The detection pipeline of one job: observations in, updates of incidents out. Pure.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from typing import Any, Final
 
-from rankwatch_detectors.base import AttemptStart, Change, Detector, Finding, Frame, Observation, Tick
-from rankwatch_detectors.explanation import by_deadline, has_deadline, judged
+import numpy as np
+
+from rankwatch_detectors.base import AttemptStart, Bools, Change, Detector, Finding, Frame, Observation, StepKind, Tick
+from rankwatch_detectors.explanation import ExplainedDetector, FrameCounts, Trails, by_deadline, has_deadline, judged
 from rankwatch_detectors.metric_rule import RULES_PER_JOB_MAX, MetricRule
 from rankwatch_service.incidents.correlator import Correlator
 from rankwatch_service.incidents.explanation import explain
 from rankwatch_service.incidents.transition import Update
-from rankwatch_service.job.detector_bank import DetectorAnswer, DetectorBank, Failure
-from rankwatch_service.job.timed_frames import TimedFrames
 from rankwatch_service.job.topology_state import TopologyState
 from rankwatch_service.tuning import DEFAULT, Tuning, TuningSet
+
+HELD_MAX: Final = 64
+"""Steps that wait for their device times: what ranks have in flight (8 steps) and agents have not sent (a second). Of
+16,384 ranks 64 steps take 96 MB."""
+HELD_CELLS_MAX: Final = 12 * 1024 * 1024
+"""Values that wait, 9 bytes each: the oldest steps of jobs with very many ranks or phases are judged no more."""
+EXPECTED_STEPS: Final = 128
+"""After so many steps without device times none are expected any more, and steps are judged by their host's times."""
+
+_MARK: Final = "device_step_s"
+_OF_DEVICES: Final = frozenset({_MARK, "device_busy_s", "device_wait_s"})
+_OF_HOSTS: Final = frozenset({"step_time_s", "busy_s", "busy_cpu_s", "wait_s", "tokens", "tokens_squared"})
+
+
+class TimedFrames:
+    """The steps of one job that wait for their device times."""
+
+    def __init__(self) -> None:
+        self._attempt = ""
+        self._lockstep = True
+        self._held: dict[int, Frame] = {}
+        """In step order; device times are added as they come."""
+        self._without = EXPECTED_STEPS
+        """Steps since the newest timed frame."""
+        self._newest = -1
+        """The newest step."""
+
+    def observe(self, observation: Observation) -> Iterator[Observation]:
+        """Pass an observation on, and after it the frames that it completes."""
+        if isinstance(observation, AttemptStart):
+            self._begin(observation)
+        if not isinstance(observation, Frame) or not self._lockstep:
+            yield observation
+        elif observation.family == "steps":
+            yield observation if observation.late else self._hold(observation)
+        else:
+            yield observation
+            if _MARK in observation.values:
+                yield from self._add(observation)
+
+    def _begin(self, start: AttemptStart) -> None:
+        if start.attempt != self._attempt:
+            self._held, self._without, self._newest = {}, EXPECTED_STEPS, -1
+        self._attempt, self._lockstep = start.attempt, start.topology.lockstep
+        for step in [step for step, frame in self._held.items() if _ranks(frame) != start.topology.world_size]:
+            del self._held[step]
+
+    def _hold(self, frame: Frame) -> Frame:
+        self._without += 1
+        self._newest = frame.step
+        if self._without > EXPECTED_STEPS:
+            self._held.clear()
+            return frame
+        self._held[frame.step] = _slim(frame)
+        while len(self._held) > HELD_MAX or _cells(self._held.values()) > HELD_CELLS_MAX:
+            del self._held[min(self._held)]
+        return dataclasses.replace(frame, awaits_times=True)
+
+    def _add(self, late: Frame) -> Iterator[Frame]:
+        """Add device times to their step, and give out what is complete, in step order.
+
+        A frame that came in time has all that ranks are known to report. Of others, as where a rank's values come in
+        several messages, more may follow, until they do for a later step.
+        """
+        if late.step not in self._held:
+            # None are expected so far, unless they come too late for any step to wait for them.
+            if self._without >= EXPECTED_STEPS and late.step > self._newest - HELD_MAX:
+                self._without = 0
+            return
+        held = self._held[late.step] = _joined(self._held[late.step], late)
+        whole = not late.late or bool(np.all(held.present[_MARK] | ~_reported(held)))
+        for step in [step for step in sorted(self._held) if step < late.step or (whole and step == late.step)]:
+            frame = self._held.pop(step)
+            if frame.family == "timed":
+                self._without = 0
+                yield frame
+
+    def state(self) -> dict[str, Any]:
+        """Everything that decides the future: JSON types and arrays. Copy it before the next call."""
+        held = [
+            {
+                "family": frame.family,
+                "step": frame.step,
+                "kind": frame.kind.value,
+                "time_s": frame.time_s,
+                "finite": frame.finite,
+                "values": dict(frame.values),
+                "present": dict(frame.present),
+            }
+            for frame in self._held.values()
+        ]
+        return {
+            "attempt": self._attempt,
+            "lockstep": self._lockstep,
+            "without": self._without,
+            "newest": self._newest,
+            "held": held,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state` gave."""
+        self._attempt, self._lockstep = state["attempt"], state["lockstep"]
+        self._without, self._newest = state["without"], state["newest"]
+        frames: Sequence[Mapping[str, Any]] = state["held"]
+        self._held = {
+            one["step"]: Frame(
+                self._attempt,
+                one["family"],
+                one["step"],
+                StepKind(one["kind"]),
+                one["time_s"],
+                one["values"],
+                one["present"],
+                finite=one["finite"],
+            )
+            for one in frames
+        }
+
+
+def _slim(frame: Frame) -> Frame:
+    """The part of a frame that detectors of times need."""
+    names = [name for name in frame.values if name in _OF_HOSTS or name.startswith("phase.")]
+    values = {name: frame.values[name] for name in names}
+    present = {name: frame.present[name] for name in names}
+    return dataclasses.replace(frame, values=values, present=present, exact={})
+
+
+def _joined(held: Frame, late: Frame) -> Frame:
+    values, present = dict(held.values), dict(held.present)
+    for name in [name for name in late.values if name in _OF_DEVICES]:
+        if name in values:
+            values[name] = np.where(late.present[name], late.values[name], values[name])
+            present[name] = present[name] | late.present[name]
+        else:
+            values[name], present[name] = late.values[name], late.present[name]
+    return dataclasses.replace(
+        held,
+        family="timed",
+        time_s=max(held.time_s, late.time_s),
+        values=values,
+        present=present,
+        finite=held.finite and late.finite,
+    )
+
+
+def _reported(frame: Frame) -> Bools:
+    """The ranks whose row of the step has come."""
+    rows = [here for name, here in frame.present.items() if name not in _OF_DEVICES]
+    return np.logical_or.reduce(rows) if rows else np.zeros(_ranks(frame), dtype=np.bool_)
+
+
+def _cells(frames: Iterable[Frame]) -> int:
+    return sum(len(frame.values) * _ranks(frame) for frame in frames)
+
+
+def _ranks(frame: Frame) -> int:
+    return next((int(here.size) for here in frame.present.values()), 0)
+
+
+FAILURES_MAX: Final = 5
+"""Failures after which a detector is switched off for this job, because it would fail at each observation."""
+
+_OF_THE_PROCESS: Final = (KeyboardInterrupt, SystemExit)
+"""Exceptions that end the process and are not failures of a detector."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A detector raised. It was replaced by a new one, or switched off."""
+
+    detector: str
+    error: str
+    """Type and message of the exception, at most 500 characters."""
+    failures: int
+    """Of this detector in this job so far."""
+    off: bool
+    """Whether it was switched off."""
+
+
+@dataclass(frozen=True, slots=True)
+class DetectorAnswer:
+    """What the detectors say of one observation, in the order of the catalogue."""
+
+    findings: list[Finding] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    reasons: list[Mapping[str, Any]] = field(default_factory=list)
+    """Explanations of the findings that opened."""
+
+
+class DetectorBank:
+    """Passes observations to all detectors, in the order of the catalogue, and keeps what explains their findings."""
+
+    def __init__(self, make: Callable[[], Sequence[Detector]]) -> None:
+        self._make = make
+        self._detectors = {detector.name: detector for detector in make()}
+        self._failures: dict[str, int] = {}
+        self._start: AttemptStart | None = None
+        self.trails = Trails()
+
+    @property
+    def off(self) -> dict[str, int]:
+        """The detectors that are switched off, each with its failures."""
+        return {name: failures for name, failures in self._failures.items() if failures >= FAILURES_MAX}
+
+    @property
+    def explained(self) -> list[ExplainedDetector]:
+        """The detectors that can explain themselves and are not switched off."""
+        off = self.off
+        on = [one for name, one in self._detectors.items() if name not in off]
+        return [detector for detector in on if isinstance(detector, ExplainedDetector)]
+
+    def judge(self, groups: Sequence[Sequence[Observation]]) -> list[DetectorAnswer]:
+        """Pass observations to all detectors, in groups that have one answer each; returns the answers.
+
+        Each detector judges all of them before the next detector does: a frame of few ranks is judged in less time than
+        it takes to load the code of all detectors into the processor's caches. The start of an attempt comes alone.
+        """
+        answers = [DetectorAnswer() for _ in groups]
+        given = [(one, answer) for group, answer in zip(groups, answers, strict=True) for one in group]
+        for observation, _ in given:
+            if isinstance(observation, AttemptStart):
+                self._start = observation
+        counts = self.trails.count([observation for observation, _ in given])
+        for name in self._detectors:
+            for (observation, answer), counted in zip(given, counts, strict=True):
+                if self._failures.get(name, 0) >= FAILURES_MAX:
+                    break
+                self._judge(name, observation, counted, answer)
+        return answers
+
+    def _judge(self, name: str, observation: Observation, counts: FrameCounts, answer: DetectorAnswer) -> None:
+        detector = self._detectors[name]
+        try:
+            findings = detector.observe(observation)
+        except _OF_THE_PROCESS:
+            raise
+        except BaseException as error:  # noqa: BLE001 - a panic in River's Rust code is not an Exception
+            answer.failures.append(self._fail(name, error))
+            return
+        answer.findings.extend(findings)
+        if isinstance(observation, Frame) and isinstance(detector, ExplainedDetector):
+            try:
+                answer.reasons.extend(self.trails.take(detector, observation, findings, counts))
+            except Exception as error:  # noqa: BLE001 - what only explains must not stop detection
+                self.trails.forget(name)
+                answer.failures.append(Failure("explanation", f"{type(error).__name__}: {error}"[:500], 1, False))
+
+    def rest(self) -> None:
+        """Replace the detectors by new ones, which inherit what is always true of the job."""
+        before = self._detectors
+        self._detectors = {detector.name: detector for detector in self._make()}
+        for name, detector in self._detectors.items():
+            detector.inherit(before[name])
+        self._failures, self._start, self.trails = {}, None, Trails()
+
+    def retune(self, make: Callable[[], Sequence[Detector]]) -> None:
+        """Replace the detectors by those of another configuration, which go on from the state of those before."""
+        state = self.state()
+        self._make = make
+        self._detectors = {detector.name: detector for detector in make()}
+        self.restore(state, self._start)
+
+    def state(self) -> dict[str, Any]:
+        """Snapshots of all detectors with their versions."""
+        return {
+            name: {
+                "version": detector.version,
+                "failures": self._failures.get(name, 0),
+                "state": detector.snapshot(),
+            }
+            for name, detector in self._detectors.items()
+        }
+
+    def restore(self, state: Mapping[str, Any], start: AttemptStart | None) -> list[str]:
+        """Restore snapshots.
+
+        Args:
+            state: what `state` gave.
+            start: the start of the running attempt, for detectors without a snapshot; None if there is none.
+
+        Returns:
+            Names of detectors without a snapshot: they are new, or of another version.
+        """
+        self._start = start
+        without_snapshot = []
+        for name, detector in self._detectors.items():
+            saved = state.get(name)
+            try:
+                if saved is not None and saved["version"] == detector.version:
+                    detector.restore(saved["state"])
+                    self._failures[name] = saved["failures"]
+                    continue
+            except _OF_THE_PROCESS:
+                raise
+            except BaseException as error:  # noqa: BLE001 - a snapshot that cannot be read must not stop the service
+                self._fail(name, error)
+            without_snapshot.append(name)
+            self._begin_anew(name)
+        return without_snapshot
+
+    def _fail(self, name: str, error: BaseException) -> Failure:
+        count = self._failures[name] = self._failures.get(name, 0) + 1
+        self._begin_anew(name)
+        return Failure(name, f"{type(error).__name__}: {error}"[:500], count, count >= FAILURES_MAX)
+
+    def _begin_anew(self, name: str) -> None:
+        fresh = next(detector for detector in self._make() if detector.name == name)
+        self._detectors[name] = fresh
+        if self._start is not None:
+            try:
+                fresh.observe(self._start)
+            except _OF_THE_PROCESS:
+                raise
+            except BaseException:  # noqa: BLE001 - a new one that fails at the start would fail for ever: switched off
+                self._failures[name] = FAILURES_MAX
+
 
 TOGETHER_MAX: Final = 32
 """Observations judged together; with 32, loading the code takes little of the time."""

@@ -13,9 +13,9 @@ from rankwatch_detectors.base import Frame
 from rankwatch_service.incidents.hang_evidence import StacksReceived
 from rankwatch_service.incidents.host_incidents import HostIncident
 from rankwatch_service.incidents.transition import Transition
-from rankwatch_service.job.attempts.allowance import Grant
-from rankwatch_service.job.boards.device_board import DeviceNumber
-from rankwatch_service.job.detector_bank import Failure
+from rankwatch_service.job.allowance import Grant
+from rankwatch_service.job.detection import Failure
+from rankwatch_service.job.device_boards import DeviceNumber
 from rankwatch_service.job.summary import AttemptChange, JobSummary
 from rankwatch_service.names import series_of
 from rankwatch_service.policy.checkpoint_ledger import LedgerEntry

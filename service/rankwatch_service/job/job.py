@@ -16,12 +16,11 @@ from rankwatch_service.incidents.hang_evidence import ANSWERS, HangEvidence
 from rankwatch_service.incidents.host_incidents import host_incidents
 from rankwatch_service.incidents.model import Incident, hangs, unix_ns
 from rankwatch_service.incidents.transition import MATTERS, Transition, TransitionKind, Update
+from rankwatch_service.job.allowance import NOTHING, Beyond, Need
 from rankwatch_service.job.assembler import Assembler
-from rankwatch_service.job.attempts.allowance import NOTHING, Beyond, Need
-from rankwatch_service.job.attempts.carriers import Carriers
-from rankwatch_service.job.attempts.newcomers import Newcomers
-from rankwatch_service.job.boards.device_boards import DeviceBoards, as_frame
+from rankwatch_service.job.attempts import Carriers, Newcomers
 from rankwatch_service.job.detection import DetectionPipeline, MakeDetectors
+from rankwatch_service.job.device_boards import DeviceBoards, as_frame
 from rankwatch_service.job.effects import Effects, FeedEntry, brief
 from rankwatch_service.job.history import JobHistory
 from rankwatch_service.job.summary import AttemptChange, SummaryBuilder

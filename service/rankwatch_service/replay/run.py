@@ -18,8 +18,7 @@ from rankwatch_detectors.catalogue import CatalogueConfig, detectors
 from rankwatch_detectors.metric_rule import MetricRule
 from rankwatch_service.incidents.model import Incident
 from rankwatch_service.incidents.transition import TransitionKind, Update
-from rankwatch_service.job.detection import DetectionPipeline, MakeDetectors, room_beside
-from rankwatch_service.job.detector_bank import Failure
+from rankwatch_service.job.detection import DetectionPipeline, Failure, MakeDetectors, room_beside
 from rankwatch_service.job.topology_state import TopologyState
 from rankwatch_service.replay.layout import METRICS, ReplayError
 from rankwatch_service.replay.player import Player, Timeline

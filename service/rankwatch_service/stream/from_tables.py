@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, Engine, func, select
 
-from rankwatch_service.job.boards.device_board import DeviceNumber
-from rankwatch_service.job.boards.device_boards import DeviceBoards
+from rankwatch_service.job.device_boards import DeviceBoards, DeviceNumber
 from rankwatch_service.job.job import JobStream
 from rankwatch_service.orders.running_attempt import checkpoints
 from rankwatch_service.policy.checkpoint_ledger import Ledger

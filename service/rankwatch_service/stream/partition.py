@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import Any, Final
 
 from rankwatch_service.incidents.model import unix_ns
-from rankwatch_service.job.attempts.allowance import Beyond, Grant, Need, fits, limit_of
+from rankwatch_service.job.allowance import Beyond, Grant, Need, fits, limit_of
 from rankwatch_service.job.detection import MakeDetectors
 from rankwatch_service.job.effects import Effects, RefusedRecord
 from rankwatch_service.job.job import JobStream, Links

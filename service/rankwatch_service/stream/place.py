@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rankwatch_service.job.attempts.allowance import Grant
+from rankwatch_service.job.allowance import Grant
 
 
 @dataclass(frozen=True, slots=True)

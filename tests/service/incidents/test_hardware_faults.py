@@ -14,7 +14,7 @@ import pytest
 
 from rankwatch_detectors.base import AttemptStart, DeviceCounters, Finding, Observation, Occurrence, Tick
 from rankwatch_service.incidents.model import Incident
-from rankwatch_service.job.boards.device_board import CLOSE_AFTER_S
+from rankwatch_service.job.device_boards import CLOSE_AFTER_S
 from rankwatch_service.simulate.faults import Fault, Hang, Kill, Slow
 from rankwatch_service.simulate.generate import generate
 from rankwatch_service.simulate.job import Job

@@ -3,7 +3,7 @@
 import pytest
 
 from rankwatch import wire
-from rankwatch_service.job.attempts.allowance import (
+from rankwatch_service.job.allowance import (
     CELLS_MAX,
     RANK_CELLS,
     RESERVED_CELLS,

@@ -8,8 +8,7 @@ import pytest
 from rankwatch import wire
 from rankwatch.signed import Purpose, sign
 from rankwatch_detectors.base import Finding, Observation, Occurrence
-from rankwatch_service.job.attempts.carriers import ATTEMPT_FREE_S, RANK_FREE_S
-from rankwatch_service.job.attempts.newcomers import BESIDE_S
+from rankwatch_service.job.attempts import ATTEMPT_FREE_S, BESIDE_S, RANK_FREE_S
 from rankwatch_service.job.effects import Effects
 from rankwatch_service.log.base import Record
 from rankwatch_service.policy.control_records import PolicySet

@@ -14,7 +14,7 @@ from rankwatch_detectors.catalogue import CatalogueConfig, detectors
 from rankwatch_service.incidents.explanation import WHY
 from rankwatch_service.incidents.transition import Transition
 from rankwatch_service.job import detection
-from rankwatch_service.job.detector_bank import FAILURES_MAX, DetectorBank
+from rankwatch_service.job.detection import FAILURES_MAX, DetectorBank
 from rankwatch_service.job.effects import Effects
 from rankwatch_service.log.base import Record
 from rankwatch_service.replay.run import ReplayResult, replay

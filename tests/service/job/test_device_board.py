@@ -5,8 +5,8 @@ import pytest
 from rankwatch import wire
 from rankwatch_detectors.devices.device_degraded import DeviceDegradedConfig, DeviceDegradedDetector
 from rankwatch_detectors.devices.network_degraded import NetworkDegradedConfig, NetworkDegradedDetector
-from rankwatch_service.job.boards import device_board
-from rankwatch_service.job.boards.device_board import (
+from rankwatch_service.job import device_boards
+from rankwatch_service.job.device_boards import (
     CLOSE_AFTER_S,
     COUNTERS_MAX,
     DEVICES_MIN,
@@ -15,9 +15,10 @@ from rankwatch_service.job.boards.device_board import (
     PAST_S,
     SLOT_S,
     DeviceBoard,
+    DeviceBoards,
     DeviceNumber,
+    as_frame,
 )
-from rankwatch_service.job.boards.device_boards import DeviceBoards, as_frame
 from rankwatch_service.stream.saved.packing import pack, unpack
 from tests.support.detection.scripted_job import World
 from tests.support.values.batches import batch, progress
@@ -132,7 +133,7 @@ def test_slots_that_are_open_at_a_time_are_bounded_and_those_of_a_small_job_suff
     for slot in range(1_000):
         take(board, *(sample(index, NOW_S - SLOT_S * slot, power_w=1.0) for index in range(8)))
     assert len(due(board)) == 1_000
-    monkeypatch.setattr(device_board, "OPEN_CELLS_MAX", 100)
+    monkeypatch.setattr(device_boards, "OPEN_CELLS_MAX", 100)
     for slot in range(20):
         take(board, *(sample(index, NOW_S - SLOT_S * slot, power_w=1.0) for index in range(8)))
     assert len(due(board)) == 100 // 8

@@ -9,8 +9,7 @@ from rankwatch import wire
 from rankwatch_detectors.base import SERVICE_KINDS, Finding, Kind, Observation, Occurrence
 from rankwatch_detectors.refusals import RefusalConfig, RefusalDetector
 from rankwatch_detectors.scope import WHOLE_JOB
-from rankwatch_service.job.detection import DETECTOR_OFF
-from rankwatch_service.job.detector_bank import FAILURES_MAX, DetectorBank
+from rankwatch_service.job.detection import DETECTOR_OFF, FAILURES_MAX, DetectorBank
 from rankwatch_service.job.job import JobStream
 from rankwatch_service.policy.control_records import (
     Judgement,

@@ -1,5 +1,5 @@
 from rankwatch import wire
-from rankwatch_service.job.boards.progress_board import ProgressBoard
+from rankwatch_service.job.progress_board import ProgressBoard
 from tests.support.values.batches import batch
 
 

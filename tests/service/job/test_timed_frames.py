@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rankwatch_detectors.base import AttemptStart, Change, Finding, Frame, Observation, StepKind
-from rankwatch_service.job.timed_frames import EXPECTED_STEPS, HELD_MAX, TimedFrames
+from rankwatch_service.job.detection import EXPECTED_STEPS, HELD_MAX, TimedFrames
 from rankwatch_service.simulate.faults import Slow
 from rankwatch_service.simulate.generate import generate
 from rankwatch_service.simulate.job import Job
@@ -111,7 +111,7 @@ def test_a_bounded_number_of_steps_waits(timed: TimedFrames) -> None:
 def test_steps_of_very_many_values_wait_in_smaller_number(timed: TimedFrames, monkeypatch: pytest.MonkeyPatch) -> None:
     families(timed, step(1), late(1))
     values_of_a_step = 3 * 2
-    monkeypatch.setattr("rankwatch_service.job.timed_frames.HELD_CELLS_MAX", 4 * values_of_a_step)
+    monkeypatch.setattr("rankwatch_service.job.detection.HELD_CELLS_MAX", 4 * values_of_a_step)
     families(timed, *(step(2 + number) for number in range(10)))
     assert [one["step"] for one in timed.state()["held"]] == [8, 9, 10, 11]
 

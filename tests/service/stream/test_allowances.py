@@ -5,7 +5,7 @@ import pytest
 from sqlalchemy import Engine, select
 
 from rankwatch import wire
-from rankwatch_service.job.attempts import allowance
+from rankwatch_service.job import allowance
 from rankwatch_service.store import models
 from rankwatch_service.stream.loop import Stream
 from rankwatch_service.stream.saved.packing import pack

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from rankwatch_detectors.base import Change, Detector, Finding, Kind, Observation
 from rankwatch_detectors.catalogue import detectors
-from rankwatch_service.job.timed_frames import TimedFrames
+from rankwatch_service.job.detection import TimedFrames
 
 
 def judge(observations: Iterable[Observation], bank: Sequence[Detector] | None = None) -> list[Finding]:

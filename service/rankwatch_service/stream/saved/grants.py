@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from sqlalchemy import Connection, Engine, delete, insert, select
 
-from rankwatch_service.job.attempts.allowance import Grant
+from rankwatch_service.job.allowance import Grant
 from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import StreamGrant
 from rankwatch_service.stream.place import Granted

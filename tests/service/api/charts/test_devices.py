@@ -8,7 +8,7 @@ import pytest
 from rankwatch import wire
 from rankwatch_detectors.catalogue import detectors
 from rankwatch_service.clock import SystemClock
-from rankwatch_service.job.boards.device_board import SLOT_S
+from rankwatch_service.job.device_boards import SLOT_S
 from rankwatch_service.log.base import Entry
 from rankwatch_service.log.control_log import ControlLog
 from rankwatch_service.series.writer import SeriesWriter

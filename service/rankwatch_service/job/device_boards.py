@@ -2,6 +2,8 @@
 
 Steps are of one attempt; a device goes on counting between attempts and while a job hangs. So its series go by time:
 a frame has a slot of `SLOT_S` for its step and the devices' numbers for its ranks.
+
+All devices of a job's hosts, by kind: a board for each, so that the series of one are not as wide as all. Pure.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from rankwatch import wire
-from rankwatch_detectors.base import DeviceCounters, Floats, Ints
+from rankwatch_detectors.base import DeviceCounters, Floats, Frame, Ints, StepKind
 from rankwatch_service.names import NAME_CHARS_MAX
 
 SLOT_S: Final = 5
@@ -229,3 +231,48 @@ def _fitted(sums: Floats, counts: Ints, size: int) -> tuple[Floats, Ints]:
     """The arrays with so many devices."""
     added = max(size - len(sums), 0)
     return np.pad(sums, (0, added))[:size], np.pad(counts, (0, added))[:size]
+
+
+class DeviceBoards:
+    """The boards of GPUs, network ports and hosts, as one."""
+
+    def __init__(self, known: Iterable[DeviceNumber] = ()) -> None:
+        devices = list(known)
+        self._boards = {
+            kind: DeviceBoard(kind, [one for one in devices if one.kind == kind]) for kind in wire.DEVICE_KINDS
+        }
+
+    @property
+    def counts(self) -> Counter[str]:
+        """Samples and values that are not charted, by reason."""
+        return sum((board.counts for board in self._boards.values()), Counter())
+
+    def take(self, batches: Sequence[wire.Batch], ranks: int, now_s: float) -> list[DeviceNumber]:
+        """As `DeviceBoard.take`."""
+        carrying = [batch for batch in batches if batch.devices or batch.host_devices]
+        if not carrying:
+            return []
+        return [device for board in self._boards.values() for device in board.take(carrying, ranks, now_s)]
+
+    def due(self, now_s: float) -> Iterator[DeviceCounters]:
+        """As `DeviceBoard.due`, kind by kind."""
+        for board in self._boards.values():
+            yield from board.due(now_s)
+
+    def state(self) -> dict[str, Any]:
+        """Everything, as JSON types and arrays."""
+        return {kind: board.state() for kind, board in self._boards.items()}
+
+    @classmethod
+    def restored(cls, state: Mapping[str, Any]) -> DeviceBoards:
+        """The boards that gave this state."""
+        boards = cls()
+        for kind, kept in state.items():
+            boards._boards[kind] = DeviceBoard.restored(kind, kept)
+        return boards
+
+
+def as_frame(counters: DeviceCounters) -> Frame:
+    """Counters as the series keep them: a frame of the family "devices", of no attempt."""
+    whole = (counters.time_s, counters.values, counters.present)
+    return Frame("", "devices", counters.slot, StepKind.TRAIN, *whole)

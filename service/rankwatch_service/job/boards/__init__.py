@@ -1,1 +1,0 @@
-"""What ranks and devices last reported. Pure."""
