@@ -48,13 +48,13 @@ from rankwatch_service.series.writer import SeriesWriter
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.engine import open_engine
 from rankwatch_service.store.migrate import upgrade
+from rankwatch_service.stream import kafka_source
+from rankwatch_service.stream.kafka_source import KafkaSource
 from rankwatch_service.stream.loop import RECORDS_MAX, Stream
-from rankwatch_service.stream.malloc_tuning import tune
 from rankwatch_service.stream.partition import TOGETHER_MAX
-from rankwatch_service.stream.saved.packing import pack
-from rankwatch_service.stream.sources import kafka_buffer
-from rankwatch_service.stream.sources.base import Source
-from rankwatch_service.stream.sources.kafka import KafkaSource
+from rankwatch_service.stream.saved import pack
+from rankwatch_service.stream.serve import tune
+from rankwatch_service.stream.sources import Source
 from rankwatch_service.telemetry.bundle import read_bundle
 from rankwatch_service.telemetry.envelope import decode_envelope
 from rankwatch_service.text_log import configure
@@ -315,7 +315,7 @@ def main() -> None:
             if bootstrap:
                 kafka = KafkaSettings(bootstrap, prefix=f"benchmark-{os.getpid()}-{load.ranks}-{load.rows}")
                 fill(kafka, messages)
-                kafka_buffer.appended_unix_ns = as_sent(messages)
+                kafka_source.appended_unix_ns = as_sent(messages)
                 open_log = partial(KafkaSource, kafka, SystemClock())
                 show(measure(load, "Kafka", open_log, messages, repeats, with_charts=True))
             show(measure(load, MEMORY, partial(Memory, messages), messages, repeats, with_charts=not bootstrap))

@@ -43,7 +43,7 @@ from rankwatch_service.simulate.generate import generate
 from rankwatch_service.simulate.job import Job
 from rankwatch_service.simulate.noise import Noise
 from rankwatch_service.simulate.placement import RankPlacement
-from rankwatch_service.stream.saved.packing import pack, unpack
+from rankwatch_service.stream.saved import pack, unpack
 from tests.support.detection.distorted import Spoilt, frozen, permuted, scaled, scaled_config, thinned
 from tests.support.detection.verdicts import judge, opened
 from tests.support.trials.selection import trials

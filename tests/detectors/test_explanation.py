@@ -23,7 +23,7 @@ from rankwatch_detectors.scope import IncidentScope
 from rankwatch_service.simulate.faults import Fault, LossClimb, LossLevel, LossSpike, Slow, SlowJob
 from rankwatch_service.simulate.generate import generate
 from rankwatch_service.simulate.job import Job
-from rankwatch_service.stream.saved.packing import pack, unpack
+from rankwatch_service.stream.saved import pack, unpack
 from tests.support.values.presences import frame
 
 

@@ -13,7 +13,7 @@ from rankwatch_detectors.base import AttemptStart, Finding, Frame, Kind, Occurre
 from rankwatch_detectors.catalogue import detectors
 from rankwatch_detectors.metric_detector import MetricDetector
 from rankwatch_detectors.metric_rule import RULES_PER_JOB_MAX, Condition, Direction, MetricRule
-from rankwatch_service.stream.saved.packing import pack, unpack
+from rankwatch_service.stream.saved import pack, unpack
 from tests.detectors.test_conformance import answers, troubled
 from tests.support.detection.verdicts import closed, opened
 from tests.support.values.presences import ATTEMPT, frame, topology

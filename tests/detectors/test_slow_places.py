@@ -16,7 +16,7 @@ from rankwatch_service.simulate.faults import MissingRows, Restart, Slow
 from rankwatch_service.simulate.generate import generate
 from rankwatch_service.simulate.job import Job
 from rankwatch_service.simulate.placement import RankPlacement
-from rankwatch_service.stream.saved.packing import pack, unpack
+from rankwatch_service.stream.saved import pack, unpack
 from suite.cases import FAULTS
 from suite.cluster_model import ClusterJob
 from suite.scoring import judged

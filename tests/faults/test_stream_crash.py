@@ -9,8 +9,7 @@ import random
 
 import pytest
 
-from rankwatch_service.stream import loop
-from rankwatch_service.stream.sources import kafka_buffer
+from rankwatch_service.stream import kafka_source, loop
 from tests.support.kafka.broker import missing, shared
 from tests.support.recordings.forms import KafkaForm, SqliteForm
 from tests.support.recordings.recording import recording, results
@@ -33,7 +32,7 @@ def form(request, tmp_path_factory):
     postgres = request.getfixturevalue("postgres")
     broker = shared(request, "noida" if missing("apache") else "apache")
     with pytest.MonkeyPatch.context() as patch, postgres.migrated() as url:
-        patch.setattr(kafka_buffer, "appended_unix_ns", recorded_unix_ns)
+        patch.setattr(kafka_source, "appended_unix_ns", recorded_unix_ns)
         yield KafkaForm(postgres, broker, url, ENTRIES)
 
 
@@ -88,7 +87,7 @@ def test_how_records_are_batched_decides_nothing(form, reference, records_max):
 def test_random_crashes_change_nothing(form, reference, monkeypatch):
     # Short pauses between snapshots, so that starts find them at all ages, also half written ones.
     monkeypatch.setattr(loop, "SNAPSHOT_S", 3.0)
-    monkeypatch.setattr("rankwatch_service.stream.saved.snapshots.CHUNK_BYTES", 4_096)
+    monkeypatch.setattr("rankwatch_service.stream.saved.CHUNK_BYTES", 4_096)
     wanted = CRASH_TRIALS["sqlite" if isinstance(form, SqliteForm) else "kafka"]
     seed = random.randrange(2**32)
     print(f"seed {seed}")

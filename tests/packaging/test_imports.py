@@ -94,8 +94,7 @@ def test_the_kafka_client_is_imported_only_where_kafka_is_spoken_to():
         "collectors/rankwatch/kafka/client.py",
         "collectors/rankwatch/kafka/producer.py",
         "service/rankwatch_service/log/kafka_topics.py",
-        "service/rankwatch_service/stream/sources/kafka.py",
-        "service/rankwatch_service/stream/sources/kafka_consumer.py",
+        "service/rankwatch_service/stream/kafka_source.py",
     }
 
 

@@ -52,9 +52,8 @@ from rankwatch_service.store.rows import (
     transition_row,
 )
 from rankwatch_service.store.upsert import upsert
-from rankwatch_service.stream.ownership import own
 from rankwatch_service.stream.place import Place, StoredTick
-from rankwatch_service.stream.saved import grants
+from rankwatch_service.stream.saved import own, store_grants, trim_grants
 
 TRIM_RECORDS: Final = 1_000
 """Control records removed in one transaction, so that other writers do not wait for long."""
@@ -97,7 +96,7 @@ def forget(connection: Connection, partition: int, kept: Place, partitions: int)
     connection.execute(
         delete(StreamTick).where(StreamTick.partition == partition, StreamTick.number < kept.tick_number)
     )
-    grants.trim(connection, partition, kept.position)
+    trim_grants(connection, partition, kept.position)
     # A former owner that does not know yet that it was fenced may call this with an older place.
     mine = (StreamPosition.partition == partition, StreamPosition.position_needed <= kept.position)
     needed = {"position_needed": kept.position, "control_needed": kept.control_position}
@@ -129,7 +128,7 @@ def commit(
         connection.execute(insert(StreamTick), [{"partition": partition, **asdict(tick)} for tick in ticks])
     for job in effects.deleted_jobs:
         job_removal.delete_job(connection, job, now_unix_ns)
-    grants.store(connection, partition, effects.grants)
+    store_grants(connection, partition, effects.grants)
     _jobs(connection, effects)
     _incidents(connection, effects)
     _commands(connection, effects, now_unix_ns)

@@ -22,16 +22,25 @@ from rankwatch_service.series.sink import SeriesSink
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Job
 from rankwatch_service.stream.commit import commit, forget, resume
-from rankwatch_service.stream.from_tables import restore_from_tables
-from rankwatch_service.stream.ownership import claim, own
-from rankwatch_service.stream.partition import Partition, together
+from rankwatch_service.stream.partition import Partition, Ticker, together
 from rankwatch_service.stream.place import Claim, Place, StoredTick
-from rankwatch_service.stream.recovery import Facts, Plan, plan_start
-from rankwatch_service.stream.replay import Past, Replay
-from rankwatch_service.stream.saved import grants, idle_jobs, snapshots
-from rankwatch_service.stream.sources.base import Source
-from rankwatch_service.stream.ticker import Ticker
-from rankwatch_service.stream.ticks import applied_controls, stored_ticks
+from rankwatch_service.stream.recovery import Facts, Past, Plan, Replay, plan_start
+from rankwatch_service.stream.saved import (
+    applied_controls,
+    claim,
+    idle_places,
+    load_grants,
+    load_idle_job,
+    load_snapshots,
+    needed_from,
+    newest_settings,
+    own,
+    restore_from_tables,
+    save_snapshot,
+    store_idle_job,
+    stored_ticks,
+)
+from rankwatch_service.stream.sources import Source
 from rankwatch_service.telemetry.signature import SecretOf, no_secrets
 
 RECORDS_MAX: Final = 2_048
@@ -198,7 +207,7 @@ class Stream:
         for name in due:
             self.save(name)
         if due:
-            kept = snapshots.needed_from(self._engine, self._number, (ALL_JOBS, *self._partition.jobs))
+            kept = needed_from(self._engine, self._number, (ALL_JOBS, *self._partition.jobs))
             if kept is not None:
                 self._forget(kept)
         self._source.processed(self._number, self._partition.place.position, self._needed_position)
@@ -221,7 +230,7 @@ class Stream:
             self._series.flush(name)
         state = self._partition.snapshot(name)
         now = self._partition.now_ns
-        snapshots.save(self._engine, self._number, self._epoch, name, self._partition.place, state, now)
+        save_snapshot(self._engine, self._number, self._epoch, name, self._partition.place, state, now)
         self._saved_ns[name], self._rows[name] = now, 0
         self._saved.add(name)
 
@@ -242,14 +251,14 @@ class Stream:
             own(connection, self._number, self._epoch)
             for name in names:
                 state = self._partition.snapshot(name)
-                idle_jobs.evict(connection, self._number, name, place, state, self._partition.now_ns)
+                store_idle_job(connection, self._number, name, place, state, self._partition.now_ns)
         for name in names:
             self._partition.evict(name)
             self._unschedule(name)
 
     def _load_idle(self, job: JobStream) -> Place:
         try:
-            saved = idle_jobs.load(self._engine, self._number, job.job)
+            saved = load_idle_job(self._engine, self._number, job.job)
         except ValueError as error:
             _log.error("idle_job_unreadable", job=job.job, error=str(error))
             restore_from_tables(self._engine, job)
@@ -321,7 +330,7 @@ class Stream:
     # ---- starting --------------------------------------------------------------------------------------------------
 
     def _facts(self, held: Claim) -> Facts:
-        found, unreadable = snapshots.load(self._engine, self._number, held.place)
+        found, unreadable = load_snapshots(self._engine, self._number, held.place)
         with read(self._engine) as connection:
             names = connection.scalars(select(Job.name)).all()
         return Facts(
@@ -330,13 +339,13 @@ class Stream:
             log_end=self._source.end(self._number),
             snapshots=found,
             unreadable=unreadable,
-            idle=idle_jobs.places(self._engine, self._number),
+            idle=idle_places(self._engine, self._number),
             jobs=frozenset(name for name in names if self._owns(name)),
-            newest_settings=snapshots.newest_settings(self._engine),
+            newest_settings=newest_settings(self._engine),
         )
 
     def _carry_out(self, plan: Plan) -> Started:
-        self._partition.restore(plan.snapshots, plan.idle, plan.known, grants.load(self._engine, self._number))
+        self._partition.restore(plan.snapshots, plan.idle, plan.known, load_grants(self._engine, self._number))
         self._begin_from_tables(plan.from_tables, plan.replay_to)
         self._replay_end = plan.replay_to
         replay = Replay(self._partition, self._past(plan.replay_from, plan.replay_to), self._chart)

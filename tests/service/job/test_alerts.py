@@ -13,7 +13,7 @@ from rankwatch_service.policy.control_records import (
 )
 from rankwatch_service.policy.policy import Mode, Rule
 from rankwatch_service.policy.settings_in_force import SettingsInForce
-from rankwatch_service.stream.saved.packing import pack, unpack
+from rankwatch_service.stream.saved import pack, unpack
 from tests.support.detection.scripted_job import World
 from tests.support.values.batches import ranks
 

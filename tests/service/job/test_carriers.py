@@ -14,7 +14,7 @@ from rankwatch_service.log.base import Record
 from rankwatch_service.policy.control_records import PolicySet
 from rankwatch_service.stream.partition import Partition
 from rankwatch_service.stream.place import Saved, StoredTick
-from rankwatch_service.stream.saved.packing import pack, unpack
+from rankwatch_service.stream.saved import pack, unpack
 from tests.support.values.batches import batch, progress, ranks, table
 
 ONE, TWO, THIEF = "0" * 15 + "1", "0" * 15 + "2", "f" * 16

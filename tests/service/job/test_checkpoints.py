@@ -6,7 +6,7 @@ from rankwatch import wire
 from rankwatch_service.job.job import JobStream
 from rankwatch_service.policy.checkpoint_ledger import PROOF_STEPS
 from rankwatch_service.policy.settings_in_force import SettingsInForce
-from rankwatch_service.stream.saved.packing import pack, unpack
+from rankwatch_service.stream.saved import pack, unpack
 from tests.support.detection.scripted_job import Scripted, World
 
 CAN = ("pause", "checkpoint", "rollback", "rollback_memory", "rollback_disk")

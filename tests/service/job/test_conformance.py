@@ -23,7 +23,7 @@ from rankwatch_service.simulate.placement import RankPlacement
 from rankwatch_service.store.rows import incident_row, transition_row
 from rankwatch_service.stream.partition import Partition
 from rankwatch_service.stream.place import Saved, StoredTick
-from rankwatch_service.stream.saved.packing import pack, unpack
+from rankwatch_service.stream.saved import pack, unpack
 
 JOB = "gpt"
 DRAWN = {"max_examples": 3, "phases": (Phase.explicit, Phase.generate), "deadline": None}

@@ -27,7 +27,7 @@ from rankwatch_service.simulate.job import Job
 from rankwatch_service.simulate.placement import RankPlacement
 from rankwatch_service.stream.partition import Partition
 from rankwatch_service.stream.place import StoredTick
-from rankwatch_service.stream.saved.packing import pack
+from rankwatch_service.stream.saved import pack
 from tests.support.values.presences import frame
 
 TROUBLED = Job(8, 200, 5, late_values=True, placement=RankPlacement(ranks_per_host=4)).inject(

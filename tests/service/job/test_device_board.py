@@ -19,7 +19,7 @@ from rankwatch_service.job.device_boards import (
     DeviceNumber,
     as_frame,
 )
-from rankwatch_service.stream.saved.packing import pack, unpack
+from rankwatch_service.stream.saved import pack, unpack
 from tests.support.detection.scripted_job import World
 from tests.support.values.batches import batch, progress
 

@@ -7,7 +7,7 @@ from rankwatch import wire
 from rankwatch_detectors.base import Frame, StepKind
 from rankwatch_service.job import frames as frames_module
 from rankwatch_service.job.frames import FAR_STEPS, LATE_STEPS, MISSES_MAX, STREAK, FrameWindow
-from rankwatch_service.stream.saved.packing import pack, unpack
+from rankwatch_service.stream.saved import pack, unpack
 from tests.support.values.batches import column, rows, table
 
 

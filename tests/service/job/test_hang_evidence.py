@@ -5,7 +5,7 @@ from rankwatch_service.incidents import hang_evidence
 from rankwatch_service.incidents.hang_evidence import StacksReceived
 from rankwatch_service.job.job import JobStream
 from rankwatch_service.policy.settings_in_force import SettingsInForce
-from rankwatch_service.stream.saved.packing import pack, unpack
+from rankwatch_service.stream.saved import pack, unpack
 from tests.support.detection.scripted_job import Scripted, World
 
 

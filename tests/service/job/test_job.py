@@ -21,7 +21,7 @@ from rankwatch_service.policy.control_records import (
 from rankwatch_service.policy.policy import Mode, Rule
 from rankwatch_service.policy.settings_in_force import SettingsInForce
 from rankwatch_service.store.rows import incident_row
-from rankwatch_service.stream.saved.packing import pack, unpack
+from rankwatch_service.stream.saved import pack, unpack
 from tests.support.detection.scripted_job import Scripted, World
 from tests.support.values.batches import ranks
 

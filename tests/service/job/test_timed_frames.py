@@ -14,7 +14,7 @@ from rankwatch_service.simulate.faults import Slow
 from rankwatch_service.simulate.generate import generate
 from rankwatch_service.simulate.job import Job
 from rankwatch_service.simulate.placement import RankPlacement
-from rankwatch_service.stream.saved.packing import pack, unpack
+from rankwatch_service.stream.saved import pack, unpack
 from suite.pipeline import recording_pipeline, topology_state_of
 from tests.support.values.presences import ATTEMPT, frame, topology
 

@@ -8,7 +8,7 @@ from rankwatch import wire
 from rankwatch_service.job import allowance
 from rankwatch_service.store import models
 from rankwatch_service.stream.loop import Stream
-from rankwatch_service.stream.saved.packing import pack
+from rankwatch_service.stream.saved import pack
 from tests.support.service.stream import Service
 from tests.support.trials.selection import in_ci
 from tests.support.values.batches import progress, table

@@ -14,7 +14,7 @@ from rankwatch_service.policy.settings_in_force import SettingsInForce
 from rankwatch_service.store import models
 from rankwatch_service.store.engine import write
 from rankwatch_service.store.rows import outbox_row
-from rankwatch_service.stream.from_tables import restore_from_tables
+from rankwatch_service.stream.saved import restore_from_tables
 from tests.support.service.stream import Service, no_links
 from tests.support.values.batches import ranks, table
 from tests.support.values.incidents import NOON_UNIX_NS, incident_row, notified

@@ -16,7 +16,7 @@ from rankwatch_service.store import models
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.stream import partition
 from rankwatch_service.stream.loop import SNAPSHOT_S, Stream
-from rankwatch_service.stream.saved.packing import pack
+from rankwatch_service.stream.saved import pack
 from tests.support.clock import FakeClock
 from tests.support.store.database import new_database
 from tests.support.trials.reference import NoCharts

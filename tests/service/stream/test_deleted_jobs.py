@@ -13,7 +13,7 @@ from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.job_removal import OF_JOB
 from rankwatch_service.store.models import Base
 from rankwatch_service.stream.loop import Stream
-from rankwatch_service.stream.saved.packing import pack
+from rankwatch_service.stream.saved import pack
 from tests.support.service.stream import Service, no_links
 from tests.support.values.batches import table
 

@@ -10,8 +10,7 @@ from rankwatch_service.policy.policy import Policy, policy_record
 from rankwatch_service.store import models
 from rankwatch_service.store.engine import write
 from rankwatch_service.stream import loop, partition
-from rankwatch_service.stream.ownership import FencedError
-from rankwatch_service.stream.saved.packing import pack
+from rankwatch_service.stream.saved import FencedError, pack
 from tests.support.service.stream import Service
 from tests.support.values.batches import progress, ranks, table
 
@@ -255,7 +254,7 @@ def test_a_database_that_fails_while_a_job_is_looked_up_refuses_no_record(servic
         raise OSError("the database is gone")
 
     with monkeypatch.context() as patch:
-        patch.setattr("rankwatch_service.stream.saved.idle_jobs.load", broken)
+        patch.setattr("rankwatch_service.stream.saved.load", broken)
         with pytest.raises(OSError, match="gone"):
             stream.step()
     again = service.started()

@@ -13,10 +13,8 @@ from rankwatch_service.store import models
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.stream import loop, partition
 from rankwatch_service.stream.loop import Stream
-from rankwatch_service.stream.ownership import FencedError
-from rankwatch_service.stream.saved import snapshots
-from rankwatch_service.stream.saved.packing import pack
-from rankwatch_service.stream.sources.sql import SqlSource
+from rankwatch_service.stream.saved import FencedError, pack
+from rankwatch_service.stream.sources import SqlSource
 from tests.support.service.stream import Service
 from tests.support.store.database import new_database
 from tests.support.values.batches import batch, progress, ranks, table
@@ -155,7 +153,7 @@ def test_a_snapshot_that_is_half_written_foreign_or_ahead_is_not_used(service, c
 
 
 def test_two_snapshots_are_kept_and_half_written_ones_go(service, monkeypatch):
-    monkeypatch.setattr(snapshots, "CHUNK_BYTES", 256)
+    monkeypatch.setattr("rankwatch_service.stream.saved.CHUNK_BYTES", 256)
     stream = service.started()
     service.train(1)
     stream.step()

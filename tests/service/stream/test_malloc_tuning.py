@@ -3,12 +3,12 @@ import platform
 import subprocess
 import sys
 
-from rankwatch_service.stream.malloc_tuning import YOUNG_MAX
+from rankwatch_service.stream.serve import YOUNG_MAX
 
 BATCH_AFTER_BATCH = """
 import resource, sys
 import numpy as np
-from rankwatch_service.stream.malloc_tuning import tune
+from rankwatch_service.stream.serve import tune
 told = sys.argv[1:] == ["tuned"] and tune()
 def batch():
     return [np.ones(40_000) for _ in range(64)]
@@ -29,8 +29,7 @@ def in_a_process(code: str, *arguments: str) -> str:
 
 def test_young_objects_are_looked_at_seldom_and_older_ones_as_before():
     code = (
-        "import gc\nfrom rankwatch_service.stream.malloc_tuning import tune\ntune()\n"
-        "print(gc.isenabled(), gc.get_threshold())"
+        "import gc\nfrom rankwatch_service.stream.serve import tune\ntune()\nprint(gc.isenabled(), gc.get_threshold())"
     )
     assert in_a_process(code) == f"True {(YOUNG_MAX, *gc.get_threshold()[1:])}"
 

@@ -10,7 +10,7 @@ from rankwatch_service.policy.policy import Mode, Policy, PolicyLimits, Rule, po
 from rankwatch_service.policy.precision import Precision
 from rankwatch_service.policy.settings_in_force import SettingsInForce
 from rankwatch_service.store import models
-from rankwatch_service.stream.saved.packing import pack
+from rankwatch_service.stream.saved import pack
 from tests.support.service.stream import Service
 from tests.support.values.batches import ranks, table
 

@@ -9,10 +9,9 @@ from rankwatch_service.store import models
 from rankwatch_service.store.engine import read
 from rankwatch_service.stream import process
 from rankwatch_service.stream.loop import Started
-from rankwatch_service.stream.ownership import FencedError
 from rankwatch_service.stream.place import Place
-from rankwatch_service.stream.process import Stop, StreamProcess
-from rankwatch_service.stream.status import new_counts
+from rankwatch_service.stream.process import Stop, StreamProcess, new_counts
+from rankwatch_service.stream.saved import FencedError
 from tests.support.clock import FakeClock
 from tests.support.store.database import new_database
 

@@ -18,7 +18,7 @@ from rankwatch_service.policy.control_records import (
 )
 from rankwatch_service.store import models
 from rankwatch_service.store.engine import write
-from rankwatch_service.stream.saved.packing import pack
+from rankwatch_service.stream.saved import pack
 from tests.support.service.stream import Service
 from tests.support.values.batches import table
 

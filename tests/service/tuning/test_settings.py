@@ -23,7 +23,7 @@ from rankwatch_service.simulate.faults import (
 from rankwatch_service.simulate.files import write_job
 from rankwatch_service.simulate.generate import generate
 from rankwatch_service.simulate.job import Job
-from rankwatch_service.stream.saved.packing import pack
+from rankwatch_service.stream.saved import pack
 from rankwatch_service.tuning import TUNINGS_MAX, Tuning, TuningSet, read_tunings
 
 

@@ -8,7 +8,7 @@ from rankwatch_service.names import ALL_JOBS
 from rankwatch_service.policy.settings_in_force import SettingsInForce
 from rankwatch_service.store import models
 from rankwatch_service.store.engine import read
-from rankwatch_service.stream.saved.packing import pack
+from rankwatch_service.stream.saved import pack
 from rankwatch_service.tuning import TuningSet, read_tunings
 from tests.support.service.stream import Service
 from tests.support.values.batches import table

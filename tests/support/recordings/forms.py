@@ -13,9 +13,9 @@ from sqlalchemy import Engine
 
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.engine import open_engine
+from rankwatch_service.stream.kafka_source import KafkaSource
 from rankwatch_service.stream.loop import Stream
-from rankwatch_service.stream.sources.kafka import KafkaSource
-from rankwatch_service.stream.sources.sql import SqlSource
+from rankwatch_service.stream.sources import SqlSource
 from tests.support.kafka.broker import Broker, GivenBroker, new_prefix
 from tests.support.recordings.recording import Timed, end_of, record_controls, record_log, stream_over
 from tests.support.service.stream_process import record_topic

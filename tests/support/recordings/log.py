@@ -4,7 +4,7 @@ from rankwatch_service.log.base import Entry, Record
 
 
 class RecordedLog:
-    """What a stream needs of `rankwatch_service.stream.sources.base.Source`."""
+    """What a stream needs of `rankwatch_service.stream.sources.Source`."""
 
     def __init__(self) -> None:
         self._records: list[Record] = []

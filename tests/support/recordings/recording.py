@@ -39,8 +39,7 @@ from rankwatch_service.simulate.placement import RankPlacement
 from rankwatch_service.store import models
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.stream.loop import Stream
-from rankwatch_service.stream.sources.base import Source
-from rankwatch_service.stream.sources.sql import SqlSource
+from rankwatch_service.stream.sources import Source, SqlSource
 from rankwatch_service.tuning import Tuning, TuningSet
 from tests.support.clock import FakeClock
 from tests.support.store.database import new_database

@@ -7,7 +7,7 @@ from sqlalchemy import insert
 from rankwatch_service.notify.lease import LEASE_NS
 from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import Lease
-from rankwatch_service.stream.status import PartitionReport, Reporter
+from rankwatch_service.stream.process import PartitionReport, Reporter
 
 S = 10**9
 

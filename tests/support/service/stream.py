@@ -9,7 +9,7 @@ from rankwatch_service.log.control_log import ControlLog
 from rankwatch_service.policy.control_records import encode_control
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.stream.loop import Stream
-from rankwatch_service.stream.sources.sql import SqlSource
+from rankwatch_service.stream.sources import SqlSource
 from tests.support.clock import FakeClock
 from tests.support.trials.reference import NoCharts
 from tests.support.values.batches import batch, ranks, table

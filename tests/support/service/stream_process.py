@@ -18,10 +18,9 @@ from rankwatch.kafka.settings import partition_of
 from rankwatch_service.log.kafka_topics import ensure_topics
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.engine import open_engine
-from rankwatch_service.stream import loop, serve
+from rankwatch_service.stream import kafka_source, loop, serve
 from rankwatch_service.stream.loop import Stream
 from rankwatch_service.stream.process import Stop
-from rankwatch_service.stream.sources import kafka_buffer
 from tests.support.recordings.recording import START_NS, Timed
 
 SESSION_MS = 2_000
@@ -74,7 +73,7 @@ def links(_job: str, incident: str) -> dict[str, str]:
 def main(database_url: str, end_unix_ns: int, records_max: int, bootstrap: str = "", prefix: str = "") -> None:
     loop.SNAPSHOT_S = 5.0
     Stream.step.__defaults__ = (records_max,)
-    kafka_buffer.appended_unix_ns = recorded_unix_ns
+    kafka_source.appended_unix_ns = recorded_unix_ns
     stop = Stop()
     signal.signal(signal.SIGTERM, stop.ask)
     engine = open_engine(database_url)

@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import Engine
 
 from rankwatch_service.log.base import Record
-from rankwatch_service.stream.sources.base import Source
+from rankwatch_service.stream.sources import Source
 
 
 class When(Enum):

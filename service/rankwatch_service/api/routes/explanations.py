@@ -18,7 +18,7 @@ from rankwatch_service.incidents.explanation import WHY
 from rankwatch_service.job.detection import JUDGED
 from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import IncidentTransition
-from rankwatch_service.stream.saved.snapshots import newest_of
+from rankwatch_service.stream.saved import newest_of
 
 router = APIRouter()
 _ONE_AT_A_TIME: Final = Lock()

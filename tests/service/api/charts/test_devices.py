@@ -13,7 +13,7 @@ from rankwatch_service.log.base import Entry
 from rankwatch_service.log.control_log import ControlLog
 from rankwatch_service.series.writer import SeriesWriter
 from rankwatch_service.stream.loop import Stream
-from rankwatch_service.stream.sources.sql import SqlSource
+from rankwatch_service.stream.sources import SqlSource
 from tests.support.clock import FakeClock
 from tests.support.service.api import Api, running_api
 from tests.support.service.stream import no_links

@@ -7,7 +7,7 @@ from rankwatch_service.api.background.health_facts import partitions
 from rankwatch_service.log.base import Entry
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import StreamPosition
-from rankwatch_service.stream.status import PartitionReport, Reporter, new_counts
+from rankwatch_service.stream.process import PartitionReport, Reporter, new_counts
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from rankwatch_service.log.base import Entry
-from rankwatch_service.stream.sources.base import Source
+from rankwatch_service.stream.sources import Source
 
 Append = Callable[[Sequence[Entry]], None]
 

@@ -13,9 +13,8 @@ from rankwatch_service.clock import SystemClock
 from rankwatch_service.log.base import Entry, LogError
 from rankwatch_service.log.kafka_topics import ensure_topics
 from rankwatch_service.settings import Settings
-from rankwatch_service.stream.sources import kafka as kafka_module
-from rankwatch_service.stream.sources import kafka_consumer
-from rankwatch_service.stream.sources.kafka import KafkaSource
+from rankwatch_service.stream import kafka_source
+from rankwatch_service.stream.kafka_source import KafkaSource
 from tests.service.stream.sources.contract import Append, SourceContract, entry, values
 from tests.support.kafka.broker import kafka_broker, new_prefix, shared
 from tests.support.service.process import free_port
@@ -90,8 +89,8 @@ def test_a_log_that_was_opened_before_there_is_a_topic_says_what_to_do(any_broke
 
 
 def test_a_partition_that_is_full_is_not_fetched_until_it_was_read(log, append, monkeypatch):
-    monkeypatch.setattr(kafka_module, "BUFFER_BYTES_MAX", 20_000)
-    monkeypatch.setattr(kafka_module, "FETCH_RECORDS_MAX", 5)
+    monkeypatch.setattr(kafka_source, "BUFFER_BYTES_MAX", 20_000)
+    monkeypatch.setattr(kafka_source, "FETCH_RECORDS_MAX", 5)
     append([entry(bytes(1_000)) for _ in range(100)])
     partition = log.partition_of("job")
     assert len(log.read(partition, 0, 1, wait_s=15.0)) == 1
@@ -120,8 +119,8 @@ def test_each_partition_is_read_from_where_its_reader_stands(log, append):
 @pytest.fixture
 def movable(monkeypatch):
     """A broker of the test's own that can go away, with a topic, and a log that loses patience quickly."""
-    monkeypatch.setattr(kafka_module, "SILENCE_S", 2.0)
-    monkeypatch.setattr(kafka_consumer, "CONNECT_S", 1.0)
+    monkeypatch.setattr(kafka_source, "SILENCE_S", 2.0)
+    monkeypatch.setattr(kafka_source, "CONNECT_S", 1.0)
     second = free_port()
     with kafka_broker("apache") as broker:
         both = f"{broker.bootstrap},127.0.0.1:{second}"

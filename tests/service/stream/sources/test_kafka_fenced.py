@@ -4,7 +4,7 @@ import pytest
 from kafka import TopicPartition
 
 from rankwatch.kafka.settings import KafkaSettings
-from rankwatch_service.stream.sources.kafka import FENCED_S, KafkaSource
+from rankwatch_service.stream.kafka_source import FENCED_S, KafkaSource
 from tests.support.clock import FakeClock
 
 

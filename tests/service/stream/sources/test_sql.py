@@ -1,8 +1,8 @@
 import pytest
 
-from rankwatch_service.stream.ownership import FencedError
-from rankwatch_service.stream.sources import sql
-from rankwatch_service.stream.sources.sql import SqlSource
+from rankwatch_service.stream import sources
+from rankwatch_service.stream.saved import FencedError
+from rankwatch_service.stream.sources import SqlSource
 from tests.service.stream.sources.contract import SourceContract, entry, values
 from tests.support.clock import FakeClock
 
@@ -38,7 +38,7 @@ def test_trimming_forgets_the_oldest_and_keeps_positions(engine):
 
 
 def test_what_no_start_needs_any_more_is_removed(engine, monkeypatch):
-    monkeypatch.setattr(sql, "TRIM_RECORDS", 3)
+    monkeypatch.setattr(sources, "TRIM_RECORDS", 3)
     log = SqlSource(engine, FakeClock())
     log.append([entry(b"%d" % number) for number in range(10)])
     log.processed(0, committed=9, needed=8)

@@ -1,35 +1,197 @@
-"""A topic of Kafka as a source: the consumer group decides which of its partitions this process reads.
+"""Buffers what is fetched of one partition of Kafka until it is read.
+
+Opens a consumer of the topic of telemetry.
+
+A topic of Kafka as a source: the consumer group decides which of its partitions this process reads.
 
 One consumer fills a bounded buffer for each of its partitions; a read at another position than the buffer's makes it
 seek. Positions come from the store; what is committed to Kafka is for Kafka's own tools. A consumer that no broker
 answers is replaced, because it never returns to its bootstrap addresses, and polling it does not report the silence.
+
+Publishes records that could not be used to a topic of Kafka. Needs the extra `kafka`.
+
+Opens what a stream process needs of Kafka: topics, source, dead letters. Needs the extra `kafka`.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
-from contextlib import suppress
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 import structlog
 from kafka import KafkaConsumer, TopicPartition
+from kafka.consumer.subscription_state import AsyncConsumerRebalanceListener
+from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
 from kafka.errors import KafkaError
 from kafka.structs import OffsetAndMetadata
 
-from rankwatch.kafka.client import explained
+from rankwatch.kafka.client import KafkaAwayError, explained, opened
+from rankwatch.kafka.producer import Message, Producer
 from rankwatch.kafka.settings import KafkaSettings, partition_of
+from rankwatch.outcome import Accepted
 from rankwatch_service.clock import Clock
-from rankwatch_service.log.base import LogError, Record
+from rankwatch_service.job.effects import RefusedRecord
+from rankwatch_service.log.base import READ_BYTES_MAX, LogError, Record
+from rankwatch_service.log.kafka_topics import ensure_topics
+from rankwatch_service.settings import Settings
 from rankwatch_service.store.change_watch import ChangeWatch
-from rankwatch_service.stream.sources.kafka_buffer import Buffer
-from rankwatch_service.stream.sources.kafka_consumer import (
-    CLOSE_MS,
-    FETCH_RECORDS_MAX,
-    SESSION_MS,
-    Assignment,
-    open_consumer,
-)
+
+_LOG_APPEND_TIME: Final = 1
+
+
+class Buffer:
+    """The records of one partition from `position` to `fetched`."""
+
+    def __init__(self, partition: int, position: int, now_s: float) -> None:
+        self.position = position
+        self.fetched = position
+        self.bytes = 0
+        self.paused = False
+        """Whether the consumer does not fetch the partition."""
+        self.moved_s = now_s
+        """When a record last arrived, or none was outstanding; seconds of the monotonic clock."""
+        self._partition = partition
+        self._records: deque[Record] = deque()
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def take(self, messages: Sequence[Any], now_unix_ns: int, now_s: float) -> None:
+        """Add what was fetched.
+
+        Raises:
+            LogError: the client went back to the oldest record, because our position does not exist.
+        """
+        for message in messages:
+            if message.offset < self.fetched:
+                raise LogError(f"partition {self._partition} ends before position {self.fetched}: it is another log")
+            key, value = (message.key or b"").decode(errors="replace"), message.value or b""
+            at = appended_unix_ns(message, now_unix_ns)
+            self._records.append(Record(self._partition, message.offset, key, value, at))
+            self.bytes += len(value)
+            self.fetched = message.offset + 1
+        self.moved_s = now_s
+
+    def give(self, limit: int) -> list[Record]:
+        """Remove and return the first records: at least one, and at most `limit` and `READ_BYTES_MAX`."""
+        records: list[Record] = []
+        total = 0
+        while self._records and len(records) < limit:
+            size = len(self._records[0].value)
+            if records and total + size > READ_BYTES_MAX:
+                break
+            total += size
+            records.append(self._records.popleft())
+        if records:
+            self.bytes -= total
+            self.position = records[-1].position + 1
+        return records
+
+
+def appended_unix_ns(message: Any, now_unix_ns: int) -> int:
+    """When the broker appended a message; if the topic keeps the sender's time, when the message is read."""
+    # A sender's clock decides nothing: ticks take these times.
+    return message.timestamp * 1_000_000 if message.timestamp_type == _LOG_APPEND_TIME else now_unix_ns
+
+
+CONNECT_S: Final = 3.0
+"""How long connecting may take."""
+
+FETCH_BYTES_MAX: Final = 32 * 1024 * 1024
+PARTITION_FETCH_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Bytes in one answer of a broker, and in it for one partition (one message at least): 50,000 of its rank-steps,
+which are one batch while a backlog is processed."""
+
+FETCH_RECORDS_MAX: Final = 2_000
+FETCH_WAIT_MS: Final = 250
+"""How long a broker waits for records before it answers; records end the wait at once."""
+
+SESSION_MS: Final = 10_000
+HEARTBEAT_MS: Final = 3_000
+"""A consumer without a heartbeat for a session loses its partitions; three heartbeats fit."""
+
+CLOSE_MS: Final = 2_000
+
+
+class Assignment(AsyncConsumerRebalanceListener):  # type: ignore[misc]
+    """Records which partitions came and went. It runs in the client's thread, so it does nothing else."""
+
+    def __init__(self) -> None:
+        self.changed: deque[int] = deque()
+
+    async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
+        """Note them: the client fetches from a position of its own choice, which does not continue their buffers."""
+        self.changed.extend(partition.partition for partition in assigned)
+
+    async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
+        """Note them: their buffers are out of date when they come back. Also called for partitions that were lost."""
+        self.changed.extend(partition.partition for partition in revoked)
+
+
+def open_consumer(
+    settings: KafkaSettings, group: str | None, session_ms: int, assignment: Assignment
+) -> tuple[KafkaConsumer, int]:
+    """A consumer of all partitions, or of those that a group assigns to it; and how many the topic has.
+
+    Args:
+        settings: how to reach the brokers.
+        group: the consumer group; None: all partitions, of which none is fetched before a seek.
+        session_ms: session time-out of the group.
+        assignment: notes which partitions the group assigns and revokes.
+
+    Raises:
+        LogError: no broker answers, or there is no such topic.
+    """
+    topic = settings.telemetry_topic
+    try:
+        consumer: KafkaConsumer = opened(KafkaConsumer, settings, CONNECT_S, **_options(group, session_ms))
+    except KafkaAwayError as error:
+        raise LogError(str(error)) from error
+    # The client ignores the public option of this name (adr/0008). A topic that a broker creates by itself has the
+    # broker's number of partitions.
+    consumer._client.cluster.config["allow_auto_create_topics"] = False
+    found = _partitions(consumer, topic)
+    if not found:
+        consumer.close(autocommit=False, timeout_ms=CLOSE_MS)
+        raise LogError(f"Kafka at {settings.bootstrap} has no topic {topic}: run `rankwatch db upgrade`")
+    if group is None:
+        consumer.assign([TopicPartition(topic, partition) for partition in sorted(found)])
+        consumer.pause(*consumer.assignment())
+    else:
+        consumer.subscribe([topic], listener=assignment)
+    return consumer, len(found)
+
+
+def _partitions(consumer: KafkaConsumer, topic: str) -> set[int]:
+    try:
+        return consumer.partitions_for_topic(topic) or set()
+    except KafkaError:
+        return set()
+
+
+def _options(group: str | None, session_ms: int) -> dict[str, Any]:
+    options = {
+        # A position that does not exist then shows as a step back, which `Buffer.take` raises.
+        "auto_offset_reset": "earliest",
+        # The store has the positions. Only `KafkaSource.processed` commits, for Kafka's tools.
+        "enable_auto_commit": False,
+        "fetch_max_wait_ms": FETCH_WAIT_MS,
+        "fetch_max_bytes": FETCH_BYTES_MAX,
+        "max_partition_fetch_bytes": PARTITION_FETCH_BYTES_MAX,
+        "max_poll_records": FETCH_RECORDS_MAX,
+        "metrics_enabled": False,
+    }
+    if group is not None:
+        options |= {
+            "group_id": group,
+            "session_timeout_ms": session_ms,
+            "heartbeat_interval_ms": min(HEARTBEAT_MS, session_ms // 3),
+            "partition_assignment_strategy": (CooperativeStickyAssignor,),
+        }
+    return options
+
 
 BUFFER_BYTES_MAX: Final = 8 * 1024 * 1024
 """A partition with this many bytes buffered is not fetched: one batch of the largest size, or 8 s of 10,000 ranks."""
@@ -325,3 +487,66 @@ class KafkaSource:
 
     def _topic(self, partition: int) -> TopicPartition:
         return TopicPartition(self._settings.telemetry_topic, partition)
+
+
+PUBLISH_S: Final = 2.0
+"""How long publishing may delay the batch that the records are in. The table `dead_letter` has them in any case."""
+
+
+class DeadLetterTopic:
+    """Publishes records that could not be used, as they were, so that they can be examined or sent again."""
+
+    def __init__(self, producer: Producer, topic: str, counts: Counter[str]) -> None:
+        """Send nothing yet. `counts` gets `letters_not_told`: records that the topic did not accept in time."""
+        self._producer = producer
+        self._topic = topic
+        self._counts = counts
+
+    def publish(self, partition: int, refused: Sequence[RefusedRecord]) -> None:
+        """Publish records with reason, detail, partition and position as headers. Never raises."""
+        outcomes = self._producer.publish([self._message(partition, one) for one in refused], PUBLISH_S)
+        self._counts["letters_not_told"] += sum(not isinstance(outcome, Accepted) for outcome in outcomes)
+
+    def _message(self, partition: int, refused: RefusedRecord) -> Message:
+        headers = {
+            "reason": refused.reason,
+            "detail": refused.detail,
+            "partition": str(partition),
+            "position": str(refused.position),
+        }
+        encoded = tuple((name, value.encode()) for name, value in headers.items())
+        return Message(self._topic, "", refused.value, encoded)
+
+
+RETRY_S: Final = 1.0
+"""Pause between tries to reach a broker; each try has waited for one already."""
+
+CLOSE_S: Final = 2.0
+
+
+@contextmanager
+def open_kafka(
+    settings: Settings,
+    clock: Clock,
+    counts: Counter[str],
+    stop_asked: Callable[[], bool],
+    session_ms: int = SESSION_MS,
+) -> Iterator[tuple[KafkaSource, DeadLetterTopic]]:
+    """A source in the consumer group of the stream, and the topic of dead letters; both are closed at the end.
+
+    Missing topics are created first, with retries until a broker answers or `stop_asked` is true.
+    """
+    kafka = settings.kafka_settings()
+    assert kafka is not None
+    while not stop_asked():
+        try:
+            ensure_topics(settings)
+            break
+        except KafkaAwayError as error:
+            _log.warning("kafka_away", error=str(error))
+            clock.sleep(RETRY_S)
+    producer = Producer(kafka)
+    source = KafkaSource(kafka, clock, group=f"{kafka.prefix}.stream", session_ms=session_ms, counts=counts)
+    yield source, DeadLetterTopic(producer, kafka.dead_letters_topic, counts)
+    source.close()
+    producer.close(CLOSE_S)

@@ -1,1 +1,0 @@
-"""Sources of telemetry: the log in the store, or Kafka."""
