@@ -21,8 +21,7 @@ from typing import Final
 from rankwatch_detectors.base import Frame, Kind, Tick
 from rankwatch_detectors.catalogue import detectors
 from rankwatch_service.api.routes.receivers import NewReceiver
-from rankwatch_service.incidents.model import Incident, unix_ns
-from rankwatch_service.incidents.transition import Transition, TransitionKind
+from rankwatch_service.incidents.model import Incident, Transition, TransitionKind, unix_ns
 from rankwatch_service.job.detection import DetectionPipeline
 from rankwatch_service.policy.control_records import ReceiverRoute
 from rankwatch_service.policy.routing import notifications

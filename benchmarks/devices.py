@@ -42,7 +42,7 @@ from rankwatch_detectors.devices.device_degraded import DeviceDegradedConfig, De
 from rankwatch_service.clock import SystemClock
 from rankwatch_service.job.device_boards import DeviceBoard, as_frame
 from rankwatch_service.names import series_of_devices
-from rankwatch_service.series.last_values import last_values
+from rankwatch_service.series.query import last_values
 from rankwatch_service.series.writer import SeriesWriter
 from rankwatch_service.simulate.placement import RankPlacement
 from rankwatch_service.store.engine import open_engine

@@ -33,11 +33,10 @@ from rankwatch_service.access.scopes import Scope
 from rankwatch_service.access.tokens import TokenKind, create_token
 from rankwatch_service.clock import SystemClock
 from rankwatch_service.demo.servers import Postgres, PostgresError
-from rankwatch_service.series.buffer import AttemptBuffer
 from rankwatch_service.series.chunks import CHUNK_STEPS, decoded, encoded
 from rankwatch_service.series.rollups import of_chunk
 from rankwatch_service.series.rows import put, rollup_rows
-from rankwatch_service.series.writer import SeriesWriter
+from rankwatch_service.series.writer import AttemptBuffer, SeriesWriter
 from rankwatch_service.store.engine import open_engine, write
 from rankwatch_service.store.migrate import upgrade
 from rankwatch_service.store.models import Job, SeriesRollup

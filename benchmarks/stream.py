@@ -43,8 +43,7 @@ from rankwatch_service.clock import SystemClock
 from rankwatch_service.log.base import Record
 from rankwatch_service.log.control_log import ControlLog
 from rankwatch_service.log.kafka_topics import ensure_topics
-from rankwatch_service.series.sink import SeriesSink
-from rankwatch_service.series.writer import SeriesWriter
+from rankwatch_service.series.writer import SeriesSink, SeriesWriter
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.engine import open_engine
 from rankwatch_service.store.migrate import upgrade

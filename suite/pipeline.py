@@ -8,7 +8,7 @@ from typing import Any
 from rankwatch import wire
 from rankwatch_detectors.base import Change, Detector, Finding, Observation, Topology
 from rankwatch_detectors.catalogue import detectors
-from rankwatch_service.incidents.transition import Update
+from rankwatch_service.incidents.model import Update
 from rankwatch_service.job.detection import DetectionPipeline
 from rankwatch_service.job.topology_state import TopologyState
 

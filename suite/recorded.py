@@ -19,8 +19,7 @@ from rankwatch_detectors.devices.device_degraded import GpuRules, GpuRulesConfig
 from rankwatch_detectors.episodes import Episodes
 from rankwatch_detectors.scope import IncidentScope
 from rankwatch_service.incidents.correlator import Correlator
-from rankwatch_service.incidents.model import Incident
-from rankwatch_service.incidents.transition import TransitionKind, Update
+from rankwatch_service.incidents.model import Incident, TransitionKind, Update
 from rankwatch_service.job.topology_state import TopologyState
 from rankwatch_service.replay.player import Player
 from rankwatch_service.replay.rows import RowBlock, RowReader

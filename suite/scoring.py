@@ -13,8 +13,7 @@ from itertools import takewhile
 from typing import Final
 
 from rankwatch_detectors.base import AttemptStart, Change, Finding, Kind, Severity
-from rankwatch_service.incidents.model import Incident
-from rankwatch_service.incidents.transition import TransitionKind
+from rankwatch_service.incidents.model import Incident, TransitionKind
 from rankwatch_service.simulate.faults import Label
 from rankwatch_service.simulate.generate import generate
 from rankwatch_service.simulate.job import Job

@@ -17,9 +17,8 @@ from rankwatch_service.log.base import Entry
 from rankwatch_service.log.control_log import ControlLog
 from rankwatch_service.names import is_name
 from rankwatch_service.policy.control_records import AlertsReceived, ReportedAlert, encode_control
-from rankwatch_service.store.engine import read, write
+from rankwatch_service.store.engine import read, upsert, write
 from rankwatch_service.store.models import AgentView, AlertRow, Job
-from rankwatch_service.store.upsert import upsert
 
 LASTS_S: Final = 300
 """How long an alert without `endsAt` counts as firing after it was reported, as in Alertmanager."""

@@ -23,7 +23,7 @@ from rankwatch.watch import Watch
 from rankwatch_detectors.base import Kind
 from rankwatch_service.api.routes.policy import Policy
 from rankwatch_service.cli.app import app
-from rankwatch_service.telemetry.json_form import JsonBatch, from_json
+from rankwatch_service.telemetry.validate import JsonBatch, from_json
 from tests.packaging.pages import PAGES, ROOT, Code, all_code, blocks, files, prose, read, rest_description, words
 
 DESIGN = (ROOT / "docs" / "design.md").read_text()

@@ -27,7 +27,7 @@ from rankwatch_service.clock import Clock
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.errors import StoreError
 from rankwatch_service.store.models import Agent, AgentView
-from rankwatch_service.store.policy_rows import read_policy
+from rankwatch_service.store.settings_rows import read_policy
 
 SILENT_NS: Final = 10 * 10**9
 """An agent that has posted no view for this long gives its place to another; agents post one every second."""

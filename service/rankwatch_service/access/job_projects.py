@@ -16,10 +16,9 @@ from rankwatch_service.log.base import Entry
 from rankwatch_service.log.control_log import ControlLog
 from rankwatch_service.policy.control_records import JobProject, encode_control
 from rankwatch_service.store import audit_trail
-from rankwatch_service.store.engine import read, write
+from rankwatch_service.store.engine import read, upsert, write
 from rankwatch_service.store.models import Job
 from rankwatch_service.store.models import JobProject as JobProjectRow
-from rankwatch_service.store.upsert import upsert
 
 CACHE_S: Final = 1.0
 """How long the project of a job is remembered: as long as a valid token."""

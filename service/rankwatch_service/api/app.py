@@ -81,11 +81,11 @@ from rankwatch_service.log.control_log import ControlLog
 from rankwatch_service.orders.driver import Driver
 from rankwatch_service.orders.running_attempt import ReceivedView, store_views
 from rankwatch_service.policy.control_records import TelemetryRefused, encode_control
-from rankwatch_service.series.retention import tiers, trim
+from rankwatch_service.series.rows import tiers, trim
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.change_watch import ChangeWatch
 from rankwatch_service.store.engine import write
-from rankwatch_service.store.startup import once_it_answers
+from rankwatch_service.store.migrate import once_it_answers
 
 BASE: Final = "/api/v1"
 ALERTMANAGER_BASE: Final = "/api/v2"

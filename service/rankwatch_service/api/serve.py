@@ -25,8 +25,7 @@ from rankwatch_service.log.sql_log import SqlLog
 from rankwatch_service.notify.receivers import add_topic_receiver
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.engine import open_engine
-from rankwatch_service.store.migrate import upgrade
-from rankwatch_service.store.startup import once_it_answers
+from rankwatch_service.store.migrate import once_it_answers, upgrade
 from rankwatch_service.text_log import configure
 
 KEEP_ALIVE_S: Final = 75

@@ -1,6 +1,6 @@
 """Groups the findings of one job into incidents: one for each root cause, with its first mover and its consequences.
 
-A finding opens an incident, or joins one that may have caused it (`causation.may_cause`), or, if it began earlier,
+A finding opens an incident, or joins one that may have caused it (`causes.may_cause`), or, if it began earlier,
 becomes the first mover of all incidents that it may have caused, which are merged into one. So the order of findings
 decides how often people are notified, but not how many incidents remain in the end. An incident resolves when all its
 parts are closed; a part whose attempt is over is closed once a later attempt shows that the trouble is gone.
@@ -11,45 +11,244 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from rankwatch_detectors.base import Change, Finding
-from rankwatch_service.incidents.causes.causation import heads, may_cause, only_suspected, precedence
-from rankwatch_service.incidents.causes.suspected_causes import suspect
-from rankwatch_service.incidents.hang_evidence import ASKED
-from rankwatch_service.incidents.headline import Headline, begin_grade, goes_on_beside, grade, keep, locate
+from rankwatch_detectors.base import Change, Finding, Kind, Severity
+from rankwatch_detectors.scope import WHOLE_JOB, IncidentScope, ScopeLevel
+from rankwatch_service.incidents.causes import heads, may_cause, only_suspected, precedence, suspect
+from rankwatch_service.incidents.hang import ASKED, PIDS, PIDS_MAX
 from rankwatch_service.incidents.kinds import KINDS
 from rankwatch_service.incidents.model import (
+    GRAVITY,
     Incident,
     Part,
+    Placement,
+    TransitionKind,
+    Update,
     incident_id,
     incident_restored,
     incident_state,
+    lowered,
     named_hosts,
     number,
     part_of,
+    reported_once,
     take_figures,
     take_times,
 )
-from rankwatch_service.incidents.placement import Placement
-from rankwatch_service.incidents.resolution import (
-    PROGRESS_FRAMES,
-    come_back,
-    end_by_itself,
-    end_for_good,
-    end_with_job,
-    ended_after,
-    ended_by_start,
-    ended_with_its_attempt,
-    go_on_again,
-    last_to_end,
-    may_resolve,
-    quiet_s,
-)
-from rankwatch_service.incidents.transition import TransitionKind, Update, reported_once
 from rankwatch_service.short_ids import short
+
+UNFELT_STEPS: Final = 32
+UNFELT_S: Final = 60.0
+"""Training that has gone on for so many steps and seconds beside a fault of a device does not feel it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """An incident in one line."""
+
+    kind: Kind
+    severity: Severity
+    scope: IncidentScope
+
+    @classmethod
+    def of(cls, incident: Incident) -> Headline:
+        """An incident's headline as it is now."""
+        return cls(incident.kind, incident.severity, incident.scope)
+
+    def graver_than(self, other: Headline) -> bool:
+        """Whether it is more urgent."""
+        return GRAVITY.index(self.severity) > GRAVITY.index(other.severity)
+
+    def widened(self, before: Headline) -> bool:
+        """Whether its scope has widened to a host, to a switch or to the job."""
+        wide = (ScopeLevel.JOB, ScopeLevel.SWITCH, ScopeLevel.HOST)
+        return self.scope != before.scope and self.scope.level in wide
+
+
+def locate(incident: Incident, placement: Placement) -> None:
+    """Set scope, hosts and devices, and the process ids of ranks that hang.
+
+    The scope is a host or a switch if most of its ranks are affected, and the job has ranks elsewhere.
+    """
+    incident.scope = incident.first.scope if len(incident.first.hosts) < 2 else WHOLE_JOB
+    incident.hosts = placement.hosts_of(incident.ranks) or list(incident.first.hosts)
+    incident.devices = placement.devices_of(incident.ranks)
+    if incident.scope.host is not None and not incident.hosts:
+        incident.hosts = [incident.scope.host]
+    if incident.kind is Kind.HANG and (pids := placement.pids_of(incident.ranks[:PIDS_MAX])):
+        incident.evidence[PIDS] = pids
+    together = len(incident.first.hosts) > 1
+    if not incident.hosts or not (together or KINDS[incident.kind].is_host_wide):
+        return
+    if together and incident.evidence.get("hosts_hit", 0) > len(incident.hosts):  # only some of them are listed
+        return
+    scope, ranks = _common_place(incident.hosts, placement)
+    hosts = frozenset(incident.hosts)
+    affected = (
+        [rank for rank in ranks if not hosts.isdisjoint(placement.hosts_of([rank]))] if together else incident.ranks
+    )
+    most = len(ranks) > 1 and 2 * len(affected) > len(ranks)
+    if most and len(ranks) < placement.world_size and scope != incident.scope:
+        incident.scope = scope
+        incident.summary = (
+            f"{len(affected)} of {len(ranks)} ranks of {scope.level} {scope.name}: {incident.first.summary}"
+        )
+
+
+def _common_place(hosts: Sequence[str], placement: Placement) -> tuple[IncidentScope, list[int]]:
+    """The narrowest part of the job that contains these hosts, and its ranks."""
+    if len(hosts) == 1:
+        return IncidentScope.of_host(hosts[0]), placement.ranks_of(hosts[0])
+    switch = placement.switch_of(hosts)
+    return (IncidentScope.of_switch(switch), placement.ranks_below(switch)) if switch else (WHOLE_JOB, [])
+
+
+def grade(incident: Incident, found: Severity) -> None:
+    """Take the severity of a finding: the gravest counts, one grade lower while training does not feel the device."""
+    incident.found_severity = max(incident.found_severity or incident.severity, found, key=GRAVITY.index)
+    incident.unfelt &= _is_of_devices(incident)
+    incident.severity = lowered(incident.found_severity) if incident.unfelt else incident.found_severity
+
+
+def begin_grade(incident: Incident) -> None:
+    """The first severity. That a device is degraded is seen in its counters alone, before anybody feels it; whether
+    training goes on beside a fault is seen later (`goes_on_beside`).
+    """
+    incident.unfelt = KINDS[incident.kind].is_of_device and KINDS[incident.kind].is_condition
+    grade(incident, incident.severity)
+
+
+def goes_on_beside(incident: Incident, now_s: float) -> bool:
+    """Count a step that training has made; whether it is now known that training does not feel the device."""
+    if incident.unfelt or not _is_of_devices(incident):
+        return False
+    incident.steps += 1
+    if incident.steps < UNFELT_STEPS or now_s < incident.opened_time_s + UNFELT_S:
+        return False
+    incident.unfelt = True
+    grade(incident, incident.severity)
+    return True
+
+
+def keep(incident: Incident, part: Part, finding: Finding) -> None:
+    """Add a finding's part to an incident, which is graded anew."""
+    incident.add(part)
+    grade(incident, finding.severity)
+    incident.updated_time_s = finding.detected_time_s
+
+
+def _is_of_devices(incident: Incident) -> bool:
+    """Whether all its parts are about devices alone."""
+    return all(KINDS[part.kind].is_of_device for part in incident.parts)
+
+
+PROGRESS_FRAMES: Final = 3
+"""Steps that a later attempt must finish before parts of an earlier one are closed."""
+
+LOOK_FRAMES: Final = 64
+"""Steps of a new launch before slow hardware counts as repaired or replaced: detectors need half as many to find it
+again."""
+
+REPEAT_FRAMES: Final = 1_000
+"""Steps of a later attempt after which a part that ended the job is closed even if its step was not reached again: a
+job that goes back further does so intentionally."""
+
+QUIET_S: Final = 120.0
+"""How long a part that ended by itself must stay away before its incident resolves. A stall at every hundredth step of
+one second comes back sooner, and nobody is waiting for the resolution."""
+
+FLAPPING_QUIET_S: Final = 900.0
+"""The same for a part that has come back before. Within this time, a resolved incident is also reopened rather than
+replaced: one incident is easier to work on than four an hour."""
+
+
+ENDED_WITH_JOB: Final = "ended_with_job"
+"""In the evidence of a resolved incident: the trouble lasted until the job ended."""
+
+
+def ended_with_its_attempt(part: Part, frames: int, step: int) -> bool:
+    """Whether the running attempt, which has finished `frames` steps up to `step`, shows that the part is over."""
+    if KINDS[part.kind].is_lasting:
+        return part.ended_with_attempt and frames >= LOOK_FRAMES
+    if KINDS[part.kind].ends_job:
+        past = part.onset_step is None or step >= part.onset_step or frames >= REPEAT_FRAMES
+        return part.ended_with_attempt and past
+    return part.ended_with_attempt
+
+
+def end_by_itself(part: Part, step: int | None, now_s: float) -> None:
+    """Close a part that its detector no longer sees."""
+    part.is_open, part.ended_s, part.ended_step = False, now_s, step
+
+
+def ended_after(finding: Finding) -> str:
+    """The sentence that a summary gets when its trouble has ended by itself: how long it lasted."""
+    lasted_s = finding.detected_time_s - finding.onset_time_s
+    minutes, seconds = divmod(round(lasted_s), 60)
+    lasted = f"{lasted_s:.1f} s" if lasted_s < 10 else f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
+    return f" It has ended by itself after {lasted}."
+
+
+def ended_by_start(incident: Incident, attempt: str, first_step: int) -> str:
+    """The sentence that a summary gets when a later attempt, whose first finished step this is, ended its trouble."""
+    same_launch = incident.attempt.rpartition(".")[0] == attempt.rpartition(".")[0]
+    return f" The job was {'rolled back to' if same_launch else 'relaunched from'} step {first_step}."
+
+
+def end_for_good(incident: Incident) -> None:
+    """Close all parts for good: what begins later is another incident."""
+    for part in incident.parts:
+        part.is_open, part.ended_s = False, None
+
+
+def end_with_job(incident: Incident) -> None:
+    """Close all parts for good, as the job has ended. What was not over by then is marked: nobody has repaired it."""
+    if any(part.is_open for part in incident.parts):
+        incident.evidence = {**incident.evidence, ENDED_WITH_JOB: True}
+        incident.summary += " The job has ended."
+    end_for_good(incident)
+
+
+def go_on_again(part: Part) -> None:
+    """Reopen a part that had ended by itself."""
+    part.is_open, part.ended_s, part.ended_step = True, None, None
+    part.flaps += 1
+
+
+def last_to_end(incident: Incident) -> Part | None:
+    """The part that ended by itself last."""
+    ended = [part for part in incident.parts if part.ended_s is not None]
+    return max(ended, key=lambda part: part.ended_s or 0.0, default=None)
+
+
+def quiet_s(incident: Incident) -> float:
+    """How long flapping parts of this incident must stay away before it resolves."""
+    return FLAPPING_QUIET_S if any(part.flaps for part in incident.parts) else QUIET_S
+
+
+def may_resolve(incident: Incident, now_s: float) -> bool:
+    """Whether all parts are closed, and those that may come back have stayed away long enough."""
+    if any(part.is_open for part in incident.parts):
+        return False
+    watched = [part.ended_s for part in incident.parts if KINDS[part.kind].flaps and part.ended_s is not None]
+    return not watched or now_s - max(watched) >= quiet_s(incident)
+
+
+def come_back(finding: Finding, incidents: Iterable[Incident]) -> tuple[Incident, Part] | None:
+    """The ended part that this finding reopens; of a resolved incident only its first mover can be reopened."""
+    if not KINDS[finding.kind].flaps:
+        return None
+    for incident in incidents:
+        for part in incident.parts if incident.state != "resolved" else incident.parts[:1]:
+            same = (part.attempt, part.kind, part.scope) == (finding.attempt, finding.kind, finding.scope)
+            lately = part.ended_s is not None and finding.detected_time_s - part.ended_s <= FLAPPING_QUIET_S
+            if same and lately:
+                return incident, part
+    return None
+
 
 OPEN_MAX: Final = 256
 """Open incidents of one job; further findings are counted (`refused`). Nobody works on more at once."""
@@ -391,3 +590,18 @@ class Correlator:
         self._episodes = {(attempt, kind, scope): count for attempt, kind, scope, count in state["episodes"]}
         incidents = [incident_restored(saved) for saved in state["incidents"]]
         self._incidents = {incident.id: incident for incident in incidents}
+
+
+WHY: Final = "why"
+"""The field of a transition that has the explanations of its findings."""
+
+
+def explain(updates: Sequence[Update], reasons: Sequence[Mapping[str, Any]]) -> None:
+    """Attach each explanation to the newest update of an incident of which its finding is a part."""
+    for reason in reasons:
+        for update in reversed(updates):
+            parts = update.incident.parts
+            its = any((part.kind, str(part.scope)) == (reason["kind"], reason["scope"]) for part in parts)
+            if its and update.what is not TransitionKind.RESOLVED:
+                update.fields.setdefault(WHY, []).append(reason)
+                break

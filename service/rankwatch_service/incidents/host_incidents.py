@@ -13,8 +13,7 @@ from typing import Final
 
 from rankwatch_detectors.base import Kind, Severity
 from rankwatch_service.incidents.kinds import KINDS
-from rankwatch_service.incidents.model import Incident, derived, unix_ns
-from rankwatch_service.incidents.placement import Placement
+from rankwatch_service.incidents.model import Incident, Placement, derived, unix_ns
 
 BY_EVIDENCE: Final[Mapping[Kind, Callable[[Incident], bool]]] = MappingProxyType(
     {

@@ -1,4 +1,4 @@
-"""An incident while its job runs: its parts, what follows from them, and its snapshot. Pure."""
+"""An incident while its job runs: its parts, its transitions, its frozen version, and its snapshot. Pure."""
 
 from __future__ import annotations
 
@@ -6,14 +6,170 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from hashlib import sha256
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from rankwatch_detectors.base import Finding, Kind, Severity
 from rankwatch_detectors.scope import IncidentScope
 from rankwatch_service.incidents.kinds import ENDED_BY_ITSELF, KINDS
-from rankwatch_service.incidents.version import Consequence, IncidentVersion
 from rankwatch_service.numbers import plain
+
+
+class Placement(Protocol):
+    """Switches, hosts and devices of the ranks of the running attempt. Unknown ranks are left out."""
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the attempt."""
+        ...
+
+    def hosts_of(self, ranks: Iterable[int]) -> list[str]:
+        """Hosts of these ranks, each once, in their order."""
+        ...
+
+    def devices_of(self, ranks: Iterable[int]) -> list[str]:
+        """Device UUIDs of these ranks, each once, in their order."""
+        ...
+
+    def pids_of(self, ranks: Iterable[int]) -> dict[str, list[int]]:
+        """Process ids of these ranks by host, as the processes see them, in the order of the ranks."""
+        ...
+
+    def ranks_of(self, host: str) -> list[int]:
+        """Ranks that run on a host, ascending."""
+        ...
+
+    def switch_of(self, hosts: Iterable[str]) -> str:
+        """The switch of these hosts; empty unless all have the same and it is known."""
+        ...
+
+    def ranks_below(self, switch: str) -> list[int]:
+        """Ranks on the hosts of a switch, ascending."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Consequence:
+    """One consequence of the first mover, in short."""
+
+    kind: Kind
+    scope: IncidentScope
+    ranks: tuple[int, ...]
+    summary: str
+    step: int | None
+    """Its onset."""
+
+    def fields(self) -> dict[str, Any]:
+        """As JSON, for the list `consequences` and the fields of a transition."""
+        return {
+            "kind": str(self.kind),
+            "scope": str(self.scope),
+            "ranks": list(self.ranks),
+            "summary": self.summary,
+            "step": self.step,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class IncidentVersion:
+    """One incident after transition number `transitions`. Its mappings hold plain JSON types, without NaN."""
+
+    id: str
+    job: str
+    attempt: str
+    kind: Kind
+    scope: IncidentScope
+    episode: int
+    severity: Severity
+    state: str
+    """open, acknowledged or resolved."""
+    ranks: tuple[int, ...]
+    """Culprits, first mover first; empty if it is about the whole job."""
+    hosts: tuple[str, ...]
+    devices: tuple[str, ...]
+    onset_step: int | None
+    detected_step: int | None
+    resolved_step: int | None
+    onset_unix_ns: int
+    detected_unix_ns: int
+    updated_unix_ns: int
+    resolved_unix_ns: int | None
+    score: float
+    confidence: float
+    cause: str
+    summary: str
+    evidence: Mapping[str, Any]
+    consequences: tuple[Consequence, ...]
+    changes_before: tuple[Mapping[str, Any], ...]
+    """What changed shortly before the onset: {what, step, unix_ns}."""
+    impact_gpu_hours_per_hour: float
+    suggestion: Mapping[str, Any]
+    checkpoint: str | None
+    transitions: int
+    acknowledged_by: str | None
+
+    @property
+    def kinds(self) -> frozenset[Kind]:
+        """Its own kind and those of its consequences."""
+        return frozenset({self.kind, *(consequence.kind for consequence in self.consequences)})
+
+
+class TransitionKind(StrEnum):
+    """What a transition is. Receivers are notified of opened, updated and resolved."""
+
+    OPENED = "opened"
+    UPDATED = "updated"
+    EVIDENCE = "evidence"
+    ACKNOWLEDGED = "acknowledged"
+    UNACKNOWLEDGED = "unacknowledged"
+    COMMENTED = "commented"
+    RESOLVED = "resolved"
+
+
+MATTERS: Final = (TransitionKind.OPENED, TransitionKind.UPDATED, TransitionKind.EVIDENCE)
+"""Transitions after which cost, suggestion and the policy's action are decided again."""
+
+
+@dataclass(slots=True)
+class Update:
+    """A change of an incident before it has a number and becomes a transition."""
+
+    incident: Incident
+    what: TransitionKind
+    text: str
+    actor: str = "stream"
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+def reported_once(updates: list[Update]) -> list[Update]:
+    """Of several updates of one incident at once, only the first notifies: it shows the incident after all of them."""
+    seen: set[str] = set()
+    for update in updates:
+        if update.what is TransitionKind.UPDATED and update.incident.id in seen:
+            update.what = TransitionKind.EVIDENCE
+        if update.what in (TransitionKind.OPENED, TransitionKind.UPDATED):
+            seen.add(update.incident.id)
+    return updates
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """One change of one incident, with the incident as it is after it."""
+
+    number: int
+    what: TransitionKind
+    actor: str
+    text: str
+    fields: Mapping[str, Any]
+    time_s: float
+    incident: IncidentVersion
+
+    @property
+    def at_unix_ns(self) -> int:
+        """When it happened."""
+        return unix_ns(self.time_s)
+
 
 LISTED_MAX: Final = 64
 """Parts kept of an incident: for 512 waiting ranks, a count says more than a list."""

@@ -1,10 +1,12 @@
-"""Who carries a job's ranks: the agents, or where none has enrolled the hosts, whose batches bring them. Pure.
+"""Who carries a job's ranks, and the attempts that wait to take over. Pure.
+
+Who carries a job's ranks: the agents, or where none has enrolled the hosts, whose batches bring them.
 
 In a job whose agents have enrolled, a rank of the running attempt belongs to the agent that brought it first. Another
 agent may bring it only once that one has been silent. A newer attempt takes over when one of those who carry the
 running one brings it, or when the running one has ended or nobody carries it any more.
 
-Attempts that wait to take over: somebody brings them who does not carry the running attempt. Pure.
+Attempts that wait to take over: somebody brings them who does not carry the running attempt.
 
 Honest ones wait for seconds: the hosts of a restart on other nodes, until those of the attempt before have ended or
 fallen silent; the new host of a restart, until another brings the same attempt. One that goes on beside the running

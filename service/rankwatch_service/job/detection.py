@@ -1,12 +1,12 @@
-"""Joins what devices measure of a step, which arrives some steps late, with the rest of the step. Pure.
+"""The detection pipeline of one job: observations in, updates of incidents out. Pure.
+
+Joins what devices measure of a step, which arrives some steps late, with the rest of the step.
 
 Detectors that judge times need both: the phases of the host and the times of the device. In jobs whose devices measure
 steps they get them together, as a frame of the family "timed"; a frame of the family "steps" then says that it will
 come (`Frame.awaits_times`). Detectors that judge anything else are not kept waiting.
 
-The detectors of one job. A detector that raises is counted, reported and replaced; the stream goes on. Pure.
-
-The detection pipeline of one job: observations in, updates of incidents out. Pure.
+The detectors of one job. A detector that raises is counted, reported and replaced; the stream goes on.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ import numpy as np
 from rankwatch_detectors.base import AttemptStart, Bools, Change, Detector, Finding, Frame, Observation, StepKind, Tick
 from rankwatch_detectors.explanation import ExplainedDetector, FrameCounts, Trails, by_deadline, has_deadline, judged
 from rankwatch_detectors.metric_rule import RULES_PER_JOB_MAX, MetricRule
-from rankwatch_service.incidents.correlator import Correlator
-from rankwatch_service.incidents.explanation import explain
-from rankwatch_service.incidents.transition import Update
+from rankwatch_service.incidents.correlator import Correlator, explain
+from rankwatch_service.incidents.model import Update
 from rankwatch_service.job.topology_state import TopologyState
 from rankwatch_service.tuning import DEFAULT, Tuning, TuningSet
 

@@ -3,7 +3,7 @@
 Steps are of one attempt; a device goes on counting between attempts and while a job hangs. So its series go by time:
 a frame has a slot of `SLOT_S` for its step and the devices' numbers for its ranks.
 
-All devices of a job's hosts, by kind: a board for each, so that the series of one are not as wide as all. Pure.
+All devices of a job's hosts, by kind: a board for each, so that the series of one are not as wide as all.
 """
 
 from __future__ import annotations

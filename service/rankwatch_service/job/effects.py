@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from rankwatch_detectors.base import Frame
-from rankwatch_service.incidents.hang_evidence import StacksReceived
+from rankwatch_service.incidents.hang import StacksReceived
 from rankwatch_service.incidents.host_incidents import HostIncident
-from rankwatch_service.incidents.transition import Transition
+from rankwatch_service.incidents.model import Transition
 from rankwatch_service.job.allowance import Grant
 from rankwatch_service.job.detection import Failure
 from rankwatch_service.job.device_boards import DeviceNumber

@@ -1,6 +1,4 @@
-"""An open frame: takes rows of single ranks and gives arrays over all ranks. Pure.
-
-The frame window: turns rows of single ranks into one array over all ranks for each step and metric. Pure.
+"""Turns rows of single ranks into one array over all ranks for each step and metric. Pure.
 
 A frame closes when every expected rank has reported, or when it is late. Frames close in step order, each once. Values
 that are missing then stay unknown, and rows that arrive afterwards do not change the frame.

@@ -12,10 +12,9 @@ from typing import Any, Final
 from rankwatch import wire
 from rankwatch_detectors.base import AttemptStart, Frame, Observation, Occurrence
 from rankwatch_service.incidents.correlator import Correlator
-from rankwatch_service.incidents.hang_evidence import ANSWERS, HangEvidence
+from rankwatch_service.incidents.hang import ANSWERS, HangEvidence
 from rankwatch_service.incidents.host_incidents import host_incidents
-from rankwatch_service.incidents.model import Incident, hangs, unix_ns
-from rankwatch_service.incidents.transition import MATTERS, Transition, TransitionKind, Update
+from rankwatch_service.incidents.model import MATTERS, Incident, Transition, TransitionKind, Update, hangs, unix_ns
 from rankwatch_service.job.allowance import NOTHING, Beyond, Need
 from rankwatch_service.job.assembler import Assembler
 from rankwatch_service.job.attempts import Carriers, Newcomers

@@ -1,6 +1,6 @@
-"""The newest progress block of every rank of an attempt. Pure; times of arrival are stream time.
+"""The newest progress block of every rank of an attempt, and whether ranks go in lockstep. Pure.
 
-Detects ranks that go at their own pace although they are reported to train in lockstep. Pure.
+Detects ranks that go at their own pace although they are reported to train in lockstep.
 
 Synchronous training keeps all ranks within a few steps of each other. A progress block is up to some seconds old, so a
 rank may seem to be behind by as many steps as the job makes in that time. A larger distance means that the ranks do not

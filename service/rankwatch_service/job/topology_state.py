@@ -1,9 +1,9 @@
-"""The gradient norm of a whole job, from those of the slices that its ranks hold of a sharded model. Pure.
+"""The topology of an attempt as far as agents have reported it, and the gradient norm of a whole job. Pure.
+
+The gradient norm of a whole job, from those of the slices that its ranks hold of a sharded model.
 
 Each different slice counts once, however many ranks hold it. A norm is measured of the whole or not at all: it needs
 the slices of all ranks to be known, and each of them to be measured in the frame by one of the ranks that hold it.
-
-The topology of an attempt as far as agents have reported it for their hosts. Pure.
 """
 
 from __future__ import annotations

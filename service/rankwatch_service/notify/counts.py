@@ -9,8 +9,8 @@ from typing import Final
 import msgspec
 from sqlalchemy import Connection, select
 
+from rankwatch_service.store.engine import upsert
 from rankwatch_service.store.models import Receiver, Setting
-from rankwatch_service.store.upsert import upsert
 
 SETTING: Final = "notification_counts"
 """Setting with {receiver: fields of `ReceiverCounts`}."""

@@ -18,10 +18,9 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from rankwatch_service.clock import Clock
 from rankwatch_service.notify.lease import Lease
-from rankwatch_service.store.engine import read, write
+from rankwatch_service.store.engine import read, upsert, write
 from rankwatch_service.store.errors import StoreError
 from rankwatch_service.store.models import Setting, StreamReport
-from rankwatch_service.store.upsert import upsert
 
 SETTING: Final = "heartbeat"
 """Setting with {success_unix_ns, error}: when the URL last answered with 2xx, and what is wrong now."""

@@ -15,9 +15,8 @@ from typing import Final
 from sqlalchemy import Connection, Engine, select, text, update
 
 from rankwatch_service.clock import Clock
-from rankwatch_service.store.engine import write_aside
+from rankwatch_service.store.engine import upsert, write_aside
 from rankwatch_service.store.models import Lease as Row
-from rankwatch_service.store.upsert import upsert
 
 LEASE_S: Final = 6.0
 """Without a renewal for this long the holder counts as gone. Three times `RENEW_S`, so one renewal may fail."""

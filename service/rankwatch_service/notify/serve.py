@@ -23,8 +23,7 @@ from rankwatch_service.notify.sender import DecryptingSender, MessageSender
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.change_watch import ChangeWatch
 from rankwatch_service.store.engine import open_engine
-from rankwatch_service.store.migrate import upgrade
-from rankwatch_service.store.startup import once_it_answers
+from rankwatch_service.store.migrate import once_it_answers, upgrade
 from rankwatch_service.text_log import configure
 
 LOOKUP_THREADS: Final = 32

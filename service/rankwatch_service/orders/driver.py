@@ -13,11 +13,11 @@ from typing import Any, Final
 from sqlalchemy import Connection, Engine, RowMapping, func, insert, select, update
 
 from rankwatch_service.clock import Clock
-from rankwatch_service.incidents.hang.stack_groups import STACKS
+from rankwatch_service.incidents.hang import STACKS
 from rankwatch_service.log.base import Entry as LogEntry
 from rankwatch_service.log.control_log import ControlLog
 from rankwatch_service.names import launch_of
-from rankwatch_service.orders import commands, stacks, traces
+from rankwatch_service.orders import commands, traces
 from rankwatch_service.orders.order import (
     BEFORE_DO,
     KILL_NS_MAX,
@@ -27,11 +27,13 @@ from rankwatch_service.orders.order import (
     Order,
     OrderSituation,
     Phase,
+    advance,
+    all_paused,
     enter,
     take_over,
 )
-from rankwatch_service.orders.pace import Paces
 from rankwatch_service.orders.running_attempt import (
+    Paces,
     checkpoints,
     current_attempt,
     host_views,
@@ -39,7 +41,6 @@ from rankwatch_service.orders.running_attempt import (
     read_training,
     superseded,
 )
-from rankwatch_service.orders.transitions import advance, all_paused
 from rankwatch_service.policy.checkpoint_ledger import CheckpointTier, LedgerEntry
 from rankwatch_service.policy.command import FROM_SCRATCH
 from rankwatch_service.policy.control_records import OrderPhase, encode_control
@@ -356,7 +357,7 @@ def _outcome_without_order(
         return traces.outcome(connection, command, now_unix_ns)
     if now_unix_ns > command["expires_unix_ns"]:
         if action == STACKS:
-            return stacks.outcome_after(command["result"])
+            return traces.stacks_outcome_after(command["result"])
         nobody = command["approval_required"] and command["approved_by"] is None
         return CommandOutcome("expired", "nobody approved it in time" if nobody else "it could not begin in time")
     if action == STACKS:

@@ -1,4 +1,4 @@
-"""Reads from the database what a job trains now: its attempt, its ranks, and what they can be asked to do.
+"""Reads from the database what a job trains now: its attempt, its ranks, their pace, and what they can be asked to do.
 
 The attempt comes from agents' views, which arrive every second whether stream runs or not. Its ranks come from the
 topology, which stream stores once the ranks have reported what they are.
@@ -18,10 +18,9 @@ from rankwatch.wire import Progress, View
 from rankwatch_service.names import launch_of
 from rankwatch_service.orders.order import HostView
 from rankwatch_service.policy.checkpoint_ledger import LedgerEntry
-from rankwatch_service.store.engine import write_aside
+from rankwatch_service.store.engine import upsert, write_aside
 from rankwatch_service.store.models import AgentView, Attempt, Checkpoint, Job
 from rankwatch_service.store.rows import checkpoint_of
-from rankwatch_service.store.upsert import upsert
 
 LIVE_NS: Final = 5 * 10**9
 """An attempt with a view younger than this is running; agents post at least one every second."""
@@ -225,3 +224,36 @@ def _number(connection: Connection, job: str, launch: str) -> int:
         .limit(1)
     )
     return number or 0
+
+
+STEP_TIME_S_MIN: Final = 0.001
+"""Lower bound of the estimate, so that an order's margin in steps stays finite."""
+
+STILL_S: Final = 3.0
+"""If no new step is seen for this long, the time watched so far is taken as the step time."""
+
+PACES_MAX: Final = 256
+"""Attempts remembered, each with an open order. A full map is emptied; the estimates then begin again."""
+
+
+class Paces:
+    """Remembers the first view of each attempt, and compares later ones with it."""
+
+    def __init__(self) -> None:
+        self._first: dict[tuple[str, str], tuple[int, int]] = {}
+
+    def step_time_s(self, training: Training, views: Mapping[str, HostView]) -> float | None:
+        """Seconds per step: as stream measured it, else as the views show it; None until they do."""
+        if training.step_time_s:
+            return max(training.step_time_s, STEP_TIME_S_MIN)
+        newest = [(view.at_unix_ns, rank.step) for view in views.values() for rank in view.ranks]
+        if not newest:
+            return None
+        at_unix_ns, step = max(at for at, _ in newest), max(step for _, step in newest)
+        if len(self._first) >= PACES_MAX:
+            self._first.clear()
+        first_unix_ns, first_step = self._first.setdefault((training.job, training.attempt), (at_unix_ns, step))
+        watched_s = (at_unix_ns - first_unix_ns) / 1e9
+        if step > first_step:
+            return max(watched_s / (step - first_step), STEP_TIME_S_MIN)
+        return watched_s if watched_s >= STILL_S else None

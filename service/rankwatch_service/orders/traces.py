@@ -1,6 +1,9 @@
-"""Traces as commands: which ranks are asked, what they answered, and how such a command ends.
+"""Commands without an order, which do not hold the ranks: stacks of a hang, and traces.
 
-A trace has no order, because it does not hold the ranks: it is sent to agents while it is `sent`, and ends when all of
+A command for stacks is sent to agents while it is `sent`, and is applied as soon as all of its ranks have answered; one
+that expires before is applied if any rank has.
+
+A trace, likewise, ends when all of
 its ranks have answered, when the attempt is over, or when it expires.
 """
 
@@ -13,6 +16,7 @@ from sqlalchemy import Connection, Row, RowMapping, func, insert, select
 
 from rankwatch.wire import TraceRequest
 from rankwatch_detectors.base import Kind
+from rankwatch_service.incidents.hang import StacksReceived
 from rankwatch_service.orders import commands
 from rankwatch_service.orders.order import CommandOutcome
 from rankwatch_service.orders.running_attempt import Training, current_attempt
@@ -20,6 +24,22 @@ from rankwatch_service.policy.command import TRACE_RANKS_MAX, TRACE_STEPS, TRACE
 from rankwatch_service.policy.policy import Action
 from rankwatch_service.policy.traces import TraceAnswer
 from rankwatch_service.store.models import Command, Incident, RankTrace
+
+
+def stacks_outcome(received: StacksReceived) -> CommandOutcome:
+    """How far the command has come; `sent` while answers may still come."""
+    state = "applied" if received.count >= received.asked else "sent"
+    return CommandOutcome(state, f"{received.count:,} of {received.asked:,} ranks answered")
+
+
+def stacks_outcome_after(result: str | None) -> CommandOutcome:
+    """How a command ends that has expired.
+
+    Args:
+        result: of its row, which says how many ranks have answered, if any has.
+    """
+    return CommandOutcome("applied", result) if result else CommandOutcome("expired", "no rank answered in time")
+
 
 NAMED_BY: Final = (Kind.STRAGGLER, Kind.SLOWDOWN)
 """Incidents whose ranks are traced if the person names none."""

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 
 from rankwatch_detectors.base import Occurrence
 from rankwatch_service.incidents.correlator import Correlator
-from rankwatch_service.incidents.model import Part
-from rankwatch_service.incidents.transition import TransitionKind, Update
+from rankwatch_service.incidents.model import Part, TransitionKind, Update
 from rankwatch_service.policy.control_records import Judgement
 
 

@@ -8,13 +8,20 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from rankwatch_detectors.base import Severity
-from rankwatch_service.incidents.answers import cause_words, changed, confidence_words, duration, impact, normal
-from rankwatch_service.incidents.first_steps import GO_BACK, first_steps
+from rankwatch_service.incidents.answers import (
+    GO_BACK,
+    cause_words,
+    changed,
+    confidence_words,
+    duration,
+    first_steps,
+    impact,
+    normal,
+)
+from rankwatch_service.incidents.correlator import ENDED_WITH_JOB
 from rankwatch_service.incidents.kinds import ENDED_BY_ITSELF, KINDS
 from rankwatch_service.incidents.lost_time import cost_unit
-from rankwatch_service.incidents.model import LISTED_MAX
-from rankwatch_service.incidents.resolution import ENDED_WITH_JOB
-from rankwatch_service.incidents.version import IncidentVersion
+from rankwatch_service.incidents.model import LISTED_MAX, IncidentVersion
 from rankwatch_service.names import one_line
 from rankwatch_service.policy.command import CommandRequest
 from rankwatch_service.policy.policy import POLICY_ACTIONS, Action

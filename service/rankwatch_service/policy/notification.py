@@ -13,8 +13,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from rankwatch_service.incidents.answers import confidence_words
-from rankwatch_service.incidents.transition import Transition
-from rankwatch_service.incidents.version import IncidentVersion
+from rankwatch_service.incidents.model import IncidentVersion, Transition
 from rankwatch_service.numbers import as_json, plain
 from rankwatch_service.policy.command import CommandRequest
 from rankwatch_service.policy.control_records import JobProject

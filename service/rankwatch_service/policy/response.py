@@ -7,11 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from rankwatch_detectors.base import Kind, Severity
-from rankwatch_service.incidents.hang.stack_groups import STACKS
-from rankwatch_service.incidents.hang_evidence import asked_ranks
+from rankwatch_service.incidents.hang import STACKS, asked_ranks
 from rankwatch_service.incidents.kinds import KINDS
-from rankwatch_service.incidents.model import Incident, unix_ns
-from rankwatch_service.incidents.transition import TransitionKind, Update
+from rankwatch_service.incidents.model import Incident, TransitionKind, Update, unix_ns
 from rankwatch_service.policy.checkpoint_ledger import Ledger, LedgerEntry, Verdict
 from rankwatch_service.policy.command import CommandRequest
 from rankwatch_service.policy.policy import (

@@ -6,8 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 
-from rankwatch_service.incidents.transition import Transition
-from rankwatch_service.incidents.version import IncidentVersion
+from rankwatch_service.incidents.model import IncidentVersion, Transition
 from rankwatch_service.labels import Labels, incident_labels, match_all, parse_matchers
 from rankwatch_service.policy.command import CommandRequest
 from rankwatch_service.policy.control_records import JobProject, ReceiverRoute, SilenceSet

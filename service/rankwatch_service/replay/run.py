@@ -16,8 +16,7 @@ import numpy as np
 from rankwatch_detectors.base import AttemptStart, Bools, Floats, Ints, Observation
 from rankwatch_detectors.catalogue import CatalogueConfig, detectors
 from rankwatch_detectors.metric_rule import MetricRule
-from rankwatch_service.incidents.model import Incident
-from rankwatch_service.incidents.transition import TransitionKind, Update
+from rankwatch_service.incidents.model import Incident, TransitionKind, Update
 from rankwatch_service.job.detection import DetectionPipeline, Failure, MakeDetectors, room_beside
 from rankwatch_service.job.topology_state import TopologyState
 from rankwatch_service.replay.layout import METRICS, ReplayError

@@ -1,22 +1,25 @@
-"""Migrates a database to this version's tables, and refuses one that has others.
+"""Migrates a database to this version's tables, and refuses one that has others. Waits for one that is away at a start.
 
 The migrations lie at the repository's root and, in an installed wheel, inside the package.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
+import structlog
 from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Engine
 
+from rankwatch_service.clock import Clock
 from rankwatch_service.store import postgres
 from rankwatch_service.store.engine import read, write
-from rankwatch_service.store.errors import SchemaError
+from rankwatch_service.store.errors import SchemaError, StoreBusyError
 
 _PACKAGE: Final = Path(__file__).parents[1]
 
@@ -102,3 +105,33 @@ def _refuse_newer(revision: str | None, config: Config) -> None:
             f"the database is at revision {revision}, which this older version does not know: install a newer version, "
             f"or make a backup and run `rankwatch db downgrade {head}` with a newer version"
         )
+
+
+START_S: Final = 60.0
+"""How long a role waits for its database; then it ends, and who supervises it decides."""
+
+RETRY_S: Final = 1.0
+
+Begun = TypeVar("Begun")
+_log = structlog.get_logger(__name__)
+
+
+def once_it_answers(begin: Callable[[], Begun], clock: Clock) -> Begun:
+    """What `begin` returns; called again as long as the database is not available.
+
+    Args:
+        begin: reads and writes the database; what it did before it failed may be repeated.
+        clock: for the pauses.
+
+    Raises:
+        StoreBusyError: the database has not been available for `START_S`.
+    """
+    give_up_s = clock.monotonic_s() + START_S
+    while True:
+        try:
+            return begin()
+        except StoreBusyError as error:
+            if clock.monotonic_s() >= give_up_s:
+                raise
+            _log.warning("database_away", error=str(error))
+        clock.sleep(RETRY_S)

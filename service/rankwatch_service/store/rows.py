@@ -11,9 +11,7 @@ import msgspec
 from rankwatch_detectors.base import Kind, Severity
 from rankwatch_detectors.scope import IncidentScope
 from rankwatch_service.incidents.host_incidents import HostIncident
-from rankwatch_service.incidents.model import Incident, Part
-from rankwatch_service.incidents.transition import Transition
-from rankwatch_service.incidents.version import IncidentVersion
+from rankwatch_service.incidents.model import Incident, IncidentVersion, Part, Transition
 from rankwatch_service.job.effects import FeedEntry
 from rankwatch_service.job.summary import AttemptChange, AttemptTopology, JobSummary
 from rankwatch_service.numbers import plain

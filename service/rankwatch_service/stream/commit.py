@@ -17,10 +17,11 @@ from rankwatch import wire
 from rankwatch_service.job.effects import Effects
 from rankwatch_service.log import control_log, dead_letters
 from rankwatch_service.names import ALL_JOBS
-from rankwatch_service.orders import stacks, traces
+from rankwatch_service.orders import traces
 from rankwatch_service.orders.commands import record_request, settle
 from rankwatch_service.orders.order import CommandOutcome
 from rankwatch_service.store import job_removal
+from rankwatch_service.store.engine import upsert
 from rankwatch_service.store.models import (
     Attempt,
     Checkpoint,
@@ -51,7 +52,6 @@ from rankwatch_service.store.rows import (
     outbox_row,
     transition_row,
 )
-from rankwatch_service.store.upsert import upsert
 from rankwatch_service.stream.place import Place, StoredTick
 from rankwatch_service.stream.saved import own, store_grants, trim_grants
 
@@ -134,7 +134,7 @@ def commit(
     _commands(connection, effects, now_unix_ns)
     traces.store(connection, effects.traces)
     for _, received in effects.stacks:
-        settle(connection, received.command, stacks.outcome(received), "stream", now_unix_ns)
+        settle(connection, received.command, traces.stacks_outcome(received), "stream", now_unix_ns)
     for job, entry in effects.checkpoints:
         row = checkpoint_row(job, entry)
         connection.execute(upsert(connection, Checkpoint, row), row)

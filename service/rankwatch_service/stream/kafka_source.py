@@ -1,16 +1,8 @@
-"""Buffers what is fetched of one partition of Kafka until it is read.
-
-Opens a consumer of the topic of telemetry.
-
-A topic of Kafka as a source: the consumer group decides which of its partitions this process reads.
+"""A topic of Kafka as a source: the consumer group decides which of its partitions this process reads.
 
 One consumer fills a bounded buffer for each of its partitions; a read at another position than the buffer's makes it
 seek. Positions come from the store; what is committed to Kafka is for Kafka's own tools. A consumer that no broker
 answers is replaced, because it never returns to its bootstrap addresses, and polling it does not report the silence.
-
-Publishes records that could not be used to a topic of Kafka. Needs the extra `kafka`.
-
-Opens what a stream process needs of Kafka: topics, source, dead letters. Needs the extra `kafka`.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from rankwatch_service.job.effects import Effects, RefusedRecord
 from rankwatch_service.job.job import JobStream, Links
 from rankwatch_service.log.base import Control, Controls, LogError, Record
 from rankwatch_service.names import ALL_JOBS
-from rankwatch_service.series.sink import SeriesSink
+from rankwatch_service.series.writer import SeriesSink
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Job
 from rankwatch_service.stream.commit import commit, forget, resume
@@ -41,7 +41,7 @@ from rankwatch_service.stream.saved import (
     stored_ticks,
 )
 from rankwatch_service.stream.sources import Source
-from rankwatch_service.telemetry.signature import SecretOf, no_secrets
+from rankwatch_service.telemetry.envelope import SecretOf, no_secrets
 
 RECORDS_MAX: Final = 2_048
 """Records in one batch: at 20 us each 40 ms, of which the commit is a tenth."""

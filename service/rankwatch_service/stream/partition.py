@@ -1,6 +1,4 @@
-"""When a partition ticks, and which control records come with each tick. Reads no clock: times are arguments.
-
-The state of one partition: gives records, ticks and control records to the jobs that they concern, in order. Pure.
+"""The state of one partition: gives records, ticks and control records to the jobs that they concern, in order. Pure.
 
 The outcome depends on records and ticks only, not on how they are batched. After a restart each job goes on from its
 own place: a replay skips for it what came before.
@@ -26,8 +24,7 @@ from rankwatch_service.policy.control_records import JobDeleted, JobProject, dec
 from rankwatch_service.policy.settings_in_force import SettingsInForce
 from rankwatch_service.stream.place import Granted, Place, Saved, StoredTick
 from rankwatch_service.telemetry.bundle import read_bundle
-from rankwatch_service.telemetry.envelope import BadBatchError, Envelope, Reason
-from rankwatch_service.telemetry.signature import SecretOf, no_secrets, read_envelope
+from rankwatch_service.telemetry.envelope import BadBatchError, Envelope, Reason, SecretOf, no_secrets, read_envelope
 
 CONTROLS_MAX: Final = 1_000
 """Control records read at once. People and orders make few; a start may find those of a day."""

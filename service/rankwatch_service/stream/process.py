@@ -1,6 +1,4 @@
-"""The status of a stream process and its partitions, for metrics and people. No decision depends on it.
-
-A stream process: runs one stream for each partition that is assigned to it, in turns.
+"""A stream process: runs one stream for each partition that is assigned to it, in turns, and reports on them.
 
 The source says which partitions those are; the store lets only one process commit to each (`stream.ownership`).
 A stream that fails is dropped alone: it is started again from what is committed, after a pause, and the others go on.
@@ -22,11 +20,10 @@ from rankwatch_service.clock import Clock
 from rankwatch_service.log.base import LogError
 from rankwatch_service.log.control_log import ControlTail
 from rankwatch_service.store.change_watch import ChangeWatch
-from rankwatch_service.store.engine import write_aside
+from rankwatch_service.store.engine import upsert, write_aside
 from rankwatch_service.store.errors import StoreBusyError
 from rankwatch_service.store.models import StreamProcess as ProcessRow
 from rankwatch_service.store.models import StreamReport
-from rankwatch_service.store.upsert import upsert
 from rankwatch_service.stream.loop import RECORDS_MAX, Started, Stream
 from rankwatch_service.stream.saved import FencedError
 from rankwatch_service.stream.sources import Source

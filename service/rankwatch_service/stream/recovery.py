@@ -1,4 +1,6 @@
-"""Replays what a partition processed between two places: the same records, ticks and control records, in that order.
+"""The plan of a start, and the replay that it needs. Pure.
+
+Replays what a partition processed between two places: the same records, ticks and control records, in that order.
 
 Effects are discarded, because they were committed the first time. Frames go to the charts again: series are written
 beside the deciding transaction, so a crash may have lost some.

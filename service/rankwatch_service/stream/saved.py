@@ -1,11 +1,9 @@
-"""Who may commit a partition: the process that claimed it last.
+"""What the store keeps of partitions and jobs for a later start: owners, ticks, snapshots, idle jobs and grants.
+
+Who may commit a partition: the process that claimed it last.
 
 A claim raises the partition's epoch, and every commit names the epoch of its claim. A process that was replaced, and
 does not know it yet, commits nothing.
-
-What a replay reads besides telemetry: the stored ticks, and the control records that were applied with them.
-
-State as bytes: msgpack with numpy arrays, compressed. Arrays that are read back are writable.
 
 Snapshots of jobs: they make a start quick and decide nothing.
 
@@ -18,8 +16,6 @@ Idle jobs: one row each instead of memory and snapshots, until a record or a con
 Only such records change an idle job, so eviction changes no decision.
 
 Grants in the store: what jobs were allowed, and at which record. A replay allows the same at the same records.
-
-Restores a job from the tables if it has no readable snapshot and the log has lost its past.
 """
 
 from __future__ import annotations
@@ -44,7 +40,7 @@ from rankwatch_service.names import ALL_JOBS
 from rankwatch_service.orders.running_attempt import checkpoints
 from rankwatch_service.policy.checkpoint_ledger import Ledger
 from rankwatch_service.policy.control_records import JobProject
-from rankwatch_service.store.engine import read, write_aside
+from rankwatch_service.store.engine import read, upsert, write_aside
 from rankwatch_service.store.models import Attempt as AttemptRow
 from rankwatch_service.store.models import Incident as IncidentRow
 from rankwatch_service.store.models import Job as JobRow
@@ -61,7 +57,6 @@ from rankwatch_service.store.models import (
 )
 from rankwatch_service.store.models import JobProject as ProjectRow
 from rankwatch_service.store.rows import incident_of
-from rankwatch_service.store.upsert import upsert
 from rankwatch_service.stream.partition import CONTROLS_MAX
 from rankwatch_service.stream.place import Claim, Granted, Place, Saved, StoredTick, earliest
 

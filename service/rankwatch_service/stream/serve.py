@@ -1,10 +1,8 @@
-"""Tunes the garbage collector and malloc for a process that reads telemetry by the megabyte.
+"""The role `stream`: tunes its process, builds a stream process and runs it.
 
 Python looks for reference cycles after every 700 new objects; records, batches and columns have none, and reference
 counting frees them. The C library returns freed memory to the system, and the next batch pays for every page of it
 again. `benchmarks/stream.py --untuned` measures what both save.
-
-The role `stream`: builds a stream process and runs it.
 """
 
 from __future__ import annotations
@@ -28,12 +26,11 @@ from rankwatch_service.policy.notification import page_links
 from rankwatch_service.series.writer import SeriesWriter
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.engine import open_engine
-from rankwatch_service.store.migrate import upgrade
-from rankwatch_service.store.startup import once_it_answers
+from rankwatch_service.store.migrate import once_it_answers, upgrade
 from rankwatch_service.stream.loop import PublishRefused, Stream
 from rankwatch_service.stream.process import Stop, StreamProcess, new_counts
 from rankwatch_service.stream.sources import Source, SqlSource
-from rankwatch_service.telemetry.signature import SecretOf, no_secrets
+from rankwatch_service.telemetry.envelope import SecretOf, no_secrets
 from rankwatch_service.text_log import configure
 
 YOUNG_MAX: Final = 20_000

@@ -1,4 +1,4 @@
-"""The source of telemetry of a stream process: the log in the store (`sql`) or a topic of Kafka (`kafka`).
+"""The source of telemetry of a stream process: the log in the store, or a topic of Kafka (`stream.kafka_source`).
 
 The log in the store as a source: one partition, which one process reads alone.
 """

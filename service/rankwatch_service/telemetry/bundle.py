@@ -17,9 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankwatch_detectors.base import Ints
-from rankwatch_service.telemetry.columns import Block, ColumnError, Records, joined
+from rankwatch_service.telemetry.columns import Block, ColumnError, Records, joined, read_blocks
 from rankwatch_service.telemetry.envelope import STEP_MAX, WORLD_SIZE_MAX, BadBatchError, Envelope, Reason, check_range
-from rankwatch_service.telemetry.stacked import read_blocks
 
 FAMILIES: Final = ("steps", "values")
 """The tables of a batch."""

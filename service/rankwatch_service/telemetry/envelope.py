@@ -1,4 +1,4 @@
-"""Decodes and checks the header of a telemetry batch. Pure.
+"""Decodes and checks the header of a telemetry batch, and the signature of its agent. Pure.
 
 A batch that can never be accepted raises `BadBatchError` with the reason. `telemetry.bundle` reads the tables, of
 several batches at once.
@@ -7,7 +7,7 @@ several batches at once.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from functools import lru_cache
 from typing import Any, Final
@@ -15,6 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from rankwatch import wire
+from rankwatch.signed import Purpose, split
 from rankwatch_service.names import ALL_JOBS, NAME_CHARS_MAX, is_name
 
 WORLD_SIZE_MAX: Final = 131_072
@@ -280,3 +281,35 @@ def _chars(value: Any) -> int:
     if isinstance(value, dict):
         return sum(len(key) + _chars(item) for key, item in value.items())
     return 1
+
+
+SecretOf = Callable[[str, str, str], bytes]
+"""(job, host, agent) -> the agent's secret."""
+
+
+def no_secrets(job: str, host: str, agent: str) -> bytes:  # noqa: ARG001 - a `SecretOf`
+    """For a stream without a key, which takes unsigned batches alone.
+
+    Raises:
+        BadBatchError: always.
+    """
+    raise BadBatchError(Reason.FORGED, "a signed batch, and this stream has no key to verify it with")
+
+
+def read_envelope(body: bytes, secret_of: SecretOf) -> Envelope:
+    """Decode one body of the log, signed or not, and check everything in it but its tables.
+
+    `Envelope.agent` and `RankInfo.agent` are the agent that signed it, and empty in an unsigned one.
+
+    Raises:
+        BadBatchError: the batch can never be accepted, or it is not from the agent that it names.
+    """
+    signed = split(body)
+    envelope = decode_envelope(signed.message if signed else body)
+    agent = signed.agent if signed else ""
+    if signed and not signed.is_by(secret_of(envelope.job, envelope.host, agent), Purpose.BATCH):
+        raise BadBatchError(Reason.FORGED, f"the signature is not that of agent {agent} on host {envelope.host!r}")
+    if agent and any(info.host != envelope.host for info in envelope.ranks):
+        raise BadBatchError(Reason.FORGED, f"agent {agent} of host {envelope.host!r} introduces a rank of another host")
+    ranks = tuple(msgspec.structs.replace(info, agent=agent) for info in envelope.ranks)
+    return msgspec.structs.replace(envelope, agent=agent, ranks=ranks)

@@ -3,8 +3,7 @@
 import pytest
 
 from rankwatch_detectors.base import Change, Finding, Kind
-from rankwatch_service.incidents.correlator import Correlator
-from rankwatch_service.incidents.resolution import PROGRESS_FRAMES
+from rankwatch_service.incidents.correlator import PROGRESS_FRAMES, Correlator
 from tests.support.values.findings import finding, topology_state
 
 SAVE = finding(Kind.CHECKPOINT_FAILED, ranks=(3,))

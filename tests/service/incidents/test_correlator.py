@@ -4,9 +4,8 @@ import pytest
 
 from rankwatch_detectors.base import Change, Kind, Severity
 from rankwatch_service.incidents import correlator as correlator_module
-from rankwatch_service.incidents.correlator import Correlator
+from rankwatch_service.incidents.correlator import LOOK_FRAMES, PROGRESS_FRAMES, Correlator
 from rankwatch_service.incidents.model import incident_id
-from rankwatch_service.incidents.resolution import LOOK_FRAMES, PROGRESS_FRAMES
 from tests.support.values.findings import finding, topology_state
 
 TOPOLOGY = topology_state()

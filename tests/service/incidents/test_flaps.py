@@ -3,9 +3,8 @@
 import pytest
 
 from rankwatch_detectors.base import Change, Kind, Severity
-from rankwatch_service.incidents.correlator import Correlator
-from rankwatch_service.incidents.resolution import FLAPPING_QUIET_S, PROGRESS_FRAMES, QUIET_S
-from rankwatch_service.incidents.transition import TransitionKind
+from rankwatch_service.incidents.correlator import FLAPPING_QUIET_S, PROGRESS_FRAMES, QUIET_S, Correlator
+from rankwatch_service.incidents.model import TransitionKind
 from tests.support.values.findings import finding, topology_state
 
 TOPOLOGY = topology_state()

@@ -7,8 +7,7 @@ import pytest
 
 from rankwatch_detectors.base import Kind
 from rankwatch_service.api.routes.receivers import ReceiverSettings
-from rankwatch_service.incidents.answers import impact, normal
-from rankwatch_service.incidents.first_steps import first_steps
+from rankwatch_service.incidents.answers import first_steps, impact, normal
 from rankwatch_service.incidents.kinds import KINDS
 from rankwatch_service.policy.policy import POLICY_ACTIONS
 from rankwatch_service.policy.suggestion import WAIT

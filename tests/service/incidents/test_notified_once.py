@@ -10,8 +10,7 @@ from rankwatch_detectors.base import AttemptStart, Kind, Observation, Severity, 
 from rankwatch_detectors.catalogue import detectors
 from rankwatch_service.api.routes.receivers import NewReceiver
 from rankwatch_service.incidents.correlator import Correlator
-from rankwatch_service.incidents.model import Incident
-from rankwatch_service.incidents.transition import Transition, TransitionKind, Update
+from rankwatch_service.incidents.model import Incident, Transition, TransitionKind, Update
 from rankwatch_service.job.detection import DetectionPipeline
 from rankwatch_service.job.topology_state import TopologyState
 from rankwatch_service.policy.control_records import ReceiverRoute

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from rankwatch_service.incidents.hang.stack_groups import (
+from rankwatch_service.incidents.hang import (
     GROUPS_MAX,
     LEFT_OUT,
     RANKS_CHARS_MAX,

@@ -2,9 +2,9 @@
 
 from rankwatch import wire
 from rankwatch_detectors.base import Change, Kind
+from rankwatch_service.incidents.answers import first_steps
 from rankwatch_service.incidents.correlator import Correlator
-from rankwatch_service.incidents.first_steps import first_steps
-from rankwatch_service.incidents.hang.first_steps import PIDS_MAX
+from rankwatch_service.incidents.hang import PIDS_MAX
 from rankwatch_service.job.topology_state import TopologyState
 from tests.support.values.findings import finding
 

@@ -4,7 +4,7 @@ import pytest
 
 from rankwatch_detectors.base import Change, Kind, Occurrence, Severity
 from rankwatch_service.incidents.correlator import Correlator
-from rankwatch_service.incidents.hang_evidence import HangEvidence
+from rankwatch_service.incidents.hang import HangEvidence
 from rankwatch_service.incidents.model import Incident
 from tests.support.values.findings import finding, topology_state
 

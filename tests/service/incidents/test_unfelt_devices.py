@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rankwatch_detectors.base import Change, Finding, Kind, Severity
-from rankwatch_service.incidents.correlator import Correlator
-from rankwatch_service.incidents.headline import UNFELT_S, UNFELT_STEPS
+from rankwatch_service.incidents.correlator import UNFELT_S, UNFELT_STEPS, Correlator
 from rankwatch_service.incidents.model import Incident
 from rankwatch_service.policy.response import facts, impact_gpu_hours_per_hour
 from tests.support.values.findings import finding, topology_state

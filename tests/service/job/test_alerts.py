@@ -2,7 +2,7 @@
 
 from rankwatch import wire
 from rankwatch_detectors.alerts import AlertDetector
-from rankwatch_service.incidents.resolution import FLAPPING_QUIET_S, QUIET_S
+from rankwatch_service.incidents.correlator import FLAPPING_QUIET_S, QUIET_S
 from rankwatch_service.job.job import REST_AFTER_S, JobStream
 from rankwatch_service.policy.control_records import (
     AlertsReceived,

@@ -11,8 +11,8 @@ import pytest
 from rankwatch import wire
 from rankwatch_detectors.base import Finding, Frame, Observation
 from rankwatch_detectors.catalogue import CatalogueConfig, detectors
-from rankwatch_service.incidents.explanation import WHY
-from rankwatch_service.incidents.transition import Transition
+from rankwatch_service.incidents.correlator import WHY
+from rankwatch_service.incidents.model import Transition
 from rankwatch_service.job import detection
 from rankwatch_service.job.detection import FAILURES_MAX, DetectorBank
 from rankwatch_service.job.effects import Effects

@@ -3,7 +3,7 @@
 from rankwatch_detectors.base import AttemptStart, Kind
 from rankwatch_detectors.dispatch import DispatchingDetector
 from rankwatch_detectors.explanation import ExplainedDetector
-from rankwatch_service.incidents.explanation import WHY
+from rankwatch_service.incidents.correlator import WHY
 from rankwatch_service.job.detection import DetectionPipeline
 from tests.support.values.findings import finding, topology_state
 from tests.support.values.presences import ATTEMPT, frame, topology

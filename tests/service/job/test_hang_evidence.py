@@ -1,8 +1,8 @@
 """What ranks answer when their job hangs becomes the evidence of its incident, and notifies nobody."""
 
 from rankwatch import wire
-from rankwatch_service.incidents import hang_evidence
-from rankwatch_service.incidents.hang_evidence import StacksReceived
+from rankwatch_service.incidents import hang
+from rankwatch_service.incidents.hang import StacksReceived
 from rankwatch_service.job.job import JobStream
 from rankwatch_service.policy.settings_in_force import SettingsInForce
 from rankwatch_service.stream.saved import pack, unpack
@@ -45,7 +45,7 @@ def test_the_stacks_of_all_ranks_of_a_hang_are_requested_and_become_its_evidence
 
 
 def test_the_answers_of_many_ranks_are_told_every_ten_seconds(monkeypatch):
-    monkeypatch.setattr(hang_evidence, "MANY", 1)
+    monkeypatch.setattr(hang, "MANY", 1)
     world = World()
     world.find("hang", ranks=[3])
     order = world.effects.commands[0].id

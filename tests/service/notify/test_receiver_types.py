@@ -6,7 +6,7 @@ import re
 import pytest
 
 from rankwatch_detectors.base import Kind, Severity
-from rankwatch_service.incidents.version import Consequence
+from rankwatch_service.incidents.model import Consequence
 from rankwatch_service.notify.receiver_types import alertmanager, pagerduty, slack, teams
 from rankwatch_service.notify.receiver_types.base import ReceiverType, SendContext
 from rankwatch_service.notify.receiver_types.message import OutgoingMessage

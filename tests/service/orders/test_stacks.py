@@ -2,8 +2,8 @@
 
 import pytest
 
-from rankwatch_service.incidents.hang_evidence import StacksReceived
-from rankwatch_service.orders import commands, stacks
+from rankwatch_service.incidents.hang import StacksReceived
+from rankwatch_service.orders import commands, traces
 from rankwatch_service.store.engine import read, write
 from tests.support.orders.driven_world import DrivenWorld
 from tests.support.orders.training_world import S
@@ -19,7 +19,9 @@ class StacksWorld(DrivenWorld):
 
     def receive(self, count: int) -> None:
         with write(self.engine) as connection:
-            commands.settle(connection, "s", stacks.outcome(StacksReceived("s", count, 4)), "stream", self.now_ns)
+            commands.settle(
+                connection, "s", traces.stacks_outcome(StacksReceived("s", count, 4)), "stream", self.now_ns
+            )
         self.drivers[0]()
 
     def wait(self) -> None:

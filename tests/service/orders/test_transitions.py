@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from rankwatch.wire import Progress
-from rankwatch_service.orders.order import CommandOutcome, HostView, Order, OrderSituation, Phase, S, take_over
-from rankwatch_service.orders.transitions import advance
+from rankwatch_service.orders.order import CommandOutcome, HostView, Order, OrderSituation, Phase, S, advance, take_over
 
 NOW = 1_000 * S
 HOSTS = {"a": (0, 1), "b": (2,)}

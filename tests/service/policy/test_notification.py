@@ -6,7 +6,7 @@ import math
 import pytest
 
 from rankwatch_detectors.base import Kind
-from rankwatch_service.incidents.version import Consequence
+from rankwatch_service.incidents.model import Consequence
 from rankwatch_service.policy.command import CommandRequest
 from rankwatch_service.policy.notification import (
     BODY_BYTES_MAX,

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from rankwatch_service.incidents.first_steps import first_steps
+from rankwatch_service.incidents.answers import first_steps
 from rankwatch_service.policy.checkpoint_ledger import CheckpointTier, Ledger, Shard
 from rankwatch_service.policy.control_records import decode_control, encode_control
 from rankwatch_service.policy.policy import (

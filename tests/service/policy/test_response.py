@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from rankwatch_detectors.base import Change, Finding, Kind, Severity
+from rankwatch_service.incidents.answers import first_steps
 from rankwatch_service.incidents.correlator import Correlator
-from rankwatch_service.incidents.first_steps import first_steps
 from rankwatch_service.incidents.model import Incident
 from rankwatch_service.job.history import JobHistory
 from rankwatch_service.policy.checkpoint_ledger import CheckpointTier, Ledger, Shard, Verdict

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from rankwatch_detectors.base import Kind
-from rankwatch_service.incidents.version import Consequence
+from rankwatch_service.incidents.model import Consequence
 from rankwatch_service.labels import incident_labels
 from rankwatch_service.policy.command import CommandRequest
 from rankwatch_service.policy.control_records import JobProject

@@ -4,8 +4,7 @@ import math
 import numpy as np
 import pytest
 
-from rankwatch_service.series.heat_tile import gzipped, tile
-from rankwatch_service.series.query import HeatMap
+from rankwatch_service.series.query import HeatMap, gzipped, tile
 from rankwatch_service.series.rollups import ValueMark
 from tests.support.service.heat_tiles import read
 

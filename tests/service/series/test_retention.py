@@ -4,8 +4,8 @@ import pytest
 from pydantic import ValidationError
 from sqlalchemy import insert, select
 
-from rankwatch_service.series import retention
-from rankwatch_service.series.retention import tiers, trim
+from rankwatch_service.series import rows
+from rankwatch_service.series.rows import tiers, trim
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import JobProject, SeriesChunk, SeriesRollup
@@ -79,8 +79,8 @@ def test_the_limit_of_size_is_that_of_all_jobs_whatever_a_project_keeps(world, t
 
 def test_one_pass_removes_so_many_rows_and_the_next_goes_on(world, tmp_path, monkeypatch):
     engine, clock = world
-    monkeypatch.setattr(retention, "PASS_ROWS", 4)
-    monkeypatch.setattr(retention, "TRIM_ROWS", 3)
+    monkeypatch.setattr(rows, "PASS_ROWS", 4)
+    monkeypatch.setattr(rows, "TRIM_ROWS", 3)
     limits = tiers(settings(tmp_path, series_raw_hours=1, projects={"short": {"series_raw_hours": 1}}))
     assert [trim(engine, *limits, clock.unix_ns()).chunks for _ in range(5)] == [4, 4, 4, 3, 0]
 

@@ -5,11 +5,10 @@ import pytest
 from sqlalchemy import select
 
 from rankwatch_detectors.base import Frame, StepKind
-from rankwatch_service.series.buffer import OPEN_CHUNKS, WAITING_FRAMES
 from rankwatch_service.series.chunks import CHUNK_STEPS
 from rankwatch_service.series.query import Reduce, heat_map, metrics, series
 from rankwatch_service.series.rollups import ValueMark
-from rankwatch_service.series.writer import SeriesWriter
+from rankwatch_service.series.writer import OPEN_CHUNKS, WAITING_FRAMES, SeriesWriter
 from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import SeriesChunk
 from tests.support.clock import FakeClock

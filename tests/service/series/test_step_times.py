@@ -6,8 +6,7 @@ from sqlalchemy import insert
 
 from rankwatch_detectors.base import Frame, StepKind
 from rankwatch_service.series.query import STEP_MAX
-from rankwatch_service.series.read import Range
-from rankwatch_service.series.step_times import ROWS_MAX, StepTimes
+from rankwatch_service.series.read import ROWS_MAX, Range, StepTimes
 from rankwatch_service.series.writer import SeriesWriter
 from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import Attempt, SeriesRollup

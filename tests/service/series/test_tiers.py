@@ -13,8 +13,8 @@ from rankwatch_detectors.base import Frame, StepKind
 from rankwatch_service.series import query
 from rankwatch_service.series.chunks import blank
 from rankwatch_service.series.query import Reduce, Side, heat_map, series
-from rankwatch_service.series.retention import Tier, trim
 from rankwatch_service.series.rollups import LEVELS, Buckets, ValueMark, bucket_steps, of_chunk
+from rankwatch_service.series.rows import Tier, trim
 from rankwatch_service.series.writer import SeriesWriter
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Attempt, SeriesChunk, SeriesRollup

@@ -9,7 +9,7 @@ from sqlalchemy import inspect
 from rankwatch_detectors.base import Kind, Severity
 from rankwatch_detectors.scope import WHOLE_JOB, IncidentScope
 from rankwatch_service.incidents.host_incidents import HostIncident
-from rankwatch_service.incidents.version import Consequence
+from rankwatch_service.incidents.model import Consequence
 from rankwatch_service.policy.checkpoint_ledger import CheckpointTier, LedgerEntry, Verdict
 from rankwatch_service.policy.command import APPROVAL_S, EXPIRES_S, CommandRequest
 from rankwatch_service.policy.policy import Mode, Rule

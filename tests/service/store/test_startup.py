@@ -3,7 +3,7 @@
 import pytest
 
 from rankwatch_service.store.errors import SchemaError, StoreBusyError
-from rankwatch_service.store.startup import START_S, once_it_answers
+from rankwatch_service.store.migrate import START_S, once_it_answers
 from tests.support.clock import FakeClock
 
 

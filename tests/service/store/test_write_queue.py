@@ -4,12 +4,11 @@ import threading
 
 from sqlalchemy import text
 
-from rankwatch_service.store.engine import open_engine, write
-from rankwatch_service.store.write_queue import turn
+from rankwatch_service.store.engine import open_engine, turn, write
 
 HOLDER = """
 import sys, time
-from rankwatch_service.store.write_queue import turn
+from rankwatch_service.store.engine import turn
 with turn(sys.argv[1], 5.0):
     print("held", flush=True)
     time.sleep(60)

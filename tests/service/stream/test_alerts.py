@@ -2,7 +2,7 @@
 
 from sqlalchemy import select
 
-from rankwatch_service.incidents.resolution import QUIET_S
+from rankwatch_service.incidents.correlator import QUIET_S
 from rankwatch_service.policy.control_records import AlertsReceived, ReportedAlert
 from rankwatch_service.store import models
 from tests.support.service.stream import Service

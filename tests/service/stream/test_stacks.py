@@ -2,7 +2,7 @@
 
 from sqlalchemy import select
 
-from rankwatch_service.incidents.hang_evidence import HangEvidence, StacksReceived
+from rankwatch_service.incidents.hang import HangEvidence, StacksReceived
 from rankwatch_service.orders import commands
 from rankwatch_service.policy.command import CommandRequest
 from rankwatch_service.store import models

@@ -12,9 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankwatch import wire
-from rankwatch_service.telemetry import stacked
-from rankwatch_service.telemetry.columns import Block, ColumnError, blocks
-from rankwatch_service.telemetry.stacked import FIXED_BYTES_MAX, LAYOUTS_MAX, STACK_MIN, read_blocks
+from rankwatch_service.telemetry import columns
+from rankwatch_service.telemetry.columns import (
+    FIXED_BYTES_MAX,
+    LAYOUTS_MAX,
+    STACK_MIN,
+    Block,
+    ColumnError,
+    blocks,
+    read_blocks,
+)
 
 BASE_ARRAY = np.array(
     # Each way in which msgpack writes an integer, at its ends.
@@ -139,5 +146,5 @@ def test_what_is_remembered_about_layouts_is_bounded() -> None:
     large = {"rows": 1, "columns": {"step": ["u1", bytes(1)]}, "unknown": "x" * FIXED_BYTES_MAX}
     (block,) = read_blocks([raw(large)] * STACK_MIN)
     assert block.total == STACK_MIN
-    assert len(stacked._LAYOUTS) <= LAYOUTS_MAX
-    assert max(layout.fixed_bytes for layout in stacked._LAYOUTS.values()) <= FIXED_BYTES_MAX
+    assert len(columns._LAYOUTS) <= LAYOUTS_MAX
+    assert max(layout.fixed_bytes for layout in columns._LAYOUTS.values()) <= FIXED_BYTES_MAX

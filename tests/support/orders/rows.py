@@ -6,9 +6,8 @@ import msgspec
 from sqlalchemy import insert
 
 from rankwatch.wire import Progress
-from rankwatch_service.store.engine import write
+from rankwatch_service.store.engine import upsert, write
 from rankwatch_service.store.models import AgentView, Command, Order
-from rankwatch_service.store.upsert import upsert
 from tests.support.values.batches import progress
 
 S = 10**9

@@ -13,8 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from rankwatch.wire import OrderView
-from rankwatch_service.orders.order import CommandOutcome, HostView, Order, OrderSituation, Phase
-from rankwatch_service.orders.transitions import advance
+from rankwatch_service.orders.order import CommandOutcome, HostView, Order, OrderSituation, Phase, advance
 from tests.support.orders.participants import SimulatedAgent, SimulatedRank
 
 TICK_NS = 10 * 10**6

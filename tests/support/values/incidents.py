@@ -4,8 +4,7 @@ from typing import Any
 
 from rankwatch_detectors.base import Kind, Severity
 from rankwatch_detectors.scope import IncidentScope
-from rankwatch_service.incidents.transition import Transition, TransitionKind
-from rankwatch_service.incidents.version import IncidentVersion
+from rankwatch_service.incidents.model import IncidentVersion, Transition, TransitionKind
 from rankwatch_service.policy.control_records import ReceiverRoute, SilenceSet
 from rankwatch_service.policy.routing import Notification, notifications
 from rankwatch_service.store.rows import incident_row as row_of

@@ -19,9 +19,8 @@ from rankwatch_service.api.background.health_facts import partitions, processes
 from rankwatch_service.api.background.notification_metrics import notification_metrics
 from rankwatch_service.clock import Clock
 from rankwatch_service.policy.precision import Feedback
-from rankwatch_service.series.retention import kept_bytes
+from rankwatch_service.series.rows import kept_bytes
 from rankwatch_service.store.engine import read
-from rankwatch_service.store.feedback_counts import feedback_counts, policy_action_counts
 from rankwatch_service.store.models import (
     Command,
     DeadLetter,
@@ -29,6 +28,7 @@ from rankwatch_service.store.models import (
     Job,
     Order,
 )
+from rankwatch_service.store.settings_rows import feedback_counts, policy_action_counts
 
 JOBS_MAX: Final = 200
 """Jobs with metrics of their own: those seen last."""

@@ -13,8 +13,7 @@ from rankwatch_service.log.base import Entry
 from rankwatch_service.log.control_log import ControlLog
 from rankwatch_service.names import ALL_JOBS
 from rankwatch_service.policy.control_records import PrecisionSet, encode_control
-from rankwatch_service.store.engine import read, write, write_aside
-from rankwatch_service.store.feedback_counts import precision_by_kind
+from rankwatch_service.store.engine import read, upsert, write, write_aside
 from rankwatch_service.store.models import (
     AgentView,
     AlertRow,
@@ -31,7 +30,7 @@ from rankwatch_service.store.models import (
     Setting,
     Token,
 )
-from rankwatch_service.store.upsert import upsert
+from rankwatch_service.store.settings_rows import precision_by_kind
 
 _DAY_NS: Final = 86_400 * 10**9
 

@@ -46,8 +46,8 @@ from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import AgentView, Incident
 from rankwatch_service.store.models import Command as CommandRow
 from rankwatch_service.store.models import Order as OrderRow
-from rankwatch_service.store.policy_rows import read_policy
 from rankwatch_service.store.rows import command_row
+from rankwatch_service.store.settings_rows import read_policy
 
 router = APIRouter(tags=["commands"])
 

@@ -15,8 +15,7 @@ from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.api.routes.steps import Reader, SeriesLine, chosen_numbers, lines_of, shown
 from rankwatch_service.job.device_boards import COUNTER_CHARS_MAX, SLOT_S
 from rankwatch_service.names import NAME_CHARS_MAX, series_of_devices
-from rankwatch_service.series.last_values import LastValues, last_values
-from rankwatch_service.series.query import POINTS_MAX, Reduce, metrics, series
+from rankwatch_service.series.query import POINTS_MAX, LastValues, Reduce, last_values, metrics, series
 from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import Attempt, Job, JobDevice, JobHostDevice
 

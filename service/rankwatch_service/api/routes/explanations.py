@@ -14,7 +14,7 @@ from rankwatch_service.api.http.numbers import Number
 from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.api.routes.incidents import Reader, find_incident
 from rankwatch_service.api.routes.jobs import find_job
-from rankwatch_service.incidents.explanation import WHY
+from rankwatch_service.incidents.correlator import WHY
 from rankwatch_service.job.detection import JUDGED
 from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import IncidentTransition

@@ -21,9 +21,8 @@ from rankwatch_service.api.routes.incidents import IncidentDetail, find_incident
 from rankwatch_service.orders import commands
 from rankwatch_service.policy.precision import Feedback
 from rankwatch_service.store import audit_trail
-from rankwatch_service.store.engine import write
+from rankwatch_service.store.engine import upsert, write
 from rankwatch_service.store.models import IncidentFeedback
-from rankwatch_service.store.upsert import upsert
 
 router = APIRouter(prefix="/incidents", tags=["incidents"])
 

@@ -22,9 +22,8 @@ from rankwatch_service.api.http.numbers import Contents, Number
 from rankwatch_service.api.http.paging import Key, Page, Projects, Time, Wanted, any_of, fetch_page
 from rankwatch_service.api.http.problem import not_found
 from rankwatch_service.api.reply import ApiReply
-from rankwatch_service.incidents.answers import cause_words, changed, confidence_words, impact, normal
-from rankwatch_service.incidents.explanation import WHY
-from rankwatch_service.incidents.first_steps import first_steps
+from rankwatch_service.incidents.answers import cause_words, changed, confidence_words, first_steps, impact, normal
+from rankwatch_service.incidents.correlator import WHY
 from rankwatch_service.log.base import Entry
 from rankwatch_service.names import NAME_CHARS_MAX
 from rankwatch_service.policy import precision

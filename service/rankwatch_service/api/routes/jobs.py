@@ -29,7 +29,7 @@ from rankwatch_service.policy.checkpoint_ledger import SURVIVES_PROCESSES, Ledge
 from rankwatch_service.policy.control_records import JobDeleted, encode_control
 from rankwatch_service.policy.policy import Action
 from rankwatch_service.policy.rollback import way_back
-from rankwatch_service.series.retention import delete_some
+from rankwatch_service.series.rows import delete_some
 from rankwatch_service.store import audit_trail
 from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import AgentView, Incident, JobHostDevice
@@ -38,7 +38,7 @@ from rankwatch_service.store.models import Checkpoint as CheckpointRow
 from rankwatch_service.store.models import Job as JobRow
 from rankwatch_service.store.models import JobProject as ProjectRow
 from rankwatch_service.store.models import Order as OrderRow
-from rankwatch_service.store.policy_rows import read_policy
+from rankwatch_service.store.settings_rows import read_policy
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 Reader = Annotated[Identity, Depends(Require(Scope.READ))]

@@ -21,7 +21,7 @@ from rankwatch_service.names import ALL_JOBS
 from rankwatch_service.policy.control_records import RulesSet, encode_control
 from rankwatch_service.store import audit_trail
 from rankwatch_service.store.engine import read, write
-from rankwatch_service.store.metric_rules import StoredRule, read_rules, write_rules
+from rankwatch_service.store.settings_rows import StoredRule, read_rules, write_rules
 from rankwatch_service.written_rule import RULES_MAX, WrittenRule, check_together
 
 router = APIRouter(prefix="/rules", tags=["rules"])

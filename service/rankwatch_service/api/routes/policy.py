@@ -24,7 +24,7 @@ from rankwatch_service.policy.control_records import encode_control
 from rankwatch_service.policy.rollback import RollbackMode
 from rankwatch_service.store import audit_trail
 from rankwatch_service.store.engine import read, write
-from rankwatch_service.store.policy_rows import read_policy, write_policy
+from rankwatch_service.store.settings_rows import read_policy, write_policy
 
 router = APIRouter(prefix="/policy", tags=["policy"])
 

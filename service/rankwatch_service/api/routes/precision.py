@@ -16,9 +16,8 @@ from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.policy import precision
 from rankwatch_service.policy.demotion import demotion
 from rankwatch_service.store.engine import read
-from rankwatch_service.store.feedback_counts import feedback_counts, policy_action_counts
 from rankwatch_service.store.models import Incident
-from rankwatch_service.store.policy_rows import read_policy
+from rankwatch_service.store.settings_rows import feedback_counts, policy_action_counts, read_policy
 
 router = APIRouter(prefix="/precision", tags=["incidents"])
 

@@ -29,7 +29,7 @@ from rankwatch_service.preview.engine import AnotherRule, OtherTunings, Proposal
 from rankwatch_service.preview.export import ExportError, NothingStoredError, StoredSteps, parts, write_export
 from rankwatch_service.preview.policy_preview import PAST_DAYS, PastIncident, past_incidents, previewed
 from rankwatch_service.store.engine import read
-from rankwatch_service.store.feedback_counts import precision_by_kind
+from rankwatch_service.store.settings_rows import precision_by_kind
 from rankwatch_service.tuning import TUNINGS_MAX, TuningSet
 from rankwatch_service.written_rule import WrittenRule
 

@@ -15,22 +15,24 @@ from rankwatch_service.api.dependencies.context import Context, Ctx
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.problem import ProblemError, not_found
 from rankwatch_service.api.reply import ApiReply
-from rankwatch_service.series.heat_tile import LAYOUT, MEDIA_TYPE, gzipped, tile
 from rankwatch_service.series.query import (
+    LAYOUT,
+    MEDIA_TYPE,
     POINTS_MAX,
     RANKS_MAX,
     STEP_MAX,
     HeatMap,
     Reduce,
     Side,
+    gzipped,
     heat_map,
     metrics,
     series,
+    tile,
 )
 from rankwatch_service.series.query import Segment as SeriesSegment
-from rankwatch_service.series.read import Range
+from rankwatch_service.series.read import Range, StepTimes
 from rankwatch_service.series.rollups import Single
-from rankwatch_service.series.step_times import StepTimes
 from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import Job
 

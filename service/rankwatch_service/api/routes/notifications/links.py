@@ -24,10 +24,9 @@ from rankwatch_service.log.base import Entry
 from rankwatch_service.notify.message_links import PURPOSE, VALID_S, LinkAction, LinkError, SignedLinks
 from rankwatch_service.policy.control_records import Judgement, encode_control
 from rankwatch_service.store import audit_trail
-from rankwatch_service.store.engine import read, write
+from rankwatch_service.store.engine import read, upsert, write
 from rankwatch_service.store.models import Incident, Outbox, UsedLink
 from rankwatch_service.store.models import Silence as SilenceRow
-from rankwatch_service.store.upsert import upsert
 
 PATH: Final = "/act/{action}/{message_id}"
 

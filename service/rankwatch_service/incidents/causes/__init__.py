@@ -1,1 +1,0 @@
-"""What causes what: which incident takes up which finding, and which conditions are suspected."""

@@ -1,0 +1,384 @@
+"""What the ranks of a hang answer when they are asked, as evidence of its incident, and what to do first. Pure.
+
+Groups the stacks of a hang's ranks by where they stand, as evidence of its incident.
+
+Who stands where does not depend on the order in which the answers arrive.
+
+A hang asks all ranks at once. An incident is told of at most once in a tick, and where many ranks have answered only
+every `TELL_EVERY_S`, so that the answers of thousands of ranks, of which some come late, are a few transitions.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any, Final
+
+from rankwatch_detectors.base import Kind, Occurrence
+from rankwatch_detectors.progress.hang import STOPPED
+from rankwatch_detectors.scope import WHOLE_JOB
+from rankwatch_service.incidents.causes import NOT_THE_NETWORK, without_ruled_out
+from rankwatch_service.incidents.model import Incident, Part, TransitionKind, Update
+
+HOSTS_NAMED: Final = 3
+
+PIDS: Final = "pids"
+"""Field of the evidence of a hang: by host, process ids of the named ranks."""
+
+PIDS_MAX: Final = 16
+"""Ranks whose process ids the evidence has: a person continues the few first by hand, and all of a host by a script."""
+
+
+def hang_steps(steps: Sequence[str], evidence: Mapping[str, Any], hosts: Sequence[str]) -> list[str]:
+    """The first steps about one hang.
+
+    Args:
+        steps: those of the kind; the first of them is to read a stack.
+        evidence: of the incident.
+        hosts: of the ranks that it names.
+    """
+    (read, *others) = steps
+    pids = evidence.get(PIDS) or {}
+    if not stopped_by_signal(evidence):
+        return [read if _has_stack(evidence) else _look(pids, hosts), *others]
+    return [
+        _go_on(pids, hosts),
+        "Find out who or what stopped it, for example a debugger, a scheduler or a person.",
+        *others[1:],
+    ]
+
+
+def stopped_by_signal(evidence: Mapping[str, Any]) -> bool:
+    """Whether a signal stopped the process of a rank that a hang names, so that another one lets it go on."""
+    missing = evidence.get("missing") or [evidence]
+    # A process that a debugger holds (t), or that is dead (Z), does not go on by a signal.
+    states = {one.get("os_state", "T") for one in missing if isinstance(one, Mapping)}
+    return evidence.get("decided_by") == STOPPED and "T" in states
+
+
+def _look(pids: Mapping[str, Sequence[int]], hosts: Sequence[str]) -> str:
+    """How to see where the first of the named processes stands, as long as its stack has not come.
+
+    Args:
+        pids: their ids by host; empty: not known.
+        hosts: of the ranks that the hang names.
+    """
+    where = next(iter(pids or hosts), "the host of the named rank")
+    which = f"{pids[where][0]}` on {where}" if pids else f"PID` on {where}, with the process id of the named rank"
+    return f"Run `py-spy dump --pid {which}, unless `rankwatch incidents show` has its stack by now."
+
+
+def _go_on(pids: Mapping[str, Sequence[int]], hosts: Sequence[str]) -> str:
+    """How to let stopped processes go on.
+
+    Args:
+        pids: their ids by host; empty: not known.
+        hosts: of the ranks that the hang names.
+    """
+    if not pids:
+        where = f"host {', '.join(hosts[:HOSTS_NAMED])}" if hosts else "its host"
+        return f"Continue the stopped process: `kill -CONT PID` on {where}; `ps -eo pid,stat,args` shows it with a T."
+    named = [f"`kill -CONT {' '.join(map(str, ids))}` on host {host}" for host, ids in pids.items()]
+    what = "process" if sum(map(len, pids.values())) == 1 else "processes"
+    left = len(named) - HOSTS_NAMED
+    more = f", and on {left} more {'host' if left == 1 else 'hosts'}" if left > 0 else ""
+    return f"Continue the stopped {what}: {', '.join(named[:HOSTS_NAMED])}{more} (within its container, if it has one)."
+
+
+def _has_stack(evidence: Mapping[str, Any]) -> bool:
+    groups = evidence.get(STACKS) or ()
+    groups = groups.values() if isinstance(groups, Mapping) else groups
+    return any(group.get("stack") if isinstance(group, Mapping) else group for group in groups)
+
+
+STACKS: Final = "stacks"
+"""Action of the commands that request stacks, which touch the loop of no rank; and the field of the evidence."""
+
+STACK_CHARS_MAX: Final = 16_384
+"""Characters kept of each stack: about 200 frames."""
+
+GROUPS_MAX: Final = 8
+"""Groups that the evidence shows: the largest and the smallest, with 8 x 16 KB of stacks at most, and as much of
+native frames."""
+
+TEXTS_MAX: Final = 64
+"""Places of a hang of which a stack is kept until all ranks have answered: 64 x 16 KB = 1 MB at most,
+and as much of native frames."""
+
+RANKS_CHARS_MAX: Final = 512
+"""Characters of the list of a group's ranks: about 80 ranges of a job with 16,384 ranks."""
+
+OUTLIERS_MAX: Final = 3
+"""Groups besides the largest that the sentence names."""
+
+SENTENCE: Final = "ranks_stand"
+"""Field of the evidence that says in a sentence where the ranks stand; the groups are in the field `stacks`."""
+LEFT_OUT: Final = "stacks_left_out"
+"""Field of the evidence that says how many groups are not shown; absent if all are."""
+SHOWN: Final = (SENTENCE, STACKS, LEFT_OUT)
+"""All fields of the evidence that groups have."""
+
+KEPT: Final = ("stack", "place", "where", "reason", "os_state", "wchan", "cpu_ticks", "phase", "phase_age_s")
+"""Fields of an answer that are kept."""
+
+OWN_WAITS: Final = frozenset(
+    {"do_nanosleep", "hrtimer_nanosleep", "do_wait", "pipe_read", "do_signal_stop", "ptrace_stop"}
+)
+"""Kernel functions (`wchan`) in which a process waits for a timer, a child, a pipe or a signal, and for no network."""
+
+_ADDRESS: Final = re.compile(r"0x[0-9a-f]+")
+
+
+class StackGroups:
+    """Where the ranks of one hang stand. Memory: some bytes for each rank that has answered, and `TEXTS_MAX` stacks."""
+
+    def __init__(self) -> None:
+        self._place_of: dict[int, str] = {}
+        self._dumps: dict[str, dict[str, Any]] = {}
+        """By place: the dump of the lowest of its ranks that has sent the text, and which rank it is (`rank`)."""
+
+    def __len__(self) -> int:
+        """Ranks that have answered."""
+        return len(self._place_of)
+
+    def add(self, rank: int, dump: Mapping[str, Any]) -> bool:
+        """Add a rank's answer; False if it has answered before."""
+        if rank in self._place_of:
+            return False
+        place = self._place_of[rank] = _place(dump)
+        known = self._dumps.get(place)
+        if known is None and len(self._dumps) >= TEXTS_MAX:
+            return True
+        if known is None or (not dump.get("stack"), rank) < (not known.get("stack"), known["rank"]):
+            told = {name: dump[name] for name in KEPT if name in dump}
+            kept = {name: value[:STACK_CHARS_MAX] if isinstance(value, str) else value for name, value in told.items()}
+            native = {"native": known["native"]} if known is not None and "native" in known else {}
+            self._dumps[place] = kept | native | {"rank": rank}
+        return True
+
+    def add_native(self, rank: int, stack: str) -> bool:
+        """Add the native frames of a rank whose answer has come; False if those of its place, or no text, are kept."""
+        dump = self._dumps.get(self._place_of.get(rank, ""))
+        if dump is None or "native" in dump or not stack:
+            return False
+        dump["native"] = stack[:STACK_CHARS_MAX]
+        return True
+
+    def evidence(self, asked: int) -> dict[str, Any]:
+        """The fields of `SHOWN`: the groups, the smallest first, and where all ranks stand in a sentence.
+
+        Args:
+            asked: of how many ranks an answer is expected.
+        """
+        by_place: dict[str, list[int]] = defaultdict(list)
+        for rank in sorted(self._place_of):
+            by_place[self._place_of[rank]].append(rank)
+        largest = max(by_place.items(), key=lambda one: (len(one[1]), -one[1][0]))
+        others = (one for one in by_place.items() if one != largest)
+        # What few ranks do is what distinguishes them.
+        groups = [*sorted(others, key=lambda one: (len(one[1]), one[1][0])), largest]
+        kept = [(place, ranks) for place, ranks in groups if place in self._dumps]
+        shown = kept if len(kept) <= GROUPS_MAX else [*kept[: GROUPS_MAX - 1], kept[-1]]
+        fields = {
+            SENTENCE: self._sentence(groups, asked),
+            STACKS: [self._group(place, ranks) for place, ranks in shown],
+        }
+        if hidden := len(groups) - len(shown):
+            count = len(self._place_of) - sum(len(ranks) for _, ranks in shown)
+            fields[LEFT_OUT] = f"{_count(count, 'rank')} at {_count(hidden, 'further place')}"
+        return fields
+
+    def outside_of_collectives(self, ranks: Sequence[int]) -> str:
+        """Why none of these ranks waits for a network, in a sentence; empty if their answers do not prove that."""
+        dumps = [self._dumps.get(self._place_of.get(rank, ""), {}) for rank in ranks]
+        if not dumps or any(not dump.get("where") or not _waits_for_itself(dump) for dump in dumps):
+            return ""
+        verb = "stands" if len(ranks) == 1 else "stand"
+        return f"{_named(sorted(ranks))} {verb} in {dumps[0]['where']}, in Python code outside of any collective"
+
+    def _group(self, place: str, ranks: Sequence[int]) -> dict[str, Any]:
+        hidden = ("place", "native")
+        dump = {name: value for name, value in self._dumps[place].items() if name not in hidden}
+        if native := self._dumps[place].get("native"):
+            dump["stack"] = f"{dump.get('stack') or ''}\n\nWith native frames (py-spy):\n\n{native}".lstrip()
+        return {"ranks": rank_ranges(ranks), "count": len(ranks), **dump}
+
+    def _sentence(self, groups: Sequence[tuple[str, list[int]]], asked: int) -> str:
+        *others, (most, ranks) = groups
+        answered = len(self._place_of)
+        who = f"{len(ranks)} of {answered} ranks" if others else f"All {answered} ranks" if answered > 1 else "The rank"
+        told = [f"{who} {self._where(most, 'stands ' if answered == 1 else 'stand ', 'at one place')}"]
+        told += [f"{_named(ranks)} {self._where(place, '', 'elsewhere')}" for place, ranks in others[:OUTLIERS_MAX]]
+        if rest := others[OUTLIERS_MAX:]:
+            told.append(f"{_count(sum(len(ranks) for _, ranks in rest), 'rank')} at {_count(len(rest), 'other place')}")
+        if answered < asked:
+            told.append(f"no answer of {_count(asked - answered, 'rank')}")
+        return "; ".join(told) + "."
+
+    def _where(self, place: str, verb: str, otherwise: str) -> str:
+        dump = self._dumps.get(place, {})
+        where, reason = str(dump.get("where") or ""), str(dump.get("reason") or "")
+        return f"{verb}in {where}" if where else f"gave no stack: {reason}" if reason else verb + otherwise
+
+    def state(self) -> dict[str, Any]:
+        """For a snapshot, as JSON types."""
+        return {"place_of": [[rank, place] for rank, place in self._place_of.items()], "dumps": self._dumps}
+
+    @classmethod
+    def restored(cls, state: Mapping[str, Any]) -> StackGroups:
+        """The groups of which `state` returned this."""
+        groups = cls()
+        groups._place_of = dict(state["place_of"])
+        groups._dumps = {place: dict(dump) for place, dump in state["dumps"].items()}
+        return groups
+
+
+def _waits_for_itself(dump: Mapping[str, Any]) -> bool:
+    return dump.get("phase") != "collective" and dump.get("wchan") in OWN_WAITS
+
+
+def rank_ranges(ranks: Sequence[int]) -> str:
+    """Ascending ranks as ranges, such as 0-2,4; at most `RANKS_CHARS_MAX` characters, and how many are not listed."""
+    ranges: list[list[int]] = []
+    for rank in ranks:
+        if ranges and ranges[-1][1] == rank - 1:
+            ranges[-1][1] = rank
+        else:
+            ranges.append([rank, rank])
+    text, listed = "", 0
+    for first, last in ranges:
+        more = f"{',' if text else ''}{first}" + (f"-{last}" if last > first else "")
+        if len(text) + len(more) > RANKS_CHARS_MAX:
+            return f"{text} and {len(ranks) - listed:,} more"
+        text += more
+        listed += last - first + 1
+    return text
+
+
+def _named(ranks: Sequence[int]) -> str:
+    """Ascending ranks as a sentence names them."""
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {rank_ranges(ranks)}"
+
+
+def _place(dump: Mapping[str, Any]) -> str:
+    """Equal for ranks that stand at the same place; without a place, for equal texts."""
+    told = dump.get("place") or f"{_ADDRESS.sub('', str(dump.get('stack') or ''))} {dump.get('reason')}"
+    return sha256(str(told).encode(errors="replace")).hexdigest()[:16]
+
+
+def _count(count: int, what: str) -> str:
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+
+
+ANSWERS: Final = ("stack_dump", "native_stack")
+"""Events with which agents answer."""
+
+ASKED: Final = (*SHOWN, NOT_THE_NETWORK)
+"""Fields of the evidence that are set here."""
+
+
+OWN_PACE_MAX: Final = 8
+"""Ranks whose stacks are requested where ranks do not wait for each other."""
+
+MANY: Final = 64
+"""Answers that are judged anew within milliseconds."""
+TELL_EVERY_S: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class StacksReceived:
+    """How far a command `stacks` has come."""
+
+    command: str
+    count: int
+    """Ranks that have answered."""
+    asked: int
+    """Ranks that it is for."""
+
+
+def asked_ranks(hung: Part) -> list[int]:
+    """The ranks whose stacks a hang requests; empty: all of the job. A rank that hangs by itself disturbs no other."""
+    return [] if hung.scope == WHOLE_JOB else list(hung.ranks[:OWN_PACE_MAX])
+
+
+class HangEvidence:
+    """The answers about the open incidents that have asked."""
+
+    def __init__(self) -> None:
+        self._stacks: dict[str, StackGroups] = {}
+        self._changed: list[str] = []
+        """Ids of incidents whose evidence lacks what has arrived."""
+        self.received: list[StacksReceived] = []
+        """What the newest call of `due` has set of stacks."""
+        self._told_s: dict[str, float] = {}
+        """When the evidence of an incident with many answers was set last."""
+
+    def take(self, answer: Occurrence, incidents: Sequence[Incident]) -> None:
+        """Add an answer to the open incident that asked, else to the open hang of its attempt."""
+        incident = _asking(answer, incidents)
+        if incident is None or answer.rank is None:
+            return
+        if answer.kind == "stack_dump":
+            new = self._stacks.setdefault(incident.id, StackGroups()).add(answer.rank, answer.fields)
+        else:
+            groups = self._stacks.get(incident.id)
+            new = groups is not None and groups.add_native(answer.rank, str(answer.fields.get("stack") or ""))
+        if new:
+            self._changed = [*(one for one in self._changed if one != incident.id), incident.id]
+
+    def due(self, incidents: Iterable[Incident], world_size: int, now_s: float) -> list[Update]:
+        """Set what has arrived in the evidence of these open incidents, as far as it is time. Notifies nobody."""
+        opened = {incident.id: incident for incident in incidents}
+        self._stacks = {id_: groups for id_, groups in self._stacks.items() if id_ in opened}
+        self._told_s = {id_: told_s for id_, told_s in self._told_s.items() if id_ in opened}
+        changed = [id_ for id_ in self._changed if id_ in opened]
+        due = [id_ for id_ in changed if now_s - self._told_s.get(id_, -TELL_EVERY_S) >= TELL_EVERY_S]
+        self._changed = [id_ for id_ in changed if id_ not in due]
+        self._told_s |= {id_: now_s for id_ in due if len(self._stacks[id_]) > MANY}
+        self.received = [self._received(opened[id_], world_size) for id_ in due]
+        return [self._told(opened[id_], world_size) for id_ in due]
+
+    def _received(self, incident: Incident, world_size: int) -> StacksReceived:
+        asked = next((ranks for part in _hung(incident) if (ranks := asked_ranks(part))), [])
+        return StacksReceived(incident.command_id(STACKS), len(self._stacks[incident.id]), len(asked) or world_size)
+
+    def _told(self, incident: Incident, world_size: int) -> Update:
+        everybody = any(part.scope == WHOLE_JOB for part in _hung(incident))
+        groups = self._stacks[incident.id]
+        shown: dict[str, Any] = groups.evidence(world_size if everybody else 0)
+        if incident.kind is Kind.HANG and (why := groups.outside_of_collectives(incident.ranks)):
+            shown[NOT_THE_NETWORK] = why
+        rest = {name: value for name, value in incident.evidence.items() if name not in ASKED}
+        incident.evidence = without_ruled_out(rest | shown)
+        return Update(incident, TransitionKind.EVIDENCE, str(shown.get(SENTENCE, "")))
+
+    def state(self) -> dict[str, Any]:
+        """For a snapshot, as JSON types."""
+        return {
+            "stacks": {id_: one.state() for id_, one in self._stacks.items()},
+            "changed": list(self._changed),
+            "told_s": dict(self._told_s),
+        }
+
+    @classmethod
+    def restored(cls, state: Mapping[str, Any]) -> HangEvidence:
+        """The answers of which `state` returned this."""
+        evidence = cls()
+        evidence._stacks = {id_: StackGroups.restored(one) for id_, one in state["stacks"].items()}
+        evidence._changed = list(state["changed"])
+        evidence._told_s = dict(state["told_s"])
+        return evidence
+
+
+def _hung(incident: Incident) -> list[Part]:
+    return [part for part in incident.parts if part.kind is Kind.HANG]
+
+
+def _asking(answer: Occurrence, incidents: Sequence[Incident]) -> Incident | None:
+    hangs = [incident for incident in incidents if any(part.attempt == answer.attempt for part in _hung(incident))]
+    order = answer.fields.get("order")
+    named = (incident for incident in hangs if order == incident.command_id(STACKS))
+    return next(named, hangs[0] if hangs else None)
