@@ -53,7 +53,7 @@ class KindTraits:
     """A state of hardware that many jobs do not feel: a hang is an incident of its own, which has it as suspected cause
     in its evidence (`suspected_causes`)."""
     is_of_device: bool = False
-    """Trouble of a device alone: its incident is one grade lower while training does not feel it (`headline.grade`)."""
+    """Trouble of a device alone: its incident is one grade lower while training does not feel it (`correlator.grade`)."""
     is_host_wide: bool = False
     """If it names most ranks of a host, it is about the host."""
     is_on_record: bool = False
@@ -98,7 +98,7 @@ KINDS: Final[dict[Kind, KindTraits]] = {
     ),
     Kind.DEVICE_DEGRADED: KindTraits(
         label="Device degraded",
-        # A rank dies of memory errors alone (`causation`): heat or a slow clock ends nothing.
+        # A rank dies of memory errors alone (`causes`): heat or a slow clock ends nothing.
         may_cause=frozenset({Kind.STRAGGLER, Kind.SLOWDOWN, Kind.HANG, Kind.RANK_LOST, Kind.DEVICE_DEGRADED}),
         first_steps=(
             "See what limits the device, on its host: `nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER,CLOCK`.",

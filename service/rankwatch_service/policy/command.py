@@ -38,7 +38,7 @@ class CommandRequest:
     attempt: str
     """The only attempt that it may act on."""
     action: str
-    """One of `policy.Action`, or `stack_groups.STACKS`."""
+    """One of `policy.Action`, or `hang.STACKS`."""
     params: Mapping[str, Any]
     """Rollback: {"checkpoint": id, "mode": mode}; relaunch: {"culprits": [ranks],
     "from_scratch": bool}; stacks: {"ranks": [ranks]}, without ranks for

@@ -1,6 +1,6 @@
 """Removes every row of a job but those of the log, of the series and of the audit trail, which keeps all it ever said.
 
-The log is trimmed by position (`stream`), and series are removed in pieces (`series.retention`).
+The log is trimmed by position (`stream`), and series are removed in pieces (`series.rows`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The one transaction of a batch: position, ticks and everything that follows from them, or nothing.
 
 Two things keep an effect from being written twice: the position is committed with the effects, and only by the
-partition's owner (`stream.ownership`); and ids are derived from what they name, so writing one again gives one row.
+partition's owner (`stream.saved`); and ids are derived from what they name, so writing one again gives one row.
 """
 
 from __future__ import annotations

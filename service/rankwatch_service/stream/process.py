@@ -1,6 +1,6 @@
 """A stream process: runs one stream for each partition that is assigned to it, in turns, and reports on them.
 
-The source says which partitions those are; the store lets only one process commit to each (`stream.ownership`).
+The source says which partitions those are; the store lets only one process commit to each (`stream.saved`).
 A stream that fails is dropped alone: it is started again from what is committed, after a pause, and the others go on.
 """
 
@@ -138,7 +138,7 @@ class StreamProcess:
             controls: the newest control records, for all streams of the process.
             clock: for durations and reports.
             make_stream: makes the stream of a partition, not started.
-            counts: counters of this process (`status.new_counts`).
+            counts: counters of this process (`new_counts`).
         """
         self.counts = counts
         self._engine = engine

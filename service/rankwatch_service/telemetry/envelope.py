@@ -86,7 +86,7 @@ class Envelope(wire.Batch, frozen=True):
     steps: msgspec.Raw = msgspec.Raw()  # type: ignore[assignment]
     values: msgspec.Raw = msgspec.Raw()  # type: ignore[assignment]
     agent: str = ""
-    """The agent that signed it, by `signature.read_envelope`; what a sender writes here counts for nothing."""
+    """The agent that signed it, by `read_envelope`; what a sender writes here counts for nothing."""
 
 
 def decode_envelope(body: bytes) -> Envelope:

@@ -114,7 +114,7 @@ class StreamProcess(Base):
     owner: Mapped[str] = mapped_column(primary_key=True)
     started_unix_ns: Mapped[int]
     counters: Mapped[dict[str, Any]]
-    """{name: count since the process began}, see `stream.status.Reporter`."""
+    """{name: count since the process began}, see `stream.process.Reporter`."""
     at_unix_ns: Mapped[int]
 
 
