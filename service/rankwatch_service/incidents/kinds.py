@@ -53,7 +53,7 @@ class KindTraits:
     """A state of hardware that many jobs do not feel: a hang is an incident of its own, which has it as suspected cause
     in its evidence (`suspected_causes`)."""
     is_of_device: bool = False
-    """Trouble of a device alone: its incident is one grade lower while training does not feel it (`correlator.grade`)."""
+    """Trouble of a device alone: its incident is a grade lower while training does not feel it (`correlator.grade`)."""
     is_host_wide: bool = False
     """If it names most ranks of a host, it is about the host."""
     is_on_record: bool = False

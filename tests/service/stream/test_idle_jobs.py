@@ -254,7 +254,7 @@ def test_a_database_that_fails_while_a_job_is_looked_up_refuses_no_record(servic
         raise OSError("the database is gone")
 
     with monkeypatch.context() as patch:
-        patch.setattr("rankwatch_service.stream.saved.load", broken)
+        patch.setattr(loop, "load_idle_job", broken)
         with pytest.raises(OSError, match="gone"):
             stream.step()
     again = service.started()

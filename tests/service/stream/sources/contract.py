@@ -110,7 +110,7 @@ class SourceContract:
             assert own == [b"%d:%d" % (name, number) for number in range(25)]
 
     def test_one_read_is_bounded_in_bytes_but_never_stuck(self, log: Source, append: Append, monkeypatch):
-        for module in ("log.sql_log", "stream.sources.kafka_buffer"):
+        for module in ("log.sql_log", "stream.kafka_source"):
             monkeypatch.setattr(f"rankwatch_service.{module}.READ_BYTES_MAX", 100)
         append([entry(bytes(60)), entry(bytes(60)), entry(bytes(200))])
         partition, position, sizes = log.partition_of("job"), 0, []
