@@ -53,7 +53,7 @@ def send(operations, headers, mode, examples):
 
 def test_requests_that_fit_the_description_get_the_answers_that_it_lists(described):
     operations, headers = described
-    assert len(operations) > 90
+    assert len(operations) > 80
     send(operations, headers, GenerationMode.POSITIVE, trials(1, 50))
 
 

@@ -206,7 +206,6 @@ def test_what_one_group_allows_does_not_spread_to_the_jobs_of_another(api, provi
         for job in ("vision-1", "llm-1", "other")
     }
     assert answers == {"vision-1": 409, "llm-1": 403, "other": 404}  # 409: no agent reports
-    assert api.client.post("/api/v1/jobs/llm-1/archive", headers=OURS).status_code == 403
 
 
 @pytest.mark.parametrize("groups", ["platform", ["x", 7, None, "platform"]])

@@ -138,15 +138,13 @@ def test_a_job_that_begins_later_has_the_tuning(service):
     assert found(service) == []
 
 
-def test_snapshots_have_the_tunings_and_those_of_earlier_versions_have_none(service):
+def test_snapshots_have_the_tunings(service):
     service.tell(ALL_JOBS, tunings(7, {"jobs": "gpt", "profile": "quiet"}))
     stream = service.started()
     train(service, stream, range(3))
     saved = stream.partition.snapshot(ALL_JOBS)["desk"]
     restored = SettingsInForce.restored(saved)
     assert restored.tuning == restored.copy().tuning == tunings(7, {"jobs": "gpt", "profile": "quiet"})
-    del saved["tuning"]
-    assert SettingsInForce.restored(saved).tuning == TuningSet()
 
 
 def test_a_change_is_among_what_happened_before_an_incident(service):

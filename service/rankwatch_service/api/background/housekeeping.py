@@ -86,7 +86,9 @@ def remove_expired(engine: Engine, now_unix_ns: int) -> int:
 def _remove(engine: Engine, table: type[Base], where: ColumnElement[bool]) -> int:
     key = tuple_(*inspect(table).primary_key)
     # Skip the rows that another api process is removing now.
-    some = select(*inspect(table).primary_key).where(where).limit(CHUNK_ROWS).with_for_update(skip_locked=True)
+    chunk = select(*inspect(table).primary_key).where(where).limit(CHUNK_ROWS).with_for_update(skip_locked=True)
+    # As a subquery PostgreSQL may run it once for each row, and then the limit holds for nothing.
+    some = select(chunk.cte("chunk"))
     removed = 0
     for _ in range(CHUNKS_MAX):
         with write_aside(engine) as connection:

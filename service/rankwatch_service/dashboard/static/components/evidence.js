@@ -29,7 +29,7 @@ const SHOWN_ELSEWHERE = new Set(["cost_gpu_hours_per_hour", "ended_by_itself", "
 export const label = (name) => LABELS[name] ?? words(name);
 
 // Splits evidence into values with a baseline, single values, and long texts {name, text, hint}.
-export function sorted({ stacks = {}, ...evidence }) {
+export function sorted({ stacks = [], ...evidence }) {
   const taken = new Set(SHOWN_ELSEWHERE);
   const compared = [];
   for (const [name, value] of Object.entries(evidence)) {

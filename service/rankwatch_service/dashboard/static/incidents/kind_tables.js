@@ -31,8 +31,7 @@ function marked(value, usual) {
 
 // Ranks of a hang: those that did not arrive one by one, then those that wait for them, by phase.
 export function standing({ missing = [], waiting = [], stacks = [] }) {
-  const groups = Array.isArray(stacks) ? stacks : Object.entries(stacks).map(([rank, one]) => ({ ranks: rank, ...one }));
-  const stackOf = (rank) => groups.find((one) => holds(String(one.ranks), rank))?.where ?? MISSING;
+  const stackOf = (rank) => stacks.find((one) => holds(String(one.ranks), rank))?.where ?? MISSING;
   const late = missing.map((one) => h("tr", { class: "differs" }, h("td", {}, h("b", {}, `rank ${one.rank}`)), h("td", { class: "right" }, number(one.collective_seq ?? null)), h("td", {}, [one.phase && words(one.phase), one.phase_age_s && `for ${duration(one.phase_age_s)}`].filter(Boolean).join(" ") || MISSING), h("td", { class: "right" }, number(one.step ?? null)), h("td", {}, one.os_state ?? MISSING), h("td", { class: "mono break" }, stackOf(one.rank))));
   const rest = waiting.map((one) => h("tr", {}, h("td", {}, one.ranks === 1 ? "1 rank waits" : `${number(one.ranks)} ranks wait`), h("td", { class: "right" }, number(one.collective_seq ?? null)), h("td", {}, one.phase ? words(one.phase) : MISSING), h("td", { class: "right" }, number(one.step ?? null)), h("td", {}, MISSING), h("td", {}, MISSING)));
   const hidden = late.length - ROWS;
