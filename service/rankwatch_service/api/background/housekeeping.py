@@ -84,17 +84,18 @@ def remove_expired(engine: Engine, now_unix_ns: int) -> int:
 
 
 def _remove(engine: Engine, table: type[Base], where: ColumnElement[bool]) -> int:
-    key = tuple_(*inspect(table).primary_key)
-    # Skip the rows that another api process is removing now.
-    chunk = select(*inspect(table).primary_key).where(where).limit(CHUNK_ROWS).with_for_update(skip_locked=True)
-    # As a subquery PostgreSQL may run it once for each row, and then the limit holds for nothing.
-    some = select(chunk.cte("chunk"))
+    columns = inspect(table).primary_key
+    # Skip the rows that another api process is removing now. As a subquery of the DELETE, PostgreSQL may run this once
+    # for each row, and then the limit holds for nothing.
+    chunk = select(*columns).where(where).limit(CHUNK_ROWS).with_for_update(skip_locked=True)
     removed = 0
     for _ in range(CHUNKS_MAX):
         with write_aside(engine) as connection:
-            count = connection.execute(delete(table).where(key.in_(some))).rowcount
-        removed += count
-        if count < CHUNK_ROWS:
+            keys = [tuple(row) for row in connection.execute(chunk)]
+            if keys:
+                connection.execute(delete(table).where(tuple_(*columns).in_(keys)))
+        removed += len(keys)
+        if len(keys) < CHUNK_ROWS:
             break
     return removed
 
