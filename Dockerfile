@@ -12,7 +12,7 @@ RUN python -m venv /opt/rankwatch \
 
 FROM python:3.11-slim-bookworm
 RUN useradd --uid 10001 --user-group --create-home --home-dir /var/lib/rankwatch rankwatch \
- && install -d -o rankwatch -g rankwatch -m 0700 /run/rankwatch /var/lib/rankwatch
+ && install -d -o rankwatch -g rankwatch -m 0700 /var/lib/rankwatch
 COPY --from=build /opt/rankwatch /opt/rankwatch
 ENV PATH=/opt/rankwatch/bin:$PATH \
     PYTHONUNBUFFERED=1 \

@@ -1,5 +1,5 @@
 """docker-compose.yml by hand: every service's own command, environment and health check, on this machine's addresses,
-until the incidents of both its jobs can be read where a person would read them."""
+until the incidents of its job can be read where a person would read them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,6 @@ OF_THE_PLACE = (
 
 SPEED = 10
 """How fast the simulated job lives here; its faults are minutes apart in the file."""
-STEPS_BETWEEN_FAULTS = 120
 
 
 def broker_settings(service: dict[str, Any]) -> dict[str, str]:
@@ -74,17 +73,12 @@ class Installation:
         here = {
             "@postgres:5432": f"@{database}",
             "kafka:9092": broker.bootstrap,
-            "http://api:8770": f"http://127.0.0.1:{port}",
             "8770": str(port),
             "0.0.0.0": "127.0.0.1",
-            "/run/rankwatch": str(folder / "run"),
             "/var/lib/rankwatch": str(folder / "lib"),
         }
-        (folder / "run").mkdir()
         (folder / "lib").mkdir()
         ours = {name: service for name, service in parsed.items() if service["image"].startswith("rankwatch")}
-        # Recorders lie in the container's own /dev/shm, and what the ranks start carries this folder's name.
-        ours["small-job"]["environment"] |= {"RANKWATCH_DIR": str(folder / "shm")}
         self.containers = {name: Container(name, service, folder, here) for name, service in ours.items()}
         self.folder = folder
         self.broker = broker
@@ -92,7 +86,7 @@ class Installation:
 
     def stop(self) -> dict[str, int]:
         """Stop everything, jobs first; the exit statuses."""
-        order = ["small-job", "simulated", "notify", "stream-1", "stream-2", "api"]
+        order = ["simulated", "notify", "stream-1", "stream-2", "api"]
         return {name: self.containers[name].stop() for name in order}
 
 
@@ -124,20 +118,17 @@ def telemetry_of(job: str, bootstrap: str) -> int:
     return end
 
 
-def test_the_services_of_the_file_show_the_incidents_of_its_jobs(installation: Installation) -> None:
-    containers, token_file = installation.containers, installation.folder / "run" / "token"
+def test_the_services_of_the_file_show_the_incidents_of_its_job(installation: Installation) -> None:
+    containers = installation.containers
     for _ in range(2):  # it runs at every `up`
         done = containers["migrate"].run()
         assert done.returncode == 0, done.stderr
-        assert token_file.stat().st_mode & 0o777 == 0o600
-        kept = token_file.read_text()
     for name in ("api", "stream-1", "stream-2", "notify"):
         containers[name].start()
     until("the api is healthy", containers["api"].healthy)
     for name in ("stream-1", "stream-2", "notify"):
         until(f"{name} is healthy", containers[name].healthy)
     containers["simulated"].start(f"--speed={SPEED}")
-    containers["small-job"].start(f"--every={STEPS_BETWEEN_FAULTS}")
     token = containers["api"].exec("rankwatch", "token", "create", "me", "--scope", "admin", "--for", "12h").strip()
     client = httpx2.Client(
         base_url=installation.url, headers={"Authorization": f"Bearer {token}"}, trust_env=False, timeout=60
@@ -152,14 +143,10 @@ def test_the_services_of_the_file_show_the_incidents_of_its_jobs(installation: I
 
     wanted = {("straggler", (17,)), ("nonfinite", (40,))}
     until("the simulated job's incidents", lambda: wanted <= incidents("simulated"), 120)
-    wanted = {("straggler", (5,)), ("nonfinite", (3,))}
-    until("the small job's incidents", lambda: wanted <= incidents("small"), 120)
     assert "<title>" in client.get("/", follow_redirects=True).text
-    for job in ("simulated", "small"):
-        assert telemetry_of(job, installation.broker.bootstrap) > 0
+    assert telemetry_of("simulated", installation.broker.bootstrap) > 0
     client.close()
-    assert token_file.read_text() == kept
-    assert installation.stop() == dict.fromkeys(["small-job", "simulated", "notify", "stream-1", "stream-2", "api"], 0)
+    assert installation.stop() == dict.fromkeys(["simulated", "notify", "stream-1", "stream-2", "api"], 0)
 
 
 def kafka_is_healthy(service: dict[str, Any], broker: Broker) -> bool:

@@ -45,7 +45,7 @@ def test_there_is_no_default_secret_and_a_missing_one_says_what_to_do() -> None:
 def test_the_parts_of_the_distributed_form_are_all_there() -> None:
     commands = [" ".join(service["command"]) for service in OURS.values()]
     assert sorted(command for command in commands if " " not in command) == ["api", "notify", "stream", "stream"]
-    assert {"kafka", "postgres", "migrate", "simulated", "small-job"} <= set(SERVICES)
+    assert {"kafka", "postgres", "migrate", "simulated"} <= set(SERVICES)
 
 
 @pytest.mark.parametrize("name", SERVICES)
@@ -79,8 +79,7 @@ def test_what_others_wait_for_can_say_whether_it_is_healthy() -> None:
 
 @pytest.mark.parametrize("name", OURS)
 def test_every_setting_in_the_environment_exists(name: str) -> None:
-    collectors = {"RANKWATCH_URL", "RANKWATCH_SPOOL"}
-    known = {f"RANKWATCH_{field.upper()}" for field in Settings.model_fields} | collectors
+    known = {f"RANKWATCH_{field.upper()}" for field in Settings.model_fields}
     assert set(OURS[name].get("environment", {})) <= known
 
 
