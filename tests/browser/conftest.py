@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from rankwatch_service.demo.service import ServiceProcess
 from tests.browser.office import PATIENCE_MS, Office, opened
@@ -29,6 +29,7 @@ FLAGS = (
 )
 HOSTILE = "<img src=x onerror='window.hacked=1'>"
 BAD_STEP = 120
+expect.set_options(timeout=PATIENCE_MS)
 
 
 def pytest_collection_modifyitems(items):
@@ -85,7 +86,7 @@ class Site:
         os.kill(child.pid, signal.SIGKILL)
 
     def incident_id(self) -> str:
-        return self.service.items("/api/v1/incidents", job="gpt-small")[0]["id"]
+        return self.service.items("/api/v1/incidents", job="gpt-small", kind="nonfinite")[0]["id"]
 
 
 def spoil(step, values, exact):

@@ -3,13 +3,14 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from playwright.sync_api import Browser, Page
-from sqlalchemy import insert, update
+from playwright.sync_api import Browser, Locator, Page
+from sqlalchemy import update
 
 from rankwatch_service.incidents.model import derived
 from rankwatch_service.orders import commands
 from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import Attempt, Incident, Job
+from tests.support.store.rows import add, attempt_row, job_row
 from tests.support.values.incidents import incident_row
 
 S = 10**9
@@ -30,24 +31,17 @@ class Office:
         return self.page
 
     def job(self, name: str, **changes) -> None:
-        row = {
-            "name": name, "state": "running", "attempt": "l.0", "world_size": 256, "ranks_reporting": 256,
-            "step": 1_234, "step_time_s": 0.87, "loss": 2.31, "first_seen_unix_ns": self.now - 9_000 * S,
-            "last_seen_unix_ns": self.now, "last_progress_unix_ns": self.now,
-        }  # fmt: skip
-        with write(self.api.engine) as connection:
-            connection.execute(insert(Job).values(**row | changes))
+        seen = {"first_seen_unix_ns": self.now - 9_000 * S, "last_seen_unix_ns": self.now}
+        usual = {"world_size": 256, "ranks_reporting": 256, "step": 1_234, "step_time_s": 0.87, "loss": 2.31}
+        add(self.api.engine, Job, job_row(name, **usual | seen | {"last_progress_unix_ns": self.now} | changes))
 
     def attempt(self, job: str, **topology) -> None:
-        row = {"job": job, "attempt": "l.0", "started_unix_ns": self.now, "ended_unix_ns": None, "world_size": 256,
-               "first_step": 0, "last_step": 1_234, "topology": topology, "number": 1}  # fmt: skip
-        with write(self.api.engine) as connection:
-            connection.execute(insert(Attempt).values(**row))
+        ran = {"started_unix_ns": self.now, "world_size": 256, "last_step": 1_234, "topology": topology}
+        add(self.api.engine, Attempt, attempt_row(job, **ran))
 
     def incidents(self, count: int, **changes) -> None:
-        with write(self.api.engine) as connection:
-            rows = [self._incident(n, changes) for n in range(count)]
-            connection.execute(insert(Incident), rows)
+        rows = [self._incident(n, changes) for n in range(count)]
+        add(self.api.engine, Incident, *rows)
 
     @staticmethod
     def incident_id(severity: str, n: int = 0) -> str:
@@ -72,6 +66,11 @@ class Office:
         }
         times = {"onset_unix_ns": onset, "detected_unix_ns": onset}
         return incident_row(**named | times | changes)
+
+
+def card(page: Page, title: str) -> Locator:
+    """The card with this heading."""
+    return page.locator(".card", has=page.get_by_role("heading", name=title, exact=True))
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import httpx2
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.conftest import PATIENCE_MS, spoil, until
+from tests.browser.conftest import spoil, until
 
 pytestmark = [pytest.mark.browser, pytest.mark.ci]
 
@@ -14,7 +14,6 @@ RANKS_WITHOUT_APPROVAL = 3
 """One less than the ranks of the job."""
 RULE = {"id": "nan", "kind": "nonfinite", "mode": "act", "action": "checkpoint"}
 JOB = "guarded"
-expect.set_options(timeout=PATIENCE_MS)
 
 
 @pytest.fixture(scope="module")

@@ -2,16 +2,14 @@
 
 import pytest
 from playwright.sync_api import expect
-from sqlalchemy import insert
 
-from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import AgentView
-from tests.browser.conftest import HOSTILE, PATIENCE_MS
+from tests.browser.conftest import HOSTILE
 from tests.browser.office import S
 from tests.support.service.parts import notifier_reports, stream_reports
+from tests.support.store.rows import add
 
 pytestmark = [pytest.mark.browser, pytest.mark.ci]
-expect.set_options(timeout=PATIENCE_MS)
 
 
 @pytest.mark.parametrize(("width", "height"), [(1280, 800), (390, 844)])
@@ -66,8 +64,7 @@ def test_the_page_follows_without_a_reload_and_names_stay_text(office):
     expect(page.locator(".works")).to_be_visible()
     office.job("gpt", attempt="l.0", dropped={HOSTILE: 3})
     seen = {"agent": "", "boot": "b", "ranks": b"\x90", "at_unix_ns": office.now - 600 * S}
-    with write(office.api.engine) as connection:
-        connection.execute(insert(AgentView).values(job="gpt", attempt="l.0", host=HOSTILE, **seen))
+    add(office.api.engine, AgentView, job="gpt", attempt="l.0", host=HOSTILE, **seen)
     problem = page.locator(".problems li", has_text="1 of 1 agent of 1 job")
     expect(problem).to_contain_text(HOSTILE)
     expect(page.locator("td.late")).to_contain_text("min ago")

@@ -6,10 +6,9 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.office import PATIENCE_MS, S
+from tests.browser.office import S
 
 pytestmark = pytest.mark.browser
-expect.set_options(timeout=PATIENCE_MS)
 
 
 def test_home_tells_first_steps_then_quiet_then_what_does_not_move(office):

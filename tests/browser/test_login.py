@@ -8,12 +8,11 @@ import pytest
 from playwright.sync_api import expect
 
 from rankwatch_service.demo.service import ServiceProcess
-from tests.browser.conftest import PATIENCE_MS, Visit
+from tests.browser.conftest import Visit
 from tests.support.service.oidc_provider import oidc_provider
 from tests.support.service.process import free_port
 
 pytestmark = pytest.mark.browser
-expect.set_options(timeout=PATIENCE_MS)
 
 
 @pytest.fixture(scope="module")

@@ -4,21 +4,18 @@ import re
 
 import pytest
 from playwright.sync_api import expect
-from sqlalchemy import insert
 
-from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import HostRecord
 from tests.browser.conftest import BAD_STEP, HOSTILE, PATIENCE_MS, until
-from tests.browser.office import S
+from tests.browser.office import S, card
+from tests.support.store.rows import add
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
-STEPS_A_POINT = 20
 LAST_STEP_DRAWN = (
     "Number(/to step ([\\d,]+)/.exec(document.querySelector('canvas.line').ariaLabel)?.[1].replaceAll(',', '') ?? -1)"
 )
 SIZES = [(1280, 800), (390, 844)]
-expect.set_options(timeout=PATIENCE_MS)
 
 
 def no_sideways_scrolling(page):
@@ -30,76 +27,65 @@ def in_first_screen(page, locator):
     return box is not None and box["y"] + box["height"] <= page.viewport_size["height"]
 
 
-@pytest.mark.parametrize(("width", "height"), SIZES)
-def test_incidents_lists_what_is_open(visit, width, height):
-    with visit(width, height) as one:
+def in_both_sizes(page):
+    """Make the page small and then wide."""
+    for width, height in reversed(SIZES):
+        page.set_viewport_size({"width": width, "height": height})
+        yield
+
+
+def test_incidents_lists_what_is_open(visit):
+    with visit() as one:
         page = one.goto("/incidents?state=all&job=gpt-small")
         row = page.locator("tr.link").first
-        expect(row).to_contain_text("Not finite")
-        expect(row).to_contain_text("rank 1")
         expect(page.locator(".live")).to_have_text("Live")
-        assert in_first_screen(page, row)
-        assert no_sideways_scrolling(page)
+        for _ in in_both_sizes(page):
+            expect(row).to_contain_text("Not finite")
+            expect(row).to_contain_text("rank 1")
+            assert in_first_screen(page, row)
+            assert no_sideways_scrolling(page)
 
 
-@pytest.mark.parametrize(("width", "height"), SIZES)
-def test_an_incident_answers_the_first_questions_on_one_screen(visit, site, width, height):
-    with visit(width, height) as one:
+def test_an_incident_answers_the_first_questions_on_one_screen(visit, site):
+    with visit() as one:
         page = one.goto(f"/incidents/{site.incident_id()}")
-        expect(page.locator("h1")).to_contain_text("rank 1")
-        strip = page.locator(".strip")
-        expect(strip).to_contain_text("rank 1")
-        expect(strip).to_contain_text("node-1")
-        expect(strip).to_contain_text(f"step {BAD_STEP}")
-        expect(page.get_by_role("heading", name="What to do")).to_be_visible()
-        expect(page.locator(".timeline")).to_contain_text("Opened")
-        expect(page.locator(".lines", has_text="pager")).to_contain_text("delivered")
-        assert in_first_screen(page, strip)
-        assert in_first_screen(page, page.get_by_role("heading", name="What to do"))
-        assert no_sideways_scrolling(page)
+        strip, todo = page.locator(".strip"), page.get_by_role("heading", name="What to do")
+        for _ in in_both_sizes(page):
+            expect(page.locator("h1")).to_contain_text("rank 1")
+            for text in ("rank 1", "node-1", f"step {BAD_STEP}"):
+                expect(strip).to_contain_text(text)
+            expect(todo).to_be_visible()
+            expect(page.locator(".timeline")).to_contain_text("Opened")
+            expect(page.locator(".lines", has_text="pager")).to_contain_text("delivered")
+            assert in_first_screen(page, strip)
+            assert in_first_screen(page, todo)
+            assert no_sideways_scrolling(page)
 
 
-@pytest.mark.parametrize(("width", "height"), SIZES)
-def test_jobs_lists_all_jobs_with_their_state(visit, width, height):
-    with visit(width, height) as one:
+def test_jobs_lists_all_jobs_with_their_state(visit):
+    with visit() as one:
         page = one.goto("/jobs")
         row = page.locator("tr.link", has_text="gpt-small")
-        expect(row).to_contain_text("running")
-        expect(row).to_contain_text("4 / 4")
-        assert no_sideways_scrolling(page)
+        for _ in in_both_sizes(page):
+            expect(row).to_contain_text("running")
+            expect(row).to_contain_text("4 / 4")
+            assert no_sideways_scrolling(page)
 
 
-@pytest.mark.parametrize(("width", "height"), SIZES)
-def test_a_job_shows_its_charts_and_goes_on_by_itself(visit, width, height):
-    with visit(width, height) as one:
+def test_a_job_shows_its_charts_and_goes_on_by_itself(visit):
+    with visit() as one:
         page = one.goto("/jobs/gpt-small")
-        expect(page.get_by_role("img", name=re.compile("^Loss over steps. From step"))).to_be_visible()
-        expect(page.locator("canvas.heat")).to_be_visible()
-        expect(page.locator(".scale")).to_contain_text("×")
+        for _ in in_both_sizes(page):
+            expect(page.get_by_role("img", name=re.compile("^Loss over steps. From step"))).to_be_visible()
+            expect(page.locator("canvas.heat")).to_be_visible()
+            expect(page.locator(".scale")).to_contain_text("×")
+            assert no_sideways_scrolling(page)
+        assert in_first_screen(page, page.locator("canvas.heat"))
         step = page.locator(".tile", has_text="Step").first.locator(".value")
         expect(step).to_have_text(re.compile(r"^[\d,]+$"))
         before = step.text_content()
         expect(step).not_to_have_text(before)
         until(page, f"{LAST_STEP_DRAWN} >= {before.replace(',', '')}")
-        if width == 1280:
-            assert in_first_screen(page, page.locator("canvas.heat"))
-        assert no_sideways_scrolling(page)
-
-
-def marked(page, chart, mark, step):
-    """One mark, on the point that holds the step: the longer the job runs, the more steps a point holds."""
-    until(page, f"/{mark} at step/.test({chart}.ariaLabel)")
-    (marked_step,) = re.findall(rf"{mark} at step ([\d,]+)\.", page.evaluate(f"{chart}.ariaLabel"))
-    return step - STEPS_A_POINT < int(marked_step.replace(",", "")) <= step
-
-
-def test_nan_inf_and_the_incident_are_marked_in_the_charts(visit):
-    with visit() as one:
-        page = one.goto("/jobs/gpt-small")
-        loss, norm = (f"document.querySelectorAll('canvas.line')[{n}]" for n in range(2))
-        assert marked(page, loss, "NaN", BAD_STEP)
-        assert marked(page, norm, "Inf", BAD_STEP + 1)
-        assert f"critical incident from step {BAD_STEP}." in page.evaluate(f"{loss}.ariaLabel")
 
 
 def test_the_heat_map_draws_cells_and_names_them_under_the_pointer(visit):
@@ -136,35 +122,6 @@ def test_names_that_are_markup_stay_text_everywhere(visit, site):
         assert page.evaluate("window.hacked") is None
 
 
-def spoil_late(step, values, _exact):
-    if step == 150:
-        values["loss"] = [float("inf")] * 4
-
-
-def test_an_incident_that_opens_shows_up_without_a_reload(visit, site):
-    with visit() as one:
-        page = one.goto("/incidents?state=all")
-        expect(page.locator("tr.link").first).to_be_visible()
-        before = page.locator("tr.link").count()
-        page.evaluate("window.same = true")
-        feed = site.feed(f"other-{before}", spoil_late)
-        feed.send(170)
-        feed.stop()
-        expect(page.locator("tr.link", has_text=f"other-{before}")).to_be_visible()
-        assert page.evaluate("window.same") is True
-
-
-def test_the_keyboard_moves_acknowledges_and_opens(visit):
-    with visit() as one:
-        page = one.goto("/incidents?job=gpt-small&state=all")
-        expect(page.locator("tr.link").first).to_be_visible()
-        page.keyboard.press("j")
-        expect(page.locator("tr.link a:focus")).to_have_count(1)
-        page.keyboard.press("Enter")
-        expect(page).to_have_url(re.compile(r"/incidents/\w"))
-        expect(page.locator(".timeline")).to_contain_text("Opened")
-
-
 def test_a_command_is_asked_for_with_a_reason(visit, site):
     with visit() as one:
         page = one.goto("/jobs/gpt-small")
@@ -178,23 +135,6 @@ def test_a_command_is_asked_for_with_a_reason(visit, site):
         page.locator("dialog").get_by_role("button", name="Pause").click()
         expect(page.locator(".toast")).to_contain_text("Pause")
         expect(page.locator(".card", has_text="Commands").last).to_contain_text("looking at rank 1")
-
-
-def test_a_rollback_asks_what_to_restore_and_reports_that_there_is_no_checkpoint(visit):
-    with visit() as one:
-        page = one.goto("/jobs/gpt-small")
-        page.get_by_role("button", name="Roll back").click()
-        options = page.get_by_label("What to restore").locator("option")
-        expect(options).to_have_text([re.compile("Full, within the processes")])
-        page.get_by_label("Reason").fill("the loss climbs")
-        page.get_by_label("type the name of the job").fill("gpt-small")
-        page.locator("dialog").get_by_role("button", name="Roll back").click()
-        dialog = page.locator("dialog")
-        expect(dialog.get_by_role("alert")).to_contain_text("there is no checkpoint to go back to")
-        expect(dialog.get_by_label("Reason")).to_have_value("the loss climbs")
-        (complaint,) = one.complaints  # the browser's own about the answer
-        assert "409 (Conflict)" in complaint
-        one.complaints.clear()
 
 
 def test_a_page_says_when_it_is_cut_off_and_recovers_by_itself(visit):
@@ -260,28 +200,23 @@ def test_the_login_link_leaves_no_token_in_the_address_or_the_history(chromium, 
     context.close()
 
 
-def lost_time(page):
-    return page.locator(".card", has=page.get_by_role("heading", name="Goodput and lost time"))
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_lost_time_is_listed_by_kind_and_leads_to_the_incidents(office, size):
+def test_lost_time_is_listed_by_kind_and_leads_to_the_incidents(office):
     office.job("gpt", world_size=16)
     hours = {"onset_unix_ns": office.now - 9_000 * S, "resolved_unix_ns": office.now - 7_200 * S, "state": "resolved"}
     office.incidents(2, job="gpt", kind="hang", impact_gpu_hours_per_hour=8.0, **hours)
     office.incidents(1, job="gpt", kind="straggler", severity="warning", impact_gpu_hours_per_hour=4.0)
-    office.page.set_viewport_size({"width": size[0], "height": size[1]})
     page = office.goto("/jobs/gpt")
-    card = lost_time(page)
-    expect(card).to_contain_text("75 % of usual now")
-    rows = card.locator("tbody tr")
+    lost = card(page, "Goodput and lost time")
+    expect(lost).to_contain_text("75 % of usual now")
+    rows = lost.locator("tbody tr")
     expect(rows.nth(0)).to_have_text(re.compile(r"^Hang28$"))
     expect(rows.nth(1)).to_have_text(re.compile(r"^Straggler10\.0\d+$"))
-    expect(card).to_contain_text("GPU-h lost")
-    assert no_sideways_scrolling(page)
-    card.get_by_label("Period").select_option("1h")
+    expect(lost).to_contain_text("GPU-h lost")
+    for _ in in_both_sizes(page):
+        assert no_sideways_scrolling(page)
+    lost.get_by_label("Period").select_option("1h")
     expect(rows).to_have_count(2)  # the straggler and the sum
-    card.get_by_label("Period").select_option("")
+    lost.get_by_label("Period").select_option("")
     rows.get_by_role("link", name="Hang").click()
     expect(page).to_have_url(re.compile(r"/incidents\?state=all&job=gpt&kind=hang$"))
     expect(page.locator("tr.link")).to_have_count(2)
@@ -291,16 +226,15 @@ def test_a_job_that_lost_nothing_says_so_and_a_job_without_gpus_counts_ranks(off
     office.job("cpu", world_size=2, state="paused", accelerated=False)
     cpu = {"local_rank": 0, "host": "laptop", "device_uuid": "", "device_type": "cpu"}
     office.attempt("cpu", ranks=[cpu | {"rank": n} for n in range(2)])
-    card = lost_time(office.goto("/jobs/cpu"))
-    expect(card).to_contain_text("No incident has cost this job time")
-    expect(card).to_contain_text("– (paused) now · 100 % of the rank-h, last 24 hours")
+    lost = card(office.goto("/jobs/cpu"), "Goodput and lost time")
+    expect(lost).to_contain_text("No incident has cost this job time")
+    expect(lost).to_contain_text("– (paused) now · 100 % of the rank-h, last 24 hours")
 
 
 def test_the_page_of_a_host_shows_the_verdict_that_the_list_of_hosts_shows(office):
     record = {"device_uuid": "GPU-9", "job": "gpt", "kind": "device_fault", "at_unix_ns": office.now}
     rows = [{"id": f"r{n}", "incident_id": f"inc_{n}", "severity": "critical"} | record for n in range(2)]
-    with write(office.api.engine) as connection:
-        connection.execute(insert(HostRecord), [row | {"host": "host-1"} for row in rows])
+    add(office.api.engine, HostRecord, *[row | {"host": "host-1"} for row in rows])
     page = office.goto("/hosts")
     expect(page.locator("tr.link .pill")).to_have_text("refused")
     page.get_by_role("link", name="host-1").click()

@@ -1,7 +1,7 @@
 """Enrolment: who may enter, whose messages are whose."""
 
 import pytest
-from sqlalchemy import insert, update
+from sqlalchemy import update
 
 from rankwatch.signed import Purpose, sign, split
 from rankwatch_service.access import agents as agents_module
@@ -21,6 +21,7 @@ from rankwatch_service.store.job_removal import delete_job
 from rankwatch_service.store.models import Agent, AgentView
 from tests.support.clock import FakeClock
 from tests.support.store.database import new_database
+from tests.support.store.rows import add
 
 HERE = Origin("gpt", "node-1")
 
@@ -47,9 +48,8 @@ def message(enrolled, purpose=Purpose.BATCH):
 
 
 def posts_a_view(engine, clock, enrolled, job="gpt"):
-    with write(engine) as connection:
-        columns = {"job": job, "attempt": "l.0", "host": f"node-1/{enrolled.agent}", "agent": enrolled.agent}
-        connection.execute(insert(AgentView).values(**columns, boot="b", ranks=b"", at_unix_ns=clock.unix_ns()))
+    columns = {"job": job, "attempt": "l.0", "host": f"node-1/{enrolled.agent}", "agent": enrolled.agent}
+    add(engine, AgentView, **columns, boot="b", ranks=b"", at_unix_ns=clock.unix_ns())
 
 
 def test_a_message_is_of_the_agent_that_signed_it(agents):

@@ -1,10 +1,11 @@
 """Patterns of names of jobs: what the database selects is what the filter includes."""
 
-from sqlalchemy import insert, select
+from sqlalchemy import select
 
 from rankwatch_service.access.job_filter import JobFilter
-from rankwatch_service.store.engine import read, write
+from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import Setting
+from tests.support.store.rows import add
 
 NAMES = (
     "llm-7b",
@@ -50,9 +51,8 @@ CASES = {
 
 
 def test_the_database_selects_what_the_filter_includes(engine):
-    with write(engine) as connection:
-        rows = [{"name": name, "value": {}, "updated_unix_ns": 0} for name in NAMES]
-        connection.execute(insert(Setting), rows)
+    rows = [{"name": name, "value": {}, "updated_unix_ns": 0} for name in NAMES]
+    add(engine, Setting, *rows)
     for patterns, expected in CASES.items():
         jobs = JobFilter(patterns)
         with read(engine) as connection:

@@ -1,7 +1,7 @@
 """Alerts that come in: which jobs they concern, and what stream is told of them; on both databases."""
 
 import pytest
-from sqlalchemy import insert, select, update
+from sqlalchemy import select, update
 
 from rankwatch_detectors.alerts import ALERTS_MAX as ALERTS_PER_JOB_MAX
 from rankwatch_detectors.alerts import NAMES_MAX
@@ -14,6 +14,7 @@ from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.job_removal import delete_job
 from rankwatch_service.store.models import AgentView, AlertRow, Job
 from tests.support.clock import FakeClock
+from tests.support.store.rows import add, job_row
 
 LABELS = ("rankwatch_job", "job_name")
 
@@ -26,15 +27,13 @@ class Site:
         self.controls = ControlLog(engine, self.clock)
         self.expiry = AlertExpiry(engine, self.controls, self.clock)
         now = self.clock.unix_ns()
-        blank = {"attempt": "l.0", "world_size": 4, "ranks_reporting": 4, "step": 9, "step_time_s": 1.0, "loss": 2.0}
-        times = {"first_seen_unix_ns": now, "last_seen_unix_ns": now, "last_progress_unix_ns": now}
+        seen = dict.fromkeys(("first_seen_unix_ns", "last_seen_unix_ns"), now)
         states = {"gpt": "running", "bert": "stalled", "old": "ended"}
+        add(engine, Job, *[job_row(job, state=state, **seen) for job, state in states.items()])
         hosts = [("gpt", "node-1/agt_1"), ("gpt", "node-2"), ("bert", "node-2"), ("old", "node-3")]
-        with write(engine) as connection:
-            connection.execute(insert(Job), [{"name": job, "state": states[job]} | blank | times for job in states])
-            views = [{"job": job, "host": host, "attempt": "l.0"} for job, host in hosts]
-            seen = {"boot": "b", "ranks": b"", "at_unix_ns": now}
-            connection.execute(insert(AgentView), [one | seen for one in views])
+        views = [{"job": job, "host": host, "attempt": "l.0"} for job, host in hosts]
+        seen = {"boot": "b", "ranks": b"", "at_unix_ns": now}
+        add(engine, AgentView, *[one | seen for one in views])
 
     def post(self, *alerts, may_see=lambda _job: True):
         """Alerts as `alert` gives them; returns what became of each."""

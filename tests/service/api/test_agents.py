@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from sqlalchemy import insert, select
+from sqlalchemy import select
 
 from rankwatch import wire
 from rankwatch.agent.enrolment import AgentIdentity, ForgedOrdersError, OrderCheck
@@ -15,7 +15,8 @@ from rankwatch_service.policy.control_records import TelemetryRefused, decode_co
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import AgentView, Command, LogRecord
 from tests.support.clock import FakeClock
-from tests.support.service.api import Api
+from tests.support.service.api import running_api
+from tests.support.store.rows import add, command_row
 from tests.support.values.batches import batch, progress
 
 MSGPACK = {"Content-Type": "application/msgpack"}
@@ -30,10 +31,8 @@ def clock():
 
 @pytest.fixture
 def api(tmp_path, clock):
-    api = Api(tmp_path, clock)
-    with api.client:
+    with running_api(tmp_path, clock) as api:
         yield api
-    api.engine.dispose()
 
 
 def enrol(api, job="gpt", host="node-1", token=None, **fields):
@@ -114,17 +113,7 @@ def test_views_say_which_agent_they_are_from(api, agent):
 
 
 def test_the_answer_to_a_view_is_signed_for_this_view(api, agent):
-    with write(api.engine) as connection:
-        columns = {
-            "params": {"ranks": [0]},
-            "reason": "",
-            "requested_by": "x",
-            "result": "",
-            "state": "sent",
-        }
-        times = {"requested_unix_ns": 1, "expires_unix_ns": 2**62}
-        stacks = {"id": "c1", "job": "gpt", "attempt": "l.0", "action": "stacks"}
-        connection.execute(insert(Command).values(**stacks, **columns, **times))
+    add(api.engine, Command, command_row("c1", job="gpt", action="stacks", params={"ranks": [0]}, state="sent"))
     request = agent.sign(Purpose.VIEW, VIEW)
     answer = send(api, request, "agents/view").content
     assert OrderCheck().answer(agent, answer, request).stacks == (wire.StackRequest("c1", "l.0", (0,)),)

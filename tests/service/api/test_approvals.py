@@ -3,16 +3,15 @@
 import json
 
 import pytest
-from sqlalchemy import insert, select, update
+from sqlalchemy import select, update
 
-from rankwatch.wire import View
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.access.tokens import TokenKind, create_token
 from rankwatch_service.orders import commands
-from rankwatch_service.orders.running_attempt import ReceivedView, store_views
 from rankwatch_service.policy.command import APPROVAL_S, CommandRequest
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Attempt, Command, Feed, Outbox
+from tests.support.store.rows import add, attempt_row, report
 
 ON_BOTH_DATABASES = True
 
@@ -22,16 +21,9 @@ RANKS = 65
 
 def steer(api, *, name="gpt", world_size=RANKS):
     """A job of so many ranks, whose agents report and whose ranks can be told everything."""
-    now = api.clock.unix_ns()
-    store_views(api.engine, [ReceivedView(View(name, "l.0", "h", "b", 0, ()))], now)
+    report(api.engine, name, api.clock.unix_ns())
     can = ["pause", "resume", "checkpoint", "rollback", "rollback_memory", "rollback_disk", "relaunch", "stop"]
-    with write(api.engine) as connection:
-        connection.execute(
-            insert(Attempt).values(
-                job=name, attempt="l.0", number=1, started_unix_ns=now, ended_unix_ns=None, world_size=world_size,
-                first_step=0, last_step=5, topology={"ranks": [], "can": can, "replicated": True},
-            )
-        )  # fmt: skip
+    add(api.engine, Attempt, attempt_row(name, can=can, world_size=world_size))
     return name
 
 

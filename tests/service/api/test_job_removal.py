@@ -3,39 +3,37 @@
 import threading
 
 import pytest
-from sqlalchemy import delete, insert, select
+from sqlalchemy import delete, select, update
 
-from rankwatch.wire import View
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.api.routes import jobs
-from rankwatch_service.orders.running_attempt import ReceivedView, store_views
 from rankwatch_service.policy.control_records import JobDeleted, decode_control
 from rankwatch_service.store.engine import read, write
-from rankwatch_service.store.models import Command, Incident, Job, Order, SeriesChunk
+from rankwatch_service.store.models import Incident, Job, Order, SeriesChunk
+from tests.support.orders.rows import add_command
 from tests.support.service.process import until
+from tests.support.store.rows import FAR_NS, add, job_row, report
 from tests.support.values.incidents import incident_row
 
 ON_BOTH_DATABASES = True
 JOB = "/api/v1/jobs/gpt-small"
 
 
-def job_row(api, name, ago_s, **columns):
+def ended(api, name, ago_s, **columns):
     seen = api.clock.unix_ns() - int(ago_s * 1e9)
-    row = {"state": "ended", "attempt": "launch.0", "world_size": 4, "ranks_reporting": 0, "step": 500}
-    return row | {"name": name, "first_seen_unix_ns": seen, "last_seen_unix_ns": seen, "dropped": {}} | columns
+    return job_row(name, **{"state": "ended", "first_seen_unix_ns": seen, "last_seen_unix_ns": seen} | columns)
 
 
 @pytest.fixture
 def old(api):
     """An ended job of yesterday with an incident, and one that runs."""
-    with write(api.engine) as connection:
-        connection.execute(insert(Job).values(**job_row(api, "gpt-small", 86_400)))
-        connection.execute(insert(Job).values(**job_row(api, "other", 1, state="running")))
-        connection.execute(insert(Incident).values(**incident_row()))
-        chunk = {"job": "gpt-small", "attempt": "l.0", "metric": "loss", "first_step": 0, "steps": 1, "ranks": 1}
-        chunk |= {"data": b"x", "size_bytes": 1}
-        chunk["at_unix_ns"] = api.clock.unix_ns()  # older rows would be removed by retention meanwhile
-        connection.execute(insert(SeriesChunk), [{**chunk, "chunk": number} for number in range(1_200)])
+    add(api.engine, Job, ended(api, "gpt-small", 86_400))
+    add(api.engine, Job, ended(api, "other", 1, state="running"))
+    add(api.engine, Incident, incident_row())
+    chunk = {"job": "gpt-small", "attempt": "l.0", "metric": "loss", "first_step": 0, "steps": 1, "ranks": 1}
+    chunk |= {"data": b"x", "size_bytes": 1}
+    chunk["at_unix_ns"] = api.clock.unix_ns()  # older rows would be removed by retention meanwhile
+    add(api.engine, SeriesChunk, *[{**chunk, "chunk": number} for number in range(1_200)])
     return api
 
 
@@ -101,30 +99,18 @@ def test_a_job_that_reported_within_minutes_is_not_deleted(old):
     answer = old.ask("DELETE", "/api/v1/jobs/other")
     assert (answer.status_code, "for 300 s" in answer.json()["detail"]) == (409, True)
     # The stream may be behind: then the agents' views are younger than the job's row.
-    view = ReceivedView(View("gpt-small", "launch.0", "h", "b", 0, ()))
-    store_views(old.engine, [view], old.clock.unix_ns())
+    report(old.engine, "gpt-small", old.clock.unix_ns())
     assert old.ask("DELETE", JOB).status_code == 409
     assert requested(old) == []
 
 
 def test_a_job_with_an_open_order_is_not_deleted(old):
     old.app.state.context.driver.stop()  # it would close an order of which nobody reports
+    add_command(old.engine, FAR_NS, job="gpt-small", attempt="launch.0")
     with write(old.engine) as connection:
-        times = {"requested_unix_ns": 1, "expires_unix_ns": 2**62}
-        what = {"job": "gpt-small", "attempt": "launch.0", "action": "pause"}
-        connection.execute(
-            insert(Command).values(
-                id="cmd_1", params={}, reason="", requested_by="ann", state="applied", result="", **what, **times
-            )
-        )
-        numbers = {"step": 1, "try_number": 1, "checkpoint_step": -1, "k": 0, "version": 1}
-        words = {"checkpoint": "", "location": "", "culprits": [], "detail": "", "mode": ""}
-        times = {"phase_unix_ns": 1, "lease_unix_ns": 2**62}
-        connection.execute(
-            insert(Order).values(id="ord_1", command_id="cmd_1", phase="do", **what, **numbers, **words, **times)
-        )
+        connection.execute(update(Order).values(job="gpt-small"))
     answer = old.ask("DELETE", JOB)
-    assert (answer.status_code, "open order (pause)" in answer.json()["detail"]) == (409, True)
+    assert (answer.status_code, "open order (checkpoint)" in answer.json()["detail"]) == (409, True)
     assert requested(old) == []
 
 

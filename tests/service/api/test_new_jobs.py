@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from sqlalchemy import insert
 
 from rankwatch import wire
 from rankwatch_service.access.identities import Identity
@@ -16,6 +15,7 @@ from rankwatch_service.store.models import Job
 from tests.support.clock import FakeClock
 from tests.support.service.api import Api
 from tests.support.store.database import new_database
+from tests.support.store.rows import add, job_row
 from tests.support.values.batches import batch
 
 MINE = Identity("t1", "ingest", "training", frozenset({"ingest"}), JobFilter(), None)
@@ -87,12 +87,8 @@ def test_the_newest_job_of_the_token_gets_one_record_for_many_refused_messages(w
 
 def test_jobs_that_were_active_before_a_restart_are_known(tmp_path: Path) -> None:
     api = Api(tmp_path, FakeClock())
-    with api.engine.begin() as connection:
-        for name, age_s in (("running", 60), ("long gone", 2 * ACTIVE_S)):
-            seen = api.clock.unix_ns() - int(age_s * 1e9)
-            row = dict.fromkeys(("first_seen_unix_ns", "last_seen_unix_ns"), seen)
-            row |= dict.fromkeys(("world_size", "ranks_reporting", "step"), 1)
-            connection.execute(insert(Job).values(name=name, state="running", attempt="", **row))
+    for name, age_s in (("running", 60), ("long gone", 2 * ACTIVE_S)):
+        add(api.engine, Job, job_row(name, last_seen_unix_ns=api.clock.unix_ns() - int(age_s * 1e9)))
     jobs = NewJobs(api.engine, api.clock, lambda _job, _record: None)
     jobs.load()
     for name in names(NEW_JOBS_MAX):

@@ -5,7 +5,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import httpx2
 import pytest
-from sqlalchemy import insert, select, update
+from sqlalchemy import select, update
 
 from rankwatch_service.access.oidc_provider import AWAY_S, CALLBACK_PATH, UNKNOWN_KEY_S
 from rankwatch_service.access.scopes import Scope
@@ -16,6 +16,7 @@ from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Audit, Job, JobProject, Silence
 from tests.support.service.api import running_api
 from tests.support.service.oidc_provider import new_key, oidc_provider
+from tests.support.store.rows import add, job_row
 
 OURS = {"Sec-Fetch-Site": "same-origin"}
 
@@ -78,20 +79,8 @@ def audited(api, action):
 
 
 def add_jobs(api, *names):
-    now = api.clock.unix_ns()
-    with write(api.engine) as connection:
-        for name in names:
-            values = {
-                "name": name,
-                "state": "running",
-                "attempt": "",
-                "world_size": 1,
-                "ranks_reporting": 1,
-                "step": 0,
-                "first_seen_unix_ns": now,
-                "last_seen_unix_ns": now,
-            }
-            connection.execute(insert(Job).values(**values))
+    seen = dict.fromkeys(("first_seen_unix_ns", "last_seen_unix_ns"), api.clock.unix_ns())
+    add(api.engine, Job, *[job_row(name, **seen) for name in names])
 
 
 def jobs_of(api):
@@ -102,12 +91,11 @@ def jobs_of(api):
 def test_an_admin_sees_who_was_here_and_what_they_may_do(api):
     log_in(api)
     log_in(api)
-    with write(api.engine) as connection:
-        owned = [
-            {"job": job, "project": project, "owner": "ada@example.com"}
-            for job, project in (("a", "nlp"), ("b", "nlp"), ("c", ""))
-        ]
-        connection.execute(insert(JobProject), owned)
+    owned = [
+        {"job": job, "project": project, "owner": "ada@example.com"}
+        for job, project in (("a", "nlp"), ("b", "nlp"), ("c", ""))
+    ]
+    add(api.engine, JobProject, *owned)
     (one,) = api.client.get("/api/v1/people").json()["items"]
     assert (one["name"], one["person"].endswith("#248289761001")) == ("ada@example.com", True)
     assert one["permissions"] == [{"scopes": ["admin"], "jobs": []}]

@@ -1,7 +1,6 @@
 """Projects and owners of jobs by REST, on both databases. What stream makes of them is in `stream/test_projects.py`."""
 
 import pytest
-from sqlalchemy import insert
 
 from rankwatch import wire
 from rankwatch_service.access.scopes import Scope
@@ -10,6 +9,7 @@ from rankwatch_service.api.ingest import NEW_JOBS_MAX
 from rankwatch_service.policy.control_records import JobProject, PolicySet, ReceiversSet, decode_control
 from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import Incident, Job
+from tests.support.store.rows import add, job_row
 from tests.support.values.batches import batch
 from tests.support.values.incidents import incident_row
 
@@ -17,20 +17,12 @@ ON_BOTH_DATABASES = True
 JOBS = "/api/v1/jobs"
 
 
-def job_row(name, **columns):
-    row = {"state": "running", "attempt": "l.0", "world_size": 4, "ranks_reporting": 4, "step": 5, "dropped": {}}
-    return row | {"name": name, "first_seen_unix_ns": 1, "last_seen_unix_ns": 2} | columns
-
-
 @pytest.fixture
 def jobs(api):
     """Two jobs, of which one has an open incident and a resolved one."""
-    with write(api.engine) as connection:
-        for name in ("a", "b"):
-            connection.execute(insert(Job).values(**job_row(name)))
-        for number, state in enumerate(("open", "resolved")):
-            row = incident_row(id=f"inc_{number}", job="a", state=state)
-            connection.execute(insert(Incident).values(**row))
+    add(api.engine, Job, job_row("a"), job_row("b"))
+    states = enumerate(("open", "resolved"))
+    add(api.engine, Incident, *[incident_row(id=f"inc_{number}", job="a", state=state) for number, state in states])
     assert edit(api, "a", project="nlp", owner="ann").status_code == 200
     return api
 
@@ -151,8 +143,7 @@ def test_a_token_of_a_project_sends_for_jobs_of_it_alone_and_begins_jobs_in_it(j
 
 def test_a_token_of_a_project_sees_nothing_of_other_jobs(jobs):
     mine = token(jobs, Scope.READ, Scope.OPERATE, Scope.COMMAND, Scope.ADMIN, project="nlp")
-    with write(jobs.engine) as connection:
-        connection.execute(insert(Incident).values(**incident_row(id="inc_b", job="b")))
+    add(jobs.engine, Incident, incident_row(id="inc_b", job="b"))
     assert names(jobs, JOBS, token=mine) == ["a"]
     assert "inc_b" not in names(jobs, "/api/v1/incidents", token=mine)
     assert jobs.get("/api/v1/incidents/inc_b", token=mine).status_code == 404

@@ -4,12 +4,12 @@ import json
 from datetime import datetime
 
 import pytest
-from sqlalchemy import insert
 
 from rankwatch_service.api.reply import ApiReply, text_name, time_text
 from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import Incident, Job
-from tests.service.api.test_reads import incident, job_row
+from tests.support.store.rows import add, job_row
+from tests.support.store.rows import numbered_incident as incident
 
 NAMED = {"number", "string"}
 FINITE = {"confidence", "ratio", "false_ratio", "low", "high", "profiles", "counters", "seconds"}
@@ -45,9 +45,8 @@ def test_a_time_in_text_has_its_zone_and_is_that_of_the_nanoseconds(unix_ns, tex
 
 
 def test_each_time_has_its_text_beside_it_and_the_description_says_so(api):
-    with write(api.engine) as connection:
-        connection.execute(insert(Job).values(**job_row()))
-        connection.execute(insert(Incident).values(**incident(1, onset_unix_ns=10**9)))
+    add(api.engine, Job, job_row())
+    add(api.engine, Incident, incident(1, onset_unix_ns=10**9))
     (shown,) = api.get("/api/v1/incidents").json()["items"]
     assert (shown["onset_at"], shown["resolved_at"]) == ("1970-01-01T00:00:01.000000Z", None)
     assert list(shown).index("onset_at") == list(shown).index("onset_unix_ns") + 1
@@ -80,8 +79,7 @@ def test_no_field_of_a_reply_can_turn_a_number_into_null(api):
 
 def test_what_is_not_a_number_inside_evidence_is_its_name(api):
     evidence = {"loss": [1.0, float("nan")], "ratio": {"of": float("-inf")}}
-    with write(api.engine) as connection:
-        connection.execute(insert(Incident).values(**incident(1, evidence={})))
+    add(api.engine, Incident, incident(1, evidence={}))
     from rankwatch_service.api.routes.incidents import Incident as Shown
 
     shown = api.get("/api/v1/incidents").json()["items"][0] | {"evidence": evidence}
@@ -95,12 +93,14 @@ RECEIVER = {"url": "https://receiver.example/hook", "kinds": [], "severities": [
 def edits(api):
     """By what is edited: the address it is read at, and two changes of it."""
     api.post("/api/v1/receivers", RECEIVER | {"name": "r"})
-    with write(api.engine) as connection:
-        connection.execute(insert(Job).values(**job_row()))
+    add(api.engine, Job, job_row())
+    rule = {"name": "high", "metric": "memory", "when": "above", "value": 10.0}
     return {
         "/api/v1/receivers/r": ("PUT", RECEIVER, RECEIVER | {"severities": ["info"]}),
         "/api/v1/tuning": ("PUT", {"tunings": [{"profile": "sensitive"}]}, {"tunings": []}),
         "/api/v1/jobs/j": ("PATCH", {"owner": "ann"}, {"owner": "bob"}),
+        "/api/v1/policy": ("PUT", {"limits": {"cool_down_s": 1}}, {"limits": {"cool_down_s": 2}}),
+        "/api/v1/rules": ("PUT", {"rules": [rule]}, {"rules": [rule | {"value": 9.0}]}),
     }
 
 
@@ -108,29 +108,31 @@ def test_what_somebody_else_has_changed_is_not_overwritten_unseen(api):
     for path, (method, first, second) in edits(api).items():
         api.ask(method, path, json=second)
         read = api.get(path).headers["ETag"]
-        changed = api.ask(method, path, json=first, headers={"If-Match": read})
+        changed = api.ask(method, path, json=first, headers={"If-Match": f'"other", {read}'})
         assert changed.status_code == 200, changed.text
         assert changed.headers["ETag"] == api.get(path).headers["ETag"] != read, path
-        assert api.ask(method, path, json=second, headers={"If-Match": read}).status_code == 412, path
+        refused = api.ask(method, path, json=second, headers={"If-Match": read})
+        assert (refused.status_code, "read it again" in refused.json()["detail"]) == (412, True), path
         assert api.get(path).headers["ETag"] == changed.headers["ETag"], path
-        assert api.ask(method, path, json=second).status_code == 200, path
+        for newest in ({}, {"If-Match": "*"}):
+            assert api.ask(method, path, json=second, headers=newest).status_code == 200, path
 
 
 def test_the_etag_of_a_job_is_about_what_people_edit(api):
-    with write(api.engine) as connection:
-        connection.execute(insert(Job).values(**job_row()))
+    add(api.engine, Job, job_row())
     before = api.get("/api/v1/jobs/j").headers["ETag"]
     with write(api.engine) as connection:
         connection.execute(Job.__table__.update().values(step=99))
     assert api.get("/api/v1/jobs/j").headers["ETag"] == before
 
 
-def test_a_silence_or_receiver_that_has_changed_is_not_removed_unseen(api):
-    edits(api)
+def test_a_silence_receiver_or_rule_that_has_changed_is_not_removed_unseen(api):
+    for path, (method, first, _) in edits(api).items():
+        api.ask(method, path, json=first)
     body = {"job": "j", "ends_unix_ns": api.clock.unix_ns() + 10**12, "comment": "noisy"}
     silence = api.post("/api/v1/silences", body).json()
-    for path in (f"/api/v1/silences/{silence['id']}", "/api/v1/receivers/r"):
+    for path in (f"/api/v1/silences/{silence['id']}", "/api/v1/receivers/r", "/api/v1/rules/high"):
         assert api.ask("DELETE", path, headers={"If-Match": '"other"'}).status_code == 412
-        read = api.get(path)
+        read = api.get("/api/v1/rules" if "rules" in path else path)
         assert api.ask("DELETE", path, headers={"If-Match": read.headers["ETag"]}).status_code == 204
     assert api.get("/api/v1/receivers/r").status_code == 404

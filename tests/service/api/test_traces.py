@@ -1,14 +1,13 @@
 """Traces by REST: which ranks are asked, what is refused, and what the command shows afterwards."""
 
 import pytest
-from sqlalchemy import delete, insert, select
+from sqlalchemy import delete, select
 
-from rankwatch.wire import View
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.orders import traces
-from rankwatch_service.orders.running_attempt import ReceivedView, store_views
 from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import Attempt, Audit, Command, Incident, Job, RankTrace
+from tests.support.store.rows import add, attempt_row, job_row, report
 from tests.support.values.incidents import incident_row
 from tests.support.values.traces import SUMMARY, trace_answer
 
@@ -16,19 +15,10 @@ from tests.support.values.traces import SUMMARY, trace_answer
 @pytest.fixture
 def job(api):
     """A job of four ranks that can be traced."""
-    now = api.clock.unix_ns()
-    store_views(api.engine, [ReceivedView(View("j", "l.0", "h", "b", 0, ()))], now)
+    report(api.engine, "j", api.clock.unix_ns())
+    add(api.engine, Job, job_row("j"))
     ranks = [{"rank": rank, "host": "h", "tp": 0, "pp": 0, "cp": 0, "ep": 0} for rank in range(4)]
-    with write(api.engine) as connection:
-        times = {"first_seen_unix_ns": now, "last_seen_unix_ns": now}
-        columns = {"state": "running", "world_size": 4, "ranks_reporting": 4, "step": 5, "step_time_s": 0.1}
-        connection.execute(insert(Job).values(name="j", attempt="l.0", loss=None, **columns, **times))
-        connection.execute(
-            insert(Attempt).values(
-                job="j", attempt="l.0", number=1, started_unix_ns=now, ended_unix_ns=None, world_size=4, first_step=0,
-                last_step=5, topology={"ranks": ranks, "can": ["pause", "trace"], "replicated": True},
-            )
-        )  # fmt: skip
+    add(api.engine, Attempt, attempt_row("j", ranks=ranks, can=["pause", "trace"]))
     return "j"
 
 
@@ -42,9 +32,8 @@ def test_a_trace_without_ranks_asks_the_first_one_for_three_steps(api, job):
 
 @pytest.mark.parametrize("kind", ["straggler", "slowdown"])
 def test_a_trace_without_ranks_asks_who_is_slow_and_a_healthy_one(api, job, kind):
-    with write(api.engine) as connection:
-        row = incident_row(id="inc_1", job="j", kind=kind, ranks=[0, 2], state="open")
-        connection.execute(insert(Incident).values(**row))
+    row = incident_row(id="inc_1", job="j", kind=kind, ranks=[0, 2], state="open")
+    add(api.engine, Incident, row)
     command = asked(api, steps=5).json()
     assert (command["params"], command["incident_id"]) == ({"ranks": [0, 1], "steps": 5}, "inc_1")
 

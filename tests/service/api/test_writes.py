@@ -3,15 +3,15 @@
 import threading
 
 import pytest
-from sqlalchemy import insert, select
+from sqlalchemy import select
 
-from rankwatch.wire import Progress, View
+from rankwatch.wire import Progress
 from rankwatch_service.access.scopes import Scope
-from rankwatch_service.orders.running_attempt import ReceivedView, store_views
 from rankwatch_service.policy.control_records import PolicySet, ReceiversSet, SilenceSet, decode_control
 from rankwatch_service.policy.policy import Mode, policy_of
-from rankwatch_service.store.engine import read, write
+from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import Attempt, Base, Checkpoint, Job
+from tests.support.store.rows import add, attempt_row, checkpoint_row, job_row, report
 
 RECEIVER = {"name": "pager", "url": "https://hooks.example/x"}
 
@@ -24,7 +24,7 @@ def records(api, kind):
 @pytest.fixture
 def job(api):
     """A job that an agent has told of; nothing answers its orders."""
-    store_views(api.engine, [ReceivedView(View("j", "l.0", "h", "b", 0, ()))], api.clock.unix_ns())
+    report(api.engine, "j", api.clock.unix_ns())
     return "j"
 
 
@@ -86,13 +86,7 @@ def test_an_invalid_command_is_refused_and_not_stored(api, job, body):
 
 def test_a_rollback_needs_a_registered_checkpoint_that_still_exists(api, job):
     for step, verdict in ((1, "good"), (2, "gone")):
-        row = {
-            "job": job, "id": f"local:l.0:{step}", "attempt": "l.0", "step": step, "tier": "local", "location": "/x",
-            "shards_expected": 1, "shards": [0], "seconds": 1.0, "bytes": 1, "verdict": verdict, "verdict_reason": "",
-            "saved_unix_ns": step,
-        }  # fmt: skip
-        with write(api.engine) as connection:
-            connection.execute(insert(Checkpoint).values(**row))
+        add(api.engine, Checkpoint, checkpoint_row(job, step, verdict=verdict))
     path = f"/api/v1/jobs/{job}/commands"
     assert api.post(path, {"action": "rollback", "params": {"checkpoint": "local:l.0:2"}}).status_code == 422
     made = api.post(path, {"action": "rollback", "params": {"checkpoint": "local:l.0:1"}})
@@ -273,31 +267,16 @@ def test_a_body_without_the_json_content_type_is_not_parsed_as_json(api, content
     assert api.get("/api/v1/policy").json()["hands_off"] is False
 
 
-def told(api, job, *, can=None, views_age_s=0.0):
+def told(api, job, *can, views_age_s=0.0):
     """A job whose ranks have introduced themselves, with what they say that they can be told to do."""
-    now = api.clock.unix_ns()
-    store_views(api.engine, [ReceivedView(View(job, "l.0", "h", "b", 0, ()))], now - int(views_age_s * 1e9))
+    report(api.engine, job, api.clock.unix_ns() - int(views_age_s * 1e9))
+    add(api.engine, Job, job_row(job, world_size=1))
     ranks = [{"rank": 0, "host": "h", "tp": 0, "pp": 0, "cp": 0, "ep": 0}]
-    with write(api.engine) as connection:
-        times = {"first_seen_unix_ns": now, "last_seen_unix_ns": now}
-        columns = {"state": "running", "world_size": 1, "ranks_reporting": 1, "step": 5, "step_time_s": 0.1}
-        connection.execute(insert(Job).values(name=job, attempt="l.0", loss=None, **columns, **times))
-        connection.execute(
-            insert(Attempt).values(
-                job=job, attempt="l.0", number=1, started_unix_ns=now, ended_unix_ns=None, world_size=1, first_step=0,
-                last_step=5, topology={"ranks": ranks, "can": list(can or ()), "replicated": True},
-            )
-        )  # fmt: skip
+    add(api.engine, Attempt, attempt_row(job, ranks=ranks, can=can, world_size=1))
 
 
 def saved(api, job, tier, step, verdict="good"):
-    row = {
-        "job": job, "id": f"{tier}:l.0:{step}", "attempt": "l.0", "step": step, "tier": tier, "location": "/x",
-        "shards_expected": 1, "shards": [0], "seconds": 1.0, "bytes": 1, "verdict": verdict, "verdict_reason": "",
-        "saved_unix_ns": step,
-    }  # fmt: skip
-    with write(api.engine) as connection:
-        connection.execute(insert(Checkpoint).values(**row))
+    add(api.engine, Checkpoint, checkpoint_row(job, step, tier, verdict=verdict))
 
 
 def refused_at_once(api, job, action, **params):
@@ -308,14 +287,14 @@ def refused_at_once(api, job, action, **params):
 
 
 def test_two_launches_under_one_name_are_reported_until_one_of_them_ends(api):
-    told(api, "shared", can=("pause",))
-    told(api, "alone", can=("pause",))
+    told(api, "shared", "pause")
+    told(api, "alone", "pause")
 
     def at_once(**launches):
         now = api.clock.unix_ns()
         for launch, state in launches.items():
             ranks = (Progress(0, 7, "", 0.0, 0.0, state=state),)
-            store_views(api.engine, [ReceivedView(View("shared", f"{launch}.0", "h", "b", 0, ranks))], now)
+            report(api.engine, "shared", now, *ranks, attempt=f"{launch}.0")
         listed = {job["name"]: job["launches_at_once"] for job in api.get("/api/v1/jobs").json()["items"]}
         assert listed["alone"] == []
         assert api.get("/api/v1/jobs/shared").json()["launches_at_once"] == listed["shared"]
@@ -329,24 +308,24 @@ def test_two_launches_under_one_name_are_reported_until_one_of_them_ends(api):
 
 @pytest.mark.parametrize("can", [(), ("stop",), ("rollback_memory", "resume", "stop")])
 def test_a_command_that_the_job_does_not_support_is_refused(api, can):
-    told(api, "steered", can=can)
+    told(api, "steered", *can)
     assert "does not support pause; it supports: " in refused_at_once(api, "steered", "pause")
 
 
 def test_commands_to_a_job_with_silent_agents_are_refused(api):
-    told(api, "alone", can=("pause",), views_age_s=25.0)
+    told(api, "alone", "pause", views_age_s=25.0)
     assert "none of attempt l.0 has reported for 20 s" in refused_at_once(api, "alone", "pause")
 
 
 def test_a_resume_of_a_job_that_is_not_paused_is_refused_and_after_a_requested_pause_it_is_not(api):
-    told(api, "going", can=("pause", "resume"))
+    told(api, "going", "pause", "resume")
     assert refused_at_once(api, "going", "resume") == "the job is not paused"
     assert api.post("/api/v1/jobs/going/commands", {"action": "pause"}).status_code == 201
     assert api.post("/api/v1/jobs/going/commands", {"action": "resume"}).status_code == 201
 
 
 def test_a_rollback_without_a_checkpoint_to_load_is_refused(api):
-    told(api, "bare", can=("rollback", "rollback_memory", "relaunch"))
+    told(api, "bare", "rollback", "rollback_memory", "relaunch")
     assert refused_at_once(api, "bare", "rollback") == "there is no checkpoint to go back to"
     saved(api, "bare", "memory", 4, "unproven")
     assert "no good checkpoint to go back to: 1 unproven (memory)" in refused_at_once(api, "bare", "rollback")
@@ -355,7 +334,7 @@ def test_a_rollback_without_a_checkpoint_to_load_is_refused(api):
 
 
 def test_a_relaunch_without_a_good_checkpoint_must_be_requested_from_scratch(api):
-    told(api, "new", can=("relaunch",))
+    told(api, "new", "relaunch")
     refused = refused_at_once(api, "new", "relaunch")
     assert "training would begin from scratch: the script has registered no checkpoint" in refused
     assert refused.endswith("request it with from_scratch (rankwatch relaunch JOB --from-scratch)")
@@ -368,7 +347,7 @@ def test_a_relaunch_without_a_good_checkpoint_must_be_requested_from_scratch(api
 
 
 def test_a_relaunch_with_a_good_checkpoint_needs_no_option(api):
-    told(api, "old", can=("relaunch",))
+    told(api, "old", "relaunch")
     saved(api, "old", "local", 4)
     assert api.post("/api/v1/jobs/old/commands", {"action": "relaunch"}).status_code == 201
 

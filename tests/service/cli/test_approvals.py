@@ -3,25 +3,17 @@
 import json
 
 import pytest
-from sqlalchemy import insert
 
-from rankwatch.wire import View
 from rankwatch_service.access.scopes import Scope
-from rankwatch_service.orders.running_attempt import ReceivedView, store_views
 from rankwatch_service.short_ids import short
-from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import Attempt
+from tests.support.store.rows import add, attempt_row, report
 
 
 @pytest.fixture(scope="module", autouse=True)
 def filled(api):
-    topology = {"ranks": [], "can": ["pause", "stop", "relaunch"], "replicated": True}
-    started = {"started_unix_ns": 1, "ended_unix_ns": None, "first_step": 0, "last_step": 5, "number": 1}
-    with write(api.engine) as connection:
-        row = {"job": "gpt", "attempt": "l.0", "world_size": 128, "topology": topology} | started
-        connection.execute(insert(Attempt).values(row))
-    # An agent that tells of itself and obeys nothing.
-    store_views(api.engine, [ReceivedView(View("gpt", "l.0", "h", "b", 0, ()))], 2**62)
+    add(api.engine, Attempt, attempt_row("gpt", can=["pause", "stop", "relaunch"], world_size=128))
+    report(api.engine, "gpt")
 
 
 @pytest.fixture

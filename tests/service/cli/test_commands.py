@@ -7,117 +7,65 @@ import socket
 import sys
 
 import pytest
-from sqlalchemy import delete, insert, update
+from sqlalchemy import delete, update
 
 from rankwatch.notices import Notice, notice_path, write_notice
-from rankwatch.wire import Progress, View
+from rankwatch.wire import Progress
 from rankwatch_service.access.scopes import Scope
+from rankwatch_service.api.routes.notifications import deliveries
 from rankwatch_service.clock import SystemClock
-from rankwatch_service.orders.running_attempt import ReceivedView, store_views
 from rankwatch_service.short_ids import short
 from rankwatch_service.store.engine import write
-from rankwatch_service.store.models import Attempt, Checkpoint, Command, Incident, Job
-from tests.support.values.incidents import NOON_UNIX_NS, incident_row
+from rankwatch_service.store.models import Attempt, Checkpoint, Command, Incident, IncidentFeedback, Job
+from tests.support.store.rows import FAR_NS, add, attempt_row, checkpoint_row, command_row, job_row, report
+from tests.support.values.incidents import incident_row
 
 
 @pytest.fixture(scope="module", autouse=True)
 def filled(api):
-    with write(api.engine) as connection:
-        fill(connection)
-    # An agent that tells of itself and obeys nothing.
-    store_views(api.engine, [ReceivedView(View("gpt-small", "launch.0", "h", "b", 0, ()))], 2**62)
+    launch = {"attempt": "launch.0"}
+    report(api.engine, "gpt-small", **launch)
+    add(api.engine, Job, job_row("gpt-small", step=500, **launch))
+    can = ["pause", "rollback", "rollback_memory", "rollback_disk"]
+    add(api.engine, Attempt, attempt_row("gpt-small", can=can, last_step=500, **launch))
+    add(api.engine, Job, job_row("a"), job_row("b"))
+    named = [incident_row(id=f"inc_of_{name}", job=name) for name in "ab"]
+    add(api.engine, Incident, incident_row(), *named)
+    shards = {"shards_expected": 4, "shards": [0, 1, 2, 3]}
+    add(api.engine, Checkpoint, checkpoint_row("gpt-small", 450, "memory", **shards, **launch))
 
 
-def fill(connection):
-    times = {"first_seen_unix_ns": NOON_UNIX_NS, "last_seen_unix_ns": NOON_UNIX_NS}
-    connection.execute(
-        insert(Job).values(
-            name="gpt-small",
-            state="running",
-            attempt="launch.0",
-            world_size=4,
-            ranks_reporting=4,
-            step=500,
-            step_time_s=0.1,
-            loss=2.5,
-            **times,
-        )
-    )
-    connection.execute(
-        insert(Attempt).values(
-            job="gpt-small",
-            attempt="launch.0",
-            started_unix_ns=NOON_UNIX_NS,
-            ended_unix_ns=None,
-            world_size=4,
-            first_step=0,
-            last_step=500,
-            topology={
-                "ranks": [],
-                "can": ["pause", "rollback", "rollback_memory", "rollback_disk"],
-                "replicated": True,
-            },
-            number=1,
-        )
-    )
-    connection.execute(insert(Incident).values(**incident_row()))
-    connection.execute(
-        insert(Checkpoint).values(
-            id="memory:launch.0:450",
-            job="gpt-small",
-            attempt="launch.0",
-            step=450,
-            tier="memory",
-            location="",
-            shards_expected=4,
-            shards=[0, 1, 2, 3],
-            seconds=0.1,
-            bytes=1_000_000,
-            verdict="good",
-            verdict_reason="",
-            saved_unix_ns=NOON_UNIX_NS,
-        )
-    )
+def test_jobs_are_listed_for_people_and_for_programs(rankwatch):
+    status, out, _ = rankwatch("jobs")
+    assert (status, "gpt-small" in out, "4/4" in out) == (0, True, True)
+    status, out, err = rankwatch("jobs", "--json")
+    steps = {one["name"]: one["step"] for one in map(json.loads, out.splitlines())}
+    assert (status, steps["gpt-small"], err) == (0, 500, "")
+    out = rankwatch("jobs", "show", "gpt-small")[1]
+    assert ("launch.0" in out, "0 to 500" in out) == (True, True)
+    out = rankwatch("checkpoints", "gpt-small")[1]
+    assert ("good" in out, "4/4" in out) == (True, True)
 
 
-def test_jobs_are_listed_for_people_and_for_programs(terminal, to):
-    status, out, _ = terminal.run("jobs", *to)
-    assert status == 0
-    assert "gpt-small" in out
-    assert "4/4" in out
-    status, out, err = terminal.run("jobs", "--json", *to)
-    assert (status, json.loads(out)["step"], err) == (0, 500, "")
-
-
-def test_one_job_is_shown_with_its_attempts(terminal, to):
-    status, out, _ = terminal.run("jobs", "show", "gpt-small", *to)
-    assert status == 0
-    assert "launch.0" in out
-    assert "0 to 500" in out
-
-
-def test_incidents_are_listed_filtered_and_shown(terminal, to):
-    status, out, _ = terminal.run("incidents", *to)
+def test_incidents_are_listed_filtered_and_shown(rankwatch):
+    status, out, _ = rankwatch("incidents")
     assert (status, "Rank 3 runs at 0.62" in out) == (0, True)
-    assert terminal.run("incidents", "--exit-code", *to)[0] == 1
-    assert terminal.run("incidents", "--state", "resolved", "--exit-code", *to)[0] == 0
-    status, out, _ = terminal.run("incidents", "show", "inc_1", *to)
+    assert rankwatch("incidents", "--exit-code")[0] == 1
+    assert rankwatch("incidents", "--state", "resolved", "--exit-code")[0] == 0
+    status, out, _ = rankwatch("incidents", "show", "inc_1")
     assert status == 0
     assert "; peers: " in out
     assert "pause" in out
 
 
-def test_the_stacks_of_a_hang_are_shown_for_each_group_of_ranks(terminal, api, to):
+def test_the_stacks_of_a_hang_are_shown_for_each_group_of_ranks(rankwatch, api):
     stacks = [{"ranks": "3", "count": 1, "rank": 3, "stack": "File a.py\nFile b.py"}]
     stacks += [{"ranks": "0-2,4", "count": 4, "rank": 0, "stack": "", "reason": "stopped by a signal"}]
     apart = {"rank": 3, "phases": {"forward": 0.25, "backward": None}}
     late = [{"rank": rank, "step": 24, "phase": "", "os_state": "T"} for rank in (1, 2)]
     row = incident_row(id="inc_hung", evidence={"stands_apart": apart, "stacks": stacks, "missing": late})
-    with write(api.engine) as connection:
-        connection.execute(insert(Incident).values(**row))
-    status, out, _ = terminal.run("incidents", "show", "inc_hung", *to)
-    with write(api.engine) as connection:
-        connection.execute(delete(Incident).where(Incident.id == "inc_hung"))
+    add(api.engine, Incident, row)
+    status, out, _ = rankwatch("incidents", "show", "inc_hung")
     lines = [line.split() for line in out.splitlines()]
     assert status == 0
     assert ["stack", "of", "3", "File", "a.py"] in lines
@@ -128,77 +76,71 @@ def test_the_stacks_of_a_hang_are_shown_for_each_group_of_ranks(terminal, api, t
         assert f"missing rank {rank} step 24, process state stopped by a signal".split() in lines
 
 
-def test_checkpoints_are_listed_with_their_verdicts(terminal, to):
-    status, out, _ = terminal.run("checkpoints", "gpt-small", *to)
-    assert (status, "good" in out, "4/4" in out) == (0, True, True)
-
-
-def test_a_command_is_requested_listed_and_cancelled(terminal, to):
-    status, out, err = terminal.run("pause", "gpt-small", "--reason", "a look", "--json", *to)
+def test_a_command_is_requested_listed_and_cancelled(rankwatch):
+    status, out, err = rankwatch("pause", "gpt-small", "--reason", "a look", "--json")
     command = json.loads(out)
     assert (status, command["action"], command["reason"]) == (0, "pause", "a look"), err
-    status, out, _ = terminal.run("commands", "--job", "gpt-small", *to)
+    status, out, _ = rankwatch("commands", "--job", "gpt-small")
     assert short(command["id"]) in out
     assert command["short_id"] == short(command["id"])
-    status, _, err = terminal.run("commands", "cancel", command["id"], *to)
+    status, _, err = rankwatch("commands", "cancel", command["id"])
     assert (status, err.strip()) == (0, f"{command['short_id']} is cancelled")
-    status, _, err = terminal.run("pause", "gpt-small", *to)
+    status, _, err = rankwatch("pause", "gpt-small")
     assert re.fullmatch(r"pause gpt-small: \w+ \([0-9a-f]{10}\)", err.strip())
-    newest = json.loads(terminal.run("commands", "--json", "--limit", "1", *to)[1])
+    newest = json.loads(rankwatch("commands", "--json", "--limit", "1")[1])
     assert re.fullmatch(r"cmd_[0-9a-f]{24}", newest["id"])
-    terminal.run("commands", "cancel", newest["short_id"], *to)
+    rankwatch("commands", "cancel", newest["short_id"])
 
 
-def test_waiting_ends_with_1_where_a_command_is_not_applied_in_time(terminal, to, api):
-    status, _, err = terminal.run("rollback", "gpt-small", "--wait", "--timeout", "0.3", *to)
+def test_waiting_ends_with_1_where_a_command_is_not_applied_in_time(rankwatch, api):
+    status, _, err = rankwatch("rollback", "gpt-small", "--wait", "--timeout", "0.3")
     assert status == 1
     assert "rollback" in err or "still" in err
     with write(api.engine) as connection:
         connection.execute(update(Command).values(state="cancelled"))
 
 
-def test_two_jobs_with_one_name_are_reported_below_the_list_of_jobs(terminal, to, api):
+def test_two_jobs_with_one_name_are_reported_below_the_list_of_jobs(rankwatch, api):
     for launch in ("launch", "other"):
-        ranks = (Progress(0, 7, "", 0.0, 0.0),)
-        store_views(api.engine, [ReceivedView(View("gpt-small", f"{launch}.0", f"of-{launch}", "b", 0, ranks))], 2**62)
-    assert "launches launch and other run under the same name" in terminal.run("jobs", *to)[2]
-    store_views(api.engine, [ReceivedView(View("gpt-small", "other.0", "of-other", "b", 0, ()))], 1)
-    assert "at once" not in terminal.run("jobs", *to)[2]
+        report(api.engine, "gpt-small", FAR_NS, Progress(0, 7, "", 0.0, 0.0), attempt=f"{launch}.0")
+    assert "launches launch and other run under the same name" in rankwatch("jobs")[2]
+    report(api.engine, "gpt-small", 1, attempt="other.0")
+    assert "at once" not in rankwatch("jobs")[2]
 
 
-def test_the_mode_of_a_rollback_is_requested_and_shown_beside_applied(terminal, to, api):
-    status, out, err = terminal.run("rollback", "gpt-small", "--mode", "relaunch", *to)
+def test_the_mode_of_a_rollback_is_requested_and_shown_beside_applied(rankwatch, api):
+    status, out, err = rankwatch("rollback", "gpt-small", "--mode", "relaunch")
     assert (status, "the job does not support mode relaunch" in err) == (2, True)
-    status, out, err = terminal.run("rollback", "gpt-small", "--mode", "full", "--json", *to)
+    status, out, err = rankwatch("rollback", "gpt-small", "--mode", "full", "--json")
     (command,) = [json.loads(out)] if out.startswith("{") else json.loads(out)
     assert (status, command["params"]) == (0, {"mode": "full"}), err
     with write(api.engine) as connection:
         mine = update(Command).where(Command.id == command["id"])
         connection.execute(mine.values(state="applied", mode="full", applied_step=480))
-    assert "applied (full)" in terminal.run("commands", "--job", "gpt-small", *to)[1]
+    assert "applied (full)" in rankwatch("commands", "--job", "gpt-small")[1]
 
 
-def test_silences_are_added_listed_and_ended(terminal, to):
+def test_silences_are_added_listed_and_ended(rankwatch):
     matchers = ("host=node-a", "severity!=critical")
     silenced = ("--comment", "drill", "--for", "30m", "--job", "gpt-small", *matchers)
-    status, out, err = terminal.run("silences", "add", *silenced, *to)
+    status, out, err = rankwatch("silences", "add", *silenced)
     assert status == 0, err
     silence = out.strip()
-    (found,) = map(json.loads, terminal.run("silences", "--json", *to)[1].splitlines())
+    (found,) = map(json.loads, rankwatch("silences", "--json")[1].splitlines())
     assert re.fullmatch(r"sil_[0-9a-f]{24}", found["id"])
     assert silence == found["short_id"] == short(found["id"])
     assert found["matchers"] == ['host="node-a"', 'severity!="critical"']
-    assert 'host="node-a"' in terminal.run("silences", *to)[1]
-    assert terminal.run("silences", "expire", silence, *to)[0] == 0
+    assert 'host="node-a"' in rankwatch("silences")[1]
+    assert rankwatch("silences", "expire", silence)[0] == 0
 
 
-def test_receivers_are_added_with_a_secret_listed_and_removed(terminal, to):
-    status, out, err = terminal.run("receivers", "add", "pager", "https://hooks.example/hook", "--kind", "hang", *to)
+def test_receivers_are_added_with_a_secret_listed_and_removed(rankwatch):
+    status, out, err = rankwatch("receivers", "add", "pager", "https://hooks.example/hook", "--kind", "hang")
     assert (status, out.startswith("whsec_")) == (0, True), err
-    status, out, _ = terminal.run("receivers", *to)
+    status, out, _ = rankwatch("receivers")
     assert "hang" in out
     assert "whsec_" not in out
-    assert terminal.run("receivers", "remove", "pager", *to)[0] == 0
+    assert rankwatch("receivers", "remove", "pager")[0] == 0
 
 
 def test_login_stores_a_valid_token_for_other_commands(terminal, api):
@@ -231,49 +173,39 @@ def test_a_service_that_does_not_answer_ends_with_3(terminal):
 @pytest.fixture
 def ended_job(api):
     """A job that ended long ago."""
-    times = {"first_seen_unix_ns": NOON_UNIX_NS, "last_seen_unix_ns": NOON_UNIX_NS}
-    row = {"state": "ended", "attempt": "l.0", "world_size": 1, "ranks_reporting": 0, "step": 9, **times}
-    with write(api.engine) as connection:
-        connection.execute(insert(Job).values(name="of-old", **row))
+    add(api.engine, Job, job_row("of-old", state="ended"))
     yield "of-old"
     with write(api.engine) as connection:
-        connection.execute(delete(Job).where(Job.name == "of-old"))
+        for column in (Job.name, Incident.job):
+            connection.execute(delete(column.class_).where(column == "of-old"))
 
 
-def test_a_job_is_deleted_only_if_its_name_is_typed(terminal, to, api, ended_job, monkeypatch):
+def test_a_job_is_deleted_only_if_its_name_is_typed(rankwatch, api, ended_job, monkeypatch):
     position = api.controls.end()
     monkeypatch.setattr("sys.stdin", io.StringIO("of-new\n"))
-    status, _, err = terminal.run("jobs", "delete", ended_job, *to)
+    status, _, err = rankwatch("jobs", "delete", ended_job)
     assert (status, "nothing was deleted" in err) == (2, True)
     assert "of-old will be deleted for good; the audit" in err
     assert ended_job not in [record.key for record in api.controls.read(position, 10)]
     monkeypatch.setattr("sys.stdin", io.StringIO(f"{ended_job}\n"))
-    status, _, err = terminal.run("jobs", "delete", ended_job, *to)
+    status, _, err = rankwatch("jobs", "delete", ended_job)
     assert (status, "as soon as stream runs" in err) == (0, True), err
     assert [record.key for record in api.controls.read(position, 10)].count(ended_job) == 1
 
 
-def test_a_job_that_reports_is_not_deleted_and_its_name_not_asked_for(terminal, to, monkeypatch):
+def test_a_job_that_reports_is_not_deleted_and_its_name_not_asked_for(rankwatch, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO("gpt-small\n"))
-    status, _, err = terminal.run("jobs", "delete", "gpt-small", *to)
+    status, _, err = rankwatch("jobs", "delete", "gpt-small")
     assert (status, "it can be deleted when it has reported nothing for 300 s" in err) == (2, True)
     assert "Type the name" not in err
 
 
 @pytest.mark.parametrize(("number", "words"), [(1, "1 incident that is not"), (2, "2 incidents that are not")])
-def test_who_deletes_a_job_is_told_of_its_incidents(terminal, to, api, ended_job, monkeypatch, number, words):
-    with write(api.engine) as connection:
-        for at in range(number):
-            connection.execute(insert(Incident).values(**incident_row(id=f"inc_of_old{at}", job=ended_job)))
+def test_who_deletes_a_job_is_told_of_its_incidents(rankwatch, api, ended_job, monkeypatch, number, words):
+    add(api.engine, Incident, *[incident_row(id=f"inc_of_old{at}", job=ended_job) for at in range(number)])
     monkeypatch.setattr("sys.stdin", io.StringIO("no\n"))
-    try:
-        assert (
-            f"of-old will be deleted for good, with {words} resolved"
-            in terminal.run("jobs", "delete", ended_job, *to)[2]
-        )
-    finally:
-        with write(api.engine) as connection:
-            connection.execute(delete(Incident).where(Incident.job == ended_job))
+    told = rankwatch("jobs", "delete", ended_job)[2]
+    assert f"of-old will be deleted for good, with {words} resolved" in told
 
 
 @pytest.mark.parametrize(
@@ -286,8 +218,8 @@ def test_who_deletes_a_job_is_told_of_its_incidents(terminal, to, api, ended_job
         ("silences", "add", "--comment", "x", "--for", "soon"),
     ],
 )
-def test_wrong_use_ends_with_2_and_says_why(terminal, to, arguments):
-    status, out, err = terminal.run(*arguments, *to)
+def test_wrong_use_ends_with_2_and_says_why(rankwatch, arguments):
+    status, out, err = rankwatch(*arguments)
     assert (status, out) == (2, "")
     assert err.strip()
 
@@ -325,58 +257,129 @@ def test_unknown_commands_and_options_end_with_2(terminal, arguments):
     assert terminal.run(*arguments)[0] == 2
 
 
-def test_doctor_finds_nothing_in_a_working_installation(terminal, to, tmp_path):
-    assert terminal.run("db", "upgrade", "--data", str(tmp_path))[0] == 0
-    status, out, err = terminal.run("doctor", "--json", "--data", str(tmp_path), *to)
-    checks = {one["check"]: one["verdict"] for one in map(json.loads, out.splitlines())}
-    assert checks["database"] == checks["service"] == checks["clock"] == checks["token"] == "ok", out
-    assert status == int("finding" in checks.values()), err
-
-
-def test_doctor_finds_a_database_that_was_not_upgraded(terminal, to, tmp_path):
-    (tmp_path / "rankwatch.db").touch()
-    status, out, _ = terminal.run("doctor", "--json", "--data", str(tmp_path), *to)
-    checks = {one["check"]: one for one in map(json.loads, out.splitlines())}
-    assert (status, checks["database"]["verdict"]) == (1, "finding")
-    assert "rankwatch db upgrade" in checks["database"]["told"]
-
-
-def test_tokens_are_made_listed_and_revoked_in_the_database(terminal, tmp_path):
-    where = ("--data", str(tmp_path))
-    assert terminal.run("db", "check", *where)[0] == 1
-    assert terminal.run("db", "upgrade", *where)[0] == 0
-    assert terminal.run("db", "check", *where)[0] == 0
-    status, out, _ = terminal.run("token", "create", "sam", "--scope", "read", "--for", "1h", *where)
-    assert (status, out.startswith("rankwatch_api_")) == (0, True)
-    token_id = out.split("_")[2]
-    secret = out.strip().split("_", 3)[3]
-    status, out, _ = terminal.run("token", "list", "--json", *where)
-    assert json.loads(out)["name"] == "sam"
-    assert secret not in out
-    assert "sha256" not in out
-    assert terminal.run("token", "revoke", token_id, *where)[0] == 0
-    assert "revoked" in terminal.run("token", "list", *where)[1]
-    assert terminal.run("token", "create", "sam", "--scope", "everything", *where)[0] == 2
-    assert terminal.run("token", "revoke", "nope", *where)[0] == 2
-
-
-def test_jobs_prints_why_telemetry_of_this_machine_does_not_arrive(terminal, to, tmp_path, monkeypatch):
+def test_jobs_prints_why_telemetry_of_this_machine_does_not_arrive(rankwatch, tmp_path, monkeypatch):
     monkeypatch.setenv("RANKWATCH_DIR", str(tmp_path))
     now = SystemClock().unix_ns()
     write_notice(notice_path(str(tmp_path), "mine"), Notice("mine", "the token is not known", now))
     write_notice(notice_path(str(tmp_path), "old"), Notice("old", "long ago", now - 2 * 24 * 3_600 * 10**9))
-    _, out, err = terminal.run("jobs", *to)
+    _, out, err = rankwatch("jobs")
     assert "job mine on this machine: the token is not known" in err
     assert "long ago" not in err
     assert "gpt-small" in out
 
 
-def test_a_truncated_list_says_so(terminal, to, api):
-    with write(api.engine) as connection:
-        rows = [incident_row(id=f"inc_{n:024d}", job="many", state="resolved") for n in range(3)]
-        connection.execute(insert(Incident), rows)
-    _, out, err = terminal.run("incidents", "--job", "many", "--limit", "2", *to)
-    with write(api.engine) as connection:
-        connection.execute(delete(Incident).where(Incident.job == "many"))
+def test_a_truncated_list_says_so(rankwatch, api):
+    rows = [incident_row(id=f"inc_{n:024d}", job="many", state="resolved") for n in range(3)]
+    add(api.engine, Incident, *rows)
+    _, out, err = rankwatch("incidents", "--job", "many", "--limit", "2")
     assert len(out.splitlines()) == 3
     assert "showing 2 of 3" in err
+
+
+def rows(rankwatch, *arguments):
+    return [json.loads(line) for line in rankwatch(*arguments, "--json")[1].splitlines()]
+
+
+def test_a_job_gets_project_and_owner_and_lists_are_restricted_to_a_project(rankwatch):
+    status, _, err = rankwatch("jobs", "edit", "a", "--project", "nlp", "--owner", "ann")
+    assert (status, err) == (0, "a: project nlp, owner ann\n")
+    assert rankwatch("jobs", "edit", "a", "--owner", "bob")[0] == 0
+    (job,) = rows(rankwatch, "jobs", "--project", "nlp")
+    assert (job["name"], job["project"], job["owner"]) == ("a", "nlp", "bob")
+    listed = rankwatch("jobs")[1]
+    assert "nlp" in listed
+    assert "bob" in listed
+    assert [one["job"] for one in rows(rankwatch, "incidents", "--project", "nlp")] == ["a"]
+    assert rows(rankwatch, "incidents", "--project", "other") == []
+    assert rankwatch("jobs", "edit", "a", "--project", "")[2] == "a: project none, owner bob\n"
+
+
+def test_an_edit_without_anything_to_set_says_so(rankwatch):
+    status, _, err = rankwatch("jobs", "edit", "a")
+    assert (status, "--project, --owner" in err) == (2, True)
+
+
+def test_a_receiver_of_another_type_takes_its_secret_from_a_file(rankwatch, tmp_path):
+    key = tmp_path / "key"
+    key.write_text("0123456789abcdef0123456789ABCDEF\n")
+    target = ("https://events.pagerduty.com/v2/enqueue", "--type", "pagerduty", "--secret-file", str(key))
+    status, out, err = rankwatch("receivers", "add", "pd", *target)
+    assert (status, out, "receivers test pd" in err) == (0, "", True), err
+    assert "pagerduty" in rankwatch("receivers")[1]
+    status, _, err = rankwatch("receivers", "add", "mail", "mailto:a@example.com")
+    assert (status != 0, "RANKWATCH_SMTP_URL" in err) == (True, True)
+    assert rankwatch("receivers", "remove", "pd")[0] == 0
+
+
+def test_a_test_of_a_receiver_says_that_nobody_delivers(rankwatch, monkeypatch):
+    monkeypatch.setattr(deliveries, "TRIED_WITHIN_S", 0.0)
+    assert rankwatch("receivers", "add", "try", "https://hooks.example/hook")[0] == 0
+    status, _, err = rankwatch("receivers", "test", "try")
+    assert (status, "does the role notify run" in err) == (1, True)
+    status, out, _ = rankwatch("notifications", "--state", "waiting", "--receiver", "try")
+    assert (status, "waiting" in out) == (0, True)
+    assert rankwatch("receivers", "remove", "try")[0] == 0
+
+
+def test_alerts_that_wait_are_listed_with_the_reason(rankwatch, api):
+    assert "no alert waits" in rankwatch("alerts")[2]
+    assert api.post("/api/v2/alerts", [{"labels": {"alertname": "Full", "job_name": "gone"}}]).status_code == 200
+    status, out, _ = rankwatch("alerts")
+    assert (status, "Full" in out, "is named gone." in " ".join(out.split())) == (0, True, True)
+
+
+def test_a_receiver_is_added_with_matchers_and_an_escalation(rankwatch, api):
+    options = ("--match", "host=a", "--after", "15m")
+    assert rankwatch("receivers", "add", "lead", "https://hooks.example/lead", *options)[0] == 0
+    found = api.get("/api/v1/receivers/lead").json()
+    assert (found["matchers"], found["after_s"]) == (['host="a"'], 900)
+    assert "900 s" in rankwatch("receivers")[1]
+    assert rankwatch("receivers", "remove", "lead")[0] == 0
+
+
+@pytest.fixture
+def incident(api):
+    """A new incident, about which nobody has said anything."""
+    add(api.engine, Incident, incident_row(id="inc_9", detected_unix_ns=api.clock.unix_ns()))
+    yield "inc_9"
+    with write(api.engine) as connection:
+        for table in (IncidentFeedback, Command):
+            connection.execute(delete(table))
+        connection.execute(delete(Incident).where(Incident.id == "inc_9"))
+
+
+def answers(rankwatch):
+    (shown,) = rankwatch("incidents", "show", "inc_9", "--json")[1].splitlines()
+    return [one["answer"] for one in json.loads(shown)["feedback"]]
+
+
+def test_an_answer_is_given_shown_changed_and_withdrawn(rankwatch, incident):
+    status, _, err = rankwatch("incidents", "feedback", "inc_9", "noise")
+    assert (status, err) == (0, "inc_9: noise\n")
+    assert "noise (admin)" in rankwatch("incidents", "show", "inc_9")[1]
+    assert rankwatch("incidents", "feedback", "inc_9", "useful")[0] == 0
+    assert answers(rankwatch) == ["useful"]
+    assert rankwatch("incidents", "feedback", "inc_9", "none")[2] == "inc_9: your answer is withdrawn\n"
+    assert answers(rankwatch) == []
+
+
+def test_another_answer_is_refused_with_those_that_there_are(rankwatch, incident):
+    status, _, err = rankwatch("incidents", "feedback", "inc_9", "great")
+    assert (status, "'useful', 'noise' or 'duplicate'" in err) == (2, True)
+
+
+def test_precision_is_shown_with_its_range_by_kind_and_by_job(rankwatch, incident):
+    rankwatch("incidents", "feedback", "inc_9", "useful")
+    assert "straggler  100% (21% to 100%)  1" in rankwatch("precision")[1]
+    assert "gpt-small" in rankwatch("precision", "--by-job")[1]
+    (kind,) = rankwatch("precision", "--json")[1].splitlines()
+    assert json.loads(kind)["ratio"] == 1.0
+
+
+def test_false_actions_are_shown_with_precision(rankwatch, incident, api):
+    assert rankwatch("precision")[2] == "the policy has not acted in the last 30 days\n"
+    asked = {"requested_by": "policy", "requested_unix_ns": api.clock.unix_ns()}
+    add(api.engine, Command, command_row(job="gpt-small", incident_id="inc_9", **asked))
+    rankwatch("incidents", "feedback", "inc_9", "noise")
+    share = "1 on noise (100%), 0 on unanswered incidents"
+    assert rankwatch("precision")[2] == f"actions of the policy in the last 30 days: 1, of which {share}\n"

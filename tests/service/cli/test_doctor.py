@@ -1,15 +1,26 @@
-"""What `rankwatch doctor` says of the data folder and of the OIDC provider; the rest is in `test_commands.py`."""
+"""Checks of an installation: `rankwatch doctor`, and `rankwatch health` of roles without a port."""
+
+from __future__ import annotations
 
 import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from sqlalchemy import Engine
+from typer.testing import CliRunner, Result
 
 from rankwatch_service.cli.app import app
+from rankwatch_service.cli.errors import CliError, Status
+from rankwatch_service.clock import SystemClock
+from rankwatch_service.notify.lease import Lease
+from rankwatch_service.store.models import StreamProcess
 from tests.support.accelerator import DRIVER
 from tests.support.host_tree import HostTree
 from tests.support.service.oidc_provider import oidc_provider
 from tests.support.store.database import new_database
+from tests.support.store.rows import add
 
 
 @pytest.fixture
@@ -102,3 +113,65 @@ def test_without_a_driver_it_says_what_to_do_and_a_driver_that_hangs_is_a_findin
     monkeypatch.setattr("rankwatch_service.cli.commands.doctor.ANSWER_WITHIN_S", 0.5)
     verdict, told = gpu_checks()["GPU driver"]
     assert (verdict, told.startswith("does not answer within")) == ("finding", True)
+
+
+def test_doctor_finds_nothing_in_a_working_installation(terminal, to, tmp_path):
+    assert terminal.run("db", "upgrade", "--data", str(tmp_path))[0] == 0
+    status, out, err = terminal.run("doctor", "--json", "--data", str(tmp_path), *to)
+    checks = {one["check"]: one["verdict"] for one in map(json.loads, out.splitlines())}
+    assert checks["database"] == checks["service"] == checks["clock"] == checks["token"] == "ok", out
+    assert status == int("finding" in checks.values()), err
+
+
+def test_doctor_finds_a_database_that_was_not_upgraded(terminal, to, tmp_path):
+    (tmp_path / "rankwatch.db").touch()
+    status, out, _ = terminal.run("doctor", "--json", "--data", str(tmp_path), *to)
+    checks = {one["check"]: one for one in map(json.loads, out.splitlines())}
+    assert (status, checks["database"]["verdict"]) == (1, "finding")
+    assert "rankwatch db upgrade" in checks["database"]["told"]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Engine]:
+    engine = new_database(tmp_path)
+    yield engine
+    engine.dispose()
+
+
+def asked(role: str, folder: Path) -> Result:
+    return CliRunner().invoke(app, ["health", role, "--data", str(folder)])
+
+
+def told(engine: Engine, host: str, age_s: float) -> None:
+    at = SystemClock().unix_ns() - int(age_s * 1e9)
+    row = {"owner": f"{host}:42", "started_unix_ns": at, "counters": {}, "at_unix_ns": at}
+    add(engine, StreamProcess, row)
+
+
+def test_a_stream_process_of_this_host_that_reported_is_healthy(tmp_path: Path, store: Engine) -> None:
+    told(store, socket.gethostname(), 3.0)
+    assert asked("stream", tmp_path).exit_code == 0
+
+
+@pytest.mark.parametrize(("host", "age_s"), [(socket.gethostname(), 45.0), ("elsewhere", 1.0)])
+def test_a_silent_or_remote_stream_process_is_not_healthy(
+    tmp_path: Path, store: Engine, host: str, age_s: float
+) -> None:
+    told(store, host, age_s)
+    result = asked("stream", tmp_path)
+    assert isinstance(result.exception, CliError)
+    assert result.exception.status is Status.FINDINGS
+
+
+def test_a_notifier_is_healthy_while_somebody_holds_its_lease(tmp_path: Path, store: Engine) -> None:
+    assert isinstance(asked("notify", tmp_path).exception, CliError)
+    assert Lease(store, "notify", SystemClock()).hold()
+    assert asked("notify", tmp_path).exit_code == 0
+
+
+def test_a_missing_database_is_reported_in_one_line() -> None:
+    url = "postgresql://nobody:secret@127.0.0.1:1/none"
+    result = CliRunner().invoke(app, ["health", "stream", "--database-url", url])
+    assert isinstance(result.exception, CliError)
+    assert "\n" not in str(result.exception)
+    assert "secret" not in str(result.exception)

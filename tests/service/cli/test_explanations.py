@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from sqlalchemy import insert
 
 from rankwatch.client.connection import ServiceEndpoint
 from rankwatch_detectors.base import Kind
@@ -11,9 +10,9 @@ from rankwatch_detectors.explanation import Shortfall, Statistic, Suspect, expla
 from rankwatch_detectors.scope import IncidentScope
 from rankwatch_service.cli.client import CliClient
 from rankwatch_service.cli.errors import CliError
-from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import Incident, IncidentTransition
 from tests.support.service.stream import Service
+from tests.support.store.rows import add
 from tests.support.values.findings import finding
 from tests.support.values.incidents import incident_row
 
@@ -32,21 +31,13 @@ def filled(api):
         lambda _, rows: 1.2 if rows >= 6 else None,
     )
     opened = {"incident_id": "inc_1", "number": 1, "what": "opened", "actor": "stream", "text": "", "at_unix_ns": 1}
-    with write(api.engine) as connection:
-        connection.execute(insert(Incident).values(**incident_row()))
-        died = {
-            "kind": "rank_lost",
-            "scope": "rank:1",
-            "ranks": [1],
-            "summary": "Rank 1 ended with 3.",
-            "step": 130,
-        }
-        connection.execute(insert(Incident).values(**incident_row(id="inc_2", consequences=[died])))
-        over = {"state": "resolved", "resolved_unix_ns": 1}
-        connection.execute(insert(Incident).values(**incident_row(id="inc_3", **over)))
-        over["evidence"] = {"ended_with_job": True}
-        connection.execute(insert(Incident).values(**incident_row(id="inc_4", **over)))
-        connection.execute(insert(IncidentTransition).values(**opened, fields={"why": [told]}))
+    add(api.engine, Incident, incident_row())
+    died = {"kind": "rank_lost", "scope": "rank:1", "ranks": [1], "summary": "Rank 1 ended with 3.", "step": 130}
+    add(api.engine, Incident, incident_row(id="inc_2", consequences=[died]))
+    over = {"state": "resolved", "resolved_unix_ns": 1}
+    add(api.engine, Incident, incident_row(id="inc_3", **over))
+    add(api.engine, Incident, incident_row(id="inc_4", **over, evidence={"ended_with_job": True}))
+    add(api.engine, IncidentTransition, **opened, fields={"why": [told]})
     service = Service(api.engine)
     stream = service.started()
     service.train(*range(50))

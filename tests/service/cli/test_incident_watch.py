@@ -62,9 +62,9 @@ def happening(api, monkeypatch):
     return happening
 
 
-def test_in_a_pipe_each_change_is_a_line(terminal, to, happening):
+def test_in_a_pipe_each_change_is_a_line(rankwatch, happening):
     happening("hang", "straggler")
-    status, out, _ = terminal.run("incidents", "watch", *to)
+    status, out, _ = rankwatch("incidents", "watch")
     assert status == 0
     first, second = out.splitlines()
     assert first.startswith("2033-05-18 03:33:20Z opened critical")
@@ -72,9 +72,9 @@ def test_in_a_pipe_each_change_is_a_line(terminal, to, happening):
     assert "straggler of rank 3" in second
 
 
-def test_of_other_kinds_and_jobs_nothing_is_printed(terminal, to, happening):
+def test_of_other_kinds_and_jobs_nothing_is_printed(rankwatch, happening):
     happening("hang", "straggler")
-    status, out, _ = terminal.run("incidents", "watch", "--kind", "straggler", "--json", *to)
+    status, out, _ = rankwatch("incidents", "watch", "--kind", "straggler", "--json")
     (line,) = map(json.loads, out.splitlines())
     assert (status, line["what"], line["incident"]["kind"]) == (0, "opened", "straggler")
 
@@ -84,7 +84,7 @@ def test_a_wrong_token_ends_it(terminal, api):
     assert (status, "401" in err) == (4, True)
 
 
-def test_changes_that_came_while_the_connection_was_broken_follow(terminal, api, to, happening, monkeypatch):
+def test_changes_that_came_while_the_connection_was_broken_follow(rankwatch, api, happening, monkeypatch):
     happening("hang")
     whole = CliClient.events
     calls: list[int | None] = []
@@ -101,7 +101,7 @@ def test_changes_that_came_while_the_connection_was_broken_follow(terminal, api,
 
     monkeypatch.setattr(CliClient, "events", breaking)
     monkeypatch.setattr("rankwatch_service.cli.incident_watch.RETRY_S", 0.0)
-    status, out, err = terminal.run("incidents", "watch", *to)
+    status, out, err = rankwatch("incidents", "watch")
     assert (status, calls) == (0, [None, 0, 0])
     assert err.count("trying again") == 1, "an outage is told once"
     assert "reset by peer; trying again" in err

@@ -3,10 +3,9 @@
 import json
 
 import pytest
-from sqlalchemy import insert
 
-from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import Job
+from tests.support.store.rows import add, job_row
 
 RULES = """
 [[rule]]
@@ -27,9 +26,7 @@ hold_s = 50
 
 @pytest.fixture(scope="module")
 def job(api):
-    row = {"name": "rl-1", "state": "running", "attempt": "l.0", "world_size": 1, "ranks_reporting": 1, "step": 0}
-    with write(api.engine) as connection:
-        connection.execute(insert(Job).values(**row, first_seen_unix_ns=0, last_seen_unix_ns=0, dropped={}))
+    add(api.engine, Job, job_row("rl-1"))
     return "rl-1"
 
 

@@ -1,4 +1,4 @@
-"""Tokens that are made and listed on the command line."""
+"""Tokens that are made, listed and kept in files on the command line."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ import pytest
 from sqlalchemy import update
 from typer.testing import CliRunner
 
-from rankwatch_service.access.tokens import DEFAULT_S
+from rankwatch_service.access.identities import Authenticator
+from rankwatch_service.access.scopes import Scope
+from rankwatch_service.access.tokens import DEFAULT_S, revoke_token
 from rankwatch_service.cli.app import app
 from rankwatch_service.cli.errors import CliError
+from rankwatch_service.clock import SystemClock
 from rankwatch_service.store.engine import open_engine, write
-from rankwatch_service.store.migrate import upgrade
 from rankwatch_service.store.models import Token
+from tests.support.store.database import new_database
 
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    engine = open_engine(f"sqlite:///{tmp_path}/rankwatch.db")
-    upgrade(engine)
-    engine.dispose()
+    new_database(tmp_path).dispose()
     return tmp_path
 
 
@@ -92,3 +93,72 @@ def test_the_token_of_a_job_names_the_service_of_rankwatch_up(
     (tmp_path / "local.json").write_text(json.dumps({"url": "http://127.0.0.1:9", "token": "t", **places}))
     result = CliRunner().invoke(app, ["token", "job", "gpt"])
     assert "of the service at http://127.0.0.1:9" in " ".join(result.stderr.split())
+
+
+def test_tokens_are_made_listed_and_revoked_in_the_database(terminal, tmp_path):
+    where = ("--data", str(tmp_path))
+    assert terminal.run("db", "check", *where)[0] == 1
+    assert terminal.run("db", "upgrade", *where)[0] == 0
+    assert terminal.run("db", "check", *where)[0] == 0
+    status, out, _ = terminal.run("token", "create", "sam", "--scope", "read", "--for", "1h", *where)
+    assert (status, out.startswith("rankwatch_api_")) == (0, True)
+    token_id = out.split("_")[2]
+    secret = out.strip().split("_", 3)[3]
+    status, out, _ = terminal.run("token", "list", "--json", *where)
+    assert json.loads(out)["name"] == "sam"
+    assert secret not in out
+    assert "sha256" not in out
+    assert terminal.run("token", "revoke", token_id, *where)[0] == 0
+    assert "revoked" in terminal.run("token", "list", *where)[1]
+    assert terminal.run("token", "create", "sam", "--scope", "everything", *where)[0] == 2
+    assert terminal.run("token", "revoke", "nope", *where)[0] == 2
+
+
+def test_a_valid_token_stays_and_a_revoked_one_is_replaced(tmp_path: Path) -> None:
+    engine = new_database(tmp_path)
+    file = tmp_path / "token"
+
+    def kept(lasting: str = "1d") -> str:
+        places = ("--file", str(file), "--data", str(tmp_path))
+        result = CliRunner().invoke(app, ["token", "job", "gpt", "--hosts", "2", "--for", lasting, *places])
+        assert result.exit_code == 0, result.output
+        assert "rankwatch_" not in result.stdout
+        assert file.stat().st_mode & 0o777 == 0o600
+        return file.read_text().strip()
+
+    first = kept()
+    identity = Authenticator(engine, SystemClock()).authenticate(first)
+    assert identity is not None
+    assert (identity.scopes, identity.jobs.only, identity.hosts_max) == ({Scope.INGEST}, "gpt", 2)
+    assert kept() == kept("1h") == first
+    with write(engine) as connection:
+        revoke_token(connection, identity.id)
+    second = kept()
+    assert second != first
+    third = kept("30d")
+    assert third != second, "it had less than half of the lifetime that is asked for"
+    file.write_text(first)
+    assert kept() not in {first, second, third}
+    engine.dispose()
+
+
+def test_a_token_of_another_project_is_replaced_in_its_file(tmp_path: Path) -> None:
+    engine = new_database(tmp_path)
+    command = ["token", "job", "gpt", "--file", str(tmp_path / "token"), "--data", str(tmp_path)]
+
+    def kept(*more: str) -> str:
+        assert CliRunner().invoke(app, [*command, *more]).exit_code == 0
+        return (tmp_path / "token").read_text().strip()
+
+    first, theirs = kept(), kept("--project", "nlp", "--owner", "ann")
+    assert first != theirs == kept("--project", "nlp", "--owner", "ann")
+    identity = Authenticator(engine, SystemClock()).authenticate(theirs)
+    assert identity is not None
+    assert (identity.project, identity.owner, identity.jobs.project) == ("nlp", "ann", "")
+    made = CliRunner().invoke(app, ["token", "create", "t", "--scope", "read", "--project", "vision", *command[-2:]])
+    identity = Authenticator(engine, SystemClock()).authenticate(made.stdout.strip())
+    assert identity is not None
+    assert str(identity.jobs) == "project 'vision'"
+    engine.dispose()
+    refused = CliRunner().invoke(app, [*command, "--project", "a/b"])
+    assert "cannot be the name" in str(refused.exception)

@@ -6,17 +6,14 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from sqlalchemy import insert
 
 from rankwatch.client import Client, IncidentChange, RestError
-from rankwatch.wire import View
 from rankwatch_service.access.scopes import Scope
-from rankwatch_service.orders.running_attempt import ReceivedView, store_views
 from rankwatch_service.policy.control_records import decode_control
-from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import Incident, Job
 from tests.packaging.pages import ROOT, blocks
 from tests.support.service.served_api import served_api
+from tests.support.store.rows import add, job_row, report
 from tests.support.values.incidents import NOON_UNIX_NS, incident_row
 
 NOON = datetime.fromtimestamp(NOON_UNIX_NS // 10**9, UTC)
@@ -26,7 +23,7 @@ NOON = datetime.fromtimestamp(NOON_UNIX_NS // 10**9, UTC)
 def api(tmp_path):
     with served_api(tmp_path) as (api, url):
         api.url = url
-        store_views(api.engine, [ReceivedView(View("gpt", "l.0", "h", "b", 0, ()))], api.clock.unix_ns())
+        report(api.engine, "gpt", api.clock.unix_ns())
         yield api
 
 
@@ -36,17 +33,14 @@ def client(api):
 
 
 def insert_incidents(api, *rows):
-    with write(api.engine) as connection:
-        connection.execute(insert(Incident), [incident_row(**{"job": "gpt", **row}) for row in rows])
+    add(api.engine, Incident, *[incident_row(**{"job": "gpt", **row}) for row in rows])
 
 
 @pytest.fixture
 def job(api):
     """The job "gpt", which was seen just now."""
     now = api.clock.unix_ns()
-    row = {"state": "running", "attempt": "l.0", "world_size": 4, "ranks_reporting": 4, "step": 500, "dropped": {}}
-    with write(api.engine) as connection:
-        connection.execute(insert(Job).values(**row, name="gpt", first_seen_unix_ns=now, last_seen_unix_ns=now))
+    add(api.engine, Job, job_row("gpt", first_seen_unix_ns=now, last_seen_unix_ns=now))
 
 
 def test_a_list_is_read_over_all_its_pages(api, client, monkeypatch):

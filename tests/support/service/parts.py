@@ -2,12 +2,10 @@
 
 from collections import Counter
 
-from sqlalchemy import insert
-
 from rankwatch_service.notify.lease import LEASE_NS
-from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import Lease
 from rankwatch_service.stream.process import PartitionReport, Reporter
+from tests.support.store.rows import add
 
 S = 10**9
 
@@ -21,5 +19,4 @@ def stream_reports(api, tick_s: int = 0) -> None:
 def notifier_reports(api, ago_s: int = 0) -> None:
     """The notifier took its lease `ago_s` ago."""
     until = api.clock.unix_ns() + LEASE_NS - ago_s * S
-    with write(api.engine) as connection:
-        connection.execute(insert(Lease).values(name="notify", holder="host 1", epoch=1, expires_unix_ns=until))
+    add(api.engine, Lease, name="notify", holder="host 1", epoch=1, expires_unix_ns=until)

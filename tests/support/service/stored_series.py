@@ -3,16 +3,16 @@
 Its series are as old as the call, since an api that runs removes older ones.
 """
 
-from sqlalchemy import Engine, insert
+from sqlalchemy import Engine
 
 from rankwatch_detectors.base import AttemptStart, Frame
 from rankwatch_service.clock import SystemClock
 from rankwatch_service.series.writer import SeriesWriter
 from rankwatch_service.simulate.generate import generate
 from rankwatch_service.simulate.job import Job
-from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import Attempt
 from rankwatch_service.store.models import Job as JobRow
+from tests.support.store.rows import add, attempt_row, job_row
 
 
 def store(engine: Engine, job: Job, name: str = "gpt") -> None:
@@ -25,15 +25,11 @@ def store(engine: Engine, job: Job, name: str = "gpt") -> None:
         elif isinstance(observation, Frame) and observation.family != "timed":
             writer.add(name, observation)
     writer.close(name)
-    seen = {"first_seen_unix_ns": 1, "last_seen_unix_ns": 2}
-    row = {"state": "running", "attempt": "l.0", "world_size": 4, "ranks_reporting": 4, "step": 5}
-    with write(engine) as connection:
-        connection.execute(insert(JobRow).values(name=name, **row, **seen))
-        for number, (attempt, topology) in enumerate(starts.items(), 1):
-            ranks = [
-                {"rank": rank, "host": topology.host[rank], "device_uuid": "", "dp": rank, "tp": 0, "pp": 0}
-                for rank in range(topology.world_size)
-            ]
-            values = {"job": name, "attempt": attempt, "number": number, "started_unix_ns": number}
-            values |= {"world_size": topology.world_size, "topology": {"ranks": ranks, "can": []}}
-            connection.execute(insert(Attempt).values(**values))
+    add(engine, JobRow, job_row(name))
+    for number, (attempt, topology) in enumerate(starts.items(), 1):
+        ranks = [
+            {"rank": rank, "host": topology.host[rank], "device_uuid": "", "dp": rank, "tp": 0, "pp": 0}
+            for rank in range(topology.world_size)
+        ]
+        ran = {"attempt": attempt, "number": number, "started_unix_ns": number, "world_size": topology.world_size}
+        add(engine, Attempt, attempt_row(name, ranks=ranks, **ran))

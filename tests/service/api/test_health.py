@@ -1,15 +1,21 @@
-"""`GET health`: what is wrong with rankwatch itself, as sentences; and nothing where all is well."""
+"""What is wrong with rankwatch itself, as sentences; how far stream is; and what the ranks of a command answered."""
+
+from collections import Counter
 
 import pytest
-from sqlalchemy import delete, insert, update
+from sqlalchemy import delete, update
 
 from rankwatch_service.access.scopes import Scope
-from rankwatch_service.api.background.health_facts import FRESH_S
+from rankwatch_service.api.background.health_facts import FRESH_S, partitions
 from rankwatch_service.log.base import Entry
-from rankwatch_service.store.engine import write
+from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import AgentView, Delivery, Job, Lease, Outbox, Receiver, StreamPosition
+from rankwatch_service.stream.process import PartitionReport, Reporter, new_counts
 from tests.support.clock import FakeClock
+from tests.support.orders.rows import add_command, add_view, answered
 from tests.support.service.parts import notifier_reports, stream_reports
+from tests.support.store.rows import add, job_row
+from tests.support.values.batches import progress
 
 S = 10**9
 ON_BOTH_DATABASES = True
@@ -17,15 +23,10 @@ CLOCK = FakeClock
 MINUTES_11 = 660 * S
 
 
-def add(api, model, **row) -> None:
-    with write(api.engine) as connection:
-        connection.execute(insert(model).values(**row))
-
-
 @pytest.fixture
 def sound(api):
     """An api whose stream and notifier have just reported, and which has a receiver."""
-    add(api, StreamPosition, partition=0, position=7, tick_number=1, epoch=3)
+    add(api.engine, StreamPosition, partition=0, position=7, tick_number=1, epoch=3)
     stream_reports(api)
     notifier_reports(api)
     add_receiver(api, "pager")
@@ -35,28 +36,26 @@ def sound(api):
 def add_receiver(api, name: str, **changes) -> None:
     row = {"name": name, "url": b"", "secret": b"", "kinds": [], "severities": [], "jobs": [], "created_unix_ns": 1}
     encrypted = {"url": api.app.state.context.secret_key.encrypt("https://example.com/hook")}
-    add(api, Receiver, **row | encrypted | {"secret": ""} | changes)
+    add(api.engine, Receiver, **row | encrypted | {"secret": ""} | changes)
 
 
 def message(api, name: str, state: str, ago_ns: int, tries: int, error: str = "") -> None:
     at = api.clock.unix_ns() - ago_ns
     row = {"id": f"msg_{name}_{state}", "receiver": name, "incident_id": "", "transition": 1, "body": b"{}"}
     times = {"next_try_unix_ns": at, "created_unix_ns": at, "delivered_unix_ns": None}
-    add(api, Outbox, **row, **times, state=state, tries=tries)
+    add(api.engine, Outbox, **row, **times, state=state, tries=tries)
     if tries:
-        add(api, Delivery, outbox_id=row["id"], at_unix_ns=at, status=None, error=error, seconds=0.1)
+        add(api.engine, Delivery, outbox_id=row["id"], at_unix_ns=at, status=None, error=error, seconds=0.1)
 
 
 def job(api, name: str, **changes) -> None:
     now = api.clock.unix_ns()
-    row = {"state": "running", "attempt": "l.0", "world_size": 4, "ranks_reporting": 4, "step": 1}
-    times = {"first_seen_unix_ns": now, "last_seen_unix_ns": now, "step_time_s": None, "loss": None}
-    add(api, Job, **{"name": name, **row, **times, "last_progress_unix_ns": now, **changes})
+    add(api.engine, Job, job_row(name, **{"last_seen_unix_ns": now, "last_progress_unix_ns": now} | changes))
 
 
 def view(api, host: str, ago_s: int, attempt: str = "l.0") -> None:
     at = api.clock.unix_ns() - ago_s * S
-    add(api, AgentView, job="gpt", attempt=attempt, host=host, agent="", boot="b", ranks=b"\x90", at_unix_ns=at)
+    add(api.engine, AgentView, job="gpt", attempt=attempt, host=host, agent="", boot="b", ranks=b"\x90", at_unix_ns=at)
 
 
 def health(api, **how):
@@ -183,3 +182,90 @@ def test_the_state_ages_with_the_clock(sound):
     assert health(sound)["state"] == "ok"
     sound.clock.advance(40)
     assert [one["severity"] for one in health(sound)["problems"]] == ["critical", "critical"]
+
+
+@pytest.fixture
+def reporter(api):
+    return Reporter(api.engine, api.clock, "host:1")
+
+
+def committed(api, partition: int, position: int) -> None:
+    row = {"partition": partition, "position": position, "tick_number": 1, "epoch": 3}
+    add(api.engine, StreamPosition, row)
+
+
+def test_partitions_show_their_position_and_their_owner(api, reporter):
+    api.log.append([Entry("j", b"x")] * 9)
+    committed(api, 0, 7)
+    reporter.report([PartitionReport(0, 3, 7, 7, 5, 0)], Counter(restarts=0, fenced=2, away=0, rebuilds=1))
+    state = api.get("/api/v1/stream").json()
+    [partition] = state["partitions"]
+    told = {name: partition[name] for name in ("partition", "owner", "epoch", "position", "end", "lag")}
+    assert told == {"partition": 0, "owner": "host:1", "epoch": 3, "position": 7, "end": 9, "lag": 2}
+    [process] = state["processes"]
+    assert process["counters"] == {"restarts": 0, "fenced": 2, "away": 0, "rebuilds": 1}
+
+
+def test_with_kafka_the_end_of_a_partition_is_what_its_owner_last_reported(api, reporter):
+    committed(api, 4, 100)
+    reporter.report([PartitionReport(4, 3, 90, 130, 5, 11)], new_counts())
+    with read(api.engine) as connection:
+        [partition] = partitions(connection, in_store=False)
+    assert (partition.partition, partition.lag, partition.lost_records) == (4, 30, 11)
+
+
+def test_the_newest_report_replaces_the_one_before(api, reporter):
+    committed(api, 0, 1)
+    for epoch in (1, 2):
+        reporter.report([PartitionReport(0, epoch, 1, 1, 5, epoch)], Counter(restarts=epoch))
+    state = api.get("/api/v1/stream").json()
+    assert [one["lost_records"] for one in state["partitions"]] == [2]
+    assert [one["counters"]["restarts"] for one in state["processes"]] == [2]
+
+
+def test_metrics_have_a_line_for_each_partition(api, reporter):
+    committed(api, 0, 0)
+    api.log.append([Entry("j", b"x")] * 3)
+    reporter.report([PartitionReport(0, 3, 0, 3, 5, 0)], Counter(rebuilds=4))
+    lines = api.get("/metrics").text.splitlines()
+    assert 'rankwatch_stream_lag_records{partition="0"} 3.0' in lines
+    assert 'rankwatch_stream_epoch{partition="0"} 3.0' in lines
+    assert 'rankwatch_stream_events_total{process="host:1",what="rebuilds"} 4.0' in lines
+    [age] = [line for line in lines if line.startswith("rankwatch_stream_report_age_seconds{")]
+    assert float(age.split()[-1]) < 60.0
+
+
+def ranks(api, **how):
+    answer = api.get("/api/v1/commands/cmd_1/ranks", **how)
+    return answer.json() if answer.status_code == 200 else answer.status_code
+
+
+def test_each_rank_has_its_answer_to_the_newest_order_and_none_to_another(api):
+    now = api.clock.unix_ns()
+    add_command(api.engine, now)
+    add_view(api.engine, now, [answered(1, "failed", "disk full"), answered(0, "done", "/ckpt/1240")])
+    add_view(api.engine, now, [answered(2, "done", order="ord_0"), progress(3, 1_239)], host="node-2")
+    found = ranks(api)
+    assert found["order"] == "ord_1"
+    told = [(one["rank"], one["host"], one["answer"], one["step"], one["detail"]) for one in found["items"]]
+    assert told == [
+        (0, "node-1", "done", 1_240, "/ckpt/1240"),
+        (1, "node-1", "failed", 1_240, "disk full"),
+        (2, "node-2", "", -1, ""),
+        (3, "node-2", "", -1, ""),
+    ]
+
+
+def test_after_a_rollback_the_ranks_answer_in_the_next_attempt_of_the_launch(api):
+    now = api.clock.unix_ns()
+    add_command(api.engine, now)
+    add_view(api.engine, now, [progress(0, 1_240)])
+    add_view(api.engine, now + 1, [answered(0, "went")], attempt="l.1")
+    add_view(api.engine, now + 2, [progress(0, 1)], attempt="other.0")
+    assert [one["answer"] for one in ranks(api)["items"]] == ["went"]
+
+
+def test_who_may_not_see_the_job_gets_404_and_silence_of_the_agents_is_no_answer(api):
+    add_command(api.engine, api.clock.unix_ns())
+    assert ranks(api) == {"order": "ord_1", "items": []}
+    assert ranks(api, token=api.token(Scope.READ, job="other")) == 404

@@ -1,4 +1,4 @@
-"""Rules on metrics by REST: stored, sent to stream, audited; and what they would have found in a job's past."""
+"""Rules on metrics and the policy's rules: stored, sent to stream, and what they would have done in the past."""
 
 import math
 
@@ -8,10 +8,12 @@ import pytest
 from rankwatch_detectors.base import Frame, StepKind
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.policy.control_records import RulesSet, decode_control
+from rankwatch_service.preview import policy_preview
 from rankwatch_service.series.writer import SeriesWriter
-from rankwatch_service.store.engine import write
-from rankwatch_service.store.models import Attempt, Job
+from rankwatch_service.store.models import Attempt, Checkpoint, Incident, Job
 from rankwatch_service.written_rule import RULES_MAX
+from tests.support.store.rows import add, attempt_row, checkpoint_row, job_row
+from tests.support.values.incidents import incident_row
 
 ON_BOTH_DATABASES = True
 PATH = "/api/v1/rules"
@@ -92,19 +94,11 @@ def job(api):
     """A job of two attempts of 300 steps each, whose memory is too high from step 200 of the first to 250."""
     series = SeriesWriter(api.engine, api.clock)
     here = np.ones(4, dtype=bool)
+    ranks = [{"rank": rank, "host": "h", "dp": rank} for rank in range(4)]
+    add(api.engine, Job, job_row("j", attempt="l.1"))
     for number, attempt in enumerate(("l.0", "l.1")):
-        row = {
-            "job": "j",
-            "attempt": attempt,
-            "started_unix_ns": number * 10**12,
-            "world_size": 4,
-            "number": number + 1,
-        }
-        with write(api.engine) as connection:
-            if not number:
-                connection.execute(Job.__table__.insert().values(**JOB))
-            ranks = [{"rank": rank, "host": "h", "dp": rank} for rank in range(4)]
-            connection.execute(Attempt.__table__.insert().values(**row, topology={"ranks": ranks, "can": []}))
+        ran = {"attempt": attempt, "number": number + 1, "started_unix_ns": number * 10**12}
+        add(api.engine, Attempt, attempt_row("j", ranks=ranks, **ran))
         for step in range(300):
             high = number == 0 and 200 <= step < 250
             values = {"memory": np.array([5.0, 5.0, 12.5 if high else 5.0, 5.0]), "step_time_s": np.full(4, 0.5)}
@@ -117,19 +111,6 @@ def job(api):
             )
     series.flush("j")
     return "j"
-
-
-JOB = {
-    "name": "j",
-    "state": "running",
-    "attempt": "l.1",
-    "world_size": 4,
-    "ranks_reporting": 4,
-    "step": 299,
-    "first_seen_unix_ns": 0,
-    "last_seen_unix_ns": 0,
-    "dropped": {},
-}
 
 
 def previewed(api, job, **rule):
@@ -168,3 +149,93 @@ def test_a_preview_leaves_out_what_is_older_than_its_limit(api, job, monkeypatch
     monkeypatch.setattr("rankwatch_service.preview.export.PREVIEW_CHUNKS_MAX", 2)
     found = previewed(api, job, metric="memory", when="above", value=10.0)
     assert (found["left_out"], found["first_step"]) == (8, 192)
+
+
+PREVIEW = "/api/v1/policy/preview"
+MIN = 60 * 10**9
+DAY = 1440 * MIN
+RELAUNCH = {"id": "hangs", "kind": "hang", "mode": "act", "action": "relaunch"}
+
+
+def add_attempt(api, *can, world_size=4):
+    add(api.engine, Attempt, attempt_row("gpt", can=can, world_size=world_size))
+
+
+def add_incident(api, name, ago_ns, **changes):
+    row = {"id": name, "job": "gpt", "attempt": "l.0", "kind": "hang", "severity": "critical", "onset_step": 500,
+           "detected_unix_ns": api.clock.unix_ns() - ago_ns}  # fmt: skip
+    add(api.engine, Incident, incident_row(**row | changes))
+
+
+def add_checkpoint(api, step, ago_ns, **changes):
+    saved_ns = api.clock.unix_ns() - ago_ns
+    add(api.engine, Checkpoint, checkpoint_row("gpt", step, **{"saved_unix_ns": saved_ns} | changes))
+
+
+def told(api, *rules, **policy):
+    answer = api.post(PREVIEW, {"rules": list(rules), **policy}, token=api.token(Scope.READ))
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def test_a_rule_would_have_acted_on_some_and_says_why_not_on_others(api):
+    add_attempt(api, "relaunch")
+    add_checkpoint(api, 400, 3 * DAY)
+    add_incident(api, "before-the-save", 4 * DAY)
+    add_incident(api, "acted", 60 * MIN)
+    add_incident(api, "too-soon", 60 * MIN - 30 * 10**9)
+    add_incident(api, "unsure", 9 * MIN, confidence=0.5)
+    add_incident(api, "other-kind", MIN, kind="straggler")
+    add_incident(api, "too-old", 8 * DAY)
+    found = told(api, RELAUNCH)
+    assert (found["days"], found["incidents"], found["left_out"]) == (7, 5, 0)
+    assert [(one["incident_id"], one["mode"], one["reason"]) for one in found["items"]] == [
+        ("unsure", "suggest", "confidence 0.50 is below 0.90"),
+        ("too-soon", "suggest", "the policy acted on this job less than 60 s ago"),
+        ("acted", "act", ""),
+        (
+            "before-the-save",
+            "suggest",
+            "training would begin from scratch: the script has registered no checkpoint with rankwatch",
+        ),
+    ]
+    assert {one["rule"] for one in found["items"]} == {"hangs"}
+
+
+def test_hands_off_and_approvals_are_those_of_the_policy_that_is_tried(api):
+    add_attempt(api, "relaunch", world_size=100)
+    add_checkpoint(api, 400, DAY)
+    add_incident(api, "hung", MIN)
+    (held,) = told(api, RELAUNCH, hands_off=True)["items"]
+    assert (held["mode"], held["reason"]) == ("suggest", "the hands-off switch is on")
+    (acted,) = told(api, RELAUNCH)["items"]
+    assert (acted["mode"], acted["approval_required"]) == ("act", True)
+
+
+def test_a_capture_in_memory_that_was_replaced_since_was_good_then(api):
+    add_attempt(api, "rollback", "rollback_memory")
+    gone = {"tier": "memory", "location": "", "verdict": "gone", "verdict_reason": "replaced"}
+    add_checkpoint(api, 400, 2 * MIN, **gone)
+    add_incident(api, "nan", MIN, kind="nonfinite")
+    rule = {"id": "nan", "kind": "nonfinite", "mode": "act", "action": "rollback"}
+    assert [one["mode"] for one in told(api, rule)["items"]] == ["act"]
+
+
+def test_what_only_notifies_is_not_listed_and_the_policy_in_force_stays(api):
+    add_incident(api, "hung", MIN)
+    assert told(api, {"id": "quiet", "mode": "notify"})["items"] == []
+    assert api.get("/api/v1/policy").json()["rules"] == []
+
+
+def test_two_rules_of_one_id_are_refused(api):
+    assert api.post(PREVIEW, {"rules": [RELAUNCH, RELAUNCH]}).status_code == 422
+
+
+def test_only_the_newest_incidents_are_decided(api, monkeypatch):
+    monkeypatch.setattr(policy_preview, "INCIDENTS_MAX", 1)
+    add_attempt(api)
+    add_incident(api, "older", 2 * MIN)
+    add_incident(api, "newest", MIN)
+    found = told(api, RELAUNCH)
+    assert ([one["incident_id"] for one in found["items"]], found["left_out"]) == (["newest"], 1)
+    assert found["items"][0]["reason"] == "the job does not support relaunch"

@@ -1,32 +1,148 @@
-"""Precision by REST, as metrics and as stream is told it, on both databases."""
+"""People's feedback on incidents, and the precision that follows from it, on both databases."""
 
 import pytest
-from sqlalchemy import delete, insert, update
+from sqlalchemy import delete, insert, select, update
 
 from rankwatch_service.access.scopes import Scope
-from rankwatch_service.api.background.housekeeping import tell_changed_precision
+from rankwatch_service.access.tokens import TokenKind, create_token
+from rankwatch_service.api.background.housekeeping import RECORD_NS, remove_expired, tell_changed_precision
 from rankwatch_service.policy.control_records import PrecisionSet, decode_control
 from rankwatch_service.policy.precision import WINDOW_DAYS
-from rankwatch_service.store.engine import write
-from rankwatch_service.store.models import Command, Incident, IncidentFeedback
+from rankwatch_service.store import job_removal
+from rankwatch_service.store.engine import read, write
+from rankwatch_service.store.models import Command, Feed, Incident, IncidentFeedback
 from tests.support.service.api import running_api
 from tests.support.service.process import until
+from tests.support.store.rows import add, command_row
 from tests.support.values.incidents import incident_row
 
 ON_BOTH_DATABASES = True
+INCIDENT = "/api/v1/incidents/inc_1"
+
+
+@pytest.fixture
+def service(api):
+    """An api whose database has one incident."""
+    add(api.engine, Incident, incident_row())
+    return api
+
+
+def person(api, name, scopes=(Scope.OPERATE, Scope.READ), **more):
+    with write(api.engine) as connection:
+        return create_token(connection, TokenKind.API, name, scopes, api.clock.unix_ns(), **more)[1]
+
+
+def say(api, answer, token=None, incident="inc_1", **how):
+    return api.ask("PUT", f"/api/v1/incidents/{incident}/feedback", token=token, json={"answer": answer}, **how)
+
+
+def answers(api):
+    return {one["name"]: one["answer"] for one in api.get(INCIDENT).json()["feedback"]}
+
+
+def stored(api):
+    with read(api.engine) as connection:
+        return connection.scalars(select(IncidentFeedback.answer)).all()
+
+
+def test_each_person_has_one_answer_with_name_and_time_and_may_change_it(service):
+    ann, bob = person(service, "ann"), person(service, "bob")
+    assert say(service, "noise", ann).status_code == 200
+    assert say(service, "useful", bob).json()["feedback"][0]["answer"] == "useful"
+    assert answers(service) == {"ann": "noise", "bob": "useful"}
+    before = service.clock.unix_ns()
+    assert say(service, "duplicate", ann).status_code == 200
+    assert answers(service) == {"ann": "duplicate", "bob": "useful"}
+    newest = service.get(INCIDENT).json()["feedback"][0]
+    assert (newest["person"], newest["at_unix_ns"] >= before) == ("ann", True)
+
+
+def test_another_token_of_a_person_changes_their_answer(service):
+    say(service, "noise", person(service, "Ann"))
+    say(service, "useful", person(service, "ann"))
+    assert answers(service) == {"ann": "useful"}
+
+
+def test_an_answer_is_withdrawn_once(service):
+    ann = person(service, "ann")
+    say(service, "noise", ann)
+    say(service, "useful")
+    for _ in range(2):
+        assert service.ask("DELETE", f"{INCIDENT}/feedback", token=ann).status_code == 204
+    assert answers(service) == {"admin": "useful"}
+
+
+def test_every_change_is_in_the_audit_trail_and_in_the_feed_and_a_repeat_is_not(service):
+    ann = person(service, "ann")
+    for answer in ("noise", "noise", "useful"):
+        say(service, answer, ann)
+    service.ask("DELETE", f"{INCIDENT}/feedback", token=ann)
+    audited = service.get("/api/v1/audit?target=inc_1").json()["items"]
+    assert [(row["action"], row["fields"]["answer"]) for row in audited] == [
+        ("incident.feedback", ""),
+        ("incident.feedback", "useful"),
+        ("incident.feedback", "noise"),
+    ]
+    assert all(row["actor"].startswith("ann (") for row in audited)
+    with read(service.engine) as connection:
+        told = connection.execute(select(Feed.topic, Feed.job, Feed.data)).all()
+    assert [(topic, job, data["what"]) for topic, job, data in told] == [("incident", "gpt-small", "feedback")] * 3
+
+
+def test_a_repeated_request_gets_the_first_reply(service):
+    first = say(service, "noise", key="k")
+    again = say(service, "noise", key="k")
+    assert (again.json(), again.headers["Idempotent-Replay"]) == (first.json(), "true")
+
+
+def test_who_may_answer_about_what(service):
+    for token, status in (
+        (person(service, "reader", (Scope.READ,)), 403),
+        (person(service, "elsewhere", job="other"), 404),
+        (person(service, "here", job="gpt-small"), 200),
+    ):
+        assert say(service, "noise", token).status_code == status
+        taken_back = service.ask("DELETE", f"{INCIDENT}/feedback", token=token).status_code
+        assert taken_back == (204 if status == 200 else status)
+    assert say(service, "great").status_code == 422
+    assert service.ask("PUT", "/api/v1/incidents/inc_2/feedback", json={"answer": "noise"}).status_code == 404
+    assert service.ask("DELETE", "/api/v1/incidents/inc_2/feedback").status_code == 404
+    assert stored(service) == []
+
+
+def test_feedback_goes_with_its_incident(service):
+    say(service, "noise")
+    with write(service.engine) as connection:
+        job_removal.delete_job(connection, "gpt-small", 1)
+    assert stored(service) == []
+
+
+def test_feedback_on_an_incident_of_long_ago_is_removed(service):
+    now = service.clock.unix_ns()
+    say(service, "noise")
+    remove_expired(service.engine, now)
+    assert stored(service) == ["noise"]
+    with write(service.engine) as connection:
+        connection.execute(delete(Incident))
+        row = incident_row(state="resolved", resolved_unix_ns=now - RECORD_NS - 1)
+        connection.execute(insert(Incident).values(**row))
+    say(service, "noise")
+    remove_expired(service.engine, now)
+    assert stored(service) == []
+
+
 WINDOW_NS = WINDOW_DAYS * 86_400 * 10**9
 
 
 def found(api, *answers, kind="hang", job="a", age_ns=0):
     """An incident of which people say this, one answer each."""
-    with write(api.engine) as connection:
-        number = found.number = getattr(found, "number", 0) + 1
-        at = api.clock.unix_ns() - age_ns
-        row = incident_row(id=f"inc_{number}", kind=kind, job=job, detected_unix_ns=at)
-        connection.execute(insert(Incident).values(**row))
-        for person, answer in enumerate(answers):
-            given = {"person": str(person), "name": str(person), "answer": answer, "at_unix_ns": at}
-            connection.execute(insert(IncidentFeedback).values(incident_id=row["id"], **given))
+    number = found.number = getattr(found, "number", 0) + 1
+    at = api.clock.unix_ns() - age_ns
+    row = incident_row(id=f"inc_{number}", kind=kind, job=job, detected_unix_ns=at)
+    add(api.engine, Incident, row)
+    for person, answer in enumerate(answers):
+        given = {"person": str(person), "name": str(person), "answer": answer, "at_unix_ns": at}
+        add(api.engine, IncidentFeedback, incident_id=row["id"], **given)
     return row["id"]
 
 
@@ -110,15 +226,11 @@ def told(api):
     return [one.kinds for one in records if isinstance(one, PrecisionSet)]
 
 
-def say(api, incident, answer):
-    assert api.ask("PUT", f"/api/v1/incidents/{incident}/feedback", json={"answer": answer}).status_code == 200
-
-
 def test_stream_is_told_the_precision_with_each_answer_that_changes_it(api):
     first, second = found(api), found(api, kind="straggler")
-    say(api, first, "noise")
-    say(api, second, "duplicate")
-    say(api, second, "useful")
+    say(api, "noise", incident=first)
+    say(api, "duplicate", incident=second)
+    say(api, "useful", incident=second)
     api.ask("DELETE", f"/api/v1/incidents/{first}/feedback")
     assert told(api) == [{"hang": (0, 1)}, {"hang": (0, 1), "straggler": (1, 0)}, {"straggler": (1, 0)}]
 
@@ -126,8 +238,8 @@ def test_stream_is_told_the_precision_with_each_answer_that_changes_it(api):
 def test_stream_is_told_once_that_incidents_have_left_the_window_or_were_deleted(api):
     old = found(api, age_ns=WINDOW_NS - 3_600 * 10**9)
     young = found(api)
-    say(api, old, "noise")
-    say(api, young, "useful")
+    say(api, "noise", incident=old)
+    say(api, "useful", incident=young)
     for _ in range(2):
         tell_changed_precision(api.engine, api.controls, api.clock)
     assert told(api)[1:] == [{"hang": (1, 1)}]
@@ -149,15 +261,9 @@ def test_an_api_process_tells_stream_what_has_changed_while_none_ran(api, tmp_pa
 
 
 def acted(api, incident, state="applied", requested_by="policy", age_ns=0):
-    at = api.clock.unix_ns() - age_ns
     number = acted.number = getattr(acted, "number", 0) + 1
-    row = {
-        "id": f"cmd_{number}", "job": "a", "attempt": "l.0", "action": "pause", "params": {}, "reason": "",
-        "requested_by": requested_by, "incident_id": incident, "state": state, "result": "", "requested_unix_ns": at,
-        "expires_unix_ns": at,
-    }  # fmt: skip
-    with write(api.engine) as connection:
-        connection.execute(insert(Command).values(**row))
+    asked = {"requested_by": requested_by, "requested_unix_ns": api.clock.unix_ns() - age_ns, "state": state}
+    add(api.engine, Command, command_row(f"cmd_{number}", job="a", incident_id=incident, **asked))
 
 
 def test_the_rate_of_false_actions_counts_what_the_policy_carried_out(api):

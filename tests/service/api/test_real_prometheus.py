@@ -4,16 +4,15 @@ import json
 import time
 
 import pytest
-from sqlalchemy import insert
 
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.policy.control_records import decode_control
-from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import Job
 from tests.support.service.alertmanager import amtool, needs_amtool
 from tests.support.service.process import until
 from tests.support.service.prometheus import needs_prometheus, running_prometheus
 from tests.support.service.served_api import served_api
+from tests.support.store.rows import add, job_row
 
 pytestmark = pytest.mark.integration
 
@@ -30,11 +29,8 @@ WATCHDOG = {"alert": "Watchdog", "expr": "vector(1)", "labels": {"severity": "no
 @pytest.fixture
 def service(tmp_path):
     with served_api(tmp_path) as (api, url):
-        now = api.clock.unix_ns()
-        blank = {"attempt": "l.0", "world_size": 4, "ranks_reporting": 4, "step": 9, "step_time_s": 1.0, "loss": 2.0}
-        times = {"first_seen_unix_ns": now, "last_seen_unix_ns": now, "last_progress_unix_ns": now}
-        with write(api.engine) as connection:
-            connection.execute(insert(Job).values(name="gpt", state="running", **blank, **times))
+        seen = dict.fromkeys(("first_seen_unix_ns", "last_seen_unix_ns"), api.clock.unix_ns())
+        add(api.engine, Job, job_row("gpt", **seen))
         yield api, url
 
 

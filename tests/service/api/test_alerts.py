@@ -3,15 +3,14 @@
 from datetime import UTC, datetime
 
 import pytest
-from sqlalchemy import insert
 
 from rankwatch_service import alerts
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.alerts import ALERTS_MAX
 from rankwatch_service.api.routes.alerts import ALERTS_PER_REQUEST_MAX, LISTED_MAX
-from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import Job
 from tests.support.clock import FakeClock
+from tests.support.store.rows import add, job_row
 
 CLOCK = FakeClock
 PATH = "/api/v2/alerts"
@@ -19,11 +18,8 @@ PATH = "/api/v2/alerts"
 
 @pytest.fixture(autouse=True)
 def jobs(api):
-    blank = {"attempt": "l.0", "world_size": 4, "ranks_reporting": 4, "step": 9, "step_time_s": 1.0, "loss": 2.0}
-    now = api.clock.unix_ns()
-    times = {"first_seen_unix_ns": now, "last_seen_unix_ns": now, "last_progress_unix_ns": now}
-    with write(api.engine) as connection:
-        connection.execute(insert(Job), [{"name": job, "state": "running"} | blank | times for job in ("gpt", "bert")])
+    seen = dict.fromkeys(("first_seen_unix_ns", "last_seen_unix_ns"), api.clock.unix_ns())
+    add(api.engine, Job, job_row("gpt", **seen), job_row("bert", **seen))
 
 
 def at(api, seconds):
