@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from kafka import KafkaAdminClient
@@ -21,7 +20,7 @@ from rankwatch.kafka.settings import MESSAGE_BYTES_MAX, KafkaSettings, partition
 from rankwatch.outcome import Accepted, Later, Outcome, Refused
 from rankwatch_service.log.kafka_topics import ensure_topics, topic_partitions
 from rankwatch_service.settings import Settings
-from tests.support.kafka.broker import Broker, GivenBroker, kafka_broker, new_prefix
+from tests.support.kafka.broker import Broker, kafka_broker, new_prefix
 from tests.support.kafka.secure import secure_kafka
 from tests.support.kafka.topic import Lying, read_topic
 from tests.support.service.process import free_port, until
@@ -80,9 +79,7 @@ def firsts(found: list[Lying]) -> list[bytes]:
     return list(dict.fromkeys(one.value for one in found))
 
 
-def test_messages_arrive_in_order_once_each_in_the_partition_of_their_key(
-    broker: Broker | GivenBroker, producers: list[Producer]
-) -> None:
+def test_messages_arrive_in_order_once_each_in_the_partition_of_their_key(broker, producers):
     kafka = with_topics(broker.bootstrap)
     producers.append(Producer(kafka))
     headers = (("reason", b"none"),)
@@ -105,9 +102,7 @@ def test_a_job_lies_in_the_same_partition_in_every_version() -> None:
     assert [partition_of(name, 24) for name in ("gpt", "job 7", "jöb")] == [20, 23, 16]
 
 
-def test_the_largest_message_is_taken_and_a_larger_one_refused_for_good(
-    broker: Broker | GivenBroker, producers: list[Producer]
-) -> None:
+def test_the_largest_message_is_taken_and_a_larger_one_refused_for_good(broker, producers):
     kafka = with_topics(broker.bootstrap)
     producers.append(Producer(kafka))
     outcomes = producers[0].publish(
@@ -124,9 +119,7 @@ def test_the_largest_message_is_taken_and_a_larger_one_refused_for_good(
     assert firsts(lying(kafka, 1)) == [b"small"]
 
 
-def test_what_the_broker_itself_finds_too_large_is_refused_without_harm_to_others(
-    apache: Broker | GivenBroker, producers: list[Producer]
-) -> None:
+def test_what_the_broker_itself_finds_too_large_is_refused_without_harm_to_others(apache, producers):
     kafka = KafkaSettings(apache.bootstrap, new_prefix())
     admin = opened(KafkaAdminClient, kafka)
     admin.create_topics(
@@ -148,9 +141,7 @@ def test_what_the_broker_itself_finds_too_large_is_refused_without_harm_to_other
     assert firsts(lying(kafka, 10)) == [one.value for one in small]
 
 
-def test_a_topic_that_is_missing_is_waited_for_and_never_made_by_us(
-    broker: Broker | GivenBroker, producers: list[Producer], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_topic_that_is_missing_is_waited_for_and_never_made_by_us(broker, producers, monkeypatch):
     monkeypatch.setattr(producer_module, "CONNECT_S", 1.0)
     settings = Settings(kafka=broker.bootstrap, kafka_prefix=new_prefix(), kafka_partitions=PARTITIONS)
     kafka = settings.kafka_settings()
@@ -193,9 +184,7 @@ def test_a_restart_of_the_broker_loses_nothing_and_keeps_the_order(own: Broker, 
     assert firsts(lying(kafka, 260)) == [b"%d" % n for n in range(260)]
 
 
-def test_a_hung_broker_gets_its_messages_back_to_the_sender_and_costs_no_cpu(
-    own: Broker, producers: list[Producer]
-) -> None:
+def test_a_hung_broker_gets_its_messages_back_to_the_sender_and_costs_no_cpu(own, producers):
     kafka = with_topics(own.bootstrap)
     producers.append(Producer(kafka, stall_s=STALL_S))
     deliver(producers[0], numbered(kafka, range(10)))
@@ -242,9 +231,7 @@ def test_clients_that_are_replaced_leave_nothing_behind(own: Broker, producers: 
     until("the old clients' threads are gone", lambda: threading.active_count() <= threads)
 
 
-def test_while_a_broker_hangs_what_waits_is_bounded(
-    own: Broker, producers: list[Producer], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_while_a_broker_hangs_what_waits_is_bounded(own, producers, monkeypatch):
     monkeypatch.setattr(producer_module, "WAITING_BYTES_MAX", 200_000)
     kafka = with_topics(own.bootstrap)
     producers.append(Producer(kafka, stall_s=STALL_S))
@@ -284,9 +271,7 @@ def test_closing_publishes_what_waits_and_gives_back_the_rest_in_time(own: Broke
         own.resume()
 
 
-def test_where_nobody_listens_making_a_producer_and_closing_it_waits_for_nothing(
-    producers: list[Producer], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_nobody_listens_making_a_producer_and_closing_it_waits_for_nothing(producers, monkeypatch):
     monkeypatch.setattr(producer_module, "CONNECT_S", 2.0)
     kafka = KafkaSettings(NOBODY)
     began_s = time.monotonic()
@@ -302,9 +287,7 @@ def test_where_nobody_listens_making_a_producer_and_closing_it_waits_for_nothing
 @pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning"
 )  # the client leaves failed handshakes open
-def test_a_password_and_a_certificate_let_us_in_and_what_is_wrong_with_them_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_password_and_a_certificate_let_us_in_and_what_is_wrong_with_them_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr(producer_module, "CONNECT_S", 3.0)
 
     def first_outcome(settings: KafkaSettings) -> Outcome:

@@ -298,10 +298,7 @@ def test_a_change_that_people_want_is_declared_where_it_begins(rank):
         if step == 1:
             rank.watch.declare("curriculum", "longer texts")
             rank.watch.declare(7, None)
-    assert rank.notes("declared") == [
-        {"what": "curriculum", "detail": "longer texts"},
-        {"what": "7", "detail": "None"},
-    ]
+    assert rank.notes("declared") == [{"what": "curriculum", "detail": "longer texts"}, {"what": "7", "detail": "None"}]
 
 
 def test_a_closed_watch_goes_on_without_recording(rank):

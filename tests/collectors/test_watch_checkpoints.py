@@ -221,14 +221,7 @@ def test_a_place_with_a_scheme_survives_the_host(rank, place, tier):
 def test_a_save_of_the_loops_own_is_registered_with_what_it_says(rank):
     rank.watch.checkpoint_saved(40, "/c/40", tier="remote", seconds=1.5, size_bytes=10, shards=1)
     assert rank.notes("checkpoint_saved") == [
-        {
-            "checkpoint": "remote:l.0:40",
-            "tier": "remote",
-            "location": "/c/40",
-            "seconds": 1.5,
-            "bytes": 10,
-            "shards": 1,
-        }
+        {"checkpoint": "remote:l.0:40", "tier": "remote", "location": "/c/40", "seconds": 1.5, "bytes": 10, "shards": 1}
     ]
 
 

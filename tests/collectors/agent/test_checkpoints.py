@@ -138,9 +138,7 @@ def test_a_root_that_is_a_link_itself_may_be_one(world: World, ckpt: Path) -> No
     assert world.why_not(ckpt.parent / "scratch" / "step-5.pt") == ""
 
 
-def test_a_relative_location_is_below_the_working_directory_of_the_ranks(
-    world: World, ckpt: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_relative_location_is_below_the_working_directory_of_the_ranks(world, ckpt, monkeypatch):
     monkeypatch.chdir(ckpt.parent)
     world.save(world.rank(), "ckpt/step-5.pt")
     (ckpt / "planted.pt").symlink_to(ckpt.parent / "evil" / "step-9.pt")
@@ -195,9 +193,7 @@ def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
     answers.set()
 
 
-def test_a_file_system_that_does_not_answer_is_not_waited_for(
-    world: World, ckpt: Path, silent: Callable[[], None]
-) -> None:
+def test_a_file_system_that_does_not_answer_is_not_waited_for(world, ckpt, silent):
     world.rank(str(ckpt))
     assert world.roots.why_not(f"{ckpt}/step-5.pt") is None
     world.now_s += ANSWER_WITHIN_S + 0.1
@@ -351,9 +347,7 @@ def test_the_file_system_of_the_newest_save_is_reported_with_the_size_of_the_sav
     assert disks(host) == []
 
 
-def test_it_is_reported_again_when_its_free_space_has_changed_or_another_save_does_not_fit_any_more(
-    host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_is_reported_again_when_its_free_space_has_changed_or_another_save_does_not_fit_any_more(host, monkeypatch):
     blocks = {"f_bavail": 500, "f_frsize": 10, "f_blocks": 1000}
     monkeypatch.setattr(checkpoints.os, "statvfs", lambda _path: SimpleNamespace(**blocks))
     host.save(5, "out/5", there=False)

@@ -99,9 +99,7 @@ def test_events_of_this_machine_of_azure_and_what_ends_it_first(metadata: Metada
     assert on_azure(metadata.base) == {"what": "maintenance", "action": "Freeze", "at": when, "detail": ""}
 
 
-def test_a_notice_is_told_each_minute_and_its_withdrawal_once_and_silence_changes_nothing(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_notice_is_told_each_minute_and_its_withdrawal_once_and_silence_changes_nothing(caplog):
     said: list[Notice | Exception | None] = []
 
     def look() -> Notice | None:

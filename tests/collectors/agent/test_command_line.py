@@ -57,9 +57,7 @@ def test_while_another_agent_has_the_lock_a_second_one_ends_at_once(tmp_path: Pa
     os.close(descriptor)
 
 
-def test_a_rank_that_begins_while_the_agent_ends_gets_its_agent_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rank_that_begins_while_the_agent_ends_gets_its_agent_all_the_same(tmp_path, monkeypatch):
     ranks: list[RecordingRank] = []
 
     def supervised(_worker: list[str], _lock: int, _tell: object) -> int:

@@ -140,9 +140,7 @@ def test_links_that_are_down_and_errors_of_one_link_are_counted(sampler: DeviceS
     assert [samples[index].extra["nvlink_errors"] for index in (4, 5)] == [0, 30]
 
 
-def test_work_apart_from_waiting_is_told_from_the_second_reading_on_where_the_device_measures_it(
-    sampler: DeviceSampler, spoil: Spoil
-) -> None:
+def test_work_apart_from_waiting_is_told_from_the_second_reading_on_where_the_device_measures_it(sampler, spoil):
     sampler.start()
     assert "sm_active_ratio" not in taken(sampler)[0].extra
     told = taken(sampler)[0].extra
@@ -255,9 +253,7 @@ def writing(*readings: Reading) -> list[str]:
     return [sys.executable, "-c", script, *(encoded(reading).hex() for reading in readings)]
 
 
-def test_a_driver_that_hangs_is_told_once_and_read_on_when_it_answers(
-    sampler: DeviceSampler, spoil: Spoil, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_driver_that_hangs_is_told_once_and_read_on_when_it_answers(sampler, spoil, monkeypatch):
     monkeypatch.setattr(devices, "SILENT_S", 1.5)
     sampler.start()
     taken(sampler)
@@ -268,9 +264,7 @@ def test_a_driver_that_hangs_is_told_once_and_read_on_when_it_answers(
     assert len(taken(sampler)) == 8
 
 
-def test_closing_leaves_no_process_though_the_driver_hangs(
-    sampler: DeviceSampler, spoil: Spoil, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_closing_leaves_no_process_though_the_driver_hangs(sampler, spoil, monkeypatch):
     monkeypatch.setattr(devices, "END_WITHIN_S", 30.0)
     sampler.start()
     taken(sampler)
@@ -280,8 +274,8 @@ def test_closing_leaves_no_process_though_the_driver_hangs(
 
 
 def test_a_second_reader_beside_one_that_hangs_ends_at_once_and_the_silence_is_told(
-    sampler: DeviceSampler, tmp_path: Path, spoil: Spoil, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    sampler, tmp_path, spoil, monkeypatch
+):
     monkeypatch.setattr(devices, "RESTART_AFTER_S", 0.1)
     monkeypatch.setattr(devices, "SILENT_S", 0.5)
     spoil(hangs=True)

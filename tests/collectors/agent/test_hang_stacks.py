@@ -130,9 +130,7 @@ def stopped(pid: int) -> bool:
     return stat is not None and stat.state in hang_stacks.STOPPED_STATES
 
 
-def test_a_rank_that_is_stopped_just_after_it_was_looked_at_is_called_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rank_that_is_stopped_just_after_it_was_looked_at_is_called_stopped(tmp_path, monkeypatch):
     with RecordingRank(tmp_path) as rank:
         (local,) = LocalRanks(tmp_path, "gpt").scan()
         clock = FakeClock()

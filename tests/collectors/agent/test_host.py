@@ -160,9 +160,7 @@ def test_the_sampler_tells_of_the_host_and_of_each_port_by_kind_and_name(tree: H
     assert {one.time_unix_ns for one in read} == {clock.unix_ns()}
 
 
-def test_a_folder_without_the_hosts_proc_and_sys_is_told_once_in_the_log(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_folder_without_the_hosts_proc_and_sys_is_told_once_in_the_log(tmp_path, caplog):
     sampler = HostSampler(tmp_path, FakeClock(), tmp_path)
     sampler.close()
     sampler.run()

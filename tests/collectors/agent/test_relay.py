@@ -86,9 +86,7 @@ def test_a_phase_that_comes_too_late_is_never_written(relay: Relay, rank: LocalR
             assert slot(rank) == before
 
 
-def test_after_a_restart_the_slot_itself_says_how_far_an_order_was(
-    relay: Relay, rank: LocalRank, tmp_path: Path
-) -> None:
+def test_after_a_restart_the_slot_itself_says_how_far_an_order_was(relay, rank, tmp_path):
     say(relay, HOLD)
     say(relay, HOLD, "do")
     reader = RingReader(rank.path, writable=True)
@@ -110,9 +108,7 @@ def test_closed_clears_the_slot_but_not_that_of_another_order(relay: Relay, rank
     assert slot(rank) is None
 
 
-def test_an_order_that_the_next_one_has_replaced_does_not_come_back_with_a_late_answer(
-    relay: Relay, rank: LocalRank
-) -> None:
+def test_an_order_that_the_next_one_has_replaced_does_not_come_back_with_a_late_answer(relay, rank):
     say(relay, HOLD)
     say(relay, HOLD, order="o2")  # that the first was closed was never heard
     assert slot(rank) == ("o2", "hold")
@@ -148,17 +144,13 @@ def test_a_phase_of_a_newer_service_is_left_alone(relay: Relay, rank: LocalRank)
     assert not relay.urgent
 
 
-def test_a_directive_that_does_not_fit_into_the_slot_is_refused_and_the_rank_keeps_the_old_one(
-    relay: Relay, rank: LocalRank
-) -> None:
+def test_a_directive_that_does_not_fit_into_the_slot_is_refused_and_the_rank_keeps_the_old_one(relay, rank):
     say(relay, HOLD)
     say(relay, HOLD, "hold", order="o2", location="x" * 10_000)
     assert slot(rank) == ("o1", "hold")
 
 
-def test_a_rank_that_cannot_be_held_is_not_killed(
-    relay: Relay, rank: LocalRank, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_rank_that_cannot_be_held_is_not_killed(relay, rank, caplog):
     say(relay, HOLD, "kill")
     assert "is not killed" in caplog.text
 
@@ -193,9 +185,7 @@ def test_what_no_process_of_this_launch_can_have_is_not_told(relay: Relay, rank:
     assert (rank.reader.directives.standing.proven, writes(rank)) == ("", 0)
 
 
-def test_while_an_order_is_in_the_slot_it_is_not_touched_and_the_capture_to_keep_is_told_afterwards(
-    relay: Relay, rank: LocalRank
-) -> None:
+def test_while_an_order_is_in_the_slot_it_is_not_touched_and_the_capture_to_keep_is_told_afterwards(relay, rank):
     keep(relay, "memory:l.0:300")
     keep(relay, "memory:l.0:400", HOLD)
     assert (slot(rank), rank.reader.directives.standing.proven) == (("o1", "hold"), "memory:l.0:300")
@@ -243,9 +233,7 @@ def seen(relay: Relay, rank: LocalRank, order: str = "", answer: str = "") -> wi
     return relay.seen_by_service(rank, wire.Progress(0, 5, "", 0.0, 0.0, order=order, answer=answer))
 
 
-def test_a_refused_location_reaches_no_slot_and_the_order_fails_there(
-    careful: Relay, rank: LocalRank, places: Places
-) -> None:
+def test_a_refused_location_reaches_no_slot_and_the_order_fails_there(careful, rank, places):
     places.known["/evil/3"] = "it is elsewhere"
     for phase in ("view", "hold", "hold", "do"):
         say(careful, ROLLBACK, phase)
@@ -276,9 +264,7 @@ def test_what_a_rank_itself_has_answered_is_passed_on(careful: Relay, rank: Loca
     assert seen(careful, rank, "o1", "held").answer == "held"
 
 
-def test_a_location_that_is_being_looked_up_is_passed_on_with_the_next_orders(
-    careful: Relay, rank: LocalRank, places: Places
-) -> None:
+def test_a_location_that_is_being_looked_up_is_passed_on_with_the_next_orders(careful, rank, places):
     places.known["/evil/3"] = None
     say(careful, ROLLBACK)
     assert (slot(rank), seen(careful, rank).order) == (None, "")
@@ -287,9 +273,7 @@ def test_a_location_that_is_being_looked_up_is_passed_on_with_the_next_orders(
     assert slot(rank) == ("o1", "hold")
 
 
-def test_the_advice_for_a_relaunch_is_written_only_where_it_may_be_loaded(
-    careful: Relay, places: Places, tmp_path: Path
-) -> None:
+def test_the_advice_for_a_relaunch_is_written_only_where_it_may_be_loaded(careful, places, tmp_path):
     advice = tmp_path / "resume.json"
     places.known["/evil/3"] = None
     assert not careful.ready(ADVICE)

@@ -80,9 +80,7 @@ def test_parcels_arrive_in_order_and_are_settled(sender: Sender, service: Servic
     assert not sender.behind
 
 
-def test_during_an_outage_parcels_are_settled_by_the_spool_and_sent_in_order_afterwards(
-    sender: Sender, service: Service
-) -> None:
+def test_during_an_outage_parcels_are_settled_by_the_spool_and_sent_in_order_afterwards(sender, service):
     service.answer = lambda _seq: Later("status 503")
     for number in range(20):
         sender.put(parcel(number))
@@ -115,9 +113,7 @@ def no_disk() -> Spool:
     raise OSError(errno.EROFS, "read-only file system")
 
 
-def test_without_a_disk_memory_is_bounded_and_events_outlast_step_records(
-    service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_disk_memory_is_bounded_and_events_outlast_step_records(service, monkeypatch):
     monkeypatch.setattr(sender_module, "MEMORY_BYTES_MAX", 100_000)
     service.answer = lambda _seq: Later("connection refused")
     sender = Sender(one_by_one(service), no_disk, HostClock())
@@ -149,9 +145,7 @@ def test_only_what_a_person_must_mend_or_what_lasts_is_trouble(service: Service,
     until(lambda: sender.trouble == "")
 
 
-def test_each_reason_of_an_outage_is_logged_once(
-    service: Service, sender: Sender, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_each_reason_of_an_outage_is_logged_once(service, sender, caplog):
     reasons = ["no rank has said yet which host this is", "403: the token is for another job"]
 
     def logged() -> list[int]:
@@ -234,9 +228,7 @@ def test_putting_does_not_wait_for_a_service_that_does_not_answer(service: Servi
     assert service.numbers() == list(range(100))
 
 
-def test_while_a_long_spool_is_sent_newer_parcels_join_its_end_instead_of_filling_memory(
-    sender: Sender, service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_while_a_long_spool_is_sent_newer_parcels_join_its_end_instead_of_filling_memory(sender, service, monkeypatch):
     monkeypatch.setattr(sender_module, "MEMORY_EASY_BYTES", 2_000)
     service.answer = lambda _seq: Later("connection refused")
     for number in range(10):

@@ -93,9 +93,7 @@ def test_answers_are_told_apart(publisher: Publisher, service: AgentService, sta
     assert publisher(lambda: find(service))(BODY) == outcome
 
 
-def test_a_service_that_does_not_answer_to_its_name_keeps_the_message_and_tells_a_person(
-    publisher: Publisher, service: AgentService
-) -> None:
+def test_a_service_that_does_not_answer_to_its_name_keeps_the_message_and_tells_a_person(publisher, service):
     service.status = 421
     outcome = publisher(lambda: find(service))(BODY)
     assert isinstance(outcome, Later)
@@ -112,9 +110,7 @@ def test_no_service_and_a_broken_configuration_are_reasons_to_wait(publisher: Pu
     assert publisher(broken)(BODY) == Later("ingest.json: no token", for_a_person=True)
 
 
-def test_after_a_restart_of_the_service_the_kept_connection_costs_no_failure(
-    publisher: Publisher, service: AgentService
-) -> None:
+def test_after_a_restart_of_the_service_the_kept_connection_costs_no_failure(publisher, service):
     publish = publisher(lambda: find(service))
     assert publish(BODY) == Accepted()
     service.stop()
@@ -161,9 +157,7 @@ def answering(content: bytes) -> tuple[socket.socket, threading.Thread]:
         b"HTTP/1.1 200 OK\r\nContent-Length: minus\r\nX: " + b"y" * 70_000 + b"\r\n\r\n",
     ],
 )
-def test_an_answer_that_is_none_is_worth_another_try_and_never_an_error(
-    content: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_answer_that_is_none_is_worth_another_try_and_never_an_error(content, monkeypatch):
     monkeypatch.setattr(service_connection, "ANSWER_BYTES_MAX", 2_000)
     server, thread = answering(content)
     endpoint = Endpoint(f"http://127.0.0.1:{server.getsockname()[1]}", TOKEN)
@@ -248,9 +242,7 @@ def test_the_answer_to_a_view_is_a_poll_for_orders(service: AgentService, enrol:
     poster.join(60)
 
 
-def test_while_the_service_is_away_views_are_dropped_and_only_the_newest_is_posted_afterwards(
-    service: AgentService, enrol: Enrol
-) -> None:
+def test_while_the_service_is_away_views_are_dropped_and_only_the_newest_is_posted_afterwards(service, enrol):
     service.stop()
     poster = ViewPoster(lambda: find(service), Inbox(), enrol(lambda: find(service)), OrderCheck())
     poster.start()

@@ -10,11 +10,7 @@ from rankwatch.integrations.started import started
 
 @pytest.mark.parametrize(
     ("name", "environment", "job"),
-    [
-        ("/data/runs/llama-7b/", {}, "llama-7b"),
-        ("", {}, "train_gpt"),
-        ("", {"RANKWATCH_JOB": "told"}, "told"),
-    ],
+    [("/data/runs/llama-7b/", {}, "llama-7b"), ("", {}, "train_gpt"), ("", {"RANKWATCH_JOB": "told"}, "told")],
     ids=["the framework's", "the script's", "the environment's"],
 )
 def test_a_job_is_named_after_its_run_else_after_its_script(name, environment, job, tmp_path: Path, monkeypatch):

@@ -10,14 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from rankwatch.torch_probe import TorchProbe
-from rankwatch.torch_probe.device import (
-    BLOCK,
-    BLOCKS_MAX,
-    PHASES_MAX,
-    SPANS_MAX,
-    WAITS_MAX,
-    DeviceTimer,
-)
+from rankwatch.torch_probe.device import BLOCK, BLOCKS_MAX, PHASES_MAX, SPANS_MAX, WAITS_MAX, DeviceTimer
 from rankwatch.torch_probe.device_times import BlockMarks
 from rankwatch.torch_probe.watched_model import FsdpBlock
 from tests.support.ranks.device import FakeDevice
@@ -83,9 +76,7 @@ def test_a_device_that_never_waits_for_its_host_measures_its_work(timer: DeviceT
     assert read(timer, device)["device_busy_s"] > 0
 
 
-def test_a_device_that_is_given_its_work_late_says_nothing_about_its_speed(
-    timer: DeviceTimer, device: FakeDevice
-) -> None:
+def test_a_device_that_is_given_its_work_late_says_nothing_about_its_speed(timer, device):
     timer.step_begins()
     for name in ("forward", "backward", "optimizer"):
         phase(timer, device, name, host_s=0.0105, passed=True)
@@ -111,9 +102,7 @@ def test_a_step_that_is_late_for_the_lesser_part_measures_its_work(timer: Device
 
 
 @pytest.mark.parametrize("each", [1.0, 2.0])
-def test_of_a_sharded_model_the_work_of_its_blocks_counts_and_the_rest_of_its_passes_is_waiting(
-    timer: DeviceTimer, device: FakeDevice, each: float
-) -> None:
+def test_of_a_sharded_model_the_work_of_its_blocks_counts_and_the_rest_of_its_passes_is_waiting(timer, device, each):
     timer.step_begins()
     begin = timer.mark()
     block = timer.mark()
@@ -146,9 +135,7 @@ def waited(timer: DeviceTimer, device: FakeDevice, part: str, wait_ms: float) ->
         timer.wait_ends(part, begin)
 
 
-def test_waits_within_a_phase_are_no_work_and_those_outside_are_waits_too(
-    timer: DeviceTimer, device: FakeDevice
-) -> None:
+def test_waits_within_a_phase_are_no_work_and_those_outside_are_waits_too(timer, device):
     timer.step_begins()
     for name in ("forward", "backward"):
         begin = timer.phase_begins(name)
@@ -163,9 +150,7 @@ def test_waits_within_a_phase_are_no_work_and_those_outside_are_waits_too(
     assert found["device_wait_s"] == pytest.approx(waits_s + 2 * 0.051)
 
 
-def test_a_step_whose_few_waits_were_all_left_out_tells_neither_work_nor_wait(
-    timer: DeviceTimer, device: FakeDevice
-) -> None:
+def test_a_step_whose_few_waits_were_all_left_out_tells_neither_work_nor_wait(timer, device):
     measured = []
     for waits in (2 * WAITS_MAX, 1, 1):
         timer.step_begins()
@@ -198,9 +183,7 @@ def test_waits_within_a_measured_block_stand_for_those_of_all_blocks(timer: Devi
     assert found["device_wait_s"] == pytest.approx(passes_s - found["device_busy_s"])
 
 
-def test_of_many_waits_some_are_measured_for_all_from_the_second_step_on(
-    timer: DeviceTimer, device: FakeDevice
-) -> None:
+def test_of_many_waits_some_are_measured_for_all_from_the_second_step_on(timer, device):
     for step in range(2):
         timer.step_begins()
         begin = timer.phase_begins("forward")
@@ -219,9 +202,7 @@ UNKNOWN = {"device.forward", "device.backward", "device_step_s"}
 
 
 @pytest.mark.parametrize("measured", [(), ("forward",), ("forward", "forward", "backward")])
-def test_where_blocks_were_not_measured_in_both_passes_own_work_is_unknown(
-    timer: DeviceTimer, device: FakeDevice, measured: tuple[str, ...]
-) -> None:
+def test_where_blocks_were_not_measured_in_both_passes_own_work_is_unknown(timer, device, measured):
     timer.step_begins()
     for name in measured:
         block = timer.mark()
@@ -232,9 +213,7 @@ def test_where_blocks_were_not_measured_in_both_passes_own_work_is_unknown(
     assert set(read(timer, device, blocks_each=1.0, knows_waits=True)) == UNKNOWN
 
 
-def test_where_a_graph_is_replayed_and_only_the_optimizer_runs_hooks_own_work_is_unknown(
-    timer: DeviceTimer, device: FakeDevice
-) -> None:
+def test_where_a_graph_is_replayed_and_only_the_optimizer_runs_hooks_own_work_is_unknown(timer, device):
     timer.step_begins()
     phase(timer, device, "optimizer")
     assert set(read(timer, device, knows_waits=True)) == {"device.optimizer", "device_step_s"}
@@ -258,9 +237,7 @@ def test_a_phase_that_a_capture_cuts_is_left_out(timer: DeviceTimer, device: Fak
     assert set(read(timer, device)) == {"device_step_s"}
 
 
-def test_of_a_step_with_more_parts_than_are_read_own_work_is_unknown_and_they_are_counted(
-    timer: DeviceTimer, device: FakeDevice, sink: FakeSink
-) -> None:
+def test_of_a_step_with_more_parts_than_are_read_own_work_is_unknown_and_they_are_counted(timer, device, sink):
     timer.step_begins()
     for number in range(SPANS_MAX + 3):
         phase(timer, device, "backward" if number % 2 else "forward")
@@ -289,9 +266,7 @@ def steps_of(passes: int, timer: DeviceTimer, device: FakeDevice, *, host_s: flo
     return found
 
 
-def test_of_a_step_with_many_parts_some_are_measured_and_stand_for_all(
-    timer: DeviceTimer, device: FakeDevice, sink: FakeSink
-) -> None:
+def test_of_a_step_with_many_parts_some_are_measured_and_stand_for_all(timer, device, sink):
     (first, parts), *later = steps_of(300, timer, device)
     assert ("device_busy_s" in first, parts) == (False, SPANS_MAX)
     dropped = sink.dropped["spans"]
@@ -307,9 +282,7 @@ def test_a_step_of_which_all_parts_fit_is_measured_whole(timer: DeviceTimer, dev
         assert found["device_busy_s"] == pytest.approx((2 * PHASES_MAX + 1) * (DEVICE_MS + 1) / 1e3)
 
 
-def test_a_device_that_is_given_many_parts_late_is_still_told_from_a_slow_one(
-    timer: DeviceTimer, device: FakeDevice
-) -> None:
+def test_a_device_that_is_given_many_parts_late_is_still_told_from_a_slow_one(timer, device):
     for found, _ in steps_of(PHASES_MAX + 1, timer, device, host_s=0.012)[1:]:
         assert set(found) == {"device.forward", "device.backward", "device.optimizer", "device_step_s"}
 
@@ -358,9 +331,7 @@ def test_a_teachers_forward_is_no_work_of_the_step(device: FakeDevice, sink: Fak
     assert set(sink.late_values[0][2]) == {"device_step_s"}
 
 
-def test_a_hook_that_fails_leaves_no_phase_open(
-    device: FakeDevice, sink: FakeSink, model: nn.Module, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hook_that_fails_leaves_no_phase_open(device, sink, model, monkeypatch):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     probe = TorchProbe(sink, model, optimizer, device=device)
     probe.step_begin(0, 0)
@@ -374,9 +345,7 @@ def test_a_hook_that_fails_leaves_no_phase_open(
     assert sink.dropped["probe_errors"] > 0
 
 
-def test_where_only_some_models_are_sharded_or_it_cannot_be_read_no_block_stands_for_the_work(
-    timer: DeviceTimer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_only_some_models_are_sharded_or_it_cannot_be_read_no_block_stands_for_the_work(timer, monkeypatch):
     sharded, plain, errors = nn.Linear(2, 2), nn.Linear(2, 2), []
     own = {sharded: [FsdpBlock(sharded, sharded, True)], plain: []}
     monkeypatch.setattr("rankwatch.torch_probe.device_times.blocks", own.__getitem__)

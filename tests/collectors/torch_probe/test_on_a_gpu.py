@@ -203,9 +203,7 @@ def test_no_operation_of_the_probe_is_one_that_torch_knows_to_wait(trainings: Ca
     assert training.sink.dropped.get("probe_errors", 0) == 0
 
 
-def test_a_host_that_gives_work_too_late_leaves_the_speed_of_its_device_unknown(
-    trainings: Callable[..., Training],
-) -> None:
+def test_a_host_that_gives_work_too_late_leaves_the_speed_of_its_device_unknown(trainings):
     training = trainings()
     training.inputs = training.inputs[:1]
     many = nn.Sequential(*(nn.Linear(64, 64) for _ in range(200))).cuda()
@@ -246,9 +244,7 @@ def test_a_step_captured_as_a_whole_is_left_alone(trainings: Callable[..., Train
     assert all(seconds > 0 for seconds in read)
 
 
-def test_a_users_profiler_of_kernels_goes_first_and_a_trace_says_why_it_does_not_start(
-    trainings: Callable[..., Training],
-) -> None:
+def test_a_users_profiler_of_kernels_goes_first_and_a_trace_says_why_it_does_not_start(trainings):
     training = trainings()
     training.train(2)
     with profile(activities=KERNELS_AND_CALLS) as users:

@@ -210,9 +210,7 @@ def test_phases_are_marked_in_order_and_the_optimizer_too(sink, model, optimizer
 
 
 @pytest.mark.parametrize(
-    "wrap",
-    [lambda out: {"loss": out}, lambda out: (None, [out]), lambda out: out],
-    ids=["mapping", "nested", "tensor"],
+    "wrap", [lambda out: {"loss": out}, lambda out: (None, [out]), lambda out: out], ids=["mapping", "nested", "tensor"]
 )
 def test_backward_is_marked_for_any_shape_of_output(sink, wrap):
     class Wrapped(nn.Module):

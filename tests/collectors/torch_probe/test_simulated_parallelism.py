@@ -174,9 +174,7 @@ def ranks(answers: list[tuple[dict[str, Trained], Any]]) -> list[dict[str, Train
     return [ways for ways, _ in answers]
 
 
-def test_the_rank_with_a_slow_device_is_named_although_its_tensor_parallel_peer_takes_as_long(
-    answers: list[tuple[Any, list[dict[str, float]]]],
-) -> None:
+def test_the_rank_with_a_slow_device_is_named_although_its_tensor_parallel_peer_takes_as_long(answers):
     two_by_two = dataclasses.replace(topology(4), dp=np.array([0, 0, 1, 1]), tp=np.array([0, 1, 0, 1]))
     (finding,) = findings([rows for _, rows in answers], two_by_two)
     assert (finding.ranks, finding.cause) == ((2,), "device")

@@ -118,9 +118,7 @@ def trained(request: pytest.FixtureRequest) -> list[dict[str, Rows]]:
 
 
 @pytest.mark.parametrize("part", CAUSES)
-def test_the_rank_that_keeps_the_others_waiting_is_named_with_the_cause(
-    trained: list[dict[str, Rows]], part: str
-) -> None:
+def test_the_rank_that_keeps_the_others_waiting_is_named_with_the_cause(trained, part):
     (finding,) = findings([rank[part] for rank in trained], topology(WORLD_SIZE))
     assert (finding.ranks, finding.cause) == ((2,), CAUSES[part])
     assert AT < (finding.detected_step or 0) <= AT + 30
@@ -168,9 +166,7 @@ def waited() -> dict[str, list[tuple[int, int, Rows, int]]]:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_the_probe_makes_no_host_wait_for_its_device(
-    waited: dict[str, list[tuple[int, int, Rows, int]]], way: str
-) -> None:
+def test_the_probe_makes_no_host_wait_for_its_device(waited, way):
     watched, unwatched = waited[way]
     assert watched[:2] == unwatched[:2]
     assert watched[3] == 0

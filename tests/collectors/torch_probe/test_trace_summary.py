@@ -5,15 +5,7 @@ import json
 import pytest
 
 from rankwatch import layout
-from rankwatch.torch_probe.tracing import (
-    COLLECTIVES_MAX,
-    STREAMS_MAX,
-    TOP,
-    TraceSpan,
-    kind_of,
-    sized,
-    summed_up,
-)
+from rankwatch.torch_probe.tracing import COLLECTIVES_MAX, STREAMS_MAX, TOP, TraceSpan, kind_of, sized, summed_up
 
 MS = 1_000_000
 
