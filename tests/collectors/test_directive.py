@@ -1,3 +1,6 @@
+import os
+from collections.abc import Callable
+
 import pytest
 
 from rankwatch.layout import Directive
@@ -5,13 +8,14 @@ from rankwatch.loop.directive import EXIT_STATUS, end_process
 from tests.support.ranks.recorders import Rank
 
 
-@pytest.fixture
-def rank(tmp_path):
-    return Rank(tmp_path)
-
-
 def directive(order: str, phase: str, action: str = "pause", step: int = 3, **fields: object) -> Directive:
     return Directive(order, "l.0", phase, action, step, **fields)
+
+
+def while_held(rank: Rank, act: Callable[[], object]) -> None:
+    """Act whenever the held rank is about to sleep."""
+    sleep = rank.watch._loop._follower._sleep
+    rank.watch._loop._follower._sleep = lambda seconds: (act(), sleep(seconds))[1]
 
 
 def run(rank: Rank, max_steps: int = 6) -> list[int]:
@@ -40,8 +44,7 @@ def test_a_rank_holds_at_the_boundary_of_the_step_it_was_told_and_says_so(rank):
     steps = rank.watch.steps(6)
     assert [next(steps) for _ in range(3)] == [0, 1, 2]
     assert rank.answer.order == ""
-    sleep = rank.watch._loop._follower._sleep
-    rank.watch._loop._follower._sleep = lambda seconds: (look_then_release(), sleep(seconds))[1]
+    while_held(rank, look_then_release)
     assert next(steps) == 3
     (answer, state), *_ = seen
     assert (answer.order, answer.answer, answer.step, state) == ("o", "held", 3, "held")
@@ -145,9 +148,7 @@ def test_a_stop_ends_the_loop_at_its_step_and_the_rank_has_left(rank):
 def test_an_order_is_done_at_most_once_however_often_it_is_written(rank):
     saves = []
     rank.watch.on_checkpoint(lambda step: saves.append(step) or f"/c/{step}")
-    rank.write("o", "hold", "checkpoint", step=3)
-    rank.write_after(1, directive("o", "do", "checkpoint"))
-    rank.write_after(3, directive("o", "go", "checkpoint"))
+    rank.order("checkpoint", 3)
     steps = rank.watch.steps(10)
     for _ in range(5):
         next(steps)
@@ -158,18 +159,25 @@ def test_an_order_is_done_at_most_once_however_often_it_is_written(rank):
     assert rank.answer.answer == "went"
 
 
-def test_a_checkpoint_is_saved_once_answered_with_its_place_and_registered(rank):
-    rank.watch.on_checkpoint(lambda step: f"/c/{step}")
-    rank.write("o", "hold", "checkpoint", step=3)
-    rank.write_after(1, directive("o", "do", "checkpoint", lease_s=120.0))
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_checkpoint_is_saved_once_answered_with_its_place_and_registered_and_after_a_failure_training_goes_on(
+    rank, fails
+):
+    @rank.watch.on_checkpoint
+    def save(step: int) -> str:
+        if fails:
+            raise OSError("disk full")
+        return f"/c/{step}"
+
     answers = []
-    rank.write_after(4, directive("o", "go", "checkpoint"))
-    sleep = rank.watch._loop._follower._sleep
-    rank.watch._loop._follower._sleep = lambda seconds: (answers.append(rank.answer), sleep(seconds))[1]
+    rank.order("checkpoint", 3)
+    while_held(rank, lambda: answers.append(rank.answer))
     assert run(rank) == [0, 1, 2, 3, 4, 5]
-    assert ("done", "/c/3", 3) in [(answer.answer, answer.detail, answer.step) for answer in answers]
-    (note,) = rank.notes("checkpoint_saved")
-    assert (note["checkpoint"], note["tier"], note["location"]) == ("local:l.0:3", "local", "/c/3")
+    expected = ("failed", "OSError: disk full", 3) if fails else ("done", "/c/3", 3)
+    assert expected in [(answer.answer, answer.detail, answer.step) for answer in answers]
+    saved = [(note["checkpoint"], note["tier"], note["location"]) for note in rank.notes("checkpoint_saved")]
+    assert saved == ([] if fails else [("local:l.0:3", "local", "/c/3")])
+    assert rank.ended == []
 
 
 def checkpoint_in_a_pause(rank: Rank) -> None:
@@ -193,8 +201,7 @@ def test_a_paused_rank_saves_at_the_step_of_the_pause_and_is_paused_again(rank, 
 
     checkpoint_in_a_pause(rank)
     rank.write_after(500, directive("o", "go"))
-    sleep = rank.watch._loop._follower._sleep
-    rank.watch._loop._follower._sleep = lambda seconds: (answers.append(rank.answer), sleep(seconds))[1]
+    while_held(rank, lambda: answers.append(rank.answer))
     assert run(rank) == [0, 1, 2, 3, 4, 5]
     assert (saves, rank.sleeps) == ([3], 500)
     told = [(answer.order, answer.answer) for answer in answers]
@@ -212,22 +219,6 @@ def test_a_pause_that_follows_a_checkpoint_ends_by_its_lease_and_training_goes_o
     assert rank.answer.detail == "the pause's lease ended"
 
 
-def test_a_save_that_fails_is_answered_and_training_goes_on_with_go(rank):
-    @rank.watch.on_checkpoint
-    def save(step: int) -> str:
-        raise OSError("disk full")
-
-    rank.write("o", "hold", "checkpoint", step=3)
-    rank.write_after(1, directive("o", "do", "checkpoint"))
-    answers = []
-    rank.write_after(4, directive("o", "go", "checkpoint"))
-    sleep = rank.watch._loop._follower._sleep
-    rank.watch._loop._follower._sleep = lambda seconds: (answers.append(rank.answer), sleep(seconds))[1]
-    assert run(rank) == [0, 1, 2, 3, 4, 5]
-    assert ("failed", "OSError: disk full") in [(answer.answer, answer.detail) for answer in answers]
-    assert rank.ended == []
-
-
 def rolling_back(rank: Rank, hook=lambda checkpoint: checkpoint.step) -> None:
     rank.watch.on_rollback(hook)
     rank.write("o", "hold", "rollback", step=3, checkpoint="local:l.0:1")
@@ -242,7 +233,7 @@ def test_a_rollback_goes_on_from_the_restored_step_in_the_next_attempt(rank):
     assert run(rank) == [0, 1, 2, 1, 2, 3, 4, 5]
     assert [tuple(checkpoint) for checkpoint in asked] == [("local:l.0:1", "/c/1", 1, "full")]
     assert (rank.answer.answer, rank.answer.step, rank.answer.k) == ("went", 1, 1)
-    entries = [(entry.k, entry.step) for entry in rank.entries if hasattr(entry, "busy_s")]
+    entries = [(entry.k, entry.step) for entry in rank.steps]
     assert entries == [(0, 0), (0, 1), (0, 2), (1, 1), (1, 2), (1, 3), (1, 4), (1, 5)]
     assert rank.notes("checkpoint_loaded")[0]["checkpoint"] == "local:l.0:1"
 
@@ -330,10 +321,10 @@ def test_a_torn_or_senseless_directive_is_counted_and_the_next_one_obeyed(rank):
 
 
 def test_an_interrupt_while_held_reaches_the_user_and_the_state_is_running_again(rank):
-    def interrupt(seconds: float) -> None:
+    def interrupt() -> None:
         raise KeyboardInterrupt
 
-    rank.watch._loop._follower._sleep = interrupt
+    while_held(rank, interrupt)
     rank.write("o", "hold", step=3)
     with pytest.raises(KeyboardInterrupt):
         run(rank)
@@ -341,8 +332,6 @@ def test_an_interrupt_while_held_reaches_the_user_and_the_state_is_running_again
 
 
 def test_the_process_really_ends_with_status_75():
-    import os
-
     child = os.fork()
     if child == 0:
         end_process()

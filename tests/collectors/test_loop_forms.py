@@ -4,15 +4,6 @@ import random
 
 import pytest
 
-from rankwatch.layout import Directive
-from rankwatch.reader import RingReader
-from tests.support.ranks.recorders import Rank
-
-
-@pytest.fixture
-def rank(tmp_path):
-    return Rank(tmp_path)
-
 
 class Loader:
     """Five batches an epoch in an order that Python's random state decides when the epoch begins."""
@@ -57,29 +48,6 @@ class Model:
         pass
 
 
-def steps_of(rank: Rank) -> list[int]:
-    return [entry.step for entry in rank.entries if hasattr(entry, "busy_s")]
-
-
-def kinds_of(rank: Rank) -> list[int]:
-    return [entry.kind for entry in rank.entries if hasattr(entry, "busy_s")]
-
-
-def can(rank: Rank) -> list[str]:
-    reader = RingReader(rank.recorder.path)
-    found = reader.header.identity.get("can", [])
-    reader.close()
-    return found
-
-
-def order(rank: Rank, action: str, step: int, **fields) -> None:
-    """Ordered by the service now: to hold before this step, act, and go on."""
-    fields |= {"action": action, "step": step}
-    rank._put(Directive("o", "l.0", "hold", **fields))
-    rank.write_after(1, Directive("o", "l.0", "do", **fields, lease_s=120.0))
-    rank.write_after(3, Directive("o", "l.0", "go", **fields))
-
-
 # ---- over -----------------------------------------------------------------------------------------------------------
 
 
@@ -94,7 +62,7 @@ def test_each_batch_is_a_step_and_the_wait_for_it_is_part_of_the_step(rank):
         rank.clock.advance(1)
         seen.append((step, batch))
     assert seen == [(0, 0), (1, 1), (2, 2)]
-    entries = [entry for entry in rank.entries if hasattr(entry, "busy_s")]
+    entries = rank.steps
     assert [(entry.step_time_s, entry.busy_s) for entry in entries] == [(3, 1)] * 3
     assert (rank.state, rank.notes("rank_left")) == ("left", [{"reason": "end"}])
 
@@ -113,7 +81,7 @@ def test_the_script_may_say_how_an_epoch_is_told(rank):
 
 def test_a_loader_without_batches_has_no_step(rank):
     assert list(rank.watch.over([], epochs=3)) == []
-    assert steps_of(rank) == []
+    assert [entry.step for entry in rank.steps] == []
     assert rank.notes("rank_left") == [{"reason": "end"}]
 
 
@@ -132,7 +100,7 @@ def test_a_loader_with_a_state_of_its_own_is_not_skipped(rank):
 def test_a_rollback_moves_the_loader_back(rank, loader, taken, back):
     random.seed(3)
     rank.watch.state(model=Model(), keep=8, every=2)
-    order(rank, "rollback", taken, checkpoint=f"memory:l.0:{back}", checkpoint_step=back, k=1)
+    rank.order("rollback", taken, checkpoint=f"memory:l.0:{back}", checkpoint_step=back, k=1)
     seen = []
     for step, batch in rank.watch.over(loader(), epochs=2):
         random.random()  # as training does, which draws from the same random state
@@ -140,7 +108,7 @@ def test_a_rollback_moves_the_loader_back(rank, loader, taken, back):
     assert [step for step, _ in seen] == [*range(taken), *range(back, 10)]
     first, again = dict(seen[:taken]), dict(seen[taken:])
     assert {step: again[step] for step in range(back, taken)} == {step: first[step] for step in range(back, taken)}
-    assert "rollback_memory" in can(rank)
+    assert "rollback_memory" in rank.can
 
 
 def test_data_is_given_once(rank):
@@ -168,15 +136,15 @@ def test_begin_and_end_are_a_step(rank):
     assert watch.begin(7) == 7
     watch.end()
     watch.end()  # no step runs: no effect
-    assert steps_of(rank) == [0, 1, 7]
+    assert [entry.step for entry in rank.steps] == [0, 1, 7]
     assert watch.errors == 0
 
 
 def test_a_loop_that_asks_can_be_stopped_and_records_no_further_step(rank):
     watch = rank.watch
     assert not watch.should_stop
-    assert "stop" in can(rank)
-    order(rank, "stop", 2)
+    assert "stop" in rank.can
+    rank.order("stop", 2)
     done = []
     while not watch.should_stop:
         done.append(watch.begin())
@@ -186,14 +154,14 @@ def test_a_loop_that_asks_can_be_stopped_and_records_no_further_step(rank):
     assert watch.begin() == 2  # a framework that finishes its epoch
     watch.log(loss=1.0)
     watch.end()
-    assert steps_of(rank) == [0, 1]
+    assert [entry.step for entry in rank.steps] == [0, 1]
     assert watch.should_stop
 
 
 def test_a_boundary_that_was_passed_by_asking_is_not_passed_again(rank):
     saved = []
     rank.watch.on_checkpoint(lambda step: saved.append(step) or "here")
-    order(rank, "checkpoint", 1)
+    rank.order("checkpoint", 1)
     for _ in range(3):
         rank.watch.begin()
         rank.watch.end()
@@ -203,7 +171,7 @@ def test_a_boundary_that_was_passed_by_asking_is_not_passed_again(rank):
 
 def test_a_rollback_while_asking_is_where_the_next_step_begins(rank):
     rank.watch.state(model=Model(), data=lambda position: iter(range(position, 99)), keep=4, every=1)
-    order(rank, "rollback", 3, checkpoint="memory:l.0:1", checkpoint_step=1, k=1)
+    rank.order("rollback", 3, checkpoint="memory:l.0:1", checkpoint_step=1, k=1)
     seen = []
     while len(seen) < 6:
         step = rank.watch.begin()
@@ -211,11 +179,11 @@ def test_a_rollback_while_asking_is_where_the_next_step_begins(rank):
         rank.watch.end()
         assert not rank.watch.should_stop
     assert seen == [(0, 0), (1, 1), (2, 2), (1, 1), (2, 2), (3, 3)]
-    assert "rollback_memory" in can(rank)
+    assert "rollback_memory" in rank.can
 
 
 def test_within_a_step_asking_passes_no_boundary(rank):
-    order(rank, "stop", 1)
+    rank.order("stop", 1)
     rank.watch.begin(0)
     assert not rank.watch.should_stop
     rank.watch.end()
@@ -230,13 +198,13 @@ def test_a_process_that_goes_on_after_its_loop_says_so_and_may_train_again(rank)
     rank.watch.begin()
     assert rank.state == "running"
     rank.watch.end()
-    assert steps_of(rank) == [0, 1]
+    assert [entry.step for entry in rank.steps] == [0, 1]
 
 
 def test_a_loop_of_single_steps_can_be_paused_without_registering_anything(rank):
     with rank.watch.step():
         pass
-    assert can(rank) == ["pause", "resume", "trace"]
+    assert rank.can == ["pause", "resume", "trace"]
 
 
 # ---- pause ----------------------------------------------------------------------------------------------------------
@@ -252,7 +220,7 @@ def test_a_pause_within_a_step_is_outside_of_its_work_and_the_step_is_not_compar
     watch.end()
     watch.begin()
     watch.end()
-    assert kinds_of(rank) == [1, 0]
+    assert [entry.kind for entry in rank.steps] == [1, 0]
 
 
 def test_a_pause_between_two_steps_shows_its_name_and_belongs_to_neither(rank):
@@ -263,7 +231,7 @@ def test_a_pause_between_two_steps_shows_its_name_and_belongs_to_neither(rank):
         assert rank.outside_ns
     watch.begin()
     watch.end()
-    assert kinds_of(rank) == [0, 0]
+    assert [entry.kind for entry in rank.steps] == [0, 0]
     assert rank.outside_ns
 
 
@@ -277,7 +245,7 @@ def test_a_function_can_be_a_pause_and_call_itself(rank):
     assert evaluate(2) == 0
     assert not rank.outside_ns
     rank.watch.end()
-    assert kinds_of(rank) == [1]
+    assert [entry.kind for entry in rank.steps] == [1]
     assert rank.watch.errors == 0
 
 

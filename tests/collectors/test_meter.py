@@ -135,36 +135,21 @@ def test_a_step_with_an_evaluation_or_a_save_is_of_that_kind_and_the_next_one_is
     assert [entry.kind for entry in bench.steps] == [kind, 0]
 
 
-def test_the_thirteenth_phase_of_a_step_is_dropped_and_counted(bench):
-    for step in range(2):
-        bench.begin(step)
-        for number in range(13 if step == 0 else 2):
-            with bench.meter.phase(f"p{number}"):
-                bench.work(1)
-        bench.end()
-    assert len(bench.steps[0].phases) == 12
-    assert bench.steps[1].phases == pytest.approx({"p0": 1, "p1": 1})
-    assert bench.recorder.dropped == {"phases": 1}
-
-
-def test_a_step_without_phases_has_none_of_the_step_before(bench):
-    for step, phases in enumerate((13, 0, 2, 0, 1)):
+@pytest.mark.parametrize(
+    ("phases_of_steps", "recorded", "dropped"),
+    [((13, 2), [12, 2], 1), ((13, 0, 2, 0, 1), [12, 0, 2, 0, 1], 1), ((14, 14, 14), [12, 12, 12], 6)],
+)
+def test_from_the_thirteenth_on_phases_of_a_step_are_dropped_and_counted_and_none_is_of_the_step_before(
+    bench, phases_of_steps, recorded, dropped
+):
+    for step, phases in enumerate(phases_of_steps):
         bench.begin(step)
         for number in range(phases):
             with bench.meter.phase(f"p{number}"):
                 bench.work(1)
         bench.end()
-    assert [len(entry.phases) for entry in bench.steps] == [12, 0, 2, 0, 1]
-
-
-def test_each_step_with_too_many_phases_counts_those_dropped(bench):
-    for step in range(3):
-        bench.begin(step)
-        for number in range(14):
-            with bench.meter.phase(f"p{number}"):
-                bench.work(1)
-        bench.end()
-    assert bench.recorder.dropped == {"phases": 6}
+    assert [len(entry.phases) for entry in bench.steps] == recorded
+    assert bench.recorder.dropped == {"phases": dropped}
 
 
 def test_the_65th_phase_name_costs_nothing_but_a_count(bench):

@@ -1,5 +1,7 @@
 """What keeps telemetry away is said once in the training output: a real script, a real agent, and a service."""
 
+import json
+import logging
 import os
 import subprocess
 import sys
@@ -9,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from rankwatch.log_lines import JsonLines
 from rankwatch.notices import (
     FLOWS_AGAIN,
     LOOK_EVERY_NS,
@@ -154,3 +157,27 @@ def test_a_notice_is_printable_short_and_said_once(tmp_path):
     reader.look()
     assert len(said) == 1
     assert not os.path.exists(path)
+
+
+def line(message: str, *args: object, exc_info: object = None) -> str:
+    record = logging.LogRecord("rankwatch.agent.sender", logging.WARNING, __file__, 1, message, args, exc_info)
+    record.created = 1_800_000_000.25
+    return JsonLines("agent").format(record)
+
+
+def test_a_line_has_the_fields_of_the_services_log():
+    assert json.loads(line("refused: %s", "status 413")) == {
+        "role": "agent",
+        "logger": "rankwatch.agent.sender",
+        "event": "refused: status 413",
+        "level": "warning",
+        "timestamp": "2027-01-15T08:00:00.250000Z",
+    }
+
+
+def test_quotes_line_ends_and_tracebacks_stay_within_their_line():
+    error = OSError('no "space"\nleft')
+    written = line("spool ü", exc_info=(OSError, error, None))
+    assert "\n" not in written
+    assert json.loads(written)["event"] == "spool ü"
+    assert 'OSError: no "space"\nleft' in json.loads(written)["exception"]

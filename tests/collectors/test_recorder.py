@@ -1,38 +1,130 @@
+"""The recorder file: its layout, what is written into it, and what is read from it meanwhile and after a kill."""
+
 import math
 import os
+import random
+import signal
 import subprocess
 import sys
+import time
 import warnings
+import zlib
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rankwatch import layout, wire
 from rankwatch.folders import directories, others_reach
-from rankwatch.reader import Note, RingReader, StepEntry, ValuesEntry
+from rankwatch.layout import Answer, Cell, Directive
+from rankwatch.reader import Note, Poll, RingReader, StepEntry, ValuesEntry
 from rankwatch.recorder import Recorder
-from tests.support.ranks.recorders import UNIX_NS, a_recorder, everything_in
+from tests.support.ranks.recorders import UNIX_NS, a_recorder, everything_in, write_step
+
+AREA = 1_024
+
+
+def a_cell() -> tuple[bytearray, Cell]:
+    memory = bytearray(AREA)
+    return memory, Cell(memoryview(memory), 0, AREA)
+
+
+def test_regions_do_not_overlap_and_the_file_is_two_megabytes():
+    assert layout.FILE_BYTES == 2 * 1024 * 1024
+    assert layout.PROGRESS_OFFSET + 8 * layout.PROGRESS_WORDS <= layout.ANSWER_OFFSET
+    names_bytes = layout.NAMES_MAX * layout.NAME_ROW_BYTES
+    assert layout.METRICS_OFFSET + names_bytes <= layout.PHASES_OFFSET
+    assert layout.PHASES_OFFSET + names_bytes <= layout.IDENTITY_OFFSET < layout.RING_OFFSET
+    assert layout.RING_OFFSET + layout.RING_ENTRIES * layout.ENTRY_BYTES == layout.FILE_BYTES
+    assert layout.RING_ENTRIES >= 4_096
+
+
+def test_parts_of_an_entry_do_not_overlap():
+    assert layout.ENTRY.size <= layout.PHASE_INDEX_OFFSET
+    assert layout.PHASE_INDEX_OFFSET + layout.PHASES_PER_STEP_MAX <= layout.PHASE_TIMES_OFFSET
+    assert layout.PHASE_TIMES_OFFSET + 4 * layout.PHASES_PER_STEP_MAX <= layout.VALUES_OFFSET
+    assert layout.VALUES_OFFSET + 8 * layout.PAGE_VALUES == layout.ENTRY_BYTES
+    assert layout.NOTE_OFFSET + layout.NOTE_PART_BYTES == layout.ENTRY_BYTES
+
+
+def test_a_cell_that_was_never_written_is_empty():
+    assert a_cell()[1].read() is None
+
+
+def test_a_cell_gives_back_the_newest_content_and_counts_writes():
+    _, cell = a_cell()
+    for number in range(1, 6):
+        cell.write(b"x" * number)
+        assert cell.read() == (number, b"x" * number)
+
+
+@given(st.integers(0, AREA - 1), st.integers(1, 255))
+def test_whatever_byte_of_the_newest_copy_is_torn_the_older_one_is_read_and_never_a_mixture(at, flip):
+    memory, cell = a_cell()
+    cell.write(b"older" * 20)
+    cell.write(b"newer" * 20)
+    if at >= 8:  # the first word says which is newest, and is written by one store
+        memory[at] ^= flip
+    assert cell.read() in [(1, b"older" * 20), (2, b"newer" * 20)]
+
+
+def test_a_write_that_was_cut_off_leaves_the_content_before_it():
+    memory, cell = a_cell()
+    cell.write(b"first")
+    cell.write(b"second")
+    before = bytes(memory)
+    cell.write(b"third")
+    after = bytes(memory)
+    for cut in range(8, AREA):  # all but the word, which is stored last
+        memory[:] = before[:8] + after[8:cut] + before[cut:]
+        assert cell.read() == (2, b"second")
+
+
+def test_content_that_does_not_fit_is_refused_and_the_old_one_stays():
+    _, cell = a_cell()
+    cell.write(b"a" * cell.capacity_bytes)
+    with pytest.raises(ValueError, match="do not fit"):
+        cell.write(b"b" * (cell.capacity_bytes + 1))
+    assert cell.read() == (1, b"a" * cell.capacity_bytes)
+
+
+def test_directives_and_answers_survive_their_cells():
+    directive = Directive("o1", "l.0", "do", "rollback", 7, 120.0, "memory:l.0:5", "/ü/x", 5, 1)
+    assert layout.decode_directive(layout.encode_directive(directive)) == directive
+    answer = Answer("o1", "done", 5, 1, -(2**63), "memory:l.0:5")
+    assert layout.decode_answer(layout.encode_answer(answer)) == answer
+
+
+def test_a_directive_of_a_newer_agent_is_read_without_its_new_fields():
+    payload = b'{"order":"o","attempt":"a","phase":"hold","tomorrow":1}'
+    assert layout.decode_directive(payload) == Directive("o", "a", "hold")
+
+
+@pytest.mark.parametrize("payload", [b"", b"[]", b"{", b"\xff\xfe", b"1"])
+def test_what_is_no_directive_is_a_value_error(payload):
+    with pytest.raises(ValueError):
+        layout.decode_directive(payload)
+
+
+@pytest.mark.parametrize("letter", ["e", "é", "😀", "\n", '"', "\udc80"])
+def test_the_longest_answer_fits_its_cell(letter):
+    cell = layout.answer_cell(memoryview(bytearray(layout.FILE_BYTES)))
+    cell.write(layout.encode_answer(Answer("o" * 64, "released", 2**47, 65_535, -(2**63), letter * 5_000)))
+    answer = layout.decode_answer(cell.read()[1])
+    assert (answer.answer, len(answer.detail)) == ("released", layout.DETAIL_CHARACTERS_MAX)
+
+
+def test_jobs_whose_names_look_alike_get_different_files():
+    stems = {layout.file_stem(name) for name in ("a/b", "a_b", "a b", "a" * 300, "a" * 301, "")}
+    assert len(stems) == 6
+    assert all("/" not in stem and len(stem) < 64 for stem in stems)
+
 
 IDENTITY = {"job": "gpt", "launch": "l", "rank": 0}
 
 
 def create(*places: object) -> Recorder:
     return Recorder.create(IDENTITY, [str(place) for place in places], monotonic_ns=5, unix_ns=UNIX_NS)
-
-
-def write(recorder: Recorder, step: int, mask: int = 0, k: int = 0) -> None:
-    recorder.write_step(
-        step=step,
-        k=k,
-        kind=0,
-        relative_step=step + 1,
-        end_ns=2_000,
-        step_ns=40,
-        busy_ns=30,
-        busy_cpu_ns=20,
-        wait_ns=10,
-        phases_ns=[],
-        mask=mask,
-    )
 
 
 def test_the_file_is_private_reserved_in_full_and_names_its_rank(tmp_path):
@@ -79,7 +171,7 @@ def test_where_no_place_takes_it_the_recorder_is_off_with_one_warning_and_everyt
     assert recorder.path is None
     for step in range(10):
         recorder.floats[recorder.metric("loss")] = 1.0
-        write(recorder, step, mask=1)
+        write_step(recorder, step, mask=1)
     recorder.note("note", {"text": "x" * 500}, 0, 0, 0)
     recorder.close()
 
@@ -140,7 +232,7 @@ def test_a_tmpfs_that_fills_up_later_does_not_hurt(mounted):
     with open(os.path.join(place, "data loader"), "wb", buffering=0) as hog, pytest.raises(OSError, match="No space"):
         os.posix_fallocate(hog.fileno(), 0, 3 * 1024 * 1024)
     for step in range(2 * layout.RING_ENTRIES):
-        write(recorder, step)
+        write_step(recorder, step)
     assert recorder.words[layout.HEAD] == 2 * layout.RING_ENTRIES
 
 
@@ -177,7 +269,7 @@ def test_values_are_what_was_put_and_absent_is_not_zero(tmp_path):
         recorder.floats[recorder.metric(f"m{index}")] = value
     recorder.metric("absent")
     recorder.integers[recorder.metric("fingerprint", exact=True)] = -(2**63) + 1
-    write(recorder, 0, mask=0b1011111)
+    write_step(recorder, 0, mask=0b1011111)
     (entry,) = everything_in(recorder)
     assert isinstance(entry, StepEntry)
     assert [entry.values[f"m{index}"] for index in (0, 2, 3)] == [1.5, -math.inf, 5e-324]
@@ -190,19 +282,8 @@ def test_values_are_what_was_put_and_absent_is_not_zero(tmp_path):
 def test_times_come_back_as_seconds(tmp_path):
     recorder = a_recorder(tmp_path, monotonic_ns=1_000)
     recorder.phase_index[:2] = bytes([recorder.phase("forward"), recorder.phase("backward")])
-    recorder.write_step(
-        step=7,
-        k=2,
-        kind=1,
-        relative_step=3,
-        end_ns=5_001_000,
-        step_ns=4_000_000,
-        busy_ns=3_000_000,
-        busy_cpu_ns=2_000_000,
-        wait_ns=1_000_000,
-        phases_ns=[500_000, 1_500_000],
-        mask=0,
-    )
+    times = {"step_ns": 4_000_000, "busy_ns": 3_000_000, "busy_cpu_ns": 2_000_000, "wait_ns": 1_000_000}
+    write_step(recorder, 7, k=2, kind=1, relative_step=3, end_ns=5_001_000, phases_ns=[500_000, 1_500_000], **times)
     (entry,) = everything_in(recorder)
     assert (entry.step, entry.k, entry.kind, entry.relative_step) == (7, 2, 1, 3)
     assert entry.time_unix_ns == UNIX_NS + 5_000_000
@@ -218,7 +299,7 @@ def test_more_than_sixteen_values_go_on_in_values_entries(tmp_path):
         index = recorder.metric(f"m{number}")
         recorder.floats[index] = float(number)
         mask |= 1 << index
-    write(recorder, 5, mask=mask)
+    write_step(recorder, 5, mask=mask)
     first, *others = everything_in(recorder)
     assert isinstance(first, StepEntry)
     assert all(isinstance(entry, ValuesEntry) and entry.step == 5 for entry in others)
@@ -234,7 +315,7 @@ def test_late_values_do_not_disturb_the_step_that_is_being_made(tmp_path):
         recorder.floats[recorder.metric(f"m{number}")] = 1.0
     exact = recorder.metric("nonfinite", exact=True)
     recorder.write_values(3, 1, 9_000, {0: 2.0, 17: 3.0, -1: 4.0}, {exact: 9, -1: 1})
-    write(recorder, 4, mask=0b11)
+    write_step(recorder, 4, mask=0b11)
     page_0, page_1, step = everything_in(recorder)
     assert (page_0.step, page_0.k, dict(page_0.values)) == (3, 1, {"m0": 2.0})
     assert dict(page_1.values) == {"m17": 3.0, "nonfinite": 9}
@@ -262,7 +343,7 @@ def test_a_name_of_64_bytes_and_one_with_half_a_surrogate_are_recorded(tmp_path)
     recorder = a_recorder(tmp_path)
     for index, name in enumerate(["ü" * 32, "a\udc80b"]):
         recorder.floats[recorder.metric(name)] = float(index)
-    write(recorder, 0, mask=0b11)
+    write_step(recorder, 0, mask=0b11)
     (entry,) = everything_in(recorder)
     assert dict(entry.values) == {"ü" * 32: 0.0, "a?b": 1.0}
 
@@ -305,18 +386,18 @@ def test_parameter_names_beyond_the_block_are_cut_and_counted(tmp_path):
 
 def test_a_forked_child_records_nothing_and_the_parent_goes_on(tmp_path):
     recorder = a_recorder(tmp_path)
-    write(recorder, 0)
+    write_step(recorder, 0)
     child = os.fork()
     if child == 0:  # what fails here shows as a status other than 0
         try:
-            write(recorder, 99)
+            write_step(recorder, 99)
             recorder.words[layout.POSITION] = 77
             recorder.close()
             os._exit(0 if recorder.path is None else 1)
         except BaseException:
             os._exit(2)
     assert os.waitpid(child, 0)[1] == 0
-    write(recorder, 1)
+    write_step(recorder, 1)
     assert [entry.step for entry in everything_in(recorder)] == [0, 1]
     assert recorder.words[layout.POSITION] == 0
 
@@ -325,7 +406,7 @@ def test_closing_twice_or_a_recorder_that_is_off_is_harmless(tmp_path):
     recorder = a_recorder(tmp_path)
     recorder.close()
     recorder.close()
-    write(recorder, 0)
+    write_step(recorder, 0)
     Recorder.off().close()
 
 
@@ -350,3 +431,267 @@ def test_the_lock_tells_another_process_that_the_rank_lives_until_it_closes(tmp_
     assert alive() == "True"  # asking takes nothing away
     recorder.close()
     assert alive() == "False"
+
+
+N = layout.RING_ENTRIES
+
+
+@pytest.fixture
+def recorder(tmp_path):
+    return a_recorder(tmp_path)
+
+
+@pytest.fixture
+def reader(recorder):
+    reader = RingReader(recorder.path, writable=True)
+    yield reader
+    reader.close()
+
+
+def write(recorder, first: int, count: int) -> None:
+    for step in range(first, first + count):
+        write_step(recorder, step)
+
+
+def slot(sequence: int) -> int:
+    return layout.RING_OFFSET + (sequence - 1) % N * layout.ENTRY_BYTES
+
+
+def steps(poll) -> list[int]:
+    return [entry.step for entry in poll.entries]
+
+
+def test_entries_come_once_in_order_as_they_are_written(recorder, reader):
+    assert reader.poll().entries == []
+    write(recorder, 0, 3)
+    assert steps(reader.poll()) == [0, 1, 2]
+    assert reader.poll().entries == []
+    write(recorder, 3, 1)
+    assert steps(reader.poll()) == [3]
+
+
+def test_a_limit_leaves_the_rest_for_the_next_poll(recorder, reader):
+    write(recorder, 0, 5)
+    assert steps(reader.poll(2)) == [0, 1]
+    assert steps(reader.poll()) == [2, 3, 4]
+
+
+def test_a_reader_goes_on_from_a_position_that_another_one_kept(recorder, reader):
+    write(recorder, 0, 5)
+    reader.poll(3)
+    other = RingReader(recorder.path, position=reader.position)
+    assert steps(other.poll()) == [3, 4]
+    other.close()
+
+
+def test_a_whole_ring_is_kept_and_what_was_overwritten_is_counted(recorder, reader):
+    write(recorder, 0, N)
+    assert len(reader.poll().entries) == N
+    write(recorder, N, N + 5)
+    poll = reader.poll()
+    assert poll.lost == {"ring": 5}
+    assert steps(poll) == list(range(N + 5, 2 * N + 5))
+
+
+@pytest.mark.parametrize("at", [0, 4, 8, 9, 16, 60, 130, 255])
+def test_whichever_byte_is_torn_the_entry_is_counted_and_the_others_are_read(recorder, reader, at):
+    write(recorder, 0, 5)
+    recorder._view[slot(3) + at] ^= 0x80
+    poll = reader.poll()
+    assert steps(poll) == [0, 1, 3, 4]
+    assert sum(poll.lost.values()) == 1
+
+
+def test_an_entry_that_is_half_written_is_waited_for(recorder, reader):
+    write(recorder, 7, 1)
+    whole = bytes(recorder._view[slot(1) : slot(2)])
+    recorder._view[slot(1) + 20 : slot(2)] = bytes(236)
+    recorder.words[layout.HEAD] = 0
+    assert reader.poll() == Poll([], {})
+    recorder._view[slot(1) : slot(2)] = whole
+    assert steps(reader.poll()) == [7]  # also before the head word follows: it may be the last entry before a crash
+
+
+def test_an_entry_of_an_unknown_type_is_counted(recorder, reader):
+    write(recorder, 0, 3)
+    at = slot(2)
+    entry = bytearray(recorder._view[at : at + layout.ENTRY_BYTES])
+    entry[4] = 77
+    entry[:4] = zlib.crc32(bytes(entry[4:])).to_bytes(4, "little")
+    recorder._view[at : at + layout.ENTRY_BYTES] = entry
+    poll = reader.poll()
+    assert steps(poll) == [0, 2]
+    assert poll.lost == {"unknown": 1}
+
+
+def test_a_note_whose_beginning_was_overwritten_does_not_come(recorder, reader):
+    recorder.note("note", {"text": "x" * 300}, 0, 0, 1_000)
+    recorder.note("note", {"text": "second"}, 0, 0, 1_000)
+    recorder._view[slot(1) + 60] ^= 1
+    poll = reader.poll()
+    assert [entry.fields for entry in poll.entries] == [{"text": "second"}]
+    assert poll.lost == {"torn": 1}
+
+
+def test_names_that_come_later_are_found(recorder, reader):
+    for number in range(3):
+        recorder.floats[recorder.metric(f"m{number}")] = 1.0
+        write_step(recorder, number, mask=1 << number)
+        (entry,) = reader.poll().entries
+        assert dict(entry.values) == {f"m{number}": 1.0}
+
+
+def test_progress_tells_step_phase_state_and_answer(recorder, reader):
+    assert reader.progress().step == -1
+    assert (reader.progress().phase, reader.progress().state) == ("", "running")
+    recorder.words[layout.POSITION] = 2 << 48 | 7
+    recorder.words[layout.STEP_ENTERED] = 5_000
+    recorder.words[layout.PHASE] = recorder.phase("forward")
+    recorder.words[layout.PHASE_ENTERED] = 6_000
+    recorder.words[layout.COLLECTIVES] = 9
+    recorder.words[layout.STATE] = layout.HELD
+    recorder.answer.write(layout.encode_answer(Answer("o", "held", 7, 2)))
+    progress = reader.progress()
+    assert (progress.step, progress.k, progress.phase, progress.state) == (6, 2, "forward", "held")
+    assert (progress.step_entered_ns, progress.phase_entered_ns, progress.collective_seq) == (5_000, 6_000, 9)
+    assert progress.answer == Answer("o", "held", 7, 2)
+
+
+def test_between_phases_a_phase_is_as_old_as_its_step_or_as_the_end_of_the_one_before(recorder, reader):
+    words, forward = recorder.words, recorder.phase("forward")
+    ages = [(layout.NO_PHASE, 1_000, 5_000), (layout.NO_PHASE, 6_000, 5_000), (forward, 1_000, 5_000)]
+    since = []
+    for words[layout.PHASE], words[layout.PHASE_ENTERED], words[layout.STEP_ENTERED] in ages:
+        since.append(reader.progress().phase_since_ns)
+    assert since == [5_000, 6_000, 1_000]
+
+
+def test_the_directive_slot_tells_what_stands_in_it_until_it_is_cleared(recorder, reader):
+    assert reader.directives.read() is None
+    directive = Directive("o", "l.0", "hold", "pause", 12)
+    reader.directives.write(directive)
+    other = RingReader(recorder.path)
+    assert other.directives.read() == directive
+    other.close()
+    reader.directives.clear("o", "l.0")
+    assert reader.directives.read() is None
+
+
+def test_a_directive_that_is_too_long_is_refused_and_the_old_one_stays(reader):
+    directive = Directive("o", "l.0", "hold", "pause", 12)
+    reader.directives.write(directive)
+    with pytest.raises(ValueError, match="do not fit"):
+        reader.directives.write(directive._replace(location="x" * 5_000))
+    assert reader.directives.read() == directive
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (b"", "empty"),
+        (b"hello", "not a recorder file"),
+        (bytes(layout.FILE_BYTES), "not a recorder file of version 1, or still being created"),
+        (layout.MAGIC + b"\x09" + bytes(layout.FILE_BYTES - 9), "version"),
+        (layout.MAGIC + b"\x01" + bytes(layout.FILE_BYTES - 9), "unknown sizes"),
+    ],
+)
+def test_what_is_no_recorder_file_is_a_clear_error_and_leaks_no_descriptor(tmp_path, content, complaint):
+    path = tmp_path / "x.ring"
+    path.write_bytes(content)
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(ValueError, match=complaint):
+        RingReader(str(path))
+    assert os.listdir("/proc/self/fd") == before
+
+
+WRITER = """
+import sys, time
+from rankwatch.recorder import Recorder
+recorder = Recorder.create({"job": "j", "launch": "l", "rank": 0}, [sys.argv[1]], monotonic_ns=5, unix_ns=5)
+value = recorder.metric("value")
+words, k = recorder.words, 0
+print(recorder.path, flush=True)
+step = 0
+while True:
+    recorder.floats[value] = float(step)
+    recorder.declare({"step": step}) if step % 50 == 0 else None
+    times = dict.fromkeys(("step_ns", "busy_ns", "busy_cpu_ns", "wait_ns"), step)
+    recorder.write_step(
+        step=step, k=0, kind=0, relative_step=step, end_ns=time.monotonic_ns(), phases_ns=[], mask=1, **times
+    )
+    if len(sys.argv) > 2 and step % int(sys.argv[2]) == 0:
+        time.sleep(0.001)
+    step += 1
+"""
+
+
+@pytest.fixture
+def writer(tmp_path):
+    """A real process that writes as fast as it can, or with a pause of 1 ms every so many steps."""
+    started = []
+
+    def start(*arguments: str) -> tuple[subprocess.Popen, str]:
+        command = [sys.executable, "-c", WRITER, str(tmp_path), *arguments]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        started.append(process)
+        return process, process.stdout.readline().strip()
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def read_until(reader: RingReader, count: int) -> tuple[list[StepEntry], dict[str, int]]:
+    entries, lost = [], {}
+    deadline = time.monotonic() + 30
+    while len(entries) < count:
+        assert time.monotonic() < deadline, f"{len(entries)} of {count} entries in 30 s"
+        poll = reader.poll(500)
+        entries += poll.entries
+        for reason, number in poll.lost.items():
+            lost[reason] = lost.get(reason, 0) + number
+    return entries, lost
+
+
+def test_beside_a_fast_writer_each_entry_is_read_whole_or_counted_as_lost(writer):
+    _, path = writer()
+    reader = RingReader(path)
+    entries, lost = read_until(reader, 3 * N)
+    for entry in entries:
+        # The step is told three times in an entry; a mixture of two entries would tell two steps.
+        assert entry.step == entry.values["value"] == entry.sequence - 1
+        assert entry.step_time_s == pytest.approx(entry.step * 1e-9, rel=1e-6)
+    assert len(entries) + sum(lost.values()) == reader.position - 1
+    assert set(lost) <= {"ring", "torn"}
+    reader.close()
+
+
+def test_beside_a_writer_at_training_speed_nothing_is_lost(writer):
+    _, path = writer("5")
+    reader = RingReader(path)
+    entries, lost = read_until(reader, 2_000)
+    assert lost == {}
+    assert [entry.step for entry in entries] == list(range(len(entries)))
+    reader.close()
+
+
+@pytest.mark.parametrize("trial", range(8))
+def test_a_writer_killed_at_any_moment_leaves_a_file_that_reads_to_its_last_entry(writer, trial):
+    process, path = writer()
+    reader = RingReader(path)
+    assert reader.owner_alive()
+    while not reader.head:
+        pass
+    time.sleep(random.Random(trial).uniform(0.001, 0.05))  # the moment of the kill, not a wait for something
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not reader.owner_alive()
+    head = reader.head
+    poll = reader.poll(2 * N)
+    assert poll.entries[-1].sequence in (head, head + 1)
+    assert set(poll.lost) <= {"ring"} or poll.lost.get("torn", 0) <= 1
+    assert reader.header.identity["step"] <= poll.entries[-1].step + 1
+    assert reader.progress().state == "running"
+    reader.close()

@@ -1,15 +1,18 @@
-"""`rankwatch.start` in real processes: how they end, what they leave, what they cannot break."""
+"""`rankwatch.start` in real processes: how they end, what they leave and cannot break, and the agent they start."""
 
+import fcntl
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from rankwatch import layout
+from rankwatch import layout, spawn
 from rankwatch.reader import RingReader
 
 PROLOGUE = """
@@ -73,8 +76,9 @@ def script(tmp_path):
         one.process.communicate()
 
 
-def test_a_script_that_ends_leaves_its_steps_and_has_left(script):
-    done = script("train()")
+@pytest.mark.parametrize("body", ["train()", "for _ in range(3):\n    with watch.step(): pass"])
+def test_a_script_that_ends_leaves_its_steps_and_has_left(script, body):
+    done = script(body)
     assert done.end() == (0, "")
     entries, progress, header = done.read()
     assert [entry.step for entry in entries if hasattr(entry, "busy_s")] == [0, 1, 2]
@@ -83,25 +87,14 @@ def test_a_script_that_ends_leaves_its_steps_and_has_left(script):
     assert header.pid == done.process.pid
 
 
-def test_a_script_whose_loop_uses_single_steps_has_left_when_it_ends(script):
-    done = script("for _ in range(2):\n    with watch.step(): pass")
-    assert done.end() == (0, "")
-    assert done.read()[1].state == "left"
-
-
 def test_an_exception_is_noted_shown_as_always_and_the_rank_has_not_left(script):
     failed = script("for step in watch.steps(9):\n    if step == 2: raise ConnectionError('peer gone')")
     status, errors = failed.end()
     assert status == 1
     assert "ConnectionError: peer gone" in errors
     (note,) = failed.notes("exception")
-    assert note == {
-        "type": "ConnectionError",
-        "message": "peer gone",
-        "where": "<string>:9 in <module>",
-        "code": 1,
-        "left": False,
-    }
+    where = {"where": "<string>:9 in <module>", "code": 1, "left": False}
+    assert note == {"type": "ConnectionError", "message": "peer gone", **where}
     assert failed.read()[1].state == "running"
     assert failed.read()[1].step == 2
 
@@ -113,12 +106,65 @@ def test_a_loop_that_was_broken_off_is_told_when_the_script_ends(script):
     assert done.notes("rank_left") == [{"reason": "break", "where": "<string>:9 in <module>"}]
 
 
-def test_a_process_that_exits_in_the_middle_of_a_step_has_not_left_and_tells_its_status_and_place(script):
-    ended = script("def check():\n    sys.exit(3)\nwith watch.step():\n    check()")
-    assert ended.end()[0] == 3
+INTERRUPTED = "os.kill(os.getpid(), signal.SIGINT); time.sleep(60)"
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "told"),
+    [
+        (
+            "def check():\n    sys.exit(3)\nwith watch.step():\n    check()",
+            3,
+            {"type": "SystemExit", "code": 3, "where": "<string>:9 in check"},
+        ),
+        (
+            "begin = rankwatch.loop.Loop.begin\n"
+            "def leave(loop, step, **how): return sys.exit(3) if step == 2 else begin(loop, step, **how)\n"
+            "rankwatch.loop.Loop.begin = leave\n"
+            "train()",
+            3,
+            {"type": "SystemExit", "code": 3},
+        ),
+        (
+            "try:\n"
+            "    with watch.step():\n"
+            f"        try: {INTERRUPTED}\n"
+            "        except KeyboardInterrupt: sys.exit(1)\n"
+            "finally: pass",
+            1,
+            {"type": "KeyboardInterrupt", "message": "then SystemExit: 1", "code": 1},
+        ),
+        (
+            f"try:\n    for step in watch.steps(9): {INTERRUPTED}\n"
+            "finally: raise RuntimeError('Connection closed by peer')",
+            1,
+            {"type": "KeyboardInterrupt", "message": "then RuntimeError: Connection closed by peer"},
+        ),
+        (
+            "described, twice = rankwatch.loop.loop_exit.described, []\n"
+            "def interrupted_again(error, trace):\n"
+            "    if not twice: twice.append(1); raise KeyboardInterrupt\n"
+            "    return described(error, trace)\n"
+            "rankwatch.loop.loop_exit.described = interrupted_again\n"
+            f"for step in watch.steps(9): {INTERRUPTED}",
+            -signal.SIGINT,
+            {"type": "KeyboardInterrupt"},
+        ),
+    ],
+    ids=[
+        "in the middle of a step",
+        "between two steps",
+        "an interruption that the script turns into a status",
+        "a clean-up that fails after an interruption",
+        "a second interruption",
+    ],
+)
+def test_a_process_that_ends_before_its_loop_has_not_left_and_tells_why(script, body, status, told):
+    ended = script(body)
+    assert ended.end()[0] == status
     assert ended.read()[1].state == "running"
     (note,) = ended.notes("exception")
-    assert (note["type"], note["code"], note["where"]) == ("SystemExit", 3, "<string>:9 in check")
+    assert told.items() <= note.items()
 
 
 def test_a_loop_that_exits_tells_where_it_was_broken_off(script):
@@ -126,55 +172,6 @@ def test_a_loop_that_exits_tells_where_it_was_broken_off(script):
     assert ended.end()[0] == 3
     told = ended.notes("rank_left") or ended.notes("exception")  # from Python 3.12 on the exception itself is seen
     assert told[0]["where"] in ("<string>:11 in <module>", "<string>:9 in check")
-
-
-def test_what_ends_the_process_between_two_steps_is_no_end_of_the_loop(script):
-    ended = script(
-        "begin = rankwatch.loop.Loop.begin\n"
-        "def leave(loop, step, **how): return sys.exit(3) if step == 2 else begin(loop, step, **how)\n"
-        "rankwatch.loop.Loop.begin = leave\n"
-        "train()"
-    )
-    assert ended.end()[0] == 3
-    assert ended.read()[1].state == "running"
-    assert [(note["type"], note["code"]) for note in ended.notes("exception")] == [("SystemExit", 3)]
-
-
-def test_an_interruption_that_the_script_turns_into_a_status_is_one(script):
-    ended = script(
-        "try:\n"
-        "    with watch.step():\n"
-        "        try: os.kill(os.getpid(), signal.SIGINT); time.sleep(60)\n"
-        "        except KeyboardInterrupt: sys.exit(1)\n"
-        "finally: pass"
-    )
-    assert ended.end()[0] == 1
-    (note,) = ended.notes("exception")
-    assert (note["type"], note["message"], note["code"]) == ("KeyboardInterrupt", "then SystemExit: 1", 1)
-
-
-def test_a_clean_up_that_fails_after_an_interruption_is_that_interruption(script):
-    ended = script(
-        "try:\n"
-        "    for step in watch.steps(9): os.kill(os.getpid(), signal.SIGINT); time.sleep(60)\n"
-        "finally: raise RuntimeError('Connection closed by peer')"
-    )
-    assert ended.end()[0] == 1
-    (note,) = ended.notes("exception")
-    assert (note["type"], note["message"]) == ("KeyboardInterrupt", "then RuntimeError: Connection closed by peer")
-
-
-def test_a_second_interruption_does_not_silence_the_first(script):
-    ended = script(
-        "described, twice = rankwatch.loop.loop_exit.described, []\n"
-        "def interrupted_again(error, trace):\n"
-        "    if not twice: twice.append(1); raise KeyboardInterrupt\n"
-        "    return described(error, trace)\n"
-        "rankwatch.loop.loop_exit.described = interrupted_again\n"
-        "for step in watch.steps(9): os.kill(os.getpid(), signal.SIGINT); time.sleep(60)"
-    )
-    assert ended.end()[0] == -signal.SIGINT
-    assert [note["type"] for note in ended.notes("exception")] == ["KeyboardInterrupt"]
 
 
 def test_a_process_that_takes_its_time_to_shut_down_holds_its_recorder_until_it_is_gone(script):
@@ -198,11 +195,6 @@ def test_an_exception_after_the_loop_says_that_the_loop_was_over(script):
     failed = script("train()\nraise OSError('disk full')")
     assert failed.end()[0] == 1
     assert [note["left"] for note in failed.notes("exception")] == [True]
-
-
-def test_the_launchers_grace_goes_with_the_rank(script):
-    failed = script("rankwatch.start('gpt', agent=False, grace_s=-1)")
-    assert "grace_s must be 0 to 3600 seconds" in failed.end()[1]
 
 
 def test_a_killed_process_leaves_everything_up_to_its_last_step(script):
@@ -295,12 +287,6 @@ def test_an_agent_that_cannot_be_started_does_not_stop_the_job(script):
     assert said == "rankwatch: no agent could be started, so nothing is sent to the service: no processes left\n"
 
 
-def test_a_mistake_in_the_setup_is_a_value_error(script):
-    status, errors = script("rankwatch.start()").end()
-    assert status == 1
-    assert "ValueError: the job has no name" in errors
-
-
 @pytest.mark.parametrize(("restarts", "relaunches"), [("3", True), ("1", False)])
 def test_torchrun_with_restarts_left_relaunches(script, restarts, relaunches):
     env = {"RANK": "0", "WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "r", "TORCHELASTIC_RESTART_COUNT": "1"}
@@ -385,16 +371,127 @@ def test_checkpoint_roots_are_declared_at_the_start(script, said, setting, roots
 
 
 @pytest.mark.parametrize(
-    ("roots", "why"),
+    ("arguments", "why"),
     [
-        ("['/']", "'/' cannot be a checkpoint root: it holds every file"),
-        ("['/ckpt/../etc']", "cannot be a checkpoint root: it has a .. in it"),
-        ("['']", "'' cannot be a checkpoint root: it is empty"),
-        ("'/ckpt'", "checkpoint_roots must be a list of folders and URLs"),
-        ("[f'/{n}' for n in range(9)]", "checkpoint_roots takes at most 8 folders and URLs, not 9"),
+        ("", "the job has no name"),
+        ("'gpt', agent=False, grace_s=-1", "grace_s must be 0 to 3600 seconds"),
+        ("'gpt', agent=False, checkpoint_roots=['/']", "'/' cannot be a checkpoint root: it holds every file"),
+        (
+            "'gpt', agent=False, checkpoint_roots='/ckpt'",
+            "checkpoint_roots must be a list of folders and URLs",
+        ),
+        (
+            "'gpt', agent=False, checkpoint_roots=[f'/{n}' for n in range(9)]",
+            "checkpoint_roots takes at most 8 folders and URLs, not 9",
+        ),
     ],
 )
-def test_what_cannot_be_a_checkpoint_root_is_said_at_the_start(script, roots, why):
-    status, errors = script(f"rankwatch.start('gpt', agent=False, checkpoint_roots={roots})").end()
+def test_a_mistake_in_the_setup_is_a_value_error(script, arguments, why):
+    status, errors = script(f"rankwatch.start({arguments})").end()
     assert status == 1
-    assert f"ValueError: {why}" in errors or f"{why}\n" in errors
+    assert f"ValueError: {why}" in errors
+
+
+HOLDER = """
+import fcntl, sys
+lock = open(sys.argv[1], "w")
+fcntl.lockf(lock, fcntl.LOCK_EX)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+STAND_IN = """
+import json, os, sys
+with open(os.environ["TOLD"], "w") as file:
+    facts = {"arguments": sys.argv[1:], "session": os.getsid(0), "parent": os.getppid(), "pid": os.getpid(),
+             "environment": sorted(os.environ), "files": sorted(os.listdir("/proc/self/fd"))}
+    json.dump(facts, file)
+os.replace(os.environ["TOLD"], os.environ["TOLD"] + ".done")
+"""
+
+
+@pytest.fixture
+def lock_path(tmp_path):
+    return layout.agent_lock_path(str(tmp_path), "gpt")
+
+
+def test_a_lock_is_seen_while_another_process_holds_it(lock_path):
+    assert not spawn.lock_is_held(lock_path)
+    command = [sys.executable, "-c", HOLDER, lock_path]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout.readline() == "held\n"
+        assert spawn.lock_is_held(lock_path)
+        holder.stdin.close()
+    assert not spawn.lock_is_held(lock_path)
+
+
+def test_looking_at_the_lock_takes_nothing(lock_path):
+    with open(lock_path, "w") as file:
+        assert not spawn.lock_is_held(lock_path)
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+@pytest.fixture
+def agent(tmp_path, monkeypatch):
+    """A stand-in for the agent, started by the real spawning: it writes down how it was started."""
+    package = tmp_path / "package" / "rankwatch"
+    (package / "agent").mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "agent" / "__init__.py").write_text("")
+    (package / "agent" / "__main__.py").write_text(STAND_IN)
+    told = tmp_path / "told"
+    env = {**os.environ, "PYTHONPATH": str(package.parent), "TOLD": str(told), "RANK": "3", "TORCHELASTIC_RUN_ID": "r",
+           "SLURM_JOB_ID": "1", "RANKWATCH_URL": "http://x"}  # fmt: skip
+
+    def facts() -> dict:
+        deadline = time.monotonic() + 30
+        while not os.path.exists(f"{told}.done"):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        with open(f"{told}.done") as file:
+            return json.load(file)
+
+    return env, facts
+
+
+def children() -> set[int]:
+    """Our children, those not reaped yet included."""
+    found = set()
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            if int(entry.read_text().rpartition(")")[2].split()[1]) == os.getpid():
+                found.add(int(entry.parent.name))
+    return found
+
+
+def test_an_agent_is_started_with_what_it_needs_and_without_what_makes_a_rank(agent, tmp_path):
+    env, facts = agent
+    assert spawn.ensure_agent(str(tmp_path), "gpt", env, url="http://u", token_file="/t")
+    told = facts()
+    assert told["arguments"] == [
+        "--dir", str(tmp_path), "--job", "gpt", "--url", "http://u", "--token-file", "/t",
+    ]  # fmt: skip
+    assert {"RANKWATCH_URL", "PATH"} <= set(told["environment"])
+    assert not {"RANK", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID"} & set(told["environment"])
+
+
+def test_an_agent_has_a_session_of_its_own_no_open_files_of_ours_and_is_no_child_to_reap(agent, tmp_path):
+    env, facts = agent
+    before = children()
+    with open(tmp_path / "ours", "w") as ours:
+        os.set_inheritable(ours.fileno(), True)
+        spawn.ensure_agent(str(tmp_path), "gpt", env)
+        told = facts()
+    assert told["session"] not in (os.getsid(0), 0)
+    assert told["parent"] != os.getpid()
+    assert len(told["files"]) <= 5  # the standard three, the file it writes, the folder it lists
+    assert children() <= before  # servers that other tests started may be there
+
+
+def test_no_agent_is_started_where_one_holds_the_lock(agent, tmp_path, lock_path):
+    env, _ = agent
+    command = [sys.executable, "-c", HOLDER, lock_path]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        holder.stdout.readline()
+        assert not spawn.ensure_agent(str(tmp_path), "gpt", env)
+        holder.stdin.close()

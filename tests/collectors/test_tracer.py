@@ -74,7 +74,7 @@ class TracedRank(Rank):
 
     @property
     def kinds(self) -> list[int]:
-        return [entry.kind for entry in self.entries if hasattr(entry, "busy_s")]
+        return [entry.kind for entry in self.steps]
 
 
 @pytest.fixture
@@ -175,10 +175,7 @@ def test_a_rollback_fails_the_trace(rank):
     rank.watch.on_rollback(lambda checkpoint: checkpoint.step)
     rank.asked("cmd_1", 3)
     rank.train(1)
-    fields = {"checkpoint": "local:l.0:0", "checkpoint_step": 0, "k": 1, "trace": "cmd_1", "trace_steps": 3}
-    rank.write("o", "hold", "rollback", step=1, **fields)
-    rank.write_after(2, Directive("o", "l.0", "do", "rollback", 1, **fields))
-    rank.write_after(4, Directive("o", "l.0", "go", "rollback", 1, **fields))
+    rank.order("rollback", 1, checkpoint="local:l.0:0", checkpoint_step=0, k=1, trace="cmd_1", trace_steps=3)
     rank.train(4)
     assert rank.watch._meter.k == 1
     assert rank.told == {"request": "cmd_1", "error": "a rollback"}

@@ -9,15 +9,6 @@ from rankwatch.reader import RingReader, ValuesEntry
 from tests.support.ranks.recorders import Probe, Rank
 
 
-@pytest.fixture
-def rank(tmp_path):
-    return Rank(tmp_path)
-
-
-def step_entries(rank: Rank):
-    return [entry for entry in rank.entries if hasattr(entry, "busy_s")]
-
-
 class Tensor:
     """As much of a tensor as a log call looks at."""
 
@@ -36,7 +27,7 @@ class Tensor:
 
 def test_steps_counts_from_start_and_leaves_at_the_end(rank):
     assert list(rank.watch.steps(5, start=2)) == [2, 3, 4]
-    assert [(entry.step, entry.relative_step) for entry in step_entries(rank)] == [(2, 1), (3, 2), (4, 3)]
+    assert [(entry.step, entry.relative_step) for entry in rank.steps] == [(2, 1), (3, 2), (4, 3)]
     assert rank.state == "left"
     assert rank.notes("rank_left") == [{"reason": "end"}]
 
@@ -45,7 +36,7 @@ def test_a_loop_that_is_broken_off_has_left_and_its_cut_step_is_not_recorded(ran
     for step in rank.watch.steps(5):
         if step == 2:
             break
-    assert [entry.step for entry in step_entries(rank)] == [0, 1]
+    assert [entry.step for entry in rank.steps] == [0, 1]
     assert (rank.state, rank.notes("rank_left")) == ("left", [])  # it may yet be an exception on its way out
     rank.watch._loop.exit.tell()
     (note,) = rank.notes("rank_left")
@@ -101,14 +92,14 @@ def test_a_second_loop_takes_orders_again(rank):
 def test_step_times_of_adjoining_steps_leave_no_gap(rank):
     for _ in rank.watch.steps(4):
         rank.clock.advance(0.5)
-    assert [entry.step_time_s for entry in step_entries(rank)] == pytest.approx([0.5] * 4)
+    assert [entry.step_time_s for entry in rank.steps] == pytest.approx([0.5] * 4)
 
 
 def test_time_held_by_an_order_is_no_step_time(rank):
     rank.write("o", "hold", step=2)
     for _ in rank.watch.steps(4):
         rank.clock.advance(0.5)
-    assert [entry.step_time_s for entry in step_entries(rank)] == pytest.approx([0.5] * 4)
+    assert [entry.step_time_s for entry in rank.steps] == pytest.approx([0.5] * 4)
 
 
 def test_single_steps_count_on_or_take_the_loops_own_number(rank):
@@ -128,7 +119,7 @@ def test_a_single_step_that_raises_is_not_recorded_and_the_error_is_the_users(ra
         1 / 0  # noqa: B018
     with rank.watch.step() as step:
         pass
-    assert [entry.step for entry in step_entries(rank)] == [step]
+    assert [entry.step for entry in rank.steps] == [step]
 
 
 def test_any_number_can_be_logged_and_nan_is_a_value(rank):
@@ -139,7 +130,7 @@ def test_any_number_can_be_logged_and_nan_is_a_value(rank):
     for _ in rank.watch.steps(1):
         rank.watch.log(loss=math.nan, count=3, flag=True, odd=Odd(), big=math.inf)
         rank.watch.log(count=4)
-    values = dict(step_entries(rank)[0].values)
+    values = dict(rank.steps[0].values)
     assert math.isnan(values.pop("loss"))
     assert values == {"count": 4.0, "flag": 1.0, "odd": 2.5, "big": math.inf}
 
@@ -154,7 +145,7 @@ def test_what_is_logged_between_two_steps_belongs_to_the_one_that_ended(rank):
             rank.watch.log(inside=1.0)
         if step == 1:
             rank.watch.log(loss=0.5, fingerprint=2**60 + 1)
-    assert [entry.values for entry in step_entries(rank)] == [{"inside": 1.0}] * 3
+    assert [entry.values for entry in rank.steps] == [{"inside": 1.0}] * 3
     assert values_entries(rank) == [(1, {"loss": 0.5, "fingerprint": 2**60 + 1})]
 
 
@@ -194,7 +185,7 @@ def test_what_is_no_number_is_counted_and_the_other_values_are_recorded(rank, ca
     with caplog.at_level(logging.ERROR, logger="rankwatch"):
         for _ in rank.watch.steps(3):
             rank.watch.log(a=1.0, wrong="text", none=None, huge=10**400, b=2.0)
-    assert all(dict(entry.values) == {"a": 1.0, "b": 2.0} for entry in step_entries(rank))
+    assert all(dict(entry.values) == {"a": 1.0, "b": 2.0} for entry in rank.steps)
     assert rank.watch.errors == 9
     assert isinstance(rank.watch.last_error, (ValueError, TypeError, OverflowError))
     assert rank.watch.last_error.__traceback__ is None
@@ -227,7 +218,7 @@ def test_a_tensor_in_host_memory_is_read_at_once_and_one_on_a_device_never(rank)
     near, far = Tensor(1.5, "cpu"), Tensor(2.5, "cuda")
     for _ in rank.watch.steps(1):
         rank.watch.log(near=near, far=far)
-    assert dict(step_entries(rank)[0].values) == {"near": 1.5}
+    assert dict(rank.steps[0].values) == {"near": 1.5}
     assert not far.read
     assert rank.recorder.dropped == {"device_values": 1}
 
@@ -266,7 +257,7 @@ def test_a_probe_that_breaks_costs_its_values_and_nothing_else(rank):
     rank.watch._loop.probe = Broken()
     for _ in rank.watch.steps(3):
         rank.watch.log(loss=Tensor(1.0, "cpu"), other=1.0)
-    assert [dict(entry.values) for entry in step_entries(rank)] == [{"other": 1.0}] * 3
+    assert [dict(entry.values) for entry in rank.steps] == [{"other": 1.0}] * 3
     assert rank.watch.errors == 9
 
 

@@ -1,7 +1,4 @@
-"""Which locations an agent passes on to the ranks of its host: real files, links and recorders.
-
-Saves that disappear from disk are reported; what this host never had, or cannot reach, is not.
-"""
+"""Where checkpoints lie, which of their locations an agent passes on to its ranks, and which saves disappear."""
 
 from __future__ import annotations
 
@@ -9,10 +6,13 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rankwatch import wire
 from rankwatch.agent import checkpoints
@@ -27,10 +27,136 @@ from rankwatch.agent.checkpoints import (
     SavedCheckpoints,
 )
 from rankwatch.agent.ranks import LocalRank
-from rankwatch.reader import Note, RingReader
-from rankwatch.recorder import Recorder
+from rankwatch.locations import (
+    LOCATION_CHARACTERS_MAX,
+    ROOTS_MAX,
+    checkpoint_root,
+    folder_of,
+    folders,
+    is_below,
+    roots_with,
+)
+from rankwatch.reader import Note
 from tests.support.agent.service import until
 from tests.support.clock import FakeClock
+from tests.support.ranks.recorders import a_recorder, local_rank
+
+
+@pytest.mark.parametrize(
+    ("location", "roots"),
+    [
+        ("/ckpt/step-5.pt", ["/ckpt"]),
+        ("/ckpt//./step-5.pt", ["/ckpt"]),
+        ("/ckpt", ["/ckpt"]),
+        ("runs/1/step-5", ["runs"]),
+        ("step-5.pt", ["."]),
+        ("s3://bucket/run/step-5", ["s3://bucket/run"]),
+        ("S3://bucket/run/step-5", ["s3://bucket"]),
+        ("", []),
+    ],
+)
+def test_what_is_below_a_root_may_be_loaded(location, roots):
+    assert is_below(location, roots)
+
+
+@pytest.mark.parametrize(
+    ("location", "roots"),
+    [
+        ("/evil/x.pt", ["/ckpt"]),
+        ("/ckpt-other/x.pt", ["/ckpt"]),
+        ("ckpt/x.pt", ["/ckpt"]),
+        ("/ckpt/x.pt", ["."]),
+        ("/ckpt/x.pt", ["ckpt"]),
+        ("s3://bucket-2/run/x", ["s3://bucket/run"]),
+        ("s3://bucket/runs/x", ["s3://bucket/run"]),
+        ("gs://bucket/run/x", ["s3://bucket/run"]),
+        ("http://ckpt/x", ["/ckpt", "ckpt", "."]),
+        ("/ckpt/x.pt", []),
+    ],
+)
+def test_what_is_below_none_may_not(location, roots):
+    assert not is_below(location, roots)
+
+
+@pytest.mark.parametrize(
+    ("location", "why"),
+    [
+        ("/ckpt/../evil.pt", "a .. in it"),
+        ("../evil.pt", "a .. in it"),
+        ("s3://bucket/run/../../other", "a .. in it"),
+        ("s3://bucket/run/%2e%2e/other", "a .. in it"),
+        ("/ckpt/%2e%2e%2fevil.pt", "a .. in it"),
+        ("/ckpt/x\n.pt", "cannot be printed"),
+        ("/ckpt/x\0.pt", "cannot be printed"),
+        ("/ckpt/\u202ext.pt", "cannot be printed"),
+        ("/ckpt/" + "x" * LOCATION_CHARACTERS_MAX, "longer than"),
+    ],
+)
+def test_what_climbs_or_hides_is_not_valid(location, why):
+    with pytest.raises(ValueError, match=why):
+        is_below(location, ["/ckpt", "s3://bucket/run", "."])
+
+
+@pytest.mark.parametrize("text", ["", "/", "//", "/.", "file:///", "file://localhost/", "/a/../b"])
+def test_a_root_that_holds_everything_is_none(text):
+    with pytest.raises(ValueError, match=r"it (holds every file|is empty|has a \.\. in it)"):
+        checkpoint_root(text)
+
+
+@pytest.mark.parametrize(
+    ("location", "folder"),
+    [
+        ("/ckpt/5.pt", "/ckpt"),
+        ("/5.pt", "/5.pt"),
+        ("5.pt", "."),
+        ("s3://b/5", "s3://b"),
+        ("file:///5.pt", "file:///5.pt"),
+    ],
+)
+def test_the_folder_of_a_location_is_never_the_whole_file_system(location, folder):
+    assert folder_of(location) == folder
+
+
+@pytest.mark.parametrize(
+    ("saved", "roots"),
+    [
+        (["/ckpt/5.pt", "/ckpt/10.pt"], ("/ckpt",)),
+        (["/ckpt/step-5/0.pt", "/ckpt/step-10/0.pt"], ("/ckpt",)),
+        (["/ckpt/e1/s5/x", "/ckpt/e1/s9/x", "/ckpt/e2/s12/x", "/ckpt/e2/s15/x"], ("/ckpt",)),
+        (["/a/5.pt", "/b/10.pt"], ("/a", "/b")),
+        (["/nvme/ckpt/5.pt", "s3://b/run/5"], ("/nvme/ckpt", "s3://b/run")),
+        (["ckpt/5.pt", "/ckpt/5.pt"], ("ckpt", "/ckpt")),
+        (["s3://a/5", "s3://b/5"], ("s3://a", "s3://b")),
+    ],
+)
+def test_roots_follow_from_what_was_saved(saved, roots):
+    found: tuple[str, ...] = ()
+    for location in saved:
+        found = roots_with(found, location)
+        assert is_below(location, found)
+    assert found == roots
+
+
+locations = st.lists(st.sampled_from("abcd"), min_size=1, max_size=5).map(lambda names: "/" + "/".join(names))
+
+
+@given(st.lists(locations, max_size=60))
+def test_roots_stay_few_hold_the_newest_save_and_never_everything(saved):
+    roots: tuple[str, ...] = ()
+    for location in saved:
+        roots = roots_with(roots, location)
+        assert is_below(location, roots)
+        assert len(roots) <= ROOTS_MAX
+        assert "/" not in roots
+
+
+@given(st.text(max_size=40))
+def test_any_text_is_a_location_or_not_valid(text):
+    try:
+        found = folders(text)
+    except ValueError:
+        return
+    assert folders(found[0]) == found, "the plain form is its own plain form"
 
 
 class World:
@@ -39,7 +165,8 @@ class World:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.now_s = 100.0
-        self._opened: list[Recorder | RingReader] = []
+        self._opened = ExitStack()
+        self.close = self._opened.close
         self.again()
 
     def again(self) -> None:
@@ -47,13 +174,10 @@ class World:
         self.roots = CheckpointRoots(self.folder / "gpt.roots", lambda: self.now_s)
 
     def rank(self, *declared: str, launch: str = "l", number: int = 0) -> LocalRank:
-        identity = {"job": "gpt", "launch": launch, "rank": number, "world_size": 2}
-        identity |= {"checkpoint_roots": list(declared)} if declared else {}
-        recorder = Recorder.create(identity, [str(self.folder)], monotonic_ns=time.monotonic_ns(), unix_ns=1)
-        assert recorder.path is not None
-        reader = RingReader(recorder.path, writable=True)
-        self._opened += [reader, recorder]
-        rank = LocalRank(recorder.path, reader, reader.header, None, 0, 0)
+        roots = {"checkpoint_roots": list(declared)} if declared else {}
+        recorder = a_recorder(self.folder, time.monotonic_ns(), launch=launch, rank=number, world_size=2, **roots)
+        self._opened.callback(recorder.close)
+        rank = self._opened.enter_context(local_rank(recorder))
         self.roots.meet(rank)
         return rank
 
@@ -64,10 +188,6 @@ class World:
         """What the agent says once the file system has answered."""
         until(lambda: self.roots.why_not(str(location)) is not None, 10.0)
         return self.roots.why_not(str(location)) or ""
-
-    def close(self) -> None:
-        for each in self._opened:
-            each.close()
 
 
 @pytest.fixture

@@ -1,18 +1,23 @@
-"""The relay's rules, on real recorder files whose rank is this process."""
+"""The relay's rules for orders and for requests of traces, on real recorder files whose rank is this process."""
 
+import json
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
-from rankwatch import wire
+from rankwatch import layout, wire
+from rankwatch.agent.clock import HostClock
 from rankwatch.agent.ranks import LocalRank, LocalRanks
-from rankwatch.agent.relay import FOLLOWED_BY, Relay
+from rankwatch.agent.relay import FOLLOWED_BY, Relay, Traces
+from rankwatch.layout import Standing
 from rankwatch.reader import RingReader
 from rankwatch.recorder import Recorder
+from tests.support.ranks.recorders import a_recorder, local_rank
 
 HOLD = wire.OrderView("o1", "gpt", "l.0", "hold", "pause", step=10)
 
@@ -23,14 +28,16 @@ def anything(_location: str) -> str:
 
 
 @pytest.fixture
-def rank(tmp_path: Path) -> Iterator[LocalRank]:
-    identity = {"job": "gpt", "launch": "l", "rank": 0, "world_size": 1}
-    recorder = Recorder.create(identity, [str(tmp_path)], monotonic_ns=time.monotonic_ns(), unix_ns=1)
-    assert recorder.path is not None
-    reader = RingReader(recorder.path, writable=True)
-    yield LocalRank(recorder.path, reader, reader.header, None, 0, 0)
-    reader.close()
+def recorder(tmp_path: Path) -> Iterator[Recorder]:
+    recorder = a_recorder(tmp_path, time.monotonic_ns(), rank=0, world_size=1)
+    yield recorder
     recorder.close()
+
+
+@pytest.fixture
+def rank(recorder: Recorder) -> Iterator[LocalRank]:
+    with local_rank(recorder) as rank:
+        yield rank
 
 
 @pytest.fixture
@@ -52,7 +59,7 @@ def writes(rank: LocalRank) -> int:
     return int(rank.reader.directives.cell.words[0])
 
 
-def test_an_order_is_written_whole_and_once(relay: Relay, rank: LocalRank) -> None:
+def test_an_order_is_written_whole_and_once(relay, rank):
     view = wire.OrderView("o1", "gpt", "l.0", "hold", "rollback", 7, 4.0, "c", "/c", 3, 1, (0,), 5)
     say(relay, view)
     say(relay, view)
@@ -66,7 +73,7 @@ def test_an_order_is_written_whole_and_once(relay: Relay, rank: LocalRank) -> No
     }  # fmt: skip
 
 
-def test_a_renewal_writes_the_same_phase_again_and_an_older_one_does_not(relay: Relay, rank: LocalRank) -> None:
+def test_a_renewal_writes_the_same_phase_again_and_an_older_one_does_not(relay, rank):
     say(relay, HOLD, "do", renewal=3)
     say(relay, HOLD, "do", renewal=4)
     assert writes(rank) == 2
@@ -100,7 +107,7 @@ def test_after_a_restart_the_slot_itself_says_how_far_an_order_was(relay, rank, 
     reader.close()
 
 
-def test_closed_clears_the_slot_but_not_that_of_another_order(relay: Relay, rank: LocalRank) -> None:
+def test_closed_clears_the_slot_but_not_that_of_another_order(relay, rank):
     say(relay, HOLD)
     say(relay, HOLD, "closed", order="o0")
     assert slot(rank) == ("o1", "hold")
@@ -119,7 +126,7 @@ def test_an_order_that_the_next_one_has_replaced_does_not_come_back_with_a_late_
     assert slot(rank) == ("o2", "do")
 
 
-def test_a_slot_passes_from_a_closed_order_to_the_next_without_being_empty(relay: Relay, rank: LocalRank) -> None:
+def test_a_slot_passes_from_a_closed_order_to_the_next_without_being_empty(relay, rank):
     say(relay, HOLD, "do")
     before = writes(rank)
     following = msgspec.structs.replace(HOLD, order="o2", action="checkpoint")
@@ -138,7 +145,7 @@ def test_views_are_wanted_while_an_order_is_open(relay: Relay) -> None:
     assert not relay.urgent
 
 
-def test_a_phase_of_a_newer_service_is_left_alone(relay: Relay, rank: LocalRank) -> None:
+def test_a_phase_of_a_newer_service_is_left_alone(relay, rank):
     say(relay, HOLD, "dance")
     assert slot(rank) is None
     assert not relay.urgent
@@ -170,7 +177,7 @@ def keep(relay: Relay, checkpoint: str, *views: wire.OrderView) -> None:
     relay.apply(wire.Orders(views, proven=checkpoint))
 
 
-def test_the_capture_to_keep_is_written_once_and_asks_for_nothing(relay: Relay, rank: LocalRank) -> None:
+def test_the_capture_to_keep_is_written_once_and_asks_for_nothing(relay, rank):
     for _ in range(3):
         keep(relay, "memory:l.0:300")
     assert (rank.reader.directives.standing.proven, writes(rank)) == ("memory:l.0:300", 1)
@@ -245,7 +252,7 @@ def test_a_refused_location_reaches_no_slot_and_the_order_fails_there(careful, r
     assert careful.take_refused() == []
 
 
-def test_a_refusal_ends_with_its_order(careful: Relay, rank: LocalRank, places: Places) -> None:
+def test_a_refusal_ends_with_its_order(careful, rank, places):
     places.known["/evil/3"] = "it is elsewhere"
     say(careful, ROLLBACK)
     say(careful, ROLLBACK, "closed")
@@ -255,7 +262,7 @@ def test_a_refusal_ends_with_its_order(careful: Relay, rank: LocalRank, places: 
     assert seen(careful, rank).order == ""
 
 
-def test_what_a_rank_itself_has_answered_is_passed_on(careful: Relay, rank: LocalRank, places: Places) -> None:
+def test_what_a_rank_itself_has_answered_is_passed_on(careful, rank, places):
     say(careful, ROLLBACK)
     assert slot(rank) == ("o1", "hold")
     places.known["/evil/3"] = "it is elsewhere"
@@ -291,3 +298,115 @@ def test_the_advice_for_a_relaunch_is_written_only_where_it_may_be_loaded(carefu
     assert careful.trouble == ""
     careful.apply(ADVICE)
     assert '"/ckpt/2"' in advice.read_text(), "the checkpoint before it stays"
+
+
+REQUEST = wire.TraceRequest("cmd_1", "l.0", (0,), 3)
+
+
+class Host:
+    """The parts of an agent that traces pass through."""
+
+    def __init__(self, rank: LocalRank, folder: Path) -> None:
+        self.rank = rank
+        self.traces = Traces(HostClock())
+        self.relay = Relay([rank], folder / "resume.json", "gpt", lambda _: "")
+
+    def order(self, *requests: wire.TraceRequest, orders: tuple[wire.OrderView, ...] = ()) -> None:
+        told = wire.Orders(orders, traces=requests)
+        self.traces.ask(told.traces, [self.rank])
+        self.relay.apply(told)
+
+    def answer(self, **fields: Any) -> None:
+        Path(layout.trace_path(self.rank.path)).write_text(json.dumps(fields))
+
+    def take(self) -> list[tuple[str, int | None, dict[str, Any]]]:
+        return [(attempt, event.step, event.fields) for attempt, event in self.traces.take([self.rank])]
+
+    @property
+    def slot(self) -> Standing:
+        return self.rank.reader.directives.standing
+
+
+@pytest.fixture
+def host(rank: LocalRank, tmp_path: Path) -> Host:
+    return Host(rank, tmp_path)
+
+
+def test_a_request_is_written_into_the_slot_until_the_rank_has_answered(host):
+    host.order(REQUEST)
+    assert host.slot == Standing("", "cmd_1", 3)
+    assert host.take() == []
+    host.answer(request="cmd_1", step=7, spans=1)
+    assert host.take() == [("l.0", 7, {"request": "cmd_1", "step": 7, "spans": 1})]
+    assert host.take() == []
+    host.order(REQUEST)
+    assert host.slot == Standing()
+
+
+@pytest.mark.parametrize(
+    "request_", [wire.TraceRequest("cmd_1", "l.1", (0,), 3), wire.TraceRequest("cmd_1", "l.0", (1, 2), 3)]
+)
+def test_requests_to_other_attempts_and_ranks_are_not_for_this_one(host, request_):
+    host.order(request_)
+    assert (host.slot, host.take()) == (Standing(), [])
+
+
+def test_an_open_order_keeps_the_slot_and_the_trace_follows_it(host):
+    view = wire.OrderView("o1", "gpt", "l.0", "hold", "pause", step=10)
+    host.order(orders=(view,))
+    host.order(REQUEST, orders=(view,))
+    assert host.rank.reader.directives.read().order == "o1"
+    host.order(REQUEST, orders=(msgspec.structs.replace(view, phase="closed"),))
+    assert host.slot.trace == "cmd_1"
+
+
+def test_an_order_during_a_trace_leaves_the_request_in_the_slot(host):
+    host.order(REQUEST)
+    host.order(REQUEST, orders=(wire.OrderView("o1", "gpt", "l.0", "hold", "pause", step=10),))
+    assert (host.rank.reader.directives.read().order, host.slot.trace) == ("o1", "cmd_1")
+
+
+def test_answers_to_other_requests_and_halves_of_answers_are_left_alone(host):
+    host.order(REQUEST)
+    host.answer(request="cmd_0", step=7)
+    assert host.take() == []
+    Path(layout.trace_path(host.rank.path)).write_text('{"request": "cmd_1", "st')
+    assert host.take() == []
+
+
+def test_an_answer_with_a_path_that_is_not_utf_8_can_be_sent(host):
+    host.order(REQUEST)
+    host.answer(request="cmd_1", step=7, file="/run/\udcff.py")
+    ((_, _, fields),) = host.take()
+    assert fields["file"] == "/run/?.py"
+
+
+def test_an_answer_that_comes_before_the_request_is_withdrawn_is_not_lost(host):
+    host.order(REQUEST)
+    host.answer(request="cmd_1", step=7)
+    host.order()
+    assert host.take() == [("l.0", 7, {"request": "cmd_1", "step": 7})]
+    assert host.slot == Standing()
+
+
+def test_a_request_that_an_older_state_of_the_orders_lacks_is_asked_again(host):
+    for requests in ((REQUEST,), (), (REQUEST,)):
+        host.order(*requests)
+    assert host.slot == Standing("", "cmd_1", 3)
+    host.answer(request="cmd_1", step=7)
+    assert [attempt for attempt, _, _ in host.take()] == ["l.0"]
+
+
+def test_the_answer_of_a_rank_that_has_rolled_back_is_still_taken(host, recorder):
+    host.order(REQUEST)
+    recorder.words[layout.POSITION] = 1 << 48
+    host.order(REQUEST)
+    assert host.slot.trace == "cmd_1"
+    host.answer(request="cmd_1", error="a rollback")
+    assert host.take() == [("l.0", None, {"error": "a rollback", "request": "cmd_1"})]
+
+
+def test_of_a_rank_that_is_gone_no_answer_can_come(host):
+    host.order(REQUEST)
+    host.rank.gone_since_s = 1.0
+    assert host.take() == [("l.0", None, {"error": "its process is gone", "request": "cmd_1"})]

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import rankwatch
 from rankwatch.integrations.accelerate import ALONE_MAX, AcceleratedLoop
-from rankwatch.layout import Directive, resume_path
+from rankwatch.layout import resume_path
 from tests.support.frameworks import Framework
 from tests.support.ranks.recorders import Rank
 
@@ -41,12 +41,8 @@ class Loop:
             self.optimizers[which].zero_grad()
 
     @property
-    def recorded(self):
-        return [entry for entry in self.rank.entries if hasattr(entry, "busy_s")]
-
-    @property
     def steps(self):
-        return [entry.step for entry in self.recorded]
+        return [entry.step for entry in self.rank.steps]
 
 
 @pytest.fixture
@@ -68,8 +64,8 @@ def test_each_update_is_a_step_with_its_loss_and_norm_and_the_wait_for_its_batch
     for x, y in loop.loader:
         loop.update(x, y)
     assert loop.steps == list(range(BATCHES))
-    assert all(entry.values["loss"] > 0 and entry.values["grad_norm"] > 0 for entry in loop.recorded)
-    assert all("data_wait" in entry.phases for entry in loop.recorded[:-2])  # two are drawn before the first step
+    assert all(entry.values["loss"] > 0 and entry.values["grad_norm"] > 0 for entry in loop.rank.steps)
+    assert all("data_wait" in entry.phases for entry in loop.rank.steps[:-2])  # two are drawn before the first step
 
 
 def test_batches_whose_gradients_are_not_synchronized_belong_to_the_step_that_follows(made):
@@ -125,8 +121,7 @@ def test_a_stop_is_obeyed_where_the_loop_asks(made):
     for number, (x, y) in enumerate(loop.loader):
         loop.update(x, y)
         if number == 2:
-            loop.rank._put(Directive("o", "l.0", "hold", action="stop", step=3))
-            loop.rank.write_after(1, Directive("o", "l.0", "do", action="stop", step=3, lease_s=120.0))
+            loop.rank.order("stop", 3)
         if loop.watch.should_stop:
             stopped_at = number
             break

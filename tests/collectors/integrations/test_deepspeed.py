@@ -100,10 +100,6 @@ class Loop:
             self.engine.step()
 
     @property
-    def recorded(self):
-        return [entry for entry in self.rank.entries if hasattr(entry, "busy_s")]
-
-    @property
     def saved(self):
         return [note["location"] for note in self.rank.notes("checkpoint_saved")]
 
@@ -117,15 +113,15 @@ def loop(tmp_path):
 
 def test_a_step_is_what_the_engine_counts_with_its_loss_and_its_norm(loop):
     loop.train(6)
-    assert [entry.step for entry in loop.recorded] == [0, 1, 2]
-    assert all(entry.values["loss"] > 0 and entry.values["grad_norm"] == 0.5 for entry in loop.recorded)
-    assert all("collective" in entry.phases for entry in loop.recorded)
+    assert [entry.step for entry in loop.rank.steps] == [0, 1, 2]
+    assert all(entry.values["loss"] > 0 and entry.values["grad_norm"] == 0.5 for entry in loop.rank.steps)
+    assert all("collective" in entry.phases for entry in loop.rank.steps)
 
 
 def test_a_step_whose_update_is_skipped_is_a_step(loop):
     loop.engine.overflows = True
     loop.train(4)
-    assert [entry.step for entry in loop.recorded] == [0, 1]
+    assert [entry.step for entry in loop.rank.steps] == [0, 1]
 
 
 def test_an_overflow_that_the_loss_scale_explains_is_a_skipped_update_and_no_fault(tmp_path):
@@ -134,7 +130,7 @@ def test_an_overflow_that_the_loss_scale_explains_is_a_skipped_update_and_no_fau
     loop.engine.overflows = True
     loop.engine.module.weight.register_hook(lambda gradient: gradient * torch.inf)
     loop.train(2)
-    plain, overflowed = (entry.values for entry in loop.recorded)
+    plain, overflowed = (entry.values for entry in loop.rank.steps)
     assert plain["nonfinite"] == overflowed["nonfinite"] == 0
     assert "optimizer_skipped" not in plain
     assert overflowed["optimizer_skipped"] == 1.0
@@ -170,14 +166,14 @@ def test_without_a_tag_what_is_advised_is_loaded_and_the_steps_go_on_there(loop,
     loop.engine.load_checkpoint("elsewhere")
     assert loop.engine.loaded == (str(tmp_path / "out"), "global_step40")
     loop.train(2)
-    assert [entry.step for entry in loop.recorded] == [40]
+    assert [entry.step for entry in loop.rank.steps] == [40]
 
 
 def test_a_tag_that_the_script_names_is_loaded_and_the_engine_counts_on(loop):
     loop.engine.load_checkpoint("out", "global_step7")
     assert loop.engine.loaded == ("out", "global_step7")
     loop.train(2)
-    assert [entry.step for entry in loop.recorded] == [7]
+    assert [entry.step for entry in loop.rank.steps] == [7]
 
 
 def test_a_checkpoint_can_be_ordered_once_the_script_has_saved_one(loop, tmp_path):

@@ -3,8 +3,10 @@
 import copy
 import gc
 import math
+import sys
 import threading
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from torch import nn
 
 from rankwatch import layout
 from rankwatch.integrations.optimizer_steps import OptimizerSteps, models_of
+from rankwatch.integrations.started import started
 from tests.support.ranks.recorders import Rank
 
 pytestmark = pytest.mark.torch
@@ -35,12 +38,8 @@ class Job:
             self.loss().backward()
             (optimizer or self.optimizer).step()
 
-    @property
-    def recorded(self):
-        return [entry for entry in self.rank.entries if hasattr(entry, "busy_s")]
-
     def values(self, name: str):
-        return [entry.values.get(name) for entry in self.recorded]
+        return [entry.values.get(name) for entry in self.rank.steps]
 
 
 @pytest.fixture
@@ -53,7 +52,7 @@ def job(tmp_path):
 
 def test_a_step_is_one_step_of_the_optimizer_with_its_loss_and_its_norm(job):
     job.train(4)
-    assert [entry.step for entry in job.recorded] == [1, 2, 3]
+    assert [entry.step for entry in job.rank.steps] == [1, 2, 3]
     assert all(0 < loss < math.inf for loss in job.values("loss"))
     assert all(0 < norm < math.inf for norm in job.values("grad_norm"))
 
@@ -80,7 +79,7 @@ def test_a_closure_that_computes_its_loss_again_and_again_is_one_step_with_the_n
 
     for _ in range(3):
         optimizer.step(closure)
-    assert [entry.step for entry in job.recorded] == [1, 2]
+    assert [entry.step for entry in job.rank.steps] == [1, 2]
     assert job.values("loss")[-1] == pytest.approx(losses[-1].item())
 
 
@@ -105,7 +104,7 @@ def test_a_process_that_ends_at_rest_has_left_its_loop_if_its_exit_status_says_s
     job.rank.watch.at_exit()
     assert job.rank.state == "left"
     assert job.rank.notes("rank_left") == [{"reason": "break"}]
-    assert [entry.step for entry in job.recorded] == [1, 2]
+    assert [entry.step for entry in job.rank.steps] == [1, 2]
 
 
 @pytest.mark.parametrize("where", ["forward", "backward"])
@@ -138,7 +137,7 @@ def test_what_the_loss_scaler_skips_is_a_step_too_and_losses_have_no_scale(job):
         scaler.scale(losses[-1]).backward()
         scaler.step(job.optimizer)
         scaler.update()
-    assert [entry.step for entry in job.recorded] == [1, 2, 3]
+    assert [entry.step for entry in job.rank.steps] == [1, 2, 3]
     assert job.values("loss")[0] == pytest.approx(losses[1].item())
     assert job.values("loss")[2] == pytest.approx(losses[3].item())
 
@@ -150,7 +149,7 @@ def test_of_two_optimizers_that_take_turns_the_last_one_ends_the_step(job):
         job.train()
         job.loss(second).backward()
         of_second.step()
-    assert [entry.step for entry in job.recorded] == [1, 2, 3]
+    assert [entry.step for entry in job.rank.steps] == [1, 2, 3]
     norms = job.values("grad_norm")
     assert all(norm > 0 for norm in norms[1:])
     assert set(job.rank.watch._loop.probe._model.parameters) >= {second.weight}
@@ -163,7 +162,7 @@ def test_an_optimizer_that_steps_five_times_for_each_of_another_leads(job):
         job.train(5)
         job.loss(second).backward()
         of_second.step()
-    assert [entry.step for entry in job.recorded] == list(range(1, 15))
+    assert [entry.step for entry in job.rank.steps] == list(range(1, 15))
 
 
 def test_an_optimizer_that_replaces_another_leads_and_the_other_is_not_kept(job):
@@ -173,7 +172,7 @@ def test_an_optimizer_that_replaces_another_leads_and_the_other_is_not_kept(job)
     kept = weakref.ref(gone)
     del gone
     job.train(4, torch.optim.AdamW(job.model.parameters(), lr=0.01))
-    assert job.recorded[-1].step >= 6
+    assert job.rank.steps[-1].step >= 6
     assert job.values("grad_norm")[-1] > 0
     gc.collect()
     assert kept() is None
@@ -189,7 +188,7 @@ def test_an_optimizer_that_calls_another_makes_one_step(job):
             return self.inner.step(closure)
 
     job.train(4, Outer(job.optimizer))
-    assert [entry.step for entry in job.recorded] == [1, 2, 3]
+    assert [entry.step for entry in job.rank.steps] == [1, 2, 3]
 
 
 def test_an_exception_within_an_optimizer_step_hides_no_later_steps(job):
@@ -203,7 +202,7 @@ def test_an_exception_within_an_optimizer_step_hides_no_later_steps(job):
         job.train()
     job.train(2, torch.optim.SGD(job.model.parameters(), lr=0.01))
     job.train(2)
-    assert job.recorded[-1].step >= 3
+    assert job.rank.steps[-1].step >= 3
 
 
 def test_steps_of_another_thread_do_not_count(job):
@@ -220,7 +219,7 @@ def test_steps_of_another_thread_do_not_count(job):
     thread.start()
     thread.join()
     job.train(1)
-    assert [entry.step for entry in job.recorded] == [1, 2]
+    assert [entry.step for entry in job.rank.steps] == [1, 2]
 
 
 def test_a_restored_optimizer_goes_on_with_its_own_number(tmp_path):
@@ -235,7 +234,7 @@ def test_a_restored_optimizer_goes_on_with_its_own_number(tmp_path):
         model(torch.randn(2, 4)).sum().backward()
         optimizer.step()
     steps.close()
-    assert [entry.step for entry in rank.entries if hasattr(entry, "busy_s")] == [41, 42]
+    assert [entry.step for entry in rank.steps] == [41, 42]
 
 
 def test_parameters_of_no_module_have_losses_and_times(tmp_path):
@@ -248,7 +247,7 @@ def test_parameters_of_no_module_have_losses_and_times(tmp_path):
         weight.square().sum().backward()
         optimizer.step()
     steps.close()
-    entries = [entry for entry in rank.entries if hasattr(entry, "busy_s")]
+    entries = rank.steps
     assert [entry.step for entry in entries] == [1, 2]
     assert all(entry.values["loss"] > 0 for entry in entries)
     assert rank.watch.errors == 0
@@ -275,7 +274,7 @@ def test_torch_is_left_as_it_was(job):
     job.steps.close()
     assert torch.amp.GradScaler.scale is before
     job.train(2)
-    assert [entry.step for entry in job.recorded] == [1]
+    assert [entry.step for entry in job.rank.steps] == [1]
     assert job.rank.state == "left"
 
 
@@ -300,3 +299,22 @@ def test_a_copied_model_marks_nothing(job):
     copied = copy.deepcopy(job.model)
     copied(torch.randn(1, 4))
     assert job.rank.outside_ns
+
+
+@pytest.mark.parametrize(
+    ("name", "environment", "job"),
+    [("/data/runs/llama-7b/", {}, "llama-7b"), ("", {}, "train_gpt"), ("", {"RANKWATCH_JOB": "told"}, "told")],
+    ids=["the framework's", "the script's", "the environment's"],
+)
+def test_a_job_is_named_after_its_run_else_after_its_script(name, environment, job, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["/home/me/train_gpt.py", "--steps", "10"])
+    env = {"RANKWATCH_DIR": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path), **environment}
+    watch = started(name, "", env=env, agent=False)
+    assert watch.identity.job == job
+    watch.close()
+
+
+def test_where_no_script_runs_a_job_must_be_named(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["-c"])
+    with pytest.raises(ValueError, match="the job has no name: pass job= or set RANKWATCH_JOB"):
+        started("", "", env={"RANKWATCH_DIR": str(tmp_path)}, agent=False)

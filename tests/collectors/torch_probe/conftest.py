@@ -1,15 +1,11 @@
-"""A small model, its optimizer, and what a probe writes into."""
+"""A small model, its optimizer, and the probe that watches them."""
 
 import pytest
 import torch
 from torch import nn
 
+from rankwatch.torch_probe import TorchProbe
 from tests.support.ranks.sink import FakeSink
-
-
-@pytest.fixture
-def sink() -> FakeSink:
-    return FakeSink()
 
 
 @pytest.fixture
@@ -21,3 +17,13 @@ def model() -> nn.Sequential:
 @pytest.fixture
 def optimizer(model) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=0.1)
+
+
+@pytest.fixture
+def sink() -> FakeSink:
+    return FakeSink()
+
+
+@pytest.fixture
+def probe(sink, model, optimizer) -> TorchProbe:
+    return TorchProbe(sink, model, optimizer)

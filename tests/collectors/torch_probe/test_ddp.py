@@ -1,5 +1,6 @@
 """The probe in real DistributedDataParallel training: its local values are local, its total norm is the reduced one."""
 
+import contextlib
 import time
 
 import pytest
@@ -10,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rankwatch.torch_probe import TorchProbe, fingerprint
 from tests.support.ranks.gloo import on_ranks
-from tests.support.ranks.sink import FakeSink
+from tests.support.ranks.sink import FakeSink, Watched, a_step
 
 pytestmark = [pytest.mark.torch, pytest.mark.integration, pytest.mark.timeout(240)]
 
@@ -65,24 +66,22 @@ def train(rank: int, wrapping: dict, faults: bool) -> list[dict]:
     set_to_none = wrapping.pop("set_to_none", True)
     ddp = DistributedDataParallel(model, bucket_cap_mb=1e-5, **wrapping)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01, momentum=0.9)
-    sink = FakeSink()
-    probe = TorchProbe(sink, ddp, optimizer, fingerprint_every=1, on_nonfinite="skip")
+    watched = Watched(ddp, optimizer, fingerprint_every=1, on_nonfinite="skip")
+    sink = watched.sink
     if faults:
         # Ahead of the accumulation: the gradient is bad on this rank alone until DDP has reduced it.
         model.body[0].weight.register_hook(lambda grad: grad * float("nan") if rank == 1 and sink.step == 1 else grad)
     records = []
     for step in range(STEPS):
-        sink.values, sink.exact, sink.step = {}, {}, step
-        probe.step_begin(step, 0)
-        optimizer.zero_grad(set_to_none=set_to_none)
-        local = local_norm(model, [data(rank, step)])
-        ddp(data(rank, step)).square().mean().backward()
-        reduced = norm(p.grad for p in model.parameters() if p.grad is not None)
-        torch.nn.utils.clip_grad_norm_(ddp.parameters(), 0.1)
-        optimizer.step()
-        probe.step_end(step, 0)
+        sink.step = step
+        with watched.step(step):
+            optimizer.zero_grad(set_to_none=set_to_none)
+            local = local_norm(model, [data(rank, step)])
+            ddp(data(rank, step)).square().mean().backward()
+            reduced = norm(p.grad for p in model.parameters() if p.grad is not None)
+            torch.nn.utils.clip_grad_norm_(ddp.parameters(), 0.1)
         records.append(record(sink, local=local, reduced=reduced, fingerprint=fingerprint(model.parameters())))
-        records[-1]["after_restore"] = probe.after_restore()
+        records[-1]["after_restore"] = watched.probe.after_restore()
     assert sink.dropped == {}
     assert sink.collectives == STEPS
     assert sink.declared["replicated"] is True
@@ -92,36 +91,30 @@ def train(rank: int, wrapping: dict, faults: bool) -> list[dict]:
 def accumulate(rank: int, wrapping: dict) -> dict:
     model = Model(unused=False)
     ddp = DistributedDataParallel(model, bucket_cap_mb=1e-5, **wrapping)
-    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
-    sink = FakeSink()
-    probe = TorchProbe(sink, ddp, optimizer)
-    probe.step_begin(0, 0)
-    batches = [data(rank, step) for step in range(3)]
-    local = local_norm(model, batches)
-    with ddp.no_sync():
-        for batch in batches[:2]:
-            ddp(batch).square().mean().backward()
-    ddp(batches[2]).square().mean().backward()
-    reduced = norm(p.grad for p in model.parameters())
-    probe.step_end(0, 0)
+    watched = Watched(ddp)
+    sink = watched.sink
+    with watched.step():
+        batches = [data(rank, step) for step in range(3)]
+        local = local_norm(model, batches)
+        with ddp.no_sync():
+            for batch in batches[:2]:
+                ddp(batch).square().mean().backward()
+        ddp(batches[2]).square().mean().backward()
+        reduced = norm(p.grad for p in model.parameters())
     return {**record(sink, local=local, reduced=reduced), "collectives": sink.collectives, "log": sink.log}
 
 
 def by_hand(rank: int) -> dict:
     """Gradients averaged by the loop itself, without a wrapper."""
     model = Model(unused=False)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    sink = FakeSink()
-    probe = TorchProbe(sink, model, optimizer, replicated=True)
-    probe.step_begin(0, 0)
-    local = local_norm(model, [data(rank, 0)])
-    model(data(rank, 0)).square().mean().backward()
-    for parameter in model.parameters():
-        dist.all_reduce(parameter.grad)
-    reduced = norm(p.grad for p in model.parameters())
-    optimizer.step()
-    probe.step_end(0, 0)
-    return {**record(sink, local=local, reduced=reduced), "after_restore": probe.after_restore()}
+    watched = Watched(model, replicated=True)
+    with watched.step():
+        local = local_norm(model, [data(rank, 0)])
+        model(data(rank, 0)).square().mean().backward()
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+        reduced = norm(p.grad for p in model.parameters())
+    return {**record(watched.sink, local=local, reduced=reduced), "after_restore": watched.probe.after_restore()}
 
 
 def late_rank(rank: int) -> list[tuple[str, float]]:
@@ -132,30 +125,20 @@ def late_rank(rank: int) -> list[tuple[str, float]]:
     probe = TorchProbe(sink, ddp, optimizer)
     for step in range(2):
         dist.barrier()
-        probe.step_begin(step, 0)
         sink.seconds = {}
-        out = ddp(data(rank, step))
-        time.sleep(0.3 * rank)
-        out.square().mean().backward()
-        optimizer.step()
-        probe.step_end(step, 0)
+        with a_step(probe, optimizer, step):
+            out = ddp(data(rank, step))
+            time.sleep(0.3 * rank)
+            out.square().mean().backward()
     return sink.seconds
 
 
 class TimedSink(FakeSink):
+    @contextlib.contextmanager
     def phase(self, name: str):
-        return TimedPhase(self, name)
-
-
-class TimedPhase:
-    def __init__(self, sink: TimedSink, name: str):
-        self.sink, self.name = sink, name
-
-    def __enter__(self):
-        self.begin = time.monotonic()
-
-    def __exit__(self, *_):
-        self.sink.seconds[self.name] = time.monotonic() - self.begin
+        begin_s = time.monotonic()
+        yield
+        self.seconds[name] = time.monotonic() - begin_s
 
 
 def everything(rank: int) -> dict:

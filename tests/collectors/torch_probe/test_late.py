@@ -1,15 +1,28 @@
+"""Values that a device hands over late, and what a rank says of its device."""
+
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
+from rankwatch.identity import RankIdentity
+from rankwatch.reader import RingReader
 from rankwatch.torch_probe import TorchProbe, fingerprint
-from rankwatch.torch_probe.device import Span, StepSpans, TimedMoment
+from rankwatch.torch_probe.device import Span, StepSpans, TimedMoment, describe_device
 from rankwatch.torch_probe.late import DRAIN_S, ROWS, WORDS_MAX, LateValues
+from rankwatch.torch_probe.watched_model import Handed, WatchedModels
+from rankwatch.watch import Watch
 from tests.support.clock import FakeClock
 from tests.support.ranks.device import FakeDevice
-from tests.support.ranks.sink import FakeSink
+from tests.support.ranks.recorders import Rank, a_recorder
+from tests.support.ranks.sink import FakeSink, Watched
+
+
+def finish(late: LateValues, device: FakeDevice) -> None:
+    device.finish()
+    late.collect()
 
 
 @pytest.fixture
@@ -36,8 +49,7 @@ def test_values_come_when_the_device_has_come_past_them_and_not_before(late, dev
     late.send(4, 1, {"loss": torch.tensor(1.5)}, {"fingerprint": torch.tensor(-7)})
     late.collect()
     assert arrived == []
-    device.finish()
-    late.collect()
+    finish(late, device)
     late.collect()
     assert arrived == [(4, 1, {"loss": 1.5}, {"fingerprint": -7})]
 
@@ -52,26 +64,16 @@ def test_every_bit_arrives(late, device, arrived):
         {f"i{i}": torch.tensor(value) for i, value in enumerate(ints)},
     )
     late.send(1, 0, {"nan": torch.tensor(math.nan)}, {})
-    device.finish()
-    late.collect()
+    finish(late, device)
     assert [value.hex() for value in arrived[0][2].values()] == [value.hex() for value in floats]
     assert list(arrived[0][3].values()) == ints
     assert math.isnan(arrived[1][2]["nan"])
 
 
 def test_all_types_of_scalars_are_taken(late, device, arrived):
-    late.send(
-        0,
-        0,
-        {
-            "half": torch.tensor(0.5, dtype=torch.float16),
-            "one element": torch.tensor([[3.0]]),
-            "whole": torch.tensor(7),
-        },
-        {"flag": torch.tensor(True)},
-    )
-    device.finish()
-    late.collect()
+    floats = {"half": torch.tensor(0.5, dtype=torch.float16), "one element": torch.tensor([[3.0]])}
+    late.send(0, 0, floats | {"whole": torch.tensor(7)}, {"flag": torch.tensor(True)})
+    finish(late, device)
     assert arrived == [(0, 0, {"half": 0.5, "one element": 3.0, "whole": 7.0}, {"flag": 1})]
 
 
@@ -83,8 +85,7 @@ def test_steps_arrive_in_order_and_asking_stops_at_the_first_that_has_not(late, 
     late.collect()
     assert [step for step, *_ in arrived] == [0, 1, 2]
     assert device.queries == 4
-    device.finish()
-    late.collect()
+    finish(late, device)
     assert [step for step, *_ in arrived] == [0, 1, 2, 3, 4]
 
 
@@ -93,8 +94,7 @@ def test_a_device_that_lags_loses_the_oldest_values_counted_and_keeps_the_newest
         late.send(step, 0, {"x": torch.tensor(float(step)), "y": torch.tensor(0.0)}, {"n": torch.tensor(step)})
         late.collect()
     assert dropped == [3, 3, 3]
-    device.finish()
-    late.collect()
+    finish(late, device)
     assert [(step, values["x"], ints["n"]) for step, _, values, ints in arrived] == [
         (step, float(step), step) for step in range(3, ROWS + 3)
     ]
@@ -110,14 +110,9 @@ def test_the_ring_serves_many_rounds(late, device, arrived, dropped):
 
 
 def test_more_values_than_a_row_has_words_are_dropped_and_counted(late, device, arrived, dropped):
-    late.send(
-        0,
-        0,
-        {f"x{i}": torch.tensor(float(i)) for i in range(WORDS_MAX - 1)},
-        {f"n{i}": torch.tensor(i) for i in range(3)},
-    )
-    device.finish()
-    late.collect()
+    floats = {f"x{i}": torch.tensor(float(i)) for i in range(WORDS_MAX - 1)}
+    late.send(0, 0, floats, {f"n{i}": torch.tensor(i) for i in range(3)})
+    finish(late, device)
     (_, _, floats, ints) = arrived[0]
     assert len(floats) == WORDS_MAX - 1
     assert ints == {"n0": 0}
@@ -126,8 +121,7 @@ def test_more_values_than_a_row_has_words_are_dropped_and_counted(late, device, 
 
 def test_parts_of_a_step_are_seconds_and_add_up_by_name(late, device, arrived):
     late.send(0, 0, {}, {}, marked(device))
-    device.finish()
-    late.collect()
+    finish(late, device)
     assert arrived[0][2] == pytest.approx({"device.loss": 0.002, "device_step_s": 0.005})
 
 
@@ -135,8 +129,7 @@ def test_the_moments_of_a_step_are_recorded_again_once_it_was_read_or_dropped(la
     for step in range(3 * ROWS):
         late.send(step, 0, {}, {}, marked(device))
     assert dropped == [1] * 2 * ROWS
-    device.finish()
-    late.collect()
+    finish(late, device)
     made = device.made
     for step in range(3 * ROWS):
         late.send(step, 0, {}, {}, marked(device))
@@ -153,8 +146,7 @@ def test_times_on_a_stream_that_has_not_come_so_far_are_dropped_and_counted_and_
 
     monkeypatch.setattr(type(device.now()), "elapsed_time", raises)
     late.send(0, 0, {"loss": torch.tensor(1.0)}, {}, marked(device))
-    device.finish()
-    late.collect()
+    finish(late, device)
     assert arrived == [(0, 0, {"loss": 1.0}, {})]
     assert dropped == [1]
 
@@ -182,17 +174,15 @@ def test_a_step_without_values_takes_no_place(late, device, arrived):
 
 def trained(device: FakeDevice, steps: int, **arguments) -> tuple[FakeSink, nn.Module, TorchProbe]:
     torch.manual_seed(0)
-    sink, model = FakeSink(), nn.Linear(4, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    probe = TorchProbe(sink, model, optimizer, device=device, **arguments)
+    watched = Watched(nn.Linear(4, 2), device=device, **arguments)
     for step in range(steps):
-        probe.step_begin(step, 3)
-        optimizer.zero_grad()
-        (model(torch.ones(1, 4)) * (math.nan if step == 2 else 1)).sum().backward()
+        watched.probe.step_begin(step, 3)
+        watched.optimizer.zero_grad()
+        (watched.model(torch.ones(1, 4)) * (math.nan if step == 2 else 1)).sum().backward()
         if step != 2:
-            optimizer.step()
-        probe.step_end(step, 3)
-    return sink, model, probe
+            watched.optimizer.step()
+        watched.probe.step_end(step, 3)
+    return watched.sink, watched.model, watched.probe
 
 
 def test_a_probe_on_a_device_records_each_step_s_values_late_under_that_step(device):
@@ -205,12 +195,8 @@ def test_a_probe_on_a_device_records_each_step_s_values_late_under_that_step(dev
     probe.step_end(4, 3)
     assert [(step, k) for step, k, _, _ in sink.late_values] == [(0, 3), (1, 3), (2, 3), (3, 3)]
     assert [exact["nonfinite"] for _, _, _, exact in sink.late_values] == [0, 0, 2, 0]
-    assert [exact.get("nonfinite_first") for _, _, _, exact in sink.late_values] == [
-        None,
-        None,
-        1,
-        None,
-    ]  # backward meets the bias first
+    first = [exact.get("nonfinite_first") for _, _, _, exact in sink.late_values]
+    assert first == [None, None, 1, None], "backward meets the bias first"
     assert sink.late_values[3][3]["fingerprint"] == fingerprint(model.parameters())
     assert math.isfinite(sink.late_values[3][2]["grad_norm"])
 
@@ -248,3 +234,108 @@ def test_a_device_that_hangs_is_awaited_only_for_a_moment(late, arrived, monkeyp
     late.drain()
     assert arrived == []
     assert clock.monotonic_s() - begun_s == pytest.approx(DRAIN_S, abs=0.01)
+
+
+UUID = "5e0d4f3c-9d7e-1f07-2a55-b83e8f6e9a10"
+
+
+@pytest.fixture
+def driver(monkeypatch) -> SimpleNamespace:
+    """Answers as torch does, and counts how often it was asked."""
+    answers = SimpleNamespace(properties=SimpleNamespace(uuid=UUID), asked=[])
+
+    def get_device_properties(device: torch.device) -> SimpleNamespace:
+        answers.asked.append(device)
+        if isinstance(answers.properties, Exception):
+            raise answers.properties
+        return answers.properties
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", get_device_properties)
+    return answers
+
+
+def described(home: str = "cuda:1", known: str = "", visible: str | None = None) -> dict[str, str]:
+    env = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    failures: list[Exception] = []
+    told = describe_device(torch.device(home), known, env, failures.append)
+    return told | ({"failed": str(failures[0])} if failures else {})
+
+
+def test_the_uuid_is_written_as_nvml_writes_it(driver):
+    assert described() == {"device_type": "cuda", "device_uuid": f"GPU-{UUID}"}
+    assert driver.asked == [torch.device("cuda:1")]
+    driver.properties.uuid = f"GPU-{UUID}"
+    assert described()["device_uuid"] == f"GPU-{UUID}"
+
+
+@pytest.mark.parametrize("home", ["cpu", "mps", "xpu:0"])
+def test_where_parameters_lie_elsewhere_cuda_is_not_asked(driver, home):
+    assert described(home) == {"device_type": home.partition(":")[0]}
+    assert driver.asked == []
+
+
+def test_what_the_script_or_the_launcher_said_stays(driver):
+    assert described(known="MIG-a") == {"device_type": "cuda"}
+    assert driver.asked == []
+
+
+def test_a_listed_instance_of_a_divided_device_is_the_identity(driver):
+    assert described(visible="MIG-a, MIG-b")["device_uuid"] == "MIG-b"
+    assert driver.asked == []
+    for others in ("MIG-a", "0,1", "", "MIG-a,2"):
+        assert described(visible=others)["device_uuid"] == f"GPU-{UUID}"
+
+
+@pytest.mark.parametrize("uuid", [None, "", "00000000-0000-0000-0000-000000000000"])
+def test_a_device_without_a_uuid_has_its_type(driver, uuid):
+    driver.properties.uuid = uuid
+    assert described() == {"device_type": "cuda"}
+    driver.properties = SimpleNamespace()
+    assert described() == {"device_type": "cuda"}
+
+
+def test_on_rocm_the_id_is_what_torch_gives(driver, monkeypatch):
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    driver.properties.uuid = "61343533-6639-6533-6362-323038336635"
+    assert described()["device_uuid"] == "61343533-6639-6533-6362-323038336635"
+
+
+def test_a_driver_that_fails_costs_the_uuid_and_is_counted(driver):
+    driver.properties = RuntimeError("CUDA driver is gone")
+    assert described() == {"device_type": "cuda", "failed": "CUDA driver is gone"}
+
+
+def test_without_cuda_asking_fails_and_nothing_raises():
+    assert described().keys() == {"device_type", "failed"}
+
+
+def home_of(model: nn.Module) -> torch.device:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return WatchedModels([Handed.of(model, optimizer, None, None)], placed=True).home
+
+
+def test_a_model_without_memory_lies_nowhere_yet():
+    assert home_of(nn.Linear(2, 2, device="meta")).type == "cpu"
+
+
+def test_a_probe_declares_the_device_of_its_parameters(sink, model, optimizer):
+    TorchProbe(sink, model, optimizer)
+    assert sink.declared["device_type"] == "cpu"
+    assert "device_uuid" not in sink.declared
+
+
+def test_the_watch_tells_the_probe_which_uuid_is_known(tmp_path, model, optimizer, monkeypatch):
+    known, device = [], FakeDevice()
+    monkeypatch.setattr(device, "describe", lambda uuid, _failed: known.append(uuid) or {})
+    Watch(RankIdentity("gpt", "l", device_uuid="GPU-7"), a_recorder(tmp_path)).torch(model, optimizer, device=device)
+    assert known == ["GPU-7"]
+
+
+def test_what_is_declared_reaches_the_service_with_the_ranks_next_introduction(tmp_path, model, optimizer):
+    rank = Rank(tmp_path)
+    reader = RingReader(rank.recorder.path)
+    before = reader.identity_number
+    rank.watch.torch(model, optimizer)
+    assert reader.identity_number > before
+    assert reader.header.identity["device_type"] == "cpu"
+    reader.close()

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
@@ -24,7 +25,10 @@ from torch.utils.checkpoint import checkpoint
 
 from rankwatch.torch_probe import TorchProbe
 from rankwatch.torch_probe.tracing import StepProfiler
-from tests.support.ranks.sink import FakeSink
+from tests.support.detection.device_rows import findings
+from tests.support.ranks.gloo import on_ranks
+from tests.support.ranks.sink import FakeSink, Watched, a_step
+from tests.support.values.presences import topology
 
 pytestmark = [
     pytest.mark.gpu,
@@ -166,7 +170,7 @@ def busy_s(trace: profile) -> float:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_own_work_is_what_a_profiler_sees_of_kernels(trainings: Callable[..., Training], form: str) -> None:
+def test_own_work_is_what_a_profiler_sees_of_kernels(trainings, form):
     rows = MANY_ROWS * (4 if form in ("bf16", "GradScaler") else 1)
     training = trainings(form, rows=rows, grad_norm=False, local_gradients=False)
     training.train(2 * STEPS)
@@ -178,7 +182,7 @@ def test_own_work_is_what_a_profiler_sees_of_kernels(trainings: Callable[..., Tr
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_the_probe_waits_for_nothing(trainings: Callable[..., Training], form: str) -> None:
+def test_the_probe_waits_for_nothing(trainings, form):
     synchronizations = []
     for watched in (False, True):
         training = trainings(form, watched, fingerprint_every=1)
@@ -191,7 +195,7 @@ def test_the_probe_waits_for_nothing(trainings: Callable[..., Training], form: s
     assert synchronizations[1] == synchronizations[0]
 
 
-def test_no_operation_of_the_probe_is_one_that_torch_knows_to_wait(trainings: Callable[..., Training]) -> None:
+def test_no_operation_of_the_probe_is_one_that_torch_knows_to_wait(trainings):
     training = trainings()
     training.train(STEPS)
     torch.cuda.synchronize()
@@ -214,14 +218,14 @@ def test_a_host_that_gives_work_too_late_leaves_the_speed_of_its_device_unknown(
     assert len(training.times("device_busy_s")) < STEPS / 2
 
 
-def test_a_captured_forward_and_backward_are_left_alone(trainings: Callable[..., Training]) -> None:
+def test_a_captured_forward_and_backward_are_left_alone(trainings):
     training = trainings(graphed=True)
     training.train(STEPS)
     assert training.sink.dropped.get("probe_errors", 0) == 0
     assert all(seconds > 0 for seconds in training.times("device_step_s"))
 
 
-def test_a_step_captured_as_a_whole_is_left_alone(trainings: Callable[..., Training]) -> None:
+def test_a_step_captured_as_a_whole_is_left_alone(trainings):
     training = trainings(watched=False)
     training.optimizer = torch.optim.AdamW(training.model.parameters(), lr=1e-4, capturable=True)
     side = torch.cuda.Stream()
@@ -255,7 +259,7 @@ def test_a_users_profiler_of_kernels_goes_first_and_a_trace_says_why_it_does_not
     assert any(event.device_type.name == "CUDA" for event in users.events())
 
 
-def test_a_trace_ends_where_a_users_profiler_starts_which_sees_its_kernels(trainings: Callable[..., Training]) -> None:
+def test_a_trace_ends_where_a_users_profiler_starts_which_sees_its_kernels(trainings):
     training = trainings()
     training.train(2)
     ours = StepProfiler()
@@ -268,7 +272,7 @@ def test_a_trace_ends_where_a_users_profiler_starts_which_sees_its_kernels(train
     assert any(event.device_type.name == "CUDA" for event in users.events())
 
 
-def test_the_device_is_told_as_its_driver_names_it(trainings: Callable[..., Training]) -> None:
+def test_the_device_is_told_as_its_driver_names_it(trainings):
     pynvml = pytest.importorskip("pynvml")
     training = trainings()
     pynvml.nvmlInit()
@@ -277,3 +281,76 @@ def test_the_device_is_told_as_its_driver_names_it(trainings: Callable[..., Trai
         for index in range(pynvml.nvmlDeviceGetCount())
     ]
     assert training.sink.declared["device_uuid"] in known
+
+
+# ---- four ranks of one gloo group that share a GPU, of which one has a slow device ----------------------------------
+# Their work is a kernel that spins until a time has passed, also while the device works for another process. A late
+# host cannot be told here: it changes when the ranks meet on the device, and so what each of them takes.
+
+WORLD_SIZE = 4
+STEPS_TOGETHER = 100
+AT = 60
+"""The step from which rank 2 differs."""
+CYCLES = 20_000_000
+"""Of the device's clock: about 11 ms, several times as long as a device works for one process before another."""
+SLOWNESS = 1.5
+Rows = list[dict[str, float]]
+
+
+class _Spin(torch.autograd.Function):
+    """Keeps the device busy in the forward, and as long in the backward."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, cycles: int) -> Tensor:
+        ctx.cycles = cycles
+        torch.cuda._sleep(cycles)
+        return values.clone()
+
+    @staticmethod
+    def backward(ctx: FunctionCtx | Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        torch.cuda._sleep(ctx.cycles)
+        return gradients[0], None
+
+
+class Spinning(nn.Module):
+    """Layers whose work takes the device so many cycles in each pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(2))
+        self.cycles = CYCLES
+
+    def forward(self, values: Tensor) -> Tensor:
+        for layer in self.layers:
+            values = _Spin.apply(layer(values), self.cycles)
+        return values
+
+
+def measured(rank: int) -> tuple[Rows, dict[str, int]]:
+    """The rows of one rank, and what its probe dropped."""
+    torch.cuda.set_device(0)
+    torch.manual_seed(0)
+    spinning = Spinning().cuda()
+    watched = Watched(DistributedDataParallel(spinning, device_ids=[0]), fingerprint_every=0)
+    inputs = torch.ones(2, 64, device="cuda")
+    for step in range(STEPS_TOGETHER + 1):
+        spinning.cycles = round(CYCLES * SLOWNESS) if rank == 2 and step >= AT else CYCLES
+        with a_step(watched.probe, number=step):
+            watched.optimizer.zero_grad()
+            loss = watched.model(inputs).square().mean()
+            loss.backward()
+            watched.optimizer.step()
+            loss.item()
+    watched.probe.close()
+    found: dict[int, dict[str, float]] = {}
+    for step, _, values, _ in watched.sink.late_values:
+        found.setdefault(step, {}).update(values)
+    return [found.get(step, {}) for step in range(STEPS_TOGETHER)], watched.sink.dropped
+
+
+def test_the_rank_whose_device_keeps_the_others_waiting_is_named() -> None:
+    ranks = on_ranks(WORLD_SIZE, measured)
+    assert [dropped for _, dropped in ranks] == [{}] * WORLD_SIZE
+    (finding,) = findings([rows for rows, _ in ranks], topology(WORLD_SIZE))
+    assert (finding.ranks, finding.cause) == ((2,), "device")
+    assert AT < (finding.detected_step or 0) <= AT + 30

@@ -10,6 +10,7 @@ from rankwatch.torch_probe import TorchProbe
 from rankwatch.torch_probe.gradients import SMALL_ELEMENTS, LocalGradients
 from rankwatch.torch_probe.start import EVERY_MAX, Sampling
 from tests.support.clock import FakeClock
+from tests.support.ranks.sink import Watched, a_step
 
 
 def run(clock: FakeClock, sampling: Sampling, steps: range, step_s: float, cost_s: float) -> list[int]:
@@ -47,14 +48,11 @@ def test_the_interval_follows_longer_steps_but_not_one_slow_measurement():
     assert sampling.every == 1
 
 
-def test_the_line_says_how_often_the_norm_is_measured(sink, model, optimizer, capsys):
-    probe = TorchProbe(sink, model, optimizer)
+def test_the_line_says_how_often_the_norm_is_measured(sink, model, optimizer, probe, capsys):
     for step in range(4):
         probe._sampling.every = 1 if step < 2 else 8
-        probe.step_begin(step, 0)
-        model(torch.ones(5, 4)).sum().backward()
-        optimizer.step()
-        probe.step_end(step, 0)
+        with a_step(probe, optimizer, step):
+            model(torch.ones(5, 4)).sum().backward()
     assert "gradient norm every 8 steps" in sink.declared["watched"]
     assert len(capsys.readouterr().err.splitlines()) == 2
 
@@ -66,14 +64,11 @@ def test_only_a_norm_that_explains_nothing_else_is_left_out(sink, model, optimiz
     assert probe._takes_norm() is bool(parts)
 
 
-def test_a_step_without_the_total_norm_still_names_the_parameter_that_is_not_finite(sink, model, optimizer):
-    probe = TorchProbe(sink, model, optimizer)
-    probe.step_begin(1, 0)
-    probe._sampling.due = False
+def test_a_step_without_the_total_norm_still_names_the_parameter_that_is_not_finite(sink, model, optimizer, probe):
     model[0].bias.register_hook(lambda grad: grad * math.nan)
-    model(torch.ones(5, 4)).sum().backward()
-    optimizer.step()
-    probe.step_end(1, 0)
+    with a_step(probe, optimizer, 1):
+        probe._sampling.due = False
+        model(torch.ones(5, 4)).sum().backward()
     assert sink.exact["nonfinite"] == 1
     assert sink.declared["parameters"][sink.exact["nonfinite_first"]] == "0.bias"
 
@@ -143,13 +138,12 @@ def test_gradients_of_the_same_parameters_may_change_their_type_and_become_spars
     assert local.result().norm == pytest.approx(norm_of(*strided), rel=1e-3)
 
 
-def test_gradients_of_micro_batches_that_reach_different_parts_are_all_in_the_norm(sink):
+def test_gradients_of_micro_batches_that_reach_different_parts_are_all_in_the_norm():
     parts = nn.ModuleList([nn.Linear(4, 2), nn.Linear(4, 2)])
-    optimizer = torch.optim.SGD(parts.parameters(), lr=0.1)
-    probe = TorchProbe(sink, parts, optimizer)
-    probe.step_begin(0, 0)
-    for part in (parts[0], parts[1], parts[0]):
-        part(torch.ones(3, 4)).square().sum().backward()
-    optimizer.step()
-    probe.step_end(0, 0)
-    assert sink.values["local_grad_norm"] == pytest.approx(norm_of(*(p.grad for p in parts.parameters())), rel=1e-6)
+    watched = Watched(parts)
+    with watched.step():
+        for part in (parts[0], parts[1], parts[0]):
+            part(torch.ones(3, 4)).square().sum().backward()
+    assert watched.sink.values["local_grad_norm"] == pytest.approx(
+        norm_of(*(p.grad for p in parts.parameters())), rel=1e-6
+    )

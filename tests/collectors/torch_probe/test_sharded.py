@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
@@ -18,7 +18,7 @@ from rankwatch.torch_probe import TorchProbe
 from rankwatch_detectors.base import Kind
 from rankwatch_service.job.topology_state import TopologyState
 from tests.support.ranks.gloo import on_ranks
-from tests.support.ranks.sink import FakeSink
+from tests.support.ranks.sink import FakeSink, Watched
 from tests.support.ranks.told import introduced, told
 
 pytestmark = [pytest.mark.torch, pytest.mark.integration, pytest.mark.timeout(300)]
@@ -53,18 +53,15 @@ class Experts(nn.Module):
         return x + sum(torch.tanh(x @ expert) for expert in own)
 
 
-def fsdp2(model: nn.Sequential) -> nn.Module:
-    mesh = init_device_mesh("cpu", (RANKS,))
+def fsdp2(model: nn.Sequential, mesh: DeviceMesh | None = None) -> nn.Module:
+    mesh = mesh or init_device_mesh("cpu", (RANKS,))
     for part in model:
         fully_shard(part, mesh=mesh)
     return fully_shard(model, mesh=mesh)
 
 
 def hsdp(model: nn.Sequential) -> nn.Module:
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp_replicate", "dp_shard"))
-    for part in model:
-        fully_shard(part, mesh=mesh)
-    return fully_shard(model, mesh=mesh)
+    return fsdp2(model, init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp_replicate", "dp_shard")))
 
 
 def tp_dp(model: nn.Sequential) -> nn.Module:
@@ -130,36 +127,32 @@ def flip(model: nn.Module, shown: str) -> None:
 def train(rank: int, way: str, fault: str) -> dict[str, Any]:
     torch.manual_seed(0)
     model = WAYS[way](nn.Sequential(Block(), Block(), nn.Linear(12, 3)))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    sink = FakeSink()
-    probe = TorchProbe(sink, model, optimizer, place=(False, 0, ""), fingerprint_every=1)
+    watched = Watched(model, place=(False, 0, ""), fingerprint_every=1)
+    sink = watched.sink
     data_rank = rank // 2 if way == "tp_dp" else rank
     steps, norms = [], []
     for step in range(STEPS):
-        sink.values, sink.exact = {}, {}
         if fault == "flip" and (rank, step) == (BAD_RANK, FLIP_STEP):
             flip(model, "norm" if way == "tp_dp" else "")
-        probe.step_begin(step, 0)
-        optimizer.zero_grad()
-        x = torch.randn(8, 12, generator=torch.Generator().manual_seed(10 * step + data_rank))
-        y = model(x)
-        if fault == "nan" and (data_rank, step) == (BAD_RANK, BAD_STEP):
-            # A gradient of the middle of the model: what is behind it gets one too, what is before it does not.
-            y.register_hook(lambda gradient: gradient * math.nan)
-        y.square().mean().backward()
-        norms.append(reference(model))
-        optimizer.step()
-        probe.step_end(step, 0)
+        with watched.step(step):
+            watched.optimizer.zero_grad()
+            x = torch.randn(8, 12, generator=torch.Generator().manual_seed(10 * step + data_rank))
+            y = model(x)
+            if fault == "nan" and (data_rank, step) == (BAD_RANK, BAD_STEP):
+                # A gradient of the middle of the model: what is behind it gets one too, what is before it does not.
+                y.register_hook(lambda gradient: gradient * math.nan)
+            y.square().mean().backward()
+            norms.append(reference(model))
         steps.append((dict(sink.values), dict(sink.exact)))
-    restored = probe.after_restore()
-    probe.close()
+    restored = watched.probe.after_restore()
+    watched.probe.close()
     return {
         "steps": steps,
         "norms": norms,
         "declared": sink.declared,
         "dropped": sink.dropped,
         "restored": restored,
-        "refused": refused(model, optimizer),
+        "refused": refused(model, watched.optimizer),
     }
 
 
@@ -176,7 +169,7 @@ def everything(rank: int) -> dict[str, Any]:
     results: dict[str, Any] = {way: train(rank, way, "") for way in WAYS}
     results |= {f"{way} nan": train(rank, way, "nan") for way in WAYS}
     results |= {f"{way} flip": train(rank, way, "flip") for way in (*REPLICATED, "tp_dp")}
-    return results
+    return results | {"skipped": skipped(rank), "partial": partial(rank), "uneven": uneven(rank)}
 
 
 @pytest.fixture(scope="module")
@@ -264,24 +257,21 @@ def test_an_update_is_not_skipped_by_the_norm_of_a_part(ranks, way):
 def skipped(rank: int) -> list[bool]:
     """Whether each update changed the parameters, by the norm of the whole, which is NaN in step 1 alone."""
     model = fully_shard(nn.Linear(4, 4), mesh=init_device_mesh("cpu", (RANKS,)))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    probe = TorchProbe(FakeSink(), model, optimizer, on_nonfinite="skip", grad_norm=False)
+    watched = Watched(model, on_nonfinite="skip", grad_norm=False)
     changed = []
     for step in range(3):
         before = model.weight.to_local().detach().clone()
-        probe.step_begin(step, 0)
-        optimizer.zero_grad()
-        x = torch.ones(2, 4) * (math.nan if (rank, step) == (BAD_RANK, 1) else 1.0)
-        model(x).square().sum().backward()
-        probe.log("grad_norm", torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).full_tensor())
-        optimizer.step()
-        probe.step_end(step, 0)
+        with watched.step(step):
+            watched.optimizer.zero_grad()
+            x = torch.ones(2, 4) * (math.nan if (rank, step) == (BAD_RANK, 1) else 1.0)
+            model(x).square().sum().backward()
+            watched.probe.log("grad_norm", torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).full_tensor())
         changed.append(not torch.equal(before, model.weight.to_local()))
     return changed
 
 
-def test_by_the_norm_that_the_script_logs_all_ranks_skip_alike():
-    assert on_ranks(RANKS, skipped) == [[True, False, True]] * RANKS
+def test_by_the_norm_that_the_script_logs_all_ranks_skip_alike(ranks):
+    assert [one["skipped"] for one in ranks] == [[True, False, True]] * RANKS
 
 
 def test_what_no_other_rank_holds_has_no_fingerprint(ranks):
@@ -302,40 +292,32 @@ def partial(rank: int) -> dict[str, Any]:
     mesh = init_device_mesh("cpu", (RANKS,), mesh_dim_names=("tp",))
     model = nn.Linear(4, 4, bias=False)
     model.weight = nn.Parameter(distribute_tensor(torch.ones(4, 4), mesh, [Replicate()]))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    sink = FakeSink()
-    probe = TorchProbe(sink, model, optimizer)
-    probe.step_begin(0, 0)
-    x = DTensor.from_local(torch.randn(2, 4), mesh, [Shard(0)])
-    model(x).sum().backward()
-    placements = model.weight.grad.placements
-    optimizer.step()
-    probe.step_end(0, 0)
+    watched = Watched(model, torch.optim.SGD(model.parameters(), lr=0.0))
+    sink = watched.sink
+    with watched.step():
+        model(DTensor.from_local(torch.randn(2, 4), mesh, [Shard(0)])).sum().backward()
+        placements = model.weight.grad.placements
     return {"placements": str(placements), "values": sink.values, "watched": sink.declared.get("watched", "")}
 
 
-def test_partial_gradients_are_not_measured_and_the_start_line_says_so():
-    for rank, got in enumerate(on_ranks(RANKS, partial)):
+def test_partial_gradients_are_not_measured_and_the_start_line_says_so(ranks):
+    for rank, got in enumerate(one["partial"] for one in ranks):
         assert "Partial" in got["placements"]
         assert not any(name.startswith("grad_norm") for name in got["values"])
         assert ("gradients are Partial" in got["watched"]) == (rank == 0)
 
 
-def uneven(rank: int) -> tuple[Any, float]:
+def uneven(rank: int) -> dict[str, Any]:
     """Fewer rows than ranks: some ranks hold nothing of the model."""
     model = fully_shard(nn.Linear(5, 2), mesh=init_device_mesh("cpu", (RANKS,)))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    sink = FakeSink()
-    probe = TorchProbe(sink, model, optimizer)
-    probe.step_begin(0, 0)
-    model(torch.ones(3, 5)).sum().backward()
-    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).full_tensor().item()
-    optimizer.step()
-    probe.step_end(0, 0)
-    return (sink.declared, [(dict(sink.values), dict(sink.exact))]), norm
+    watched = Watched(model)
+    sink = watched.sink
+    with watched.step():
+        model(torch.ones(3, 5)).sum().backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).full_tensor().item()
+    return {"declared": sink.declared, "steps": [(dict(sink.values), dict(sink.exact))], "norm": norm}
 
 
-def test_a_rank_that_holds_nothing_of_the_model_has_a_part_in_the_norm_of_the_whole():
-    results = on_ranks(RANKS, uneven)
-    (frame,), _ = told([declared for (declared, _), _ in results], [steps for (_, steps), _ in results])
-    assert frame.values["grad_norm"][0] == pytest.approx(results[0][1], rel=1e-5)
+def test_a_rank_that_holds_nothing_of_the_model_has_a_part_in_the_norm_of_the_whole(ranks):
+    (frame,), _ = service(ranks, "uneven")
+    assert frame.values["grad_norm"][0] == pytest.approx(ranks[0]["uneven"]["norm"], rel=1e-5)

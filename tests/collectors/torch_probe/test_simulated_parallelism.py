@@ -170,7 +170,7 @@ def answers() -> list[tuple[dict[str, Trained], list[dict[str, float]]]]:
 
 
 @pytest.fixture
-def ranks(answers: list[tuple[dict[str, Trained], Any]]) -> list[dict[str, Trained]]:
+def ranks(answers) -> list[dict[str, Trained]]:
     return [ways for ways, _ in answers]
 
 
@@ -188,7 +188,7 @@ def means(ranks: list[dict[str, Trained]], way: str, name: str, steps: slice) ->
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_slow_device_works_longer_and_all_other_ranks_wait(ranks: list[dict[str, Trained]], way: str) -> None:
+def test_a_slow_device_works_longer_and_all_other_ranks_wait(ranks, way):
     usual, slow = slice(2, AT), slice(AT + 1, STEPS - 1)
     for rank in range(4):
         work, wait, step = (
@@ -205,7 +205,7 @@ def test_a_slow_device_works_longer_and_all_other_ranks_wait(ranks: list[dict[st
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_the_marks_make_no_host_wait_and_are_taken_back(ranks: list[dict[str, Trained]], way: str) -> None:
+def test_the_marks_make_no_host_wait_and_are_taken_back(ranks, way):
     for rank in ranks:
         watched, unwatched = rank[way].waited
         assert watched == unwatched
@@ -213,7 +213,7 @@ def test_the_marks_make_no_host_wait_and_are_taken_back(ranks: list[dict[str, Tr
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_work_and_waits_make_up_the_step(ranks: list[dict[str, Trained]], way: str) -> None:
+def test_work_and_waits_make_up_the_step(ranks, way):
     for rank in ranks:
         for row in rank[way].rows[2:-1]:
             assert row["device_busy_s"] + row["device_wait_s"] == pytest.approx(row["device_step_s"], rel=0.2)

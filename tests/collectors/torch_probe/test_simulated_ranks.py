@@ -17,7 +17,6 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from rankwatch.torch_probe import TorchProbe
 from rankwatch.torch_probe.device import SPANS_MAX
 from tests.support.accelerator.torch_work import gather_on, reduce_on
 from tests.support.detection.device_rows import findings
@@ -30,9 +29,11 @@ from tests.support.ranks.accelerated import (
     Part,
     counted_reads,
     layers,
+    loss_of,
     train,
 )
 from tests.support.ranks.gloo import on_ranks
+from tests.support.ranks.sink import Watched
 from tests.support.values.presences import topology
 
 WORLD_SIZE = 4
@@ -42,14 +43,18 @@ AT = 60
 Build = Callable[[Machine], nn.Module]
 
 
-def with_ddp(machine: Machine) -> nn.Module:
-    model = DistributedDataParallel(layers(machine.device))
+def replicated(machine: Machine, inner: nn.Module) -> nn.Module:
+    model = DistributedDataParallel(inner)
     reduce_on(machine.device, model, TRANSFER_S)
     return model
 
 
-def with_fsdp2(machine: Machine) -> nn.Module:
-    model = layers(machine.device)
+def with_ddp(machine: Machine) -> nn.Module:
+    return replicated(machine, layers(machine.device))
+
+
+def with_fsdp2(machine: Machine, count: int = 3) -> nn.Module:
+    model = layers(machine.device, count)
     for layer in model:
         fully_shard(layer)
     fully_shard(model)
@@ -77,18 +82,14 @@ class Checkpointed(nn.Module):
 
 
 def with_checkpoints(machine: Machine) -> nn.Module:
-    model = DistributedDataParallel(Checkpointed(layers(machine.device)))
-    reduce_on(machine.device, model, TRANSFER_S)
-    return model
+    return replicated(machine, Checkpointed(layers(machine.device)))
 
 
 def compiled(machine: Machine) -> nn.Module:
     inner = nn.Sequential(
         layers(machine.device), torch.compile(nn.Linear(WIDTH, WIDTH), backend="aot_eager"), layers(machine.device)
     )
-    model = DistributedDataParallel(inner)
-    reduce_on(machine.device, model, TRANSFER_S)
-    return model
+    return replicated(machine, inner)
 
 
 PARTS = {
@@ -128,16 +129,20 @@ def test_equal_ranks_name_nobody(trained: list[dict[str, Rows]]) -> None:
     assert findings([rank["nothing"] for rank in trained], topology(WORLD_SIZE)) == []
 
 
-def accumulate(model: nn.Module, number: int) -> contextlib.AbstractContextManager[None]:
-    assert isinstance(model, DistributedDataParallel)
-    return contextlib.nullcontext() if number == 7 else model.no_sync()
+def accumulate(passes: int) -> dict[str, Any]:
+    """How gradients are added up over so many passes."""
+
+    def before(model: DistributedDataParallel, number: int) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if number == passes - 1 else model.no_sync()
+
+    return {"passes": passes, "before": before}
 
 
 WAYS: dict[str, tuple[Build, dict[str, Any]]] = {
     "DDP": (with_ddp, {}),
     "FSDP1": (with_fsdp1, {}),
     "FSDP2": (with_fsdp2, {}),
-    "gradients accumulated over 8 passes": (with_ddp, {"passes": 8, "before": accumulate}),
+    "gradients accumulated over 8 passes": (with_ddp, accumulate(8)),
     "checkpoints": (with_checkpoints, {}),
     "torch.compile": (compiled, {}),
     "the script never waits": (with_ddp, {"synchronizes": False}),
@@ -171,20 +176,6 @@ def test_the_probe_makes_no_host_wait_for_its_device(waited, way):
     assert watched[:2] == unwatched[:2]
     assert watched[3] == 0
     assert all("device_step_s" in row and row["device_busy_s"] > 0 for row in watched[2][2:6])
-
-
-def accumulate_many(model: nn.Module, number: int) -> contextlib.AbstractContextManager[None]:
-    assert isinstance(model, DistributedDataParallel)
-    return contextlib.nullcontext() if number == MANY["DDP"].passes - 1 else model.no_sync()
-
-
-def with_eight_blocks(machine: Machine) -> nn.Module:
-    model = layers(machine.device, 8)
-    for layer in model:
-        fully_shard(layer)
-    fully_shard(model)
-    gather_on(machine.device, model, model, TRANSFER_S)
-    return model
 
 
 class Transformer(nn.Module):
@@ -233,8 +224,8 @@ class Many(NamedTuple):
 
 
 MANY = {
-    "DDP": Many(with_ddp, 200, 30, 602, {"before": accumulate_many}),
-    "FSDP2": Many(with_eight_blocks, 40, 20, 560, {}),
+    "DDP": Many(with_ddp, 200, 30, 602, accumulate(200)),
+    "FSDP2": Many(lambda machine: with_fsdp2(machine, 8), 40, 20, 560, {}),
 }
 
 
@@ -243,9 +234,9 @@ def trained_in_many_passes(rank: int, world_size: int) -> dict[str, tuple[float,
     found = {}
     for way, many in MANY.items():
         few = Machine(rank, world_size)
-        each_s = train(few, many.build(few), 3, passes=many.few, **many.how)[2]["device_busy_s"] / many.few
+        each_s = train(few, many.build(few), 3, **many.how | {"passes": many.few})[2]["device_busy_s"] / many.few
         machine = Machine(rank, world_size)
-        rows = train(machine, many.build(machine), 3, passes=many.passes, **many.how)
+        rows = train(machine, many.build(machine), 3, **many.how | {"passes": many.passes})
         found[way] = each_s, rows, dict(machine.sink.dropped)
     return found
 
@@ -262,26 +253,21 @@ def test_of_a_step_with_many_parts_some_are_measured_for_all_from_the_second_one
 def captured(rank: int) -> tuple[int, list[dict[str, float]]]:
     """Training whose forward and backward are captured once and replayed, as with CUDA graphs."""
     machine = Machine(rank, 1)
-    model = layers(machine.device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    probe = TorchProbe(machine.sink, model, optimizer, device=machine.device)
+    watched = Watched(layers(machine.device), device=machine.device)
     graph: list[float] = []
-    for step in range(6):
-        probe.step_begin(step, 0)
-        machine.host_work()
-        if step == 2:
-            with machine.device.capture() as graph:
-                model(torch.ones(2, WIDTH)).square().mean().backward()
-        elif step > 2:
-            machine.device.replay(graph)
-        else:
-            model(torch.ones(2, WIDTH)).square().mean().backward()
-        optimizer.step()
-        probe.step_end(step, 0)
-    machine.device.synchronize()
-    probe.step_begin(6, 0)
-    probe.step_end(6, 0)
-    return machine.sink.dropped.get("probe_errors", 0), [values for _, _, values, _ in machine.sink.late_values]
+    for step in range(7):
+        with watched.step(step):
+            machine.host_work()
+            if step == 2:
+                with machine.device.capture() as graph:
+                    loss_of(watched.model(torch.ones(2, WIDTH))).backward()
+            elif step > 2:
+                machine.device.replay(graph)
+            else:
+                loss_of(watched.model(torch.ones(2, WIDTH))).backward()
+        if step == 5:
+            machine.device.synchronize()
+    return watched.sink.dropped.get("probe_errors", 0), [values for _, _, values, _ in watched.sink.late_values]
 
 
 def test_in_a_capture_nothing_is_recorded_or_asked_and_a_replay_is_timed_as_a_step() -> None:

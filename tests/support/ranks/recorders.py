@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from rankwatch import layout
+from rankwatch.agent.ranks import LocalRank
 from rankwatch.identity import RankIdentity
 from rankwatch.layout import Answer, Directive
-from rankwatch.reader import Entry, RingReader
+from rankwatch.reader import Entry, RingReader, StepEntry
 from rankwatch.recorder import Recorder
 from rankwatch.watch import Watch
 from tests.support.clock import FakeClock
@@ -15,9 +18,25 @@ from tests.support.clock import FakeClock
 UNIX_NS = 1_700_000_000_000_000_000
 
 
-def a_recorder(directory: Path, monotonic_ns: int = 1_000) -> Recorder:
-    identity = {"job": "gpt", "launch": "l", "rank": 3}
+def a_recorder(directory: Path, monotonic_ns: int = 1_000, **identity: object) -> Recorder:
+    identity = {"job": "gpt", "launch": "l", "rank": 3} | identity
     return Recorder.create(identity, [str(directory)], monotonic_ns=monotonic_ns, unix_ns=UNIX_NS)
+
+
+@contextmanager
+def local_rank(recorder: Recorder) -> Iterator[LocalRank]:
+    """The rank as its host's agent has it."""
+    assert recorder.path is not None
+    reader = RingReader(recorder.path, writable=True)
+    yield LocalRank(recorder.path, reader, reader.header, None, 0, 0)
+    reader.close()
+
+
+def write_step(recorder: Recorder, step: int, **fields: object) -> None:
+    """One entry; without further fields a train step of 40 ns."""
+    usual = {"k": 0, "kind": 0, "relative_step": step + 1, "end_ns": 2_000, "phases_ns": [], "mask": 0}
+    usual |= {"step_ns": 40, "busy_ns": 30, "busy_cpu_ns": 20, "wait_ns": 10}
+    recorder.write_step(step=step, **usual | fields)  # type: ignore[arg-type]
 
 
 def everything_in(recorder: Recorder) -> list[Entry]:
@@ -59,6 +78,22 @@ class Rank:
         """What the agent writes after so many more sleeps of the held rank."""
         self.plan[self.sleeps + sleeps] = directive
 
+    def order(self, action: str, step: int, **fields: object) -> None:
+        """Ordered by the service now: to hold before this step, act, and go on."""
+        hold = Directive("o", "l.0", "hold", action, step, **fields)  # type: ignore[arg-type]
+        self._put(hold)
+        self.write_after(1, hold._replace(phase="do", lease_s=120.0))
+        self.write_after(3, hold._replace(phase="go"))
+
+    @property
+    def can(self) -> list[str]:
+        """What it says it can do when it is ordered to."""
+        assert self.recorder.path is not None
+        reader = RingReader(self.recorder.path)
+        found: list[str] = reader.header.identity.get("can", [])
+        reader.close()
+        return found
+
     @property
     def answer(self) -> Answer:
         found = self.recorder.answer.read()
@@ -76,6 +111,10 @@ class Rank:
     @property
     def entries(self) -> list[Entry]:
         return everything_in(self.recorder)
+
+    @property
+    def steps(self) -> list[StepEntry]:
+        return [entry for entry in self.entries if isinstance(entry, StepEntry)]
 
     def notes(self, kind: str) -> list[dict[str, object]]:
         return [dict(entry.fields) for entry in self.entries if getattr(entry, "kind", None) == kind]

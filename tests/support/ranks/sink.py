@@ -1,10 +1,14 @@
-"""A sink that keeps the values of a probe by name."""
+"""A sink that keeps the values of a probe by name, and a model that such a probe watches."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+import torch
+
+from rankwatch.torch_probe import TorchProbe
 
 
 class FakeSink:
@@ -70,3 +74,32 @@ class FakeSink:
 
     def declare(self, fields: Mapping[str, Any]) -> None:
         self.declared |= fields
+
+
+@contextlib.contextmanager
+def a_step(probe: TorchProbe, optimizer: torch.optim.Optimizer | None = None, number: int = 0) -> Iterator[None]:
+    """One step of a loop, with the optimizer's at its end."""
+    probe.step_begin(number, 0)
+    yield
+    if optimizer is not None:
+        optimizer.step()
+    probe.step_end(number, 0)
+
+
+class Watched:
+    """A model, its optimizer, and the probe that watches them."""
+
+    def __init__(
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None, **arguments: Any
+    ) -> None:
+        self.sink = FakeSink()
+        self.model = model
+        self.optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.01)
+        self.probe = TorchProbe(self.sink, model, self.optimizer, **arguments)
+
+    @contextlib.contextmanager
+    def step(self, number: int = 0) -> Iterator[None]:
+        """One step of the loop. The sink has the values of this step alone."""
+        self.sink.values, self.sink.exact = {}, {}
+        with a_step(self.probe, self.optimizer, number):
+            yield

@@ -1,20 +1,17 @@
-"""What a rank captures, gives back at a rollback, and tells of its checkpoints."""
+"""What a rank captures, gives back at a rollback, and tells of its checkpoints and of those that fail."""
 
 import contextlib
+import errno
 import json
+import os
 import random
 
 import pytest
 
 from rankwatch import layout
+from rankwatch.integrations.started import Saves
 from rankwatch.layout import Directive
-from rankwatch.reader import RingReader
 from tests.support.ranks.recorders import Probe, Rank
-
-
-@pytest.fixture
-def rank(tmp_path):
-    return Rank(tmp_path)
 
 
 class Model:
@@ -64,16 +61,13 @@ def test_the_capture_that_the_slot_names_is_kept_and_every_other_that_goes_is_to
 
 
 def test_an_order_in_the_slot_names_it_too(rank):
-    fields = {"action": "stop", "step": 11, "proven": "memory:l.0:2"}
-    rank._put(Directive("o", "l.0", "hold", **fields))
-    rank.write_after(1, Directive("o", "l.0", "do", **fields))
+    rank.order("stop", 11, proven="memory:l.0:2")
     assert train(rank, 20)[0][-1] == 10
     assert rank.watch._loop.memory.kept == ["memory:l.0:2", "memory:l.0:8", "memory:l.0:10"]
 
 
 def test_a_capture_that_was_asked_for_and_is_not_there_is_told_as_gone(rank):
-    fields = {"action": "rollback", "step": 5, "checkpoint": "memory:l.0:3", "checkpoint_step": 3, "k": 1}
-    rank._put(Directive("o", "l.0", "hold", **fields))
+    rank.order("rollback", 5, checkpoint="memory:l.0:3", checkpoint_step=3, k=1)
     train(rank, 6)
     assert (rank.answer.answer, rank.answer.detail) == ("failed", "memory:l.0:3 is not in memory any more")
     assert [note["checkpoint"] for note in rank.notes("checkpoint_gone")] == ["memory:l.0:3"]
@@ -90,10 +84,7 @@ def test_one_place_for_captures_is_said_at_the_start_in_the_training_output(tmp_
 def test_a_rollback_to_memory_goes_on_exactly_as_if_nothing_had_happened(rank, tmp_path):
     undisturbed = train(Rank(tmp_path / "undisturbed"), 12)[1]
     probe = rank.watch._loop.probe = Probe()
-    fields = {"action": "rollback", "step": 7, "checkpoint": "memory:l.0:4", "checkpoint_step": 4, "k": 1}
-    rank._put(Directive("o", "l.0", "hold", **fields))
-    rank.write_after(1, Directive("o", "l.0", "do", **fields, lease_s=120.0))
-    rank.write_after(3, Directive("o", "l.0", "go", **fields))
+    rank.order("rollback", 7, checkpoint="memory:l.0:4", checkpoint_step=4, k=1)
     done, model = train(rank, 12)
     assert done == [0, 1, 2, 3, 4, 5, 6, 4, 5, 6, 7, 8, 9, 10, 11]
     assert model.weight == undisturbed.weight
@@ -104,35 +95,23 @@ def test_a_rollback_to_memory_goes_on_exactly_as_if_nothing_had_happened(rank, t
 
 
 def test_a_checkpoint_order_without_a_hook_makes_a_capture(rank):
-    fields = {"action": "checkpoint", "step": 3}
-    rank._put(Directive("o", "l.0", "hold", **fields))
-    rank.write_after(1, Directive("o", "l.0", "do", **fields, lease_s=120.0))
-    rank.write_after(3, Directive("o", "l.0", "go", **fields))
+    rank.order("checkpoint", 3)
     train(rank, 4)
     assert "memory:l.0:3" in rank.watch._loop.memory.kept
 
 
 def test_what_the_job_can_do_grows_with_what_it_registers(rank):
-    def can() -> list[str]:
-        reader = RingReader(rank.recorder.path)
-        found = reader.header.identity.get("can", [])
-        reader.close()
-        return found
-
     rank.watch.on_checkpoint(lambda step: "")
-    assert can() == ["pause", "resume", "trace", "checkpoint"]
+    assert rank.can == ["pause", "resume", "trace", "checkpoint"]
     rank.watch.on_rollback(lambda checkpoint: 0)
     next(rank.watch.steps(1))
-    assert can() == ["pause", "resume", "trace", "checkpoint", "stop", "rollback_disk", "rollback"]
+    assert rank.can == ["pause", "resume", "trace", "checkpoint", "stop", "rollback_disk", "rollback"]
     rank.watch.state(data=lambda position: iter(()), keep=2)
-    assert can()[-3:] == ["rollback_disk", "rollback_memory", "rollback"]
+    assert rank.can[-3:] == ["rollback_disk", "rollback_memory", "rollback"]
 
 
 def can_of(rank: Rank) -> set[str]:
-    reader = RingReader(rank.recorder.path)
-    found = {action for action in reader.header.identity.get("can", []) if action.startswith("rollback")}
-    reader.close()
-    return found
+    return {action for action in rank.can if action.startswith("rollback")}
 
 
 def test_without_its_data_a_job_makes_no_captures(rank):
@@ -168,12 +147,9 @@ def test_a_script_that_numbers_its_steps_itself_or_draws_ahead_of_them_cannot_go
 
 
 def going_back(rank: Rank, checkpoint: str, at: int = 5) -> None:
-    """An order of all three phases, written ahead: at step `at` back to a checkpoint."""
-    fields = {"action": "rollback", "step": at, "checkpoint": checkpoint, "k": 1}
-    fields |= {"checkpoint_step": int(checkpoint.rpartition(":")[2]), "location": "/c"}
-    rank._put(Directive("o", "l.0", "hold", **fields))
-    rank.write_after(1, Directive("o", "l.0", "do", **fields, lease_s=120.0))
-    rank.write_after(3, Directive("o", "l.0", "go", **fields))
+    """Ordered back to a checkpoint at step `at`."""
+    step = int(checkpoint.rpartition(":")[2])
+    rank.order("rollback", at, checkpoint=checkpoint, checkpoint_step=step, location="/c", k=1)
 
 
 def test_a_rollback_to_memory_is_refused_once_the_data_would_stay_where_it_is(rank):
@@ -249,3 +225,163 @@ def test_using_what_was_not_registered_is_a_clear_error(rank):
         _ = rank.watch.batches
     with pytest.raises(ValueError, match=r"watch.state"):
         rank.watch.capture(0)
+
+
+FULL = OSError(errno.ENOSPC, "No space left on device", "/data/step-3.pt")
+
+
+def failing(error: BaseException):
+    def call(*_: object, **__: object) -> None:
+        raise error
+
+    return call
+
+
+def failing_while(error: BaseException) -> None:
+    """As `torch.save` does, whose file cannot be closed after an error in it."""
+    try:
+        raise error
+    finally:
+        failing(RuntimeError("unexpected pos 64 vs 0"))()
+
+
+@pytest.mark.parametrize("part", ["phase", "pause"])
+@pytest.mark.parametrize(("name", "what"), [("checkpoint_save", "save"), ("checkpoint_load", "restore")])
+def test_an_exception_that_leaves_a_part_of_the_loop_that_saves_or_loads_is_told(rank, part, name, what):
+    for step in rank.watch.steps(4):
+        if step == 2:
+            with pytest.raises(OSError, match="No space"), getattr(rank.watch, part)(name):
+                failing(FULL)()
+    (note,) = rank.notes("checkpoint_failed")
+    assert (note["what"], note["type"], note["errno"]) == (what, "OSError", errno.ENOSPC)
+    assert note["location"] == "/data/step-3.pt"
+    assert note["where"].startswith("tests/collectors/test_checkpoints.py:")
+    assert [entry.step for entry in rank.entries if getattr(entry, "kind", None) == "checkpoint_failed"] == [2]
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [("eval", FULL), ("data_wait", FULL), ("checkpoint_save", KeyboardInterrupt()), ("checkpoint_save", SystemExit(3))],
+    ids=repr,
+)
+def test_an_exception_in_another_part_and_an_interruption_of_a_save_are_no_failures_of_it(rank, name, error):
+    with pytest.raises(type(error)), rank.watch.phase(name):
+        failing(error)()
+    assert rank.notes("checkpoint_failed") == []
+
+
+def test_an_exception_that_follows_from_an_interruption_is_none(rank):
+    with pytest.raises(RuntimeError), rank.watch.phase("checkpoint_save"):
+        failing_while(KeyboardInterrupt())
+    assert rank.notes("checkpoint_failed") == []
+
+
+def test_the_file_systems_error_behind_another_one_is_found(rank):
+    with pytest.raises(RuntimeError), rank.watch.phase("checkpoint_save"):
+        failing_while(FULL)
+    (note,) = rank.notes("checkpoint_failed")
+    assert (note["type"], note["errno"]) == ("RuntimeError", errno.ENOSPC)
+
+
+def test_a_failure_that_passes_through_several_parts_is_told_once_with_what_each_knows(rank):
+    saves = Saves(rank.watch)
+    for _ in rank.watch.steps(1):
+        with pytest.raises(RuntimeError), saves.save(3, "/data/three"), rank.watch.phase("checkpoint_save"):
+            failing(RuntimeError("broken"))()
+    (note,) = rank.notes("checkpoint_failed")
+    assert (note["location"], note["message"]) == ("/data/three", "broken")
+    assert rank.notes("checkpoint_saved") == []
+
+
+def test_an_ordered_save_that_raises_is_told_and_training_goes_on(rank):
+    rank.watch.on_checkpoint(failing(FULL))
+    rank.order("checkpoint", 3)
+    assert list(rank.watch.steps(5)) == [0, 1, 2, 3, 4]
+    (note,) = rank.notes("checkpoint_failed")
+    assert (note["what"], note["type"]) == ("save", "OSError")
+
+
+def test_an_ordered_rollback_whose_load_raises_is_told_with_its_checkpoint(rank):
+    rank.watch.on_rollback(failing(EOFError("Ran out of input")))
+    rank.order("rollback", 3, checkpoint="local:k.0:2", location="/data/two", k=1)
+    with pytest.raises(SystemExit):
+        list(rank.watch.steps(5))
+    (note,) = rank.notes("checkpoint_failed")
+    assert (note["what"], note["checkpoint"], note["location"]) == ("restore", "local:k.0:2", "/data/two")
+    assert (note["type"], note["message"], note["ordered"]) == ("EOFError", "Ran out of input", True)
+
+
+def test_a_capture_that_fails_is_told_and_its_step_is_recorded(rank):
+    class Model:
+        state_dict = load_state_dict = failing(MemoryError("no room"))
+
+    rank.watch.state(model=Model(), data=lambda position: iter(()), keep=2, every=2)
+    assert list(rank.watch.steps(4)) == [0, 1, 2, 3]
+    assert [(note["tier"], note["type"]) for note in rank.notes("checkpoint_failed")] == [("memory", "MemoryError")] * 2
+    assert [entry.step for entry in rank.steps] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("part", ["phase", "pause"])
+@pytest.mark.parametrize(("name", "what"), [("checkpoint_save", "save"), ("checkpoint_load", "restore")])
+def test_the_first_part_without_an_exception_after_a_failure_is_told_once(rank, part, name, what):
+    def run(error: Exception | None = None) -> None:
+        rank.clock.advance(1.0)
+        with contextlib.suppress(OSError), getattr(rank.watch, part)(name):
+            rank.clock.advance(1.0)
+            if error is not None:
+                raise error
+
+    told = []
+    for step in rank.watch.steps(4):
+        run(FULL if step in (1, 3) else None)
+        run()
+        told.append([note["what"] for note in rank.notes("checkpoint_succeeded")])
+    first = int(what == "save")  # of the process, which does not know what an earlier one could not save
+    assert [len(said) - first for said in told] == [0, 1, 1, 2]
+    assert {*told[-1]} == {what}
+
+
+def test_a_failure_that_the_script_catches_within_the_save_is_no_success(rank):
+    def hook(step: int) -> None:
+        rank.clock.advance(1.0)
+        with contextlib.suppress(OSError), rank.watch.phase("checkpoint_save"):
+            failing(FULL)()
+
+    failures = rank.watch._loop.failures
+    with failures.of("save"):
+        hook(3)
+    assert (len(rank.notes("checkpoint_failed")), rank.notes("checkpoint_succeeded")) == (1, [])
+    rank.clock.advance(1.0)
+    with failures.of("save"):
+        pass
+    assert rank.notes("checkpoint_succeeded") == [{"what": "save", "tier": ""}]
+
+
+def test_a_capture_that_succeeds_says_nothing_of_saves_to_disk(rank):
+    failures = rank.watch._loop.failures
+    for tier in ("", "memory"):
+        with contextlib.suppress(OSError), failures.of("save", tier=tier):
+            failing(FULL)()
+    rank.clock.advance(1.0)
+    with failures.of("save", tier="memory"):
+        pass
+    assert [note["tier"] for note in rank.notes("checkpoint_succeeded")] == ["memory"]
+
+
+def test_a_save_that_fails_alike_after_a_success_in_the_same_step_is_told_again(rank):
+    for error in (FULL, None, FULL):
+        rank.clock.advance(1.0)
+        with contextlib.suppress(OSError), rank.watch.phase("checkpoint_save"):
+            if error is not None:
+                raise error
+    assert len(rank.notes("checkpoint_failed")) == 2
+
+
+def test_what_a_framework_loads_itself_is_told_with_its_place_and_the_call_is_passed_on(rank):
+    saves = Saves(rank.watch)
+    assert saves.loads(lambda *args, **more: (args, more), "here", strict=True) == (("here",), {"strict": True})
+    assert saves.loads(lambda **more: more, path="here") == {"path": "here"}
+    with pytest.raises(FileNotFoundError):
+        saves.loads(os.stat, "/not/there")
+    (note,) = rank.notes("checkpoint_failed")
+    assert (note["what"], note["location"], note["errno"]) == ("restore", "/not/there", errno.ENOENT)

@@ -1,14 +1,17 @@
-"""What a client demands of the service before it sends anything."""
+"""Which service an agent speaks to, what it demands of it before it sends anything, and how it signs that."""
 
+import json
 import ssl
 from hashlib import sha256
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from rankwatch import wire
 from rankwatch.agent.endpoint import CONFIGURATION, Endpoint, find_endpoint
 from rankwatch.agent.service_connection import ServiceConnection, Unconfigured
+from rankwatch.signed import HEAD_BYTES, MARK, Purpose, nonce_of, sign, split
 from rankwatch.trust import TokenText, Trust, doubt, is_loopback, pin_of, split_token, trust_of
 from tests.support.agent.service import TOKEN, AgentService
 from tests.support.service.certificates import make_certificate
@@ -197,3 +200,105 @@ def test_a_renewed_file_of_authorities_is_read_again(tmp_path: Path, ours: Certi
         authorities.write_text(ours.file.read_text())
         assert line.post("/api/v1/telemetry", BATCH).status == 202
         line.close()
+
+
+def user_file(folder: Path, text: str) -> dict[str, str]:
+    path = folder / CONFIGURATION
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    return {"XDG_CONFIG_HOME": str(folder)}
+
+
+def test_nothing_is_configured_and_that_is_no_error(tmp_path: Path) -> None:
+    assert find_endpoint(None, None, {"HOME": str(tmp_path)}) is None
+
+
+def test_an_argument_beats_the_environment_which_beats_the_file(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("from-file\n")
+    environment = user_file(tmp_path, json.dumps({"url": "https://configured/", "token": "configured"}))
+    assert find_endpoint(None, None, environment) == Endpoint("https://configured", "configured")
+    environment |= {"RANKWATCH_URL": "https://environment:1", "RANKWATCH_TOKEN": "environment"}
+    assert find_endpoint(None, None, environment) == Endpoint("https://environment:1", "environment")
+    assert find_endpoint("https://argument", None, environment) == Endpoint("https://argument", "environment")
+    assert find_endpoint("https://argument", token, environment) == Endpoint("https://argument", "from-file")
+
+
+def test_without_xdg_the_file_lies_in_the_home_folder(tmp_path: Path) -> None:
+    user_file(tmp_path / ".config", '{"url": "https://h:8770", "token": "t"}')
+    assert find_endpoint(None, None, {"HOME": str(tmp_path)}) == Endpoint("https://h:8770", "t")
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"url": "http://h"}', '{"url": "ftp://h", "token": "t"}', '"x"'])
+def test_a_broken_file_is_named(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ValueError, match=r"ingest\.json"):
+        find_endpoint(None, None, user_file(tmp_path, text))
+
+
+@pytest.mark.parametrize("url", ["h:8770", "http://", "unix:///x", ""])
+def test_what_cannot_be_called_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match="URL"):
+        Endpoint(url, "t")
+
+
+@pytest.mark.parametrize("token", ["two words", "line\r\nX-Evil: 1", "ü"])
+def test_a_token_that_could_not_stand_in_a_header_is_refused(token: str) -> None:
+    with pytest.raises(ValueError, match="token must be ASCII"):
+        Endpoint("https://h", token)
+
+
+def test_a_url_without_a_token_is_refused_and_the_reason_said() -> None:
+    with pytest.raises(ValueError, match="RANKWATCH_TOKEN"):
+        find_endpoint("http://h", None, {})
+
+
+def test_the_token_is_not_shown_by_repr() -> None:
+    assert "secret" not in repr(Endpoint("https://h", "secret"))
+
+
+AGENT, SECRET = "00112233445566aa", bytes(range(32))
+
+
+def test_a_signed_message_names_its_agent_and_is_by_the_holder_of_its_secret():
+    signed = split(sign(Purpose.BATCH, AGENT, SECRET, b"message"))
+    assert (signed.agent, signed.message) == (AGENT, b"message")
+    assert signed.is_by(SECRET, Purpose.BATCH)
+    assert not signed.is_by(bytes(32), Purpose.BATCH)
+    assert not signed.is_by(SECRET, Purpose.VIEW), "a batch is no view"
+
+
+@pytest.mark.parametrize("at", [2, 9, 10, HEAD_BYTES - 1, HEAD_BYTES, -1])
+def test_whatever_is_changed_is_no_longer_signed(at):
+    body = bytearray(sign(Purpose.VIEW, AGENT, SECRET, b"a message"))
+    body[at] ^= 1
+    assert not split(bytes(body)).is_by(SECRET, Purpose.VIEW)
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"\xc1", b"\xc1\x02" + bytes(60), b'{"schema": 1}', msgspec.msgpack.encode({"a": 1})]
+)
+def test_what_is_not_in_the_signed_form_is_left_to_others(body):
+    assert split(body) is None
+
+
+def test_no_msgpack_message_and_no_json_text_begins_like_a_signed_one():
+    for value in (
+        None,
+        1,
+        -1,
+        2**40,
+        1.5,
+        "x",
+        b"x" * 300,
+        [1],
+        {"a": 1},
+        [0] * 100_000,
+        {str(n): n for n in range(70_000)},
+    ):
+        assert msgspec.msgpack.encode(value)[0] != MARK
+
+
+def test_each_message_has_a_nonce_of_its_own():
+    first, second = (sign(Purpose.VIEW, AGENT, SECRET, message) for message in (b"1", b"2"))
+    assert nonce_of(first) != nonce_of(second)
+    assert len(bytes.fromhex(nonce_of(first))) == 16
