@@ -75,7 +75,7 @@ def test_the_dialog_says_what_is_lost_and_a_stop_needs_the_name_of_the_job(offic
             "verdict_reason": "",
         }
         with write(office.api.engine) as connection:
-            connection.execute(insert(Checkpoint).values(**row | proven, verified=True, saved_unix_ns=saved))
+            connection.execute(insert(Checkpoint).values(**row | proven, saved_unix_ns=saved))
     page = office.goto("/jobs/gpt")
     page.get_by_role("button", name="Roll back").click()
     price = page.locator("dialog .price")

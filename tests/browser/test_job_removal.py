@@ -28,10 +28,13 @@ def lost_job(site):
 def test_a_job_is_deleted_by_its_name(visit, lost_job):
     with visit() as one:
         page = one.goto(f"/jobs/{JOB}")
+        expect(
+            page.get_by_role("button", name="Delete")
+        ).to_be_visible()  # the job is lost, and written for the last time
         with write(lost_job) as connection:
             for model, column in ((Job, Job.last_seen_unix_ns), (AgentView, AgentView.at_unix_ns)):
                 connection.execute(update(model).values({column: column - HOUR_NS}))
-        page.get_by_role("button", name="Delete").click()  # there once the job is lost
+        page.get_by_role("button", name="Delete").click()
         dialog = page.locator("dialog")
         dialog.locator("input").fill("gpt-small")
         dialog.get_by_role("button", name="Delete").click()

@@ -12,6 +12,9 @@ import pytest
 from sqlalchemy import func, insert, select
 from standardwebhooks import Webhook
 
+from rankwatch_service.access.secret_key import load_secret_key
+from rankwatch_service.clock import SystemClock
+from rankwatch_service.settings import Settings
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Outbox, Receiver
 from rankwatch_service.store.rows import outbox_row
@@ -22,15 +25,16 @@ from tests.support.values.incidents import SECRET, notified, receiver_row
 
 RUN = (
     "import sys; from rankwatch_service.notify.serve import run; from rankwatch_service.settings import Settings;"
-    "run(Settings(database_url=sys.argv[1], notify_allow_private=True))"
+    "run(Settings(database_url=sys.argv[1], secret_key=sys.argv[2], notify_allow_private=True))"
 )
+KEY = "a secret key for tests, long enough"
 INCIDENTS_A_KILL = 6
 KILLS = trials(6, 12)
 
 
 @contextmanager
 def notifier(engine):
-    process = subprocess.Popen([sys.executable, "-c", RUN, str(engine.url)], stdout=subprocess.DEVNULL)
+    process = subprocess.Popen([sys.executable, "-c", RUN, str(engine.url), KEY], stdout=subprocess.DEVNULL)
     try:
         yield process
     finally:
@@ -53,8 +57,9 @@ def engine(tmp_path):
 
 
 def add_receiver(engine, url):
+    encrypt = load_secret_key(Settings(secret_key=KEY), engine, SystemClock()).encrypt
     with write(engine) as connection:
-        connection.execute(insert(Receiver).values(**receiver_row(url=url)))
+        connection.execute(insert(Receiver).values(**receiver_row(url=encrypt(url), secret=encrypt(SECRET))))
 
 
 @pytest.mark.integration
