@@ -2,23 +2,17 @@
 
 import numpy as np
 import pytest
-from sqlalchemy import Engine, select
+from sqlalchemy import select
 
 from rankwatch import wire
 from rankwatch_service.job import allowance
 from rankwatch_service.store import models
-from rankwatch_service.stream.loop import Stream
 from rankwatch_service.stream.saved import pack
 from tests.support.service.stream import Service
 from tests.support.trials.selection import in_ci
 from tests.support.values.batches import progress, table
 
 METRICS = {f"m{number}": 1.0 for number in range(20)}
-
-
-@pytest.fixture
-def service(engine: Engine) -> Service:
-    return Service(engine)
 
 
 def rows(step: int, told: list[int], metrics: dict[str, float] = METRICS) -> wire.Table:
@@ -34,12 +28,6 @@ def forge(service: Service, job: str) -> None:
     service.send(job, attempt=f"{job}.0", ranks=infos(range(1), 131_072), steps=rows(1, [0]))
 
 
-def second(service: Service, stream: Stream, seconds: float = 1.0) -> None:
-    service.clock.advance(seconds)
-    while stream.step():
-        pass
-
-
 def limits(service: Service) -> list[str]:
     found = select(models.Incident.job).where(models.Incident.kind == "limit_reached")
     return service.column(found.order_by(models.Incident.job))
@@ -50,30 +38,13 @@ def test_what_a_batch_declares_and_does_not_bring_takes_no_memory_and_opens_an_i
     for number in range(20):
         forge(service, f"forged-{number:02}")
     service.train(1)
-    second(service, stream)
+    service.second(stream)
     assert limits(service) == [f"forged-{number:02}" for number in range(20)]
     assert service.column(select(models.DeadLetter.reason)) == ["limit"] * 20
     held = [job.held.cells for name, job in stream.partition.jobs.items() if name != "gpt"]
     assert held == [allowance.RANK_CELLS] * 20
-    second(service, stream, 3.0)
+    service.second(stream, 3.0)
     assert service.column(select(models.Attempt.job)) == ["gpt"], "no other attempt has begun"
-
-
-@pytest.mark.parametrize("saved", [True, False])
-def test_after_a_restart_nothing_more_is_allowed(service, saved):
-    stream = service.started()
-    forge(service, "forged")
-    second(service, stream)
-    if saved:
-        stream.close()
-    again = service.started()
-    forge(service, "forged")
-    second(service, again)
-    assert again.partition.jobs["forged"].held.cells == allowance.RANK_CELLS
-    assert service.column(select(models.DeadLetter.reason)) == ["limit"] * 2
-    assert limits(service) == ["forged"]
-    (evidence,) = service.column(select(models.Incident.evidence))
-    assert (evidence["refused"], evidence["limit"]) == (2, allowance.UNHEARD_CELLS_MAX)
 
 
 def test_a_job_of_16384_ranks_whose_hosts_introduce_themselves_within_seconds_starts_as_before(service):
@@ -82,8 +53,8 @@ def test_a_job_of_16384_ranks_whose_hosts_introduce_themselves_within_seconds_st
         for low in range(half.start, half.stop, 2_048):
             told = range(low, low + 2_048)
             service.send("wide", ranks=infos(told, 16_384), progress=tuple(progress(rank, 0) for rank in told[:8]))
-        second(service, stream)
-    second(service, stream)
+        service.second(stream)
+    service.second(stream)
     assert service.column(select(models.Attempt.attempt)) == ["l.0"]
     assert service.column(select(models.Job.world_size)) == [16_384]
     assert service.column(select(models.DeadLetter.reason)) == []
@@ -94,8 +65,8 @@ def test_beside_a_flood_a_large_job_starts_once_a_64th_of_its_ranks_introduced_i
     stream = service.started()
     for low in range(0, 32, 8):
         service.send("wide", ranks=infos(range(low, low + 8), 2_048), steps=rows(1, list(range(low, low + 8))))
-    second(service, stream)
-    second(service, stream, 2.0)
+    service.second(stream)
+    service.second(stream, 2.0)
     assert service.column(select(models.DeadLetter.reason)) == ["limit"] * 3
     assert limits(service) == ["wide"]
     (attempt,) = service.column(select(models.Attempt.topology))
@@ -105,10 +76,10 @@ def test_beside_a_flood_a_large_job_starts_once_a_64th_of_its_ranks_introduced_i
 def test_an_attempt_that_runs_goes_on_without_the_metrics_that_it_may_not_have(service, monkeypatch):
     stream = service.started()
     service.send("gpt", ranks=infos(range(4), 4), steps=rows(1, [0, 1, 2, 3], {"loss": 2.0}))
-    second(service, stream)
+    service.second(stream)
     monkeypatch.setattr(allowance, "CELLS_MAX", stream.partition.jobs["gpt"].held.cells)
     service.send("gpt", steps=rows(2, [0, 1, 2, 3], {"loss": 2.0, "more": 1.0}))
-    second(service, stream)
+    service.second(stream)
     assert limits(service) == ["gpt"]
     assert service.column(select(models.DeadLetter.reason)) == []
     (job,) = service.column(select(models.Job.dropped))
@@ -119,12 +90,12 @@ def test_an_attempt_that_runs_goes_on_without_the_metrics_that_it_may_not_have(s
 def test_the_next_launch_of_a_job_may_have_what_the_last_one_had(service, monkeypatch):
     stream = service.started()
     service.send("wide", attempt="a.0", ranks=infos(range(2_048), 2_048), steps=rows(1, list(range(2_048))))
-    second(service, stream)
+    service.second(stream)
     monkeypatch.setattr(allowance, "UNHEARD_CELLS_MAX", 0)
     service.send("wide", attempt="b.0", ranks=infos(range(8), 2_048))
-    second(service, stream)
-    second(service, stream, 2.0)
-    second(service, stream, 6.0)
+    service.second(stream)
+    service.second(stream, 2.0)
+    service.second(stream, 6.0)
     assert service.column(select(models.Attempt.attempt).order_by(models.Attempt.number)) == ["a.0", "b.0"]
 
 
@@ -145,10 +116,10 @@ def test_a_replay_from_snapshots_of_different_times_allows_the_same(service, mon
         told = range(min(size, int(random.choice([1, 8]))))
         service.send(job, attempt=f"{launch}.0", ranks=infos(told, size), steps=rows(step, list(told), names))
         if random.random() < 0.5:
-            second(service, stream)
+            service.second(stream)
         if random.random() < 0.1 and stream.partition.jobs:
             stream.save(str(random.choice(sorted(stream.partition.jobs))))
-    second(service, stream)
+    service.second(stream)
     assert "limit" in service.column(select(models.DeadLetter.reason))
     incidents = service.column(select(models.Incident.id))
     again = service.started()

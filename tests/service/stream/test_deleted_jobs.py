@@ -4,8 +4,6 @@ import pytest
 from sqlalchemy import func, insert, select
 
 from rankwatch_detectors.catalogue import detectors
-from rankwatch_service.job.job import REST_AFTER_S
-from rankwatch_service.names import ALL_JOBS
 from rankwatch_service.policy.control_records import JobDeleted
 from rankwatch_service.series.writer import SeriesWriter
 from rankwatch_service.store import models
@@ -13,9 +11,7 @@ from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.job_removal import OF_JOB
 from rankwatch_service.store.models import Base
 from rankwatch_service.stream.loop import Stream
-from rankwatch_service.stream.saved import pack
 from tests.support.service.stream import Service, no_links
-from tests.support.values.batches import table
 
 KEPT = {
     "policy_rule": "a rule is a setting",
@@ -39,16 +35,12 @@ def service(engine):
     return Charted(engine)
 
 
-def ill(service, job="gpt", step=10):
-    service.send(job, steps=table([step] * 2, [0, 1], loss=[float("nan"), 2.0]))
-
-
 def trained(service):
     """A stream that has seen two jobs, each with an incident."""
     stream = service.started()
     for job in ("gpt", "other"):
         service.train(*range(10), job=job)
-        ill(service, job)
+        service.ill(job)
     stream.step()
     return stream
 
@@ -75,10 +67,6 @@ def tables_with(service, job):
             if column is not None and connection.scalar(select(func.count()).where(column == job)):
                 found.add(table.name)
     return found
-
-
-def state(stream, job="gpt"):
-    return pack(stream.partition.jobs[job].state())
 
 
 def test_every_table_that_names_a_job_is_deleted_from_or_says_why_not():
@@ -123,7 +111,7 @@ def test_telemetry_after_the_deletion_begins_a_new_job(service):
     stream = trained(service)
     delete(service, stream)
     begin_again(service, stream, 0, 1)
-    ill(service, step=2)
+    service.ill(step=2)
     stream.step()
     assert len(service.column(select(models.Incident.id).filter_by(job="gpt"))) == 1
     assert service.column(select(models.Attempt.number).filter_by(job="gpt")) == [1]
@@ -135,7 +123,7 @@ def test_telemetry_after_the_deletion_begins_a_new_job(service):
 def test_what_comes_before_and_after_the_deletion_in_one_batch_is_told_apart(service):
     stream = service.started()
     service.train(*range(10))
-    ill(service)
+    service.ill()
     service.clock.advance(1.0)
     service.tell("gpt", JobDeleted("gpt"))
     service.clock.advance(1.0)
@@ -145,50 +133,6 @@ def test_what_comes_before_and_after_the_deletion_in_one_batch_is_told_apart(ser
     assert service.column(select(models.Incident.id)) == []
     assert stream.partition.jobs["gpt"].correlator.open == []
     assert service.column(select(models.Job.step)) != [10]
-
-
-@pytest.mark.parametrize("after_s", [0.0, 1.0])
-@pytest.mark.parametrize("saved", ["nothing", "before", "the new job", "all"])
-def test_a_replay_ends_in_the_same_state(service, saved, after_s):
-    stream = trained(service)
-    if saved in ("before", "the new job"):
-        stream.close()
-    delete(service, stream)
-    begin_again(service, stream, *range(5), after_s=after_s)
-    if saved == "the new job":
-        stream.save("gpt")
-    if saved == "all":
-        stream.close()
-    again = service.started()
-    assert set(again.partition.jobs) == {"gpt", "other"}
-    assert state(again) == state(stream)
-    assert state(again, "other") == state(stream, "other")
-
-
-@pytest.mark.parametrize("saved", ["nothing", "before", "all"])
-def test_a_restart_does_not_bring_a_deleted_job_back(service, saved):
-    stream = trained(service)
-    if saved == "before":
-        stream.close()
-    delete(service, stream)
-    if saved == "all":
-        stream.close()
-    again = service.started()
-    service.train(11, job="other")
-    again.step()
-    again.close()
-    assert set(again.partition.jobs) == {"other"}
-    assert tables_with(service, "gpt") == {"feed"}
-
-
-def test_the_series_of_the_new_job_alone_remain_after_a_restart(service):
-    stream = trained(service)
-    stream.close()
-    delete(service, stream)
-    begin_again(service, stream, *range(200, 205))
-    again = service.started()
-    again.close()
-    assert service.column(select(models.SeriesChunk.chunk).filter_by(job="gpt").distinct()) == [200 // 64]
 
 
 def test_a_crash_before_the_series_are_removed_leaves_none_behind(service, monkeypatch):
@@ -205,9 +149,7 @@ def test_a_crash_before_the_series_are_removed_leaves_none_behind(service, monke
 
 def test_an_idle_job_is_deleted_from_its_row(service):
     stream = trained(service)
-    for _ in range(2):
-        service.clock.advance(REST_AFTER_S)
-        stream.step()
+    service.rest(stream)
     stream.save_due()
     assert service.column(select(models.RestingJob.job).order_by(models.RestingJob.job)) == ["gpt", "other"]
     delete(service, stream)
@@ -216,13 +158,6 @@ def test_an_idle_job_is_deleted_from_its_row(service):
     assert again.partition.jobs == {}
     begin_again(service, again, 0)
     assert service.column(select(models.Attempt.number).filter_by(job="gpt")) == [1]
-
-
-def test_a_deletion_of_nothing_does_no_harm(service):
-    stream = trained(service)
-    delete(service, stream, "nobody")
-    assert set(stream.partition.jobs) == {"gpt", "other"}
-    assert service.column(select(models.DeadLetter.detail)) == []
 
 
 def test_a_request_that_is_older_than_the_job_of_its_name_does_not_delete_it(service):
@@ -236,16 +171,3 @@ def test_a_request_that_is_older_than_the_job_of_its_name_does_not_delete_it(ser
     stream.step()
     assert set(stream.partition.jobs) == {"gpt", "other"}
     assert service.column(select(models.Job.name).order_by(models.Job.name)) == ["gpt", "other"]
-
-
-def test_the_new_job_is_saved_like_any_other(service):
-    stream = trained(service)
-    stream.close()
-    delete(service, stream)
-    begin_again(service, stream, 0, 1)
-    stream.save(ALL_JOBS)
-    assert service.column(select(models.Snapshot.job).distinct().order_by(models.Snapshot.job)) == [
-        ALL_JOBS,
-        "gpt",
-        "other",
-    ]

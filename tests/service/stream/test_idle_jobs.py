@@ -3,14 +3,12 @@
 import pytest
 from sqlalchemy import delete, func, select, update
 
-from rankwatch_service.job.job import REST_AFTER_S
 from rankwatch_service.names import ALL_JOBS
 from rankwatch_service.policy.control_records import Judgement
-from rankwatch_service.policy.policy import Policy, policy_record
 from rankwatch_service.store import models
 from rankwatch_service.store.engine import write
 from rankwatch_service.stream import loop, partition
-from rankwatch_service.stream.saved import FencedError, pack
+from rankwatch_service.stream.saved import FencedError
 from tests.support.service.stream import Service
 from tests.support.values.batches import progress, ranks, table
 
@@ -20,31 +18,20 @@ def service(engine):
     return Service(engine)
 
 
-def lie_down(service, stream):
-    """An hour goes by in which nothing is heard; at its end the stream lives on for a second."""
-    for _ in range(2):
-        service.clock.advance(REST_AFTER_S)
-        stream.step()
-    stream.save_due()
-
-
-def ill(service, attempt="l.0", step=10):
-    service.send(attempt=attempt, steps=table([step] * 2, [0, 1], loss=[float("nan"), 2.0]))
-
-
 def launch_ill(service):
     """Another launch, with an incident in its first step."""
     service.send(attempt="m.0", ranks=ranks(2))
-    ill(service, attempt="m.0", step=3)
+    service.ill(attempt="m.0", step=3)
 
 
 def rested(service):
     """A stream whose one job has an open incident and rests."""
     stream = service.started()
     service.train(*range(10))
-    ill(service)
+    service.ill()
     stream.step()
-    lie_down(service, stream)
+    service.rest(stream)
+    stream.save_due()
     return stream
 
 
@@ -88,45 +75,6 @@ def test_a_job_that_comes_back_goes_on_where_it_was(service):
     assert service.column(select(models.Attempt.number).order_by(models.Attempt.number)) == [*before, 2]
 
 
-@pytest.mark.parametrize("saved", [False, True], ids=["not saved since", "saved since"])
-def test_a_restart_finds_idle_jobs_and_those_that_came_back(service, saved):
-    stream = rested(service)
-    service.train(*range(5), job="other")
-    stream.step()
-    lie_down(service, stream)
-    launch_ill(service)
-    stream.step()
-    if saved:
-        stream.close()
-    again = service.stream()
-    started = again.start()
-    assert started.jobs_without_snapshot == ()
-    assert set(again.partition.jobs) == {"gpt"}
-    (job,) = again.partition.jobs.values()
-    assert pack(job.state()) == pack(stream.partition.jobs["gpt"].state())
-    service.train(5, job="other")
-    again.step()
-    assert set(again.partition.jobs) == {"gpt", "other"}
-
-
-def test_a_restart_before_a_job_was_evicted_evicts_it_later(service):
-    stream = service.started()
-    service.train(*range(10))
-    ill(service)
-    stream.step()
-    for _ in range(2):
-        service.clock.advance(REST_AFTER_S)
-        stream.step()
-    again = service.started()
-    assert again.partition.jobs["gpt"].resting
-    again.step()
-    again.save_due()
-    assert again.partition.jobs == {}
-    launch_ill(service)
-    again.step()
-    assert len(incidents(service)) == 2
-
-
 def test_a_judgement_on_an_incident_of_an_idle_job_counts(service):
     stream = rested(service)
     (incident,) = service.column(select(models.Incident.id))
@@ -142,16 +90,6 @@ def test_a_judgement_on_an_incident_of_an_idle_job_counts(service):
     service.send(attempt="m.0", ranks=ranks(2))
     again.step()
     assert again.partition.jobs["gpt"].correlator.open == []
-
-
-def test_what_people_set_meanwhile_holds_for_a_job_that_comes_back(service):
-    stream = rested(service)
-    rules = Policy(hands_off=True)
-    service.tell(ALL_JOBS, policy_record(rules))
-    stream.step()
-    service.send(attempt="m.0", ranks=ranks(2))
-    stream.step()
-    assert stream.partition.jobs["gpt"].settings.policy == rules
 
 
 def test_only_active_jobs_count_against_the_limit(service, monkeypatch):
@@ -200,19 +138,6 @@ def test_a_row_that_cannot_be_read_in_a_replay_costs_no_incident_either(service,
     assert open_incidents(again) == open_incidents(stream) == incidents(service)[:1]
 
 
-def test_a_job_that_came_back_is_replayed_though_all_others_were_saved_since(service):
-    stream = rested(service)
-    service.clock.advance(2 * loop.SNAPSHOT_S)
-    launch_ill(service)
-    stream.step()
-    assert stream.save_due(), "the partition's own snapshot was due"
-    again = service.started()
-    service.send(attempt="m.1", ranks=ranks(2))
-    ill(service, attempt="m.1", step=5)
-    again.step()
-    assert len(incidents(service)) == 3
-
-
 def test_a_replay_accepts_the_jobs_that_the_stream_had_accepted_and_no_other(service, monkeypatch):
     monkeypatch.setattr(partition, "JOBS_MAX", 1)
     stream = service.started()
@@ -220,9 +145,7 @@ def test_a_replay_accepts_the_jobs_that_the_stream_had_accepted_and_no_other(ser
     service.train(*range(3), job="late")
     stream.step()
     assert len(service.column(select(models.DeadLetter.reason))) == 3
-    for _ in range(2):
-        service.clock.advance(REST_AFTER_S)
-        stream.step()
+    service.rest(stream)
     stream._evict(["gpt"])
     again = service.started()
     assert again.partition.jobs == {}
@@ -232,9 +155,7 @@ def test_an_owner_that_was_fenced_evicts_nothing(service):
     old = service.started()
     service.train(*range(10))
     old.step()
-    for _ in range(2):
-        service.clock.advance(REST_AFTER_S)
-        old.step()
+    service.rest(old)
     service.started().close()
     kept = service.column(select(func.count(models.Snapshot.id)))
     with pytest.raises(FencedError):
@@ -293,7 +214,8 @@ def test_how_long_a_job_pauses_is_known_after_it_was_idle(service):
     live(service, stream, "l.0", 12, 30)
     service.send(attempt="l.0", progress=tuple(progress(rank, 13) for rank in range(2)))
     stream.step()
-    lie_down(service, stream)
+    service.rest(stream)
+    stream.save_due()
     live(service, stream, "m.0", 12, 95)
     assert service.column(select(models.Incident.kind)) == ["hang"]
     assert service.column(select(models.Incident.severity)) == ["critical"]  # without a known pause in 15 minutes

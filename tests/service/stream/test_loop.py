@@ -1,8 +1,10 @@
 """The stream over a real database: ownership, snapshots, retention, downtime."""
 
+from __future__ import annotations
+
 import pytest
 from msgspec.structs import replace
-from sqlalchemy import delete, func, select, update
+from sqlalchemy import delete, event, func, select, update
 
 from rankwatch import wire
 from rankwatch_service.log.base import Entry
@@ -16,15 +18,7 @@ from rankwatch_service.stream.loop import Stream
 from rankwatch_service.stream.saved import FencedError, pack
 from rankwatch_service.stream.sources import SqlSource
 from tests.support.service.stream import Service
-from tests.support.store.database import new_database
 from tests.support.values.batches import batch, progress, ranks, table
-
-
-@pytest.fixture
-def service(tmp_path):
-    service = Service(new_database(tmp_path))
-    yield service
-    service.engine.dispose()
 
 
 def saved(service: Service, stream: Stream, *jobs: str) -> None:
@@ -388,3 +382,16 @@ def test_decisions_are_kept_until_no_start_needs_them(service):
     assert service.controls.begin() == 1
     again = service.started()
     assert again.partition.jobs["gpt"].settings.policy.hands_off
+
+
+def test_several_jobs_are_written_with_one_statement_for_each_table(service):
+    stream = service.started()
+    for job in ("gpt", "other", "third"):
+        service.train(1, 2, job=job)
+    statements: list[str] = []
+    event.listen(service.engine, "before_cursor_execute", lambda *call: statements.append(call[2]))
+    stream.step()
+    for name in ("job", "attempt"):
+        assert sum(text.startswith(f"INSERT INTO {name} ") for text in statements) == 1
+    assert sorted(service.column(select(models.Job.name))) == ["gpt", "other", "third"]
+    assert sorted(service.column(select(models.Attempt.job))) == ["gpt", "other", "third"]

@@ -77,14 +77,8 @@ CASES = (
     ),
     Case(
         "the replay begins at the earliest record, tick and control record that any snapshot lacks",
-        facts(
-            snapshots=(SETTINGS, GPT, Saved("bert", Place(60, 9, 2), "")),
-            jobs=frozenset({"gpt", "bert"}),
-        ),
-        {
-            "snapshots": (SETTINGS, GPT, Saved("bert", Place(60, 9, 2), "")),
-            "replay_from": Place(60, 8, 2),
-        },
+        facts(snapshots=(SETTINGS, GPT, Saved("bert", Place(60, 9, 2), "")), jobs=frozenset({"gpt", "bert"})),
+        {"snapshots": (SETTINGS, GPT, Saved("bert", Place(60, 9, 2), "")), "replay_from": Place(60, 8, 2)},
     ),
     Case(
         "a young job without a snapshot is replayed from where the log is kept",
@@ -116,11 +110,7 @@ CASES = (
         facts(snapshots=(OLD_SETTINGS, GPT)),
         {"snapshots": (moved(OLD_SETTINGS, NEEDED), GPT), "replay_from": Place(NEEDED, 3, 1)},
     ),
-    Case(
-        "an idle job stays in its row",
-        facts(idle={"gpt": BEFORE}),
-        {"idle": {"gpt": BEFORE}},
-    ),
+    Case("an idle job stays in its row", facts(idle={"gpt": BEFORE}), {"idle": {"gpt": BEFORE}}),
     Case(
         "an idle job that came back and was saved since is restored from that snapshot",
         facts(idle={"gpt": BEFORE}, snapshots=(SETTINGS, GPT)),

@@ -3,9 +3,8 @@
 import pytest
 from sqlalchemy import select
 
-from rankwatch_service.job.detection import JUDGED, DetectionPipeline
+from rankwatch_service.job.detection import DetectionPipeline
 from rankwatch_service.names import ALL_JOBS
-from rankwatch_service.policy.settings_in_force import SettingsInForce
 from rankwatch_service.store import models
 from rankwatch_service.store.engine import read
 from rankwatch_service.stream.saved import pack
@@ -44,11 +43,6 @@ def found(service):
             incident.detected_unix_ns
         )
         return [(*row[:3], row.evidence.get("tuning_version")) for row in connection.execute(query)]
-
-
-def state(stream, job="gpt"):
-    """All that decides the future of a job."""
-    return pack({name: part for name, part in stream.partition.jobs[job].state().items() if name != JUDGED})
 
 
 def test_a_tuning_holds_from_its_place_on_and_says_its_version(service):
@@ -91,44 +85,6 @@ def test_jobs_that_do_not_match_go_on_as_they_are(service):
     assert found(service) == [("gpt", "straggler", 100, None)]
 
 
-def test_a_replay_ends_in_the_same_state_and_finds_the_same(service):
-    stream = service.started()
-    train(service, stream, range(60))
-    service.tell(ALL_JOBS, tunings(1, {"jobs": "gpt", "profile": "sensitive"}))
-    train(service, stream, range(60, 100))
-    train(service, stream, range(100, 112), slow=1.5)
-    service.tell(ALL_JOBS, tunings(2, {"jobs": "gpt", **DEAF}))
-    train(service, stream, range(112, 120))
-    before, told = state(stream), found(service)
-    assert told == [("gpt", "straggler", 100, 1)]  # though version 2 closed it
-    for _ in range(2):
-        stream.close()
-        stream = service.started()
-        assert state(stream) == before
-    train(service, stream, range(120, 132), slow=1.5)
-    assert found(service) == told
-    service.tell(ALL_JOBS, tunings(3))
-    train(service, stream, range(132, 200))
-    train(service, stream, range(200, 212), slow=1.5)
-    assert found(service) == [*told, ("gpt", "straggler", 200, None)]
-
-
-@pytest.mark.parametrize("killed_after", [0, 1, 2])
-def test_a_crash_around_a_new_tuning_changes_nothing(service, killed_after):
-    """The stream is dropped before it has read the tuning, with it, and with the first row judged by it."""
-    stream = service.started()
-    train(service, stream, range(100))
-    service.tell(ALL_JOBS, tunings(1, {"jobs": "gpt", **DEAF}))
-    spikes = iter(range(100, 112))
-    for _ in range(killed_after):
-        train(service, stream, [next(spikes)], slow=1.5)
-    stream = service.started()
-    train(service, stream, spikes, slow=1.5)
-    train(service, stream, range(112, 120))
-    assert found(service) == []
-    assert stream.partition.jobs["gpt"].settings.tuning.version == 1
-
-
 def test_a_job_that_begins_later_has_the_tuning(service):
     stream = service.started()
     service.tell(ALL_JOBS, tunings(4, {"jobs": "late", **DEAF}))
@@ -136,15 +92,6 @@ def test_a_job_that_begins_later_has_the_tuning(service):
     train(service, stream, range(100), job="late")
     train(service, stream, range(100, 112), slow=1.5, job="late")
     assert found(service) == []
-
-
-def test_snapshots_have_the_tunings(service):
-    service.tell(ALL_JOBS, tunings(7, {"jobs": "gpt", "profile": "quiet"}))
-    stream = service.started()
-    train(service, stream, range(3))
-    saved = stream.partition.snapshot(ALL_JOBS)["desk"]
-    restored = SettingsInForce.restored(saved)
-    assert restored.tuning == restored.copy().tuning == tunings(7, {"jobs": "gpt", "profile": "quiet"})
 
 
 def test_a_change_is_among_what_happened_before_an_incident(service):

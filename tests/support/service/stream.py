@@ -1,9 +1,11 @@
 """A stream over a real database and a clock that the test moves."""
 
+from msgspec.structs import replace
 from sqlalchemy import Engine, Select
 
 from rankwatch import wire
 from rankwatch_detectors.catalogue import detectors
+from rankwatch_service.job.job import REST_AFTER_S
 from rankwatch_service.log.base import Entry
 from rankwatch_service.log.control_log import ControlLog
 from rankwatch_service.policy.control_records import encode_control
@@ -50,6 +52,30 @@ class Service:
         for step in steps:
             self.send(job, steps=table([step] * 2, [0, 1], loss=[2.0] * 2, step_time_s=[0.5] * 2))
 
+    def ill(self, job="gpt", step=10, attempt="l.0") -> None:
+        """Rank 0 has a NaN."""
+        self.send(job, attempt=attempt, steps=table([step] * 2, [0, 1], loss=[float("nan"), 2.0]))
+
+    def able(self, job="gpt") -> None:
+        """Two ranks that can be paused introduce themselves."""
+        self.send(job)
+        self.send(job, ranks=tuple(replace(info, can=("pause",)) for info in ranks(2)))
+
+    def second(self, stream: Stream, seconds: float = 1.0) -> None:
+        self.clock.advance(seconds)
+        while stream.step():
+            pass
+
+    def rest(self, stream: Stream) -> None:
+        """An hour goes by in which nothing is heard; at its end the stream lives on for a second."""
+        for _ in range(2):
+            self.clock.advance(REST_AFTER_S)
+            stream.step()
+
     def column(self, query: Select) -> list:
         with read(self.engine) as connection:
             return list(connection.scalars(query))
+
+    def rows(self, query: Select) -> list[tuple]:
+        with read(self.engine) as connection:
+            return [tuple(row) for row in connection.execute(query)]

@@ -1,0 +1,16 @@
+"""A stream over SQLite; a module that has both databases in mind has a `service` of its own."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.service.stream import Service
+from tests.support.store.database import new_database
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[Service]:
+    service = Service(new_database(tmp_path))
+    yield service
+    service.engine.dispose()
