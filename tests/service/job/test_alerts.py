@@ -1,9 +1,11 @@
 """Alerts of a Prometheus in one job: from the control record to what people get, through launches and idle times."""
 
+import pytest
+
 from rankwatch import wire
 from rankwatch_detectors.alerts import AlertDetector
 from rankwatch_service.incidents.correlator import FLAPPING_QUIET_S, QUIET_S
-from rankwatch_service.job.job import REST_AFTER_S, JobStream
+from rankwatch_service.job.job import REST_AFTER_S
 from rankwatch_service.policy.control_records import (
     AlertsReceived,
     Judgement,
@@ -12,10 +14,13 @@ from rankwatch_service.policy.control_records import (
     encode_control,
 )
 from rankwatch_service.policy.policy import Mode, Rule
-from rankwatch_service.policy.settings_in_force import SettingsInForce
-from rankwatch_service.stream.saved import pack, unpack
 from tests.support.detection.scripted_job import World
 from tests.support.values.batches import ranks
+
+
+@pytest.fixture
+def world() -> World:
+    return World(detector=AlertDetector)
 
 
 def receive(world: World, state: str = "firing", fingerprint: str = "a", **fields) -> None:
@@ -37,8 +42,7 @@ def launch(world: World, attempt: str) -> None:
     world.send(attempt, ranks=ranks(4))
 
 
-def test_an_alert_is_an_incident_until_it_ends():
-    world = World(detector=AlertDetector)
+def test_an_alert_is_an_incident_until_it_ends(world):
     receive(world, hosts=("node-1:9100",))
     (transition,) = world.effects.transitions
     incident = transition.incident
@@ -53,8 +57,7 @@ def test_an_alert_is_an_incident_until_it_ends():
     assert resolved.resolved_unix_ns == 1_000 * 10**9, "as of its end"
 
 
-def test_an_alert_that_comes_and_goes_is_one_incident_and_two_messages():
-    world = World(detector=AlertDetector)
+def test_an_alert_that_comes_and_goes_is_one_incident_and_two_messages(world):
     for _ in range(5):
         receive(world)
         world.tick(30.0)
@@ -66,16 +69,14 @@ def test_an_alert_that_comes_and_goes_is_one_incident_and_two_messages():
     assert world.effects.transitions[-1].incident.evidence["flaps"] == 4
 
 
-def test_a_further_host_widens_the_incident_and_is_told():
-    world = World(detector=AlertDetector)
+def test_a_further_host_widens_the_incident_and_is_told(world):
     receive(world, hosts=("node-0",))
     receive(world, fingerprint="b", hosts=("node-1",))
     assert world.told() == ["opened", "updated"]
     assert world.effects.transitions[-1].incident.hosts == ("node-0", "node-1")
 
 
-def test_hosts_and_links_of_alerts_that_have_ended_are_no_longer_told():
-    world = World(detector=AlertDetector)
+def test_hosts_and_links_of_alerts_that_have_ended_are_no_longer_told(world):
     receive(world, hosts=("node-0",), url="https://p/graph")
     receive(world, fingerprint="b", severity="warning", hosts=("node-1",))
     receive(world, "resolved")
@@ -84,8 +85,7 @@ def test_hosts_and_links_of_alerts_that_have_ended_are_no_longer_told():
     assert (incident.evidence["alerts_firing"], incident.evidence["url"]) == (1, "")
 
 
-def test_the_end_of_an_attempt_does_not_end_it_and_neither_does_training():
-    world = World(detector=AlertDetector)
+def test_the_end_of_an_attempt_does_not_end_it_and_neither_does_training(world):
     receive(world)
     for attempt in ("l.1", "m.0"):
         launch(world, attempt)
@@ -95,8 +95,7 @@ def test_the_end_of_an_attempt_does_not_end_it_and_neither_does_training():
     assert world.told()[-1] == "resolved"
 
 
-def test_it_ends_also_while_the_job_is_idle():
-    world = World(detector=AlertDetector)
+def test_it_ends_also_while_the_job_is_idle(world):
     receive(world)
     world.tick(REST_AFTER_S + 1)
     assert world.job.resting
@@ -104,8 +103,7 @@ def test_it_ends_also_while_the_job_is_idle():
     assert world.told() == ["opened", "evidence", "resolved"]
 
 
-def test_it_ends_with_the_last_telemetry_of_a_job_where_nothing_will_show_whether_it_comes_back():
-    world = World(detector=AlertDetector)
+def test_it_ends_with_the_last_telemetry_of_a_job_where_nothing_will_show_whether_it_comes_back(world):
     receive(world)
     world.tick(REST_AFTER_S)
     receive(world, "resolved")
@@ -114,8 +112,7 @@ def test_it_ends_with_the_last_telemetry_of_a_job_where_nothing_will_show_whethe
     assert world.told() == ["opened", "evidence", "resolved"]
 
 
-def test_a_person_who_resolves_it_accepts_what_fires():
-    world = World(detector=AlertDetector)
+def test_a_person_who_resolves_it_accepts_what_fires(world):
     receive(world)
     incident = world.effects.transitions[0].incident.id
     world.job.control(Judgement(incident, "resolved", "ann"), world.now_s, world.effects)
@@ -126,12 +123,9 @@ def test_a_person_who_resolves_it_accepts_what_fires():
     assert world.told() == ["opened", "resolved", "opened"]
 
 
-def test_a_restored_job_goes_on_with_its_alerts():
-    world = World(detector=AlertDetector)
+def test_a_restored_job_goes_on_with_its_alerts(world):
     receive(world)
-    state = unpack(pack(world.job.state()))
-    world.job = JobStream("gpt", lambda: [AlertDetector()], lambda job, incident: {}, SettingsInForce())
-    world.job.restore(state)
+    world.restart()
     receive(world, fingerprint="b")
     receive(world, "resolved")
     assert world.told() == ["opened", "evidence", "evidence"]
@@ -147,8 +141,7 @@ def test_only_a_rule_for_alerts_acts_on_them():
         assert [command.action for command in world.effects.commands] == actions
 
 
-def test_the_end_of_the_job_ends_it_and_a_relaunch_opens_it_anew():
-    world = World(detector=AlertDetector)
+def test_the_end_of_the_job_ends_it_and_a_relaunch_opens_it_anew(world):
     receive(world)
     world.send(events=tuple(wire.Event("rank_left", 1, rank, 5, {"reason": "end"}) for rank in range(4)))
     world.tick()

@@ -1,7 +1,14 @@
+"""Observations from batches: attempts, frames, presence, and the norm of a whole job from those of slices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
-from rankwatch import wire
+from rankwatch import layout, wire
 from rankwatch_detectors.base import AttemptStart, Frame, Observation, Occurrence, Tick
 from rankwatch_service.job.assembler import START_WAIT_S, Assembler
 from rankwatch_service.simulate.batches import batches
@@ -25,6 +32,11 @@ def running(world_size: int = 2) -> Assembler:
     assembler = Assembler()
     take(assembler, batch(0, ranks=ranks(world_size)), 0.0)
     return assembler
+
+
+@pytest.fixture
+def assembler() -> Assembler:
+    return running()
 
 
 def test_an_attempt_starts_when_the_infos_of_all_ranks_are_known():
@@ -67,16 +79,14 @@ def test_a_larger_attempt_is_announced_before_its_first_larger_frame():
     assert len(frame.values["loss"]) == 2
 
 
-def test_a_repeated_batch_changes_nothing():
-    assembler = running()
+def test_a_repeated_batch_changes_nothing(assembler):
     sent = batch(1, steps=table([1, 1], [0, 1], loss=[1.0, 2.0]), events=(wire.Event("note", 1),))
     assert len(take(assembler, sent, 0.0)) == 2
     assert take(assembler, sent, 0.0) == []
     assert assembler.dropped == {"repeated_batches": 1}
 
 
-def test_a_rollback_begins_a_new_attempt_in_which_steps_repeat():
-    assembler = running()
+def test_a_rollback_begins_a_new_attempt_in_which_steps_repeat(assembler):
     take(assembler, batch(1, steps=table([5, 5], [0, 1], loss=[1.0, 2.0])), 0.0)
     take(assembler, batch(2, steps=table([6], [0], loss=[1.0])), 0.0)
     out = take(assembler, batch(3, attempt="l.1", ranks=ranks(2), steps=table([5, 5], [0, 1], loss=[3.0, 4.0])), 1.0)
@@ -84,8 +94,7 @@ def test_a_rollback_begins_a_new_attempt_in_which_steps_repeat():
     assert [o.step for o in of(Frame, out)] == [6, 5]
 
 
-def test_rows_of_an_older_attempt_are_dropped_and_its_events_are_passed_on():
-    assembler = running()
+def test_rows_of_an_older_attempt_are_dropped_and_its_events_are_passed_on(assembler):
     take(assembler, batch(1, attempt="l.1", ranks=ranks(2)), 1.0)
     old = batch(2, steps=table([9, 9], [0, 1], loss=[1.0, 2.0]), events=(wire.Event("process_exit", 1, 1),))
     (occurrence,) = take(assembler, old, 1.0)
@@ -93,21 +102,18 @@ def test_rows_of_an_older_attempt_are_dropped_and_its_events_are_passed_on():
     assert assembler.dropped == {"old_attempt_rows": 2}
 
 
-def test_a_batch_of_an_earlier_launch_begins_no_attempt():
-    assembler = running()
+def test_a_batch_of_an_earlier_launch_begins_no_attempt(assembler):
     take(assembler, batch(1, attempt="m.0", ranks=ranks(2)), 1.0)
     assert take(assembler, batch(2, attempt="l.7"), 1.0) == []
     assert assembler.attempt == "m.0"
 
 
-def test_a_rank_that_moved_to_another_host_is_announced():
-    assembler = running()
+def test_a_rank_that_moved_to_another_host_is_announced(assembler):
     (start,) = take(assembler, batch(0, host="node-9", ranks=ranks(2, "node-9", [1])), 1.0)
     assert start.topology.host == ("node-1", "node-9")
 
 
-def test_presence_has_the_newest_block_of_each_rank():
-    assembler = running()
+def test_presence_has_the_newest_block_of_each_rank(assembler):
     take(assembler, batch(1, progress=(progress(0, 7, phase="backward", os_state="T"),)), 3.0)
     (tick,) = list(assembler.tick(4.0, 0.0))
     assert tick.now_s == 4.0
@@ -116,8 +122,7 @@ def test_presence_has_the_newest_block_of_each_rank():
     assert (tick.presence.step[0], tick.presence.phase[0], tick.presence.os_state[0]) == (7, "backward", "T")
 
 
-def test_a_late_message_does_not_move_progress_back():
-    assembler = running()
+def test_a_late_message_does_not_move_progress_back(assembler):
     take(assembler, batch(2, progress=(progress(0, 8),)), 1.0)
     take(assembler, batch(1, progress=(progress(0, 7),)), 2.0)
     (tick,) = of(Tick, list(assembler.tick(3.0, 0.0)))
@@ -125,15 +130,13 @@ def test_a_late_message_does_not_move_progress_back():
     assert tick.presence.heard_s[0] == 1.0
 
 
-def test_no_rank_is_silent_because_the_service_could_not_receive():
-    assembler = running()
+def test_no_rank_is_silent_because_the_service_could_not_receive(assembler):
     take(assembler, batch(1, progress=(progress(0, 1),)), 1.0)
     (tick,) = list(assembler.tick(61.0, 59.0))
     assert tick.presence.heard_s[0] == 60.0
 
 
-def test_missing_messages_become_a_gap():
-    assembler = running()
+def test_missing_messages_become_a_gap(assembler):
     take(assembler, batch(4), 0.0)
     occurrences = of(Occurrence, list(assembler.tick(10.0, 0.0)))
     assert [(o.kind, o.host, o.fields) for o in occurrences] == [("gap", "node-1", {"missing": 3, "boot": "b1"})]
@@ -159,8 +162,7 @@ def test_a_rank_whose_process_ends_after_its_loop_has_finished():
     assert assembler.finished
 
 
-def test_records_that_agents_lost_are_counted_by_reason():
-    assembler = running()
+def test_records_that_agents_lost_are_counted_by_reason(assembler):
     lost = wire.Event("records_lost", 1, None, None, {"reason": "ring", "count": 12})
     odd = wire.Event("records_lost", 1, None, None, {"reason": ["x"], "count": "many"})
     take(assembler, batch(1, events=(lost, odd)), 0.0)
@@ -237,3 +239,90 @@ def test_an_exception_that_ends_a_rank_counts_as_its_exit_even_if_its_block_says
     assert assembler.board.presence().state == ("exited", "exited")
     assert assembler.ended
     assert not assembler.finished
+
+
+Held = Sequence[str] | None
+"""Contents of a rank's slices."""
+
+
+def info(rank: int, held: Held, world_size: int) -> wire.RankInfo:
+    slices = None if held is None else tuple(wire.Slice(content) for content in held)
+    return wire.RankInfo(rank, world_size, host="node-1", dp=rank, slices=slices)
+
+
+def frame_of(held: Sequence[Held], **columns: Sequence[float | None]) -> Frame:
+    """The frame of one step of as many ranks."""
+    size, assembler = len(held), Assembler()
+    infos = tuple(info(rank, one, size) for rank, one in enumerate(held))
+    values = {name.replace("_of_", "."): column for name, column in columns.items()}
+    sent = batch(0, ranks=infos, steps=table([7] * size, list(range(size)), **values))
+    return next(one for one in assembler.take(bundle(sent), 0.0) if isinstance(one, Frame))
+
+
+def test_each_slice_counts_once_however_many_ranks_hold_it():
+    held = [("a 0/2", "b"), ("a 1/2", "b"), ("a 0/2", "b"), ("a 1/2", "b")]
+    frame = frame_of(held, grad_norm_of_0=[3.0, 4.0, 3.0, 4.0], grad_norm_of_1=[12.0] * 4, loss=[1.0] * 4)
+    assert frame.values["grad_norm"].tolist() == [13.0] * 4
+    assert sorted(frame.values) == ["grad_norm", "loss"]
+
+
+def test_ranks_number_their_slices_as_they_like():
+    frame = frame_of([("a", "b"), ("b", "a")], grad_norm_of_0=[3.0, 4.0], grad_norm_of_1=[4.0, 3.0])
+    assert frame.values["grad_norm"].tolist() == [5.0, 5.0]
+
+
+def test_a_replica_stands_in_for_a_rank_that_measured_nothing():
+    frame = frame_of([("a",), ("a",), ("b",)], grad_norm_of_0=[None, 3.0, 4.0])
+    assert frame.values["grad_norm"].tolist() == [5.0] * 3
+
+
+@pytest.mark.parametrize(
+    ("held", "norms"),
+    [
+        ([("a",), ("b",)], [3.0, None]),  # a rank did not measure
+        ([("a",), None], [3.0, 4.0]),  # a rank does not know its slices, or its agent is older
+        ([("a",), ("a",)], [3.0, 3.3]),  # ranks that should have the same gradient have not: nobody has reduced it
+    ],
+)
+def test_a_norm_that_would_not_be_of_the_whole_is_not_measured(held, norms):
+    frame = frame_of(held, grad_norm_of_0=norms, loss=[1.0] * len(held))
+    assert sorted(frame.values) == ["loss"]
+
+
+def test_nothing_is_measured_until_all_ranks_are_known():
+    assembler = Assembler()
+    sent = batch(0, ranks=(info(0, ("a",), 2),), steps=table([7], [0], loss=[1.0], **{"grad_norm.0": [3.0]}))
+    seen = [*assembler.take(bundle(sent), 0.0), *assembler.tick(10.0, 0.0), *assembler.tick(60.0, 0.0)]
+    (frame,) = [one for one in seen if isinstance(one, Frame)]
+    assert sorted(frame.values) == ["loss"]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_one_slice_that_is_not_finite_makes_the_whole_so(bad):
+    frame = frame_of([("a",), ("a",), ("b",)], grad_norm_of_0=[3.0, bad, 4.0])
+    assert np.array_equal(frame.values["grad_norm"], [bad] * 3, equal_nan=True)
+
+
+def test_what_the_script_logs_itself_wins():
+    frame = frame_of([("a",), ("b",)], grad_norm_of_0=[3.0, 4.0], grad_norm=[7.0, None])
+    assert frame.values["grad_norm"][frame.present["grad_norm"]].tolist() == [7.0]
+    assert "grad_norm.0" not in frame.values
+
+
+def test_a_metric_of_such_a_name_is_a_metric_where_no_slices_are_declared():
+    frame = frame_of([None, None], grad_norm_of_0=[3.0, 4.0])
+    assert frame.values["grad_norm.0"].tolist() == [3.0, 4.0]
+
+
+def test_a_restored_assembler_adds_up_the_same():
+    first = Assembler()
+    infos = tuple(info(rank, one, 2) for rank, one in enumerate([("a",), ("b",)]))
+    list(first.take(bundle(batch(0, ranks=infos)), 0.0))
+    second = Assembler.restored(first.state())
+    sent = batch(1, steps=table([7, 7], [0, 1], **{"grad_norm.0": [3.0, 4.0]}))
+    (frame,) = [one for one in second.take(bundle(sent), 0.0) if isinstance(one, Frame)]
+    assert frame.values["grad_norm"].tolist() == [5.0, 5.0]
+
+
+def test_a_rank_may_declare_as_many_slices_as_its_recorder_has_names_for():
+    assert wire.SLICES_MAX == layout.SLICES_MAX

@@ -13,40 +13,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rankwatch import wire
-from rankwatch_detectors.base import Finding, Frame, Observation, Tick
+from rankwatch_detectors.base import Frame, Observation, Tick
 from rankwatch_service.job import frames as frames_module
 from rankwatch_service.job.assembler import Assembler
-from rankwatch_service.job.effects import Effects
-from rankwatch_service.log.base import Record
-from rankwatch_service.stream.partition import Partition
-from rankwatch_service.stream.place import StoredTick
+from tests.support.service.partition import Listener, PlayedPartition
 from tests.support.trials.selection import trials
 from tests.support.values.batches import batch, column, progress, ranks, table
 
 HOSTS = 3
 HOST_RANKS = 2
 WORLD = HOSTS * HOST_RANKS
-
-
-class Listener:
-    """A detector that finds nothing and records what it observes."""
-
-    name = "listener"
-    version = 1
-
-    def __init__(self, heard: list[Any]) -> None:
-        self.heard = heard
-
-    def observe(self, observation: Observation) -> Sequence[Finding]:
-        self.heard.append(told(observation))
-        return ()
-
-    def snapshot(self) -> dict[str, Any]:
-        return {}
-
-    def restore(self, state: Any) -> None: ...
-
-    def inherit(self, before: Any) -> None: ...
 
 
 def told(observation: Observation) -> Any:
@@ -74,31 +50,12 @@ def plain(state: Any) -> Any:
     return repr(state.tolist() if isinstance(state, np.ndarray) else state)
 
 
-class World:
-    """A partition that gets records in the given portions."""
+class World(PlayedPartition):
+    """What one listener hears, and all else that comes of it."""
 
     def __init__(self) -> None:
         self.heard: list[Any] = []
-        self.effects = Effects()
-        self.partition = Partition(lambda: [Listener(self.heard)], lambda job, incident: {})
-        self._position = 0
-        self._ticks = 0
-
-    def tick(self, now_s: float) -> None:
-        self._ticks += 1
-        self.partition.tick(StoredTick(self._ticks, self._position, 0, int(now_s * 1e9)), [], self.effects)
-
-    def records(self, bodies: Sequence[bytes], portions: Sequence[int]) -> None:
-        waiting = list(bodies)
-        for portion in itertools.cycle(portions):
-            if not waiting:
-                break
-            records = [
-                Record(0, self._position + index, "gpt", body, 0) for index, body in enumerate(waiting[:portion])
-            ]
-            self.partition.records(records, self.effects)
-            self._position += len(records)
-            del waiting[:portion]
+        super().__init__(lambda: [Listener(self.heard, told)])
 
     def outcome(self) -> dict[str, Any]:
         # The order of frames may differ: late rows reach the charts sooner or later, and the rows are the same.
@@ -118,7 +75,7 @@ class World:
 def played(turns: Sequence[tuple[float, Sequence[bytes]]], portions: Sequence[int]) -> dict[str, Any]:
     world = World()
     for now_s, bodies in turns:
-        world.tick(now_s)
+        world.tick_at(now_s)
         world.records(bodies, portions)
     return world.outcome()
 
@@ -250,11 +207,11 @@ def test_usual_telemetry_is_taken_in_bundles(monkeypatch):
 
     agents = Agents(np.random.default_rng(1))
     world = World()
-    world.tick(1.0)
+    world.tick_at(1.0)
     world.records(agents.introduce(), [1])
     monkeypatch.setattr(Assembler, "take", noted)
     for second in range(2, 12):
-        world.tick(float(second))
+        world.tick_at(float(second))
         world.records([agents.usual(host) for _ in range(4) for host in range(HOSTS)], [100])
     assert taken == [4 * HOSTS] * 10
 
@@ -262,7 +219,7 @@ def test_usual_telemetry_is_taken_in_bundles(monkeypatch):
 def test_only_the_bad_batch_of_a_bundle_is_refused():
     agents = Agents(np.random.default_rng(1))
     world = World()
-    world.tick(1.0)
+    world.tick_at(1.0)
     world.records(agents.introduce(), [1])
     good = [agents.usual(host) for host in range(HOSTS)]
     bad = agents.body(1, steps=table([-4], [2], busy_s=[1.0]))

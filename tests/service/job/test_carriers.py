@@ -7,80 +7,40 @@ import pytest
 
 from rankwatch import wire
 from rankwatch.signed import Purpose, sign
-from rankwatch_detectors.base import Finding, Observation, Occurrence
+from rankwatch_detectors.base import Occurrence
 from rankwatch_service.job.attempts import ATTEMPT_FREE_S, BESIDE_S, RANK_FREE_S
-from rankwatch_service.job.effects import Effects
-from rankwatch_service.log.base import Record
 from rankwatch_service.policy.control_records import PolicySet
-from rankwatch_service.stream.partition import Partition
-from rankwatch_service.stream.place import Saved, StoredTick
-from rankwatch_service.stream.saved import pack, unpack
+from tests.support.service.partition import Listener, PlayedPartition
 from tests.support.values.batches import batch, progress, ranks, table
 
 ONE, TWO, THIEF = "0" * 15 + "1", "0" * 15 + "2", "f" * 16
-
-
-class Listener:
-    """A detector that keeps what it is told."""
-
-    name, version = "listener", 1
-
-    def __init__(self, heard: list[Observation]) -> None:
-        self._heard = heard
-
-    def observe(self, observation: Observation) -> list[Finding]:
-        self._heard.append(observation)
-        return []
-
-    def snapshot(self) -> dict[str, Any]:
-        return {}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        pass
 
 
 def secret_of(job: str, host: str, agent: str) -> bytes:
     return f"{job}/{host}/{agent}".encode()
 
 
-class World:
+class World(PlayedPartition):
     """A partition whose agents sign what they send."""
 
     def __init__(self) -> None:
-        self.now_s, self._position, self._ticks = 1_000.0, 0, 0
-        self.heard: list[Observation] = []
-        self.effects = Effects()
-        self.partition = self._new()
+        self.heard: list[Any] = []
+        super().__init__(lambda: [Listener(self.heard)], secret_of=secret_of)
+        self.now_s = 1_000.0
         self.tick()
-
-    def _new(self) -> Partition:
-        return Partition(lambda: [Listener(self.heard)], lambda job, incident: {}, secret_of=secret_of)
 
     def tick(self, seconds: float = 0.0) -> None:
         """Let time pass, with a tick every second, as the stream does."""
         until_s = self.now_s + seconds
         while True:
-            self._ticks += 1
-            self.now_s = min(self.now_s + 1.0, until_s) if seconds else self.now_s
-            tick = StoredTick(self._ticks, self._position, 0, int(self.now_s * 1e9))
-            self.partition.tick(tick, [], self.effects)
+            self.now_s = min(self.now_s + 1.0, until_s)
+            self.tick_at(self.now_s)
             if self.now_s >= until_s:
                 break
 
     def send(self, *messages: bytes) -> None:
         """Append messages to the log; the stream takes them together."""
-        records = [Record(0, self._position + index, "gpt", body, 0) for index, body in enumerate(messages)]
-        self._position += len(records)
-        self.partition.records(records, self.effects)
-
-    def restart(self) -> None:
-        """Go on from a snapshot in a new process."""
-        place = self.partition.place
-        saved = [Saved(name, place, unpack(pack(job.state()))) for name, job in self.partition.jobs.items()]
-        self.partition, before = self._new(), self.partition
-        self.partition.restore(saved, {}, before.jobs)
-        self.partition.place, self.partition.now_ns = place, before.now_ns
-        self.partition.settled()
+        self.records(messages)
 
     @property
     def attempt(self) -> str | None:

@@ -3,11 +3,8 @@
 import pytest
 
 from rankwatch import wire
-from rankwatch_service.job.job import JobStream
 from rankwatch_service.policy.checkpoint_ledger import PROOF_STEPS
-from rankwatch_service.policy.settings_in_force import SettingsInForce
-from rankwatch_service.stream.saved import pack, unpack
-from tests.support.detection.scripted_job import Scripted, World
+from tests.support.detection.scripted_job import World
 
 CAN = ("pause", "checkpoint", "rollback", "rollback_memory", "rollback_disk")
 
@@ -19,9 +16,22 @@ def declare(world: World, *roots: str, shards: int = 0, can: tuple[str, ...] = C
     world.send(attempt, ranks=tuple(infos))
 
 
+@pytest.fixture
+def world() -> World:
+    """Its agents have said that ranks save below /ckpt."""
+    world = World(roots=())
+    declare(world, "/ckpt")
+    return world
+
+
 def report(world: World, rank: int | None, step: int = 10, attempt: str = "l.0", **fields: object) -> None:
     told = {"tier": "local", "location": f"/ckpt/{step}.pt", "seconds": 1.0, "bytes": 1, "shards": 0} | fields
     world.send(attempt, events=(wire.Event("checkpoint_saved", 1, rank, step, told),))
+
+
+def report_all(world: World, **fields: object) -> None:
+    for rank in range(4):
+        report(world, rank, **fields)
 
 
 def newest(world: World) -> str | None:
@@ -37,9 +47,7 @@ def dropped(world: World) -> dict[str, int]:
     return {name: count for name, count in world.effects.jobs["gpt"].dropped.items() if name.startswith("checkpoint")}
 
 
-def test_one_forged_event_is_no_checkpoint():
-    world = World(roots=())
-    declare(world, "/ckpt")
+def test_one_forged_event_is_no_checkpoint(world):
     report(world, 0, shards=1, location="/evil/x.pt")
     assert world.verdicts() == {"local:l.0:10": "refused"}
     (entry,) = world.job.history.ledger.entries
@@ -48,9 +56,7 @@ def test_one_forged_event_is_no_checkpoint():
     assert dropped(world) == {"checkpoint_location": 1}
 
 
-def test_a_forged_event_about_an_honest_save_changes_nothing():
-    world = World(roots=())
-    declare(world, "/ckpt")
+def test_a_forged_event_about_an_honest_save_changes_nothing(world):
     for rank in range(4):
         report(world, 0, shards=1, location="/evil/x.pt")
         report(world, rank)
@@ -60,9 +66,7 @@ def test_a_forged_event_about_an_honest_save_changes_nothing():
     assert world.verdicts()["local:l.0:10"] == "good"
 
 
-def test_an_event_cannot_lower_how_many_shards_there_are():
-    world = World(roots=())
-    declare(world, "/ckpt")
+def test_an_event_cannot_lower_how_many_shards_there_are(world):
     report(world, 0, shards=1)
     assert newest(world) is None
     assert world.verdicts() == {"local:l.0:10": "incomplete"}
@@ -87,9 +91,7 @@ def test_where_all_ranks_save_on_command_all_are_waited_for_though_one_saves_in_
     assert newest(world) is None
 
 
-def test_ranks_that_cannot_save_are_not_waited_for():
-    world = World(roots=())
-    declare(world, "/ckpt")
+def test_ranks_that_cannot_save_are_not_waited_for(world):
     world.send(ranks=(wire.RankInfo(3, 4, host="node-1", can=("pause",), checkpoint_roots=("/ckpt",)),))
     for rank in range(3):
         report(world, rank)
@@ -107,32 +109,24 @@ def test_a_loop_that_saves_by_itself_is_waited_for_on_every_rank():
 
 
 @pytest.mark.parametrize("rank", [None, 4, 10_000])
-def test_who_is_no_rank_of_the_attempt_reports_nothing(rank):
-    world = World(roots=())
-    declare(world, "/ckpt")
+def test_who_is_no_rank_of_the_attempt_reports_nothing(world, rank):
     report(world, rank)
     assert world.effects.checkpoints == []
     assert dropped(world) == {"checkpoint_rank": 1}
 
 
-def test_a_launch_that_is_over_reports_nothing_more():
-    world = World(roots=())
-    declare(world, "/ckpt")
+def test_a_launch_that_is_over_reports_nothing_more(world):
     world.train(1)
     declare(world, "/ckpt", attempt="m.0")
     world.train(2, attempt="m.0")
-    for rank in range(4):
-        report(world, rank)
+    report_all(world)
     assert world.effects.checkpoints == []
     assert dropped(world) == {"checkpoint_rank": 4}
 
 
 @pytest.mark.parametrize("location", ["/ckpt/../evil.pt", "/ckpt-2/x.pt", "ckpt/x.pt", "s3://ckpt/x.pt", "/ckpt/\n"])
-def test_only_what_is_below_a_root_is_a_checkpoint(location):
-    world = World(roots=())
-    declare(world, "/ckpt")
-    for rank in range(4):
-        report(world, rank, location=location)
+def test_only_what_is_below_a_root_is_a_checkpoint(world, location):
+    report_all(world, location=location)
     assert newest(world) is None
     assert world.verdicts() == {"local:l.0:10": "refused"}
 
@@ -140,12 +134,10 @@ def test_only_what_is_below_a_root_is_a_checkpoint(location):
 def test_before_any_rank_has_said_where_it_saves_nothing_is_accepted():
     world = World(roots=())
     declare(world)
-    for rank in range(4):
-        report(world, rank, location="/evil/x.pt")
+    report_all(world, location="/evil/x.pt")
     assert newest(world) is None
     declare(world, "/ckpt")
-    for rank in range(4):
-        report(world, rank)
+    report_all(world)
     assert newest(world) == "/ckpt/10.pt"
 
 
@@ -153,16 +145,12 @@ def test_before_any_rank_has_said_where_it_saves_nothing_is_accepted():
 def test_a_root_that_holds_everything_counts_for_nothing(root):
     world = World(roots=())
     declare(world, root)
-    for rank in range(4):
-        report(world, rank)
+    report_all(world)
     assert newest(world) is None
 
 
-def test_a_capture_in_memory_has_no_location_whatever_is_said():
-    world = World(roots=())
-    declare(world, "/ckpt")
-    for rank in range(4):
-        report(world, rank, tier="memory", location="/evil/x.pt")
+def test_a_capture_in_memory_has_no_location_whatever_is_said(world):
+    report_all(world, tier="memory", location="/evil/x.pt")
     assert newest(world) == ""
 
 
@@ -177,15 +165,10 @@ def test_learning_where_checkpoints_lie_does_not_announce_the_attempt_anew():
     assert before
 
 
-def test_after_a_restart_from_a_snapshot_the_same_is_refused():
-    world = World(roots=())
-    declare(world, "/ckpt")
-    for rank in range(4):
-        report(world, rank)
+def test_after_a_restart_from_a_snapshot_the_same_is_refused(world):
+    report_all(world)
     assert newest(world) == "/ckpt/10.pt"
-    again = JobStream("gpt", lambda: [Scripted()], lambda job, incident: {}, SettingsInForce())
-    again.restore(unpack(pack(world.job.state())))
-    world.job = again
+    world.restart()
     for rank in range(4):
         report(world, rank, step=80, location="/evil/80.pt")
         report(world, rank, step=90, shards=1) if rank == 0 else None

@@ -1,7 +1,6 @@
 """From batches to incidents with all detectors: the same telemetry gives the same incidents, in bundles or one by one,
 twice, late, in another order, and with restarts from snapshots in between."""
 
-import itertools
 from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
@@ -12,18 +11,13 @@ from hypothesis import strategies as st
 
 from rankwatch import wire
 from rankwatch_detectors.catalogue import detectors
-from rankwatch_service.job.effects import Effects
-from rankwatch_service.log.base import Record
-from rankwatch_service.names import ALL_JOBS
 from rankwatch_service.simulate.batches import batches
 from rankwatch_service.simulate.faults import Hang, NonFinite, Slow
 from rankwatch_service.simulate.generate import generate
 from rankwatch_service.simulate.job import Job
 from rankwatch_service.simulate.placement import RankPlacement
 from rankwatch_service.store.rows import incident_row, transition_row
-from rankwatch_service.stream.partition import Partition
-from rankwatch_service.stream.place import Saved, StoredTick
-from rankwatch_service.stream.saved import pack, unpack
+from tests.support.service.partition import PlayedPartition
 
 JOB = "gpt"
 DRAWN = {"max_examples": 3, "phases": (Phase.explicit, Phase.generate), "deadline": None}
@@ -44,10 +38,6 @@ def turns() -> Turns:
     return found
 
 
-def new_partition() -> Partition:
-    return Partition(detectors, lambda _job, _incident: {})
-
-
 def played(turns: Turns, portions: Sequence[int] = (1,), restarts: Sequence[int] = ()) -> list[dict[str, Any]]:
     """Transitions of incidents, in their order.
 
@@ -56,27 +46,15 @@ def played(turns: Turns, portions: Sequence[int] = (1,), restarts: Sequence[int]
         portions: how many records are taken at a time, repeated as often as needed.
         restarts: numbers of ticks after which a new partition goes on from snapshots.
     """
-    partition, effects, position = new_partition(), Effects(), 0
+    world = PlayedPartition(detectors)
     for number, bodies in enumerate(turns, 1):
-        waiting = list(bodies)
-        for portion in itertools.cycle(portions):
-            if not waiting:
-                break
-            some, waiting = waiting[:portion], waiting[portion:]
-            partition.records([Record(0, position + i, JOB, body, 0) for i, body in enumerate(some)], effects)
-            position += len(some)
-        partition.tick(StoredTick(number, position, 0, number * 10**9), [], effects)
+        world.records(bodies, portions)
+        world.tick_at(number)
         if number in restarts:
-            names = [ALL_JOBS, *partition.jobs]
-            saved = [Saved(name, partition.place, unpack(pack(partition.snapshot(name)))) for name in names]
-            place, now_ns = partition.place, partition.now_ns
-            partition = new_partition()
-            partition.restore(saved, idle={}, known={JOB})
-            partition.place, partition.now_ns = place, now_ns
-            partition.settled()
-    assert not effects.failures
-    assert not effects.refused
-    return [transition_row(transition) | incident_row(transition.incident) for transition in effects.transitions]
+            world.restart()
+    assert not world.effects.failures
+    assert not world.effects.refused
+    return [transition_row(one) | incident_row(one.incident) for one in world.effects.transitions]
 
 
 def incidents(transitions: Sequence[dict[str, Any]]) -> set[Any]:

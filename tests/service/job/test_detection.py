@@ -15,8 +15,6 @@ from rankwatch_service.incidents.correlator import WHY
 from rankwatch_service.incidents.model import Transition
 from rankwatch_service.job import detection
 from rankwatch_service.job.detection import FAILURES_MAX, DetectorBank
-from rankwatch_service.job.effects import Effects
-from rankwatch_service.log.base import Record
 from rankwatch_service.replay.run import ReplayResult, replay
 from rankwatch_service.replay.sources import open_source
 from rankwatch_service.simulate.batches import batches
@@ -25,9 +23,8 @@ from rankwatch_service.simulate.files import write_job
 from rankwatch_service.simulate.generate import generate
 from rankwatch_service.simulate.job import Job
 from rankwatch_service.simulate.placement import RankPlacement
-from rankwatch_service.stream.partition import Partition
-from rankwatch_service.stream.place import StoredTick
 from rankwatch_service.stream.saved import pack
+from tests.support.service.partition import Listener, PlayedPartition
 from tests.support.values.presences import frame
 
 TROUBLED = Job(8, 200, 5, late_values=True, placement=RankPlacement(ranks_per_host=4)).inject(
@@ -38,16 +35,13 @@ RECORDS_TOGETHER = 24
 
 def outcome(job: Job) -> tuple[list[Transition], dict[str, bytes]]:
     """The changes of incidents with their explanations, and the state at the end."""
-    partition, effects = Partition(detectors, lambda job, incident: {}), Effects()
-    sent = list(batches("gpt", generate(job), steps_per_batch=4))
-    records = [Record(0, position, "gpt", wire.encode(one.batch), 0) for position, one in enumerate(sent)]
-    for number, first in enumerate(range(0, len(records), RECORDS_TOGETHER)):
-        taken = records[first : first + RECORDS_TOGETHER]
-        partition.records(taken, effects)
-        now_s = 1_000 + sent[taken[-1].position].time_s
-        partition.tick(StoredTick(number + 1, taken[-1].position + 1, 0, int(now_s * 1e9)), [], effects)
-    states = {name: pack(partition.snapshot(name)) for name in partition.jobs}
-    return effects.transitions, states
+    world, sent = PlayedPartition(detectors), list(batches("gpt", generate(job), steps_per_batch=4))
+    for first in range(0, len(sent), RECORDS_TOGETHER):
+        taken = sent[first : first + RECORDS_TOGETHER]
+        world.records([wire.encode(one.batch) for one in taken])
+        world.tick_at(1_000 + taken[-1].time_s)
+    states = {name: pack(world.partition.snapshot(name)) for name in world.partition.jobs}
+    return world.effects.transitions, states
 
 
 def test_frames_judged_together_have_the_outcome_of_frames_judged_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,28 +81,19 @@ def test_rows_of_a_recording_judged_together_give_the_incidents_of_rows_judged_o
     assert repr(replayed()) == repr(together)
 
 
-class Counting:
-    """Finds nothing, counts frames, and fails in the wanted steps."""
-
-    version = 1
+class Counting(Listener):
+    """Counts frames, and fails in the wanted steps."""
 
     def __init__(self, name: str, fails: Sequence[int], heard: list[tuple[str, int]]) -> None:
-        self.name = name
-        self._fails, self._heard = fails, heard
+        super().__init__(heard, lambda frame: (name, frame.step))
+        self.name, self._fails = name, fails
 
     def observe(self, observation: Observation) -> Sequence[Finding]:
+        super().observe(observation)
         assert isinstance(observation, Frame)
-        self._heard.append((self.name, observation.step))
         if observation.step in self._fails:
             raise ValueError("no")
         return ()
-
-    def snapshot(self) -> dict[str, Any]:
-        return {}
-
-    def restore(self, state: Any) -> None: ...
-
-    def inherit(self, before: Any) -> None: ...
 
 
 def test_a_detector_that_fails_in_one_of_several_frames_is_replaced_before_the_next() -> None:

@@ -26,6 +26,11 @@ from tests.support.values.batches import batch, progress
 NOW_S = 1_000_000.0
 
 
+@pytest.fixture
+def board() -> DeviceBoard:
+    return DeviceBoard()
+
+
 def sample(index: int, time_s: float = NOW_S, uuid: str | None = None, **counters: float) -> wire.DeviceSample:
     extra = {name: value for name, value in counters.items() if not hasattr(wire.DeviceSample, name)}
     fixed = {name: value for name, value in counters.items() if name not in extra}
@@ -41,8 +46,7 @@ def due(board: DeviceBoard, now_s: float = NOW_S + SLOT_S + CLOSE_AFTER_S) -> li
     return list(board.due(now_s))
 
 
-def test_devices_are_numbered_in_the_order_in_which_they_appear_each_once():
-    board = DeviceBoard()
+def test_devices_are_numbered_in_the_order_in_which_they_appear_each_once(board):
     assert take(board, sample(0), sample(1)) == [
         DeviceNumber(0, "node-1", 0, "GPU-0"),
         DeviceNumber(1, "node-1", 1, "GPU-1"),
@@ -51,21 +55,18 @@ def test_devices_are_numbered_in_the_order_in_which_they_appear_each_once():
     assert take(board, sample(1), sample(0)) == []
 
 
-def test_a_device_that_is_counted_anew_after_another_was_lost_keeps_its_number():
-    board = DeviceBoard()
+def test_a_device_that_is_counted_anew_after_another_was_lost_keeps_its_number(board):
     take(board, sample(0), sample(1))
     assert take(board, sample(0, uuid="GPU-1")) == []
     assert take(board, sample(1, uuid="GPU-new")) == [DeviceNumber(2, "node-1", 1, "GPU-new")]
 
 
-def test_devices_whose_driver_tells_no_uuid_are_known_by_their_index():
-    board = DeviceBoard()
+def test_devices_whose_driver_tells_no_uuid_are_known_by_their_index(board):
     assert [one.number for one in take(board, sample(0, uuid=""), sample(1, uuid=""))] == [0, 1]
     assert take(board, sample(1, uuid="")) == []
 
 
-def test_a_slot_has_the_mean_or_the_newest_value_and_is_told_when_it_is_over():
-    board = DeviceBoard()
+def test_a_slot_has_the_mean_or_the_newest_value_and_is_told_when_it_is_over(board):
     first = {"temperature_celsius": 60, "power_now_w": 300.0, "throttle_reasons": 4, "pcie_replays": 1.0}
     take(board, sample(0, **first), sample(1, temperature_celsius=50))
     take(board, sample(0, NOW_S + 1, temperature_celsius=61, throttle_reasons=0x40, pcie_replays=3.0))
@@ -81,8 +82,7 @@ def test_a_slot_has_the_mean_or_the_newest_value_and_is_told_when_it_is_over():
     assert due(board) == []
 
 
-def test_the_speed_of_a_port_in_the_slot_in_which_it_changed_is_the_newest_one_and_not_the_mean():
-    board = DeviceBoard()
+def test_the_speed_of_a_port_in_the_slot_in_which_it_changed_is_the_newest_one_and_not_the_mean(board):
     take(board, sample(0, link_bits_per_s=25e9, sent_bytes_per_s=2.0))
     take(board, sample(0, NOW_S + 2.5, link_bits_per_s=1e9, sent_bytes_per_s=4.0))
     (counters,) = due(board)
@@ -90,8 +90,7 @@ def test_the_speed_of_a_port_in_the_slot_in_which_it_changed_is_the_newest_one_a
     assert told == {"link_bits_per_s": [1e9], "sent_bytes_per_s": [3.0]}
 
 
-def test_what_a_device_does_not_tell_is_not_present_and_what_comes_late_is_a_frame_of_its_own():
-    board = DeviceBoard()
+def test_what_a_device_does_not_tell_is_not_present_and_what_comes_late_is_a_frame_of_its_own(board):
     take(board, sample(0, temperature_celsius=60), sample(1, power_w=200.0), sample(2, temperature_celsius=55))
     (counters,) = due(board)
     assert counters.present["temperature_celsius"].tolist() == [True, False, True]
@@ -103,15 +102,13 @@ def test_what_a_device_does_not_tell_is_not_present_and_what_comes_late_is_a_fra
 
 
 @pytest.mark.parametrize("off_s", [-PAST_S - 1, FUTURE_S + 1])
-def test_samples_of_a_host_whose_clock_is_far_off_are_counted_and_not_charted(off_s):
-    board = DeviceBoard()
+def test_samples_of_a_host_whose_clock_is_far_off_are_counted_and_not_charted(board, off_s):
     assert take(board, sample(0, NOW_S + off_s, temperature_celsius=60)) == []
     assert due(board) == []
     assert board.counts == {"device_samples_misdated": 1}
 
 
-def test_a_job_has_so_many_devices_for_each_of_its_ranks():
-    board = DeviceBoard()
+def test_a_job_has_so_many_devices_for_each_of_its_ranks(board):
     limit = DEVICES_PER_RANK * 10
     for host in range(limit // 8 + 1):
         take(board, *(sample(index, temperature_celsius=60) for index in range(8)), host=f"node-{host}", ranks=10)
@@ -119,8 +116,7 @@ def test_a_job_has_so_many_devices_for_each_of_its_ranks():
     assert len(due(board)[0].values["temperature_celsius"]) == limit > DEVICES_MIN
 
 
-def test_a_sender_can_make_up_neither_indices_nor_counters_without_end():
-    board = DeviceBoard()
+def test_a_sender_can_make_up_neither_indices_nor_counters_without_end(board):
     assert take(board, sample(-1), sample(10_000), sample(0, uuid="x" * 1_000)) == []
     assert board.counts.pop("device_samples_beyond_limit") == 3
     take(board, sample(0, **{f"made_up_{n}": n for n in range(COUNTERS_MAX + 5)}), sample(1, **{"x" * 100: 1.0}))
@@ -128,8 +124,7 @@ def test_a_sender_can_make_up_neither_indices_nor_counters_without_end():
     assert len(due(board)[0].values) == COUNTERS_MAX
 
 
-def test_slots_that_are_open_at_a_time_are_bounded_and_those_of_a_small_job_suffice_for_an_outage(monkeypatch):
-    board = DeviceBoard()
+def test_slots_that_are_open_at_a_time_are_bounded_and_those_of_a_small_job_suffice_for_an_outage(board, monkeypatch):
     for slot in range(1_000):
         take(board, *(sample(index, NOW_S - SLOT_S * slot, power_w=1.0) for index in range(8)))
     assert len(due(board)) == 1_000
@@ -140,8 +135,7 @@ def test_slots_that_are_open_at_a_time_are_bounded_and_those_of_a_small_job_suff
     assert board.counts == {"device_samples_beyond_limit": 8 * (20 - 100 // 8)}
 
 
-def test_a_restored_board_goes_on_where_it_was():
-    board = DeviceBoard()
+def test_a_restored_board_goes_on_where_it_was(board):
     take(board, sample(0, temperature_celsius=60), sample(1, temperature_celsius=50))
     take(board, sample(9, NOW_S - 2 * PAST_S))
     again = DeviceBoard.restored(wire.GPU, unpack(pack(board.state())))
@@ -169,8 +163,7 @@ def test_gpus_ports_and_hosts_are_numbered_and_charted_apart():
     assert again.take([sent], 8, NOW_S) == []
 
 
-def test_a_job_charts_what_its_devices_count_beside_its_own_series():
-    world = World()
+def test_a_job_charts_what_its_devices_count_beside_its_own_series(world):
     world.send(devices=(sample(0, world.now_s, temperature_celsius=60),))
     world.tick(2 * SLOT_S + CLOSE_AFTER_S)
     assert [device.number for _, device in world.effects.devices] == [0]
@@ -180,8 +173,7 @@ def test_a_job_charts_what_its_devices_count_beside_its_own_series():
     assert world.effects.devices == world.effects.frames == []
 
 
-def test_counters_that_are_not_charted_are_counted_with_the_job():
-    world = World()
+def test_counters_that_are_not_charted_are_counted_with_the_job(world):
     world.send(devices=(sample(0, world.now_s + 2 * FUTURE_S),))
     world.tick()
     assert world.effects.jobs["gpt"].dropped == {"device_samples_misdated": 1}

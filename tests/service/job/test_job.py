@@ -6,10 +6,15 @@ from collections.abc import Sequence
 import pytest
 
 from rankwatch import wire
-from rankwatch_detectors.base import SERVICE_KINDS, Finding, Kind, Observation, Occurrence
+from rankwatch_detectors.base import SERVICE_KINDS, AttemptStart, Finding, Kind, Observation, Occurrence
+from rankwatch_detectors.dispatch import DispatchingDetector
+from rankwatch_detectors.explanation import ExplainedDetector
 from rankwatch_detectors.refusals import RefusalConfig, RefusalDetector
 from rankwatch_detectors.scope import WHOLE_JOB
-from rankwatch_service.job.detection import DETECTOR_OFF, FAILURES_MAX, DetectorBank
+from rankwatch_service.incidents import hang
+from rankwatch_service.incidents.correlator import WHY
+from rankwatch_service.incidents.hang import StacksReceived
+from rankwatch_service.job.detection import DETECTOR_OFF, FAILURES_MAX, DetectionPipeline, DetectorBank
 from rankwatch_service.job.job import JobStream
 from rankwatch_service.policy.control_records import (
     Judgement,
@@ -24,10 +29,11 @@ from rankwatch_service.store.rows import incident_row
 from rankwatch_service.stream.saved import pack, unpack
 from tests.support.detection.scripted_job import Scripted, World
 from tests.support.values.batches import ranks
+from tests.support.values.findings import finding, topology_state
+from tests.support.values.presences import ATTEMPT, frame, topology
 
 
-def test_an_incident_opens_with_everything_a_person_needs():
-    world = World()
+def test_an_incident_opens_with_everything_a_person_needs(world):
     world.train(*range(60, 100))
     world.save(99, tier="local")
     world.now_s += 5
@@ -48,8 +54,7 @@ def test_an_incident_opens_with_everything_a_person_needs():
     assert world.effects.host_incidents == []
 
 
-def test_a_fault_of_a_device_goes_on_the_record_of_its_host_and_a_hang_that_it_causes_only_with_it():
-    world = World()
+def test_a_fault_of_a_device_goes_on_the_record_of_its_host_and_a_hang_that_it_causes_only_with_it(world):
     world.train(*range(60, 100))
     world.find("hang", ranks=[3], onset_step=100)
     assert world.effects.host_incidents == []
@@ -173,8 +178,7 @@ def test_policy_does_not_act_on_an_acknowledged_incident():
     assert len(world.effects.commands) == 1
 
 
-def test_judgements_of_people_become_transitions():
-    world = World()
+def test_judgements_of_people_become_transitions(world):
     world.find("loss_spike")
     incident = world.effects.transitions[0].incident.id
     for what in ("acknowledged", "acknowledged", "commented", "resolved", "resolved", "commented"):
@@ -187,8 +191,7 @@ def test_judgements_of_people_become_transitions():
     assert (len(types), len(world.effects.notifications)) == (2, 2)
 
 
-def test_an_incident_is_taken_over_and_given_back():
-    world = World()
+def test_an_incident_is_taken_over_and_given_back(world):
     world.find("loss_spike")
     incident = world.effects.transitions[0].incident.id
     for actor, what in (
@@ -229,8 +232,7 @@ def test_detectors_observe_that_a_person_accepted_what_is_still_open():
 
 
 @pytest.mark.parametrize(("severity", "verdict"), [("info", "good"), ("warning", "suspect")])
-def test_a_loss_that_climbs_a_little_leaves_checkpoints_good(severity, verdict):
-    world = World()
+def test_a_loss_that_climbs_a_little_leaves_checkpoints_good(world, severity, verdict):
     world.save(0)
     world.train(*range(60))
     world.save(60)
@@ -239,16 +241,14 @@ def test_a_loss_that_climbs_a_little_leaves_checkpoints_good(severity, verdict):
     assert world.verdicts()["memory:l.0:60"] == verdict
 
 
-def test_what_a_job_declares_is_listed_beside_what_opens_soon_after():
-    world = World()
+def test_what_a_job_declares_is_listed_beside_what_opens_soon_after(world):
     world.train(0, 1)
     world.send(events=(wire.Event("declared", 1, 0, 1, {"what": "curriculum", "detail": ""}),))
     world.find("slowdown")
     assert "declared: curriculum" in json.dumps(incident_row(world.effects.transitions[0].incident))
 
 
-def test_the_first_notification_to_a_receiver_is_that_the_incident_opened():
-    world = World()
+def test_the_first_notification_to_a_receiver_is_that_the_incident_opened(world):
     severe = ReceiverRoute("severe", severities=("warning", "critical"))
     world.job.settings.receivers = (*world.job.settings.receivers, severe)
     world.find("slowdown", severity="info")
@@ -264,22 +264,19 @@ def test_the_first_notification_to_a_receiver_is_that_the_incident_opened():
     ]
 
 
-def test_a_receiver_without_a_notification_of_the_opening_gets_none_of_the_end():
-    world = World()
+def test_a_receiver_without_a_notification_of_the_opening_gets_none_of_the_end(world):
     world.job.settings.receivers = (ReceiverRoute("oncall", severities=("critical",)),)
     world.find("slowdown", severity="warning")
     world.find("slowdown", change="close")
     assert world.effects.notifications == []
 
 
-def test_a_judgement_about_an_unknown_incident_changes_nothing():
-    world = World()
+def test_a_judgement_about_an_unknown_incident_changes_nothing(world):
     world.job.control(Judgement("inc_0", "resolved", "ann"), world.now_s, world.effects)
     assert world.effects.transitions == []
 
 
-def test_a_rollback_resolves_the_incident_and_later_checkpoints_are_gone():
-    world = World()
+def test_a_rollback_resolves_the_incident_and_later_checkpoints_are_gone(world):
     world.train(*range(70, 100))
     world.save(80)
     world.train(100)
@@ -293,8 +290,7 @@ def test_a_rollback_resolves_the_incident_and_later_checkpoints_are_gone():
     assert world.verdicts()["memory:l.0:100"] == "gone"
 
 
-def test_captures_of_a_launch_that_ended_are_gone():
-    world = World()
+def test_captures_of_a_launch_that_ended_are_gone(world):
     world.train(*range(30))
     world.save(5)
     world.save(6, tier="local")
@@ -307,15 +303,13 @@ def test_captures_of_a_launch_that_ended_are_gone():
 @pytest.mark.parametrize(
     "fields", [{"tier": "moon"}, {"seconds": "long"}, {"seconds": float("nan")}, {"bytes": []}, {"shards": {}}]
 )
-def test_an_invalid_checkpoint_event_is_counted(fields):
-    world = World()
+def test_an_invalid_checkpoint_event_is_counted(world, fields):
     world.save(5, **fields)
     assert world.effects.checkpoints == []
     assert world.job.history.counts["checkpoint_saved"] == 1
 
 
-def test_a_detector_that_fails_is_replaced_and_finally_switched_off():
-    world = World()
+def test_a_detector_that_fails_is_replaced_and_finally_switched_off(world):
     for _ in range(FAILURES_MAX + 3):
         world.send(events=(wire.Event("note", 1, None, 1, {"fail": True}),))
     failures = [failure for _, failure in world.effects.failures]
@@ -339,11 +333,10 @@ def test_control_c_is_not_a_detectors_failure():
         bank.judge([[Occurrence("note", "l.0", "h", 0.0, None, None, {})]])
 
 
-def test_detectors_of_another_version_begin_anew():
+def test_detectors_of_another_version_begin_anew(world):
     class Newer(Scripted):
         version = 2
 
-    world = World()
     world.find("loss_spike")
     state = unpack(pack(world.job.state()))
     same = JobStream("gpt", lambda: [Scripted()], lambda job, incident: {}, SettingsInForce())
@@ -355,8 +348,7 @@ def test_detectors_of_another_version_begin_anew():
     assert len(newer.correlator.open) == 1
 
 
-def test_a_capture_that_a_rank_has_lost_is_gone_and_the_one_before_it_is_the_newest_good_one():
-    world = World()
+def test_a_capture_that_a_rank_has_lost_is_gone_and_the_one_before_it_is_the_newest_good_one(world):
     world.save(0)
     world.save(20)
     world.train(*range(60))
@@ -368,19 +360,144 @@ def test_a_capture_that_a_rank_has_lost_is_gone_and_the_one_before_it_is_the_new
 
 
 @pytest.mark.parametrize("fields", [{}, {"checkpoint": 7}, {"checkpoint": "memory:l.0:0", "reason": []}])
-def test_an_invalid_report_of_a_lost_capture_is_counted(fields):
-    world = World()
+def test_an_invalid_report_of_a_lost_capture_is_counted(world, fields):
     world.save(0)
     world.send(events=(wire.Event("checkpoint_gone", 1, 3, 60, fields),))
     assert world.verdicts()["memory:l.0:0"] != "gone"
     assert world.job.history.counts["checkpoint_gone"] == 1
 
 
-def test_captures_are_gone_as_soon_as_a_process_has_ended():
-    world = World()
+def test_captures_are_gone_as_soon_as_a_process_has_ended(world):
     world.save(0)
     world.save(1, tier="local")
     world.train(*range(40))
     exited = {"code": 1, "signal": None, "how": "pidfd", "left": False, "exit_order": 0}
     world.send(events=(wire.Event("process_exit", 1, 3, 40, exited),))
     assert world.verdicts() == {"memory:l.0:0": "gone", "local:l.0:1": "good"}
+
+
+def stack_dump(rank: int, order: str, place: str) -> wire.Event:
+    fields = {"order": order, "place": place, "where": f"{place} (train.py:7)", "stack": f"File {place}", "reason": ""}
+    return wire.Event("stack_dump", 1, rank, 100, fields)
+
+
+def test_the_stacks_of_all_ranks_of_a_hang_are_requested_and_become_its_evidence_together(world):
+    world.find("hang", ranks=[3])
+    (command,) = world.effects.commands
+    assert (command.action, command.params, command.attempt) == ("stacks", {"ranks": []}, "l.0")
+    notified = len(world.effects.notifications)
+    for rank in (3, 1, 0, 2):
+        world.send(events=(stack_dump(rank, command.id, "load" if rank == 3 else "step"),))
+    world.restart()
+    world.tick()
+    assert world.told() == ["opened", "evidence"]
+    evidence = world.effects.transitions[-1].incident.evidence
+    assert world.effects.stacks == [("gpt", StacksReceived(command.id, 4, 4))]
+    assert evidence["ranks_stand"] == "3 of 4 ranks stand in step (train.py:7); rank 3 in load (train.py:7)."
+    assert [(one["ranks"], one["rank"], one["stack"]) for one in evidence["stacks"]] == [
+        ("3", 3, "File load"),
+        ("0-2", 0, "File step"),
+    ]
+    world.send(events=(stack_dump(1, command.id, "load"),))
+    world.tick()
+    assert world.told() == ["opened", "evidence"], "each rank answers once"
+    assert len(world.effects.notifications) == notified
+
+
+def test_the_answers_of_many_ranks_are_told_every_ten_seconds(world, monkeypatch):
+    monkeypatch.setattr(hang, "MANY", 1)
+    world.find("hang", ranks=[3])
+    order = world.effects.commands[0].id
+    for rank in range(2):
+        world.send(events=(stack_dump(rank, order, "step"),))
+    world.tick()
+    world.send(events=(stack_dump(2, order, "step"),))
+    for _ in range(9):
+        world.tick()
+    assert world.told() == ["opened", "evidence"]
+    world.tick()
+    assert world.told() == ["opened", "evidence", "evidence"]
+    assert world.effects.transitions[-1].incident.evidence["ranks_stand"].startswith("All 3 ranks")
+
+
+def test_stacks_stay_in_the_evidence_when_the_hang_turns_out_to_have_a_cause(world):
+    world.find("hang")
+    world.send(events=(stack_dump(0, world.effects.commands[0].id, "step"),))
+    world.tick()
+    world.find("rank_lost", scope="rank:2", ranks=[2], onset_step=90)
+    incident = world.effects.transitions[-1].incident
+    assert (incident.kind, incident.evidence["ranks_stand"]) == (
+        "rank_lost",
+        "The rank stands in step (train.py:7); no answer of 3 ranks.",
+    )
+    assert "stacks" not in incident.evidence["hang"]
+
+
+def test_a_rank_that_hangs_at_its_own_pace_is_asked_alone(world):
+    world.find("hang", scope="rank:3", ranks=[3])
+    (command,) = world.effects.commands
+    assert command.params == {"ranks": [3]}
+    world.send(events=(stack_dump(3, command.id, "load"),))
+    world.tick()
+    assert world.effects.stacks == [("gpt", StacksReceived(command.id, 1, 1))]
+
+
+class Speechless(ExplainedDetector):
+    """Finds a spike in step 3, and cannot explain it."""
+
+    kind = Kind.LOSS_SPIKE
+    name = "speechless"
+    version = 1
+
+    def _on_frame(self, frame):
+        return [finding(Kind.LOSS_SPIKE, attempt=ATTEMPT)] if frame.step == 3 else []
+
+    def suspects(self, frame):
+        raise ZeroDivisionError(frame.step)
+
+    def _rows_of_steps(self, counts):
+        return {}
+
+    crossed = needed = detectable = suspects
+
+
+class Hanging(DispatchingDetector):
+    """Finds a standstill."""
+
+    kind = Kind.HANG
+    name = "hanging"
+    version = 1
+
+    def _on_frame(self, frame):
+        told = {"age_s": 12.0, "deadline_s": 8.0}
+        return [finding(Kind.HANG, attempt=ATTEMPT, evidence=told)] if frame.step == 3 else []
+
+
+def run(detector):
+    pipeline = DetectionPipeline("gpt", lambda: [detector])
+    pipeline.observe(AttemptStart(ATTEMPT, topology(2), 0.0), topology_state())
+    updates, failures = [], []
+    for step in range(5):
+        told, failed = pipeline.observe(frame(step, {"loss": [2.0, 2.0]}), topology_state())
+        updates += told
+        failures += failed
+    return updates, failures
+
+
+def test_what_cannot_be_explained_is_reported_all_the_same():
+    updates, failures = run(Speechless())
+    assert [str(one.what) for one in updates] == ["opened"]
+    assert WHY not in updates[0].fields
+    assert {one.detector for one in failures} == {"explanation"}
+    assert not any(one.off for one in failures)
+
+
+def test_a_standstill_is_explained_by_its_deadline():
+    (update,), failures = run(Hanging())
+    assert failures == []
+    (told,) = update.fields[WHY]
+    assert (told["statistic"], told["unit"]) == ("seconds_without_progress", "s")
+    assert told["points"]["value"] == [0.0, 12.0]
+    assert told["points"]["threshold"] == [8.0, 8.0]
+    assert told["points"]["step"] == [None, None]
+    assert told["why"] == "The time without progress in seconds reached 12; its threshold is 8."

@@ -11,6 +11,7 @@ from rankwatch_service.job.job import JobStream
 from rankwatch_service.policy.control_records import ReceiverRoute
 from rankwatch_service.policy.policy import Policy, PolicyLimits, Rule
 from rankwatch_service.policy.settings_in_force import SettingsInForce
+from rankwatch_service.stream.saved import pack, unpack
 from tests.support.values.batches import batch, bundle, table
 from tests.support.values.findings import finding
 
@@ -74,7 +75,8 @@ class World:
         settings = SettingsInForce()
         settings.policy = Policy(rules, PolicyLimits(**limits))
         settings.receivers = (ReceiverRoute("oncall"),)
-        self.job = JobStream("gpt", lambda: [detector()], lambda job, incident: {"incident": incident}, settings)
+        self._detector = detector
+        self.job = self._new(settings)
         self.now_s = 1_000.0
         infos = tuple(
             wire.RankInfo(
@@ -90,6 +92,15 @@ class World:
             for rank in range(4)
         )
         self.send(ranks=infos)
+
+    def _new(self, settings: SettingsInForce) -> JobStream:
+        return JobStream("gpt", lambda: [self._detector()], lambda job, incident: {"incident": incident}, settings)
+
+    def restart(self) -> None:
+        """Go on from a snapshot, in another process."""
+        job = self._new(SettingsInForce())
+        job.restore(unpack(pack(self.job.state())))
+        self.job = job
 
     def send(self, attempt="l.0", **fields) -> None:
         self.job.take(bundle(batch(next(self.seq), attempt=attempt, **fields)), self.now_s, self.effects)

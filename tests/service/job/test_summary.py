@@ -1,16 +1,17 @@
-"""The state that the summary of a job shows: running, paused, stalled, lost or ended."""
+"""What the summary of a job shows: running, paused, stalled, lost or ended, and the topology of its attempts."""
 
 from rankwatch import wire
+from rankwatch_detectors.base import AttemptStart
 from rankwatch_service.job.effects import Effects
 from rankwatch_service.job.job import REST_AFTER_S
+from rankwatch_service.job.summary import SummaryBuilder
+from rankwatch_service.job.topology_state import TopologyState
 from rankwatch_service.policy.control_records import OrderPhase
 from rankwatch_service.store.rows import attempt_columns
-from tests.support.detection.scripted_job import World
 from tests.support.values.batches import progress, ranks, table
 
 
-def test_the_summary_shows_how_far_training_is():
-    world = World()
+def test_the_summary_shows_how_far_training_is(world):
     world.train(7)
     world.send(progress=tuple(progress(rank, 8) for rank in range(4)))
     world.tick()
@@ -27,16 +28,14 @@ def test_the_summary_shows_how_far_training_is():
     ]  # fmt: skip
 
 
-def test_a_summary_that_did_not_change_is_not_written_again():
-    world = World()
+def test_a_summary_that_did_not_change_is_not_written_again(world):
     world.tick()
     world.effects = Effects()
     world.tick()
     assert world.effects.jobs == {}
 
 
-def test_a_paused_job_is_shown_as_paused_until_it_resumes():
-    world = World()
+def test_a_paused_job_is_shown_as_paused_until_it_resumes(world):
     states = []
     for phase in ("hold", "do", "go"):
         order = OrderPhase("o1", "c1", "gpt", "l.0", "pause", phase, 9)
@@ -46,8 +45,7 @@ def test_a_paused_job_is_shown_as_paused_until_it_resumes():
     assert states == ["running", "paused", "running"]
 
 
-def test_a_job_that_saves_in_a_pause_is_shown_as_paused_until_it_resumes():
-    world = World()
+def test_a_job_that_saves_in_a_pause_is_shown_as_paused_until_it_resumes(world):
     states = []
     phases = [("pause", "do"), ("pause", "closed"), ("checkpoint", "hold"), ("checkpoint", "do"), ("pause", "do")]
     for action, phase in [*phases, ("pause", "go")]:
@@ -59,8 +57,7 @@ def test_a_job_that_saves_in_a_pause_is_shown_as_paused_until_it_resumes():
     assert states == ["paused"] * 4 + ["running"]
 
 
-def test_what_an_order_did_is_a_change_before_later_incidents_and_how_it_did_it_is_not():
-    world = World()
+def test_what_an_order_did_is_a_change_before_later_incidents_and_how_it_did_it_is_not(world):
     for action, phase, step, back in (
         ("pause", "hold", 9, -1), ("pause", "do", 9, -1), ("pause", "go", 9, -1), ("rollback", "do", 12, 5),
         ("rollback", "go", 12, 5), ("relaunch", "kill", -1, 5),
@@ -74,8 +71,7 @@ def test_what_an_order_did_is_a_change_before_later_incidents_and_how_it_did_it_
     ]  # fmt: skip
 
 
-def test_the_change_that_a_new_attempt_is_says_where_it_went_on():
-    world = World()
+def test_the_change_that_a_new_attempt_is_says_where_it_went_on(world):
     world.train(*range(181, 184))
     (began,) = world.job.history.before(world.now_s)
     assert (began["what"], began["step"]) == ("attempt l.0 began", 181)
@@ -92,8 +88,7 @@ def stand_still(world, seconds, phase="forward"):
         world.tick()
 
 
-def test_a_job_that_hangs_is_stalled_and_shows_its_last_progress():
-    world = World()
+def test_a_job_that_hangs_is_stalled_and_shows_its_last_progress(world):
     world.train(7)
     moved_s = world.now_s
     stand_still(world, 6)
@@ -106,8 +101,7 @@ def test_a_job_that_hangs_is_stalled_and_shows_its_last_progress():
     assert shown(world) == "running"
 
 
-def test_a_hang_that_ended_leaves_a_running_job():
-    world = World()
+def test_a_hang_that_ended_leaves_a_running_job(world):
     world.train(7)
     world.find("hang", ranks=[3])
     world.tick()
@@ -118,8 +112,7 @@ def test_a_hang_that_ended_leaves_a_running_job():
     assert shown(world) == "running"
 
 
-def test_a_job_that_finishes_no_step_for_a_minute_is_stalled_whatever_is_open():
-    world = World()
+def test_a_job_that_finishes_no_step_for_a_minute_is_stalled_whatever_is_open(world):
     world.train(7)
     stand_still(world, 59)
     assert shown(world) == "running"
@@ -127,8 +120,7 @@ def test_a_job_that_finishes_no_step_for_a_minute_is_stalled_whatever_is_open():
     assert shown(world) == "stalled"
 
 
-def test_a_job_that_evaluates_or_was_paused_for_long_is_not_stalled():
-    world = World()
+def test_a_job_that_evaluates_or_was_paused_for_long_is_not_stalled(world):
     world.train(7)
     stand_still(world, 90, phase="eval")
     assert shown(world) == "running"
@@ -138,16 +130,14 @@ def test_a_job_that_evaluates_or_was_paused_for_long_is_not_stalled():
     assert shown(world) == "running"
 
 
-def test_a_loss_that_is_not_a_number_is_shown_as_such():
-    world = World()
+def test_a_loss_that_is_not_a_number_is_shown_as_such(world):
     world.send(steps=table([7] * 4, [0, 1, 2, 3], loss=[float("nan")] * 4))
     world.tick()
     assert world.effects.jobs["gpt"].loss == "NaN"
     assert world.effects.feed[-1].data["loss"] == "NaN"
 
 
-def test_a_job_whose_ranks_left_has_ended_and_so_have_its_incidents():
-    world = World()
+def test_a_job_whose_ranks_left_has_ended_and_so_have_its_incidents(world):
     world.find("loss_divergence")
     world.send(events=tuple(wire.Event("rank_left", 1, rank, 9, {"reason": "end"}) for rank in range(4)))
     world.tick()
@@ -159,8 +149,7 @@ def test_a_job_whose_ranks_left_has_ended_and_so_have_its_incidents():
     assert over.summary.endswith(" The job has ended.")
 
 
-def test_an_incident_that_was_over_before_the_job_ended_is_resolved_and_nothing_else():
-    world = World()
+def test_an_incident_that_was_over_before_the_job_ended_is_resolved_and_nothing_else(world):
     world.find("loss_divergence")
     world.find("loss_divergence", change="close")
     world.send(events=tuple(wire.Event("rank_left", 1, rank, 9, {"reason": "end"}) for rank in range(4)))
@@ -169,8 +158,7 @@ def test_an_incident_that_was_over_before_the_job_ended_is_resolved_and_nothing_
     assert (over.state, "ended_with_job" in over.evidence) == ("resolved", False)
 
 
-def test_a_silent_job_is_lost_then_idle_and_goes_on_with_new_telemetry():
-    world = World()
+def test_a_silent_job_is_lost_then_idle_and_goes_on_with_new_telemetry(world):
     world.find("loss_divergence")
     world.tick(60)
     assert world.effects.jobs["gpt"].state == "lost"
@@ -180,3 +168,50 @@ def test_a_silent_job_is_lost_then_idle_and_goes_on_with_new_telemetry():
     assert not world.job.resting
     world.train(1, 2, 3, attempt="m.0")
     assert world.told() == ["opened", "resolved"]
+
+
+LINE = "watching Net (4 parameters), AdamW: gradient norm; not watched: fingerprints (switched off)"
+
+
+def test_the_line_of_one_rank_is_the_line_of_the_attempt():
+    topology_state = TopologyState()
+    topology_state.learn([wire.RankInfo(0, 2, watched=LINE, optimizers=1), wire.RankInfo(1, 2, optimizers=1)])
+    start = AttemptStart("l.0", topology_state.topology(), 0.0)
+    topology = attempt_columns(SummaryBuilder("gpt").attempt_started(start, topology_state, 0.0))["topology"]
+    assert topology["watched"] == LINE
+    assert all("watched" not in rank for rank in topology["ranks"])
+
+
+def test_a_line_that_comes_later_changes_the_topology():
+    topology_state = TopologyState()
+    assert topology_state.learn([wire.RankInfo(0, 1)])
+    assert topology_state.learn([wire.RankInfo(0, 1, watched=LINE)])
+    assert not topology_state.learn([wire.RankInfo(0, 1, watched=LINE)])
+
+
+def test_the_switch_of_a_host_is_part_of_the_topology_and_stored_with_it():
+    topology_state = TopologyState()
+    told = [wire.RankInfo(rank, 3, host=f"node-{rank}", switch=("a", "a", "")[rank]) for rank in range(3)]
+    topology_state.learn(told)
+    assert topology_state.topology().switch == ("a", "a", "")
+    assert topology_state.switch_of(["node-0", "node-1"]) == "a"
+    assert topology_state.switch_of(["node-1", "node-2"]) == topology_state.switch_of([]) == ""
+    assert topology_state.ranks_below("a") == [0, 1]
+    start = AttemptStart("l.0", topology_state.topology(), 0.0)
+    stored = attempt_columns(SummaryBuilder("gpt").attempt_started(start, topology_state, 0.0))["topology"]
+    assert [rank["switch"] for rank in stored["ranks"]] == ["a", "a", ""]
+
+
+def test_the_device_of_a_rank_comes_later_too_and_makes_the_job_an_accelerated_one():
+    topology_state = TopologyState()
+    assert topology_state.accelerated, "as long as nothing is known"
+    topology_state.learn([wire.RankInfo(0, 2), wire.RankInfo(1, 2, device_type="cpu")])
+    assert not topology_state.topology().accelerated
+    assert not topology_state.accelerated
+    assert topology_state.learn([wire.RankInfo(0, 2, device_type="cuda", device_uuid="GPU-a")])
+    topology = topology_state.topology()
+    assert (topology.device_type, topology.accelerated, topology_state.accelerated) == (("cuda", "cpu"), True, True)
+    assert TopologyState.restored(topology_state.state()).topology().device_type == ("cuda", "cpu")
+    start = AttemptStart("l.0", topology, 0.0)
+    stored = attempt_columns(SummaryBuilder("gpt").attempt_started(start, topology_state, 0.0))["topology"]
+    assert [(rank["device_type"], rank["device_uuid"]) for rank in stored["ranks"]] == [("cuda", "GPU-a"), ("cpu", "")]
