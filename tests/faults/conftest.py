@@ -1,14 +1,22 @@
-"""Says at the end of a run which databases and brokers there were for the fault tests."""
+"""A service, ranks and their agent; and at the end of a run, which databases and brokers there were."""
 
 import os
 import sqlite3
 import subprocess
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rankwatch_service.demo.servers import PostgresError, _programs
+from tests.support.agent.process import AgentProcess
+from tests.support.agent.service import AgentService
 from tests.support.kafka.broker import _kafka_node, missing
+from tests.support.ranks.recording_rank import RecordingRank
+from tests.support.recordings.outcome import Lived, live_through
+from tests.support.recordings.recording import Timed
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -37,3 +45,45 @@ def apache() -> str:
 
 def noida() -> str:
     return missing("noida") or f"noida-db {version('noida-db')}"
+
+
+@pytest.fixture
+def service() -> Iterator[AgentService]:
+    """What takes telemetry and gives orders."""
+    with AgentService() as service:
+        yield service
+
+
+@pytest.fixture
+def rank(tmp_path: Path) -> Iterator[RecordingRank]:
+    """Rank 0 of the job gpt; the recorders lie in `tmp_path`."""
+    with RecordingRank(tmp_path) as rank:
+        yield rank
+
+
+@pytest.fixture
+def peer(tmp_path: Path) -> Iterator[RecordingRank]:
+    """Rank 1 of the same job."""
+    with RecordingRank(tmp_path, 1) as peer:
+        yield peer
+
+
+@pytest.fixture
+def agent(tmp_path: Path, service: AgentService) -> Iterator[AgentProcess]:
+    """The agent of the job gpt."""
+    with AgentProcess(tmp_path, service.environment) as agent:
+        yield agent
+
+
+@pytest.fixture
+def live(tmp_path: Path) -> Iterator[Callable[..., Lived]]:
+    """Lets a stream process recordings, each in a database of its own."""
+    lived: list[Lived] = []
+
+    def through(entries: list[Timed], *make_detectors: Callable[[], list[Any]]) -> Lived:
+        lived.append(live_through(tmp_path / str(len(lived)), entries, *make_detectors))
+        return lived[-1]
+
+    yield through
+    for one in lived:
+        one.engine.dispose()

@@ -14,7 +14,6 @@ from tests.support.accelerator import DRIVER
 from tests.support.agent.process import AgentProcess
 from tests.support.agent.service import AgentService, until
 from tests.support.host_tree import HostTree
-from tests.support.ranks.recording_rank import RecordingRank
 
 pytestmark = pytest.mark.integration
 
@@ -41,36 +40,32 @@ def driver(tmp_path: Path) -> Iterator[Driver]:
 
 
 @pytest.fixture
-def rings(tmp_path: Path) -> Path:
-    """The folder of the recorders."""
-    folder = tmp_path / "rings"
-    folder.mkdir(mode=0o700)
-    return folder
+def agent(tmp_path: Path, service: AgentService, driver: Driver) -> Iterator[AgentProcess]:
+    """The agent of a host with that driver."""
+    with AgentProcess(tmp_path, service.environment | driver.environment) as agent:
+        yield agent
 
 
 def test_counters_errors_a_loss_and_silence_reach_the_service_while_ranks_are_reported_on(
-    rings: Path, driver: Driver
-) -> None:
-    with (
-        AgentService() as service,
-        RecordingRank(rings, 0) as rank,
-        AgentProcess(rings, service.environment | driver.environment),
-    ):
-        until(lambda: any(len(batch.devices) == 8 for batch in service.batches))
-        driver.say(xids=[[3, 48]])
-        until(lambda: service.events("device_error"))
-        driver.say(xids=[[3, 48]], lost=[5])
-        until(lambda: service.events("device_lost"))
-        until(lambda: any(len(batch.devices) == 7 for batch in service.batches))
-        driver.say(hangs=True)
-        until(lambda: service.events("driver_silent"))
-        rank.do("steps", 5)
-        until(lambda: any(batch.steps is not None for batch in service.batches))
+    tmp_path, driver, service, rank, agent
+):
+    until(lambda: any(len(batch.devices) == 8 for batch in service.batches))
+    driver.say(xids=[[3, 48]])
+    until(lambda: service.events("device_error"))
+    driver.say(xids=[[3, 48]], lost=[5])
+    until(lambda: service.events("device_lost"))
+    until(lambda: any(len(batch.devices) == 7 for batch in service.batches))
+    driver.say(hangs=True)
+    until(lambda: service.events("driver_silent"))
+    rank.do("steps", 5)
+    until(lambda: any(batch.steps is not None for batch in service.batches))
     (error,), (lost,) = service.events("device_error"), service.events("device_lost")
     assert (error.fields["device_uuid"], error.fields["xid"], error.rank) == ("GPU-3", 48, None)
     assert (lost.fields["serial"], lost.fields["index"]) == ("S5", 5)
     assert len(service.events("driver_silent")) == 1
-    until(lambda: is_free(layout.devices_lock_path(str(rings), "gpt")))
+    agent.kill()
+    rank.close()
+    until(lambda: is_free(layout.devices_lock_path(str(tmp_path), "gpt")))
 
 
 def is_free(path: str) -> bool:
@@ -81,31 +76,21 @@ def is_free(path: str) -> bool:
     return lock is not None
 
 
-def test_a_killed_worker_leaves_no_reader_beside_that_of_the_next_one(rings: Path, driver: Driver) -> None:
-    with (
-        AgentService() as service,
-        RecordingRank(rings, 0),
-        AgentProcess(rings, service.environment | driver.environment) as agent,
-    ):
-        until(lambda: any(batch.devices for batch in service.batches))
-        agent.kill_worker()
-        boots = {batch.boot for batch in service.batches}
-        until(lambda: any(batch.devices and batch.boot not in boots for batch in service.batches))
+def test_a_killed_worker_leaves_no_reader_beside_that_of_the_next_one(driver, service, rank, agent):
+    until(lambda: any(batch.devices for batch in service.batches))
+    agent.kill_worker()
+    boots = {batch.boot for batch in service.batches}
+    until(lambda: any(batch.devices and batch.boot not in boots for batch in service.batches))
     assert not service.events("driver_silent")
 
 
 def test_the_worker_and_its_reader_yield_to_training_once_they_watch_it_and_the_supervisor_need_not(
-    rings: Path, driver: Driver
-) -> None:
-    with (
-        AgentService() as service,
-        RecordingRank(rings, 0),
-        AgentProcess(rings, service.environment | driver.environment) as agent,
-    ):
-        until(lambda: any(batch.devices for batch in service.batches))
-        (reader,) = children(agent.worker)
-        assert niceness(agent.supervisor.pid) == {os.getpriority(os.PRIO_PROCESS, 0)}
-        assert niceness(agent.worker) == niceness(reader) == {NICENESS}
+    driver, service, rank, agent
+):
+    until(lambda: any(batch.devices for batch in service.batches))
+    (reader,) = children(agent.worker)
+    assert niceness(agent.supervisor.pid) == {os.getpriority(os.PRIO_PROCESS, 0)}
+    assert niceness(agent.worker) == niceness(reader) == {NICENESS}
 
 
 def children(pid: int) -> list[int]:
@@ -117,16 +102,10 @@ def niceness(pid: int) -> set[int]:
     return {os.getpriority(os.PRIO_PROCESS, int(thread.name)) for thread in Path(f"/proc/{pid}/task").iterdir()}
 
 
-def test_counters_of_the_host_and_its_ports_reach_the_service_on_a_host_without_devices(
-    rings: Path, tmp_path: Path
-) -> None:
+def test_counters_of_the_host_and_its_ports_reach_the_service_on_a_host_without_devices(tmp_path, service, rank):
     tree = HostTree(tmp_path / "host")
     tree.rdma("mlx5_0")
-    with (
-        AgentService() as service,
-        RecordingRank(rings, 0),
-        AgentProcess(rings, service.environment | {"RANKWATCH_HOST_ROOT": str(tree.root)}),
-    ):
+    with AgentProcess(tmp_path, service.environment | {"RANKWATCH_HOST_ROOT": str(tree.root)}):
         until(lambda: {one.kind for batch in service.batches for one in batch.host_devices} == {wire.HOST, wire.PORT})
         tree.write("proc/meminfo", "MemTotal: 1024 kB\n")
         tree.rdma("mlx5_0", state="1: DOWN", downs=1)

@@ -1,8 +1,10 @@
-"""The service is away, silent, full or refuses; the agent keeps what fits and counts the rest."""
+"""The agent dies, or the service is away, silent, full or refuses: what fits is kept, and the rest is counted."""
 
 import os
+import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -22,27 +24,22 @@ def spooled_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.glob("**/*.seg"))
 
 
-def test_everything_of_an_outage_arrives_once_afterwards_and_in_order(tmp_path: Path) -> None:
-    with (
-        AgentService() as service,
-        RecordingRank(tmp_path) as rank,
-        AgentProcess(tmp_path, service.environment) as agent,
-    ):
-        rank.do("steps", 10)
-        until(lambda: len(service.rows()) == 10)
-        service.stop()
-        rank.do("steps", 500)
-        until(lambda: spooled_bytes(tmp_path) > 500 * 60)
-        rank.do("steps", 500)
-        service.start()
-        until(lambda: len(service.rows()) == 1_010)
-        steps = [step for batch in service.batches for step in steps_of(batch)]
-        assert steps == sorted(steps)
-        assert max(service.rows().values()) == 1
-        assert [batch.seq for batch in service.batches] == list(range(len(service.batches)))
-        assert service.lost() == {}
-        assert spooled_bytes(tmp_path) == 0
-        assert "accepts telemetry again" in agent.log
+def test_everything_of_an_outage_arrives_once_afterwards_and_in_order(tmp_path, service, rank, agent):
+    rank.do("steps", 10)
+    until(lambda: len(service.rows()) == 10)
+    service.stop()
+    rank.do("steps", 500)
+    until(lambda: spooled_bytes(tmp_path) > 500 * 60)
+    rank.do("steps", 500)
+    service.start()
+    until(lambda: len(service.rows()) == 1_010)
+    steps = [step for batch in service.batches for step in steps_of(batch)]
+    assert steps == sorted(steps)
+    assert max(service.rows().values()) == 1
+    assert [batch.seq for batch in service.batches] == list(range(len(service.batches)))
+    assert service.lost() == {}
+    assert spooled_bytes(tmp_path) == 0
+    assert "accepts telemetry again" in agent.log
 
 
 def steps_of(batch: wire.Batch) -> list[int]:
@@ -55,41 +52,39 @@ def steps_of(batch: wire.Batch) -> list[int]:
     ]
 
 
-def test_a_service_that_accepts_and_never_answers_holds_up_neither_the_loop_nor_the_end(tmp_path: Path) -> None:
-    with AgentService() as service, RecordingRank(tmp_path) as rank, AgentProcess(tmp_path, service.environment):
-        until(lambda: service.batches)
-        service.silent.set()
-        rank.do("steps", 300)
-        rank.say("exit", 4)
+def test_a_service_that_accepts_and_never_answers_holds_up_neither_the_loop_nor_the_end(tmp_path, service, rank, agent):
+    until(lambda: service.batches)
+    service.silent.set()
+    rank.do("steps", 300)
+    rank.say("exit", 4)
+    rank.wait()
+    # The sender waits for its answer; the loop goes on and finds the exit, which arrives when answers come again.
+    until(lambda: "ended" in next(tmp_path.glob("*.log")).read_text())
+    service.silent.clear()
+    until(lambda: service.events("process_exit"))
+    until(lambda: len(service.rows()) == 300)
+    assert service.lost() == {}
+
+
+def test_a_job_that_ends_during_an_outage_leaves_a_spool_that_the_next_agent_sends(tmp_path, service):
+    service.stop()
+    with RecordingRank(tmp_path, launch="first") as rank, AgentProcess(tmp_path, service.environment) as agent:
+        rank.do("steps", 50)
+        until(lambda: "rank 0" in agent.log)
+        rank.say("exit", 7)
         rank.wait()
-        # The sender waits for its answer; the loop goes on and finds the exit, which arrives when answers come again.
-        until(lambda: "ended" in next(tmp_path.glob("*.log")).read_text())
-        service.silent.clear()
-        until(lambda: service.events("process_exit"))
-        until(lambda: len(service.rows()) == 300)
-        assert service.lost() == {}
+        assert agent.wait() == 0
+    assert not list(tmp_path.glob("*.ring"))
+    service.start()
+    with RecordingRank(tmp_path, launch="second") as rank, AgentProcess(tmp_path, service.environment):
+        rank.do("steps", 5)
+        until(lambda: len(service.rows()) == 55)
+    assert [event.fields["code"] for event in service.events("process_exit")] == [7]
+    assert spooled_bytes(tmp_path) == 0
 
 
-def test_a_job_that_ends_during_an_outage_leaves_a_spool_that_the_next_agent_sends(tmp_path: Path) -> None:
-    with AgentService() as service:
-        service.stop()
-        with RecordingRank(tmp_path, launch="first") as rank, AgentProcess(tmp_path, service.environment) as agent:
-            rank.do("steps", 50)
-            until(lambda: "rank 0" in agent.log)
-            rank.say("exit", 7)
-            rank.wait()
-            assert agent.wait() == 0
-        assert not list(tmp_path.glob("*.ring"))
-        service.start()
-        with RecordingRank(tmp_path, launch="second") as rank, AgentProcess(tmp_path, service.environment):
-            rank.do("steps", 5)
-            until(lambda: len(service.rows()) == 55)
-        assert [event.fields["code"] for event in service.events("process_exit")] == [7]
-        assert spooled_bytes(tmp_path) == 0
-
-
-def test_without_a_service_the_agent_spools_says_so_in_one_line_and_finds_it_when_it_comes(tmp_path: Path) -> None:
-    with AgentService() as service, RecordingRank(tmp_path) as rank, AgentProcess(tmp_path, {}) as agent:
+def test_without_a_service_the_agent_spools_says_so_in_one_line_and_finds_it_when_it_comes(tmp_path, service, rank):
+    with AgentProcess(tmp_path, {}) as agent:
         rank.do("steps", 40)
         until(lambda: spooled_bytes(tmp_path) > 0)
         assert agent.log.count("no service is configured") == 1
@@ -101,39 +96,31 @@ def test_without_a_service_the_agent_spools_says_so_in_one_line_and_finds_it_whe
 
 
 @pytest.mark.parametrize("status", [413, *in_ci([400, 415, 422])])
-def test_what_the_service_will_never_take_is_dropped_counted_and_does_not_block_the_rest(
-    tmp_path: Path, status: int
-) -> None:
-    with (
-        AgentService() as service,
-        RecordingRank(tmp_path) as rank,
-        AgentProcess(tmp_path, service.environment) as agent,
-    ):
-        until(lambda: service.batches)
-        service.status = status
-        rank.do("steps", 30)
-        until(lambda: f"refused_{status}" in agent.log)
-        service.status = 202
-        until(service.lost)
-        rank.do("steps", 5)
-        until(lambda: ("l.0", 34, 0) in service.rows())
-        assert service.lost()[f"refused_{status}"] >= 35 - len(service.rows())
+def test_what_the_service_will_never_take_is_dropped_counted_and_does_not_block_the_rest(status, service, rank, agent):
+    until(lambda: service.batches)
+    service.status = status
+    rank.do("steps", 30)
+    until(lambda: f"refused_{status}" in agent.log)
+    service.status = 202
+    until(service.lost)
+    rank.do("steps", 5)
+    until(lambda: ("l.0", 34, 0) in service.rows())
+    assert service.lost()[f"refused_{status}"] >= 35 - len(service.rows())
 
 
 @pytest.mark.parametrize("status", [403, 503, *in_ci([401, 404, 429, 500])])
-def test_what_may_change_is_waited_for(tmp_path: Path, status: int) -> None:
-    with AgentService() as service:
-        service.status = status
-        service.retry_after = "1" if status in (429, 503) else None
-        with RecordingRank(tmp_path) as rank, AgentProcess(tmp_path, service.environment):
-            rank.do("steps", 30)
-            until(lambda: spooled_bytes(tmp_path) > 0)
-            service.status = 202
-            until(lambda: len(service.rows()) == 30)
-            assert service.lost() == {}
+def test_what_may_change_is_waited_for(tmp_path, status, service):
+    service.status = status
+    service.retry_after = "1" if status in (429, 503) else None
+    with RecordingRank(tmp_path) as rank, AgentProcess(tmp_path, service.environment):
+        rank.do("steps", 30)
+        until(lambda: spooled_bytes(tmp_path) > 0)
+        service.status = 202
+        until(lambda: len(service.rows()) == 30)
+        assert service.lost() == {}
 
 
-def test_on_a_full_disk_memory_holds_what_the_disk_cannot_and_nothing_is_lost(tmp_path: Path) -> None:
+def test_on_a_full_disk_memory_holds_what_the_disk_cannot_and_nothing_is_lost(tmp_path):
     with small_disk(tmp_path, 64) as disk, AgentService() as service:
         service.stop()
         environment = {**service.environment, "RANKWATCH_SPOOL": str(disk)}
@@ -145,37 +132,34 @@ def test_on_a_full_disk_memory_holds_what_the_disk_cannot_and_nothing_is_lost(tm
             assert service.lost() == {}
 
 
-def test_a_spool_folder_that_cannot_be_used_is_said_once_and_memory_has_to_do(tmp_path: Path) -> None:
+def test_a_spool_folder_that_cannot_be_used_is_said_once_and_memory_has_to_do(tmp_path, service):
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
-    with AgentService() as service:
-        service.stop()
-        environment = {**service.environment, "RANKWATCH_SPOOL": str(blocked)}
-        with RecordingRank(tmp_path) as rank, AgentProcess(tmp_path, environment) as agent:
-            rank.do("steps", 100)
-            until(lambda: "kept in memory" in agent.log)
-            service.start()
-            until(lambda: len(service.rows()) == 100)
-            assert agent.log.count("kept in memory") == 1
+    service.stop()
+    environment = {**service.environment, "RANKWATCH_SPOOL": str(blocked)}
+    with RecordingRank(tmp_path) as rank, AgentProcess(tmp_path, environment) as agent:
+        rank.do("steps", 100)
+        until(lambda: "kept in memory" in agent.log)
+        service.start()
+        until(lambda: len(service.rows()) == 100)
+        assert agent.log.count("kept in memory") == 1
 
 
-def test_two_agents_race_and_one_of_them_ends_at_once(tmp_path: Path) -> None:
-    with AgentService() as service, RecordingRank(tmp_path) as rank:
-        agents = [AgentProcess(tmp_path, service.environment) for _ in range(4)]
-        try:
-            until(lambda: sum(agent.supervisor.poll() == 0 for agent in agents) == 3)
-            rank.do("steps", 100)
-            until(lambda: len(service.rows()) == 100)
-            assert max(service.rows().values()) == 1
-            assert len({batch.boot for batch in service.batches}) == 1
-        finally:
-            for agent in agents:
-                agent.kill()
+def test_two_agents_race_and_one_of_them_ends_at_once(tmp_path, service, rank):
+    agents = [AgentProcess(tmp_path, service.environment) for _ in range(4)]
+    try:
+        until(lambda: sum(agent.supervisor.poll() == 0 for agent in agents) == 3)
+        rank.do("steps", 100)
+        until(lambda: len(service.rows()) == 100)
+        assert max(service.rows().values()) == 1
+        assert len({batch.boot for batch in service.batches}) == 1
+    finally:
+        for agent in agents:
+            agent.kill()
 
 
-def test_an_agent_reads_only_its_own_job(tmp_path: Path) -> None:
+def test_an_agent_reads_only_its_own_job(tmp_path, service):
     with (
-        AgentService() as service,
         RecordingRank(tmp_path, job="gpt") as ours,
         RecordingRank(tmp_path, job="other") as theirs,
         AgentProcess(tmp_path, service.environment) as agent,
@@ -189,12 +173,11 @@ def test_an_agent_reads_only_its_own_job(tmp_path: Path) -> None:
         assert len(list(tmp_path.glob("*.ring"))) == 1
 
 
-def test_the_daemon_gives_every_job_its_agent(tmp_path: Path) -> None:
-    with AgentService() as service, RecordingRank(tmp_path, job="a") as a, RecordingRank(tmp_path, job="b") as b:
+def test_the_daemon_gives_every_job_its_agent(tmp_path, service):
+    with RecordingRank(tmp_path, job="a") as a, RecordingRank(tmp_path, job="b") as b:
         environment = {**os.environ, **service.environment}
         with subprocess.Popen(
-            [sys.executable, "-m", "rankwatch.agent", "--dir", str(tmp_path)],
-            env=environment,
+            [sys.executable, "-m", "rankwatch.agent", "--dir", str(tmp_path)], env=environment
         ) as daemon:
             try:
                 a.do("steps", 5)
@@ -210,17 +193,65 @@ def test_the_daemon_gives_every_job_its_agent(tmp_path: Path) -> None:
         until(lambda: not any(lock_is_held(layout.agent_lock_path(str(tmp_path), job)) for job in ("a", "b")))
 
 
-def test_told_to_stop_the_agent_stays_with_its_rank_then_sends_what_it_has_and_ends(tmp_path: Path) -> None:
-    with (
-        AgentService() as service,
-        RecordingRank(tmp_path) as rank,
-        AgentProcess(tmp_path, service.environment) as agent,
-    ):
-        until(lambda: service.batches)
-        agent.supervisor.terminate()
+def test_told_to_stop_the_agent_stays_with_its_rank_then_sends_what_it_has_and_ends(service, rank, agent):
+    until(lambda: service.batches)
+    agent.supervisor.terminate()
+    rank.do("steps", 20)
+    rank.say("end")
+    assert agent.wait() == 143
+    assert len(service.rows()) == 20
+    assert service.events("agent_stop")[0].fields == {"reason": "told to stop"}
+    until(lambda: not agent.running())
+
+
+pytestmark = pytest.mark.integration
+
+
+def test_a_killed_worker_is_back_at_once_and_nothing_is_lost(service, rank, agent):
+
+    def lose_a_worker() -> None:
+        before = len(service.rows())
+        killed = agent.kill_worker()
+        begin_s = time.monotonic()
         rank.do("steps", 20)
-        rank.say("end")
-        assert agent.wait() == 143
-        assert len(service.rows()) == 20
-        assert service.events("agent_stop")[0].fields == {"reason": "told to stop"}
-        until(lambda: not agent.running())
+        until(lambda: agent.worker not in (0, killed))
+        assert time.monotonic() - begin_s < 10.0
+        until(lambda: len(service.rows()) == before + 20)
+
+    rank.do("steps", 20)
+    until(lambda: len(service.rows()) == 20)
+    for _ in range(3):
+        lose_a_worker()
+    rank.say("exit", 0)
+    rank.wait()
+    assert agent.wait() == 0
+    assert sorted(step for _, step, _ in service.rows()) == list(range(80))
+    assert len({batch.boot for batch in service.batches}) == 4
+    assert service.lost() == {}
+
+
+def test_when_worker_and_supervisor_are_killed_the_rank_goes_on_and_the_next_agent_tells_it_all(
+    tmp_path, service, rank
+):
+    with AgentProcess(tmp_path, service.environment) as agent:
+        rank.do("steps", 10)
+        until(lambda: len(service.rows()) == 10)
+    until(lambda: not agent.running())
+    rank.do("steps", 1_000)
+    with AgentProcess(tmp_path, service.environment):
+        until(lambda: len(service.rows()) == 1_010)
+    assert service.lost() == {}
+
+
+def test_an_agent_whose_directory_is_removed_ends_with_its_rank(tmp_path, service):
+    directory = tmp_path / "recorders"
+    directory.mkdir()
+    with RecordingRank(directory) as rank, AgentProcess(directory, service.environment) as agent:
+        rank.do("steps", 5)
+        until(lambda: len(service.rows()) == 5)
+        shutil.rmtree(directory.rename(tmp_path / "removed"))  # at once: the agent writes there meanwhile
+        rank.do("steps", 5)
+        until(lambda: len(service.rows()) == 10)
+        agent.kill_worker()
+        assert agent.wait() == 0
+        assert rank.process.poll() is None

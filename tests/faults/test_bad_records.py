@@ -1,7 +1,4 @@
-"""Records that nobody should have written: each becomes a dead letter with its reason, and the jobs beside it go on.
-
-They lie in the log itself, behind the api's own check, since agents may write there without it.
-"""
+"""Records that nobody should have written, panics, and NaN anywhere: each is told, and everything else goes on."""
 
 import math
 import random
@@ -15,7 +12,7 @@ from rankwatch_detectors.catalogue import detectors
 from rankwatch_service.simulate.faults import NonFinite, Slow
 from rankwatch_service.simulate.job import Job
 from tests.support.recordings.outcome import live_through, with_body
-from tests.support.recordings.recording import end_of, stream_over, telemetry
+from tests.support.recordings.recording import Timed, end_of, stream_over, telemetry
 from tests.support.values.batches import batch, column, progress, ranks, table
 
 GOOD = wire.encode(batch(ranks=ranks(2), steps=table([1, 1], [0, 1], loss=[1.0, 2.0])))
@@ -76,14 +73,14 @@ def clean(tmp_path_factory):
     lived.engine.dispose()
 
 
-def test_every_kind_of_bad_record_is_refused_with_its_reason_and_harms_nobody(tmp_path, clean):
+def test_every_kind_of_bad_record_is_refused_with_its_reason_and_harms_nobody(live, clean):
     entries = list(telemetry("gpt", training()))
     step = len(entries) // (len(BAD) + 1)
     for number, (body, _) in enumerate(BAD.values(), 1):
         # From the middle on, so that each meets a job that is being watched.
         place = number * step
         entries.insert(place, with_body(entries[place], body))
-    lived = live_through(tmp_path, entries)
+    lived = live(entries)
     reasons = [reason for reason, _ in lived.refused]
     assert len(reasons) == len(BAD)
     for (what, (_, possible)), reason in zip(BAD.items(), reasons, strict=True):
@@ -91,14 +88,13 @@ def test_every_kind_of_bad_record_is_refused_with_its_reason_and_harms_nobody(tm
     assert all(detail for _, detail in lived.refused)
     assert lived.outcome == clean.outcome
     assert lived.outcome.kinds("gpt") == {"nonfinite"}
-    lived.engine.dispose()
 
 
 EDGES = (math.nan, math.inf, -math.inf, -0.0, 5e-324, 1e308, -1e308)
 FIRST_EDGE_S = 10.0
 
 
-def test_numbers_at_the_edge_are_no_errors_and_the_detectors_go_on(tmp_path):
+def test_numbers_at_the_edge_are_no_errors_and_the_detectors_go_on(live):
     """Legal values that break careless arithmetic, in all metrics of one rank; a straggler afterwards is found."""
     job = Job(world_size=8, steps=200, step_s=0.5, seed=6).inject(Slow(5, 140, 1.6))
     edges = iter(EDGES)
@@ -111,10 +107,9 @@ def test_numbers_at_the_edge_are_no_errors_and_the_detectors_go_on(tmp_path):
                 message = msgspec.structs.replace(message, steps=with_first(message.steps, edge))
         entries.append(with_body(timed, wire.encode(message)))
     assert next(edges, None) is None
-    lived = live_through(tmp_path, entries)
+    lived = live(entries)
     assert lived.refused == []
     assert ("straggler", "rank:5") in {(kind, scope) for kind, scope, *_ in lived.outcome.of("gpt")}
-    lived.engine.dispose()
 
 
 def with_first(steps: wire.Table, value: float) -> wire.Table:
@@ -150,12 +145,12 @@ class Panics:
         pass
 
 
-def test_a_panic_that_is_no_exception_stops_neither_the_stream_nor_the_other_detectors(tmp_path, clean):
+def test_a_panic_that_is_no_exception_stops_neither_the_stream_nor_the_other_detectors(live, clean):
     def make():
         return [*detectors(), Panics()]
 
     entries = list(telemetry("gpt", training()))
-    lived = live_through(tmp_path, entries, make)
+    lived = live(entries, make)
     assert lived.outcome == clean.outcome
     assert lived.refused == []
     stream = stream_over(lived.engine, end_of(entries), make)
@@ -163,4 +158,51 @@ def test_a_panic_that_is_no_exception_stops_neither_the_stream_nor_the_other_det
     stream.close()
     again = stream_over(lived.engine, end_of(entries), make)
     assert again.start().detectors_without_snapshot == {"gpt": ["panics"]}
-    lived.engine.dispose()
+
+
+RANK = 3
+SLOW_FROM = 120
+TRAINED = ("loss", "grad_norm", "local_grad_norm")
+"""What training computes: NaN in these is an incident. NaN in a time says only that its clock failed."""
+MEASURED = ("step_time_s", "busy_s", "busy_cpu_s", "wait_s", "tokens")
+
+
+def job() -> Job:
+    return Job(world_size=8, steps=190, step_s=0.5, seed=8).inject(Slow(5, SLOW_FROM, 1.6))
+
+
+def spoilt(metric: str, at_step: int, steps: int = 1) -> list[Timed]:
+    """The job's telemetry with NaN in one metric of one rank; the metric is added where it is not reported."""
+    entries = []
+    for timed in telemetry("gpt", job()):
+        message = wire.decode_batch(timed.entry.value)
+        if message.steps is not None:
+            message = msgspec.structs.replace(message, steps=with_nan(message.steps, metric, at_step, steps))
+        entries.append(with_body(timed, wire.encode(message)))
+    return entries
+
+
+def with_nan(table: wire.Table, metric: str, at_step: int, steps: int) -> wire.Table:
+    step = np.frombuffer(table.columns["step"].data, "<i8")
+    rank = np.frombuffer(table.columns["rank"].data, "<u4")
+    given = table.columns.get(metric)
+    values = np.ones(table.rows) if given is None else np.frombuffer(given.data, "<f8").copy()
+    values[(rank == RANK) & (step >= at_step) & (step < at_step + steps)] = math.nan
+    return wire.Table(table.rows, {**table.columns, metric: column(values.tolist())})
+
+
+@pytest.mark.parametrize("at_step", [0, 1, 63, 64, 100])
+@pytest.mark.parametrize("metric", TRAINED)
+def test_what_training_computed_as_nan_is_told_in_its_step_and_a_later_straggler_too(live, metric, at_step):
+    lived = live(spoilt(metric, at_step))
+    found = lived.outcome.of("gpt")
+    (nonfinite,) = [row for row in found if row[0] == "nonfinite"]
+    assert nonfinite[3] == at_step
+    assert ("straggler", "rank:5", (5,)) in {row[:3] for row in found}
+
+
+@pytest.mark.parametrize("metric", MEASURED)
+def test_a_measurement_that_failed_for_long_leaves_the_others_judged(live, metric):
+    lived = live(spoilt(metric, 20, steps=60))
+    assert ("straggler", "rank:5", (5,)) in {row[:3] for row in lived.outcome.of("gpt")}
+    assert {row[2] for row in lived.outcome.of("gpt") if row[0] == "straggler"} == {(5,)}

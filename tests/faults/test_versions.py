@@ -4,14 +4,9 @@ import msgspec
 import pytest
 
 from rankwatch import wire
-from rankwatch_service.simulate.faults import NonFinite
-from rankwatch_service.simulate.job import Job
-from rankwatch_service.simulate.placement import RankPlacement
 from rankwatch_service.telemetry.envelope import BadBatchError, Reason
 from rankwatch_service.telemetry.validate import validate
 from tests.golden import make
-from tests.support.recordings.outcome import live_through, with_body
-from tests.support.recordings.recording import telemetry
 from tests.support.values.batches import batch, progress, ranks, table
 
 MSGPACK = "application/msgpack"
@@ -78,22 +73,3 @@ def test_a_newer_schema_is_refused_by_its_number_whatever_its_shape(shape):
         validate(msgspec.msgpack.encode(fields), MSGPACK)
     assert caught.value.reason == Reason.VERSION
     assert str(wire.SCHEMA_VERSION + 1) in caught.value.detail
-
-
-def test_a_rolling_upgrade_of_agents_before_services_costs_dead_letters_and_no_crash(tmp_path):
-    """Some hosts' agents are ahead: theirs is kept as dead letters, everyone else is watched as before."""
-    job = Job(world_size=8, steps=120, step_s=0.5, seed=9, placement=RankPlacement(ranks_per_host=4)).inject(
-        NonFinite(1, 60)
-    )
-    entries, newer = [], 0
-    for timed in telemetry("gpt", job):
-        message = wire.decode_batch(timed.entry.value)
-        if message.host == "host-1" and timed.time_s > 45:
-            newer += 1
-            message = msgspec.structs.replace(message, schema=wire.SCHEMA_VERSION + 1)
-        entries.append(with_body(timed, wire.encode(message)))
-    lived = live_through(tmp_path, entries)
-    assert {reason for reason, _ in lived.refused} == {"version"}
-    assert len(lived.refused) == newer > 10
-    assert ("nonfinite", "rank:1", (1,), 60) in lived.outcome.of("gpt")
-    lived.engine.dispose()

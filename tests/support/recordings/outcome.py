@@ -69,12 +69,7 @@ def outcome_of(engine: Engine, receiver: str | None = None) -> Outcome:
         messages = connection.scalars(select(Outbox.id).where(theirs))
         turns = connection.execute(
             select(
-                Incident.job,
-                Incident.attempt,
-                Incident.kind,
-                Incident.scope,
-                Incident.episode,
-                IncidentTransition.what,
+                Incident.job, Incident.attempt, Incident.kind, Incident.scope, Incident.episode, IncidentTransition.what
             )
             .join(IncidentTransition, IncidentTransition.incident_id == Incident.id)
             .where(IncidentTransition.what.in_(("opened", "resolved")))

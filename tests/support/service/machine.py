@@ -41,13 +41,12 @@ class Machine:
             self.http = None
             self.role.stop()
 
-    def command(self, *arguments, typed=""):
+    def command(self, *arguments):
         """Run a command of this user; returns its exit status and what it printed."""
         clean = {key: value for key, value in os.environ.items() if not key.startswith("RANKWATCH_")}
         self.folder.mkdir(exist_ok=True)
         done = subprocess.run(
             [sys.executable, "-m", "rankwatch_service", *arguments],
-            input=typed,
             capture_output=True,
             text=True,
             check=False,
