@@ -36,8 +36,7 @@ def test_a_token_that_no_header_can_carry_is_wrong_usage(token: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "words",
-    [("--step-s", "inf"), ("--step-s", "nan"), ("--step-s", "1e9"), ("--noise", "nan"), ("--speed", "nan")],
+    "words", [("--step-s", "inf"), ("--step-s", "nan"), ("--step-s", "1e9"), ("--noise", "nan"), ("--speed", "nan")]
 )
 def test_a_number_with_which_the_job_would_never_end_is_wrong_usage(tmp_path: Path, words: tuple[str, str]) -> None:
     status, _ = run("-o", str(tmp_path / "job.csv"), *words)
@@ -53,8 +52,7 @@ def test_noise_is_the_noise_and_time_ticks_once_a_second(tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("words", "told", "cells"),
-    [((), "device_uuid", "GPU-"), (("--no-uuids",), "device_type", "cuda")],
+    ("words", "told", "cells"), [((), "device_uuid", "GPU-"), (("--no-uuids",), "device_type", "cuda")]
 )
 def test_the_cpu_time_of_launching_stands_beside_what_tells_of_devices(
     tmp_path: Path, words: tuple[str, ...], told: str, cells: str

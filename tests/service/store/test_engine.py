@@ -198,11 +198,7 @@ def test_a_migration_may_take_longer_than_a_server_may_be_silent(postgres, monke
 
 @pytest.mark.parametrize(
     ("url", "said"),
-    [
-        ("not a url", "must be like"),
-        ("mysql://host/name", "not mysql"),
-        ("oracle+cx://host/name", "not oracle"),
-    ],
+    [("not a url", "must be like"), ("mysql://host/name", "not mysql"), ("oracle+cx://host/name", "not oracle")],
 )
 def test_an_address_that_can_never_work_is_told_in_one_line(url, said):
     with pytest.raises(StoreAddressError, match=said) as error:

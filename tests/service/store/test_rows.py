@@ -66,8 +66,7 @@ def test_a_checkpoint_and_a_policy_rule_come_back_from_their_rows():
 
 
 @pytest.mark.parametrize(
-    ("fields", "seconds"),
-    [({}, EXPIRES_S), ({"approval_required": True}, APPROVAL_S), ({"expires_s": 7.0}, 7.0)],
+    ("fields", "seconds"), [({}, EXPIRES_S), ({"approval_required": True}, APPROVAL_S), ({"expires_s": 7.0}, 7.0)]
 )
 def test_a_command_that_needs_approval_may_wait_longer_and_whoever_asks_may_say_how_long(fields, seconds):
     assert rows.command_row(asked(**fields))["expires_unix_ns"] == NOON_UNIX_NS + int(seconds * 1e9)
