@@ -5,7 +5,6 @@ BIN := $(VENV)/bin
 DEMO_ARGS ?=
 TEST_ARGS ?=
 CHAOS_ARGS ?=
-ADOPTION_ARGS ?=
 MUTATION_ARGS ?=
 N ?= 1
 DIST ?= dist
@@ -102,8 +101,9 @@ faults: $(VENV)/.installed ## every fault on every form it applies to, N times i
 chaos: $(VENV)/.installed ## ten minutes of 1,024 simulated ranks while something is killed every 20 s (CHAOS_ARGS="--seed 1")
 	$(BIN)/python -m tests.chaos $(CHAOS_ARGS)
 
-adoption: $(VENV)/.installed ## the training scripts of tests/adoption with every fault, 3 times, also beside CPU burners (ADOPTION_ARGS="--rounds 1")
-	$(BIN)/python -m tests.adoption.matrix $(ADOPTION_ARGS)
+adoption: $(VENV)/.installed ## the training scripts of tests/adoption with every fault, N times in a row (TEST_ARGS="-k gan")
+	@for n in $$(seq $(N)); do echo "== $$n of $(N)"; \
+	  ADOPTION=all $(BIN)/pytest -q tests/adoption $(TEST_ARGS) || exit 1; done
 
 mutations: $(VENV)/.installed ## 60 small bugs, each of which a test must catch (MUTATION_ARGS="--area stream --jobs 2")
 	$(BIN)/python -m tests.mutations $(MUTATION_ARGS)

@@ -31,14 +31,8 @@ ABORTED = "terminate called without an active exception"
 """What a process says when torch aborts it at its end, because a thread of gloo is still running: about one launch in a
 hundred. Its exit status is then not that of the script."""
 FAULTY_RANK = 1
-TORCHRUN = (
-    sys.executable,
-    "-m",
-    "torch.distributed.run",
-    "--nnodes=1",
-    "--rdzv-backend=c10d",
-    "--rdzv-endpoint=localhost:0",
-)
+RENDEZVOUS = ("--nnodes=1", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0")
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", *RENDEZVOUS)
 RANKWATCH_RUN = (sys.executable, "-m", "rankwatch_service.cli", "run", "--")
 FAULTY = Path(__file__).with_name("faulty.py")
 ROOT = Path(__file__).parents[2]
@@ -67,6 +61,10 @@ class Outcome:
             and fault.shows in f"{incident['summary']} {incident['evidence']} {incident['consequences']}"
             for incident in self.loud
         )
+
+    def right(self, fault: Fault | None) -> bool:
+        """Whether the fault is told and nothing else, and without one nothing."""
+        return not self.loud if fault is None else self.told(fault) and len(self.loud) == 1
 
     def __repr__(self) -> str:
         lines = [
@@ -108,35 +106,27 @@ class World:
                 if ABORTED not in str(error):
                     raise
                 continue
-            right = not outcome.loud if fault is None else outcome.told(fault) and len(outcome.loud) == 1
-            if right or ABORTED not in outcome.output:
+            if outcome.right(fault) or ABORTED not in outcome.output:
                 return outcome
         return self._run(case, fault)
 
     def _run(self, case: Case, fault: Fault | None) -> Outcome:
-        return self._clean(case) if fault is None else self._faulty(case, fault)
-
-    def _clean(self, case: Case) -> Outcome:
-        with self._turn(None) as turn, self.job(case, None) as job:
-            if case.name == "ctrl_c":
-                job.until("its sixtieth step", lambda: "sixty steps are done" in job.output)
-                os.killpg(job.process.pid, signal.SIGINT)
-            code = job.process.wait(RUN_S)
-            turn.close()
-            assert code == 0 or case.name == "ctrl_c", job.output
-            return self._outcome(job)
-
-    def _faulty(self, case: Case, fault: Fault) -> Outcome:
-        with self._turn(fault) as turn, self.job(case, f"{fault.name} {FAULTY_RANK} {fault.step or case.step}") as job:
-            if fault.kind == "hang":
+        told = fault and f"{fault.name} {FAULTY_RANK} {fault.step or case.step}"
+        with self._turn(fault) as turn, self.job(case, told) as job:
+            if fault is not None and fault.kind == "hang":
                 job.until("its first steps", lambda: self._has_begun(job) or job.ended, RUN_S)
                 deadline_s = time.monotonic() + TOLD_S
                 while time.monotonic() < deadline_s and not (self._incidents(job, severity="critical") or job.ended):
                     time.sleep(LOOK_S)
-                end_all(job.mark, 0.5)
-                return Outcome(self._incidents(job), job.output, job.seconds)
-            job.process.wait(RUN_S)
+                end_all(job.name, 0.5)
+                return Outcome(self._incidents(job), job.output)
+            interrupted = fault is None and case.name == "ctrl_c"
+            if interrupted:
+                job.until("its sixtieth step", lambda: "sixty steps are done" in job.output)
+                os.killpg(job.process.pid, signal.SIGINT)
+            code = job.process.wait(RUN_S)
             turn.close()
+            assert fault is not None or interrupted or code == 0, job.output
             return self._outcome(job)
 
     def _turn(self, fault: Fault | None) -> contextlib.ExitStack:
@@ -179,10 +169,10 @@ class World:
 
     def _outcome(self, job: Job) -> Outcome:
         """What is said once all of the job has ended and everything it recorded is judged."""
-        job.until("the agent's end", lambda: not working_for(job.mark))
+        job.until("the agent's end", lambda: not working_for(job.name))
         job.until("the end of the job", lambda: self.service.find(f"/api/v1/jobs/{job.name}").get("state") == "ended")
         row = self.service.find(f"/api/v1/jobs/{job.name}")
-        return Outcome(self._incidents(job), job.output, job.seconds, row["loss"])
+        return Outcome(self._incidents(job), job.output, row["loss"])
 
     def _has_begun(self, job: Job) -> bool:
         return (self.service.find(f"/api/v1/jobs/{job.name}").get("step") or 0) > 0
@@ -196,17 +186,9 @@ class Job:
     """A launched script."""
 
     name: str
+    """Stands in the environment of every process that works for it."""
     folder: Path
     process: subprocess.Popen[bytes]
-    began_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.began_s = time.monotonic()
-
-    @property
-    def mark(self) -> str:
-        """Stands in the environment of every process that works for it."""
-        return self.name
 
     @property
     def output(self) -> str:
@@ -215,10 +197,6 @@ class Job:
     @property
     def ended(self) -> bool:
         return self.process.poll() is not None
-
-    @property
-    def seconds(self) -> float:
-        return time.monotonic() - self.began_s
 
     def until(self, what: str, true: Callable[[], Any], within_s: float = TOLD_S) -> None:
         """Wait until something is so."""

@@ -11,23 +11,7 @@ import pytest
 from rankwatch import layout
 from rankwatch.integrations.started import Saves
 from rankwatch.layout import Directive
-from tests.support.ranks.recorders import Probe, Rank
-
-
-class Model:
-    """State that each step changes, and that decides the next."""
-
-    def __init__(self) -> None:
-        self.weight = [0.0]
-
-    def state_dict(self) -> dict:
-        return {"weight": self.weight}
-
-    def load_state_dict(self, state: dict) -> None:
-        self.weight = state["weight"]
-
-    def train(self, batch: float) -> None:
-        self.weight[0] = self.weight[0] * 0.9 + batch * random.random()
+from tests.support.ranks.recorders import Model, Probe, Rank
 
 
 def train(rank: Rank, max_steps: int) -> tuple[list[int], Model]:

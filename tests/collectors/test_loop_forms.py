@@ -4,6 +4,8 @@ import random
 
 import pytest
 
+from tests.support.ranks.recorders import Model, StatefulLoader
+
 
 class Loader:
     """Five batches an epoch in an order that Python's random state decides when the epoch begins."""
@@ -19,33 +21,6 @@ class Loader:
 
     def set_epoch(self, epoch: int) -> None:
         self.told.append(epoch)
-
-
-class StatefulLoader:
-    """One that knows its own place."""
-
-    def __init__(self) -> None:
-        self.at = 0
-
-    def __iter__(self):
-        while self.at < 5:
-            self.at += 1
-            yield self.at
-        self.at = 0
-
-    def state_dict(self) -> dict:
-        return {"at": self.at}
-
-    def load_state_dict(self, state: dict) -> None:
-        self.at = state["at"]
-
-
-class Model:
-    def state_dict(self) -> dict:
-        return {}
-
-    def load_state_dict(self, state: dict) -> None:
-        pass
 
 
 # ---- over -----------------------------------------------------------------------------------------------------------
@@ -90,12 +65,12 @@ def test_a_relaunched_script_skips_what_was_trained_on(rank):
 
 
 def test_a_loader_with_a_state_of_its_own_is_not_skipped(rank):
-    loader = StatefulLoader()
+    loader = StatefulLoader(5)
     loader.load_state_dict({"at": 3})
     assert list(rank.watch.over(loader, start=3)) == [(3, 4), (4, 5)]
 
 
-@pytest.mark.parametrize("loader", [Loader, StatefulLoader])
+@pytest.mark.parametrize("loader", [Loader, lambda: StatefulLoader(5)])
 @pytest.mark.parametrize(("taken", "back"), [(7, 6), (9, 2), (6, 4)])  # within an epoch, and over its begin
 def test_a_rollback_moves_the_loader_back(rank, loader, taken, back):
     random.seed(3)

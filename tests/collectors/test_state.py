@@ -6,29 +6,20 @@ from collections import OrderedDict
 import pytest
 
 from rankwatch.loop.state import Batches, Capture, MemoryTier, TrainingState, copied, random_states, set_random_states
+from tests.support.ranks.recorders import Model, StatefulLoader
 
 
-class Counter:
-    """Something that trains: its future depends on a list it changes in place, and on Python's random state."""
+class Counter(Model):
+    """Its future depends on a list that it changes in place, and on Python's random state."""
 
-    def __init__(self) -> None:
-        self.weights = [0.0, 0.0]
-        self.gradient = None
-        self.batches = None
-
-    def state_dict(self) -> dict:
-        return {"weights": self.weights}
-
-    def load_state_dict(self, state: dict) -> None:
-        self.weights = state["weights"]  # keeps what it is given, as optimizers do
+    gradient = None
 
     def zero_grad(self) -> None:
         self.gradient = None
 
     def train(self, batch: float) -> None:
         self.gradient = batch
-        self.weights[0] += batch + random.random()
-        self.weights[1] -= batch * random.random()
+        super().train(batch)
 
 
 def shuffled(position: int):
@@ -56,14 +47,14 @@ def a_job() -> tuple[Counter, TrainingState]:
 def test_training_goes_on_from_a_capture_as_if_nothing_had_happened(at, astray):
     job, state = a_job()
     train(job, state, 20)
-    undisturbed = list(job.weights)
+    undisturbed = list(job.weight)
     job, state = a_job()
     train(job, state, at)
     capture = state.capture(at)
     train(job, state, astray)
     state.restore(capture)
     train(job, state, 20 - at)
-    assert job.weights == undisturbed
+    assert job.weight == undisturbed
 
 
 def test_a_capture_can_be_restored_twice():
@@ -74,7 +65,7 @@ def test_a_capture_can_be_restored_twice():
     for _ in range(2):
         state.restore(capture)
         train(job, state, 6)
-        ends.append(list(job.weights))
+        ends.append(list(job.weight))
     assert ends[0] == ends[1]
 
 
@@ -113,33 +104,9 @@ def test_data_that_was_not_begun_is_not_begun_by_a_restore():
     assert built == [0]
 
 
-class Loader:
-    """Data of one epoch that keeps where it is, and whose iterators cannot be moved."""
-
-    def __init__(self, batches: int = 100) -> None:
-        self.at = 0
-        self.batches = batches
-
-    def __iter__(self):
-        random.random()  # as the making of a shuffling loader's iterator does
-        return self._epoch()
-
-    def _epoch(self):
-        while self.at < self.batches:
-            self.at += 1
-            yield self.at
-        self.at = 0
-
-    def state_dict(self) -> dict:
-        return {"at": self.at}
-
-    def load_state_dict(self, state: dict) -> None:
-        self.at = state["at"]
-
-
 @pytest.mark.parametrize("at", [0, 3])
 def test_data_with_a_state_of_its_own_is_moved_by_it_under_the_loops_feet(at):
-    state = TrainingState({}, Loader())
+    state = TrainingState({}, StatefulLoader())
     batches = state.batches  # as a loop holds it
     drawn = [next(batches) for _ in range(at)]
     capture = state.capture(at)
@@ -150,7 +117,7 @@ def test_data_with_a_state_of_its_own_is_moved_by_it_under_the_loops_feet(at):
 
 
 def test_a_loader_has_as_many_epochs_as_are_asked_for():
-    batches = TrainingState({}, Loader(3)).batches
+    batches = TrainingState({}, StatefulLoader(3)).batches
     assert [list(batches) for _ in range(2)] == [[1, 2, 3], [1, 2, 3]]
     assert batches.position == 6
 

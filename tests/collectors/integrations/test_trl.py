@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,6 @@ import torch
 
 import rankwatch
 from tests.support.frameworks import Framework
-from tests.support.ranks.ordered import STEP_S
 
 Framework("trl")
 datasets = Framework("datasets")
@@ -163,40 +160,3 @@ def test_a_loss_that_is_not_a_number_is_seen_in_its_step(recorded, model, kind):
     trained(recorded, trainer)
     assert [math.isnan(loss) for loss in recorded.values(LOSS[kind])] == [False, True]
     assert [bool(count) for count in recorded.values("nonfinite")] == [False, True]
-
-
-def test_a_stop_ends_the_training_after_its_step(recorded, model):
-    ordered = recorded.order("stop", after_step=2)
-    trainer = slowed(a_trainer("SFT", model, 100_000), ends=lambda: ordered.done() and ordered.exception())
-    trained(recorded, trainer)
-    ordered.result()
-    assert trainer.state.global_step == len(recorded.steps) < 100_000
-    assert [one["reason"] for one in recorded.notes("rank_left")] == ["stop"]
-
-
-def test_after_a_relaunch_training_goes_on_from_the_checkpoint_that_was_ordered(recorded, tmp_path, model):
-    ordered = recorded.order("checkpoint", after_step=2)
-    trainer = slowed(a_trainer("SFT", model, 100_000), ends=ordered.done)
-    trained(recorded, trainer)
-    ordered.result()
-    (saved,) = recorded.notes("checkpoint_saved")
-    assert json.loads((Path(saved["location"]) / "trainer_state.json").read_text())["global_step"] == saved["step"]
-
-    recorded.relaunched(Path(saved["location"]), saved["step"])
-    further = a_trainer("SFT", model, saved["step"] + 2)
-    trained(recorded, further)
-    assert [one["checkpoint"] for one in recorded.notes("checkpoint_loaded")] == [saved["checkpoint"]]
-    assert further.state.global_step == saved["step"] + 2
-
-
-def slowed(trainer: Any, ends: Callable[[], Any]) -> Any:
-    """Give an order time to arrive; training ends once something is so."""
-    from transformers import TrainerCallback
-
-    class Slow(TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            time.sleep(STEP_S)
-            control.should_training_stop |= bool(ends())
-
-    trainer.add_callback(Slow())
-    return trainer

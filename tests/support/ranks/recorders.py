@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -158,3 +159,43 @@ class Probe:
 
     def close(self) -> None:
         self.calls.append(("closed",))
+
+
+class StatefulLoader:
+    """Data of one epoch that keeps where it is, and whose iterators cannot be moved."""
+
+    def __init__(self, batches: int = 100) -> None:
+        self.at = 0
+        self.batches = batches
+
+    def __iter__(self) -> Iterator[int]:
+        random.random()  # as the making of a shuffling loader's iterator does
+        return self._epoch()
+
+    def _epoch(self) -> Iterator[int]:
+        while self.at < self.batches:
+            self.at += 1
+            yield self.at
+        self.at = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+class Model:
+    """State that each step changes, and that decides the next."""
+
+    def __init__(self) -> None:
+        self.weight = [0.0]
+
+    def state_dict(self) -> dict[str, list[float]]:
+        return {"weight": self.weight}
+
+    def load_state_dict(self, state: dict[str, list[float]]) -> None:
+        self.weight = state["weight"]  # keeps what it is given, as optimizers do
+
+    def train(self, batch: float) -> None:
+        self.weight[0] = self.weight[0] * 0.9 + batch * random.random()
