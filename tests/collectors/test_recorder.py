@@ -47,12 +47,9 @@ def test_parts_of_an_entry_do_not_overlap():
     assert layout.NOTE_OFFSET + layout.NOTE_PART_BYTES == layout.ENTRY_BYTES
 
 
-def test_a_cell_that_was_never_written_is_empty():
-    assert a_cell()[1].read() is None
-
-
 def test_a_cell_gives_back_the_newest_content_and_counts_writes():
     _, cell = a_cell()
+    assert cell.read() is None
     for number in range(1, 6):
         cell.write(b"x" * number)
         assert cell.read() == (number, b"x" * number)
@@ -88,16 +85,13 @@ def test_content_that_does_not_fit_is_refused_and_the_old_one_stays():
     assert cell.read() == (1, b"a" * cell.capacity_bytes)
 
 
-def test_directives_and_answers_survive_their_cells():
+def test_directives_and_answers_survive_their_cells_and_new_fields_of_a_newer_agent_are_left_out():
     directive = Directive("o1", "l.0", "do", "rollback", 7, 120.0, "memory:l.0:5", "/ü/x", 5, 1)
     assert layout.decode_directive(layout.encode_directive(directive)) == directive
     answer = Answer("o1", "done", 5, 1, -(2**63), "memory:l.0:5")
     assert layout.decode_answer(layout.encode_answer(answer)) == answer
-
-
-def test_a_directive_of_a_newer_agent_is_read_without_its_new_fields():
-    payload = b'{"order":"o","attempt":"a","phase":"hold","tomorrow":1}'
-    assert layout.decode_directive(payload) == Directive("o", "a", "hold")
+    newer = b'{"order":"o","attempt":"a","phase":"hold","tomorrow":1}'
+    assert layout.decode_directive(newer) == Directive("o", "a", "hold")
 
 
 @pytest.mark.parametrize("payload", [b"", b"[]", b"{", b"\xff\xfe", b"1"])
@@ -191,49 +185,6 @@ def test_a_refused_reservation_leaves_no_file_behind(tmp_path, monkeypatch):
     with pytest.warns(RuntimeWarning, match="No space left"):
         assert create(tmp_path / "full").path is None
     assert os.listdir(tmp_path / "full") == []
-
-
-@pytest.fixture
-def mounted(tmp_path):
-    """A real tmpfs with the given options."""
-    places = []
-
-    def mount(options: str) -> str:
-        place = tmp_path / "mounted"
-        place.mkdir()
-        command = ["mount", "-t", "tmpfs", "-o", f"{options},mode=0700", "tmpfs", place]
-        done = subprocess.run(command, check=False, capture_output=True, text=True)
-        if done.returncode:
-            pytest.skip(f"no tmpfs can be mounted here: {done.stderr.strip()}")
-        places.append(place)
-        return str(place)
-
-    yield mount
-    for place in places:
-        subprocess.run(["umount", "-l", place], check=True)
-
-
-def test_a_full_tmpfs_is_passed_over(mounted, tmp_path):
-    full = mounted("size=1m")
-    recorder = create(full, tmp_path / "good")
-    assert os.path.dirname(recorder.path) == str(tmp_path / "good")
-    assert os.listdir(full) == []
-
-
-def test_a_read_only_disk_switches_the_recorder_off(mounted):
-    place = mounted("size=8m,ro")
-    with pytest.warns(RuntimeWarning, match="Read-only"):
-        assert create(place).path is None
-
-
-def test_a_tmpfs_that_fills_up_later_does_not_hurt(mounted):
-    place = mounted("size=3m")
-    recorder = create(place)
-    with open(os.path.join(place, "data loader"), "wb", buffering=0) as hog, pytest.raises(OSError, match="No space"):
-        os.posix_fallocate(hog.fileno(), 0, 3 * 1024 * 1024)
-    for step in range(2 * layout.RING_ENTRIES):
-        write_step(recorder, step)
-    assert recorder.words[layout.HEAD] == 2 * layout.RING_ENTRIES
 
 
 @pytest.mark.parametrize(
@@ -461,26 +412,15 @@ def steps(poll) -> list[int]:
     return [entry.step for entry in poll.entries]
 
 
-def test_entries_come_once_in_order_as_they_are_written(recorder, reader):
+def test_entries_come_once_in_order_in_parts_and_to_the_next_reader_from_the_position_of_the_first(recorder, reader):
     assert reader.poll().entries == []
     write(recorder, 0, 3)
     assert steps(reader.poll()) == [0, 1, 2]
     assert reader.poll().entries == []
-    write(recorder, 3, 1)
-    assert steps(reader.poll()) == [3]
-
-
-def test_a_limit_leaves_the_rest_for_the_next_poll(recorder, reader):
-    write(recorder, 0, 5)
-    assert steps(reader.poll(2)) == [0, 1]
-    assert steps(reader.poll()) == [2, 3, 4]
-
-
-def test_a_reader_goes_on_from_a_position_that_another_one_kept(recorder, reader):
-    write(recorder, 0, 5)
-    reader.poll(3)
+    write(recorder, 3, 5)
+    assert steps(reader.poll(2)) == [3, 4]
     other = RingReader(recorder.path, position=reader.position)
-    assert steps(other.poll()) == [3, 4]
+    assert steps(other.poll()) == steps(reader.poll()) == [5, 6, 7]
     other.close()
 
 
@@ -577,14 +517,6 @@ def test_the_directive_slot_tells_what_stands_in_it_until_it_is_cleared(recorder
     assert reader.directives.read() is None
 
 
-def test_a_directive_that_is_too_long_is_refused_and_the_old_one_stays(reader):
-    directive = Directive("o", "l.0", "hold", "pause", 12)
-    reader.directives.write(directive)
-    with pytest.raises(ValueError, match="do not fit"):
-        reader.directives.write(directive._replace(location="x" * 5_000))
-    assert reader.directives.read() == directive
-
-
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
@@ -619,28 +551,18 @@ while True:
     recorder.write_step(
         step=step, k=0, kind=0, relative_step=step, end_ns=time.monotonic_ns(), phases_ns=[], mask=1, **times
     )
-    if len(sys.argv) > 2 and step % int(sys.argv[2]) == 0:
-        time.sleep(0.001)
     step += 1
 """
 
 
 @pytest.fixture
 def writer(tmp_path):
-    """A real process that writes as fast as it can, or with a pause of 1 ms every so many steps."""
-    started = []
-
-    def start(*arguments: str) -> tuple[subprocess.Popen, str]:
-        command = [sys.executable, "-c", WRITER, str(tmp_path), *arguments]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        started.append(process)
-        return process, process.stdout.readline().strip()
-
-    yield start
-    for process in started:
-        process.kill()
-        process.wait()
-        process.stdout.close()
+    """A real process that writes as fast as it can, and the path of its file."""
+    process = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    yield process, process.stdout.readline().strip()
+    process.kill()
+    process.wait()
+    process.stdout.close()
 
 
 def read_until(reader: RingReader, count: int) -> tuple[list[StepEntry], dict[str, int]]:
@@ -656,7 +578,7 @@ def read_until(reader: RingReader, count: int) -> tuple[list[StepEntry], dict[st
 
 
 def test_beside_a_fast_writer_each_entry_is_read_whole_or_counted_as_lost(writer):
-    _, path = writer()
+    _, path = writer
     reader = RingReader(path)
     entries, lost = read_until(reader, 3 * N)
     for entry in entries:
@@ -668,18 +590,9 @@ def test_beside_a_fast_writer_each_entry_is_read_whole_or_counted_as_lost(writer
     reader.close()
 
 
-def test_beside_a_writer_at_training_speed_nothing_is_lost(writer):
-    _, path = writer("5")
-    reader = RingReader(path)
-    entries, lost = read_until(reader, 2_000)
-    assert lost == {}
-    assert [entry.step for entry in entries] == list(range(len(entries)))
-    reader.close()
-
-
-@pytest.mark.parametrize("trial", range(8))
+@pytest.mark.parametrize("trial", range(4))
 def test_a_writer_killed_at_any_moment_leaves_a_file_that_reads_to_its_last_entry(writer, trial):
-    process, path = writer()
+    process, path = writer
     reader = RingReader(path)
     assert reader.owner_alive()
     while not reader.head:

@@ -89,14 +89,10 @@ def test_a_second_loop_takes_orders_again(rank):
     assert [note["reason"] for note in rank.notes("rank_left")] == ["end", "end"]
 
 
-def test_step_times_of_adjoining_steps_leave_no_gap(rank):
-    for _ in rank.watch.steps(4):
-        rank.clock.advance(0.5)
-    assert [entry.step_time_s for entry in rank.steps] == pytest.approx([0.5] * 4)
-
-
-def test_time_held_by_an_order_is_no_step_time(rank):
-    rank.write("o", "hold", step=2)
+@pytest.mark.parametrize("held", [False, True])
+def test_step_times_of_adjoining_steps_leave_no_gap_and_have_no_time_held_by_an_order(rank, held):
+    if held:
+        rank.write("o", "hold", step=2)
     for _ in rank.watch.steps(4):
         rank.clock.advance(0.5)
     assert [entry.step_time_s for entry in rank.steps] == pytest.approx([0.5] * 4)

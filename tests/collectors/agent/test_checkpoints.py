@@ -397,12 +397,6 @@ def test_what_this_host_never_had_is_not_missing(host: Host) -> None:
     assert host.missing(5) == []
 
 
-@pytest.mark.parametrize("location", ["s3://bucket/5", ""])
-def test_what_has_no_local_path_is_never_looked_up(host: Host, location: str) -> None:
-    host.saved.learn(Note(1, 5, 0, 1, "checkpoint_saved", {"checkpoint": "remote:l.0:5", "location": location}))
-    assert (host.missing(5), host.looks) == ([], 0)
-
-
 def test_a_file_system_that_is_unmounted_says_nothing(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     host.save(5, "mounted/5")
     host.missing(2)
@@ -484,15 +478,16 @@ def test_it_is_reported_again_when_its_free_space_has_changed_or_another_save_do
     assert [disk.free_bytes for disk in disks(host)] == [3990]
 
 
-@pytest.mark.parametrize("location", ["", "s3://bucket/5"])
-def test_of_a_save_that_is_on_no_file_system_nothing_is_reported(host: Host, location: str) -> None:
-    host.save(5, location, there=False)
-    assert disks(host) == []
-
-
 def fail(host: Host, location: str) -> None:
     fields = {"what": "save", "location": location, "type": "OSError", "message": "no"}
     host.saved.learn(Note(1, 9, 0, 1, "checkpoint_failed", fields))
+
+
+@pytest.mark.parametrize("location", ["", "s3://bucket/5"])
+def test_what_has_no_local_path_is_never_looked_up_and_nothing_is_reported_of_a_disk(host, location):
+    host.save(5, location, there=False)
+    fail(host, location)
+    assert (host.missing(5), host.saved.disks(), host.looks) == ([], [], 0)
 
 
 def test_the_file_system_of_a_save_that_failed_is_reported_at_once_with_the_size_of_the_last_one(host: Host) -> None:
@@ -514,12 +509,6 @@ def test_the_file_system_of_the_first_save_is_reported_if_that_fails(host: Host)
     fail(host, "out/5")
     (disk,) = disks(host)
     assert (disk.path, disk.save_bytes) == (str(host.folder / "out/5"), 0)
-
-
-@pytest.mark.parametrize("location", ["", "s3://bucket/5"])
-def test_of_a_first_save_that_failed_on_no_file_system_nothing_is_reported(host: Host, location: str) -> None:
-    fail(host, location)
-    assert disks(host) == []
 
 
 def test_a_restore_that_failed_says_nothing_of_a_disk(host: Host) -> None:

@@ -366,27 +366,29 @@ def throttled(minutes: Iterable[list[int | None]]) -> list[Throttling | None]:
 ALL, HALF, NONE = [HEAT] * 60, [HEAT, 0] * 30, [0] * 60
 
 
-def test_a_whole_minute_is_told_and_again_each_minute_until_five_are_well() -> None:
-    found = throttled([NONE, ALL, *[NONE] * QUIET, NONE])
-    assert found == [None, *[Throttling(1, ("heat",))] * QUIET, Throttling(0, ()), None]
-
-
-def test_parts_of_minutes_are_told_once_they_are_six_of_ten() -> None:
-    assert throttled([HALF] * 6) == [None] * 5 + [Throttling(6, ("heat",))]
-    assert throttled([HALF, NONE] * WINDOW) == [None] * 2 * WINDOW
-
-
-def test_the_cap_that_an_operator_sets_and_an_idle_device_are_no_trouble() -> None:
-    assert throttled([[POWER_CAP | IDLE] * 60] * WINDOW) == [None] * WINDOW
-
-
-def test_all_reasons_of_the_last_ten_minutes_are_named() -> None:
-    assert throttled([ALL, [POWER_BRAKE] * 60])[-1] == Throttling(2, ("heat", "power brake"))
-
-
-def test_a_minute_with_few_samples_is_no_whole_one_and_a_device_that_does_not_tell_is_well() -> None:
-    assert throttled([[HEAT] * 5]) == [None]
-    assert throttled([[None] * 60] * WINDOW) == [None] * WINDOW
+@pytest.mark.parametrize(
+    ("minutes", "told"),
+    [
+        ([NONE, ALL, *[NONE] * QUIET, NONE], [None, *[Throttling(1, ("heat",))] * QUIET, Throttling(0, ()), None]),
+        ([HALF] * 6, [None] * 5 + [Throttling(6, ("heat",))]),
+        ([HALF, NONE] * WINDOW, [None] * 2 * WINDOW),
+        ([[POWER_CAP | IDLE] * 60] * WINDOW, [None] * WINDOW),
+        ([ALL, [POWER_BRAKE] * 60], [Throttling(1, ("heat",)), Throttling(2, ("heat", "power brake"))]),
+        ([[HEAT] * 5], [None]),
+        ([[None] * 60] * WINDOW, [None] * WINDOW),
+    ],
+    ids=[
+        "a whole minute is told, and again until five are well",
+        "parts of six minutes of ten",
+        "parts of five minutes of ten",
+        "the cap that an operator sets and an idle device",
+        "all reasons of ten minutes",
+        "a minute with few samples is no whole one",
+        "a device that does not tell is well",
+    ],
+)
+def test_when_a_device_is_told_as_slowed_down_by_its_hardware(minutes, told):
+    assert throttled(minutes) == told
 
 
 def test_devices_are_judged_apart_and_time_without_samples_counts_as_well() -> None:

@@ -14,7 +14,6 @@ from rankwatch.agent import draft
 from rankwatch.agent.draft import Draft, Numbering, Rows
 from rankwatch.reader import Note, StepEntry, ValuesEntry
 from rankwatch.wire import Column, Table
-from rankwatch_service.job.topology_state import TopologyState
 
 
 def rank(number: int, **identity: Any) -> Any:
@@ -83,13 +82,15 @@ def test_values_that_call_themselves_like_known_columns_are_refused() -> None:
 def test_an_introduction_carries_who_the_rank_is() -> None:
     draft = Draft("gpt", "l.0")
     identity = {"world_size": 4, "local_rank": 1, "host": "n", "device_uuid": None, "tp": 1, "can": ["pause"], "x": 1}
-    identity |= {"device_type": "cuda", "switch": "leaf-1"}
+    identity |= {"device_type": "cuda", "switch": "leaf-1", "optimizers": 2, "lockstep": False}
     draft.introduce(rank(2, parameters=["w", "b"], replicated=True, **identity), ("/ckpt",))
-    (info,) = sent(draft).ranks
-    assert info == wire.RankInfo(
-        2, 4, 1, "n", "", 1_002, tp=1, parameters=("w", "b"), replicated=True, can=("pause",),
-        checkpoint_roots=("/ckpt",), checkpoint_shards=1, device_type="cuda", switch="leaf-1",
+    draft.introduce(rank(3, world_size=4), ())
+    told, untold = sent(draft).ranks
+    assert told == wire.RankInfo(
+        2, 4, 1, "n", "", 1_002, tp=1, parameters=("w", "b"), replicated=True, can=("pause",), optimizers=2,
+        checkpoint_roots=("/ckpt",), checkpoint_shards=1, device_type="cuda", switch="leaf-1", lockstep=False,
     )  # fmt: skip
+    assert (untold.optimizers, untold.lockstep) == (0, True)
 
 
 def test_batches_are_numbered_without_gaps_and_every_worker_has_its_own_boot_id() -> None:
@@ -118,22 +119,6 @@ def test_a_draft_is_full_before_stacks_and_parameter_names_make_the_message_too_
         count += 1
     assert 1 < count < 10
     assert len(draft.parcel(Numbering("h"), 5).body) < wire.BATCH_BYTES_MAX / 2
-
-
-@pytest.mark.parametrize(("identity", "optimizers"), [({}, 0), ({"optimizers": 2}, 2)])
-def test_the_service_hears_how_many_optimizers_train(identity: dict[str, Any], optimizers: int) -> None:
-    draft = Draft("gan", "l.0")
-    draft.introduce(rank(0, world_size=1, **identity), ())
-    topology_state = TopologyState()
-    topology_state.learn(sent(draft).ranks)
-    assert topology_state.topology().optimizers == optimizers
-
-
-@pytest.mark.parametrize(("identity", "lockstep"), [({}, True), ({"lockstep": False}, False)])
-def test_a_rank_that_goes_at_its_own_pace_says_so(identity: dict[str, Any], lockstep: bool) -> None:
-    draft = Draft("gpt", "l.0")
-    draft.introduce(rank(0, world_size=2, **identity), ())
-    assert wire.decode_batch(draft.parcel(Numbering("n"), 5).body).ranks[0].lockstep is lockstep
 
 
 def read(table: Table, name: str) -> list[float | int | None]:
@@ -167,12 +152,9 @@ def column_of(*numbers: int) -> Column:
     return table.columns["x"]
 
 
-def test_no_rows_are_no_table() -> None:
-    assert Rows().table() is None
-
-
-def test_what_a_row_lacks_is_absent_and_not_zero() -> None:
+def test_no_rows_are_no_table_and_what_a_row_lacks_is_absent_and_not_zero() -> None:
     rows = Rows()
+    assert rows.table() is None
     for rank in range(10):
         rows.add(7, rank, [("loss", rank / 2)] if rank % 3 else [], {"fingerprint": -rank} if rank == 9 else {})
     table = rows.table()
