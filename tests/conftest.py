@@ -9,8 +9,7 @@ import pytest_randomly
 from hypothesis import settings
 
 from tests.support.kafka.broker import any_broker, apache, broker, shared_brokers
-from tests.support.service.process import no_role_outlives_its_test
-from tests.support.service.text_log import no_text_log_outlives_its_test
+from tests.support.service.process import no_role_outlives_its_test, no_text_log_outlives_its_test
 from tests.support.store.database import database_url, empty_database_url, engine
 from tests.support.store.postgres import postgres
 

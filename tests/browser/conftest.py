@@ -4,17 +4,17 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from rankwatch_service.demo.service import ServiceProcess
 from tests.browser.office import PATIENCE_MS, Office, opened
-from tests.support.service.served_api import served_api
+from tests.support.service.api import served_api
+from tests.support.service.process import children
 from tests.support.service.telemetry_feed import Feed
 from tests.support.service.webhook_receiver import webhook_receiver
 
@@ -47,43 +47,20 @@ def chromium() -> Iterator[Browser]:
         browser.close()
 
 
-class Process(NamedTuple):
-    pid: int
-    parent: int
-    command: list[bytes]
-
-
-def _processes(wanted: Callable[[Process], bool]) -> list[Process]:
-    """Running processes."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # it has ended
-            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            command = (folder / "cmdline").read_bytes().split(b"\0")
-            found.append(Process(int(folder.name), parent, command))
-    return [one for one in found if wanted(one)]
-
-
 class Site:
     """A running service, its feeds, and sessions in it."""
 
     def __init__(self, service: ServiceProcess, data: Path):
         self.service = service
-        self._data = data
         self.database_url = f"sqlite:///{data}/rankwatch.db"
         self._ingest = (data / "ingest-token").read_text().strip()
 
     def feed(self, job, change=None) -> Feed:
         return Feed(self.service.url, self._ingest, job, change)
 
-    def login_url(self) -> str:
-        return self.service.login_url
-
     def kill(self, role: str) -> None:
         """Kill a role; the service starts it again."""
-        (service,) = _processes(lambda one: b"up" in one.command and str(self._data).encode() in one.command)
-        (child,) = _processes(lambda one: one.parent == service.pid and role.encode() in one.command)
-        os.kill(child.pid, signal.SIGKILL)
+        os.kill(children(self.service._process.pid)[role], signal.SIGKILL)
 
     def incident_id(self) -> str:
         return self.service.items("/api/v1/incidents", job="gpt-small", kind="nonfinite")[0]["id"]
@@ -145,6 +122,13 @@ class Visit:
         return self.page
 
 
+def logged_in(page: Page, service: ServiceProcess) -> Visit:
+    visit = Visit(page, service.url)
+    page.goto(service.login_url)
+    page.wait_for_url("**/incidents")
+    return visit
+
+
 def until(page: Page, expression: str) -> None:
     """Wait until an expression holds. Playwright's own waiting needs eval, which our pages forbid."""
     deadline_s = time.monotonic() + PATIENCE_MS / 1000
@@ -161,9 +145,7 @@ def visit(site, chromium):
     def visited(width=1280, height=800, **context):
         with_context = chromium.new_context(viewport={"width": width, "height": height}, **context)
         try:
-            one = Visit(with_context.new_page(), site.service.url)
-            one.page.goto(site.login_url())
-            one.page.wait_for_url("**/incidents")
+            one = logged_in(with_context.new_page(), site.service)
             yield one
             assert one.complaints == []
         finally:

@@ -53,32 +53,6 @@ def test_axe_finds_nothing_serious_on_any_page(office, scheme, width, height):
     assert faults == {}
 
 
-def test_a_silence_is_made_with_the_keyboard_alone_and_the_focus_comes_back(visit):
-    with visit() as one:
-        page = one.goto("/incidents?job=gpt-small&state=all")
-        expect(page.locator("tr.link").first).to_be_visible()
-        page.keyboard.press("j")
-        focused = "document.activeElement.closest('tr.link')?.dataset.id"
-        incident = page.evaluate(focused)
-        assert incident == page.locator("tr.link").first.get_attribute("data-id")
-        outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
-        assert outline != "none"
-        page.keyboard.press("s")
-        expect(page.get_by_role("dialog", name="Silence")).to_be_visible()
-        page.keyboard.press("Escape")
-        expect(page.get_by_role("dialog")).to_have_count(0)
-        assert page.evaluate(focused) == incident
-        page.keyboard.press("s")
-        page.keyboard.press("Tab")  # for how long
-        page.keyboard.press("Tab")
-        page.keyboard.type("the card is changed")
-        page.keyboard.press("Tab")  # Cancel
-        page.keyboard.press("Tab")
-        page.keyboard.press("Enter")
-        expect(page.locator(".toast")).to_contain_text("Silenced until")
-        assert page.evaluate(focused) == incident
-
-
 def test_an_incident_is_acknowledged_with_the_keyboard_alone(visit, site):
     feed = site.feed("acknowledged-by-key", spoil)
     feed.send(BAD_STEP + 40)

@@ -6,7 +6,7 @@ from playwright.sync_api import expect
 from rankwatch_service.store.models import AgentView
 from tests.browser.conftest import HOSTILE
 from tests.browser.office import S
-from tests.support.service.parts import notifier_reports, stream_reports
+from tests.support.service.api import notifier_reports, stream_reports
 from tests.support.store.rows import add
 
 pytestmark = [pytest.mark.browser, pytest.mark.ci]

@@ -129,20 +129,31 @@ def test_keys_move_the_focus_search_and_list_themselves_and_the_focus_survives_a
     expect(page.get_by_label("Search")).to_have_value("jk")
 
 
-def test_a_silence_from_the_keyboard_says_what_it_mutes_and_needs_a_comment(office):
+def test_a_silence_is_made_with_the_keyboard_alone_and_says_what_it_mutes(office):
     office.job("gpt")
     office.incidents(1, job="gpt", severity="warning", kind="straggler", scope="rank:9")
     page = office.goto("/incidents")
     expect(page.locator("tr.link")).to_have_count(1)
     page.keyboard.press("j")
+    focused = "document.activeElement.closest('tr.link')?.dataset.id"
+    assert page.evaluate(focused) == office.incident_id("warning")
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none"
     page.keyboard.press("s")
     dialog = page.get_by_role("dialog", name="Silence")
     expect(dialog).to_contain_text("straggler at rank:9 of gpt")
+    page.keyboard.press("Escape")
+    expect(dialog).to_have_count(0)
+    assert page.evaluate(focused) == office.incident_id("warning")
+    page.keyboard.press("s")
     dialog.get_by_role("button", name="Silence").click()
-    expect(dialog).to_be_visible()
-    dialog.get_by_label("Comment").fill("a new card comes tomorrow")
-    dialog.get_by_role("button", name="Silence").click()
+    expect(dialog).to_be_visible()  # a silence without a comment is not sent
+    dialog.get_by_label("Comment").focus()
+    page.keyboard.type("a new card comes tomorrow")
+    page.keyboard.press("Tab")  # Cancel
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
     expect(page.locator(".toast")).to_contain_text("Silenced until")
+    assert page.evaluate(focused) == office.incident_id("warning")
     (made,) = office.api.get("/api/v1/silences").json()["items"]
     assert (made["job"], made["kind"], made["scope"]) == ("gpt", "straggler", "rank:9")
     assert made["comment"] == "a new card comes tomorrow"

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from rankwatch_service.demo.service import ServiceProcess
-from tests.browser.conftest import Visit, until
+from tests.browser.conftest import logged_in, until
 from tests.support.accelerator import DRIVER
 from tests.support.agent.process import AgentProcess
 from tests.support.agent.service import until as wait_until
@@ -40,13 +40,6 @@ def service(kafka, tmp_path):
     service.start()
     yield service
     service.stop()
-
-
-def logged_in(page, service):
-    visit = Visit(page, service.url)
-    visit.page.goto(service.login_url)
-    visit.page.wait_for_url("**/incidents")
-    return visit
 
 
 def test_a_counter_of_a_device_reaches_the_page_of_its_job_through_kafka(kafka, service, tmp_path, chromium):

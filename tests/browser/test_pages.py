@@ -192,7 +192,7 @@ def test_the_login_link_leaves_no_token_in_the_address_or_the_history(chromium, 
     context = chromium.new_context()
     page = context.new_page()
     page.set_default_timeout(PATIENCE_MS)
-    page.goto(site.login_url())
+    page.goto(site.service.login_url)
     expect(page).to_have_url(re.compile(r"/incidents$"))
     assert site.service.token not in page.url
     page.go_back()

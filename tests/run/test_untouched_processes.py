@@ -17,7 +17,7 @@ from rankwatch.agent.processes import take_lock
 from rankwatch.reader import RingReader, StepEntry
 from rankwatch.run.command import NoTokenError, job_access
 from rankwatch_service.access.scopes import Scope
-from tests.support.service.served_api import served_api
+from tests.support.service.api import served_api
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

@@ -1,13 +1,17 @@
-"""How tokens are made, found, cached and revoked, without HTTP."""
+"""How tokens are made, found, cached and revoked, what sessions they open, and how long who guesses waits."""
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import Engine, select
 
-from rankwatch_service.access.identities import CACHE_S, ENDED_S, LAST_USED_EVERY_NS, Authenticator
+from rankwatch_service.access.identities import CACHE_S, ENDED_S, LAST_USED_EVERY_NS, Authenticator, Identity
+from rankwatch_service.access.refusals import ADDRESSES_MAX, LINES_MAX, TRIES_MAX, WINDOW_S, Refusal, Refusals
 from rankwatch_service.access.scopes import Scope
+from rankwatch_service.access.sessions import SESSION_S, LoginUsedError, open_session
 from rankwatch_service.access.tokens import TokenKind, create_token, issue_token, revoke_token
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Audit, Token
@@ -22,10 +26,19 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
     engine.dispose()
 
 
-def test_a_token_leads_to_its_owner_and_only_its_hash_is_stored(engine):
-    clock = FakeClock()
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+def made(engine: Engine, kind: TokenKind = TokenKind.API, **more: Any) -> tuple[str, str]:
+    """Id and text of a new token."""
     with write(engine) as connection:
-        token_id, text = create_token(connection, TokenKind.API, "ci", [Scope.READ], clock.unix_ns(), job="llm")
+        return create_token(connection, kind, "ci", [Scope.READ], FakeClock().unix_ns(), **more)
+
+
+def test_a_token_leads_to_its_owner_and_only_its_hash_is_stored(engine, clock):
+    token_id, text = made(engine, job="llm")
     identity = Authenticator(engine, clock).authenticate(text)
     assert identity is not None
     assert (identity.id, identity.name, identity.scopes, identity.jobs.only) == (token_id, "ci", {"read"}, "llm")
@@ -49,18 +62,14 @@ def test_a_token_leads_to_its_owner_and_only_its_hash_is_stored(engine):
         "rankwatch_api_{id}_x",
     ],
 )
-def test_a_text_that_is_not_a_valid_token_has_no_identity(engine, wrong):
-    clock = FakeClock()
-    with write(engine) as connection:
-        _, text = create_token(connection, TokenKind.API, "ci", [Scope.READ], clock.unix_ns())
+def test_a_text_that_is_not_a_valid_token_has_no_identity(engine, clock, wrong):
+    _, text = made(engine)
     _, _, token_id, secret = text.split("_", 3)
     assert Authenticator(engine, clock).authenticate(wrong.format(id=token_id, secret=secret)) is None
 
 
-def test_the_cache_forgets_a_token_after_a_second_or_when_it_is_cleared(engine):
-    clock = FakeClock()
-    with write(engine) as connection:
-        token_id, text = create_token(connection, TokenKind.API, "ci", [Scope.READ], clock.unix_ns())
+def test_the_cache_forgets_a_token_after_a_second_or_when_it_is_cleared(engine, clock):
+    token_id, text = made(engine)
     authenticator = Authenticator(engine, clock)
     assert authenticator.cached(text) is None
     assert authenticator.authenticate(text) == authenticator.cached(text)
@@ -74,10 +83,8 @@ def test_the_cache_forgets_a_token_after_a_second_or_when_it_is_cleared(engine):
     assert authenticator.authenticate(text) is None
 
 
-def test_a_token_that_was_valid_stays_known_when_others_are_revoked(engine):
-    clock = FakeClock()
-    with write(engine) as connection:
-        _, text = create_token(connection, TokenKind.API, "ci", [Scope.READ], clock.unix_ns())
+def test_a_token_that_was_valid_stays_known_when_others_are_revoked(engine, clock):
+    _, text = made(engine)
     authenticator = Authenticator(engine, clock)
     assert not authenticator.knows(text)
     authenticator.authenticate(text)
@@ -89,22 +96,17 @@ def test_a_token_that_was_valid_stays_known_when_others_are_revoked(engine):
 def test_the_tokens_that_were_valid_first_make_room(engine, monkeypatch):
     monkeypatch.setattr("rankwatch_service.access.identities.KNOWN_MAX", 2)
     authenticator = Authenticator(engine, FakeClock())
-    with write(engine) as connection:
-        texts = [create_token(connection, TokenKind.API, "ci", [Scope.READ], 0)[1] for _ in range(3)]
+    texts = [made(engine)[1] for _ in range(3)]
     for text in (texts[0], texts[1], texts[0], texts[2]):
         authenticator.authenticate(text)
     assert [authenticator.knows(text) for text in texts] == [True, False, True]
 
 
 @pytest.mark.parametrize("revoked", [True, False])
-def test_of_a_token_that_has_ended_its_holder_is_told_why_and_nobody_else(engine, revoked):
-    clock = FakeClock()
-    with write(engine) as connection:
-        expires = clock.unix_ns() + 60 * 10**9
-        token_id, text = create_token(
-            connection, TokenKind.API, "ci", [Scope.READ], clock.unix_ns(), expires_unix_ns=expires
-        )
-        if revoked:
+def test_of_a_token_that_has_ended_its_holder_is_told_why_and_nobody_else(engine, clock, revoked):
+    token_id, text = made(engine, expires_unix_ns=clock.unix_ns() + 60 * 10**9)
+    if revoked:
+        with write(engine) as connection:
             revoke_token(connection, token_id)
     clock.advance(65)
     authenticator = Authenticator(engine, clock)
@@ -117,10 +119,8 @@ def test_of_a_token_that_has_ended_its_holder_is_told_why_and_nobody_else(engine
     assert authenticator.ended(text) == "", "it is looked up again"
 
 
-def test_last_used_is_written_once_in_five_minutes(engine):
-    clock = FakeClock()
-    with write(engine) as connection:
-        _, text = create_token(connection, TokenKind.API, "ci", [Scope.READ], clock.unix_ns())
+def test_last_used_is_written_once_in_five_minutes(engine, clock):
+    _, text = made(engine)
     authenticator = Authenticator(engine, clock)
 
     def last_used_unix_ns() -> int:
@@ -150,11 +150,93 @@ def test_an_issued_token_is_an_ingest_token_only_with_that_scope_alone_and_is_au
     assert (line.actor, line.action, line.target, line.at_unix_ns) == ("ada (1)", "token.make", token_id, 7)
 
 
-def test_revoking_a_token_revokes_the_sessions_that_it_opened(engine):
-    clock = FakeClock()
+def test_revoking_a_token_revokes_the_sessions_that_it_opened(engine, clock):
+    token_id, _ = made(engine)
+    _, session = made(engine, TokenKind.SESSION, parent=token_id)
     with write(engine) as connection:
-        token_id, _ = create_token(connection, TokenKind.API, "ci", [Scope.READ], clock.unix_ns())
-        _, session = create_token(connection, TokenKind.SESSION, "ci", [Scope.READ], clock.unix_ns(), parent=token_id)
         assert revoke_token(connection, token_id)
         assert not revoke_token(connection, "000000000000")
     assert Authenticator(engine, clock).authenticate(session) is None
+
+
+def holder(engine: Engine, clock: FakeClock, kind: TokenKind, expires_unix_ns: int | None) -> Identity:
+    with write(engine) as connection:
+        _, text = create_token(
+            connection, kind, "ada", [Scope.READ], clock.unix_ns(), job="llm", expires_unix_ns=expires_unix_ns
+        )
+    identity = Authenticator(engine, clock).authenticate(text)
+    assert identity is not None
+    return identity
+
+
+@pytest.mark.parametrize(
+    ("kind", "token_lasts_s", "session_lasts_s"),
+    [
+        (TokenKind.API, None, SESSION_S),
+        (TokenKind.API, 2 * SESSION_S, SESSION_S),
+        (TokenKind.API, 60, 60),
+        (TokenKind.LOGIN, 60, SESSION_S),
+    ],
+)
+def test_a_session_ends_after_a_shift_or_with_its_token_unless_that_is_a_login_token(
+    engine, kind, token_lasts_s, session_lasts_s
+):
+    clock = FakeClock()
+    now = clock.unix_ns()
+    identity = holder(engine, clock, kind, None if token_lasts_s is None else now + token_lasts_s * 10**9)
+    with write(engine) as connection:
+        text, expires_unix_ns = open_session(connection, identity, now, "127.0.0.1")
+    assert expires_unix_ns == now + session_lasts_s * 10**9
+    session = Authenticator(engine, clock).authenticate(text)
+    assert session is not None
+    assert (session.kind, session.name, session.scopes, session.jobs.only) == ("session", "ada", {"read"}, "llm")
+
+
+def test_a_login_token_opens_one_session_and_another_token_as_many_as_asked_for(engine):
+    clock = FakeClock()
+    login, api = (holder(engine, clock, kind, None) for kind in (TokenKind.LOGIN, TokenKind.API))
+    with write(engine) as connection:
+        open_session(connection, login, clock.unix_ns(), "")
+        with pytest.raises(LoginUsedError):
+            open_session(connection, login, clock.unix_ns(), "")
+        for _ in range(2):
+            open_session(connection, api, clock.unix_ns(), "")
+
+
+def guess(refusals: Refusals, source: str, times: int) -> None:
+    for _ in range(times):
+        refusals.add(Refusal(401, source, ""), "/api/v1/jobs", invalid_token=True)
+
+
+def test_an_address_waits_until_a_minute_after_its_first_try(engine: Engine) -> None:
+    clock = FakeClock()
+    refusals = Refusals(engine, clock, lambda _status: None)
+    guess(refusals, "a", TRIES_MAX - 1)
+    assert refusals.wait_s("a") == 0
+    clock.advance(20.0)
+    guess(refusals, "a", 1)
+    assert (refusals.wait_s("a"), refusals.wait_s("b")) == (WINDOW_S - 20, 0)
+    clock.advance(WINDOW_S - 20)
+    assert refusals.wait_s("a") == 0
+    guess(refusals, "a", 1)
+    assert refusals.wait_s("a") == 0
+
+
+def test_refusals_without_a_token_make_nobody_wait(engine: Engine) -> None:
+    refusals = Refusals(engine, FakeClock(), lambda _status: None)
+    for _ in range(TRIES_MAX + 1):
+        refusals.add(Refusal(401, "a", ""), "/api/v1/jobs", invalid_token=False)
+    assert refusals.wait_s("a") == 0
+
+
+def test_a_flood_of_addresses_takes_bounded_memory_and_few_lines_and_every_refusal_is_counted(engine: Engine) -> None:
+    counted: Counter[int] = Counter()
+    refusals = Refusals(engine, FakeClock(), lambda status: counted.update([status]))
+    for number in range(ADDRESSES_MAX + 100):
+        guess(refusals, f"address {number}", 1)
+    assert len(refusals._windows) == ADDRESSES_MAX
+    refusals.store()
+    with read(engine) as connection:
+        lines = connection.execute(select(Audit.source, Audit.fields)).all()
+    assert len(lines) == LINES_MAX + 1
+    assert sum(fields["times"] for _, fields in lines) == counted[401] == ADDRESSES_MAX + 100

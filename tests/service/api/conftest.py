@@ -1,3 +1,5 @@
+from contextlib import ExitStack
+
 import pytest
 
 from rankwatch_service.clock import SystemClock
@@ -10,15 +12,17 @@ def pytest_generate_tests(metafunc):
 
 
 @pytest.fixture
-def api(request, tmp_path):
+def api_settings():
+    """Settings of the service that are not the usual ones."""
+    return {}
+
+
+@pytest.fixture
+def api(request, tmp_path, api_settings):
     """An api on SQLite. A module with `ON_BOTH_DATABASES` gets it on each in turn, one with a `CLOCK` on that clock."""
     clock = getattr(request.module, "CLOCK", SystemClock)()
-    if getattr(request, "param", "sqlite") == "sqlite":
-        with running_api(tmp_path, clock) as api:
-            yield api
-        return
-    with (
-        request.getfixturevalue("postgres").migrated() as url,
-        running_api(tmp_path, clock, database_url=url) as api,
-    ):
-        yield api
+    with ExitStack() as stack:
+        url = ""
+        if getattr(request, "param", "sqlite") == "postgresql":
+            url = stack.enter_context(request.getfixturevalue("postgres").migrated())
+        yield stack.enter_context(running_api(tmp_path, clock, database_url=url, **api_settings))

@@ -13,6 +13,8 @@ from tests.support.clock import FakeClock
 from tests.support.service.api import running_api
 from tests.support.service.certificates import make_certificate
 
+CLOCK = FakeClock
+
 
 def operations(api):
     """(method, path with its parameters filled in, scope, whether it is for every job)"""
@@ -71,13 +73,11 @@ def test_a_revoked_token_is_refused_at_once(api):
     assert api.get("/api/v1/jobs", token=token).status_code == 401
 
 
-def test_an_expired_token_is_refused(tmp_path):
-    clock = FakeClock()
-    with running_api(tmp_path, clock) as api:
-        token = api.token(Scope.READ, expires_unix_ns=clock.unix_ns() + 10**9)
-        assert api.get("/api/v1/jobs", token=token).status_code == 200
-        clock.advance(2.5)
-        assert api.get("/api/v1/jobs", token=token).status_code == 401
+def test_an_expired_token_is_refused(api):
+    token = api.token(Scope.READ, expires_unix_ns=api.clock.unix_ns() + 10**9)
+    assert api.get("/api/v1/jobs", token=token).status_code == 200
+    api.clock.advance(2.5)
+    assert api.get("/api/v1/jobs", token=token).status_code == 401
 
 
 def test_a_made_token_is_shown_once_and_stored_as_a_hash(api):
@@ -96,22 +96,20 @@ def test_a_made_token_is_shown_once_and_stored_as_a_hash(api):
     assert secret not in dump
 
 
-def test_a_token_expires_after_90_days_unless_another_time_or_never_is_asked_for(tmp_path):
-    clock = FakeClock()
-    with running_api(tmp_path, clock) as api:
-        now = clock.unix_ns()
-        wanted = {"usual": {}, "short": {"expires_s": 60}, "lasting": {"expires_s": None}}
-        made = {
-            name: api.post("/api/v1/tokens", {"name": name, "scopes": ["read"], **more}).json()
-            for name, more in wanted.items()
-        }
-        lasts_s = {name: one["expires_unix_ns"] and (one["expires_unix_ns"] - now) / 1e9 for name, one in made.items()}
-        assert lasts_s == {"usual": DEFAULT_S, "short": 60, "lasting": None}
-        assert DEFAULT_S == 90 * 86_400
-        api.ask("DELETE", f"/api/v1/tokens/{made['usual']['id']}")
-        clock.advance(61)
-        listed = {one["name"]: one["state"] for one in api.get("/api/v1/tokens").json()["items"]}
-        assert {name: listed[name] for name in wanted} == {"usual": "revoked", "short": "expired", "lasting": "valid"}
+def test_a_token_expires_after_90_days_unless_another_time_or_never_is_asked_for(api):
+    now = api.clock.unix_ns()
+    wanted = {"usual": {}, "short": {"expires_s": 60}, "lasting": {"expires_s": None}}
+    made = {
+        name: api.post("/api/v1/tokens", {"name": name, "scopes": ["read"], **more}).json()
+        for name, more in wanted.items()
+    }
+    lasts_s = {name: one["expires_unix_ns"] and (one["expires_unix_ns"] - now) / 1e9 for name, one in made.items()}
+    assert lasts_s == {"usual": DEFAULT_S, "short": 60, "lasting": None}
+    assert DEFAULT_S == 90 * 86_400
+    api.ask("DELETE", f"/api/v1/tokens/{made['usual']['id']}")
+    api.clock.advance(61)
+    listed = {one["name"]: one["state"] for one in api.get("/api/v1/tokens").json()["items"]}
+    assert {name: listed[name] for name in wanted} == {"usual": "revoked", "short": "expired", "lasting": "valid"}
 
 
 @pytest.mark.parametrize("expires_s", [0, -1, 1e-12])
@@ -120,16 +118,14 @@ def test_a_token_that_would_have_expired_is_refused(api, expires_s):
     assert api.post("/api/v1/tokens", wanted).status_code == 422
 
 
-def test_the_list_of_tokens_says_when_each_was_last_used(tmp_path):
-    clock = FakeClock()
-    with running_api(tmp_path, clock) as api:
-        token = api.token(Scope.READ)
-        used = clock.unix_ns()
-        assert api.get("/api/v1/jobs", token=token).status_code == 200
-        clock.advance(5)
-        api.app.state.context.authenticator.store_last_used()
-        listed = {one["id"]: one["last_used_unix_ns"] for one in api.get("/api/v1/tokens").json()["items"]}
-        assert listed[token.split("_")[2]] == used
+def test_the_list_of_tokens_says_when_each_was_last_used(api):
+    token = api.token(Scope.READ)
+    used = api.clock.unix_ns()
+    assert api.get("/api/v1/jobs", token=token).status_code == 200
+    api.clock.advance(5)
+    api.app.state.context.authenticator.store_last_used()
+    listed = {one["id"]: one["last_used_unix_ns"] for one in api.get("/api/v1/tokens").json()["items"]}
+    assert listed[token.split("_")[2]] == used
 
 
 @pytest.mark.parametrize(

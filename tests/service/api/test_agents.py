@@ -11,28 +11,21 @@ from rankwatch.trust import trust_of
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.access.tokens import TokenKind, create_token, issue_token
 from rankwatch_service.api.background.forgeries import EVERY_S
-from rankwatch_service.policy.control_records import TelemetryRefused, decode_control
+from rankwatch_service.policy.control_records import TelemetryRefused
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import AgentView, Command, LogRecord
 from tests.support.clock import FakeClock
-from tests.support.service.api import running_api
 from tests.support.store.rows import add, command_row
 from tests.support.values.batches import batch, progress
 
-MSGPACK = {"Content-Type": "application/msgpack"}
+CLOCK = FakeClock
 BODY = wire.encode(batch())
 VIEW = wire.encode(wire.View("gpt", "l.0", "node-1", "b", 1, (progress(0, 5),)))
 
 
 @pytest.fixture
-def clock():
-    return FakeClock()
-
-
-@pytest.fixture
-def api(tmp_path, clock):
-    with running_api(tmp_path, clock) as api:
-        yield api
+def clock(api):
+    return api.clock
 
 
 def enrol(api, job="gpt", host="node-1", token=None, **fields):
@@ -45,13 +38,8 @@ def agent(api) -> AgentIdentity:
     return AgentIdentity(told["agent"], bytes.fromhex(told["secret"]))
 
 
-def send(api, body, path="telemetry", **how):
-    return api.ask("POST", f"/api/v1/{path}", content=body, headers=MSGPACK, **how)
-
-
 def forgeries(api):
-    records = [decode_control(record.value) for record in api.controls.read(0, 1_000)]
-    return [record.fields for record in records if isinstance(record, TelemetryRefused)]
+    return [record.fields for record in api.told(TelemetryRefused)]
 
 
 def job_token(api, job="gpt", hosts_max=None):
@@ -62,7 +50,7 @@ def job_token(api, job="gpt", hosts_max=None):
 
 def test_a_signed_batch_is_stored_as_it_was_signed(api, agent):
     body = agent.sign(Purpose.BATCH, BODY)
-    assert send(api, body).status_code == 202
+    assert api.send(body).status_code == 202
     with read(api.engine) as connection:
         assert connection.scalar(select(LogRecord.value)) == body
 
@@ -77,7 +65,7 @@ def test_who_holds_the_token_alone_can_send_nothing_for_a_job_that_has_agents(ap
         "another host": agent.sign(Purpose.BATCH, wire.encode(batch(host="node-2"))),
         "another job": agent.sign(Purpose.BATCH, wire.encode(batch(job="other"))),
     }
-    statuses = {what: send(api, body).status_code for what, body in forged.items()}
+    statuses = {what: api.send(body).status_code for what, body in forged.items()}
     assert statuses == {
         "unsigned": 403,
         "another id": 409,
@@ -86,8 +74,8 @@ def test_who_holds_the_token_alone_can_send_nothing_for_a_job_that_has_agents(ap
         "another host": 409,
         "another job": 409,
     }
-    assert send(api, VIEW, "agents/view").status_code == 403
-    assert send(api, sign(Purpose.VIEW, agent.agent, bytes(32), VIEW), "agents/view").status_code == 403
+    assert api.send(VIEW, "agents/view").status_code == 403
+    assert api.send(sign(Purpose.VIEW, agent.agent, bytes(32), VIEW), "agents/view").status_code == 403
     with read(api.engine) as connection:
         assert (
             connection.execute(select(LogRecord.value)).all() == connection.execute(select(AgentView.host)).all() == []
@@ -96,16 +84,16 @@ def test_who_holds_the_token_alone_can_send_nothing_for_a_job_that_has_agents(ap
 
 def test_forgeries_are_counted_and_told_to_the_stream_but_no_flood_of_them(api, agent, clock):
     for _ in range(50):
-        send(api, BODY)
+        api.send(BODY)
     assert forgeries(api) == [{"what": "unsigned", "host": "node-1", "agent": "", "source": "testclient", "count": 1}]
     clock.advance(EVERY_S)
-    send(api, BODY)
+    api.send(BODY)
     assert [one["count"] for one in forgeries(api)] == [1, 50]
     assert 'rankwatch_forged_messages_total{what="unsigned"} 51.0' in api.ask("GET", "/metrics").text
 
 
 def test_views_say_which_agent_they_are_from(api, agent):
-    assert send(api, agent.sign(Purpose.VIEW, VIEW), "agents/view").status_code == 200
+    assert api.send(agent.sign(Purpose.VIEW, VIEW), "agents/view").status_code == 200
     with read(api.engine) as connection:
         assert connection.execute(select(AgentView.host, AgentView.agent)).all() == [
             (f"node-1/{agent.agent}", agent.agent)
@@ -115,7 +103,7 @@ def test_views_say_which_agent_they_are_from(api, agent):
 def test_the_answer_to_a_view_is_signed_for_this_view(api, agent):
     add(api.engine, Command, command_row("c1", job="gpt", action="stacks", params={"ranks": [0]}, state="sent"))
     request = agent.sign(Purpose.VIEW, VIEW)
-    answer = send(api, request, "agents/view").content
+    answer = api.send(request, "agents/view").content
     assert OrderCheck().answer(agent, answer, request).stacks == (wire.StackRequest("c1", "l.0", (0,)),)
     with pytest.raises(ForgedOrdersError):
         OrderCheck().answer(agent, answer, agent.sign(Purpose.VIEW, VIEW[:-1] + b"\x06"))
@@ -159,7 +147,7 @@ def test_an_agent_of_no_job_or_host_is_not_enrolled(api, body):
 def test_a_token_for_this_machine_is_refused_from_others(api):
     with write(api.engine) as connection:
         _, text = create_token(connection, TokenKind.INGEST, "up", [Scope.INGEST], api.clock.unix_ns(), loopback=True)
-    refused = send(api, BODY, token=text)
+    refused = api.send(BODY, token=text)
     assert refused.status_code == 403
     assert "rankwatch token job" in refused.json()["detail"]
 
@@ -168,9 +156,9 @@ def test_unsigned_telemetry_is_taken_until_the_date_that_the_policy_sets(api, cl
     until = clock.unix_ns() + 60 * 10**9
     api.ask("PUT", "/api/v1/policy", json={"unsigned_until_unix_ns": until})
     assert api.get("/api/v1/policy").json()["unsigned_until_unix_ns"] == until
-    assert send(api, wire.encode(batch(job="old"))).status_code == 202
+    assert api.send(wire.encode(batch(job="old"))).status_code == 202
     clock.advance(61)
-    refused = send(api, wire.encode(batch(1, job="old")))
+    refused = api.send(wire.encode(batch(1, job="old")))
     assert refused.status_code == 403
     assert "install this version of rankwatch" in refused.json()["detail"]
 
@@ -186,16 +174,16 @@ def test_an_agent_that_reports_renews_its_token_and_a_stranger_does_not(api, clo
         [row] = [one for one in api.get("/api/v1/tokens").json()["items"] if one["id"] == token_id]
         return (row["expires_unix_ns"] - now) // day_ns
 
-    assert send(api, BODY, token=token).status_code == 202  # unsigned: nobody has enrolled yet
+    assert api.send(BODY, token=token).status_code == 202  # unsigned: nobody has enrolled yet
     told = enrol(api, token=token).json()
     agent = AgentIdentity(told["agent"], bytes.fromhex(told["secret"]))
     clock.advance(6 * 86_400.0)
-    assert send(api, BODY, token=token).status_code == 403
+    assert api.send(BODY, token=token).status_code == 403
     thief = AgentIdentity(agent.agent, bytes(32))
-    assert send(api, thief.sign(Purpose.VIEW, VIEW), "agents/view", token=token).status_code == 403
+    assert api.send(thief.sign(Purpose.VIEW, VIEW), "agents/view", token=token).status_code == 403
     assert days() == 10
-    assert send(api, agent.sign(Purpose.VIEW, VIEW), "agents/view", token=token).status_code == 200
+    assert api.send(agent.sign(Purpose.VIEW, VIEW), "agents/view", token=token).status_code == 200
     assert days() == 20
     clock.advance(10 * 86_400.0)
-    assert send(api, agent.sign(Purpose.BATCH, BODY), token=token).status_code == 202
+    assert api.send(agent.sign(Purpose.BATCH, BODY), token=token).status_code == 202
     assert days() == 30

@@ -145,8 +145,7 @@ def test_those_that_wait_are_listed_with_the_reason_to_whoever_may_see_them(api,
 
 
 def test_a_token_that_can_only_send_alerts_opens_no_session(api):
-    login = {"json": {"token": api.token(Scope.ALERT)}, "headers": {"Sec-Fetch-Site": "same-origin"}}
-    assert api.client.post("/api/v1/session", **login).status_code == 403
+    assert api.log_in(api.token(Scope.ALERT)).status_code == 403
 
 
 def test_the_metrics_count_them(api):

@@ -11,6 +11,7 @@ from rankwatch_service.orders import commands
 from rankwatch_service.policy.command import APPROVAL_S, CommandRequest
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Attempt, Command, Feed, Outbox
+from tests.support.service.api import OURS
 from tests.support.store.rows import add, attempt_row, report
 
 ON_BOTH_DATABASES = True
@@ -102,9 +103,9 @@ def test_who_requested_it_approves_nothing_by_another_token_or_session(careful):
     mine = careful.token(Scope.COMMAND)
     made = careful.post("/api/v1/jobs/gpt/commands", {"action": "stop"}, token=mine).json()
     again = careful.token(Scope.COMMAND)
-    careful.client.post("/api/v1/session", json={"token": mine}, headers={"Sec-Fetch-Site": "same-origin"})
+    careful.log_in(mine)
     path = f"/api/v1/commands/{made['id']}/approve"
-    by_cookie = careful.client.post(path, json={}, headers={"Sec-Fetch-Site": "same-origin"})
+    by_cookie = careful.client.post(path, json={}, headers=OURS)
     careful.client.cookies.clear()
     for answer in (
         by_cookie,
@@ -123,9 +124,8 @@ def test_whoever_started_the_service_is_one_person_by_its_login_link_and_on_its_
         _, local = create_token(connection, TokenKind.LOCAL, "commands on this machine", [Scope.ADMIN], now)
         _, link = create_token(connection, TokenKind.LOGIN, "first login", [Scope.ADMIN], now)
     made = careful.post("/api/v1/jobs/gpt/commands", {"action": "stop"}, token=local).json()
-    browser = {"Sec-Fetch-Site": "same-origin"}
-    careful.client.post("/api/v1/session", json={"token": link}, headers=browser)
-    answer = careful.client.post(f"/api/v1/commands/{made['id']}/approve", json={}, headers=browser)
+    careful.log_in(link)
+    answer = careful.client.post(f"/api/v1/commands/{made['id']}/approve", json={}, headers=OURS)
     careful.client.cookies.clear()
     assert (answer.status_code, made["requester"]) == (409, "commands on this machine")
 

@@ -13,7 +13,7 @@ from rankwatch_service.store.models import AgentView, Delivery, Job, Lease, Outb
 from rankwatch_service.stream.process import PartitionReport, Reporter, new_counts
 from tests.support.clock import FakeClock
 from tests.support.orders.rows import add_command, add_view, answered
-from tests.support.service.parts import notifier_reports, stream_reports
+from tests.support.service.api import notifier_reports, stream_reports
 from tests.support.store.rows import add, job_row
 from tests.support.values.batches import progress
 

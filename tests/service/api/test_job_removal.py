@@ -7,7 +7,7 @@ from sqlalchemy import delete, select, update
 
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.api.routes import jobs
-from rankwatch_service.policy.control_records import JobDeleted, decode_control
+from rankwatch_service.policy.control_records import JobDeleted
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Incident, Job, Order, SeriesChunk
 from tests.support.orders.rows import add_command
@@ -47,8 +47,7 @@ def audited(api):
 
 
 def requested(api):
-    records = [decode_control(one.value) for one in api.controls.read(0, 1_000)]
-    return [one.job for one in records if isinstance(one, JobDeleted)]
+    return [record.job for record in api.told(JobDeleted)]
 
 
 def act_as_stream(api):

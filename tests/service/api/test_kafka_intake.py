@@ -18,17 +18,12 @@ from tests.support.service.process import until
 
 pytestmark = pytest.mark.integration
 
-MSGPACK = {"content-type": "application/msgpack"}
 PARTITIONS = 4
 NOBODY = "127.0.0.1:1"
 
 
 def batch(seq: int = 0, job: str = "j") -> bytes:
     return wire.encode(wire.Batch(1, job, "l.0", "h", "b", seq, 0))
-
-
-def send(api, body, headers=MSGPACK):
-    return api.ask("POST", "/api/v1/telemetry", content=body, headers=headers)
 
 
 def topics_at(bootstrap: str) -> KafkaSettings:
@@ -45,11 +40,10 @@ def test_a_batch_accepted_with_202_is_in_the_topic_unchanged(any_broker, tmp_pat
     bodies = [batch(seq, f"job{seq % 5}") for seq in range(40)]
     with running_api(tmp_path, intake=intake) as api:
         api.app.state.context.counters.registry.register(ProducerCollector(intake.producer))
-        assert [send(api, body).status_code for body in bodies] == [202] * 40
-        said = send(
-            api,
+        assert [api.send(body).status_code for body in bodies] == [202] * 40
+        said = api.send(
             b'{"schema":1,"job":"plain","attempt":"l.0","host":"h","boot":"b","seq":0,"sent_unix_ns":0}',
-            {"content-type": "application/json"},
+            headers={"content-type": "application/json"},
         )
         assert said.status_code == 202
         metrics = api.get("/metrics").text
@@ -68,7 +62,7 @@ def test_without_a_broker_telemetry_is_503_in_bounded_time_and_everything_else_w
     with running_api(tmp_path, intake=KafkaIntake(KafkaSettings(NOBODY))) as api:
         for _ in range(3):
             began_s = time.monotonic()
-            answer = send(api, batch())
+            answer = api.send(batch())
             assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
             assert "ECONNREFUSED" in answer.json()["detail"]
             assert time.monotonic() - began_s < kafka_intake.ANSWER_WITHIN_S + 5.0
@@ -82,18 +76,18 @@ def test_a_broker_that_hangs_makes_no_request_hang_and_takes_the_same_batch_afte
     with kafka_broker("noida") as broker:
         kafka = topics_at(broker.bootstrap)
         with running_api(tmp_path, intake=KafkaIntake(kafka)) as api:
-            assert send(api, batch(0)).status_code == 202
+            assert api.send(batch(0)).status_code == 202
             broker.pause()
             try:
                 began_s = time.monotonic()
-                answer = send(api, batch(1))
+                answer = api.send(batch(1))
                 assert answer.status_code == 503
                 assert "no acknowledgement by Kafka" in answer.json()["detail"]
                 assert time.monotonic() - began_s < kafka_intake.ANSWER_WITHIN_S + 9.0
                 assert api.get("/api/v1/jobs").status_code == 200
             finally:
                 broker.resume()
-            until("the batch is taken", lambda: send(api, batch(1)).status_code == 202)
+            until("the batch is taken", lambda: api.send(batch(1)).status_code == 202)
         found = read_topic(broker.bootstrap, kafka.telemetry_topic, lambda all_: len(all_) >= 2, PARTITIONS)
         assert {one.value for one in found} == {batch(0), batch(1)}
 
@@ -105,7 +99,7 @@ def test_a_batch_that_brokers_refuse_is_413_and_a_dead_letter(any_broker, tmp_pa
         wire.Batch(1, "j", "l.0", "h", "b", 0, 0, events=tuple(wire.Event("note", number) for number in range(200)))
     )
     with running_api(tmp_path, intake=KafkaIntake(kafka)) as api:
-        answer = send(api, large)
+        answer = api.send(large)
         assert answer.status_code == 413
         assert 'rankwatch_ingest_batches_total{result="too_large"} 1.0' in api.get("/metrics").text
-        assert send(api, batch()).status_code == 202
+        assert api.send(batch()).status_code == 202

@@ -11,7 +11,7 @@ from rankwatch_service.access.secret_key import load_secret_key
 from rankwatch_service.api.routes.notifications import deliveries
 from rankwatch_service.notify.message_links import PURPOSE, VALID_S, LinkAction, SignedLinks
 from rankwatch_service.notify.retry import GIVE_UP_AFTER_S
-from rankwatch_service.policy.control_records import Judgement, SilenceSet, decode_control
+from rankwatch_service.policy.control_records import Judgement, SilenceSet
 from rankwatch_service.policy.notification import iso_time
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Base, Delivery, Incident, Outbox
@@ -263,11 +263,6 @@ def links(api):
     return paths(api)
 
 
-def records(api, kind):
-    found = [decode_control(one.value) for one in api.controls.read(0, 1_000)]
-    return [one for one in found if isinstance(one, kind)]
-
-
 def opened(api, path, method="GET"):
     answer = api.ask(method, path, token="")
     return answer.status_code, answer.text
@@ -278,7 +273,7 @@ def test_to_open_a_link_asks_and_changes_nothing(api, links):
         status, text = opened(api, path)
         assert (status, "&lt;script&gt;" in text, "<script" in text) == (200, True, False)
     assert '<form method="post"><button class="primary">Acknowledge</button>' in opened(api, links["acknowledge"])[1]
-    assert records(api, Judgement) == records(api, SilenceSet) == []
+    assert api.told(Judgement) == api.told(SilenceSet) == []
 
 
 def test_the_form_acknowledges_once(api, links):
@@ -286,7 +281,7 @@ def test_the_form_acknowledges_once(api, links):
     for method in ("POST", "GET"):
         status, text = opened(api, links["acknowledge"], method)
         assert (status, "has been used" in text) == (403, True)
-    (record,) = records(api, Judgement)
+    (record,) = api.told(Judgement)
     assert (record.incident, record.what, record.actor) == ("inc_1", "acknowledged", "link to pager")
     (audited,) = api.get("/api/v1/audit?action=incident.acknowledged").json()["items"]
     assert (audited["actor"], audited["target"]) == ("link to pager", "inc_1")
@@ -318,7 +313,7 @@ def test_the_form_silences_for_an_hour(api, links):
 @pytest.mark.parametrize("method", ["GET", "POST"])
 def test_what_was_altered_does_nothing(api, links, altered, method):
     assert opened(api, altered(links["silence"]), method)[0] == 403
-    assert records(api, SilenceSet) == []
+    assert api.told(SilenceSet) == []
 
 
 def test_a_link_expires(api):
@@ -333,7 +328,7 @@ def test_what_is_over_or_deleted_is_told(api, links):
     with write(api.engine) as connection:
         connection.execute(delete(Outbox))
     assert "not stored any more" in opened(api, links["acknowledge"], "POST")[1]
-    assert records(api, Judgement) == []
+    assert api.told(Judgement) == []
 
 
 def test_links_are_the_same_in_every_try_and_of_other_keys_refused(api, links):

@@ -6,7 +6,7 @@ from rankwatch import wire
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.access.tokens import issue_token
 from rankwatch_service.api.ingest import NEW_JOBS_MAX
-from rankwatch_service.policy.control_records import JobProject, PolicySet, ReceiversSet, decode_control
+from rankwatch_service.policy.control_records import JobProject, PolicySet, ReceiversSet
 from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import Incident, Job
 from tests.support.store.rows import add, job_row
@@ -35,10 +35,6 @@ def names(api, path, **how):
     return [one.get("name") or one["id"] for one in api.get(path, **how).json()["items"]]
 
 
-def controls(api, kind):
-    return [one for one in (decode_control(row.value) for row in api.controls.read(0, 100)) if isinstance(one, kind)]
-
-
 def test_an_edit_sets_what_it_names_and_is_told_to_stream_and_audited_once(jobs):
     changed = edit(jobs, "a", owner="bob").json()
     assert (changed["project"], changed["owner"]) == ("nlp", "bob")
@@ -46,7 +42,7 @@ def test_an_edit_sets_what_it_names_and_is_told_to_stream_and_audited_once(jobs)
     detail = jobs.get(f"{JOBS}/a").json()
     assert (detail["project"], detail["owner"]) == ("nlp", "bob")
     assert edit(jobs, "a", project="").json()["project"] == ""
-    of_a = [record for record in controls(jobs, JobProject) if record.job == "a"]
+    of_a = [record for record in jobs.told(JobProject) if record.job == "a"]
     assert of_a == [JobProject("a", "nlp", "ann"), JobProject("a", "nlp", "bob"), JobProject("a", "", "bob")]
     audited = jobs.get("/api/v1/audit?target=a").json()["items"]
     assert [(row["action"], row["fields"]["owner"]) for row in audited] == [
@@ -88,11 +84,11 @@ def test_the_list_of_projects_counts_jobs_that_are_listed_and_open_incidents(job
 def test_receivers_and_rules_name_projects(jobs):
     receiver = {"name": "nlp", "url": "https://hooks.example/nlp", "projects": ["nlp"]}
     assert jobs.post("/api/v1/receivers", receiver).json()["projects"] == ["nlp"]
-    assert controls(jobs, ReceiversSet)[-1].receivers[0].projects == ("nlp",)
+    assert jobs.told(ReceiversSet)[-1].receivers[0].projects == ("nlp",)
     rule = {"id": "r", "mode": "suggest", "action": "stop", "project": "nlp"}
     assert jobs.ask("PUT", "/api/v1/policy", json={"rules": [rule]}).status_code == 200
     assert jobs.get("/api/v1/policy").json()["rules"][0]["project"] == "nlp"
-    assert controls(jobs, PolicySet)[-1].rules[0].project == "nlp"
+    assert jobs.told(PolicySet)[-1].rules[0].project == "nlp"
 
 
 # ---- tokens ----------------------------------------------------------------------------------------------------------
@@ -104,8 +100,7 @@ def token(api, *scopes, **more):
 
 
 def send(api, job, by):
-    body, kind = wire.encode(batch(0, job=job)), {"Content-Type": "application/msgpack"}
-    return api.ask("POST", "/api/v1/telemetry", token=by, content=body, headers=kind).status_code
+    return api.send(wire.encode(batch(0, job=job)), token=by).status_code
 
 
 def enrol(api, job, by):
@@ -116,7 +111,7 @@ def enrol(api, job, by):
 def test_a_job_that_begins_inherits_what_its_token_says_once(jobs, how):
     mine = token(jobs, Scope.INGEST, job="new", project="nlp", owner="ann")
     assert [how(jobs, "new", mine) for _ in range(2)] in ([202, 202], [201, 201])
-    assert controls(jobs, JobProject)[-1] == JobProject("new", "nlp", "ann")
+    assert jobs.told(JobProject)[-1] == JobProject("new", "nlp", "ann")
     told = jobs.get("/api/v1/audit?target=new&action=job.edit").json()["items"]
     assert [(row["fields"]["project"], row["actor"].split()[0]) for row in told] == [("nlp", "a")]
 
@@ -124,9 +119,9 @@ def test_a_job_that_begins_inherits_what_its_token_says_once(jobs, how):
 def test_the_token_of_one_job_goes_on_when_a_person_moves_the_job_and_moves_it_not_back(jobs):
     mine = token(jobs, Scope.INGEST, job="b", project="nlp")
     edit(jobs, "b", project="vision")
-    before = controls(jobs, JobProject)
+    before = jobs.told(JobProject)
     assert send(jobs, "b", mine) == 202
-    assert controls(jobs, JobProject) == before
+    assert jobs.told(JobProject) == before
     assert names(jobs, f"{JOBS}?project=vision") == ["b"]
 
 
@@ -166,9 +161,8 @@ def test_a_token_of_a_project_moves_no_job_into_another(jobs):
 
 def test_a_session_of_a_token_of_a_project_has_its_limits(jobs):
     mine = token(jobs, Scope.READ, project="nlp")
-    login = {"json": {"token": mine}, "headers": {"Sec-Fetch-Site": "same-origin"}}
-    assert jobs.client.post("/api/v1/session", **login).status_code in (200, 201)
-    listed = jobs.client.get(JOBS, headers={"Sec-Fetch-Site": "same-origin"}).json()["items"]
+    assert jobs.log_in(mine).status_code == 201
+    listed = jobs.client.get(JOBS).json()["items"]
     assert [job["name"] for job in listed] == ["a"]
 
 

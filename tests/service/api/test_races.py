@@ -1,6 +1,7 @@
 """Concurrent requests have the same outcome as requests in sequence, also over several api processes."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 from sqlalchemy import select
 
@@ -11,23 +12,18 @@ from rankwatch_service.store.models import Feed
 
 ON_BOTH_DATABASES = True
 TOGETHER = 8
-OURS = {"Sec-Fetch-Site": "same-origin"}
 
 
 def at_once(call):
     """The answers of `TOGETHER` calls that start together."""
-    answers, ready = [], threading.Barrier(TOGETHER)
+    ready = threading.Barrier(TOGETHER)
 
     def work(number):
         ready.wait()
-        answers.append(call(number))
+        return call(number)
 
-    threads = [threading.Thread(target=work, args=[number]) for number in range(TOGETHER)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return answers
+    with ThreadPoolExecutor(TOGETHER) as pool:
+        return list(pool.map(work, range(TOGETHER)))
 
 
 def silence(api, number):
@@ -45,7 +41,7 @@ def test_the_same_key_does_a_thing_once(api):
 def test_a_login_link_opens_one_session(api):
     with write(api.engine) as connection:
         token = create_token(connection, TokenKind.LOGIN, "first", [Scope.ADMIN], api.clock.unix_ns())[1]
-    answers = at_once(lambda _: api.client.post("/api/v1/session", json={"token": token}, headers=OURS))
+    answers = at_once(lambda _: api.log_in(token))
     assert sorted(answer.status_code for answer in answers) == [201] + [401] * (TOGETHER - 1)
 
 

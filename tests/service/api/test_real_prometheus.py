@@ -8,10 +8,9 @@ import pytest
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.policy.control_records import decode_control
 from rankwatch_service.store.models import Job
-from tests.support.service.alertmanager import amtool, needs_amtool
+from tests.support.service.api import served_api
+from tests.support.service.monitoring import amtool, needs_amtool, needs_prometheus, running_prometheus
 from tests.support.service.process import until
-from tests.support.service.prometheus import needs_prometheus, running_prometheus
-from tests.support.service.served_api import served_api
 from tests.support.store.rows import add, job_row
 
 pytestmark = pytest.mark.integration
@@ -46,7 +45,7 @@ def received(api, result):
 @needs_prometheus
 def test_what_a_prometheus_repeats_is_told_once_and_ends_when_its_rule_holds_no_more(service, tmp_path):
     api, url = service
-    with running_prometheus(tmp_path, url, api.token(Scope.ALERT), [FIRING, WATCHDOG]) as prometheus:
+    with running_prometheus(tmp_path, url, api.token(Scope.ALERT), [FIRING, WATCHDOG]) as change_rules:
         until("it has repeated its alert", lambda: received(api, "repeated") >= 2)
         (begun,) = told(api)
         assert (begun.name, begun.state, begun.severity) == ("DiskFull", "firing", "critical")
@@ -54,7 +53,7 @@ def test_what_a_prometheus_repeats_is_told_once_and_ends_when_its_rule_holds_no_
         assert 0 <= time.time() - begun.starts_s < 60
         assert "/graph?g0.expr=" in begun.url
         assert received(api, "own") >= 2
-        prometheus.rule([FIRING | {"expr": f"{FULL} > 98"}])
+        change_rules([FIRING | {"expr": f"{FULL} > 98"}])
         until("its end is told", lambda: len(told(api)) == 2)
     assert [one.state for one in told(api)] == ["firing", "resolved"]
 

@@ -5,6 +5,7 @@ from collections import Counter
 
 from rankwatch_service.access.refusals import TRIES_MAX, WINDOW_S
 from rankwatch_service.access.scopes import Scope
+from tests.support.service.api import OURS
 
 ON_BOTH_DATABASES = True
 
@@ -54,11 +55,9 @@ def test_who_has_used_a_valid_token_goes_on_when_others_are_revoked(api):
 
 
 def test_wrong_logins_count_too(api):
-    login = {"json": {"token": WRONG}, "headers": {"Sec-Fetch-Site": "same-origin"}}
-    answers = [api.client.post("/api/v1/session", **login).status_code for _ in range(TRIES_MAX + 1)]
-    assert answers == [401] * TRIES_MAX + [429]
-    login["headers"]["Authorization"] = f"Bearer {api.admin}"
-    assert api.client.post("/api/v1/session", **login).status_code == 429, "a valid token beside it does not help"
+    assert [api.log_in(WRONG).status_code for _ in range(TRIES_MAX + 1)] == [401] * TRIES_MAX + [429]
+    beside = OURS | {"Authorization": f"Bearer {api.admin}"}
+    assert api.log_in(WRONG, beside).status_code == 429, "a valid token beside it does not help"
 
 
 def test_a_browser_without_a_session_does_not_count_as_a_guesser(api):

@@ -7,7 +7,7 @@ import pytest
 
 from rankwatch_detectors.base import Frame, StepKind
 from rankwatch_service.access.scopes import Scope
-from rankwatch_service.policy.control_records import RulesSet, decode_control
+from rankwatch_service.policy.control_records import RulesSet
 from rankwatch_service.preview import policy_preview
 from rankwatch_service.series.writer import SeriesWriter
 from rankwatch_service.store.models import Attempt, Checkpoint, Incident, Job
@@ -26,8 +26,7 @@ def names(api):
 
 
 def records(api):
-    found = [decode_control(one.value) for one in api.controls.read(0, 1_000)]
-    return [[rule.name for rule in one.rules] for one in found if isinstance(one, RulesSet)]
+    return [[rule.name for rule in one.rules] for one in api.told(RulesSet)]
 
 
 def put(api, path, body, **how):

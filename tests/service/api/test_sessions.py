@@ -4,14 +4,9 @@ from rankwatch_service.access.scopes import Scope
 from rankwatch_service.access.sessions import LOGIN_S, issue_login
 from rankwatch_service.access.tokens import TokenKind, create_token
 from rankwatch_service.store.engine import write
+from tests.support.service.api import OURS
 
 ON_BOTH_DATABASES = True
-
-OURS = {"Sec-Fetch-Site": "same-origin"}
-
-
-def log_in(api, token, headers=OURS):
-    return api.client.post("/api/v1/session", json={"token": token}, headers=headers)
 
 
 def login_token(api):
@@ -20,7 +15,7 @@ def login_token(api):
 
 
 def test_a_session_is_a_cookie_that_scripts_cannot_read(api):
-    answer = log_in(api, api.admin)
+    answer = api.log_in(api.admin)
     assert answer.status_code == 201
     cookie = answer.headers["set-cookie"].lower()
     assert "httponly" in cookie
@@ -32,8 +27,8 @@ def test_a_session_is_a_cookie_that_scripts_cannot_read(api):
 
 def test_a_login_link_works_once(api):
     token = login_token(api)
-    assert log_in(api, token).status_code == 201
-    assert log_in(api, token).status_code == 401
+    assert api.log_in(token).status_code == 201
+    assert api.log_in(token).status_code == 401
 
 
 def test_a_login_link_is_no_token_for_requests(api):
@@ -41,11 +36,11 @@ def test_a_login_link_is_no_token_for_requests(api):
     for method, path in (("GET", "/api/v1/jobs"), ("GET", "/api/v1/session"), ("POST", "/api/v1/tokens")):
         answer = api.client.request(method, path, headers={"Authorization": f"Bearer {token}"})
         assert answer.status_code == 401
-    assert log_in(api, token).status_code == 201
+    assert api.log_in(token).status_code == 201
 
 
 def test_an_ingest_token_opens_no_session(api):
-    answer = log_in(api, api.token(Scope.INGEST))
+    answer = api.log_in(api.token(Scope.INGEST))
     assert answer.status_code == 403
     assert "opens no session" in answer.json()["detail"]
 
@@ -53,11 +48,11 @@ def test_an_ingest_token_opens_no_session(api):
 def test_a_login_link_is_valid_for_ten_minutes(api):
     with write(api.engine) as connection:
         token = issue_login(connection, "up", api.clock.unix_ns() - LOGIN_S * 10**9)
-    assert log_in(api, token).status_code == 401
+    assert api.log_in(token).status_code == 401
 
 
 def test_after_logging_out_the_cookie_is_not_valid(api):
-    log_in(api, api.admin)
+    api.log_in(api.admin)
     [(name, value)] = api.client.cookies.items()
     assert api.client.delete("/api/v1/session", headers=OURS).status_code == 204
     api.client.cookies.set(name, value)
@@ -66,7 +61,7 @@ def test_after_logging_out_the_cookie_is_not_valid(api):
 
 def test_revoking_a_token_ends_the_sessions_that_it_opened(api):
     token = api.token(Scope.READ)
-    log_in(api, token)
+    api.log_in(token)
     assert api.client.get("/api/v1/jobs").status_code == 200
     api.ask("DELETE", f"/api/v1/tokens/{token.split('_')[2]}")
     api.client.headers.pop("authorization", None)
@@ -82,8 +77,8 @@ def test_another_site_can_neither_log_in_nor_write_with_the_cookie(api):
         {},
     )
     for headers in foreign:
-        assert log_in(api, api.admin, headers).status_code == 403
-    log_in(api, api.admin)
+        assert api.log_in(api.admin, headers).status_code == 403
+    api.log_in(api.admin)
     body = {"hands_off": True}
     for headers in foreign:
         assert api.client.put("/api/v1/policy/hands-off", json=body, headers=headers).status_code == 403
@@ -92,6 +87,6 @@ def test_another_site_can_neither_log_in_nor_write_with_the_cookie(api):
 
 
 def test_a_wrong_token_opens_no_session_and_is_not_repeated_in_the_answer(api):
-    answer = log_in(api, "rankwatch_api_0123456789ab_guess")
+    answer = api.log_in("rankwatch_api_0123456789ab_guess")
     assert answer.status_code == 401
     assert "guess" not in answer.text

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.service.served_api import served_api
+from tests.support.service.api import served_api
 from tests.support.service.terminal import Terminal
 
 

@@ -18,7 +18,7 @@ from rankwatch_service.cli.errors import CliError, Status
 from rankwatch_service.orders import commands
 from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import Incident
-from tests.support.service.served_api import served_api
+from tests.support.service.api import served_api
 from tests.support.values.incidents import incident_row
 
 WITHIN_S = 60.0

@@ -45,21 +45,6 @@ def test_every_page_and_every_file_it_names_is_there(client, path):
     assert {client.get(link).status_code for link in found} == {200}
 
 
-def test_every_module_that_a_module_imports_is_there(client):
-    base = folder(client)
-    todo, seen = [f"pages/{module}.js" for module, _ in PAGES.values()], set()
-    while todo:
-        name = todo.pop()
-        if name in seen:
-            continue
-        seen.add(name)
-        answer = client.get(f"{base}/{name}")
-        assert answer.status_code == 200, name
-        room = name.rpartition("/")[0]
-        todo += [normpath(f"{room}/{found}") for found in re.findall(r'from "(\.[^"]+)"', answer.text)]
-    assert {"components/shell.js", "charts/line_chart.js", "charts/heat_map.js"} <= seen
-
-
 def test_a_page_names_every_module_that_it_loads_so_that_they_load_at_once(client):
     base = folder(client)
     for path, (module, _) in PAGES.items():
@@ -68,8 +53,9 @@ def test_a_page_names_every_module_that_it_loads_so_that_they_load_at_once(clien
             name = todo.pop()
             seen.add(name)
             room = name.rpartition("/")[0]
-            text = client.get(f"{base}/{name}").text
-            imported = re.findall(r'(?:from|^import) "(\.[^"]+)";', text, re.MULTILINE)
+            answer = client.get(f"{base}/{name}")
+            assert answer.status_code == 200, name
+            imported = re.findall(r'(?:from|^import) "(\.[^"]+)";', answer.text, re.MULTILINE)
             todo += {normpath(f"{room}/{one}") for one in imported} - seen
         named = [link.removeprefix(f"{base}/") for link in links(client, path) if link.endswith(".js")]
         assert sorted(set(named)) == sorted(seen | {"common/theme.js"}), path
@@ -117,26 +103,18 @@ def test_nothing_else_is_served(client, name):
     assert client.get(f"{base}/{name}").status_code == 404
 
 
-def test_text_has_no_size_but_those_of_the_scale(client):
-    scale, others = set(), []
-    for path in links(client, "/login"):
-        if path.endswith(".css"):
-            style = client.get(path).text
-            scale |= set(re.findall(r"(--size-\w+): [\d.]+px;", style))
-            others += re.findall(r"font(?:-size)?: [^;]*?\d(?:px|r?em|pt)\b[^;]*", re.sub(r"/[\d.]+px", "", style))
-            others += [name for name in re.findall(r"var\((--size-\w+)\)", style) if name not in scale]
-    assert len(scale) == 8
-    assert others == []
-
-
-def test_parts_have_no_distance_but_those_of_the_scale(client):
-    scale, others = set(), []
-    for path in links(client, "/login"):
-        if path.endswith(".css"):
-            style = client.get(path).text
-            scale |= set(re.findall(r"(--space-\d+): \d+px;", style))
-            distances = re.findall(r"[\s;{](?:padding|margin|(?:row-|column-)?gap)(?:-\w+)?: ([^;}]*)[;}]", style)
-            others += [one for one in distances if re.search(r"\d(?:px|r?em|pt)\b", one)]
-            others += [name for name in re.findall(r"var\((--space-\d+)\)", style) if name not in scale]
-    assert len(scale) == 10
-    assert others == []
+@pytest.mark.parametrize(
+    ("scale", "steps", "property_"),
+    [
+        ("size", 8, r"font(?:-size)?"),
+        ("space", 10, r"(?:padding|margin|(?:row-|column-)?gap)(?:-\w+)?"),
+    ],
+)
+def test_styles_have_no_size_and_no_distance_but_those_of_the_scale(client, scale, steps, property_):
+    styles = [client.get(path).text for path in links(client, "/login") if path.endswith(".css")]
+    known = {name for style in styles for name in re.findall(rf"(--{scale}-\w+): [\d.]+px;", style)}
+    assert len(known) == steps
+    for style in styles:
+        values = re.findall(rf"[\s;{{]{property_}: ([^;}}]*)[;}}]", re.sub(r"/[\d.]+px", "", style))
+        assert [value for value in values if re.search(r"\d(?:px|r?em|pt)\b", value)] == []
+        assert set(re.findall(rf"var\((--{scale}-\w+)\)", style)) <= known

@@ -12,7 +12,7 @@ from rankwatch_service.access.scopes import Scope
 from rankwatch_service.policy.control_records import decode_control
 from rankwatch_service.store.models import Incident, Job
 from tests.packaging.pages import ROOT, blocks
-from tests.support.service.served_api import served_api
+from tests.support.service.api import served_api
 from tests.support.store.rows import add, job_row, report
 from tests.support.values.incidents import NOON_UNIX_NS, incident_row
 

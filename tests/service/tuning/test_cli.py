@@ -6,7 +6,7 @@ import pytest
 
 from rankwatch_service.simulate.faults import Slow
 from rankwatch_service.simulate.job import Job
-from tests.support.service.served_api import served_api
+from tests.support.service.api import served_api
 from tests.support.service.stored_series import store
 from tests.support.service.terminal import Terminal
 

@@ -1,10 +1,14 @@
 """The api in this process, over a database of its own, with a token for each purpose."""
 
+import socket
+import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import uvicorn
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
@@ -16,9 +20,18 @@ from rankwatch_service.api.ingest import Batcher, Intake
 from rankwatch_service.clock import Clock, SystemClock
 from rankwatch_service.log.control_log import ControlLog
 from rankwatch_service.log.sql_log import SqlLog
+from rankwatch_service.notify.lease import LEASE_NS
+from rankwatch_service.policy.control_records import decode_control
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.engine import open_engine, write
+from rankwatch_service.store.models import Lease
+from rankwatch_service.stream.process import PartitionReport, Reporter
 from tests.support.store.database import new_database, without_sync
+from tests.support.store.rows import add
+
+MSGPACK = {"content-type": "application/msgpack"}
+OURS = {"Sec-Fetch-Site": "same-origin"}
+"""A browser sends it from pages of the service."""
 
 
 class Api:
@@ -74,6 +87,19 @@ class Api:
     def post(self, path: str, body=None, **how):
         return self.ask("POST", path, json={} if body is None else body, **how)
 
+    def send(self, body: Any, path: str = "telemetry", headers: Any = MSGPACK, **how):
+        """What agents send."""
+        return self.ask("POST", f"/api/v1/{path}", content=body, headers=headers, **how)
+
+    def log_in(self, token: str, headers: Any = OURS):
+        """Open a session in the client, as the login page does."""
+        return self.client.post("/api/v1/session", json={"token": token}, headers=headers)
+
+    def told(self, kind: type[Any]) -> list[Any]:
+        """Records of a kind for stream, in their order."""
+        records = [decode_control(one.value) for one in self.controls.read(0, 1_000)]
+        return [record for record in records if isinstance(record, kind)]
+
 
 @contextmanager
 def running_api(
@@ -84,3 +110,32 @@ def running_api(
     with api.client:
         yield api
     api.engine.dispose()
+
+
+@contextmanager
+def served_api(folder: Path) -> Iterator[tuple[Api, str]]:
+    """The api on a real port, in a thread of this process, and its URL."""
+    api = Api(folder)
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(api.app, log_level="warning", timeout_graceful_shutdown=1))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        yield api, f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
+        listener.close()
+        api.engine.dispose()
+
+
+def stream_reports(api: Api, tick_s: int = 0) -> None:
+    """Stream owns partition 0, and its newest tick was `tick_s` ago."""
+    tick = api.clock.unix_ns() - tick_s * 10**9
+    Reporter(api.engine, api.clock, "host:1").report([PartitionReport(0, 3, 7, 7, tick, 0)], Counter())
+
+
+def notifier_reports(api: Api, ago_s: int = 0) -> None:
+    """The notifier took its lease `ago_s` ago."""
+    until = api.clock.unix_ns() + LEASE_NS - ago_s * 10**9
+    add(api.engine, Lease, name="notify", holder="host 1", epoch=1, expires_unix_ns=until)

@@ -5,7 +5,6 @@ import hashlib
 import hmac
 import json
 import secrets
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +18,8 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from joserfc import jwt
 from joserfc.jwk import RSAKey
+
+from tests.support.service.process import serving
 
 CLIENT_ID = "rankwatch"
 CLIENT_SECRET = "client secret: + / %"
@@ -185,12 +186,6 @@ def oidc_provider() -> Iterator[Provider]:
     """A provider that vouches for ada@example.com, of the group `platform`."""
     provider = Provider()
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Handler,), {"provider": provider}))
-    provider.issuer = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    try:
+    provider.issuer = f"http://127.0.0.1:{server.server_port}"
+    with serving(server):
         yield provider
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
+import structlog
 
 START_S = 120.0
 LOGIN = re.compile(r"(https?://\S+)/login#(\S+)")
@@ -39,6 +44,16 @@ def no_role_outlives_its_test() -> Iterator[None]:
         process.kill()
         process.wait()
         _running.discard(process)
+
+
+@pytest.fixture(autouse=True)
+def no_text_log_outlives_its_test() -> Iterator[None]:
+    """A log into the captured stderr of a test that has ended would fail whoever logs after it."""
+    hooks = sys.excepthook, threading.excepthook, sys.unraisablehook
+    yield
+    structlog.reset_defaults()
+    logging.captureWarnings(False)
+    sys.excepthook, threading.excepthook, sys.unraisablehook = hooks
 
 
 class Role:
@@ -146,3 +161,17 @@ def _state(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return ""
+
+
+@contextmanager
+def serving(server: ThreadingHTTPServer) -> Iterator[None]:
+    """Let a server answer, in a thread of this process."""
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -10,6 +10,8 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
+from tests.support.service.process import serving
+
 PIECE_BYTES = 65_536
 HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding"}
 
@@ -62,11 +64,5 @@ def round_robin(ports: Sequence[int]) -> Iterator[tuple[str, Counter[tuple[str, 
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.handle_error = lambda *_: None  # clients are killed
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
+    with serving(server):
         yield f"http://127.0.0.1:{server.server_port}", answered
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()

@@ -60,7 +60,7 @@ class Feed:
     def _post(self, steps: range) -> None:
         numbers = [step for step in steps for _ in range(WORLD_SIZE)]
         who = [rank for _ in steps for rank in range(WORLD_SIZE)]
-        values, exact = self._values(numbers, who)
+        values, exact = self._values(steps)
         message = batch(
             next(self._seq),
             job=self._job,
@@ -77,25 +77,22 @@ class Feed:
         headers = {"content-type": "application/msgpack"}
         self._client.post(path, content=wire.encode(message), headers=headers).raise_for_status()
 
-    def _values(self, steps: list[int], who: list[int]) -> tuple[Values, Values]:
-        noise = self._chance.standard_normal
-        busy = [0.08 * (1 + 0.02 * noise()) for _ in who]
-        values: Values = {
-            "loss": [2 + 3 * np.exp(-step / 300) + 0.02 * noise() for step in steps],
-            "grad_norm": [1 + 0.05 * noise() for _ in steps],
-            "busy_s": busy,
-            "step_time_s": [STEP_S * (1 + 0.02 * noise()) for _ in steps],
-        }
-        exact: Values = {"nonfinite": [0] * len(steps)}
-        for step in sorted(set(steps)):
+    def _values(self, steps: range) -> tuple[Values, Values]:
+        """Columns over all ranks in all steps; what a step does not have is absent in it."""
+        columns: tuple[Values, Values] = {}, {}
+        for number, step in enumerate(steps):
+            noise = self._chance.standard_normal
+            values: Values = {
+                "loss": [2 + 3 * np.exp(-step / 300) + 0.02 * noise() for _ in range(WORLD_SIZE)],
+                "grad_norm": [1 + 0.05 * noise() for _ in range(WORLD_SIZE)],
+                "busy_s": [0.08 * (1 + 0.02 * noise()) for _ in range(WORLD_SIZE)],
+                "step_time_s": [STEP_S * (1 + 0.02 * noise()) for _ in range(WORLD_SIZE)],
+            }
+            exact: Values = {"nonfinite": [0] * WORLD_SIZE}
             if self._change is not None:
-                chosen = [place for place, one in enumerate(steps) if one == step]
-                part = {name: [column[place] for place in chosen] for name, column in values.items()}
-                part_exact = {name: [column[place] for place in chosen] for name, column in exact.items()}
-                self._change(step, part, part_exact)
-                for all_, some in ((values, part), (exact, part_exact)):
-                    for name, column in some.items():
-                        all_.setdefault(name, [None] * len(steps))
-                        for place, value in zip(chosen, column, strict=True):
-                            all_[name][place] = value
-        return values, exact
+                self._change(step, values, exact)
+            for whole, part in zip(columns, (values, exact), strict=True):
+                for name, cells in part.items():
+                    column = whole.setdefault(name, [None] * (len(steps) * WORLD_SIZE))
+                    column[number * WORLD_SIZE : (number + 1) * WORLD_SIZE] = cells
+        return columns

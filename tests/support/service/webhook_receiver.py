@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from tests.support.service.process import serving
+
 DEADLINE_S = 60.0
 
 
@@ -87,12 +89,5 @@ class WebhookReceiver:
 @contextmanager
 def webhook_receiver(answer: Callable[[int, Call], Answer] = lambda *_: Answer()) -> Iterator[WebhookReceiver]:
     receiver = WebhookReceiver(answer)
-    receiver.server.daemon_threads = True
-    thread = threading.Thread(target=receiver.server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    try:
+    with serving(receiver.server):
         yield receiver
-    finally:
-        receiver.server.shutdown()
-        receiver.server.server_close()
-        thread.join()
