@@ -10,13 +10,11 @@ import pytest
 
 from rankwatch import wire
 from rankwatch_detectors.base import Finding, Frame, Observation
-from rankwatch_detectors.catalogue import CatalogueConfig, detectors
+from rankwatch_detectors.catalogue import detectors
 from rankwatch_service.incidents.correlator import WHY
 from rankwatch_service.incidents.model import Transition
 from rankwatch_service.job import detection
 from rankwatch_service.job.detection import FAILURES_MAX, DetectorBank
-from rankwatch_service.replay.run import ReplayResult, replay
-from rankwatch_service.replay.sources import open_source
 from rankwatch_service.simulate.batches import batches
 from rankwatch_service.simulate.faults import Hang, LossSpike, NonFinite, Restart, Slow
 from rankwatch_service.simulate.files import write_job
@@ -24,6 +22,7 @@ from rankwatch_service.simulate.generate import generate
 from rankwatch_service.simulate.job import Job
 from rankwatch_service.simulate.placement import RankPlacement
 from rankwatch_service.stream.saved import pack
+from tests.support.recordings.replayed import replayed
 from tests.support.service.partition import Listener, PlayedPartition
 from tests.support.values.presences import frame
 
@@ -71,14 +70,10 @@ def test_rows_of_a_recording_judged_together_give_the_incidents_of_rows_judged_o
     path = tmp_path / "job.csv"
     write_job(Job(8, 200, 3).inject(Slow(5, 60, 1.3), NonFinite(0, 150)), path)
 
-    def replayed() -> ReplayResult:
-        quietly = {"until_step": None, "progress": lambda done, total: None}
-        return replay([open_source(path)], {}, [CatalogueConfig()], job="gpt", **quietly)
-
-    together = replayed()
+    together = replayed(path)
     assert len(together.incidents[0]) > 1
     monkeypatch.setattr(detection, "TOGETHER_MAX", 1)
-    assert repr(replayed()) == repr(together)
+    assert repr(replayed(path)) == repr(together)
 
 
 class Counting(Listener):

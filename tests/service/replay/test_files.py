@@ -13,29 +13,13 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from rankwatch_detectors.catalogue import CatalogueConfig
 from rankwatch_service.replay import files
-from rankwatch_service.replay.layout import ReplayError, parse_mapping
+from rankwatch_service.replay.layout import ReplayError
 from rankwatch_service.replay.rows import RowReader
-from rankwatch_service.replay.run import ReplayResult, replay
 from rankwatch_service.replay.sources import open_source
 from rankwatch_service.simulate.files import write_job
 from rankwatch_service.simulate.job import Job
-
-
-def replayed(*paths: Path, mapping: str = "", until_step: int | None = None) -> ReplayResult:
-    sources = [open_source(path) for path in paths]
-    outcome = replay(
-        sources,
-        parse_mapping(mapping),
-        [CatalogueConfig()],
-        job="test",
-        until_step=until_step,
-        progress=lambda done, total: None,
-    )
-    if outcome.broken is not None:
-        raise outcome.broken
-    return outcome
+from tests.support.recordings.replayed import replayed
 
 
 def csv(tmp_path: Path, text: str, name: str = "job.csv") -> Path:

@@ -10,31 +10,24 @@ import pytest
 from typer.testing import CliRunner
 
 from rankwatch_detectors.base import Finding, Kind, Observation
-from rankwatch_detectors.catalogue import CatalogueConfig
 from rankwatch_detectors.values.corruption import LocalNormDetector
 from rankwatch_service.cli.app import app
 from rankwatch_service.cli.errors import CliError
 from rankwatch_service.replay.configure import read_config
 from rankwatch_service.replay.layout import ReplayError
 from rankwatch_service.replay.report import NOT_IN_FILES, as_json
-from rankwatch_service.replay.run import ReplayResult, replay
 from rankwatch_service.replay.sources import open_source
 from rankwatch_service.simulate.faults import BitFlip, NonFinite, Slow
 from rankwatch_service.simulate.files import write_job
 from rankwatch_service.simulate.job import Job
 from rankwatch_service.simulate.placement import RankPlacement
+from tests.support.recordings.replayed import replayed
 from tests.support.trainer_logs import write_event_file
 
 
 def recorded(job: Job, path: Path) -> Path:
     write_job(job, path)
     return path
-
-
-def replayed(path: Path, *configs: str) -> ReplayResult:
-    judged = [read_config(config) for config in configs] or [CatalogueConfig()]
-    quietly = {"until_step": None, "progress": lambda done, total: None}
-    return replay([open_source(path)], {}, judged, job="test", **quietly)
 
 
 def test_a_slow_rank_is_named_with_its_host_and_the_times_of_the_file(tmp_path: Path) -> None:
@@ -73,14 +66,7 @@ def test_files_of_which_only_one_tells_of_devices_are_one_accelerated_job(tmp_pa
     first.write_text("\n".join([head, *(row for row, rank in zip(rows, of_rank, strict=True) if rank < 8)]) + "\n")
     head = head.replace("device_type", "note")
     second.write_text("\n".join([head, *(row for row, rank in zip(rows, of_rank, strict=True) if rank >= 8)]) + "\n")
-    outcome = replay(
-        [open_source(first), open_source(second)],
-        {},
-        [CatalogueConfig()],
-        job="test",
-        until_step=None,
-        progress=lambda done, total: None,
-    )
+    outcome = replayed(first, second)
     assert [(incident.kind, incident.ranks) for incident in outcome.incidents[0]] == [(Kind.STRAGGLER, (5,))]
 
 

@@ -13,7 +13,7 @@ from rankwatch_detectors.base import Frame, StepKind
 from rankwatch_service.series import query
 from rankwatch_service.series.chunks import blank
 from rankwatch_service.series.query import Reduce, Side, heat_map, series
-from rankwatch_service.series.rollups import LEVELS, Buckets, ValueMark, bucket_steps, of_chunk
+from rankwatch_service.series.rollups import LEVELS, Buckets, ValueMark, of_chunk
 from rankwatch_service.series.rows import Tier, trim
 from rankwatch_service.series.writer import SeriesWriter
 from rankwatch_service.store.engine import read, write
@@ -234,24 +234,6 @@ def test_raw_chunks_leave_by_age_and_roll_ups_stay(engine):
     assert heat_map(engine, "gpt", "loss").step.tolist() == [*range(0, 640, 64), *range(640, 704)]
 
 
-def test_the_oldest_leave_first_when_there_is_too_much(engine):
-    clock = FakeClock()
-    writer = SeriesWriter(engine, clock)
-    for number in range(10):
-        for each in frames(np.array([[number + 0.5]]), first=number * 64):
-            writer.add("gpt", each)
-        writer.flush("gpt")
-        clock.advance(1)
-    with read(engine) as connection:
-        sizes = connection.scalars(select(SeriesChunk.size_bytes).order_by(SeriesChunk.chunk)).all()
-    gone = trim(engine, Tier(10**30, sum(sizes[-4:])), FOREVER, clock.unix_ns())
-    with read(engine) as connection:
-        assert connection.scalars(select(SeriesChunk.chunk).order_by(SeriesChunk.chunk)).all() == [6, 7, 8, 9]
-    assert gone.chunks == 6
-    assert trim(engine, Tier(10**30, 0), Tier(10**30, 0), clock.unix_ns()).rollups > 0
-    assert rollups(engine) == []
-
-
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_buckets_join_to_the_bucket_of_all_their_steps(data):
@@ -270,7 +252,3 @@ def test_buckets_join_to_the_bucket_of_all_their_steps(data):
         assert np.array_equal(
             getattr(joined, name), getattr(whole, name), equal_nan=getattr(whole, name).dtype.kind == "f"
         )
-
-
-def test_levels_are_64_steps_and_eight_times_as_many_each():
-    assert [bucket_steps(level) for level in range(LEVELS + 1)] == [1, 64, 512, 4_096, 32_768]

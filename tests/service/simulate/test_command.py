@@ -8,11 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from rankwatch_detectors.catalogue import CatalogueConfig
 from rankwatch_service.cli.app import app
 from rankwatch_service.cli.errors import CliError, Status
-from rankwatch_service.replay.run import replay
-from rankwatch_service.replay.sources import open_source
+from tests.support.recordings.replayed import replayed
 
 
 def run(*words: str) -> tuple[int, str]:
@@ -71,9 +69,7 @@ def test_a_job_on_accelerators_is_judged_by_what_its_devices_measure(tmp_path: P
     with path.open() as lines:
         row = next(csv.DictReader(lines))
     assert {"busy_cpu_s", "device_uuid", "device_busy_s", "device_wait_s"} <= row.keys()
-    quietly = {"until_step": None, "progress": lambda done, total: None}
-    outcome = replay([open_source(path)], {}, [CatalogueConfig()], job="test", **quietly)
-    (incident,) = outcome.incidents[0]
+    (incident,) = replayed(path).incidents[0]
     assert (incident.kind, incident.ranks, incident.cause) == ("straggler", (2,), "device")
 
 

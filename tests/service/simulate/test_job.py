@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 
-from rankwatch_detectors.base import AttemptStart, Frame, Kind, Occurrence, StepKind, Tick
+from rankwatch_detectors.base import AttemptStart, Frame, Kind, Occurrence, Tick
+from rankwatch_service.simulate.batches import TimedBatch, batches
 from rankwatch_service.simulate.faults import (
     BitFlip,
     Hang,
@@ -23,23 +26,11 @@ from rankwatch_service.simulate.generate import generate
 from rankwatch_service.simulate.job import Job
 from rankwatch_service.simulate.noise import Noise
 from rankwatch_service.simulate.placement import RankPlacement
+from rankwatch_service.simulate.transit import Transit, disturbed
 
 
 def frames(job: Job) -> list[Frame]:
     return [observation for observation in generate(job) if isinstance(observation, Frame)]
-
-
-def test_the_same_seed_gives_the_same_job_and_another_seed_another() -> None:
-    def busy(seed: int) -> list[float]:
-        return [float(frame.values["busy_s"].sum()) for frame in frames(Job(8, 20, seed))]
-
-    assert busy(1) == busy(1)
-    assert busy(1) != busy(2)
-
-
-def test_observing_a_job_twice_begins_anew_each_time() -> None:
-    job = Job(8, 60, 3).inject(BitFlip(2, 20), NonFinite(1, 30), Restart(40, 10, relaunch=False), Kill(3, 50))
-    assert [type(o) for o in generate(job)] == [type(o) for o in generate(job)]
 
 
 def test_time_never_goes_back_and_a_tick_comes_each_second() -> None:
@@ -177,5 +168,44 @@ def test_topology_follows_the_usual_order_of_dimensions() -> None:
         Job(30, placement=RankPlacement(tp=4)).topology()
 
 
-def test_all_steps_of_training_are_of_kind_train() -> None:
-    assert {frame.kind for frame in frames(Job(4, 10))} == {StepKind.TRAIN}
+def sent(job: Job) -> list[TimedBatch]:
+    return list(disturbed(batches("gpt", generate(job)), job.transit, job.seed))
+
+
+def names(messages: list[TimedBatch]) -> list[tuple[str, str, int]]:
+    return [(message.batch.host, message.batch.boot, message.batch.seq) for message in messages]
+
+
+def job(transit: Transit | None = None) -> Job:
+    return Job(16, 60, 1, step_s=0.5, transit=transit or Transit())
+
+
+def test_an_undisturbed_job_comes_as_it_was_sent() -> None:
+    assert names(sent(job())) == names(list(batches("gpt", generate(job()))))
+
+
+def test_late_and_doubled_batches_are_the_same_batches_in_another_order() -> None:
+    plain = names(sent(job()))
+    messages = sent(job(Transit(doubled=0.2, late=0.1, late_s=3.0)))
+    assert set(names(messages)) == set(plain)
+    assert names(messages) != plain
+    assert 10 < sum(count - 1 for count in Counter(names(messages)).values()) < len(plain) / 2
+    times = [message.time_s for message in messages]
+    assert times == sorted(times)
+
+
+def test_a_host_with_a_wrong_clock_stamps_by_it_and_others_do_not() -> None:
+    pairs = zip(sent(job()), sent(job(Transit(skews_s={"host-1": -2.5}))), strict=True)
+    for plain, skewed in pairs:
+        ahead_ns = -2_500_000_000 if plain.batch.host == "host-1" else 0
+        assert skewed.batch.sent_unix_ns - plain.batch.sent_unix_ns == ahead_ns
+        for before, after in zip(plain.batch.events, skewed.batch.events, strict=True):
+            assert after.time_unix_ns - before.time_unix_ns == ahead_ns
+
+
+def test_a_new_collector_has_another_boot_and_counts_from_0() -> None:
+    messages = sent(job(Transit(collector_restarts_s={"host-0": 12.0})))
+    again = [message for message in messages if message.batch.boot.endswith("-again")]
+    assert {message.batch.host for message in again} == {"host-0"}
+    assert [message.batch.seq for message in again] == list(range(len(again)))
+    assert min(message.time_s for message in again) >= 12.0
