@@ -1,4 +1,4 @@
-"""A stream over SQLite; a module that has both databases in mind has a `service` of its own."""
+"""A stream over SQLite; deleted jobs, on both databases, have a `service` of its own."""
 
 from collections.abc import Iterator
 from pathlib import Path

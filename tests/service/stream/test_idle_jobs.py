@@ -9,13 +9,7 @@ from rankwatch_service.store import models
 from rankwatch_service.store.engine import write
 from rankwatch_service.stream import loop, partition
 from rankwatch_service.stream.saved import FencedError
-from tests.support.service.stream import Service
 from tests.support.values.batches import progress, ranks, table
-
-
-@pytest.fixture
-def service(engine):
-    return Service(engine)
 
 
 def launch_ill(service):
