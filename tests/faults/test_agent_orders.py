@@ -272,12 +272,3 @@ def test_the_last_good_capture_outlives_every_later_one_and_training_goes_back_t
     until(lambda: ("l.1", 25, 0) in service.rows())
     assert ("l.1", 19, 0) not in service.rows()
     reader.close()
-
-
-def hand_over(directory: Path, service: AgentService, hold: wire.OrderView) -> None:
-    """Tell of an order, and wait until it stands in the rank's slot."""
-    (ring,) = directory.glob("*.ring")
-    reader = RingReader(str(ring))
-    service.order(hold)
-    until(lambda: (written := reader.directives.read()) is not None and written.order == hold.order)
-    reader.close()

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from rankwatch import layout, wire
 from rankwatch.spawn import lock_is_held
 from tests.support.agent.process import AgentProcess
-from tests.support.agent.service import AgentService, until
+from tests.support.agent.service import until
 from tests.support.agent.small_disk import small_disk
 from tests.support.ranks.recording_rank import RecordingRank
 from tests.support.trials.selection import in_ci
@@ -120,29 +121,21 @@ def test_what_may_change_is_waited_for(tmp_path, status, service):
         assert service.lost() == {}
 
 
-def test_on_a_full_disk_memory_holds_what_the_disk_cannot_and_nothing_is_lost(tmp_path):
-    with small_disk(tmp_path, 64) as disk, AgentService() as service:
-        service.stop()
-        environment = {**service.environment, "RANKWATCH_SPOOL": str(disk)}
-        with RecordingRank(tmp_path) as rank, AgentProcess(tmp_path, environment) as agent:
+@pytest.mark.parametrize("spool", ["on a full disk", "not a folder"])
+def test_where_the_spool_cannot_be_written_it_is_said_once_memory_has_to_do_and_nothing_is_lost(
+    tmp_path, spool, service, rank
+):
+    service.stop()
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    with small_disk(tmp_path, 64) if spool == "on a full disk" else nullcontext(blocked) as path:
+        with AgentProcess(tmp_path, {**service.environment, "RANKWATCH_SPOOL": str(path)}) as agent:
             rank.do("steps", 2_000)
             until(lambda: "kept in memory" in agent.log)
             service.start()
             until(lambda: len(service.rows()) == 2_000)
-            assert service.lost() == {}
-
-
-def test_a_spool_folder_that_cannot_be_used_is_said_once_and_memory_has_to_do(tmp_path, service):
-    blocked = tmp_path / "file"
-    blocked.write_text("not a folder")
-    service.stop()
-    environment = {**service.environment, "RANKWATCH_SPOOL": str(blocked)}
-    with RecordingRank(tmp_path) as rank, AgentProcess(tmp_path, environment) as agent:
-        rank.do("steps", 100)
-        until(lambda: "kept in memory" in agent.log)
-        service.start()
-        until(lambda: len(service.rows()) == 100)
-        assert agent.log.count("kept in memory") == 1
+        assert spool != "not a folder" or agent.log.count("kept in memory") == 1
+        assert service.lost() == {}
 
 
 def test_two_agents_race_and_one_of_them_ends_at_once(tmp_path, service, rank):

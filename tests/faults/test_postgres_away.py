@@ -1,9 +1,8 @@
 """The server of the database dies, is away for a moment and comes back: everything goes on by itself."""
 
 import json
-import signal
 import time
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 
 import httpx2
 import pytest
@@ -11,8 +10,8 @@ import pytest
 from rankwatch import wire
 from rankwatch_service.store.engine import open_engine
 from rankwatch_service.store.errors import StoreBusyError
-from rankwatch_service.store.migrate import check, current_revision
-from tests.support.service.process import LOGIN, Http, Role, children, free_port, until
+from rankwatch_service.store.migrate import check
+from tests.support.service.process import Role, Up, children, until
 from tests.support.store.postgres import postgres_server
 
 pytestmark = [pytest.mark.integration, pytest.mark.ci]
@@ -28,13 +27,10 @@ def server():
 
 @pytest.fixture
 def up(tmp_path, server):
-    role = Role(tmp_path, "up", "--data", str(tmp_path / "data"), "--port", "0", "--database-url", server.url())
-    role.start()
-    url, _ = until("login link", lambda: LOGIN.findall(role.said()))[-1]
-    role.http = Http(url, role.token())
-    yield role
-    role.http.close()
-    role.stop()
+    up = Up(tmp_path, "--database-url", server.url())
+    up.start()
+    yield up
+    up.stop()
 
 
 def told(up, seq):
@@ -81,25 +77,6 @@ def listening(up, after):
     client = httpx2.Client(base_url=up.http.url, headers=up.http.headers, timeout=30.0, trust_env=False)
     with client, client.stream("GET", "/api/v1/events", params={"after": after}) as stream:
         yield stream.iter_lines()
-
-
-@pytest.mark.parametrize("role", ["api", "stream", "notify"])
-def test_a_role_that_starts_before_its_database_waits_for_it(tmp_path, server, role):
-    port = str(free_port())
-    settings = {"DATABASE_URL": server.url(), "DATA_DIR": str(tmp_path / "data"), "PORT": port}
-    starting = Role(tmp_path, role, environment={f"RANKWATCH_{name}": value for name, value in settings.items()})
-    server.kill()
-    starting.start()
-    until("the database is missed", lambda: "database_away" in starting.said())
-    server.start()
-    engine = open_engine(server.url())
-    until("the tables", lambda: current_revision(engine) is not None)
-    engine.dispose()
-    if role == "api":
-        with closing(Http(f"http://127.0.0.1:{port}")) as http:
-            assert http.ask("GET", "/readyz").json()["ready"]
-    assert starting.process.poll() is None
-    assert starting.stop() in (0, -signal.SIGTERM)
 
 
 @pytest.mark.parametrize(

@@ -8,20 +8,13 @@ import stat
 import pytest
 
 from rankwatch import wire
-from tests.support.service.process import LOGIN, Http, Role, alive, children, until
+from tests.support.service.process import Http, Role, Up, alive, children, until
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 MSGPACK = {"content-type": "application/msgpack"}
 
 
-class Up:
-    def __init__(self, folder):
-        self.folder = folder
-        self.role = Role(folder, "up", "--data", str(folder / "data"), "--port", "0")
-        self.role.start()
-        self.url, self.login = until("login link", lambda: LOGIN.findall(self.role.said()))[-1]
-        self.http = Http(self.url, self.role.token())
-
+class Service(Up):
     def send(self, seq):
         body = wire.encode(wire.Batch(1, "j", "l.0", "h", "b", seq, 0))
         return self.http.ask("POST", "/api/v1/telemetry", content=body, headers=MSGPACK)
@@ -30,18 +23,18 @@ class Up:
         return self.http.ask("GET", "/api/v1/jobs").json()["items"]
 
     def children(self):
-        return children(self.role.process.pid)
+        return children(self.process.pid)
 
     def end(self):
-        self.http.close()
-        if self.role.process.poll() is None:
-            self.role.stop()
+        if self.process.poll() is None:
+            self.stop()
 
 
 @pytest.fixture(scope="module")
 def up(tmp_path_factory):
     """One that stays as it is."""
-    up = Up(tmp_path_factory.mktemp("up"))
+    up = Service(tmp_path_factory.mktemp("up"))
+    up.start()
     yield up
     up.end()
 
@@ -49,7 +42,8 @@ def up(tmp_path_factory):
 @pytest.fixture
 def own_up(tmp_path):
     """One to be killed."""
-    up = Up(tmp_path / "up")
+    up = Service(tmp_path / "up")
+    up.start()
     yield up
     up.end()
 
@@ -61,8 +55,8 @@ def test_it_works_in_an_empty_folder_without_configuration(up):
     config = up.folder / "config" / "rankwatch" / "ingest.json"
     ingest = json.loads(config.read_text())
     assert ingest["url"] == up.url
-    assert ingest["token"] == (up.folder / "data" / "ingest-token").read_text().strip()
-    for path in (config, up.folder / "data" / "ingest-token"):
+    assert ingest["token"] == (up.data / "ingest-token").read_text().strip()
+    for path in (config, up.data / "ingest-token"):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
     collector = Http(up.url, ingest["token"])
     body = wire.encode(wire.Batch(1, "j", "l.0", "h", "b", 0, 0))
@@ -90,29 +84,28 @@ def test_a_role_that_is_killed_comes_back_and_nothing_accepted_is_lost(own_up):
 
 def test_the_roles_die_with_their_parent_even_when_it_is_killed(own_up):
     pids = own_up.children().values()
-    own_up.role.kill()
+    own_up.kill()
     until("end of the roles", lambda: not any(alive(pid) for pid in pids), 10.0)
 
 
 def test_it_ends_when_asked_and_finds_its_data_at_the_next_start(tmp_path):
-    first = Up(tmp_path / "up")
-    first.send(0)
-    until("job known", first.jobs)
-    token = (first.folder / "data" / "ingest-token").read_text()
-    first.http.close()
-    pids = first.children().values()
-    assert first.role.stop() == 0
+    up = Service(tmp_path / "up")
+    up.start()
+    up.send(0)
+    until("job known", up.jobs)
+    login, token = up.login, (up.data / "ingest-token").read_text()
+    pids = up.children().values()
+    assert up.stop() == 0
     assert not any(alive(pid) for pid in pids)
-    (first.folder / "out.txt").unlink()
-    second = Up(tmp_path / "up")
-    assert [job["name"] for job in second.jobs()] == ["j"]
-    assert (second.folder / "data" / "ingest-token").read_text() == token
-    assert second.login != first.login
-    second.end()
+    up.start()
+    assert [job["name"] for job in up.jobs()] == ["j"]
+    assert (up.data / "ingest-token").read_text() == token
+    assert up.login != login
+    up.stop()
 
 
 def test_a_second_one_on_the_same_folder_is_refused_with_a_reason(up):
-    other = Role(up.folder / "other", "up", "--data", str(up.folder / "data"), "--port", "0")
+    other = Role(up.folder / "other", "up", "--data", str(up.data), "--port", "0")
     other.start()
     assert other.process.wait(60) == 2
     assert "already running" in other.said()
@@ -133,7 +126,7 @@ def test_a_data_folder_that_others_can_read_is_refused_with_the_remedy(tmp_path)
 def test_nobody_else_can_read_what_the_service_writes(up):
     until("readiness", lambda: up.http.ask("GET", "/readyz").json()["ready"])
     up.send(0)
-    files = [path for path in (up.folder / "data").rglob("*") if path.is_file()]
+    files = [path for path in (up.data).rglob("*") if path.is_file()]
     assert any(path.name == "rankwatch.db" for path in files)
     assert [path.name for path in files if path.stat().st_mode & 0o077] == []
 
@@ -141,4 +134,4 @@ def test_nobody_else_can_read_what_the_service_writes(up):
 def test_neither_link_nor_token_stands_in_the_text_log(up):
     err = (up.folder / "err.txt").read_text()
     assert up.login not in err
-    assert (up.folder / "data" / "ingest-token").read_text().strip() not in err
+    assert (up.data / "ingest-token").read_text().strip() not in err

@@ -15,13 +15,13 @@ import time
 from pathlib import Path
 
 import pytest
-from kafka import KafkaConsumer, TopicPartition
 from sqlalchemy import select, text
 
 from rankwatch_service.settings import Settings
 from rankwatch_service.store import models
 from rankwatch_service.store.engine import open_engine, read
 from tests.support.kafka.broker import kafka_broker, new_prefix
+from tests.support.kafka.topic import read_topic
 from tests.support.recordings.recording import (
     end_of,
     record_controls,
@@ -130,17 +130,6 @@ class Group:
     def until_processed(self, records: int) -> None:
         self.until(lambda: self.processed() >= records, f"stuck before {records}")
 
-    def letters(self) -> list:
-        """Messages of the topic of dead letters."""
-        topic = TopicPartition(self.settings.kafka_settings().dead_letters_topic, 0)
-        consumer = KafkaConsumer(bootstrap_servers=self.settings.kafka, auto_offset_reset="earliest")
-        consumer.assign([topic])
-        found, deadline = [], time.monotonic() + DEADLINE_S
-        while consumer.position(topic) < consumer.end_offsets([topic])[topic] and time.monotonic() < deadline:
-            found += consumer.poll(100).get(topic, [])
-        consumer.close()
-        return found
-
     def said(self, name: str = "*") -> str:
         files = sorted(self.folder.glob(f"{name}.log"))
         return "\n".join(f"{file.name}:\n{file.read_text()[-3_000:]}" for file in files)
@@ -217,9 +206,9 @@ def test_members_join_leave_and_are_killed_in_the_middle_of_it(group, reference)
     group.until_processed(RECORDS)
     group.leave("c")
     assert_equal(group, reference)
-    letters = group.letters()
-    assert {letter.value for letter in letters} == {b"rubbish"}
-    assert dict(letters[0].headers)["reason"] == b"malformed"
+    topic = group.settings.kafka_settings().dead_letters_topic
+    letters = read_topic(group.settings.kafka, topic, enough=bool)
+    assert {(letter.value, letter.headers["reason"]) for letter in letters} == {(b"rubbish", "malformed")}
 
 
 @long_trial

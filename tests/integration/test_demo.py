@@ -47,17 +47,6 @@ def assert_nothing_is_left(folder: Path, name: str) -> None:
     assert not (Path("/dev/shm") / name).exists()
 
 
-@long_trial
-@pytest.mark.alone
-@pytest.mark.timeout(480)
-def test_a_clean_demo_job_opens_no_incident(tmp_path: Path) -> None:
-    with started(tmp_path, "--no-faults") as demo:
-        output = demo.communicate(timeout=450)[0]
-    assert demo.returncode == 0, output
-    assert "✔ nothing else opened" in output
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.alone
 @pytest.mark.timeout(480)
 @pytest.mark.parametrize(

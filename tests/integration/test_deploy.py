@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.service.process import LOGIN, Http, Role, free_port, until
+from tests.support.service.process import Up, free_port, until
 from tests.support.trials.pods import Pod, environment_of
 from tests.support.trials.slurm import BatchJob
 
@@ -47,22 +47,16 @@ for step in watch.steps(10**6 if together else STEPS):
 """With `--together` ranks wait for each other without end, as those of a training job, and rank 0 fails once."""
 
 
-class Service:
-    """`rankwatch up`, and what it shows of a job."""
+class Service(Up):
+    """What a service shows of a job."""
 
-    def __init__(self, folder: Path) -> None:
-        self.role = Role(folder, "up", "--data", str(folder / "data"), "--port", "0")
-        self.role.start()
-        self.url = until("login link", lambda: LOGIN.findall(self.role.said()))[0][0]
-        self._http = Http(self.url, self.role.token())
-
-    def token(self, job: str) -> str:
+    def job_token(self, job: str) -> str:
         asked = {"name": job, "scopes": ["ingest"], "job": job, "hosts_max": HOSTS}
-        token: str = self._http.ask("POST", "/api/v1/tokens", json=asked).json()["token"]
+        token: str = self.http.ask("POST", "/api/v1/tokens", json=asked).json()["token"]
         return token
 
     def job(self, name: str) -> dict[str, Any]:
-        answer = self._http.ask("GET", f"/api/v1/jobs/{name}")
+        answer = self.http.ask("GET", f"/api/v1/jobs/{name}")
         return answer.json() if answer.status_code == 200 else {"state": "", "step": -1, "attempt": ""}
 
     def until(self, name: str, state: str, step: int) -> dict[str, Any]:
@@ -75,14 +69,11 @@ class Service:
         found: dict[str, Any] = until(f"{name} {state} at step {step}: {self.job(name)}", there, 60.0)
         return found
 
-    def stop(self) -> None:
-        self._http.close()
-        self.role.stop()
-
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     service = Service(tmp_path_factory.mktemp("service"))
+    service.start()
     yield service
     service.stop()
 
@@ -96,7 +87,7 @@ def folder(tmp_path: Path) -> Path:
 
 def allocation(service: Service, folder: Path, job: str, number: int) -> dict[str, str]:
     """What Slurm tells a batch script, and where this service and the job's folders are."""
-    (folder / "token").write_text(service.token(job) + "\n")
+    (folder / "token").write_text(service.job_token(job) + "\n")
     return {
         "SLURM_JOB_ID": str(number),
         "SLURM_JOB_NAME": job,
@@ -158,7 +149,7 @@ def test_the_pods_of_a_manifest_train_and_report_how_they_end(
         part = part[name]
     (container,) = part["containers"]
     name, address = f"pods-{Path(file).stem}", f"localhost:{free_port()}"
-    environment = environment_of(container, LABELS, service.token(name))
+    environment = environment_of(container, LABELS, service.job_token(name))
     assert environment["RANKWATCH_JOB"] == "gpt-7b"
     environment |= {"RANKWATCH_JOB": name, "RANKWATCH_URL": service.url}
     environment |= {"RANKWATCH_DIR": str(folder / "rings"), "RANKWATCH_SPOOL": str(folder / "spool" / "agent")}
@@ -180,7 +171,7 @@ def test_the_pods_of_a_manifest_train_and_report_how_they_end(
 def test_the_agents_of_a_host_serve_jobs_that_start_none(service: Service, folder: Path) -> None:
     unit = (DEPLOY / "systemd" / "rankwatch-agent@.service").read_text()
     (line,) = [line for line in unit.splitlines() if line.startswith("ExecStart=")]
-    (folder / "token").write_text(service.token("unit"))
+    (folder / "token").write_text(service.job_token("unit"))
     rings = folder / "rings"
     here = {
         "/opt/rankwatch/bin/python": sys.executable,

@@ -10,19 +10,17 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import select
 
-from rankwatch_service.job.attempts import ATTEMPT_FREE_S, RANK_FREE_S
+from rankwatch_service.job.attempts import RANK_FREE_S
 from rankwatch_service.store.engine import open_engine, read
 from rankwatch_service.store.models import Agent, AgentView, DeadLetter
 from tests.support.agent.host import TrainingHost
-from tests.support.service.process import LOGIN, Http, Role, free_port, until
-from tests.support.service.proxy import round_robin
+from tests.support.service.process import Up, free_port, until
 
 pytestmark = [pytest.mark.integration, pytest.mark.ci]
 
@@ -30,29 +28,13 @@ BUSY_S = 20.0
 """What a busy machine may take beyond the time after which a rule lets others in."""
 
 
-@dataclass
-class Service:
-    """`rankwatch up` at a port that stays, with its database."""
+class Service(Up):
+    """A service at a port that stays, with its database."""
 
-    folder: Path
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, port=free_port())
 
-    def __post_init__(self) -> None:
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.database_url = f"sqlite:///{self.folder}/data/rankwatch.db"
-        self.role = Role(self.folder, "up", "--data", str(self.folder / "data"), "--port", str(self.port))
-
-    def start(self) -> None:
-        known = self.role.said() if (self.folder / "out.txt").exists() else ""
-        self.role.start()
-        until("login link", lambda: len(LOGIN.findall(self.role.said())) > len(LOGIN.findall(known)))
-        self.http = Http(self.url, self.role.token())
-
-    def kill(self) -> None:
-        self.http.close()
-        self.role.kill()
-
-    def token(self, job: str, hosts: int) -> str:
+    def job_token(self, job: str, hosts: int) -> str:
         """Of this job, for so many agents at a time."""
         asked = {"name": f"agents of {job}", "scopes": ["ingest"], "job": job, "hosts_max": hosts}
         answer = self.http.ask("POST", "/api/v1/tokens", json=asked)
@@ -60,7 +42,7 @@ class Service:
         return answer.json()["token"]
 
     def rows(self, *columns: Any) -> list[tuple[Any, ...]]:
-        engine = open_engine(self.database_url)
+        engine = open_engine(f"sqlite:///{self.data}/rankwatch.db")
         with read(engine) as connection:
             found = [tuple(row) for row in connection.execute(select(*columns))]
         engine.dispose()
@@ -72,19 +54,17 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     service = Service(tmp_path_factory.mktemp("service"))
     service.start()
     yield service
-    service.http.close()
-    service.role.stop()
+    service.stop()
 
 
 class TrainingJob:
     """A job of two ranks on each of its hosts, with a token that admits no more hosts than it has."""
 
-    def __init__(self, service: Service, folder: Path, name: str, hosts: int, url: str = "") -> None:
+    def __init__(self, service: Service, folder: Path, name: str, hosts: int) -> None:
         self.name = name
         self._service = service
         self._folder = folder
-        self._url = url or service.url
-        self._token = service.token(name, hosts)
+        self._token = service.job_token(name, hosts)
         self._numbers = itertools.count()
         self._launches = itertools.count()
         self.all_hosts: list[TrainingHost] = []
@@ -93,16 +73,15 @@ class TrainingJob:
     def host(self) -> TrainingHost:
         """A further machine with the job's token."""
         self.all_hosts.append(
-            TrainingHost(self._folder, f"node-{next(self._numbers)}", self.name, self._url, self._token)
+            TrainingHost(self._folder, f"node-{next(self._numbers)}", self.name, self._service.url, self._token)
         )
         return self.all_hosts[-1]
 
-    def launch(self, *ranks: int) -> str:
-        """Start so many ranks on each host, two if none are named; returns the attempt."""
-        launch, number = f"launch-{next(self._launches)}", itertools.count()
-        counts = ranks or (2,) * len(self.hosts)
-        for host, count in zip(self.hosts, counts, strict=True):
-            host.launch(launch, list(itertools.islice(number, count)), sum(counts))
+    def launch(self) -> str:
+        """Start two ranks on each host; returns the attempt."""
+        launch = f"launch-{next(self._launches)}"
+        for number, host in enumerate(self.hosts):
+            host.launch(launch, (2 * number, 2 * number + 1), 2 * len(self.hosts))
         for host in self.hosts:
             host.train()
         return f"{launch}.0"
@@ -111,16 +90,14 @@ class TrainingJob:
         answer = self._service.http.ask("GET", f"/api/v1/jobs/{self.name}")
         return answer.json() if answer.status_code == 200 else {"attempt": "", "step": -1, "world_size": 0}
 
-    def await_attempt(self, attempt: str, world_size: int = 4) -> float:
-        """Wait until the service watches it, with all its ranks; returns how long it took."""
-        begun_s = time.monotonic()
+    def await_attempt(self, attempt: str) -> None:
+        """Wait until the service watches it, with all its ranks."""
 
         def watched() -> bool:
             now = self.now()
-            return (now["attempt"], now["world_size"]) == (attempt, world_size) and now["step"] >= 0
+            return (now["attempt"], now["world_size"]) == (attempt, 2 * len(self.hosts)) and now["step"] >= 0
 
-        until(f"{attempt} of {world_size} ranks", watched, 60.0)
-        return time.monotonic() - begun_s
+        until(f"{attempt} with all ranks", watched, 60.0)
 
     def assert_well(self) -> None:
         """Steps arrive, a pause is obeyed by all ranks, and nothing was refused as forged."""
@@ -158,8 +135,8 @@ def job_of(service: Service, tmp_path: Path) -> Iterator[Callable[..., TrainingJ
     """Makes a job of so many hosts; its processes end with the test."""
     with ExitStack() as stack:
 
-        def job_of(name: str, hosts: int, url: str = "", at: Service = service) -> TrainingJob:
-            job = TrainingJob(at, tmp_path, name, hosts, url)
+        def job_of(name: str, hosts: int, at: Service = service) -> TrainingJob:
+            job = TrainingJob(at, tmp_path, name, hosts)
             stack.callback(lambda: [host.kill() for host in job.all_hosts])
             return job
 
@@ -208,38 +185,6 @@ def test_another_host_enters_for_one_that_is_gone_and_none_beyond_those_that_the
     assert len(job.agents()) == 3
 
 
-def test_a_job_that_loses_a_host_goes_on_with_fewer_ranks_and_with_all_when_it_is_back(job_of):
-    job = job_of("elastic", 3)
-    job.await_attempt(job.launch(2, 1, 1))
-    agents = job.agents()
-    away = job.hosts.pop(0)
-    away.kill_ranks()  # its agent ends by itself
-    job.hosts.reverse()  # rank 0 is now where rank 3 was
-    job.hosts[0], job.hosts[1] = job.hosts[1], job.hosts[0]
-    job.await_attempt(job.launch(2, 1), world_size=3)
-    job.assert_well()
-    until("its agent has ended", lambda: not away.agent.running())
-    job.hosts.append(away)
-    job.await_attempt(job.launch(1, 2, 1))
-    job.assert_well()
-    assert job.agents() == agents
-
-
-def test_a_job_that_is_queued_again_goes_on_on_other_hosts(job_of):
-    job = job_of("requeued", 2)
-    job.await_attempt(job.launch())
-    for host in job.hosts:
-        host.kill()
-    gone_s = time.monotonic()
-    job.hosts = [job.host(), job.host()]
-    job.await_attempt(job.launch())
-    took_s = time.monotonic() - gone_s
-    print(f"the attempt on other hosts was watched {took_s:.1f} s after the one before was gone")
-    assert ATTEMPT_FREE_S < took_s < RANK_FREE_S + BUSY_S
-    job.assert_well()
-    assert len(job.agents()) == 4
-
-
 def test_agents_go_on_without_enrolling_again_when_the_service_was_killed(job_of, tmp_path):
     service = Service(tmp_path / "service")
     service.start()
@@ -247,39 +192,10 @@ def test_agents_go_on_without_enrolling_again_when_the_service_was_killed(job_of
     attempt = job.launch()
     job.await_attempt(attempt)
     agents, boots = job.agents(), job.boots()
+    service.http.close()
     service.kill()
     service.start()
     assert job.now()["attempt"] == attempt
     job.assert_well()
     assert (job.agents(), job.boots()) == (agents, boots)
-    service.http.close()
-    assert service.role.stop() == 0
-
-
-def test_an_agent_that_enrolled_at_one_api_is_known_to_another_behind_the_same_proxy(service, job_of, tmp_path):
-    port = free_port()
-    environment = {
-        "RANKWATCH_DATABASE_URL": service.database_url,
-        "RANKWATCH_SECRET_KEY_FILE": str(service.folder / "data" / "secret.key"),
-        "RANKWATCH_PORT": str(port),
-    }
-    other = Role(tmp_path / "other", "api", environment=environment)
-    other.start()
-    with round_robin([service.port, port]) as (url, answered):
-        through = Http(url)
-        for _ in range(2):
-            assert through.ask("GET", "/readyz").status_code == 200
-        through.close()
-        job = job_of("proxied", 2, url)
-        job.await_attempt(job.launch())
-        job.assert_well()
-        asked = [
-            (f"/api/v1/{path}", each, status)
-            for path, status in (("telemetry", 202), ("agents/view", 200))
-            for each in (service.port, port)
-        ]
-        until("both answer", lambda: all(answered[each] > 3 for each in asked))
-        assert len(job.agents()) == 2
-        for host in job.hosts:
-            host.kill()
-    other.stop()
+    assert service.stop() == 0

@@ -66,17 +66,6 @@ def test_a_forged_event_about_an_honest_save_changes_nothing(world):
     assert world.verdicts()["local:l.0:10"] == "good"
 
 
-def test_an_event_cannot_lower_how_many_shards_there_are(world):
-    report(world, 0, shards=1)
-    assert newest(world) is None
-    assert world.verdicts() == {"local:l.0:10": "incomplete"}
-    for rank in (1, 2, 2, 2):
-        report(world, rank)
-    assert newest(world) is None
-    report(world, 3)
-    assert newest(world) == "/ckpt/10.pt"
-
-
 def test_one_rank_that_saves_all_declares_it():
     world = World(roots=())
     declare(world, "/ckpt", shards=1)

@@ -126,19 +126,6 @@ def test_a_rule_relaunches_nothing_from_scratch():
     assert suggestion["policy"]["reason"] == f"training would begin from scratch: {reason}"
 
 
-def test_what_the_policy_wants_approved_is_asked_for_by_notification():
-    world = World(Rule("r1", Mode.ACT, kind="hang", action="relaunch"), approval_ranks=3)
-    good_on_disk(world)
-    world.find("hang", ranks=[3], onset_step=100)
-    relaunch, stacks = world.effects.commands
-    assert (relaunch.approval_required, relaunch.world_size, stacks.approval_required) == (True, 4, False)
-    asked, opened = world.effects.notifications
-    assert (asked.receiver, asked.command_id, asked.silenced) == ("oncall", relaunch.id, False)
-    body = json.loads(asked.body)
-    assert (body["type"], body["data"]["incident"]) == ("command.approval_needed", relaunch.incident_id)
-    assert b'"incident.opened"' in opened.body
-
-
 def test_what_the_policy_may_do_by_itself_asks_nobody():
     world = World(Rule("r1", Mode.ACT, kind="hang", action="relaunch"), approval_ranks=4)
     good_on_disk(world)
@@ -288,16 +275,6 @@ def test_a_rollback_resolves_the_incident_and_later_checkpoints_are_gone(world):
     assert world.effects.transitions[1].text == "training goes on in attempt l.1"
     assert world.effects.transitions[1].incident.resolved_step == 83
     assert world.verdicts()["memory:l.0:100"] == "gone"
-
-
-def test_captures_of_a_launch_that_ended_are_gone(world):
-    world.train(*range(30))
-    world.save(5)
-    world.save(6, tier="local")
-    world.train(*range(30, 60))
-    world.send("m.0", ranks=ranks(4))
-    world.train(7, attempt="m.0")
-    assert world.verdicts() == {"memory:l.0:5": "gone", "local:l.0:6": "good"}
 
 
 @pytest.mark.parametrize(

@@ -40,12 +40,15 @@ def new_prefix() -> str:
 class Broker:
     """A broker process in a folder of its own. `bootstrap` is the address for clients."""
 
-    def __init__(self, kind: str, folder: Path, extra: Mapping[str, str] | None = None, port: int = 0) -> None:
-        """`extra`: further settings of Apache Kafka."""
+    def __init__(
+        self, kind: str, folder: Path, extra: Mapping[str, str] | None = None, port: int = 0, *options: str
+    ) -> None:
+        """`extra`: further settings of Apache Kafka; `options`: of the script that starts a node of it."""
         self.kind = kind
         self.folder = folder
         self.port = port or free_port()
         self._extra = dict(extra or {})
+        self._options = options
         self._process: subprocess.Popen[bytes] | None = None
         self._paused = False
 
@@ -62,7 +65,7 @@ class Broker:
         """Start it on the data it has; returns once clients can use it."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / "broker.log").open("ab") as log:
-            command = _command(self.kind, self.folder, self.port, self._extra)
+            command = [*_command(self.kind, self.folder, self.port, self._extra), *self._options]
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         if ready:
             self.wait_until_ready()
@@ -140,6 +143,30 @@ def kafka_broker(kind: str, extra: Mapping[str, str] | None = None, port: int = 
         yield broker
     finally:
         broker.kill()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def kafka_nodes(count: int = 3) -> Iterator[list[Broker]]:
+    """Nodes of Apache Kafka as one cluster, each to be killed and started by itself; skips if there can be none."""
+    if why := missing("apache"):
+        pytest.skip(why)
+    folder = Path(tempfile.mkdtemp(prefix="rankwatch-apache-"))
+    numbers = range(1, count + 1)
+    voters = ",".join(f"{number}@127.0.0.1:{free_port()}" for number in numbers)
+    nodes = [
+        Broker("apache", folder / f"node-{number}", None, 0, "--id", str(number), "--voters", voters)
+        for number in numbers
+    ]
+    try:
+        for node in nodes:
+            node.start(ready=False)
+        for node in nodes:
+            node.wait_until_ready()
+        yield nodes
+    finally:
+        for node in nodes:
+            node.kill()
         shutil.rmtree(folder, ignore_errors=True)
 
 

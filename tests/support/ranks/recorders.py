@@ -147,9 +147,6 @@ class Probe:
     def step_end(self, step: int, k: int) -> None:
         self.calls.append(("end", step, k))
 
-    def cut_short(self, step: int, k: int) -> None:
-        self.calls.append(("cut short", step, k))
-
     def log(self, name: str, value: object) -> None:
         self.calls.append(("log", name))
 

@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Protocol
 
 from sqlalchemy import Engine
 
@@ -22,20 +21,6 @@ from tests.support.service.stream_process import record_topic
 from tests.support.store.database import without_sync
 from tests.support.store.faulty_calls import Faults, FaultySource
 from tests.support.store.postgres import PostgresDatabases
-
-
-class RecordedForm(Protocol):
-    """A database before any stream has run is at `url`."""
-
-    url: str
-
-    def copied(self, url: str) -> AbstractContextManager[str]:
-        """A copy of such a database; it must not be open."""
-        ...
-
-    def opened(self, url: str, faults: Faults | None = None) -> AbstractContextManager[tuple[Engine, Stream]]:
-        """A stream over the recording that has not started, whose calls may fail."""
-        ...
 
 
 class SqliteForm:

@@ -7,8 +7,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from rankwatch.kafka.settings import KafkaSettings
-from tests.support.kafka.broker import Broker, kafka_broker, new_prefix
-from tests.support.kafka.nodes import kafka_nodes
+from tests.support.kafka.broker import Broker, kafka_broker, kafka_nodes, new_prefix
 from tests.support.store.database import new_database
 from tests.support.store.postgres import postgres_server
 from tests.support.trials.cluster import Cluster, Server
@@ -59,7 +58,7 @@ def cluster_of(
         replication = 1
         if form == "kafka of three nodes":
             nodes = stack.enter_context(kafka_nodes())
-            servers |= {f"broker-{number}": node for number, node in enumerate(nodes, 1)}
+            servers |= {f"broker-{number}": Unhurried(node) for number, node in enumerate(nodes, 1)}
             kafka = KafkaSettings(",".join(node.bootstrap for node in nodes), new_prefix())
             replication = len(nodes)
         elif form == "kafka":

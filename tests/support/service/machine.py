@@ -10,36 +10,24 @@ from pathlib import Path
 import pytest
 
 from rankwatch_service.demo.servers import _programs
-from tests.support.service.process import LOGIN, Http, Role, until
+from tests.support.service.process import Role, Up
 
 JOB = ("--job", "gpt", "--ranks", "8", "--step-s", "0.2")
 
 
-class Machine:
+class Machine(Up):
     """`rankwatch up` and commands, as one user on a machine of their own."""
 
     def __init__(self, folder, database_url=""):
-        self.folder = folder
-        self.data = folder / "data"
-        self.database_url = database_url or f"sqlite:///{self.data}/rankwatch.db"
-        self.where = ("--data", str(self.data), *(("--database-url", database_url) if database_url else ()))
         self.environment = {"PATH": f"{_programs()}:{os.environ['PATH']}"}
-        self.role = Role(folder, "up", "--port", "0", *self.where, environment=self.environment)
-        self.http = None
-        self.starts = 0
+        url = ("--database-url", database_url) if database_url else ()
+        super().__init__(folder, *url, environment=self.environment)
+        self.database_url = database_url or f"sqlite:///{self.data}/rankwatch.db"
+        self.where = ("--data", str(self.data), *url)
 
-    def start(self):
-        self.role.start()
-        links = until("login link", lambda: LOGIN.findall(self.role.said())[self.starts :])
-        self.starts += 1
-        url, _ = links[-1]
-        self.http = Http(url, self.role.token())
-
-    def stop(self):
-        if self.http is not None:
-            self.http.close()
-            self.http = None
-            self.role.stop()
+    def end(self):
+        if self.process is not None and self.process.poll() is None:
+            self.stop()
 
     def command(self, *arguments):
         """Run a command of this user; returns its exit status and what it printed."""
@@ -79,6 +67,6 @@ def machines(request: pytest.FixtureRequest, folder: Path, database: str, count:
         for number in range(count):
             url = stack.enter_context(request.getfixturevalue("postgres").empty()) if database == "postgresql" else ""
             machine = Machine(folder / f"machine-{number}", url)
-            stack.callback(machine.stop)
+            stack.callback(machine.end)
             made.append(machine)
         yield made

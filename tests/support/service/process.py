@@ -94,7 +94,29 @@ class Role:
         return json.loads((self.folder / "config" / "rankwatch" / "local.json").read_text())["token"]
 
     def said(self) -> str:
-        return (self.folder / "out.txt").read_text() + (self.folder / "err.txt").read_text()
+        files = (self.folder / name for name in ("out.txt", "err.txt"))
+        return "".join(file.read_text() for file in files if file.exists())
+
+
+class Up(Role):
+    """`rankwatch up` over data below its folder; `url`, `login` and `http` are those of its newest start."""
+
+    def __init__(
+        self, folder: Path, *arguments: str, port: int = 0, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self.data = folder / "data"
+        where = ("--data", str(self.data), "--port", str(port))
+        super().__init__(folder, "up", *where, *arguments, environment=environment)
+
+    def start(self) -> None:
+        known = len(LOGIN.findall(self.said())) if self.folder.exists() else 0
+        super().start()
+        self.url, self.login = until("login link", lambda: LOGIN.findall(self.said())[known:])[0]
+        self.http = Http(self.url, self.token())
+
+    def stop(self) -> int:
+        self.http.close()
+        return super().stop()
 
 
 class Http:

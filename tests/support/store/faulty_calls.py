@@ -30,9 +30,6 @@ class Faults:
     def arm(self, in_calls: int, when: When) -> None:
         self.fail_at, self.when = self.calls + in_calls, when
 
-    def disarm(self) -> None:
-        self.fail_at = None
-
     def call(self, real: Callable[[], Any]) -> Any:
         self.calls += 1
         hit = self.calls == self.fail_at

@@ -95,18 +95,3 @@ def receiver_row(name: str = "pager", **changes: Any) -> dict[str, Any]:
         "created_unix_ns": NOON_UNIX_NS,
     }
     return row | changes
-
-
-def silence_row(**changes: Any) -> dict[str, Any]:
-    row = {
-        "id": "sil_1",
-        "job": "",
-        "kind": "",
-        "scope": "",
-        "starts_unix_ns": NOON_UNIX_NS - 1,
-        "ends_unix_ns": NOON_UNIX_NS + 60_000_000_000,
-        "created_by": "sam",
-        "comment": "known",
-        "matchers": [],
-    }
-    return row | changes
