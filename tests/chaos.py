@@ -22,10 +22,8 @@ from rich.table import Table
 from tests.support.service.forms import FORMS, cluster_of
 from tests.support.service.webhook_receiver import webhook_receiver
 from tests.support.trials import trial
-from tests.support.trials.chaos import kills
 from tests.support.trials.fleet import sent
-from tests.support.trials.reference import reference
-from tests.support.trials.trial import Trial, rank_steps
+from tests.support.trials.trial import Trial, kills, rank_steps, reference
 
 LAG_S = 30.0
 """Within so long of the last kill no record may wait any more."""

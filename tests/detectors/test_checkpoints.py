@@ -1,9 +1,4 @@
-"""Saves that fail: what is reported, when it is over, and what is no reason to.
-
-Restores that fail: what is reported, when it is over, and what is no reason to.
-
-A job that has stopped saving: when that is reported, and what is no reason to.
-"""
+"""Saves and restores that fail, jobs that have stopped saving: what is reported, until when, and what is no reason."""
 
 from __future__ import annotations
 
@@ -11,11 +6,13 @@ import dataclasses
 import errno
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from rankwatch_detectors.base import AttemptStart, Change, Finding, Observation, Occurrence, Severity
+from rankwatch_detectors.base import AttemptStart, Change, Finding, Observation, Occurrence, Severity, Tick
+from rankwatch_detectors.dispatch import DispatchingDetector
 from rankwatch_detectors.progress.checkpoint_failed import (
     CheckpointFailedConfig,
     CheckpointFailedDetector,
@@ -24,9 +21,66 @@ from rankwatch_detectors.progress.checkpoint_failed import (
 )
 from rankwatch_detectors.progress.checkpoint_overdue import CheckpointOverdueConfig, CheckpointOverdueDetector
 from rankwatch_detectors.progress.restore_failed import RestoreFailedConfig, RestoreFailedDetector
-from tests.support.detection.failing_saves import BROKEN, NO_ROOM, UNREADABLE, SavingJob
 from tests.support.detection.verdicts import closed, judge, opened
 from tests.support.values.presences import ATTEMPT, frame, topology
+
+NO_ROOM = {"type": "OSError", "message": "[Errno 28] No space left on device", "errno": errno.ENOSPC}
+BROKEN = {"type": "RuntimeError", "message": "Connection closed by peer [::1]:4242"}
+UNREADABLE = {"type": "RuntimeError", "message": "PytorchStreamReader failed reading zip archive"}
+
+
+class SavingJob:
+    """A job of four ranks at a step a second, whose detector is asked after each event and each second."""
+
+    def __init__(self, detector: DispatchingDetector) -> None:
+        self.detector = detector
+        self.attempt = ATTEMPT
+        self.now_s = 0.0
+        self.step = 0
+        self.said: list[Finding] = []
+        self.begin(ATTEMPT)
+
+    def begin(self, attempt: str, ranks: int = 4, *, lockstep: bool = True) -> None:
+        self.attempt = attempt
+        self.observe(AttemptStart(attempt, replace(topology(ranks), lockstep=lockstep), self.now_s))
+
+    def train(self, steps: int) -> None:
+        for _ in range(steps):
+            self.observe(frame(self.step, {"step_time_s": [1.0] * 4}, attempt=self.attempt, time_s=self.now_s))
+            self.step += 1
+            self.stand(1)
+
+    def stand(self, seconds: int) -> None:
+        for _ in range(seconds):
+            self.now_s += 1.0
+            self.observe(Tick(self.now_s, None))
+
+    def row(self, rank: int, step: int) -> None:
+        """A row of one rank alone, after the frame of its step has closed."""
+        row = frame(step, {"step_time_s": [1.0] * 4}, attempt=self.attempt, time_s=self.now_s)
+        row.present["step_time_s"][:] = [number == rank for number in range(4)]
+        self.observe(replace(row, late=True))
+
+    def hear(self, kind: str, rank: int | None = None, step: int | None = None, **fields: Any) -> None:
+        step = self.step if step is None else step
+        self.observe(Occurrence(kind, self.attempt, "node-1", self.now_s, rank, step, fields))
+
+    def fail(self, rank: int = 0, what: str = "save", **fields: Any) -> None:
+        error = {} if "type" in fields else NO_ROOM if what == "save" else UNREADABLE
+        # A step saves within itself; what is loaded, is loaded between two steps.
+        step = fields.pop("step", self.step - (what == "restore"))
+        self.hear("checkpoint_failed", rank, step, what=what, **error, **fields)
+
+    def save(self, *ranks: int, step: int | None = None, **fields: Any) -> None:
+        for rank in ranks or (0,):
+            self.hear("checkpoint_saved", rank, step, **{"tier": "local", "shards": 0, **fields})
+
+    def observe(self, observation: Observation) -> None:
+        self.said += self.detector.observe(observation)
+
+    @property
+    def changes(self) -> list[Change]:
+        return [finding.change for finding in self.said]
 
 
 @pytest.fixture
@@ -154,14 +208,6 @@ def test_a_save_without_a_path_is_not_said_to_have_room(saving: SavingJob) -> No
     assert "The path of the save is not known; the file system of the last save, /data/10.pt" in saving.said[-1].summary
 
 
-def test_a_disk_with_room_is_evidence_and_no_cause(saving: SavingJob) -> None:
-    saving.hear("checkpoint_disk", path="/data/10.pt", free_bytes=500, total_bytes=1_000, save_bytes=100)
-    saving.fail(0, type="PermissionError", message="[Errno 13] Permission denied", errno=errno.EACCES)
-    saving.train(2)
-    (finding,) = saving.said
-    assert (finding.cause, finding.evidence["disk"]["free_bytes"]) == ("", 500)
-
-
 def test_an_exception_that_ends_the_process_is_reported_with_it(saving: SavingJob) -> None:
     saving.fail(2)
     saving.hear("exception", 2, **NO_ROOM, code=1)
@@ -211,16 +257,6 @@ def test_it_outlasts_the_attempt_and_the_launch_until_any_rank_saves(saving: Sav
     assert saving.changes == [Change.OPEN, Change.CLOSE]
 
 
-def test_captures_that_fail_end_with_a_capture(saving: SavingJob) -> None:
-    saving.fail(1, tier="memory", type="MemoryError", message="")
-    saving.train(2)
-    assert "MemoryError; the newest" in saving.said[0].summary
-    saving.save(1)
-    assert saving.changes == [Change.OPEN]
-    saving.save(1, tier="memory")
-    assert saving.changes == [Change.OPEN, Change.CLOSE]
-
-
 def test_saves_to_disk_that_fail_take_the_place_of_captures_that_do(saving: SavingJob) -> None:
     saving.fail(1, tier="memory", type="MemoryError", message="")
     saving.train(2)
@@ -247,17 +283,6 @@ def test_what_an_earlier_launch_could_not_save_any_rank_of_the_next_one_makes_go
     saving.observe(Occurrence("checkpoint_failed", ATTEMPT, "node-1", saving.now_s, 3, 20, {"what": "save", **NO_ROOM}))
     saving.train(20)
     assert [finding.evidence["tier"] for finding in saving.said] == []
-
-
-def test_a_failure_of_an_earlier_launch_that_is_told_in_the_next_one_ends_with_the_save_of_any_rank(
-    saving: SavingJob,
-) -> None:
-    saving.fail(3)
-    saving.begin("next.0", ranks=2)
-    saving.stand(200)
-    assert saving.changes == [Change.OPEN]
-    saving.save(0)
-    assert saving.changes == [Change.OPEN, Change.CLOSE]
 
 
 def test_each_of_a_thousand_ranks_on_a_full_disk_counts_until_it_has_saved() -> None:
@@ -536,11 +561,6 @@ def test_a_restore_that_a_killed_rank_breaks_off_is_none(loading: SavingJob) -> 
     loading.hear("process_exit", 3, signal=9)
     loading.stand(300)
     assert loading.said == []
-
-
-def test_an_error_of_a_load_without_a_word_is_left_out(loading: SavingJob) -> None:
-    loading.fail(0, "restore", type="", message="", ordered=True)
-    assert loading.said[0].summary == "Rank 0 could not load the checkpoint. The job stands still."
 
 
 def test_a_save_that_fails_is_none(loading: SavingJob) -> None:

@@ -5,26 +5,23 @@ Noise that lasts, as that of hosts, makes no rank of theirs a straggler, and hid
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from rankwatch_detectors.base import AttemptStart, Floats, Frame, Observation, StepKind, Tick
+from rankwatch_detectors.base import AttemptStart, Floats, Frame, Observation, Tick
 from rankwatch_detectors.statistics.baseline import BlockCorrelation
 from suite.cases import LabelledCase
-from suite.cluster_cases import SETTINGS, ClusterCase, cluster_clean, cluster_faults
+from suite.cluster_cases import ClusterCase, cluster_clean, cluster_faults
 from suite.cluster_model import (
     PINK_S,
     ClusterJob,
-    ClusterPlacement,
     CorrelatedNoise,
     Resize,
     SlowDevice,
     SlowLoader,
     hosts_for,
-    tails,
 )
 from suite.scoring import score
 
@@ -33,14 +30,9 @@ LARGE = (
     "host +10 %, 64 ranks",
     "loader of a rank x3, 64 ranks",
     "all devices +30 %, 64 ranks",
-    "hang, 64 ranks",
-    "rank killed, 64 ranks",
-    "NaN in a rank's gradients, 64 ranks",
     "loss x1.5 for 20 steps, 8 ranks",
     "loss +2 % a step, 8 ranks",
 )
-
-
 CLEAN = ("clean, 8 ranks", "elastic", "two kinds of devices")
 
 
@@ -60,28 +52,6 @@ def test_noise_remembers_as_long_as_its_time_constants_say(constants_s: tuple[fl
     expected = float(np.mean(np.exp(-lag / np.asarray(constants_s))))
     assert series.std() == pytest.approx(0.1, rel=0.1)
     assert _correlation(series, lag) == pytest.approx(expected, abs=0.06)
-
-
-def test_the_power_of_pink_noise_falls_with_the_frequency() -> None:
-    power = (np.abs(np.fft.rfft(_series(PINK_S, length=1024), axis=0)) ** 2).mean(axis=1)
-    low, high = power[4:8].mean(), power[128:256].mean()
-    assert -1.3 < math.log(high / low) / math.log(192 / 6) < -0.7
-
-
-def test_noise_goes_on_in_seconds_whatever_a_step_takes() -> None:
-    noise = CorrelatedNoise(np.random.default_rng(1), 5000, 0.1, (20.0,))
-    before = noise.after(0.0)
-    for _ in range(200):
-        after = noise.after(0.1)
-    assert np.corrcoef(before, after)[0, 1] == pytest.approx(math.exp(-1.0), abs=0.05)
-
-
-def test_tails_are_rare_and_log_normal() -> None:
-    drawn = tails(np.random.default_rng(1), 1_000_000, 0.01, 0.2, 0.8)
-    logarithms = np.log(drawn[drawn > 0])
-    assert logarithms.size == pytest.approx(10_000, rel=0.05)
-    assert np.exp(np.median(logarithms)) == pytest.approx(0.2, rel=0.05)
-    assert logarithms.std() == pytest.approx(0.8, rel=0.05)
 
 
 def _frames(job: ClusterJob, family: str = "steps") -> list[Frame]:
@@ -108,30 +78,12 @@ def test_all_ranks_wait_for_the_slowest_and_the_parts_of_a_step_are_the_step() -
         assert frame.values["wait_s"].min() > 0
 
 
-def test_slower_devices_are_slower_from_the_first_step_by_the_ratio_of_speeds() -> None:
-    first = _frames(replace(SETTINGS["two kinds of devices"], steps=1))[0].values["busy_s"].reshape(8, 8)
-    assert np.median(first[1::2]) / np.median(first[::2]) == pytest.approx(1 / 0.7, rel=0.03)
-
-
 def test_a_slow_loader_shows_when_its_queue_is_empty() -> None:
     job = ClusterJob(steps=80, faults=(SlowLoader(40, 3.0, (5,)),))
     waits = [frame.values["phase.data_wait"] for frame in _frames(job)]
     assert waits[40][5] < 0.05
     assert np.median([wait[5] for wait in waits[60:]]) > 0.3
     assert np.median([wait[6] for wait in waits[60:]]) < 0.05
-
-
-def test_an_evaluation_is_uneven_and_its_step_has_that_kind() -> None:
-    frames = _frames(ClusterJob(steps=31, eval_every=30))
-    assert [frame.step for frame in frames if frame.kind is StepKind.EVAL] == [30]
-    assert frames[-1].values["phase.eval"].std() > 5
-
-
-def test_only_logged_steps_have_a_loss_and_it_comes_later() -> None:
-    frames = _frames(ClusterJob(steps=45, log_every=10, log_lag=3), "values")
-    assert [frame.step for frame in frames if frame.present["loss"].any()] == [0, 10, 20, 30, 40]
-    assert frames[0].present["loss"].sum() == 1
-    assert frames[0].time_s > 3
 
 
 def test_a_resized_job_begins_an_attempt_on_the_hosts_that_are_left() -> None:
@@ -142,20 +94,6 @@ def test_a_resized_job_begins_an_attempt_on_the_hosts_that_are_left() -> None:
     assert [frame.step for frame in _frames(job)][60] == 50
     ticks = [one for one in observations if isinstance(one, Tick)]
     assert [tick.now_s for tick in ticks] == list(range(1, len(ticks) + 1))
-
-
-@pytest.mark.parametrize(
-    ("placement", "groups"), [(ClusterPlacement(ep=8), 8), (ClusterPlacement(tp=2, cp=4, pp=2), 16)]
-)
-def test_peers_do_the_same_work(placement: ClusterPlacement, groups: int) -> None:
-    assert len(set(placement.topology(range(8)).peer_group)) == groups
-
-
-def test_ranks_that_cannot_be_divided_are_refused() -> None:
-    with pytest.raises(ValueError, match="8 ranks cannot be divided"):
-        ClusterPlacement(tp=3).topology((0,))
-    with pytest.raises(ValueError, match="12 ranks do not fill whole hosts"):
-        list(cluster_clean((12,)))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What every detector of the catalogue owes, tried on all of them at once, on jobs that are drawn at random."""
+"""What every detector of the catalogue owes, tried on all of them at once: on jobs that are drawn, and at borders."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 import math
 import pickle
 import tracemalloc
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
-from rankwatch_detectors.base import Detector, Finding, Frame, Observation, Presence
-from rankwatch_detectors.catalogue import detectors
+from rankwatch_detectors.base import AttemptStart, Detector, Finding, Frame, Observation, Occurrence, Presence, Tick
+from rankwatch_detectors.catalogue import CatalogueConfig, detectors
 from rankwatch_service.simulate.faults import (
     BitFlip,
     DeviceXid,
@@ -44,9 +45,160 @@ from rankwatch_service.simulate.job import Job
 from rankwatch_service.simulate.noise import Noise
 from rankwatch_service.simulate.placement import RankPlacement
 from rankwatch_service.stream.saved import pack, unpack
-from tests.support.detection.distorted import Spoilt, frozen, permuted, scaled, scaled_config, thinned
 from tests.support.detection.verdicts import judge, opened
 from tests.support.trials.selection import trials
+
+Order = NDArray[np.int64]
+TIMED_PREFIX = "phase."
+"""Metrics of this name, and those whose names end in _s, are durations."""
+
+
+def frozen(observation: Observation) -> Observation:
+    """The same observation; its arrays refuse writes, so that an attempt fails at its place."""
+    records: list[Any] = [observation]
+    if isinstance(observation, AttemptStart):
+        records.append(observation.topology)
+    if isinstance(observation, Tick) and observation.presence is not None:
+        records.append(observation.presence)
+    for record in records:
+        for field in dataclasses.fields(record):
+            value = getattr(record, field.name)
+            for array in value.values() if isinstance(value, Mapping) else [value]:
+                if isinstance(array, np.ndarray):
+                    array.flags.writeable = False
+    return observation
+
+
+def permuted(observation: Observation, order: Order) -> Observation:
+    """The same job with its ranks numbered otherwise: new rank i is old rank order[i]."""
+    if isinstance(observation, Frame):
+        return _with_columns(observation, lambda array: array[order])
+    if isinstance(observation, AttemptStart):
+        return dataclasses.replace(observation, topology=_reordered(observation.topology, order))
+    if isinstance(observation, Tick):
+        presence = observation.presence
+        return dataclasses.replace(observation, presence=presence and _reordered(presence, order))
+    if observation.rank is None:
+        return observation
+    return dataclasses.replace(observation, rank=int(np.flatnonzero(order == observation.rank)[0]))
+
+
+def scaled(observation: Observation, factor: float) -> Observation:
+    """The same job on a slower clock: every duration, measured or passed, is so many times as long."""
+    changes: dict[str, Any] = {
+        field.name: getattr(observation, field.name) * factor
+        for field in dataclasses.fields(observation)
+        if field.name.endswith("_s")
+    }
+    if isinstance(observation, Frame):
+        changes["values"] = {
+            name: values * factor if name.endswith("_s") or name.startswith(TIMED_PREFIX) else values
+            for name, values in observation.values.items()
+        }
+    if isinstance(observation, Tick) and observation.presence is not None:
+        presence = observation.presence
+        times = {
+            f.name: getattr(presence, f.name) * factor for f in dataclasses.fields(presence) if f.name[-2:] == "_s"
+        }
+        changes["presence"] = dataclasses.replace(presence, **times)
+    return dataclasses.replace(observation, **changes)
+
+
+def scaled_config(factor: float, config: Any = None) -> Any:
+    """Settings with all their seconds so many times as long, and as many false incidents for each row as before."""
+    config = CatalogueConfig() if config is None else config
+    changes: dict[str, Any] = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            changes[field.name] = scaled_config(factor, value)
+        elif field.name.endswith("_s"):
+            changes[field.name] = value * factor
+        elif field.name == "budget":
+            changes[field.name] = value / factor
+        elif field.name == "long_phases":
+            changes[field.name] = tuple((name, seconds * factor) for name, seconds in value)
+    return dataclasses.replace(config, **changes)
+
+
+@dataclasses.dataclass(frozen=True)
+class Spoilt:
+    """Cells of frames or progress blocks that hold something else."""
+
+    field: str
+    from_step: int
+    steps: int
+    ranks: tuple[int, ...]
+    value: float
+
+    def apply(self, observations: Iterable[Observation]) -> list[Observation]:
+        """The observations with these cells spoilt."""
+        return [self._spoil(observation) for observation in observations]
+
+    def _spoil(self, observation: Observation) -> Observation:
+        if isinstance(observation, Frame) and self.field in observation.values and self._meets(observation.step):
+            values = dict(observation.values)
+            values[self.field] = self._written(values[self.field])
+            return dataclasses.replace(observation, values=values)
+        presence = observation.presence if isinstance(observation, Tick) else None
+        if presence is not None and hasattr(presence, self.field) and self._meets(int(presence.step.max())):
+            column = self._written(getattr(presence, self.field))
+            return dataclasses.replace(observation, presence=dataclasses.replace(presence, **{self.field: column}))
+        return observation
+
+    def _meets(self, step: int) -> bool:
+        return self.from_step <= step < self.from_step + self.steps
+
+    def _written(self, column: NDArray[np.float64]) -> NDArray[np.float64]:
+        column = column.copy()
+        column[[rank for rank in self.ranks if rank < column.size]] = self.value
+        return column
+
+
+def thinned(observation: Observation, random: np.random.Generator, silent: tuple[int, ...]) -> Observation:
+    """A frame of which some metrics are missing, on some ranks or on all, and on the silent ranks everything."""
+    if not isinstance(observation, Frame):
+        return observation
+    names = [name for name in (*observation.values, *observation.exact) if random.random() > 0.15]
+    present = {}
+    for name in names:
+        here = observation.present[name] & (random.random(observation.present[name].size) > 0.05)
+        here[list(silent)] = False
+        present[name] = here
+    return dataclasses.replace(
+        observation,
+        values={name: array for name, array in observation.values.items() if name in present},
+        exact={name: array for name, array in observation.exact.items() if name in present},
+        present=present,
+    )
+
+
+def narrowed(frame: Frame, ranks: int) -> Frame:
+    """A frame of the first ranks only, as it was before the others were known."""
+    return _with_columns(frame, lambda array: array[:ranks])
+
+
+def _with_columns(frame: Frame, change: Any) -> Frame:
+    return dataclasses.replace(
+        frame,
+        values={name: change(array) for name, array in frame.values.items()},
+        present={name: change(array) for name, array in frame.present.items()},
+        exact={name: change(array) for name, array in frame.exact.items()},
+    )
+
+
+def _reordered(record: Any, order: Order) -> Any:
+    changes: dict[str, Any] = {}
+    for field in dataclasses.fields(record):
+        value = getattr(record, field.name)
+        if isinstance(value, np.ndarray):
+            changes[field.name] = value[order]
+        elif field.name == "slices":
+            changes[field.name] = tuple(array[order] for array in value)
+        elif isinstance(value, tuple) and value and field.name != "parameters":
+            changes[field.name] = tuple(value[index] for index in order)
+    return dataclasses.replace(record, **changes)
+
 
 NAMES = [detector.name for detector in detectors()]
 STEPS = 150
@@ -392,3 +544,95 @@ def test_memory_is_constant_in_steps_whatever_happens() -> None:
         tracemalloc.stop()
     assert bytes_saved[1] <= bytes_saved[0] * 1.05 + 1024
     assert bytes_held[1] <= bytes_held[0] * 1.1 + 32 * 1024
+
+
+@pytest.mark.parametrize("spoil", ["foreign attempt", "wrong size", "nothing present", "no metrics"])
+def test_strange_but_legal_frames_say_nothing(spoil: str) -> None:
+    bank = detectors()
+    for observation in generate(Job(world_size=4, steps=30, seed=8)):
+        judge([observation], bank)
+        if isinstance(observation, Frame):
+            assert judge([spoiled(observation, spoil)], bank) == []
+
+
+def spoiled(frame: Frame, how: str) -> Frame:
+    later = dataclasses.replace(frame, step=frame.step + 1)
+    if how == "foreign attempt":
+        return dataclasses.replace(later, attempt="other.0")
+    if how == "no metrics":
+        return dataclasses.replace(frame, values={}, present={}, exact={})
+    if how == "nothing present":
+        return dataclasses.replace(frame, present={name: np.zeros_like(here) for name, here in frame.present.items()})
+    return narrowed(later, 2)
+
+
+@pytest.mark.parametrize("who", [0, slice(None)])
+def test_seconds_that_add_up_to_more_than_a_number_holds_are_no_measurement(who: int | slice) -> None:
+    bank = detectors()
+    for observation in generate(Job(world_size=4, steps=30, seed=8)):
+        if isinstance(observation, Frame) and observation.step > 20:
+            vast = observation.values["busy_s"].copy()
+            vast[who] = 1.7e308
+            values = {**observation.values, "busy_s": vast, "phase.data_wait": vast}
+            present = {**observation.present, "phase.data_wait": observation.present["busy_s"]}
+            observation = dataclasses.replace(observation, values=values, present=present)  # noqa: PLW2901
+        judge([observation], bank)
+
+
+def test_without_an_attempt_nothing_is_said() -> None:
+    observations = [o for o in generate(Job(world_size=4, steps=20)) if not isinstance(o, AttemptStart)]
+    assert judge(observations) == []
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_in_the_smallest_jobs_a_hang_is_found_and_of_two_or_more_the_slow_rank_is_named(world_size: int) -> None:
+    job = Job(world_size=world_size, steps=120, seed=2).inject(Slow(0, 60, 3.0), Hang(0, 100, 20))
+    found = {(finding.kind.value, finding.ranks) for finding in opened(judge(generate(job)))}
+    who = {("straggler", (0,))} if world_size > 1 else set()
+    assert found - {("slowdown", ())} == who | {("hang", (0,))}
+
+
+@pytest.mark.parametrize("empty", ["frames", "ticks"])
+def test_a_job_of_which_only_one_half_is_heard_is_followed_without_error(empty: str) -> None:
+    gone = Frame if empty == "frames" else Tick
+    job = Job(world_size=4, steps=60, seed=3).inject(Hang(1, 40, 20.0))
+    judge([observation for observation in generate(job) if not isinstance(observation, gone)])
+
+
+def test_an_occurrence_of_an_unknown_kind_or_rank_is_ignored() -> None:
+    bank = detectors()
+    observations = list(generate(Job(world_size=4, steps=5, ends=False)))
+    attempt = next(o for o in observations if isinstance(o, AttemptStart)).attempt
+    strange = [
+        Occurrence("no such thing", attempt, "host-0", 1.0, None, None, {}),
+        Occurrence("process_exit", attempt, "host-0", 1.0, 99, None, {}),
+        Occurrence("gap", attempt, "host-9", 1.0, None, None, {}),
+        Occurrence("order", attempt, "", 1.0, None, None, {}),
+    ]
+    assert judge([*observations, *strange], bank) == []
+
+
+def test_a_step_told_twice_opens_nothing() -> None:
+    """The stream closes a frame once; a repeated step of the same attempt must still not open anything."""
+    doubled: list[Observation] = []
+    for observation in generate(Job(world_size=8, steps=120, seed=9)):
+        doubled += [observation] * (2 if isinstance(observation, Frame) else 1)
+    assert opened(judge(doubled)) == []
+
+
+@pytest.mark.parametrize("ranks", [4, 12])
+def test_an_attempt_that_turns_out_to_have_other_ranks_is_begun_anew(ranks: int) -> None:
+    bank = detectors()
+    before = list(generate(Job(world_size=8, steps=120, seed=1, ends=False).inject(Slow(7, 60, 2.0), BitFlip(7, 60))))
+    after = list(generate(Job(world_size=ranks, steps=120, seed=1, ends=False)))
+    assert opened(judge(before, bank))
+    assert all(finding.change.value == "close" for finding in judge(after, bank))
+
+
+def test_presence_of_another_attempt_is_not_judged() -> None:
+    observations = list(generate(Job(world_size=4, steps=30, ends=False)))
+    last = [o for o in observations if isinstance(o, Tick)][-1]
+    presence = last.presence
+    assert isinstance(presence, Presence)
+    other = dataclasses.replace(presence, attempt="older.0", step_age_s=presence.step_age_s + 1e6)
+    assert judge([*observations, Tick(last.now_s + 1, other)]) == []

@@ -24,8 +24,6 @@ from tests.support.trials.selection import long_trial
 from tests.support.values.presences import frame, topology
 
 CONFIG = DeviceDegradedConfig()
-
-
 HOT: dict[str, Any] = {"device_uuid": "GPU-1", "reasons": ["heat"], "temperature_celsius": 91, "sm_clock_hz": 1.2e9}
 
 
@@ -114,26 +112,12 @@ def test_fields_that_nobody_would_send_open_nothing(minutes: Any) -> None:
 
 
 RULES = GpuRulesConfig()
-
-
 SLOT_S = 5.0
-
-
 SICK = 3
-
-
 BUSY: dict[str, Any] = {"utilization_ratio": 1.0, "power_w": 600.0, "sm_clock_hz": 1.98e9, "pcie_width": 16.0}
-
-
 BUSY |= {"pcie_width_max": 16.0, "remap_failed": 0.0, "recovery_action": 0.0, "memory_total_bytes": 8e10}
-
-
 BUSY |= {"remap_pending": 0.0, "temperature_margin_celsius": 20.0, "ecc_uncorrected": 5.0}
-
-
 BUSY |= {"nvlink_replay_errors": 7.0, "nvlink_recovery_errors": 0.0, "nvlinks_active": 18.0}
-
-
 Counters = Mapping[str, Any]
 
 
@@ -274,8 +258,6 @@ def test_lanes_that_a_link_lost_are_a_warning_with_the_device():
 
 
 CLOCKED = {"sm_clock_max_hz": 1.98e9, "throttle_reasons": 0.0}
-
-
 SLOW_CLOCK = CLOCKED | {"sm_clock_hz": 1.98e9 * (RULES.unequal - 0.01)}
 
 
@@ -429,11 +411,6 @@ def test_several_troubles_of_one_device_are_one_episode_until_the_last_is_over()
     assert over.change is Change.CLOSE
 
 
-def test_the_host_is_named_where_ranks_have_not_told_their_devices():
-    (finding,) = learned(devices=False).see(RULES.held_slots, {"power_w": 200.0})
-    assert (str(finding.scope), finding.ranks) == ("host:host-0", ())
-
-
 def test_a_device_of_which_nothing_more_is_heard_is_told_of_no_more():
     fleet = learned()
     fleet.see(RULES.held_slots, {"power_w": 200.0})
@@ -459,19 +436,14 @@ def powered(slot: int, power_w: NDArray[np.float64]) -> DeviceCounters:
 
 
 @pytest.mark.parametrize(
-    ("devices", "seed"),
-    [
-        (50, 0),
-        pytest.param(200, 0, marks=pytest.mark.ci),
-        *(pytest.param(1_000, seed, marks=long_trial) for seed in range(3)),
-    ],
+    ("devices", "hours", "seed"), [(50, 3, 0), *(pytest.param(1_000, 24, seed, marks=long_trial) for seed in range(3))]
 )
-def test_nothing_is_said_of_a_day_of_healthy_devices_under_changing_load(devices, seed):
+def test_nothing_is_said_of_healthy_devices_under_changing_load(devices, hours, seed):
     chance = np.random.default_rng(seed)
     rules = GpuRules(RULES)
     own, roles = chance.normal(1, 0.04, devices), chance.choice([1.0, 0.85, 0.6], devices)
     load = 1.0
-    for slot in range(int(86_400 / SLOT_S)):
+    for slot in range(int(hours * 3_600 / SLOT_S)):
         if chance.random() < 0.002:  # another phase: an evaluation, another batch size, a pause
             load = chance.choice([1.0, 0.9, 0.7, 0.3])
         late = chance.random(devices) < 0.02

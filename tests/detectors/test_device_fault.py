@@ -14,7 +14,6 @@ from rankwatch_detectors.devices.device_fault import (
     XIDS,
     DeviceFaultConfig,
     DeviceFaultDetector,
-    XidClass,
     xid_of,
 )
 from tests.support.values.presences import frame, topology
@@ -188,15 +187,6 @@ def test_the_list_of_a_burst_is_bounded() -> None:
     (finding,) = job.xid(79)
     assert len(finding.evidence["xids"]) == CONFIG.listed_max
     assert finding.evidence["further_xids"] == CONFIG.listed_max + 1
-
-
-def test_every_class_is_in_the_table_and_only_consequences_have_no_grade() -> None:
-    assert {xid.kind for xid in XIDS.values()} == set(XidClass)
-    assert [kind for kind in XidClass if xid_of_class(kind).severity is None] == [XidClass.CONSEQUENCE]
-
-
-def xid_of_class(kind: XidClass) -> Any:
-    return next(xid for xid in XIDS.values() if xid.kind is kind)
 
 
 LINK_TEXT = "RLW_REMAP {} XC0 i0 Link 02 (0x00500004 0x00000001 0x00000000)"

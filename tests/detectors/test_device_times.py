@@ -33,29 +33,26 @@ from tests.support.detection.verdicts import closed, judge, opened
 from tests.support.values.presences import ATTEMPT, frame, topology
 
 AT = 150
-
-
 DEVICE_TIMES = RankPlacement(launch_cpu=True, device_times=True)
-
-
 PARTS = {"work": {}, "data": {"data_wait": True}, "launches": {"wall_only": True}}
 
 
-def found(job: Job) -> list[Finding]:
+def found(observations: Iterable[Observation]) -> list[Finding]:
+    """What opens: whether ranks or the whole job are slow."""
     bank = [StragglerDetector(StragglerConfig()), SlowdownDetector(SlowdownConfig())]
-    return opened(judge(generate(job), bank))
+    return opened(judge(observations, bank))
 
 
 def slow(factor: float, part: str, placement: RankPlacement, *, late_values: bool = False) -> Finding:
     """What names the rank that is slow in this part of its step."""
     job = Job(16, AT + 30, 1, placement=placement, late_values=late_values).inject(Slow(5, AT, factor, **PARTS[part]))  # type: ignore[arg-type]
-    (finding,) = [one for one in found(job) if one.kind is Kind.STRAGGLER]
+    (finding,) = [one for one in found(generate(job)) if one.kind is Kind.STRAGGLER]
     assert finding.ranks == (5,)
     return finding
 
 
 @pytest.mark.parametrize(("part", "cause"), [("work", "device"), ("data", "data"), ("launches", "host")])
-@pytest.mark.parametrize("factor", [1.05, 1.1, 1.25, 2.0])
+@pytest.mark.parametrize("factor", [1.05, 1.25])
 def test_a_slow_rank_is_named_as_soon_as_by_its_busy_time_and_for_the_right_reason(
     factor: float, part: str, cause: str
 ) -> None:
@@ -85,15 +82,15 @@ def test_it_ends_when_the_device_is_as_fast_as_before() -> None:
 
 @pytest.mark.parametrize("factor", [1.05, 1.2])
 def test_all_devices_slower_are_one_slowdown_as_soon_as_by_busy_time(factor: float) -> None:
-    jobs = [Job(16, AT + 30, 1, placement=one).inject(SlowJob(AT, factor)) for one in (RankPlacement(), DEVICE_TIMES)]
-    (plain,), (measured,) = map(found, jobs)
+    jobs = (Job(16, AT + 30, 1, placement=one).inject(SlowJob(AT, factor)) for one in (RankPlacement(), DEVICE_TIMES))
+    (plain,), (measured,) = (found(generate(job)) for job in jobs)
     assert (measured.kind, measured.detected_step) == (Kind.SLOWDOWN, plain.detected_step)
 
 
 @pytest.mark.parametrize("part", PARTS)
 def test_one_slow_rank_is_no_slowdown_of_the_job_although_all_hosts_are_busy_for_longer(part: str) -> None:
     job = Job(16, AT + 60, 1, placement=DEVICE_TIMES).inject(Slow(5, AT, 1.2, **PARTS[part]))  # type: ignore[arg-type]
-    severe = [one.kind for one in found(job) if one.severity is not Severity.INFO]
+    severe = [one.kind for one in found(generate(job)) if one.severity is not Severity.INFO]
     assert severe == [Kind.STRAGGLER]
 
 
@@ -105,7 +102,7 @@ def test_a_stage_whose_devices_are_slow_is_named() -> None:
 
 
 def test_a_clean_job_names_nobody() -> None:
-    assert found(Job(64, 400, 2, placement=DEVICE_TIMES)) == []
+    assert found(generate(Job(64, 400, 2, placement=DEVICE_TIMES))) == []
 
 
 def rows(host_s: Floats, device_s: Floats, *, wait: bool) -> list[Finding]:
@@ -154,21 +151,24 @@ def test_where_hosts_decide_how_long_steps_take_who_keeps_the_others_waiting_is_
     assert (finding.ranks, finding.evidence["witness"], finding.cause) == ((2,), "arrival", "host")
 
 
+@pytest.mark.parametrize("known_by", ["times", "type", "nothing"])
 @pytest.mark.parametrize("lockstep", [True, False])
-def test_device_times_alone_tell_that_cpu_times_judge_nobody(lockstep: bool) -> None:
-    """All of three ranks at one pace, or one of three at their own, take half again as long."""
+def test_where_devices_compute_cpu_times_judge_nobody(lockstep: bool, known_by: str) -> None:
+    """All of three ranks at one pace, or one of three at their own, take half again as long, with level CPU times."""
     random = np.random.default_rng(1)
-    start = dataclasses.replace(topology(3, devices=False), lockstep=lockstep)
+    types = ("cuda" if known_by == "type" else "cpu",) * 3
+    start = dataclasses.replace(topology(3, devices=False), lockstep=lockstep, device_type=types)
     observations: list[Observation] = [AttemptStart(ATTEMPT, start, 0.0)]
     for step in range(500):
         busy = 20.0 * np.exp(0.02 * random.standard_normal(3))
         busy[slice(None) if lockstep else 1] *= 1.5 if step >= 300 else 1.0
         step_s = [float(busy.max())] * 3 if lockstep else [*busy]
-        values = {"busy_s": [*busy], "device_busy_s": [*busy], "busy_cpu_s": [1.0] * 3, "step_time_s": step_s}
+        values = {"busy_s": [*busy], "busy_cpu_s": [1.0] * 3, "step_time_s": step_s}
+        values |= {"device_busy_s": [*busy]} if known_by == "times" else {}
         observations.append(frame(step, values, time_s=20.0 * step))
     bank = [SlowdownDetector(SlowdownConfig())] if lockstep else [OwnPastDetector(OwnPastConfig())]
-    (finding,) = opened(judge(observations, bank))
-    assert finding.ranks == (() if lockstep else (1,))
+    slow = () if lockstep else (1,)
+    assert [one.ranks for one in opened(judge(observations, bank))] == ([] if known_by == "nothing" else [slow])
 
 
 @pytest.mark.parametrize("wait", [True, False])
@@ -221,12 +221,6 @@ WAYS = [
 ]
 
 
-def found_on_devices(observations: Iterable[Observation]) -> list[Finding]:
-    """What opens: whether ranks or the whole job are slow."""
-    bank = [StragglerDetector(StragglerConfig()), SlowdownDetector(SlowdownConfig())]
-    return opened(judge(observations, bank))
-
-
 def known_late(job: Job, rows: int) -> Iterator[Observation]:
     """The job, whose ranks tell of their devices after so many steps of each launch."""
     told: AttemptStart | None = None
@@ -246,21 +240,21 @@ def known_late(job: Job, rows: int) -> Iterator[Observation]:
 
 
 @pytest.mark.parametrize("placement", WAYS)
-@pytest.mark.parametrize("factor", [1.05, 1.1, 1.15, 1.25, 1.4, 2.0])
+@pytest.mark.parametrize("factor", [1.05, 1.25, 2.0])
 def test_a_level_cpu_time_beside_a_slow_device_changes_nothing(placement: RankPlacement, factor: float) -> None:
     job = Job(16, AT + 40, 1).inject(Slow(5, AT, factor))
-    without = found_on_devices(generate(job))
+    without = found(generate(job))
     assert (without[0].kind, without[0].ranks, without[0].cause) == (Kind.STRAGGLER, (5,), "worker")
-    assert found_on_devices(generate(dataclasses.replace(job, placement=placement))) == without
+    assert found(generate(dataclasses.replace(job, placement=placement))) == without
 
 
 @pytest.mark.parametrize("placement", WAYS)
-@pytest.mark.parametrize("factor", [1.05, 1.1, 1.2, 1.5])
+@pytest.mark.parametrize("factor", [1.05, 1.5])
 def test_so_it_is_when_all_devices_become_slower(placement: RankPlacement, factor: float) -> None:
     job = Job(16, AT + 40, 1).inject(SlowJob(AT, factor))
-    without = found_on_devices(generate(job))
+    without = found(generate(job))
     assert [finding.kind for finding in without] == [Kind.SLOWDOWN]
-    assert found_on_devices(generate(dataclasses.replace(job, placement=placement))) == without
+    assert found(generate(dataclasses.replace(job, placement=placement))) == without
 
 
 @pytest.mark.parametrize("placement", WAYS)
@@ -269,7 +263,7 @@ def test_a_job_that_learns_of_its_devices_late_is_judged_by_them_from_then_on(
     placement: RankPlacement, fault: Slow | SlowJob
 ) -> None:
     job = Job(16, AT + 40, 1, placement=placement).inject(fault)
-    in_time, late = found_on_devices(generate(job)), found_on_devices(known_late(job, rows=8))
+    in_time, late = found(generate(job)), found(known_late(job, rows=8))
     assert [(finding.kind, finding.ranks) for finding in late] == [(one.kind, one.ranks) for one in in_time]
     assert abs((late[0].detected_step or 0) - (in_time[0].detected_step or 0)) <= 2
 
@@ -277,7 +271,7 @@ def test_a_job_that_learns_of_its_devices_late_is_judged_by_them_from_then_on(
 @pytest.mark.parametrize("rows", [1, 3])
 def test_what_a_unit_could_do_before_a_relaunch_is_known_when_its_uuid_is_told_again(rows: int) -> None:
     job = Job(16, 320, 35, placement=RankPlacement(launch_cpu=True)).inject(Slow(4, 200, 1.12), Restart(300, 290))
-    findings = [one for one in found_on_devices(known_late(job, rows)) if one.kind is Kind.STRAGGLER]
+    findings = [one for one in found(known_late(job, rows)) if one.kind is Kind.STRAGGLER]
     assert [f.ranks for f in findings] == [(4,), (4,)]
     assert (findings[1].detected_step or 0) - 290 <= 16
     assert "standing" not in findings[1].evidence
@@ -295,26 +289,6 @@ def test_what_cpu_time_had_said_ends_when_the_devices_are_known(at_step: int) ->
     (by_cpu, by_device), (end,) = opened(findings), closed(findings)
     assert (by_cpu.evidence["witness"], end.ranks, by_device.evidence["witness"]) == ("cpu", (3,), "wall")
     assert (by_device.detected_step or 0) > 200
-
-
-def test_ranks_at_their_own_pace_are_judged_by_their_devices_too() -> None:
-    assert own_past(accelerated=False) == []
-    (finding,) = own_past(accelerated=True)
-    assert finding.ranks == (1,)
-
-
-def own_past(*, accelerated: bool) -> list[Finding]:
-    """Three ranks of 20 s a step, one of which takes twice as long from some step on, with level CPU times."""
-    start = dataclasses.replace(topology(3, devices=False), lockstep=False)
-    start = dataclasses.replace(start, device_type=("cuda" if accelerated else "cpu",) * 3)
-    random = np.random.default_rng(1)
-    observations: list[Observation] = [AttemptStart(ATTEMPT, start, 0.0)]
-    for step in range(500):
-        busy = 20.0 * np.exp(0.02 * random.standard_normal(3))
-        busy[1] *= 2.0 if step >= 300 else 1.0
-        seconds = {"busy_s": [*busy], "busy_cpu_s": [1.0, 1.0, 1.0], "step_time_s": [*busy]}
-        observations.append(frame(step, seconds, time_s=20.0 * step))
-    return opened(judge(observations, [OwnPastDetector(OwnPastConfig())]))
 
 
 @pytest.mark.parametrize(

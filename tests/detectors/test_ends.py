@@ -18,11 +18,7 @@ from rankwatch_detectors.ends.telemetry_lost import TelemetryLostConfig, Telemet
 from tests.support.values.presences import ATTEMPT, Clockwork, topology
 
 SIGINT, SIGABRT, SIGKILL, SIGTERM = 2, 6, 9, 15
-
-
 BROKEN = "RuntimeError: [gloo] Connection closed by peer"
-
-
 INTERRUPTED = "KeyboardInterrupt: "
 
 
@@ -55,6 +51,10 @@ class Ends(Clockwork):
 
     def leave(self, rank: int) -> list[Finding]:
         return self.event("rank_left", rank, None, reason="end")
+
+
+def event(job: Clockwork, kind: str, rank: int | None, attempt: str = ATTEMPT, **fields: Any) -> list[Finding]:
+    return list(job.detector.observe(Occurrence(kind, attempt, "host-0", job.now_s, rank, 50, fields)))
 
 
 def outcome(findings: list[Finding]) -> list[tuple[Change, Severity, tuple[int, ...]]]:
@@ -238,24 +238,6 @@ def test_an_exception_whose_process_does_not_end_is_told_with_its_place() -> Non
     assert finding.evidence["where"] == "train.py:40 in <module>"
 
 
-def test_an_exit_is_told_with_the_code_the_exception_and_its_place() -> None:
-    job = Ends()
-    findings = job.raises(2, "ValueError: broken batch", where="train.py:40 in <module>")
-    (finding,) = findings + job.exit(2, code=1, error="ValueError: broken batch")
-    assert (
-        finding.summary
-        == "Rank 2 on host-0 ended with exit code 1 at train.py:40 in <module>: ValueError: broken batch."
-    )
-
-
-def test_an_exit_status_after_a_loop_that_was_broken_off_is_a_lost_rank() -> None:
-    job = Ends()
-    job.event("rank_left", 1, None, reason="break")
-    (finding,) = job.exit(1, code=3, error="SystemExit: 3", where="train.py:21 in <module>", left=False)
-    assert (finding.severity, finding.ranks) == (Severity.CRITICAL, (1,))
-    assert finding.evidence["code"] == 3
-
-
 def test_an_exception_after_the_loop_had_ended_is_the_jobs_own_affair() -> None:
     job = Ends(ranks=1)
     job.leave(0)
@@ -374,68 +356,40 @@ def test_nobody_waits_for_ranks_that_left_in_good_order() -> None:
     assert on_request(job.exit(1, signal=SIGTERM))
 
 
-def lost_job(ranks: int = 4) -> Clockwork:
-    return Clockwork(RankLostDetector(RankLostConfig()), ranks)
-
-
-def event(job: Clockwork, kind: str, rank: int | None, attempt: str = ATTEMPT, **fields: Any) -> list[Finding]:
-    return list(job.detector.observe(Occurrence(kind, attempt, "host-0", job.now_s, rank, 50, fields)))
-
-
-def exited(job: Clockwork, rank: int, **fields: Any) -> list[Finding]:
-    return event(job, "process_exit", rank, **{"code": None, "signal": None, "how": "pidfd", "error": "", **fields})
-
-
-CONNECTION = "RuntimeError: [gloo] Connection closed by peer"
-
-
 def test_a_killed_rank_is_named_with_its_signal() -> None:
-    (finding,) = exited(lost_job(), 2, signal=9)
+    (finding,) = Ends().exit(2, signal=9)
     assert (str(finding.scope), finding.ranks, finding.severity) == ("rank:2", (2,), Severity.CRITICAL)
     assert "SIGKILL" in finding.summary
-    assert finding.onset_step == 50
+    assert finding.onset_step == 49
 
 
 def test_ranks_that_follow_within_the_launchers_grace_are_consequences() -> None:
-    job = lost_job()
-    findings = exited(job, 2, signal=9)
+    job = Ends()
+    findings = job.exit(2, signal=9)
     for rank in (0, 1, 3):
         job.tick()
-        findings += exited(job, rank, code=1, error=CONNECTION)
+        findings += job.exit(rank, code=1, error=BROKEN)
     assert {str(finding.scope) for finding in findings} == {"rank:2"}
     assert [finding.change for finding in findings] == [Change.OPEN, Change.UPDATE, Change.UPDATE]
     assert [other["rank"] for other in findings[-1].evidence["also_ended"]] == [0, 1, 3]
     assert findings[-1].ranks == (2,)
 
 
-def test_a_crash_that_is_heard_after_its_consequences_becomes_the_first_mover() -> None:
-    job = lost_job()
-    findings = exited(job, 0, code=1, error=CONNECTION) + exited(job, 3, signal=11)
-    assert [(f.change, f.ranks) for f in findings] == [(Change.OPEN, (3,))]
-    assert "SIGSEGV" in findings[-1].summary
-    assert findings[-1].evidence["also_ended"][0]["rank"] == 0
-
-
 def test_an_end_much_later_is_an_episode_of_its_own() -> None:
-    job = lost_job()
-    findings = exited(job, 0, signal=9) + job.stand(50) + exited(job, 1, signal=9)
+    job = Ends()
+    findings = job.exit(0, signal=9) + job.stand(50) + job.exit(1, signal=9)
     assert [(f.change, str(f.scope)) for f in findings] == [(Change.OPEN, "rank:0"), (Change.OPEN, "rank:1")]
-
-
-def test_a_rank_that_left_its_loop_is_not_lost() -> None:
-    job = lost_job()
-    assert event(job, "rank_left", 1, reason="end") + exited(job, 1, code=0) == []
 
 
 @pytest.mark.parametrize("order", [{"phase": "kill", "action": "relaunch"}, {"phase": "do", "action": "stop"}])
 def test_processes_ended_by_order_are_expected(order: dict[str, str]) -> None:
-    job = lost_job()
+    job = Ends()
     event(job, "order", None, order="o", step=5, **order)
-    assert exited(job, 0, signal=9) + exited(job, 1, signal=9) == []
+    assert job.exit(0, signal=9) + job.exit(1, signal=9) == []
 
 
 def test_an_exit_that_nobody_could_read_is_told_from_the_progress_block() -> None:
-    job = lost_job()
+    job = Ends()
     job.state[3] = "exited"
     assert job.stand(2) == []
     (finding,) = job.stand(5)
@@ -444,27 +398,22 @@ def test_an_exit_that_nobody_could_read_is_told_from_the_progress_block() -> Non
 
 
 def test_it_closes_with_the_next_attempt_and_forgets_who_was_gone() -> None:
-    job = lost_job()
-    exited(job, 2, signal=9)
+    job = Ends()
+    job.exit(2, signal=9)
     assert [f.change for f in job.begin("next.0")] == [Change.CLOSE]
-    (finding,) = event(
-        job, "process_exit", 2, attempt="next.0", code=1, signal=None, how="pidfd", error="ValueError: x"
-    )
+    (finding,) = job.exit(2, code=1, error="ValueError: x")
     assert finding.attempt == "next.0"
     assert "ValueError" in finding.summary
 
 
-def test_an_exit_of_an_older_launch_is_history() -> None:
-    job = lost_job()
-    job.begin("next.0")
-    assert exited(job, 2, signal=9) == []
-
-
-def test_an_exit_after_a_rollback_inside_the_processes_belongs_to_the_running_attempt() -> None:
-    job = lost_job()
-    job.begin("run.1")
-    (finding,) = exited(job, 2, signal=9)
-    assert finding.attempt == "run.1"
+@pytest.mark.parametrize(("running", "told"), [("next.0", []), ("run.1", ["run.1"])])
+def test_an_exit_of_an_older_launch_is_history_and_one_of_before_a_rollback_is_of_the_running_attempt(
+    running: str, told: list[str]
+) -> None:
+    job = Ends()
+    job.begin(running)
+    exited = {"code": None, "signal": 9, "error": ""}
+    assert [finding.attempt for finding in event(job, "process_exit", 2, **exited)] == told
 
 
 # ---- telemetry_lost ----
@@ -492,15 +441,6 @@ def test_a_silent_host_is_told_after_ten_seconds_and_closed_when_it_is_back() ->
         (Change.CLOSE, "host:host-1", ()),
     ]
     assert findings[0].evidence["silent_s"] > 10
-
-
-def test_all_hosts_silent_at_once_are_told_as_one() -> None:
-    job = watched_job(hosts=4)
-    job.silent = {0, 1, 2, 3}
-    findings = job.stand(60)
-    assert [(f.change, str(f.scope)) for f in findings] == [(Change.OPEN, "job")]
-    job.silent = set()
-    assert [(f.change, str(f.scope)) for f in job.stand(2)] == [(Change.CLOSE, "job")]
 
 
 @pytest.mark.parametrize("hosts", [1, 4])

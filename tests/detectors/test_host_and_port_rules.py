@@ -24,25 +24,15 @@ from rankwatch_detectors.devices.network_degraded import NetworkDegradedConfig, 
 from tests.support.values.presences import topology
 
 HOST, PORT = HostRulesConfig(), PortRulesConfig()
-
-
 SLOT_S = 5.0
-
-
 SICK = 1
-
-
 HOSTS = 4
-
-
 USUAL = {
     "host": {"cpu_throttled_ratio": 0.0, "cpu_steal_ratio": 0.01, "memory_pressure_ratio": 0.0, "oom_kills": 3.0},
     "port": {
         "link_up": 1.0, "link_downs": 5.0, "port_errors": 9.0, "link_bits_per_s": 4e11, "retransmissions_per_s": 1.0
     },
 }  # fmt: skip
-
-
 Counters = Mapping[str, float]
 
 

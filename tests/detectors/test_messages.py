@@ -105,14 +105,6 @@ def test_one_alert_about_the_whole_job_makes_the_episode_about_it() -> None:
     assert finding.ranks == ()
 
 
-def test_alerts_of_two_names_are_two_episodes() -> None:
-    found = receive(begun(), alert(), alert(name="LinkDown"), alert("c", name="LinkDown"))
-    assert [(str(one.scope), one.evidence["alerts_firing"]) for one in found] == [
-        ("alert:DiskFull", 1),
-        ("alert:LinkDown", 2),
-    ]
-
-
 def test_a_repeat_says_nothing() -> None:
     detector = begun()
     receive(detector, alert())
@@ -192,11 +184,7 @@ def refuse(detector: RefusalDetector, kind: str = "forged", now_s: float = 0.0, 
 @pytest.mark.parametrize("what", ["rank", "attempt", "event", "view", "signature", "unsigned"])
 def test_the_first_forgery_of_any_part_is_critical_and_names_its_sender(what: str) -> None:
     (finding,) = refuse(forgeries(), what=what, agent="agt_1", host="node-7", count=3)
-    assert (finding.kind, finding.change, finding.severity) == (
-        Kind.FORGED_TELEMETRY,
-        Change.OPEN,
-        Severity.CRITICAL,
-    )
+    assert (finding.kind, finding.severity) == (Kind.FORGED_TELEMETRY, Severity.CRITICAL)
     assert finding.summary == (
         f"Forged telemetry: 3 messages refused ({what} 3), the last from agent agt_1, host node-7."
     )

@@ -9,13 +9,22 @@ import math
 import numpy as np
 import pytest
 
-from rankwatch_detectors.base import AttemptStart, Finding, Frame, Kind, Occurrence, Severity, StepKind
+from rankwatch_detectors.base import (
+    AttemptStart,
+    Finding,
+    Frame,
+    Kind,
+    Observation,
+    Occurrence,
+    Severity,
+    StepKind,
+    Tick,
+)
 from rankwatch_detectors.catalogue import detectors
 from rankwatch_detectors.metric_detector import MetricDetector
 from rankwatch_detectors.metric_rule import RULES_PER_JOB_MAX, Condition, Direction, MetricRule
-from rankwatch_service.stream.saved import pack, unpack
 from tests.detectors.test_conformance import answers, troubled
-from tests.support.detection.verdicts import closed, opened
+from tests.support.detection.verdicts import closed, opened, restored_all_along
 from tests.support.values.presences import ATTEMPT, frame, topology
 
 
@@ -270,22 +279,8 @@ def test_a_detector_restored_at_any_step_goes_on_as_if_nothing_had_happened() ->
         if 900 <= step < 950:
             values[:] = math.nan
         frames.append(frame(step, {"memory": values, **({} if 400 <= step < 420 else {"reward": values})}))
-    whole, parts = MetricDetector(), MetricDetector()
-    start = AttemptStart(ATTEMPT, topology(4), 0.0, RULES)
-    whole.observe(start)
-    parts.observe(start)
-    said = 0
-    for step, one in enumerate(frames):
-        expected = list(whole.observe(one))
-        said += len(expected)
-        if step % 37 == 0:
-            state = pack(parts.snapshot())
-            parts = MetricDetector()
-            parts.restore(unpack(state))
-        assert list(parts.observe(one)) == expected, step
-    assert said >= 8
-    assert pack(parts.snapshot()) == pack(whole.snapshot())
-    json.dumps(RULES[0].fields())
+    observations = [AttemptStart(ATTEMPT, topology(4), 0.0, RULES), *frames]
+    assert len(restored_all_along(MetricDetector, observations, 37)) >= 8
 
 
 def test_a_rule_survives_its_plain_form() -> None:
@@ -294,27 +289,16 @@ def test_a_rule_survives_its_plain_form() -> None:
 
 def test_rules_that_change_in_the_middle_change_nothing_that_other_detectors_find() -> None:
     plain = troubled()
-    starts: AttemptStart | None = None
-    changed = []
+    start, changed = plain[0], list[Observation]()
     for number, observation in enumerate(plain):
-        if isinstance(observation, AttemptStart):
-            starts = observation
+        start = observation if isinstance(observation, AttemptStart) else start
         changed.append(observation)
-        if number % 25 == 24 and starts is not None:
-            changed.append(
-                dataclasses.replace(
-                    starts,
-                    time_s=observation.time_s if hasattr(observation, "time_s") else observation.now_s,
-                    rules=RULES,
-                )
-            )
-    expected = [finding for answer in answers(detectors(), plain) for found in answer.values() for finding in found]
-    bank = detectors()
-    found = [
-        finding
-        for answer in answers(bank, changed)
-        for name, findings in answer.items()
-        if name != "metric"
-        for finding in findings
-    ]
-    assert found == expected
+        if number % 25 == 24:
+            now_s = observation.now_s if isinstance(observation, Tick) else observation.time_s
+            changed.append(dataclasses.replace(start, time_s=now_s, rules=RULES))
+    others = [one.name for one in detectors() if one.name != "metric"]
+    wanted, found = (
+        [finding for answer in answers(detectors(), some) for name in others for finding in answer[name]]
+        for some in (plain, changed)
+    )
+    assert found == wanted

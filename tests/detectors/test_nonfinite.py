@@ -15,9 +15,9 @@ from tests.support.values.presences import ATTEMPT, frame, topology
 NAN, INF = math.nan, math.inf
 
 
-def judged(*frames: Frame) -> list[Finding]:
+def judged(*frames: Frame, lockstep: bool = True) -> list[Finding]:
     detector = NonfiniteDetector(NonfiniteConfig())
-    detector.observe(AttemptStart(ATTEMPT, topology(4), 0.0))
+    detector.observe(AttemptStart(ATTEMPT, replace(topology(4), lockstep=lockstep), 0.0))
     return [finding for one in frames for finding in detector.observe(one)]
 
 
@@ -122,28 +122,19 @@ def test_a_loss_that_is_not_logged_any_more_is_no_incident_by_itself() -> None:
     assert judged(*logged, *[frame(step, {"step_time_s": [1.0] * 4}) for step in range(8, 20)]) == []
 
 
-def test_one_rank_whose_norm_overflows_is_named_and_not_all_of_them() -> None:
-    detector = NonfiniteDetector(NonfiniteConfig())
-    detector.observe(AttemptStart(ATTEMPT, topology(64), 0.0))
-    norms = [1.0] * 64
-    norms[17] = INF
-    (finding,) = detector.observe(frame(3, {"grad_norm": norms}))
-    assert (str(finding.scope), finding.ranks, finding.evidence["ranks_affected"]) == ("rank:17", (17,), 1)
-    assert finding.summary == "Not finite: grad_norm on rank 17 in step 3."
-
-
-def test_a_norm_that_only_some_ranks_log_names_none_of_them_and_says_how_many() -> None:
-    one = frame(3, {"grad_norm": [INF, INF, 0.0, 0.0]})
-    one.present["grad_norm"][2:] = False
+@pytest.mark.parametrize(
+    ("norms", "scope", "ranks", "where"),
+    [
+        ([1.0, INF, 1.0, 1.0], "rank:1", (1,), "on rank 1 in step 3."),
+        ([INF, INF, None, None], "job", (), "on 2 of 4 ranks"),
+        ([INF] * 4, "job", (), "on all ranks"),
+    ],
+)
+def test_of_norms_that_overflow_only_the_one_that_others_do_not_share_names_its_rank(norms, scope, ranks, where):
+    one = frame(3, {"grad_norm": [norm or 0.0 for norm in norms]})
+    one.present["grad_norm"][:] = [norm is not None for norm in norms]
     (finding,) = judged(one)
-    assert (str(finding.scope), finding.ranks) == ("job", ())
-    assert "on 2 of 4 ranks" in finding.summary
-
-
-def test_a_norm_that_overflows_on_every_rank_names_nobody() -> None:
-    (finding,) = judged(frame(3, {"grad_norm": [INF] * 4}))
-    assert (str(finding.scope), finding.ranks) == ("job", ())
-    assert "on all ranks" in finding.summary
+    assert (str(finding.scope), finding.ranks, where in finding.summary) == (scope, ranks, True)
 
 
 def row(step: int, rank: int, name: str, value: float, *, late: bool = True) -> Frame:
@@ -153,9 +144,7 @@ def row(step: int, rank: int, name: str, value: float, *, late: bool = True) -> 
 
 
 def judged_at_own_pace(*frames: Frame) -> list[Finding]:
-    detector = NonfiniteDetector(NonfiniteConfig())
-    detector.observe(AttemptStart(ATTEMPT, replace(topology(4), lockstep=False), 0.0))
-    return [finding for one in frames for finding in detector.observe(one)]
+    return judged(*frames, lockstep=False)
 
 
 @pytest.mark.parametrize("name", ["loss", "grad_norm", "local_grad_norm"])

@@ -1,4 +1,4 @@
-"""A host or a switch that is slow as a whole is named as one, also by less than the noise of its ranks."""
+"""A host, a switch or a stage that is slow as a whole is told as one, also by less than the noise of its ranks."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rankwatch_detectors.base import AttemptStart, Change, Finding, Frame, Observation, Severity
+from rankwatch_detectors.base import AttemptStart, Change, Finding, Frame, Kind, Observation, Severity
+from rankwatch_detectors.pace.stage import StageConfig, StageDetector
 from rankwatch_detectors.pace.straggler import StragglerConfig, StragglerDetector
 from rankwatch_detectors.statistics.baseline import RunHistory
 from rankwatch_detectors.statistics.peers import GroupQuartiles
 from rankwatch_service.simulate.faults import MissingRows, Restart, Slow
 from rankwatch_service.simulate.generate import generate
 from rankwatch_service.simulate.job import Job
+from rankwatch_service.simulate.noise import Noise
 from rankwatch_service.simulate.placement import RankPlacement
-from rankwatch_service.stream.saved import pack, unpack
 from suite.cases import FAULTS
 from suite.cluster_model import ClusterJob
 from suite.scoring import judged
 from tests.detectors.test_explanation import Explained
-from tests.support.detection.verdicts import judge, opened
+from tests.support.detection.verdicts import judge, opened, restored_all_along
 
 AT = 320
 
@@ -116,13 +117,7 @@ def test_a_switch_that_becomes_known_while_the_job_runs_is_judged_from_then_on()
 
 def test_a_detector_restored_within_any_block_goes_on_as_if_nothing_had_happened() -> None:
     troubled = job(420).inject(Slow((4, 5, 6, 7), AT, 1.04, AT + 50), MissingRows(13, 100, 180), Restart(200, 190))
-    whole, detector = StragglerDetector(StragglerConfig()), StragglerDetector(StragglerConfig())
-    for number, one in enumerate(generate(troubled)):
-        if number % 29 == 0:
-            state, detector = unpack(pack(detector.snapshot())), StragglerDetector(StragglerConfig())
-            detector.restore(state)
-        assert detector.observe(one) == whole.observe(one)
-    assert pack(detector.snapshot()) == pack(whole.snapshot())
+    restored_all_along(lambda: StragglerDetector(StragglerConfig()), generate(troubled), 29)
 
 
 def test_why_a_place_was_reported_is_explained_from_half_of_the_evidence_on() -> None:
@@ -178,3 +173,65 @@ def test_the_smallest_faults_of_hosts_and_switches_are_known_and_found() -> None
     assert 1.0 < switch[64] <= host[64] < sizes["a slow rank, by wall time"][64]
     slow = quiet.inject(Slow(tuple(range(8, 16)), 400, 1 + 1.3 * (host[64] - 1)))
     assert scopes(generate(slow)) == ["host:host-1"]
+
+
+def told(job: Job) -> list[Finding]:
+    return [finding for finding in judge(generate(job)) if finding.kind in (Kind.STRAGGLER, Kind.SLOWDOWN)]
+
+
+STAGE_ONE = tuple(range(16, 32))
+
+
+def test_a_stage_that_becomes_slower_is_named_and_no_rank_of_it() -> None:
+    job = Job(world_size=64, steps=600, seed=2, placement=RankPlacement(pp=4)).inject(
+        Slow(STAGE_ONE, 300, 1.1, until_step=450)
+    )
+    findings = told(job)
+    stage = [finding for finding in findings if str(finding.scope) == "stage:1"]
+    assert [finding.change for finding in stage] == [Change.OPEN, Change.CLOSE]
+    assert (stage[0].severity, stage[0].ranks, stage[0].onset_step) == (Severity.WARNING, (), 300)
+    assert stage[0].detected_step is not None
+    assert stage[0].detected_step <= 312
+    assert not [finding for finding in findings if finding.kind is Kind.STRAGGLER]
+
+
+@pytest.mark.parametrize("pp", [4, 16])
+def test_a_stage_that_is_heavier_by_design_is_told_once_for_information(pp: int) -> None:
+    findings = told(Job(world_size=32, steps=400, seed=22, placement=RankPlacement(pp=pp, heavy_stage=(3, 1.6))))
+    assert [(str(f.scope), f.change, f.severity, f.ranks) for f in findings] == [
+        ("stage:3", Change.OPEN, Severity.INFO, ()),
+    ]
+    assert findings[0].evidence["ratio"] == pytest.approx(1.6, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        pytest.param(Job(world_size=64, steps=600, seed=1, placement=RankPlacement(pp=4)), id="even stages"),
+        pytest.param(
+            Job(world_size=64, steps=600, seed=3, placement=RankPlacement(pp=4, tp=2), noise=Noise(uneven_cv=0.15)),
+            id="uneven sequences",
+        ),
+        pytest.param(
+            Job(world_size=64, steps=600, seed=4, placement=RankPlacement(pp=2, heavy_stage=(1, 1.6))), id="two stages"
+        ),
+        pytest.param(
+            Job(
+                world_size=64,
+                steps=600,
+                seed=5,
+                placement=RankPlacement(pp=4),
+                noise=Noise(hiccup_probability=0.01, hiccup_s=0.5, burst_probability=1e-4),
+            ),
+            id="hiccups",
+        ),
+    ],
+)
+def test_other_jobs_have_no_slow_stage(job: Job) -> None:
+    assert told(job) == []
+
+
+def test_a_detector_restored_all_along_goes_on_as_if_nothing_had_been() -> None:
+    job = Job(world_size=32, steps=520, seed=7, placement=RankPlacement(pp=4, heavy_stage=(3, 1.5)))
+    job = job.inject(Slow(tuple(range(8, 16)), 300, 1.1, 450))
+    assert len(restored_all_along(lambda: StageDetector(StageConfig()), generate(job), 17)) >= 3

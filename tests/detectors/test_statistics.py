@@ -89,14 +89,8 @@ def test_a_restored_one_goes_on_as_if_nothing_had_been() -> None:
 
 
 LEVELS = (math.log(1.05), math.log(1.3), -math.log(1.1), -math.log(2.0))
-
-
 CLIP_SIGMAS = 3.0
-
-
 LIMIT = 18.0
-
-
 ROWS_MIN = 5
 
 
@@ -208,11 +202,7 @@ def test_what_is_not_finite_is_refused_before_river_sees_it(bad: float) -> None:
 
 
 REPLICAS, RANKS_EACH = 16, 4
-
-
 REPLICA = np.arange(REPLICAS * RANKS_EACH) // RANKS_EACH
-
-
 FRAME = Frame("steps", "l.0", 0, StepKind.TRAIN, 0.0, {}, {}, {})
 
 

@@ -13,10 +13,9 @@ import pytest
 from tests.support.service.forms import cluster_of
 from tests.support.service.webhook_receiver import Answer, webhook_receiver
 from tests.support.trials import trial
-from tests.support.trials.chaos import kills, pauses
 from tests.support.trials.cluster import Cluster
 from tests.support.trials.selection import long_trial
-from tests.support.trials.trial import Act, rank_steps
+from tests.support.trials.trial import Act, kills, pauses, rank_steps
 
 pytestmark = [pytest.mark.integration, pytest.mark.ci]
 PLAY_S = 28.0

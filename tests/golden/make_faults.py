@@ -39,8 +39,7 @@ from rankwatch_service.simulate.script import apply
 from rankwatch_service.store import models
 from rankwatch_service.store.engine import read, write
 from tests.support.clock import FakeClock
-from tests.support.recordings.log import RecordedLog
-from tests.support.recordings.recording import declared, saves, stream_over
+from tests.support.recordings.recording import RecordedLog, declared, saves, stream_over
 from tests.support.store.database import new_database
 
 FILE: Final = Path(__file__).parent / "faults.jsonl"
@@ -69,8 +68,6 @@ RULES: Final = RulesSet(
         MetricRule("uneven norms", "local_grad_norm", Condition.PEERS, 1.5, hold_s=5.0, jobs=("rule-*",)),
     )
 )
-
-
 TWO_HOSTS: Final = RankPlacement(ranks_per_host=4)
 
 

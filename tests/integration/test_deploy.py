@@ -16,8 +16,7 @@ import pytest
 import yaml
 
 from tests.support.service.process import Up, free_port, until
-from tests.support.trials.pods import Pod, environment_of
-from tests.support.trials.slurm import BatchJob
+from tests.support.trials.schedulers import BatchJob, Pod, environment_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.ci, pytest.mark.torch, pytest.mark.timeout(900)]
 

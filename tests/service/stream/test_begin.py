@@ -17,7 +17,7 @@ from rankwatch_service.stream.saved import pack
 from tests.support.clock import FakeClock
 from tests.support.service.stream import Service, no_links
 from tests.support.store.database import new_database
-from tests.support.trials.reference import NoCharts
+from tests.support.trials.trial import NoCharts
 
 
 class ForgetfulLog:

@@ -1,4 +1,4 @@
-"""A recorded log with several jobs, their faults and user settings: the input of every crash test."""
+"""A log of one partition in memory, with the times at which its records were appended."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ from rankwatch_detectors.catalogue import detectors
 from rankwatch_detectors.metric_rule import Condition, MetricRule
 from rankwatch_detectors.tuning import Profile
 from rankwatch_service.incidents.model import incident_id
-from rankwatch_service.log.base import Entry
+from rankwatch_service.log.base import Entry, Record
 from rankwatch_service.log.control_log import ControlLog
 from rankwatch_service.log.sql_log import SqlLog
 from rankwatch_service.names import ALL_JOBS
@@ -43,6 +43,39 @@ from rankwatch_service.stream.sources import Source, SqlSource
 from rankwatch_service.tuning import Tuning, TuningSet
 from tests.support.clock import FakeClock
 from tests.support.store.database import new_database
+
+
+class RecordedLog:
+    """What a stream needs of `rankwatch_service.stream.sources.Source`."""
+
+    def __init__(self) -> None:
+        self._records: list[Record] = []
+
+    def record(self, entry: Entry, appended_unix_ns: int) -> None:
+        self._records.append(Record(0, len(self._records), entry.key, entry.value, appended_unix_ns))
+
+    @property
+    def partitions(self) -> int:
+        return 1
+
+    def partition_of(self, key: str) -> int:
+        return 0
+
+    def read(self, partition: int, position: int, limit: int, wait_s: float = 0.0) -> list[Record]:
+        return self._records[position : position + limit]
+
+    def drained(self, partition: int, position: int) -> bool:
+        return position >= len(self._records)
+
+    def end(self, partition: int) -> int:
+        return len(self._records)
+
+    def begin(self, partition: int) -> int:
+        return 0
+
+    def processed(self, partition: int, committed: int, needed: int) -> None:
+        """It keeps everything."""
+
 
 UNEVEN = MetricRule("uneven", "busy_s", Condition.PEERS, 1.5, hold_s=3.0, jobs=("slo?",))
 HIGH = MetricRule("high", "loss", Condition.ABOVE, 1.0, severity="info", jobs=("hang",))

@@ -13,7 +13,7 @@ from rankwatch_service.store.engine import read, write
 from rankwatch_service.stream.loop import Stream
 from rankwatch_service.stream.sources import SqlSource
 from tests.support.clock import FakeClock
-from tests.support.trials.reference import NoCharts
+from tests.support.trials.trial import NoCharts
 from tests.support.values.batches import batch, ranks, table
 
 

@@ -1,21 +1,118 @@
-"""One run of a scenario through a cluster under faults, and the checks that must hold afterwards."""
+"""One run of a scenario through a cluster under faults, its fault-free reference, and what must hold afterwards."""
 
 from __future__ import annotations
 
+import random
+import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 
 import msgspec
 import numpy as np
 
+from rankwatch import wire
+from rankwatch_detectors.base import Frame
+from rankwatch_detectors.catalogue import detectors
+from rankwatch_service.log.base import Entry
+from rankwatch_service.log.control_log import ControlLog
+from rankwatch_service.names import ALL_JOBS
+from rankwatch_service.policy.control_records import ReceiverRoute, ReceiversSet, encode_control
 from rankwatch_service.series.query import POINTS_MAX, RANKS_MAX, Reduce, series
-from tests.support.recordings.outcome import Outcome
+from rankwatch_service.store.engine import write
+from rankwatch_service.stream.loop import Stream
+from tests.support.clock import FakeClock
+from tests.support.recordings.outcome import Outcome, outcome_of
+from tests.support.recordings.recording import RecordedLog
 from tests.support.service.webhook_receiver import WebhookReceiver
-from tests.support.trials.cluster import Cluster
+from tests.support.store.database import new_database
+from tests.support.trials.cluster import RECEIVER, Cluster
 from tests.support.trials.fleet import sent
-from tests.support.trials.reference import reference
+
+START_NS = 1_700_000_000_000_000_000
+
+
+class NoCharts:
+    def add(self, job: str, frame: Frame) -> None:
+        pass
+
+    def flush(self, job: str) -> None:
+        pass
+
+    def delete(self, job: str) -> None:
+        pass
+
+    def close(self, job: str) -> None:
+        pass
+
+    def flush_due(self) -> None:
+        pass
+
+
+@cache
+def reference(scenario: str) -> Outcome:
+    """What the scenario leads to while nothing fails."""
+    clock = FakeClock(START_NS)
+    with tempfile.TemporaryDirectory() as folder:
+        engine = new_database(Path(folder))
+        controls = ControlLog(engine, clock)
+        with write(engine) as connection:
+            routes = ReceiversSet((ReceiverRoute(RECEIVER),))
+            controls.append_in(connection, [Entry(ALL_JOBS, encode_control(routes))])
+        log = RecordedLog()
+        for message in sent(scenario, START_NS):
+            clock.now_ns = START_NS + round(message.time_s * 1e9)
+            log.record(Entry(message.batch.job, wire.encode(message.batch)), clock.now_ns)
+        stream = Stream(engine, log, controls, clock, detectors, lambda _job, _incident: {}, NoCharts())
+        stream.start()
+        while stream.step():
+            pass
+        outcome = outcome_of(engine)
+        engine.dispose()
+    return outcome
+
+
+AWAY_S = (0.3, 2.0)
+"""Between a kill and the order to start again."""
+
+
+def kinds(cluster: Cluster) -> dict[str, list[str]]:
+    """What can be killed, by role: of several streams or notifiers one at a time."""
+    found: dict[str, list[str]] = {}
+    for name in cluster.names:
+        found.setdefault(name.partition("-")[0], []).append(name)
+    return found
+
+
+def kills(
+    cluster: Cluster,
+    seed: int,
+    every_s: float,
+    until_s: float,
+    only: tuple[str, ...] = (),
+    first_s: float | None = None,
+) -> Iterator[Act]:
+    """One kill each `every_s`, of any role or of `only` these, until so many seconds after the beginning."""
+    chance = random.Random(seed)
+    roles = {role: names for role, names in kinds(cluster).items() if not only or role in only}
+    assert roles, only
+    at_s = every_s if first_s is None else first_s
+    while at_s < until_s:
+        name = chance.choice(roles[chance.choice(sorted(roles))])
+        away_s = chance.uniform(*AWAY_S)
+        yield at_s, f"kill {name}", lambda name=name: cluster.kill(name)
+        yield at_s + away_s, f"start {name}", lambda name=name: cluster.restart(name)
+        at_s += every_s
+
+
+def pauses(cluster: Cluster, name: str, at_s: float, seconds: float) -> Iterator[Act]:
+    """One process is paused for so long, then continues."""
+    yield at_s, f"pause {name}", lambda: cluster.pause(name)
+    yield at_s + seconds, f"resume {name}", lambda: cluster.resume(name)
+
 
 PLAY_S = 900.0
 CATCH_UP_S = 60.0
