@@ -428,38 +428,48 @@ def watched_job(hosts: int = 1) -> Clockwork:
     return job
 
 
-def test_a_silent_host_is_told_after_ten_seconds_and_closed_when_it_is_back() -> None:
-    job = watched_job(hosts=2)
-    job.silent = {2, 3}
-    findings = job.stand(10)
-    assert findings == []
-    findings = job.stand(20)
-    job.silent = set()
-    findings += job.stand(2)
-    assert [(f.change, str(f.scope), f.ranks) for f in findings] == [
-        (Change.OPEN, "host:host-1", ()),
-        (Change.CLOSE, "host:host-1", ()),
-    ]
-    assert findings[0].evidence["silent_s"] > 10
+ALL = {0, 1, 2, 3}
+ALL_BUT = {1, 2, 3}, {2, 3}, {3}
 
 
-@pytest.mark.parametrize("hosts", [1, 4])
-def test_a_restart_of_the_service_before_the_stream_is_nobodys_silence(hosts: int) -> None:
-    job = watched_job(hosts=hosts)
-    job.silent = {0, 1, 2, 3}
-    findings = job.stand(29)
-    for rank in range(4):
-        job.silent.discard(rank)
-        findings += job.stand(2)
-    assert findings == []
-
-
-def test_what_was_told_of_some_hosts_stays_open_when_the_last_one_falls_silent_too() -> None:
-    job = watched_job(hosts=4)
-    job.silent = {0, 1, 2}
-    assert [f.change for f in job.stand(12)] == [Change.OPEN]
-    job.silent = {0, 1, 2, 3}
-    assert [f.change for f in job.stand(40)] == [Change.UPDATE]
+@pytest.mark.parametrize(
+    ("hosts", "script", "told"),
+    [
+        pytest.param(2, [({2, 3}, 10)], [], id="a host, for ten seconds"),
+        pytest.param(
+            2, [({2, 3}, 30), (set(), 2)], ["open host:host-1", "close host:host-1"], id="a host that is back"
+        ),
+        pytest.param(
+            4,
+            [(ALL, 40), *((silent, 2) for silent in ALL_BUT), (set(), 1)],
+            ["open job", "close job"],
+            id="all at once until the last is back",
+        ),
+        pytest.param(1, [(ALL, 29), (ALL_BUT[0], 2), (set(), 8)], [], id="a restart of the service, one host"),
+        pytest.param(4, [(ALL, 29), *((silent, 2) for silent in ALL_BUT), (set(), 2)], [], id="a restart, four hosts"),
+        pytest.param(
+            4,
+            [({0, 1, 2}, 12), (ALL, 40)],
+            ["open host:host-0", "update host:host-0"],
+            id="the last one falls silent too",
+        ),
+        pytest.param(
+            4, [({0}, 60), ({0, 1}, 20)], ["open host:host-0", "open host:host-1"], id="another host much later"
+        ),
+        pytest.param(
+            4, [({0, 1}, 40), ({1}, 5), ({0, 1}, 40)], ["open host:host-0"], id="one comes and goes, another is silent"
+        ),
+    ],
+)
+def test_silent_hosts_are_told_once_and_until_the_last_is_back(
+    hosts: int, script: list[tuple[set[int], int]], told: list[str]
+) -> None:
+    job = watched_job(hosts)
+    findings: list[Finding] = []
+    for job.silent, seconds in script:
+        findings += job.stand(seconds)
+    assert [f"{f.change} {f.scope}" for f in findings] == told
+    assert all(f.evidence["silent_s"] > 10 for f in findings if f.change is Change.OPEN)
 
 
 def test_the_normal_end_of_a_job_is_no_loss() -> None:
@@ -539,39 +549,6 @@ def test_hosts_that_fall_silent_within_seconds_are_one_episode_that_grows() -> N
     job.silent = {2}
     assert job.stand(3) == []
     job.silent = set()
-    assert [f.change for f in job.tick()] == [Change.CLOSE]
-
-
-def test_a_host_that_falls_silent_much_later_is_an_episode_of_its_own() -> None:
-    job = watched_job(hosts=4)
-    job.silent = {0}
-    findings = job.stand(60)
-    job.silent = {0, 1}
-    findings += job.stand(20)
-    assert [(f.change, str(f.scope)) for f in findings] == [
-        (Change.OPEN, "host:host-0"),
-        (Change.OPEN, "host:host-1"),
-    ]
-
-
-def test_a_host_that_comes_and_goes_while_others_stay_silent_is_not_told_again() -> None:
-    job = watched_job(hosts=4)
-    job.silent = {0, 1}
-    assert len(job.stand(40)) == 1
-    job.silent = {1}
-    assert job.stand(5) == []
-    job.silent = {0, 1}
-    assert job.stand(40) == []
-
-
-def test_hosts_that_come_back_one_after_the_other_leave_the_episode_open_until_the_last_one() -> None:
-    job = watched_job(hosts=4)
-    job.silent = {0, 1, 2, 3}
-    assert [str(f.scope) for f in job.stand(40)] == ["job"]
-    for rank in (0, 1, 2):
-        job.silent.discard(rank)
-        assert job.stand(2) == []
-    job.silent.clear()
     assert [f.change for f in job.tick()] == [Change.CLOSE]
 
 

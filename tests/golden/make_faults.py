@@ -18,7 +18,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
-from sqlalchemy import Connection, Engine, event, select
+from sqlalchemy import Connection, Engine, select
 
 from rankwatch import wire
 from rankwatch_detectors.base import Observation, Occurrence
@@ -162,9 +162,6 @@ def play(fault: Fault) -> list[dict[str, Any]]:
     """The rows that the fault leaves, in an order that depends on nothing but them."""
     with tempfile.TemporaryDirectory() as folder:
         engine = new_database(Path(folder))
-        # Nothing here must survive a crash of the machine.
-        event.listen(engine, "connect", lambda connection, _record: connection.execute("PRAGMA synchronous=OFF"))
-        engine.dispose()
         try:
             _Play(engine, fault).run()
             with read(engine) as connection:
