@@ -94,13 +94,6 @@ def test_one_slow_rank_is_no_slowdown_of_the_job_although_all_hosts_are_busy_for
     assert severe == [Kind.STRAGGLER]
 
 
-def test_a_stage_whose_devices_are_slow_is_named() -> None:
-    placement = dataclasses.replace(DEVICE_TIMES, pp=4)
-    job = Job(32, 260, 1, placement=placement).inject(Slow(tuple(range(8, 16)), 200, 1.15))
-    findings = opened(judge(generate(job), detectors()), Kind.SLOWDOWN)
-    assert "stage:1" in [str(finding.scope) for finding in findings]
-
-
 def test_a_clean_job_names_nobody() -> None:
     assert found(generate(Job(64, 400, 2, placement=DEVICE_TIMES))) == []
 

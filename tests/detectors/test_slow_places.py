@@ -18,9 +18,7 @@ from rankwatch_service.simulate.generate import generate
 from rankwatch_service.simulate.job import Job
 from rankwatch_service.simulate.noise import Noise
 from rankwatch_service.simulate.placement import RankPlacement
-from suite.cases import FAULTS
 from suite.cluster_model import ClusterJob
-from suite.scoring import judged
 from tests.detectors.test_explanation import Explained
 from tests.support.detection.verdicts import judge, opened, restored_all_along
 
@@ -40,30 +38,14 @@ def scopes(observations: Iterable[Observation]) -> list[str]:
     return [str(finding.scope) for finding in opened(found(observations))]
 
 
-def labelled(name: str) -> Job:
-    return next(case for case in FAULTS if case.name == name).job(0)
-
-
-def test_a_switch_that_slows_32_ranks_by_the_noise_of_a_rank_is_one_incident_that_names_it() -> None:
-    _, incidents, _ = judged(labelled("whole switch of 4 hosts, +2 %"))
-    (incident,) = [one for one in incidents if one.severity is not Severity.INFO]
-    assert (str(incident.scope), sorted(incident.ranks)) == ("switch:switch-1", list(range(32, 64)))
-    assert incident.summary.startswith("Switch switch-1 is slow as a whole: its 32 ranks take 1.02 times as long as ")
-    assert incident.evidence["ratio"] == pytest.approx(1.02, abs=0.007)
-
-
-def test_a_host_that_is_slower_by_the_noise_of_a_rank_is_named() -> None:
-    findings = opened(found(generate(labelled("whole host, +2 %"))))
-    (host,) = [finding for finding in findings if finding.scope.host is not None]
-    assert (host.scope.host, host.ranks) == ("host-1", tuple(range(8, 16)))
-    assert host.summary.startswith("Host host-1 is slow as a whole: its 8 ranks take 1.02 times as long as ")
-
-
 def test_a_place_that_is_slower_by_more_is_named_with_its_first_ranks_and_in_their_place() -> None:
     host = job().inject(Slow((4, 5, 6, 7), AT, 1.15))
     (finding,) = opened(found(generate(host)))
     assert (str(finding.scope), finding.ranks, finding.detected_step) == ("host:host-1", (4, 5, 6, 7), AT + 5)
-    assert scopes(generate(job().inject(Slow(tuple(range(8, 16)), AT, 1.15)))) == ["switch:switch-1"]
+    assert finding.summary.startswith("Host host-1 is slow as a whole: its 4 ranks take 1.1")
+    (switch,) = opened(found(generate(job().inject(Slow(tuple(range(8, 16)), AT, 1.15)))))
+    assert (str(switch.scope), switch.ranks) == ("switch:switch-1", tuple(range(8, 16)))
+    assert switch.evidence["ratio"] == pytest.approx(1.15, rel=0.05)
 
 
 def test_slow_ranks_are_named_by_themselves_as_long_as_more_than_a_quarter_of_their_host_is_not() -> None:

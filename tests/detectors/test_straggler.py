@@ -175,8 +175,8 @@ def crowded(shift: float, rows: int, *, wall: float, seed: int, lasts_s: float =
     return judge(observations, [detector])
 
 
-@pytest.mark.parametrize("shift", [1.25, 1.4, 1.5])
-@pytest.mark.parametrize("wall", [1.02, 1.5, 4.0])
+@pytest.mark.parametrize("shift", [1.25, 1.5])
+@pytest.mark.parametrize("wall", [1.02, 4.0])
 def test_seconds_of_what_shares_a_core_accuse_nobody(shift: float, wall: float) -> None:
     assert crowded(shift, 600, wall=wall, seed=1, lasts_s=10.0) == []
 

@@ -82,7 +82,7 @@ def test_a_few_good_batches_do_not_end_what_lasts(good: int, ends: bool) -> None
     assert any(finding.change is Change.CLOSE for finding in told) == ends
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_slow_ramp_is_a_divergence(seed: int) -> None:
     series = curve(1500, seed)
     series[1200:] *= 1.005 ** np.arange(300)
@@ -321,7 +321,7 @@ def eightfold(points: int, seed: int = 0) -> np.ndarray[tuple[int], np.dtype[np.
     return level * np.exp(0.1 * np.random.default_rng(seed).standard_normal(points))
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_norm_that_grows_eightfold_in_the_first_minute_opens_nothing(seed: int) -> None:
     assert watched_curve({"grad_norm": eightfold(1000, seed)}) == []
 
