@@ -60,10 +60,7 @@ class Office:
 
     def _incident(self, n: int, changes: dict) -> dict:
         kind, onset = changes.get("severity", "critical"), self.now - (n + 1) * 60 * S
-        named = {
-            "id": self.incident_id(kind, n),
-            "summary": f"{kind} trouble {n}",
-        }
+        named = {"id": self.incident_id(kind, n), "summary": f"{kind} trouble {n}"}
         times = {"onset_unix_ns": onset, "detected_unix_ns": onset}
         return incident_row(**named | times | changes)
 

@@ -25,11 +25,7 @@ def addresses(office):
 
 @pytest.mark.parametrize(
     ("scheme", "width", "height"),
-    [
-        ("light", 1280, 800),
-        ("dark", 1280, 800),
-        pytest.param("light", 390, 844, marks=pytest.mark.ci),
-    ],
+    [("light", 1280, 800), ("dark", 1280, 800), pytest.param("light", 390, 844, marks=pytest.mark.ci)],
 )
 def test_axe_finds_nothing_serious_on_any_page(office, scheme, width, height):
     office.job("gpt", state="stalled", world_size=16)

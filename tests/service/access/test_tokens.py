@@ -138,8 +138,7 @@ def test_last_used_is_written_once_in_five_minutes(engine, clock):
 
 
 @pytest.mark.parametrize(
-    ("scopes", "kind"),
-    [([Scope.INGEST], "ingest"), ([Scope.READ], "api"), ([Scope.INGEST, Scope.READ], "api")],
+    ("scopes", "kind"), [([Scope.INGEST], "ingest"), ([Scope.READ], "api"), ([Scope.INGEST, Scope.READ], "api")]
 )
 def test_an_issued_token_is_an_ingest_token_only_with_that_scope_alone_and_is_audited(engine, scopes, kind):
     with write(engine) as connection:

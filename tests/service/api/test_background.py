@@ -17,14 +17,7 @@ from rankwatch_service.api.background.housekeeping import HISTORY_NS, RECORD_NS,
 from rankwatch_service.api.background.single_flight import SingleFlight
 from rankwatch_service.orders.commands import tell
 from rankwatch_service.store.engine import open_engine, read, write
-from rankwatch_service.store.models import (
-    Delivery,
-    Feed,
-    HostRecord,
-    Incident,
-    IncidentTransition,
-    Outbox,
-)
+from rankwatch_service.store.models import Delivery, Feed, HostRecord, Incident, IncidentTransition, Outbox
 from tests.support.store.rows import add
 from tests.support.values.incidents import incident_row
 

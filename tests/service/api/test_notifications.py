@@ -22,12 +22,7 @@ from tests.support.store.rows import numbered_incident as incident
 from tests.support.values.incidents import NOON_UNIX_NS, incident_row, notified
 
 KEY = "0123456789abcdef0123456789ABCDEF"
-PAGERDUTY = {
-    "name": "pd",
-    "type": "pagerduty",
-    "url": "https://events.pagerduty.com/v2/enqueue",
-    "secret": KEY,
-}
+PAGERDUTY = {"name": "pd", "type": "pagerduty", "url": "https://events.pagerduty.com/v2/enqueue", "secret": KEY}
 EMAIL = {"name": "mail", "type": "email", "url": "mailto:oncall@example.com"}
 CHANGEABLE = ("type", "url", "kinds", "severities", "jobs", "projects", "matchers", "after_s", "enabled")
 

@@ -77,11 +77,7 @@ def test_a_malformed_duration_is_refused(text):
 
 @pytest.mark.parametrize(
     ("state", "evidence", "shown"),
-    [
-        ("open", {}, "open"),
-        ("resolved", {}, "resolved"),
-        ("resolved", {"ended_with_job": True}, "job ended"),
-    ],
+    [("open", {}, "open"), ("resolved", {}, "resolved"), ("resolved", {"ended_with_job": True}, "job ended")],
 )
 def test_the_state_of_an_incident_says_whether_the_job_ended_before_it_was_over(state, evidence, shown):
     assert output.incident_state({"state": state, "evidence": evidence}).plain == shown

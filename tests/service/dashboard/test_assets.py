@@ -105,10 +105,7 @@ def test_nothing_else_is_served(client, name):
 
 @pytest.mark.parametrize(
     ("scale", "steps", "property_"),
-    [
-        ("size", 8, r"font(?:-size)?"),
-        ("space", 10, r"(?:padding|margin|(?:row-|column-)?gap)(?:-\w+)?"),
-    ],
+    [("size", 8, r"font(?:-size)?"), ("space", 10, r"(?:padding|margin|(?:row-|column-)?gap)(?:-\w+)?")],
 )
 def test_styles_have_no_size_and_no_distance_but_those_of_the_scale(client, scale, steps, property_):
     styles = [client.get(path).text for path in links(client, "/login") if path.endswith(".css")]

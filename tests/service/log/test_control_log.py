@@ -27,11 +27,7 @@ def append(engine, controls, *values: bytes, key="job") -> None:
 def test_records_come_back_as_they_were_in_the_order_of_their_appending(engine, controls):
     append(engine, controls, b"0", b"1")
     append(engine, controls, b"2", key=ALL_JOBS)
-    assert controls.read(0, 10) == [
-        Control(0, "job", b"0", 42),
-        Control(1, "job", b"1", 42),
-        Control(2, "*", b"2", 42),
-    ]
+    assert controls.read(0, 10) == [Control(0, "job", b"0", 42), Control(1, "job", b"1", 42), Control(2, "*", b"2", 42)]
     assert [record.value for record in controls.read(1, 1)] == [b"1"]
     assert (controls.begin(), controls.end()) == (0, 3)
 

@@ -36,10 +36,7 @@ def running_prometheus(folder: Path, alertmanager: str, token: str, rules: Rules
     """Yields how other rules are set. Rules are evaluated and alerts repeated several times a second; its Alertmanagers
     are found 5 s after each start and reload."""
     rules_file, config_file, url = folder / "rules.yml", folder / "prometheus.yml", _free_url()
-    target = {
-        "authorization": {"credentials": token},
-        "static_configs": [{"targets": [urlsplit(alertmanager).netloc]}],
-    }
+    target = {"authorization": {"credentials": token}, "static_configs": [{"targets": [urlsplit(alertmanager).netloc]}]}
     config = {
         "global": {"evaluation_interval": "200ms"},
         "rule_files": [str(rules_file)],
