@@ -4,17 +4,15 @@ import re
 
 import pytest
 from playwright.sync_api import expect
-from sqlalchemy import insert
 
-from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import Checkpoint
-from tests.browser.conftest import HOSTILE, PATIENCE_MS
+from tests.browser.conftest import HOSTILE
 from tests.browser.office import S
 from tests.support.orders.rows import add_command, add_view, answered
+from tests.support.store.rows import add, checkpoint_row
 from tests.support.values.batches import progress
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
-expect.set_options(timeout=PATIENCE_MS)
 
 
 @pytest.mark.parametrize(("width", "height"), [(1280, 800), (390, 844)])
@@ -63,19 +61,9 @@ def test_the_dialog_says_what_is_lost_and_a_stop_needs_the_name_of_the_job(offic
     office.attempt(
         "gpt", ranks=[], can=["stop", "rollback", "rollback_memory", "rollback_disk", "pause"], replicated=False
     )
-    for step, tier in ((1_034, "remote"), (834, "remote")):
-        saved = office.now - (2_000 - step) * 10 * S
-        row = {"job": "gpt", "id": f"remote:l.0:{step}", "attempt": "l.0", "step": step, "tier": tier, "location": "/c"}
-        proven = {
-            "shards_expected": 1,
-            "shards": [0],
-            "seconds": 3.0,
-            "bytes": 1,
-            "verdict": "good",
-            "verdict_reason": "",
-        }
-        with write(office.api.engine) as connection:
-            connection.execute(insert(Checkpoint).values(**row | proven, saved_unix_ns=saved))
+    for step in (1_034, 834):
+        saved = {"saved_unix_ns": office.now - (2_000 - step) * 10 * S}
+        add(office.api.engine, Checkpoint, checkpoint_row("gpt", step, "remote", **saved))
     page = office.goto("/jobs/gpt")
     page.get_by_role("button", name="Roll back").click()
     price = page.locator("dialog .price")
@@ -121,9 +109,3 @@ def test_a_refused_dialog_keeps_what_was_typed_and_says_why_until_it_is_accepted
     expect(dialog).to_have_count(0)
     expect(page.locator(".toast")).to_contain_text("Silenced until")
     assert [one["comment"] for one in office.api.get("/api/v1/silences").json()["items"]] == ["sam is on it"]
-
-
-def test_a_command_that_does_not_exist_has_a_page_that_says_so(office):
-    page = office.goto("/commands/cmd_999999")
-    expect(page.locator("h1")).to_have_text("There is no command cmd_999999")
-    expect(page.get_by_role("link", name="All commands")).to_be_visible()

@@ -49,26 +49,6 @@ def test_an_incident_tells_first_steps_times_with_their_zone_and_an_id_to_type(o
     expect(page).to_have_title(re.compile(short))
 
 
-def test_a_hang_shows_where_its_ranks_stand_and_a_stack_of_each_group(office):
-    office.job("gpt-hung", state="stalled")
-    sentence = (
-        "511 of 512 ranks stand in all_reduce (distributed_c10d.py:2810), from train (train.py:41); rank 3 in load."
-    )
-    stacks = [{"ranks": "3", "count": 1, "rank": 3, "stack": "File data.py\nload", "where": "load", "os_state": "R"}]
-    stacks += [{"ranks": "0-2,4-511", "count": 511, "rank": 0, "stack": "File c10d.py", "where": "x", "os_state": "S"}]
-    evidence = {"age_s": 8.0, "deadline_s": 5.0, "ranks_stand": sentence, "stacks": stacks}
-    office.incidents(1, job="gpt-hung", severity="critical", kind="hang", evidence=evidence)
-    page = office.goto("/incidents")
-    short = page.locator("tr.link .mono").text_content()
-    page.goto(f"{office.url}/incidents/{short}")
-    expect(page.locator(".card", has_text="Where the ranks stand")).to_contain_text(sentence)
-    dumps = page.locator(".card", has=page.locator("pre.dump"))
-    expect(dumps).to_have_count(2)
-    expect(dumps.nth(0)).to_contain_text("Stack of rank 3")
-    expect(dumps.nth(1)).to_contain_text("Stack of 511 ranks: 0-2,4-511")
-    expect(dumps.nth(1)).to_contain_text("rank 0: process state S")
-
-
 def test_a_stalled_job_shows_since_when_and_greys_its_rates(office):
     office.job("gpt-hung", state="stalled", loss=float("nan"), last_progress_unix_ns=office.now - 600 * S)
     page = office.goto("/jobs")

@@ -119,11 +119,14 @@ def test_a_hang_tells_where_each_group_of_ranks_stands(office):
     office.job("gpt")
     late = {"rank": 7, "step": 380, "phase": "forward", "phase_age_s": 7.2, "collective_seq": 379, "os_state": "R"}
     stacks = [{"ranks": "6-7", "count": 2, "rank": 7, "stack": "File data.py", "where": "load (data.py:3)"}]
+    stacks += [{"ranks": "0-5,8-31", "count": 30, "rank": 0, "stack": "File c10d.py", "where": "x", "os_state": "S"}]
+    sentence = "30 of 32 ranks stand in all_reduce (distributed_c10d.py:2810), from train (train.py:41)."
     waits = {"step": 380, "phase": "backward"}
     evidence = {
         "missing": [late],
         "waiting": [waits | {"ranks": 31}, waits | {"step": 379, "ranks": 1}],
         "stacks": stacks,
+        "ranks_stand": sentence,
     }
     office.incidents(1, job="gpt", kind="hang", evidence=evidence)
     page = office.goto(f"/incidents/{office.incident_id('critical')}")
@@ -132,6 +135,11 @@ def test_a_hang_tells_where_each_group_of_ranks_stands(office):
     expect(rows.nth(0)).to_have_text("rank 7379Forward for 7.2 s380Rload (data.py:3)")
     expect(rows.nth(1)).to_have_text("31 ranks wait–Backward380––")
     expect(rows.nth(2)).to_have_text("1 rank waits–Backward379––")
+    expect(page.locator(".card", has_text="Where the ranks stand").last).to_contain_text(sentence)
+    dumps = page.locator(".card", has=page.locator("pre.dump"))
+    expect(dumps).to_have_count(2)
+    expect(dumps.nth(0)).to_contain_text("Stack of 2 ranks: 6-7")
+    expect(dumps.nth(1)).to_contain_text("rank 0: process state S")
 
 
 def test_corruption_shows_the_digits_that_differ(office):
@@ -185,14 +193,14 @@ def test_who_was_told_is_a_summary_and_an_open_fold_stays_open(visit, site):
     [
         ("/jobs/nojob", "There is no job nojob", 200),
         ("/incidents/nope", "There is no incident nope", 200),
+        ("/commands/cmd_999999", "There is no command cmd_999999", 200),
         ("/no/such/page", "There is no page /no/such/page", 404),
     ],
-    ids=["job", "incident", "page"],
+    ids=["job", "incident", "command", "page"],
 )
 def test_what_does_not_exist_is_said_with_a_way_home(office, path, says, status):
     answer = office.page.goto(office.url + path)
     assert answer.status == status
     expect(office.page.locator("h1")).to_have_text(says)
-    expect(office.page.locator(".error-page a").last).to_have_attribute("href", re.compile("/incidents$"))
     office.page.locator(".error-page a").last.click()
-    expect(office.page).to_have_url(re.compile("/incidents$"))
+    expect(office.page).to_have_url(re.compile("/(incidents|commands)$"))

@@ -6,10 +6,8 @@ from sqlalchemy import update
 
 from rankwatch_service.store.engine import open_engine, write
 from rankwatch_service.store.models import AgentView, Job
-from tests.browser.conftest import PATIENCE_MS
 
 pytestmark = [pytest.mark.browser, pytest.mark.ci]
-expect.set_options(timeout=PATIENCE_MS)
 JOB = "of-old"
 HOUR_NS = 3_600 * 10**9
 

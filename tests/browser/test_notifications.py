@@ -8,16 +8,11 @@ from sqlalchemy import insert
 
 from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import Delivery, Outbox
-from tests.browser.conftest import HOSTILE, PATIENCE_MS
-from tests.browser.office import S
+from tests.browser.conftest import HOSTILE
+from tests.browser.office import S, card
 
 pytestmark = pytest.mark.browser
 SIZES = [(1280, 800), pytest.param(390, 844, marks=pytest.mark.ci)]
-expect.set_options(timeout=PATIENCE_MS)
-
-
-def part(page, title):
-    return page.locator(".card", has=page.get_by_role("heading", name=title))
 
 
 def message(office, n: int, state: str, **changes) -> None:
@@ -36,12 +31,12 @@ def test_a_receiver_is_tested_and_its_messages_are_listed(visit, width, height):
     with visit(width, height, color_scheme="dark") as one:
         page = one.page
         page.get_by_role("navigation").get_by_role("link", name="Notifications").click()
-        row = part(page, "Receivers").locator("tbody tr", has_text="pager")
+        row = card(page, "Receivers").locator("tbody tr", has_text="pager")
         expect(row).to_contain_text("critical, warning")
         row.get_by_role("button", name="Test").click()
         expect(page.locator(".toast")).to_have_text("pager has received the test message.")
         row.get_by_role("button", name="pager").click()
-        messages = part(page, "Messages")
+        messages = card(page, "Messages")
         expect(messages.locator("tbody tr", has_text="test").first).to_contain_text("delivered")
         expect(page).to_have_url(re.compile(r"receiver=pager"))
         opened = messages.locator("tbody tr", has=page.get_by_role("link", name="incident")).first
@@ -62,7 +57,7 @@ def test_a_receiver_is_added_switched_off_and_removed(visit, site):
         dialog.get_by_role("button", name="Add").click()
         expect(page.locator("dialog textarea")).to_have_value(re.compile("^whsec_"))
         page.locator("dialog").get_by_role("button", name="Done").click()
-        row = part(page, "Receivers").locator("tbody tr", has_text="room")
+        row = card(page, "Receivers").locator("tbody tr", has_text="room")
         expect(row).to_contain_text("critical, warning, info")
         row.get_by_role("button", name="Switch off").click()
         expect(row).to_contain_text("switched off")
@@ -85,7 +80,7 @@ def test_a_silence_is_added_with_its_reason_shown_to_all_and_expired(visit, site
         dialog.get_by_label("Kind").select_option("hang")
         dialog.get_by_label("Comment").fill(why)
         dialog.get_by_role("button", name="Silence").click()
-        row = part(page, "Silences").locator("tbody tr", has_text=why)
+        row = card(page, "Silences").locator("tbody tr", has_text=why)
         expect(row).to_contain_text("Hang")
         expect(row.get_by_role("link", name="gpt-small")).to_be_visible()
         row.get_by_role("button", name="Expire").click()
@@ -103,7 +98,7 @@ def test_a_silence_of_somebody_else_appears_without_a_reload(visit, site):
         page.evaluate("window.same = true")
         ends = site.service.get("/api/v1/health")["at_unix_ns"] + 600 * S
         site.service.write("POST", "/api/v1/silences", {"ends_unix_ns": ends, "comment": "from the shell"})
-        expect(part(page, "Silences")).to_contain_text("from the shell")
+        expect(card(page, "Silences")).to_contain_text("from the shell")
         assert page.evaluate("window.same") is True
 
 
@@ -113,7 +108,7 @@ def test_what_failed_comes_first_says_why_as_text_and_cannot_be_sent_to_nobody(o
     message(office, 1, "failed")
     message(office, 2, "delivered")
     page = office.goto("/notifications")
-    messages = part(page, "Messages")
+    messages = card(page, "Messages")
     expect(messages.locator("tbody tr")).to_have_count(1)
     expect(messages.locator("tbody tr")).to_contain_text(HOSTILE)
     assert page.locator("main img").count() == 0
@@ -132,4 +127,4 @@ def test_a_silence_has_matchers(office):
     page.get_by_label("Matchers").fill('host="node-a", severity!=critical')
     page.get_by_label("Comment").fill("the fan is replaced")
     page.locator("dialog").get_by_role("button", name="Silence").click()
-    expect(part(page, "Silences")).to_contain_text('every kind · host="node-a" · severity!="critical"')
+    expect(card(page, "Silences")).to_contain_text('every kind · host="node-a" · severity!="critical"')

@@ -52,19 +52,6 @@ def posts_a_view(engine, clock, enrolled, job="gpt"):
     add(engine, AgentView, **columns, boot="b", ranks=b"", at_unix_ns=clock.unix_ns())
 
 
-def test_a_message_is_of_the_agent_that_signed_it(agents):
-    enrolled = agents.enrol(HERE, "token", None)
-    assert agents.verify(message(enrolled), Purpose.BATCH, HERE) == enrolled.agent
-
-
-def test_it_speaks_for_its_own_job_and_host_alone(agents):
-    enrolled = agents.enrol(HERE, "token", None)
-    agents.enrol(Origin("gpt", "node-2"), "token", None)
-    for other in (Origin("gpt", "node-2"), Origin("other", "node-1")):
-        with pytest.raises(UnknownAgentError):
-            agents.verify(message(enrolled), Purpose.BATCH, other)
-
-
 def test_a_message_of_another_or_for_another_purpose_is_forged(agents):
     mine, other = agents.enrol(HERE, "token", None), agents.enrol(HERE, "token", None)
     forged = split(sign(Purpose.BATCH, mine.agent, bytes.fromhex(other.secret), b"body"))

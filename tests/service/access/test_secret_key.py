@@ -118,10 +118,6 @@ def test_a_key_that_is_too_short_or_no_text_is_refused(tmp_path):
     engine.dispose()
 
 
-def test_the_key_shows_in_no_description_of_the_settings(tmp_path):
-    assert KEY not in repr(configured(tmp_path, secret_key=KEY))
-
-
 def test_roles_that_start_at_once_agree_on_one_key(database_url, tmp_path):
     def load(_: int) -> bytes:
         engine = open_engine(database_url)

@@ -17,17 +17,12 @@ def test_the_names_of_schemas_say_what_they_are(api):
         assert schema.get("description") or "enum" in schema or name.endswith("Page"), name
 
 
-def test_every_operation_has_a_text_and_a_refusal(api):
-    for path, methods in api.app.openapi()["paths"].items():
-        for method, operation in methods.items():
-            assert operation["description"], f"{method} {path}"
-            assert "application/problem+json" in operation["responses"]["default"]["content"]
-
-
-def test_every_operation_says_by_which_statuses_it_is_refused(api):
+def test_every_operation_has_a_text_and_says_by_which_statuses_it_is_refused(api):
     described = api.app.openapi()
     for path, methods in described["paths"].items():
         for method, operation in methods.items():
+            assert operation["description"], f"{method} {path}"
+            assert "application/problem+json" in operation["responses"]["default"]["content"]
             refusals = {status for status in operation["responses"] if status[0] in "45"}
             assert {"400", "421", "500", "503"} <= refusals, f"{method} {path}"
             assert "security" not in operation or {"401", "403"} <= refusals, f"{method} {path}"

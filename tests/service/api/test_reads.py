@@ -159,12 +159,6 @@ def test_a_number_that_json_cannot_express_is_its_name(api, loss, shown):
     assert api.get("/api/v1/jobs").json()["items"][0]["loss"] == shown
 
 
-def test_a_nan_stored_by_a_database_that_can_is_shown_as_such():
-    from rankwatch_service.numbers import as_json
-
-    assert as_json(float("nan")) == "NaN"
-
-
 def test_charts_of_a_job_without_values_are_empty_and_of_no_job_are_404(api):
     add(api.engine, Job, job_row())
     assert api.get("/api/v1/jobs/j/series?metric=loss").json()["segments"] == []

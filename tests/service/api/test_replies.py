@@ -1,13 +1,18 @@
-"""What all replies have in common: times in text, numbers that are never null, and the ETag of what people edit."""
+"""What replies have in common: times in text, numbers that are never null, ETags; and the heat map as bytes."""
 
 import json
 from datetime import datetime
 
+import numpy as np
 import pytest
 
+from rankwatch_detectors.base import Frame, StepKind
 from rankwatch_service.api.reply import ApiReply, text_name, time_text
+from rankwatch_service.clock import SystemClock
+from rankwatch_service.series.writer import SeriesWriter
 from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import Incident, Job
+from tests.support.service.heat_tiles import read
 from tests.support.store.rows import add, job_row
 from tests.support.store.rows import numbered_incident as incident
 
@@ -136,3 +141,41 @@ def test_a_silence_receiver_or_rule_that_has_changed_is_not_removed_unseen(api):
         read = api.get("/api/v1/rules" if "rules" in path else path)
         assert api.ask("DELETE", path, headers={"If-Match": read.headers["ETag"]}).status_code == 204
     assert api.get("/api/v1/receivers/r").status_code == 404
+
+
+def stored(api, ranks: int, steps: int) -> None:
+    add(api.engine, Job, job_row("j", world_size=ranks, step=steps))
+    writer = SeriesWriter(api.engine, SystemClock())
+    for step in range(steps):
+        values = {"loss": np.arange(ranks) + step / 4}
+        writer.add("j", Frame("l.0", "steps", step, StepKind.TRAIN, 0.0, values, {"loss": np.ones(ranks, bool)}))
+    writer.flush("j")
+
+
+def test_bytes_and_json_say_the_same(api):
+    stored(api, 4, 20)
+    shown = api.get("/api/v1/jobs/j/heatmap?metric=loss&columns=5").json()
+    answer = api.get("/api/v1/jobs/j/heatmap.bin?metric=loss&columns=5")
+    assert answer.headers["content-encoding"] == "gzip"
+    step, rank, values, _ = read(answer.content)
+    assert step.tolist() == shown["step"] == [0, 4, 8, 12, 16]
+    assert rank.tolist() == shown["rank"]
+    assert np.abs(values - np.array(shown["high"])).max() < 0.01
+    plain = api.get("/api/v1/jobs/j/heatmap.bin?metric=loss&columns=5", headers={"Accept-Encoding": "identity"})
+    assert "content-encoding" not in plain.headers
+    assert plain.content == answer.content
+    low = read(api.get("/api/v1/jobs/j/heatmap.bin?metric=loss&columns=5&side=low").content)[2]
+    assert low[0].tolist() == pytest.approx([0, 1, 2, 3, 4], abs=0.01)
+
+
+def test_answers_have_a_bound_whatever_the_job(api):
+    stored(api, 3_000, 100)
+    shown = api.get("/api/v1/jobs/j/heatmap?metric=loss&columns=1000").json()
+    assert len(shown["rank"]) * len(shown["step"]) <= 60_000
+    assert len(shown["rank"]) == 1_000
+    _, rank, values, _ = read(api.get("/api/v1/jobs/j/heatmap.bin?metric=loss&columns=1000").content)
+    assert len(rank) * values.shape[1] <= 320_000
+    assert values[-1, -1] == pytest.approx(2_999 + 99 / 4, rel=0.01)
+    for query in ("metric=loss&rows=0", "metric=loss&rows=2000", "metric=loss&side=middle", "columns=3"):
+        assert api.get(f"/api/v1/jobs/j/heatmap.bin?{query}").status_code == 422
+    assert api.get("/api/v1/jobs/none/heatmap.bin?metric=loss").status_code == 404

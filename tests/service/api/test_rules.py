@@ -2,13 +2,14 @@
 
 import math
 
+import msgspec
 import numpy as np
 import pytest
 
 from rankwatch_detectors.base import Frame, StepKind
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.policy.control_records import RulesSet
-from rankwatch_service.preview import policy_preview
+from rankwatch_service.preview import engine, policy_preview
 from rankwatch_service.series.writer import SeriesWriter
 from rankwatch_service.store.models import Attempt, Checkpoint, Incident, Job
 from rankwatch_service.written_rule import RULES_MAX
@@ -126,28 +127,24 @@ def test_a_preview_shows_what_a_rule_would_have_opened_in_the_past_of_a_job(api,
     assert (one["ranks"], one["is_open"], one["evidence"]["value"]) == ([2], False, 12.5)
 
 
-def test_a_preview_holds_by_the_time_of_the_steps(api, job):
-    found = previewed(api, job, metric="memory", when="above", value=10.0, each_rank=True, hold_s=10.0)
+def test_a_preview_holds_by_time_finds_what_is_absent_or_apart_and_leaves_out_what_is_too_old(api, job, monkeypatch):
+    def here(path, job, proposal):
+        return msgspec.json.decode(msgspec.json.encode(engine.compare(path, job, proposal)))
+
+    monkeypatch.setattr(engine, "_in_a_process", here)  # a process each would take seconds
+    high = {"metric": "memory", "when": "above", "value": 10.0}
+    found = previewed(api, job, **high, each_rank=True, hold_s=10.0)
     assert [(one["detected_step"], one["resolved_step"]) for one in found["opens"]] == [(220, 270)]
-    assert previewed(api, job, metric="memory", when="above", value=10.0, each_rank=True, hold_s=30.0)["opens"] == []
-
-
-def test_a_preview_finds_what_was_absent_and_ratios_to_peers(api, job):
+    assert previewed(api, job, **high, each_rank=True, hold_s=30.0)["opens"] == []
     absent = previewed(api, job, metric="reward", when="absent", hold_s=20.0)["opens"]
     assert [(one["attempt"], one["detected_step"], one["is_open"]) for one in absent] == [("l.1", 140, True)]
     apart = previewed(api, job, metric="memory", when="peers", value=2.0)["opens"]
     assert [(one["detected_step"], one["ranks"]) for one in apart] == [(200, [2])]
-
-
-def test_a_preview_of_a_metric_that_the_job_never_logged_judges_nothing(api, job):
-    found = previewed(api, job, metric="none", when="above", value=1.0)
-    assert (found["opens"], found["steps"], found["first_step"], found["left_out"]) == ([], 0, None, 0)
-
-
-def test_a_preview_leaves_out_what_is_older_than_its_limit(api, job, monkeypatch):
+    never = previewed(api, job, metric="none", when="above", value=1.0)
+    assert (never["opens"], never["steps"], never["first_step"], never["left_out"]) == ([], 0, None, 0)
     monkeypatch.setattr("rankwatch_service.preview.export.PREVIEW_CHUNKS_MAX", 2)
-    found = previewed(api, job, metric="memory", when="above", value=10.0)
-    assert (found["left_out"], found["first_step"]) == (8, 192)
+    newest = previewed(api, job, **high)
+    assert (newest["left_out"], newest["first_step"]) == (8, 192)
 
 
 PREVIEW = "/api/v1/policy/preview"

@@ -1,9 +1,15 @@
-"""A browser logs in with a token, and can write only from pages of this service."""
+"""A browser logs in with a token, and writes only from pages of this service; requests that meet, as in sequence."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+from sqlalchemy import select
 
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.access.sessions import LOGIN_S, issue_login
 from rankwatch_service.access.tokens import TokenKind, create_token
-from rankwatch_service.store.engine import write
+from rankwatch_service.store.engine import read, write
+from rankwatch_service.store.models import Feed
 from tests.support.service.api import OURS
 
 ON_BOTH_DATABASES = True
@@ -39,10 +45,10 @@ def test_a_login_link_is_no_token_for_requests(api):
     assert api.log_in(token).status_code == 201
 
 
-def test_an_ingest_token_opens_no_session(api):
-    answer = api.log_in(api.token(Scope.INGEST))
-    assert answer.status_code == 403
-    assert "opens no session" in answer.json()["detail"]
+def test_a_token_that_can_only_send_opens_no_session(api):
+    for scope in (Scope.INGEST, Scope.ALERT):
+        answer = api.log_in(api.token(scope))
+        assert (answer.status_code, "opens no session" in answer.json()["detail"]) == (403, True)
 
 
 def test_a_login_link_is_valid_for_ten_minutes(api):
@@ -90,3 +96,50 @@ def test_a_wrong_token_opens_no_session_and_is_not_repeated_in_the_answer(api):
     answer = api.log_in("rankwatch_api_0123456789ab_guess")
     assert answer.status_code == 401
     assert "guess" not in answer.text
+
+
+TOGETHER = 8
+
+
+def at_once(call):
+    """The answers of `TOGETHER` calls that start together."""
+    ready = threading.Barrier(TOGETHER)
+
+    def work(number):
+        ready.wait()
+        return call(number)
+
+    with ThreadPoolExecutor(TOGETHER) as pool:
+        return list(pool.map(work, range(TOGETHER)))
+
+
+def silence(api, number):
+    return {"ends_unix_ns": api.clock.unix_ns() + 10**12, "comment": str(number)}
+
+
+def test_the_same_key_does_a_thing_once(api):
+    body = silence(api, 0)
+    answers = at_once(lambda _: api.post("/api/v1/silences", body, key="one"))
+    assert {answer.status_code for answer in answers} == {201}
+    assert len({answer.json()["id"] for answer in answers}) == 1
+    assert len(api.get("/api/v1/silences").json()["items"]) == 1
+
+
+def test_a_login_link_opens_one_session(api):
+    with write(api.engine) as connection:
+        token = create_token(connection, TokenKind.LOGIN, "first", [Scope.ADMIN], api.clock.unix_ns())[1]
+    answers = at_once(lambda _: api.log_in(token))
+    assert sorted(answer.status_code for answer in answers) == [201] + [401] * (TOGETHER - 1)
+
+
+def test_one_name_is_one_receiver(api):
+    body = {"name": "pager", "url": "https://hooks.example/x"}
+    answers = at_once(lambda _: api.post("/api/v1/receivers", body))
+    assert sorted(answer.status_code for answer in answers) == [201] + [409] * (TOGETHER - 1)
+
+
+def test_writers_that_meet_are_each_in_the_feed(api):
+    answers = at_once(lambda number: api.post("/api/v1/silences", silence(api, number)))
+    assert {answer.status_code for answer in answers} == {201}
+    with read(api.engine) as connection:
+        assert len(connection.scalars(select(Feed.id)).all()) == TOGETHER

@@ -1,13 +1,19 @@
-"""Two people at two terminals: one requests, the other approves or refuses."""
+"""Commands that need more than a request: two people's decision, and traces, whose answers are shown."""
 
 import json
+import threading
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from rankwatch_service.access.scopes import Scope
+from rankwatch_service.orders import traces
 from rankwatch_service.short_ids import short
-from rankwatch_service.store.models import Attempt
-from tests.support.store.rows import add, attempt_row, report
+from rankwatch_service.store.engine import write
+from rankwatch_service.store.models import Attempt, Job
+from tests.support.store.rows import add, attempt_row, job_row, report
+from tests.support.values.traces import trace_answer
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -72,3 +78,59 @@ def test_a_refusal_names_its_reason(terminal, api, ann, bob):
     assert terminal.run("commands", "refuse", short(command["id"]), *bob)[0] == 2
     assert terminal.run("commands", "refuse", short(command["id"]), "--reason", "nearly done", *bob)[0] == 0
     assert "by command+read: nearly done" in terminal.run("commands", *bob)[1]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def traced(api):
+    report(api.engine, "j")
+    add(api.engine, Job, job_row("j", world_size=1))
+    ranks = [{"rank": 0, "host": "h", "tp": 0, "pp": 0, "cp": 0, "ep": 0}]
+    add(api.engine, Attempt, attempt_row("j", ranks=ranks, can=["trace"], world_size=1))
+
+
+@pytest.fixture
+def answering(api) -> Iterator[Any]:
+    """A rank that answers the next trace; with an error, if it is given one."""
+    over = threading.Event()
+    threads = []
+
+    def answering(error: str = "") -> None:
+        def answer() -> None:
+            while not over.wait(0.05):
+                for command in api.get("/api/v1/commands", params={"job": "j", "state": "sent"}).json()["items"]:
+                    with write(api.engine) as connection:
+                        traces.store(connection, [trace_answer(command["id"], 0, error)])
+
+        threads.append(threading.Thread(target=answer))
+        threads[0].start()
+
+    yield answering
+    over.set()
+    for thread in threads:
+        thread.join()
+
+
+def test_a_trace_is_shown_as_tables_and_can_be_shown_again(rankwatch, api, answering):
+    answering()
+    status, out, err = rankwatch("trace", "j", "--steps", "2")
+    assert (status, "trace j: applied" in err) == (0, True)
+    for text in ("41 to 43", "500.000 ms", "12.5%", "matmul", "60.0%", "mesh_dp", "12.58 MB", "sm80_gemm"):
+        assert text in out
+    newest = api.get("/api/v1/commands").json()["items"][0]
+    assert newest["params"] == {"ranks": [0], "steps": 2}
+    status, again, _ = rankwatch("commands", "trace", newest["short_id"])
+    assert (status, again) == (0, out)
+    status, out, _ = rankwatch("commands", "trace", newest["short_id"], "--json")
+    assert (status, json.loads(out)["summary"]["spans"]) == (0, 1_000)
+
+
+def test_a_trace_that_nobody_recorded_says_why_and_fails(rankwatch, answering):
+    answering("a profiler of the script's own runs")
+    status, out, err = rankwatch("trace", "j", "--ranks", "0")
+    assert (status, out) == (1, "")
+    assert "trace j: failed: rank 0: a profiler of the script's own runs" in err
+
+
+def test_ranks_that_are_no_numbers_are_a_wrong_use(rankwatch):
+    status, _, err = rankwatch("trace", "j", "--ranks", "0,x")
+    assert (status, "--ranks is a list of numbers like 0,3, not '0,x'" in err) == (2, True)
