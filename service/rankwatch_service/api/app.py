@@ -29,14 +29,11 @@ from rankwatch_service.api.background.forgeries import Forgeries
 from rankwatch_service.api.background.health_facts import HealthReader
 from rankwatch_service.api.background.housekeeping import AlertExpiry, remove_expired, tell_changed_precision
 from rankwatch_service.api.background.order_cache import OrderCache
-from rankwatch_service.api.dependencies.context import Context
+from rankwatch_service.api.dependencies import Context
 from rankwatch_service.api.http import problem
-from rankwatch_service.api.http.gate import Gate
-from rankwatch_service.api.http.host import own_names
+from rankwatch_service.api.http.gate import Gate, TrustedProxies, own_names
 from rankwatch_service.api.http.openapi import describe
-from rankwatch_service.api.http.paging import CursorSigner
-from rankwatch_service.api.http.query_parameters import reject_unknown_parameters
-from rankwatch_service.api.http.trusted_proxies import TrustedProxies
+from rankwatch_service.api.http.paging import CursorSigner, reject_unknown_parameters
 from rankwatch_service.api.ingest import Batcher, Intake, NewJobs
 from rankwatch_service.api.routes import (
     agents,
@@ -46,33 +43,29 @@ from rankwatch_service.api.routes import (
     devices,
     events,
     explanations,
-    feedback,
     health,
     hosts,
     incident_totals,
     incidents,
     jobs,
-    lost_time,
     metric_rules,
     metrics,
+    notifications,
     people,
     policy,
     precision,
     previews,
-    projects,
     receivers,
     service_health,
     sessions,
     silences,
     steps,
-    stream,
     telemetry,
     tokens,
     tuning,
     waiting_alerts,
 )
-from rankwatch_service.api.routes.notifications import deliveries, reasons
-from rankwatch_service.api.routes.notifications.links import LinkRoutes
+from rankwatch_service.api.routes.message_links import LinkRoutes
 from rankwatch_service.api.routes.sessions import LoginRoutes
 from rankwatch_service.clock import Clock
 from rankwatch_service.dashboard import mount
@@ -95,23 +88,18 @@ RESOURCES: Final = (
     telemetry,
     agents,
     jobs,
-    projects,
     steps,
     devices,
-    lost_time,
     incident_totals,
     incidents,
     explanations,
-    feedback,
     precision,
     commands,
     receivers,
-    deliveries,
-    reasons,
+    notifications,
     silences,
     waiting_alerts,
     hosts,
-    stream,
     service_health,
     events,
     policy,

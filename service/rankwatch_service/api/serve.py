@@ -14,9 +14,9 @@ from sqlalchemy import Engine
 
 from rankwatch_service.access.secret_key import SecretKey, load_secret_key
 from rankwatch_service.api.app import create_app
-from rankwatch_service.api.dependencies.context import Context
+from rankwatch_service.api.dependencies import Context
 from rankwatch_service.api.http.connection import Connections, TlsServer
-from rankwatch_service.api.http.trusted_proxies import TrustedProxies
+from rankwatch_service.api.http.gate import TrustedProxies
 from rankwatch_service.api.ingest import Batcher
 from rankwatch_service.certificate import LOOK_EVERY_S, ServedCertificate
 from rankwatch_service.clock import Clock, SystemClock
@@ -116,7 +116,7 @@ def _application(settings: Settings, engine: Engine, clock: Clock, secret_key: S
     if kafka is None:
         return create_app(settings, engine, Batcher("append", SqlLog(engine, clock).append), clock, secret_key)
     # Imported here because the Kafka client is an optional extra.
-    from rankwatch_service.api.kafka_intake import KafkaIntake, ProducerCollector  # noqa: PLC0415
+    from rankwatch_service.api.ingest import KafkaIntake, ProducerCollector  # noqa: PLC0415
     from rankwatch_service.log.kafka_topics import ensure_topics_soon  # noqa: PLC0415
 
     add_topic_receiver(engine, ControlLog(engine, clock), clock, secret_key)

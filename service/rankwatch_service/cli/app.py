@@ -13,19 +13,15 @@ from rankwatch_service.cli.commands import (
     database,
     directives,
     flight_recorder,
-    health,
     incidents,
     jobs,
     notifications,
     policy,
     replay,
     roles,
-    rules,
     simulate,
-    training_hosts,
-    tuning,
 )
-from rankwatch_service.cli.commands.doctor import doctor
+from rankwatch_service.cli.commands.doctor import doctor, health
 
 app: Final = typer.Typer(
     name="rankwatch",
@@ -63,8 +59,8 @@ app.command("simulate", rich_help_panel=RUN)(simulate.simulate)
 app.command("api", rich_help_panel=RUN)(roles.api)
 app.command("stream", rich_help_panel=RUN)(roles.stream)
 app.command("notify", rich_help_panel=RUN)(roles.notify)
-app.command("run", rich_help_panel=RUN)(training_hosts.run)
-app.command("follow", rich_help_panel=RUN)(training_hosts.follow)
+app.command("run", rich_help_panel=RUN)(roles.run)
+app.command("follow", rich_help_panel=RUN)(roles.follow)
 app.command("agent", rich_help_panel=RUN, context_settings=roles.PASS_ON, add_help_option=False)(roles.agent)
 
 app.add_typer(jobs.app, name="jobs", rich_help_panel=WATCH)
@@ -79,9 +75,9 @@ for action in directives.ACTIONS:
     app.command(action.name, help=action.help, rich_help_panel=STEER)(action.command)
 app.add_typer(commands.app, name="commands", rich_help_panel=STEER)
 
-app.add_typer(policy.app, name="policy", rich_help_panel=KEEP)
-app.add_typer(rules.app, name="rules", rich_help_panel=KEEP)
-app.add_typer(tuning.app, name="tuning", rich_help_panel=KEEP)
+app.add_typer(policy.policy, name="policy", rich_help_panel=KEEP)
+app.add_typer(policy.rules, name="rules", rich_help_panel=KEEP)
+app.add_typer(policy.tuning, name="tuning", rich_help_panel=KEEP)
 app.add_typer(notifications.silences, name="silences", rich_help_panel=KEEP)
 app.add_typer(notifications.receivers, name="receivers", rich_help_panel=KEEP)
 app.add_typer(notifications.notifications, name="notifications", rich_help_panel=KEEP)
@@ -91,4 +87,4 @@ app.add_typer(database.app, name="db", rich_help_panel=KEEP)
 app.command("backup", rich_help_panel=KEEP)(database.backup)
 app.command("restore", rich_help_panel=KEEP)(database.restore)
 app.command("doctor", rich_help_panel=KEEP)(doctor)
-app.command("health", rich_help_panel=KEEP)(health.health)
+app.command("health", rich_help_panel=KEEP)(health)

@@ -40,8 +40,7 @@ DATA = Annotated[str | None, typer.Option("--data", metavar="DIR", help="Folder 
 def connect(url: str | None, token: str | None) -> CliClient:
     """A client of the service that the options, the environment or the user's files name."""
     from rankwatch.client.connection import user_places
-    from rankwatch_service.cli.client import CliClient
-    from rankwatch_service.cli.endpoint import find_endpoint
+    from rankwatch_service.cli.client import CliClient, find_endpoint
 
     return CliClient(find_endpoint(url, token, os.environ, user_places(os.environ)))
 

@@ -11,7 +11,7 @@ import typer
 from rich.text import Text
 
 from rankwatch_service.cli import output
-from rankwatch_service.cli.endpoint import job_path
+from rankwatch_service.cli.client import job_path
 from rankwatch_service.cli.errors import CliError, Status
 from rankwatch_service.incidents.lost_time import cost_unit
 

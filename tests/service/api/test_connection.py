@@ -10,7 +10,7 @@ import uvicorn
 
 from rankwatch_service.api.http import connection
 from rankwatch_service.api.http.connection import Connections, TlsServer
-from rankwatch_service.api.http.trusted_proxies import TrustedProxies
+from rankwatch_service.api.http.gate import TrustedProxies
 from tests.support.service.certificates import make_certificate
 from tests.support.service.process import until
 

@@ -3,8 +3,7 @@
 import pytest
 from starlette.datastructures import Headers
 
-from rankwatch_service.api.http.host import asked_host, own_names
-from rankwatch_service.api.http.trusted_proxies import TrustedProxies
+from rankwatch_service.api.http.gate import TrustedProxies, asked_host, own_names
 from rankwatch_service.settings import Settings
 from tests.support.service.api import running_api
 

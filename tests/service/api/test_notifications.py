@@ -8,7 +8,7 @@ from sqlalchemy import delete, insert, select, update
 
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.access.secret_key import load_secret_key
-from rankwatch_service.api.routes.notifications import deliveries
+from rankwatch_service.api.routes import notifications
 from rankwatch_service.notify.message_links import PURPOSE, VALID_S, LinkAction, SignedLinks
 from rankwatch_service.notify.retry import GIVE_UP_AFTER_S
 from rankwatch_service.policy.control_records import Judgement, SilenceSet
@@ -172,7 +172,7 @@ RECEIVER = {"name": "pager", "url": "https://hooks.example/x"}
 @pytest.fixture(autouse=True)
 def no_notifier(monkeypatch):
     """No notifier runs beside these tests, so a reply need not wait for one."""
-    monkeypatch.setattr(deliveries, "TRIED_WITHIN_S", 0.0)
+    monkeypatch.setattr(notifications, "TRIED_WITHIN_S", 0.0)
 
 
 def state_of(api, id_):

@@ -12,7 +12,7 @@ from sqlalchemy import delete, update
 from rankwatch.notices import Notice, notice_path, write_notice
 from rankwatch.wire import Progress
 from rankwatch_service.access.scopes import Scope
-from rankwatch_service.api.routes.notifications import deliveries
+from rankwatch_service.api.routes import notifications
 from rankwatch_service.clock import SystemClock
 from rankwatch_service.short_ids import short
 from rankwatch_service.store.engine import write
@@ -314,7 +314,7 @@ def test_a_receiver_of_another_type_takes_its_secret_from_a_file(rankwatch, tmp_
 
 
 def test_a_test_of_a_receiver_says_that_nobody_delivers(rankwatch, monkeypatch):
-    monkeypatch.setattr(deliveries, "TRIED_WITHIN_S", 0.0)
+    monkeypatch.setattr(notifications, "TRIED_WITHIN_S", 0.0)
     assert rankwatch("receivers", "add", "try", "https://hooks.example/hook")[0] == 0
     status, _, err = rankwatch("receivers", "test", "try")
     assert (status, "does the role notify run" in err) == (1, True)

@@ -8,8 +8,7 @@ import pytest
 
 from rankwatch.client.connection import URL_DEFAULT, Places, ServiceEndpoint
 from rankwatch.trust import Trust, pin_of
-from rankwatch_service.cli.client import CliClient
-from rankwatch_service.cli.endpoint import find_endpoint, store_endpoint
+from rankwatch_service.cli.client import CliClient, find_endpoint, store_endpoint
 from rankwatch_service.cli.errors import CliError
 from tests.support.agent.service import AgentService
 from tests.support.service.certificates import make_certificate

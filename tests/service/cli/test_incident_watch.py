@@ -100,7 +100,7 @@ def test_changes_that_came_while_the_connection_was_broken_follow(rankwatch, api
         yield from whole(client, after)
 
     monkeypatch.setattr(CliClient, "events", breaking)
-    monkeypatch.setattr("rankwatch_service.cli.incident_watch.RETRY_S", 0.0)
+    monkeypatch.setattr("rankwatch_service.cli.commands.incidents.RETRY_S", 0.0)
     status, out, err = rankwatch("incidents", "watch")
     assert (status, calls) == (0, [None, 0, 0])
     assert err.count("trying again") == 1, "an outage is told once"

@@ -14,9 +14,7 @@ import torch.distributed as dist
 from typer.testing import CliRunner
 
 from rankwatch_service.cli.app import app
-from rankwatch_service.flight_recorder.dumps import read_dumps
-from rankwatch_service.flight_recorder.record import DumpError
-from rankwatch_service.flight_recorder.verdict import WaitVerdict, judge
+from rankwatch_service.flight_recorder import DumpError, WaitVerdict, judge, read_dumps
 from tests.support.ranks.gloo import on_ranks
 
 GROUPS = {"0": [0, 1, 2, 3], "1": [0, 1], "2": [2, 3]}

@@ -25,7 +25,7 @@ from typing import Any, Final
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from rankwatch_service.api.http.trusted_proxies import TrustedProxies
+from rankwatch_service.api.http.gate import TrustedProxies
 
 HEAD_BYTES_MAX: Final = 65_536
 HEADERS_MAX: Final = 100

@@ -1,35 +1,160 @@
-"""The gate in front of every request: request id, Host, identity, cross-site check, body limit, security headers.
-
-Only the two health routes, the files of the pages, and the login can be requested without a token.
-"""
+"""The outermost layer: which hosts, clients, bodies and credentials reach the application at all."""
 
 from __future__ import annotations
 
+import re
 import secrets
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from http.cookies import CookieError, SimpleCookie
-from ipaddress import ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Final
 from urllib.parse import urlsplit
 
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Send
 from starlette.types import Scope as AsgiScope
 
+from rankwatch.wire import BATCH_BYTES_MAX
 from rankwatch_service.access.identities import Authenticator, Identity
 from rankwatch_service.access.oidc_provider import CALLBACK_PATH
 from rankwatch_service.access.refusals import Refusal, Refusals
 from rankwatch_service.access.sessions import SESSION_S
 from rankwatch_service.access.tokens import TokenKind
-from rankwatch_service.api.http.body import limited
-from rankwatch_service.api.http.host import asked_host, is_address
+from rankwatch_service.allow_list import allow_list
 from rankwatch_service.api.http.problem import problem, unavailable
-from rankwatch_service.api.http.trusted_proxies import TrustedProxies
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.errors import StoreError
+
+TELEMETRY_PATH: Final = "/api/v1/telemetry"
+BODY_BYTES_MAX: Final = 1024 * 1024
+"""Limit for all but telemetry: a policy of 200 rules has 60 KB, the view of a host with 1,024 ranks 150 KB."""
+
+
+def limited(path: str, headers: Headers, receive: Receive) -> Receive:
+    """Wrap `receive`, so that it raises a 413 for a body that is too long."""
+    limit = BATCH_BYTES_MAX if path == TELEMETRY_PATH else BODY_BYTES_MAX
+    length = headers.get("content-length", "0")
+    announced = int(length) if length.isdecimal() else 0
+    received = 0
+
+    async def limited_receive() -> Message:
+        nonlocal received
+        if announced <= limit:
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received <= limit:
+                return message
+        raise HTTPException(413, f"the body is longer than {limit} bytes")
+
+    return limited_receive
+
+
+_HOST: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]{2,45})\]|([A-Za-z0-9_.-]{1,253}))(?::[0-9]{1,5})?")
+
+
+def own_names(settings: Settings, machine: str) -> frozenset[str]:
+    """All names by which the service may be asked for, in small letters.
+
+    Args:
+        settings: of the service.
+        machine: the name of the machine it runs on, in full or its first label.
+    """
+    public = urlsplit(settings.public_url).hostname or ""
+    names = {"localhost", settings.host, public, machine, machine.partition(".")[0]} - {""}
+    return frozenset(map(str.lower, names)) | allow_list(settings.allowed_hosts).names
+
+
+def asked_host(values: Sequence[str]) -> str:
+    """The host that a request asks for, without its port and in small letters.
+
+    Args:
+        values: of all its `Host` headers.
+
+    Raises:
+        ValueError: there is none, more than one, or it is malformed.
+    """
+    found = _HOST.fullmatch(values[0]) if len(values) == 1 else None
+    if found is None:
+        raise ValueError("a request needs exactly one Host header, with a name or an address")
+    return (found[1] or found[2]).lower().removesuffix(".")
+
+
+def is_address(host: str) -> bool:
+    """Whether this is an IPv4 or IPv6 address."""
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+Address = IPv4Address | IPv6Address
+_FOR: Final = re.compile(r'(?:^|;)\s*for\s*=\s*"?([^";]*)"?', re.IGNORECASE)
+
+
+class TrustedProxies:
+    """The proxies of the setting `trusted_proxies`; none by default, so that nobody's word counts."""
+
+    def __init__(self, listed: str = "") -> None:
+        """Parse the setting.
+
+        Args:
+            listed: addresses and networks, with commas.
+
+        Raises:
+            ValueError: the list is malformed.
+        """
+        self._networks = allow_list(listed).networks
+
+    def __contains__(self, address: str) -> bool:
+        found = _address(address)
+        return found is not None and any(found in network for network in self._networks)
+
+    def client_of(self, peer: str, headers: Headers) -> str:
+        """The address that a request comes from.
+
+        It is the peer of the connection, unless that is a trusted proxy. A proxy adds the address of its own peer to
+        the right of X-Forwarded-For (else to Forwarded), so what stands left of the first that is no trusted proxy may
+        be invented.
+        """
+        client = peer
+        if peer not in self:
+            return client
+        for named in _named(headers):
+            found = _address(named)
+            if found is None:
+                break
+            client = str(found)
+            if client not in self:
+                break
+        return client
+
+
+def _named(headers: Headers) -> Iterator[str]:
+    """The addresses that proxies have added, from right to left."""
+    added = headers.getlist("x-forwarded-for")
+    if added:
+        yield from (one.strip() for one in reversed(",".join(added).split(",")))
+        return
+    for one in reversed(",".join(headers.getlist("forwarded")).split(",")):
+        found = _FOR.search(one)
+        yield found.group(1) if found else ""
+
+
+def _address(text: str) -> Address | None:
+    """An address as proxies write it, perhaps with a port; None if it is none."""
+    bracketed = re.fullmatch(r"\[([^\]]*)\](?::\d+)?", text)
+    bare = bracketed.group(1) if bracketed else text.partition(":")[0] if text.count(":") == 1 else text
+    try:
+        found = ip_address(bare)
+    except ValueError:
+        return None
+    return (found.ipv4_mapped or found) if isinstance(found, IPv6Address) else found
+
 
 COOKIE: Final = "rankwatch_session"
 SECURE_COOKIE: Final = "__Host-rankwatch_session"

@@ -1,25 +1,120 @@
-"""Pages of lists. They continue after a key, not at an offset, so new rows do not shift the next page.
+"""What routes read from a query and put into a reply: known parameters, pages, ids as people type them, numbers.
 
-Cursors are opaque and signed: one that was changed, or that belongs to another list, is refused.
+Numbers that JSON cannot express are the strings NaN, Inf and -Inf, never null.
 """
 
 from __future__ import annotations
 
 import hmac
 import json
+import secrets
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from hashlib import sha256
-from typing import Annotated, Any, Final, Generic, TypeVar
+from typing import Annotated, Any, Final, Generic, TypeVar, get_args, get_origin
 
-from fastapi import Depends, Query
-from pydantic import BaseModel, Field
-from sqlalchemy import ColumnElement, Connection, RowMapping, Select, and_, func, or_
+from fastapi import Depends, Query, Request, params
+from fastapi.dependencies.utils import get_flat_params
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, Field, PlainSerializer, WithJsonSchema
+from sqlalchemy import ColumnElement, Connection, RowMapping, Select, and_, func, or_, select
 from sqlalchemy.orm import InstrumentedAttribute
 from sqlalchemy.sql.elements import KeyedColumnElement
 
+from rankwatch_service.access.identities import Identity
 from rankwatch_service.api.http.problem import ProblemError
 from rankwatch_service.api.reply import ApiReply
+from rankwatch_service.numbers import as_json, plain
+from rankwatch_service.short_ids import TYPED_MIN, short, typed
+from rankwatch_service.store.models import Command, Incident, Silence
+
+Number = Annotated[
+    float,
+    PlainSerializer(as_json),
+    WithJsonSchema({"anyOf": [{"type": "number"}, {"type": "string", "enum": ["NaN", "Inf", "-Inf"]}]}),
+]
+
+Contents = Annotated[dict[str, Any], PlainSerializer(plain, return_type=dict[str, Any])]
+"""An object whose fields depend on what it is about."""
+
+
+def reject_unknown_parameters(request: Request) -> None:
+    """Dependency of every API route.
+
+    Raises:
+        ProblemError: a parameter is unknown, or is repeated though the route takes one value.
+    """
+    route = request.scope.get("route")
+    if not request.query_params or not isinstance(route, APIRoute):
+        return
+    fields = [field for field in get_flat_params(route.dependant) if isinstance(field.field_info, params.Query)]
+    known = {field.alias for field in fields}
+    unknown = sorted(set(request.query_params) - known)
+    if unknown:
+        errors = []
+        for name in unknown:
+            close = get_close_matches(name, known, 1)
+            msg = f"unknown parameter; did you mean {close[0]!r}?" if close else "unknown parameter"
+            errors.append({"loc": f"query.{name}", "msg": msg})
+        raise ProblemError(422, f"unknown query parameters: {', '.join(unknown)}", errors=errors)
+    singles = [field.alias for field in fields if not _takes_several(field.field_info.annotation)]
+    twice = [name for name in singles if len(request.query_params.getlist(name)) > 1]
+    if twice:
+        raise ProblemError(422, f"query parameters given more than once: {', '.join(twice)}")
+
+
+def _takes_several(annotation: Any) -> bool:
+    return any(get_origin(one) is list for one in (annotation, *get_args(annotation)))
+
+
+PREFIXES: Final = {Incident: "inc_", Command: "cmd_", Silence: "sil_"}
+ID_BYTES: Final = 12
+"""24 digits, as many as ids have that follow from what they name."""
+NAMED_MAX: Final = 5
+"""Most ids listed in the refusal of an ambiguous prefix."""
+
+
+def new_id(model: type[Command | Silence]) -> str:
+    """A random id for a new row."""
+    return PREFIXES[model] + secrets.token_hex(ID_BYTES)
+
+
+def full_id(connection: Connection, model: type[Incident | Command | Silence], given: str, identity: Identity) -> str:
+    """The id that `given` is or is a unique prefix of; `given` itself if there is none.
+
+    Raises:
+        ProblemError: it is a prefix of several ids.
+    """
+    column: InstrumentedAttribute[Any] = model.id
+    if connection.scalar(select(column).where(column == given)) is not None:
+        return given
+    prefix = typed(given, PREFIXES[model])
+    if len(prefix) < len(PREFIXES[model]) + TYPED_MIN:
+        return given
+    query = select(column).where(or_(column == prefix, column.startswith(prefix, autoescape=True)))
+    query = query.where(identity.jobs.clause(model.job))
+    ids = connection.scalars(query.order_by(column).limit(NAMED_MAX + 1)).all()
+    if len(ids) > 1:
+        matches = ", ".join(short(one) if len(prefix) < len(short(one)) else one for one in ids[:NAMED_MAX])
+        raise ProblemError(409, f"several ids begin with {given!r}; type more digits: {matches}")
+    return ids[0] if ids else given
+
+
+def full_ids(
+    connection: Connection, model: type[Incident | Command], given: list[str] | None, identity: Identity
+) -> list[str] | None:
+    """The `full_id` of each; None for a filter that was not given."""
+    return given and [full_id(connection, model, one, identity) for one in given]
+
+
+def id_is_any_of(model: type[Incident | Command], given: list[str]) -> ColumnElement[bool]:
+    """Whether an id is one of those given, or begins with one of them. It looks nothing up."""
+    prefix = PREFIXES[model]
+    some_digits = range(len(prefix) + TYPED_MIN, len(prefix) + 2 * ID_BYTES)
+    parts = [part for one in given if len(part := typed(one, prefix)) in some_digits]
+    return or_(model.id.in_(given), *(model.id.startswith(part, autoescape=True) for part in parts))
+
 
 TAG_BYTES: Final = 12
 CURSOR_CHARS_MAX: Final = 1_024

@@ -16,9 +16,7 @@ from rankwatch.signed import Purpose, nonce_of, proof_of, split
 from rankwatch_service.access.agents import FullError, Origin
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.scopes import Scope
-from rankwatch_service.api.dependencies.context import Ctx
-from rankwatch_service.api.dependencies.event_streams import EventStreamDep
-from rankwatch_service.api.dependencies.signatures import begin_job, require_job, verified
+from rankwatch_service.api.dependencies import Ctx, EventStreamDep, begin_job, require_job, verified
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.problem import RETRY_AFTER_S, ProblemError
 from rankwatch_service.api.ingest import NotNowError

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, select
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.alerts import ALERTS_MAX, NO_JOB, Alert, AlertResult, take_alerts
-from rankwatch_service.api.dependencies.context import Ctx
+from rankwatch_service.api.dependencies import Ctx
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.problem import RETRY_AFTER_S, ProblemError
 from rankwatch_service.api.reply import ApiReply, time_text

@@ -12,10 +12,9 @@ from sqlalchemy import RowMapping, select
 
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.scopes import Scope
-from rankwatch_service.api.dependencies.context import Ctx
+from rankwatch_service.api.dependencies import Ctx
 from rankwatch_service.api.http.authorization import Require
-from rankwatch_service.api.http.numbers import Contents
-from rankwatch_service.api.http.paging import Page, Wanted, any_of, fetch_page
+from rankwatch_service.api.http.paging import Contents, Page, Wanted, any_of, fetch_page
 from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.store import audit_trail
 from rankwatch_service.store.engine import read

@@ -13,13 +13,17 @@ from sqlalchemy.orm import InstrumentedAttribute
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.job_projects import project_of
 from rankwatch_service.access.scopes import Scope
-from rankwatch_service.api.dependencies.command_filters import ORDERS, ORDERS_MEAN, CommandFiltersDep, CommandOrder
-from rankwatch_service.api.dependencies.context import Context, Ctx
-from rankwatch_service.api.dependencies.idempotency import IdempotencyDep
+from rankwatch_service.api.dependencies import (
+    ORDERS,
+    ORDERS_MEAN,
+    CommandFiltersDep,
+    CommandOrder,
+    Context,
+    Ctx,
+    IdempotencyDep,
+)
 from rankwatch_service.api.http.authorization import Require
-from rankwatch_service.api.http.lookup import full_id, new_id
-from rankwatch_service.api.http.numbers import Contents
-from rankwatch_service.api.http.paging import Page, Wanted, fetch_page
+from rankwatch_service.api.http.paging import Contents, Page, Wanted, fetch_page, full_id, new_id
 from rankwatch_service.api.http.problem import ProblemError, not_found
 from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.names import launch_of

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal
 from fastapi import APIRouter, Query
 from sqlalchemy import RowMapping, select
 
-from rankwatch_service.api.dependencies.context import Context, Ctx
+from rankwatch_service.api.dependencies import Context, Ctx
 from rankwatch_service.api.http.paging import Page, Time, Wanted, fetch_page
 from rankwatch_service.api.http.problem import ProblemError, not_found
 from rankwatch_service.api.reply import ApiReply

@@ -12,17 +12,18 @@ from starlette.concurrency import run_in_threadpool
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.api.background.change_feed import AGAIN_AFTER_S, FeedFilter, ends
-from rankwatch_service.api.dependencies.context import Ctx
-from rankwatch_service.api.dependencies.event_streams import PersonEventStreamDep
+from rankwatch_service.api.background.health_facts import StreamState, partitions, processes
+from rankwatch_service.api.dependencies import Ctx, PersonEventStreamDep
 from rankwatch_service.api.http.authorization import Require
+from rankwatch_service.store.engine import read
 
-router = APIRouter(tags=["events"])
+router = APIRouter()
 
 RETRY_MS: Final = 3_000
 """How long a browser waits before it reconnects."""
 
 
-@router.get("/events", response_class=EventSourceResponse)
+@router.get("/events", response_class=EventSourceResponse, tags=["events"])
 async def events(
     context: Ctx,
     identity: Annotated[Identity, Depends(Require(Scope.READ))],
@@ -55,3 +56,13 @@ async def events(
                 yield event
             if not found.more:
                 await context.changes.wait(generation, AGAIN_AFTER_S)
+
+
+@router.get("/stream", tags=["stream"])
+def stream_state(
+    context: Ctx, _identity: Annotated[Identity, Depends(Require(Scope.READ, every_job=True))]
+) -> StreamState:
+    """Partitions and processes of stream."""
+    with read(context.engine) as connection:
+        in_store = not context.settings.kafka
+        return StreamState(partitions=partitions(connection, in_store), processes=processes(connection))

@@ -9,8 +9,8 @@ from fastapi import APIRouter
 from sqlalchemy import select
 
 from rankwatch_detectors.explanation import RULES
-from rankwatch_service.api.dependencies.context import Ctx
-from rankwatch_service.api.http.numbers import Number
+from rankwatch_service.api.dependencies import Ctx
+from rankwatch_service.api.http.paging import Number
 from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.api.routes.incidents import Reader, find_incident
 from rankwatch_service.api.routes.jobs import find_job

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Response
 from sqlalchemy import text
 
-from rankwatch_service.api.dependencies.context import Ctx
+from rankwatch_service.api.dependencies import Ctx
 from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.store.engine import read
 from rankwatch_service.store.errors import SchemaError, StoreError

@@ -14,12 +14,21 @@ from starlette.concurrency import run_in_threadpool
 from rankwatch_detectors.base import Kind, Severity
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.scopes import Scope
-from rankwatch_service.api.dependencies.context import Ctx
-from rankwatch_service.api.dependencies.idempotency import IdempotencyDep
+from rankwatch_service.api.dependencies import Ctx, IdempotencyDep
 from rankwatch_service.api.http.authorization import Require
-from rankwatch_service.api.http.lookup import full_id, id_is_any_of
-from rankwatch_service.api.http.numbers import Contents, Number
-from rankwatch_service.api.http.paging import Key, Page, Projects, Time, Wanted, any_of, fetch_page
+from rankwatch_service.api.http.paging import (
+    Contents,
+    Key,
+    Number,
+    Page,
+    Projects,
+    Time,
+    Wanted,
+    any_of,
+    fetch_page,
+    full_id,
+    id_is_any_of,
+)
 from rankwatch_service.api.http.problem import not_found
 from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.incidents.answers import cause_words, changed, confidence_words, first_steps, impact, normal

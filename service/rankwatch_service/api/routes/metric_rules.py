@@ -11,8 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from rankwatch_detectors.metric_rule import MetricRule
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.scopes import Scope
-from rankwatch_service.api.dependencies.context import Context, Ctx
-from rankwatch_service.api.dependencies.precondition import Precondition, PreconditionDep
+from rankwatch_service.api.dependencies import Context, Ctx, Precondition, PreconditionDep
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.problem import ProblemError, not_found
 from rankwatch_service.api.reply import ApiReply

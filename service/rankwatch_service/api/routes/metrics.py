@@ -9,7 +9,7 @@ from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST, genera
 
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.scopes import Scope
-from rankwatch_service.api.dependencies.context import Ctx
+from rankwatch_service.api.dependencies import Ctx
 from rankwatch_service.api.http.authorization import Require
 
 router = APIRouter(tags=["health"])

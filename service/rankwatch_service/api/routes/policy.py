@@ -12,8 +12,7 @@ from sqlalchemy import Connection
 from rankwatch_detectors.base import Kind, Severity
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.scopes import Scope
-from rankwatch_service.api.dependencies.context import Context, Ctx
-from rankwatch_service.api.dependencies.precondition import PreconditionDep
+from rankwatch_service.api.dependencies import Context, Ctx, PreconditionDep
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.problem import ProblemError
 from rankwatch_service.api.reply import ApiReply

@@ -1,25 +1,89 @@
-"""`GET /api/v1/precision`: how precise each kind of incident is, by what people say of the incidents of 30 days."""
+"""Feedback: whether people find an incident useful, noise, or a duplicate. Each person has one answer.
+
+It changes nothing about the incident, so the api stores it without stream, and tells stream what precision follows.
+"""
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends
-from sqlalchemy import RowMapping, select
+from fastapi import APIRouter, Depends, Response
+from pydantic import BaseModel, ConfigDict
+from sqlalchemy import ColumnElement, Connection, RowMapping, delete, select
 
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.scopes import Scope
-from rankwatch_service.api.dependencies.context import Ctx
+from rankwatch_service.api.background.housekeeping import tell_precision
+from rankwatch_service.api.dependencies import Context, Ctx, IdempotencyDep
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.paging import Page, Wanted, fetch_page
 from rankwatch_service.api.reply import ApiReply
+from rankwatch_service.api.routes.incidents import IncidentDetail, find_incident, incident_detail
+from rankwatch_service.orders import commands
 from rankwatch_service.policy import precision
 from rankwatch_service.policy.demotion import demotion
-from rankwatch_service.store.engine import read
-from rankwatch_service.store.models import Incident
+from rankwatch_service.policy.precision import Feedback
+from rankwatch_service.store import audit_trail
+from rankwatch_service.store.engine import read, upsert, write
+from rankwatch_service.store.models import Incident, IncidentFeedback
 from rankwatch_service.store.settings_rows import feedback_counts, policy_action_counts, read_policy
 
-router = APIRouter(prefix="/precision", tags=["incidents"])
+router = APIRouter(tags=["incidents"])
+
+Operator = Annotated[Identity, Depends(Require(Scope.OPERATE))]
+
+
+class NewFeedback(BaseModel):
+    """What a person says of an incident."""
+
+    model_config = ConfigDict(extra="forbid")
+    answer: Feedback
+
+
+@router.put("/incidents/{incident_id}/feedback", response_model=IncidentDetail)
+def give_feedback(
+    incident_id: str, body: NewFeedback, context: Ctx, idempotency: IdempotencyDep, identity: Operator
+) -> Response:
+    """Say whether an incident was useful, noise, or a duplicate. It replaces what the same person said before."""
+
+    def work(connection: Connection) -> IncidentDetail:
+        row = find_incident(connection, incident_id, identity)
+        if _answer(connection, row, identity) != body.answer:
+            given = {"incident_id": row["id"], "person": identity.person, "name": identity.name}
+            given |= {"answer": str(body.answer), "at_unix_ns": context.clock.unix_ns()}
+            connection.execute(upsert(connection, IncidentFeedback, given), given)
+            _record(context, connection, identity, row, str(body.answer))
+        return incident_detail(connection, row)
+
+    return idempotency.write(identity, body, 200, work)
+
+
+@router.delete("/incidents/{incident_id}/feedback", status_code=204)
+def withdraw_feedback(incident_id: str, context: Ctx, identity: Operator) -> None:
+    """Withdraw what you said of an incident."""
+    with write(context.engine) as connection:
+        row = find_incident(connection, incident_id, identity)
+        if connection.execute(delete(IncidentFeedback).where(*_mine(row, identity))).rowcount:
+            _record(context, connection, identity, row, "")
+
+
+def _mine(row: RowMapping, identity: Identity) -> tuple[ColumnElement[bool], ...]:
+    return IncidentFeedback.incident_id == row["id"], IncidentFeedback.person == identity.person
+
+
+def _answer(connection: Connection, row: RowMapping, identity: Identity) -> str | None:
+    return connection.scalar(select(IncidentFeedback.answer).where(*_mine(row, identity)))
+
+
+def _record(context: Context, connection: Connection, identity: Identity, row: RowMapping, answer: str) -> None:
+    """Tell stream, and write the audit trail and the live feed."""
+    now = context.clock.unix_ns()
+    tell_precision(connection, context.controls, now)
+    fields = {"answer": answer}
+    audit_trail.append(connection, now, identity.actor, "incident.feedback", row["id"], "ok", fields=fields)
+    brief = {name: row[name] for name in ("id", "kind", "state", "severity")} | {"what": "feedback"}
+    commands.tell(connection, "incident", row["job"], brief, now)
+
 
 ReaderOfAll = Annotated[Identity, Depends(Require(Scope.READ, every_job=True))]
 Reader = Annotated[Identity, Depends(Require(Scope.READ))]
@@ -77,7 +141,7 @@ class PrecisionReport(ApiReply):
     actions: PolicyActions
 
 
-@router.get("")
+@router.get("/precision")
 def show_precision(context: Ctx, _identity: ReaderOfAll) -> PrecisionReport:
     """Precision of each kind of incident in the last 30 days, which kinds are proposed for demotion, and how many
     actions of the policy were false.
@@ -99,7 +163,7 @@ def show_precision(context: Ctx, _identity: ReaderOfAll) -> PrecisionReport:
     return PrecisionReport(days=precision.WINDOW_DAYS, kinds=kinds, actions=actions)
 
 
-@router.get("/jobs")
+@router.get("/precision/jobs")
 def list_precision_of_jobs(context: Ctx, window: Wanted, identity: Reader) -> Page[JobPrecision]:
     """Precision of each kind of incident in each job in the last 30 days; those with the most answers first."""
     now = context.clock.unix_ns()

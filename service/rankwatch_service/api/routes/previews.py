@@ -14,9 +14,9 @@ from rankwatch_detectors.base import Kind
 from rankwatch_detectors.tuning import PREVIEWABLE, SETTINGS
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.scopes import Scope
-from rankwatch_service.api.dependencies.context import Ctx
+from rankwatch_service.api.dependencies import Ctx
 from rankwatch_service.api.http.authorization import Require
-from rankwatch_service.api.http.numbers import Contents
+from rankwatch_service.api.http.paging import Contents
 from rankwatch_service.api.http.problem import RETRY_AFTER_S, ProblemError
 from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.api.routes.jobs import find_job

@@ -14,9 +14,7 @@ from starlette.concurrency import run_in_threadpool
 from rankwatch_detectors.base import Kind, Severity
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.scopes import Scope
-from rankwatch_service.api.dependencies.context import Context, Ctx
-from rankwatch_service.api.dependencies.idempotency import IdempotencyDep
-from rankwatch_service.api.dependencies.precondition import Precondition, PreconditionDep
+from rankwatch_service.api.dependencies import Context, Ctx, IdempotencyDep, Precondition, PreconditionDep
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.paging import Page, Wanted, fetch_page
 from rankwatch_service.api.http.problem import ProblemError, not_found

@@ -10,9 +10,8 @@ from fastapi import APIRouter, Depends
 from rankwatch_detectors.base import Severity
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.scopes import Scope
-from rankwatch_service.api.background.health_facts import HealthFacts, StreamState
-from rankwatch_service.api.background.health_problems import OF_NO_JOB, HealthProblem, judge
-from rankwatch_service.api.dependencies.context import Ctx
+from rankwatch_service.api.background.health_facts import OF_NO_JOB, HealthFacts, HealthProblem, StreamState, judge
+from rankwatch_service.api.dependencies import Ctx
 from rankwatch_service.api.http.authorization import Require
 
 router = APIRouter(prefix="/health", tags=["health"])

@@ -35,7 +35,7 @@ from rankwatch_service.access.sessions import (
     shown_name,
 )
 from rankwatch_service.access.tokens import TokenKind, revoke_token
-from rankwatch_service.api.dependencies.context import Context, Ctx
+from rankwatch_service.api.dependencies import Context, Ctx
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.gate import session_cookie, source_of
 from rankwatch_service.api.http.problem import ProblemError

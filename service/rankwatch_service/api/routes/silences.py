@@ -11,12 +11,9 @@ from sqlalchemy import Connection, RowMapping, insert, select, update
 from rankwatch_detectors.base import Kind
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.scopes import Scope
-from rankwatch_service.api.dependencies.context import Context, Ctx
-from rankwatch_service.api.dependencies.idempotency import IdempotencyDep
-from rankwatch_service.api.dependencies.precondition import PreconditionDep
+from rankwatch_service.api.dependencies import Context, Ctx, IdempotencyDep, PreconditionDep
 from rankwatch_service.api.http.authorization import Require
-from rankwatch_service.api.http.lookup import full_id, new_id
-from rankwatch_service.api.http.paging import Page, Wanted, fetch_page
+from rankwatch_service.api.http.paging import Page, Wanted, fetch_page, full_id, new_id
 from rankwatch_service.api.http.problem import ProblemError, not_found
 from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.labels import check_label_name, parse_matchers

@@ -11,7 +11,7 @@ from sqlalchemy import select
 from rankwatch.wire import METRIC_NAME_BYTES_MAX
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.scopes import Scope
-from rankwatch_service.api.dependencies.context import Context, Ctx
+from rankwatch_service.api.dependencies import Context, Ctx
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.problem import ProblemError, not_found
 from rankwatch_service.api.reply import ApiReply

@@ -12,8 +12,7 @@ from rankwatch.signed import Purpose, split
 from rankwatch_service.access.agents import Origin
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.scopes import Scope
-from rankwatch_service.api.dependencies.context import Context, Ctx
-from rankwatch_service.api.dependencies.signatures import begin_job, verified
+from rankwatch_service.api.dependencies import Context, Ctx, begin_job, verified
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.problem import RETRY_AFTER_S, ProblemError
 from rankwatch_service.api.ingest import NotNowError

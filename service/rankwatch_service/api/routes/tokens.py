@@ -11,8 +11,7 @@ from sqlalchemy import RowMapping, select
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.access.tokens import DEFAULT_S, issue_token, revoke_token, token_state, with_pin
-from rankwatch_service.api.dependencies.context import Ctx
-from rankwatch_service.api.dependencies.names import NameOrNone
+from rankwatch_service.api.dependencies import Ctx, NameOrNone
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.paging import Page, Wanted, fetch_page
 from rankwatch_service.api.http.problem import RETRY_AFTER_S, ProblemError, not_found

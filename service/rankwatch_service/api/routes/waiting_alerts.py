@@ -12,7 +12,7 @@ from rankwatch_detectors.base import Severity
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.alerts import NO_JOB, WAITING, Alert, why_it_waits
-from rankwatch_service.api.dependencies.context import Ctx
+from rankwatch_service.api.dependencies import Ctx
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.paging import Page, Wanted, fetch_page
 from rankwatch_service.api.reply import ApiReply

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from rankwatch_service.cli import output
-from rankwatch_service.cli.database import existing_database, service_in_force, token_pin_in_force
+from rankwatch_service.cli.commands.database import existing_database, service_in_force, token_pin_in_force
 from rankwatch_service.cli.errors import CliError, Status
 from rankwatch_service.cli.options import DATA, DATABASE_URL, INSECURE, JOB, JSON
 
@@ -26,8 +26,7 @@ def login(
     import os
 
     from rankwatch.client.connection import user_places
-    from rankwatch_service.cli.client import CliClient
-    from rankwatch_service.cli.endpoint import service_endpoint, store_endpoint
+    from rankwatch_service.cli.client import CliClient, service_endpoint, store_endpoint
 
     endpoint = service_endpoint(url.rstrip("/"), secret.strip(), os.environ, insecure=insecure)
     CliClient(endpoint).get("/api/v1/jobs", limit=1)
@@ -153,7 +152,7 @@ def login_link(data: DATA = None, database_url: DATABASE_URL = None) -> None:
 
     from rankwatch.client.connection import user_places
     from rankwatch_service.access.sessions import issue_login
-    from rankwatch_service.cli.endpoint import find_endpoint
+    from rankwatch_service.cli.client import find_endpoint
     from rankwatch_service.clock import SystemClock
     from rankwatch_service.store.engine import write
 

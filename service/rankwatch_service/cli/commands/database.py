@@ -1,20 +1,117 @@
-"""`rankwatch db`: the tables of the database and the secret key; `rankwatch backup` and `rankwatch restore`."""
+"""`rankwatch db`, `backup` and `restore`, and the database that commands open directly."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from rankwatch_service.cli import output
 from rankwatch_service.cli.configuration import configured_settings
-from rankwatch_service.cli.database import data_dir_in_force, existing_database
 from rankwatch_service.cli.errors import CliError, Status
 from rankwatch_service.cli.options import DATA, DATABASE_URL, KAFKA
 
 if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
     from rankwatch_service.settings import Settings
+
+_NAME_A_DATABASE: Final = frozenset(("data_dir", "database_url"))
+"""Settings of which one names the database."""
+
+
+def database_in_force(configured: Settings) -> str:
+    """The URL of the database to use.
+
+    Options, environment and `rankwatch.toml` come first. If none of them names a database or a data folder, it is the
+    database of the service that `rankwatch up` last started for this user.
+    """
+    from rankwatch_service.cli.client import local_database_url
+
+    if configured.model_fields_set & _NAME_A_DATABASE:
+        return configured.database_url
+    return local_database_url(os.environ) or configured.database_url
+
+
+def data_dir_in_force(configured: Settings) -> Path:
+    """The data folder that goes with the database to use (`database_in_force`)."""
+    from rankwatch_service.cli.client import local_data_dir
+
+    local = local_data_dir(os.environ)
+    return Path(local) if local and not configured.model_fields_set & _NAME_A_DATABASE else configured.data_dir
+
+
+def service_in_force(data: str | None, database_url: str | None) -> str:
+    """The database to use, for people, and the service that has it, if `rankwatch up` last started that one."""
+    from rankwatch_service.cli.client import local_database_url, local_url
+    from rankwatch_service.cli.configuration import configured_settings
+    from rankwatch_service.store.engine import address_of
+
+    url = database_in_force(configured_settings(data_dir=data, database_url=database_url))
+    address = address_of(url)
+    named = address.database if address.get_backend_name() == "sqlite" else address.render_as_string(hide_password=True)
+    served = f" of the service at {local_url(os.environ)}" if url == local_database_url(os.environ) else ""
+    return f"the database {named}{served}"
+
+
+def token_pin_in_force(data: str | None, database_url: str | None) -> str:
+    """The pin that tokens for agents end with; empty without TLS, or if an authority vouches for the certificate.
+
+    The certificate is that of options, environment and `rankwatch.toml`, else of the service that `rankwatch up` last
+    started for this user, if it has the database to use.
+
+    Raises:
+        CliError: the certificate cannot be read.
+    """
+    from rankwatch_service.certificate import CertificateError, token_pin
+    from rankwatch_service.cli.client import local_certificate, local_database_url
+    from rankwatch_service.cli.configuration import configured_settings
+
+    configured = configured_settings(data_dir=data, database_url=database_url)
+    certificate = configured.tls_cert
+    if certificate is None and database_in_force(configured) == local_database_url(os.environ):
+        certificate = local_certificate(os.environ)
+    try:
+        return "" if certificate is None else token_pin(certificate)
+    except CertificateError as error:
+        raise CliError(Status.USAGE, str(error)) from error
+
+
+@contextmanager
+def existing_database(data: str | None, database_url: str | None) -> Iterator[Engine]:
+    """Open the database to use, until the end of the block. It is never created.
+
+    Raises:
+        CliError: it does not exist.
+    """
+    from rankwatch_service.cli.configuration import configured_settings
+    from rankwatch_service.store.engine import open_engine
+
+    url = database_in_force(configured_settings(data_dir=data, database_url=database_url))
+    if missing := _missing_file(url):
+        raise CliError(
+            Status.FINDINGS,
+            f"there is no database {missing}: start `rankwatch up` first, or use --data or --database-url",
+        )
+    engine = open_engine(url, "command line")
+    try:
+        yield engine
+    finally:
+        engine.dispose()
+
+
+def _missing_file(url: str) -> str | None:
+    """The file of a database that does not exist; None if it exists or is on a server."""
+    from rankwatch_service.store.engine import address_of
+
+    address = address_of(url)
+    is_there = address.get_backend_name() != "sqlite" or Path(address.database or "").is_file()
+    return None if is_there else str(address.database)
+
 
 app = typer.Typer(help="Upgrade, downgrade or check the tables of the database.", no_args_is_help=True)
 

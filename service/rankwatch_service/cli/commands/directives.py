@@ -11,7 +11,7 @@ import typer
 
 from rankwatch.client.client import FINAL_STATES
 from rankwatch_service.cli import output
-from rankwatch_service.cli.endpoint import job_path
+from rankwatch_service.cli.client import job_path
 from rankwatch_service.cli.errors import CliError, Status
 from rankwatch_service.cli.options import JOB, JSON, TOKEN, URL, connect
 from rankwatch_service.cli.views import confirm, show_traces

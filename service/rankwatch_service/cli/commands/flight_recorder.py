@@ -13,7 +13,7 @@ import typer
 from rankwatch_service.cli.errors import CliError, Status
 
 if TYPE_CHECKING:
-    from rankwatch_service.flight_recorder.verdict import Waiting, WaitVerdict
+    from rankwatch_service.flight_recorder import Waiting, WaitVerdict
 
 FILES = Annotated[list[Path], typer.Argument(metavar="DUMP…", help="One for each rank, or one with all of them.")]
 JSON = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -36,9 +36,7 @@ def flight_recorder(files: FILES, as_json: JSON = False) -> None:
     Exit status: 0, nobody is waited for; 1, somebody is, or a file cannot be
     read; 2, wrong usage.
     """
-    from rankwatch_service.flight_recorder.dumps import read_dumps
-    from rankwatch_service.flight_recorder.record import DumpError
-    from rankwatch_service.flight_recorder.verdict import judge
+    from rankwatch_service.flight_recorder import DumpError, judge, read_dumps
 
     try:
         verdict = judge(read_dumps(files))

@@ -10,7 +10,7 @@ import typer
 from rich.text import Text
 
 from rankwatch_service.cli import output
-from rankwatch_service.cli.endpoint import job_path
+from rankwatch_service.cli.client import job_path
 from rankwatch_service.cli.errors import CliError, Status
 from rankwatch_service.cli.options import JOB, JSON, LIMIT, PROJECTS, TOKEN, URL, connect
 from rankwatch_service.cli.views import show_judged

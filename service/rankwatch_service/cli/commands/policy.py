@@ -1,21 +1,28 @@
-"""`rankwatch policy`: what is done about incidents without a person; `rankwatch precision`: how far to trust them."""
+"""`rankwatch policy`, `precision`, `rules` and `tuning`: what finds incidents, what is done, how far to trust them."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+from urllib.parse import quote
 
 import typer
 
 from rankwatch_service.cli import output
+from rankwatch_service.cli.commands.replay import FILES, MAP, describe, played
+from rankwatch_service.cli.configuration import read_rules
 from rankwatch_service.cli.errors import CliError, Status
-from rankwatch_service.cli.options import JSON, LIMIT, TOKEN, URL, connect
+from rankwatch_service.cli.options import JOB, JSON, LIMIT, TOKEN, URL, connect
 
-app = typer.Typer(help="Print the policy as JSON; replace it.", invoke_without_command=True)
+if TYPE_CHECKING:
+    from rankwatch_service.incidents.model import Incident
 
-PATH = "/api/v1/policy"
-PRECISION_PATH = "/api/v1/precision"
+policy = typer.Typer(help="Print the policy as JSON; replace it.", invoke_without_command=True)
+
+POLICY_PATH: Final = "/api/v1/policy"
+PRECISION_PATH: Final = "/api/v1/precision"
 
 Columns = dict[str, Callable[[dict[str, Any]], output.Cell]]
 
@@ -29,14 +36,14 @@ COUNTS: Final[Columns] = {
 NO_INCIDENTS: Final = "no incidents in the last 30 days"
 
 
-@app.callback()
+@policy.callback()
 def show_policy(context: typer.Context, url: URL = None, token: TOKEN = None) -> None:
     """Print the policy as JSON; replace it."""
     if context.invoked_subcommand is None:
-        print(json.dumps(connect(url, token).get(PATH), indent=2))
+        print(json.dumps(connect(url, token).get(POLICY_PATH), indent=2))
 
 
-@app.command("set")
+@policy.command("set")
 def set_policy(
     document: Annotated[typer.FileText, typer.Argument(metavar="FILE", help="The policy as JSON; -: standard input.")],
     url: URL = None,
@@ -49,7 +56,7 @@ def set_policy(
         raise CliError(Status.USAGE, f"{document.name} is not JSON: {error}") from error
     if not isinstance(wanted, dict):
         raise CliError(Status.USAGE, f"{document.name} is not a JSON object")
-    connect(url, token).put(PATH, wanted)
+    connect(url, token).put(POLICY_PATH, wanted)
     output.note("the policy is replaced")
 
 
@@ -91,3 +98,240 @@ def _ratio(one: Mapping[str, Any]) -> str:
     if one["ratio"] is None:
         return ""
     return f"{one['ratio']:.0%} ({one['low']:.0%} to {one['high']:.0%})"
+
+
+rules = typer.Typer(help="List rules on metrics that jobs log; try, apply or delete them.", invoke_without_command=True)
+RULES_PATH: Final = "/api/v1/rules"
+
+FILE_HELP: Final = "Rules in TOML: tables [\\[rule]], with name, metric, when, value, hold_s."
+RULES_FILE = Annotated[Path, typer.Argument(metavar="FILE", help=FILE_HELP, readable=False)]
+
+
+@rules.callback()
+def list_rules(context: typer.Context, as_json: JSON = False, url: URL = None, token: TOKEN = None) -> None:
+    """List rules on metrics that jobs log; try, apply or delete them."""
+    if context.invoked_subcommand is not None:
+        return
+    output.show(
+        connect(url, token).get(RULES_PATH)["items"],
+        as_json,
+        {
+            "name": lambda one: output.plain(one["name"]),
+            "metric": lambda one: output.plain(one["metric"]),
+            "when": lambda one: output.plain(_condition(one)),
+            "hold": lambda one: output.plain(f"{one['hold_s']:g} s" if one["hold_s"] else ""),
+            "severity": lambda one: output.severity(one["severity"]),
+            "jobs": lambda one: output.plain(", ".join(one["jobs"]) or "all"),
+            "by": lambda one: output.plain(one["updated_by"]),
+        },
+        "no rules",
+    )
+
+
+@rules.command("apply")
+def apply_rules(document: RULES_FILE, url: URL = None, token: TOKEN = None) -> None:
+    """Make the rules of a file those of the service: rules that it lacks are deleted. Requires scope operate."""
+    rules = read_rules(document)
+    client = connect(url, token)
+    before = {one["name"]: one for one in client.get(RULES_PATH)["items"]}
+    wanted = {rule.name: rule.model_dump(mode="json") for rule in rules}
+    client.put(RULES_PATH, {"rules": list(wanted.values())})
+    same = {name for name, rule in wanted.items() if name in before and before[name] | rule == before[name]}
+    counts = {
+        "added": len(wanted.keys() - before.keys()),
+        "changed": len(wanted.keys() & before.keys() - same),
+        "deleted": len(before.keys() - wanted.keys()),
+        "unchanged": len(same),
+    }
+    output.note(", ".join(f"{count} {what}" for what, count in counts.items()))
+
+
+@rules.command("delete")
+def delete_rule(
+    name: Annotated[str, typer.Argument(help="Name of the rule.")], url: URL = None, token: TOKEN = None
+) -> None:
+    """Delete a rule; incidents that it opened end. Requires scope operate."""
+    connect(url, token).delete(f"{RULES_PATH}/{name}")
+    output.note(f"{name} deleted")
+
+
+@rules.command("preview")
+def preview_rules(
+    document: RULES_FILE,
+    job: JOB,
+    as_json: JSON = False,
+    url: URL = None,
+    token: TOKEN = None,
+) -> None:
+    """Show what each rule of a file would have found in a job's own past, as the service has stored it."""
+    client = connect(url, token)
+    for rule in read_rules(document):
+        found = client.post(f"/api/v1/jobs/{quote(job, safe='')}/rules/preview", rule.model_dump(mode="json"))
+        if as_json:
+            print(json.dumps({"rule": rule.name, **found}))
+            continue
+        incidents = found["opens"]
+        print(f"{rule.name}: {len(incidents)} incident{'s' * (len(incidents) != 1)} in {found['steps']:,} steps")
+        for one in incidents:
+            ended = "would be open still" if one["is_open"] else f"over in step {one['resolved_step']}"
+            print(f"  step {one['detected_step']}: {one['summary']} {ended}")
+
+
+def _condition(rule: dict[str, Any]) -> str:
+    value = "" if rule["value"] is None else f" {rule['value']:g}"
+    direction = "" if rule["direction"] == "both" else f" {rule['direction']}"
+    return f"{rule['when']}{value}{direction}{' on each rank' if rule['each_rank'] else ''}"
+
+
+@rules.command("test")
+def tried(document: RULES_FILE, files: FILES, mapping: MAP = None, as_json: JSON = False) -> None:
+    """Replay recorded telemetry, offline: what each rule of a file would have found. As `rankwatch replay --rules`,
+    but only incidents of rules are printed.
+    """
+    from rich.console import Console
+
+    from rankwatch_detectors.base import Kind
+    from rankwatch_detectors.catalogue import CatalogueConfig
+    from rankwatch_service.replay.report import as_json as incident_as_json
+
+    rules = read_rules(document)
+    outcome = played(files, mapping, [CatalogueConfig()], "test", None, [rule.rule() for rule in rules])
+    found: dict[str, list[Incident]] = {rule.name: [] for rule in rules}
+    for incident in outcome.incidents[0]:
+        if incident.kind is Kind.METRIC:
+            found[incident.evidence["rule"]].append(incident)
+    if as_json:
+        for name, incidents in found.items():
+            told: list[dict[str, Any]] = [incident_as_json(incident, outcome.named) for incident in incidents]
+            print(json.dumps({"rule": name, "incidents": told}))
+        return
+    console = Console(highlight=False)
+    for rule in rules:
+        opened = found[rule.name]
+        seen = "" if rule.metric in outcome.metrics else f" ({rule.metric} is not in the files)"
+        console.print(f"{rule.name}: {len(opened)} incident{'s' * (len(opened) != 1)}{seen}", markup=False)
+        for incident in opened:
+            describe(console, incident, outcome)
+
+
+tuning = typer.Typer(help="Show, set, reset and preview the settings of detectors by job.", no_args_is_help=True)
+
+TUNING_PATH: Final = "/api/v1/tuning"
+
+TUNING_FILE = Annotated[
+    typer.FileText,
+    typer.Argument(metavar="FILE", help="Tunings as JSON, as `rankwatch tuning show` prints them; -: standard input."),
+]
+
+
+@tuning.command("show")
+def show(url: URL = None, token: TOKEN = None) -> None:
+    """Print the tunings in force as JSON, with their version."""
+    found = connect(url, token).get(TUNING_PATH)
+    print(json.dumps({"version": found["version"], "tunings": found["tunings"]}, indent=2))
+
+
+@tuning.command("set")
+def set_tunings(document: TUNING_FILE, url: URL = None, token: TOKEN = None) -> None:
+    """Replace all tunings; running jobs have them at once, and learn nothing anew. Requires scope admin.
+
+    With a version in FILE, it is refused if another one is in force.
+    """
+    found = connect(url, token).put(TUNING_PATH, _read(document))
+    output.note(f"version {found['version']} is in force")
+
+
+@tuning.command("reset")
+def reset(url: URL = None, token: TOKEN = None) -> None:
+    """Remove all tunings: every setting has its default again. Requires scope admin."""
+    found = connect(url, token).delete(TUNING_PATH)
+    output.note(f"version {found['version']} is in force: every setting has its default")
+
+
+@tuning.command("settings")
+def settings(as_json: JSON = False, url: URL = None, token: TOKEN = None) -> None:
+    """List the settings that a tuning may have, with their ranges and their values in the profiles."""
+    found = connect(url, token).get(f"{TUNING_PATH}/settings")["items"]
+    columns = {
+        "setting": lambda one: output.plain(one["name"]),
+        "from": lambda one: output.plain(one["low"]),
+        "to": lambda one: output.plain(one["high"]),
+        "quiet": lambda one: output.plain(one["profiles"]["quiet"]),
+        "standard": lambda one: output.plain(one["profiles"]["standard"]),
+        "sensitive": lambda one: output.plain(one["profiles"]["sensitive"]),
+        "unit": lambda one: output.plain(one["unit"]),
+        "meaning": lambda one: output.plain(one["meaning"]),
+    }
+    output.show(found, as_json, columns, "there are no settings")
+
+
+@tuning.command("versions")
+def versions(limit: LIMIT = 100, as_json: JSON = False, url: URL = None, token: TOKEN = None) -> None:
+    """List earlier and present tunings, newest first."""
+    found = connect(url, token).items(f"{TUNING_PATH}/versions", limit)
+    columns = {
+        "version": lambda one: output.plain(one["version"]),
+        "set": lambda one: output.moment(one["at_unix_ns"]),
+        "by": lambda one: output.plain(one["actor"]),
+        "tunings": lambda one: output.plain(json.dumps(one["tunings"])),
+    }
+    output.show(found, as_json, columns, "nobody has set any tuning")
+
+
+@tuning.command("preview")
+def preview(
+    job: JOB,
+    document: TUNING_FILE,
+    from_step: Annotated[int | None, typer.Option(min=0, help="First step.")] = None,
+    to_step: Annotated[int | None, typer.Option(min=0, help="Last step.")] = None,
+    as_json: JSON = False,
+    url: URL = None,
+    token: TOKEN = None,
+) -> None:
+    """Show what tunings would have told of a job's stored telemetry, in place of those in force. Changes nothing."""
+    from rankwatch.client.connection import LONG_S
+
+    steps = {name: step for name, step in (("from_step", from_step), ("to_step", to_step)) if step is not None}
+    wanted = {"job": job, "tunings": _read(document).get("tunings", []), **steps}
+    found = connect(url, token).post(f"{TUNING_PATH}/preview", wanted, LONG_S)
+    if as_json:
+        output.print_json([found])
+        return
+    output.print_fields(
+        [
+            ("steps", output.plain(f"{found['first_step']} to {found['last_step']}, {found['rows']:,} rows")),
+            ("incidents with both", output.plain(str(found["both"]))),
+            ("cannot be previewed", output.plain(", ".join(found["not_previewed"]))),
+        ]
+    )
+    for name in found["settings_not_previewed"]:
+        output.note(f"{name} cannot be previewed")
+    columns = {
+        "with these tunings": lambda one: output.plain(one["change"]),
+        "severity": lambda one: output.severity(one["severity"]),
+        "kind": lambda one: output.plain(one["kind"]),
+        "from step": lambda one: output.plain(one["onset_step"]),
+        "ranks": lambda one: output.plain(one["ranks"]),
+        "summary": lambda one: output.plain(one["summary"]),
+    }
+    changes = [
+        {**one, "change": change}
+        for change, name in (("opens", "opens"), ("does not open", "does_not_open"))
+        for one in found[name]
+    ]
+    output.show(changes, False, columns, "the same incidents open")
+
+
+def _read(document: typer.FileText) -> dict[str, Any]:
+    """The object in a file of JSON.
+
+    Raises:
+        CliError: it is none.
+    """
+    try:
+        wanted: Any = json.load(document)
+    except ValueError as error:
+        raise CliError(Status.USAGE, f"{document.name} is not JSON: {error}") from error
+    if not isinstance(wanted, dict):
+        raise CliError(Status.USAGE, f"{document.name} is not a JSON object")
+    return wanted

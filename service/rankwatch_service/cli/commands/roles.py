@@ -1,4 +1,4 @@
-"""Commands that run a role of rankwatch in this process."""
+"""Commands that run a role of rankwatch in this process, or a training script with it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -174,3 +175,31 @@ def demo(
         raise CliError(Status.USAGE, f"unexpected argument {broker!r}: use --kafka HOST:PORT to name a running Kafka")
     backing = Backing((broker or OWN) if kafka else "", database_url or (OWN if kafka else ""))
     raise typer.Exit(run(DemoOptions(not no_faults, keep, port, steps or STEPS, seed, backing)))
+
+
+JOB = Annotated[str, typer.Option(help="Name of the job. Default: RANKWATCH_JOB, or the name of the script or log.")]
+
+
+def run(
+    command: Annotated[list[str], typer.Argument(help="Such as: torchrun --nproc-per-node=4 train.py")],
+    job: JOB = "",
+) -> None:
+    """Start a training command and watch its ranks; its script needs no line for it."""
+    from rankwatch.run.command import main
+
+    sys.exit(main([*_job(job), "--", *command], os.environ))
+
+
+def follow(
+    path: Annotated[Path, typer.Argument(metavar="FILE|DIR", help="A log, or the folder in which it is or will be.")],
+    job: JOB = "",
+    form: Annotated[str, typer.Option("--format", help="Format of the log. Default: as it shows.")] = "",
+) -> None:
+    """Watch a job by the log that it writes: lines of trainers, TensorBoard or CSV."""
+    from rankwatch.follow.command import main
+
+    sys.exit(main([str(path), *_job(job), *(["--format", form] if form else [])], os.environ))
+
+
+def _job(name: str) -> list[str]:
+    return ["--job", name] if name else []

@@ -253,7 +253,7 @@ def _connections(kafka: str | None, url: str | None, token: str | None) -> Itera
 
     from rankwatch.client.connection import user_places
     from rankwatch.kafka.settings import from_environment
-    from rankwatch_service.cli.endpoint import find_endpoint
+    from rankwatch_service.cli.client import find_endpoint
     from rankwatch_service.simulate.live import HttpConnection
 
     try:

@@ -17,8 +17,8 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
-from rankwatch_service.api.dependencies.context import Context
-from rankwatch_service.api.http.lookup import new_id
+from rankwatch_service.api.dependencies import Context
+from rankwatch_service.api.http.paging import new_id
 from rankwatch_service.api.routes.silences import ACTIVE_MAX, Silence, store_silence
 from rankwatch_service.log.base import Entry
 from rankwatch_service.notify.message_links import PURPOSE, VALID_S, LinkAction, LinkError, SignedLinks

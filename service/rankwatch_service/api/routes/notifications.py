@@ -1,4 +1,4 @@
-"""Notifications and deliveries: list them, send one again, and try a receiver."""
+"""Notifications and deliveries: list them, send one again, try a receiver; why a receiver was notified, or why not."""
 
 from __future__ import annotations
 
@@ -9,16 +9,19 @@ from sqlalchemy import Connection, RowMapping, Select, insert, select, update
 from starlette.concurrency import run_in_threadpool
 
 from rankwatch_service.access.identities import Identity
+from rankwatch_service.access.job_projects import project_of
 from rankwatch_service.access.scopes import Scope
-from rankwatch_service.api.dependencies.context import Context, Ctx
-from rankwatch_service.api.dependencies.idempotency import IdempotencyDep
+from rankwatch_service.api.dependencies import Context, Ctx, IdempotencyDep
 from rankwatch_service.api.http.authorization import Require
-from rankwatch_service.api.http.lookup import full_ids
-from rankwatch_service.api.http.paging import Page, Wanted, any_of, fetch_page
+from rankwatch_service.api.http.paging import Page, Wanted, any_of, fetch_page, full_ids
 from rankwatch_service.api.http.problem import ProblemError, not_found
 from rankwatch_service.api.reply import ApiReply
+from rankwatch_service.api.routes.incidents import find_incident, notifications_about
+from rankwatch_service.labels import incident_labels
+from rankwatch_service.notify.receivers import receiver_routes
 from rankwatch_service.notify.retry import GIVE_UP_AFTER_S
 from rankwatch_service.policy.notification import trial_message
+from rankwatch_service.policy.routing import objection, why_sent
 from rankwatch_service.store import audit_trail
 from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import Delivery as DeliveryRow
@@ -221,3 +224,61 @@ def _check_enabled(connection: Connection, name: str) -> None:
         raise not_found("receiver", name)
     if not found.enabled:
         raise ProblemError(409, f"receiver {name!r} is disabled: {found.disabled_reason}")
+
+
+NO_CHANGE: Final = "nothing has changed since the receiver would get it; it gets the next change"
+
+
+class ReceiverReason(ApiReply):
+    """What one receiver was sent about an incident, and why."""
+
+    receiver: str
+    transition: int | None
+    """The transition of the incident that it was notified of; null: none."""
+    state: str
+    """delivered, waiting, failed, silenced, unneeded, or none: there is no notification."""
+    why: str
+
+
+class ReceiverReasons(ApiReply):
+    """All receivers, by name, and for each one the transitions in their order."""
+
+    items: list[ReceiverReason]
+
+
+@router.get("/incidents/{incident_id}/receivers")
+def list_reasons(
+    incident_id: str, context: Ctx, identity: Annotated[Identity, Depends(Require(Scope.READ))]
+) -> ReceiverReasons:
+    """Why each receiver was notified of an incident, or why not.
+
+    Receivers without a notification are left out for tokens that are restricted to some jobs.
+    """
+    with read(context.engine) as connection:
+        row = find_incident(connection, incident_id, identity)
+        about = [one for one in notifications_about(connection, row["id"]) if not one.command_id]
+        receivers = receiver_routes(connection) if identity.jobs.every else ()
+        whose = project_of(connection, row["job"])
+    found = [
+        ReceiverReason(
+            receiver=one.receiver,
+            transition=one.transition,
+            state=one.state,
+            why=why_sent(one.state, one.error, one.tries, one.created_unix_ns, context.clock.unix_ns()),
+        )
+        for one in about
+    ]
+    labels = incident_labels({**row, "project": whose.project, "owner": whose.owner})
+    kinds = {row["kind"], *(one["kind"] for one in row["consequences"])}
+    named = {one.receiver for one in found}
+    found += [
+        ReceiverReason(
+            receiver=receiver.name,
+            transition=None,
+            state="none",
+            why=f"not sent: {objection(receiver, labels, kinds) or NO_CHANGE}",
+        )
+        for receiver in receivers
+        if receiver.name not in named
+    ]
+    return ReceiverReasons(items=sorted(found, key=lambda one: (one.receiver, one.transition or 0)))

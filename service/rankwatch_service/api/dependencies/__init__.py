@@ -1,1 +1,0 @@
-"""Dependencies of the routes: the shared context, idempotency, event streams."""

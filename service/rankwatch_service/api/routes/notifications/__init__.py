@@ -1,1 +1,0 @@
-"""What became of notifications: their list, the tries to deliver them, and those that people send."""

@@ -1,1 +1,0 @@
-"""Who a hang waits for, from the dumps of torch's flight recorder."""
