@@ -26,7 +26,7 @@ from rankwatch.reader import StepEntry
 from rankwatch_service.log.kafka_topics import ensure_topics
 from rankwatch_service.settings import Settings
 from tests.support.accelerator import DRIVER
-from tests.support.agent.process import AgentProcess
+from tests.support.agent.host import AgentProcess
 from tests.support.agent.service import AgentService, until
 from tests.support.kafka.broker import KINDS, kafka_broker
 

@@ -20,7 +20,7 @@ from rankwatch.agent.service_connection import ServiceConnection
 from rankwatch.agent.uplink import HttpPublisher
 from rankwatch.layout import resume_path
 from rankwatch.outcome import Accepted
-from tests.support.agent.process import AgentProcess
+from tests.support.agent.host import AgentProcess
 from tests.support.agent.service import AgentService
 from tests.support.agent.service import until as agent_until
 from tests.support.ranks.recording_rank import RecordingRank

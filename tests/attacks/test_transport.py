@@ -15,7 +15,7 @@ import pytest
 from rankwatch.notices import notice_path, read_notice
 from rankwatch.trust import Trust, pin_of
 from rankwatch_service.access.refusals import TRIES_MAX
-from tests.support.agent.process import AgentProcess
+from tests.support.agent.host import AgentProcess
 from tests.support.agent.service import TOKEN, AgentService
 from tests.support.ranks.recording_rank import RecordingRank
 from tests.support.service.certificates import make_certificate

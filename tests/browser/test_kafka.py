@@ -8,7 +8,7 @@ import pytest
 from rankwatch_service.demo.service import ServiceProcess
 from tests.browser.conftest import logged_in, until
 from tests.support.accelerator import DRIVER
-from tests.support.agent.process import AgentProcess
+from tests.support.agent.host import AgentProcess
 from tests.support.agent.service import until as wait_until
 from tests.support.host_tree import HostTree
 from tests.support.kafka.broker import new_prefix

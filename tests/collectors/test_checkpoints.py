@@ -277,14 +277,6 @@ def test_a_failure_that_passes_through_several_parts_is_told_once_with_what_each
     assert rank.notes("checkpoint_saved") == []
 
 
-def test_an_ordered_save_that_raises_is_told_and_training_goes_on(rank):
-    rank.watch.on_checkpoint(failing(FULL))
-    rank.order("checkpoint", 3)
-    assert list(rank.watch.steps(5)) == [0, 1, 2, 3, 4]
-    (note,) = rank.notes("checkpoint_failed")
-    assert (note["what"], note["type"]) == ("save", "OSError")
-
-
 def test_an_ordered_rollback_whose_load_raises_is_told_with_its_checkpoint(rank):
     rank.watch.on_rollback(failing(EOFError("Ran out of input")))
     rank.order("rollback", 3, checkpoint="local:k.0:2", location="/data/two", k=1)

@@ -168,6 +168,8 @@ def test_a_checkpoint_is_saved_once_answered_with_its_place_and_registered_and_a
     assert expected in [(answer.answer, answer.detail, answer.step) for answer in answers]
     saved = [(note["checkpoint"], note["tier"], note["location"]) for note in rank.notes("checkpoint_saved")]
     assert saved == ([] if fails else [("local:l.0:3", "local", "/c/3")])
+    failed = [(note["what"], note["type"]) for note in rank.notes("checkpoint_failed")]
+    assert failed == ([("save", "OSError")] if fails else [])
     assert rank.ended == []
 
 

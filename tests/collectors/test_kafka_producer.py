@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import threading
 import time
@@ -14,7 +15,7 @@ import pytest
 from kafka import KafkaAdminClient
 
 from rankwatch.kafka import producer as producer_module
-from rankwatch.kafka.client import CLOSED_HINT, opened
+from rankwatch.kafka.client import CLOSED_HINT, explained, listen, opened
 from rankwatch.kafka.producer import Message, Producer
 from rankwatch.kafka.settings import MESSAGE_BYTES_MAX, KafkaSettings, partition_of
 from rankwatch.outcome import Accepted, Later, Outcome, Refused
@@ -36,9 +37,7 @@ def with_topics(bootstrap: str) -> KafkaSettings:
     """Settings for topics of one's own, which exist."""
     settings = Settings(kafka=bootstrap, kafka_prefix=new_prefix(), kafka_partitions=PARTITIONS)
     assert ensure_topics(settings) == PARTITIONS
-    kafka = settings.kafka_settings()
-    assert kafka is not None
-    return kafka
+    return settings.kafka_settings()
 
 
 @pytest.fixture
@@ -145,7 +144,6 @@ def test_a_topic_that_is_missing_is_waited_for_and_never_made_by_us(broker, prod
     monkeypatch.setattr(producer_module, "CONNECT_S", 1.0)
     settings = Settings(kafka=broker.bootstrap, kafka_prefix=new_prefix(), kafka_partitions=PARTITIONS)
     kafka = settings.kafka_settings()
-    assert kafka is not None
     producers.append(Producer(kafka))
     [outcome] = producers[0].publish(numbered(kafka, range(1)), 30.0)
     assert isinstance(outcome, Later)
@@ -318,3 +316,39 @@ def test_a_password_and_a_certificate_let_us_in_and_what_is_wrong_with_them_is_s
             *_, reason = reasons(wrong)
             assert told in reason
         assert len(read_topic(broker.bootstrap, kafka.telemetry_topic, bool, PARTITIONS)) == 1
+
+
+PASSWORD = (
+    "Connection lost: [Error 58] SaslAuthenticationFailedError: Authentication failed: Invalid username or password"
+)
+CERTIFICATE = "Connection failed: [SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed"
+REFUSED = "Bootstrap connection to bootstrap-0 failed: KafkaConnectionError: 111 ECONNREFUSED (backoff 0.91 secs)"
+CLOSED = "Bootstrap connection to bootstrap-0 failed: KafkaConnectionError: socket disconnected (backoff 0.70 secs)"
+VAGUE = "Bootstrap bootstrap-0 not ready; waiting 0.91 secs"
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ([VAGUE], VAGUE),
+        ([CLOSED, VAGUE], CLOSED),
+        ([REFUSED, CLOSED, VAGUE], REFUSED),
+        ([REFUSED, PASSWORD, VAGUE], PASSWORD),
+        # A server that has other addresses too, at which nobody listens.
+        ([PASSWORD, REFUSED, VAGUE, REFUSED], PASSWORD),
+        ([CERTIFICATE, REFUSED], CERTIFICATE),
+        ([CERTIFICATE, PASSWORD], PASSWORD),
+    ],
+)
+def test_of_what_the_client_says_the_most_telling_is_kept_and_of_that_the_newest(said: list[str], told: str) -> None:
+    listen()
+    for line in said:
+        logging.getLogger("kafka.net.manager").warning(line)
+    assert explained(TimeoutError("Unable to bootstrap")) == f"Unable to bootstrap ({told})"
+
+
+def test_a_new_client_begins_with_nothing_said() -> None:
+    listen()
+    logging.getLogger("kafka.net.manager").warning(PASSWORD)
+    listen()
+    assert explained(TimeoutError("away")) == "away"

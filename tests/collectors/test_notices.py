@@ -23,7 +23,7 @@ from rankwatch.notices import (
     read_notice,
     write_notice,
 )
-from tests.support.agent.process import AgentProcess
+from tests.support.agent.host import AgentProcess
 from tests.support.agent.service import AgentService, until
 
 SCRIPT = """

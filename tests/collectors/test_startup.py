@@ -1,6 +1,5 @@
 """`rankwatch.start` in real processes: how they end, what they leave and cannot break, and the agent they start."""
 
-import fcntl
 import json
 import os
 import signal
@@ -413,12 +412,6 @@ os.replace(os.environ["TOLD"], os.environ["TOLD"] + ".done")
 @pytest.fixture
 def lock_path(tmp_path):
     return layout.agent_lock_path(str(tmp_path), "gpt")
-
-
-def test_looking_at_the_lock_takes_nothing(lock_path):
-    with open(lock_path, "w") as file:
-        assert not spawn.lock_is_held(lock_path)
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 @pytest.fixture

@@ -193,10 +193,22 @@ def test_there_are_never_more_captures_than_asked_for_and_room_is_made_first(kee
     assert len(memory.kept) == keep
 
 
-def test_until_one_is_proven_the_oldest_capture_stays_and_the_others_follow_the_newest():
-    memory = MemoryTier(3, 10)
-    assert captured(memory, 0, 10, 20, 30, 40) == ["memory:l.0:10", "memory:l.0:20"]
-    assert steps_kept(memory) == [0, 30, 40]
+@pytest.mark.parametrize(
+    ("keep", "proven", "steps", "kept", "gone"),
+    [
+        (3, "", [0, 10, 20, 30, 40], [0, 30, 40], [10, 20]),
+        (2, "memory:earlier.0:990", [0, 10, 20], [0, 20], [10]),
+        (1, "memory:l.0:0", [0, 10], [10], [0]),
+    ],
+    ids=["until one is proven the oldest stays", "one that is not kept is proven", "with one place the last stays"],
+)
+def test_which_captures_are_kept(keep, proven, steps, kept, gone):
+    memory = MemoryTier(keep, 10)
+    memory.proven = proven
+    assert captured(memory, *steps) == [f"memory:l.0:{step}" for step in gone]
+    assert steps_kept(memory) == kept
+    memory.drop_after(steps[-2])  # a rollback, which undoes the last
+    assert steps_kept(memory) == [step for step in kept if step < steps[-1]]
 
 
 def test_the_newest_proven_capture_stays_whatever_comes_after_it_and_the_one_before_it_may_go():
@@ -208,27 +220,6 @@ def test_the_newest_proven_capture_stays_whatever_comes_after_it_and_the_one_bef
     memory.proven = "memory:l.0:1500"
     captured(memory, 1_700, 1_800, 1_900)
     assert steps_kept(memory) == [1_500, 1_700, 1_800, 1_900]
-
-
-def test_word_of_a_capture_that_is_not_kept_leaves_the_place_to_the_oldest():
-    memory = MemoryTier(2, 10)
-    memory.proven = "memory:earlier.0:990"
-    captured(memory, 0, 10, 20)
-    assert steps_kept(memory) == [0, 20]
-
-
-def test_with_one_place_the_last_capture_is_kept():
-    memory = MemoryTier(1, 10)
-    memory.proven = "memory:l.0:0"
-    assert captured(memory, 0, 10) == ["memory:l.0:0"]
-    assert steps_kept(memory) == [10]
-
-
-def test_a_rollback_forgets_the_captures_that_it_undoes():
-    memory = MemoryTier(4, 10)
-    captured(memory, 0, 10, 20)
-    memory.drop_after(10)
-    assert steps_kept(memory) == [0, 10]
 
 
 @pytest.mark.parametrize(("keep", "every"), [(-1, 1), (17, 1), (1, 0)])

@@ -87,14 +87,8 @@ def test_whole_steps_are_recorded_and_summed_up_with_one_between_each_two(rank):
     rank.asked("cmd_1")
     rank.train(5)
     assert rank.calls == ["start 3", "stop 3", "start 5", "stop 5"]
+    assert rank.kinds == [0, 0, 0, 1, 0, 1, 0, 0], "recorded steps are not compared with others"
     assert rank.told == {"request": "cmd_1", "step": 3, "spans": 7, "kept": 2}
-
-
-def test_recorded_steps_are_not_compared_with_others(rank):
-    rank.train(1)
-    rank.asked("cmd_1")
-    rank.train(4)
-    assert rank.kinds == [0, 1, 0, 1, 0]
 
 
 @pytest.mark.parametrize("phase", ["eval", "checkpoint_save", "checkpoint_load"])
@@ -197,20 +191,13 @@ def test_a_request_is_answered_once_even_if_it_comes_again_after_another(rank):
     assert rank.told["request"] == "cmd_2"
 
 
-def test_a_withdrawn_order_ends_the_recording_without_an_answer(rank):
-    rank.asked("cmd_1", 5)
-    rank.train(2)
-    rank._put(Directive("", "l.0", "closed"))
-    rank.train(4)
-    assert (rank.calls, rank.told) == (["start 0", "stop 0"], None)
-
-
-def test_a_withdrawn_order_can_be_given_again(rank):
+def test_a_withdrawn_order_ends_the_recording_without_an_answer_and_can_be_given_again(rank):
     """Orders come on two paths: an older state, without the request, may arrive after a newer one."""
     rank.asked("cmd_1")
     rank.train(2)
     rank._put(Directive("", "l.0", "closed"))
     rank.train(1)
+    assert (rank.calls, rank.told) == (["start 0", "stop 0"], None)
     rank.asked("cmd_1")
     rank.train(3)
     assert (rank.told["step"], rank.told["kept"]) == (3, 2)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rankwatch_service.demo.servers import PostgresError, _programs
-from tests.support.agent.process import AgentProcess
+from tests.support.agent.host import AgentProcess
 from tests.support.agent.service import AgentService
 from tests.support.kafka.broker import _kafka_node, missing
 from tests.support.ranks.recording_rank import RecordingRank

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from rankwatch.agent.sender import MEMORY_BYTES_MAX
+from tests.support.agent.host import AgentProcess
 from tests.support.agent.kafka_sink import KafkaSink
-from tests.support.agent.process import AgentProcess
 from tests.support.agent.service import AgentService, until
 from tests.support.agent.small_disk import small_disk
 from tests.support.kafka.broker import kafka_broker

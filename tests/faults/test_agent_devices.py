@@ -11,7 +11,7 @@ import pytest
 from rankwatch import layout, wire
 from rankwatch.agent.processes import NICENESS, take_lock
 from tests.support.accelerator import DRIVER
-from tests.support.agent.process import AgentProcess
+from tests.support.agent.host import AgentProcess
 from tests.support.agent.service import AgentService, until
 from tests.support.host_tree import HostTree
 

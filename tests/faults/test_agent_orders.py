@@ -13,7 +13,7 @@ import pytest
 from rankwatch import layout, wire
 from rankwatch.agent.checkpoints import LOOK_EVERY_S
 from rankwatch.reader import RingReader
-from tests.support.agent.process import AgentProcess
+from tests.support.agent.host import AgentProcess
 from tests.support.agent.service import AgentService, until
 from tests.support.ranks.recording_rank import RecordingRank
 

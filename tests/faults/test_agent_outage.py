@@ -12,7 +12,7 @@ import pytest
 
 from rankwatch import layout, wire
 from rankwatch.spawn import lock_is_held
-from tests.support.agent.process import AgentProcess
+from tests.support.agent.host import AgentProcess
 from tests.support.agent.service import until
 from tests.support.agent.small_disk import small_disk
 from tests.support.ranks.recording_rank import RecordingRank

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rankwatch import wire
-from tests.support.agent.process import AgentProcess
+from tests.support.agent.host import AgentProcess
 from tests.support.agent.service import AgentService, until
 from tests.support.ranks.recording_rank import RecordingRank
 

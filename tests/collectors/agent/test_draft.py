@@ -39,7 +39,6 @@ def test_a_step_entry_becomes_one_row_with_the_known_columns() -> None:
     assert draft.add(rank(3), entry(1, 7, loss=2.5, nonfinite=4)) == 0
     batch = sent(draft)
     assert (batch.job, batch.attempt, batch.host, batch.schema, batch.seq) == ("gpt", "l.0", "h", 1, 0)
-    assert batch.steps is not None
     row = {name: read(batch.steps, name)[0] for name in batch.steps.columns}
     assert row == {
         "step": 7, "rank": 3, "time_unix_ns": 10**18 + 7, "relative_step": 7, "loss": 2.5, "nonfinite": 4,
@@ -53,7 +52,6 @@ def test_the_kind_is_sent_as_soon_as_one_row_is_no_train_step() -> None:
     draft.add(rank(0), entry(1, 1))
     draft.add(rank(0), entry(2, 2, kind=1))
     steps = sent(draft).steps
-    assert steps is not None
     assert read(steps, "kind") == [0, 1]
 
 
@@ -63,7 +61,6 @@ def test_late_values_and_notes_go_their_own_ways() -> None:
     draft.add(rank(1), Note(5, -1, 0, 77, "rank_left", {"reason": "end"}))
     batch = sent(draft)
     assert batch.steps is None
-    assert batch.values is not None
     assert {name: read(batch.values, name) for name in batch.values.columns} == {"step": [9], "rank": [1], "loss": [1]}
     assert batch.events == (wire.Event("rank_left", 77, 1, None, {"reason": "end"}),)
     assert draft.positions == {"ring-1": 5}
@@ -74,7 +71,6 @@ def test_values_that_call_themselves_like_known_columns_are_refused() -> None:
     refused = draft.add(rank(0), entry(1, 1, **{"busy_s": 9.0, "phase.forward": 9.0, "loss": 1.0}))
     assert refused == 2
     steps = sent(draft).steps
-    assert steps is not None
     assert read(steps, "busy_s") == pytest.approx([0.4])
     assert read(steps, "phase.forward") == [0.25]
 
@@ -137,9 +133,7 @@ def table_of(*values: float) -> Table:
     rows = Rows()
     for value in values:
         rows.add(0, 0, [("x", value)], {})
-    table = rows.table()
-    assert table is not None
-    return table
+    return rows.table()
 
 
 def column_of(*numbers: int) -> Column:
@@ -147,7 +141,6 @@ def column_of(*numbers: int) -> Column:
     for number in numbers:
         rows.add(0, 0, [], {"x": number})
     table = rows.table()
-    assert table is not None
     assert read(table, "x") == list(numbers)
     return table.columns["x"]
 
@@ -158,7 +151,6 @@ def test_no_rows_are_no_table_and_what_a_row_lacks_is_absent_and_not_zero() -> N
     for rank in range(10):
         rows.add(7, rank, [("loss", rank / 2)] if rank % 3 else [], {"fingerprint": -rank} if rank == 9 else {})
     table = rows.table()
-    assert table is not None
     assert read(table, "step") == [7] * 10
     assert read(table, "rank") == list(range(10))
     assert read(table, "loss") == [None if rank % 3 == 0 else rank / 2 for rank in range(10)]
@@ -206,7 +198,6 @@ def test_a_metric_that_is_exact_on_some_ranks_only_becomes_a_float_column() -> N
     rows.add(1, 1, [], {"tokens": 4})
     rows.add(1, 2, [("tokens", 5.5)], {})
     table = rows.table()
-    assert table is not None
     assert read(table, "tokens") == [4.5, 4.0, 5.5]
 
 

@@ -55,9 +55,7 @@ ENGINE = """Thread 0x00007f0000000030 (most recent call first):
 
 
 def place(stack: str, thread: int = 0x7F0000000010) -> StackPlace:
-    found = place_of(stack, thread)
-    assert found is not None
-    return found
+    return place_of(stack, thread)
 
 
 def test_the_place_is_told_by_the_innermost_frame_and_that_of_the_jobs_own_code() -> None:
@@ -254,7 +252,6 @@ def test_without_py_spy_nobody_is_asked() -> None:
 def test_the_real_one_names_functions_of_c() -> None:
     code = "import time; print('up', flush=True); time.sleep(600)"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
         process.stdout.readline()
         stacks = NativeStacks(HostClock())
         stacks.begin(hanging(0, pid=process.pid))

@@ -54,6 +54,7 @@ def test_partitions_and_what_is_stacked_on_disks_count_nothing_twice(tree: HostT
 def test_a_host_that_tells_nothing_has_no_counters(tmp_path: Path) -> None:
     assert HostResources(tmp_path, tmp_path).read(0.0) == {}
     assert NetworkPorts(tmp_path).read(0.0) == {}
+    assert PathDisk(tmp_path, tmp_path).request_s("/data") is None
 
 
 def test_processes_that_were_killed_elsewhere_on_the_machine_are_not_those_of_the_container(tree: HostTree) -> None:
@@ -259,10 +260,6 @@ def test_a_file_system_without_a_disk_or_counts_says_nothing(tree: HostTree, lin
     for count in (0, 10):
         disks(tree, sdb1=("8 17", count, count))
         assert disk.request_s("/data/run") is None
-
-
-def test_a_host_without_these_files_says_nothing(tmp_path: Path) -> None:
-    assert PathDisk(tmp_path, tmp_path).request_s("/data") is None
 
 
 def test_an_nfs_server_is_timed_by_reads_and_writes_of_this_mount(tree: HostTree) -> None:

@@ -9,7 +9,7 @@ from rankwatch import wire
 from rankwatch.kafka.settings import KafkaSettings
 from rankwatch_service.log.kafka_topics import ensure_topics
 from rankwatch_service.settings import Settings
-from tests.support.agent.process import AgentProcess
+from tests.support.agent.host import AgentProcess
 from tests.support.agent.service import AgentService, decoded, rows, until
 from tests.support.kafka.broker import kafka_broker, new_prefix
 from tests.support.kafka.topic import read_topic
@@ -23,9 +23,7 @@ PARTITIONS = 4
 def topics_at(bootstrap: str) -> KafkaSettings:
     settings = Settings(kafka=bootstrap, kafka_prefix=new_prefix(), kafka_partitions=PARTITIONS)
     ensure_topics(settings)
-    kafka = settings.kafka_settings()
-    assert kafka is not None
-    return kafka
+    return settings.kafka_settings()
 
 
 def environment(kafka: KafkaSettings) -> dict[str, str]:

@@ -43,11 +43,9 @@ class Grandchild:
         self.parent = subprocess.Popen(
             [sys.executable, "-c", PARENT, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
-        assert self.parent.stdout is not None
         self.pid = int(self.parent.stdout.readline())
 
     def end(self) -> None:
-        assert self.parent.stdin is not None
         self.parent.stdin.write("\n")
         self.parent.stdin.flush()
 
@@ -65,7 +63,6 @@ def grandchild(request: pytest.FixtureRequest) -> Iterator[Grandchild]:
 
 def held(pid: int) -> RankProcess:
     stat = read_stat(pid)
-    assert stat is not None
     return RankProcess(pid, stat.start_ticks)
 
 
@@ -75,7 +72,6 @@ def ended(process: RankProcess) -> ProcessExit:
     assert list(watch.wait(60)) == [process.fd]
     until(process.exit_status)
     found = process.exit_status()
-    assert found is not None
     watch.forget(process)
     watch.close()
     return found
@@ -140,7 +136,6 @@ def test_a_name_with_blanks_and_parentheses_does_not_confuse_the_reading(tmp_pat
     (tmp_path / "17").mkdir()
     (tmp_path / "17" / "stat").write_text(f"17 (a) b (c) S 9) {' '.join(fields)}")
     stat = read_stat(17, tmp_path)
-    assert stat is not None
     assert (stat.state, stat.cpu_ticks, stat.start_ticks, stat.wait_status) == ("S", 14 + 15, 22, 52)
     assert not stat.exiting
 
@@ -154,7 +149,6 @@ def test_what_is_not_there_is_none() -> None:
 def test_a_handler_is_seen_only_where_there_is_one() -> None:
     program = "import signal, sys; signal.signal(41, lambda *_: None); print(flush=True); sys.stdin.read()"
     child = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert child.stdout is not None
     child.stdout.readline()
     assert catches(child.pid, 41)
     assert not catches(child.pid, 42)
@@ -168,7 +162,6 @@ def recorded(directory: Path, rank: int = 0, job: str = "gpt") -> str:
         recorder.note("note", {"text": str(number)}, 0, 0, time.monotonic_ns())
     path = recorder.path
     recorder.close()
-    assert path is not None
     return path
 
 
@@ -267,7 +260,6 @@ def test_arguments_that_make_no_sense_are_a_usage_error(capsys: pytest.CaptureFi
 def test_the_lock_is_seen_by_the_sdk_and_lasts_as_long_as_either_holder(tmp_path: Path) -> None:
     path = Path(layout.agent_lock_path(str(tmp_path), "gpt"))
     descriptor = take_lock(path)
-    assert descriptor is not None
     assert take_lock(path) is None
     assert lock_is_held(str(path))
     other = subprocess.Popen(
@@ -282,7 +274,6 @@ def test_the_lock_is_seen_by_the_sdk_and_lasts_as_long_as_either_holder(tmp_path
 
 def test_while_another_agent_has_the_lock_a_second_one_ends_at_once(tmp_path: Path) -> None:
     descriptor = take_lock(Path(layout.agent_lock_path(str(tmp_path), "gpt")))
-    assert descriptor is not None
     assert main(["--dir", str(tmp_path), "--job", "gpt"], {}) == 0
     os.close(descriptor)
 

@@ -65,7 +65,6 @@ def test_an_order_is_written_whole_and_once(relay, rank):
     say(relay, view)
     assert writes(rank) == 1
     directive = rank.reader.directives.read()
-    assert directive is not None
     assert directive._asdict() == {
         "order": "o1", "attempt": "l.0", "phase": "hold", "action": "rollback", "step": 7, "lease_s": 4.0,
         "checkpoint": "c", "location": "/c", "checkpoint_step": 3, "k": 1,

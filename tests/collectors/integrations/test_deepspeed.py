@@ -118,12 +118,6 @@ def test_a_step_is_what_the_engine_counts_with_its_loss_and_its_norm(loop):
     assert all("collective" in entry.phases for entry in loop.rank.steps)
 
 
-def test_a_step_whose_update_is_skipped_is_a_step(loop):
-    loop.engine.overflows = True
-    loop.train(4)
-    assert [entry.step for entry in loop.rank.steps] == [0, 1]
-
-
 def test_an_overflow_that_the_loss_scale_explains_is_a_skipped_update_and_no_fault(tmp_path):
     loop = Loop(tmp_path, loss_scale=1024.0)
     loop.train(2)

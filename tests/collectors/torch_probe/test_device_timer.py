@@ -117,12 +117,6 @@ def test_a_wait_that_may_lie_elsewhere_is_not_reported(timed):
     assert "device_wait_s" not in found
 
 
-def test_a_device_that_never_waits_for_its_host_measures_its_work(timed):
-    timed.phase("forward", passed=True)
-    timed.phases("backward", "optimizer")
-    assert timed.read()["device_busy_s"] > 0
-
-
 def test_a_device_that_is_given_its_work_late_says_nothing_about_its_speed(timed):
     timed.phases("forward", "backward", "optimizer", host_s=0.0105, passed=True)
     found = timed.read(knows_waits=True)
@@ -374,7 +368,6 @@ def test_the_start_and_the_wait_of_a_collective_are_marked_also_of_one_that_over
     assert bench.marked() == ["forward", "forward"]
     bench.timer.step_begins()
     work = dist.all_reduce(torch.ones(2), async_op=True)
-    assert work is not None
     bench.part = "backward"
     work.wait()
     assert bench.marked() == ["forward", "backward"]

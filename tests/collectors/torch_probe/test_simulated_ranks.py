@@ -165,14 +165,18 @@ def waits(rank: int, world_size: int) -> dict[str, list[tuple[int, int, Rows, in
     return answers
 
 
+def waits_and_many_passes(rank: int, world_size: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    return waits(rank, world_size), trained_in_many_passes(rank, world_size)
+
+
 @pytest.fixture(scope="module")
-def waited() -> dict[str, list[tuple[int, int, Rows, int]]]:
-    return on_ranks(2, waits, 2)[1]
+def two_ranks() -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    return on_ranks(2, waits_and_many_passes, 2)
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_the_probe_makes_no_host_wait_for_its_device(waited, way):
-    watched, unwatched = waited[way]
+def test_the_probe_makes_no_host_wait_for_its_device(two_ranks, way):
+    watched, unwatched = two_ranks[1][0][way]
     assert watched[:2] == unwatched[:2]
     assert watched[3] == 0
     assert all("device_step_s" in row and row["device_busy_s"] > 0 for row in watched[2][2:6])
@@ -241,8 +245,8 @@ def trained_in_many_passes(rank: int, world_size: int) -> dict[str, tuple[float,
     return found
 
 
-def test_of_a_step_with_many_parts_some_are_measured_for_all_from_the_second_one_on() -> None:
-    for found in on_ranks(2, trained_in_many_passes, 2):
+def test_of_a_step_with_many_parts_some_are_measured_for_all_from_the_second_one_on(two_ranks):
+    for _, found in two_ranks:
         for way, (each_s, (first, *later), dropped) in found.items():
             many = MANY[way]
             assert "device_busy_s" not in first
@@ -250,9 +254,9 @@ def test_of_a_step_with_many_parts_some_are_measured_for_all_from_the_second_one
             assert dropped["spans"] == many.parts - SPANS_MAX  # those of the first step
 
 
-def captured(rank: int) -> tuple[int, list[dict[str, float]]]:
+def test_in_a_capture_nothing_is_recorded_or_asked_and_a_replay_is_timed_as_a_step() -> None:
     """Training whose forward and backward are captured once and replayed, as with CUDA graphs."""
-    machine = Machine(rank, 1)
+    machine = Machine(0, 1)
     watched = Watched(layers(machine.device), device=machine.device)
     graph: list[float] = []
     for step in range(7):
@@ -267,12 +271,9 @@ def captured(rank: int) -> tuple[int, list[dict[str, float]]]:
                 loss_of(watched.model(torch.ones(2, WIDTH))).backward()
         if step == 5:
             machine.device.synchronize()
-    return watched.sink.dropped.get("probe_errors", 0), [values for _, _, values, _ in watched.sink.late_values]
-
-
-def test_in_a_capture_nothing_is_recorded_or_asked_and_a_replay_is_timed_as_a_step() -> None:
-    ((errors, rows),) = on_ranks(1, captured)
-    assert errors == 0
+    watched.probe.close()
+    rows = [values for _, _, values, _ in watched.sink.late_values]
+    assert watched.sink.dropped.get("probe_errors", 0) == 0
     assert "device.forward" in rows[0]
     assert "device.forward" not in rows[2]
     assert rows[4]["device_step_s"] == pytest.approx(rows[1]["device_step_s"], rel=0.2)

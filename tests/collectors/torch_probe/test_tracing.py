@@ -131,12 +131,6 @@ def test_it_does_not_start_while_a_cuda_graph_is_captured(monkeypatch):
         recording()
 
 
-def test_discarding_twice_changes_nothing():
-    ours = recording()
-    ours.discard()
-    ours.discard()
-
-
 MS = 1_000_000
 
 

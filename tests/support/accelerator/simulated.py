@@ -257,23 +257,19 @@ class SimulatedDevice:
     # ---- rankwatch.torch_probe.device.Device -------------------------------------------------------------------------
 
     def describe(self, known_uuid: str, failed: Callable[[Exception], None]) -> Mapping[str, str]:
-        """See `Device.describe`."""
         del failed
         return {"device_type": TYPE, "device_uuid": known_uuid or self.uuid}
 
     def pinned(self, rows: int, words: int) -> torch.Tensor:
-        """See `Device.pinned`."""
         return torch.zeros((rows, words), dtype=torch.int64).as_subclass(HostTensor)
 
     def now(self) -> SimulatedEvent:
-        """See `Device.now`."""
         self.refuse_in_capture("record")
         event = self._free.pop() if self._free else SimulatedEvent(self)
         event.point = self._give(self.current_stream, 0.0)
         return event
 
     def stream(self) -> str:
-        """See `Device.stream`."""
         return self.current_stream
 
     def host_s(self) -> float:
@@ -281,11 +277,9 @@ class SimulatedDevice:
         return self.clock.now_s()
 
     def free(self, moment: Any) -> None:
-        """See `Device.free`."""
         self._free.append(moment)
 
     def captures(self) -> bool:
-        """See `Device.captures`."""
         return self._graph is not None
 
     # ---- the device --------------------------------------------------------------------------------------------------

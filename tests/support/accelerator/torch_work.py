@@ -30,7 +30,6 @@ class StoreMeeting:
         self._rank = rank
 
     def tell(self, name: str, at_s: float) -> None:
-        """See `Meeting.tell`."""
         self._store.set(f"{name}/{self._rank}", repr(at_s))
 
     def last_s(self, name: str, ranks: Sequence[int]) -> float:

@@ -27,7 +27,6 @@ def a_recorder(directory: Path, monotonic_ns: int = 1_000, **identity: object) -
 @contextmanager
 def local_rank(recorder: Recorder) -> Iterator[LocalRank]:
     """The rank as its host's agent has it."""
-    assert recorder.path is not None
     reader = RingReader(recorder.path, writable=True)
     yield LocalRank(recorder.path, reader, reader.header, None, 0, 0)
     reader.close()
@@ -41,7 +40,6 @@ def write_step(recorder: Recorder, step: int, **fields: object) -> None:
 
 
 def everything_in(recorder: Recorder) -> list[Entry]:
-    assert recorder.path is not None
     reader = RingReader(recorder.path)
     try:
         poll = reader.poll()
@@ -89,7 +87,6 @@ class Rank:
     @property
     def can(self) -> list[str]:
         """What it says it can do when it is ordered to."""
-        assert self.recorder.path is not None
         reader = RingReader(self.recorder.path)
         found: list[str] = reader.header.identity.get("can", [])
         reader.close()

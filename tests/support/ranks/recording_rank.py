@@ -61,7 +61,6 @@ class RecordingRank:
 
     def say(self, *words: object) -> None:
         """Say one line that has no answer, like `exit 3`."""
-        assert self.process.stdin is not None
         self.process.stdin.write(" ".join(map(str, words)) + "\n")
         self.process.stdin.flush()
 
@@ -82,7 +81,6 @@ class RecordingRank:
         self.close()
 
     def _answer(self) -> None:
-        assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line == "ok\n", line
 
@@ -119,11 +117,6 @@ class _Rank:
             took_s.append(time.perf_counter() - began_s)
             time.sleep(float(seconds))
         Path(path).write_text(json.dumps(took_s))
-
-    def do_log(self, name: str, value: str) -> None:
-        """One step with this one value."""
-        with self.watch.step():
-            self.watch.log(**{name: float(value)})
 
     def do_follow_orders(self, steps: str) -> None:
         """Steps of 10 ms with everything that an order can ask for; says "ok" before it begins."""

@@ -1,16 +1,21 @@
-"""What is read of each format, in whatever parts it arrives."""
+"""What is read of each format, in whatever parts it arrives; files that grow, are cut or replaced; what is recorded."""
 
 from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 
 import pytest
 
+from rankwatch.follow.command import FollowedRank, FollowLoop
 from rankwatch.follow.record_logs import EventFile, LogFormatError
 from rankwatch.follow.rows import CsvTable, End, LoggedStep, LoggedValues, TrainerState, known_name
+from rankwatch.follow.sources import FollowedLog
 from rankwatch.follow.text_logs import TextLog
+from rankwatch.reader import RingReader, StepEntry, ValuesEntry
+from tests.support.ranks.recorders import Rank
 from tests.support.trainer_logs import FORMATS, nanogpt
 
 
@@ -241,3 +246,205 @@ def test_bytes_of_another_kind_are_no_event_file():
 )
 def test_names_that_detectors_know(name, known):
     assert known_name(name) == known
+
+
+def steps(log: FollowedLog) -> list[int]:
+    return [entry.step for entry in log.read() if isinstance(entry, LoggedStep)]
+
+
+def lines(*numbers: int) -> str:
+    return "".join(nanogpt(number, 2.5) for number in numbers)
+
+
+@pytest.fixture
+def path(tmp_path) -> Path:
+    return tmp_path / "train.log"
+
+
+def test_what_is_appended_is_read_once_and_a_line_with_its_end(path):
+    log = FollowedLog(path, None)
+    assert steps(log) == []
+    path.write_text(lines(1, 2) + nanogpt(3, 2.5)[:10])
+    assert steps(log) == [1, 2]
+    with path.open("a") as file:
+        file.write(nanogpt(3, 2.5)[10:])
+    assert steps(log) == [3]
+    assert steps(log) == []
+
+
+def test_a_file_that_was_cut_begins_anew(path):
+    log = FollowedLog(path, None)
+    path.write_text(lines(1, 2, 3))
+    assert steps(log) == [1, 2, 3]
+    path.write_text(lines(4))
+    assert steps(log) == [4]
+
+
+def test_a_file_that_was_written_anew_begins_anew_though_it_is_longer(path):
+    log = FollowedLog(path, None)
+    path.write_text(lines(1, 2))
+    assert steps(log) == [1, 2]
+    path.write_text(lines(7, 8, 9, 10))
+    assert steps(log) == [7, 8, 9, 10]
+
+
+@pytest.mark.torch
+@pytest.mark.filterwarnings("ignore")
+def test_the_table_of_lightning_which_it_writes_anew_for_a_further_column(tmp_path):
+    from lightning.fabric.loggers import CSVLogger
+
+    log, found = FollowedLog(tmp_path, None), []
+    logger = CSVLogger(str(tmp_path), flush_logs_every_n_steps=1)
+    for step in range(4):
+        logger.log_metrics({"train_loss": 2.5 - step / 10}, step)
+        found += steps(log)
+    logger.log_metrics({"val_loss": 2.4}, 3)
+    found += steps(log)
+    logger.log_metrics({"train_loss": 2.0}, 4)
+    found += steps(log)
+    assert found == [0, 1, 2, 3, 4]
+
+
+def test_of_a_file_that_was_replaced_the_rest_is_read_and_then_the_new_one(path):
+    log = FollowedLog(path, None)
+    path.write_text(lines(1))
+    assert steps(log) == [1]
+    old = path.open("a")
+    path.rename(path.with_suffix(".1"))
+    old.write(lines(2))
+    old.close()
+    assert steps(log) == [2]
+    path.write_text(lines(3))
+    assert steps(log) + steps(log) == [3]
+    path.unlink()
+    assert steps(log) == []
+
+
+def test_a_long_file_is_read_in_parts(path):
+    path.write_text(lines(*range(40_000)))
+    log = FollowedLog(path, None)
+    first = steps(log)
+    assert log.behind
+    assert 0 < len(first) < 40_000
+    rest = []
+    while log.behind:
+        rest += steps(log)
+    assert first + rest == list(range(40_000))
+
+
+def test_the_newest_file_of_a_folder_is_followed_and_a_newer_one_takes_its_place(tmp_path):
+    log = FollowedLog(tmp_path, None)
+    assert steps(log) == []
+    for number, name in enumerate(("version_0", "version_1")):
+        (tmp_path / name).mkdir()
+        table = tmp_path / name / "metrics.csv"
+        table.write_text(f"step,loss\n{number},2.0\n")
+        os.utime(table, ns=(number * 10**9, number * 10**9))
+        assert steps(log) == [number]
+        assert (log.format, log.path) == ("csv", table)
+
+
+def test_the_newest_trainer_state_of_a_folder_goes_on_with_the_last_one(tmp_path):
+    log = FollowedLog(tmp_path, None)
+    history = []
+    for number in (10, 20):
+        history.append({"step": number, "loss": 2.0})
+        (tmp_path / f"checkpoint-{number}").mkdir()
+        state = tmp_path / f"checkpoint-{number}" / "trainer_state.json"
+        state.write_text(json.dumps({"log_history": history}))
+        os.utime(state, ns=(number * 10**9, number * 10**9))
+        assert steps(log)[-1] == number
+
+
+class Recorded:
+    """A followed rank under a fake clock, and what it recorded."""
+
+    def __init__(self, folder: Path) -> None:
+        self.rank = Rank(folder)
+        self.followed = FollowedRank(self.rank.watch, self.rank.clock.unix_ns)
+
+    def take(self, *steps: int, after_s: float = 0.5, behind: bool = False, **row: float) -> None:
+        """Read rows of these steps together, so long after the reading before."""
+        self.rank.clock.advance(after_s)
+        self.followed.reading(len(steps), behind=behind)
+        for step in steps:
+            self.followed.take(LoggedStep(step, {"loss": 2.0}, **row))
+
+    @property
+    def entries(self) -> list[StepEntry]:
+        return [entry for entry in self.rank.entries if isinstance(entry, StepEntry)]
+
+    @property
+    def progress(self):
+        return RingReader(self.rank.recorder.path).progress()
+
+
+@pytest.fixture
+def recorded(tmp_path) -> Recorded:
+    return Recorded(tmp_path)
+
+
+def test_a_step_takes_as_long_as_the_log_says_else_the_time_since_the_last(recorded):
+    recorded.take(10, step_time_s=0.25)
+    recorded.take(20)
+    recorded.take(30, step_time_s=0.125)
+    assert [entry.step_time_s for entry in recorded.entries] == pytest.approx([0.25, 0.05, 0.125])
+    recorded.take(40, time_s=100.0)
+    recorded.take(50, time_s=102.0)
+    assert recorded.entries[-1].step_time_s == pytest.approx(0.2)
+
+
+def test_the_pace_of_lines_that_were_there_already_is_unknown(recorded):
+    recorded.take(1, 2, 3, behind=True)
+    recorded.take(4, 5, behind=False)
+    recorded.take(6, after_s=2.0)
+    assert [entry.step_time_s for entry in recorded.entries] == pytest.approx([0, 0, 0, 0, 0, 2.0])
+
+
+def test_lines_that_are_read_together_share_the_time_since_the_last_reading(recorded):
+    recorded.take(10)
+    recorded.take(20, 30, after_s=4.0)
+    recorded.take(40, after_s=2.0)
+    assert [entry.step_time_s for entry in recorded.entries] == pytest.approx([0, 0.2, 0.2, 0.2])
+    assert recorded.rank.notes("declared") == [], "how lines are read is no change of the job"
+
+
+def test_the_progress_shows_the_step_after_the_newest_and_that_nothing_is_known_of_it(recorded):
+    recorded.take(10)
+    progress = recorded.progress
+    assert (progress.step, progress.phase, progress.state) == (11, "unreported", "running")
+
+
+def test_a_step_that_goes_back_begins_a_new_attempt_and_one_that_is_repeated_adds_values(recorded):
+    for step in (10, 20, 20, 10, 20):
+        recorded.take(step)
+    assert [(entry.step, entry.k) for entry in recorded.entries] == [(10, 0), (20, 0), (10, 1), (20, 1)]
+    assert [e.step for e in recorded.rank.entries if isinstance(e, ValuesEntry)] == [20]
+
+
+def test_a_log_whose_job_has_ended_is_left_in_order_and_a_torn_one_says_why(tmp_path):
+    said: list[str] = []
+    for name, text, code, last in (
+        ("hf", "{'loss': '2.5', 'epoch': '1'}\n{'train_runtime': '7.5'}\n", 0, "says that its job has ended"),
+        ("run.tfevents", "no such record", 1, "cannot be read as tensorboard"),
+    ):
+        path = tmp_path / name
+        path.write_text(text)
+        (tmp_path / f"{name}.rings").mkdir()
+        rank = Rank(tmp_path / f"{name}.rings")
+        recorder_path = rank.recorder.path
+        assert (
+            FollowLoop(rank.watch, FollowedLog(path, None), said.append, sleep=lambda _: None).run(lambda: False)
+            == code
+        )
+        assert last in said[-1]
+        assert RingReader(recorder_path).progress().state == "left"
+
+
+def test_it_waits_for_a_file_and_stops_when_it_is_asked_to(tmp_path):
+    said: list[str] = []
+    rank = Rank(tmp_path)
+    asked = iter([False, False, True])
+    loop = FollowLoop(rank.watch, FollowedLog(tmp_path / "later.log", None), said.append, sleep=lambda _: None)
+    assert loop.run(lambda: next(asked)) == 0
+    assert said == [f"waiting for {tmp_path / 'later.log'}"]
