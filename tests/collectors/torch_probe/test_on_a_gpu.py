@@ -21,11 +21,11 @@ from torch.autograd.function import FunctionCtx
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
-from torch.utils.checkpoint import checkpoint
 
 from rankwatch.torch_probe import TorchProbe
 from rankwatch.torch_probe.tracing import StepProfiler
 from tests.support.detection.device_rows import findings
+from tests.support.ranks.accelerated import Checkpointed
 from tests.support.ranks.gloo import on_ranks
 from tests.support.ranks.sink import FakeSink, Watched, a_step
 from tests.support.values.presences import topology
@@ -95,19 +95,6 @@ class Training:
         torch.cuda.synchronize()
         self.train(1)
         return [values[name] for _, _, values, _ in self.sink.late_values if name in values]
-
-
-class Checkpointed(nn.Module):
-    """Computes its layers again in the backward."""
-
-    def __init__(self, layers: nn.Sequential) -> None:
-        super().__init__()
-        self.layers = layers
-
-    def forward(self, values: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            values = checkpoint(layer, values, use_reentrant=False)
-        return values
 
 
 def sharded(layers: nn.Sequential) -> nn.Module:

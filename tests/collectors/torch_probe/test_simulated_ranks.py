@@ -15,7 +15,6 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.checkpoint import checkpoint
 
 from rankwatch.torch_probe.device import SPANS_MAX
 from tests.support.accelerator.torch_work import gather_on, reduce_on
@@ -25,6 +24,7 @@ from tests.support.ranks.accelerated import (
     NOTHING,
     TRANSFER_S,
     WIDTH,
+    Checkpointed,
     Machine,
     Part,
     counted_reads,
@@ -66,19 +66,6 @@ def with_fsdp1(machine: Machine) -> nn.Module:
     model = layers(machine.device)
     wrapped = nn.Sequential(*(FullyShardedDataParallel(layer, device_id=torch.device("cpu")) for layer in model))
     return FullyShardedDataParallel(wrapped, device_id=torch.device("cpu"))
-
-
-class Checkpointed(nn.Module):
-    """Computes its layers again in the backward."""
-
-    def __init__(self, inner: nn.Sequential) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, values: torch.Tensor) -> torch.Tensor:
-        for layer in self.inner:
-            values = checkpoint(layer, values, use_reentrant=False)
-        return values
 
 
 def with_checkpoints(machine: Machine) -> nn.Module:

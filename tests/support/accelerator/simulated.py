@@ -14,7 +14,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import torch
 
@@ -50,27 +50,8 @@ class CaptureError(RuntimeError):
     """An event was recorded, asked or waited for while work is captured into a graph."""
 
 
-class NotFinishedError(RuntimeError):
-    """The time between two events was asked for before the device had passed both."""
-
-
 class HostTensor(torch.Tensor):
     """Pinned memory of the host: reading it, or a part of it, waits for no device."""
-
-
-class Meeting(Protocol):
-    """Where ranks tell each other when they come to a collective or send a message."""
-
-    ranks: Sequence[int]
-    """All of them."""
-
-    def tell(self, name: str, at_s: float) -> None:
-        """Tell the others when this rank is there. Waits for nobody."""
-        ...
-
-    def last_s(self, name: str, ranks: Sequence[int]) -> float:
-        """When the last of these ranks is there; waits until all have told."""
-        ...
 
 
 class _Point:
@@ -99,23 +80,15 @@ class SimulatedEvent:
         self.point = _Point()
 
     def query(self) -> bool:
-        """Whether the device has passed it.
-
-        Raises:
-            CaptureError: work is being captured.
-        """
+        """Whether the device has passed it; not to be asked in a capture."""
         self._device.refuse_in_capture("query")
         return self.point.at_s <= self._device.clock.now_s()
 
     def elapsed_time(self, end: SimulatedEvent) -> float:
-        """Milliseconds to a later event.
-
-        Raises:
-            NotFinishedError: the device has not passed both.
-        """
+        """Milliseconds to a later event; both must have been passed."""
         now_s = self._device.clock.now_s()
         if max(self.point.at_s, end.point.at_s) > now_s:
-            raise NotFinishedError("the device has not passed both events")
+            raise RuntimeError("the device has not passed both events")
         return (end.point.at_s - self.point.at_s) * 1e3
 
 
@@ -141,19 +114,14 @@ class SimulatedDevice:
         self,
         uuid: str,
         clock: VirtualClock,
-        meeting: Meeting | None = None,
+        meeting: Any = None,
         *,
         slowness: Callable[[], float] = lambda: 1.0,
         launch_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """Start the worker.
-
-        Args:
-            uuid: what the device is known by.
-            clock: that of the host.
-            meeting: where collectives meet; a single rank needs none.
-            slowness: by how much longer than usual work takes now.
-            launch_s: seconds of host time to give the device one piece of work.
+        """`meeting`: where ranks tell each other when they come to a collective or send a message; a single rank has
+        none. `slowness`: by how much longer than usual work takes now. `launch_s`: seconds of host time to give the
+        device one piece of work.
         """
         self.uuid = uuid
         self.clock = clock
@@ -203,12 +171,8 @@ class SimulatedDevice:
         self._give(self.current_stream, 0.0, after=self._give(name, 0.0))
 
     def collective(self, seconds: float, group: str = "", ranks: Sequence[int] = ()) -> None:
-        """A collective on the communication stream of its group, after the work of the current stream.
-
-        Args:
-            seconds: what it takes once the last rank is there.
-            group: name of the group; "": all ranks.
-            ranks: its ranks, if they are not all.
+        """A collective on the communication stream of its group ("": of all ranks), after the work of the current
+        stream. It takes `seconds` once the last rank is there.
         """
         self.refuse_in_capture("collective")
         after = self._give(self.current_stream, 0.0)

@@ -33,7 +33,7 @@ class StoreMeeting:
         self._store.set(f"{name}/{self._rank}", repr(at_s))
 
     def last_s(self, name: str, ranks: Sequence[int]) -> float:
-        """See `Meeting.last_s`."""
+        """When the last of these ranks is there; waits until all have told."""
         return max(float(self._store.get(f"{name}/{rank}")) for rank in ranks)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from rankwatch.torch_probe import TorchProbe, gradients
 from tests.support.accelerator.simulated import HostTensor, SimulatedDevice, VirtualClock
@@ -100,16 +101,9 @@ def train(
 ) -> list[dict[str, float]]:
     """Train; returns the values of each step by name, those of the last steps too.
 
-    Args:
-        machine: of this rank.
-        model: as the loop calls it.
-        steps: how many.
-        watched: with a probe.
-        passes: micro-batches of a step.
-        before: the context of a micro-batch, by the model and its number.
-        step: what computes the gradients of a step, instead of passes.
-        synchronizes: the script waits for its device at the end of each step, as one that prints its loss does.
-        during: the context of all steps, without the start of the probe.
+    A step has `passes` micro-batches, each within the context that `before` gives for the model and its number; `step`
+    computes the gradients instead of them. The script waits for its device at the end of each step if it
+    `synchronizes`, as one that prints its loss does. `during`: the context of all steps, without the probe's start.
     """
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     probe = TorchProbe(machine.sink, model, optimizer, device=machine.device) if watched else None
@@ -174,3 +168,16 @@ def counted_reads(counts: Counter[str]) -> Iterator[None]:
         gradients._settled = settled
         for name, method in before.items():
             setattr(torch.Tensor, name, method)
+
+
+class Checkpointed(nn.Module):
+    """Computes its layers again in the backward."""
+
+    def __init__(self, layers: nn.Sequential) -> None:
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, values: Tensor) -> Tensor:
+        for layer in self.layers:
+            values = checkpoint(layer, values, use_reentrant=False)
+        return values

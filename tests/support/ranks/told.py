@@ -57,3 +57,8 @@ def told(
     for observation in [*assembler.tick(1_000.0, 0.0)]:
         frames += [observation] if isinstance(observation, Frame) else []
     return frames, findings
+
+
+def told_of(ranks: Sequence[Mapping[str, Any]], case: str, **how: Any) -> tuple[list[Frame], list[Finding]]:
+    """The same, of what each rank has answered of this case."""
+    return told([one[case]["declared"] for one in ranks], [one[case]["steps"] for one in ranks], **how)
