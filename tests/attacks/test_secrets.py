@@ -205,10 +205,7 @@ def test_a_name_that_leads_to_a_private_address_later_is_refused_when_it_is_sent
 def test_a_redirect_into_a_private_network_is_not_followed(roles):
     one = roles(RANKWATCH_NOTIFY_ALLOW="127.0.0.1")
     one.notify.start()
-    with (
-        webhook_receiver() as inside,
-        webhook_receiver(lambda *_: Answer(302, {"location": inside.url})) as outside,
-    ):
+    with webhook_receiver() as inside, webhook_receiver(lambda *_: Answer(302, {"location": inside.url})) as outside:
         assert one.add(outside.url).status_code == 201
         assert one.outcome() == (302, "answered 302")
         assert len(outside.calls) == 1

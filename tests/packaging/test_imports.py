@@ -80,10 +80,7 @@ def files_that_import(module: str) -> set[str]:
 
 @pytest.mark.parametrize(
     ("module", "only"),
-    [
-        ("pynvml", "collectors/rankwatch/agent/nvml.py"),
-        ("river", "detectors/rankwatch_detectors/statistics/series.py"),
-    ],
+    [("pynvml", "collectors/rankwatch/agent/nvml.py"), ("river", "detectors/rankwatch_detectors/statistics/series.py")],
 )
 def test_one_file_alone_imports(module, only):
     assert files_that_import(module) == {only}

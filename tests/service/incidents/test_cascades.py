@@ -133,10 +133,7 @@ CASCADES = [
         Kind.TELEMETRY_LOST,
         "job",
         (),
-        (
-            found(Kind.TELEMETRY_LOST, "host:node-1", 300, after=11),
-            found(Kind.TELEMETRY_LOST, onset=301, after=11),
-        ),
+        (found(Kind.TELEMETRY_LOST, "host:node-1", 300, after=11), found(Kind.TELEMETRY_LOST, onset=301, after=11)),
     ),
     Cascade(
         "a network that carries less",

@@ -137,12 +137,7 @@ def test_addresses_are_tried_in_the_name_servers_order_up_to_the_bound(monkeypat
     monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", answers(*given))
     assert (
         asyncio.run(resolved("many.example", 80, NOTHING))
-        == [
-            "93.184.215.9",
-            "93.184.215.1",
-            "93.184.215.5",
-            "93.184.215.2",
-        ][:ADDRESSES_MAX]
+        == ["93.184.215.9", "93.184.215.1", "93.184.215.5", "93.184.215.2"][:ADDRESSES_MAX]
     )
 
 

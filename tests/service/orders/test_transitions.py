@@ -157,10 +157,7 @@ def test_the_lease_of_a_pause_is_renewed_while_all_agents_answer():
 
 @pytest.mark.parametrize("action", ["checkpoint", "rollback", "stop"])
 def test_go_is_written_when_all_are_done_and_the_command_is_applied(action):
-    assert phase_of(order(Phase.DO, action), situation([*all_ranks("done")[:2], answer(2, "held")])) == (
-        Phase.DO,
-        None,
-    )
+    assert phase_of(order(Phase.DO, action), situation([*all_ranks("done")[:2], answer(2, "held")])) == (Phase.DO, None)
     assert phase_of(order(Phase.DO, action), situation(all_ranks("done"))) == (Phase.GO, "applied")
 
 

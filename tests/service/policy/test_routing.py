@@ -10,13 +10,7 @@ from rankwatch_service.labels import incident_labels
 from rankwatch_service.policy.command import CommandRequest
 from rankwatch_service.policy.control_records import JobProject
 from rankwatch_service.policy.notification import message_id
-from rankwatch_service.policy.routing import (
-    command_notifications,
-    labels_of,
-    mutes,
-    notifications,
-    why_sent,
-)
+from rankwatch_service.policy.routing import command_notifications, labels_of, mutes, notifications, why_sent
 from rankwatch_service.store.rows import outbox_row
 from tests.support.values.incidents import NOON_UNIX_NS, incident_version, receiver_route, silence, transition
 

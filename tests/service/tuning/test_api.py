@@ -36,10 +36,7 @@ def test_they_are_replaced_as_a_whole_under_the_next_version_and_told_to_stream(
     assert answer.json()["actor"]
     assert api.get(PATH).json() == answer.json()
     assert put(api, {"jobs": "a"}, GPT).json()["version"] == 2
-    assert told(api) == [
-        TuningSet(1, read_tunings([GPT])),
-        TuningSet(2, read_tunings([{"jobs": "a"}, GPT])),
-    ]
+    assert told(api) == [TuningSet(1, read_tunings([GPT])), TuningSet(2, read_tunings([{"jobs": "a"}, GPT]))]
 
 
 def test_one_step_brings_every_setting_back_to_its_default(api):

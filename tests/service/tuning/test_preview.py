@@ -21,13 +21,7 @@ from tests.support.service.api import running_api
 from tests.support.service.stored_series import store
 
 PATH = "/api/v1/tuning/preview"
-DEAF = {
-    "settings": {
-        "straggler.wall.ratio_min": 3.0,
-        "loss.level.ratio_jump": 500.0,
-        "hang.steps": 9.0,
-    }
-}
+DEAF = {"settings": {"straggler.wall.ratio_min": 3.0, "loss.level.ratio_jump": 500.0, "hang.steps": 9.0}}
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgresql"])
