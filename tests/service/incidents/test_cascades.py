@@ -32,124 +32,89 @@ class Cascade:
     """Findings of one root cause, and what should stand at the head of their incident."""
 
     name: str
-    kind: Kind
-    scope: str
-    ranks: tuple[int, ...]
+    head: Head
     findings: tuple[Finding, ...]
 
-    @property
-    def head(self) -> Head:
-        return self.kind, self.scope, frozenset(self.ranks)
+
+def cascade(name: str, kind: Kind, scope: str, ranks: tuple[int, ...], *findings: Finding) -> Cascade:
+    return Cascade(name, (kind, scope, frozenset(ranks)), findings)
 
 
-CRITICAL = Severity.CRITICAL
+CRITICAL, INFO = Severity.CRITICAL, Severity.INFO
+HUNG = found(Kind.HANG, onset=300, ranks=(5,), severity=CRITICAL)
+LOST = {"onset_time_s": 330.0, "severity": CRITICAL}
 CASCADES = [
-    Cascade(
-        "bad GPU: slow, hung, lost",
-        Kind.STRAGGLER,
-        "rank:5",
-        (5,),
-        (
-            found(Kind.STRAGGLER, "rank:5", 200),
-            found(Kind.SLOWDOWN, onset=199, after=12),
-            found(Kind.HANG, onset=300, ranks=(5,), severity=CRITICAL),
-            found(Kind.RANK_LOST, "rank:5", 301, after=0, onset_time_s=330.0, severity=CRITICAL),
-        ),
+    cascade(
+        *("bad GPU: slow, hung, lost", Kind.STRAGGLER, "rank:5", (5,)),
+        found(Kind.STRAGGLER, "rank:5", 200),
+        found(Kind.SLOWDOWN, onset=199, after=12),
+        HUNG,
+        found(Kind.RANK_LOST, "rank:5", 301, after=0, **LOST),
     ),
-    Cascade(
-        "XID, slow, hung, lost",
-        Kind.DEVICE_FAULT,
-        "rank:5",
-        (5,),
-        (
-            found(Kind.DEVICE_FAULT, "rank:5", 198, after=1),
-            found(Kind.STRAGGLER, "rank:5", 200),
-            found(Kind.HANG, onset=300, ranks=(5,), severity=CRITICAL),
-            found(Kind.RANK_LOST, "rank:5", 301, onset_time_s=330.0, severity=CRITICAL),
-        ),
+    cascade(
+        *("XID, slow, hung, lost", Kind.DEVICE_FAULT, "rank:5", (5,)),
+        found(Kind.DEVICE_FAULT, "rank:5", 198, after=1),
+        found(Kind.STRAGGLER, "rank:5", 200),
+        HUNG,
+        found(Kind.RANK_LOST, "rank:5", 301, **LOST),
     ),
-    Cascade(
-        "a host that is slow",
-        Kind.STRAGGLER,
-        "host:node-1",
-        NODE_1,
-        (*(found(Kind.STRAGGLER, f"rank:{rank}", 200 + rank) for rank in NODE_1), found(Kind.SLOWDOWN, onset=203)),
+    cascade(
+        *("a host that is slow", Kind.STRAGGLER, "host:node-1", NODE_1),
+        *(found(Kind.STRAGGLER, f"rank:{rank}", 200 + rank) for rank in NODE_1),
+        found(Kind.SLOWDOWN, onset=203),
     ),
-    Cascade(
-        "a stage that is slow",
-        Kind.SLOWDOWN,
-        "stage:2",
-        (),
-        (found(Kind.SLOWDOWN, "stage:2", 203, after=9), found(Kind.SLOWDOWN, onset=200, after=4)),
+    cascade(
+        *("a stage that is slow", Kind.SLOWDOWN, "stage:2", ()),
+        found(Kind.SLOWDOWN, "stage:2", 203, after=9),
+        found(Kind.SLOWDOWN, onset=200, after=4),
     ),
-    Cascade(
-        "NaN, then norm and loss",
-        Kind.NONFINITE,
-        "rank:5",
-        (5,),
-        (
-            found(Kind.GRAD_NORM, onset=298, after=1, severity=Severity.INFO),
-            found(Kind.NONFINITE, "rank:5", 300, after=0, severity=CRITICAL),
-            found(Kind.LOSS_SPIKE, onset=299, after=4, severity=Severity.INFO),
-            found(Kind.LOSS_DIVERGENCE, onset=301, after=10, severity=CRITICAL),
-        ),
+    cascade(
+        *("NaN, then norm and loss", Kind.NONFINITE, "rank:5", (5,)),
+        found(Kind.GRAD_NORM, onset=298, after=1, severity=INFO),
+        found(Kind.NONFINITE, "rank:5", 300, after=0, severity=CRITICAL),
+        found(Kind.LOSS_SPIKE, onset=299, after=4, severity=INFO),
+        found(Kind.LOSS_DIVERGENCE, onset=301, after=10, severity=CRITICAL),
     ),
-    Cascade(
-        "corruption, then norm and loss",
-        Kind.CORRUPTION,
-        "rank:5",
-        (5,),
-        (
-            # Known by its next fingerprint only.
-            found(Kind.CORRUPTION, "rank:5", 291, after=9, onset_time_s=300.0, severity=CRITICAL),
-            found(Kind.GRAD_NORM, onset=293, after=0),
-            found(Kind.LOSS_DIVERGENCE, onset=295, after=10, severity=CRITICAL),
-        ),
+    cascade(
+        *("corruption, then norm and loss", Kind.CORRUPTION, "rank:5", (5,)),
+        # Known by its next fingerprint only.
+        found(Kind.CORRUPTION, "rank:5", 291, after=9, onset_time_s=300.0, severity=CRITICAL),
+        found(Kind.GRAD_NORM, onset=293, after=0),
+        found(Kind.LOSS_DIVERGENCE, onset=295, after=10, severity=CRITICAL),
     ),
-    Cascade(
-        "a loss that runs away",
-        Kind.LOSS_DIVERGENCE,
-        "job",
-        (),
-        (
-            found(Kind.GRAD_NORM, onset=298, after=1, severity=Severity.INFO),
-            found(Kind.LOSS_SPIKE, onset=300, after=3, severity=Severity.INFO),
-            found(Kind.LOSS_DIVERGENCE, onset=300, after=15, severity=CRITICAL),
-        ),
+    cascade(
+        *("a loss that runs away", Kind.LOSS_DIVERGENCE, "job", ()),
+        found(Kind.GRAD_NORM, onset=298, after=1, severity=INFO),
+        found(Kind.LOSS_SPIKE, onset=300, after=3, severity=INFO),
+        found(Kind.LOSS_DIVERGENCE, onset=300, after=15, severity=CRITICAL),
     ),
-    Cascade(
-        "a host that is gone",
-        Kind.TELEMETRY_LOST,
-        "host:node-1",
-        (),
-        (
-            found(Kind.TELEMETRY_LOST, "host:node-1", 300, after=11),
-            found(Kind.HANG, onset=299, ranks=NODE_1, severity=CRITICAL),
-            found(Kind.RANK_LOST, "rank:0", 300, onset_time_s=340.0, detected_time_s=340.0, severity=CRITICAL),
-        ),
+    cascade(
+        *("a host that is gone", Kind.TELEMETRY_LOST, "host:node-1", ()),
+        found(Kind.TELEMETRY_LOST, "host:node-1", 300, after=11),
+        found(Kind.HANG, onset=299, ranks=NODE_1, severity=CRITICAL),
+        found(Kind.RANK_LOST, "rank:0", 300, onset_time_s=340.0, detected_time_s=340.0, severity=CRITICAL),
     ),
-    Cascade(
-        "all hosts silent, one after the other",
-        Kind.TELEMETRY_LOST,
-        "job",
-        (),
-        (found(Kind.TELEMETRY_LOST, "host:node-1", 300, after=11), found(Kind.TELEMETRY_LOST, onset=301, after=11)),
+    cascade(
+        *("all hosts silent, one after the other", Kind.TELEMETRY_LOST, "job", ()),
+        found(Kind.TELEMETRY_LOST, "host:node-1", 300, after=11),
+        found(Kind.TELEMETRY_LOST, onset=301, after=11),
     ),
-    Cascade(
-        "a network that carries less",
-        Kind.NETWORK_DEGRADED,
-        "host:node-1",
-        (),
-        (found(Kind.NETWORK_DEGRADED, "host:node-1", 300), found(Kind.SLOWDOWN, onset=299, after=8)),
+    cascade(
+        *("a network that carries less", Kind.NETWORK_DEGRADED, "host:node-1", ()),
+        found(Kind.NETWORK_DEGRADED, "host:node-1", 300),
+        found(Kind.SLOWDOWN, onset=299, after=8),
     ),
 ]
 
 SLOW_HOST, POISONED = CASCADES[2], CASCADES[4]
+THREE = [found(Kind.SLOWDOWN, onset=200), found(Kind.HANG, onset=300, ranks=(5,)), CASCADES[0].findings[0]]
+"""Two incidents, until the third finding makes them one."""
 
 APART = [
     (found(Kind.STRAGGLER, "rank:1"), found(Kind.STRAGGLER, "rank:6")),
     (found(Kind.CORRUPTION, "rank:1"), found(Kind.CORRUPTION, "rank:6")),
     (found(Kind.STRAGGLER, "rank:1"), found(Kind.LOSS_SPIKE)),
+    (found(Kind.STRAGGLER, "rank:1"), found(Kind.RANK_LOST, "rank:6")),
     (found(Kind.STRAGGLER, "rank:1"), found(Kind.HANG, ranks=(6,))),
     (found(Kind.NONFINITE, "rank:1"), found(Kind.HANG, ranks=(6,))),
     (found(Kind.NONFINITE, "rank:1"), found(Kind.STRAGGLER, "rank:1")),
@@ -216,12 +181,7 @@ def test_two_cascades_at_once_are_two_incidents_in_whatever_order_they_are_found
 
 
 def test_incidents_that_turn_out_to_be_one_go_on_as_the_oldest():
-    slow, hung, cause = (
-        found(Kind.SLOWDOWN, onset=200),
-        found(Kind.HANG, onset=300, ranks=(5,)),
-        CASCADES[0].findings[0],
-    )
-    (incident,), told = told_of([slow, hung, cause])
+    (incident,), told = told_of(THREE)
     first, second = (news.incident.id for news in told[:2])
     assert [(news.what, news.incident.id) for news in told] == [
         (TransitionKind.OPENED, first),
@@ -236,10 +196,9 @@ def test_incidents_that_turn_out_to_be_one_go_on_as_the_oldest():
 def test_an_incident_that_others_went_into_lasts_as_long_as_their_parts():
     correlator = Correlator("gpt")
     correlator.begin("l.0")
-    findings = [found(Kind.SLOWDOWN, onset=200), found(Kind.HANG, onset=300, ranks=(5,)), CASCADES[0].findings[0]]
-    for one in findings:
+    for one in THREE:
         correlator.judge([one], TOPOLOGY)
-    ends = [replace(one, change=Change.CLOSE) for one in findings]
+    ends = [replace(one, change=Change.CLOSE) for one in THREE]
     assert TransitionKind.RESOLVED not in [news.what for end in ends for news in correlator.judge([end], TOPOLOGY)]
     assert [news.what for news in correlator.settle(ends[1].detected_time_s + QUIET_S)] == [TransitionKind.RESOLVED]
 
@@ -279,23 +238,13 @@ def lived_through(*ends: Finding, from_step: int = 280) -> tuple[Correlator, lis
 def test_a_job_that_dies_before_it_got_any_further_is_the_same_incident():
     ends = [ended("l.0"), ended("m.0", onset=299, at_s=400.0), ended("n.0", at_s=500.0)]
     correlator, told = lived_through(*ends)
-    assert [news.what for news in told] == [
-        TransitionKind.OPENED,
-        TransitionKind.EVIDENCE,
-        TransitionKind.EVIDENCE,
-        TransitionKind.RESOLVED,
-    ]
+    assert [str(news.what) for news in told] == ["opened", "evidence", "evidence", "resolved"]
     assert correlator.open == []
 
 
 def test_a_job_that_dies_again_after_it_got_further_is_another_incident():
     correlator, told = lived_through(ended("l.0"), ended("m.0", onset=320, at_s=400.0))
-    assert [news.what for news in told] == [
-        TransitionKind.OPENED,
-        TransitionKind.RESOLVED,
-        TransitionKind.OPENED,
-        TransitionKind.RESOLVED,
-    ]
+    assert [str(news.what) for news in told] == ["opened", "resolved", "opened", "resolved"]
     assert correlator.open == []
 
 

@@ -9,13 +9,7 @@ from rankwatch_service.incidents.model import incident_id
 from tests.support.values.findings import finding, topology_state
 
 TOPOLOGY = topology_state()
-
-
-@pytest.fixture
-def correlator():
-    made = Correlator("gpt")
-    made.begin("l.0")
-    return made
+SAVE, RESTORE = finding(Kind.CHECKPOINT_FAILED, ranks=(3,)), finding(Kind.RESTORE_FAILED, ranks=(3,))
 
 
 def judge(correlator, *findings) -> list[tuple[str, str]]:
@@ -64,6 +58,11 @@ def test_one_that_lasts_does_not_open_again(correlator):
         (finding(Kind.STRAGGLER, scope="rank:3"), finding(Kind.SLOWDOWN)),
         (finding(Kind.DEVICE_FAULT, scope="rank:3"), finding(Kind.RANK_LOST, scope="rank:3")),
         (finding(Kind.HANG, ranks=(3,)), finding(Kind.RANK_LOST, scope="rank:3", onset_step=103)),
+        (SAVE, finding(Kind.RANK_LOST, scope="rank:3")),
+        (SAVE, finding(Kind.HANG, ranks=(1,))),
+        (SAVE, finding(Kind.CHECKPOINT_OVERDUE, onset_step=900, onset_time_s=9_000.0)),
+        (RESTORE, finding(Kind.RANK_LOST, scope="rank:3")),
+        (RESTORE, finding(Kind.HANG, ranks=(1,))),
     ],
 )
 def test_a_consequence_joins_and_pages_nobody(correlator, cause, effect):
@@ -72,22 +71,6 @@ def test_a_consequence_joins_and_pages_nobody(correlator, cause, effect):
     (incident,) = correlator.open
     assert [(one.kind, one.scope) for one in incident.version().consequences] == [(effect.kind, effect.scope)]
     assert incident.ranks == cause.ranks
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        (finding(Kind.STRAGGLER, scope="rank:1"), finding(Kind.STRAGGLER, scope="rank:6")),
-        (finding(Kind.STRAGGLER, scope="rank:1"), finding(Kind.RANK_LOST, scope="rank:6")),
-        (finding(Kind.LOSS_SPIKE), finding(Kind.STRAGGLER, scope="rank:1")),
-        (finding(Kind.NONFINITE, scope="rank:1"), finding(Kind.HANG, ranks=(2,))),
-        (finding(Kind.TELEMETRY_LOST, scope="host:node-0", ranks=(0, 1, 2, 3)), finding(Kind.LOSS_SPIKE)),
-    ],
-)
-def test_troubles_that_have_nothing_to_do_with_each_other_stay_apart(correlator, one, other):
-    judge(correlator, one)
-    assert judge(correlator, other) == [("opened", str(other.kind))]
-    assert len(correlator.open) == 2
 
 
 def test_of_findings_that_come_together_the_earliest_is_the_cause(correlator):
@@ -233,13 +216,6 @@ def test_a_person_can_end_an_incident_and_its_detectors_end_is_ignored(correlato
     assert correlator.get(incident.id) is incident
 
 
-def test_a_host_whose_ranks_come_together_is_one_notification(correlator):
-    ranks = [finding(Kind.STRAGGLER, scope=f"rank:{rank}") for rank in (4, 5, 6, 7)]
-    assert judge(correlator, *ranks) == [("opened", "straggler"), *[("evidence", "straggler")] * 3]
-    (incident,) = correlator.open
-    assert str(incident.scope) == "host:node-1"
-
-
 def test_a_spike_that_does_not_come_back_becomes_a_divergence_in_the_same_incident(correlator):
     judge(correlator, finding(Kind.LOSS_SPIKE, severity=Severity.INFO))
     spike = correlator.open[0]
@@ -381,3 +357,85 @@ def test_what_the_store_knows_of_a_job_that_goes_on_in_the_same_attempt_stays_op
     assert go_on(again, "l.0") == []
     again.begin("m.0")
     assert go_on(again, "m.0") == ["resolved"]
+
+
+def test_a_rank_that_is_lost_minutes_after_a_failed_save_has_another_cause(correlator):
+    judge(correlator, SAVE)
+    lost = finding(Kind.RANK_LOST, scope="rank:3", onset_time_s=1_100.0, detected_time_s=1_101.0)
+    assert judge(correlator, lost) == [("opened", "rank_lost")]
+
+
+def test_a_job_whose_saves_were_overdue_before_one_failed_has_one_incident(correlator):
+    judge(correlator, finding(Kind.CHECKPOINT_OVERDUE))
+    failed = finding(Kind.CHECKPOINT_FAILED, ranks=(3,), onset_time_s=1_500.0, onset_step=600, cause="disk")
+    assert judge(correlator, failed) == [("updated", "checkpoint_failed")]
+    (incident,) = correlator.open
+    assert (incident.ranks, incident.cause) == ((3,), "disk")
+    assert judge(correlator, finding(Kind.CHECKPOINT_OVERDUE, Change.CLOSE)) == []
+    assert judge(correlator, finding(Kind.CHECKPOINT_FAILED, Change.CLOSE)) == [("resolved", "checkpoint_failed")]
+
+
+def test_a_restore_that_fails_in_launch_after_launch_is_the_cause_of_what_they_end_with(correlator):
+    judge(correlator, RESTORE)
+    for launch in ("m.0", "n.0"):
+        correlator.begin(launch)
+        lost = finding(Kind.RANK_LOST, scope="rank:3", attempt=launch, onset_step=None, onset_time_s=1_060.0)
+        assert judge(correlator, lost) == [("evidence", "restore_failed")]
+    for step in range(PROGRESS_FRAMES):
+        assert correlator.progress("n.0", step, 2_000.0) == []
+    assert [incident.kind for incident in correlator.open] == [Kind.RESTORE_FAILED]
+
+
+@pytest.mark.parametrize(
+    ("attempt", "said"),
+    [("l.1", " The job was rolled back to step 90."), ("m.0", " The job was relaunched from step 90.")],
+)
+def test_what_a_later_attempt_ended_says_from_which_step_on_it_made_its_steps_again(correlator, attempt, said):
+    correlator.judge([finding(Kind.NONFINITE, scope="rank:3")], topology_state())
+    (incident,) = correlator.open
+    summary = incident.summary
+    correlator.begin(attempt)
+    go_on(correlator, attempt, PROGRESS_FRAMES - 1, from_step=90)
+    restored = Correlator("gpt")
+    restored.restore(correlator.state())
+    (incident,) = restored.open
+    assert go_on(restored, attempt, 1, from_step=100) == ["resolved"]
+    assert incident.summary == summary + said
+
+
+def test_hosts_of_one_switch_that_fall_silent_together_are_the_switchs_incident(correlator):
+    placement = topology_state(ranks=24, hosts_per_switch=2)
+    silent = {"ranks": (), "evidence": {"hosts": ["node-2", "node-3"]}}
+    correlator.judge([finding(Kind.TELEMETRY_LOST, scope="host:node-2", **silent)], placement)
+    (incident,) = correlator.open
+    assert (str(incident.scope), incident.hosts) == ("switch:leaf-1", ["node-2", "node-3"])
+    assert incident.summary.startswith("8 of 8 ranks of switch leaf-1: ")
+
+
+@pytest.mark.parametrize(
+    ("hosts", "hosts_per_switch"), [(["node-1", "node-2"], 2), (["node-0", "node-1"], 0), (["node-0", "node-1"], 6)]
+)
+def test_hosts_of_several_unknown_or_the_only_switch_are_the_jobs_incident(correlator, hosts, hosts_per_switch):
+    placement = topology_state(ranks=24, hosts_per_switch=hosts_per_switch)
+    silent = finding(Kind.TELEMETRY_LOST, scope="host:node-1", ranks=(), evidence={"hosts": hosts})
+    correlator.judge([silent], placement)
+    assert str(correlator.open[0].scope) == "job"
+
+
+def test_a_list_of_hosts_that_was_cut_names_no_switch(correlator):
+    placement = topology_state(ranks=24, hosts_per_switch=2)
+    listed = {"hosts": ["node-2", "node-3"], "hosts_hit": 6}
+    correlator.judge([finding(Kind.TELEMETRY_LOST, scope="job", ranks=(), evidence=listed)], placement)
+    assert str(correlator.open[0].scope) == "job"
+
+
+def test_a_switch_that_is_slow_as_a_whole_takes_over_the_incidents_of_its_ranks(correlator):
+    placement = topology_state(ranks=24, hosts_per_switch=2)
+    for scope, onset in (("rank:8", 100), ("rank:12", 101)):
+        correlator.judge([finding(Kind.STRAGGLER, scope=scope, onset_step=onset, detected_step=106)], placement)
+    first, second = correlator.open
+    whole = finding(Kind.STRAGGLER, scope="switch:leaf-1", ranks=tuple(range(8, 16)), onset_step=104, detected_step=120)
+    correlator.judge([whole], placement)
+    assert (first.state, str(first.scope), first.ranks) == ("open", "switch:leaf-1", tuple(range(8, 16)))
+    assert (first.hosts, first.summary) == (["node-2", "node-3"], "straggler of switch:leaf-1")
+    assert second.state == "resolved"

@@ -10,13 +10,6 @@ from tests.support.values.findings import finding, topology_state
 TOPOLOGY = topology_state()
 
 
-@pytest.fixture
-def correlator():
-    made = Correlator("gpt")
-    made.begin("l.0")
-    return made
-
-
 def begins(correlator, at_s, kind=Kind.HANG, **fields):
     times = {"onset_time_s": at_s - 5, "detected_time_s": at_s}
     return correlator.judge([finding(kind, **(times | {"severity": Severity.CRITICAL} | fields))], TOPOLOGY)

@@ -15,135 +15,107 @@ import pytest
 from rankwatch_detectors.base import AttemptStart, DeviceCounters, Finding, Observation, Occurrence, Tick
 from rankwatch_service.incidents.model import Incident
 from rankwatch_service.job.device_boards import CLOSE_AFTER_S
-from rankwatch_service.simulate.faults import Fault, Hang, Kill, Slow
+from rankwatch_service.simulate.faults import Fault, Hang, Kill, Slow, Throttle
 from rankwatch_service.simulate.generate import generate
 from rankwatch_service.simulate.job import Job
 from rankwatch_service.simulate.placement import RankPlacement
 from suite.pipeline import recording_pipeline, topology_state_of, updates_of
 
-RANKS, PER_HOST, SICK, AT = 8, 4, 5, 200
+RANKS, PER_HOST, SICK, AT, STEPS = 8, 4, 5, 160, 290
 SLOT_S = 5.0
-USUAL = {
-    "utilization_ratio": 1.0, "power_w": 600.0, "sm_clock_hz": 1.98e9, "pcie_width": 16.0, "pcie_width_max": 16.0,
-    "ecc_uncorrected": 0.0, "remap_failed": 0.0, "remap_pending": 0.0, "recovery_action": 0.0,
-    "nvlink_replay_errors": 0.0, "temperature_margin_celsius": 20.0,
-}  # fmt: skip
-USUAL_OF_HOST = {
+USUAL_OF = {
+    "gpu": {
+        "utilization_ratio": 1.0, "power_w": 600.0, "sm_clock_hz": 1.98e9, "pcie_width": 16.0, "pcie_width_max": 16.0,
+        "ecc_uncorrected": 0.0, "remap_failed": 0.0, "remap_pending": 0.0, "recovery_action": 0.0,
+        "nvlink_replay_errors": 0.0, "temperature_margin_celsius": 20.0,
+    },
     "port": {"link_up": 1.0, "link_downs": 0.0, "link_bits_per_s": 4e11, "port_errors": 0.0},
     "host": {"cpu_steal_ratio": 0.0, "memory_pressure_ratio": 0.0, "oom_kills": 0.0},
-}
+}  # fmt: skip
+
+
+STUCK, KILLED, SLOW = Hang(SICK, AT + 2, 90.0), Kill(SICK, AT + 2), Slow(SICK, AT, 1.25)
+FELT = {STUCK: ("critical", "hang"), KILLED: ("critical", "rank_lost"), SLOW: ("warning", "straggler")}
+"""How grave a fault is that training feels so, and what joins its incident."""
 
 
 @dataclass(frozen=True)
 class HardwareFault:
-    """What is heard of one fault of the device of rank 5, from step 200 on, and what it has to become."""
+    """What is heard of one fault of the device of rank 5, from step 160 on, and what it has to become."""
 
     name: str
-    kind: str
-    severity: str
-    consequences: tuple[str, ...] = ()
-    training: tuple[Fault, ...] = ()
+    kind: str = "device_fault"
+    felt: Fault | None = None
+    """What it does to training, which goes on without."""
+    severity: str = ""
+    """Unless it is that of what training feels, or `info`."""
     xids: tuple[int, ...] = ()
     events: tuple[tuple[str, Mapping[str, Any]], ...] = ()
     counters: Mapping[str, float] = field(default_factory=dict)
+    of: str = "gpu"
+    """Kind of device whose counters these are; one of a host has an incident that names the host."""
     of_host: bool = False
-    """The incident names the host, since nothing tells which of its devices it is."""
-    of_kind: str = "gpu"
-    """Kind of device whose counters these are."""
-    cause: str = "device"
-    besides: tuple[str, ...] = ()
-    """Incidents of their own, of which it is a suspected cause."""
+    """Nothing tells which of the devices of the host it is."""
+    apart: bool = False
+    """What training feels is an incident of its own, of which it is a suspected cause."""
 
 
-STUCK, KILLED, SLOW = Hang(SICK, AT + 2, 90.0), Kill(SICK, AT + 2), Slow(SICK, AT, 1.25)
-HOT = tuple(("device_throttled", {"minutes": n, "reasons": ["heat"], "temperature_celsius": 91}) for n in (1, 2))
-BRAKE = tuple(("device_throttled", {"minutes": n, "reasons": ["power brake"]}) for n in (1, 2))
+def event(kind: str, **fields: Any) -> tuple[tuple[str, Mapping[str, Any]], ...]:
+    return ((kind, fields),)
 
+
+def throttled(*reasons: str) -> tuple[tuple[str, Mapping[str, Any]], ...]:
+    return tuple(("device_throttled", {"minutes": n, "reasons": reasons, "temperature_celsius": 91}) for n in (1, 2))
+
+
+DEGRADED, PORT, HOST = "device_degraded", "network_degraded", "host_degraded"
 FAULTS = [
-    HardwareFault("fell off the bus", "device_fault", "critical", ("hang",), (STUCK,), (79,)),
-    HardwareFault("fell off the bus, rank ends", "device_fault", "critical", ("rank_lost",), (KILLED,), (79,)),
+    HardwareFault("fell off the bus", felt=STUCK, xids=(79,)),
+    HardwareFault("fell off the bus, rank ends", felt=KILLED, xids=(79,)),
+    HardwareFault("gone without an Xid", felt=STUCK, events=event("device_lost", reason="the driver does not list it")),
+    HardwareFault("double-bit error", felt=KILLED, xids=(48, 63, 45)),
+    HardwareFault("uncontained memory error", felt=STUCK, xids=(95, 154)),
+    HardwareFault("contained memory error", felt=KILLED, xids=(94, 45)),
+    HardwareFault("row remapped", xids=(63,)),
+    HardwareFault("row remap failed", severity="warning", xids=(64,)),
+    HardwareFault("micro-controller halts", felt=STUCK, xids=(62, 45)),
+    HardwareFault("GSP does not answer", felt=STUCK, xids=(119, 119, 119)),
+    HardwareFault("NVLink error", felt=STUCK, xids=(74,)),
+    HardwareFault("NVLink 5 error", felt=STUCK, xids=(145, 149)),
     HardwareFault(
-        "gone without an Xid", "device_fault", "critical", ("hang",), (STUCK,),
-        events=(("device_lost", {"reason": "the driver does not list it any more"}),),
+        "NVSwitch error", felt=STUCK, of_host=True,
+        events=event("switch_error", sxid=20034, pci_bus_id="0000:c1:00", text="Fatal, Link 28"),
     ),
-    HardwareFault("double-bit error", "device_fault", "critical", ("rank_lost",), (KILLED,), (48, 63, 45)),
-    HardwareFault("uncontained memory error", "device_fault", "critical", ("hang",), (STUCK,), (95, 154)),
-    HardwareFault("contained memory error", "device_fault", "critical", ("rank_lost",), (KILLED,), (94, 45)),
-    HardwareFault("row remapped, training goes on", "device_fault", "info", xids=(63,)),
-    HardwareFault("row remap failed, training goes on", "device_fault", "warning", xids=(64,)),
-    HardwareFault("micro-controller halts", "device_fault", "critical", ("hang",), (STUCK,), (62, 45)),
-    HardwareFault("GSP does not answer", "device_fault", "critical", ("hang",), (STUCK,), (119, 119, 119)),
-    HardwareFault("NVLink error", "device_fault", "critical", ("hang",), (STUCK,), (74,)),
-    HardwareFault("NVLink 5 error", "device_fault", "critical", ("hang",), (STUCK,), (145, 149)),
+    HardwareFault("no row left", severity="warning", events=event("device_event", event="dram_retirement_failure")),
+    HardwareFault("driver is silent", felt=STUCK, of_host=True, events=event("driver_silent", silent_s=3.0)),
+    HardwareFault("heat", DEGRADED, SLOW, events=throttled("heat")),
+    HardwareFault("heat that nothing feels", DEGRADED, events=throttled("heat")),
+    HardwareFault("power brake", DEGRADED, SLOW, events=throttled("power brake")),
+    HardwareFault("clock falls", DEGRADED, SLOW, counters={"sm_clock_hz": 1.5e9}),
+    HardwareFault("power falls", DEGRADED, counters={"power_w": 400.0}),
+    HardwareFault("link loses lanes", DEGRADED, SLOW, counters={"pcie_width": 8.0}),
+    HardwareFault("link loses lanes and nothing feels it", DEGRADED, counters={"pcie_width": 8.0}),
+    HardwareFault("memory errors that only counters tell", DEGRADED, counters={"ecc_uncorrected": 1.0}),
+    HardwareFault("memory errors of counters, rank ends", DEGRADED, KILLED, counters={"ecc_uncorrected": 1.0}),
     HardwareFault(
-        "NVSwitch error", "device_fault", "critical", ("hang",), (STUCK,), of_host=True,
-        events=(("switch_error", {"sxid": 20034, "pci_bus_id": "0000:c1:00", "text": "Fatal, Link 28"}),),
+        "memory errors with an Xid", felt=KILLED, xids=(48,), counters={"ecc_uncorrected": 1.0, "remap_pending": 1.0}
     ),
-    HardwareFault(
-        "memory cannot be retired, training goes on", "device_fault", "warning",
-        events=(("device_event", {"event": "dram_retirement_failure"}),),
-    ),
-    HardwareFault(
-        "driver is silent", "device_fault", "critical", ("hang",), (STUCK,), of_host=True,
-        events=(("driver_silent", {"silent_s": 3.0}),),
-    ),
-    HardwareFault("heat", "device_degraded", "warning", ("straggler",), (SLOW,), events=HOT),
-    HardwareFault("power brake", "device_degraded", "warning", ("straggler",), (SLOW,), events=BRAKE),
-    HardwareFault(
-        "clock falls", "device_degraded", "warning", ("straggler",), (SLOW,), counters={"sm_clock_hz": 1.5e9}
-    ),
-    HardwareFault("power falls, training goes on", "device_degraded", "info", counters={"power_w": 400.0}),
-    HardwareFault("link loses lanes, training goes on", "device_degraded", "info", counters={"pcie_width": 8.0}),
-    HardwareFault(
-        "link loses lanes", "device_degraded", "warning", ("straggler",), (SLOW,), counters={"pcie_width": 8.0}
-    ),
-    HardwareFault(
-        "memory errors that only counters tell, training goes on", "device_degraded", "info",
-        counters={"ecc_uncorrected": 1.0},
-    ),
-    HardwareFault(
-        "memory errors that only counters tell, rank ends", "device_degraded", "critical", ("rank_lost",), (KILLED,),
-        counters={"ecc_uncorrected": 1.0},
-    ),
-    HardwareFault(
-        "memory errors with an Xid", "device_fault", "critical", ("rank_lost",), (KILLED,), (48,),
-        counters={"ecc_uncorrected": 1.0, "remap_pending": 1.0},
-    ),
-    HardwareFault("NVLink replays", "device_degraded", "info", counters={"nvlink_replay_errors": 4.0}),
-    HardwareFault(
-        "link lost", "network_degraded", "warning", training=(STUCK,), counters={"link_up": 0.0},
-        of_host=True, of_kind="port", cause="network", besides=("hang",),
-    ),
-    HardwareFault(
-        "link flaps, training goes on", "network_degraded", "warning", counters={"link_downs": 2.0},
-        of_host=True, of_kind="port", cause="network",
-    ),
-    HardwareFault(
-        "link at half its speed", "network_degraded", "warning", ("straggler",), (SLOW,),
-        counters={"link_bits_per_s": 2e11}, of_host=True, of_kind="port", cause="network",
-    ),
-    HardwareFault(
-        "the hypervisor takes processors away", "host_degraded", "warning", ("straggler",), (SLOW,),
-        counters={"cpu_steal_ratio": 0.3}, of_host=True, of_kind="host", cause="host",
-    ),
-    HardwareFault(
-        "a rank is killed for want of memory", "host_degraded", "critical", ("rank_lost",), (KILLED,),
-        counters={"oom_kills": 1.0}, of_host=True, of_kind="host", cause="host",
-    ),
-    HardwareFault(
-        "memory is short, training goes on", "host_degraded", "info", counters={"memory_pressure_ratio": 0.2},
-        of_host=True, of_kind="host", cause="host",
-    ),
-    HardwareFault(
-        "at the limit of temperature, training goes on", "device_degraded", "info",
-        counters={"temperature_margin_celsius": 0.0},
-    ),
+    HardwareFault("NVLink replays", DEGRADED, counters={"nvlink_replay_errors": 4.0}),
+    HardwareFault("link lost", PORT, STUCK, "warning", counters={"link_up": 0.0}, of="port", apart=True),
+    HardwareFault("link flaps", PORT, severity="warning", counters={"link_downs": 2.0}, of="port"),
+    HardwareFault("link at half its speed", PORT, SLOW, counters={"link_bits_per_s": 2e11}, of="port"),
+    HardwareFault("processors taken away", HOST, SLOW, counters={"cpu_steal_ratio": 0.3}, of="host"),
+    HardwareFault("a rank is killed for want of memory", HOST, KILLED, counters={"oom_kills": 1.0}, of="host"),
+    HardwareFault("memory is short", HOST, counters={"memory_pressure_ratio": 0.2}, of="host"),
+    HardwareFault("at the limit of temperature", DEGRADED, counters={"temperature_margin_celsius": 0.0}),
 ]  # fmt: skip
 
 
 def told(fault: HardwareFault) -> Iterator[Observation]:
     """The job with all that is heard of the fault, in the order of time."""
-    job = Job(RANKS, 400, 3, step_s=1.0, placement=RankPlacement(ranks_per_host=PER_HOST)).inject(*fault.training)
+    job = Job(RANKS, 400, 3, step_s=1.0, placement=RankPlacement(ranks_per_host=PER_HOST)).inject(
+        *([fault.felt] if fault.felt else [])
+    )
     start, began_s, slot, pending = None, None, 0, list[tuple[float, str, dict[str, Any]]]()
     for observation in generate(job):
         if isinstance(observation, AttemptStart):
@@ -167,9 +139,8 @@ def told(fault: HardwareFault) -> Iterator[Observation]:
         while (slot + 2) * SLOT_S + CLOSE_AFTER_S <= observation.now_s:
             slot += 1
             sick = fault.counters if began_s is not None and slot * SLOT_S >= began_s else {}
-            if fault.of_kind != "gpu":
-                yield host_counters(start, slot, fault.of_kind, sick)
-            yield counters(start, slot, sick if fault.of_kind == "gpu" else {})
+            for kind in dict.fromkeys((fault.of, "gpu")):
+                yield counters(start, slot, kind, sick if kind == fault.of else {})
 
 
 def step_of(observation: Observation) -> int:
@@ -179,23 +150,17 @@ def step_of(observation: Observation) -> int:
     return int(observation.presence.step.max())
 
 
-def counters(start: AttemptStart, slot: int, sick: Mapping[str, float]) -> DeviceCounters:
-    values = {name: np.full(RANKS, usual) for name, usual in USUAL.items()}
-    for name, value in sick.items():
-        values[name][SICK] = value
+def counters(start: AttemptStart, slot: int, kind: str, sick: Mapping[str, float]) -> DeviceCounters:
+    """Of every GPU, of one port on each host, or of the hosts; sick are those of rank 5 or of its host."""
     named = tuple(zip(start.topology.host, start.topology.device_uuid, strict=True))
-    present = {name: np.ones(RANKS, dtype=bool) for name in values}
-    return DeviceCounters(slot, (slot + 1) * SLOT_S + CLOSE_AFTER_S, named, values, present)
-
-
-def host_counters(start: AttemptStart, slot: int, kind: str, sick: Mapping[str, float]) -> DeviceCounters:
-    """Of one port on each host, or of the hosts; those of the host of rank 5 are sick."""
-    hosts = sorted(set(start.topology.host))
-    values = {name: np.full(len(hosts), usual) for name, usual in USUAL_OF_HOST[kind].items()}
+    at = SICK
+    if kind != "gpu":
+        hosts = sorted(set(start.topology.host))
+        named, at = tuple((host, "mlx5_0/1" * (kind == "port")) for host in hosts), hosts.index(named[SICK][0])
+    values = {name: np.full(len(named), usual) for name, usual in USUAL_OF[kind].items()}
     for name, value in sick.items():
-        values[name][hosts.index(start.topology.host[SICK])] = value
-    present = {name: np.ones(len(hosts), dtype=bool) for name in values}
-    named = tuple((host, "mlx5_0/1" * (kind == "port")) for host in hosts)
+        values[name][at] = value
+    present = {name: np.ones(len(named), dtype=bool) for name in values}
     return DeviceCounters(slot, (slot + 1) * SLOT_S + CLOSE_AFTER_S, named, values, present, kind)
 
 
@@ -214,16 +179,23 @@ def incidents(observations: Iterator[Observation]) -> Sequence[Incident]:
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_fault_of_hardware_is_one_incident_by_its_kind_device_and_cause(fault: HardwareFault) -> None:
+    severity, effect = FELT[fault.felt] if fault.felt else ("info", "")
     incident, *others = sorted(incidents(told(fault)), key=lambda one: one.kind != fault.kind)
-    assert tuple(str(other.kind) for other in others) == fault.besides
+    assert [str(other.kind) for other in others] == [effect] * fault.apart
     assert all(other.evidence["suspected_causes"][0]["kind"] == fault.kind for other in others)
-    assert (incident.kind, incident.severity) == (fault.kind, fault.severity)
-    assert incident.cause == fault.cause
-    if not fault.of_host:
-        assert incident.ranks == (SICK,)
-    assert set(fault.consequences) <= {str(part.kind) for part in incident.parts[1:]}
-    assert incident.parts[1:] or others or not fault.training
+    assert (incident.kind, incident.severity) == (fault.kind, fault.severity or severity)
+    assert incident.cause == {"port": "network", "host": "host"}.get(fault.of, "device")
+    assert incident.ranks == (SICK,) or fault.of_host or fault.of != "gpu"
+    assert fault.apart or not effect or effect in {part.kind for part in incident.parts[1:]}
 
 
 def test_without_a_fault_nothing_is_told() -> None:
-    assert not incidents(told(HardwareFault("none", "", "")))
+    assert not incidents(told(HardwareFault("none")))
+
+
+def test_a_slow_rank_on_another_host_than_a_hot_device_is_an_incident_of_its_own() -> None:
+    job = Job(RANKS, 220, 3, placement=RankPlacement(ranks_per_host=PER_HOST)).inject(
+        Throttle(SICK, 100, 1.0), Slow(1, 150, 1.3)
+    )
+    found = sorted((str(one.kind), one.ranks, len(one.parts)) for one in incidents(generate(job)))
+    assert found == [("device_degraded", (SICK,), 1), ("straggler", (1,), 1)]

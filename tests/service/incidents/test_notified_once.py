@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import pytest
 
 from rankwatch import wire
-from rankwatch_detectors.base import AttemptStart, Kind, Observation, Severity, Tick
+from rankwatch_detectors.base import AttemptStart, Kind, Observation, Severity, Tick, Topology
 from rankwatch_detectors.catalogue import detectors
 from rankwatch_service.api.routes.receivers import NewReceiver
 from rankwatch_service.incidents.correlator import Correlator
@@ -19,6 +19,7 @@ from rankwatch_service.simulate.faults import Hang, HostLoss, Kill, NonFinite, N
 from rankwatch_service.simulate.generate import generate
 from rankwatch_service.simulate.job import Job
 from rankwatch_service.simulate.placement import RankPlacement
+from suite.pipeline import topology_state_of
 from tests.support.values.findings import finding, topology_state
 from tests.support.values.presences import Clockwork, topology
 
@@ -26,18 +27,14 @@ DEFAULTS = NewReceiver(name="on-call", url="https://on-call.example/")
 RECEIVER = ReceiverRoute("on-call", tuple(DEFAULTS.kinds), tuple(DEFAULTS.severities), tuple(DEFAULTS.jobs))
 
 
-def topology_state_of(job: Job) -> TopologyState:
-    topology, topology_state = job.topology(), TopologyState()
-    places = enumerate(zip(topology.host, topology.device_uuid, strict=True))
-    topology_state.learn(
-        wire.RankInfo(rank, job.world_size, host=host, device_uuid=device) for rank, (host, device) in places
-    )
-    return topology_state
-
-
 def told_of(job: Job) -> tuple[list[Incident], int]:
     """The incidents in the order in which they opened, and how many messages told more than an end."""
-    pipeline, topology_state, told, now_s = DetectionPipeline("gpt", detectors), topology_state_of(job), 0, 0.0
+    pipeline, topology_state, told, now_s = (
+        DetectionPipeline("gpt", detectors),
+        topology_state_of(job.topology()),
+        0,
+        0.0,
+    )
     incidents: dict[str, Incident] = {}
     for observation in generate(job):
         now_s = observation.now_s if isinstance(observation, Tick) else now_s
@@ -54,70 +51,37 @@ def told_of(job: Job) -> tuple[list[Incident], int]:
     return list(incidents.values()), told
 
 
-def small(steps: int = 130) -> Job:
-    return Job(8, steps, seed=4, placement=RankPlacement(ranks_per_host=4))
+CASCADES = {
+    "slow, hung, lost": ([Slow(5, 60, 1.4), Hang(5, 100, 25.0), Kill(5, 100), Restart(100, 90)], "straggler rank:5", 2),
+    "lost again and again": (
+        [*[Kill(5, 100, None, 1, "CUDA error: ECC error"), Restart(100, 90)] * 4],
+        "rank_lost rank:5",
+        1,
+    ),
+    "hung again and again": ([Hang(5, 60 + 4 * turn, 9.0) for turn in range(9)], "hang job", 1),
+    "slow host": ([Slow((4, 5, 6, 7), 80, 1.3)], "straggler host:host-1", 1),
+    "norm, then NaN": ([NormSpike(98, 50.0, 3), NonFinite(5, 100)], "nonfinite rank:5", 1),
+    "lost host": ([HostLoss("host-1", 100, 30.0), Kill(0, 100), Restart(100, 95)], "hang host:host-1", 1),
+    "two faults at once": ([Slow(1, 80, 1.3), NonFinite(6, 84)], "nonfinite rank:6, straggler rank:1", 2),
+}
+"""By name: the faults, the incidents they become, and how often a receiver is told."""
 
 
-def loop() -> Job:
-    job = small()
-    for _ in range(4):
-        job = job.inject(Kill(5, 100, None, 1, "CUDA error: uncorrectable ECC error"), Restart(100, 90))
-    return job
-
-
-def flaps() -> Job:
-    job = small()
-    for turn in range(9):
-        job = job.inject(Hang(5, 60 + 4 * turn, 9.0))
-    return job
-
-
-@pytest.mark.parametrize(
-    ("job", "kind", "scope", "told"),
-    [
-        (
-            small().inject(Slow(5, 60, 1.4), Hang(5, 100, 25.0), Kill(5, 100), Restart(100, 90)),
-            Kind.STRAGGLER,
-            "rank:5",
-            2,
-        ),
-        (loop(), Kind.RANK_LOST, "rank:5", 1),
-        (flaps(), Kind.HANG, "job", 1),
-        (small().inject(Slow((4, 5, 6, 7), 80, 1.3)), Kind.STRAGGLER, "host:host-1", 1),
-        (small().inject(NormSpike(98, 50.0, 3), NonFinite(5, 100)), Kind.NONFINITE, "rank:5", 1),
-        (small().inject(HostLoss("host-1", 100, 30.0), Kill(0, 100), Restart(100, 95)), Kind.HANG, "host:host-1", 1),
-    ],
-    ids=[
-        "slow, hung, lost",
-        "lost again and again",
-        "hung again and again",
-        "slow host",
-        "norm, then NaN",
-        "lost host",
-    ],
-)
-def test_a_cascade_is_one_incident_and_told_once_and_when_it_becomes_critical(job, kind, scope, told):
-    incidents, messages = told_of(job)
-    assert [(one.kind, str(one.scope)) for one in incidents] == [(kind, scope)]
+@pytest.mark.parametrize("name", CASCADES)
+def test_a_cascade_is_one_incident_and_told_once_and_when_it_becomes_critical(name):
+    faults, expected, told = CASCADES[name]
+    incidents, messages = told_of(Job(8, 130, seed=4, placement=RankPlacement(ranks_per_host=4)).inject(*faults))
+    assert ", ".join(f"{one.kind} {one.scope}" for one in incidents) == expected
     assert messages == told
-
-
-def test_two_faults_at_once_are_told_apart():
-    incidents, messages = told_of(small().inject(Slow(1, 80, 1.3), NonFinite(6, 84)))
-    assert sorted((one.kind, str(one.scope)) for one in incidents) == [
-        (Kind.NONFINITE, "rank:6"),
-        (Kind.STRAGGLER, "rank:1"),
-    ]
-    assert messages == 2
 
 
 class Judged:
     """A pipeline where a detector is expected: answers with what is told."""
 
-    def __init__(self, ranks: int, hosts: int) -> None:
+    def __init__(self, topology: Topology) -> None:
         self.pipeline, self.topology_state, self.told = DetectionPipeline("gpt", detectors), TopologyState(), []
-        where = topology(ranks, hosts=hosts).host
-        self.topology_state.learn(wire.RankInfo(rank, ranks, host=host) for rank, host in enumerate(where))
+        ranks = enumerate(topology.host)
+        self.topology_state.learn(wire.RankInfo(rank, topology.world_size, host=host) for rank, host in ranks)
 
     def observe(self, observation: Observation) -> list[Update]:
         told, failures = self.pipeline.observe(observation, self.topology_state)
@@ -126,12 +90,19 @@ class Judged:
         return told
 
 
-def test_a_sender_of_128_hosts_that_dies_is_one_incident_that_grows_and_is_told_once():
-    judged = Judged(256, 128)
+def wide_job() -> tuple[Judged, Clockwork]:
+    """A job of 256 ranks on 128 hosts that has made some steps."""
+    wide = topology(256, hosts=128)
+    judged = Judged(wide)
     job = Clockwork(judged, 256)
     job.attempt = "wide.0"
-    judged.observe(AttemptStart("wide.0", topology(256, hosts=128), job.now_s))
+    judged.observe(AttemptStart("wide.0", wide, job.now_s))
     job.train(20)
+    return judged, job
+
+
+def test_a_sender_of_128_hosts_that_dies_is_one_incident_that_grows_and_is_told_once():
+    judged, job = wide_job()
     for _ in range(8):
         job.silent |= set(range(len(job.silent), len(job.silent) + 32))
         job.train(1)
@@ -163,11 +134,7 @@ def told_first(updates: Iterable[Update]) -> list[Notification]:
 
 
 def test_127_hosts_that_fall_silent_at_once_are_one_page():
-    judged = Judged(256, 128)
-    job = Clockwork(judged, 256)
-    job.attempt = "wide.0"
-    judged.observe(AttemptStart("wide.0", topology(256, hosts=128), job.now_s))
-    job.train(20)
+    judged, job = wide_job()
     job.silent = set(range(2, 256))
     job.train(60)
     (page,) = told_first(judged.told)

@@ -1,0 +1,276 @@
+"""What is told of a hang: stacks in few groups, whom to continue and where, and which conditions may have caused it."""
+
+import json
+import random
+
+import pytest
+
+from rankwatch import wire
+from rankwatch_detectors.base import Change, Kind, Occurrence, Severity
+from rankwatch_service.incidents.answers import first_steps
+from rankwatch_service.incidents.correlator import Correlator
+from rankwatch_service.incidents.hang import (
+    GROUPS_MAX,
+    LEFT_OUT,
+    PIDS_MAX,
+    RANKS_CHARS_MAX,
+    SENTENCE,
+    STACK_CHARS_MAX,
+    TEXTS_MAX,
+    HangEvidence,
+    StackGroups,
+    rank_ranges,
+)
+from rankwatch_service.incidents.model import Incident
+from rankwatch_service.job.topology_state import TopologyState
+from tests.support.values.findings import finding, topology_state
+
+REDUCE = "all_reduce (distributed_c10d.py:2810), from train (train.py:41)"
+LOAD = "load (data.py:12)"
+
+
+def dump(place: str, text: str = "", **fields) -> dict:
+    return {"place": place, "where": place, "stack": text or f"stack of {place}", "reason": "", "order": "c1"} | fields
+
+
+def grouped(dumps: dict[int, dict], asked: int = 0) -> dict:
+    groups = StackGroups()
+    for rank, fields in dumps.items():
+        assert groups.add(rank, fields)
+    return StackGroups.restored(json.loads(json.dumps(groups.state()))).evidence(asked or len(dumps))
+
+
+def test_the_few_that_stand_elsewhere_come_first_and_all_are_told_in_a_sentence():
+    shown = grouped({rank: dump(LOAD if rank == 3 else REDUCE, os_state="S") for rank in range(8)})
+    assert [(one["ranks"], one["count"], one["stack"]) for one in shown["stacks"]] == [
+        ("3", 1, f"stack of {LOAD}"),
+        ("0-2,4-7", 7, f"stack of {REDUCE}"),
+    ]
+    assert shown[SENTENCE] == f"7 of 8 ranks stand in {REDUCE}; rank 3 in {LOAD}."
+    assert shown["stacks"][0]["os_state"] == "S"
+    assert "order" not in shown["stacks"][0]
+    assert LEFT_OUT not in shown
+
+
+def test_where_all_stand_at_one_place_there_is_one_stack():
+    shown = grouped({rank: dump(REDUCE) for rank in range(4)})
+    assert [one["ranks"] for one in shown["stacks"]] == ["0-3"]
+    assert shown[SENTENCE] == f"All 4 ranks stand in {REDUCE}."
+
+
+def test_ranks_that_have_not_answered_are_told_and_counted_nowhere_else():
+    shown = grouped({0: dump(REDUCE), 1: dump(REDUCE), 2: dump(LOAD)}, asked=4)
+    assert shown[SENTENCE] == f"2 of 3 ranks stand in {REDUCE}; rank 2 in {LOAD}; no answer of 1 rank."
+
+
+def test_a_rank_without_a_stack_says_why():
+    stopped = {"stack": "", "place": "", "where": "", "reason": "stopped by a signal"}
+    shown = grouped({0: dump(REDUCE), 1: stopped, 2: dump(REDUCE), 5: stopped, 6: dump(REDUCE)})
+    assert shown[SENTENCE] == f"3 of 5 ranks stand in {REDUCE}; ranks 1,5 gave no stack: stopped by a signal."
+
+
+def test_stacks_of_agents_that_name_no_place_are_grouped_by_their_text_without_addresses():
+    def told(address: str, line: int) -> dict:
+        return {"stack": f"Thread 0x{address}:\n  File a.py, line {line}", "os_state": "R", "reason": ""}
+
+    shown = grouped({0: told("7f00", 3), 1: told("7f01", 3), 2: told("7f02", 9)})
+    assert [one["ranks"] for one in shown["stacks"]] == ["2", "0-1"]
+    assert shown[SENTENCE] == "2 of 3 ranks stand at one place; rank 2 elsewhere."
+
+
+def test_a_rank_answers_once():
+    groups = StackGroups()
+    assert groups.add(3, dump(LOAD))
+    assert not groups.add(3, dump(REDUCE))
+    assert groups.evidence(1)[SENTENCE] == f"The rank stands in {LOAD}."
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_order_of_arrival_makes_no_difference(seed):
+    where = [REDUCE, REDUCE, LOAD, REDUCE, "x (y.py:1)", LOAD, REDUCE, REDUCE]
+    # On each host of two ranks only the first at a place sends the text.
+    dumps = {
+        rank: dump(place, f"{place} of {rank}") | ({"stack": ""} if rank % 2 and where[rank - 1] == place else {})
+        for rank, place in enumerate(where)
+    }
+    ranks = list(dumps)
+    random.Random(seed).shuffle(ranks)
+    assert grouped({rank: dumps[rank] for rank in ranks}) == grouped(dumps)
+
+
+def test_sixteen_thousand_ranks_at_as_many_places_stay_small():
+    dumps = {rank: dump(f"f{rank} (a.py:{rank})", "x" * 65_536) for rank in range(16_384)}
+    for rank in range(8_192):
+        dumps[2 * rank] |= {"place": REDUCE, "where": REDUCE}
+    groups = StackGroups()
+    for rank, fields in dumps.items():
+        groups.add(rank, fields)
+    assert len(json.dumps(groups.state())) < TEXTS_MAX * (STACK_CHARS_MAX + 1_000) + 16_384 * 40
+    shown = groups.evidence(16_384)
+    assert len(shown["stacks"]) == GROUPS_MAX
+    assert all(len(one["stack"]) == STACK_CHARS_MAX for one in shown["stacks"])
+    assert shown["stacks"][-1]["count"] == 8_192
+    assert len(shown["stacks"][-1]["ranks"]) < RANKS_CHARS_MAX + 20
+    assert shown[SENTENCE] == (
+        f"8192 of 16384 ranks stand in {REDUCE}; rank 1 in f1 (a.py:1); rank 3 in f3 (a.py:3); rank 5 in f5 (a.py:5); "
+        "8,189 ranks at 8,189 other places."
+    )
+    assert shown[LEFT_OUT] == "8,185 ranks at 8,185 further places"
+
+
+def test_ranks_are_told_as_ranges_and_how_many_more():
+    assert rank_ranges([0, 1, 2, 4, 6, 7]) == "0-2,4,6-7"
+    assert rank_ranges([5]) == "5"
+    text = rank_ranges(range(0, 16_384, 2))
+    assert len(text) < RANKS_CHARS_MAX + 20
+    listed, _, more = text.partition(" and ")
+    assert len(listed.split(",")) + int(more.removesuffix(" more").replace(",", "")) == 8_192
+
+
+def test_fields_that_are_not_known_are_not_kept():
+    shown = grouped({0: dump(REDUCE, junk="x" * 100_000)})
+    assert "junk" not in shown["stacks"][0]
+
+
+def test_native_frames_stand_below_the_stack_of_their_group():
+    groups = StackGroups()
+    assert not groups.add_native(0, "early")
+    for rank in (1, 0):
+        groups.add(rank, dump(REDUCE, text=f"stack of rank {rank}"))
+        assert groups.add_native(rank, "ncclGroupEnd") is (rank == 1)
+    (group,) = StackGroups.restored(json.loads(json.dumps(groups.state()))).evidence(2)["stacks"]
+    assert group["stack"] == "stack of rank 0\n\nWith native frames (py-spy):\n\nncclGroupEnd"
+    assert "native" not in group
+
+
+STOPPED = {"decided_by": "stopped by a signal", "missing": [{"rank": 5, "os_state": "T"}]}
+
+
+def placement(ranks: int = 8, pid: int = 4_000) -> TopologyState:
+    made = TopologyState()
+    made.learn(wire.RankInfo(rank, ranks, host=f"node-{rank // 4}", pid=pid and pid + rank) for rank in range(ranks))
+    return made
+
+
+def hang(topology: TopologyState, evidence, ranks=(5,)):
+    correlator = Correlator("gpt")
+    correlator.begin("l.0")
+    correlator.judge([finding(Kind.HANG, ranks=(), evidence={"decided_by": "no evidence"})], topology)
+    correlator.judge([finding(Kind.HANG, Change.UPDATE, ranks=ranks, evidence=evidence)], topology)
+    return correlator.open[0]
+
+
+def test_its_process_is_named_with_its_host():
+    incident = hang(placement(), STOPPED)
+    assert incident.evidence["pids"] == {"node-1": [4_005]}
+    step = first_steps(incident.kind, incident.severity, incident.evidence, incident.hosts)[0]
+    assert step.startswith("Continue the stopped process: `kill -CONT 4005` on host node-1 ")
+
+
+def test_no_process_is_named_where_none_is_known():
+    assert "pids" not in hang(placement(pid=0), STOPPED).evidence
+
+
+def test_a_process_that_hangs_by_itself_is_named_for_whoever_looks_at_its_stack():
+    incident = hang(placement(), STOPPED | {"decided_by": "it is in an earlier step"})
+    step = first_steps(incident.kind, incident.severity, incident.evidence, incident.hosts)[0]
+    assert step.startswith("Run `py-spy dump --pid 4005` on node-1, ")
+    known = {"stacks": [{"ranks": "5", "stack": ["train.py:41 step"]}]}
+    assert "py-spy" not in first_steps(incident.kind, "critical", incident.evidence | known)[0]
+
+
+def test_of_many_stopped_ranks_only_some_are_named():
+    incident = hang(placement(64), STOPPED, tuple(range(64)))
+    assert sum(map(len, incident.evidence["pids"].values())) == PIDS_MAX
+    assert "and on 1 more host " in first_steps("hang", "critical", incident.evidence, incident.hosts)[0]
+
+
+TOPOLOGY = topology_state()
+PORT = finding(Kind.NETWORK_DEGRADED, scope="host:node-0", summary="Port eth1 of host node-0 is down.", cause="network")
+HANG = finding(
+    Kind.HANG, ranks=(1,), onset_time_s=1_100.0, detected_time_s=1_104.0, onset_step=150, severity=Severity.CRITICAL
+)
+ASLEEP = {"stack": "File", "place": "sleepy", "where": "sleepy (train.py:31)", "wchan": "hrtimer_nanosleep"}
+WAITING = {"stack": "File", "place": "backward", "where": "backward (graph.py:9)", "wchan": "futex_do_wait"}
+
+
+def hang_of(correlator: Correlator) -> Incident:
+    return next(incident for incident in correlator.open if incident.kind is Kind.HANG)
+
+
+def suspected(incident: Incident) -> list[str]:
+    return [cause["summary"] for cause in incident.evidence.get("suspected_causes", ())]
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [PORT, finding(Kind.HOST_DEGRADED, scope="host:node-0"), finding(Kind.DEVICE_DEGRADED, scope="rank:1")],
+    ids=lambda one: str(one.kind),
+)
+def test_a_hang_after_a_condition_is_an_incident_of_its_own_that_names_it(correlator, condition) -> None:
+    correlator.judge([condition], TOPOLOGY)
+    (opened, told) = correlator.judge([HANG], TOPOLOGY)
+    assert (str(opened.what), opened.incident.kind, opened.incident.summary) == ("opened", Kind.HANG, HANG.summary)
+    assert (str(told.what), suspected(told.incident)) == ("evidence", [condition.summary])
+    unfelt = condition.kind is Kind.DEVICE_DEGRADED  # what training feels is an incident of its own
+    assert [(one.kind, one.severity) for one in correlator.open] == [
+        (condition.kind, Severity.INFO if unfelt else Severity.WARNING),
+        (Kind.HANG, Severity.CRITICAL),
+    ]
+
+
+def test_a_condition_that_is_found_during_a_hang_is_suspected_once(correlator) -> None:
+    correlator.judge([HANG], TOPOLOGY)
+    correlator.judge([PORT], TOPOLOGY)
+    worse = finding(Kind.NETWORK_DEGRADED, Change.UPDATE, "host:node-0", summary="Port eth1 is down again.")
+    correlator.judge([worse], TOPOLOGY)
+    assert suspected(hang_of(correlator)) == [PORT.summary]
+
+
+def test_a_slow_rank_of_a_bad_link_that_then_hangs_is_titled_as_a_hang(correlator) -> None:
+    correlator.judge([PORT], TOPOLOGY)
+    correlator.judge([finding(Kind.STRAGGLER, scope="rank:1")], TOPOLOGY)
+    correlator.judge([HANG], TOPOLOGY)
+    assert [one.kind for one in correlator.open] == [Kind.NETWORK_DEGRADED, Kind.HANG]
+
+
+def test_a_device_fault_stays_the_title_of_the_hang_that_it_caused(correlator) -> None:
+    correlator.judge([finding(Kind.DEVICE_FAULT, scope="rank:1")], TOPOLOGY)
+    correlator.judge([HANG], TOPOLOGY)
+    assert [one.kind for one in correlator.open] == [Kind.DEVICE_FAULT]
+
+
+def answer(correlator: Correlator, **dumps: dict[str, str]) -> Incident:
+    evidence = HangEvidence()
+    for name, dump in dumps.items():
+        evidence.take(
+            Occurrence("stack_dump", "l.0", "node-0", 1_105.0, int(name.removeprefix("rank")), 150, dump),
+            correlator.open,
+        )
+    evidence.due(correlator.open, 8, 1_106.0)
+    return hang_of(correlator)
+
+
+def test_a_rank_that_sleeps_in_its_own_code_clears_the_network_and_not_its_host(correlator) -> None:
+    correlator.judge([PORT, finding(Kind.HOST_DEGRADED, scope="host:node-0", summary="Short of memory.")], TOPOLOGY)
+    correlator.judge([HANG], TOPOLOGY)
+    hang = answer(correlator, rank0=WAITING | {"phase": "collective"}, rank1=ASLEEP)
+    assert suspected(hang) == ["Short of memory."]
+    assert hang.evidence["not_the_network"] == (
+        "rank 1 stands in sleepy (train.py:31), in Python code outside of any collective"
+    )
+    correlator.judge([finding(Kind.NETWORK_DEGRADED, scope="host:node-1")], TOPOLOGY)
+    assert suspected(hang_of(correlator)) == ["Short of memory."]
+
+
+@pytest.mark.parametrize(
+    "dump",
+    [ASLEEP | {"phase": "collective"}, WAITING, {"reason": "no answer", "place": "", "where": ""}],
+    ids=["in a collective", "waits for what its stack does not tell", "no stack"],
+)
+def test_without_proof_the_network_stays_suspected(correlator, dump) -> None:
+    correlator.judge([PORT], TOPOLOGY)
+    correlator.judge([HANG], TOPOLOGY)
+    hang = answer(correlator, rank1=dump)
+    assert suspected(hang) == [PORT.summary]
+    assert "not_the_network" not in hang.evidence
