@@ -24,7 +24,7 @@ from tests.support.agent.host import AgentProcess
 from tests.support.agent.service import AgentService
 from tests.support.agent.service import until as agent_until
 from tests.support.ranks.recording_rank import RecordingRank
-from tests.support.service.process import LOGIN, Http, Role, free_port, until
+from tests.support.service.process import Http, Up, free_port, until
 from tests.support.store.postgres import PostgresDatabases
 from tests.support.trials.selection import long_trial
 from tests.support.values.batches import batch, progress, table
@@ -36,25 +36,16 @@ class Service:
     """`rankwatch up`, and what an attacker with an ingest token says to it."""
 
     def __init__(self, folder: Path, environment: dict[str, str]) -> None:
-        port = str(free_port())
-        self.url = f"http://127.0.0.1:{port}"
-        self.role = Role(folder, "up", "--data", str(folder / "data"), "--port", port, environment=environment)
-        self._anyone = Http(self.url)
-        self.start()
-        self.people = Http(self.url, self.role.token())
-        self.token = (folder / "data" / "ingest-token").read_text().strip()
-        self.host = Http(self.url, self.token)
+        self.up = Up(folder, port=free_port(), environment=environment)
+        self.up.start()
+        self.url, self.token = self.up.url, self.up.kept("ingest-token")
+        self.people, self.host = Http(self.url, self.up.token()), Http(self.url, self.token)
         self._numbers = itertools.count()
 
-    def start(self) -> None:
-        self.role.start()
-        until("the service", lambda: LOGIN.findall(self.role.said()))
-        self._anyone.ask("GET", "/readyz")
-
     def close(self) -> None:
-        for each in (self._anyone, self.people, self.host):
-            each.close()
-        self.role.stop()
+        self.people.close()
+        self.host.close()
+        self.up.stop()
 
     def unsigned(self, job: str, boot: str = "thief", **fields: Any) -> int:
         """Send a batch without a signature; the status of the answer."""
@@ -167,8 +158,9 @@ def test_no_forged_save_of_an_unsigned_job_is_offered_also_after_a_restart(servi
         assert (verdicts[f"local:l.0:{step}"], verdicts[f"local:l.0:{step + 1}"]) == ("refused", "incomplete")
         assert verdicts[f"local:l.0:{(step // 10 + 1) * 10}"] == "good", "what was forged before it was saved"
         if not restarted:
-            service.role.stop()
-            service.start()
+            service.up.stop()
+            service.up.start()
+            service.people.ask("GET", "/readyz")
             assert service.resume("plain").startswith("/ckpt/")
 
 
@@ -191,19 +183,14 @@ def test_no_agent_with_a_stolen_token_adds_a_checkpoint_to_a_job_that_trains(
         enrolment = Enrolment(ckpt.parent / "thief", "gpt", line)
         enrolment.introduce("node-9")
         publish = HttpPublisher(line, enrolment)
-        step = service.step("gpt") // 100 * 100 + 107
-        info = wire.RankInfo(7, 8, host="node-9", checkpoint_roots=(str(ckpt.parent / "evil"),), checkpoint_shards=1)
+        step, evil = service.step("gpt") // 100 * 100 + 107, ckpt.parent / "evil"
+        info = wire.RankInfo(7, 8, host="node-9", checkpoint_roots=(str(evil),), checkpoint_shards=1)
         for number, fields in enumerate(
             (
                 {"ranks": (info,)},
                 {"events": (saved(step, 0, ckpt / "x.pt"),)},
-                {
-                    "events": (
-                        saved(step, 0, ckpt.parent / "evil" / "x.pt"),
-                        saved(step, 1, ckpt.parent / "evil" / "x.pt"),
-                    )
-                },
-                {"events": (saved(step, 7, ckpt.parent / "evil" / "x.pt"), saved(step, None, ckpt / "x.pt"))},
+                {"events": (saved(step, 0, evil / "x.pt"), saved(step, 1, evil / "x.pt"))},
+                {"events": (saved(step, 7, evil / "x.pt"), saved(step, None, ckpt / "x.pt"))},
             )
         ):
             body = wire.encode(batch(number, host="node-9", boot="thief", **fields))

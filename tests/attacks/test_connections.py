@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rankwatch_service.api.http.connection import ANONYMOUS_PER_ADDRESS_MAX, HEAD_S, HEADERS_MAX
-from tests.support.service.process import LOGIN, Http, Role, children, until
+from tests.support.service.process import Http, children
 
 pytestmark = pytest.mark.integration
 
@@ -15,25 +15,13 @@ MB = 1024 * 1024
 BEGUN = b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 
 
-@pytest.fixture(scope="module")
-def up(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("up")
-    role = Role(folder, "up", "--data", str(folder / "data"), "--port", "0")
-    role.start()
-    role.url = until("login link", lambda: LOGIN.findall(role.said()))[-1][0]
-    yield role
-    role.stop()
-
-
 @pytest.fixture
 def connect(up):
-    host, port = up.url.removeprefix("http://").split(":")
     opened = []
 
     def connect() -> socket.socket:
-        one = socket.create_connection((host, int(port)), timeout=30)
-        opened.append(one)
-        return one
+        opened.append(up.socket())
+        return opened[-1]
 
     yield connect
     for one in opened:

@@ -14,7 +14,7 @@ from rankwatch.agent.service_connection import ServiceConnection
 from rankwatch.agent.uplink import HttpPublisher
 from rankwatch.outcome import Accepted
 from rankwatch.signed import Purpose
-from tests.support.service.process import LOGIN, Http, Role, until
+from tests.support.service.process import until
 from tests.support.values.batches import batch, progress, ranks, table
 
 pytestmark = [pytest.mark.integration, pytest.mark.ci]
@@ -50,40 +50,15 @@ class Host:
         self.line.post("/api/v1/agents/view", self.enrolment.identity().sign(Purpose.VIEW, body))
 
 
-@pytest.fixture(scope="module")
-def up(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("up")
-    role = Role(folder, "up", "--data", str(folder / "data"), "--port", "0")
-    role.start()
-    role.url = until("login link", lambda: LOGIN.findall(role.said()))[-1][0]
-    role.data = folder / "data"
-    yield role
-    role.stop()
+@pytest.fixture
+def thief(up, asking):
+    return asking(up.kept("ingest-token"))
 
 
 @pytest.fixture(scope="module")
-def stolen(up) -> str:
-    return (up.data / "ingest-token").read_text().strip()
-
-
-@pytest.fixture(scope="module")
-def admin(up):
-    http = Http(up.url, (up.data / "local-token").read_text().strip())
-    yield http
-    http.close()
-
-
-@pytest.fixture(scope="module")
-def thief(up, stolen):
-    http = Http(up.url, stolen)
-    yield http
-    http.close()
-
-
-@pytest.fixture(scope="module")
-def hosts(up, stolen, tmp_path_factory):
+def hosts(up, tmp_path_factory):
     folder = tmp_path_factory.mktemp("hosts")
-    hosts = [Host(number, Endpoint(up.url, stolen), folder) for number in (0, 1)]
+    hosts = [Host(number, Endpoint(up.url, up.kept("ingest-token")), folder) for number in (0, 1)]
     yield hosts
     for host in hosts:
         host.line.close()
@@ -104,50 +79,33 @@ train.step = 0
 
 
 def job(admin) -> dict | None:
-    answer = admin.client.get(f"/api/v1/jobs/{JOB}")
-    return answer.json() if answer.status_code == 200 else None
+    answer = admin.get(f"/api/v1/jobs/{JOB}")
+    return answer.json() if answer.is_success else None
 
 
 def incidents(admin) -> set[str]:
-    return {one["kind"] for one in admin.client.get("/api/v1/incidents", params={"job": JOB}).json()["items"]}
+    return {one["kind"] for one in admin.get("/api/v1/incidents", params={"job": JOB}).json()["items"]}
 
 
-def forged(sequence: int = 0, **fields) -> bytes:
-    return wire.encode(batch(sequence, job=JOB, boot="thief", **fields))
+SAVED = {"checkpoint": "x", "tier": "remote", "location": "/tmp/x", "shards": 1}
+FORGED = {
+    "a NaN of another host's rank": {"host": "node-1", "steps": table([3], [2], loss=[float("nan")])},
+    "its end": {"host": "node-1", "events": (wire.Event("process_exit", 1, 2, None, {"signal": 9}),)},
+    "a newer attempt": {"host": "elsewhere", "attempt": "zzz.0", "ranks": ranks(1, "elsewhere")},
+    "a checkpoint": {"host": "node-1", "events": (wire.Event("checkpoint_saved", 1, 2, 3, SAVED),)},
+}
 
 
-@pytest.mark.parametrize(
-    ("what", "body"),
-    [
-        ("a NaN of another host's rank", {"host": "node-1", "steps": table([3], [2], loss=[float("nan")])}),
-        ("its end", {"host": "node-1", "events": (wire.Event("process_exit", 1, 2, None, {"signal": 9}),)}),
-        ("a newer attempt", {"host": "elsewhere", "attempt": "zzz.0", "ranks": ranks(1, "elsewhere")}),
-        (
-            "a checkpoint",
-            {
-                "host": "node-1",
-                "events": (
-                    wire.Event(
-                        "checkpoint_saved",
-                        1,
-                        2,
-                        3,
-                        {"checkpoint": "x", "tier": "remote", "location": "/tmp/x", "shards": 1},
-                    ),
-                ),
-            },
-        ),
-    ],
-    ids=["row", "exit", "attempt", "checkpoint"],
-)
-def test_what_is_not_signed_by_the_agent_is_refused_and_what_trains_goes_on(hosts, admin, thief, what, body):
+@pytest.mark.parametrize("what", FORGED)
+def test_what_is_not_signed_by_the_agent_is_refused_and_what_trains_goes_on(hosts, admin, thief, what):
     before = train(hosts, admin)
-    answer = thief.client.post("/api/v1/telemetry", content=forged(**body), headers=MSGPACK)
-    assert answer.status_code == 403, what
+    forged = wire.encode(batch(0, job=JOB, boot="thief", **FORGED[what]))
+    answer = thief.post("/api/v1/telemetry", content=forged, headers=MSGPACK)
+    assert answer.status_code == 403
     after = train(hosts, admin)
     assert (after["attempt"], after["world_size"]) == (before["attempt"], before["world_size"]) == ("l.0", 4)
     assert not incidents(admin) & {"nonfinite", "rank_lost", "hang"}
-    assert admin.client.get(f"/api/v1/jobs/{JOB}/checkpoints").json()["items"] == []
+    assert admin.get(f"/api/v1/jobs/{JOB}/checkpoints").json()["items"] == []
 
 
 def test_a_view_of_ranks_that_nobody_has_makes_no_pause(hosts, admin, thief):
@@ -155,13 +113,13 @@ def test_a_view_of_ranks_that_nobody_has_makes_no_pause(hosts, admin, thief):
     told = tuple(progress(rank, 9, order="x", answer="held") for rank in range(4))
     for attempt in ("l.0", "zzz.0"):
         view = wire.encode(wire.View(JOB, attempt, "node-0", "thief", 1, told))
-        assert thief.client.post("/api/v1/agents/view", content=view, headers=MSGPACK).status_code == 403
+        assert thief.post("/api/v1/agents/view", content=view, headers=MSGPACK).status_code == 403
 
 
-def test_an_agent_that_enrols_with_the_stolen_token_carries_no_rank_of_others(up, hosts, admin, stolen, tmp_path):
+def test_an_agent_that_enrols_with_the_stolen_token_carries_no_rank_of_others(up, hosts, admin, tmp_path):
     """The token of `up` admits any agent of this machine; what it then says is bound to its own ranks."""
     before = train(hosts, admin)
-    enemy = Host(1, Endpoint(up.url, stolen), tmp_path)
+    enemy = Host(1, Endpoint(up.url, up.kept("ingest-token")), tmp_path)
     enemy.send(500, ranks=(), steps=table([500], [2], loss=[float("nan")]))
     enemy.view("zzz.0")
     enemy.send(1, attempt="zzz.0")
@@ -169,6 +127,6 @@ def test_an_agent_that_enrols_with_the_stolen_token_carries_no_rank_of_others(up
     enemy.line.close()
     assert after["attempt"] == before["attempt"]
     assert "nonfinite" not in incidents(admin)
-    letters = until("dead letter", lambda: admin.client.get("/api/v1/dead-letters").json().get("items"))
+    letters = until("dead letter", lambda: admin.get("/api/v1/dead-letters").json().get("items"))
     assert {one["reason"] for one in letters} == {"forged"}
     until("incident", lambda: "forged_telemetry" in incidents(admin))

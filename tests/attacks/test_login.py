@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -11,7 +11,7 @@ import pytest
 
 from rankwatch_service.access.oidc_provider import CALLBACK_PATH
 from tests.support.service.oidc_provider import CLIENT_SECRET, Provider, new_key, oidc_provider
-from tests.support.service.process import LOGIN, Http, Role, free_port, until
+from tests.support.service.process import Http, Up, free_port, running_up
 
 pytestmark = pytest.mark.integration
 
@@ -30,23 +30,17 @@ def provider() -> Iterator[Provider]:
 
 
 @contextmanager
-def running_up(folder: Path, provider: Provider) -> Iterator[Role]:
+def up_with(folder: Path, provider: Provider) -> Iterator[Up]:
     port = free_port()
-    arguments = ("up", "--data", str(folder / "data"), "--port", str(port))
-    role = Role(folder, *arguments, environment=environment(provider, port))
-    role.start()
-    role.url = until("login link", lambda: LOGIN.findall(role.said()))[-1][0]
-    http = Http(role.url)
-    http.ask("GET", "/readyz")
-    http.close()
-    yield role
-    role.stop()
+    with running_up(folder, port=port, **environment(provider, port)) as up, closing(Http(up.url)) as http:
+        http.ask("GET", "/readyz")
+        yield up
 
 
 @pytest.fixture(scope="module")
-def up(tmp_path_factory, provider) -> Iterator[Role]:
-    with running_up(tmp_path_factory.mktemp("up"), provider) as role:
-        yield role
+def up(tmp_path_factory, provider) -> Iterator[Up]:
+    with up_with(tmp_path_factory.mktemp("up"), provider) as up:
+        yield up
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +54,7 @@ def honest_again(provider):
 class Browser:
     """A browser that keeps cookies and follows no redirect by itself."""
 
-    def __init__(self, up: Role) -> None:
+    def __init__(self, up: Up) -> None:
         self.client = httpx2.Client(base_url=up.url, trust_env=False, timeout=10)
 
     def sent_back_to(self) -> str:
@@ -79,16 +73,14 @@ class Browser:
 @pytest.fixture
 def browser(up) -> Iterator[Browser]:
     one = Browser(up)
-    yield one
-    one.client.close()
+    with one.client:
+        yield one
 
 
 def logs_in(up) -> bool:
     one = Browser(up)
-    try:
+    with one.client:
         return one.follow(one.sent_back_to()) == 303 and one.is_logged_in()
-    finally:
-        one.client.close()
 
 
 FORGED = {
@@ -143,7 +135,7 @@ def test_after_the_login_no_address_leads_elsewhere(up, browser):
 
 
 def test_neither_secret_nor_code_is_in_the_log_and_guesses_are_slowed_down(tmp_path, provider):
-    with running_up(tmp_path, provider) as up:
+    with up_with(tmp_path, provider) as up:
         browser = Browser(up)
         address = browser.sent_back_to()
         code = dict(part.split("=") for part in urlsplit(address).query.split("&"))["code"]

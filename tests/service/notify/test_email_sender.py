@@ -1,8 +1,7 @@
-"""One try against a real mail server on a real socket."""
+"""One try against a real mail server on a real socket; what an e-mail says, and that nothing in it becomes a header."""
 
 import asyncio
 import ssl
-import subprocess
 import threading
 from email import message_from_bytes, policy
 
@@ -10,13 +9,17 @@ import pytest
 
 from rankwatch_service.clock import SystemClock
 from rankwatch_service.notify.email_sender import EmailSender
+from rankwatch_service.notify.receiver_types import email
+from rankwatch_service.notify.receiver_types.message import OutgoingMessage
 from rankwatch_service.notify.sender import TryOutcome
 from rankwatch_service.policy.notification import incident_message
 from rankwatch_service.settings import MailServer
+from tests.support.service.certificates import make_certificate
 from tests.support.service.mail_server import mail_server
 from tests.support.values.incidents import transition
 
-BODY = incident_message(transition(), {"incident": "https://watch.example/incidents/inc_1"}, world_size=64)
+LINKS = {"incident": "https://watch.example/incidents/inc_1"}
+BODY = incident_message(transition(), LINKS, world_size=64)
 TARGET = "email+mailto:oncall@example.com"
 OTHER = TryOutcome(204, "", 0.0)
 
@@ -41,14 +44,12 @@ def settings(port, **changes):
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory):
-    """Contexts of a server named localhost and of a client that trusts it."""
-    pem = tmp_path_factory.mktemp("tls") / "server.pem"
-    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
-    make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *names, "-keyout", pem]
-    subprocess.run([*make, "-out", f"{pem}.crt"], check=True, capture_output=True, timeout=60)
+    """Contexts of a server and of a client that trusts it."""
+    folder = tmp_path_factory.mktemp("tls")
+    make_certificate(folder / "server.pem", folder / "server.key")
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    server.load_cert_chain(f"{pem}.crt", pem)
-    return server, ssl.create_default_context(cafile=f"{pem}.crt")
+    server.load_cert_chain(folder / "server.pem", folder / "server.key")
+    return server, ssl.create_default_context(cafile=folder / "server.pem")
 
 
 def test_an_email_arrives_with_its_text():
@@ -66,7 +67,7 @@ def test_an_email_arrives_with_its_text():
 def test_a_login_goes_over_tls(certificate, is_tls):
     of_server, trusted = certificate
     with mail_server({"AUTH": "235 welcome"}, of_server, starts_with_tls=is_tls) as server:
-        to = settings(server.port, host="localhost", is_tls=is_tls, username="rw", password="secret")
+        to = settings(server.port, is_tls=is_tls, username="rw", password="secret")
         outcome = send(to, trusted=trusted)
     assert (outcome.error, len(server.mails)) == ("", 1)
     words = [command.split()[0] for command in server.commands]
@@ -75,7 +76,7 @@ def test_a_login_goes_over_tls(certificate, is_tls):
 
 def test_a_server_that_nobody_vouches_for_gets_no_login(certificate):
     with mail_server({}, certificate[0]) as server:
-        outcome = send(settings(server.port, host="localhost", username="rw", password="secret"))
+        outcome = send(settings(server.port, username="rw", password="secret"))
     assert (outcome.delivered, outcome.is_final) == (False, False)
     assert "CERTIFICATE_VERIFY_FAILED" in outcome.error
     assert not any(command.startswith("auth") for command in server.commands)
@@ -163,3 +164,37 @@ def test_ports_are_those_of_the_scheme_unless_one_is_given():
     made = [MailServer.of(url, "", "", "rw@example.com") for url in ("smtp://m", "smtps://m", "smtp://m:25")]
     assert [(one.port, one.is_tls) for one in made] == [(587, False), (465, True), (25, False)]
     assert MailServer.of("", "", "", "") is None
+
+
+# ---- What an e-mail says ---------------------------------------------------------------------------------------------
+
+
+def message(what="opened", **incident):
+    return OutgoingMessage("msg_1", incident_message(transition(what, **incident), LINKS, world_size=64))
+
+
+def mail(of):
+    return message_from_bytes(email.email(of, "oncall@example.com", "rw@example.com").content, policy=policy.default)
+
+
+def test_an_email_has_the_three_lines_and_links_and_belongs_to_its_group():
+    found, update = mail(message()), mail(message("updated"))
+    assert found["Subject"].startswith("[rankwatch] WARNING gpt-small: Rank 3")
+    assert (found["From"], found["To"]) == ("rw@example.com", "oncall@example.com")
+    assert found["Message-ID"] == "<msg_1@example.com>"
+    assert found["References"] == update["References"]
+    assert found["Auto-Submitted"] == "auto-generated"
+    text = found.get_content()
+    assert "Normal: " in text
+    assert f"Open incident: {LINKS['incident']}" in text
+
+
+def test_a_job_cannot_add_headers_or_recipients_to_an_email():
+    content = email.email(message(job="x\r\nBcc: all@example.com\r\n\r\nhi"), "a@example.com", "b@example.com").content
+    assert mail(message(job="x\r\nBcc: all@example.com"))["Bcc"] is None
+    assert content.isascii()
+    assert max(map(len, content.split(b"\r\n"))) <= 998
+
+
+def test_a_subject_at_the_limit_is_whole():
+    assert len(mail(message(summary="é" * 1_000))["Subject"]) == email.SUBJECT_CHARS_MAX

@@ -5,28 +5,50 @@ import contextlib
 import json
 import socket
 import ssl
-import subprocess
 import threading
+import time
 
 import pytest
-from standardwebhooks import Webhook
+from standardwebhooks import Webhook, WebhookVerificationError
 
 from rankwatch_service.allow_list import EVERY_ADDRESS, allow_list
 from rankwatch_service.clock import SystemClock
 from rankwatch_service.notify.http_sender import HttpSender
+from rankwatch_service.notify.signature import new_secret, signed_headers, signing_key
 from rankwatch_service.policy.notification import incident_message
+from tests.support.service.certificates import make_certificate
 from tests.support.service.webhook_receiver import Answer, webhook_receiver
 from tests.support.values.incidents import SECRET, transition
 
-BODY = b'{"type":"incident.opened","data":{"id":"inc_1"}}'
+BODY = '{"type":"incident.opened","data":{"id":"inc_1","job":"größe"}}'.encode()
 
 
-def send(url, *, private=EVERY_ADDRESS, timeout_s=5.0, secret=SECRET):
-    async def once():
+def send_all(url, bodies, *, private=EVERY_ADDRESS, timeout_s=5.0, secret="xoxb-1"):
+    async def one_by_one():
         async with HttpSender(SystemClock(), private, timeout_s=timeout_s) as sender:
-            return await sender.send(url, secret, "msg_1", BODY)
+            return [await sender.send(url, secret, f"msg_{n}", body) for n, body in enumerate(bodies)]
 
-    return asyncio.run(once())
+    return asyncio.run(one_by_one())
+
+
+def send(url, *, secret=SECRET, **how):
+    return send_all(url, [BODY], secret=secret, **how)[0]
+
+
+@contextlib.contextmanager
+def raw_server(answer):
+    """The URL of a server that does this with a connection."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve():
+            connection, _ = server.accept()
+            with connection, contextlib.suppress(ConnectionError):
+                answer(connection)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield f"http://127.0.0.1:{server.getsockname()[1]}/"
+        thread.join()
 
 
 def test_a_message_arrives_signed_as_json_with_its_id():
@@ -67,21 +89,16 @@ def test_a_receiver_that_never_answers_costs_one_timeout():
 
 def test_a_slow_response_is_cut_by_the_same_timeout():
     stop = threading.Event()
-    with socket.create_server(("127.0.0.1", 0)) as server:
 
-        def drip():
-            connection, _ = server.accept()
-            with connection, contextlib.suppress(ConnectionError):
-                for byte in b"HTTP/1.1 200 OK\r\nx: " + b"y" * 10_000:
-                    if stop.wait(0.02):
-                        return
-                    connection.sendall(bytes([byte]))
+    def drip(connection):
+        for byte in b"HTTP/1.1 200 OK\r\nx: " + b"y" * 10_000:
+            if stop.wait(0.02):
+                return
+            connection.sendall(bytes([byte]))
 
-        thread = threading.Thread(target=drip)
-        thread.start()
-        outcome = send(f"http://127.0.0.1:{server.getsockname()[1]}/", timeout_s=0.3)
+    with raw_server(drip) as url:
+        outcome = send(url, timeout_s=0.3)
         stop.set()
-        thread.join()
     assert outcome.error == "no answer within 0.3 s"
 
 
@@ -94,18 +111,12 @@ def test_a_refused_connection_is_reported():
 
 
 def test_an_answer_that_is_not_http_is_a_failure():
-    with socket.create_server(("127.0.0.1", 0)) as server:
+    def answer(connection):
+        connection.recv(10_000)
+        connection.sendall(b"\x00\x01 not http\r\n\r\n")
 
-        def answer():
-            connection, _ = server.accept()
-            with connection:
-                connection.recv(10_000)
-                connection.sendall(b"\x00\x01 not http\r\n\r\n")
-
-        thread = threading.Thread(target=answer)
-        thread.start()
-        outcome = send(f"http://127.0.0.1:{server.getsockname()[1]}/")
-        thread.join()
+    with raw_server(answer) as url:
+        outcome = send(url)
     assert (outcome.status, outcome.delivered) == (None, False)
     assert outcome.error
 
@@ -119,27 +130,22 @@ def test_where_private_addresses_are_not_allowed_nothing_is_connected(spelling):
 
 
 def test_the_checked_address_is_the_one_connected_to_even_if_the_name_changes(monkeypatch):
+    # The connection itself looks literal addresses up too; only the name is answered by this server.
+    real, asked = asyncio.BaseEventLoop.getaddrinfo, []
+
+    async def lookup(self, host, port, **kwargs):
+        if host != "rebinding.example":
+            return await real(self, host, port, **kwargs)
+        asked.append(host)
+        address = "127.0.0.1" if len(asked) == 1 else "169.254.169.254"
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port))]
+
+    monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", lookup)
     with webhook_receiver() as receiver:
-        port = int(receiver.url.split(":")[2].split("/")[0])
-        asked = []
-
-        async def first_good_then_bad(self, host, port, **_kwargs):
-            asked.append(host)
-            address = "127.0.0.1" if len(asked) == 1 else "169.254.169.254"
-            return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port))]
-
-        # The connection itself looks literal addresses up too; only the name is answered by this server.
-        real = asyncio.BaseEventLoop.getaddrinfo
-
-        async def lookup(self, host, port, **kwargs):
-            answer = first_good_then_bad if host == "rebinding.example" else real
-            return await answer(self, host, port, **kwargs)
-
-        monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", lookup)
-        outcome = send(f"http://rebinding.example:{port}/hook")
+        outcome = send(receiver.url.replace("127.0.0.1", "rebinding.example"))
     assert outcome.delivered
     assert asked == ["rebinding.example"]
-    assert receiver.calls[0].headers["host"] == f"rebinding.example:{port}"
+    assert receiver.calls[0].headers["host"].startswith("rebinding.example:")
 
 
 def test_a_broken_secret_is_a_failure_with_a_reason_not_a_crash():
@@ -150,32 +156,9 @@ def test_a_broken_secret_is_a_failure_with_a_reason_not_a_crash():
 
 
 def test_an_unknown_certificate_is_refused(tmp_path):
-    pem = tmp_path / "self.pem"
-    subprocess.run(
-        [
-            *[
-                "openssl",
-                "req",
-                "-x509",
-                "-newkey",
-                "rsa:2048",
-                "-nodes",
-                "-days",
-                "2",
-                "-subj",
-                "/CN=localhost",
-                "-keyout",
-            ],
-            pem,
-            "-out",
-            f"{pem}.crt",
-        ],
-        check=True,
-        capture_output=True,
-        timeout=60,
-    )
+    make_certificate(tmp_path / "own.pem", tmp_path / "own.key")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(f"{pem}.crt", pem)
+    context.load_cert_chain(tmp_path / "own.pem", tmp_path / "own.key")
     with webhook_receiver() as receiver:
         receiver.server.socket = context.wrap_socket(receiver.server.socket, server_side=True)
         outcome = send(receiver.url.replace("http:", "https:"))
@@ -187,18 +170,18 @@ def incident(what, id_="inc_1"):
     return incident_message(transition(what, id=id_), {})
 
 
+def bot_of(receiver):
+    return f"slack+{receiver.url.removesuffix('/hook')}/api/chat.postMessage#C1"
+
+
+def numbered(n, _):
+    return Answer(200, body=b'{"ok":true,"ts":"%d.5"}' % n)
+
+
 def test_messages_of_a_bot_about_one_incident_form_a_thread():
     told = [incident("opened"), incident("updated"), incident("opened", "inc_2"), incident("resolved")]
-
-    async def all_of(url):
-        async with HttpSender(SystemClock(), EVERY_ADDRESS) as sender:
-            return [await sender.send(url, "xoxb-1", f"msg_{n}", body) for n, body in enumerate(told)]
-
-    answer = b'{"ok":true,"ts":"%d.5"}'
-    with webhook_receiver(lambda n, _: Answer(200, body=answer % n)) as receiver:
-        base = receiver.url.removesuffix("/hook")
-        outcomes = asyncio.run(all_of(f"slack+{base}/api/chat.postMessage#C1"))
-    assert all(outcome.delivered for outcome in outcomes)
+    with webhook_receiver(numbered) as receiver:
+        assert all(outcome.delivered for outcome in send_all(bot_of(receiver), told))
     sent = [json.loads(call.body) for call in receiver.calls]
     assert [one.get("thread_ts") for one in sent] == [None, "0.5", None, "0.5"]
     assert {one["channel"] for one in sent} == {"C1"}
@@ -207,27 +190,41 @@ def test_messages_of_a_bot_about_one_incident_form_a_thread():
 
 def test_threads_that_are_remembered_are_bounded(monkeypatch):
     monkeypatch.setattr("rankwatch_service.notify.http_sender.THREADS_MAX", 1)
-    told = [incident("opened"), incident("opened", "inc_2"), incident("updated"), incident("updated", "inc_2")]
-
-    async def all_of(url):
-        async with HttpSender(SystemClock(), EVERY_ADDRESS) as sender:
-            for n, body in enumerate(told):
-                await sender.send(url, "xoxb-1", f"msg_{n}", body)
-
-    with webhook_receiver(lambda n, _: Answer(200, body=b'{"ok":true,"ts":"%d.5"}' % n)) as receiver:
-        base = receiver.url.removesuffix("/hook")
-        asyncio.run(all_of(f"slack+{base}/api/chat.postMessage#C1"))
+    with webhook_receiver(numbered) as receiver:
+        send_all(
+            bot_of(receiver), [incident(what, id_) for what in ("opened", "updated") for id_ in ("inc_1", "inc_2")]
+        )
     assert [json.loads(call.body).get("thread_ts") for call in receiver.calls] == [None] * 4
 
 
 def test_what_a_receiver_refuses_in_its_body_is_no_delivery():
     with webhook_receiver(lambda *_: Answer(200, body=b'{"ok":false,"error":"not_in_channel"}')) as receiver:
-        base = receiver.url.removesuffix("/hook")
-
-        async def once():
-            async with HttpSender(SystemClock(), EVERY_ADDRESS) as sender:
-                return await sender.send(f"slack+{base}/api/chat.postMessage#C1", "xoxb-1", "msg_1", incident("opened"))
-
-        outcome = asyncio.run(once())
+        (outcome,) = send_all(bot_of(receiver), [incident("opened")])
     assert (outcome.status, outcome.delivered, outcome.is_final) == (200, False, True)
     assert "not_in_channel" in outcome.error
+
+
+# ---- Signatures, verified by the reference library -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("change", ["body", "id", "timestamp", "secret"])
+def test_the_reference_library_refuses_a_message_that_was_changed(change):
+    secret, body, now_s = new_secret(), BODY, int(time.time())
+    headers = signed_headers(secret, "msg_1", now_s, body)
+    assert Webhook(secret).verify(body, headers) == json.loads(body)
+    headers |= {"id": {"webhook-id": "msg_2"}, "timestamp": {"webhook-timestamp": str(now_s + 1)}}.get(change, {})
+    with pytest.raises(WebhookVerificationError):
+        Webhook(new_secret() if change == "secret" else secret).verify(body + b" " * (change == "body"), headers)
+
+
+def test_while_secrets_change_both_the_old_and_the_new_one_verify():
+    old, new = new_secret(), new_secret()
+    headers = signed_headers(f"{old} {new}", "msg_1", int(time.time()), BODY)
+    for secret in (old, new):
+        Webhook(secret).verify(BODY, headers)
+
+
+@pytest.mark.parametrize("secret", ["", "abc", "whsec_", "whsec_!!!", "whsec_c2hvcnQ=", "whsec_" + "A" * 92])
+def test_a_malformed_secret_is_refused_with_a_reason(secret):
+    with pytest.raises(ValueError, match="a receiver's secret"):
+        signing_key(secret)

@@ -7,14 +7,14 @@ import pytest
 
 from rankwatch_detectors.base import Kind, Severity
 from rankwatch_service.incidents.model import Consequence
-from rankwatch_service.notify.receiver_types import alertmanager, pagerduty, slack, teams
+from rankwatch_service.notify.receiver_types import alertmanager, slack
 from rankwatch_service.notify.receiver_types.base import ReceiverType, SendContext
-from rankwatch_service.notify.receiver_types.message import OutgoingMessage
+from rankwatch_service.notify.receiver_types.message import OutgoingMessage, encoded
 from rankwatch_service.notify.receiver_types.table import WEB_TYPES, check_receiver
 from rankwatch_service.notify.receiver_types.target import Target
 from rankwatch_service.policy.command import CommandRequest
 from rankwatch_service.policy.control_records import JobProject
-from rankwatch_service.policy.notification import command_message, incident_message
+from rankwatch_service.policy.notification import BODY_BYTES_MAX, command_message, incident_message
 from tests.support.values.incidents import NOON_UNIX_NS, SECRET, transition
 
 KEY = "0123456789abcdef0123456789ABCDEF"
@@ -29,20 +29,10 @@ def message(what="opened", **incident):
     return OutgoingMessage("msg_1", incident_message(transition(what, **incident), LINKS, whose, 64))
 
 
-def command(**changes):
-    fields = {
-        "id": "cmd_1",
-        "job": "gpt",
-        "attempt": "launch.0",
-        "action": "rollback",
-        "params": {},
-        "reason": "NaN",
-        "requested_by": "sam",
-        "requested_unix_ns": NOON_UNIX_NS,
-        "world_size": 64,
-        "approval_required": True,
-    }
-    return OutgoingMessage("msg_2", command_message(CommandRequest(**fields | changes), LINKS))
+def command():
+    asked = {"reason": "NaN", "requested_by": "sam", "requested_unix_ns": NOON_UNIX_NS, "approval_required": True}
+    request = CommandRequest(id="cmd_1", job="gpt", attempt="l.0", action="rollback", params={}, world_size=64, **asked)
+    return OutgoingMessage("msg_2", command_message(request, LINKS))
 
 
 def sent(type_, of, url="https://hooks.example/x", secret="", thread=""):
@@ -86,12 +76,6 @@ def test_a_key_that_is_too_long_for_pagerduty_is_hashed(chars, is_hashed):
     key = event(message(id="i" * chars))["dedup_key"]
     assert (len(key) <= 255, key != "i" * chars) == (True, is_hashed)
     assert key == event(message("resolved", id="i" * chars))["dedup_key"]
-
-
-def test_the_largest_message_is_within_the_limits_of_pagerduty():
-    request, found = sent(ReceiverType.PAGERDUTY, message(**LONGEST, evidence={"s": "é" * 50_000}), EVENTS_URL, KEY)
-    assert len(found["payload"]["summary"]) <= pagerduty.SUMMARY_CHARS_MAX
-    assert len(request.body) <= pagerduty.EVENT_BYTES_MAX
 
 
 @pytest.mark.parametrize(
@@ -238,26 +222,11 @@ def test_markdown_and_mentions_of_a_job_stay_text_in_teams():
     assert "entities" not in card["msteams"]
 
 
-@pytest.mark.parametrize("of", [message(**LONGEST | {"summary": "\U0001f525" * 2_000}), command()], ids=["i", "c"])
-def test_the_largest_message_is_within_the_limit_of_teams(of):
-    request, _ = sent(ReceiverType.TEAMS, of)
-    assert len(request.body) <= teams.CARD_BYTES_MAX
-
-
 # ---- Alertmanager ----------------------------------------------------------------------------------------------------
 
 V4_KEYS = {
-    "version",
-    "groupKey",
-    "truncatedAlerts",
-    "status",
-    "receiver",
-    "groupLabels",
-    "commonLabels",
-    "commonAnnotations",
-    "externalURL",
-    "notification_reason",
-    "alerts",
+    *("version", "groupKey", "truncatedAlerts", "status", "receiver", "groupLabels", "commonLabels"),
+    *("commonAnnotations", "externalURL", "notification_reason", "alerts"),
 }
 V4_ALERT_KEYS = {"status", "labels", "annotations", "startsAt", "endsAt", "generatorURL", "fingerprint"}
 
@@ -371,3 +340,95 @@ def test_every_type_can_send_what_an_earlier_version_has_composed(type_):
         del body["data"][name]
     url, secret = GOOD[type_]
     assert sent(type_, OutgoingMessage("msg_1", json.dumps(body).encode()), url, secret)[0].body
+
+
+# ---- Exactly at each published limit, and one over -------------------------------------------------------------------
+
+CHARS = ["x", "é", "火", "\U0001f525"]
+"""Of one to four bytes."""
+
+SIX_LINKS = {
+    name: f"https://watch.example/{name}"
+    for name in ("incident", "job", "runbook", "acknowledge", "silence", "service")
+}
+
+
+def telling(text, **data):
+    about = {"id": "inc_1", "job": "gpt", "kind": "hang", "severity": "critical", "text": text, "links": SIX_LINKS}
+    content = {"type": "incident.opened", "timestamp": "2025-10-09T08:53:20.001Z", "data": about | data}
+    return OutgoingMessage("msg_1", encoded(content))
+
+
+def filling(char):
+    """A message of exactly the largest body, nearly all of which is its text."""
+    room = BODY_BYTES_MAX - len(telling("").body)
+    lines = char * (room // len(char.encode()))
+    third = len(lines) // 3
+    text = f"{lines[:third]}\n{lines[third : 2 * third]}\n{lines[2 * third : -4]}"
+    rest = BODY_BYTES_MAX - len(telling(text).body)
+    found = telling(text + "x" * rest)
+    assert len(found.body) == BODY_BYTES_MAX
+    return found
+
+
+@pytest.mark.parametrize("char", CHARS)
+@pytest.mark.parametrize("over", [0, 1])
+def test_a_summary_for_pagerduty_has_1024_characters_at_most(char, over):
+    text = char * (1_024 + over)
+    summary = event(telling(text))["payload"]["summary"]
+    assert summary == (text[:1_023] + "…" if over else text)
+
+
+@pytest.mark.parametrize("char", CHARS)
+def test_the_largest_body_is_an_event_of_less_than_512_kb(char):
+    assert len(sent(ReceiverType.PAGERDUTY, filling(char), EVENTS_URL, KEY)[0].body) <= 512 * 1_024
+
+
+@pytest.mark.parametrize("char", CHARS)
+@pytest.mark.parametrize("over", [0, 1])
+def test_a_header_for_slack_has_150_characters_at_most(char, over):
+    whole = f"critical: hang in {char * (150 - len('critical: hang in ') + over)}"
+    header = sent(ReceiverType.SLACK, telling("what", job=whole.rpartition(" ")[2]))[1]["blocks"][0]["text"]["text"]
+    assert header == (whole[:149] + "…" if over else whole)
+
+
+@pytest.mark.parametrize("char", [*CHARS, "&", "<"])
+def test_no_section_for_slack_has_more_than_3000_characters(char):
+    for of in (filling(char), telling("\n".join([char * 2_500] * 3)), telling("\n".join([char * 2_501] * 3))):
+        blocks = sent(ReceiverType.SLACK, of)[1]["blocks"]
+        assert len(blocks) <= 50
+        sections = [block["text"]["text"] for block in blocks if block["type"] == "section"]
+        assert len(sections) == 2
+        assert all(0 < len(text) <= 3_000 for text in sections)
+
+
+@pytest.mark.parametrize(("chars", "is_shown"), [(3_000, True), (3_001, False)])
+def test_a_link_that_is_too_long_for_a_button_of_slack_is_left_out(chars, is_shown):
+    url = "https://watch.example/".ljust(chars, "x")
+    actions = sent(ReceiverType.SLACK, telling("what", links=SIX_LINKS | {"runbook": url}))[1]["blocks"][-1]["elements"]
+    assert (url in [one["url"] for one in actions]) is is_shown
+    assert len(actions) == len(SIX_LINKS) - (not is_shown)
+
+
+def test_lines_that_a_message_lacks_are_no_empty_section_for_slack():
+    for text, sections in (
+        ("what alone", [":red_circle: what alone"]),
+        ("what\n\nfirst", [":red_circle: what", "first"]),
+    ):
+        blocks = sent(ReceiverType.SLACK, telling(text))[1]["blocks"]
+        assert [block["text"]["text"] for block in blocks if block["type"] == "section"] == sections
+
+
+@pytest.mark.parametrize("char", [*CHARS, '"', "\\"])
+def test_the_largest_body_is_a_message_of_28_kb_at_most_for_teams(char):
+    request, content = sent(ReceiverType.TEAMS, filling(char) if char in CHARS else telling(char * 9_000))
+    assert len(request.body) <= 28 * 1_024
+    assert len(content["attachments"][0]["content"]["actions"]) == len(SIX_LINKS)
+
+
+@pytest.mark.parametrize("char", CHARS)
+def test_a_text_that_no_body_holds_is_cut_for_teams_between_characters(char):
+    request, content = sent(ReceiverType.TEAMS, telling("\n".join([char * 30_000] * 3)))
+    assert len(request.body) <= 28 * 1_024
+    lines = [block["inlines"][0]["text"] for block in content["attachments"][0]["content"]["body"]]
+    assert all(set(line) == {char, "…"} for line in lines)

@@ -118,6 +118,23 @@ class Up(Role):
         self.http.close()
         return super().stop()
 
+    def kept(self, name: str) -> str:
+        """The content of a file of the data folder."""
+        return (self.data / name).read_text().strip()
+
+    def socket(self) -> socket.socket:
+        """A connection to its port."""
+        host, port = self.url.rpartition("/")[2].split(":")
+        return socket.create_connection((host, int(port)), timeout=30)
+
+
+@contextmanager
+def running_up(folder: Path, *arguments: str, port: int = 0, **environment: str) -> Iterator[Up]:
+    role = Up(folder, *arguments, port=port, environment=environment)
+    role.start()
+    yield role
+    role.stop()
+
 
 class Http:
     """Asks a service that may be away for a moment."""
