@@ -6,7 +6,7 @@ from rankwatch_service.orders import commands
 from rankwatch_service.orders.order import CommandOutcome
 from rankwatch_service.policy.control_records import OrderPhase, decode_control
 from rankwatch_service.store.engine import write
-from tests.support.orders.driven_world import DrivenWorld, check, dying, phases
+from tests.support.orders.driven_world import DrivenWorld, check, phases
 from tests.support.orders.training_world import S
 
 
@@ -27,9 +27,7 @@ def test_a_checkpoint_in_a_pause_saves_at_its_step_and_the_job_stays_paused(tmp_
     assert ({rank.mode for rank in world.ranks}, world.state_of("checkpoint")) == ({"paused"}, "applied")
     assert [(order.action, order.phase) for order in world.orders] == [("pause", "closed"), ("pause", "do")]
     assert phases(world) == ["view", "hold", "do", "closed", "hold", "do", "do"]
-    world.also_asked = [(30.5, "resume")]
-    world._begin = lambda: None
-    world.run(seconds=20.0)
+    world.go_on(20.0, (30.5, "resume"))
     saved_in_a_pause(world)
 
 
@@ -45,10 +43,9 @@ def test_stream_is_told_that_a_job_is_paused_while_it_saves(tmp_path):
 def test_each_checkpoint_in_a_pause_follows_the_one_before(tmp_path):
     world = DrivenWorld(4, "pause", tmp_path)
     world.run(seconds=3.0)
-    world._begin = lambda: None
     world.ask("first", "checkpoint")
     world.ask("second", "checkpoint")
-    world.run(seconds=10.0)
+    world.go_on(10.0)
     assert (world.state_of("first"), world.state_of("second")) == ("applied", "applied")
     assert {rank.mode for rank in world.ranks} == {"paused"}
     assert [len({step for _, _, step in rank.acted}) for rank in world.ranks] == [1] * len(world.ranks)
@@ -75,11 +72,10 @@ def test_a_resume_that_is_requested_while_the_job_saves_follows_the_save(tmp_pat
 def test_a_checkpoint_that_is_requested_after_a_resume_is_saved_in_training(tmp_path):
     world = DrivenWorld(3, "pause", tmp_path)
     world.run(seconds=3.0)
-    world._begin = lambda: None
     world.ask("resume", "resume")
     world.now_ns += S // 100
     world.ask("checkpoint", "checkpoint")
-    world.run(seconds=30.0)
+    world.go_on(30.0)
     assert (world.state_of("resume"), world.state_of("checkpoint")) == ("applied", "applied")
     assert all(before < after for rank in world.ranks for (*_, before), (*_, after) in [rank.acted])
     check(world)
@@ -92,14 +88,7 @@ def test_a_checkpoint_in_a_pause_outlives_an_api_that_dies_at_any_write(tmp_path
         folder.mkdir()
         world = DrivenWorld(n, "pause", folder)
         world.also_asked = [(2.0, "checkpoint"), (6.0, "resume")]
-        whole, left = world.drivers[0], [n]
-
-        def mortal(whole=whole, left=left):
-            with monkeypatch.context() as patch:
-                patch.setattr("rankwatch_service.orders.driver.write", dying(left, effect))
-                return whole()
-
-        world.drivers[0] = mortal
+        world.kill_first_api(monkeypatch, n, effect)
         world.run(seconds=60.0)
         saved_in_a_pause(world)
 
@@ -107,13 +96,12 @@ def test_a_checkpoint_in_a_pause_outlives_an_api_that_dies_at_any_write(tmp_path
 def test_a_checkpoint_that_is_cancelled_in_a_pause_does_not_end_it(tmp_path):
     world = DrivenWorld(3, "pause", tmp_path)
     world.run(seconds=3.0)
-    world._begin = lambda: None
     world.ask("checkpoint", "checkpoint")
     world.drivers[0]()
     with write(world.engine) as connection:
         cancelled = CommandOutcome("cancelled", "by me")
         commands.settle(connection, "checkpoint", cancelled, "me", world.now_ns)
-    world.run(seconds=10.0)
+    world.go_on(10.0)
     assert ({rank.mode for rank in world.ranks}, world.state_of("checkpoint")) == ({"paused"}, "cancelled")
     assert {len(rank.acted) for rank in world.ranks} == {2}
     check(world)

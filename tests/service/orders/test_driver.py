@@ -10,7 +10,7 @@ from rankwatch_service.orders import driver
 from rankwatch_service.orders.running_attempt import ReceivedView, read_training, store_views
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Attempt, Audit, Checkpoint, Command, Feed, Job
-from tests.support.orders.driven_world import DrivenWorld, check, dying, phases
+from tests.support.orders.driven_world import DrivenWorld, check, phases
 from tests.support.orders.training_world import S
 
 ACTIONS = ("pause", "checkpoint", "rollback", "stop")
@@ -33,20 +33,12 @@ def test_a_command_is_applied_and_every_phase_is_told_to_stream(tmp_path, action
 @pytest.mark.parametrize("action", ["pause", "rollback"])
 @pytest.mark.parametrize("effect", ["before", "after"])
 def test_an_api_that_dies_at_any_write_is_followed_by_another(tmp_path, monkeypatch, action, effect):
-    """The n-th write of the first driver kills it, before or after its commit; the second one goes on."""
     for n in range(1, 9):
         folder = tmp_path / str(n)
         folder.mkdir()
         world = DrivenWorld(n, action, folder)
         world.also_asked = [(3.0, "resume")] if action == "pause" else []
-        whole, left = world.drivers[0], [n]
-
-        def mortal(whole=whole, left=left):
-            with monkeypatch.context() as patch:
-                patch.setattr("rankwatch_service.orders.driver.write", dying(left, effect))
-                return whole()
-
-        world.drivers[0] = mortal
+        world.kill_first_api(monkeypatch, n, effect)
         world.run(seconds=60.0)
         assert world.command == "applied", f"write {n}: {world.command} {world.result}"
         check(world)
@@ -82,11 +74,7 @@ def test_a_pause_lasts_until_it_is_resumed_however_long(tmp_path):
     world = DrivenWorld(5, "pause", tmp_path)
     world.run(seconds=90.0)
     assert {rank.mode for rank in world.ranks} == {"paused"}
-    world.also_asked = [(90.5, "resume")]
-    end_ns = world.now_ns
-    world._begin = lambda: None
-    world.run(seconds=30.0)
-    assert world.now_ns > end_ns
+    world.go_on(30.0, (90.5, "resume"))
     assert {rank.state for rank in world.ranks} == {"running"}
     check(world)
 
@@ -97,8 +85,7 @@ def test_a_pause_ends_by_its_lease_when_every_api_is_gone(tmp_path):
     assert {rank.mode for rank in world.ranks} == {"paused"}
     world.drivers_stop_until_ns = [world.now_ns + 10**15] * 2
     step = max(rank.step for rank in world.ranks)
-    world._begin = lambda: None
-    world.run(seconds=75.0)
+    world.go_on(75.0)
     assert min(rank.step for rank in world.ranks) > step
     check(world)
 
@@ -276,48 +263,43 @@ def test_a_rollback_says_beside_applied_what_went_back(tmp_path):
     check(world)
 
 
-def test_what_a_rank_has_not_in_memory_is_loaded_from_disk_by_itself(tmp_path):
+@pytest.mark.parametrize(
+    ("can", "stored", "lacking", "tries", "end"),
+    [
+        pytest.param(
+            WHOLE, ["memory:l.0:2", "local:l.0:1"], {3: ["memory:l.0:2"]},
+            ["memory:l.0:2 full refused", "local:l.0:1 full"], ("applied", "weights", "local:l.0:1@1"),
+            id="what one rank has not in memory is loaded from disk by itself",
+        ),
+        pytest.param(
+            WHOLE, ["memory:l.0:2", "local:l.0:1"], {rank: ["memory:l.0:2", "local:l.0:1"] for rank in range(4)},
+            ["memory:l.0:2 full refused", "local:l.0:1 full refused", "local:l.0:1 relaunch"],
+            ("applied", "state", "exited"),
+            id="where no rank can load it either the job is relaunched from it",
+        ),
+        pytest.param(
+            ("rollback", "rollback_memory"), [], {0: ["memory:l.0:0"]},
+            ["memory:l.0:0 full refused"], ("refused", "weights", "fresh"),
+            id="where there is no other way a refusal is final",
+        ),
+        pytest.param(
+            ("relaunch",), ["local:l.0:0"], {}, ["local:l.0:0 relaunch"], ("applied", "state", "exited"),
+            id="a job that cannot go back in its processes is relaunched",
+        ),
+    ],
+)  # fmt: skip
+def test_a_rollback_is_tried_in_one_way_after_the_other(tmp_path, can, stored, lacking, tries, end):
     world = DrivenWorld(2, "rollback", tmp_path)
-    world.can(*WHOLE)
-    world.store_checkpoint("memory:l.0:2")
-    world.store_checkpoint("local:l.0:1")
-    world.ranks[-1].lacks.add("memory:l.0:2")
+    world.can(*can)
+    for checkpoint in stored:
+        world.store_checkpoint(checkpoint)
+    for rank, checkpoints in lacking.items():
+        world.ranks[rank].lacks |= set(checkpoints)
     world.run(seconds=60.0)
-    assert rolled_back(world) == ("applied", "full", [("memory:l.0:2", "full", True), ("local:l.0:1", "full", False)])
-    assert {rank.weights for rank in world.ranks} == {"local:l.0:1@1"}
-    check(world)
-
-
-def test_where_no_rank_can_load_it_either_the_job_is_relaunched_from_it(tmp_path):
-    world = DrivenWorld(2, "rollback", tmp_path)
-    world.can(*WHOLE)
-    world.store_checkpoint("memory:l.0:2")
-    world.store_checkpoint("local:l.0:1")
-    for rank in world.ranks:
-        rank.lacks |= {"memory:l.0:2", "local:l.0:1"}
-    world.run(seconds=60.0)
-    tries = [("memory:l.0:2", "full", True), ("local:l.0:1", "full", True), ("local:l.0:1", "relaunch", False)]
-    assert rolled_back(world) == ("applied", "relaunch", tries)
-    assert {rank.state for rank in world.ranks} == {"exited"}
-    check(world)
-
-
-def test_where_there_is_no_other_way_a_refusal_is_final(tmp_path):
-    world = DrivenWorld(2, "rollback", tmp_path)
-    world.can("rollback", "rollback_memory")
-    world.ranks[0].lacks.add("memory:l.0:0")
-    world.run(seconds=60.0)
-    assert rolled_back(world) == ("refused", "full", [("memory:l.0:0", "full", True)])
-    assert {rank.weights for rank in world.ranks} == {"fresh"}
-    check(world)
-
-
-def test_a_job_that_cannot_go_back_in_its_processes_is_relaunched(tmp_path):
-    world = DrivenWorld(2, "rollback", tmp_path)
-    world.can("relaunch")
-    world.store_checkpoint("local:l.0:0")
-    world.run(seconds=60.0)
-    assert rolled_back(world) == ("applied", "relaunch", [("local:l.0:0", "relaunch", False)])
+    state, mode, orders = rolled_back(world)
+    assert [f"{checkpoint} {how}{' refused' * refused}" for checkpoint, how, refused in orders] == tries
+    assert (state, mode) == (end[0], orders[-1][1])
+    assert {getattr(rank, end[1]) for rank in world.ranks} == {end[2]}
     check(world)
 
 

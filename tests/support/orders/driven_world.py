@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
+import pytest
 from sqlalchemy import Connection, Engine, insert, select, update
 
 from rankwatch.wire import OrderView, View
@@ -21,8 +22,7 @@ from rankwatch_service.policy.control_records import OrderPhase, decode_control
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Attempt, Checkpoint, Job
 from rankwatch_service.store.models import Order as OrderRow
-from tests.support.orders.participants import SimulatedAgent
-from tests.support.orders.training_world import START_NS, S, World
+from tests.support.orders.training_world import START_NS, S, SimulatedAgent, World
 from tests.support.store.database import new_database
 
 CAN = ["pause", "resume", "checkpoint", "rollback", "rollback_memory", "rollback_disk", "stop", "relaunch"]
@@ -62,16 +62,8 @@ class DrivenWorld(World):
         return row["state"]
 
     def ask(self, command_id: str, action: str, **params: str | bool) -> None:
-        request = CommandRequest(
-            id=command_id,
-            job="j",
-            attempt="l.0",
-            action=action,
-            params=params,
-            reason="",
-            requested_by="test",
-            requested_unix_ns=self.now_ns,
-        )
+        by = {"reason": "", "requested_by": "test", "requested_unix_ns": self.now_ns}
+        request = CommandRequest(id=command_id, job="j", attempt="l.0", action=action, params=params, **by)
         with write(self.engine) as connection:
             commands.add(connection, request)
 
@@ -84,6 +76,23 @@ class DrivenWorld(World):
             topology = connection.scalar(select(Attempt.topology))
             assert topology is not None
             connection.execute(update(Attempt).values(topology=topology | {"can": list(actions)}))
+
+    def go_on(self, seconds: float, *also_asked: tuple[float, str]) -> None:
+        """Run for longer, with further commands at seconds from the start."""
+        self.also_asked += also_asked
+        self._begin = lambda: None
+        self.run(seconds)
+
+    def kill_first_api(self, patch: pytest.MonkeyPatch, at_write: int, effect: str) -> None:
+        """The first driver dies at its n-th write, `before` or `after` its commit; the second one goes on."""
+        whole, left = self.drivers[0], [at_write]
+
+        def mortal() -> bool:
+            with patch.context() as patched:
+                patched.setattr("rankwatch_service.orders.driver.write", dying(left, effect))
+                return whole()
+
+        self.drivers[0] = mortal
 
     def _look(self) -> None:
         with read(self.engine) as connection:
@@ -118,12 +127,6 @@ class DrivenWorld(World):
         if [order.version for order in self.orders] != before:
             self._push()
 
-    def _push(self) -> None:
-        orders = self._told()
-        for agent in self.agents:
-            arrives_ns = self.now_ns + self._transit_ns()
-            self._in_transit.append((arrives_ns, functools.partial(self._take_orders, agent, orders)))
-
     def _told(self) -> list[OrderView]:
         with read(self.engine) as connection:
             return list(orders_of(connection, "j", self.now_ns).orders)
@@ -140,42 +143,20 @@ class DrivenWorld(World):
         # Under the order's attempt while one is open, as the agent does it.
         view = View("j", "l.0", str(agent.host), "b", self.now_ns, told.ranks)
         store_views(self.engine, [ReceivedView(view, self.agent_of(str(agent.host)))], self.now_ns)
-        arrives_ns = self.now_ns + self._transit_ns()
-        orders = self._told()
-        self._in_transit.append((arrives_ns, functools.partial(self._take_orders, agent, orders)))
+        self._carry(functools.partial(self._take_orders, agent, self._told()))
 
 
 def store_job(engine: Engine, world: World) -> None:
     """What stream would have stored of the job by now: its attempt with its ranks, and a checkpoint to go back to."""
     ranks = [{"rank": rank.number, "host": str(rank.host), "tp": 0, "pp": 0, "cp": 0, "ep": 0} for rank in world.ranks]
+    both = {"attempt": "l.0", "world_size": len(ranks)}
+    job = {"name": "j", "state": "running", "ranks_reporting": len(ranks), "step": 0, "step_time_s": world.step_ns / S}
+    job |= {"first_seen_unix_ns": START_NS, "last_seen_unix_ns": START_NS}
+    attempt = {"job": "j", "started_unix_ns": START_NS, "first_step": 0, "number": 1}
+    attempt["topology"] = {"ranks": ranks, "can": CAN, "replicated": True}
     with write(engine) as connection:
-        connection.execute(
-            insert(Job).values(
-                name="j",
-                state="running",
-                attempt="l.0",
-                world_size=len(ranks),
-                ranks_reporting=len(ranks),
-                step=0,
-                step_time_s=world.step_ns / S,
-                loss=None,
-                first_seen_unix_ns=START_NS,
-                last_seen_unix_ns=START_NS,
-            )
-        )
-        connection.execute(
-            insert(Attempt).values(
-                job="j",
-                attempt="l.0",
-                started_unix_ns=START_NS,
-                ended_unix_ns=None,
-                world_size=len(ranks),
-                first_step=0,
-                last_step=None,
-                topology={"ranks": ranks, "can": CAN, "replicated": True},
-                number=1,
-            )
-        )
+        connection.execute(insert(Job).values(**both | job))
+        connection.execute(insert(Attempt).values(**both | attempt))
     store_checkpoint(engine, "memory:l.0:0", START_NS)
 
 

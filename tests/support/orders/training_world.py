@@ -10,16 +10,60 @@ from __future__ import annotations
 import functools
 import random
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
-from rankwatch.wire import OrderView
+from rankwatch.wire import OrderView, Progress
 from rankwatch_service.orders.order import CommandOutcome, HostView, Order, OrderSituation, Phase, advance
-from tests.support.orders.participants import SimulatedAgent, SimulatedRank
 
 TICK_NS = 10 * 10**6
 S = 10**9
 START_NS = 1_000 * S
 FOLLOWS = ["view", "hold", "do", "go", "release", "kill", "closed"]
+
+
+@dataclass
+class SimulatedRank:
+    number: int
+    host: int
+    step: int = 0
+    k: int = 0
+    weights: str = "fresh"
+    state: str = "running"
+    """running, held, left, exited."""
+    mode: str = "computing"
+    """computing, collective, held, acting, paused."""
+    until_ns: int = 0
+    slot: OrderView | None = None
+    seen: tuple[str, str, int] | None = None
+    pending: OrderView | None = None
+    order: str = ""
+    answer: str = ""
+    answer_step: int = -1
+    answer_detail: str = ""
+    over: set[str] = field(default_factory=set)
+    acted: list[tuple[str, str, int]] = field(default_factory=list)
+    """(order, action, step)"""
+    lacks: set[str] = field(default_factory=set)
+    """Checkpoints that it cannot load, whatever the ledger says."""
+
+    of_older_version: bool = False
+    """Its SDK does not say that it is paused."""
+
+    def progress(self) -> Progress:
+        told = {"state": self.state, "order": self.order, "answer": self.answer, "answer_step": self.answer_step}
+        told |= {"answer_k": self.k, "answer_detail": self.answer_detail}
+        return Progress(self.number, self.step, "", 0.0, 0.0, answer_fingerprint=hash(self.weights) & 0xFFFF, **told)
+
+    def reply(self, order: OrderView, answer: str, step: int, detail: str = "") -> None:
+        self.order, self.answer, self.answer_step, self.answer_detail = order.order, answer, step, detail
+
+
+@dataclass
+class SimulatedAgent:
+    host: int
+    orders: dict[str, OrderView] = field(default_factory=dict)
+    silent_until_ns: int = 0
+    next_view_ns: int = 0
 
 
 class World:
@@ -43,7 +87,6 @@ class World:
         self.resumed = False
         self.drivers_stop_until_ns = [0, 0]
         self.violations: list[str] = []
-        self.went_on_mixed = False
         self._in_transit: list[tuple[int, Callable[[], None]]] = []
         self._faults = faults
         self._rate = self.random.choice((1, 4, 16))
@@ -75,9 +118,8 @@ class World:
         """All is settled: the command has ended, its order is closed, and every rank trains on or has ended."""
         closed = all(order.phase is Phase.CLOSED for order in self.orders)
         free = all(rank.mode in ("computing", "collective") or rank.state in ("left", "exited") for rank in self.ranks)
-        return (
-            closed and free and self.command not in ("requested", "sent", "accepted") and self.now_ns > self._quiet_ns()
-        )
+        quiet_ns = max((order.phase_unix_ns for order in self.orders), default=0) + 2 * S
+        return closed and free and self.command not in ("requested", "sent", "accepted") and self.now_ns > quiet_ns
 
     def acted_steps(self) -> dict[str, set[int]]:
         steps: dict[str, set[int]] = {}
@@ -85,9 +127,6 @@ class World:
             for order, _, step in rank.acted:
                 steps.setdefault(order, set()).add(step)
         return steps
-
-    def _quiet_ns(self) -> int:
-        return max((order.phase_unix_ns for order in self.orders), default=0) + 2 * S
 
     # ---- faults ------------------------------------------------------------------------------------------------------
 
@@ -103,7 +142,7 @@ class World:
             rank = self.random.choice(self.ranks)
             rank.until_ns += int(self.random.uniform(0.2, 8) * S)  # it is slow for once
         if self.random.random() < 0.0002:
-            self._exit(self.random.choice(self.ranks))
+            self.random.choice(self.ranks).state = "exited"
 
     def _strike(self) -> None:
         """Break something just when an order has entered a phase: when it hurts most."""
@@ -116,35 +155,18 @@ class World:
             case 2:
                 self.random.choice(self.ranks).until_ns += min(until_ns - self.now_ns, 10 * S)
             case 3 if self.random.random() < 0.3:
-                self._exit(self.random.choice(self.ranks))
-
-    def _exit(self, rank: SimulatedRank) -> None:
-        rank.state = "exited"
+                self.random.choice(self.ranks).state = "exited"
 
     # ---- api ---------------------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
         tries = len(self.orders) + 1
         k = self.ranks[0].k + (self.action == "rollback")
+        checkpoint = "memory:l.0:0" if self.action == "rollback" else ""
         order = Order(
-            id=f"c.{tries}",
-            command_id="c",
-            job="j",
-            attempt="l.0",
-            action=self.action,
-            phase=Phase.VIEW,
-            step=-1,
-            try_number=tries,
-            checkpoint="memory:l.0:0" if self.action == "rollback" else "",
-            location="",
-            checkpoint_step=0,
-            k=k,
-            culprits=(),
-            phase_unix_ns=self.now_ns,
-            lease_unix_ns=self.now_ns + 10 * S,
-            detail="",
-            version=1,
-        )
+            f"c.{tries}", "c", "j", "l.0", self.action, Phase.VIEW, -1, tries, checkpoint, "", 0, k, (),
+            phase_unix_ns=self.now_ns, lease_unix_ns=self.now_ns + 10 * S, detail="", version=1,
+        )  # fmt: skip
         self.orders.append(order)
         self.command = "sent"
         self._push()
@@ -180,27 +202,26 @@ class World:
 
     def _push(self) -> None:
         """The command streams."""
-        orders = [order.wire() for order in self.orders]
+        orders = self._told()
         for agent in self.agents:
-            arrives_ns = self.now_ns + self._transit_ns()
-            self._in_transit.append((arrives_ns, functools.partial(self._take_orders, agent, orders)))
+            self._carry(functools.partial(self._take_orders, agent, orders))
+
+    def _told(self) -> list[OrderView]:
+        return [order.wire() for order in self.orders]
+
+    def _carry(self, act: Callable[[], None]) -> None:
+        """Between an agent and the service."""
+        self._in_transit.append((self.now_ns + self._transit_ns(), act))
 
     def _situation(self) -> OrderSituation:
         hosts: dict[str, tuple[int, ...]] = {}
         for rank in self.ranks:
             hosts[str(rank.host)] = (*hosts.get(str(rank.host), ()), rank.number)
+        replicas = (tuple(rank.number for rank in self.ranks),)
         return OrderSituation(
-            now_unix_ns=self.now_ns,
-            expires_unix_ns=self.expires_ns,
-            withdrawn="",
-            resumed=self.resumed,
-            superseded=False,
-            hosts=hosts,
-            views=dict(self.views),
-            step_time_s=self.step_ns / S,
-            replicas=(tuple(rank.number for rank in self.ranks),),
-            can_relaunch=True,
-        )
+            self.now_ns, self.expires_ns, withdrawn="", resumed=self.resumed, superseded=False, hosts=hosts,
+            views=dict(self.views), step_time_s=self.step_ns / S, replicas=replicas, can_relaunch=True,
+        )  # fmt: skip
 
     # ---- agents ------------------------------------------------------------------------------------------------------
 
@@ -209,14 +230,11 @@ class World:
             return
         agent.next_view_ns = self.now_ns + 50 * 10**6
         told = HostView(0, tuple(rank.progress() for rank in self.ranks if rank.host == agent.host))
-        arrives_ns = self.now_ns + self._transit_ns()
-        self._in_transit.append((arrives_ns, lambda: self._take_view(agent, told)))
+        self._carry(lambda: self._take_view(agent, told))
 
     def _take_view(self, agent: SimulatedAgent, told: HostView) -> None:
         self.views[str(agent.host)] = HostView(self.now_ns, told.ranks)
-        orders = [order.wire() for order in self.orders]
-        arrives_ns = self.now_ns + self._transit_ns()
-        self._in_transit.append((arrives_ns, lambda: self._take_orders(agent, orders)))
+        self._carry(functools.partial(self._take_orders, agent, self._told()))
 
     def _take_orders(self, agent: SimulatedAgent, orders: list[OrderView]) -> None:
         if self.now_ns < agent.silent_until_ns:
@@ -232,7 +250,7 @@ class World:
                 if rank.host != agent.host or rank.state == "exited":
                     continue
                 if order.phase == "kill":
-                    self._exit(rank)
+                    rank.state = "exited"
                 elif order.phase == "closed" and (rank.slot is None or rank.slot.order != order.order):
                     continue
                 elif order.phase != "view":
@@ -330,10 +348,12 @@ class World:
 
     def _await_go(self, rank: SimulatedRank, news: OrderView | None) -> None:
         if self.now_ns >= rank.until_ns:
-            self._exit(rank)
+            rank.state = "exited"
         elif news is not None and news.order == rank.order:
             if news.phase == "go":
-                self._go_on(rank, news)
+                rank.reply(news, "went", rank.step)
+                rank.until_ns = self.now_ns
+                self._compute(rank)
             elif news.phase == "do" and (news.action, rank.acted[-1][1]) == ("pause", "checkpoint"):
                 self._pause(rank, news)
             elif news.phase == "do":
@@ -356,11 +376,6 @@ class World:
             rank.until_ns = self.now_ns
             self._compute(rank)
 
-    def _go_on(self, rank: SimulatedRank, go: OrderView) -> None:
-        rank.reply(go, "went", rank.step)
-        rank.until_ns = self.now_ns
-        self._compute(rank)
-
     def _meet(self) -> None:
         """The collective of a step: it ends only when all ranks are in it."""
         waiting = [rank for rank in self.ranks if rank.mode == "collective" and rank.state == "running"]
@@ -368,7 +383,7 @@ class World:
             # The launcher ends the rest of the attempt, once nobody stands by an order any more.
             if len(waiting) == len([rank for rank in self.ranks if rank.state == "running"]):
                 for rank in waiting:
-                    self._exit(rank)
+                    rank.state = "exited"
             return
         if len(waiting) < len(self.ranks):
             return
