@@ -32,8 +32,8 @@ UNREADABLE = {"type": "RuntimeError", "message": "PytorchStreamReader failed rea
 class SavingJob:
     """A job of four ranks at a step a second, whose detector is asked after each event and each second."""
 
-    def __init__(self, detector: DispatchingDetector) -> None:
-        self.detector = detector
+    def __init__(self, detector: DispatchingDetector | None = None) -> None:
+        self.detector = detector or CheckpointFailedDetector(CheckpointFailedConfig())
         self.attempt = ATTEMPT
         self.now_s = 0.0
         self.step = 0
@@ -85,7 +85,7 @@ class SavingJob:
 
 @pytest.fixture
 def saving() -> SavingJob:
-    job = SavingJob(CheckpointFailedDetector(CheckpointFailedConfig()))
+    job = SavingJob()
     job.train(10)
     job.save(0, shards=1)
     job.train(10)
@@ -286,7 +286,7 @@ def test_what_an_earlier_launch_could_not_save_any_rank_of_the_next_one_makes_go
 
 
 def test_each_of_a_thousand_ranks_on_a_full_disk_counts_until_it_has_saved() -> None:
-    job = SavingJob(CheckpointFailedDetector(CheckpointFailedConfig()))
+    job = SavingJob()
     job.begin("wide.0", ranks=1024)
     for rank in range(1024):
         job.fail(rank, location=f"/data/{rank}.pt")
@@ -338,7 +338,7 @@ def test_a_person_who_resolves_it_hears_of_the_next_failure(saving: SavingJob) -
 
 
 def test_a_part_that_never_comes_is_reported_and_comes_with_the_next_save() -> None:
-    job = SavingJob(CheckpointFailedDetector(CheckpointFailedConfig()))
+    job = SavingJob()
     job.save(0, 1, 2, 3, step=0, checkpoint="local:run.0:0")
     job.train(100)
     job.save(0, 1, 3, step=100, checkpoint="local:run.0:100")
@@ -354,7 +354,7 @@ def test_a_part_that_never_comes_is_reported_and_comes_with_the_next_save() -> N
 
 
 def test_whose_parts_belong_to_a_save_is_learned_for_each_tier() -> None:
-    job = SavingJob(CheckpointFailedDetector(CheckpointFailedConfig()))
+    job = SavingJob()
     for step in (0, 100):
         job.save(0, 1, 2, 3, step=step, checkpoint=f"local:run.0:{step}")
         job.save(0, step=step, tier="remote", checkpoint=f"remote:run.0:{step}")
@@ -363,7 +363,7 @@ def test_whose_parts_belong_to_a_save_is_learned_for_each_tier() -> None:
 
 
 def test_the_newest_save_is_one_of_which_as_many_parts_are_there_as_it_says() -> None:
-    job = SavingJob(CheckpointFailedDetector(CheckpointFailedConfig()))
+    job = SavingJob()
     job.save(0, 1, 2, 3, step=0, shards=4)
     job.train(100)
     job.save(0, 1, step=100, shards=4)
@@ -399,7 +399,7 @@ def test_a_part_costs_the_same_however_many_ranks_have_saved_theirs() -> None:
 
 @pytest.mark.parametrize("reason", ["late", "another launch", "a rank has ended", "one saves for all"])
 def test_a_part_that_is_not_missing(reason: str) -> None:
-    job = SavingJob(CheckpointFailedDetector(CheckpointFailedConfig()))
+    job = SavingJob()
     job.save(0, 1, 2, 3, step=0)
     job.train(100)
     job.save(0, step=100, shards=int(reason == "one saves for all"))
@@ -416,7 +416,7 @@ def test_a_part_that_is_not_missing(reason: str) -> None:
 
 
 def test_parts_that_usually_come_minutes_apart_are_awaited_for_longer() -> None:
-    job = SavingJob(CheckpointFailedDetector(CheckpointFailedConfig()))
+    job = SavingJob()
     job.save(0, step=0)
     job.train(200)
     job.save(1, step=0)

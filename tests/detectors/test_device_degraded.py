@@ -1,7 +1,4 @@
-"""Devices that the hardware slows down: what agents tell of them becomes one incident for each.
-
-Devices judged by their counters: each rule at its edge, and nothing said of healthy devices whatever their load.
-"""
+"""Devices judged by what agents tell and by their counters: each rule at its edge, and nothing of healthy ones."""
 
 from __future__ import annotations
 

@@ -1,11 +1,4 @@
-"""What devices measure of their own work: a slow one is told from a host that launches its work late.
-
-The simulated host is busy for the whole step, since it waits for its device.
-
-Ranks that compute on devices: what a step takes on them is judged, and never the CPU time of launching their work.
-
-A job is accelerated by what any rank says of its device, the type or the UUID, and may learn so after its first rows.
-"""
+"""Ranks that compute on devices are judged by what a step takes there, and never by the CPU time of launching it."""
 
 from __future__ import annotations
 

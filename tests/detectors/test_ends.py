@@ -1,7 +1,4 @@
-"""How a job's processes end: the first mover decides whether somebody asked for it, and nobody leaves unseen.
-
-Lost ranks and lost telemetry: told apart, once, with the first mover named.
-"""
+"""Lost ranks and lost telemetry: the first mover is named, and whether somebody asked for the end."""
 
 from __future__ import annotations
 

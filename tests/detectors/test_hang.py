@@ -1,7 +1,4 @@
-"""A standstill is told soon, the rank that did not arrive is named, and patience is had where it is due.
-
-A loop that evaluates or saves between two steps hangs only when that is beyond what this job does.
-"""
+"""A standstill is told soon, the rank that did not arrive is named, and patience is had where it is due."""
 
 from __future__ import annotations
 

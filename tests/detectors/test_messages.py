@@ -1,7 +1,4 @@
-"""Alerts of a Prometheus: one episode for each name, with all alerts of that name, until the last of them ends.
-
-What the service refused of a job: one incident for each flood, which ends when the flood does.
-"""
+"""Alerts of a Prometheus, one episode for each name; refusals of the service, one incident for each flood."""
 
 from __future__ import annotations
 

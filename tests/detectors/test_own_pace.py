@@ -1,7 +1,4 @@
-"""Where ranks do not wait for each other, each is judged against its own past, and none against another.
-
-Ranks that do not wait for each other: each against its own past, however much its steps differ.
-"""
+"""Where ranks do not wait for each other, each is judged against its own past, and none against another."""
 
 from __future__ import annotations
 
@@ -263,7 +260,7 @@ def test_a_job_of_two_that_is_slow_outlives_the_slowness_of_each_rank_by_itself(
 
 
 def test_what_may_pass_by_itself_is_for_information_until_it_has_not() -> None:
-    findings = found(16, 1200, 3, slow={5: (1.4, 2 * SLOW_AT_S, FOR_GOOD_S)})
+    findings = found(8, 1200, 3, slow={5: (1.4, 2 * SLOW_AT_S, FOR_GOOD_S)})
     assert [f.severity for f in findings][-1] is Severity.WARNING
     assert {f.scope for f in findings} == {IncidentScope.of_rank(5)}
 

@@ -1,9 +1,4 @@
-"""How far a series wanders by itself, and what is no wandering.
-
-The adapter to River: exact quantiles, finite values only, restored from its window.
-
-What a replica's ranks have in common in one step is their load, and how that was learned outlives a relaunch.
-"""
+"""What detectors compute with: how far a series wanders, sums of shifts, quantiles, the load of a replica."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Slow ranks are named, soon, and nobody else is.
-
-What holds from the first steps is a fact of the job: told once, known to the baseline, and no cause of anything.
-"""
+"""Slow ranks are named, soon, and nobody else is; what holds from the first steps is a fact of the job, told once."""
 
 from __future__ import annotations
 
