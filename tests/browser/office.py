@@ -65,6 +65,15 @@ class Office:
         return incident_row(**named | times | changes)
 
 
+def fits(page: Page) -> bool:
+    """Nothing of the page needs scrolling sideways, on a phone and wide."""
+    for width, height in ((390, 844), (1280, 800)):
+        page.set_viewport_size({"width": width, "height": height})
+        if not page.evaluate("document.documentElement.scrollWidth <= innerWidth"):
+            return False
+    return True
+
+
 def card(page: Page, title: str) -> Locator:
     """The card with this heading."""
     return page.locator(".card", has=page.get_by_role("heading", name=title, exact=True))

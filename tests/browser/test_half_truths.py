@@ -9,7 +9,7 @@ from rankwatch_service.access.scopes import Scope
 from rankwatch_service.simulate.job import Job
 from rankwatch_service.store.models import HostRecord
 from tests.browser.conftest import HOSTILE
-from tests.browser.office import S
+from tests.browser.office import S, fits
 from tests.support.service.stored_series import store
 from tests.support.store.rows import add
 
@@ -142,9 +142,7 @@ def places() -> list[dict]:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("width", "height"), [(1280, 800), (390, 844)])
-def test_the_topology_shows_the_rank_in_trouble_without_a_reload_and_leads_to_its_page(office, width, height):
-    office.page.set_viewport_size({"width": width, "height": height})
+def test_the_topology_shows_the_rank_in_trouble_without_a_reload_and_leads_to_its_page(office):
     complaints = []
     office.page.on("console", lambda said: complaints.append(said.text) if said.type == "error" else None)
     office.job(JOB, world_size=16)
@@ -172,7 +170,7 @@ def test_the_topology_shows_the_rank_in_trouble_without_a_reload_and_leads_to_it
     listed = page.locator(".card", has=page.get_by_role("heading", name="Unresolved incidents"))
     expect(listed.locator("tbody tr").first).to_contain_text("Straggler")
     expect(listed.get_by_role("link", name="node-0")).to_have_count(3)
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert fits(page)
     culprit.click()
     expect(page.locator("h1")).to_have_text(f"Rank 13 of {JOB}")
     expect(page.locator(".job-head")).to_contain_text(HOSTILE)
@@ -181,7 +179,7 @@ def test_the_topology_shows_the_rank_in_trouble_without_a_reload_and_leads_to_it
     page.get_by_role("link", name="rank 13", exact=True).click()
     expect(page).to_have_url(re.compile(r"/ranks/gpt%20small/13$"))
     assert page.locator("main img").count() == 0
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert fits(page)
     assert complaints == []
 
 
