@@ -21,7 +21,7 @@ from rankwatch_service.store.job_removal import delete_job
 from rankwatch_service.store.models import Agent, AgentView
 from tests.support.clock import FakeClock
 from tests.support.store.database import new_database
-from tests.support.store.rows import add
+from tests.support.store.rows import add, change
 
 HERE = Origin("gpt", "node-1")
 
@@ -109,8 +109,7 @@ def test_a_job_has_a_limited_number_of_agents(agents, monkeypatch):
 def test_an_agent_that_was_ended_elsewhere_is_known_for_as_long_as_a_revoked_token(agents, engine, clock):
     enrolled = agents.enrol(HERE, "token", None)
     agents.verify(message(enrolled), Purpose.BATCH, HERE)
-    with write(engine) as connection:
-        connection.execute(update(Agent).values(ended=True))
+    change(engine, update(Agent).values(ended=True))
     clock.advance(CACHE_S / 2)
     agents.verify(message(enrolled), Purpose.BATCH, HERE)
     clock.advance(CACHE_S)

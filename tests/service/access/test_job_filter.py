@@ -3,9 +3,8 @@
 from sqlalchemy import select
 
 from rankwatch_service.access.job_filter import JobFilter
-from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import Setting
-from tests.support.store.rows import add
+from tests.support.store.rows import add, values_of
 
 NAMES = (
     "llm-7b",
@@ -55,8 +54,7 @@ def test_the_database_selects_what_the_filter_includes(engine):
     add(engine, Setting, *rows)
     for patterns, expected in CASES.items():
         jobs = JobFilter(patterns)
-        with read(engine) as connection:
-            selected = connection.scalars(select(Setting.name).where(jobs.clause(Setting.name))).all()
+        selected = values_of(engine, select(Setting.name).where(jobs.clause(Setting.name)))
         assert set(selected) & set(NAMES) == expected, patterns
         assert {name for name in NAMES if jobs.includes(name)} == expected, patterns
 

@@ -14,10 +14,11 @@ from sqlalchemy import select
 
 from rankwatch_service.access.secret_key import SecretKey, SecretKeyError, load_secret_key
 from rankwatch_service.settings import Settings
-from rankwatch_service.store.engine import open_engine, read
+from rankwatch_service.store.engine import open_engine
 from rankwatch_service.store.models import Setting
 from tests.support.clock import FakeClock
 from tests.support.store.database import new_database
+from tests.support.store.rows import rows_of
 
 KEY = "0123456789abcdef" * 4
 
@@ -76,8 +77,7 @@ def test_a_key_in_the_environment_is_the_same_as_in_a_file(engine, tmp_path):
 def test_what_the_database_keeps_does_not_reveal_the_key(engine, tmp_path):
     settings = configured(tmp_path, secret_key=KEY)
     key = load_secret_key(settings, engine, FakeClock())
-    with read(engine) as connection:
-        stored = str(connection.execute(select(Setting.__table__)).all())
+    stored = str(rows_of(engine, select(Setting.__table__)))
     assert "check" in stored
     assert KEY not in stored
     assert key.derive("cursors").hex() not in stored

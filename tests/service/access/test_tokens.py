@@ -17,6 +17,7 @@ from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Audit, Token
 from tests.support.clock import FakeClock
 from tests.support.store.database import new_database
+from tests.support.store.rows import rows_of
 
 
 @pytest.fixture
@@ -46,8 +47,7 @@ def test_a_token_leads_to_its_owner_and_only_its_hash_is_stored(engine, clock):
     assert not identity.holds(Scope.COMMAND)
     assert identity.may_see("llm")
     assert not identity.may_see("other")
-    with read(engine) as connection:
-        stored = str(connection.execute(select(Token.__table__)).all())
+    stored = str(rows_of(engine, select(Token.__table__)))
     assert text.split("_", 3)[3] not in stored
 
 
@@ -235,7 +235,6 @@ def test_a_flood_of_addresses_takes_bounded_memory_and_few_lines_and_every_refus
         guess(refusals, f"address {number}", 1)
     assert len(refusals._windows) == ADDRESSES_MAX
     refusals.store()
-    with read(engine) as connection:
-        lines = connection.execute(select(Audit.source, Audit.fields)).all()
+    lines = rows_of(engine, select(Audit.source, Audit.fields))
     assert len(lines) == LINES_MAX + 1
     assert sum(fields["times"] for _, fields in lines) == counted[401] == ADDRESSES_MAX + 100

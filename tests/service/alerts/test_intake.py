@@ -10,11 +10,11 @@ from rankwatch_service.alerts import LASTS_S, NO_JOB, Alert, take_alerts, why_it
 from rankwatch_service.api.background.housekeeping import AlertExpiry
 from rankwatch_service.log.control_log import ControlLog
 from rankwatch_service.policy.control_records import decode_control
-from rankwatch_service.store.engine import read, write
+from rankwatch_service.store.engine import write
 from rankwatch_service.store.job_removal import delete_job
 from rankwatch_service.store.models import AgentView, AlertRow, Job
 from tests.support.clock import FakeClock
-from tests.support.store.rows import add, job_row
+from tests.support.store.rows import add, change, job_row, rows_of
 
 LABELS = ("rankwatch_job", "job_name")
 
@@ -50,8 +50,7 @@ class Site:
         return [(job, [(one.name, one.state) for one in record.alerts]) for job, record in records]
 
     def rows(self):
-        with read(self.engine) as connection:
-            return connection.execute(select(AlertRow.job, AlertRow.is_reported).order_by(AlertRow.job)).all()
+        return rows_of(self.engine, select(AlertRow.job, AlertRow.is_reported).order_by(AlertRow.job))
 
 
 def alert(name="DiskFull", lasts_s=None, **labels):
@@ -102,8 +101,7 @@ def test_alerts_that_come_together_are_one_record_for_each_job(site):
 def test_an_alert_without_a_job_waits_and_is_reported_once_its_job_is_there(site):
     assert site.post(alert(job_name="late")) == ["waiting"]
     assert (site.told(), site.rows()) == ([], [("", False)])
-    with write(site.engine) as connection:
-        connection.execute(update(Job).where(Job.name == "old").values(name="late", state="running"))
+    change(site.engine, update(Job).where(Job.name == "old").values(name="late", state="running"))
     assert site.post(alert(job_name="late")) == ["begun"]
     assert (site.told(), site.rows()) == ([("late", [("DiskFull", "firing")])], [("late", True)])
 
@@ -151,8 +149,7 @@ def test_nothing_expires_before_repeats_have_had_time_to_reach_a_service_that_ha
 
 def test_an_alert_of_a_job_that_has_ended_is_no_longer_its_alert(site):
     site.post(alert(job_name="gpt"))
-    with write(site.engine) as connection:
-        connection.execute(update(Job).where(Job.name == "gpt").values(state="ended"))
+    change(site.engine, update(Job).where(Job.name == "gpt").values(state="ended"))
     site.clock.advance(60)
     assert site.post(alert(job_name="gpt")) == ["waiting"]
     site.clock.advance(LASTS_S - 60)

@@ -15,7 +15,7 @@ from rankwatch_service.policy.control_records import TelemetryRefused
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import AgentView, Command, LogRecord
 from tests.support.clock import FakeClock
-from tests.support.store.rows import add, command_row
+from tests.support.store.rows import add, command_row, rows_of
 from tests.support.values.batches import batch, progress
 
 CLOCK = FakeClock
@@ -76,10 +76,7 @@ def test_who_holds_the_token_alone_can_send_nothing_for_a_job_that_has_agents(ap
     }
     assert api.send(VIEW, "agents/view").status_code == 403
     assert api.send(sign(Purpose.VIEW, agent.agent, bytes(32), VIEW), "agents/view").status_code == 403
-    with read(api.engine) as connection:
-        assert (
-            connection.execute(select(LogRecord.value)).all() == connection.execute(select(AgentView.host)).all() == []
-        )
+    assert rows_of(api.engine, select(LogRecord.value)) == rows_of(api.engine, select(AgentView.host)) == []
 
 
 def test_forgeries_are_counted_and_told_to_the_stream_but_no_flood_of_them(api, agent, clock):
@@ -94,10 +91,7 @@ def test_forgeries_are_counted_and_told_to_the_stream_but_no_flood_of_them(api, 
 
 def test_views_say_which_agent_they_are_from(api, agent):
     assert api.send(agent.sign(Purpose.VIEW, VIEW), "agents/view").status_code == 200
-    with read(api.engine) as connection:
-        assert connection.execute(select(AgentView.host, AgentView.agent)).all() == [
-            (f"node-1/{agent.agent}", agent.agent)
-        ]
+    assert rows_of(api.engine, select(AgentView.host, AgentView.agent)) == [(f"node-1/{agent.agent}", agent.agent)]
 
 
 def test_the_answer_to_a_view_is_signed_for_this_view(api, agent):

@@ -9,10 +9,10 @@ from rankwatch_service.access.scopes import Scope
 from rankwatch_service.access.tokens import TokenKind, create_token
 from rankwatch_service.orders import commands
 from rankwatch_service.policy.command import APPROVAL_S, CommandRequest
-from rankwatch_service.store.engine import read, write
+from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import Attempt, Command, Feed, Outbox
 from tests.support.service.api import OURS
-from tests.support.store.rows import add, attempt_row, report
+from tests.support.store.rows import add, attempt_row, change, report, rows_of, values_of
 
 ON_BOTH_DATABASES = True
 
@@ -51,8 +51,7 @@ def someone_else(api):
 
 
 def messages(api):
-    with read(api.engine) as connection:
-        rows = connection.execute(select(Outbox.receiver, Outbox.body).order_by(Outbox.receiver)).all()
+    rows = rows_of(api.engine, select(Outbox.receiver, Outbox.body).order_by(Outbox.receiver))
     return [(receiver, json.loads(body)) for receiver, body in rows]
 
 
@@ -151,8 +150,7 @@ def test_a_command_is_approved_once(careful):
 
 def test_an_approval_after_the_expiry_is_refused(careful):
     made = ask(careful)
-    with write(careful.engine) as connection:
-        connection.execute(update(Command).values(expires_unix_ns=careful.clock.unix_ns() - 1))
+    change(careful.engine, update(Command).values(expires_unix_ns=careful.clock.unix_ns() - 1))
     answer = decide(careful, "approve", made, token=someone_else(careful))
     assert (answer.status_code, "expired" in answer.json()["detail"]) == (409, True)
     assert careful.get("/api/v1/commands?waiting=true").json()["items"] == []
@@ -218,6 +216,5 @@ def test_what_the_policy_wants_to_do_is_approved_by_anybody_who_may_command(api)
 def test_pages_are_told_of_the_request_and_of_the_decision(careful):
     made = ask(careful)
     decide(careful, "refuse", made, token=someone_else(careful), reason="no")
-    with read(careful.engine) as connection:
-        told = connection.scalars(select(Feed.data).where(Feed.topic == "command").order_by(Feed.id)).all()
+    told = values_of(careful.engine, select(Feed.data).where(Feed.topic == "command").order_by(Feed.id))
     assert [(one["id"], one["state"]) for one in told] == [(made["id"], "requested"), (made["id"], "refused")]

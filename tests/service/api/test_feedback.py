@@ -9,11 +9,11 @@ from rankwatch_service.api.background.housekeeping import RECORD_NS, remove_expi
 from rankwatch_service.policy.control_records import PrecisionSet
 from rankwatch_service.policy.precision import WINDOW_DAYS
 from rankwatch_service.store import job_removal
-from rankwatch_service.store.engine import read, write
+from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import Command, Feed, Incident, IncidentFeedback
 from tests.support.service.api import running_api
 from tests.support.service.process import until
-from tests.support.store.rows import add, command_row
+from tests.support.store.rows import add, change, command_row, rows_of, values_of
 from tests.support.values.incidents import incident_row
 
 ON_BOTH_DATABASES = True
@@ -41,8 +41,7 @@ def answers(api):
 
 
 def stored(api):
-    with read(api.engine) as connection:
-        return connection.scalars(select(IncidentFeedback.answer)).all()
+    return values_of(api.engine, select(IncidentFeedback.answer))
 
 
 def test_each_person_has_one_answer_with_name_and_time_and_may_change_it(service):
@@ -84,8 +83,7 @@ def test_every_change_is_in_the_audit_trail_and_in_the_feed_and_a_repeat_is_not(
         ("incident.feedback", "noise"),
     ]
     assert all(row["actor"].startswith("ann (") for row in audited)
-    with read(service.engine) as connection:
-        told = connection.execute(select(Feed.topic, Feed.job, Feed.data)).all()
+    told = rows_of(service.engine, select(Feed.topic, Feed.job, Feed.data))
     assert [(topic, job, data["what"]) for topic, job, data in told] == [("incident", "gpt-small", "feedback")] * 3
 
 
@@ -241,8 +239,7 @@ def test_stream_is_told_once_that_incidents_have_left_the_window_or_were_deleted
         connection.execute(update(Incident).where(Incident.id == old).values(detected_unix_ns=moved))
     for _ in range(2):
         tell_changed_precision(api.engine, api.controls, api.clock)
-    with write(api.engine) as connection:
-        connection.execute(delete(Incident))
+    change(api.engine, delete(Incident))
     tell_changed_precision(api.engine, api.controls, api.clock)
     assert told(api)[2:] == [{"hang": (1, 0)}, {}]
 

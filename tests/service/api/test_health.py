@@ -8,13 +8,13 @@ from sqlalchemy import delete, update
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.api.background.health_facts import FRESH_S, partitions
 from rankwatch_service.log.base import Entry
-from rankwatch_service.store.engine import read, write
+from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import AgentView, Delivery, Job, Lease, Outbox, Receiver, StreamPosition
 from rankwatch_service.stream.process import PartitionReport, Reporter, new_counts
 from tests.support.clock import FakeClock
 from tests.support.orders.rows import add_command, add_view, answered
 from tests.support.service.api import notifier_reports, stream_reports
-from tests.support.store.rows import add, job_row
+from tests.support.store.rows import add, change, job_row
 from tests.support.values.batches import progress
 
 S = 10**9
@@ -94,8 +94,7 @@ def test_stream_that_is_behind_is_a_problem_and_an_idle_one_is_none(sound):
 
 
 def test_a_notifier_whose_lease_ran_out_is_silent(sound):
-    with write(sound.engine) as connection:
-        connection.execute(delete(Lease))
+    change(sound.engine, delete(Lease))
     notifier_reports(sound, ago_s=95)
     [problem] = health(sound)["problems"]
     assert problem["text"] == "No notifier has run for 1 min: nobody is notified of incidents."
@@ -104,8 +103,7 @@ def test_a_notifier_whose_lease_ran_out_is_silent(sound):
 def test_a_receiver_that_cannot_be_reached_is_named_with_the_error_of_its_newest_try(sound):
     message(sound, "pager", "waiting", 30 * S, 1, "503 Service Unavailable")
     assert areas(sound) == []  # the next try may arrive
-    with write(sound.engine) as connection:
-        connection.execute(update(Outbox).values(created_unix_ns=sound.clock.unix_ns() - MINUTES_11))
+    change(sound.engine, update(Outbox).values(created_unix_ns=sound.clock.unix_ns() - MINUTES_11))
     found = health(sound)
     [problem] = found["problems"]
     assert problem["area"] == "receivers"
@@ -139,8 +137,7 @@ def test_silent_agents_of_the_running_attempt_are_named_and_those_of_old_attempt
     [problem] = found["problems"]
     assert problem["text"].startswith("1 of 2 agents of 1 job that train have not reported for 30 s: node-2 (gpt).")
     assert [one["host"] for one in found["agents"]] == ["node-2", "node-1"]
-    with write(sound.engine) as connection:
-        connection.execute(delete(Job))
+    change(sound.engine, delete(Job))
     job(sound, "gpt", state="ended")
     assert areas(sound) == []
 

@@ -8,11 +8,10 @@ from sqlalchemy import delete, select, update
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.api.routes import jobs
 from rankwatch_service.policy.control_records import JobDeleted
-from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Incident, Job, Order, SeriesChunk
 from tests.support.orders.rows import add_command
 from tests.support.service.process import until
-from tests.support.store.rows import FAR_NS, add, job_row, report
+from tests.support.store.rows import FAR_NS, add, change, job_row, report, values_of
 from tests.support.values.incidents import incident_row
 
 ON_BOTH_DATABASES = True
@@ -55,8 +54,7 @@ def act_as_stream(api):
 
     def work():
         until("request", lambda: requested(api), 30.0)
-        with write(api.engine) as connection:
-            connection.execute(delete(Job).where(Job.name == "gpt-small"))
+        change(api.engine, delete(Job).where(Job.name == "gpt-small"))
 
     thread = threading.Thread(target=work)
     thread.start()
@@ -76,8 +74,7 @@ def test_a_deletion_is_requested_of_stream_audited_and_answered_when_stream_has_
     assert (answer.status_code, answer.json()) == (200, {"name": "gpt-small", "deleted": True})
     assert requested(old) == ["gpt-small"]
     assert audited(old) == [("job.delete", "gpt-small")]
-    with read(old.engine) as connection:
-        assert connection.scalars(select(SeriesChunk.chunk)).all() == []
+    assert values_of(old.engine, select(SeriesChunk.chunk)) == []
     assert old.ask("DELETE", JOB).status_code == 404
 
 
@@ -106,8 +103,7 @@ def test_a_job_that_reported_within_minutes_is_not_deleted(old):
 def test_a_job_with_an_open_order_is_not_deleted(old):
     old.app.state.context.driver.stop()  # it would close an order of which nobody reports
     add_command(old.engine, FAR_NS, job="gpt-small", attempt="launch.0")
-    with write(old.engine) as connection:
-        connection.execute(update(Order).values(job="gpt-small"))
+    change(old.engine, update(Order).values(job="gpt-small"))
     answer = old.ask("DELETE", JOB)
     assert (answer.status_code, "open order (checkpoint)" in answer.json()["detail"]) == (409, True)
     assert requested(old) == []

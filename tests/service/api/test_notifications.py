@@ -17,7 +17,7 @@ from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Base, Delivery, Incident, Outbox
 from rankwatch_service.store.rows import outbox_row
 from tests.support.service.api import running_api
-from tests.support.store.rows import add
+from tests.support.store.rows import add, change, rows_of
 from tests.support.store.rows import numbered_incident as incident
 from tests.support.values.incidents import NOON_UNIX_NS, incident_row, notified
 
@@ -33,8 +33,7 @@ def test_a_secret_that_was_given_is_shown_nowhere(api):
     (listed,) = api.get("/api/v1/receivers").json()["items"]
     assert (listed["type"], listed["url"]) == ("pagerduty", PAGERDUTY["url"])
     assert KEY not in api.get("/api/v1/receivers").text + api.get("/api/v1/audit").text
-    with read(api.engine) as connection:
-        rows = [connection.execute(select(table)).all() for table in Base.metadata.tables.values()]
+    rows = [rows_of(api.engine, select(table)) for table in Base.metadata.tables.values()]
     assert KEY not in str(rows)
 
 
@@ -317,11 +316,9 @@ def test_a_link_expires(api):
 
 
 def test_what_is_over_or_deleted_is_told(api, links):
-    with write(api.engine) as connection:
-        connection.execute(update(Incident).values(state="resolved"))
+    change(api.engine, update(Incident).values(state="resolved"))
     assert "is over" in opened(api, links["acknowledge"])[1]
-    with write(api.engine) as connection:
-        connection.execute(delete(Outbox))
+    change(api.engine, delete(Outbox))
     assert "not stored any more" in opened(api, links["acknowledge"], "POST")[1]
     assert api.told(Judgement) == []
 

@@ -12,11 +12,11 @@ from rankwatch_service.access.scopes import Scope
 from rankwatch_service.access.sessions import LOGIN_S, SESSION_S
 from rankwatch_service.api.routes.sessions import own_page
 from rankwatch_service.clock import SystemClock
-from rankwatch_service.store.engine import read, write
+from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import Audit, Job, JobProject, Silence
 from tests.support.service.api import OURS, running_api
 from tests.support.service.oidc_provider import new_key, oidc_provider
-from tests.support.store.rows import add, job_row
+from tests.support.store.rows import add, change, job_row
 
 
 class AheadClock(SystemClock):
@@ -159,8 +159,7 @@ def test_a_group_sees_its_jobs_alone(api, provider):
     for job, status in (("vision-1", 201), ("llm-1", 403), ("", 403)):
         answer = api.client.post("/api/v1/silences", json={"job": job, **silence}, headers=OURS)
         assert answer.status_code == status
-    with write(api.engine) as connection:
-        connection.execute(update(Silence).values(job="llm-1"))
+    change(api.engine, update(Silence).values(job="llm-1"))
     assert api.client.get("/api/v1/silences").json()["items"] == []
 
 

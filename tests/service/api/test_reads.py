@@ -17,7 +17,7 @@ from rankwatch_service.store.models import (
     JobHostDevice,
     JobProject,
 )
-from tests.support.store.rows import add, attempt_row, command_row, job_row
+from tests.support.store.rows import add, attempt_row, change, command_row, job_row
 from tests.support.store.rows import numbered_incident as incident
 
 ON_BOTH_DATABASES = True
@@ -501,8 +501,7 @@ def test_a_period_counts_only_what_lies_in_it(api, job):
 
 @pytest.mark.parametrize(("state", "goodput"), [("stalled", 0), ("lost", 0), ("paused", None), ("ended", None)])
 def test_a_job_without_progress_has_no_goodput_now(api, job, state, goodput):
-    with write(api.engine) as connection:
-        connection.execute(update(Job).values(state=state))
+    change(api.engine, update(Job).values(state=state))
     found = api.get("/api/v1/jobs/j/lost-time").json()
     assert found["goodput_now"] == goodput
     assert (found["to_unix_ns"] == job - H) == (state == "ended")

@@ -10,10 +10,9 @@ from rankwatch_detectors.base import Frame, StepKind
 from rankwatch_service.api.reply import ApiReply, text_name, time_text
 from rankwatch_service.clock import SystemClock
 from rankwatch_service.series.writer import SeriesWriter
-from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import Incident, Job
 from tests.support.service.heat_tiles import read
-from tests.support.store.rows import add, job_row
+from tests.support.store.rows import add, change, job_row
 from tests.support.store.rows import numbered_incident as incident
 
 NAMED = {"number", "string"}
@@ -126,8 +125,7 @@ def test_what_somebody_else_has_changed_is_not_overwritten_unseen(api):
 def test_the_etag_of_a_job_is_about_what_people_edit(api):
     add(api.engine, Job, job_row())
     before = api.get("/api/v1/jobs/j").headers["ETag"]
-    with write(api.engine) as connection:
-        connection.execute(Job.__table__.update().values(step=99))
+    change(api.engine, Job.__table__.update().values(step=99))
     assert api.get("/api/v1/jobs/j").headers["ETag"] == before
 
 

@@ -8,9 +8,10 @@ from sqlalchemy import select
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.access.sessions import LOGIN_S, issue_login
 from rankwatch_service.access.tokens import TokenKind, create_token
-from rankwatch_service.store.engine import read, write
+from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import Feed
 from tests.support.service.api import OURS
+from tests.support.store.rows import values_of
 
 ON_BOTH_DATABASES = True
 
@@ -141,5 +142,4 @@ def test_one_name_is_one_receiver(api):
 def test_writers_that_meet_are_each_in_the_feed(api):
     answers = at_once(lambda number: api.post("/api/v1/silences", silence(api, number)))
     assert {answer.status_code for answer in answers} == {201}
-    with read(api.engine) as connection:
-        assert len(connection.scalars(select(Feed.id)).all()) == TOGETHER
+    assert len(values_of(api.engine, select(Feed.id))) == TOGETHER

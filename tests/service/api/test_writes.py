@@ -7,9 +7,8 @@ from rankwatch.wire import Progress
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.policy.control_records import PolicySet, ReceiversSet, SilenceSet
 from rankwatch_service.policy.policy import Mode, policy_of
-from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import Attempt, Base, Checkpoint, Job
-from tests.support.store.rows import add, attempt_row, checkpoint_row, job_row, report
+from tests.support.store.rows import add, attempt_row, checkpoint_row, job_row, report, rows_of
 
 RECEIVER = {"name": "pager", "url": "https://hooks.example/x"}
 
@@ -102,8 +101,7 @@ def test_the_database_holds_neither_url_nor_secret_of_a_receiver_in_plain_text(a
     moved = RECEIVER["url"] + "/T00/secret"
     body = {name: value for name, value in RECEIVER.items() if name != "name"} | {"url": moved}
     assert api.ask("PUT", "/api/v1/receivers/pager", json=body).json()["url"] == moved
-    with read(api.engine) as connection:
-        rows = [connection.execute(select(table)).all() for table in Base.metadata.tables.values()]
+    rows = [rows_of(api.engine, select(table)) for table in Base.metadata.tables.values()]
     assert "pager" in str(rows)
     assert "hooks.example/" not in str(rows)
     assert made.json()["secret"] not in str(rows)

@@ -17,7 +17,7 @@ from rankwatch_service.clock import SystemClock
 from rankwatch_service.short_ids import short
 from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import Attempt, Checkpoint, Command, Incident, IncidentFeedback, Job
-from tests.support.store.rows import FAR_NS, add, attempt_row, checkpoint_row, command_row, job_row, report
+from tests.support.store.rows import FAR_NS, add, attempt_row, change, checkpoint_row, command_row, job_row, report
 from tests.support.values.incidents import incident_row
 
 
@@ -51,7 +51,7 @@ def test_incidents_are_listed_filtered_and_shown(rankwatch):
     status, out, _ = rankwatch("incidents")
     assert (status, "Rank 3 runs at 0.62" in out) == (0, True)
     assert rankwatch("incidents", "--exit-code")[0] == 1
-    assert rankwatch("incidents", "--state", "resolved", "--exit-code")[0] == 0
+    assert rankwatch("incidents", "--job", "gpt-small", "--state", "resolved", "--exit-code")[0] == 0
     status, out, _ = rankwatch("incidents", "show", "inc_1")
     assert status == 0
     assert "; peers: " in out
@@ -96,8 +96,7 @@ def test_waiting_ends_with_1_where_a_command_is_not_applied_in_time(rankwatch, a
     status, _, err = rankwatch("rollback", "gpt-small", "--wait", "--timeout", "0.3")
     assert status == 1
     assert "rollback" in err or "still" in err
-    with write(api.engine) as connection:
-        connection.execute(update(Command).values(state="cancelled"))
+    change(api.engine, update(Command).values(state="cancelled"))
 
 
 def test_two_jobs_with_one_name_are_reported_below_the_list_of_jobs(rankwatch, api):

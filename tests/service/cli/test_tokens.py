@@ -19,6 +19,7 @@ from rankwatch_service.clock import SystemClock
 from rankwatch_service.store.engine import open_engine, write
 from rankwatch_service.store.models import Token
 from tests.support.store.database import new_database
+from tests.support.store.rows import change
 
 
 @pytest.fixture
@@ -48,8 +49,7 @@ def test_the_list_tells_expired_tokens_from_valid_and_revoked_ones(data: Path) -
     for name, lasting in {"over": "1s", "ended": "1d", "good": "never"}.items():
         invoke(data, "create", name, "--scope", "read", "--for", lasting)
     engine = open_engine(f"sqlite:///{data}/rankwatch.db")
-    with write(engine) as connection:
-        connection.execute(update(Token).where(Token.name == "over").values(expires_unix_ns=1))
+    change(engine, update(Token).where(Token.name == "over").values(expires_unix_ns=1))
     engine.dispose()
     rows = {one["name"]: one for one in map(json.loads, invoke(data, "list", "--json").splitlines())}
     invoke(data, "revoke", rows["ended"]["id"])

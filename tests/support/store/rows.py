@@ -3,11 +3,11 @@
 from collections.abc import Iterable
 from typing import Any
 
-from sqlalchemy import Engine, insert
+from sqlalchemy import Engine, Executable, Select, insert
 
 from rankwatch.wire import Progress, View
 from rankwatch_service.orders.running_attempt import ReceivedView, store_views
-from rankwatch_service.store.engine import write
+from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Base
 from tests.support.values.incidents import incident_row
 
@@ -61,3 +61,18 @@ def numbered_incident(number: int, **changes: Any) -> dict[str, Any]:
     times = {"onset_unix_ns": number // 2, "detected_unix_ns": number, "updated_unix_ns": number}
     rest = {"devices": [], "summary": "slow", "evidence": {"ratio": "NaN"}, "impact_gpu_hours_per_hour": 0.5}
     return incident_row(**named | steps | times | rest | changes)
+
+
+def change(engine: Engine, statement: Executable) -> None:
+    with write(engine) as connection:
+        connection.execute(statement)
+
+
+def rows_of(engine: Engine, query: Select[Any]) -> list[Any]:
+    with read(engine) as connection:
+        return list(connection.execute(query))
+
+
+def values_of(engine: Engine, query: Select[Any]) -> list[Any]:
+    """Of a query for one column."""
+    return [row[0] for row in rows_of(engine, query)]
