@@ -27,14 +27,7 @@ DEPLOY = ROOT / "deploy"
 SBATCH = (DEPLOY / "slurm" / "train.sbatch").read_text()
 UNITS = sorted((DEPLOY / "systemd").iterdir())
 MANIFESTS = {"jobset.yaml": JOBSET, "pytorchjob.yaml": PYTORCHJOB}
-COLLECTORS = {
-    "RANKWATCH_URL",
-    "RANKWATCH_TOKEN",
-    "RANKWATCH_JOB",
-    "RANKWATCH_LAUNCH",
-    "RANKWATCH_DIR",
-    "RANKWATCH_SPOOL",
-}
+COLLECTORS = {f"RANKWATCH_{name}" for name in ("URL", "TOKEN", "JOB", "LAUNCH", "DIR", "SPOOL")}
 ENDING_S = RankLostConfig().grace_s + STOP_AT_LATEST_S + CLOSE_WITHIN_S
 """From SIGTERM until the ranks were killed and the agent has reported their ends."""
 
@@ -133,16 +126,15 @@ while :; do sleep 0.05; done
 """
 
 
-def told_to_end(folder: Path, command: list[str], environment: dict[str, str]) -> tuple[int, str]:
-    """Exit status of a command that gets SIGTERM once its `torchrun` runs, and what that was told."""
-    (folder / "torchrun").write_text(LAUNCHER)
+def told_to_end(folder: Path, command: list[str], launcher: str, **environment: str) -> subprocess.Popen[bytes]:
+    """The process of a command that gets SIGTERM once its `torchrun` runs."""
+    (folder / "torchrun").write_text(launcher)
     (folder / "torchrun").chmod(0o755)
     path = os.pathsep.join((str(folder), "/usr/bin", "/bin"))
     process = subprocess.Popen(command, cwd=folder, env={"PATH": path, **environment})
     until("the launcher", (folder / "began").exists, 60)
     process.send_signal(signal.SIGTERM)
-    status = process.wait(60)
-    return status, (folder / "told").read_text()
+    return process
 
 
 @pytest.mark.parametrize("name", MANIFESTS)
@@ -151,7 +143,8 @@ def test_the_first_process_of_a_pod_hands_sigterm_on_once_and_waits_for_the_laun
     (text,) = container["args"]
     assert re.search(rf"^sleep ([{int(END_AFTER_S + CLOSE_WITHIN_S)}-9])$", text, re.MULTILINE)
     command = [*container["command"], re.sub(r"^sleep \d$", "", text, flags=re.MULTILINE)]
-    assert told_to_end(tmp_path, command, {"RANKWATCH_LAUNCH": "x"}) == (7, "told\n")
+    assert told_to_end(tmp_path, command, LAUNCHER, RANKWATCH_LAUNCH="x").wait(60) == 7
+    assert (tmp_path / "told").read_text() == "told\n"
 
 
 # ---- Slurm -----------------------------------------------------------------------------------------------------------
@@ -185,12 +178,8 @@ def test_the_batch_script_leaves_ranks_and_agents_time_to_end() -> None:
 def test_a_task_of_a_step_outlives_sigterm_until_its_launcher_has_ended(tmp_path: Path) -> None:
     (text,) = re.findall(r"^on_host='(.+)'$", SBATCH, re.MULTILINE)
     command = ["bash", "-c", text.replace("sleep 5; ", "")]
-    (tmp_path / "torchrun").write_text("#!/bin/bash\ntouch began\nuntil [ -e ended ]; do sleep 0.05; done\nexit 7\n")
-    (tmp_path / "torchrun").chmod(0o755)
-    path = os.pathsep.join((str(tmp_path), "/usr/bin", "/bin"))
-    process = subprocess.Popen(command, cwd=tmp_path, env={"PATH": path})
-    until("the launcher", (tmp_path / "began").exists, 60)
-    process.send_signal(signal.SIGTERM)
+    launcher = "#!/bin/bash\ntouch began\nuntil [ -e ended ]; do sleep 0.05; done\nexit 7\n"
+    process = told_to_end(tmp_path, command, launcher)
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(0.5)
     (tmp_path / "ended").touch()

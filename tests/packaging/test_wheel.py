@@ -9,32 +9,15 @@ from pathlib import Path
 import pytest
 
 
-@pytest.fixture(scope="module")
-def wheel_names(built) -> set[str]:
+def test_the_wheel_has_the_packages_with_types_pages_and_migrations_and_no_tests(built):
     with zipfile.ZipFile(built.wheel) as archive:
-        return set(archive.namelist())
-
-
-def test_the_three_packages_lose_their_folder_prefix(wheel_names):
-    assert {"rankwatch/__init__.py", "rankwatch_detectors/__init__.py", "rankwatch_service/__init__.py"} <= wheel_names
-
-
-def test_the_migrations_are_shipped(wheel_names):
-    assert any(
-        name.startswith("rankwatch_service/migrations/versions/") and name.endswith(".py") for name in wheel_names
-    )
-
-
-def test_the_dashboard_is_shipped(wheel_names):
-    suffixes = {Path(name).suffix for name in wheel_names if name.startswith("rankwatch_service/dashboard/")}
-    assert {".js", ".css"} <= suffixes
-
-
-def test_type_markers_are_shipped_and_tests_are_not(wheel_names):
-    assert {
-        f"{package}/py.typed" for package in ("rankwatch", "rankwatch_detectors", "rankwatch_service")
-    } <= wheel_names
-    assert not any(name.startswith(("tests/", "benchmarks/", "suite/")) for name in wheel_names)
+        names = set(archive.namelist())
+    packages = ("rankwatch", "rankwatch_detectors", "rankwatch_service")
+    assert {f"{package}/{file}" for package in packages for file in ("__init__.py", "py.typed")} <= names
+    shipped = {(*name.split("/")[:2], Path(name).suffix) for name in names if name.startswith("rankwatch_service/")}
+    assert {("rankwatch_service", "dashboard", suffix) for suffix in (".js", ".css")} <= shipped
+    assert any(name.startswith("rankwatch_service/migrations/versions/") and name.endswith(".py") for name in names)
+    assert not any(name.startswith(("tests/", "benchmarks/", "suite/")) for name in names)
 
 
 def test_the_sdist_has_what_it_takes_to_build_the_wheel_and_to_read_about_it(built):

@@ -2,7 +2,6 @@ import os
 import subprocess
 import sys
 import threading
-from contextlib import closing
 
 import pytest
 from sqlalchemy import select, update
@@ -88,11 +87,12 @@ def test_of_many_that_want_it_at_once_one_has_it(database_url, engine):
     held = []
 
     def want(number):
-        with closing_engine(database_url) as own:
-            mine = lease(own, f"holder {number}")
-            ready.wait()
-            if mine.hold():
-                held.append(number)
+        own = open_engine(database_url)
+        mine = lease(own, f"holder {number}")
+        ready.wait()
+        if mine.hold():
+            held.append(number)
+        own.dispose()
 
     for _ in range(3):
         held.clear()
@@ -104,12 +104,6 @@ def test_of_many_that_want_it_at_once_one_has_it(database_url, engine):
             thread.join()
         assert len(held) == 1
         run_out(engine)
-
-
-def closing_engine(url):
-    engine = open_engine(url)
-    engine.close = engine.dispose
-    return closing(engine)
 
 
 def test_it_is_valid_for_as_long_as_nobody_else_can_take_it(tmp_path):
@@ -127,16 +121,9 @@ def test_it_is_valid_for_as_long_as_nobody_else_can_take_it(tmp_path):
 
 
 def test_the_lease_of_a_process_that_has_ended_on_this_machine_is_free_at_once(engine):
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            "from rankwatch_service.notify.lease import *; print(this_process(), flush=True); input()",
-        ],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    script = "from rankwatch_service.notify.lease import *; print(this_process(), flush=True); input()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    process = subprocess.Popen([sys.executable, "-c", script], **pipes)
     holder = process.stdout.readline().strip()
     assert lease(engine, holder).hold()
     mine = lease(engine, "mine")

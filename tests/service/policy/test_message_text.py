@@ -9,18 +9,6 @@ from rankwatch_service.policy.message_text import LINE_CHARS_MAX, command_text, 
 from rankwatch_service.policy.suggestion import NOWHERE
 from tests.support.values.incidents import NOON_UNIX_NS, incident_version
 
-REQUEST = {
-    "id": "cmd_1",
-    "job": "gpt",
-    "attempt": "launch.0",
-    "action": "rollback",
-    "params": {},
-    "reason": "NaN",
-    "requested_by": "sam",
-    "requested_unix_ns": NOON_UNIX_NS,
-    "world_size": 64,
-}
-
 
 def test_it_says_what_where_how_bad_what_is_normal_and_what_to_do_first():
     what, normal, first = incident_text(incident_version(severity=Severity.CRITICAL), 64).split("\n")
@@ -219,7 +207,9 @@ def test_confidence_has_words(confidence, words):
 
 
 def test_a_command_that_waits_says_until_when_and_how_to_decide():
-    asked, waits, decide = command_text(CommandRequest(**REQUEST, approval_required=True)).split("\n")
+    by = {"reason": "NaN", "requested_by": "sam", "requested_unix_ns": NOON_UNIX_NS, "approval_required": True}
+    request = CommandRequest(id="cmd_1", job="gpt", attempt="l.0", action="rollback", params={}, world_size=64, **by)
+    asked, waits, decide = command_text(request).split("\n")
     assert asked == "APPROVAL NEEDED gpt: rollback of all 64 ranks, asked by sam: NaN"
     assert "expires after 15 min" in waits
     assert decide.startswith("Decide: rankwatch commands approve ")

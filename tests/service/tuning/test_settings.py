@@ -10,16 +10,7 @@ from rankwatch_detectors.catalogue import CatalogueConfig, detectors
 from rankwatch_detectors.tuning import SETTINGS, Profile, checked, config_of
 from rankwatch_service.cli.app import app
 from rankwatch_service.replay.configure import read_config
-from rankwatch_service.simulate.faults import (
-    Hang,
-    LocalGradient,
-    LossSpike,
-    NonFinite,
-    NormSpike,
-    Slow,
-    SlowJob,
-    Throttle,
-)
+from rankwatch_service.simulate import faults
 from rankwatch_service.simulate.files import write_job
 from rankwatch_service.simulate.generate import generate
 from rankwatch_service.simulate.job import Job
@@ -49,14 +40,14 @@ def test_a_setting_of_its_own_is_put_before_the_profile():
 @pytest.fixture(scope="module")
 def observations():
     job = Job(world_size=4, steps=150, seed=3).inject(
-        Throttle(3, 5, 1.1),
-        Slow(2, 60, 1.5, until_step=90),
-        SlowJob(95, 1.4, until_step=110),
-        LocalGradient(1, 70, 2.0),
-        NormSpike(80, 40.0, 3),
-        LossSpike(85, 4.0, 3),
-        Hang(1, 118, 20.0),
-        NonFinite(3, 130),
+        faults.Throttle(3, 5, 1.1),
+        faults.Slow(2, 60, 1.5, until_step=90),
+        faults.SlowJob(95, 1.4, until_step=110),
+        faults.LocalGradient(1, 70, 2.0),
+        faults.NormSpike(80, 40.0, 3),
+        faults.LossSpike(85, 4.0, 3),
+        faults.Hang(1, 118, 20.0),
+        faults.NonFinite(3, 130),
     )
     return list(generate(job))
 
@@ -122,19 +113,9 @@ def test_replay_reads_profiles_and_tunings(tmp_path):
 
 
 def test_replay_compares_two_tunings(tmp_path):
-    write_job(Job(world_size=8, steps=260, seed=5).inject(Slow(3, 100, 1.3)), tmp_path / "job.parquet")
+    write_job(Job(world_size=8, steps=260, seed=5).inject(faults.Slow(3, 100, 1.3)), tmp_path / "job.parquet")
     (tmp_path / "quiet.json").write_text('{"settings": {"straggler.wall.ratio_min": 1.5}}')
-    result = CliRunner().invoke(
-        app,
-        [
-            "replay",
-            str(tmp_path / "job.parquet"),
-            "--tuning",
-            "standard",
-            "--compare",
-            str(tmp_path / "quiet.json"),
-            "--json",
-        ],
-    )
+    both = ("--tuning", "standard", "--compare", str(tmp_path / "quiet.json"))
+    result = CliRunner().invoke(app, ["replay", str(tmp_path / "job.parquet"), *both, "--json"])
     told = [json.loads(line) for line in result.output.splitlines()]
     assert [(one["kind"], one["found"]) for one in told[:-1]] == [("straggler", "only with standard")]

@@ -4,6 +4,7 @@ import pytest
 from sqlalchemy import select
 
 from rankwatch_service.job.detection import DetectionPipeline
+from rankwatch_service.job.effects import Effects
 from rankwatch_service.names import ALL_JOBS
 from rankwatch_service.store import models
 from rankwatch_service.store.engine import read
@@ -67,14 +68,8 @@ def test_another_value_restarts_no_baseline(service):
     before = stream.partition.jobs["gpt"].state()["bank"]
     service.tell(ALL_JOBS, tunings(1, {"profile": "quiet"}))
     service.clock.advance(0.01)
-    stream.partition.control(service.controls.read(0, 9)[-1], effects())
+    stream.partition.control(service.controls.read(0, 9)[-1], Effects())
     assert pack(stream.partition.jobs["gpt"].state()["bank"]) == pack(before)
-
-
-def effects():
-    from rankwatch_service.job.effects import Effects
-
-    return Effects()
 
 
 def test_jobs_that_do_not_match_go_on_as_they_are(service):
