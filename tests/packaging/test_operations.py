@@ -10,7 +10,7 @@ import pytest
 
 from rankwatch.kafka.producer import Producer
 from rankwatch.kafka.settings import KafkaSettings
-from rankwatch_service.api.ingest import ProducerCollector
+from rankwatch_service.api.kafka_intake import ProducerCollector
 from rankwatch_service.settings import Settings
 from tests.support.service.api import running_api
 from tests.support.service.process import free_port

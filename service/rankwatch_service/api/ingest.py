@@ -1,30 +1,24 @@
-"""Telemetry on its way into the log or Kafka: batches that share one transaction, and names of new jobs."""
+"""Telemetry on its way into the log: batches that share one transaction, and names of new jobs."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import Lock
 from typing import Final, Generic, Protocol, TypeVar
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 from sqlalchemy import Engine, select
 
-from rankwatch.kafka.producer import Message, Producer
-from rankwatch.kafka.settings import KafkaSettings
-from rankwatch.outcome import Later, Refused
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.clock import Clock
 from rankwatch_service.log.base import Entry
 from rankwatch_service.policy.control_records import TelemetryRefused
 from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import Job
-from rankwatch_service.telemetry.envelope import BadBatchError, Reason
 
 Item = TypeVar("Item")
 
@@ -264,68 +258,3 @@ class Intake(Protocol):
     async def stop(self) -> None:
         """Finish the entries that are being stored, then end."""
         ...
-
-
-ANSWER_WITHIN_S: Final = 5.0
-"""How long a request waits for the brokers. An agent gives up after 10 s, and should spool before that."""
-LINGER_MS: Final = 5
-"""Requests of many hosts arrive together, and one message set costs the brokers less than many."""
-STOP_S: Final = 2.0
-
-
-class KafkaIntake:
-    """Publishes entries to the telemetry topic. An `Intake`."""
-
-    def __init__(self, settings: KafkaSettings) -> None:
-        self.producer = Producer(settings, linger_ms=LINGER_MS)
-        self._topic = settings.telemetry_topic
-
-    def start(self) -> None:
-        """Do nothing: the producer is already running."""
-
-    async def put(self, item: Entry, size_bytes: int) -> None:  # noqa: ARG002 - the producer has its own limit
-        """Return once the brokers have acknowledged the entry."""
-        answer = asyncio.wrap_future(self.producer.submit(Message(self._topic, item.key, item.value)))
-        try:
-            async with asyncio.timeout(ANSWER_WITHIN_S):
-                outcome = await answer
-        except TimeoutError as error:
-            raise NotNowError(f"no acknowledgement by Kafka within {ANSWER_WITHIN_S:g} s") from error
-        if isinstance(outcome, Later):
-            raise NotNowError(f"Kafka: {outcome.reason}")
-        if isinstance(outcome, Refused):
-            raise BadBatchError(Reason.TOO_LARGE, f"Kafka: {outcome.detail}")
-
-    async def stop(self) -> None:
-        """Wait up to `STOP_S` for acknowledgements, then close the producer."""
-        await asyncio.to_thread(self.producer.close, STOP_S)
-
-
-class ProducerCollector(Collector):
-    """Counters of the producer, for `/metrics`."""
-
-    def __init__(self, producer: Producer) -> None:
-        self._producer = producer
-
-    def collect(self) -> Iterator[Metric]:
-        """All families."""
-        counts = self._producer.counts()
-        yield CounterMetricFamily("rankwatch_kafka_published", "Messages acknowledged", value=counts.published)
-        yield CounterMetricFamily(
-            "rankwatch_kafka_published_bytes", "Bytes of acknowledged messages", value=counts.published_bytes
-        )
-        refused = CounterMetricFamily("rankwatch_kafka_refused", "Messages refused by the brokers", labels=["reason"])
-        for reason, count in counts.refused.items():
-            refused.add_metric([reason], count)
-        yield refused
-        put_off = CounterMetricFamily("rankwatch_kafka_put_off", "Messages to be sent again later", labels=["reason"])
-        for reason, count in counts.put_off.items():
-            put_off.add_metric([reason], count)
-        yield put_off
-        yield CounterMetricFamily("rankwatch_kafka_clients", "Clients that have connected", value=counts.clients)
-        yield GaugeMetricFamily(
-            "rankwatch_kafka_waiting_bytes", "Bytes not acknowledged yet", self._producer.waiting_bytes
-        )
-        yield GaugeMetricFamily(
-            "rankwatch_kafka_away", "1 while no broker accepts a connection", int(bool(self._producer.away))
-        )

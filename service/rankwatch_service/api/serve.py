@@ -116,7 +116,7 @@ def _application(settings: Settings, engine: Engine, clock: Clock, secret_key: S
     if kafka is None:
         return create_app(settings, engine, Batcher("append", SqlLog(engine, clock).append), clock, secret_key)
     # Imported here because the Kafka client is an optional extra.
-    from rankwatch_service.api.ingest import KafkaIntake, ProducerCollector  # noqa: PLC0415
+    from rankwatch_service.api.kafka_intake import KafkaIntake, ProducerCollector  # noqa: PLC0415
     from rankwatch_service.log.kafka_topics import ensure_topics_soon  # noqa: PLC0415
 
     add_topic_receiver(engine, ControlLog(engine, clock), clock, secret_key)

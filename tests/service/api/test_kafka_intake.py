@@ -8,7 +8,7 @@ from rankwatch import wire
 from rankwatch.kafka import producer as producer_module
 from rankwatch.kafka.settings import KafkaSettings, partition_of
 from rankwatch_service.api import ingest
-from rankwatch_service.api.ingest import KafkaIntake, ProducerCollector
+from rankwatch_service.api.kafka_intake import KafkaIntake, ProducerCollector
 from rankwatch_service.log.kafka_topics import ensure_topics
 from rankwatch_service.settings import Settings
 from tests.support.kafka.broker import kafka_broker, new_prefix
