@@ -58,21 +58,13 @@ def test_with_a_certificate_the_public_url_is_https(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("host", "exposed"),
-    [
-        ("127.0.0.1", False),
-        ("localhost", False),
-        ("::1", False),
-        ("0.0.0.0", True),
-        ("::", True),
-        ("", True),
-        ("h", True),
-    ],
+    ("hosts", "exposed"), [(("127.0.0.1", "localhost", "::1"), False), (("0.0.0.0", "::", "", "h"), True)]
 )
-def test_the_api_is_exposed_where_others_reach_it_without_tls(tmp_path, host, exposed):
-    assert Settings(host=host).exposed == exposed
-    assert not Settings(host=host, insecure=True).exposed
-    assert not Settings(host=host, tls_cert=tmp_path / "c.pem", tls_key=tmp_path / "k.pem").exposed
+def test_the_api_is_exposed_where_others_reach_it_without_tls(tmp_path, hosts, exposed):
+    for host in hosts:
+        assert Settings(host=host).exposed == exposed
+        assert not Settings(host=host, insecure=True).exposed
+        assert not Settings(host=host, tls_cert=tmp_path / "c.pem", tls_key=tmp_path / "k.pem").exposed
 
 
 def test_trusted_proxies_are_addresses_and_networks():
@@ -132,13 +124,10 @@ def test_without_a_broker_telemetry_flows_through_the_database():
 
 
 def test_kafka_is_reached_as_the_settings_say(monkeypatch):
-    monkeypatch.setenv("RANKWATCH_KAFKA", "a:1, b:2")
-    monkeypatch.setenv("RANKWATCH_KAFKA_PREFIX", "mine")
-    monkeypatch.setenv("RANKWATCH_KAFKA_SECURITY_PROTOCOL", "SASL_SSL")
-    monkeypatch.setenv("RANKWATCH_KAFKA_SASL_USERNAME", "u")
-    monkeypatch.setenv("RANKWATCH_KAFKA_SASL_PASSWORD", "hush")
+    named = {"": "a:1, b:2", "_PREFIX": "mine", "_SECURITY_PROTOCOL": "SASL_SSL"}
+    for name, value in (named | {"_SASL_USERNAME": "u", "_SASL_PASSWORD": "hush"}).items():
+        monkeypatch.setenv(f"RANKWATCH_KAFKA{name}", value)
     kafka = Settings().kafka_settings()
-    assert kafka is not None
     assert kafka.brokers == ["a:1", "b:2"]
     assert kafka.telemetry_topic == "mine.telemetry"
     assert kafka.uses_password

@@ -27,16 +27,9 @@ each_rank = true
 
 
 def test_a_file_gives_its_rules_in_order():
+    falls = {"severity": "critical", "direction": Direction.DOWN, "jobs": ("rl-*",)}
     assert [rule.rule() for rule in read_toml(WHOLE)] == [
-        MetricRule(
-            "reward-fell",
-            "reward",
-            Condition.CHANGE,
-            hold_s=300.0,
-            severity="critical",
-            direction=Direction.DOWN,
-            jobs=("rl-*",),
-        ),
+        MetricRule("reward-fell", "reward", Condition.CHANGE, hold_s=300.0, **falls),
         MetricRule("memory", "memory_gb", Condition.ABOVE, 70.0, each_rank=True),
     ]
 
