@@ -31,7 +31,7 @@ class Engine(nn.Module):
         self.module = nn.Linear(4, 1)
         self.basic_optimizer = torch.optim.AdamW(self.module.parameters())
         self.global_steps = self.micro_steps = 0
-        self.overflows = False
+        self.overflow = False
         self.decoupled = decoupled
         self.loaded = None
 
@@ -43,32 +43,21 @@ class Engine(nn.Module):
         if self.is_gradient_accumulation_boundary():
             self.allreduce_gradients()
 
-    def allreduce_gradients(self):
-        pass
+    allreduce_gradients = staticmethod(lambda: None)
+    get_global_grad_norm = staticmethod(lambda: torch.tensor(0.5))
 
     def is_gradient_accumulation_boundary(self):
         return self.micro_steps % 2 == 1
 
-    def zero_optimization_stage(self):
-        return 1
-
-    @property
-    def optimizer(self):
-        return self
-
-    @property
-    def overflow(self):
-        return self.overflows
+    zero_optimization_stage = staticmethod(lambda: 1)
+    optimizer = property(lambda self: self)
 
     def fp16_enabled(self):
         return self.loss_scale > 1
 
-    def get_global_grad_norm(self):
-        return torch.tensor(0.5)
-
     def step(self):
         if self.is_gradient_accumulation_boundary():
-            if not self.overflows:
+            if not self.overflow:
                 self.basic_optimizer.step()
             self.module.zero_grad()
             self.global_steps += 1
@@ -121,7 +110,7 @@ def test_a_step_is_what_the_engine_counts_with_its_loss_and_its_norm(loop):
 def test_an_overflow_that_the_loss_scale_explains_is_a_skipped_update_and_no_fault(tmp_path):
     loop = Loop(tmp_path, loss_scale=1024.0)
     loop.train(2)
-    loop.engine.overflows = True
+    loop.engine.overflow = True
     loop.engine.module.weight.register_hook(lambda gradient: gradient * torch.inf)
     loop.train(2)
     plain, overflowed = (entry.values for entry in loop.rank.steps)

@@ -50,8 +50,44 @@ def _call(handle: Any = None) -> Any:
         raise NVMLError(15)
 
 
+class _MetricsRequest:
+    def __init__(self) -> None:
+        self.metrics = [SimpleNamespace(metricId=0, nvmlReturn=3, value=0.0) for _ in range(8)]
+        self.sample1 = self.sample2 = SimpleNamespace(time_s=None)
+        self.numMetrics = self.version = 0
+
+
+def by_index(what: str, handle: Any, default: Any) -> Any:
+    return wrong(what, {}).get(str(handle), default)
+
+
+ANSWERS = {
+    "nvmlShutdown": lambda: None,
+    "nvmlSystemGetDriverVersion": lambda: "999.1",
+    "nvmlDeviceGetCount": lambda: COUNT,
+    "nvmlDeviceGetHandleByUUID": lambda uuid: _nvmlDeviceGetHandleByIndex(int(uuid.removeprefix("GPU-"))),
+    "nvmlDeviceGetName": lambda handle: "Simulated H100",
+    "nvmlDeviceGetUUID": lambda handle: f"GPU-{handle}",
+    "nvmlDeviceGetSerial": lambda handle: f"S{handle}",
+    "nvmlDeviceGetPciInfo": lambda handle: SimpleNamespace(busId=f"00000000:0{handle}:00.0".encode()),
+    "nvmlDeviceGetPowerUsage": lambda handle: 300_000 + handle,
+    "nvmlDeviceGetClockInfo": lambda handle, clock: {NVML_CLOCK_SM: by_index("megahertz", handle, 1980)}[clock],
+    "nvmlDeviceGetMaxClockInfo": lambda handle, clock: {NVML_CLOCK_SM: 1980}[clock],
+    "nvmlDeviceGetCurrPcieLinkWidth": lambda handle: 16,
+    "nvmlDeviceGetUtilizationRates": lambda handle: SimpleNamespace(gpu=97, memory=50),
+    "nvmlDeviceGetMemoryInfo": lambda handle: SimpleNamespace(total=80 * 2**30, used=2**30, free=79 * 2**30),
+    "nvmlDeviceGetCurrentClocksEventReasons": lambda handle: by_index("clock_reasons", handle, 0x4),
+    "nvmlDeviceGetNvLinkState": lambda handle, link: int(link >= by_index("links_down", handle, 0)),
+    "nvmlDeviceGetSupportedEventTypes": lambda handle: SUPPORTED_EVENTS,
+    "nvmlEventSetCreate": object,
+    "nvmlGpmQueryDeviceSupport": lambda handle: SimpleNamespace(isSupportedDevice=int(not wrong("no_gpm"))),
+    "nvmlGpmSampleAlloc": lambda: SimpleNamespace(time_s=None),
+    "c_nvmlGpmMetricsGet_t": _MetricsRequest,
+}
+
+
 def __getattr__(name: Any) -> Any:
-    function = globals().get(f"_{name}")
+    function = ANSWERS.get(name) or globals().get(f"_{name}")
     if function is None or name in wrong("missing", []):
         raise AttributeError(name)
     return function
@@ -63,77 +99,15 @@ def _nvmlInit() -> Any:
         raise NVMLError(9)
 
 
-def _nvmlShutdown() -> Any:
-    pass
-
-
-def _nvmlDeviceGetCount() -> Any:
-    return COUNT
-
-
 def _nvmlDeviceGetHandleByIndex(index: Any) -> Any:
     _call(index)
     return index
 
 
-def _nvmlDeviceGetHandleByUUID(uuid: Any) -> Any:
-    return _nvmlDeviceGetHandleByIndex(int(uuid.removeprefix("GPU-")))
-
-
-def _nvmlSystemGetDriverVersion() -> Any:
-    return "999.1"
-
-
-def _nvmlDeviceGetName(handle: Any) -> Any:
-    return "Simulated H100"
-
-
-def _nvmlDeviceGetUUID(handle: Any) -> Any:
-    return f"GPU-{handle}"
-
-
-def _nvmlDeviceGetSerial(handle: Any) -> Any:
-    return f"S{handle}"
-
-
-def _nvmlDeviceGetPciInfo(handle: Any) -> Any:
-    return SimpleNamespace(busId=f"00000000:0{handle}:00.0".encode())
-
-
 def _nvmlDeviceGetTemperature(handle: Any, sensor: Any) -> Any:
     _call(handle)
     assert sensor == NVML_TEMPERATURE_GPU
-    return wrong("celsius", {}).get(str(handle), 40 + handle)
-
-
-def _nvmlDeviceGetPowerUsage(handle: Any) -> Any:
-    return 300_000 + handle
-
-
-def _nvmlDeviceGetClockInfo(handle: Any, clock: Any) -> Any:
-    assert clock == NVML_CLOCK_SM
-    return wrong("megahertz", {}).get(str(handle), 1980)
-
-
-def _nvmlDeviceGetMaxClockInfo(handle: Any, clock: Any) -> Any:
-    assert clock == NVML_CLOCK_SM
-    return 1980
-
-
-def _nvmlDeviceGetCurrPcieLinkWidth(handle: Any) -> Any:
-    return 16
-
-
-def _nvmlDeviceGetUtilizationRates(handle: Any) -> Any:
-    return SimpleNamespace(gpu=97, memory=50)
-
-
-def _nvmlDeviceGetMemoryInfo(handle: Any) -> Any:
-    return SimpleNamespace(total=80 * 2**30, used=2**30, free=79 * 2**30)
-
-
-def _nvmlDeviceGetCurrentClocksEventReasons(handle: Any) -> Any:
-    return wrong("clock_reasons", {}).get(str(handle), 0x4)
+    return by_index("celsius", handle, 40 + handle)
 
 
 def _nvmlDeviceGetTotalEccErrors(handle: Any, kind: Any, counter: Any) -> Any:
@@ -145,7 +119,7 @@ def _nvmlDeviceGetTotalEccErrors(handle: Any, kind: Any, counter: Any) -> Any:
 def _nvmlDeviceGetFieldValues(handle: Any, fields: Any) -> Any:
     failing = wrong("failing_fields", [])
     asked = [field if isinstance(field, tuple) else (field, None) for field in fields]
-    bad_link, errors = wrong("link_errors", {}).get(str(handle), (None, 0))
+    bad_link, errors = by_index("link_errors", handle, (None, 0))
     return [
         SimpleNamespace(
             fieldId=field,
@@ -159,32 +133,10 @@ def _nvmlDeviceGetFieldValues(handle: Any, fields: Any) -> Any:
     ]
 
 
-def _nvmlDeviceGetNvLinkState(handle: Any, link: Any) -> Any:
-    return int(link >= wrong("links_down", {}).get(str(handle), 0))
-
-
-def _nvmlGpmQueryDeviceSupport(handle: Any) -> Any:
-    return SimpleNamespace(isSupportedDevice=int(not wrong("no_gpm")))
-
-
-def _nvmlGpmSampleAlloc() -> Any:
-    return SimpleNamespace(time_s=None)
-
-
 def _nvmlGpmSampleGet(handle: Any, sample: Any) -> Any:
     _call(handle)
     sample.time_s = time.monotonic()
     return sample
-
-
-class _MetricsRequest:
-    def __init__(self) -> None:
-        self.metrics = [SimpleNamespace(metricId=0, nvmlReturn=3, value=0.0) for _ in range(8)]
-        self.sample1 = self.sample2 = SimpleNamespace(time_s=None)
-        self.numMetrics = self.version = 0
-
-
-_c_nvmlGpmMetricsGet_t = _MetricsRequest
 
 
 def _nvmlGpmMetricsGet(asked: Any) -> Any:
@@ -193,14 +145,6 @@ def _nvmlGpmMetricsGet(asked: Any) -> Any:
     for metric in asked.metrics[: asked.numMetrics]:
         metric.nvmlReturn, metric.value = 0, ACTIVITIES[metric.metricId]
     return asked
-
-
-def _nvmlEventSetCreate() -> Any:
-    return object()
-
-
-def _nvmlDeviceGetSupportedEventTypes(handle: Any) -> Any:
-    return SUPPORTED_EVENTS
 
 
 def _nvmlDeviceRegisterEvents(handle: Any, kinds: Any, events: Any) -> Any:
