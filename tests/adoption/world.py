@@ -44,7 +44,6 @@ class Outcome:
 
     incidents: list[dict[str, Any]]
     output: str
-    seconds: float
     loss: float | str | None = None
     """The newest that arrived."""
 
