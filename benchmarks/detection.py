@@ -4,9 +4,7 @@
     python benchmarks/detection.py --generator cluster [--seeds 5] [--sizes 8,64,1024] [--only TEXT]
     python benchmarks/detection.py --accelerators [--seeds 5]      faults in jobs whose devices measure their steps
     python benchmarks/detection.py --beside [--seeds 5]            faults in jobs with a standing condition
-    python benchmarks/detection.py --peers [--seeds 1]             beside other projects' rules
     python benchmarks/detection.py --clean 8=20,64=10,1024=4,16384=1 [--step-s 20]      job-weeks without a fault
-    python benchmarks/detection.py --peers --clean 64=1,1024=0.3    the same job-weeks beside other projects' rules
     python benchmarks/detection.py --calibration 8,64,1024,16384 [--length 1] [--step-s 20]
     python benchmarks/detection.py --speed 8,64,1024,16384
 
@@ -22,10 +20,8 @@ import math
 import statistics
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from importlib.util import find_spec
 from itertools import chain, repeat
 from os import cpu_count
 from pathlib import Path
@@ -36,20 +32,14 @@ from rankwatch_detectors.catalogue import detectors
 from rankwatch_service.simulate.generate import generate
 from rankwatch_service.simulate.job import Job
 from suite.cases import FAULTS, SILENT, Case, stragglers
-from suite.clean_jobs import BUDGETS, CleanJob, calibration, clean, false_rates, weeks_of
-from suite.clean_jobs import parts as clean_parts
+from suite.clean_jobs import BUDGETS, calibration, false_rates
 from suite.cluster_cases import ClusterCase, cluster_clean, cluster_faults
 from suite.conditions import combined, conditions_alone, on_accelerators, slow_changes, wandering_pace
-from suite.peers import beside_peers, reports_in
-from suite.scoring import Score, score
-from suite.tables import table
+from suite.scoring import Score, score, table
 
 HEAD: Final = [
     "fault", "recall", "precision", "top 1", "cause", "delay, median (steps)", "95 %", "allowed", "critical, median",
     "x bound", "false pages", "false, for information", "incidents per fault", "told per fault",
-]  # fmt: skip
-PEERS_HEAD: Final = [
-    "line", "found", "named", "delay", "false", "best other rule", "found", "named", "delay", "false", "ahead",
 ]  # fmt: skip
 SILENT_HEAD: Final = ["job", "seeds", "false pages", "false, for information", "which"]
 BUDGETS_HEAD: Final = [f"{budget:,.0f} allowed" for budget in BUDGETS]
@@ -113,22 +103,6 @@ def _measured(
     return _printed(future.result() for future in waiting)
 
 
-def false_by_rule(weeks: dict[int, float], step_s: float, pool: ProcessPoolExecutor) -> Iterator[list[str]]:
-    """For each size and rule: job-weeks without a fault, and what it reports in them."""
-    for ranks, length in weeks.items():
-        run = clean_parts(ranks, length, step_s)
-        lived = weeks_of(run)
-        for name, count in sum(pool.map(_reports, run), Counter[str]()).items():
-            yield [f"{ranks:,}", f"{lived:.2f}", name, f"{count:,}", f"{count / lived:,.0f}"]
-
-
-def _reports(part: CleanJob) -> Counter[str]:
-    reports: Counter[str] = Counter()
-    for name, count in reports_in(clean(part)).items():
-        reports[name] = count
-    return reports
-
-
 def _printed(lines: Iterable[list[str]]) -> list[list[str]]:
     """The same lines, each printed as soon as it is measured."""
     measured = []
@@ -168,7 +142,6 @@ def options() -> argparse.Namespace:
     parser.add_argument("--only", default="", help="only lines with this in their name, and nothing else")
     parser.add_argument("--accelerators", action="store_true", help="faults in jobs whose devices measure their steps")
     parser.add_argument("--beside", action="store_true", help="faults in jobs with a standing condition")
-    parser.add_argument("--peers", action="store_true", help="beside other projects' rules")
     parser.add_argument("--clean", type=_weeks, metavar="RANKS=WEEKS,…", help="job-weeks without a fault, by size")
     parser.add_argument("--calibration", type=_sizes, metavar="RANKS,…", help="what comes of larger budgets, by size")
     parser.add_argument("--length", type=float, default=1.0, help="of the calibration; less is shorter and less sure")
@@ -177,11 +150,9 @@ def options() -> argparse.Namespace:
     parser.add_argument("--processes", type=int, default=cpu_count() or 1)
     parser.add_argument("--markdown", type=Path, help="write the tables to this file as well")
     chosen = parser.parse_args()
-    others = (chosen.accelerators, chosen.beside, chosen.peers, chosen.clean, chosen.calibration, chosen.speed)
+    others = (chosen.accelerators, chosen.beside, chosen.clean, chosen.calibration, chosen.speed)
     if chosen.generator == "cluster" and any(others):
         parser.error("only faults and clean jobs come from the cluster model: --generator cluster stands alone")
-    if chosen.peers and find_spec("nvidia_resiliency_ext") is None:
-        parser.error("--peers runs the code of NVRx too: pip install -c constraints.txt -e '.[peers]'")
     return chosen
 
 
@@ -189,16 +160,6 @@ def parts(chosen: argparse.Namespace, pool: ProcessPoolExecutor) -> Iterable[str
     """The headings and tables that were asked for."""
     if chosen.generator == "cluster":
         yield from of_cluster_model(chosen, pool)
-        return
-    if chosen.peers and chosen.clean:
-        head = ["ranks", "job-weeks", "rule", "false reports", "per job-week"]
-        yield "### Clean jobs beside other rules\n\n" + table(head, false_by_rule(chosen.clean, chosen.step_s, pool))
-        return
-    if chosen.peers:
-        cases = [case for case in (*stragglers((64,)), *FAULTS, *SILENT) if chosen.only in case.name]
-        lines, totals = beside_peers(cases, range(chosen.seeds))
-        yield "### Line by line\n\n" + table(PEERS_HEAD, lines)
-        yield "### All lines that a rule can answer\n\n" + table(["rule", "found", "named", "delay", "false"], totals)
         return
     if chosen.beside:
         cases = [case for case in in_conditions() if chosen.only in case.name]

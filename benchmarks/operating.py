@@ -20,7 +20,7 @@ from rankwatch_detectors.catalogue import detectors
 from rankwatch_service.simulate.faults import LocalGradient, LossDivergence, LossSpike, NormSpike, Slow, SlowJob
 from rankwatch_service.simulate.generate import generate
 from rankwatch_service.simulate.job import Job
-from suite.tables import table
+from suite.scoring import table
 
 AT_STEP = 300
 BEGIN, END = "<!-- operating characteristic -->", "<!-- end -->"

@@ -1,13 +1,9 @@
-"""Scores the detectors and the correlator, at their defaults, on labelled jobs.
-
-A label of several ranks is one thing to find for each of them. A finding is right if its kind and its ranks are the
-label's. What a fault brings about (a slow rank slows the job) is no false incident; all else that opens and is not for
-information only is one, and so is a right kind that names another rank.
-"""
+"""Tables as benchmarks print them."""
 
 from __future__ import annotations
 
 import statistics
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Final
@@ -21,6 +17,13 @@ from suite.cases import Case, bound
 from suite.cluster_cases import ClusterCase
 from suite.cluster_model import ClusterJob
 from suite.pipeline import recording_pipeline, topology_state_of, updates_of
+
+
+def table(head: list[str], lines: Iterable[list[str]]) -> str:
+    """A Markdown table."""
+    rows = [head, ["---"] * len(head), *lines]
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
 
 BRINGS: Final = {
     Kind.STRAGGLER: {Kind.SLOWDOWN},

@@ -13,8 +13,7 @@ import msgspec
 
 from rankwatch_detectors.catalogue import CatalogueConfig
 from rankwatch_detectors.tuning import Profile, checked, config_of, profile_of
-from rankwatch_service.job_pattern import matches
-from rankwatch_service.names import NAME_CHARS_MAX
+from rankwatch_service.names import NAME_CHARS_MAX, matches
 
 TUNINGS_MAX: Final = 100
 """Tunings in force at a time: each state of a job that is saved has all of them, 4 KB each at most."""

@@ -13,8 +13,7 @@ from typing import Any, Final
 from rankwatch import layout
 from rankwatch.faults import Faults
 from rankwatch.layout import Directive
-from rankwatch.loop.checkpoint import Checkpoint
-from rankwatch.loop.checkpoint_failures import CheckpointFailures
+from rankwatch.loop.checkpoint import Checkpoint, CheckpointFailures
 from rankwatch.loop.directive import STOP, Follower, Rollback, end_process
 from rankwatch.loop.loop_exit import LoopExit
 from rankwatch.loop.state import MemoryTier, TrainingState

@@ -27,8 +27,7 @@ from rankwatch_service.names import launch_of, series_of_devices
 from rankwatch_service.policy.checkpoint_ledger import LedgerEntry
 from rankwatch_service.policy.command import CommandRequest
 from rankwatch_service.policy.control_records import ControlRecord, JobProject, Judgement, OrderPhase, ServiceReport
-from rankwatch_service.policy.judgement import acceptance, judged
-from rankwatch_service.policy.response import JobSituation, Responder, advice_gone
+from rankwatch_service.policy.response import JobSituation, Responder, acceptance, advice_gone, judged
 from rankwatch_service.policy.routing import command_notifications, notifications
 from rankwatch_service.policy.settings_in_force import SettingsInForce
 from rankwatch_service.telemetry.bundle import Bundle

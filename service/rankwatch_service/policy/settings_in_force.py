@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from rankwatch_detectors.metric_rule import MetricRule
-from rankwatch_service.job_pattern import matches_any
+from rankwatch_service.names import matches_any
 from rankwatch_service.policy.control_records import (
     ControlRecord,
     JobProject,

@@ -142,7 +142,7 @@ def test_a_preview_holds_by_time_finds_what_is_absent_or_apart_and_leaves_out_wh
     assert [(one["detected_step"], one["ranks"]) for one in apart] == [(200, [2])]
     never = previewed(api, job, metric="none", when="above", value=1.0)
     assert (never["opens"], never["steps"], never["first_step"], never["left_out"]) == ([], 0, None, 0)
-    monkeypatch.setattr("rankwatch_service.preview.export.PREVIEW_CHUNKS_MAX", 2)
+    monkeypatch.setattr("rankwatch_service.preview.engine.PREVIEW_CHUNKS_MAX", 2)
     newest = previewed(api, job, **high)
     assert (newest["left_out"], newest["first_step"]) == (8, 192)
 

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, RowMapping, func, select
 from sqlalchemy.orm import InstrumentedAttribute
 
 from rankwatch_service.access.identities import Identity
-from rankwatch_service.access.job_projects import project_of
+from rankwatch_service.access.job_filter import project_of
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.api.dependencies import (
     ORDERS,

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, RowMapping, Select, insert, select, update
 from starlette.concurrency import run_in_threadpool
 
 from rankwatch_service.access.identities import Identity
-from rankwatch_service.access.job_projects import project_of
+from rankwatch_service.access.job_filter import project_of
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.api.dependencies import Context, Ctx, IdempotencyDep
 from rankwatch_service.api.http.authorization import Require

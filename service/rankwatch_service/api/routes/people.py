@@ -10,7 +10,7 @@ from pydantic import Field
 from sqlalchemy import Connection, RowMapping, case, distinct, func, select
 
 from rankwatch_service.access.identities import Identity
-from rankwatch_service.access.job_projects import project_of, set_project
+from rankwatch_service.access.job_filter import project_of, set_project
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.access.tokens import token_state
 from rankwatch_service.api.dependencies import Ctx, IdempotencyDep, PreconditionDep, entity_tag

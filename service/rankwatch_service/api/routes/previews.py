@@ -25,8 +25,16 @@ from rankwatch_service.api.routes.tuning import Tuning, tunings_in_force
 from rankwatch_service.orders.running_attempt import checkpoints
 from rankwatch_service.policy.policy import Decision, Mode
 from rankwatch_service.preview import engine as previews
-from rankwatch_service.preview.engine import AnotherRule, OtherTunings, Proposal
-from rankwatch_service.preview.export import ExportError, NothingStoredError, StoredSteps, parts, write_export
+from rankwatch_service.preview.engine import (
+    AnotherRule,
+    ExportError,
+    NothingStoredError,
+    OtherTunings,
+    Proposal,
+    StoredSteps,
+    parts,
+    write_export,
+)
 from rankwatch_service.preview.policy_preview import PAST_DAYS, PastIncident, past_incidents, previewed
 from rankwatch_service.store.engine import read
 from rankwatch_service.store.settings_rows import precision_by_kind
