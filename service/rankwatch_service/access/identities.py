@@ -10,8 +10,7 @@ from typing import Final, TypeVar
 from sqlalchemy import Engine, select, update
 
 from rankwatch_service.access.grants import GroupGrant
-from rankwatch_service.access.job_filter import JobFilter
-from rankwatch_service.access.job_projects import JobProjects
+from rankwatch_service.access.job_filter import JobFilter, JobProjects
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.access.tokens import LOCAL_NAME, LOGIN_NAME, digest, split_token
 from rankwatch_service.clock import Clock
