@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from rankwatch_detectors.tuning import PREVIEWABLE
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.cli.app import app
-from rankwatch_service.preview import engine, export
+from rankwatch_service.preview import engine
 from rankwatch_service.series.rows import stored_chunk
 from rankwatch_service.simulate.faults import LossSpike, Slow
 from rankwatch_service.simulate.job import Job
@@ -117,7 +117,7 @@ def test_what_cannot_be_done_is_said(api, body, status, said):
 
 
 def test_too_many_values_are_refused(api, monkeypatch):
-    monkeypatch.setattr(export, "EXPORT_CELLS_MAX", 1000)
+    monkeypatch.setattr(engine, "EXPORT_CELLS_MAX", 1000)
     answer = api.get("/api/v1/jobs/gpt/telemetry")
     assert (answer.status_code, "choose fewer of them" in answer.text) == (422, True)
 
