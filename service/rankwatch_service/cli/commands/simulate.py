@@ -268,7 +268,7 @@ def _connections(kafka: str | None, url: str | None, token: str | None) -> Itera
             raise CliError(Status.USAGE, str(error)) from error
         yield lambda: HttpConnection(endpoint.url, endpoint.token, endpoint.trust)
         return
-    from rankwatch_service.simulate.live import kafka_connections
+    from rankwatch_service.simulate.live_kafka import kafka_connections
 
     with kafka_connections(settings) as connect:
         yield connect
