@@ -54,6 +54,7 @@ def test_a_capture_that_was_asked_for_and_is_not_there_is_told_as_gone(rank):
     rank.order("rollback", 5, checkpoint="memory:l.0:3", checkpoint_step=3, k=1)
     train(rank, 6)
     assert (rank.answer.answer, rank.answer.detail) == ("failed", "memory:l.0:3 is not in memory any more")
+    assert rank.sleeps == 0, "it is refused before anyone holds"
     assert [note["checkpoint"] for note in rank.notes("checkpoint_gone")] == ["memory:l.0:3"]
 
 
@@ -189,19 +190,15 @@ def test_the_advice_for_a_relaunch_is_read_and_a_bad_file_is_none(rank, tmp_path
     path = layout.resume_path(str(tmp_path), "gpt")
     assert rank.watch.resume is None
     advice = {"job": "gpt", "checkpoint": "local:k.0:40", "location": "/c/40", "step": 40}
-    for content, expected in [
-        (json.dumps(advice), ("local:k.0:40", "/c/40", 40, "relaunch")),
-        (json.dumps({**advice, "checkpoint": ""}), None),
-        (json.dumps({**advice, "job": "other"}), None),
+    for content, expected, errors in [
+        (json.dumps(advice), ("local:k.0:40", "/c/40", 40, "relaunch"), 0),
+        (json.dumps({**advice, "checkpoint": ""}), None, 0),
+        (json.dumps({**advice, "job": "other"}), None, 0),
+        *((content, None, count) for count, content in enumerate(("", "{", "[]", '{"job": "gpt"}'), 1)),
     ]:
         with open(path, "w") as file:
             file.write(content)
-        assert rank.watch.resume == expected
-    for content in ("", "{", "[]", '{"job": "gpt"}'):
-        with open(path, "w") as file:
-            file.write(content)
-        assert rank.watch.resume is None
-    assert rank.watch.errors == 4
+        assert (rank.watch.resume, rank.watch.errors) == (expected, errors)
 
 
 def test_using_what_was_not_registered_is_a_clear_error(rank):
@@ -254,15 +251,11 @@ def test_an_exception_in_another_part_and_an_interruption_of_a_save_are_no_failu
     assert rank.notes("checkpoint_failed") == []
 
 
-def test_an_exception_that_follows_from_an_interruption_is_none(rank):
-    with pytest.raises(RuntimeError), rank.watch.phase("checkpoint_save"):
-        failing_while(KeyboardInterrupt())
-    assert rank.notes("checkpoint_failed") == []
-
-
-def test_the_file_systems_error_behind_another_one_is_found(rank):
-    with pytest.raises(RuntimeError), rank.watch.phase("checkpoint_save"):
-        failing_while(FULL)
+def test_the_file_systems_error_behind_another_one_is_found_and_what_follows_from_an_interruption_is_none(rank):
+    for error in (KeyboardInterrupt(), FULL):
+        assert rank.notes("checkpoint_failed") == []
+        with pytest.raises(RuntimeError), rank.watch.phase("checkpoint_save"):
+            failing_while(error)
     (note,) = rank.notes("checkpoint_failed")
     assert (note["type"], note["errno"]) == ("RuntimeError", errno.ENOSPC)
 

@@ -33,8 +33,9 @@ def test_steps_counts_from_start_and_leaves_at_the_end(rank):
     assert rank.notes("rank_left") == [{"reason": "end"}]
 
 
-def test_a_loop_that_is_broken_off_has_left_and_its_cut_step_is_not_recorded(rank):
-    for step in rank.watch.steps(5):
+@pytest.mark.parametrize("loop", [lambda watch: zip(watch.steps(5)), lambda watch: watch.over(Loader())])
+def test_a_loop_that_is_broken_off_has_left_and_its_cut_step_is_not_recorded(rank, loop):
+    for step, *_ in loop(rank.watch):
         if step == 2:
             break
     assert [entry.step for entry in rank.steps] == [0, 1]
@@ -107,16 +108,23 @@ def test_single_steps_count_on_or_take_the_loops_own_number(rank):
         assert step == 10
     with rank.watch.step() as step:
         assert step == 11
+    assert rank.can == ["pause", "resume", "trace"], "without registering anything"
     rank.watch.close()
     assert rank.state == "running"  # of the private memory that a closed watch goes on with
 
 
-def test_a_single_step_that_raises_is_not_recorded_and_the_error_is_the_users(rank):
-    with pytest.raises(ZeroDivisionError), rank.watch.step():
-        1 / 0  # noqa: B018
+def test_a_single_step_that_raises_is_not_recorded_nor_are_its_values_and_the_error_is_the_users(rank):
+    def a_step_that_fails() -> None:
+        with rank.watch.step():
+            rank.watch.log(loss=1.0)
+            1 / 0  # noqa: B018
+
+    with pytest.raises(ZeroDivisionError):
+        a_step_that_fails()
     with rank.watch.step() as step:
         pass
     assert [entry.step for entry in rank.steps] == [step]
+    assert values_entries(rank) == []
 
 
 def test_any_number_can_be_logged_and_nan_is_a_value(rank):
@@ -137,6 +145,7 @@ def values_entries(rank: Rank):
 
 
 def test_what_is_logged_between_two_steps_belongs_to_the_one_that_ended(rank):
+    rank.watch.log(loss=1.0, lr=0.1)  # belongs to none, before the first step
     for step in range(3):
         with rank.watch.step(step):
             rank.watch.log(inside=1.0)
@@ -144,6 +153,7 @@ def test_what_is_logged_between_two_steps_belongs_to_the_one_that_ended(rank):
             rank.watch.log(loss=0.5, fingerprint=2**60 + 1)
     assert [entry.values for entry in rank.steps] == [{"inside": 1.0}] * 3
     assert values_entries(rank) == [(1, {"loss": 0.5, "fingerprint": 2**60 + 1})]
+    assert rank.recorder.dropped == {"values_before_steps": 2}
 
 
 def test_what_is_logged_after_the_last_step_is_kept_when_the_watch_closes(rank):
@@ -155,27 +165,6 @@ def test_what_is_logged_after_the_last_step_is_kept_when_the_watch_closes(rank):
     late = [entry for entry in reader.poll().entries if isinstance(entry, ValuesEntry)]
     assert [(entry.step, entry.values) for entry in late] == [(7, {"loss": 0.25})]
     reader.close()
-
-
-def test_what_is_logged_before_the_first_step_belongs_to_none_and_is_counted(rank):
-    rank.watch.log(loss=1.0, lr=0.1)
-    with rank.watch.step(0):
-        pass
-    assert values_entries(rank) == []
-    assert rank.recorder.dropped == {"values_before_steps": 2}
-
-
-def test_values_of_a_step_that_was_cut_short_are_not_recorded(rank):
-    def a_step_that_fails() -> None:
-        with rank.watch.step(0):
-            rank.watch.log(loss=1.0)
-            1 / 0  # noqa: B018
-
-    with pytest.raises(ZeroDivisionError):
-        a_step_that_fails()
-    with rank.watch.step(1):
-        pass
-    assert values_entries(rank) == []
 
 
 def test_what_is_no_number_is_counted_and_the_other_values_are_recorded(rank, caplog):
@@ -220,24 +209,17 @@ def test_a_tensor_in_host_memory_is_read_at_once_and_one_on_a_device_never(rank)
     assert rank.recorder.dropped == {"device_values": 1}
 
 
-def test_between_two_steps_a_tensor_in_host_memory_is_read_and_one_on_a_device_is_counted(rank):
+def test_the_probe_hears_of_steps_and_the_tensors_in_them_and_not_of_those_in_between(rank):
     probe = rank.watch._loop.probe = Probe()
     with rank.watch.step(0):
-        pass
-    rank.watch.log(grad_norm=Tensor(1.5, "cpu"), loss=Tensor(2.5, "cuda"))
+        rank.watch.log(loss=Tensor(1.0, "cuda"))
+    rank.watch.log(grad_norm=Tensor(1.5, "cpu"), late=Tensor(2.5, "cuda"))
     with rank.watch.step(1):
         pass
     assert values_entries(rank) == [(0, {"grad_norm": 1.5})]
     assert rank.recorder.dropped == {"device_values": 1}
-    assert not [call for call in probe.calls if call[0] == "log"]
-
-
-def test_the_probe_hears_of_steps_tensors_and_restores(rank):
-    probe = rank.watch._loop.probe = Probe()
-    for _ in rank.watch.steps(1):
-        rank.watch.log(loss=Tensor(1.0, "cuda"))
     rank.watch.close()
-    assert probe.calls == [("begin", 0, 0), ("log", "loss"), ("end", 0, 0), ("closed",)]
+    assert probe.calls == [("begin", 0, 0), ("log", "loss"), ("end", 0, 0), ("begin", 1, 0), ("end", 1, 0), ("closed",)]
 
 
 def test_a_probe_that_breaks_costs_its_values_and_nothing_else(rank):
@@ -324,26 +306,18 @@ def test_each_batch_is_a_step_and_the_wait_for_it_is_part_of_the_step(rank):
             rank.clock.advance(2)
             yield number
 
-    seen = []
     for step, batch in rank.watch.over(slow()):
         rank.clock.advance(1)
-        seen.append((step, batch))
-    assert seen == [(0, 0), (1, 1), (2, 2)]
-    entries = rank.steps
-    assert [(entry.step_time_s, entry.busy_s) for entry in entries] == [(3, 1)] * 3
+        assert step == batch
+    assert [(entry.step_time_s, entry.busy_s) for entry in rank.steps] == [(3, 1)] * 3
     assert (rank.state, rank.notes("rank_left")) == ("left", [{"reason": "end"}])
 
 
-def test_every_epoch_is_told_and_steps_go_on_through_them(rank):
-    loader = Loader()
-    assert [step for step, _ in rank.watch.over(loader, epochs=2)] == list(range(10))
-    assert loader.told == [0, 1]
-
-
-def test_the_script_may_say_how_an_epoch_is_told(rank):
-    told = []
-    list(rank.watch.over([1, 2], epochs=3, set_epoch=told.append))
-    assert told == [0, 1, 2]
+@pytest.mark.parametrize("told", [None, []])
+def test_every_epoch_is_told_as_the_script_may_say_and_steps_go_on_through_them(rank, told):
+    loader, set_epoch = Loader(), None if told is None else told.append
+    assert [step for step, _ in rank.watch.over(loader, epochs=2, set_epoch=set_epoch)] == list(range(10))
+    assert (loader.told if told is None else told) == [0, 1]
 
 
 def test_a_loader_without_batches_has_no_step(rank):
@@ -384,16 +358,6 @@ def test_data_is_given_once(rank):
         rank.watch.over([1])
 
 
-def test_a_loop_over_a_loader_that_is_broken_off_says_where(rank):
-    for step, _ in rank.watch.over(Loader()):
-        if step == 2:
-            break
-    rank.watch._loop.exit.tell()
-    (note,) = rank.notes("rank_left")
-    assert note["reason"] == "break"
-    assert note["where"].endswith("in test_a_loop_over_a_loader_that_is_broken_off_says_where")
-
-
 # ---- begin, end, should_stop ----------------------------------------------------------------------------------------
 
 
@@ -415,6 +379,7 @@ def test_a_loop_that_asks_can_be_stopped_and_records_no_further_step(rank):
     done = []
     while not watch.should_stop:
         done.append(watch.begin())
+        assert not watch.should_stop, "within a step, asking passes no boundary"
         watch.end()
     assert done == [0, 1]
     assert (rank.state, rank.answer.answer) == ("left", "done")
@@ -449,14 +414,6 @@ def test_a_rollback_while_asking_is_where_the_next_step_begins(rank):
     assert "rollback_memory" in rank.can
 
 
-def test_within_a_step_asking_passes_no_boundary(rank):
-    rank.order("stop", 1)
-    rank.watch.begin(0)
-    assert not rank.watch.should_stop
-    rank.watch.end()
-    assert rank.watch.should_stop
-
-
 def test_a_process_that_goes_on_after_its_loop_says_so_and_may_train_again(rank):
     rank.watch.begin()
     rank.watch.end()
@@ -466,12 +423,6 @@ def test_a_process_that_goes_on_after_its_loop_says_so_and_may_train_again(rank)
     assert rank.state == "running"
     rank.watch.end()
     assert [entry.step for entry in rank.steps] == [0, 1]
-
-
-def test_a_loop_of_single_steps_can_be_paused_without_registering_anything(rank):
-    with rank.watch.step():
-        pass
-    assert rank.can == ["pause", "resume", "trace"]
 
 
 # ---- pause ----------------------------------------------------------------------------------------------------------

@@ -45,8 +45,14 @@ from tests.support.detection.verdicts import judge, opened, restored_all_along
 from tests.support.values.presences import ATTEMPT, frame, topology
 
 
-def found(job: Job) -> list[Finding]:
-    return judge(generate(job), [SlowdownDetector(SlowdownConfig())])
+def found(job: Job, said: Iterable[tuple[int, Occurrence]] = ()) -> list[Finding]:
+    """What the slowdown detector says; `said` comes before the frame of the step it stands at."""
+    events, findings, detector = dict(said), [], SlowdownDetector(SlowdownConfig())
+    for observation in generate(job):
+        if isinstance(observation, Frame) and observation.step in events:
+            findings += detector.observe(events[observation.step])
+        findings += detector.observe(observation)
+    return findings
 
 
 @pytest.mark.parametrize(("factor", "steps_max"), [(1.07, 30), (2.0, 12)])
@@ -81,11 +87,6 @@ def test_what_is_no_slowdown_raises_nothing(job: Job) -> None:
     assert found(job) == []
 
 
-def logged(factor: float, seed: int) -> list[Finding]:
-    """A log with nothing but the job's step time, which scatters by 2 % and shifts after 400 steps."""
-    return of_log(np.where(np.arange(800) < 400, 1.0, factor), seed, noise=0.02)
-
-
 def of_log(levels: Floats, seed: int, *, noise: float) -> list[Finding]:
     """A log with nothing but the job's step time: a level for each step, and noise."""
     seconds = levels * np.exp(noise * np.random.default_rng(seed).standard_normal(levels.size))
@@ -100,9 +101,10 @@ def lengthening(stairs: int, ratio: float) -> Floats:
 
 
 def test_a_log_of_step_times_tells_of_a_tenth_and_keeps_a_planned_change_of_three_percent_to_itself() -> None:
+    later = np.arange(800) >= 400
     for seed in range(2):
-        assert logged(1.03, seed) == []
-        (finding,) = logged(1.1, seed)
+        assert of_log(np.where(later, 1.03, 1.0), seed, noise=0.02) == []
+        (finding,) = of_log(np.where(later, 1.1, 1.0), seed, noise=0.02)
         assert 400 <= (finding.detected_step or 0) <= 415
 
 
@@ -144,11 +146,11 @@ def test_a_faster_job_is_judged_by_its_new_level() -> None:
     assert [f.onset_step in range(590, 605) for f in findings] == [True]
 
 
-def restarts(*, progress: bool = False, intended: bool = False, launches: int = 6) -> list[Finding]:
+def restarts(*, progress: bool = False, intended: bool = False) -> list[Finding]:
     """Launches that each repeat steps 0 to 9, or get one step further."""
     detector = RestartLoopDetector(RestartLoopConfig())
     findings: list[Finding] = []
-    for launch in range(launches):
+    for launch in range(6):
         attempt = f"launch{launch}.0"
         findings += detector.observe(AttemptStart(attempt, topology(4), 100.0 * launch))
         for step in range(10 + launch * progress):
@@ -164,12 +166,8 @@ def test_three_launches_without_progress_are_a_loop_told_once() -> None:
     assert findings[0].attempt == "launch4.0"
 
 
-def test_launches_that_get_further_are_no_loop() -> None:
-    assert restarts(progress=True) == []
-
-
-def test_restarts_that_were_intended_are_no_loop() -> None:
-    assert restarts(intended=True) == []
+def test_launches_that_get_further_and_restarts_that_were_intended_are_no_loop() -> None:
+    assert restarts(progress=True) + restarts(intended=True) == []
 
 
 def test_progress_ends_the_loop() -> None:
@@ -194,19 +192,15 @@ def test_what_came_and_went_three_times_is_one_pattern_told_once() -> None:
 
 
 def test_a_pattern_that_stays_away_is_over_and_what_comes_then_is_told_again() -> None:
-    job = Job(8, 7400, 1)
-    for at in range(200, 1400, 200):
-        job = job.inject(SlowJob(at, 1.08, until_step=at + 100))
-    findings = found(job.inject(SlowJob(7300, 1.08)))
+    bouts = (SlowJob(at, 1.08, until_step=at + 100) for at in range(200, 1400, 200))
+    findings = found(Job(8, 7400, 1).inject(*bouts, SlowJob(7300, 1.08)))
     assert told(findings) == [("open", "info", False)] * 3 + [("open", "info", True), ("open", "info", False)]
     assert [f.change for f in findings if f.evidence.get("standing")] == [Change.OPEN, Change.CLOSE]
 
 
 def test_bouts_that_take_a_third_of_the_job_are_told_each_time() -> None:
-    job = Job(8, 1400, 1)
-    for at in range(200, 1400, 200):
-        job = job.inject(SlowJob(at, 1.5, until_step=at + 100))
-    assert told(found(job)) == [("open", "warning", False)] * 6
+    bouts = (SlowJob(at, 1.5, until_step=at + 100) for at in range(200, 1400, 200))
+    assert told(found(Job(8, 1400, 1).inject(*bouts))) == [("open", "warning", False)] * 6
 
 
 def test_below_a_tenth_it_is_for_information_until_it_has_lasted_a_quarter_of_an_hour() -> None:
@@ -219,9 +213,8 @@ def test_below_a_tenth_it_is_for_information_until_it_has_lasted_a_quarter_of_an
 
 def test_a_slow_job_that_becomes_slower_still_has_another_slowdown() -> None:
     incidents = judged(Job(8, 900, 1).inject(SlowJob(300, 1.2), SlowJob(600, 1.2)))[1]
-    assert [(incident.state, incident.first.onset_step in range(at - 2, at + 12)) for incident, at in zip(
-        incidents, (300, 600), strict=True
-    )] == [("resolved", True), ("open", True)]  # fmt: skip
+    assert [incident.state for incident in incidents] == ["resolved", "open"]
+    assert [incident.first.onset_step for incident in incidents] == pytest.approx([305, 605], abs=7)
 
 
 def test_a_slowdown_that_grows_is_one() -> None:
@@ -247,10 +240,9 @@ def job(placement: RankPlacement, *faults: Fault, late_values: bool = False) -> 
 def without(observations: Iterator[Observation], *names: str) -> Iterator[Observation]:
     """The same, with some metrics not reported."""
     for one in observations:
-        if not isinstance(one, Frame):
-            yield one
-            continue
-        yield replace(one, values={name: column for name, column in one.values.items() if name not in names})
+        if isinstance(one, Frame):
+            one = replace(one, values={name: one.values[name] for name in one.values if name not in names})  # noqa: PLW2901
+        yield one
 
 
 def slowdown(observations: Iterator[Observation]) -> Finding:
@@ -331,15 +323,9 @@ def test_a_part_that_is_not_measured_in_some_rows_keeps_what_is_usual() -> None:
     for number in range(20):
         parts.push(row(*[math.nan if number % 2 else 0.25] * 3), 1.0, on_devices=True)
         parts.learn()
+        assert number > 5 or parts.grown_s(1) == {}, "until it is known what is usual, nothing has grown"
     parts.push(row(0.75, 0.75, 0.75), 1.5, on_devices=True)
     assert parts.grown_s(1) == pytest.approx({"step": 0.5, "communication": 0.5, "data": 0.0})
-
-
-def test_until_it_is_known_what_is_usual_nothing_has_grown() -> None:
-    parts = StepParts()
-    parts.push(row(0.5, 0.5), 1.0, on_devices=True)
-    parts.learn()
-    assert parts.grown_s(1) == {}
 
 
 NOISE = 0.046
@@ -459,73 +445,56 @@ def test_a_loss_around_zero_that_wanders_wakes_nobody(seed: int) -> None:
     assert {finding.severity for finding in found} <= {Severity.INFO}
 
 
-def slow(job: Job, said: Iterable[tuple[int, Occurrence]] = ()) -> list[Finding]:
-    """What the slowdown detector says; `said` comes before the frame of the step it stands at."""
-    events, findings, detector = dict(said), [], SlowdownDetector(SlowdownConfig())
-    for observation in generate(job):
-        if isinstance(observation, Frame) and observation.step in events:
-            findings += detector.observe(events[observation.step])
-        findings += detector.observe(observation)
-    return findings
-
-
 @pytest.mark.parametrize("seed", range(2))
 def test_a_job_that_becomes_a_quarter_slower_over_half_an_hour_is_told_early_by_how_much(seed: int) -> None:
-    found = slow(Job(8, 2300, seed, ends=False).inject(Drift(600, 1.25, 1800)))
-    (first,) = opened(found)
+    findings = found(Job(8, 2300, seed, ends=False).inject(Drift(600, 1.25, 1800)))
+    (first,) = opened(findings)
     assert (first.onset_step or 0) in range(600 - 64, 600 + 321)
     assert (first.detected_step or 0) <= 600 + 600
     # Four fifths of a step are work; the level is the middle of its newest 128 rows.
     then = 1 + 0.8 * 0.25 * ((first.detected_step or 0) - 600 - 64) / 1800
     assert first.evidence["ratio"] == pytest.approx(then, abs=0.02)
-    assert found[-1].evidence["ratio"] == pytest.approx(1.17, abs=0.03)
-    assert len(found) <= 3
+    assert findings[-1].evidence["ratio"] == pytest.approx(1.17, abs=0.03)
+    assert len(findings) <= 3
 
 
 def wandering(seed: int, steps: int) -> Job:
     """A job that was 8 % slower twice, for 100 steps."""
-    slow_twice = (SlowJob(at, 1.08, until_step=at + 100) for at in (600, 800))
-    return Job(8, steps, seed, ends=False).inject(*slow_twice)
+    return Job(8, steps, seed, ends=False).inject(*(SlowJob(at, 1.08, until_step=at + 100) for at in (600, 800)))
 
 
 def test_a_small_drift_of_a_pace_that_wanders_is_for_information_until_it_has_lasted_a_quarter_of_an_hour() -> None:
     drift = Drift(1100, 1.1, 500)
-    first, second = slow(wandering(1, 2400).inject(drift))[4:]
+    first, second = found(wandering(1, 2400).inject(drift))[4:]
     assert (first.change, first.severity) == (Change.OPEN, Severity.INFO)
     assert (second.change, second.severity) == (Change.UPDATE, Severity.WARNING)
     assert 900.0 <= second.detected_time_s - second.onset_time_s <= 930.0
-    (steady,) = slow(Job(8, 2400, 1, ends=False).inject(drift))
+    (steady,) = found(Job(8, 2400, 1, ends=False).inject(drift))
     assert steady.severity is Severity.WARNING
 
 
 @pytest.mark.parametrize("ratio", [1.1, 1.15])
 def test_a_drift_that_came_and_went_belongs_to_the_pattern_of_a_pace_that_wanders(ratio: float) -> None:
-    found = slow(wandering(0, 2000).inject(Drift(1100, ratio, 400), Drift(1600, 1 / ratio, 200)))
-    assert {finding.severity for finding in found} == {Severity.INFO}
-    *_, drift, pattern = opened(found)
+    findings = found(wandering(0, 2000).inject(Drift(1100, ratio, 400), Drift(1600, 1 / ratio, 200)))
+    assert {finding.severity for finding in findings} == {Severity.INFO}
+    *_, drift, pattern = opened(findings)
     assert "best_s" in drift.evidence
     assert (pattern.evidence["standing"], pattern.evidence["times"]) == (True, 3)
 
 
 def test_a_drift_that_is_declared_ends_and_one_that_is_accepted_is_the_level() -> None:
     job = Job(8, 2000, 1, ends=False).inject(Drift(600, 1.15, 600))
-    declared = Occurrence("declared", "launch0.0", "", 0.0, None, None, {"what": "longer texts"})
-    accepted = Occurrence("accepted", "launch0.0", "", 0.0, None, None, {"kinds": ["slowdown"]})
-    for event in (declared, accepted):
-        found = slow(job, [(1400, event)])
-        assert [finding.change for finding in found if finding.change is not Change.UPDATE] == [
-            Change.OPEN,
-            Change.CLOSE,
-        ]
+    for kind, fields in (("declared", {"what": "longer texts"}), ("accepted", {"kinds": ["slowdown"]})):
+        findings = found(job, [(1400, Occurrence(kind, "launch0.0", "", 0.0, None, None, fields))])
+        changes = [finding.change for finding in findings if finding.change is not Change.UPDATE]
+        assert changes == [Change.OPEN, Change.CLOSE]
 
 
 @pytest.mark.parametrize("seed", range(2))
 def test_a_job_that_keeps_its_pace_or_becomes_faster_has_no_drift(seed: int) -> None:
-    assert slow(Job(8, 2500, seed, ends=False).inject(Drift(600, 0.8, 1000))) == []
+    assert found(Job(8, 2500, seed, ends=False).inject(Drift(600, 0.8, 1000))) == []
 
 
 def test_batches_that_grow_little_by_little_are_no_drift() -> None:
-    job = Job(8, 2000, 2, ends=False)
-    for number in range(20):
-        job = job.inject(BatchRamp(700 + 30 * number, 1.03))
-    assert slow(job) == []
+    ramps = (BatchRamp(700 + 30 * number, 1.03) for number in range(20))
+    assert found(Job(8, 2000, 2, ends=False).inject(*ramps)) == []
