@@ -112,6 +112,7 @@ def test_a_save_at_the_second_try_within_the_same_step_has_lost_nothing(saving: 
     saving.fail(0)
     saving.fail(0)
     saving.save(0)
+    saving.fail(0, "restore", ordered=True)  # which is none of a save
     saving.train(200)
     assert saving.said == []
 
@@ -183,29 +184,28 @@ def test_the_disk_that_agents_report_after_it_is_its_cause(saving: SavingJob) ->
     )
 
 
+IS_FULL = "The file system of /data/20.pt on node-1 is full"
+HAS_ROOM = "The file system of /data/20.pt on node-1 has room"
+UNKNOWN = "The path of the save is not known; the file system of the last save, /data/20.pt on node-1, has room"
+
+
 @pytest.mark.parametrize(
-    ("free", "total", "said"),
+    ("location", "free_gb", "total_gb", "said"),
     [
-        (0, 3_145_728, "is full: 0.0 of 3.1 MB are free"),
-        (71_100_000_000, 270_600_000_000, "has room: 71.1 of 270.6 GB are free"),
-        (5_000_000_000_000, 9_000_000_000_000, "has room: 5.0 of 9.0 TB are free"),
+        ("/data/20.pt", 0, 0.003145728, f"{IS_FULL}: 0.0 of 3.1 MB are free."),
+        ("/data/20.pt", 71.1, 270.6, f"{HAS_ROOM}: 71.1 of 270.6 GB are free."),
+        ("/data/20.pt", 5_000, 9_000, f"{HAS_ROOM}: 5.0 of 9.0 TB are free."),
+        ("", 5, 10, f"{UNKNOWN}: 5.0 of 10.0 GB are free."),
     ],
-    ids=["MB", "GB", "TB"],
 )
-def test_the_disk_of_a_save_with_a_path_is_told_in_units_that_fit(
-    saving: SavingJob, free: int, total: int, said: str
+def test_the_disk_of_a_save_is_told_in_units_that_fit(
+    saving: SavingJob, location: str, free_gb: float, total_gb: float, said: str
 ) -> None:
-    saving.hear("checkpoint_disk", path="/data/20.pt", free_bytes=free, total_bytes=total, save_bytes=100)
-    saving.fail(0, location="/data/20.pt")
+    disk = {"free_bytes": int(free_gb * 1e9), "total_bytes": int(total_gb * 1e9), "save_bytes": 100}
+    saving.hear("checkpoint_disk", path="/data/20.pt", **disk)
+    saving.fail(0, type="RuntimeError", message="unexpected pos 128 vs 22", errno=0, location=location)
     saving.train(2)
-    assert saving.said[-1].summary.endswith(f"The file system of /data/20.pt on node-1 {said}.")
-
-
-def test_a_save_without_a_path_is_not_said_to_have_room(saving: SavingJob) -> None:
-    saving.hear("checkpoint_disk", path="/data/10.pt", free_bytes=500, total_bytes=1_000, save_bytes=100)
-    saving.fail(0, type="RuntimeError", message="unexpected pos 128 vs 22", errno=0)
-    saving.train(2)
-    assert "The path of the save is not known; the file system of the last save, /data/10.pt" in saving.said[-1].summary
+    assert saving.said[-1].summary.endswith(said)
 
 
 def test_an_exception_that_ends_the_process_is_reported_with_it(saving: SavingJob) -> None:
@@ -428,12 +428,6 @@ def test_parts_that_usually_come_minutes_apart_are_awaited_for_longer() -> None:
     assert job.changes == [Change.OPEN]
 
 
-def test_a_restore_that_fails_is_none(saving: SavingJob) -> None:
-    saving.fail(0, "restore", ordered=True)
-    saving.train(100)
-    assert saving.said == []
-
-
 @pytest.fixture
 def loading() -> SavingJob:
     job = SavingJob(RestoreFailedDetector(RestoreFailedConfig()))
@@ -468,18 +462,25 @@ def test_a_resume_that_fails_in_launch_after_launch_is_one_episode(loading: Savi
     assert loading.changes == [Change.OPEN]
 
 
-@pytest.mark.parametrize("then", ["trains", "loads another", "loads its own", "is asked to end"])
-def test_a_restore_that_fails_and_does_not_keep_the_job_from_training_is_none(loading: SavingJob, then: str) -> None:
+@pytest.mark.parametrize(
+    ("what", "then", "fields"),
+    [
+        pytest.param("restore", "", {}, id="it trains"),
+        pytest.param("restore", "checkpoint_loaded", {}, id="it loads another"),
+        pytest.param("restore", "checkpoint_succeeded", {"what": "restore", "tier": ""}, id="it loads its own"),
+        pytest.param("restore", "process_exit", {"signal": 15}, id="it is asked to end"),
+        pytest.param("save", "exception", {"code": 1}, id="it was a save"),
+    ],
+)
+def test_a_restore_that_fails_and_does_not_keep_the_job_from_training_is_none(
+    loading: SavingJob, what: str, then: str, fields: dict[str, Any]
+) -> None:
     loading.begin("second.0")
-    loading.fail(0, "restore")
-    if then == "trains":
-        loading.train(1)
-    elif then == "loads another":
-        loading.hear("checkpoint_loaded", 0)
-    elif then == "loads its own":
-        loading.hear("checkpoint_succeeded", 0, what="restore", tier="")
+    loading.fail(0, what)
+    if then:
+        loading.hear(then, 0, **fields)
     else:
-        loading.hear("process_exit", 0, signal=15)
+        loading.train(1)
     loading.stand(4000)
     assert loading.said == []
 
@@ -521,16 +522,14 @@ def test_a_script_that_finds_nothing_to_load_and_begins_anew_disturbs_nobody(loa
     assert loading.said == []
 
 
-def test_a_script_that_ends_because_there_is_nothing_to_load_is_reported(loading: SavingJob) -> None:
+@pytest.mark.parametrize("ordered", [False, True])
+def test_what_is_not_there_is_reported_if_the_script_ends_because_of_it_or_at_once_if_it_was_ordered(
+    loading: SavingJob, ordered: bool
+) -> None:
     loading.begin("second.0")
-    loading.fail(0, "restore", step=-1, **ABSENT)
-    loading.hear("exception", 0, **ABSENT, code=1)
-    assert loading.changes == [Change.OPEN]
-
-
-def test_a_checkpoint_that_is_gone_when_an_ordered_rollback_loads_it_is_reported_at_once(loading: SavingJob) -> None:
-    loading.begin("second.0")
-    loading.fail(0, "restore", step=-1, ordered=True, **ABSENT)
+    loading.fail(0, "restore", step=-1, ordered=ordered, **ABSENT)
+    if not ordered:
+        loading.hear("exception", 0, **ABSENT, code=1)
     assert loading.changes == [Change.OPEN]
 
 
@@ -563,17 +562,7 @@ def test_a_restore_that_a_killed_rank_breaks_off_is_none(loading: SavingJob) -> 
     assert loading.said == []
 
 
-def test_a_save_that_fails_is_none(loading: SavingJob) -> None:
-    loading.fail(0, "save")
-    loading.train(100)
-    assert loading.said == []
-
-
 STEP_S = 2.0
-
-
-def saved(step: int, time_s: float, tier: str = "local", attempt: str = ATTEMPT) -> Occurrence:
-    return Occurrence("checkpoint_saved", attempt, "node-1", time_s, 0, step, {"tier": tier})
 
 
 def job(steps: int, saves: Iterable[int], tier: str = "local", step_s: float = STEP_S) -> list[Observation]:
@@ -582,9 +571,15 @@ def job(steps: int, saves: Iterable[int], tier: str = "local", step_s: float = S
     due = set(saves)
     for step in range(steps):
         if step in due:
-            observations.append(saved(step, step * step_s, tier))
+            fields = {"tier": tier}
+            observations.append(Occurrence("checkpoint_saved", ATTEMPT, "node-1", step * step_s, 0, step, fields))
         observations.append(frame(step, {"step_time_s": [step_s] * 2}, time_s=step * step_s))
     return observations
+
+
+def disk(host: str = "node-1", **fields: Any) -> Occurrence:
+    """What an agent reports of the disk of the saves, before step 1,200."""
+    return Occurrence("checkpoint_disk", ATTEMPT, host, 2400.0, None, None, fields)
 
 
 def found(observations: list[Observation]) -> list[Finding]:
@@ -606,45 +601,37 @@ def test_the_disk_of_the_saves_is_named_and_is_the_cause_if_another_save_does_no
 ) -> None:
     observations = job(2000, range(200, 1001, 200))
     fields = {"path": "/data/step-1000.pt", "free_bytes": free, "total_bytes": 1_000_000, "save_bytes": save}
-    observations.insert(1200, Occurrence("checkpoint_disk", ATTEMPT, "node-1", 2400.0, None, None, fields))
+    observations.insert(1200, disk(**fields))
     (finding,) = found(observations)
     assert finding.cause == cause
     assert finding.evidence["disk"] == {"host": "node-1", **fields}
     assert "/data/step-1000.pt on node-1" in finding.summary
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {},
-        {"free_bytes": "no", "total_bytes": None, "save_bytes": 3},
-        {"free_bytes": -1, "total_bytes": 2, "save_bytes": 3},
-    ],
-)
-def test_what_an_agent_reports_of_a_disk_and_cannot_be_read_says_nothing(fields: dict[str, Any]) -> None:
+def test_what_an_agent_reports_of_a_disk_and_cannot_be_read_says_nothing() -> None:
     observations = job(2000, range(200, 1001, 200))
-    observations.insert(1200, Occurrence("checkpoint_disk", ATTEMPT, "node-1", 2400.0, None, None, fields))
+    observations[1200:1200] = [
+        disk(),
+        disk(free_bytes="no", total_bytes=None, save_bytes=3),
+        disk(free_bytes=-1, total_bytes=2, save_bytes=3),
+    ]
     (finding,) = found(observations)
     assert finding.summary.endswith("min).")
 
 
 def test_a_full_disk_counts_until_its_own_host_reports_another() -> None:
-    observations = job(2000, range(200, 1001, 200))
-    for place, (host, free) in enumerate([("node-7", 10), ("node-1", 900_000)]):
-        fields = {"path": "/local/1000", "free_bytes": free, "total_bytes": 1_000_000, "save_bytes": 5_000}
-        told = Occurrence("checkpoint_disk", ATTEMPT, host, 2400.0, None, None, {**fields, "host": "another"})
-        observations.insert(1200 + place, told)
-    (finding,) = found(observations)
-    assert (finding.cause, finding.evidence["disk"]["host"]) == ("disk", "node-7")
-    room = Occurrence("checkpoint_disk", ATTEMPT, "node-7", 2400.0, None, None, {**fields, "free_bytes": 800_000})
-    (finding,) = found([*observations[:1202], room, *observations[1202:]])
-    assert finding.cause == ""
+    fields = {"path": "/local/1000", "total_bytes": 1_000_000, "save_bytes": 5_000}
+    reports = [disk("node-7", free_bytes=10, **fields), disk("node-1", free_bytes=900_000, **fields)]
+    for more, cause, host in (([], "disk", "node-7"), ([disk("node-7", free_bytes=800_000, **fields)], "", "node-7")):
+        observations = job(2000, range(200, 1001, 200))
+        observations[1200:1200] = [*reports, *more]
+        (finding,) = found(observations)
+        assert (finding.cause, finding.evidence["disk"]["host"]) == (cause, host)
 
 
 def test_the_next_save_ends_it_and_is_learned() -> None:
     findings = found(job(5000, [*range(200, 1001, 200), 1800, 2600, 3400, 4200]))
-    (end,) = closed(findings)
-    assert end.detected_step == 1800
+    assert [end.detected_step for end in closed(findings)] == [1800]
     assert len(opened(findings)) == 1
 
 

@@ -11,6 +11,7 @@ import pytest
 from rankwatch_detectors.base import UNREPORTED, Change, Finding, Occurrence
 from rankwatch_detectors.episodes import since
 from rankwatch_detectors.progress.hang import HangConfig, HangDetector, Patience
+from tests.support.detection.verdicts import opened
 from tests.support.values.presences import Clockwork
 
 RUNBOOK = Path(__file__).parents[2] / "docs" / "incidents" / "hang.md"
@@ -21,12 +22,6 @@ def training_job(ranks: int = 4, seconds: int = 20) -> Clockwork:
     job = Clockwork(HangDetector(HangConfig()), ranks)
     assert job.train(seconds) == []
     return job
-
-
-def opened(findings: list[Finding]) -> Finding:
-    """The finding that tells of the only hang."""
-    (finding,) = (finding for finding in findings if finding.change is Change.OPEN)
-    return finding
 
 
 def gravity(findings: list[Finding]) -> list[str]:
@@ -48,7 +43,7 @@ def test_a_rank_stopped_in_the_first_seconds_is_found_though_nobody_knows_how_lo
     job.step = [49] * job.ranks
     job.train(readings)
     job.os_state[1] = "T"
-    finding = opened(job.stand(12))
+    (finding,) = opened(job.stand(12))
     assert (finding.severity, finding.ranks) == ("critical", (1,))
     assert finding.detected_time_s - finding.onset_time_s <= 10.0
 
@@ -99,7 +94,7 @@ def test_each_witness_alone_names_the_rank_that_did_not_arrive(witness: str, rea
 def test_when_nothing_tells_the_ranks_apart_nobody_is_named() -> None:
     job = training_job()
     job.phase = ["backward"] * 4
-    finding = opened(job.stand(8))
+    (finding,) = opened(job.stand(8))
     assert finding.ranks == ()
     assert finding.confidence < 0.5
 
@@ -119,12 +114,11 @@ def test_a_hang_opens_once_becomes_critical_once_and_closes_on_progress() -> Non
     everybody_waits(job, but=0)
     findings = job.stand(60) + job.train(3)
     assert gravity(findings) == ["open info", "update critical", "close critical"]
-    opened, graver, closed = findings
-    assert opened.evidence["waiting"] == [{"step": opened.onset_step, "phase": "backward", "ranks": 3}]
+    opening, graver, closed = findings
+    assert opening.evidence["waiting"] == [{"step": opening.onset_step, "phase": "backward", "ranks": 3}]
     assert graver.detected_time_s - graver.onset_time_s == 5.0
-    assert since(opened.onset_time_s) in opened.summary
-    assert since(opened.onset_time_s) in graver.summary
-    assert closed.evidence["age_s"] == closed.detected_time_s - opened.onset_time_s > 60
+    assert all(since(opening.onset_time_s) in finding.summary for finding in (opening, graver))
+    assert closed.evidence["age_s"] == closed.detected_time_s - opening.onset_time_s > 60
 
 
 def test_an_onset_is_told_as_a_time_of_day_where_times_have_a_date() -> None:
@@ -212,9 +206,10 @@ def test_one_slow_step_among_many_does_not_stretch_the_deadline() -> None:
     [
         *(("phase", ["backward", "backward", phase, "backward"]) for phase in ("eval", "checkpoint_save", "compile")),
         ("state", ["held"] * 4),
+        ("state", ["running"] * 3 + ["exited"]),
         ("silent", {0, 1, 2, 3}),
     ],
-    ids=["one evaluates", "one saves", "one compiles", "held by an order", "nothing is heard"],
+    ids=["one evaluates", "one saves", "one compiles", "held by an order", "one is lost", "nothing is heard"],
 )
 def test_a_standstill_with_a_reason_or_without_evidence_is_no_hang(field: str, value: Any) -> None:
     job = training_job()
@@ -257,26 +252,16 @@ def test_after_a_relaunch_the_first_step_is_known() -> None:
 
 def test_between_hold_and_go_nothing_is_judged_and_after_it_all_is() -> None:
     job = training_job()
-    order = {"order": "o", "action": "pause", "step": 5}
-    job.detector.observe(Occurrence("order", job.attempt, "", job.now_s, None, None, {**order, "phase": "do"}))
     everybody_waits(job, but=1)
-    assert job.stand(100) == []
-    job.detector.observe(Occurrence("order", job.attempt, "", job.now_s, None, None, {**order, "phase": "go"}))
-    assert len(job.stand(10)) == 1
-
-
-def test_a_job_whose_process_is_gone_is_left_to_rank_lost() -> None:
-    job = training_job()
-    job.state[3] = "exited"
-    assert job.stand(100) == []
+    for phase, seconds, told in (("do", 100, 0), ("go", 10, 1)):
+        fields = {"order": "o", "action": "pause", "step": 5, "phase": phase}
+        job.detector.observe(Occurrence("order", job.attempt, "", job.now_s, None, None, fields))
+        assert len(job.stand(seconds)) == told
 
 
 def test_irregular_steps_raise_the_deadline() -> None:
     job = Clockwork(HangDetector(HangConfig()), 4)
-    findings = []
-    for _ in range(30):
-        findings += job.train(4, steps_per_s=1) + job.stand(3)
-    assert findings == []
+    assert [finding for _ in range(30) for finding in job.train(4, steps_per_s=1) + job.stand(3)] == []
 
 
 def test_slow_first_steps_after_a_restart_are_no_hang_and_a_hang_among_them_is() -> None:
@@ -296,8 +281,9 @@ def after_s(job: Clockwork, seconds: int) -> list[tuple[str, int]]:
     return [(f"{f.change} {f.severity}", round(f.detected_time_s - begin_s)) for f in job.stand(seconds)]
 
 
-def others_go_on(job: Clockwork, paused: int) -> None:
-    """All ranks but one enter the next step, and wait for it there."""
+def others_go_on_without(job: Clockwork, paused: int) -> None:
+    """One rank pauses; all others enter the next step, and wait for it there."""
+    job.pause(paused)
     for rank in range(job.ranks):
         if rank != paused:
             job.step[rank] += 1
@@ -333,47 +319,38 @@ def test_a_pause_that_ended_well_says_how_long_the_next_one_may_last(known_s: in
     assert (told[0][1], told[-1]) == (60, (f"{'open' if critical_s == 60 else 'update'} critical", critical_s))
 
 
-def test_what_a_job_has_shown_survives_a_snapshot_and_a_relaunch() -> None:
+@pytest.mark.parametrize("ends_well", [True, False])
+def test_what_a_job_has_shown_survives_a_snapshot_and_a_relaunch_and_a_pause_that_this_ends_did_not_end_well(
+    ends_well: bool,
+) -> None:
     job = training_job()
     job.pause()
     job.stand(100)
-    job.train(20)
-    saved = json.loads(json.dumps(job.detector.snapshot(), default=lambda array: array.tolist()))
-    assert saved["_patience"]["_longest"]["pause"] == 100.0
-    again = HangDetector(HangConfig())
-    again.restore(job.detector.snapshot())
-    job.detector = again
+    job.train(20 * ends_well)
+    saved = job.detector.snapshot()
+    json.dumps(saved, default=lambda array: array.tolist())
+    job.detector = HangDetector(HangConfig())
+    job.detector.restore(saved)
     job.begin("next.0")
     job.train(20)
     job.pause()
-    assert after_s(job, 400) == [("open warning", 60), ("update critical", 300)]
-
-
-def test_a_pause_that_a_new_attempt_ends_did_not_end_well() -> None:
-    job = training_job()
-    job.pause()
-    job.stand(100)
-    job.begin("next.0")
-    job.train(20)
-    job.pause()
-    assert after_s(job, 400) == [("open warning", 60)]
+    assert after_s(job, 400) == [("open warning", 60), *[("update critical", 300)] * ends_well]
 
 
 def test_a_rank_that_is_stopped_in_a_pause_is_told_and_critical_as_soon_as_within_a_step() -> None:
     job = training_job()
     job.pause()
     job.os_state[2] = "T"
-    told = job.stand(30)
-    assert [(f"{f.change} {f.severity}", f.ranks) for f in told] == [("open info", (2,)), ("update critical", (2,))]
-    assert told[-1].detected_time_s - told[-1].onset_time_s <= 8.0
+    told, critical = findings = job.stand(30)
+    assert (gravity(findings), told.ranks, critical.ranks) == (["open info", "update critical"], (2,), (2,))
+    assert critical.detected_time_s - critical.onset_time_s <= 8.0
 
 
 def test_one_rank_that_saves_while_the_others_wait_is_known_once_it_was_seen() -> None:
     job = training_job()
     told = []
     for _ in range(10):
-        job.pause(0)
-        others_go_on(job, 0)
+        others_go_on_without(job, 0)
         told.append(gravity(job.stand(8)))
         job.step, job.phase = [job.step[1]] * 4, [""] * 4
         job.train(5)
@@ -382,23 +359,20 @@ def test_one_rank_that_saves_while_the_others_wait_is_known_once_it_was_seen() -
 
 def test_one_rank_that_does_not_come_out_of_its_pause_while_the_others_wait_is_critical_after_a_minute() -> None:
     job = training_job()
-    job.pause(0)
-    others_go_on(job, 0)
-    findings = job.stand(100)
-    assert [(f"{f.change} {f.severity}", f.ranks) for f in findings] == [("open info", (0,)), ("update critical", (0,))]
-    told, critical = (finding.detected_time_s - finding.onset_time_s for finding in findings)
-    assert told <= 5
-    assert 60 <= critical <= 61
+    others_go_on_without(job, 0)
+    told, critical = findings = job.stand(100)
+    assert (gravity(findings), told.ranks, critical.ranks) == (["open info", "update critical"], (0,), (0,))
+    assert told.detected_time_s - told.onset_time_s <= 5
+    assert 60 <= critical.detected_time_s - critical.onset_time_s <= 61
 
 
 def test_where_steps_follow_at_once_the_others_wait_for_the_rank_that_has_not_begun_its_work() -> None:
     job = training_job()
     job.rest(0)
     job.phase[1:] = ["forward"] * 3
-    opened, graver = job.stand(100)
-    told = [(f"{finding.change} {finding.severity}", finding.ranks) for finding in (opened, graver)]
-    assert told == [("open info", (0,)), ("update critical", (0,))]
-    assert "it has not begun its step, the others have" in opened.summary
+    opening, graver = findings = job.stand(100)
+    assert (gravity(findings), opening.ranks, graver.ranks) == (["open info", "update critical"], (0,), (0,))
+    assert "it has not begun its step, the others have" in opening.summary
     assert 60 <= graver.detected_time_s - graver.onset_time_s <= 61
 
 
@@ -413,21 +387,17 @@ def test_a_rank_that_never_finishes_its_step_while_the_others_pause_is_a_hang_wi
     job = training_job()
     job.pause(0, 1, 3)
     job.phase[2] = "forward"
-    findings = job.stand(10)
-    assert gravity(findings) == ["open info", "update critical"]
+    assert gravity(job.stand(10)) == ["open info", "update critical"]
 
 
 def test_a_labelled_evaluation_keeps_its_own_deadline_between_steps() -> None:
     job = training_job()
-    for _ in range(2):
+    for seconds, told in ((40, []), (40, []), (200, [("open critical", 120)])):
         job.pause()
         job.phase = ["eval"] * 4
-        assert job.stand(40) == []
+        assert after_s(job, seconds) == told
         job.phase = [""] * 4
-        assert job.train(20) == []
-    job.pause()
-    job.phase = ["eval"] * 4
-    assert after_s(job, 200) == [("open critical", 120)]
+        job.train(20)
 
 
 def test_a_step_that_was_slow_and_then_done_is_no_hang_while_the_job_evaluates() -> None:

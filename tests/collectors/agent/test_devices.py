@@ -6,7 +6,6 @@ When a device counts as slowed down by its hardware: by whole minutes, or by man
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -29,7 +28,7 @@ from rankwatch.agent.devices import (
     Throttling,
     encoded,
 )
-from rankwatch.agent.processes import take_lock
+from rankwatch.spawn import lock_is_held
 from rankwatch.wire import DeviceSample, Event
 from tests.support.accelerator import DRIVER
 from tests.support.agent.service import until
@@ -63,27 +62,16 @@ def sampler(tmp_path: Path, spoil: Spoil, monkeypatch: pytest.MonkeyPatch) -> It
     assert not sampler.is_alive()
 
 
-def taken(sampler: DeviceSampler) -> tuple[DeviceSample, ...]:
-    found: tuple[DeviceSample, ...] = ()
-
-    def some() -> bool:
-        nonlocal found
-        found = sampler.take()
-        return bool(found)
-
-    until(some)
+def taken(sampler: DeviceSampler) -> list[DeviceSample]:
+    found: list[DeviceSample] = []
+    until(lambda: found.extend(sampler.take()) or found)
     return found
 
 
 def told(sampler: DeviceSampler, kind: str) -> Event:
     """The first event of this kind from now on."""
     found: list[Event] = []
-
-    def some() -> bool:
-        found.extend(event for event in sampler.take_events() if event.kind == kind)
-        return bool(found)
-
-    until(some)
+    until(lambda: found.extend(event for event in sampler.take_events() if event.kind == kind) or found)
     return found[0]
 
 
@@ -135,19 +123,32 @@ def test_what_a_driver_lacks_costs_only_that(sampler: DeviceSampler, spoil: Spoi
     assert sample.extra["power_now_w"] == 310
 
 
-def test_links_that_are_down_and_errors_of_one_link_are_counted(sampler: DeviceSampler, spoil: Spoil) -> None:
+def test_links_that_are_down_and_errors_of_one_link_are_counted_and_the_second_reading_tells_of_work(sampler, spoil):
+    """Work apart from waiting, where the device measures it."""
     spoil(links_down={"4": 2}, link_errors={"5": [7, 30]})
     sampler.start()
     samples = taken(sampler)
     assert [samples[index].extra["nvlinks_active"] for index in (3, 4)] == [18, 16]
     assert [samples[index].extra["nvlink_errors"] for index in (4, 5)] == [0, 30]
-
-
-def test_work_apart_from_waiting_is_told_from_the_second_reading_on_where_the_device_measures_it(sampler, spoil):
-    sampler.start()
-    assert "sm_active_ratio" not in taken(sampler)[0].extra
+    assert "sm_active_ratio" not in samples[0].extra
     told = taken(sampler)[0].extra
     assert [told[f"{name}_ratio"] for name in ("sm_active", "tensor_active", "memory_bandwidth")] == [0.91, 0.47, 0.33]
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "kind", "told_fields"),
+    [
+        ({"xids": [[6, 79]]}, "device_error", {"device_uuid": "GPU-6", "xid": 79, "serial": "S6"}),
+        ({"xids": [[6, 0, 0x800]]}, "device_event", {"device_uuid": "GPU-6", "event": "dram_retirement_failure"}),
+    ],
+)
+def test_an_xid_names_the_device_and_an_event_without_a_number_is_told_by_its_name(
+    sampler: DeviceSampler, spoil: Spoil, spoilt: dict[str, Any], kind: str, told_fields: dict[str, Any]
+) -> None:
+    sampler.start()
+    taken(sampler)
+    spoil(**spoilt)
+    assert told_fields.items() <= told(sampler, kind).fields.items()
 
 
 def test_a_lost_device_is_told_once_by_its_serial_and_loses_no_other(sampler: DeviceSampler, spoil: Spoil) -> None:
@@ -155,13 +156,8 @@ def test_a_lost_device_is_told_once_by_its_serial_and_loses_no_other(sampler: De
     assert len(taken(sampler)) == 8
     spoil(lost=[2])
     lost = told(sampler, "device_lost")
-    assert lost.fields == {
-        "device_uuid": "GPU-2",
-        "index": 2,
-        "pci_bus_id": "0000:02:00",
-        "serial": "S2",
-        "reason": "the driver does not reach it any more",
-    }
+    where = {"device_uuid": "GPU-2", "index": 2, "pci_bus_id": "0000:02:00", "serial": "S2"}
+    assert lost.fields == {**where, "reason": "the driver does not reach it any more"}
     for _ in range(2):
         assert [sample.local_index for sample in taken(sampler)] == [0, 1, 3, 4, 5, 6, 7]
     assert sampler.take_events() == []
@@ -174,55 +170,25 @@ def test_a_device_that_was_lost_before_the_agent_began_is_told_too(sampler: Devi
     assert len(taken(sampler)) == 7
 
 
-def test_an_xid_names_the_device(sampler: DeviceSampler, spoil: Spoil) -> None:
-    sampler.start()
-    taken(sampler)
-    spoil(xids=[[6, 79]])
-    fields = told(sampler, "device_error").fields
-    assert (fields["device_uuid"], fields["xid"], fields["serial"]) == ("GPU-6", 79, "S6")
-
-
-def test_an_event_that_has_no_number_is_told_by_its_name(sampler: DeviceSampler, spoil: Spoil) -> None:
-    sampler.start()
-    taken(sampler)
-    spoil(xids=[[6, 0, 0x800]])
-    fields = told(sampler, "device_event").fields
-    assert (fields["device_uuid"], fields["event"]) == ("GPU-6", "dram_retirement_failure")
-
-
-def test_an_error_of_a_switch_is_told_though_it_is_no_device_of_the_host(tmp_path: Path) -> None:
+def test_errors_of_switches_and_of_devices_of_this_host_are_told_once_though_two_sources_tell_them(tmp_path) -> None:
     found = (DeviceIdentity(0, "GPU-0", "0000:4e:00", "S0"),)
-    error = DeviceError(10**10, "0000:c1:00", text="Fatal, Link 28", sxid=20034)
-    sampler = DeviceSampler(tmp_path / "lock", HostClock(), writing(Reading(found=found, errors=(error, error))))
-    sampler.start()
-    sampler.join(60)
-    (event,) = sampler.take_events()
-    assert event.kind == "switch_error"
-    assert event.fields == {"pci_bus_id": "0000:c1:00", "sxid": 20034, "text": "Fatal, Link 28"}
-
-
-def test_an_error_that_both_sources_tell_is_one_and_a_device_of_another_container_is_none(tmp_path: Path) -> None:
-    sampler = DeviceSampler(
-        tmp_path / "lock",
-        HostClock(),
-        writing(
-            Reading(
-                found=(DeviceIdentity(0, "GPU-0", "0000:4e:00", "S0"),),
-                errors=(
-                    DeviceError(10**10, "0000:4e:00", 79, "GPU has fallen off the bus."),
-                    DeviceError(10**10 + 1, "0000:4e:00", 79),
-                    DeviceError(10**10, "0000:9a:00", 79, "a device of another container"),
-                    DeviceError(2 * 10**10, "0000:4e:00", 79, "again"),
-                ),
-            )
-        ),
+    switch = DeviceError(10**10, "0000:c1:00", text="Fatal, Link 28", sxid=20034)
+    errors = (
+        switch,
+        switch,
+        DeviceError(10**10, "0000:4e:00", 79, "GPU has fallen off the bus."),
+        DeviceError(10**10 + 1, "0000:4e:00", 79),
+        DeviceError(10**10, "0000:9a:00", 79, "a device of another container"),
+        DeviceError(2 * 10**10, "0000:4e:00", 79, "again"),
     )
+    sampler = DeviceSampler(tmp_path / "lock", HostClock(), writing(Reading(found=found, errors=errors)))
     sampler.start()
     sampler.join(60)
-    assert [(event.kind, event.fields["text"]) for event in sampler.take_events()] == [
-        ("device_error", "GPU has fallen off the bus."),
-        ("device_error", "again"),
-    ]
+    told = {event.fields["text"]: event for event in sampler.take_events()}
+    assert {text: event.kind for text, event in told.items()} == {
+        "Fatal, Link 28": "switch_error", "GPU has fallen off the bus.": "device_error", "again": "device_error"
+    }  # fmt: skip
+    assert told["Fatal, Link 28"].fields == {"pci_bus_id": "0000:c1:00", "sxid": 20034, "text": "Fatal, Link 28"}
 
 
 def test_a_device_that_a_new_reader_does_not_find_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,24 +236,16 @@ def test_closing_leaves_no_process_though_the_driver_hangs(sampler, spoil, monke
 def test_a_second_reader_beside_one_that_hangs_ends_at_once_and_the_silence_is_told(
     sampler, tmp_path, spoil, monkeypatch
 ):
-    monkeypatch.setattr(devices, "RESTART_AFTER_S", 0.1)
     monkeypatch.setattr(devices, "SILENT_S", 0.5)
     spoil(hangs=True)
     sampler.start()
-    until(lambda: is_locked(tmp_path / "job.devices.lock"))
+    until(lambda: lock_is_held(str(tmp_path / "job.devices.lock")))
     second = DeviceSampler(tmp_path / "job.devices.lock", HostClock())
     second.start()
     told(second, "driver_silent")
     spoil()
     taken(sampler)
     second.close()
-
-
-def is_locked(path: Path) -> bool:
-    lock = take_lock(path)
-    if lock is not None:
-        os.close(lock)
-    return lock is None
 
 
 @pytest.mark.parametrize("wrong", [{"no_driver": True}, {"missing": ["nvmlInit"]}])
