@@ -6,19 +6,21 @@ from sqlalchemy import func, insert, select, update
 
 from rankwatch.wire import View
 from rankwatch_service.api.background.order_cache import orders_of
-from rankwatch_service.orders import driver
+from rankwatch_service.orders import commands, driver
+from rankwatch_service.orders.order import CommandOutcome
 from rankwatch_service.orders.running_attempt import ReceivedView, read_training, store_views
+from rankwatch_service.policy.control_records import OrderPhase, decode_control
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Attempt, Audit, Checkpoint, Command, Feed, Job
-from tests.support.orders.driven_world import DrivenWorld, check, phases
+from tests.support.orders.driven_world import DrivenWorld, phases
 from tests.support.orders.training_world import S
 
 ACTIONS = ("pause", "checkpoint", "rollback", "stop")
 
 
 @pytest.mark.parametrize("action", ACTIONS)
-def test_a_command_is_applied_and_every_phase_is_told_to_stream(tmp_path, action):
-    world = DrivenWorld(1, action, tmp_path)
+def test_a_command_is_applied_and_every_phase_is_told_to_stream(driven, action):
+    world = driven(1, action)
     if action == "pause":
         world.also_asked = [(3.0, "resume")]
     world.run(seconds=30.0)
@@ -27,72 +29,60 @@ def test_a_command_is_applied_and_every_phase_is_told_to_stream(tmp_path, action
     assert {len(rank.acted) for rank in world.ranks} == {1}
     if action == "pause":
         assert world.state_of("resume") == "applied"
-    check(world)
 
 
 @pytest.mark.parametrize("action", ["pause", "rollback"])
 @pytest.mark.parametrize("effect", ["before", "after"])
-def test_an_api_that_dies_at_any_write_is_followed_by_another(tmp_path, monkeypatch, action, effect):
+def test_an_api_that_dies_at_any_write_is_followed_by_another(driven, monkeypatch, action, effect):
     for n in range(1, 9):
-        folder = tmp_path / str(n)
-        folder.mkdir()
-        world = DrivenWorld(n, action, folder)
+        world = driven(n, action)
         world.also_asked = [(3.0, "resume")] if action == "pause" else []
         world.kill_first_api(monkeypatch, n, effect)
         world.run(seconds=60.0)
         assert world.command == "applied", f"write {n}: {world.command} {world.result}"
-        check(world)
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_with_faults_and_two_drivers_nothing_is_mixed(tmp_path, seed):
-    world = DrivenWorld(seed, ACTIONS[seed % 4], tmp_path, faults=True)
-    world.also_asked = [(8.0, "resume")]
+def test_with_faults_and_two_drivers_nothing_is_mixed(driven, seed):
+    world = driven(seed, ACTIONS[seed % 4], (8.0, "resume"), faults=True)
     world.run(seconds=300.0)
     assert world.command not in ("requested", "sent", "accepted")
-    check(world)
 
 
-def test_a_rollback_ends_a_pause_first(tmp_path):
-    world = DrivenWorld(3, "pause", tmp_path)
-    world.also_asked = [(3.0, "rollback")]
+def test_a_rollback_ends_a_pause_first(driven):
+    world = driven(3, "pause", (3.0, "rollback"))
     world.run(seconds=40.0)
     assert (world.command, world.state_of("rollback")) == ("applied", "applied")
     assert {rank.weights for rank in world.ranks} == {"memory:l.0:0@1"}
-    check(world)
 
 
-def test_a_resume_without_a_pause_is_refused(tmp_path):
-    world = DrivenWorld(3, "checkpoint", tmp_path)
-    world.also_asked = [(0.1, "resume")]
+def test_a_resume_without_a_pause_is_refused(driven):
+    world = driven(3, "checkpoint", (0.1, "resume"))
     world.run(seconds=20.0)
     assert world.state_of("resume") == "refused"
-    check(world)
 
 
-def test_a_pause_lasts_until_it_is_resumed_however_long(tmp_path):
-    world = DrivenWorld(5, "pause", tmp_path)
+def test_a_pause_lasts_until_it_is_resumed_however_long(driven):
+    world = driven(5, "pause")
     world.run(seconds=90.0)
     assert {rank.mode for rank in world.ranks} == {"paused"}
     world.go_on(30.0, (90.5, "resume"))
     assert {rank.state for rank in world.ranks} == {"running"}
-    check(world)
 
 
-def test_a_pause_ends_by_its_lease_when_every_api_is_gone(tmp_path):
-    world = DrivenWorld(5, "pause", tmp_path)
+def test_a_pause_ends_by_its_lease_when_every_api_is_gone(driven):
+    world = driven(5, "pause")
     world.run(seconds=3.0)
     assert {rank.mode for rank in world.ranks} == {"paused"}
     world.drivers_stop_until_ns = [world.now_ns + 10**15] * 2
     step = max(rank.step for rank in world.ranks)
     world.go_on(75.0)
     assert min(rank.step for rank in world.ranks) > step
-    check(world)
 
 
 @pytest.mark.parametrize("action", [*ACTIONS, "relaunch"])
-def test_a_command_that_two_drivers_find_due_at_once_has_one_order(tmp_path, monkeypatch, action):
-    world = DrivenWorld(1, action, tmp_path)
+def test_a_command_that_two_drivers_find_due_at_once_has_one_order(driven, monkeypatch, action):
+    world = driven(1, action)
     world.store_checkpoint("local:l.0:1")
     world.ask("c", action)
     with monkeypatch.context() as patch:
@@ -108,11 +98,10 @@ def test_a_command_that_two_drivers_find_due_at_once_has_one_order(tmp_path, mon
         world.drivers[0]()
     world._look()
     assert (world.command, len(world.orders)) == ("sent", 1), world.result
-    check(world)
 
 
-def test_commands_for_an_attempt_that_has_ended_are_refused(tmp_path):
-    world = DrivenWorld(1, "pause", tmp_path)
+def test_commands_for_an_attempt_that_has_ended_are_refused(driven):
+    world = driven(1, "pause")
     with write(world.engine) as connection:
         columns = {"started_unix_ns": 1, "world_size": 1, "topology": {}, "number": 9}
         connection.execute(insert(Attempt).values(job="j", attempt="later.0", **columns))
@@ -120,13 +109,12 @@ def test_commands_for_an_attempt_that_has_ended_are_refused(tmp_path):
     world.run(seconds=2.0)
     assert (world.command, world.orders) == ("refused", [])
     assert "later.0" in world.result
-    check(world)
 
 
 @pytest.mark.parametrize("attempt", ["later.0", "l.7"])
-def test_a_view_alone_makes_no_attempt_the_one_that_commands_are_for(tmp_path, attempt):
+def test_a_view_alone_makes_no_attempt_the_one_that_commands_are_for(driven, attempt):
     """Neither of a launch that stream has not accepted nor by an agent that carries no rank of the launch."""
-    world = DrivenWorld(1, "pause", tmp_path)
+    world = driven(1, "pause")
     with write(world.engine) as connection:
         topology = connection.scalar(select(Attempt.topology))
         for rank in topology["ranks"]:
@@ -136,11 +124,10 @@ def test_a_view_alone_makes_no_attempt_the_one_that_commands_are_for(tmp_path, a
     store_views(world.engine, [ReceivedView(View("j", attempt, "9", "b", 0, ()), "stranger")], world.now_ns)
     world.run(seconds=5.0)
     assert world.command == "applied"
-    check(world)
 
 
-def test_ranks_that_hold_the_same_slices_must_answer_a_rollback_alike(tmp_path):
-    world = DrivenWorld(1, "rollback", tmp_path)
+def test_ranks_that_hold_the_same_slices_must_answer_a_rollback_alike(driven):
+    world = driven(1, "rollback")
     with write(world.engine) as connection:
         topology = connection.scalar(select(Attempt.topology)) | {"replicated": False}
         connection.execute(update(Attempt).values(topology=topology))
@@ -150,8 +137,8 @@ def test_ranks_that_hold_the_same_slices_must_answer_a_rollback_alike(tmp_path):
         assert read_training(connection, "j", "l.0").replicas == ((0, 2), (1, 3))
 
 
-def test_a_command_waits_for_approval_and_expires_without(tmp_path):
-    world = DrivenWorld(1, "pause", tmp_path)
+def test_a_command_waits_for_approval_and_expires_without(driven):
+    world = driven(1, "pause")
     world.ask("c", "pause")
     with write(world.engine) as connection:
         connection.execute(update(Command).values(approval_required=True))
@@ -162,16 +149,14 @@ def test_a_command_waits_for_approval_and_expires_without(tmp_path):
     with read(world.engine) as connection:
         assert connection.scalar(select(Command.result).where(Command.id == "c")) == "nobody approved it in time"
         assert connection.scalar(select(Audit.action).order_by(Audit.id.desc()).limit(1)) == "command.pause.expired"
-    check(world)
 
 
-def test_a_relaunch_ends_every_process_and_is_applied(tmp_path):
-    world = DrivenWorld(1, "relaunch", tmp_path)
+def test_a_relaunch_ends_every_process_and_is_applied(driven):
+    world = driven(1, "relaunch")
     world.store_checkpoint("local:l.0:1")
     world.run(seconds=20.0)
     assert {rank.state for rank in world.ranks} == {"exited"}
     assert world.command == "applied"
-    check(world)
 
 
 def advised(world: DrivenWorld) -> str:
@@ -182,17 +167,16 @@ def advised(world: DrivenWorld) -> str:
     return resume.checkpoint
 
 
-def test_a_relaunch_whose_last_good_checkpoint_is_gone_is_refused(tmp_path):
-    world = DrivenWorld(1, "relaunch", tmp_path)
+def test_a_relaunch_whose_last_good_checkpoint_is_gone_is_refused(driven):
+    world = driven(1, "relaunch")
     world.store_checkpoint("local:l.0:1", "gone")
     world.run(seconds=5.0)
     assert (world.command, world.orders) == ("refused", [])
     assert "training would begin from scratch: there is no good checkpoint on disk" in world.result
-    check(world)
 
 
-def test_a_relaunch_from_scratch_goes_on_from_no_checkpoint_until_the_next_launch_has_begun(tmp_path):
-    world = DrivenWorld(1, "relaunch", tmp_path)
+def test_a_relaunch_from_scratch_goes_on_from_no_checkpoint_until_the_next_launch_has_begun(driven):
+    world = driven(1, "relaunch")
     world.store_checkpoint("local:l.0:1")
     assert advised(world) == "local:l.0:1"
     world._begin = lambda: (world.ask("c", "relaunch", from_scratch=True), world._look())
@@ -202,22 +186,20 @@ def test_a_relaunch_from_scratch_goes_on_from_no_checkpoint_until_the_next_launc
     with write(world.engine) as connection:
         connection.execute(update(Job).values(attempt="m.0"))
     assert advised(world) == "local:l.0:1"
-    check(world)
 
 
-def test_a_relaunch_from_scratch_that_failed_leaves_the_advice_as_it_is(tmp_path):
-    world = DrivenWorld(1, "relaunch", tmp_path)
+def test_a_relaunch_from_scratch_that_failed_leaves_the_advice_as_it_is(driven):
+    world = driven(1, "relaunch")
     world.store_checkpoint("local:l.0:1")
     world._begin = lambda: (world.ask("c", "relaunch", from_scratch=True), world._look())
     world.run(seconds=20.0)
     with write(world.engine) as connection:
         connection.execute(update(Command).values(state="failed"))
     assert advised(world) == "local:l.0:1"
-    check(world)
 
 
-def test_the_feed_tells_each_change_of_a_command(tmp_path):
-    world = DrivenWorld(1, "checkpoint", tmp_path)
+def test_the_feed_tells_each_change_of_a_command(driven):
+    world = driven(1, "checkpoint")
     world.run(seconds=20.0)
     with read(world.engine) as connection:
         rows = connection.execute(select(Feed.topic, Feed.data)).all()
@@ -225,11 +207,10 @@ def test_the_feed_tells_each_change_of_a_command(tmp_path):
     states = [row.data["state"] for row in rows if "state" in row.data]
     assert states == ["requested", "sent", "accepted", "applied"]
     assert msgspec.json.encode([row.data for row in rows])
-    check(world)
 
 
-def test_agents_hear_which_capture_in_memory_is_the_newest_good_one(tmp_path):
-    world = DrivenWorld(1, "pause", tmp_path)
+def test_agents_hear_which_capture_in_memory_is_the_newest_good_one(driven):
+    world = driven(1, "pause")
 
     def proven() -> str:
         with read(world.engine) as connection:
@@ -252,15 +233,14 @@ def rolled_back(world: DrivenWorld) -> tuple[str, str, list[tuple[str, str, bool
     return row.state, row.mode, [(order.checkpoint, order.mode, order.refused) for order in world.orders]
 
 
-def test_a_rollback_says_beside_applied_what_went_back(tmp_path):
-    world = DrivenWorld(2, "rollback", tmp_path)
+def test_a_rollback_says_beside_applied_what_went_back(driven):
+    world = driven(2, "rollback")
     world.can(*WHOLE)
     world.run(seconds=30.0)
     assert rolled_back(world) == ("applied", "full", [("memory:l.0:0", "full", False)])
     with read(world.engine) as connection:
         told = [row.data for row in connection.execute(select(Feed.data)) if row.data.get("state") == "applied"]
     assert [one["mode"] for one in told] == ["full"]
-    check(world)
 
 
 @pytest.mark.parametrize(
@@ -288,8 +268,8 @@ def test_a_rollback_says_beside_applied_what_went_back(tmp_path):
         ),
     ],
 )  # fmt: skip
-def test_a_rollback_is_tried_in_one_way_after_the_other(tmp_path, can, stored, lacking, tries, end):
-    world = DrivenWorld(2, "rollback", tmp_path)
+def test_a_rollback_is_tried_in_one_way_after_the_other(driven, can, stored, lacking, tries, end):
+    world = driven(2, "rollback")
     world.can(*can)
     for checkpoint in stored:
         world.store_checkpoint(checkpoint)
@@ -300,21 +280,19 @@ def test_a_rollback_is_tried_in_one_way_after_the_other(tmp_path, can, stored, l
     assert [f"{checkpoint} {how}{' refused' * refused}" for checkpoint, how, refused in orders] == tries
     assert (state, mode) == (end[0], orders[-1][1])
     assert {getattr(rank, end[1]) for rank in world.ranks} == {end[2]}
-    check(world)
 
 
-def test_a_checkpoint_that_was_lost_after_it_was_asked_for_gives_way_to_an_older_one(tmp_path):
-    world = DrivenWorld(2, "rollback", tmp_path)
+def test_a_checkpoint_that_was_lost_after_it_was_asked_for_gives_way_to_an_older_one(driven):
+    world = driven(2, "rollback")
     world.can(*WHOLE)
     world.store_checkpoint("memory:l.0:2", "gone")
     world._begin = lambda: (world.ask("c", "rollback", checkpoint="memory:l.0:2"), world._look())
     world.run(seconds=30.0)
     assert rolled_back(world) == ("applied", "full", [("memory:l.0:0", "full", False)])
-    check(world)
 
 
-def test_a_relaunch_goes_on_from_the_checkpoint_that_was_asked_for_until_the_next_launch_has_begun(tmp_path):
-    world = DrivenWorld(2, "rollback", tmp_path)
+def test_a_relaunch_goes_on_from_the_checkpoint_that_was_asked_for_until_the_next_launch_has_begun(driven):
+    world = driven(2, "rollback")
     world.can(*WHOLE)
     world.store_checkpoint("local:l.0:1")
     world.store_checkpoint("local:l.0:2")
@@ -327,4 +305,99 @@ def test_a_relaunch_goes_on_from_the_checkpoint_that_was_asked_for_until_the_nex
     with write(world.engine) as connection:
         connection.execute(update(Job).values(attempt="m.0"))
     assert advised(world) == "local:l.0:2"
-    check(world)
+
+
+# ---- A checkpoint that is ordered while the job is paused: it is saved, and the job stays paused ---------------------
+
+
+def saved_in_a_pause(world: DrivenWorld) -> None:
+    """The ranks saved once at the step of the pause, and trained again only after it was resumed."""
+    assert (world.command, world.state_of("checkpoint"), world.state_of("resume")) == ("applied",) * 3
+    for rank in world.ranks:
+        (_, _, paused_at), *others = rank.acted
+        assert [action for _, action, _ in rank.acted] == ["pause", "checkpoint"]
+        assert {step for _, _, step in others} == {paused_at}
+
+
+def test_a_checkpoint_in_a_pause_saves_at_its_step_and_the_job_stays_paused(driven):
+    world = driven(3, "pause", (3.0, "checkpoint"))
+    world.run(seconds=30.0)
+    assert ({rank.mode for rank in world.ranks}, world.state_of("checkpoint")) == ({"paused"}, "applied")
+    assert [(order.action, order.phase) for order in world.orders] == [("pause", "closed"), ("pause", "do")]
+    assert phases(world) == ["view", "hold", "do", "closed", "hold", "do", "do"]
+    world.go_on(20.0, (30.5, "resume"))
+    saved_in_a_pause(world)
+
+
+def test_stream_is_told_that_a_job_is_paused_while_it_saves(driven):
+    world = driven(3, "pause", (3.0, "checkpoint"), (6.0, "resume"))
+    world.run(seconds=30.0)
+    records = [decode_control(record.value) for record in world.controls.read(0, 1_000)]
+    paused = [record.paused for record in records if isinstance(record, OrderPhase) and record.command == "checkpoint"]
+    assert paused == [True, True, True, False, False]
+
+
+def test_each_checkpoint_in_a_pause_follows_the_one_before(driven):
+    world = driven(4, "pause")
+    world.run(seconds=3.0)
+    world.ask("first", "checkpoint")
+    world.ask("second", "checkpoint")
+    world.go_on(10.0)
+    assert (world.state_of("first"), world.state_of("second")) == ("applied", "applied")
+    assert {rank.mode for rank in world.ranks} == {"paused"}
+    assert [len({step for _, _, step in rank.acted}) for rank in world.ranks] == [1] * len(world.ranks)
+
+
+def test_ranks_of_an_older_version_are_not_asked_to_save_in_a_pause(driven):
+    world = driven(3, "pause", (3.0, "checkpoint"))
+    for rank in world.ranks:
+        rank.of_older_version = True
+    world.run(seconds=80.0)
+    assert ({rank.mode for rank in world.ranks}, world.state_of("checkpoint")) == ({"paused"}, "expired")
+
+
+def test_a_resume_that_is_requested_while_the_job_saves_follows_the_save(driven):
+    world = driven(3, "pause", (3.0, "checkpoint"), (3.05, "resume"))
+    world.run(seconds=30.0)
+    saved_in_a_pause(world)
+
+
+def test_a_checkpoint_that_is_requested_after_a_resume_is_saved_in_training(driven):
+    world = driven(3, "pause")
+    world.run(seconds=3.0)
+    world.ask("resume", "resume")
+    world.now_ns += S // 100
+    world.ask("checkpoint", "checkpoint")
+    world.go_on(30.0)
+    assert (world.state_of("resume"), world.state_of("checkpoint")) == ("applied", "applied")
+    assert all(before < after for rank in world.ranks for (*_, before), (*_, after) in [rank.acted])
+
+
+@pytest.mark.parametrize("effect", ["before", "after"])
+def test_a_checkpoint_in_a_pause_outlives_an_api_that_dies_at_any_write(driven, monkeypatch, effect):
+    for n in range(1, 10):
+        world = driven(n, "pause", (2.0, "checkpoint"), (6.0, "resume"))
+        world.kill_first_api(monkeypatch, n, effect)
+        world.run(seconds=60.0)
+        saved_in_a_pause(world)
+
+
+def test_a_checkpoint_that_is_cancelled_in_a_pause_does_not_end_it(driven):
+    world = driven(3, "pause")
+    world.run(seconds=3.0)
+    world.ask("checkpoint", "checkpoint")
+    world.drivers[0]()
+    with write(world.engine) as connection:
+        cancelled = CommandOutcome("cancelled", "by me")
+        commands.settle(connection, "checkpoint", cancelled, "me", world.now_ns)
+    world.go_on(10.0)
+    assert ({rank.mode for rank in world.ranks}, world.state_of("checkpoint")) == ({"paused"}, "cancelled")
+    assert {len(rank.acted) for rank in world.ranks} == {2}
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_with_faults_a_checkpoint_in_a_pause_is_saved_at_one_step_or_not_at_all(driven, seed):
+    world = driven(seed, "pause", (3.0, "checkpoint"), (20.0, "resume"), faults=True)
+    world.run(seconds=300.0)
+    assert world.state_of("checkpoint") not in ("requested", "sent", "accepted")
+    assert not {rank.mode for rank in world.ranks if rank.state == "running"} & {"held", "acted", "paused"}

@@ -1,27 +1,29 @@
-"""Traces over a real database: what agents are asked, which answers count, and how the command ends."""
+"""Traces, and stacks of a hang, over a real database: what agents are asked, which answers count, how it ends."""
 
 import pytest
 
 from rankwatch.wire import TraceRequest, View
 from rankwatch_service.api.background.order_cache import orders_of
+from rankwatch_service.incidents.hang import StacksReceived
 from rankwatch_service.orders import commands, traces
 from rankwatch_service.orders.running_attempt import ReceivedView, store_views
 from rankwatch_service.policy.traces import TraceAnswer
 from rankwatch_service.store.engine import read, write
-from tests.support.orders.driven_world import DrivenWorld, check
+from tests.support.orders.driven_world import DrivenWorld
 from tests.support.orders.training_world import S
 from tests.support.values.traces import trace_answer
 
 
-class TracedWorld(DrivenWorld):
-    """A job whose trace `t` of ranks 0 and 1 was requested."""
+class AskedWorld(DrivenWorld):
+    """A job for which the command `t` was requested."""
 
-    def __init__(self, folder) -> None:
+    def __init__(self, folder, action, **params) -> None:
         super().__init__(1, "pause", folder)
-        self.ask("t", "trace", ranks=[0, 1], steps=3)
+        self.ask("t", action, **params)
         self.drive()
 
-    def drive(self) -> None:
+    def drive(self, after_s: int = 0) -> None:
+        self.now_ns += after_s * S
         self.drivers[0]()
 
     def answer(self, *answers: TraceAnswer) -> None:
@@ -32,6 +34,13 @@ class TracedWorld(DrivenWorld):
     def report(self, attempt: str) -> None:
         """An agent reports ranks in this attempt."""
         store_views(self.engine, [ReceivedView(View("j", attempt, "h0", "b", self.now_ns, ()))], self.now_ns)
+        self.drive()
+
+    def receive(self, count: int) -> None:
+        """Stacks of so many of the four ranks have come."""
+        outcome = traces.stacks_outcome(StacksReceived("t", count, 4))
+        with write(self.engine) as connection:
+            commands.settle(connection, "t", outcome, "stream", self.now_ns)
         self.drive()
 
     @property
@@ -48,7 +57,16 @@ class TracedWorld(DrivenWorld):
 
 @pytest.fixture
 def world(tmp_path):
-    world = TracedWorld(tmp_path)
+    """A trace of ranks 0 and 1."""
+    world = AskedWorld(tmp_path, "trace", ranks=[0, 1], steps=3)
+    yield world
+    world.engine.dispose()
+
+
+@pytest.fixture
+def stacks(tmp_path):
+    """Stacks of all four ranks."""
+    world = AskedWorld(tmp_path, "stacks")
     yield world
     world.engine.dispose()
 
@@ -73,8 +91,7 @@ def test_a_trace_that_no_rank_recorded_has_failed(world):
 
 def test_ranks_that_do_not_answer_in_time_are_named(world):
     world.answer(trace_answer("t", 0))
-    world.now_ns += 61 * S
-    world.drive()
+    world.drive(after_s=61)
     assert world.end == ("applied", "rank 1: it did not answer in time", 41)
 
 
@@ -115,11 +132,30 @@ def test_a_cancelled_trace_is_withdrawn_and_takes_no_answer(world):
         assert traces.answers_of(connection, "t") == []
 
 
-def test_a_trace_neither_ends_a_pause_nor_waits_for_it(tmp_path):
-    world = DrivenWorld(3, "pause", tmp_path)
+def test_a_trace_neither_ends_a_pause_nor_waits_for_it(driven):
+    world = driven(3, "pause", (6.0, "resume"))
     world.ask("t", "trace", ranks=[0], steps=3)
-    world.also_asked = [(6.0, "resume")]
     world.run(seconds=30.0)
     # A resume of a job that is not paused would be refused.
     assert (world.command, world.state_of("resume"), world.state_of("t")) == ("applied", "applied", "sent")
-    check(world)
+
+
+def test_stacks_are_applied_once_all_ranks_have_answered_and_do_not_expire(stacks):
+    assert stacks.end[0] == "sent"
+    stacks.receive(3)
+    assert stacks.end[:2] == ("sent", "3 of 4 ranks answered")
+    stacks.receive(4)
+    assert stacks.end[:2] == ("applied", "4 of 4 ranks answered")
+    stacks.drive(after_s=61)
+    assert stacks.end[0] == "applied"
+
+
+@pytest.mark.parametrize(
+    ("count", "end"),
+    [(3, ("applied", "3 of 4 ranks answered")), (0, ("expired", "no rank answered in time"))],
+)
+def test_stacks_of_some_ranks_are_applied_when_their_time_is_over_and_of_none_expire(stacks, count, end):
+    if count:
+        stacks.receive(count)
+    stacks.drive(after_s=61)
+    assert stacks.end[:2] == end

@@ -1,5 +1,6 @@
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,12 +29,16 @@ def saved(ledger, step, *, attempt="l.0", tier=CheckpointTier.LOCAL, world_size=
     return f"{tier}:{attempt}:{step}"
 
 
+@pytest.fixture
+def ledger():
+    return Ledger()
+
+
 def verdicts(ledger):
     return {entry.id: entry.verdict for entry in ledger.entries}
 
 
-def test_a_save_is_incomplete_until_all_its_shards_are_reported():
-    ledger = Ledger()
+def test_a_save_is_incomplete_until_all_its_shards_are_reported(ledger):
     [entry] = ledger.saved(shard(10, rank=1), expected=2)
     assert (entry.verdict, entry.shards) == (Verdict.INCOMPLETE, (1,))
     assert ledger.saved(shard(10, rank=1), expected=2) == []
@@ -41,20 +46,18 @@ def test_a_save_is_incomplete_until_all_its_shards_are_reported():
     assert (entry.verdict, entry.shards, entry.bytes) == (Verdict.UNPROVEN, (0, 1), 200)
 
 
-def test_a_save_that_only_one_rank_makes_is_complete_at_once():
-    [entry] = Ledger().saved(shard(10), expected=1)
+def test_a_save_that_only_one_rank_makes_is_complete_at_once(ledger):
+    [entry] = ledger.saved(shard(10), expected=1)
     assert entry.verdict is Verdict.UNPROVEN
 
 
-def test_a_later_report_cannot_lower_how_many_shards_a_save_has():
-    ledger = Ledger()
+def test_a_later_report_cannot_lower_how_many_shards_a_save_has(ledger):
     ledger.saved(shard(10, rank=1), expected=3)
     [entry] = ledger.saved(shard(10, rank=0), expected=1)
     assert (entry.verdict, entry.shards_expected) == (Verdict.INCOMPLETE, 3)
 
 
-def test_what_was_refused_is_never_loaded_and_does_not_stand_in_the_way_of_the_honest_save():
-    ledger = Ledger()
+def test_what_was_refused_is_never_loaded_and_does_not_stand_in_the_way_of_the_honest_save(ledger):
     [entry] = ledger.refused(shard(10), "elsewhere")
     assert (entry.verdict, entry.reason, entry.shards) == (Verdict.REFUSED, "elsewhere", ())
     ledger.progressed("l.0", 0, 500)
@@ -67,8 +70,7 @@ def test_what_was_refused_is_never_loaded_and_does_not_stand_in_the_way_of_the_h
     assert ledger.newest_good() == good
 
 
-def test_refused_saves_displace_no_other():
-    ledger = Ledger()
+def test_refused_saves_displace_no_other(ledger):
     kept = [saved(ledger, step) for step in range(ENTRIES_MAX - REFUSED_MAX)]
     for step in range(1_000, 1_000 + 2 * ENTRIES_MAX):
         ledger.refused(shard(step), "elsewhere")
@@ -77,23 +79,20 @@ def test_refused_saves_displace_no_other():
     assert [entry.id for entry in ledger.entries] == kept + newest
 
 
-def test_clean_steps_make_a_save_good_and_not_one_step_earlier():
-    ledger = Ledger()
+def test_clean_steps_make_a_save_good_and_not_one_step_earlier(ledger):
     saved(ledger, 10)
     assert ledger.progressed("l.0", 0, 10 + PROOF_STEPS - 1) == []
     [entry] = ledger.progressed("l.0", 0, 10 + PROOF_STEPS)
     assert entry.verdict is Verdict.GOOD
 
 
-def test_steps_after_an_onset_prove_nothing():
-    ledger = Ledger()
+def test_steps_after_an_onset_prove_nothing(ledger):
     saved(ledger, 10)
     assert ledger.progressed("l.0", 0, 500, onset_step=10 + PROOF_STEPS) == []
     assert ledger.progressed("l.0", 0, 500, onset_step=11 + PROOF_STEPS)
 
 
-def test_saves_from_the_onset_on_are_suspect_and_earlier_ones_stay_good():
-    ledger = Ledger()
+def test_saves_from_the_onset_on_are_suspect_and_earlier_ones_stay_good(ledger):
     early, late = saved(ledger, 10), saved(ledger, 40)
     ledger.progressed("l.0", 0, 100)
     ledger.doubt("l.0", 40, "a bit flipped")
@@ -101,8 +100,7 @@ def test_saves_from_the_onset_on_are_suspect_and_earlier_ones_stay_good():
     assert ledger.newest_good().id == early
 
 
-def test_a_rollback_keeps_what_lies_in_memory_and_a_relaunch_does_not():
-    ledger = Ledger()
+def test_a_rollback_keeps_what_lies_in_memory_and_a_relaunch_does_not(ledger):
     memory, local = saved(ledger, 10, tier=CheckpointTier.MEMORY), saved(ledger, 10)
     ledger.progressed("l.0", 0, 100)
     ledger.began("l.1", 10)
@@ -111,39 +109,34 @@ def test_a_rollback_keeps_what_lies_in_memory_and_a_relaunch_does_not():
     assert verdicts(ledger) == {memory: Verdict.GONE, local: Verdict.GOOD}
 
 
-def test_ranks_forget_what_they_kept_of_steps_that_a_rollback_has_undone():
-    ledger = Ledger()
+def test_ranks_forget_what_they_kept_of_steps_that_a_rollback_has_undone(ledger):
     before, target, undone = (saved(ledger, step, tier=CheckpointTier.MEMORY) for step in (10, 20, 30))
     ledger.progressed("l.0", 0, 100)
     ledger.began("l.1", 20)
     assert verdicts(ledger) == {before: Verdict.GOOD, target: Verdict.GOOD, undone: Verdict.GONE}
 
 
-def test_what_an_attempt_left_unproven_behind_it_is_not_proven_by_another_way():
-    ledger = Ledger()
+def test_what_an_attempt_left_unproven_behind_it_is_not_proven_by_another_way(ledger):
     left = saved(ledger, 50)
     ledger.began("l.1", 40)
     assert verdicts(ledger)[left] is Verdict.SUSPECT
     assert ledger.progressed("l.1", 40, 500) == []
 
 
-def test_a_later_attempt_proves_the_save_that_it_came_from():
-    ledger = Ledger()
+def test_a_later_attempt_proves_the_save_that_it_came_from(ledger):
     source = saved(ledger, 40)
     ledger.began("m.0", 40)
     ledger.progressed("m.0", 40, 40 + PROOF_STEPS)
     assert verdicts(ledger)[source] is Verdict.GOOD
 
 
-def test_half_a_save_of_an_attempt_that_ended_is_gone():
-    ledger = Ledger()
+def test_half_a_save_of_an_attempt_that_ended_is_gone(ledger):
     ledger.saved(shard(10), expected=2)
     ledger.began("l.1", 5)
     assert list(verdicts(ledger).values()) == [Verdict.GONE]
 
 
-def test_the_target_is_the_newest_good_one_in_the_fastest_tier_that_survives():
-    ledger = Ledger()
+def test_the_target_is_the_newest_good_one_in_the_fastest_tier_that_survives(ledger):
     for tier in CheckpointTier:
         saved(ledger, 10, tier=tier)
         saved(ledger, 20 if tier is CheckpointTier.REMOTE else 30, tier=tier)
@@ -157,8 +150,7 @@ def test_the_target_is_the_newest_good_one_in_the_fastest_tier_that_survives():
     assert ledger.newest_good().id == "local:l.0:30"
 
 
-def test_the_ledger_of_a_long_job_is_bounded():
-    ledger = Ledger()
+def test_the_ledger_of_a_long_job_is_bounded(ledger):
     for step in range(ENTRIES_MAX + 50):
         saved(ledger, step, world_size=1)
     assert len(ledger.entries) == ENTRIES_MAX
@@ -191,8 +183,7 @@ def test_saving_is_advised_more_often_the_more_fails_and_the_less_it_costs():
     assert save_interval_s(120.0, 2, 86_400.0) == usual * 2
 
 
-def test_a_capture_that_one_rank_has_lost_is_gone_and_that_is_told_once():
-    ledger = Ledger()
+def test_a_capture_that_one_rank_has_lost_is_gone_and_that_is_told_once(ledger):
     name = saved(ledger, 10, tier=CheckpointTier.MEMORY)
     ledger.progressed("l.0", 0, 100)
     [entry] = ledger.lost(name, "rank 1: newer captures replaced it")
@@ -202,8 +193,7 @@ def test_a_capture_that_one_rank_has_lost_is_gone_and_that_is_told_once():
     assert ledger.newest_good() is None
 
 
-def test_with_a_process_all_that_its_launch_kept_in_memory_is_gone_and_nothing_else():
-    ledger = Ledger()
+def test_with_a_process_all_that_its_launch_kept_in_memory_is_gone_and_nothing_else(ledger):
     kept = saved(ledger, 5, attempt="k.0", tier=CheckpointTier.MEMORY), saved(ledger, 7)
     lost = saved(ledger, 10, tier=CheckpointTier.MEMORY), saved(ledger, 20, attempt="l.1", tier=CheckpointTier.MEMORY)
     assert {entry.id for entry in ledger.process_ended("l", rank=1)} == set(lost)
@@ -211,8 +201,7 @@ def test_with_a_process_all_that_its_launch_kept_in_memory_is_gone_and_nothing_e
     assert {name for name, verdict in verdicts(ledger).items() if verdict is not Verdict.GONE} == set(kept)
 
 
-def test_saves_that_go_on_after_a_fault_never_push_the_last_good_one_out_of_the_ledger():
-    ledger = Ledger()
+def test_saves_that_go_on_after_a_fault_never_push_the_last_good_one_out_of_the_ledger(ledger):
     good = saved(ledger, 0, tier=CheckpointTier.MEMORY)
     ledger.progressed("l.0", 0, 100)
     for step in range(100, 100 * ENTRIES_MAX * 2, 100):

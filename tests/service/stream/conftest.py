@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from rankwatch_service.stream.loop import Stream
 from tests.support.service.stream import Service
 from tests.support.store.database import new_database
 
@@ -14,3 +15,9 @@ def service(tmp_path: Path) -> Iterator[Service]:
     service = Service(new_database(tmp_path))
     yield service
     service.engine.dispose()
+
+
+@pytest.fixture
+def stream(service: Service) -> Stream:
+    """It has begun with an empty log."""
+    return service.started()

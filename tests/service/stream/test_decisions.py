@@ -46,9 +46,8 @@ def told(service):
 
 
 @pytest.mark.parametrize("when", ["before it begins", "with its first telemetry", "later"])
-def test_an_incident_goes_to_the_receivers_of_its_project_whenever_the_project_was_set(service, when):
+def test_an_incident_goes_to_the_receivers_of_its_project_whenever_the_project_was_set(service, stream, when):
     service.tell(ALL_JOBS, ROUTED)
-    stream = service.started()
     if when == "before it begins":
         service.tell("gpt", NLP)
         service.second(stream)
@@ -68,9 +67,8 @@ def test_an_incident_goes_to_the_receivers_of_its_project_whenever_the_project_w
     assert stream.partition.settings.waiting == {}
 
 
-def test_a_job_that_is_moved_notifies_the_receivers_of_its_new_project(service):
+def test_a_job_that_is_moved_notifies_the_receivers_of_its_new_project(service, stream):
     service.tell(ALL_JOBS, ROUTED)
-    stream = service.started()
     service.tell("gpt", NLP)
     service.train(*range(10))
     service.second(stream)
@@ -81,9 +79,8 @@ def test_a_job_that_is_moved_notifies_the_receivers_of_its_new_project(service):
     assert told(service) == ["vision"]
 
 
-def test_a_rule_of_a_project_decides_about_its_jobs_alone(service):
+def test_a_rule_of_a_project_decides_about_its_jobs_alone(service, stream):
     service.tell(ALL_JOBS, ROUTED)
-    stream = service.started()
     rule = PolicyRuleRecord("stop-nlp", "", "", "", 0.0, "suggest", "stop", project="nlp")
     service.tell(ALL_JOBS, PolicySet(False, (rule,), {}))
     service.tell("gpt", NLP)
@@ -97,9 +94,8 @@ def test_a_rule_of_a_project_decides_about_its_jobs_alone(service):
     assert [one["policy"]["action"] for one in service.column(query)] == ["stop", ""]
 
 
-def test_a_deleted_job_loses_its_project(service):
+def test_a_deleted_job_loses_its_project(service, stream):
     service.tell(ALL_JOBS, ROUTED)
-    stream = service.started()
     with write(service.engine) as connection:
         connection.execute(insert(models.JobProject).values(job="gpt", project="nlp", owner="ann"))
     service.tell("gpt", NLP)
@@ -114,9 +110,8 @@ def test_a_deleted_job_loses_its_project(service):
     assert service.column(select(models.JobProject.job)) == []
 
 
-def test_a_job_without_snapshot_has_the_project_of_the_table(service):
+def test_a_job_without_snapshot_has_the_project_of_the_table(service, stream):
     service.tell(ALL_JOBS, ROUTED)
-    stream = service.started()
     with write(service.engine) as connection:
         connection.execute(insert(models.JobProject).values(job="gpt", project="nlp", owner="ann"))
     service.train(*range(10))
@@ -150,9 +145,8 @@ def requested(service):
     return service.rows(select(*columns).order_by(models.Command.requested_unix_ns))
 
 
-def test_an_action_waits_until_the_precision_of_the_kind_is_known_to_be_high_enough(service):
+def test_an_action_waits_until_the_precision_of_the_kind_is_known_to_be_high_enough(service, stream):
     service.tell(*GUARDED)
-    stream = service.started()
     service.able()
     service.train(0)
     service.second(stream)
@@ -168,9 +162,8 @@ def test_an_action_waits_until_the_precision_of_the_kind_is_known_to_be_high_eno
     assert requested(service) == [unknown, ("gpt", "requested", "")]
 
 
-def test_what_waits_is_in_the_audit_trail_and_on_the_incident(service):
+def test_what_waits_is_in_the_audit_trail_and_on_the_incident(service, stream):
     service.tell(*GUARDED)
-    stream = service.started()
     service.able()
     service.train(0)
     service.second(stream)
@@ -208,8 +201,7 @@ def incidents(service, *columns):
     return service.rows(query)
 
 
-def test_a_rule_holds_from_its_record_on_and_for_the_jobs_of_its_patterns(service):
-    stream = service.started()
+def test_a_rule_holds_from_its_record_on_and_for_the_jobs_of_its_patterns(service, stream):
     log(service, stream, 5.0, 11.0, 11.0)
     log(service, stream, 11.0, job="other")
     assert incidents(service) == []
@@ -221,8 +213,7 @@ def test_a_rule_holds_from_its_record_on_and_for_the_jobs_of_its_patterns(servic
     assert incidents(service) == [("gpt", "open"), ("gpx", "open")]
 
 
-def test_a_rule_that_is_deleted_ends_its_incidents(service):
-    stream = service.started()
+def test_a_rule_that_is_deleted_ends_its_incidents(service, stream):
     service.tell(ALL_JOBS, RulesSet((HIGH,)))
     log(service, stream, 11.0, 11.0)
     service.tell(ALL_JOBS, RulesSet(()))
@@ -230,8 +221,7 @@ def test_a_rule_that_is_deleted_ends_its_incidents(service):
     assert incidents(service) == [("gpt", "resolved")]
 
 
-def test_what_a_person_resolves_is_accepted_until_it_was_over(service):
-    stream = service.started()
+def test_what_a_person_resolves_is_accepted_until_it_was_over(service, stream):
     service.tell(ALL_JOBS, RulesSet((HIGH,)))
     log(service, stream, 11.0, 11.0)
     ((incident,),) = incidents(service, "id")
@@ -242,8 +232,7 @@ def test_what_a_person_resolves_is_accepted_until_it_was_over(service):
     assert incidents(service) == [("gpt", "resolved"), ("gpt", "open")]
 
 
-def test_rules_beyond_the_limit_of_a_job_are_counted(service):
-    stream = service.started()
+def test_rules_beyond_the_limit_of_a_job_are_counted(service, stream):
     rules = [MetricRule(f"r{n}", "memory", Condition.ABOVE, 10.0) for n in range(RULES_PER_JOB_MAX + 3)]
     service.tell(ALL_JOBS, RulesSet(tuple(rules)))
     log(service, stream, 5.0, 5.0)
@@ -293,8 +282,7 @@ def test_a_receiver_that_was_only_asked_for_an_approval_has_not_heard_of_the_inc
     assert [incident.told_to for incident in job.correlator.open] == [["pager"]]
 
 
-def test_stacks_that_have_come_end_the_command_that_requested_them(service, monkeypatch):
-    stream = service.started()
+def test_stacks_that_have_come_end_the_command_that_requested_them(service, stream, monkeypatch):
     service.send()
     stream.step()
     asked = {"job": "gpt", "attempt": "l.0", "action": "stacks", "params": {}, "reason": "", "requested_by": "stream"}

@@ -3,15 +3,13 @@
 import pytest
 from sqlalchemy import func, insert, select
 
-from rankwatch_detectors.catalogue import detectors
 from rankwatch_service.policy.control_records import JobDeleted
 from rankwatch_service.series.writer import SeriesWriter
 from rankwatch_service.store import models
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.job_removal import OF_JOB
 from rankwatch_service.store.models import Base
-from rankwatch_service.stream.loop import Stream
-from tests.support.service.stream import Service, no_links
+from tests.support.service.stream import Charted
 
 KEPT = {
     "policy_rule": "a rule is a setting",
@@ -22,21 +20,14 @@ KEPT = {
 """Tables with a column `job` whose rows a deletion leaves alone."""
 
 
-class Charted(Service):
-    """A service whose streams write series."""
-
-    def stream(self) -> Stream:
-        series = SeriesWriter(self.engine, self.clock)
-        return Stream(self.engine, self.log, self.controls, self.clock, detectors, no_links, series)
-
-
 @pytest.fixture
 def service(engine):
     return Charted(engine)
 
 
-def trained(service):
-    """A stream that has seen two jobs, each with an incident."""
+@pytest.fixture
+def stream(service):
+    """It has seen two jobs, each with an incident."""
     stream = service.started()
     for job in ("gpt", "other"):
         service.train(*range(10), job=job)
@@ -75,8 +66,7 @@ def test_every_table_that_names_a_job_is_deleted_from_or_says_why_not():
     assert named == {model.__tablename__ for model in OF_JOB} | apart | KEPT.keys()
 
 
-def test_nothing_of_a_deleted_job_is_left_and_nothing_of_another_is_touched(service):
-    stream = trained(service)
+def test_nothing_of_a_deleted_job_is_left_and_nothing_of_another_is_touched(service, stream):
     with write(service.engine) as connection:
         (incident,) = connection.scalars(select(models.Incident.id).filter_by(job="gpt"))
         sent = {"receiver": "r", "transition": 1, "body": b"", "state": "delivered", "tries": 1, "created_unix_ns": 1}
@@ -100,15 +90,13 @@ def test_nothing_of_a_deleted_job_is_left_and_nothing_of_another_is_touched(serv
     assert set(stream.partition.jobs) == {"other"}
 
 
-def test_a_browser_sees_the_deletion_although_the_newest_rows_of_the_feed_are_gone(service):
-    stream = trained(service)
+def test_a_browser_sees_the_deletion_although_the_newest_rows_of_the_feed_are_gone(service, stream):
     (newest,) = service.column(select(func.max(models.Feed.id)))
     delete(service, stream)
     assert service.column(select(models.Feed.job).where(models.Feed.id > newest).limit(1)) == ["gpt"]
 
 
-def test_telemetry_after_the_deletion_begins_a_new_job(service):
-    stream = trained(service)
+def test_telemetry_after_the_deletion_begins_a_new_job(service, stream):
     delete(service, stream)
     begin_again(service, stream, 0, 1)
     service.ill(step=2)
@@ -135,8 +123,7 @@ def test_what_comes_before_and_after_the_deletion_in_one_batch_is_told_apart(ser
     assert service.column(select(models.Job.step)) != [10]
 
 
-def test_a_crash_before_the_series_are_removed_leaves_none_behind(service, monkeypatch):
-    stream = trained(service)
+def test_a_crash_before_the_series_are_removed_leaves_none_behind(service, stream, monkeypatch):
     stream.close()
     monkeypatch.setattr(SeriesWriter, "delete", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -147,8 +134,7 @@ def test_a_crash_before_the_series_are_removed_leaves_none_behind(service, monke
     assert tables_with(service, "gpt") == {"feed"}
 
 
-def test_an_idle_job_is_deleted_from_its_row(service):
-    stream = trained(service)
+def test_an_idle_job_is_deleted_from_its_row(service, stream):
     service.rest(stream)
     stream.save_due()
     assert service.column(select(models.RestingJob.job).order_by(models.RestingJob.job)) == ["gpt", "other"]
@@ -160,8 +146,7 @@ def test_an_idle_job_is_deleted_from_its_row(service):
     assert service.column(select(models.Attempt.number).filter_by(job="gpt")) == [1]
 
 
-def test_a_request_that_is_older_than_the_job_of_its_name_does_not_delete_it(service):
-    stream = trained(service)
+def test_a_request_that_is_older_than_the_job_of_its_name_does_not_delete_it(service, stream):
     delete(service, stream)
     service.tell("gpt", JobDeleted("gpt"))  # a second request, which stream reads late
     late, service.controls.read = service.controls.read, lambda *_: []

@@ -18,9 +18,9 @@ def launch_ill(service):
     service.ill(attempt="m.0", step=3)
 
 
-def rested(service):
+@pytest.fixture
+def rested(service, stream):
     """A stream whose one job has an open incident and rests."""
-    stream = service.started()
     service.train(*range(10))
     service.ill()
     stream.step()
@@ -37,48 +37,44 @@ def incidents(service):
     return service.column(select(models.Incident.id).order_by(models.Incident.detected_unix_ns))
 
 
-def test_an_idle_job_is_in_one_row_and_nowhere_else(service):
-    stream = rested(service)
-    assert stream.partition.jobs == {}
+def test_an_idle_job_is_in_one_row_and_nowhere_else(service, rested):
+    assert rested.partition.jobs == {}
     assert service.column(select(models.RestingJob.job)) == ["gpt"]
     assert service.column(select(models.Snapshot.job).distinct()) in ([], [ALL_JOBS])
 
 
-def test_the_log_is_not_kept_for_an_idle_job(service):
-    stream = rested(service)
+def test_the_log_is_not_kept_for_an_idle_job(service, rested):
     service.train(*range(10), job="other")
     for _ in range(4):
         service.clock.advance(loop.SNAPSHOT_S)
         service.train(10, job="other")
-        stream.step()
-        stream.save_due()
+        rested.step()
+        rested.save_due()
     assert service.log.begin(0) > 10
     started = service.stream().start()
     assert started.jobs_without_snapshot == ()
 
 
-def test_a_job_that_comes_back_goes_on_where_it_was(service):
-    stream = rested(service)
+def test_a_job_that_comes_back_goes_on_where_it_was(service, rested):
     before = service.column(select(models.Attempt.number))
     launch_ill(service)
-    stream.step()
-    (job,) = stream.partition.jobs.values()
+    rested.step()
+    (job,) = rested.partition.jobs.values()
     assert not job.resting
     assert len(incidents(service)) == 2
-    assert open_incidents(stream) == incidents(service)
+    assert open_incidents(rested) == incidents(service)
     assert service.column(select(models.Attempt.number).order_by(models.Attempt.number)) == [*before, 2]
 
 
-def test_a_judgement_on_an_incident_of_an_idle_job_counts(service):
-    stream = rested(service)
+def test_a_judgement_on_an_incident_of_an_idle_job_counts(service, rested):
     (incident,) = service.column(select(models.Incident.id))
     service.tell("gpt", Judgement(incident, "resolved", "ann"))
     service.tell("nobody", Judgement("inc", "resolved", "ann"))
     service.clock.advance(1.0)
-    stream.step()
-    stream.save_due()
+    rested.step()
+    rested.save_due()
     assert service.column(select(models.Incident.state)) == ["resolved"]
-    assert stream.partition.jobs == {}, "a judgement does not make a job active"
+    assert rested.partition.jobs == {}, "a judgement does not make a job active"
     again = service.stream()
     assert again.start().jobs_without_snapshot == ()
     service.send(attempt="m.0", ranks=ranks(2))
@@ -86,50 +82,43 @@ def test_a_judgement_on_an_incident_of_an_idle_job_counts(service):
     assert again.partition.jobs["gpt"].correlator.open == []
 
 
-def test_only_active_jobs_count_against_the_limit(service, monkeypatch):
+def test_only_active_jobs_count_against_the_limit(service, rested, monkeypatch):
     monkeypatch.setattr(partition, "JOBS_MAX", 1)
-    stream = rested(service)
     service.train(1, job="other")
-    stream.step()
-    assert set(stream.partition.jobs) == {"other"}
+    rested.step()
+    assert set(rested.partition.jobs) == {"other"}
     service.train(1, job="third")
-    stream.step()
+    rested.step()
     assert service.column(select(models.DeadLetter.detail)) == [
         "partition 0, position 12: more than 1 jobs in one partition"
     ]
 
 
-UNREADABLE = pytest.mark.parametrize("change", [{"data": b"\x00"}, {"version": "0"}], ids=["damaged", "other version"])
-
-
-def back_from_a_spoilt_row(service, change):
-    stream = rested(service)
+@pytest.fixture(params=[{"data": b"\x00"}, {"version": "0"}], ids=["damaged", "other version"])
+def returned(request, service, rested):
+    """A stream whose job has come back although its row cannot be read."""
     with write(service.engine) as connection:
-        connection.execute(update(models.RestingJob).values(change))
+        connection.execute(update(models.RestingJob).values(request.param))
     launch_ill(service)
-    stream.step()
-    return stream
+    rested.step()
+    return rested
 
 
-@UNREADABLE
-def test_a_row_that_cannot_be_read_costs_the_past_and_no_incident(service, change):
-    stream = back_from_a_spoilt_row(service, change)
+def test_a_row_that_cannot_be_read_costs_the_past_and_no_incident(service, returned):
     assert len(incidents(service)) == 2
-    assert open_incidents(stream) == incidents(service)
+    assert open_incidents(returned) == incidents(service)
     assert service.column(select(models.Attempt.number).order_by(models.Attempt.number)) == [1, 2]
 
 
-@UNREADABLE
-def test_a_row_that_cannot_be_read_in_a_replay_costs_no_incident_either(service, change):
-    stream = back_from_a_spoilt_row(service, change)
+def test_a_row_that_cannot_be_read_in_a_replay_costs_no_incident_either(service, returned):
     second = incidents(service)[1]
     service.tell("gpt", Judgement(second, "resolved", "ann"))
     service.clock.advance(1.0)
-    stream.step()
+    returned.step()
     again = service.started()
     service.send(attempt="m.0", steps=table([4] * 2, [0, 1], loss=[2.0] * 2))
     again.step()
-    assert open_incidents(again) == open_incidents(stream) == incidents(service)[:1]
+    assert open_incidents(again) == open_incidents(returned) == incidents(service)[:1]
 
 
 def test_a_replay_accepts_the_jobs_that_the_stream_had_accepted_and_no_other(service, monkeypatch):
@@ -161,8 +150,7 @@ def test_an_owner_that_was_fenced_evicts_nothing(service):
     assert service.column(whole) == kept
 
 
-def test_a_database_that_fails_while_a_job_is_looked_up_refuses_no_record(service, monkeypatch):
-    stream = rested(service)
+def test_a_database_that_fails_while_a_job_is_looked_up_refuses_no_record(service, rested, monkeypatch):
     service.send(attempt="m.0", ranks=ranks(2))
 
     def broken(*_):
@@ -171,17 +159,16 @@ def test_a_database_that_fails_while_a_job_is_looked_up_refuses_no_record(servic
     with monkeypatch.context() as patch:
         patch.setattr(loop, "load_idle_job", broken)
         with pytest.raises(OSError, match="gone"):
-            stream.step()
+            rested.step()
     again = service.started()
     assert again.step() == 1
     assert service.column(select(models.DeadLetter.reason)) == []
     assert set(again.partition.jobs) == {"gpt"}
 
 
-def test_an_idle_job_is_restored_from_the_tables_where_the_log_forgot_needed_records(service):
-    stream = rested(service)
+def test_an_idle_job_is_restored_from_the_tables_where_the_log_forgot_needed_records(service, rested):
     service.train(*range(5), job="other")
-    stream.step()
+    rested.step()
     with write(service.engine) as connection:
         connection.execute(delete(models.LogRecord).where(models.LogRecord.position < 13))
     again = service.stream()
@@ -203,8 +190,7 @@ def live(service, stream, attempt, steps, pause_s):
         stream.step()
 
 
-def test_how_long_a_job_pauses_is_known_after_it_was_idle(service):
-    stream = service.started()
+def test_how_long_a_job_pauses_is_known_after_it_was_idle(service, stream):
     live(service, stream, "l.0", 12, 30)
     service.send(attempt="l.0", progress=tuple(progress(rank, 13) for rank in range(2)))
     stream.step()

@@ -26,8 +26,7 @@ def saved(service: Service, stream: Stream, *jobs: str) -> None:
         stream.save(name)
 
 
-def test_a_batch_and_its_position_are_committed_together(service):
-    stream = service.started()
+def test_a_batch_and_its_position_are_committed_together(service, stream):
     service.train(1, 2)
     assert stream.step() == 2
     assert service.column(select(models.StreamPosition.position)) == [2]
@@ -44,8 +43,7 @@ def test_an_owner_that_was_replaced_can_commit_nothing_more(service):
     assert new.step() == 1
 
 
-def test_time_is_stored_about_once_a_second_while_there_is_a_job(service):
-    stream = service.started()
+def test_time_is_stored_about_once_a_second_while_there_is_a_job(service, stream):
     for _ in range(5):
         service.clock.advance(0.25)
         stream.step()
@@ -58,8 +56,7 @@ def test_time_is_stored_about_once_a_second_while_there_is_a_job(service):
     assert service.column(select(func.count(models.StreamTick.number))) == [12]
 
 
-def test_a_backlog_is_lived_through_at_the_time_it_was_written(service):
-    stream = service.started()
+def test_a_backlog_is_lived_through_at_the_time_it_was_written(service, stream):
     for step in range(5):
         service.train(step)
         service.clock.advance(1.0)
@@ -69,8 +66,7 @@ def test_a_backlog_is_lived_through_at_the_time_it_was_written(service):
     assert [round((time - times[0]) / 1e9) for time in times] == [0, 1, 2, 3, 4, 65]
 
 
-def test_hosts_are_not_held_silent_while_the_service_was_down(service):
-    stream = service.started()
+def test_hosts_are_not_held_silent_while_the_service_was_down(service, stream):
     for step in range(30):
         service.send(progress=(progress(0, step), progress(1, step)), steps=table([step] * 2, [0, 1], loss=[1.0] * 2))
         service.clock.advance(1.0)
@@ -87,8 +83,7 @@ def test_hosts_are_not_held_silent_while_the_service_was_down(service):
     assert service.column(select(models.Incident.kind)) == ["telemetry_lost"]
 
 
-def test_a_start_replays_only_what_lies_behind_the_snapshot(service):
-    stream = service.started()
+def test_a_start_replays_only_what_lies_behind_the_snapshot(service, stream):
     service.train(*range(10))
     stream.step()
     saved(service, stream)
@@ -101,8 +96,7 @@ def test_a_start_replays_only_what_lies_behind_the_snapshot(service):
     assert again.partition.place == stream.partition.place
 
 
-def test_hundreds_of_records_are_replayed_to_the_very_same_state(service):
-    stream = service.started()
+def test_hundreds_of_records_are_replayed_to_the_very_same_state(service, stream):
     for step in range(300):
         fields = {"ranks": ranks(2)} if step == 0 else {}
         values = {"loss": [2.0 + step % 7, 2.0], "step_time_s": [0.5, 0.5], "busy_s": [0.3, 0.3 + step % 3 / 100]}
@@ -118,8 +112,7 @@ def test_hundreds_of_records_are_replayed_to_the_very_same_state(service):
 
 
 @pytest.mark.parametrize("data", [b"spoilt", pack({})], ids=["unreadable", "of another state"])
-def test_a_spoilt_snapshot_is_passed_over_for_the_one_before(service, data):
-    stream = service.started()
+def test_a_spoilt_snapshot_is_passed_over_for_the_one_before(service, stream, data):
     service.train(*range(10))
     stream.step()
     saved(service, stream)
@@ -135,8 +128,7 @@ def test_a_spoilt_snapshot_is_passed_over_for_the_one_before(service, data):
 
 
 @pytest.mark.parametrize("change", [{"complete": False}, {"version": "0"}, {"position": 10**9}])
-def test_a_snapshot_that_is_half_written_foreign_or_ahead_is_not_used(service, change):
-    stream = service.started()
+def test_a_snapshot_that_is_half_written_foreign_or_ahead_is_not_used(service, stream, change):
     service.train(*range(10))
     stream.step()
     saved(service, stream)
@@ -161,8 +153,7 @@ def test_two_snapshots_are_kept_and_half_written_ones_go(service, monkeypatch):
     assert service.column(chunks) == [3, 5]
 
 
-def test_the_log_is_kept_until_every_job_has_two_snapshots_behind_it(service):
-    stream = service.started()
+def test_the_log_is_kept_until_every_job_has_two_snapshots_behind_it(service, stream):
     service.train(*range(10))
     service.train(0, job="other")
     stream.step()
@@ -181,8 +172,7 @@ def test_the_log_is_kept_until_every_job_has_two_snapshots_behind_it(service):
     assert started.jobs_without_snapshot == ()
 
 
-def test_a_job_that_appeared_after_the_log_was_trimmed_is_replayed_whole(service):
-    stream = service.started()
+def test_a_job_that_appeared_after_the_log_was_trimmed_is_replayed_whole(service, stream):
     service.train(*range(10))
     stream.step()
     for _ in range(3):
@@ -198,8 +188,7 @@ def test_a_job_that_appeared_after_the_log_was_trimmed_is_replayed_whole(service
     assert again.partition.jobs["young"].state()["assembler"]["windows"]["steps"]["last_closed"] == 3
 
 
-def test_a_job_whose_past_is_lost_goes_on_with_its_open_incidents(service):
-    stream = service.started()
+def test_a_job_whose_past_is_lost_goes_on_with_its_open_incidents(service, stream):
     rules = Policy((Rule("r1", Mode.ACT, action="pause"),), hands_off=True)
     service.tell(ALL_JOBS, policy_record(rules))
     service.train(*range(10))
@@ -226,8 +215,7 @@ def test_a_job_whose_past_is_lost_goes_on_with_its_open_incidents(service):
     assert service.column(select(models.Incident.state)) == ["resolved"]
 
 
-def test_settings_made_before_a_restart_hold_for_jobs_that_come_after_it(service):
-    stream = service.started()
+def test_settings_made_before_a_restart_hold_for_jobs_that_come_after_it(service, stream):
     rules = Policy((Rule("r1", Mode.ACT, action="pause"),), hands_off=True)
     service.tell(ALL_JOBS, policy_record(rules))
     stream.step()
@@ -239,9 +227,8 @@ def test_settings_made_before_a_restart_hold_for_jobs_that_come_after_it(service
     assert again.partition.jobs["gpt"].settings.policy == rules
 
 
-def test_a_command_is_requested_when_it_is_committed_and_not_at_the_tick_before(service):
+def test_a_command_is_requested_when_it_is_committed_and_not_at_the_tick_before(service, stream):
     service.tell(ALL_JOBS, policy_record(Policy((Rule("r1", Mode.ACT, kind="nonfinite", action="pause"),))))
-    stream = service.started()
     service.send()
     service.send(ranks=tuple(replace(info, can=("pause",)) for info in ranks(2)))
     stream.step()
@@ -252,8 +239,7 @@ def test_a_command_is_requested_when_it_is_committed_and_not_at_the_tick_before(
     assert stream.partition.now_ns < service.clock.unix_ns()
 
 
-def test_a_record_that_breaks_something_of_ours_becomes_a_dead_letter(service, monkeypatch):
-    stream = service.started()
+def test_a_record_that_breaks_something_of_ours_becomes_a_dead_letter(service, stream, monkeypatch):
     service.train(1)
     stream.step()
 
@@ -270,8 +256,7 @@ def test_a_record_that_breaks_something_of_ours_becomes_a_dead_letter(service, m
     assert service.column(select(models.DeadLetter.detail)) == ["partition 0, position 1: RuntimeError: ours"]
 
 
-def test_closing_makes_the_next_start_immediate(service):
-    stream = service.started()
+def test_closing_makes_the_next_start_immediate(service, stream):
     service.train(*range(10))
     stream.step()
     stream.close()
@@ -279,8 +264,7 @@ def test_closing_makes_the_next_start_immediate(service):
     assert (started.replayed_records, started.replayed_ticks) == (0, 0)
 
 
-def test_what_people_decide_counts_at_once_and_is_stored_with_a_tick(service):
-    stream = service.started()
+def test_what_people_decide_counts_at_once_and_is_stored_with_a_tick(service, stream):
     service.train(1)
     stream.step()
     rules = Policy(hands_off=True)
@@ -298,8 +282,7 @@ def test_what_people_decide_counts_at_once_and_is_stored_with_a_tick(service):
     assert service.column(select(func.count(models.StreamTick.number))) == ticks
 
 
-def test_a_backlog_meets_what_people_decided_at_the_time_they_did(service):
-    stream = service.started()
+def test_a_backlog_meets_what_people_decided_at_the_time_they_did(service, stream):
     first, second = Policy(hands_off=True), Policy(hands_off=False, limits=PolicyLimits(cool_down_s=7.0))
     service.train(1)
     service.clock.advance(0.2)
@@ -338,8 +321,7 @@ def test_a_decision_about_a_job_of_another_partition_moves_nothing_here(service)
     assert service.column(select(models.StreamPosition.control_position)) == [2]
 
 
-def test_a_decision_that_cannot_be_read_becomes_a_dead_letter(service):
-    stream = service.started()
+def test_a_decision_that_cannot_be_read_becomes_a_dead_letter(service, stream):
     service.train(1)
     stream.step()
     with write(service.engine) as connection:
@@ -349,8 +331,7 @@ def test_a_decision_that_cannot_be_read_becomes_a_dead_letter(service):
     assert service.column(select(models.StreamPosition.control_position)) == [1]
 
 
-def test_decisions_are_kept_until_no_start_needs_them(service):
-    stream = service.started()
+def test_decisions_are_kept_until_no_start_needs_them(service, stream):
     service.tell(ALL_JOBS, policy_record(Policy(hands_off=True)))
     service.train(1)
     stream.step()
@@ -366,8 +347,7 @@ def test_decisions_are_kept_until_no_start_needs_them(service):
     assert again.partition.jobs["gpt"].settings.policy.hands_off
 
 
-def test_several_jobs_are_written_with_one_statement_for_each_table(service):
-    stream = service.started()
+def test_several_jobs_are_written_with_one_statement_for_each_table(service, stream):
     for job in ("gpt", "other", "third"):
         service.train(1, 2, job=job)
     statements: list[str] = []

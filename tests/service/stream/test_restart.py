@@ -9,7 +9,6 @@ import pytest
 from sqlalchemy import select
 
 from rankwatch import wire
-from rankwatch_detectors.catalogue import detectors
 from rankwatch_detectors.metric_rule import Condition, MetricRule
 from rankwatch_service.incidents.correlator import QUIET_S
 from rankwatch_service.job.detection import JUDGED
@@ -27,26 +26,17 @@ from rankwatch_service.policy.control_records import (
     RulesSet,
 )
 from rankwatch_service.policy.policy import Mode, Policy, PolicyLimits, Rule, policy_record
-from rankwatch_service.series.writer import SeriesWriter
 from rankwatch_service.store import models
 from rankwatch_service.stream.loop import Stream
 from rankwatch_service.stream.saved import pack
 from rankwatch_service.tuning import TuningSet, read_tunings
 from tests.support.recordings.recording import results
-from tests.support.service.stream import Service, no_links
+from tests.support.service.stream import Charted, Service
 from tests.support.store.database import new_database
 from tests.support.values.batches import progress, ranks, table
 
 Moments = Iterator[float | None]
 """After each moment stream gets its turn, some seconds later (None: one)."""
-
-
-class Charted(Service):
-    """A service whose streams write series."""
-
-    def stream(self) -> Stream:
-        series = SeriesWriter(self.engine, self.clock)
-        return Stream(self.engine, self.log, self.controls, self.clock, detectors, no_links, series)
 
 
 def alerts(service: Service) -> Moments:

@@ -177,14 +177,6 @@ def phases(world: DrivenWorld) -> list[str]:
     return [record.phase for record in records if isinstance(record, OrderPhase)]
 
 
-def check(world: DrivenWorld) -> None:
-    """Nothing was mixed."""
-    assert not world.violations
-    for steps in world.acted_steps().values():
-        assert len(steps) == 1
-    world.engine.dispose()
-
-
 def dying(left: list[int], effect: str) -> Callable[[Engine], AbstractContextManager[Connection]]:
     """A `write` that kills its process at the last of `left` calls, before or after its commit."""
 

@@ -9,6 +9,7 @@ from rankwatch_service.job.job import REST_AFTER_S
 from rankwatch_service.log.base import Entry
 from rankwatch_service.log.control_log import ControlLog
 from rankwatch_service.policy.control_records import encode_control
+from rankwatch_service.series.writer import SeriesWriter
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.stream.loop import Stream
 from rankwatch_service.stream.sources import SqlSource
@@ -79,3 +80,11 @@ class Service:
     def rows(self, query: Select) -> list[tuple]:
         with read(self.engine) as connection:
             return [tuple(row) for row in connection.execute(query)]
+
+
+class Charted(Service):
+    """Its streams write series."""
+
+    def stream(self) -> Stream:
+        series = SeriesWriter(self.engine, self.clock)
+        return Stream(self.engine, self.log, self.controls, self.clock, detectors, no_links, series)

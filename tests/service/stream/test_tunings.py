@@ -1,6 +1,5 @@
 """A tuning holds from its place in the log on, for running jobs too, and every replay decides the same."""
 
-import pytest
 from sqlalchemy import select
 
 from rankwatch_service.job.detection import DetectionPipeline
@@ -10,7 +9,6 @@ from rankwatch_service.store import models
 from rankwatch_service.store.engine import read
 from rankwatch_service.stream.saved import pack
 from rankwatch_service.tuning import TuningSet, read_tunings
-from tests.support.service.stream import Service
 from tests.support.values.batches import table
 
 DEAF = {"settings": {"straggler.wall.ratio_min": 5}}
@@ -18,11 +16,6 @@ DEAF = {"settings": {"straggler.wall.ratio_min": 5}}
 
 def tunings(version, *documents):
     return TuningSet(version, read_tunings(list(documents)))
-
-
-@pytest.fixture
-def service(engine):
-    return Service(engine)
 
 
 def train(service, stream, steps, slow=1.0, job="gpt"):
@@ -46,8 +39,7 @@ def found(service):
         return [(*row[:3], row.evidence.get("tuning_version")) for row in connection.execute(query)]
 
 
-def test_a_tuning_holds_from_its_place_on_and_says_its_version(service):
-    stream = service.started()
+def test_a_tuning_holds_from_its_place_on_and_says_its_version(service, stream):
     train(service, stream, range(100))
     service.tell(ALL_JOBS, tunings(1, {"jobs": "g*", **DEAF}))
     train(service, stream, range(100, 112), slow=1.5)
@@ -62,8 +54,7 @@ def test_a_tuning_holds_from_its_place_on_and_says_its_version(service):
     assert found(service)[1:] == [("gpt", "straggler", 250, None)]
 
 
-def test_another_value_restarts_no_baseline(service):
-    stream = service.started()
+def test_another_value_restarts_no_baseline(service, stream):
     train(service, stream, range(100))
     before = stream.partition.jobs["gpt"].state()["bank"]
     service.tell(ALL_JOBS, tunings(1, {"profile": "quiet"}))
@@ -72,16 +63,14 @@ def test_another_value_restarts_no_baseline(service):
     assert pack(stream.partition.jobs["gpt"].state()["bank"]) == pack(before)
 
 
-def test_jobs_that_do_not_match_go_on_as_they_are(service):
-    stream = service.started()
+def test_jobs_that_do_not_match_go_on_as_they_are(service, stream):
     service.tell(ALL_JOBS, tunings(1, {"jobs": "bert-*", **DEAF}))
     train(service, stream, range(100))
     train(service, stream, range(100, 112), slow=1.5)
     assert found(service) == [("gpt", "straggler", 100, None)]
 
 
-def test_a_job_that_begins_later_has_the_tuning(service):
-    stream = service.started()
+def test_a_job_that_begins_later_has_the_tuning(service, stream):
     service.tell(ALL_JOBS, tunings(4, {"jobs": "late", **DEAF}))
     train(service, stream, range(10))
     train(service, stream, range(100), job="late")
@@ -89,8 +78,7 @@ def test_a_job_that_begins_later_has_the_tuning(service):
     assert found(service) == []
 
 
-def test_a_change_is_among_what_happened_before_an_incident(service):
-    stream = service.started()
+def test_a_change_is_among_what_happened_before_an_incident(service, stream):
     train(service, stream, range(100))
     service.tell(ALL_JOBS, tunings(1, {"jobs": "gpt", "profile": "sensitive"}))
     train(service, stream, range(100, 110))
