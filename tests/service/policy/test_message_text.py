@@ -10,8 +10,12 @@ from rankwatch_service.policy.suggestion import NOWHERE
 from tests.support.values.incidents import NOON_UNIX_NS, incident_version
 
 
+def lines(size=64, /, **incident):
+    return incident_text(incident_version(**incident), size).split("\n")
+
+
 def test_it_says_what_where_how_bad_what_is_normal_and_what_to_do_first():
-    what, normal, first = incident_text(incident_version(severity=Severity.CRITICAL), 64).split("\n")
+    what, normal, first = lines(severity=Severity.CRITICAL)
     assert what == (
         "CRITICAL gpt-small: Rank 3 runs at 0.62 of its peers since step 480. Rank 3 of 64 on node-a, device GPU-3. "
         "Open since step 480, 2025-10-09 08:53:17 UTC, found 3 s later in step 500. "
@@ -29,9 +33,7 @@ def test_it_says_what_where_how_bad_what_is_normal_and_what_to_do_first():
 
 def test_where_the_first_step_is_to_go_back_the_command_is_it():
     suggestion = {"action": "rollback", "reason": "why", "checkpoint": "local:l.0:470", "cost_gpu_hours": 0.31}
-    now = incident_text(
-        incident_version(kind=Kind.CORRUPTION, severity=Severity.CRITICAL, suggestion=suggestion), 64
-    ).split("\n")[2]
+    now = lines(kind=Kind.CORRUPTION, severity=Severity.CRITICAL, suggestion=suggestion)[2]
     assert now == (
         "First: rankwatch rollback gpt-small (why: local:l.0:470; costs about 17 s of the job, 0.31 GPU-hours). "
         "Then: Take the host out or watch it: such faults are mostly permanent. Details: rankwatch incidents show 1"
@@ -39,50 +41,43 @@ def test_where_the_first_step_is_to_go_back_the_command_is_it():
 
 
 def test_a_long_name_leaves_no_room_for_the_reasons_but_for_the_commands():
-    now = incident_text(incident_version(kind=Kind.HANG, job="j" * 200), 64).split("\n")[2]
+    now = lines(kind=Kind.HANG, job="j" * 200)[2]
     assert f" Then: rankwatch pause {'j' * 200} (" in now
     reason = {"action": "pause", "reason": "r" * 200, "checkpoint": "local:l.0:470", "cost_gpu_hours": 0.31}
-    now = incident_text(incident_version(kind=Kind.HANG, job="j" * 200, suggestion=reason), 64).split("\n")[2]
+    now = lines(kind=Kind.HANG, job="j" * 200, suggestion=reason)[2]
     assert now.endswith(f" Then: rankwatch pause {'j' * 200}. Details: rankwatch incidents show 1")
 
 
 def test_a_value_that_is_neither_loss_nor_gradient_ruins_nothing_by_itself():
-    told = incident_version(kind=Kind.NONFINITE, severity=Severity.WARNING, impact_gpu_hours_per_hour=0.0)
-    what, _, now = incident_text(told, 64).split("\n")
+    what, _, now = lines(kind=Kind.NONFINITE, severity=Severity.WARNING, impact_gpu_hours_per_hour=0.0)
     assert what.endswith("Impact: none is proven while loss and gradients stay finite")
     assert now.startswith("First: See whether the loss stays finite: while it does, nothing need be done.")
 
 
 def test_where_no_command_helps_it_says_what_to_expect():
     waiting = {"action": "wait", "reason": "it may pass by itself", "checkpoint": None, "cost_gpu_hours": 64.0}
-    now = incident_text(incident_version(suggestion=waiting), 64).split("\n")[2]
+    now = lines(suggestion=waiting)[2]
     assert now.endswith(". It may pass by itself. Details: rankwatch incidents show 1")
     waiting["alternatives"] = [{"action": "pause"}, {"action": "relaunch", "cost_gpu_hours": 2.0, "reason": "why"}]
-    now = incident_text(incident_version(suggestion=waiting, impact_gpu_hours_per_hour=8.0), 64).split("\n")[2]
+    now = lines(suggestion=waiting, impact_gpu_hours_per_hour=8.0)[2]
     assert ". It may pass by itself; a relaunch costs as much as 15 min of it. Details:" in now
 
 
 def test_a_slow_rank_without_a_device_is_no_matter_for_nvidia_smi():
-    assert "nvidia-smi" in incident_text(incident_version(), 8).split("\n")[2]
-    assert (
-        incident_text(incident_version(), 8, accelerated=False).split("\n")[2].startswith("First: See what else runs")
-    )
+    assert "nvidia-smi" in lines(8)[2]
+    assert "\nFirst: See what else runs" in incident_text(incident_version(), 8, accelerated=False)
 
 
 def test_nobody_is_sent_back_where_there_is_nothing_to_go_back_to():
     nowhere = {"action": "investigate", "reason": f"it rarely passes by itself{NOWHERE}", "checkpoint": None}
     for kind in (Kind.NONFINITE, Kind.CORRUPTION):
-        then = incident_text(
-            incident_version(kind=kind, severity=Severity.CRITICAL, suggestion=nowhere, checkpoint=None), 64
-        ).split("\n")[2]
+        then = lines(kind=kind, severity=Severity.CRITICAL, suggestion=nowhere, checkpoint=None)[2]
         assert then.startswith("First: Stop the job, and start it again from a checkpoint from before the onset;")
         assert "It rarely passes by itself; there is no good checkpoint to go back to. Details:" in then
 
 
 def test_a_job_that_stands_still_costs_all_of_it():
-    assert "64 GPU-hours per hour, all of the job" in incident_text(
-        incident_version(impact_gpu_hours_per_hour=64.0), 64
-    )
+    assert "64 GPU-hours per hour, all of the job" in lines(impact_gpu_hours_per_hour=64.0)[0]
 
 
 def test_it_names_the_newest_changes_before_the_onset_and_saves_only_where_nothing_else_changed():
@@ -99,13 +94,12 @@ def test_it_names_the_newest_changes_before_the_onset_and_saves_only_where_nothi
 
 def test_a_gradient_norm_alone_is_no_proof_of_wrong_weights():
     norms = {"local_grad_norm": 1.64, "peers_local_grad_norm": 0.98}
-    hint = incident_version(kind=Kind.CORRUPTION, evidence=norms, impact_gpu_hours_per_hour=0.0, confidence=0.6)
-    what, usual, then = incident_text(hint, 64).split("\n")
+    hint = {"kind": Kind.CORRUPTION, "evidence": norms, "impact_gpu_hours_per_hour": 0.0, "confidence": 0.6}
+    what, usual, then = lines(**hint)
     assert what.endswith("Impact: none is proven; wrong gradients of one rank would go into the weights of all")
     assert "norms of about one size (peers 0.98, here 1.64). Confidence that it is real: possible." in usual
     assert then.startswith("First: Look at the data of that rank first")
-    proven = incident_version(kind=Kind.CORRUPTION, severity=Severity.CRITICAL, evidence=norms)
-    what, _, then = incident_text(proven, 64).split("\n")
+    what, _, then = lines(kind=Kind.CORRUPTION, severity=Severity.CRITICAL, evidence=norms)
     assert "weights may be wrong since the onset" in what
     assert then.startswith("First: Go back to a checkpoint from before the onset")
 
@@ -119,7 +113,7 @@ def test_what_a_script_declares_stays_on_its_line():
 
 def test_of_a_resolved_incident_it_says_how_long_it_lasted():
     resolved = {"state": "resolved", "resolved_unix_ns": NOON_UNIX_NS + 100_000_000_000, "resolved_step": 900}
-    what, lasted, details = incident_text(incident_version(**resolved), 64).split("\n")
+    what, lasted, details = lines(**resolved)
     assert what.startswith("RESOLVED gpt-small: ")
     assert lasted == "It lasted 1 min 43 s, from step 480 to 900"
     assert details == "Details: rankwatch incidents show 1"
@@ -131,8 +125,7 @@ def test_of_a_resolved_incident_it_says_how_long_it_lasted():
 )
 def test_the_steps_of_an_incident_never_go_backwards_after_a_rollback(detected_step, resolved_step, steps):
     known = {"onset_step": 250, "detected_step": detected_step, "resolved_step": resolved_step}
-    text = incident_text(incident_version(**known, state="resolved", resolved_unix_ns=NOON_UNIX_NS), 64)
-    assert text.split("\n")[1] == f"It lasted 3 s, {steps}"
+    assert lines(**known, state="resolved", resolved_unix_ns=NOON_UNIX_NS)[1] == f"It lasted 3 s, {steps}"
 
 
 @pytest.mark.parametrize(
@@ -145,8 +138,7 @@ def test_the_steps_of_an_incident_never_go_backwards_after_a_rollback(detected_s
 )
 def test_what_only_the_end_of_the_job_ended_is_not_told_as_resolved(kind, onset_step, steps, meaning):
     ended = {"state": "resolved", "resolved_unix_ns": NOON_UNIX_NS, "resolved_step": 900, "onset_step": onset_step}
-    version = incident_version(**ended, kind=kind, evidence={"ended_with_job": True})
-    what, lasted, _ = incident_text(version, 64).split("\n")
+    what, lasted, _ = lines(**ended, kind=kind, evidence={"ended_with_job": True})
     assert what.startswith("ENDED gpt-small: ")
     assert lasted == f"It lasted 3 s{steps}. The job ended before it was over{meaning}"
 
@@ -158,7 +150,7 @@ def test_the_cost_is_of_ranks_where_the_job_has_no_devices():
 
 @pytest.mark.parametrize("kind", sorted(Kind))
 def test_every_kind_says_what_is_normal_and_how_bad_it_is_where_no_cost_is_known(kind):
-    what, usual, _ = incident_text(incident_version(kind=kind, impact_gpu_hours_per_hour=0.0), 8).split("\n")
+    what, usual, _ = lines(8, kind=kind, impact_gpu_hours_per_hour=0.0)
     assert usual.startswith(f"Normal: {normal(kind, {})}")
     assert what.endswith(f". Impact: {impact(kind, 'warning', {})}")
 
@@ -173,7 +165,7 @@ def test_every_kind_says_what_is_normal_and_how_bad_it_is_where_no_cost_is_known
     ids=["whole job", "two ranks", "many"],
 )
 def test_long_lists_of_places_are_counted(ranks, hosts, where):
-    assert where in incident_text(incident_version(ranks=ranks, hosts=hosts), 64).split("\n")[0]
+    assert where in lines(ranks=ranks, hosts=hosts)[0]
 
 
 def test_line_breaks_and_control_characters_of_a_job_add_no_line():
@@ -183,9 +175,9 @@ def test_line_breaks_and_control_characters_of_a_job_add_no_line():
 
 
 def test_a_line_at_the_limit_is_whole_and_a_longer_one_is_cut():
-    fixed = len(incident_text(incident_version(summary=""), 0).split("\n")[0])
+    fixed = len(lines(0, summary="")[0])
     for chars, cut in ((LINE_CHARS_MAX - fixed, False), (LINE_CHARS_MAX - fixed + 1, True)):
-        line = incident_text(incident_version(summary="é" * chars), 0).split("\n")[0]
+        line = lines(0, summary="é" * chars)[0]
         assert (len(line), line.endswith("…")) == (LINE_CHARS_MAX, cut)
 
 

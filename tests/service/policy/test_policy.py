@@ -23,6 +23,7 @@ from rankwatch_service.policy.suggestion import Figures, suggest
 NOW = 10 * HOUR_NS
 CAN = ("pause", "checkpoint", "rollback", "rollback_memory", "rollback_disk", "stop", "relaunch")
 BIT = IncidentFacts("i1", "j", "corruption", "critical", 1.0, 100, (2,), 4)
+RELAUNCH = Policy((Rule("r", Mode.ACT, kind="hang", action="relaunch"),))
 ROLL_BACK = Policy((Rule("r", Mode.ACT, kind="corruption", action="rollback"),))
 
 
@@ -138,34 +139,26 @@ def test_two_people_are_needed_for_what_costs_much_and_only_where_that_is_set(ac
 
 
 def test_a_relaunch_names_the_culprits():
-    policy = Policy((Rule("r", Mode.ACT, kind="hang", action="relaunch"),))
     hang = replace(BIT, kind="hang", hung=True, ranks=(3, 1))
-    assert told(hang, policy).params == {"culprits": [3, 1]}
+    assert told(hang, RELAUNCH).params == {"culprits": [3, 1]}
 
 
 def test_a_rule_never_relaunches_from_scratch():
-    policy = Policy((Rule("r", Mode.ACT, kind="hang", action="relaunch"),))
     hang = replace(BIT, kind="hang", hung=True)
-    decision = told(hang, policy, checkpoints=ledger(40, tier=CheckpointTier.MEMORY))
+    decision = told(hang, RELAUNCH, checkpoints=ledger(40, tier=CheckpointTier.MEMORY))
     reason = "training would begin from scratch: there is no good checkpoint on disk: 1 good (memory)"
     assert (decision.mode, decision.action, decision.reason) == (Mode.SUGGEST, "relaunch", reason)
-    assert told(hang, policy).mode is Mode.ACT
+    assert told(hang, RELAUNCH).mode is Mode.ACT
 
 
 def test_a_hang_that_is_not_critical_yet_is_left_alone():
-    policy = Policy((Rule("r", Mode.ACT, kind="hang", action="relaunch"),))
     hang = replace(BIT, kind="hang", severity="info", hung=True)
-    assert (told(hang, policy).mode, told(hang, policy).action) == (Mode.SUGGEST, "relaunch")
-    assert told(replace(hang, severity="critical"), policy).mode is Mode.ACT
+    assert (told(hang, RELAUNCH).mode, told(hang, RELAUNCH).action) == (Mode.SUGGEST, "relaunch")
+    assert told(replace(hang, severity="critical"), RELAUNCH).mode is Mode.ACT
 
 
 def test_a_policy_survives_the_log():
-    policy = Policy(
-        (Rule("r", Mode.ACT, kind="hang", action="relaunch"),),
-        PolicyLimits(actions_per_hour=9, precision_min=0.5),
-        True,
-        True,
-    )
+    policy = Policy(RELAUNCH.rules, PolicyLimits(actions_per_hour=9, precision_min=0.5), True, True)
     assert policy_of(decode_control(encode_control(policy_record(policy)))) == policy
 
 

@@ -33,8 +33,7 @@ def limits(service: Service) -> list[str]:
     return service.column(found.order_by(models.Incident.job))
 
 
-def test_what_a_batch_declares_and_does_not_bring_takes_no_memory_and_opens_an_incident(service):
-    stream = service.started()
+def test_what_a_batch_declares_and_does_not_bring_takes_no_memory_and_opens_an_incident(service, stream):
     for number in range(20):
         forge(service, f"forged-{number:02}")
     service.train(1)
@@ -47,8 +46,7 @@ def test_what_a_batch_declares_and_does_not_bring_takes_no_memory_and_opens_an_i
     assert service.column(select(models.Attempt.job)) == ["gpt"], "no other attempt has begun"
 
 
-def test_a_job_of_16384_ranks_whose_hosts_introduce_themselves_within_seconds_starts_as_before(service):
-    stream = service.started()
+def test_a_job_of_16384_ranks_whose_hosts_introduce_themselves_within_seconds_starts_as_before(service, stream):
     for half in (range(8_192), range(8_192, 16_384)):
         for low in range(half.start, half.stop, 2_048):
             told = range(low, low + 2_048)
@@ -73,8 +71,7 @@ def test_beside_a_flood_a_large_job_starts_once_a_64th_of_its_ranks_introduced_i
     assert len(attempt["ranks"]) == 32, "who the ranks are is known from refused batches too"
 
 
-def test_an_attempt_that_runs_goes_on_without_the_metrics_that_it_may_not_have(service, monkeypatch):
-    stream = service.started()
+def test_an_attempt_that_runs_goes_on_without_the_metrics_that_it_may_not_have(service, stream, monkeypatch):
     service.send("gpt", ranks=infos(range(4), 4), steps=rows(1, [0, 1, 2, 3], {"loss": 2.0}))
     service.second(stream)
     monkeypatch.setattr(allowance, "CELLS_MAX", stream.partition.jobs["gpt"].held.cells)
@@ -87,8 +84,7 @@ def test_an_attempt_that_runs_goes_on_without_the_metrics_that_it_may_not_have(s
     assert service.column(select(models.Job.step)) == [2]
 
 
-def test_the_next_launch_of_a_job_may_have_what_the_last_one_had(service, monkeypatch):
-    stream = service.started()
+def test_the_next_launch_of_a_job_may_have_what_the_last_one_had(service, stream, monkeypatch):
     service.send("wide", attempt="a.0", ranks=infos(range(2_048), 2_048), steps=rows(1, list(range(2_048))))
     service.second(stream)
     monkeypatch.setattr(allowance, "UNHEARD_CELLS_MAX", 0)

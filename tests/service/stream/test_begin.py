@@ -4,7 +4,6 @@ import pytest
 from sqlalchemy import insert, select, update
 
 from rankwatch.kafka.settings import partition_of
-from rankwatch_detectors.catalogue import detectors
 from rankwatch_service.log.base import Entry, Record
 from rankwatch_service.log.control_log import trim
 from rankwatch_service.names import ALL_JOBS
@@ -15,9 +14,8 @@ from rankwatch_service.stream import partition
 from rankwatch_service.stream.loop import SNAPSHOT_S, Stream
 from rankwatch_service.stream.saved import pack
 from tests.support.clock import FakeClock
-from tests.support.service.stream import Service, no_links
+from tests.support.service.stream import Service
 from tests.support.store.database import new_database
-from tests.support.trials.trial import NoCharts
 
 
 class ForgetfulLog:
@@ -68,9 +66,6 @@ class World(Service):
         super().__init__(new_database(folder))
         self.log = ForgetfulLog(self.clock)
 
-    def stream(self, partition: int = 0) -> Stream:
-        return Stream(self.engine, self.log, self.controls, self.clock, detectors, no_links, NoCharts(), partition)
-
     def go_on(self, steps: range) -> None:
         for step in steps:
             self.train(step)
@@ -86,8 +81,7 @@ def world(tmp_path):
 
 def lived(world: World) -> Stream:
     """A stream that has processed 20 steps, with a snapshot after 10."""
-    stream = world.stream()
-    stream.start()
+    stream, _ = world.again()
     world.go_on(range(10))
     stream.step()
     for name in (ALL_JOBS, "gpt"):
@@ -100,8 +94,7 @@ def lived(world: World) -> Stream:
 def test_a_job_whose_past_the_log_forgot_is_restored_from_the_tables_and_goes_on(world):
     lived(world)
     world.log.forget(15)
-    again = world.stream()
-    started = again.start()
+    again, started = world.again()
     assert "gpt" in started.jobs_without_snapshot
     assert started.lost_records == 0
     world.go_on(range(20, 23))
@@ -113,8 +106,7 @@ def test_records_that_were_forgotten_unread_are_counted(world):
     lived(world)
     world.go_on(range(20, 40))
     world.log.forget(33)
-    again = world.stream()
-    started = again.start()
+    again, started = world.again()
     assert started.lost_records == 13
     assert again.step() == 7
     assert world.column(select(models.StreamPosition.position)) == [40]
@@ -124,8 +116,7 @@ def test_a_log_that_was_made_anew_is_read_from_its_beginning(world):
     lived(world)
     world.log = ForgetfulLog(world.clock)
     world.go_on(range(20, 25))
-    again = world.stream()
-    started = again.start()
+    again, started = world.again()
     assert started.is_new_log
     assert "gpt" in started.jobs_without_snapshot
     assert again.step() == 5
@@ -143,8 +134,7 @@ def test_a_start_after_a_log_was_made_anew_goes_on_in_the_new_one(world, rests):
         old.save_due()
     world.log = ForgetfulLog(world.clock)
     world.go_on(range(20, 25))
-    stream = world.stream()
-    stream.start()
+    stream, _ = world.again()
     stream.step()
     for _ in range(3):
         world.clock.advance(SNAPSHOT_S)
@@ -155,8 +145,7 @@ def test_a_start_after_a_log_was_made_anew_goes_on_in_the_new_one(world, rests):
     assert 0 < needed[0] <= 8
     world.go_on(range(26, 28))
     stream.step()
-    again = world.stream()
-    started = again.start()
+    again, started = world.again()
     assert started.jobs_without_snapshot == ()
     assert started.replayed_records <= 4
     assert pack(again.partition.snapshot("gpt")) == pack(stream.partition.snapshot("gpt"))
@@ -216,8 +205,7 @@ def test_what_people_had_set_outlives_the_log_of_telemetry(world, how):
     else:
         world.log.forget(world.log.end(0))
     for _ in range(2):
-        again = world.stream()
-        again.start()
+        again, _ = world.again()
         assert again.partition.settings.policy.hands_off
 
 
@@ -228,14 +216,12 @@ def test_a_partition_that_is_new_begins_with_what_people_had_set(world):
         assert trim(connection, before=1, limit=10) == 1
     world.log = ForgetfulLog(world.clock, partitions=2)
     other = world.log.partition_of("gpt") ^ 1
-    fresh = world.stream(other)
-    fresh.start()
+    fresh, _ = world.again(other)
     assert fresh.partition.settings.policy.hands_off
     assert fresh.partition.settings.state() == stream.partition.settings.state()
     world.clock.advance(5.0)
     fresh.step()
-    again = world.stream(other)
-    again.start()
+    again, _ = world.again(other)
     assert again.partition.settings.policy.hands_off
     assert again.partition.place == fresh.partition.place
 
@@ -245,16 +231,14 @@ def test_a_job_that_moved_into_a_partition_which_had_others_before_is_restored_f
     before, after = (ForgetfulLog(world.clock, partitions=count) for _ in range(2))
     place = before.partition_of("gpt")
     world.log = before
-    empty = world.stream(place)
-    empty.start()
+    empty, _ = world.again(place)
     world.clock.advance(1.0)
     empty.step()
     empty.save(ALL_JOBS)
     world.log = ForgetfulLog(world.clock)
     lived(world)
     world.log = after
-    again = world.stream(place)
-    started = again.start()
+    again, started = world.again(place)
     assert started.jobs_without_snapshot == ("gpt",)
     assert not started.is_new_log
     row = select(models.Job.state, models.Job.step, models.Job.first_seen_unix_ns, models.Job.last_seen_unix_ns)
@@ -287,8 +271,7 @@ def test_partitions_that_the_log_had_once_keep_no_control_records(world):
 def test_a_record_that_came_into_the_wrong_partition_is_refused(world):
     world.log = ForgetfulLog(world.clock, partitions=2)
     wrong = world.log.partition_of("gpt") ^ 1
-    stream = world.stream(wrong)
-    stream.start()
+    stream, _ = world.again(wrong)
     world.log.misled = wrong
     world.train(1)
     stream.step()

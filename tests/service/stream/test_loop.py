@@ -89,8 +89,7 @@ def test_a_start_replays_only_what_lies_behind_the_snapshot(service, stream):
     saved(service, stream)
     service.train(10, 11)
     stream.step()
-    again = service.stream()
-    started = again.start()
+    again, started = service.again()
     assert (started.replayed_records, started.jobs_without_snapshot, started.detectors_without_snapshot) == (2, (), {})
     assert again.partition.jobs["gpt"].state().keys() == stream.partition.jobs["gpt"].state().keys()
     assert again.partition.place == stream.partition.place
@@ -105,8 +104,7 @@ def test_hundreds_of_records_are_replayed_to_the_very_same_state(service, stream
         service.clock.advance(0.5)
     while stream.step():
         pass
-    again = service.stream()
-    started = again.start()
+    again, started = service.again()
     assert (started.replayed_records, started.replayed_ticks) == (300, stream.partition.place.tick_number)
     assert pack(again.partition.snapshot("gpt")) == pack(stream.partition.snapshot("gpt"))
 
@@ -203,8 +201,7 @@ def test_a_job_whose_past_is_lost_goes_on_with_its_open_incidents(service, strea
     assert service.log.begin(0) > 0
     with write(service.engine) as connection:
         connection.execute(delete(models.SnapshotChunk))
-    again = service.stream()
-    started = again.start()
+    again, started = service.again()
     assert sorted(started.jobs_without_snapshot) == [ALL_JOBS, "gpt"]
     service.send(attempt="l.1", ranks=ranks(2))
     again.step()

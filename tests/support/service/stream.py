@@ -11,7 +11,7 @@ from rankwatch_service.log.control_log import ControlLog
 from rankwatch_service.policy.control_records import encode_control
 from rankwatch_service.series.writer import SeriesWriter
 from rankwatch_service.store.engine import read, write
-from rankwatch_service.stream.loop import Stream
+from rankwatch_service.stream.loop import Started, Stream
 from rankwatch_service.stream.sources import SqlSource
 from tests.support.clock import FakeClock
 from tests.support.trials.trial import NoCharts
@@ -32,13 +32,18 @@ class Service:
         self.controls = ControlLog(self.engine, self.clock)
         self.seq: dict[str, int] = {}
 
-    def stream(self) -> Stream:
-        return Stream(self.engine, self.log, self.controls, self.clock, detectors, no_links, NoCharts())
+    def stream(self, partition: int = 0) -> Stream:
+        return Stream(self.engine, self.log, self.controls, self.clock, detectors, no_links, NoCharts(), partition)
 
     def started(self) -> Stream:
         stream = self.stream()
         stream.start()
         return stream
+
+    def again(self, partition: int = 0) -> tuple[Stream, Started]:
+        """Another stream, and what its start has found."""
+        stream = self.stream(partition)
+        return stream, stream.start()
 
     def send(self, job="gpt", **fields) -> None:
         seq = self.seq[job] = self.seq.get(job, -1) + 1
@@ -85,6 +90,6 @@ class Service:
 class Charted(Service):
     """Its streams write series."""
 
-    def stream(self) -> Stream:
+    def stream(self, partition: int = 0) -> Stream:
         series = SeriesWriter(self.engine, self.clock)
-        return Stream(self.engine, self.log, self.controls, self.clock, detectors, no_links, series)
+        return Stream(self.engine, self.log, self.controls, self.clock, detectors, no_links, series, partition)

@@ -11,6 +11,7 @@ from rankwatch_service.policy.control_records import decode_control
 from rankwatch_service.store.models import TuningVersion
 from rankwatch_service.tuning import TuningSet, read_tunings
 
+ON_BOTH_DATABASES = True
 PATH = "/api/v1/tuning"
 EPOCH = "1970-01-01T00:00:00.000000Z"
 GPT = {"jobs": "gpt-*", "profile": "quiet", "settings": {"hang.steps": 6.0, "hang.floor_s": 9.0}}
@@ -54,10 +55,8 @@ def test_what_is_in_force_already_is_no_new_version(api):
 def test_only_the_version_that_was_read_is_replaced(api):
     put(api, GPT)
     answer = put(api, version=0)
-    assert (answer.status_code, answer.json()["detail"]) == (
-        409,
-        "version 1 is in force, not 0; read it and change that",
-    )
+    assert answer.status_code == 409
+    assert answer.json()["detail"] == "version 1 is in force, not 0; read it and change that"
     assert put(api, version=1).json()["version"] == 2
 
 
@@ -86,8 +85,6 @@ def test_old_versions_are_removed(api, monkeypatch):
     ("tuning", "said"),
     [
         ({"settings": {"hang.step": 1}}, "hang has hang.steps"),
-        ({"settings": {"gradnorm.steps": 1}}, "the detectors with settings are straggler, slowdown"),
-        ({"settings": {"hang.steps": 0}}, "hang.steps must be a number from 1 to 1000 (usual steps), not 0"),
         ({"settings": {"hang.steps": "6"}}, "valid"),
         ({"profile": "loud"}, "'quiet', 'standard' or 'sensitive'"),
         ({"jobs": ""}, "at least 1 character"),
