@@ -84,9 +84,10 @@ def test_rates_of_an_ethernet_port_its_errors_and_its_speed(tree: HostTree) -> N
     assert list(ports.read(0.0)) == ["eth0"]
     tree.ethernet("eth0", received=6_000, errors=7, downs=2, megabits="25000")
     (counters,) = ports.read(5.0).values()
-    assert counters["received_bytes_per_s"] == 1_000
+    assert (counters["received_bytes_per_s"], counters["link_bits_per_s"]) == (1_000, 25e9)
     assert (counters["link_up"], counters["link_downs"], counters["port_errors"]) == (1, 2, 7)
-    assert counters["link_bits_per_s"] == 25e9
+    tree.ethernet("eth0", received=10)
+    assert "received_bytes_per_s" not in ports.read(10.0)["eth0"], "a count that began anew has no rate"
 
 
 def test_a_port_that_is_not_in_use_is_not_reported_until_it_is(tree: HostTree) -> None:
@@ -135,14 +136,6 @@ def test_an_rdma_port_counts_words_errors_and_retransmissions(tree: HostTree) ->
     assert (counters["port_errors"], counters["retransmissions_per_s"]) == (3, 20)
 
 
-def test_a_count_that_began_anew_has_no_rate(tree: HostTree) -> None:
-    tree.ethernet("eth0", received=9_000)
-    ports = NetworkPorts(tree.root)
-    ports.read(0.0)
-    tree.ethernet("eth0", received=10)
-    assert "received_bytes_per_s" not in ports.read(5.0)["eth0"]
-
-
 def test_more_ports_than_servers_have_are_left_out(tree: HostTree, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "PORTS_MAX", 2)
     for number in range(3):
@@ -158,9 +151,7 @@ def test_the_sampler_tells_of_the_host_and_of_each_port_by_kind_and_name(tree: H
     tree.rdma("mlx5_0")
     clock = FakeClock()
     read = HostSampler(tree.root, clock, tree.root).sample()
-    assert [(one.kind, one.name) for one in read] == [
-        (wire.HOST, ""), (wire.PORT, "mlx5_0/1"), (wire.PORT, "eth0")
-    ]  # fmt: skip
+    assert [(one.kind, one.name) for one in read] == [(wire.HOST, ""), (wire.PORT, "mlx5_0/1"), (wire.PORT, "eth0")]
     assert {one.time_unix_ns for one in read} == {clock.unix_ns()}
 
 
@@ -168,9 +159,8 @@ def test_a_folder_without_the_hosts_proc_and_sys_is_told_once_in_the_log(tmp_pat
     sampler = HostSampler(tmp_path, FakeClock(), tmp_path)
     sampler.close()
     sampler.run()
-    assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
-        f"{tmp_path} has no proc", f"{tmp_path} has no sys"
-    ]  # fmt: skip
+    said = [record.getMessage().partition(":")[0] for record in caplog.records]
+    assert said == [f"{tmp_path} has no proc", f"{tmp_path} has no sys"]
 
 
 def test_it_reads_this_host_and_ends_when_it_is_closed() -> None:
@@ -226,36 +216,23 @@ def test_the_requests_are_those_of_the_disk_below_the_folder(tree: HostTree, of:
     assert disk.request_s(folder) is None
 
 
-def test_a_folder_whose_name_begins_like_a_mount_point_is_not_on_it(tree: HostTree) -> None:
-    mount(tree, "30 22 8:17 / /data rw - xfs /dev/sdb1 rw")
-    disk = PathDisk(tree.root, tree.root)
-    disks(tree, nvme0n1p2=("259 2", 0, 0), sdb1=("8 17", 0, 0))
-    disk.request_s("/data2")
-    disks(tree, nvme0n1p2=("259 2", 1, 5), sdb1=("8 17", 1, 9_000))
-    assert disk.request_s("/data2") == 0.005
-
-
 def test_where_the_folder_comes_to_lie_on_another_disk_their_counts_are_not_compared(tree: HostTree) -> None:
+    """A folder whose name only begins like the mount point is not on it."""
     mount(tree)
-    disk = PathDisk(tree.root, tree.root)
+    disk, beside = PathDisk(tree.root, tree.root), PathDisk(tree.root, tree.root)
     disks(tree, nvme0n1p2=("259 2", 1, 1), sdb1=("8 17", 900, 90_000))
-    disk.request_s("/data")
+    assert (disk.request_s("/data"), beside.request_s("/data2")) == (None, None)
     mount(tree, "30 22 8:17 / /data rw - xfs /dev/sdb1 rw")
-    assert disk.request_s("/data") is None
+    disks(tree, nvme0n1p2=("259 2", 2, 6), sdb1=("8 17", 901, 99_000))
+    assert (disk.request_s("/data"), beside.request_s("/data2")) == (None, 0.005)
 
 
 @pytest.mark.parametrize(
-    "line",
-    [
-        "30 22 0:44 / /data rw - ceph 10.0.0.1:/sdb1 rw",
-        "30 22 0:44 / /data rw - cifs //files/sdb1 rw",
-        "30 22 0:44 / /data rw - tmpfs tmpfs rw",
-        "30 22 0:44 / /data rw - overlay overlay rw",
-        NFS.replace("/mnt/all\\040jobs", "/data"),
-    ],
+    "source",
+    ["ceph 10.0.0.1:/sdb1 rw", "cifs //files/sdb1 rw", "tmpfs tmpfs rw", "overlay overlay rw", "nfs4 store:/jobs rw"],
 )
-def test_a_file_system_without_a_disk_or_counts_says_nothing(tree: HostTree, line: str) -> None:
-    mount(tree, line)
+def test_a_file_system_without_a_disk_or_counts_says_nothing(tree: HostTree, source: str) -> None:
+    mount(tree, f"30 22 0:44 / /data rw - {source}")
     disk = PathDisk(tree.root, tree.root)
     for count in (0, 10):
         disks(tree, sdb1=("8 17", count, count))
@@ -343,17 +320,14 @@ def metadata(monkeypatch: pytest.MonkeyPatch) -> Iterator[Metadata]:
 def test_an_interrupted_spot_instance_and_scheduled_events_of_aws(metadata: Metadata) -> None:
     metadata.answers["/latest/api/token"] = "secret"
     assert on_aws(metadata.base) is None
-    events = [
-        {"Code": "system-reboot", "State": "completed"},
-        {"Code": "instance-stop", "State": "active", "NotBefore": "21 Jan 2027 09:00:43 GMT", "Description": "retired"},
-    ]
+    when = "21 Jan 2027 09:00:43 GMT"
+    stop = {"Code": "instance-stop", "State": "active", "NotBefore": when, "Description": "retired"}
+    events = [{"Code": "system-reboot", "State": "completed"}, stop]
     metadata.answers[f"{AWS}/events/maintenance/scheduled"] = json.dumps(events)
-    assert on_aws(metadata.base) == {
-        "what": "maintenance", "action": "instance-stop", "at": "21 Jan 2027 09:00:43 GMT", "detail": "retired"
-    }  # fmt: skip
-    spot = {"action": "terminate", "time": "2027-01-21T09:00:00Z"}
-    metadata.answers[f"{AWS}/spot/instance-action"] = json.dumps(spot)
-    assert on_aws(metadata.base) == {"what": "preemption", "action": "terminate", "at": "2027-01-21T09:00:00Z"}
+    told = {"what": "maintenance", "action": "instance-stop", "at": when, "detail": "retired"}
+    assert on_aws(metadata.base) == told
+    metadata.answers[f"{AWS}/spot/instance-action"] = json.dumps({"action": "terminate", "time": when})
+    assert on_aws(metadata.base) == {"what": "preemption", "action": "terminate", "at": when}
     assert metadata.headers[f"{AWS}/spot/instance-action"]["x-aws-ec2-metadata-token"] == "secret"
 
 

@@ -22,11 +22,6 @@ from tests.support.ranks.recorders import a_recorder, local_rank
 HOLD = wire.OrderView("o1", "gpt", "l.0", "hold", "pause", step=10)
 
 
-def anything(_location: str) -> str:
-    """Every location is below a checkpoint root."""
-    return ""
-
-
 @pytest.fixture
 def recorder(tmp_path: Path) -> Iterator[Recorder]:
     recorder = a_recorder(tmp_path, time.monotonic_ns(), rank=0, world_size=1)
@@ -40,9 +35,24 @@ def rank(recorder: Recorder) -> Iterator[LocalRank]:
         yield rank
 
 
+class Places:
+    """What is known of locations; one that is not named may be passed on."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, str | None] = {}
+
+    def why_not(self, location: str) -> str | None:
+        return self.known.get(location, "")
+
+
 @pytest.fixture
-def relay(rank: LocalRank, tmp_path: Path) -> Relay:
-    return Relay([rank], tmp_path / "resume.json", "gpt", anything)
+def places() -> Places:
+    return Places()
+
+
+@pytest.fixture
+def relay(rank: LocalRank, tmp_path: Path, places: Places) -> Relay:
+    return Relay([rank], tmp_path / "resume.json", "gpt", places.why_not)
 
 
 def say(relay: Relay, view: wire.OrderView, phase: str = "", **fields: object) -> None:
@@ -97,7 +107,7 @@ def test_after_a_restart_the_slot_itself_says_how_far_an_order_was(relay, rank, 
     say(relay, HOLD, "do")
     reader = RingReader(rank.path, writable=True)
     again = replace(rank, reader=reader, directive=reader.directives.read())
-    second = Relay([again], tmp_path / "resume.json", "gpt", anything)
+    second = Relay([again], tmp_path / "resume.json", "gpt", lambda _: "")
     second.apply(wire.Orders((HOLD,)))
     assert slot(again) == ("o1", "do")
     assert second.late == 1
@@ -144,13 +154,9 @@ def test_views_are_wanted_while_an_order_is_open(relay: Relay) -> None:
     assert not relay.urgent
 
 
-def test_a_phase_of_a_newer_service_is_left_alone(relay, rank):
+def test_a_phase_of_a_newer_service_is_left_alone_and_a_directive_that_does_not_fit_into_the_slot_refused(relay, rank):
     say(relay, HOLD, "dance")
-    assert slot(rank) is None
-    assert not relay.urgent
-
-
-def test_a_directive_that_does_not_fit_into_the_slot_is_refused_and_the_rank_keeps_the_old_one(relay, rank):
+    assert (slot(rank), relay.urgent) == (None, False)
     say(relay, HOLD)
     say(relay, HOLD, "hold", order="o2", location="x" * 10_000)
     assert slot(rank) == ("o1", "hold")
@@ -163,7 +169,7 @@ def test_a_rank_that_cannot_be_held_is_not_killed(relay, rank, caplog):
 
 def test_advice_that_cannot_be_written_is_tried_again(rank: LocalRank, tmp_path: Path) -> None:
     folder = tmp_path / "later"
-    relay = Relay([rank], folder / "resume.json", "gpt", anything)
+    relay = Relay([rank], folder / "resume.json", "gpt", lambda _: "")
     orders = wire.Orders(resume=wire.ResumeAdvice("gpt", "c", "/c", 4))
     relay.apply(orders)
     folder.mkdir()
@@ -202,100 +208,80 @@ def test_while_an_order_is_in_the_slot_it_is_not_touched_and_the_capture_to_keep
 
 
 def test_a_restarted_worker_knows_from_the_slot_what_was_told(rank: LocalRank, tmp_path: Path) -> None:
-    keep(Relay([rank], tmp_path / "resume.json", "gpt", anything), "memory:l.0:300")
+    keep(Relay([rank], tmp_path / "resume.json", "gpt", lambda _: ""), "memory:l.0:300")
     ranks = LocalRanks(tmp_path, "gpt")
     (found,) = ranks.scan()
     assert found.standing.proven == "memory:l.0:300"
-    keep(Relay(ranks, tmp_path / "resume.json", "gpt", anything), "memory:l.0:300", HOLD)
+    keep(Relay(ranks, tmp_path / "resume.json", "gpt", lambda _: ""), "memory:l.0:300", HOLD)
     assert (writes(rank), rank.reader.directives.standing.proven) == (2, "memory:l.0:300")
     ranks.close()
-
-
-class Places:
-    """What is known of locations; one that is not named may be passed on."""
-
-    def __init__(self) -> None:
-        self.known: dict[str, str | None] = {}
-
-    def why_not(self, location: str) -> str | None:
-        return self.known.get(location, "")
 
 
 ROLLBACK = wire.OrderView("o1", "gpt", "l.0", "hold", "rollback", 7, 4.0, "local:l.0:3", "/evil/3", 3, 1)
 ADVICE = wire.Orders(resume=wire.ResumeAdvice("gpt", "local:l.0:3", "/evil/3", 3))
 
 
-@pytest.fixture
-def places() -> Places:
-    return Places()
-
-
-@pytest.fixture
-def careful(rank: LocalRank, tmp_path: Path, places: Places) -> Relay:
-    return Relay([rank], tmp_path / "resume.json", "gpt", places.why_not)
-
-
 def seen(relay: Relay, rank: LocalRank, order: str = "", answer: str = "") -> wire.Progress:
     return relay.seen_by_service(rank, wire.Progress(0, 5, "", 0.0, 0.0, order=order, answer=answer))
 
 
-def test_a_refused_location_reaches_no_slot_and_the_order_fails_there(careful, rank, places):
+def test_a_refused_location_reaches_no_slot_and_the_order_fails_there(relay, rank, places):
     places.known["/evil/3"] = "it is elsewhere"
     for phase in ("view", "hold", "hold", "do"):
-        say(careful, ROLLBACK, phase)
+        say(relay, ROLLBACK, phase)
     assert slot(rank) is None
-    told = seen(careful, rank)
+    told = seen(relay, rank)
     assert (told.order, told.answer, told.answer_step) == ("o1", "failed", 5)
     assert told.answer_detail == "this host does not load from '/evil/3': it is elsewhere"
-    assert [(each.checkpoint, each.reason) for each in careful.take_refused()] == [("local:l.0:3", "it is elsewhere")]
-    assert careful.take_refused() == []
+    assert [(each.checkpoint, each.reason) for each in relay.take_refused()] == [("local:l.0:3", "it is elsewhere")]
+    assert relay.take_refused() == []
 
 
-def test_a_refusal_ends_with_its_order(careful, rank, places):
+def test_a_refusal_ends_with_its_order(relay, rank, places):
     places.known["/evil/3"] = "it is elsewhere"
-    say(careful, ROLLBACK)
-    say(careful, ROLLBACK, "closed")
-    assert seen(careful, rank).order == ""
-    say(careful, HOLD, order="o2")
+    say(relay, ROLLBACK)
+    say(relay, ROLLBACK, "closed")
+    assert seen(relay, rank).order == ""
+    say(relay, HOLD, order="o2")
     assert slot(rank) == ("o2", "hold")
-    assert seen(careful, rank).order == ""
+    assert seen(relay, rank).order == ""
 
 
-def test_what_a_rank_itself_has_answered_is_passed_on(careful, rank, places):
-    say(careful, ROLLBACK)
+def test_what_a_rank_itself_has_answered_is_passed_on(relay, rank, places):
+    say(relay, ROLLBACK)
     assert slot(rank) == ("o1", "hold")
     places.known["/evil/3"] = "it is elsewhere"
-    say(careful, ROLLBACK, "do")
+    say(relay, ROLLBACK, "do")
     assert slot(rank) == ("o1", "do"), "the rank has the location since the hold"
-    assert seen(careful, rank, "o1", "held").answer == "held"
+    assert seen(relay, rank, "o1", "held").answer == "held"
 
 
-def test_a_location_that_is_being_looked_up_is_passed_on_with_the_next_orders(careful, rank, places):
+def test_a_location_that_is_being_looked_up_is_passed_on_with_the_next_orders(relay, rank, places):
     places.known["/evil/3"] = None
-    say(careful, ROLLBACK)
-    assert (slot(rank), seen(careful, rank).order) == (None, "")
+    say(relay, ROLLBACK)
+    assert (slot(rank), seen(relay, rank).order) == (None, "")
     del places.known["/evil/3"]
-    say(careful, ROLLBACK)
+    say(relay, ROLLBACK)
     assert slot(rank) == ("o1", "hold")
 
 
-def test_the_advice_for_a_relaunch_is_written_only_where_it_may_be_loaded(careful, places, tmp_path):
+def test_the_advice_for_a_relaunch_is_written_only_where_it_may_be_loaded(relay, places, tmp_path):
     advice = tmp_path / "resume.json"
     places.known["/evil/3"] = None
-    assert not careful.ready(ADVICE)
-    careful.apply(ADVICE)
+    assert not relay.ready(ADVICE)
+    relay.apply(ADVICE)
     assert not advice.exists()
     places.known["/evil/3"] = "it is elsewhere"
-    assert careful.ready(ADVICE)
+    assert relay.ready(ADVICE)
     for _ in range(3):
-        careful.apply(ADVICE)
+        relay.apply(ADVICE)
     assert not advice.exists()
-    assert "it is elsewhere" in careful.trouble
-    assert len(careful.take_refused()) == 1
-    careful.apply(wire.Orders(resume=wire.ResumeAdvice("gpt", "local:l.0:2", "/ckpt/2", 2)))
+    assert "it is elsewhere" in relay.trouble
+    assert len(relay.take_refused()) == 1
+    relay.apply(wire.Orders(resume=wire.ResumeAdvice("gpt", "local:l.0:2", "/ckpt/2", 2)))
     assert '"/ckpt/2"' in advice.read_text()
-    assert careful.trouble == ""
-    careful.apply(ADVICE)
+    assert relay.trouble == ""
+    relay.apply(ADVICE)
     assert '"/ckpt/2"' in advice.read_text(), "the checkpoint before it stays"
 
 
@@ -305,10 +291,10 @@ REQUEST = wire.TraceRequest("cmd_1", "l.0", (0,), 3)
 class Host:
     """The parts of an agent that traces pass through."""
 
-    def __init__(self, rank: LocalRank, folder: Path) -> None:
+    def __init__(self, rank: LocalRank, relay: Relay) -> None:
         self.rank = rank
         self.traces = Traces(HostClock())
-        self.relay = Relay([rank], folder / "resume.json", "gpt", lambda _: "")
+        self.relay = relay
 
     def order(self, *requests: wire.TraceRequest, orders: tuple[wire.OrderView, ...] = ()) -> None:
         told = wire.Orders(orders, traces=requests)
@@ -327,8 +313,8 @@ class Host:
 
 
 @pytest.fixture
-def host(rank: LocalRank, tmp_path: Path) -> Host:
-    return Host(rank, tmp_path)
+def host(rank: LocalRank, relay: Relay) -> Host:
+    return Host(rank, relay)
 
 
 def test_a_request_is_written_into_the_slot_until_the_rank_has_answered(host):
@@ -351,17 +337,16 @@ def test_requests_to_other_attempts_and_ranks_are_not_for_this_one(host, request
 
 
 def test_an_open_order_keeps_the_slot_and_the_trace_follows_it(host):
-    view = wire.OrderView("o1", "gpt", "l.0", "hold", "pause", step=10)
-    host.order(orders=(view,))
-    host.order(REQUEST, orders=(view,))
+    host.order(orders=(HOLD,))
+    host.order(REQUEST, orders=(HOLD,))
     assert host.rank.reader.directives.read().order == "o1"
-    host.order(REQUEST, orders=(msgspec.structs.replace(view, phase="closed"),))
+    host.order(REQUEST, orders=(msgspec.structs.replace(HOLD, phase="closed"),))
     assert host.slot.trace == "cmd_1"
 
 
 def test_an_order_during_a_trace_leaves_the_request_in_the_slot(host):
     host.order(REQUEST)
-    host.order(REQUEST, orders=(wire.OrderView("o1", "gpt", "l.0", "hold", "pause", step=10),))
+    host.order(REQUEST, orders=(HOLD,))
     assert (host.rank.reader.directives.read().order, host.slot.trace) == ("o1", "cmd_1")
 
 

@@ -64,11 +64,9 @@ def test_plain_http_to_any_other_machine_is_refused_unless_somebody_wants_it(hos
         Trust().check(f"https://{host}:8770")
 
 
-@pytest.mark.parametrize(
-    ("said", "allowed"), [("1", True), ("true", True), ("True", True), ("False", False), ("", False)]
-)
-def test_the_environment_may_allow_plain_http(said: str, allowed: bool) -> None:
-    assert trust_of("t", {"RANKWATCH_INSECURE": said}).insecure == allowed
+def test_the_environment_may_allow_plain_http() -> None:
+    for said, allowed in (("1", True), ("true", True), ("True", True), ("False", False), ("", False)):
+        assert trust_of("t", {"RANKWATCH_INSECURE": said}).insecure == allowed
 
 
 def test_a_token_may_end_with_its_enrolment_key_which_is_not_sent(tmp_path: Path) -> None:
@@ -101,17 +99,13 @@ def test_a_token_may_end_with_the_pin_of_its_service_which_is_not_sent() -> None
 
 
 def test_the_file_of_up_may_name_the_certificate_of_the_service_beside_it(tmp_path: Path, ours: Certificate) -> None:
-    path = tmp_path / CONFIGURATION
-    path.parent.mkdir()
-    environment = {"XDG_CONFIG_HOME": str(tmp_path)}
-    path.write_text(f'{{"url": "https://h", "token": "t", "certificate": "{ours.file}"}}')
-    assert find_endpoint(None, None, environment) == Endpoint("https://h", "t", Trust(ours.pin))
-    make_certificate(ours.file, ours.keys)
-    renewed = find_endpoint(None, None, environment)
-    assert renewed.trust == Trust(ours.pin)
+    environment = user_file(tmp_path, f'{{"url": "https://h", "token": "t", "certificate": "{ours.file}"}}')
+    for _ in range(2):
+        assert find_endpoint(None, None, environment) == Endpoint("https://h", "t", Trust(ours.pin))
+        make_certificate(ours.file, ours.keys)  # it is renewed
     ours.file.unlink()
     assert find_endpoint(None, None, environment) == Endpoint("https://h", "t")
-    path.write_text('{"url": "http://h", "token": "t", "insecure": true}')
+    user_file(tmp_path, '{"url": "http://h", "token": "t", "insecure": true}')
     assert find_endpoint(None, None, environment) == Endpoint("http://h", "t", Trust(insecure=True))
 
 
@@ -194,7 +188,7 @@ def test_a_renewed_file_of_authorities_is_read_again(tmp_path: Path, ours: Certi
 
 def user_file(folder: Path, text: str) -> dict[str, str]:
     path = folder / CONFIGURATION
-    path.parent.mkdir(parents=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     return {"XDG_CONFIG_HOME": str(folder)}
 
@@ -219,19 +213,16 @@ def test_a_broken_file_is_named(tmp_path: Path, text: str) -> None:
         find_endpoint(None, None, user_file(tmp_path, text))
 
 
-@pytest.mark.parametrize("url", ["h:8770", "http://", "unix:///x", ""])
-def test_what_cannot_be_called_is_refused(url: str) -> None:
-    with pytest.raises(ValueError, match="URL"):
-        Endpoint(url, "t")
-
-
-@pytest.mark.parametrize("token", ["two words", "line\r\nX-Evil: 1", "ü"])
-def test_a_token_that_could_not_stand_in_a_header_is_refused(token: str) -> None:
-    with pytest.raises(ValueError, match="token must be ASCII"):
-        Endpoint("https://h", token)
-
-
-def test_a_url_without_a_token_is_refused_and_the_reason_said() -> None:
+@pytest.mark.parametrize(
+    ("url", "token", "why"),
+    [
+        *((url, "t", "URL") for url in ("h:8770", "http://", "unix:///x", "")),
+        *(("https://h", token, "token must be ASCII") for token in ("two words", "line\r\nX-Evil: 1", "ü")),
+    ],
+)
+def test_what_cannot_be_called_and_a_token_that_could_not_stand_in_a_header_are_refused(url, token, why):
+    with pytest.raises(ValueError, match=why):
+        Endpoint(url, token)
     with pytest.raises(ValueError, match="RANKWATCH_TOKEN"):
         find_endpoint("http://h", None, {})
 
@@ -262,19 +253,8 @@ def test_what_is_not_in_the_signed_form_is_left_to_others(body):
 
 
 def test_no_msgpack_message_and_no_json_text_begins_like_a_signed_one():
-    for value in (
-        None,
-        1,
-        -1,
-        2**40,
-        1.5,
-        "x",
-        b"x" * 300,
-        [1],
-        {"a": 1},
-        [0] * 100_000,
-        {str(n): n for n in range(70_000)},
-    ):
+    large = [0] * 100_000, {str(n): n for n in range(70_000)}
+    for value in (None, 1, -1, 2**40, 1.5, "x", b"x" * 300, [1], {"a": 1}, *large):
         assert msgspec.msgpack.encode(value)[0] != MARK
 
 

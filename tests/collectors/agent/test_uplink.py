@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import socket
 import stat
-import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -26,7 +26,6 @@ from tests.support.agent.service import TOKEN, AgentService, until
 from tests.support.clock import FakeClock
 
 BODY = wire.encode(wire.Batch(1, "gpt", "l.0", "h", "b", 0, 0))
-VIEW = wire.View("gpt", "l.0", "h", "b", 1, ())
 
 
 @pytest.fixture
@@ -102,8 +101,7 @@ def test_answers_are_told_apart(publisher: Publisher, service: AgentService, sta
 def test_a_service_that_does_not_answer_to_its_name_keeps_the_message_and_tells_a_person(publisher, service):
     service.status = 421
     outcome = publisher(lambda: find(service))(BODY)
-    assert isinstance(outcome, Later)
-    assert outcome.for_a_person
+    assert (type(outcome), outcome.for_a_person) == (Later, True)
     assert f"{service.url} says 421" in outcome.reason
 
 
@@ -141,22 +139,17 @@ def test_where_the_service_is_is_looked_up_again_after_a_failure(publisher: Publ
 @contextlib.contextmanager
 def answering(content: bytes) -> Iterator[ServiceConnection]:
     """A connection to a server that answers whatever comes with these bytes, and closes."""
-    server = socket.create_server(("127.0.0.1", 0))
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
 
-    def serve() -> None:
-        connection, _ = server.accept()
-        with connection:
-            connection.recv(65_536)
-            connection.sendall(content)
+        def serve() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(65_536)
+                connection.sendall(content)
 
-    thread = threading.Thread(target=serve)
-    thread.start()
-    endpoint = Endpoint(f"http://127.0.0.1:{server.getsockname()[1]}", TOKEN)
-    try:
+        pool.submit(serve)
+        endpoint = Endpoint(f"http://127.0.0.1:{server.getsockname()[1]}", TOKEN)
         yield ServiceConnection(lambda: endpoint, 5.0)
-    finally:
-        thread.join(60)
-        server.close()
 
 
 @pytest.mark.parametrize(
@@ -204,53 +197,40 @@ def test_a_line_with_no_service_says_so() -> None:
         list(ServiceConnection(lambda: None).stream("/"))
 
 
+def heard(inbox: Inbox, order: str) -> None:
+    """Waits until this order has come."""
+    until(lambda: order in [view.order for orders in inbox.take() for view in orders.orders])
+
+
 def test_orders_come_by_the_stream_and_again_after_it_broke(service: AgentService, enrol: Enrol) -> None:
-    inbox = Inbox()
-    stream = OrderStream(
-        lambda: find(service), inbox, enrol(lambda: find(service)), OrderCheck(), "gpt", Numbering("h")
-    )
+    inbox, look = Inbox(), lambda: find(service)
+    stream = OrderStream(look, inbox, enrol(look), OrderCheck(), "gpt", Numbering("h"))
     stream.start()
-    found: list[wire.Orders] = []
-
-    def heard(order: str) -> bool:
-        found.extend(inbox.take())
-        return any(view.order == order for orders in found[-1:] for view in orders.orders)
-
     service.order(wire.OrderView("o1", "gpt", "l.0", "view", "pause"))
-    until(lambda: heard("o1"))
+    heard(inbox, "o1")
     service.stop()
     service.order(wire.OrderView("o2", "gpt", "l.0", "view", "pause"))
     service.start()
-    until(lambda: heard("o2"))
+    heard(inbox, "o2")
     stream.close()
     service.stop()
     stream.join(60)
     assert not stream.is_alive()
 
 
-def test_the_answer_to_a_view_is_a_poll_for_orders(service: AgentService, enrol: Enrol) -> None:
-    inbox = Inbox()
-    service.order(wire.OrderView("o1", "gpt", "l.0", "hold", "pause"))
-    poster = ViewPoster(lambda: find(service), inbox, enrol(lambda: find(service)), OrderCheck())
-    poster.start()
-    poster.offer([VIEW])
-    found: list[wire.Orders] = []
-    until(lambda: found.extend(inbox.take()) or found)
-    assert found[0].orders[0].order == "o1"
-    poster.close()
-    poster.join(60)
-
-
-def test_while_the_service_is_away_views_are_dropped_and_only_the_newest_is_posted_afterwards(service, enrol):
+def test_while_the_service_is_away_views_are_dropped_and_the_answer_to_the_newest_is_a_poll_for_orders(service, enrol):
     service.stop()
-    poster = ViewPoster(lambda: find(service), Inbox(), enrol(lambda: find(service)), OrderCheck())
+    inbox, look = Inbox(), lambda: find(service)
+    poster = ViewPoster(look, inbox, enrol(look), OrderCheck())
     poster.start()
     for number in range(500):
         poster.offer([wire.View("gpt", "l.0", "h", "b", number, ())])
+    service.order(wire.OrderView("o1", "gpt", "l.0", "hold", "pause"))
     service.start()
     poster.offer([wire.View("gpt", "l.0", "h", "b", 500, ())])
     until(lambda: service.views and service.views[-1].sent_unix_ns == 500)
     assert len(service.views) <= 2
+    heard(inbox, "o1")
     poster.close()
     poster.join(60)
 
@@ -273,8 +253,11 @@ def published(service: AgentService, lines: list[ServiceConnection]) -> Callable
     return lambda enrolled: HttpPublisher(lines[0], enrolled)(BODY)
 
 
-def test_an_agent_enrols_once_and_its_next_worker_goes_on_with_the_identity(service, tmp_path):
-    first = enrolment(service, tmp_path).identity()
+@pytest.mark.parametrize("key", [b"", KEY])
+def test_an_agent_enrols_once_and_its_next_worker_goes_on_with_the_identity(service, tmp_path, key):
+    """Also by a token with an enrolment key, which is for the service that knows it."""
+    service.enrolment_key = key
+    first = enrolment(service, tmp_path, key=key).identity()
     assert list(service.agents) == [first.agent]
     assert service.agents[first.agent] == ("h", first.secret)
     service.stop()
@@ -289,14 +272,10 @@ def test_the_secret_is_for_its_user_alone_and_in_no_text(service, tmp_path):
 
 
 def test_threads_that_need_it_at_once_share_one_identity(service, tmp_path):
-    enrolled, found = enrolment(service, tmp_path), []
-    threads = [threading.Thread(target=lambda: found.append(enrolled.identity())) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert len(set(found)) == 1
-    assert len(service.agents) == 1
+    enrolled = enrolment(service, tmp_path)
+    with ThreadPoolExecutor(8) as pool:
+        found = set(pool.map(lambda _: enrolled.identity(), range(8)))
+    assert (len(found), len(service.agents)) == (1, 1)
 
 
 def test_an_agent_that_the_service_does_not_know_enrols_again(service, tmp_path, published):
@@ -342,12 +321,6 @@ def test_a_service_that_does_not_enrol_the_agent_is_not_asked_again_at_once(serv
     assert enrolled.identity() is not None
 
 
-def test_a_token_with_an_enrolment_key_is_for_the_service_that_knows_it(service, tmp_path):
-    service.enrolment_key = KEY
-    identity = enrolment(service, tmp_path, key=KEY).identity()
-    assert service.agents[identity.agent][1] == identity.secret
-
-
 @pytest.mark.parametrize(
     ("own", "known", "enrols"), [(KEY, b"", True), (KEY, bytes(16), True), (KEY, b"", False), (b"", b"", False)]
 )
@@ -363,16 +336,11 @@ def test_a_service_that_does_not_know_the_enrolment_key_enrols_no_agent_and_gets
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_agent_that_has_enrolled_never_sends_unsigned_again(service, tmp_path):
+def test_a_file_that_cannot_be_read_is_replaced_and_who_has_enrolled_never_sends_unsigned_again(service, tmp_path):
+    (tmp_path / "gpt.agent.identity").write_text('{"agent": "x", "secret": "not hex"}')
     identity = enrolment(service, tmp_path).identity()
     service.enrols = False
     assert enrolment(service, tmp_path).identity() == identity
-
-
-def test_a_file_that_cannot_be_read_is_replaced(service, tmp_path):
-    (tmp_path / "gpt.agent.identity").write_text('{"agent": "x", "secret": "not hex"}')
-    identity = enrolment(service, tmp_path).identity()
-    assert enrolment(service, tmp_path, host="").identity() == identity
 
 
 def test_nobody_answers(service, tmp_path):
@@ -384,15 +352,6 @@ def test_nobody_answers(service, tmp_path):
 S = 10**9
 IDENTITY = AgentIdentity("00112233445566aa", bytes(range(32)))
 ORDERS = wire.Orders((wire.OrderView("o1", "gpt", "l.0", "kill", "relaunch"),))
-
-
-class Time:
-    """A clock that a test sets."""
-
-    ns = 5 * S
-
-    def __call__(self) -> int:
-        return self.ns
 
 
 def told(nonce: str, sequence: int = 0, at_s: float = 1_000.0, secret: bytes = IDENTITY.secret) -> bytes:
@@ -442,20 +401,19 @@ def test_the_answer_to_another_request_is_not_taken():
         OrderCheck().event(IDENTITY, told("an earlier stream").decode(), "this stream", -1)
 
 
-def test_an_event_that_comes_again_or_late_is_not_taken():
-    check = OrderCheck()
-    for sequence in (4, 5):
-        with pytest.raises(ForgedOrdersError, match="came after 5"):
-            check.event(IDENTITY, told("n", sequence).decode(), "n", 5)
+@pytest.mark.parametrize("sequence", [4, 5])
+def test_an_event_that_comes_again_or_late_is_not_taken(sequence):
+    with pytest.raises(ForgedOrdersError, match="came after 5"):
+        OrderCheck().event(IDENTITY, told("n", sequence).decode(), "n", 5)
 
 
 def test_an_event_that_was_held_back_expires_by_the_service_s_clock():
-    time = Time()
-    check, request = OrderCheck(time), IDENTITY.sign(Purpose.VIEW, b"view")
+    clock = FakeClock()
+    check, request = OrderCheck(clock.unix_ns), IDENTITY.sign(Purpose.VIEW, b"view")
     held_back = told("n", 1, at_s=1_000.0).decode()
     check.answer(IDENTITY, told(nonce_of(request), at_s=1_000.0), request)
-    time.ns += int(wire.ORDERS_VALID_S * S)
+    clock.advance(wire.ORDERS_VALID_S)
     assert check.event(IDENTITY, held_back, "n", 0) == (ORDERS, 1)
-    time.ns += S
+    clock.advance(1.0)
     with pytest.raises(ForgedOrdersError, match="expired"):
         check.event(IDENTITY, held_back, "n", 0)
