@@ -21,7 +21,7 @@ from rankwatch_service.simulate.job import Job
 from rankwatch_service.simulate.placement import RankPlacement
 from suite.pipeline import recording_pipeline, topology_state_of, updates_of
 
-RANKS, PER_HOST, SICK, AT, STEPS = 8, 4, 5, 160, 290
+RANKS, PER_HOST, SICK, AT = 8, 4, 5, 160
 SLOT_S = 5.0
 USUAL_OF = {
     "gpu": {
@@ -58,6 +58,7 @@ class HardwareFault:
     """Nothing tells which of the devices of the host it is."""
     apart: bool = False
     """What training feels is an incident of its own, of which it is a suspected cause."""
+    steps: int = 270
 
 
 def event(kind: str, **fields: Any) -> tuple[tuple[str, Mapping[str, Any]], ...]:
@@ -101,7 +102,7 @@ FAULTS = [
         "memory errors with an Xid", felt=KILLED, xids=(48,), counters={"ecc_uncorrected": 1.0, "remap_pending": 1.0}
     ),
     HardwareFault("NVLink replays", DEGRADED, counters={"nvlink_replay_errors": 4.0}),
-    HardwareFault("link lost", PORT, STUCK, "warning", counters={"link_up": 0.0}, of="port", apart=True),
+    HardwareFault("link lost", PORT, STUCK, "warning", counters={"link_up": 0.0}, of="port", apart=True, steps=400),
     HardwareFault("link flaps", PORT, severity="warning", counters={"link_downs": 2.0}, of="port"),
     HardwareFault("link at half its speed", PORT, SLOW, counters={"link_bits_per_s": 2e11}, of="port"),
     HardwareFault("processors taken away", HOST, SLOW, counters={"cpu_steal_ratio": 0.3}, of="host"),
@@ -113,7 +114,7 @@ FAULTS = [
 
 def told(fault: HardwareFault) -> Iterator[Observation]:
     """The job with all that is heard of the fault, in the order of time."""
-    job = Job(RANKS, 400, 3, step_s=1.0, placement=RankPlacement(ranks_per_host=PER_HOST)).inject(
+    job = Job(RANKS, fault.steps, 3, step_s=1.0, placement=RankPlacement(ranks_per_host=PER_HOST)).inject(
         *([fault.felt] if fault.felt else [])
     )
     start, began_s, slot, pending = None, None, 0, list[tuple[float, str, dict[str, Any]]]()

@@ -59,7 +59,7 @@ def test_a_block_without_a_time_of_sending_has_its_time_of_arrival():
     assert board.presence().told_s.tolist() == [5.0, 9.0]
 
 
-HOSTS = 8
+HOSTS, RANKS = 4, 16
 
 
 def findings(
@@ -93,13 +93,8 @@ def findings(
 
 
 def job(step_s: float) -> Job:
-    return Job(
-        world_size=32,
-        step_s=step_s,
-        steps=int(240 / step_s),
-        seed=1,
-        placement=RankPlacement(ranks_per_host=32 // HOSTS),
-    )
+    placement = RankPlacement(ranks_per_host=RANKS // HOSTS)
+    return Job(world_size=RANKS, step_s=step_s, steps=int(240 / step_s), seed=1, placement=placement)
 
 
 def hosts(count: int) -> set[str]:
@@ -123,14 +118,14 @@ def test_telemetry_that_comes_late_is_no_hang(way: str, count: int, step_s: floa
 
 def test_a_host_with_late_blocks_is_not_named_for_the_hang_of_another_rank() -> None:
     way = WAYS["falls behind to half a minute"]
-    told = list(findings(job(1.0).inject(Hang(29, 150, seconds=20)), way, {"host-0"}))
-    assert {finding.ranks for finding in told} == {(29,)}
+    told = list(findings(job(1.0).inject(Hang(13, 150, seconds=20)), way, {"host-0"}))
+    assert {finding.ranks for finding in told} == {(13,)}
     assert [finding.change for finding in told] == [Change.OPEN, Change.UPDATE, Change.CLOSE]
 
 
 def test_a_job_that_is_late_as_a_whole_still_hangs() -> None:
-    told = list(findings(job(1.0).inject(Hang(29, 150, seconds=20)), WAYS["always half a minute"], hosts(HOSTS)))
-    assert {finding.ranks for finding in told} == {(29,)}
+    told = list(findings(job(1.0).inject(Hang(13, 150, seconds=20)), WAYS["always half a minute"], hosts(HOSTS)))
+    assert {finding.ranks for finding in told} == {(13,)}
 
 
 @pytest.mark.parametrize("by_s", [20, -20, 3600, -3600])
@@ -139,9 +134,9 @@ def test_a_clock_that_is_corrected_while_a_job_runs_is_no_hang_and_hides_none(by
         return by_s if sent_s > 100 else 0
 
     told = list(
-        findings(job(1.0).inject(Hang(29, 150, seconds=20)), WAYS["always half a minute"], hosts(HOSTS), clock_s)
+        findings(job(1.0).inject(Hang(13, 150, seconds=20)), WAYS["always half a minute"], hosts(HOSTS), clock_s)
     )
-    assert {finding.ranks for finding in told} == {(29,)}
+    assert {finding.ranks for finding in told} == {(13,)}
 
 
 EPOCH_S = 10**9

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from sqlalchemy import Engine, select
+from sqlalchemy import Engine, insert, select
 
 from rankwatch import wire
 from rankwatch_detectors.base import Frame, Observation, Occurrence
@@ -17,7 +17,6 @@ from rankwatch_detectors.tuning import Profile
 from rankwatch_service.incidents.model import incident_id
 from rankwatch_service.log.base import Entry, Record
 from rankwatch_service.log.control_log import ControlLog
-from rankwatch_service.log.sql_log import SqlLog
 from rankwatch_service.names import ALL_JOBS
 from rankwatch_service.policy.control_records import (
     AlertsReceived,
@@ -173,15 +172,15 @@ def recording() -> list[Timed]:
 def record_log(folder: Path, entries: list[Timed]) -> Path:
     """A database that holds the log and nothing that stream makes of it."""
     engine = new_database(folder)
-    clock = FakeClock(START_NS)
-    log, controls = SqlLog(engine, clock), ControlLog(engine, clock)
-    for timed in entries:
-        clock.now_ns = START_NS + round(timed.time_s * 1e9)
-        if timed.control:
-            with write(engine) as connection:
-                controls.append_in(connection, [timed.entry])
-        else:
-            log.append([timed.entry])
+    record_controls(engine, entries)
+    rows = [
+        {"partition": 0, "position": position, "key": timed.entry.key, "value": timed.entry.value}
+        | {"appended_unix_ns": START_NS + round(timed.time_s * 1e9)}
+        for position, timed in enumerate(timed for timed in entries if not timed.control)
+    ]
+    with write(engine) as connection:
+        connection.execute(insert(models.LogPartition), {"partition": 0, "next_position": len(rows)})
+        connection.execute(insert(models.LogRecord), rows)
     engine.dispose()
     return folder / "rankwatch.db"
 
