@@ -81,6 +81,9 @@ def test_evaluations_are_no_steps(text, expected):
 def test_the_end_of_training(name, text):
     *_, end = entries(TextLog(), (FORMATS[name](1, 2.0) + text).encode())
     assert end == End()
+    if name == "megatron":  # another rank prints it than the steps
+        *_, end = entries(TextLog(), f"[default7]:{FORMATS[name](1, 2.0)}[default0]:{text}".encode())
+        assert end == End()
 
 
 def test_lines_of_hugging_face_have_the_step_of_the_progress_bar_and_without_one_are_counted():
@@ -98,11 +101,7 @@ def test_lines_of_hugging_face_have_the_step_of_the_progress_bar_and_without_one
     [
         ("step    3/10 | train loss 5.27 | norm 30.2 | lr 1.0e-04 | (1000.00 ms | 4000 tok/s)", 3, (5.27, 30.2, 1e-4)),
         ("step 3: train loss 5.270000 (took 1000.000000 ms)", 3, (5.27, None, None)),
-        (
-            "step 00003/21400 (0.01%) | loss: 5.27 | lrm: 1.00 | dt: 1000.00ms | mfu: 40.1 | total time: 0.5m",
-            3,
-            (5.27, None, None),
-        ),
+        ("step 00003/21400 (0.01%) | loss: 5.27 | lrm: 1.00 | dt: 1000.00ms | mfu: 40.1", 3, (5.27, None, None)),
         ("step:3/1750 train_loss:5.27 train_time:9000ms step_avg:1000.00ms", 3, (5.27, None, None)),
         ("Epoch 1, Iteration 3: Loss = 5.27, learning rate = 1e-4, took 1000ms", 3, (5.27, None, 1e-4)),
     ],
@@ -147,41 +146,27 @@ def test_a_message_of_another_rank_between_lines_without_a_label_is_passed_over(
     assert [row.step for row in entries(TextLog(), text.encode())] == [1, 2]
 
 
-def test_the_end_is_printed_by_another_rank_of_megatron_than_its_steps():
-    text = "[default7]:" + FORMATS["megatron"](1, 2.5) + "[default0]:[after training is done] datetime: 2026-08-22\n"
-    assert entries(TextLog(), text.encode())[-1] == End()
-
-
 def test_a_more_particular_format_takes_the_place_of_plain_lines():
     text = "step 7: loss 9.0 of the first batch\n" + nanogpt(8, 2.5) + "step 9: loss 9.0\n"
     assert [(row.step, row.values["loss"]) for row in entries(TextLog(), text.encode())] == [(7, 9.0), (8, 2.5)]
 
 
-def test_names_of_hugging_face_may_have_any_signs():
+def test_names_of_hugging_face_may_have_any_signs_and_the_efficiency_that_nanogpt_does_not_know_yet_is_left_out():
     line = "{'loss': 2.3, 'memory/max_active (GiB)': '1.5', 'rewards/a-b/mean': 0.5, 'ppl': None, 'epoch': 1}\n"
     (row,) = entries(TextLog(), line.encode())
     assert row.values == {"loss": 2.3, "memory/max_active (GiB)": 1.5, "rewards/a-b/mean": 0.5, "epoch": 1.0}
-
-
-def test_the_efficiency_that_nanogpt_does_not_know_yet_is_left_out():
     (row,) = entries(TextLog(), b"iter 0: loss 4.2874, time 40072.30ms, mfu -100.00%\n")
     assert row.values == {"loss": 4.2874}
 
 
 def test_a_binary_file_is_no_log():
-    assert entries(TextLog(), bytes(range(256)) * 20_000) == []
+    assert entries(TextLog(), bytes(range(256)) * 2_000) == []
 
 
 @pytest.mark.parametrize("part_bytes", [1, 1 << 20])
 @pytest.mark.parametrize("separator", [",", ";", "\t"])
 def test_a_table(separator, part_bytes):
-    lines = [
-        ["global_step", "train/loss", "note", "rank"],
-        ["1", "2.5", "x", "0"],
-        ["1", "9", "x", "1"],
-        ["2", "nan", "", "0"],
-    ]
-    text = "".join(separator.join(line) + "\r\n" for line in lines)
+    text = "global_step,train/loss,note,rank\r\n1,2.5,x,0\r\n1,9,x,1\r\n2,nan,,0\r\n".replace(",", separator)
     rows = entries(CsvTable(), text.encode(), part_bytes)
     assert [(row.step, row.values["loss"]) for row in rows[:1]] == [(1, 2.5)]
     assert [row.step for row in rows] == [1, 2]
@@ -272,20 +257,12 @@ def test_what_is_appended_is_read_once_and_a_line_with_its_end(path):
     assert steps(log) == []
 
 
-def test_a_file_that_was_cut_begins_anew(path):
+@pytest.mark.parametrize("after", [[4], [7, 8, 9, 10]], ids=["cut", "longer"])
+def test_a_file_that_was_written_anew_begins_anew(path, after):
     log = FollowedLog(path, None)
-    path.write_text(lines(1, 2, 3))
-    assert steps(log) == [1, 2, 3]
-    path.write_text(lines(4))
-    assert steps(log) == [4]
-
-
-def test_a_file_that_was_written_anew_begins_anew_though_it_is_longer(path):
-    log = FollowedLog(path, None)
-    path.write_text(lines(1, 2))
-    assert steps(log) == [1, 2]
-    path.write_text(lines(7, 8, 9, 10))
-    assert steps(log) == [7, 8, 9, 10]
+    for numbers in ([1, 2, 3], after):
+        path.write_text(lines(*numbers))
+        assert steps(log) == numbers
 
 
 @pytest.mark.torch

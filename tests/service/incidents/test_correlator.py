@@ -403,6 +403,22 @@ def test_what_a_later_attempt_ended_says_from_which_step_on_it_made_its_steps_ag
     assert incident.summary == summary + said
 
 
+@pytest.mark.parametrize(
+    ("hosts", "hosts_per_switch", "listed"),
+    [
+        (["node-1", "node-2"], 2, {}),
+        (["node-0", "node-1"], 0, {}),
+        (["node-0", "node-1"], 6, {}),
+        (["node-2", "node-3"], 2, {"hosts_hit": 6}),
+    ],
+    ids=["of several", "of unknown ones", "of the only one", "a list that was cut"],
+)
+def test_hosts_of_no_certain_switch_are_the_jobs_incident(correlator, hosts, hosts_per_switch, listed):
+    silent = finding(Kind.TELEMETRY_LOST, scope="host:node-1", ranks=(), evidence={"hosts": hosts} | listed)
+    correlator.judge([silent], topology_state(ranks=24, hosts_per_switch=hosts_per_switch))
+    assert str(correlator.open[0].scope) == "job"
+
+
 def test_hosts_of_one_switch_that_fall_silent_together_are_the_switchs_incident(correlator):
     placement = topology_state(ranks=24, hosts_per_switch=2)
     silent = {"ranks": (), "evidence": {"hosts": ["node-2", "node-3"]}}
@@ -410,23 +426,6 @@ def test_hosts_of_one_switch_that_fall_silent_together_are_the_switchs_incident(
     (incident,) = correlator.open
     assert (str(incident.scope), incident.hosts) == ("switch:leaf-1", ["node-2", "node-3"])
     assert incident.summary.startswith("8 of 8 ranks of switch leaf-1: ")
-
-
-@pytest.mark.parametrize(
-    ("hosts", "hosts_per_switch"), [(["node-1", "node-2"], 2), (["node-0", "node-1"], 0), (["node-0", "node-1"], 6)]
-)
-def test_hosts_of_several_unknown_or_the_only_switch_are_the_jobs_incident(correlator, hosts, hosts_per_switch):
-    placement = topology_state(ranks=24, hosts_per_switch=hosts_per_switch)
-    silent = finding(Kind.TELEMETRY_LOST, scope="host:node-1", ranks=(), evidence={"hosts": hosts})
-    correlator.judge([silent], placement)
-    assert str(correlator.open[0].scope) == "job"
-
-
-def test_a_list_of_hosts_that_was_cut_names_no_switch(correlator):
-    placement = topology_state(ranks=24, hosts_per_switch=2)
-    listed = {"hosts": ["node-2", "node-3"], "hosts_hit": 6}
-    correlator.judge([finding(Kind.TELEMETRY_LOST, scope="job", ranks=(), evidence=listed)], placement)
-    assert str(correlator.open[0].scope) == "job"
 
 
 def test_a_switch_that_is_slow_as_a_whole_takes_over_the_incidents_of_its_ranks(correlator):

@@ -169,10 +169,13 @@ def test_records_that_agents_lost_are_counted_by_reason(assembler):
     assert assembler.dropped == {"agent_ring": 12}
 
 
+SCRIPTED = Job(8, 60, 3, step_s=0.5, late_values=True, placement=RankPlacement(ranks_per_host=4)).inject(
+    Hang(2, 20, seconds=5), Restart(40, 30, relaunch=False), Kill(5, 50), Restart(50, 40)
+)
+
+
 def scripted() -> list[tuple[float, wire.Batch]]:
-    job = Job(world_size=8, steps=60, step_s=0.5, late_values=True, seed=3, placement=RankPlacement(ranks_per_host=4))
-    job = job.inject(Hang(2, 20, seconds=5), Restart(40, 30, relaunch=False), Kill(5, 50), Restart(50, 40))
-    return [(message.time_s, message.batch) for message in batches("gpt", generate(job))]
+    return [(message.time_s, message.batch) for message in batches("gpt", generate(SCRIPTED))]
 
 
 def told(observation: Observation) -> object:
@@ -204,9 +207,7 @@ def play(assembler: Assembler, messages, restore_at: int | None = None) -> list:
 
 
 def test_frames_of_a_simulated_job_come_out_as_they_were_simulated():
-    job = Job(world_size=8, steps=60, step_s=0.5, late_values=True, seed=3, placement=RankPlacement(ranks_per_host=4))
-    job = job.inject(Hang(2, 20, seconds=5), Restart(40, 30, relaunch=False), Kill(5, 50), Restart(50, 40))
-    sent = [told(o) for o in generate(job) if isinstance(o, Frame)]
+    sent = [told(o) for o in generate(SCRIPTED) if isinstance(o, Frame)]
     found = [o for o in play(Assembler(), scripted()) if o[0] == "frame"]
     assert sorted(found, key=repr) == sorted(sent, key=repr)
 

@@ -426,11 +426,11 @@ def test_ranks_at_their_own_pace_are_not_kept_waiting(timed: TimedFrames) -> Non
 
 
 def test_a_snapshot_at_any_step_finds_what_an_unbroken_run_finds() -> None:
-    job = Job(8, 220, 3, placement=RankPlacement(launch_cpu=True, device_times=True), late_values=True)
+    job = Job(8, 190, 3, placement=RankPlacement(launch_cpu=True, device_times=True), late_values=True)
     job = job.inject(Slow(5, 150, 1.2))
     whole = findings_of(job, -1)
     assert [finding[0] for finding in whole] == ["straggler"]
-    for cut in (100, 300, 301, 302, 303):
+    for cut in (300, 301, 302):
         assert findings_of(job, cut) == whole
 
 

@@ -173,11 +173,16 @@ def test_a_silent_job_is_lost_then_idle_and_goes_on_with_new_telemetry(world):
 LINE = "watching Net (4 parameters), AdamW: gradient norm; not watched: fingerprints (switched off)"
 
 
+def stored(state: TopologyState):
+    """The topology of an attempt that starts so, as its row has it."""
+    start = AttemptStart("l.0", state.topology(), 0.0)
+    return attempt_columns(SummaryBuilder("gpt").attempt_started(start, state, 0.0))["topology"]
+
+
 def test_the_line_of_one_rank_is_the_line_of_the_attempt():
     topology_state = TopologyState()
     topology_state.learn([wire.RankInfo(0, 2, watched=LINE, optimizers=1), wire.RankInfo(1, 2, optimizers=1)])
-    start = AttemptStart("l.0", topology_state.topology(), 0.0)
-    topology = attempt_columns(SummaryBuilder("gpt").attempt_started(start, topology_state, 0.0))["topology"]
+    topology = stored(topology_state)
     assert topology["watched"] == LINE
     assert all("watched" not in rank for rank in topology["ranks"])
 
@@ -197,9 +202,7 @@ def test_the_switch_of_a_host_is_part_of_the_topology_and_stored_with_it():
     assert topology_state.switch_of(["node-0", "node-1"]) == "a"
     assert topology_state.switch_of(["node-1", "node-2"]) == topology_state.switch_of([]) == ""
     assert topology_state.ranks_below("a") == [0, 1]
-    start = AttemptStart("l.0", topology_state.topology(), 0.0)
-    stored = attempt_columns(SummaryBuilder("gpt").attempt_started(start, topology_state, 0.0))["topology"]
-    assert [rank["switch"] for rank in stored["ranks"]] == ["a", "a", ""]
+    assert [rank["switch"] for rank in stored(topology_state)["ranks"]] == ["a", "a", ""]
 
 
 def test_the_device_of_a_rank_comes_later_too_and_makes_the_job_an_accelerated_one():
@@ -212,6 +215,5 @@ def test_the_device_of_a_rank_comes_later_too_and_makes_the_job_an_accelerated_o
     topology = topology_state.topology()
     assert (topology.device_type, topology.accelerated, topology_state.accelerated) == (("cuda", "cpu"), True, True)
     assert TopologyState.restored(topology_state.state()).topology().device_type == ("cuda", "cpu")
-    start = AttemptStart("l.0", topology, 0.0)
-    stored = attempt_columns(SummaryBuilder("gpt").attempt_started(start, topology_state, 0.0))["topology"]
-    assert [(rank["device_type"], rank["device_uuid"]) for rank in stored["ranks"]] == [("cuda", "GPU-a"), ("cpu", "")]
+    ranks = stored(topology_state)["ranks"]
+    assert [(rank["device_type"], rank["device_uuid"]) for rank in ranks] == [("cuda", "GPU-a"), ("cpu", "")]

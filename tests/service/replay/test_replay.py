@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -95,24 +96,22 @@ def series(tmp_path: Path, rows: list[str], head: str = "time_s,step,loss,kind")
     return path
 
 
-def test_a_gap_in_the_times_is_a_hang_and_one_beside_an_evaluation_is_none(tmp_path: Path) -> None:
-    steps = [f"{step},{step},2,train" for step in range(60)]
-    hung = [*steps, *(f"{step + 40},{step},2,train" for step in range(60, 90))]
-    (incident,) = replayed(series(tmp_path, hung)).incidents[0]
+STOOD = ((range(60), 0), (range(60, 90), 40))
+
+
+def test_a_gap_in_the_times_is_a_hang_of_that_length_and_one_beside_an_evaluation_is_none(
+    tmp_path: Path,
+) -> None:
+    before, after = ([f"{step + off_s},{step},2,train" for step in steps] for steps, off_s in STOOD)
+    hung = series(tmp_path, [*before, *after])
+    (incident,) = replayed(hung).incidents[0]
     assert (incident.kind, incident.first.onset_step, incident.state) == (Kind.HANG, 60, "resolved")
     assert 59 < incident.detected_time_s <= 59 + 8
     assert incident.summary.startswith("No progress in step 60")
-    evaluated = [*steps, "99,59,,eval", *(f"{step + 40},{step},2,train" for step in range(60, 90))]
-    assert replayed(series(tmp_path, evaluated)).incidents == [[]]
-
-
-def test_a_hang_in_a_file_says_how_long_it_stood_and_sends_nobody_to_stacks_that_it_lacks(tmp_path: Path) -> None:
-    steps = [f"{step},{step},2,train" for step in range(60)]
-    path = series(tmp_path, [*steps, *(f"{step + 40},{step},2,train" for step in range(60, 90))])
-    _, out, _ = run(str(path))
-    said = " ".join(out.split())
+    said = " ".join(run(str(hung))[1].split())
     assert "No progress in step 60 since 59 s. It has ended by itself after 41 s." in said
     assert "first: see what the ranks did at that time; a file has no stacks" in said
+    assert replayed(series(tmp_path, [*before, "99,59,,eval", *after])).incidents == [[]]
 
 
 def test_a_stall_shows_in_step_times_where_there_are_no_others(tmp_path: Path) -> None:
@@ -195,8 +194,7 @@ def test_rows_of_an_evaluation_that_bear_the_step_before_it_are_a_phase_after_th
 def test_two_configurations_are_compared_by_what_only_one_of_them_finds(tmp_path: Path) -> None:
     job = Job(world_size=16, steps=260, seed=5).inject(Slow(3, 100, 1.05), BitFlip(5, 205))
     path = recorded(job, tmp_path / "job.parquet")
-    code, out, _ = run(str(path), "--compare", "straggler.wall.ratio_min=1.5", "--json")
-    told, _ = [json.loads(line) for line in out.splitlines()]
+    code, (told, _) = run_json(str(path), "--compare", "straggler.wall.ratio_min=1.5")
     assert (code, told["kind"], told["ranks"], told["found"]) == (0, "straggler", [3], "only with default")
     _, out, _ = run(str(path), "--compare", "straggler.wall.ratio_min=1.5")
     assert "Found with both settings: 1 incident." in out
@@ -240,10 +238,14 @@ def run(*words: str) -> tuple[int, str, str]:
     return result.exit_code, result.stdout, result.stderr
 
 
+def run_json(*words: str) -> tuple[int, list[dict[str, Any]]]:
+    code, out, _ = run(*words, "--json")
+    return code, [json.loads(line) for line in out.splitlines()]
+
+
 def test_the_command_prints_an_incident_a_line_and_what_was_read(tmp_path: Path) -> None:
     path = recorded(Job(world_size=16, steps=260, seed=5).inject(Slow(3, 100, 1.3)), tmp_path / "job.parquet")
-    code, out, _ = run(str(path), "--json")
-    told, last = [json.loads(line) for line in out.splitlines()]
+    code, (told, last) = run_json(str(path))
     assert (code, told["kind"], told["ranks"], told["resolved_step"]) == (0, "straggler", [3], None)
     assert (last["summary"]["rows"], last["summary"]["incidents"]) == (16 * 260, 1)
     code, out, _ = run(str(path))
@@ -278,8 +280,7 @@ def test_columns_of_a_file_without_a_sound_row_are_those_of_its_header(tmp_path:
     path = str(series(tmp_path, rows, HEADER))
     _, out, _ = run(path)
     assert "columns are missing" not in out
-    _, out, _ = run(path, "--json")
-    summary = json.loads(out.splitlines()[-1])["summary"]
+    summary = run_json(path)[1][-1]["summary"]
     assert summary["not_looked_for"] == list(map(str, NOT_IN_FILES))
     assert set(summary["columns"]) == {*HEADER.split(",")[3:-1], "busy_s"}
 
@@ -309,8 +310,7 @@ def test_what_stands_before_a_wrong_row_is_judged_and_printed(tmp_path: Path) ->
     assert "Read 100 rows" in out
     assert "Not finite: loss in step 70" in out
     assert "row 101, column loss: 'soon' is not a number" in err
-    code, out, _ = run(str(wrong), "--json")
-    told, last = [json.loads(line) for line in out.splitlines()]
+    code, (told, last) = run_json(str(wrong))
     assert (code, told["onset_step"]) == (1, 70)
     assert "row 101, column loss" in last["summary"]["error"]
     assert "straggler" in last["summary"]["not_looked_for"]
@@ -322,8 +322,7 @@ def test_a_detector_that_fails_is_told_in_the_summary(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(LocalNormDetector, "observe", fail)
     path = series(tmp_path, [f"{step},{step},2,train" for step in range(5)])
-    _, out, _ = run(str(path), "--json")
-    assert "ArithmeticError: no such norm" in json.loads(out.splitlines()[-1])["summary"]["failures"][0]
+    assert "ArithmeticError: no such norm" in run_json(str(path))[1][-1]["summary"]["failures"][0]
 
 
 def event_file(folder: Path, steps: range, start_s: float, losses: dict[int, float]) -> Path:
@@ -339,8 +338,7 @@ def event_file(folder: Path, steps: range, start_s: float, losses: dict[int, flo
 
 def test_scalars_of_an_event_file_are_a_series(tmp_path: Path) -> None:
     path = event_file(tmp_path, range(120), 1e9, {100: 9.0})
-    code, out, _ = run(str(path), "--map", "train/loss=loss", "--json")
-    told, last = [json.loads(line) for line in out.splitlines()]
+    code, (told, last) = run_json(str(path), "--map", "train/loss=loss")
     assert (code, told["kind"], told["onset_step"], told["resolved_step"] is not None) == (0, "loss_spike", 100, True)
     assert sorted(last["summary"]["columns"]) == ["loss", "lr"]
 
@@ -377,8 +375,7 @@ def test_event_files_of_a_job_that_was_started_again_are_its_launches(tmp_path: 
     first = event_file(tmp_path, range(120), 1e9, {})
     second = event_file(tmp_path, range(100, 200), 1e9 + 60, {150: 9.0})
     for paths in ((first, second), (second, first)):
-        code, out, _ = run(*map(str, paths), "--map", "train/loss=loss", "--json")
-        told, last = [json.loads(line) for line in out.splitlines()]
+        code, (told, last) = run_json(*map(str, paths), "--map", "train/loss=loss")
         assert (code, told["onset_step"], last["summary"]["rows"]) == (0, 150, 220)
 
 

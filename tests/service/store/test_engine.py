@@ -32,11 +32,30 @@ def sqlite(tmp_path):
     engine.dispose()
 
 
+@pytest.fixture
+def server(postgres, monkeypatch):
+    """An engine of a PostgreSQL that may take 0.3 s to answer."""
+    monkeypatch.setattr(postgres_limits, "ANSWER_TIMEOUT_S", 0.3)
+    with postgres.empty() as url:
+        engine = open_engine(url)
+        make_tables(engine)
+        yield engine
+        engine.dispose()
+
+
 def make_tables(engine) -> None:
     identity = "GENERATED ALWAYS AS IDENTITY" if engine.dialect.name == "postgresql" else ""
     with write(engine) as connection:
         connection.execute(text(f"CREATE TABLE parent (id INTEGER {identity} PRIMARY KEY)"))
         connection.execute(text("CREATE TABLE child (parent INTEGER REFERENCES parent (id))"))
+
+
+def at_once(threads: int, work) -> None:
+    started = [threading.Thread(target=work) for _ in range(threads)]
+    for thread in started:
+        thread.start()
+    for thread in started:
+        thread.join()
 
 
 def count(engine) -> int:
@@ -96,11 +115,7 @@ def test_what_a_writer_has_read_stays_true_until_it_commits(engine):
 
     with write(engine) as connection:
         add(connection)
-    threads = [threading.Thread(target=double) for _ in range(7)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(7, double)
     assert count(engine) == 2**7
 
 
@@ -149,13 +164,9 @@ def test_only_a_writer_is_in_turn(engine):
         assert not in_turn(connection)
 
 
-def test_a_reader_cannot_write_on_postgresql(postgres):
-    with postgres.empty() as url:
-        engine = open_engine(url)
-        make_tables(engine)
-        with pytest.raises(StoreBusyError, match="read-only"), read(engine) as connection:
-            add(connection)
-        engine.dispose()
+def test_a_reader_cannot_write_on_postgresql(server):
+    with pytest.raises(StoreBusyError, match="read-only"), read(server) as connection:
+        add(connection)
 
 
 @contextmanager
@@ -170,31 +181,22 @@ def standing_still(connection):
 
 
 @pytest.mark.timeout(60)
-def test_a_server_that_stands_still_is_given_up_and_used_again_when_it_goes_on(postgres, monkeypatch):
-    monkeypatch.setattr(postgres_limits, "ANSWER_TIMEOUT_S", 0.3)
-    with postgres.empty() as url:
-        engine = open_engine(url)
-        make_tables(engine)
-        with (
-            pytest.raises(StoreBusyError, match=r"not answered within 0\.3 s"),
-            write(engine) as connection,
-            standing_still(connection),
-        ):
-            add(connection)
-        assert count(engine) == 0
-        engine.dispose()
+def test_a_server_that_stands_still_is_given_up_and_used_again_when_it_goes_on(server):
+    with (
+        pytest.raises(StoreBusyError, match=r"not answered within 0\.3 s"),
+        write(server) as connection,
+        standing_still(connection),
+    ):
+        add(connection)
+    assert count(server) == 0
 
 
-def test_a_migration_may_take_longer_than_a_server_may_be_silent(postgres, monkeypatch):
-    monkeypatch.setattr(postgres_limits, "ANSWER_TIMEOUT_S", 0.3)
-    with postgres.empty() as url:
-        engine = open_engine(url)
-        with write(engine) as connection:
-            postgres_limits.lift_limits(connection)
-            connection.execute(text("SELECT pg_sleep(0.6)"))
-        with pytest.raises(StoreBusyError, match="not answered"), write(engine) as connection:
-            connection.execute(text("SELECT pg_sleep(0.6)"))
-        engine.dispose()
+def test_a_migration_may_take_longer_than_a_server_may_be_silent(server):
+    with write(server) as connection:
+        postgres_limits.lift_limits(connection)
+        connection.execute(text("SELECT pg_sleep(0.6)"))
+    with pytest.raises(StoreBusyError, match="not answered"), write(server) as connection:
+        connection.execute(text("SELECT pg_sleep(0.6)"))
 
 
 @pytest.mark.parametrize(
@@ -220,11 +222,7 @@ def test_eight_writers_at_once_all_get_their_turn(engine):
                 connection.execute(text("SELECT count(*) FROM parent")).scalar_one()
                 add(connection)
 
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(8, work)
     assert count(engine) == 160
 
 
