@@ -42,16 +42,8 @@ def newest_step(service: AgentService) -> int:
 def order(service: AgentService, name: str, action: str, margin: int = 60, **fields: object) -> wire.OrderView:
     """An order that holds some steps from now."""
     until(lambda: service.views and newest_step(service) > 0)
-    return wire.OrderView(
-        name,
-        "gpt",
-        "l.0",
-        "hold",
-        action,
-        step=newest_step(service) + margin,
-        lease_s=20.0,
-        **fields,  # type: ignore[arg-type]
-    )
+    hold = wire.OrderView(name, "gpt", "l.0", "hold", action, step=newest_step(service) + margin, lease_s=20.0)
+    return msgspec.structs.replace(hold, **fields)
 
 
 def phase(view: wire.OrderView, name: str, **fields: object) -> wire.OrderView:

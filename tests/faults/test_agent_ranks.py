@@ -19,6 +19,11 @@ def exits(service: AgentService) -> dict[int, dict[str, object]]:
     return {event.rank: event.fields for event in service.events("process_exit") if event.rank is not None}
 
 
+def blocks(service: AgentService, phase: str | None = None) -> list[wire.Progress]:
+    told = [block for batch in list(service.batches) for block in batch.progress]
+    return [block for block in told if phase in (None, block.phase)]
+
+
 def settle(service: AgentService, count: int) -> None:
     """Wait until the agent watches this many ranks."""
     until(lambda: len({info.rank for batch in service.batches for info in batch.ranks}) == count)
@@ -159,23 +164,18 @@ def test_a_process_that_closes_its_recorder_and_goes_on_is_let_go(service, agent
     assert agent.wait() == 0
     assert rank.process.poll() is None
     assert exits(service) == {}
-    shown = [block.state for batch in service.batches for block in batch.progress]
-    assert shown[-1] == "left"
+    assert blocks(service)[-1].state == "left"
     assert len(service.rows()) == 5
 
 
 def test_between_two_steps_the_agent_says_for_how_long_and_within_one_it_does_not(service, rank, agent):
     rank.do("steps", 5)
-
-    def told() -> list[wire.Progress]:
-        return [block for batch in service.batches for block in batch.progress]
-
-    until(lambda: len(told()) >= 3)
-    first, last = told()[0], told()[-1]
+    until(lambda: len(blocks(service)) >= 3)
+    first, *_, last = blocks(service)
     assert 0 <= first.outside_s < last.outside_s <= last.step_age_s
     rank.do("hang", "forward")
-    until(lambda: told()[-1].step == 5)
-    assert told()[-1].outside_s == -1.0
+    until(lambda: blocks(service)[-1].step == 5)
+    assert blocks(service)[-1].outside_s == -1.0
 
 
 def test_torn_records_are_counted_and_the_others_arrive(tmp_path, service, rank):
@@ -198,26 +198,18 @@ def test_what_the_ring_could_not_keep_is_counted_exactly(tmp_path, service, rank
 def test_progress_is_told_every_second_with_phase_ages_and_cpu_time(service, rank, agent):
     rank.do("steps", 3)
     rank.do("hang", "forward")
-
-    def blocks() -> list[wire.Progress]:
-        return [block for batch in list(service.batches) for block in batch.progress if block.phase == "forward"]
-
-    until(lambda: len(blocks()) >= 3)
-    first, *_, last = blocks()
+    until(lambda: len(blocks(service, "forward")) >= 3)
+    first, *between, last = blocks(service, "forward")
     assert last.step == 3
-    assert 0.7 < (last.phase_age_s - first.phase_age_s) / (len(blocks()) - 1) < 2.0
+    assert 0.7 < (last.phase_age_s - first.phase_age_s) / (len(between) + 1) < 2.0
     assert last.cpu_s > first.cpu_s
     assert last.state == "running"
 
 
 def test_the_age_of_a_phase_counts_from_the_step_where_no_phase_has_a_name(service, rank, agent):
     rank.do("steps", 6, 0.5)
-
-    def blocks() -> list[wire.Progress]:
-        return [block for batch in list(service.batches) for block in batch.progress]
-
-    until(lambda: any(block.step >= 5 for block in blocks()))
-    late = [block for block in blocks() if block.step >= 3]
+    until(lambda: any(block.step >= 5 for block in blocks(service)))
+    late = [block for block in blocks(service) if block.step >= 3]
     assert {block.phase for block in late} == {""}
     assert all(block.phase_age_s == block.step_age_s for block in late)
 

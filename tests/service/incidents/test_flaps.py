@@ -23,6 +23,25 @@ def what(told):
     return [news.what for news in told]
 
 
+@pytest.fixture
+def over(correlator):
+    """A hang from 1,000 to 1,010 s that was told as over."""
+    begins(correlator, 1_000.0)
+    ends(correlator, 1_010.0)
+    (incident,) = correlator.open
+    correlator.settle(1_010.0 + QUIET_S)
+    return incident
+
+
+@pytest.fixture
+def away(correlator):
+    """A hang from 1,000 s that ended by itself at 1,004 s and may come back."""
+    begins(correlator, 1_000.0)
+    ends(correlator, 1_004.0)
+    (incident,) = correlator.open
+    return incident
+
+
 def test_nine_hangs_in_a_minute_are_one_incident_that_opens_once_and_resolves_once(correlator):
     told = []
     for at_s in range(1_000, 1_060, 7):
@@ -84,48 +103,32 @@ def test_how_long_it_really_lasted_is_told_at_its_end(correlator, lasted_s, said
     assert incident.evidence["age_s"] == lasted_s
 
 
-def test_one_that_was_told_as_over_opens_again_under_its_own_id(correlator):
-    begins(correlator, 1_000.0)
-    ends(correlator, 1_010.0)
-    (incident,) = correlator.open
-    correlator.settle(1_010.0 + QUIET_S)
-    told = begins(correlator, 1_500.0)
-    assert what(told) == [TransitionKind.OPENED]
-    assert correlator.open == [incident]
-    assert (incident.state, incident.resolved_time_s) == ("open", None)
+def test_one_that_was_told_as_over_opens_again_under_its_own_id(correlator, over):
+    assert what(begins(correlator, 1_500.0)) == [TransitionKind.OPENED]
+    assert correlator.open == [over]
+    assert (over.state, over.resolved_time_s) == ("open", None)
     ends(correlator, 1_510.0)
     assert correlator.settle(1_510.0 + QUIET_S) == []
 
 
-def test_one_that_opens_again_is_no_graver_than_what_came_back_until_it_is(correlator):
-    begins(correlator, 1_000.0)
-    ends(correlator, 1_010.0)
-    (incident,) = correlator.open
-    correlator.settle(1_010.0 + QUIET_S)
+def test_one_that_opens_again_is_no_graver_than_what_came_back_until_it_is(correlator, over):
     begins(correlator, 1_500.0, severity=Severity.INFO)
-    assert incident.severity is Severity.INFO
+    assert over.severity is Severity.INFO
     graver = finding(Kind.HANG, Change.UPDATE, detected_time_s=1_502.0, severity=Severity.CRITICAL)
     assert what(correlator.judge([graver], TOPOLOGY)) == [TransitionKind.UPDATED]
-    assert incident.severity is Severity.CRITICAL
+    assert over.severity is Severity.CRITICAL
 
 
-def test_what_comes_back_much_later_is_another_incident(correlator):
-    begins(correlator, 1_000.0)
-    ends(correlator, 1_010.0)
-    (before,) = correlator.open
-    correlator.settle(1_010.0 + QUIET_S)
+def test_what_comes_back_much_later_is_another_incident(correlator, over):
     begins(correlator, 1_011.0 + FLAPPING_QUIET_S)
     (after,) = correlator.open
-    assert after.id != before.id
+    assert after.id != over.id
 
 
-def test_an_acknowledged_incident_stays_acknowledged_while_it_flaps(correlator):
-    begins(correlator, 1_000.0)
-    (incident,) = correlator.open
-    incident.state, incident.acknowledged_by = "acknowledged", "ada"
-    ends(correlator, 1_004.0)
+def test_an_acknowledged_incident_stays_acknowledged_while_it_flaps(correlator, away):
+    away.state, away.acknowledged_by = "acknowledged", "ada"
     assert what(begins(correlator, 1_010.0)) == [TransitionKind.EVIDENCE]
-    assert (incident.state, incident.acknowledged_by) == ("acknowledged", "ada")
+    assert (away.state, away.acknowledged_by) == ("acknowledged", "ada")
 
 
 def test_a_flap_that_is_graver_than_before_is_told(correlator):
@@ -134,14 +137,11 @@ def test_a_flap_that_is_graver_than_before_is_told(correlator):
     assert what(begins(correlator, 1_010.0, severity=Severity.CRITICAL)) == [TransitionKind.UPDATED]
 
 
-def test_what_a_person_has_resolved_is_not_opened_again(correlator):
-    begins(correlator, 1_000.0)
-    ends(correlator, 1_004.0)
-    (before,) = correlator.open
-    correlator.resolve(before, 100, 1_005.0)
+def test_what_a_person_has_resolved_is_not_opened_again(correlator, away):
+    correlator.resolve(away, 100, 1_005.0)
     assert what(begins(correlator, 1_010.0)) == [TransitionKind.OPENED]
     (after,) = correlator.open
-    assert after.id != before.id
+    assert after.id != away.id
 
 
 def test_a_hang_that_was_ended_by_a_relaunch_resolves_as_soon_as_training_goes_on(correlator):
@@ -157,9 +157,7 @@ def test_a_loss_spike_that_follows_another_is_another_incident(correlator):
         assert what(ends(correlator, at_s + 2, Kind.LOSS_SPIKE)) == [TransitionKind.RESOLVED]
 
 
-def test_a_correlator_restored_between_two_flaps_goes_on_as_if_it_had_not_been_away(correlator):
-    begins(correlator, 1_000.0)
-    ends(correlator, 1_004.0)
+def test_a_correlator_restored_between_two_flaps_goes_on_as_if_it_had_not_been_away(correlator, away):
     again = Correlator("gpt")
     again.restore(correlator.state())
     for one in (correlator, again):

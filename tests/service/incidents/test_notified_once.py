@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import pytest
 
 from rankwatch import wire
-from rankwatch_detectors.base import AttemptStart, Kind, Observation, Severity, Tick, Topology
+from rankwatch_detectors.base import AttemptStart, Kind, Observation, Severity, Topology
 from rankwatch_detectors.catalogue import detectors
 from rankwatch_service.api.routes.receivers import NewReceiver
 from rankwatch_service.incidents.correlator import Correlator
@@ -27,27 +27,30 @@ DEFAULTS = NewReceiver(name="on-call", url="https://on-call.example/")
 RECEIVER = ReceiverRoute("on-call", tuple(DEFAULTS.kinds), tuple(DEFAULTS.severities), tuple(DEFAULTS.jobs))
 
 
+def told_first(updates: Iterable[Update]) -> list[Notification]:
+    """What a receiver gets of these by default, besides ends."""
+    sent: list[Notification] = []
+    for news in updates:
+        news.incident.transitions += 1
+        now = news.incident.version()
+        change = Transition(news.incident.transitions, news.what, news.actor, news.text, {}, 0.0, now)
+        messages = notifications(change, [RECEIVER], [], {}, 0, news.incident.told_to, world_size=1_024)
+        news.incident.tell(message.receiver for message in messages)
+        sent += messages if news.what is not TransitionKind.RESOLVED else []
+    return sent
+
+
 def told_of(job: Job) -> tuple[list[Incident], int]:
     """The incidents in the order in which they opened, and how many messages told more than an end."""
-    pipeline, topology_state, told, now_s = (
-        DetectionPipeline("gpt", detectors),
-        topology_state_of(job.topology()),
-        0,
-        0.0,
-    )
+    pipeline, topology_state, told = DetectionPipeline("gpt", detectors), topology_state_of(job.topology()), 0
     incidents: dict[str, Incident] = {}
     for observation in generate(job):
-        now_s = observation.now_s if isinstance(observation, Tick) else now_s
         for news in pipeline.observe(observation, topology_state)[0]:
             incidents.setdefault(news.incident.id, news.incident)
-            news.incident.transitions += 1
             now = news.incident.version()
-            change = Transition(news.incident.transitions, news.what, news.actor, news.text, {}, now_s, now)
-            messages = notifications(change, [RECEIVER], [], {}, round(now_s * 1e9), news.incident.told_to)
-            news.incident.tell(message.receiver for message in messages)
             assert now.onset_unix_ns <= now.detected_unix_ns
             assert now.onset_step is None or (now.detected_step is not None and now.onset_step <= now.detected_step)
-            told += len(messages) * (news.what is not TransitionKind.RESOLVED)
+            told += len(told_first([news]))
     return list(incidents.values()), told
 
 
@@ -117,20 +120,6 @@ def test_a_sender_of_128_hosts_that_dies_is_one_incident_that_grows_and_is_told_
     job.train(1)
     assert incident.evidence["hosts_hit"] == 128
     assert not incident.goes_on
-
-
-def told_first(updates: Iterable[Update]) -> list[Notification]:
-    """What a receiver gets of these by default, besides ends."""
-    sent: list[Notification] = []
-    for news in updates:
-        news.incident.transitions += 1
-        change = Transition(
-            news.incident.transitions, news.what, news.actor, news.text, {}, 0.0, news.incident.version()
-        )
-        messages = notifications(change, [RECEIVER], [], {}, 0, news.incident.told_to, world_size=1_024)
-        news.incident.tell(message.receiver for message in messages)
-        sent += messages if news.what is not TransitionKind.RESOLVED else []
-    return sent
 
 
 def test_127_hosts_that_fall_silent_at_once_are_one_page():
