@@ -45,9 +45,8 @@ def test_a_descheduled_rank_is_told_after_a_minute_and_the_host_is_the_cause() -
 
 @pytest.mark.parametrize("world_size", [2, 3, 4, 6])
 def test_the_smallest_groups_name_the_slow_rank(world_size: int) -> None:
-    assert [
-        f.ranks for f in opened(found(Job(world_size=world_size, steps=250, seed=3).inject(Slow(1, 150, 1.5))))
-    ] == [(1,)]
+    (finding,) = opened(found(Job(world_size=world_size, steps=250, seed=3).inject(Slow(1, 150, 1.5))))
+    assert finding.ranks == (1,)
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 4, 64])
@@ -222,9 +221,8 @@ def told(job: Job) -> list[tuple[str, str, str, bool, tuple[int, ...]]]:
 
 
 def line(incident: Incident) -> tuple[str, str, str, bool, tuple[int, ...]]:
-    return (
-        str(incident.kind), str(incident.severity), str(incident.scope), incident.first.standing, incident.ranks
-    )  # fmt: skip
+    what = str(incident.kind), str(incident.severity), str(incident.scope)
+    return (*what, incident.first.standing, incident.ranks)
 
 
 FACT = ("slowdown", "info", "stage:3", True, ())
@@ -250,12 +248,11 @@ def test_a_stage_that_is_lighter_later_is_no_fact_any_more() -> None:
 
 def test_a_rank_slow_from_the_start_stays_a_warning_and_what_comes_later_is_told_apart() -> None:
     slow = ("straggler", "warning", "rank:2", True, (2,))
-    assert told(Job(16, 420, 1).inject(Slow(2, 0, 1.3), SlowJob(300, 1.08))) == [
-        slow,
-        ("slowdown", "info", "job", False, ()),
-    ]
-    later = told(Job(16, 420, 1).inject(Slow(2, 0, 1.3), Slow(2, 300, 1.2)))
-    assert later == [slow, ("straggler", "warning", "rank:2", False, (2,))]
+    for fault, more in (
+        (SlowJob(300, 1.08), ("slowdown", "info", "job", False, ())),
+        (Slow(2, 300, 1.2), ("straggler", "warning", "rank:2", False, (2,))),
+    ):
+        assert told(Job(16, 420, 1).inject(Slow(2, 0, 1.3), fault)) == [slow, more]
 
 
 def test_ranks_of_one_host_that_are_slow_from_the_start_are_one_incident() -> None:
@@ -276,9 +273,7 @@ def test_a_rank_or_host_slower_by_less_than_a_tenth_is_one_fact_for_information(
 
 
 def test_a_rank_that_recovers_is_told_and_accused_of_nothing_afterwards() -> None:
-    findings = judge(
-        generate(Job(16, 700, 1).inject(Slow(2, 0, 1.3, until_step=300))), [StragglerDetector(StragglerConfig())]
-    )
+    findings = found(Job(16, 700, 1).inject(Slow(2, 0, 1.3, until_step=300)))
     assert [(f.change, str(f.scope)) for f in findings] == [(Change.OPEN, "rank:2"), (Change.CLOSE, "rank:2")]
     assert (findings[0].onset_step, findings[0].severity) == (0, Severity.WARNING)
     assert 300 < (findings[1].detected_step or 0) <= 330
@@ -286,10 +281,8 @@ def test_a_rank_that_recovers_is_told_and_accused_of_nothing_afterwards() -> Non
 
 def test_a_relaunch_tells_again_what_still_stands_and_it_stays_the_same_incident() -> None:
     slow = ("straggler", "warning", "rank:2", True, (2,))
-    job = Job(16, 500, 1).inject(Slow(2, 0, 1.3), Restart(200, 190))
-    incidents = judged(job)[1]
-    assert [line(incident) for incident in incidents] == [slow]
-    assert [line(incident) for incident in judged(heavy(500).inject(Restart(200, 190)))[1]] == [FACT]
+    assert told(Job(16, 500, 1).inject(Slow(2, 0, 1.3), Restart(200, 190))) == [slow]
+    assert told(heavy(500).inject(Restart(200, 190))) == [FACT]
 
 
 def test_a_slow_rank_that_goes_into_a_relaunch_is_no_standing_one() -> None:
@@ -298,9 +291,8 @@ def test_a_slow_rank_that_goes_into_a_relaunch_is_no_standing_one() -> None:
 
 
 def test_a_rollback_leaves_a_fact_as_it_is() -> None:
-    findings = judge(
-        generate(heavy(500).inject(Restart(200, 150, relaunch=False))), [StageDetector(StageConfig())]
-    )  # fmt: skip
+    job = heavy(500).inject(Restart(200, 150, relaunch=False))
+    findings = judge(generate(job), [StageDetector(StageConfig())])
     assert [f.change for f in findings] == [Change.OPEN]
 
 

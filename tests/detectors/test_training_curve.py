@@ -33,6 +33,11 @@ def changes(findings: list[Finding]) -> list[tuple[Kind, Change]]:
     return [(finding.kind, finding.change) for finding in findings]
 
 
+def diverging(series: Iterable[float], step_s: float = 1.0) -> list[Finding]:
+    """What is told of a divergence of the loss."""
+    return [finding for finding in watched(series, step_s=step_s) if finding.kind is Kind.LOSS_DIVERGENCE]
+
+
 SPIKE = [(Kind.LOSS_SPIKE, Change.OPEN), (Kind.LOSS_SPIKE, Change.CLOSE)]
 
 
@@ -65,7 +70,7 @@ def test_a_few_good_batches_do_not_end_what_lasts(good: int, ends: bool) -> None
     series = curve(1500)
     series[1200:] *= 1.2
     series[1260 : 1260 + good] /= 1.2
-    told = [finding for finding in watched(series[:1300]) if finding.kind is Kind.LOSS_DIVERGENCE]
+    told = diverging(series[:1300])
     assert [finding.change for finding in told[:1]] == [Change.OPEN]
     assert any(finding.change is Change.CLOSE for finding in told) == ends
 
@@ -74,10 +79,10 @@ def test_a_few_good_batches_do_not_end_what_lasts(good: int, ends: bool) -> None
 def test_a_slow_ramp_is_a_divergence(seed: int) -> None:
     series = curve(1500, seed)
     series[1200:] *= 1.005 ** np.arange(300)
-    found = watched(series)
-    divergence = [f for f in found if f.kind is Kind.LOSS_DIVERGENCE]
+    divergence = diverging(series)
     assert divergence[0].change is Change.OPEN
     assert Change.CLOSE not in [f.change for f in divergence]
+    assert all("spikes" not in f.evidence for f in divergence)
     assert (divergence[0].detected_step or 0) <= 1240
     assert divergence[-1].severity is Severity.CRITICAL
 
@@ -86,11 +91,7 @@ def test_a_jump_that_stays_becomes_a_divergence_and_ends_the_spike() -> None:
     series = curve(1500)
     series[1200:] += 3.0 + 0.01 * np.arange(300)
     findings = watched(series)
-    assert changes(findings)[:3] == [
-        (Kind.LOSS_SPIKE, Change.OPEN),
-        (Kind.LOSS_SPIKE, Change.CLOSE),
-        (Kind.LOSS_DIVERGENCE, Change.OPEN),
-    ]
+    assert changes(findings)[:3] == [*SPIKE, (Kind.LOSS_DIVERGENCE, Change.OPEN)]
     assert (findings[2].detected_step or 0) <= 1221
     assert findings[2].onset_step == 1200
 
@@ -119,8 +120,7 @@ def test_a_loss_around_zero_and_below_is_judged_too() -> None:
 
 
 def test_evaluation_rows_are_not_part_of_the_curve() -> None:
-    config = CatalogueConfig()
-    detector = CurveDetector(Kind.LOSS_SPIKE, config.loss)
+    detector = CurveDetector(Kind.LOSS_SPIKE, CatalogueConfig().loss)
     detector.observe(AttemptStart(ATTEMPT, topology(2), 0.0))
     findings: list[Finding] = []
     for step, value in enumerate(curve(800)):
@@ -132,14 +132,10 @@ def test_evaluation_rows_are_not_part_of_the_curve() -> None:
 def test_a_rollback_into_the_steep_part_is_no_spike() -> None:
     detector = CurveDetector(Kind.LOSS_SPIKE, CatalogueConfig().loss)
     series = curve(400)
-    detector.observe(AttemptStart("a.0", topology(2), 0.0))
-    findings = [
-        f for step in range(300) for f in detector.observe(frame(step, {"loss": [series[step]] * 2}, attempt="a.0"))
-    ]
-    findings += detector.observe(AttemptStart("a.1", topology(2), 300.0))
-    for step in range(100, 400):
-        findings += detector.observe(frame(step, {"loss": [series[step]] * 2}, attempt="a.1"))
-    assert findings == []
+    for attempt, steps in (("a.0", range(300)), ("a.1", range(100, 400))):
+        assert [*detector.observe(AttemptStart(attempt, topology(2), 300.0 * (attempt == "a.1")))] == []
+        for step in steps:
+            assert [*detector.observe(frame(step, {"loss": [series[step]] * 2}, attempt=attempt))] == []
 
 
 def test_a_gradient_norm_that_explodes_is_told_and_closed() -> None:
@@ -194,7 +190,7 @@ def test_a_spike_that_goes_on_growing_is_told_again_within_its_incident() -> Non
 def test_the_further_a_loss_has_grown_the_surer_it_is_that_it_diverges() -> None:
     series = curve(1600)
     series[1200:] += 0.005 * np.arange(1, 401)
-    told = [one.confidence for one in watched(series) if one.kind is Kind.LOSS_DIVERGENCE]
+    told = [one.confidence for one in diverging(series)]
     assert told == sorted(told)
     assert told[0] < 0.9 < told[-1] == 0.95
 
@@ -205,18 +201,12 @@ def test_spikes_within_a_divergence_and_just_before_it_are_recorded_with_step_an
     losses[889] += 0.22  # ten scales: too little to be told alone
     losses[1000:1003] += (0.6, 1.5, 0.4)
     losses[1100] += 2.0
-    found = [finding for finding in watched(losses) if finding.kind is Kind.LOSS_DIVERGENCE]
+    found = diverging(losses)
     assert [finding.change for finding in found].count(Change.OPEN) == 1
     spikes = found[-1].evidence["spikes"]
     assert [spike["step"] for spike in spikes] == [889, 1000, 1100]
     assert [spike["height"] for spike in spikes] == pytest.approx([0.22, 1.5, 2.0], abs=0.15)
     assert "peaked at" in found[-1].summary
-
-
-def test_a_climb_alone_has_no_spikes() -> None:
-    losses = 2.2 + 0.02 * np.random.default_rng(3).standard_normal(1200)
-    losses[900:] *= 1.01 ** np.arange(300)
-    assert all("spikes" not in finding.evidence for finding in watched(losses))
 
 
 def humps(step: int, height: float, points: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
@@ -232,26 +222,18 @@ def test_a_hump_of_seconds_at_the_floor_of_the_loss_wakes_nobody(height: float, 
     assert {finding.severity for finding in found} <= {Severity.INFO}
 
 
-def test_a_rise_that_has_lasted_a_minute_is_told_by_its_size() -> None:
+def test_a_rise_that_has_lasted_a_minute_is_told_by_its_size_which_it_has_when_it_is_found_if_steps_take_long() -> None:
     losses = humps(3000, 0.0, 10)
     losses[3000:] *= 1.8
-    told = [finding for finding in watched(losses, step_s=0.033) if finding.kind is Kind.LOSS_DIVERGENCE]
-    grave = next(finding for finding in told if finding.severity is not Severity.INFO)
+    grave = next(finding for finding in diverging(losses, step_s=0.033) if finding.severity is not Severity.INFO)
     assert (grave.detected_time_s - 3000 * 0.033) == pytest.approx(60, abs=8)
-
-
-def test_where_steps_take_long_a_lasting_rise_is_no_longer_young_when_it_is_found() -> None:
-    losses = humps(3000, 0.0, 10)
-    losses[3000:] *= 1.8
-    told = [finding for finding in watched(losses, step_s=10.0) if finding.kind is Kind.LOSS_DIVERGENCE]
-    assert told[0].severity is Severity.CRITICAL
+    assert diverging(losses, step_s=10.0)[0].severity is Severity.CRITICAL
 
 
 def test_a_loss_of_three_times_its_level_waits_for_no_minute() -> None:
     losses = humps(3000, 0.0, 10)
     losses[3000:] *= np.minimum(1.02 ** np.arange(3000), 50.0)
-    told = [finding for finding in watched(losses, step_s=0.033) if finding.kind is Kind.LOSS_DIVERGENCE]
-    grave = next(finding for finding in told if finding.severity is Severity.CRITICAL)
+    grave = next(finding for finding in diverging(losses, step_s=0.033) if finding.severity is Severity.CRITICAL)
     assert (grave.detected_step or 0) <= 3080
 
 
@@ -278,15 +260,10 @@ def watched_curve(
         CurveDetector(Kind.GRAD_NORM, config.grad_norm),
     ]
     start = AttemptStart(ATTEMPT, dataclasses.replace(topology(2), optimizers=optimizers), 0.0)
-    frames = (
-        frame(
-            step,
-            {name: [value] * 2 for name, value in zip(curve, row, strict=True)},
-            family=family,
-            time_s=step * step_s,
-        )
-        for step, row in enumerate(zip(*curve.values(), strict=True))
-    )
+    frames = []
+    for step, row in enumerate(zip(*curve.values(), strict=True)):
+        values = {name: [value] * 2 for name, value in zip(curve, row, strict=True)}
+        frames.append(frame(step, values, family=family, time_s=step * step_s))
     return judge([start, *frames], bank)
 
 
