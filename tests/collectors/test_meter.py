@@ -1,6 +1,7 @@
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -100,10 +101,8 @@ def test_phases_do_not_leak_into_the_next_step(bench):
     with bench.meter.phase("backward"):
         bench.work(2)
     bench.end()
-    assert [dict(entry.phases) for entry in bench.steps] == [
-        {"forward": pytest.approx(1)},
-        {"backward": pytest.approx(2)},
-    ]
+    first, second = (dict(entry.phases) for entry in bench.steps)
+    assert (first, second) == (pytest.approx({"forward": 1}), pytest.approx({"backward": 2}))
 
 
 def test_the_progress_block_names_the_innermost_phase_and_since_when(bench):
@@ -189,7 +188,7 @@ def test_values_of_one_step_do_not_appear_in_the_next(bench):
 def test_late_values_keep_the_step_and_k_they_belong_to(bench):
     bench.begin(9)
     bench.meter.late(7, 1, {bench.meter.metric("loss"): 0.5}, {"fingerprint": 11})
-    entry = next(entry for entry in everything_in(bench.recorder))
+    (entry,) = everything_in(bench.recorder)
     assert (entry.step, entry.k, dict(entry.values)) == (7, 1, {"loss": 0.5, "fingerprint": 11})
 
 
@@ -212,17 +211,8 @@ def test_cpu_time_is_the_training_threads_whoever_reads_it(tmp_path):
 
 
 def test_where_torch_computes_with_several_threads_the_processs_cpu_time_counts(tmp_path, monkeypatch):
-    class Torch:
-        threads = 4
-
-        @classmethod
-        def get_num_threads(cls) -> int:
-            return cls.threads
-
-    monkeypatch.setitem(sys.modules, "torch", Torch)
     meter = StepMeter(a_recorder(tmp_path))
-    meter.choose_cpu_clock()
-    assert meter.cpu is time.process_time_ns
-    Torch.threads = 1
-    meter.choose_cpu_clock()
-    assert meter.cpu is not time.process_time_ns
+    for threads in (4, 1):
+        monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(get_num_threads=lambda threads=threads: threads))
+        meter.choose_cpu_clock()
+        assert (meter.cpu is time.process_time_ns) == (threads > 1)

@@ -151,17 +151,11 @@ def test_a_step_that_an_exception_leaves_is_recorded_no_further(rank):
     assert rank.told["error"] == "an exception left a step"
 
 
-def test_a_step_that_never_ends_is_recorded_no_further_than_the_next_one_begins(rank):
+@pytest.mark.parametrize("then", ["begin", "abandon"])
+def test_a_step_that_never_ends_or_does_not_take_place_is_recorded_no_further_than_until_it_is_known(rank, then):
     rank.asked("cmd_1", 1)
     rank.watch.begin()
-    rank.watch.begin()
-    assert rank.calls == ["start 0", "discard"]
-
-
-def test_a_step_that_does_not_take_place_is_not_kept(rank):
-    rank.asked("cmd_1", 1)
-    rank.watch.begin()
-    rank.watch._loop.abandon()
+    getattr(rank.watch if then == "begin" else rank.watch._loop, then)()
     assert rank.calls == ["start 0", "discard"]
 
 
@@ -176,11 +170,11 @@ def test_a_rollback_fails_the_trace(rank):
     assert rank.calls == ["start 0", "stop 0"]
 
 
-def test_an_order_that_comes_within_a_step_begins_with_the_next_one(rank):
+def test_an_order_that_comes_within_a_step_begins_with_the_next_one_and_one_with_a_phase_names_the_trace_too(rank):
     with rank.watch.step():
-        rank.asked("cmd_1", 1)
+        rank._put(Directive("o", "l.0", "hold", "pause", 90, trace="cmd_1", trace_steps=1))
     rank.train(1)
-    assert rank.told["step"] == 1
+    assert (rank.told["request"], rank.told["step"]) == ("cmd_1", 1)
 
 
 def test_a_request_is_answered_once_even_if_it_comes_again_after_another(rank):
@@ -203,12 +197,6 @@ def test_a_withdrawn_order_ends_the_recording_without_an_answer_and_can_be_given
     assert (rank.told["step"], rank.told["kept"]) == (3, 2)
 
 
-def test_an_order_with_a_phase_names_the_trace_too(rank):
-    rank._put(Directive("o", "l.0", "hold", "pause", 90, trace="cmd_1", trace_steps=1))
-    rank.train(1)
-    assert rank.told["request"] == "cmd_1"
-
-
 @pytest.mark.parametrize(
     ("obstacle", "said"),
     [
@@ -225,10 +213,7 @@ def test_a_profiler_that_cannot_start_is_the_answer_and_training_goes_on(rank, o
 
 
 def test_a_summary_that_fails_is_the_answer(rank):
-    def fails() -> dict[str, Any]:
-        raise KeyError("name")
-
-    rank.summary = fails
+    rank.summary = lambda: {}["name"]
     rank.asked("cmd_1", 1)
     rank.train(1)
     assert rank.told["error"] == "KeyError: 'name'"
@@ -242,19 +227,16 @@ def test_a_profiler_that_gave_way_is_the_answer(rank):
     assert rank.told == {"request": "cmd_1", "error": "a profiler of the script's own started"}
 
 
-def test_a_loop_that_is_left_ends_the_recording(rank):
+@pytest.mark.parametrize(
+    ("breaks", "end", "error"),
+    [(False, "stop 0", "the loop ended; 1 of 3 steps were recorded"), (True, "discard", "the loop ended")],
+)
+def test_a_loop_that_is_left_between_steps_or_within_one_ends_the_recording(rank, breaks, end, error):
     rank.asked("cmd_1", 3)
     for _ in rank.watch.steps(2):
-        pass
-    assert rank.told["error"] == "the loop ended; 1 of 3 steps were recorded"
-    assert rank.calls == ["start 0", "stop 0"]
-
-
-def test_a_loop_that_is_left_within_a_step_ends_the_recording(rank):
-    rank.asked("cmd_1", 3)
-    for _ in rank.watch.steps(2):
-        break
-    assert (rank.calls, rank.told["error"]) == (["start 0", "discard"], "the loop ended")
+        if breaks:
+            break
+    assert (rank.calls, rank.told["error"]) == (["start 0", end], error)
 
 
 def test_a_summary_that_is_too_long_is_not_written(rank):

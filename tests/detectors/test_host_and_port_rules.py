@@ -41,11 +41,8 @@ class Hosts:
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
-        self.detector: Detector = (
-            HostDegradedDetector(HostDegradedConfig())
-            if kind == "host"
-            else NetworkDegradedDetector(NetworkDegradedConfig())
-        )
+        host, network = HostDegradedDetector(HostDegradedConfig()), NetworkDegradedDetector(NetworkDegradedConfig())
+        self.detector: Detector = host if kind == "host" else network
         self.slot = 0
         self.begin("a")
 
@@ -99,14 +96,11 @@ def test_a_share_of_time_beyond_its_limit_is_told_after_a_minute_and_warned_of_a
 
 
 def test_what_a_host_had_from_the_start_is_told_only_from_twice_of_it_on() -> None:
+    assert learned("host").see(100, all_of={"memory_pressure_ratio": 0.5}) == [], "of most hosts it is about none"
     hosts = Hosts("host")
     assert hosts.see(100, {"cpu_throttled_ratio": 0.4}) == []
     assert hosts.see(2 * HOST.held_slots, {"cpu_throttled_ratio": 0.79}) == []
     assert hosts.see(HOST.held_slots, {"cpu_throttled_ratio": 0.81})
-
-
-def test_what_most_hosts_have_is_about_none_of_them() -> None:
-    assert learned("host").see(100, all_of={"memory_pressure_ratio": 0.5}) == []
 
 
 def test_killed_processes_are_told_at_once_and_warned_of_when_it_goes_on() -> None:
@@ -127,9 +121,6 @@ def test_before_the_first_step_only_killed_processes_count_and_what_is_usual_is_
     hosts.begin("b", trains=False)
     assert hosts.see(100, {"cpu_steal_ratio": 0.9, "memory_pressure_ratio": 0.5}) == []
     assert hosts.see(1, {"oom_kills": 4.0})
-    hosts = Hosts("host")
-    hosts.begin("b", trains=False)
-    hosts.see(100)
     hosts.begin("c")
     assert hosts.see(100, {"cpu_throttled_ratio": 0.4}) == []
 
@@ -162,8 +153,9 @@ def test_the_worst_of_several_troubles_is_told_and_when_it_is_over_the_next() ->
 
 
 def test_a_link_that_is_down_is_told_at_once_and_warned_of_after_four_minutes() -> None:
-    hosts = learned("port")
     down = {"link_up": 0.0, "link_bits_per_s": np.nan}
+    assert Hosts("port").see(100, down) == [], "what was down before the launch is not about it"
+    hosts = learned("port")
     (finding,) = hosts.see(1, down)
     assert (finding.severity, finding.cause) == (Severity.INFO, "network")
     assert finding.summary == "Port mlx5_0/1 of host host-1 is down."
@@ -221,11 +213,6 @@ def test_counts_that_rise_are_told_again_after_a_minute_as_how_many_there_were_s
     assert told[-1][1].evidence["port_errors"] == 369
 
 
-def test_a_port_that_was_down_before_the_launch_is_not_about_it() -> None:
-    hosts = Hosts("port")
-    assert hosts.see(100, {"link_up": 0.0, "link_bits_per_s": np.nan}) == []
-
-
 def test_one_flap_is_tolerated_and_the_second_within_five_minutes_is_not() -> None:
     hosts = learned("port")
     assert hosts.see(PORT.flap_slots - 1, {"link_downs": 6.0}) == []
@@ -248,8 +235,7 @@ def test_a_lower_speed_than_the_port_had_is_told_after_ten_seconds() -> None:
 
 def test_errors_are_told_from_the_third_reading_on_and_warned_of_from_the_twelfth() -> None:
     hosts = learned("port")
-    counts = iter(range(10, 100))
-    found = [hosts.see(1, {"port_errors": float(next(counts))}) for _ in range(PORT.errors_warning)]
+    found = [hosts.see(1, {"port_errors": 10.0 + reading}) for reading in range(PORT.errors_warning)]
     assert [len(findings) for findings in found] == [0, 0, 1] + [0] * (PORT.errors_warning - 4) + [1]
     assert (found[2][0].severity, found[-1][0].severity) == (Severity.INFO, Severity.WARNING)
 
@@ -259,13 +245,10 @@ def test_retransmissions_are_told_beyond_ten_times_those_of_the_other_ports() ->
     assert hosts.see(2 * PORT.retransmissions_slots, {"retransmissions_per_s": 10.0}) == []
     (finding,) = hosts.see(PORT.retransmissions_slots, {"retransmissions_per_s": 10.1})
     assert finding.severity is Severity.INFO
-    assert learned("port").see(100, all_of={"retransmissions_per_s": 1e4}) == []
-
-
-def test_counters_of_other_kinds_of_devices_are_not_its_business() -> None:
     hosts = learned("port")
+    assert hosts.see(100, all_of={"retransmissions_per_s": 1e4}) == []
     hosts.kind = "host"
-    assert hosts.see(100, {"oom_kills": 9.0, "memory_pressure_ratio": 1.0}) == []
+    assert hosts.see(100, {"oom_kills": 9.0, "memory_pressure_ratio": 1.0}) == [], "counters of another kind"
 
 
 def test_what_the_provider_announces_is_a_warning_until_it_is_withdrawn() -> None:

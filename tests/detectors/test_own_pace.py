@@ -251,11 +251,8 @@ def test_a_job_of_two_that_is_slow_outlives_the_slowness_of_each_rank_by_itself(
             if isinstance(one, Frame) and one.present["step_time_s"][rank] and begin_s < one.time_s < begin_s + 1200.0:
                 one.values["step_time_s"][rank] *= 4.0
     findings = judge(observations, [OwnPastDetector(OwnPastConfig())])
-    assert [(f.kind, f.ranks) for f in opened(findings)][:3] == [
-        (Kind.SLOWDOWN, ()),
-        (Kind.STRAGGLER, (1,)),
-        (Kind.STRAGGLER, (0,)),
-    ]
+    kinds = [(f.kind, f.ranks) for f in opened(findings)]
+    assert kinds[:3] == [(Kind.SLOWDOWN, ()), (Kind.STRAGGLER, (1,)), (Kind.STRAGGLER, (0,))]
     assert {f.kind for f in closed(findings)} == {Kind.STRAGGLER}
 
 
@@ -277,16 +274,11 @@ def test_a_slowness_of_seconds_is_a_long_episode() -> None:
 
 
 def test_a_change_that_the_job_declares_or_a_person_accepts_is_the_new_past() -> None:
-    def told(kind: str, **fields: object) -> Occurrence:
-        return Occurrence(kind, ATTEMPT, "", 0.0, None, None, fields)
-
-    for said in (told("declared", what="longer episodes"), told("accepted", kinds=["straggler"])):
-        observations: list[AttemptStart | Frame | Occurrence] = [
-            *observed_rollouts(8, 400, 1, slow={5: (3.0, 1000.0, FOR_GOOD_S)})
-        ]
-        at = next(n for n, one in enumerate(observations) if isinstance(one, Frame) and one.time_s > 1800.0)
-        observations.insert(at, said)
-        findings = judge(observations, [OwnPastDetector(OwnPastConfig())])
+    observations = observed_rollouts(8, 400, 1, slow={5: (3.0, 1000.0, FOR_GOOD_S)})
+    at = next(n for n, one in enumerate(observations) if isinstance(one, Frame) and one.time_s > 1800.0)
+    for kind, fields in (("declared", {"what": "longer episodes"}), ("accepted", {"kinds": ["straggler"]})):
+        said = Occurrence(kind, ATTEMPT, "", 0.0, None, None, fields)
+        findings = judge([*observations[:at], said, *observations[at:]], [OwnPastDetector(OwnPastConfig())])
         assert [f.change for f in findings] == [Change.OPEN, Change.CLOSE]
 
 

@@ -107,20 +107,18 @@ def test_what_this_python_writes_is_understood() -> None:
         met.set()
         over.wait()
 
-    threads = [threading.Thread(target=wait) for _ in range(2)]
-    for thread in threads:
-        thread.start()
+    thread = threading.Thread(target=wait)
+    thread.start()
     met.wait()
     with tempfile.TemporaryFile("w+") as file:
         faulthandler.dump_traceback(file, all_threads=True)
         file.seek(0)
         text = file.read()
     over.set()
-    for thread in threads:
-        thread.join()
+    thread.join()
     here = threading.get_ident()
     assert place(text, here).text.startswith("test_what_this_python_writes_is_understood (test_hang_stacks.py:")
-    assert "from wait (test_hang_stacks.py:" in place(text, threads[0].ident or 0).text
+    assert "from wait (test_hang_stacks.py:" in place(text, thread.ident or 0).text
 
 
 def stopped(pid: int) -> bool:
@@ -199,12 +197,7 @@ def hanging(rank: int, pid: int = 42, request: str = "r", *, exiting: bool = Fal
 def answered(stacks: NativeStacks, count: int) -> list[tuple[str, Event]]:
     """The next answers."""
     found: list[tuple[str, Event]] = []
-
-    def done() -> bool:
-        found.extend(stacks.take())
-        return len(found) >= count
-
-    until(done)
+    until(lambda: found.extend(stacks.take()) or len(found) >= count)
     return found
 
 
