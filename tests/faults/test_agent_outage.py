@@ -8,6 +8,7 @@ import time
 from contextlib import nullcontext
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from rankwatch import layout, wire
@@ -47,10 +48,7 @@ def steps_of(batch: wire.Batch) -> list[int]:
     if batch.steps is None:
         return []
     column = batch.steps.columns["step"]
-    width = int(column.dtype[1])
-    return [
-        int.from_bytes(column.data[at : at + width], "little") + column.base for at in range(0, len(column.data), width)
-    ]
+    return [int(step) + column.base for step in np.frombuffer(column.data, f"<{column.dtype}")]
 
 
 def test_a_service_that_accepts_and_never_answers_holds_up_neither_the_loop_nor_the_end(tmp_path, service, rank, agent):
@@ -197,11 +195,7 @@ def test_told_to_stop_the_agent_stays_with_its_rank_then_sends_what_it_has_and_e
     until(lambda: not agent.running())
 
 
-pytestmark = pytest.mark.integration
-
-
 def test_a_killed_worker_is_back_at_once_and_nothing_is_lost(service, rank, agent):
-
     def lose_a_worker() -> None:
         before = len(service.rows())
         killed = agent.kill_worker()

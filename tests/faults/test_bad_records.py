@@ -2,6 +2,7 @@
 
 import math
 import random
+from collections.abc import Callable
 
 import msgspec
 import numpy as np
@@ -90,6 +91,17 @@ def test_every_kind_of_bad_record_is_refused_with_its_reason_and_harms_nobody(li
     assert lived.outcome.kinds("gpt") == {"nonfinite"}
 
 
+def changed(job: Job, change: Callable[[wire.Table, float], wire.Table]) -> list[Timed]:
+    """The job's telemetry with other tables of steps, each by what it was and when it was sent."""
+    entries = []
+    for timed in telemetry("gpt", job):
+        message = wire.decode_batch(timed.entry.value)
+        if message.steps is not None:
+            message = msgspec.structs.replace(message, steps=change(message.steps, timed.time_s))
+        entries.append(with_body(timed, wire.encode(message)))
+    return entries
+
+
 EDGES = (math.nan, math.inf, -math.inf, -0.0, 5e-324, 1e308, -1e308)
 FIRST_EDGE_S = 10.0
 
@@ -98,16 +110,13 @@ def test_numbers_at_the_edge_are_no_errors_and_the_detectors_go_on(live):
     """Legal values that break careless arithmetic, in all metrics of one rank; a straggler afterwards is found."""
     job = Job(world_size=8, steps=200, step_s=0.5, seed=6).inject(Slow(5, 140, 1.6))
     edges = iter(EDGES)
-    entries = []
-    for timed in telemetry("gpt", job):
-        message = wire.decode_batch(timed.entry.value)
-        if message.steps is not None and timed.time_s > FIRST_EDGE_S:
-            edge = next(edges, None)
-            if edge is not None:
-                message = msgspec.structs.replace(message, steps=with_first(message.steps, edge))
-        entries.append(with_body(timed, wire.encode(message)))
+
+    def with_edge(steps: wire.Table, time_s: float) -> wire.Table:
+        edge = next(edges, None) if time_s > FIRST_EDGE_S else None
+        return steps if edge is None else with_first(steps, edge)
+
+    lived = live(changed(job, with_edge))
     assert next(edges, None) is None
-    lived = live(entries)
     assert lived.refused == []
     assert ("straggler", "rank:5") in {(kind, scope) for kind, scope, *_ in lived.outcome.of("gpt")}
 
@@ -161,25 +170,15 @@ def test_a_panic_that_is_no_exception_stops_neither_the_stream_nor_the_other_det
 
 
 RANK = 3
-SLOW_FROM = 120
 TRAINED = ("loss", "grad_norm", "local_grad_norm")
 """What training computes: NaN in these is an incident. NaN in a time says only that its clock failed."""
 MEASURED = ("step_time_s", "busy_s", "busy_cpu_s", "wait_s", "tokens")
 
 
-def job() -> Job:
-    return Job(world_size=8, steps=190, step_s=0.5, seed=8).inject(Slow(5, SLOW_FROM, 1.6))
-
-
 def spoilt(metric: str, at_step: int, steps: int = 1) -> list[Timed]:
     """The job's telemetry with NaN in one metric of one rank; the metric is added where it is not reported."""
-    entries = []
-    for timed in telemetry("gpt", job()):
-        message = wire.decode_batch(timed.entry.value)
-        if message.steps is not None:
-            message = msgspec.structs.replace(message, steps=with_nan(message.steps, metric, at_step, steps))
-        entries.append(with_body(timed, wire.encode(message)))
-    return entries
+    job = Job(world_size=8, steps=170, step_s=0.5, seed=8).inject(Slow(5, 120, 1.6))
+    return changed(job, lambda table, _: with_nan(table, metric, at_step, steps))
 
 
 def with_nan(table: wire.Table, metric: str, at_step: int, steps: int) -> wire.Table:
@@ -191,8 +190,10 @@ def with_nan(table: wire.Table, metric: str, at_step: int, steps: int) -> wire.T
     return wire.Table(table.rows, {**table.columns, metric: column(values.tolist())})
 
 
-@pytest.mark.parametrize("at_step", [0, 1, 63, 64, 100])
-@pytest.mark.parametrize("metric", TRAINED)
+@pytest.mark.parametrize(
+    ("metric", "at_step"),
+    [*(("loss", step) for step in (0, 1, 63, 64, 100)), *((name, step) for name in TRAINED[1:] for step in (0, 64))],
+)
 def test_what_training_computed_as_nan_is_told_in_its_step_and_a_later_straggler_too(live, metric, at_step):
     lived = live(spoilt(metric, at_step))
     found = lived.outcome.of("gpt")

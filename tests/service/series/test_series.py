@@ -73,24 +73,18 @@ def test_ranks_are_reduced_over_those_that_reported(engine, reduce, expected):
     assert {line.name: line.high[0] for line in segment.lines} == expected
 
 
-def missing(engine, measured, points):
-    write_all(engine, [frame(step, [1.0]) for step in measured])
+@pytest.mark.parametrize(
+    ("steps", "lacking", "points", "gaps"),
+    [
+        *((range(337), (), points, []) for points in (13, 320, 400)),  # points of uneven width are no gaps
+        (range(337), (100, *range(200, 250)), 320, [100, 200]),
+        (range(0, 600, 10), (300,), 20, [300]),
+    ],
+)
+def test_a_step_without_a_value_is_a_gap_where_steps_like_it_have_one(engine, steps, lacking, points, gaps):
+    write_all(engine, [frame(step, [1.0]) for step in steps if step not in lacking])
     (segment,) = series(engine, "gpt", "loss", points=points)
-    return segment.missing.tolist()
-
-
-@pytest.mark.parametrize("points", [13, 320, 400])
-def test_points_of_uneven_width_are_no_gaps(engine, points):
-    assert missing(engine, range(337), points) == []
-
-
-def test_a_step_without_a_value_is_a_gap_where_each_step_has_one(engine):
-    measured = [step for step in range(337) if step != 100 and step not in range(200, 250)]
-    assert missing(engine, measured, 320) == [100, 200]
-
-
-def test_a_metric_that_comes_every_tenth_step_has_no_gaps_until_one_is_left_out(engine):
-    assert missing(engine, [step for step in range(0, 600, 10) if step != 300], 20) == [300]
+    assert segment.missing.tolist() == gaps
 
 
 def test_a_nan_of_one_rank_is_seen_in_the_mean_of_all(engine):
