@@ -1,11 +1,13 @@
 """Floods take a stated amount of memory, and honest jobs beside them are watched all the same, also after a restart."""
 
+import contextlib
 import json
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +21,8 @@ from rankwatch_service.stream import partition
 from tests.support.kafka.broker import new_prefix
 from tests.support.service.process import Http, Role, Up, children, free_port, until
 from tests.support.trials.selection import long_trial
+from tests.support.values import batches
+from tests.support.values.batches import column
 
 pytestmark = pytest.mark.integration
 
@@ -60,28 +64,21 @@ class Flooded(Up):
         answer = self.agents.ask("POST", "/api/v1/telemetry", content=wire.encode(batch), headers=MSGPACK)
         return answer.status_code
 
+    def resident_mb(self, *roles: str) -> float:
+        """Of these processes together, and of both that a flood reaches if none is named."""
+        running = children(self.process.pid)
+        found = 0.0
+        for role in roles or ("api", "stream"):
+            with contextlib.suppress(KeyError, OSError):  # it is being started
+                found += int(Path(f"/proc/{running[role]}/statm").read_text().split()[1]) * 4096 / MB
+        return found
+
     def stream_mb(self) -> float:
-        return self._resident_mb("stream")
+        return self.resident_mb("stream")
 
-    def served_mb(self) -> float:
-        """Of all that a flood reaches."""
-        return self._resident_mb("api") + self._resident_mb("stream")
-
-    def _resident_mb(self, role: str) -> float:
-        try:
-            pid = children(self.process.pid)[role]
-            return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096 / MB
-        except (KeyError, OSError):
-            return 0.0  # it is being started
-
-    def incidents(self, kind: str) -> list[dict]:
-        found, cursor = [], ""
-        while True:
-            path = f"/api/v1/incidents?kind={kind}&limit=200" + (f"&cursor={cursor}" if cursor else "")
-            page = self.person.ask("GET", path).json()
-            found += page["items"]
-            if not (cursor := page.get("next_cursor")):
-                return found
+    def incidents(self, kind: str, job: str = "") -> list[dict]:
+        path = f"/api/v1/incidents?kind={kind}&limit=200" + (f"&job={job}" if job else "")
+        return self.person.ask("GET", path).json()["items"]
 
     def metric(self, line: str) -> float:
         told = self.person.ask("GET", "/metrics").text
@@ -120,7 +117,7 @@ class HonestJob:
 
     def await_found(self, kind: str, rank: int, at_step: int) -> None:
         """Wait until the incident is in REST; prints how long after the step that began it."""
-        (found,) = until(kind, lambda: [one for one in self._up.incidents(kind) if one["job"] == "honest"])
+        (found,) = until(kind, lambda: self._up.incidents(kind, "honest"))
         assert found["ranks"][0] == rank
         (attempt,) = self._up.person.ask("GET", "/api/v1/jobs/honest/attempts").json()["items"]
         delay_s = time.time() - attempt["started_unix_ns"] / 1e9 - at_step * STEP_S
@@ -141,7 +138,7 @@ class HonestJob:
         print(f"dropped: {dropped}")
         # What is late counts for the charts only; what the api could not acknowledge before it was killed came twice.
         assert set(dropped) <= {"late", "incomplete", "repeated_batches"}
-        assert not [one for one in self._up.incidents("telemetry_lost") if one["job"] == "honest"]
+        assert self._up.incidents("telemetry_lost", "honest") == []
 
     def _read(self) -> dict:
         answer = self._up.person.ask("GET", "/api/v1/jobs/honest")
@@ -179,28 +176,15 @@ def up(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Flooded]:
     one.stop()
 
 
-def columns(step: int, ranks: range) -> wire.Table:
-    rows = len(ranks)
-    held = {
-        "step": wire.Column("u4", np.full(rows, step, dtype="<u4").tobytes()),
-        "rank": wire.Column("u4", np.arange(ranks.start, ranks.stop, dtype="<u4").tobytes()),
-    }
-    held |= {name: wire.Column("f4", np.ones(rows, dtype="<f4").tobytes()) for name in METRICS}
-    return wire.Table(rows, held)
-
-
 def batch(job: str, seq: int, ranks: range, world_size: int, *, introduce: bool, step: int = -1) -> wire.Batch:
-    return wire.Batch(
-        schema=wire.SCHEMA_VERSION,
-        job=job,
-        attempt=f"{job}.0",
-        host="attacker",
-        boot="b",
-        seq=seq,
-        sent_unix_ns=time.time_ns(),
-        ranks=tuple(wire.RankInfo(rank, world_size) for rank in ranks) if introduce else (),
-        steps=columns(step, ranks) if step >= 0 else None,
-    )
+    fields: dict[str, Any] = {"job": job, "attempt": f"{job}.0", "host": "attacker", "sent_unix_ns": time.time_ns()}
+    if introduce:
+        fields["ranks"] = tuple(wire.RankInfo(rank, world_size) for rank in ranks)
+    if step >= 0:
+        columns = {"step": column([step] * len(ranks), "u4"), "rank": column(ranks, "u4")}
+        columns |= dict.fromkeys(METRICS, column([1.0] * len(ranks), "f4"))
+        fields["steps"] = wire.Table(len(ranks), columns)
+    return batches.batch(seq, **fields)
 
 
 def declare(up: Flooded, jobs: int) -> None:
@@ -236,8 +220,8 @@ def job_names(up: Flooded, seconds: float = FLOOD_S) -> int:
 def test_an_honest_job_is_watched_beside_a_flood_and_also_after_a_restart(
     up: Flooded, flood: Callable[[Flooded], object]
 ) -> None:
-    before_mb = up.served_mb()
-    highest = HighestMemory(up.served_mb)
+    before_mb = up.resident_mb()
+    highest = HighestMemory(up.resident_mb)
     honest = HonestJob(up)
     honest.await_step(SLOW_FROM - 50)
     with ThreadPoolExecutor(1) as attacker:
@@ -296,13 +280,10 @@ def test_whoever_sends_all_that_they_declare_stays_within_the_stated_bound(up: F
         for seq, low in enumerate(range(0, world_size, together)):
             ranks = range(low, low + together)
             assert up.send(batch(f"heard-{number}", seq, ranks, world_size, introduce=True)) == 202
-        for step in range(10):
-            for half, low in enumerate(range(0, world_size, together)):
-                sent = batch(
-                    f"heard-{number}", 2 + 2 * step + half, range(low, low + together), world_size,
-                    introduce=False, step=step,
-                )  # fmt: skip
-                assert up.send(sent) == 202
+        for seq in range(2, 22):
+            low = seq % 2 * together
+            ranks, step = range(low, low + together), seq // 2 - 1
+            assert up.send(batch(f"heard-{number}", seq, ranks, world_size, introduce=False, step=step)) == 202
     honest.await_found("straggler", 9, SLOW_FROM)
     honest.await_found("nonfinite", 3, NAN_AT)
     honest.assert_nothing_lost()

@@ -19,23 +19,10 @@ from rankwatch_service.access.secret_key import SecretKey
 from rankwatch_service.store.engine import write
 from rankwatch_service.store.job_removal import delete_job
 from rankwatch_service.store.models import Agent, AgentView
-from tests.support.clock import FakeClock
-from tests.support.store.database import new_database
 from tests.support.store.rows import add, change
 
+pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 HERE = Origin("gpt", "node-1")
-
-
-@pytest.fixture
-def clock():
-    return FakeClock()
-
-
-@pytest.fixture
-def engine(tmp_path):
-    engine = new_database(tmp_path)
-    yield engine
-    engine.dispose()
 
 
 @pytest.fixture
@@ -115,10 +102,3 @@ def test_an_agent_that_was_ended_elsewhere_is_known_for_as_long_as_a_revoked_tok
     clock.advance(CACHE_S)
     with pytest.raises(UnknownAgentError):
         agents.verify(message(enrolled), Purpose.BATCH, HERE)
-
-
-def test_another_key_gives_other_secrets():
-    one, two = (AgentSecrets(SecretKey(key * 32)) for key in (b"1", b"2"))
-    told = ("gpt", "node-1", "00112233445566aa")
-    assert one(*told) == one(*told)
-    assert len({one(*told), two(*told), one("gpt2", *told[1:]), one(told[0], "node-2", told[2])}) == 4

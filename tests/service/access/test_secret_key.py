@@ -12,6 +12,7 @@ import pytest
 from pydantic import ValidationError
 from sqlalchemy import select
 
+from rankwatch_service.access.agents import AgentSecrets
 from rankwatch_service.access.secret_key import SecretKey, SecretKeyError, load_secret_key
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.engine import open_engine
@@ -52,6 +53,13 @@ def test_each_purpose_has_a_key_of_its_own():
     assert len(set(derived)) == 3
     assert {len(one) for one in derived} == {32}
     assert key.derive("cursors") == derived[0]
+
+
+def test_another_key_gives_agents_other_secrets():
+    one, two = (AgentSecrets(SecretKey(key * 32)) for key in (b"1", b"2"))
+    told = ("gpt", "node-1", "00112233445566aa")
+    assert one(*told) == one(*told)
+    assert len({one(*told), two(*told), one("gpt2", *told[1:]), one(told[0], "node-2", told[2])}) == 4
 
 
 def test_a_new_database_gets_a_key_in_a_file_that_only_its_owner_may_read(engine, tmp_path):

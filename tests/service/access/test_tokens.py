@@ -1,8 +1,6 @@
 """How tokens are made, found, cached and revoked, what sessions they open, and how long who guesses waits."""
 
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,20 +14,14 @@ from rankwatch_service.access.tokens import TokenKind, create_token, issue_token
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Audit, Token
 from tests.support.clock import FakeClock
-from tests.support.store.database import new_database
 from tests.support.store.rows import rows_of
 
-
-@pytest.fixture
-def engine(tmp_path: Path) -> Iterator[Engine]:
-    engine = new_database(tmp_path)
-    yield engine
-    engine.dispose()
+pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
 
 @pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
+def authenticator(engine: Engine, clock: FakeClock) -> Authenticator:
+    return Authenticator(engine, clock)
 
 
 def made(engine: Engine, kind: TokenKind = TokenKind.API, **more: Any) -> tuple[str, str]:
@@ -68,9 +60,8 @@ def test_a_text_that_is_not_a_valid_token_has_no_identity(engine, clock, wrong):
     assert Authenticator(engine, clock).authenticate(wrong.format(id=token_id, secret=secret)) is None
 
 
-def test_the_cache_forgets_a_token_after_a_second_or_when_it_is_cleared(engine, clock):
+def test_the_cache_forgets_a_token_after_a_second_or_when_it_is_cleared(engine, authenticator, clock):
     token_id, text = made(engine)
-    authenticator = Authenticator(engine, clock)
     assert authenticator.cached(text) is None
     assert authenticator.authenticate(text) == authenticator.cached(text)
     clock.advance(CACHE_S + 0.1)
@@ -83,9 +74,8 @@ def test_the_cache_forgets_a_token_after_a_second_or_when_it_is_cleared(engine, 
     assert authenticator.authenticate(text) is None
 
 
-def test_a_token_that_was_valid_stays_known_when_others_are_revoked(engine, clock):
+def test_a_token_that_was_valid_stays_known_when_others_are_revoked(engine, authenticator, clock):
     _, text = made(engine)
-    authenticator = Authenticator(engine, clock)
     assert not authenticator.knows(text)
     authenticator.authenticate(text)
     authenticator.clear_cache()
@@ -93,9 +83,8 @@ def test_a_token_that_was_valid_stays_known_when_others_are_revoked(engine, cloc
     assert authenticator.knows(text)
 
 
-def test_the_tokens_that_were_valid_first_make_room(engine, monkeypatch):
+def test_the_tokens_that_were_valid_first_make_room(engine, authenticator, monkeypatch):
     monkeypatch.setattr("rankwatch_service.access.identities.KNOWN_MAX", 2)
-    authenticator = Authenticator(engine, FakeClock())
     texts = [made(engine)[1] for _ in range(3)]
     for text in (texts[0], texts[1], texts[0], texts[2]):
         authenticator.authenticate(text)
@@ -103,13 +92,12 @@ def test_the_tokens_that_were_valid_first_make_room(engine, monkeypatch):
 
 
 @pytest.mark.parametrize("revoked", [True, False])
-def test_of_a_token_that_has_ended_its_holder_is_told_why_and_nobody_else(engine, clock, revoked):
+def test_of_a_token_that_has_ended_its_holder_is_told_why_and_nobody_else(engine, authenticator, clock, revoked):
     token_id, text = made(engine, expires_unix_ns=clock.unix_ns() + 60 * 10**9)
     if revoked:
         with write(engine) as connection:
             revoke_token(connection, token_id)
     clock.advance(65)
-    authenticator = Authenticator(engine, clock)
     wrong = text[:-1] + ("a" if text[-1] != "a" else "b")
     assert [authenticator.authenticate(one) for one in (text, wrong)] == [None, None]
     assert authenticator.ended(text) == ("this token was revoked" if revoked else "this token expired 5 s ago")
@@ -119,9 +107,8 @@ def test_of_a_token_that_has_ended_its_holder_is_told_why_and_nobody_else(engine
     assert authenticator.ended(text) == "", "it is looked up again"
 
 
-def test_last_used_is_written_once_in_five_minutes(engine, clock):
+def test_last_used_is_written_once_in_five_minutes(engine, authenticator, clock):
     _, text = made(engine)
-    authenticator = Authenticator(engine, clock)
 
     def last_used_unix_ns() -> int:
         authenticator.authenticate(text)
@@ -191,8 +178,7 @@ def test_a_session_ends_after_a_shift_or_with_its_token_unless_that_is_a_login_t
     assert (session.kind, session.name, session.scopes, session.jobs.only) == ("session", "ada", {"read"}, "llm")
 
 
-def test_a_login_token_opens_one_session_and_another_token_as_many_as_asked_for(engine):
-    clock = FakeClock()
+def test_a_login_token_opens_one_session_and_another_token_as_many_as_asked_for(engine, clock):
     login, api = (holder(engine, clock, kind, None) for kind in (TokenKind.LOGIN, TokenKind.API))
     with write(engine) as connection:
         open_session(connection, login, clock.unix_ns(), "")
@@ -207,8 +193,7 @@ def guess(refusals: Refusals, source: str, times: int) -> None:
         refusals.add(Refusal(401, source, ""), "/api/v1/jobs", invalid_token=True)
 
 
-def test_an_address_waits_until_a_minute_after_its_first_try(engine: Engine) -> None:
-    clock = FakeClock()
+def test_an_address_waits_until_a_minute_after_its_first_try(engine: Engine, clock: FakeClock) -> None:
     refusals = Refusals(engine, clock, lambda _status: None)
     guess(refusals, "a", TRIES_MAX - 1)
     assert refusals.wait_s("a") == 0

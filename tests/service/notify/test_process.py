@@ -19,9 +19,10 @@ from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Outbox, Receiver
 from rankwatch_service.store.rows import outbox_row
 from tests.support.service.webhook_receiver import Answer, webhook_receiver
-from tests.support.store.database import new_database
 from tests.support.trials.selection import trials
 from tests.support.values.incidents import SECRET, notified, receiver_row
+
+pytestmark = [pytest.mark.integration, pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)]
 
 RUN = (
     "import sys; from rankwatch_service.notify.serve import run; from rankwatch_service.settings import Settings;"
@@ -49,20 +50,12 @@ def tell(engine, incident, what, number):
     return rows[0]["id"]
 
 
-@pytest.fixture
-def engine(tmp_path):
-    engine = new_database(tmp_path)
-    yield engine
-    engine.dispose()
-
-
 def add_receiver(engine, url):
     encrypt = load_secret_key(Settings(secret_key=KEY), engine, SystemClock()).encrypt
     with write(engine) as connection:
         connection.execute(insert(Receiver).values(**receiver_row(url=encrypt(url), secret=encrypt(SECRET))))
 
 
-@pytest.mark.integration
 def test_a_commit_reaches_the_receiver_signed_and_the_process_ends_on_sigterm(engine):
     with webhook_receiver() as receiver:
         add_receiver(engine, receiver.url)
@@ -81,7 +74,6 @@ def test_a_commit_reaches_the_receiver_signed_and_the_process_ends_on_sigterm(en
         assert Webhook(SECRET).verify(call.body, call.headers) == json.loads(call.body)
 
 
-@pytest.mark.integration
 @pytest.mark.ci
 def test_sigkill_at_many_points_loses_nothing_keeps_order_and_doubles_only_with_the_same_id(engine):
     chance = random.Random(20260101)

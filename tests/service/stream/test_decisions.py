@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from msgspec.structs import replace
 from sqlalchemy import insert, select
 
 from rankwatch_detectors.metric_rule import RULES_PER_JOB_MAX, Condition, MetricRule
@@ -33,7 +32,7 @@ from rankwatch_service.store.engine import write
 from rankwatch_service.store.rows import outbox_row
 from rankwatch_service.stream.saved import pack, restore_from_tables, unpack
 from tests.support.service.stream import no_links
-from tests.support.values.batches import ranks, table
+from tests.support.values.batches import table
 from tests.support.values.incidents import NOON_UNIX_NS, incident_row, notified
 
 NLP = JobProject("gpt", "nlp", "ann")
@@ -80,7 +79,6 @@ def test_a_job_that_is_moved_notifies_the_receivers_of_its_new_project(service, 
 
 
 def test_a_rule_of_a_project_decides_about_its_jobs_alone(service, stream):
-    service.tell(ALL_JOBS, ROUTED)
     rule = PolicyRuleRecord("stop-nlp", "", "", "", 0.0, "suggest", "stop", project="nlp")
     service.tell(ALL_JOBS, PolicySet(False, (rule,), {}))
     service.tell("gpt", NLP)
@@ -95,7 +93,6 @@ def test_a_rule_of_a_project_decides_about_its_jobs_alone(service, stream):
 
 
 def test_a_deleted_job_loses_its_project(service, stream):
-    service.tell(ALL_JOBS, ROUTED)
     with write(service.engine) as connection:
         connection.execute(insert(models.JobProject).values(job="gpt", project="nlp", owner="ann"))
     service.tell("gpt", NLP)
@@ -111,7 +108,6 @@ def test_a_deleted_job_loses_its_project(service, stream):
 
 
 def test_a_job_without_snapshot_has_the_project_of_the_table(service, stream):
-    service.tell(ALL_JOBS, ROUTED)
     with write(service.engine) as connection:
         connection.execute(insert(models.JobProject).values(job="gpt", project="nlp", owner="ann"))
     service.train(*range(10))
@@ -127,7 +123,6 @@ def test_a_job_without_snapshot_has_the_project_of_the_table(service, stream):
 
 
 def test_jobs_that_wait_have_a_limit_beyond_which_the_first_makes_room(service, monkeypatch):
-    service.tell(ALL_JOBS, ROUTED)
     monkeypatch.setattr(settings_in_force, "WAITING_MAX", 2)
     stream = service.started()
     for job in ("a", "b", "c"):
@@ -254,8 +249,7 @@ def test_a_rule_for_many_ranks_asks_for_an_approval_in_the_transaction_of_its_co
     service.tell(ALL_JOBS, policy_record(Policy(rules, PolicyLimits(approval_ranks=1))))
     service.tell(ALL_JOBS, ReceiversSet((ReceiverRoute("pager"), ReceiverRoute("other", jobs=("other",)))))
     stream = service.started()
-    service.send()
-    service.send(ranks=tuple(replace(info, can=("pause",)) for info in ranks(2)))
+    service.able()
     stream.step()
     service.send(steps=table([2, 2], [0, 1], loss=[float("nan"), 2.0]))
     stream.step()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from msgspec.structs import replace
 from sqlalchemy import delete, event, func, select, update
 
 from rankwatch import wire
@@ -20,10 +19,22 @@ from rankwatch_service.stream.sources import SqlSource
 from tests.support.service.stream import Service
 from tests.support.values.batches import batch, progress, ranks, table
 
+RULES = Policy((Rule("r1", Mode.ACT, action="pause"),), hands_off=True)
+
 
 def saved(service: Service, stream: Stream, *jobs: str) -> None:
     for name in jobs or (ALL_JOBS, *stream.partition.jobs):
         stream.save(name)
+
+
+def trimmed(service: Service, stream: Stream) -> None:
+    """Save all jobs so often that the beginning of the log is needed no more."""
+    for _ in range(3):
+        saved(service, stream)
+    service.clock.advance(loop.SNAPSHOT_S)
+    stream.step()
+    stream.save_due()
+    assert service.log.begin(0) > 0
 
 
 def test_a_batch_and_its_position_are_committed_together(service, stream):
@@ -173,12 +184,7 @@ def test_the_log_is_kept_until_every_job_has_two_snapshots_behind_it(service, st
 def test_a_job_that_appeared_after_the_log_was_trimmed_is_replayed_whole(service, stream):
     service.train(*range(10))
     stream.step()
-    for _ in range(3):
-        saved(service, stream)
-    service.clock.advance(loop.SNAPSHOT_S)
-    stream.step()
-    stream.save_due()
-    assert service.log.begin(0) > 0
+    trimmed(service, stream)
     service.train(1, 2, 3, job="young")
     stream.step()
     again = service.stream()
@@ -187,18 +193,12 @@ def test_a_job_that_appeared_after_the_log_was_trimmed_is_replayed_whole(service
 
 
 def test_a_job_whose_past_is_lost_goes_on_with_its_open_incidents(service, stream):
-    rules = Policy((Rule("r1", Mode.ACT, action="pause"),), hands_off=True)
-    service.tell(ALL_JOBS, policy_record(rules))
+    service.tell(ALL_JOBS, policy_record(RULES))
     service.train(*range(10))
     service.send(steps=table([10] * 2, [0, 1], loss=[float("nan")] * 2))
     stream.step()
     (incident,) = service.column(select(models.Incident.id))
-    for _ in range(3):
-        saved(service, stream)
-    service.clock.advance(loop.SNAPSHOT_S)
-    stream.step()
-    stream.save_due()
-    assert service.log.begin(0) > 0
+    trimmed(service, stream)
     with write(service.engine) as connection:
         connection.execute(delete(models.SnapshotChunk))
     again, started = service.again()
@@ -213,24 +213,22 @@ def test_a_job_whose_past_is_lost_goes_on_with_its_open_incidents(service, strea
 
 
 def test_settings_made_before_a_restart_hold_for_jobs_that_come_after_it(service, stream):
-    rules = Policy((Rule("r1", Mode.ACT, action="pause"),), hands_off=True)
-    service.tell(ALL_JOBS, policy_record(rules))
+    service.tell(ALL_JOBS, policy_record(RULES))
     stream.step()
     for _ in range(3):
         saved(service, stream, ALL_JOBS)
     again = service.started()
     service.train(1)
     again.step()
-    assert again.partition.jobs["gpt"].settings.policy == rules
+    assert again.partition.jobs["gpt"].settings.policy == RULES
 
 
 def test_a_command_is_requested_when_it_is_committed_and_not_at_the_tick_before(service, stream):
     service.tell(ALL_JOBS, policy_record(Policy((Rule("r1", Mode.ACT, kind="nonfinite", action="pause"),))))
-    service.send()
-    service.send(ranks=tuple(replace(info, can=("pause",)) for info in ranks(2)))
+    service.able()
     stream.step()
     service.clock.advance(0.7)
-    service.send(steps=table([2, 2], [0, 1], loss=[float("nan"), 2.0]))
+    service.ill(step=2)
     stream.step()
     assert service.column(select(models.Command.requested_unix_ns)) == [service.clock.unix_ns()]
     assert stream.partition.now_ns < service.clock.unix_ns()
