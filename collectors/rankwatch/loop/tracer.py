@@ -86,6 +86,7 @@ class Tracer:
         self._request = ""
         self._steps = 0
         self._profiler: Profiler | None = None
+        self._writer: threading.Thread | None = None
         self._recording = False
         self._rests = False
         """A recording has ended: the next step that begins is left out."""
@@ -209,7 +210,10 @@ class Tracer:
             return
         path = layout.trace_path(self._recorder.path)
         try:
-            threading.Thread(target=_write, args=(path, answer, summary), name="rankwatch trace", daemon=True).start()
+            args = (path, answer, summary, self._writer)
+            writer = threading.Thread(target=_write, args=args, name="rankwatch trace", daemon=True)
+            writer.start()
+            self._writer = writer
         except RuntimeError:  # no thread can be started
             self._recorder.drop("errors")
 
@@ -234,8 +238,15 @@ def _torch_profiler() -> Profiler:
     return StepProfiler()
 
 
-def _write(path: str, answer: dict[str, Any], summary: Callable[[], dict[str, Any]] | None) -> None:
-    """Write the answer so that a reader finds a whole one or none."""
+def _write(
+    path: str,
+    answer: dict[str, Any],
+    summary: Callable[[], dict[str, Any]] | None,
+    before: threading.Thread | None,
+) -> None:
+    """Write the answer, after that of the request before, so that a reader finds a whole one or none."""
+    if before is not None:
+        before.join()
     try:
         if summary is not None:
             answer |= summary()
