@@ -61,12 +61,7 @@ class MeasuredModel(nn.Module):
         self.position = nn.Parameter(torch.zeros(context, width))
         self.layers = nn.ModuleList(
             nn.TransformerEncoderLayer(
-                width,
-                max(width // HEAD_WIDTH, HEADS_MIN),
-                4 * width,
-                dropout=0.0,
-                batch_first=True,
-                norm_first=True,
+                width, max(width // HEAD_WIDTH, HEADS_MIN), 4 * width, dropout=0.0, batch_first=True, norm_first=True
             )
             for _ in range(layers)
         )

@@ -148,11 +148,7 @@ class StepMeter:
     """Measures one step at a time and writes its entry at its end. Implements `rankwatch.sink.Sink`."""
 
     def __init__(
-        self,
-        recorder: Recorder,
-        *,
-        now: Callable[[], int] = time.monotonic_ns,
-        cpu: Callable[[], int] | None = None,
+        self, recorder: Recorder, *, now: Callable[[], int] = time.monotonic_ns, cpu: Callable[[], int] | None = None
     ) -> None:
         """Measure the calling thread, which must be the training thread.
 

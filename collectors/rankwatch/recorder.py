@@ -61,14 +61,7 @@ class Recorder:
     # ---- life --------------------------------------------------------------------------------------------------------
 
     @classmethod
-    def create(
-        cls,
-        identity: Mapping[str, Any],
-        places: list[str],
-        *,
-        monotonic_ns: int,
-        unix_ns: int,
-    ) -> Recorder:
+    def create(cls, identity: Mapping[str, Any], places: list[str], *, monotonic_ns: int, unix_ns: int) -> Recorder:
         """Reserve, map and lock a new file in the first directory that accepts it; if none does, warn and be off.
 
         Args:

@@ -27,12 +27,7 @@ _RANK_PREFIXES: Final = ("TORCHELASTIC_", "PET_", "OMPI_", "PMI_", "PMIX_", "SLU
 
 
 def ensure_agent(
-    directory: str,
-    job: str,
-    env: Mapping[str, str],
-    *,
-    url: str | None = None,
-    token_file: str | None = None,
+    directory: str, job: str, env: Mapping[str, str], *, url: str | None = None, token_file: str | None = None
 ) -> bool:
     """Start the job's agent for this directory unless one holds the lock.
 

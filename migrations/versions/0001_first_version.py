@@ -12,11 +12,7 @@ depends_on = None
 AUTO_ID = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 # PostgreSQL need not compress again what these hold.
-COMPRESSED = {
-    "series_chunk": ("data",),
-    "series_rollup": ("low", "high", "mark", "lines"),
-    "snapshot_chunk": ("data",),
-}
+COMPRESSED = {"series_chunk": ("data",), "series_rollup": ("low", "high", "mark", "lines"), "snapshot_chunk": ("data",)}
 
 
 def upgrade() -> None:

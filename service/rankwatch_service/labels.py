@@ -12,18 +12,7 @@ from pydantic_core import SchemaError, SchemaValidator, core_schema
 
 ALERT_NAME: Final = "alertname"
 
-LABEL_NAMES: Final = (
-    ALERT_NAME,
-    "kind",
-    "severity",
-    "job",
-    "project",
-    "owner",
-    "attempt",
-    "scope",
-    "host",
-    "rank",
-)
+LABEL_NAMES: Final = (ALERT_NAME, "kind", "severity", "job", "project", "owner", "attempt", "scope", "host", "rank")
 """Labels that incidents have. One that would be empty is missing."""
 
 

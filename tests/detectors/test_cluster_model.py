@@ -11,13 +11,7 @@ from rankwatch_detectors.base import AttemptStart, Floats, Frame, Observation, T
 from rankwatch_detectors.statistics.baseline import BlockCorrelation
 from suite.cases import LabelledCase
 from suite.cluster_cases import ClusterCase, cluster_clean, cluster_faults
-from suite.cluster_model import (
-    ClusterJob,
-    CorrelatedNoise,
-    Resize,
-    SlowDevice,
-    hosts_for,
-)
+from suite.cluster_model import ClusterJob, CorrelatedNoise, Resize, SlowDevice, hosts_for
 from suite.scoring import score
 
 LARGE = (

@@ -110,10 +110,7 @@ def test_a_loss_that_falls_silent_after_an_infinity_is_told_as_what_it_hides() -
     burst = frame(8, {"loss": [1e29] * 4, "grad_norm": [math.inf] * 4})
     silent = [frame(step, {"step_time_s": [1.0] * 4}) for step in range(9, 14)]
     findings = judged(*logged, burst, *silent)
-    assert [(finding.change, finding.detected_step) for finding in findings] == [
-        (Change.OPEN, 8),
-        (Change.UPDATE, 10),
-    ]
+    assert [(finding.change, finding.detected_step) for finding in findings] == [(Change.OPEN, 8), (Change.UPDATE, 10)]
     assert "stopped being logged" in findings[1].summary
 
 

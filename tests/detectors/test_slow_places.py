@@ -181,7 +181,7 @@ def test_a_stage_that_becomes_slower_is_named_and_no_rank_of_it() -> None:
 def test_a_stage_that_is_heavier_by_design_is_told_once_for_information(pp: int) -> None:
     findings = told(Job(world_size=32, steps=400, seed=22, placement=RankPlacement(pp=pp, heavy_stage=(3, 1.6))))
     assert [(str(f.scope), f.change, f.severity, f.ranks) for f in findings] == [
-        ("stage:3", Change.OPEN, Severity.INFO, ()),
+        ("stage:3", Change.OPEN, Severity.INFO, ())
     ]
     assert findings[0].evidence["ratio"] == pytest.approx(1.6, rel=0.05)
 

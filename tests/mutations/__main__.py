@@ -126,13 +126,7 @@ def _failure(tree: Path, tests: Sequence[str], k: str) -> str:
     command += ["-k", k, *tests]
     try:
         done = subprocess.run(
-            command,
-            cwd=tree,
-            env=_environment(tree),
-            capture_output=True,
-            text=True,
-            timeout=SECONDS_MAX,
-            check=False,
+            command, cwd=tree, env=_environment(tree), capture_output=True, text=True, timeout=SECONDS_MAX, check=False
         )
     except subprocess.TimeoutExpired:
         return "take too long"

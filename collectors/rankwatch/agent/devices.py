@@ -363,12 +363,7 @@ class DeviceSampler(threading.Thread):
 
 
 def _named(device: DeviceIdentity) -> dict[str, Any]:
-    return {
-        "device_uuid": device.uuid,
-        "index": device.index,
-        "pci_bus_id": device.pci_bus_id,
-        "serial": device.serial,
-    }
+    return {"device_uuid": device.uuid, "index": device.index, "pci_bus_id": device.pci_bus_id, "serial": device.serial}
 
 
 def _ended(reader: subprocess.Popen[bytes], *, ask: bool) -> int | None:

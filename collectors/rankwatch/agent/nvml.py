@@ -19,10 +19,7 @@ DEVICES_MAX: Final = 64
 SLOW_EVERY: Final = 10
 """Counters that change slowly are read with each tenth sample."""
 
-FAST_FIELDS: Final[dict[int, tuple[str, float]]] = {
-    82: ("memory_temperature_celsius", 1.0),
-    186: ("power_now_w", 1e-3),
-}
+FAST_FIELDS: Final[dict[int, tuple[str, float]]] = {82: ("memory_temperature_celsius", 1.0), 186: ("power_now_w", 1e-3)}
 """Number of a field in nvml.h: name of the counter, factor to its unit."""
 SLOW_FIELDS: Final[dict[int, tuple[str, float]]] = {
     190: ("power_limit_w", 1e-3),

@@ -162,13 +162,7 @@ class OrderStream(threading.Thread):
     """Holds the command stream of one job open and opens it again when it ends."""
 
     def __init__(
-        self,
-        find: FindEndpoint,
-        inbox: Inbox,
-        enrolment: Enrolment,
-        check: OrderCheck,
-        job: str,
-        numbering: Numbering,
+        self, find: FindEndpoint, inbox: Inbox, enrolment: Enrolment, check: OrderCheck, job: str, numbering: Numbering
     ) -> None:
         super().__init__(name="orders", daemon=True)
         self._connection = ServiceConnection(find)

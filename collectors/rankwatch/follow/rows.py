@@ -32,15 +32,7 @@ _KNOWN: Final = {
 _PREFIX: Final = re.compile(
     r"^(train|training|loss_metrics|optim)/+|^train_(?=loss(?:_step)?$)|(?<=^loss)/train$|(?<=loss)_step$"
 )
-STEP_NAMES: Final = (
-    "train/global_step",
-    "trainer/global_step",
-    "global_step",
-    "step",
-    "iteration",
-    "iter",
-    "_step",
-)
+STEP_NAMES: Final = ("train/global_step", "trainer/global_step", "global_step", "step", "iteration", "iter", "_step")
 """Columns that number the steps, the surest first: `_step` of W&B's tables counts rows."""
 TIME_NAMES: Final = ("time_s", "_timestamp", "timestamp")
 """Columns with the time of a row, in Unix seconds."""

@@ -239,10 +239,7 @@ def _torch_profiler() -> Profiler:
 
 
 def _write(
-    path: str,
-    answer: dict[str, Any],
-    summary: Callable[[], dict[str, Any]] | None,
-    before: threading.Thread | None,
+    path: str, answer: dict[str, Any], summary: Callable[[], dict[str, Any]] | None, before: threading.Thread | None
 ) -> None:
     """Write the answer, after that of the request before, so that a reader finds a whole one or none."""
     if before is not None:

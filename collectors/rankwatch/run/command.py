@@ -102,11 +102,7 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
 def added(environment: Mapping[str, str], job: str) -> dict[str, str]:
     """The environment of the command."""
     path = environment.get("PYTHONPATH")
-    variables = {
-        RUN_VARIABLE: "1",
-        JOB_VARIABLE: job,
-        "PYTHONPATH": f"{SITE}{os.pathsep}{path}" if path else str(SITE),
-    }
+    variables = {RUN_VARIABLE: "1", JOB_VARIABLE: job, "PYTHONPATH": f"{SITE}{os.pathsep}{path}" if path else str(SITE)}
     try:
         variables |= job_access(job, environment)
     except NoTokenError as error:

@@ -69,12 +69,7 @@ class LateValues:
 
     @torch.no_grad()
     def send(
-        self,
-        step: int,
-        k: int,
-        floats: Mapping[str, Scalar],
-        ints: Mapping[str, Scalar],
-        spans: StepSpans = NO_SPANS,
+        self, step: int, k: int, floats: Mapping[str, Scalar], ints: Mapping[str, Scalar], spans: StepSpans = NO_SPANS
     ) -> None:
         """Start the copy of one step's values: 0-d tensors on any device, and what was marked of its device time."""
         words = [torch.as_tensor(value).reshape(()).to(torch.float64).view(torch.int64) for value in floats.values()]

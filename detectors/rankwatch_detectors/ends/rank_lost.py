@@ -19,15 +19,7 @@ import numpy as np
 
 from rankwatch_detectors.base import AttemptStart, Bools, Finding, Kind, Occurrence, Presence, Severity
 from rankwatch_detectors.dispatch import DispatchingDetector
-from rankwatch_detectors.ends.teardown import (
-    End,
-    Teardown,
-    end_of,
-    evidence_of,
-    is_broken_connection,
-    is_request,
-    told,
-)
+from rankwatch_detectors.ends.teardown import End, Teardown, end_of, evidence_of, is_broken_connection, is_request, told
 from rankwatch_detectors.episodes import EPISODES_MAX
 from rankwatch_detectors.scope import IncidentScope
 
@@ -292,12 +284,7 @@ class RankLostDetector(DispatchingDetector):
         self._scope = str(scope)
         if scope in self.episodes:
             return []
-        return self.episodes.open(
-            scope,
-            attempt=self.attempt,
-            score=math.inf,
-            **told_now,
-        )
+        return self.episodes.open(scope, attempt=self.attempt, score=math.inf, **told_now)
 
     def _sentence(self, first: End, severity: Severity, missing: int) -> str:
         where = f"rank {first['rank']}" + (f" on {first['host']}" if first["host"] else "")

@@ -278,14 +278,7 @@ class SlowPlaces(Stateful):
         """Rows of the block in which each rank has no value."""
         self._rows, self._first_step = 0, 0
 
-    def take(
-        self,
-        ranks: Witness,
-        source: str,
-        frame: Frame,
-        now_s: float,
-        describe: Described,
-    ) -> list[Finding]:
+    def take(self, ranks: Witness, source: str, frame: Frame, now_s: float, describe: Described) -> list[Finding]:
         """Take a row of ranks that has just been judged, and is not learned yet.
 
         Args:

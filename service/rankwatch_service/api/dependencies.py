@@ -176,8 +176,7 @@ class Precondition:
         self,
         response: Response,
         if_match: Annotated[
-            str | None,
-            Header(max_length=IF_MATCH_CHARS_MAX, description="ETag of what was read"),
+            str | None, Header(max_length=IF_MATCH_CHARS_MAX, description="ETag of what was read")
         ] = None,
     ) -> None:
         self._response = response
@@ -225,11 +224,7 @@ class Idempotency:
         """The client's address, for the audit trail."""
 
     def write(
-        self,
-        identity: Identity,
-        body: BaseModel | None,
-        status: int,
-        work: Callable[[Connection], BaseModel],
+        self, identity: Identity, body: BaseModel | None, status: int, work: Callable[[Connection], BaseModel]
     ) -> Response:
         """Run `work` in a write transaction and reply with what it returns.
 

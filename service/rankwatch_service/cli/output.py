@@ -157,12 +157,7 @@ def moment(unix_ns: int | None, empty: str = "") -> Text:
     return Text(f"{datetime.fromtimestamp(unix_ns // 1_000_000_000, UTC):%Y-%m-%d %H:%M:%S}Z")
 
 
-def show(
-    things: Iterable[dict[str, Any]],
-    as_json: bool,
-    columns: Columns,
-    empty: str,
-) -> None:
+def show(things: Iterable[dict[str, Any]], as_json: bool, columns: Columns, empty: str) -> None:
     """Print a list as JSON or as a table with these columns."""
     if as_json:
         print_json(things)

@@ -253,13 +253,7 @@ def _trail(points: Mapping[str, Sequence[Any]]) -> None:
     output.print_table(
         ("step", "time", "statistic", "threshold", "lacks"),
         (
-            (
-                output.plain(step),
-                output.moment(at),
-                output.plain(value),
-                output.plain(limit),
-                output.plain(lacks),
-            )
+            (output.plain(step), output.moment(at), output.plain(value), output.plain(limit), output.plain(lacks))
             for step, at, value, limit, lacks in newest
         ),
         "",

@@ -19,11 +19,7 @@ from typing import Final
 
 from starlette.responses import Response
 
-TYPES: Final[Mapping[str, str]] = {
-    ".js": "text/javascript",
-    ".css": "text/css",
-    ".svg": "image/svg+xml",
-}
+TYPES: Final[Mapping[str, str]] = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 
 CACHE_FOR_EVER: Final = "public, max-age=31536000, immutable"
 

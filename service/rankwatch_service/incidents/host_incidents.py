@@ -58,11 +58,7 @@ def host_incidents(incident: Incident, placement: Placement, now_s: float) -> li
     if not incident.ranks:
         return [HostIncident(host, "", *at) for host in incident.hosts]
     return [
-        HostIncident(
-            host,
-            next(iter(placement.devices_of([rank])), ""),
-            *at,
-        )
+        HostIncident(host, next(iter(placement.devices_of([rank])), ""), *at)
         for rank in incident.ranks
         for host in placement.hosts_of([rank])
     ]

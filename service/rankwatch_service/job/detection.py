@@ -293,11 +293,7 @@ class DetectorBank:
     def state(self) -> dict[str, Any]:
         """Snapshots of all detectors with their versions."""
         return {
-            name: {
-                "version": detector.version,
-                "failures": self._failures.get(name, 0),
-                "state": detector.snapshot(),
-            }
+            name: {"version": detector.version, "failures": self._failures.get(name, 0), "state": detector.snapshot()}
             for name, detector in self._detectors.items()
         }
 

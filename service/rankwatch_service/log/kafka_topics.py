@@ -116,11 +116,7 @@ def _make(admin: KafkaAdminClient, topic: str, partitions: int, settings: Settin
         # One replica may be down; what is acknowledged is then on all others.
         "min.insync.replicas": str(max(1, settings.kafka_replication - 1)),
     }
-    wanted = {
-        "num_partitions": partitions,
-        "replication_factor": settings.kafka_replication,
-        "configs": configuration,
-    }
+    wanted = {"num_partitions": partitions, "replication_factor": settings.kafka_replication, "configs": configuration}
     try:
         admin.create_topics({topic: wanted}, wait_for_metadata=True)
         _log.info("topic_created", topic=topic, partitions=partitions)

@@ -59,10 +59,7 @@ class SqlLog:
         records: list[Record] = []
         total = 0
         # Rows are fetched 64 at a time, so that few values are read beyond READ_BYTES_MAX.
-        with (
-            read(self._engine) as connection,
-            connection.execution_options(yield_per=64).execute(query) as rows,
-        ):
+        with read(self._engine) as connection, connection.execution_options(yield_per=64).execute(query) as rows:
             for row in rows:
                 total += len(row.value)
                 if records and total > READ_BYTES_MAX:

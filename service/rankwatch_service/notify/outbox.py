@@ -183,9 +183,7 @@ def _record(connection: Connection, one: EndedTry) -> None:
         connection.execute(
             update(Outbox)
             .where(
-                Outbox.receiver == message.receiver,
-                Outbox.state == "waiting",
-                Outbox.next_try_unix_ns < until_unix_ns,
+                Outbox.receiver == message.receiver, Outbox.state == "waiting", Outbox.next_try_unix_ns < until_unix_ns
             )
             .values(next_try_unix_ns=until_unix_ns)
         )

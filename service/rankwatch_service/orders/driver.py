@@ -45,14 +45,7 @@ from rankwatch_service.policy.checkpoint_ledger import CheckpointTier, LedgerEnt
 from rankwatch_service.policy.command import FROM_SCRATCH
 from rankwatch_service.policy.control_records import OrderPhase, encode_control
 from rankwatch_service.policy.policy import Action
-from rankwatch_service.policy.rollback import (
-    RollbackMode,
-    Way,
-    resumed_from,
-    way_back,
-    why_from_scratch,
-    why_none,
-)
+from rankwatch_service.policy.rollback import RollbackMode, Way, resumed_from, way_back, why_from_scratch, why_none
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Command
 from rankwatch_service.store.models import Order as OrderRow

@@ -17,13 +17,7 @@ from rankwatch_service.incidents.model import IncidentVersion, Transition
 from rankwatch_service.numbers import as_json, plain
 from rankwatch_service.policy.command import CommandRequest
 from rankwatch_service.policy.control_records import JobProject
-from rankwatch_service.policy.message_text import (
-    command_text,
-    command_to_type,
-    incident_text,
-    trial_text,
-    what_to_do,
-)
+from rankwatch_service.policy.message_text import command_text, command_to_type, incident_text, trial_text, what_to_do
 from rankwatch_service.short_ids import short
 
 KIND_PLACE: Final = "{kind}"

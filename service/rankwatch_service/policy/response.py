@@ -14,14 +14,7 @@ from rankwatch_service.incidents.model import Incident, Part, TransitionKind, Up
 from rankwatch_service.policy.checkpoint_ledger import Ledger, LedgerEntry, Verdict
 from rankwatch_service.policy.command import CommandRequest
 from rankwatch_service.policy.control_records import Judgement
-from rankwatch_service.policy.policy import (
-    Action,
-    Decision,
-    IncidentFacts,
-    Mode,
-    PastAction,
-    decide,
-)
+from rankwatch_service.policy.policy import Action, Decision, IncidentFacts, Mode, PastAction, decide
 from rankwatch_service.policy.precision import UNJUDGED
 from rankwatch_service.policy.rollback import resumed_from
 from rankwatch_service.policy.settings_in_force import SettingsInForce
@@ -59,10 +52,7 @@ def acceptance(standing: Iterable[Part], attempt: str, now_s: float) -> Occurren
         now_s: stream time.
     """
     parts = list(standing)
-    told = {
-        "kinds": sorted({str(part.kind) for part in parts}),
-        "scopes": sorted({str(part.scope) for part in parts}),
-    }
+    told = {"kinds": sorted({str(part.kind) for part in parts}), "scopes": sorted({str(part.scope) for part in parts})}
     return Occurrence("accepted", attempt, "", now_s, None, None, told)
 
 

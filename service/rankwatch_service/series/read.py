@@ -112,9 +112,7 @@ class Reader:
         wanted = self._wanted
         low, high = wanted.first // CHUNK_STEPS, wanted.last // CHUNK_STEPS
         return select(*columns).where(
-            SeriesChunk.job == wanted.job,
-            SeriesChunk.metric == wanted.metric,
-            SeriesChunk.chunk.between(low, high),
+            SeriesChunk.job == wanted.job, SeriesChunk.metric == wanted.metric, SeriesChunk.chunk.between(low, high)
         )
 
     def _of_level(self, level: int, *columns: Any) -> Select[Any]:

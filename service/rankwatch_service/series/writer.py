@@ -22,15 +22,7 @@ from rankwatch_service.clock import Clock
 from rankwatch_service.names import series_of
 from rankwatch_service.series.chunks import CHUNK_STEPS, Block, Cells, blank
 from rankwatch_service.series.rollups import BRANCHES, LEVELS, Buckets, of_chunk
-from rankwatch_service.series.rows import (
-    chunk_rows,
-    delete_some,
-    known,
-    put,
-    rollup_rows,
-    stored_chunk,
-    stored_rollup,
-)
+from rankwatch_service.series.rows import chunk_rows, delete_some, known, put, rollup_rows, stored_chunk, stored_rollup
 from rankwatch_service.store.models import SeriesChunk, SeriesRollup
 
 

@@ -27,11 +27,7 @@ HARDWARE: Final = ("device_type", "device_uuid", "switch")
 INTEGERS: Final = frozenset({"step", "rank", "dp", "tp", "pp", "nonfinite", "nonfinite_first", "fingerprint"})
 """Columns of whole numbers; all others but `TEXTS` are floats."""
 
-COLUMN_OF: Final = {
-    "phase.data_wait": "data_wait_s",
-    "phase.forward": "forward_s",
-    "phase.backward": "backward_s",
-}
+COLUMN_OF: Final = {"phase.data_wait": "data_wait_s", "phase.forward": "forward_s", "phase.backward": "backward_s"}
 """Metrics whose column has a different name."""
 
 KIND_OF_PHASE: Final = {"eval": StepKind.EVAL, "checkpoint_save": StepKind.CHECKPOINT}

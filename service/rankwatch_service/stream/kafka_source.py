@@ -518,11 +518,7 @@ CLOSE_S: Final = 2.0
 
 @contextmanager
 def open_kafka(
-    settings: Settings,
-    clock: Clock,
-    counts: Counter[str],
-    stop_asked: Callable[[], bool],
-    session_ms: int = SESSION_MS,
+    settings: Settings, clock: Clock, counts: Counter[str], stop_asked: Callable[[], bool], session_ms: int = SESSION_MS
 ) -> Iterator[tuple[KafkaSource, DeadLetterTopic]]:
     """A source in the consumer group of the stream, and the topic of dead letters; both are closed at the end.
 

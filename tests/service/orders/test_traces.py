@@ -151,8 +151,7 @@ def test_stacks_are_applied_once_all_ranks_have_answered_and_do_not_expire(stack
 
 
 @pytest.mark.parametrize(
-    ("count", "end"),
-    [(3, ("applied", "3 of 4 ranks answered")), (0, ("expired", "no rank answered in time"))],
+    ("count", "end"), [(3, ("applied", "3 of 4 ranks answered")), (0, ("expired", "no rank answered in time"))]
 )
 def test_stacks_of_some_ranks_are_applied_when_their_time_is_over_and_of_none_expire(stacks, count, end):
     if count:

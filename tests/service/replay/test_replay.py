@@ -99,9 +99,7 @@ def series(tmp_path: Path, rows: list[str], head: str = "time_s,step,loss,kind")
 STOOD = ((range(60), 0), (range(60, 90), 40))
 
 
-def test_a_gap_in_the_times_is_a_hang_of_that_length_and_one_beside_an_evaluation_is_none(
-    tmp_path: Path,
-) -> None:
+def test_a_gap_in_the_times_is_a_hang_of_that_length_and_one_beside_an_evaluation_is_none(tmp_path: Path) -> None:
     before, after = ([f"{step + off_s},{step},2,train" for step in steps] for steps, off_s in STOOD)
     hung = series(tmp_path, [*before, *after])
     (incident,) = replayed(hung).incidents[0]

@@ -154,10 +154,7 @@ class Counters:
             registry=registry,
         )
         self.series_trimmed = Counter(
-            "rankwatch_series_trimmed",
-            "Rows of series removed for age or size",
-            ["tier"],
-            registry=registry,
+            "rankwatch_series_trimmed", "Rows of series removed for age or size", ["tier"], registry=registry
         )
         self.driver_failures = Counter(
             "rankwatch_driver_failures", "Passes over the orders that failed and were retried", registry=registry

@@ -353,10 +353,7 @@ def processes(connection: Connection) -> list[ProcessState]:
     rows = connection.execute(select(StreamProcess.__table__).order_by(StreamProcess.started_unix_ns.desc()))
     return [
         ProcessState(
-            owner=row.owner,
-            started_unix_ns=row.started_unix_ns,
-            counters=row.counters,
-            reported_unix_ns=row.at_unix_ns,
+            owner=row.owner, started_unix_ns=row.started_unix_ns, counters=row.counters, reported_unix_ns=row.at_unix_ns
         )
         for row in rows
     ]

@@ -59,10 +59,7 @@ def orders_of(connection: Connection, job: str, now_unix_ns: int) -> Orders:
     proven = newest_good(entries, (CheckpointTier.MEMORY,))
     stacks = connection.execute(
         select(Command.id, Command.attempt, Command.params).where(
-            Command.job == job,
-            Command.action == STACKS,
-            Command.state == "sent",
-            Command.expires_unix_ns > now_unix_ns,
+            Command.job == job, Command.action == STACKS, Command.state == "sent", Command.expires_unix_ns > now_unix_ns
         )
     )
     return Orders(

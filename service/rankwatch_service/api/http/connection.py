@@ -54,11 +54,7 @@ class HeadSizeError(Exception):
 class Connections:
     """All connections of this process. For the thread of the event loop only."""
 
-    def __init__(
-        self,
-        count: Callable[[str], None],
-        proxies: TrustedProxies,
-    ) -> None:
+    def __init__(self, count: Callable[[str], None], proxies: TrustedProxies) -> None:
         """Raise the limit of open files as far as allowed.
 
         Args:

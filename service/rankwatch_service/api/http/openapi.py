@@ -21,13 +21,7 @@ from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.gate import COOKIE
 
 PATH: Final = "/api/openapi.json"
-PUBLIC: Final = frozenset(
-    {
-        ("GET", "/livez"),
-        ("GET", "/readyz"),
-        ("POST", "/api/v1/session"),
-    }
-)
+PUBLIC: Final = frozenset({("GET", "/livez"), ("GET", "/readyz"), ("POST", "/api/v1/session")})
 """Operations that require no token."""
 
 

@@ -37,8 +37,7 @@ _UNIX_NS_MAX: Final = 2**63 - 1
 
 QUERY: Final = "https://prometheus.example.com/graph?g0.expr=node_filesystem_avail_bytes+%3D%3D+0"
 Labels = Annotated[
-    dict[str, str],
-    Field(examples=[{"alertname": "DiskFull", "instance": "node-17:9100", "severity": "warning"}]),
+    dict[str, str], Field(examples=[{"alertname": "DiskFull", "instance": "node-17:9100", "severity": "warning"}])
 ]
 Annotations = Annotated[dict[str, str], Field(examples=[{"summary": "The disk of node-17 is full"}])]
 TimeText = Annotated[str, Field(json_schema_extra={"format": "date-time"})]

@@ -36,14 +36,7 @@ from rankwatch_service.policy.checkpoint_ledger import SURVIVES_PROCESSES, Ledge
 from rankwatch_service.policy.command import FROM_SCRATCH, TRACE_S, CommandRequest
 from rankwatch_service.policy.notification import page_links
 from rankwatch_service.policy.policy import Action
-from rankwatch_service.policy.rollback import (
-    USABLE,
-    RollbackMode,
-    resumed_from,
-    way_back,
-    why_from_scratch,
-    why_none,
-)
+from rankwatch_service.policy.rollback import USABLE, RollbackMode, resumed_from, way_back, why_from_scratch, why_none
 from rankwatch_service.policy.routing import command_notifications
 from rankwatch_service.short_ids import short
 from rankwatch_service.store.engine import read

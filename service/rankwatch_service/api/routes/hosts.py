@@ -73,9 +73,7 @@ class Hosts(ApiReply):
 
 @router.get("")
 def list_hosts(
-    context: Ctx,
-    _identity: Reader,
-    host: Annotated[list[str] | None, Query(description="Only these hosts")] = None,
+    context: Ctx, _identity: Reader, host: Annotated[list[str] | None, Query(description="Only these hosts")] = None
 ) -> Hosts:
     """Hosts with incidents in the last 28 days; all others are ok."""
     since = context.clock.unix_ns() - RECORD_NS

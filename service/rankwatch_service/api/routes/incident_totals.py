@@ -148,10 +148,7 @@ def show_lost_time(
     """
     now = context.clock.unix_ns()
     query = select(
-        IncidentRow.kind,
-        IncidentRow.onset_unix_ns,
-        IncidentRow.resolved_unix_ns,
-        IncidentRow.impact_gpu_hours_per_hour,
+        IncidentRow.kind, IncidentRow.onset_unix_ns, IncidentRow.resolved_unix_ns, IncidentRow.impact_gpu_hours_per_hour
     ).where(IncidentRow.job == job, IncidentRow.impact_gpu_hours_per_hour > 0)
     with read(context.engine) as connection:
         row = find_job(connection, job)

@@ -269,11 +269,7 @@ def list_attempts(
 
 @router.get("/{job}/checkpoints")
 def list_checkpoints(
-    job: str,
-    context: Ctx,
-    window: Wanted,
-    _identity: Reader,
-    verdict: Annotated[list[Verdict] | None, Query()] = None,
+    job: str, context: Ctx, window: Wanted, _identity: Reader, verdict: Annotated[list[Verdict] | None, Query()] = None
 ) -> Page[Checkpoint]:
     """A job's checkpoints, newest save first."""
     query = select(CheckpointRow.__table__).where(CheckpointRow.job == job)

@@ -33,10 +33,7 @@ PATH: Final = "/act/{action}/{message_id}"
 SILENCED_S: Final = 3_600
 """How long the link silences."""
 
-_ASKS: Final[Mapping[LinkAction, str]] = {
-    LinkAction.ACKNOWLEDGE: "Acknowledge",
-    LinkAction.SILENCE: "Silence for 1 h",
-}
+_ASKS: Final[Mapping[LinkAction, str]] = {LinkAction.ACKNOWLEDGE: "Acknowledge", LinkAction.SILENCE: "Silence for 1 h"}
 _DONE: Final[Mapping[LinkAction, str]] = {
     LinkAction.ACKNOWLEDGE: "Acknowledged",
     LinkAction.SILENCE: "Silenced for 1 h",

@@ -36,8 +36,7 @@ WAIT = Annotated[
 WAIT_S = Annotated[float, typer.Option("--timeout", help="Longest time to wait, in seconds.")]
 CHECKPOINT = Annotated[str | None, typer.Option(help="Id of the checkpoint. Default: the newest good one.")]
 FROM_SCRATCH = Annotated[
-    bool,
-    typer.Option("--from-scratch", help="Begin without a checkpoint, as the script says, which may be at step 0."),
+    bool, typer.Option("--from-scratch", help="Begin without a checkpoint, as the script says, which may be at step 0.")
 ]
 RANKS = Annotated[
     str | None,

@@ -158,12 +158,7 @@ def list_incidents(
         return
     wanted = {"job": job, "state": state, "kind": kind, "severity": severity, "project": project}
     found = list(connect(url, token).items("/api/v1/incidents", limit, **wanted))
-    output.show(
-        found,
-        as_json,
-        COLUMNS,
-        "no incidents",
-    )
+    output.show(found, as_json, COLUMNS, "no incidents")
     if exit_code and found:
         raise typer.Exit(Status.FINDINGS)
 

@@ -64,12 +64,7 @@ def list_jobs(
 
 
 @app.command("show")
-def show_job(
-    job: JOB,
-    as_json: JSON = False,
-    url: URL = None,
-    token: TOKEN = None,
-) -> None:
+def show_job(job: JOB, as_json: JSON = False, url: URL = None, token: TOKEN = None) -> None:
     """Show one job and its attempts."""
     client = connect(url, token)
     found = client.get(job_path(job))
@@ -185,13 +180,7 @@ def _size_or_value(value: Any) -> str:
     return str(len(value)) if isinstance(value, list) else output.plain(value).plain
 
 
-def checkpoints(
-    job: JOB,
-    limit: LIMIT = 50,
-    as_json: JSON = False,
-    url: URL = None,
-    token: TOKEN = None,
-) -> None:
+def checkpoints(job: JOB, limit: LIMIT = 50, as_json: JSON = False, url: URL = None, token: TOKEN = None) -> None:
     """List the checkpoints of a job with their verdicts, newest first."""
     output.show(
         connect(url, token).items(f"{job_path(job)}/checkpoints", limit),

@@ -156,13 +156,7 @@ def delete_rule(
 
 
 @rules.command("preview")
-def preview_rules(
-    document: RULES_FILE,
-    job: JOB,
-    as_json: JSON = False,
-    url: URL = None,
-    token: TOKEN = None,
-) -> None:
+def preview_rules(document: RULES_FILE, job: JOB, as_json: JSON = False, url: URL = None, token: TOKEN = None) -> None:
     """Show what each rule of a file would have found in a job's own past, as the service has stored it."""
     client = connect(url, token)
     for rule in read_rules(document):

@@ -181,8 +181,7 @@ JOB = Annotated[str, typer.Option(help="Name of the job. Default: RANKWATCH_JOB,
 
 
 def run(
-    command: Annotated[list[str], typer.Argument(help="Such as: torchrun --nproc-per-node=4 train.py")],
-    job: JOB = "",
+    command: Annotated[list[str], typer.Argument(help="Such as: torchrun --nproc-per-node=4 train.py")], job: JOB = ""
 ) -> None:
     """Start a training command and watch its ranks; its script needs no line for it."""
     from rankwatch.run.command import main

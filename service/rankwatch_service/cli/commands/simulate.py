@@ -43,10 +43,7 @@ OUTPUT = Annotated[
 FAULT = Annotated[
     list[str] | None,
     typer.Option(
-        "--fault",
-        metavar="SPEC",
-        rich_help_panel=FAULT_OPTIONS,
-        help="Such as hang:rank=3,at=500; may be repeated.",
+        "--fault", metavar="SPEC", rich_help_panel=FAULT_OPTIONS, help="Such as hang:rank=3,at=500; may be repeated."
     ),
 ]
 LIST = Annotated[bool, typer.Option("--list-faults", rich_help_panel=FAULT_OPTIONS, help="List all faults and exit.")]
@@ -86,8 +83,7 @@ UUIDS = Annotated[
     bool, typer.Option("--uuids/--no-uuids", rich_help_panel=JOB, help="Whether ranks know the UUIDs of their devices.")
 ]
 LAUNCH_CPU = Annotated[
-    bool,
-    typer.Option("--launch-cpu", rich_help_panel=JOB, help="Report the CPU time of launching the devices' work."),
+    bool, typer.Option("--launch-cpu", rich_help_panel=JOB, help="Report the CPU time of launching the devices' work.")
 ]
 DEVICE_TIMES = Annotated[
     bool, typer.Option("--device-times", rich_help_panel=JOB, help="Report what devices measure of their own work.")

@@ -9,13 +9,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from rankwatch_service.incidents.kinds import KINDS
-from rankwatch_service.notify.receiver_types.base import (
-    SendContext,
-    WebRequest,
-    WebType,
-    read_status,
-    without_secret,
-)
+from rankwatch_service.notify.receiver_types.base import SendContext, WebRequest, WebType, read_status, without_secret
 from rankwatch_service.notify.receiver_types.message import SEVERITIES, OutgoingMessage, encoded
 from rankwatch_service.policy.notification import TRIAL
 

@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from rankwatch_service.notify.receiver_types.base import (
-    SendContext,
-    WebRequest,
-    WebType,
-    read_status,
-    without_secret,
-)
+from rankwatch_service.notify.receiver_types.base import SendContext, WebRequest, WebType, read_status, without_secret
 from rankwatch_service.notify.receiver_types.message import OutgoingMessage, cut, encoded
 
 CARD_BYTES_MAX: Final = 28 * 1024
@@ -50,10 +44,7 @@ def card(message: OutgoingMessage) -> dict[str, Any]:
         "type": "AdaptiveCard",
         "version": "1.4",
         "msteams": {"width": "Full"},
-        "body": [
-            _text(what, color=colour, weight="Bolder"),
-            *(_text(line) for line in (normal, first) if line),
-        ],
+        "body": [_text(what, color=colour, weight="Bolder"), *(_text(line) for line in (normal, first) if line)],
         "actions": [
             {"type": "Action.OpenUrl", "title": title, "url": url} for title, url in message.buttons()[:ACTIONS_MAX]
         ],
