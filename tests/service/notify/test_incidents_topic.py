@@ -13,7 +13,7 @@ from sqlalchemy import insert, select
 from rankwatch.kafka import producer as producer_module
 from rankwatch.kafka.producer import Producer
 from rankwatch.kafka.settings import KafkaSettings
-from rankwatch_service.access.secret_key import SecretKey
+from rankwatch_service.access.secret_key import SecretKey, load_secret_key
 from rankwatch_service.clock import SystemClock
 from rankwatch_service.log.control_log import ControlLog
 from rankwatch_service.log.kafka_topics import ensure_topics
@@ -29,9 +29,10 @@ from rankwatch_service.store.rows import outbox_row
 from tests.support.kafka.broker import new_prefix
 from tests.support.kafka.topic import read_topic
 from tests.support.service.process import until
-from tests.support.values.incidents import notified, receiver_row, transition
+from tests.support.values.incidents import notified, transition
 
 KEY = SecretKey(b"k" * 32)
+SECRET = "a secret key for tests, long enough"
 SOURCE = "https://watch.example"
 BODY = incident_message(transition(), {})
 
@@ -115,15 +116,17 @@ def test_the_notifier_publishes_committed_messages_to_the_topic_in_order(any_bro
         "RANKWATCH_DATABASE_URL": engine.url.render_as_string(hide_password=False),
         "RANKWATCH_KAFKA": settings.kafka,
         "RANKWATCH_KAFKA_PREFIX": settings.kafka_prefix,
+        "RANKWATCH_SECRET_KEY": SECRET,
     }
-    receiver = receiver_row(name=TOPIC_RECEIVER, url=TOPIC_URL)
+    clock = SystemClock()
+    key = load_secret_key(Settings(secret_key=SECRET), engine, clock)
+    add_topic_receiver(engine, ControlLog(engine, clock), clock, key)
     rows = []
     for n in range(5):
         for number, what in enumerate(("opened", "updated", "resolved"), 1):
-            sent = notified(what, number, (receiver["name"],), now_unix_ns=time.time_ns(), id=f"inc_{n}")
+            sent = notified(what, number, (TOPIC_RECEIVER,), now_unix_ns=time.time_ns(), id=f"inc_{n}")
             rows += [outbox_row(one) for one in sent]
     with write(engine) as connection:
-        connection.execute(insert(Receiver).values(**receiver))
         connection.execute(insert(Outbox), rows)
     command = [sys.executable, "-m", "rankwatch_service", "notify"]
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
