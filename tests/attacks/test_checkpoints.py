@@ -164,9 +164,7 @@ def test_no_forged_save_of_an_unsigned_job_is_offered_also_after_a_restart(servi
             assert service.resume("plain").startswith("/ckpt/")
 
 
-def test_no_agent_with_a_stolen_token_adds_a_checkpoint_to_a_job_that_trains(
-    service: Service, rings: Path, ckpt: Path
-) -> None:
+def test_no_agent_with_a_stolen_token_adds_a_checkpoint_to_a_job_that_trains(service, rings, ckpt):
     with ExitStack() as stack:
         ranks = [stack.enter_context(RecordingRank(rings, number, world_size=2, roots="")) for number in range(2)]
         agent = {"RANKWATCH_URL": service.url, "RANKWATCH_TOKEN": service.token}

@@ -217,9 +217,7 @@ def job_names(up: Flooded, seconds: float = FLOOD_S) -> int:
 @long_trial
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("flood", [declarations, job_names], ids=lambda flood: flood.__name__)
-def test_an_honest_job_is_watched_beside_a_flood_and_also_after_a_restart(
-    up: Flooded, flood: Callable[[Flooded], object]
-) -> None:
+def test_an_honest_job_is_watched_beside_a_flood_and_also_after_a_restart(up, flood):
     before_mb = up.resident_mb()
     highest = HighestMemory(up.resident_mb)
     honest = HonestJob(up)

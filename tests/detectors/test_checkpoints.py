@@ -140,9 +140,7 @@ def test_a_later_good_save_of_each_rank_that_failed_ends_it(saving: SavingJob) -
 
 
 @pytest.mark.parametrize("registers", [True, False])
-def test_a_save_that_succeeds_ends_it_whether_or_not_the_script_registers_it(
-    saving: SavingJob, registers: bool
-) -> None:
+def test_a_save_that_succeeds_ends_it_whether_or_not_the_script_registers_it(saving, registers):
     saving.fail(0)
     saving.hear("checkpoint_succeeded", 0, what="save", tier="")
     saving.train(5)
@@ -198,9 +196,7 @@ UNKNOWN = "The path of the save is not known; the file system of the last save, 
         ("", 5, 10, f"{UNKNOWN}: 5.0 of 10.0 GB are free."),
     ],
 )
-def test_the_disk_of_a_save_is_told_in_units_that_fit(
-    saving: SavingJob, location: str, free_gb: float, total_gb: float, said: str
-) -> None:
+def test_the_disk_of_a_save_is_told_in_units_that_fit(saving, location, free_gb, total_gb, said):
     disk = {"free_bytes": int(free_gb * 1e9), "total_bytes": int(total_gb * 1e9), "save_bytes": 100}
     saving.hear("checkpoint_disk", path="/data/20.pt", **disk)
     saving.fail(0, type="RuntimeError", message="unexpected pos 128 vs 22", errno=0, location=location)
@@ -472,9 +468,7 @@ def test_a_resume_that_fails_in_launch_after_launch_is_one_episode(loading: Savi
         pytest.param("save", "exception", {"code": 1}, id="it was a save"),
     ],
 )
-def test_a_restore_that_fails_and_does_not_keep_the_job_from_training_is_none(
-    loading: SavingJob, what: str, then: str, fields: dict[str, Any]
-) -> None:
+def test_a_restore_that_fails_and_does_not_keep_the_job_from_training_is_none(loading, what, then, fields):
     loading.begin("second.0")
     loading.fail(0, what)
     if then:
@@ -497,9 +491,7 @@ def test_the_steps_of_other_ranks_do_not_end_it(loading: SavingJob) -> None:
 
 
 @pytest.mark.parametrize(("step", "limit_s"), [(-1, 1800), (19, 900)])
-def test_a_rank_that_neither_trains_nor_ends_is_reported_when_it_would_hang(
-    loading: SavingJob, step: int, limit_s: int
-) -> None:
+def test_a_rank_that_neither_trains_nor_ends_is_reported_when_it_would_hang(loading, step, limit_s):
     loading.begin("second.0")
     loading.fail(2, "restore", step=step)
     loading.stand(limit_s - 1)
@@ -523,9 +515,7 @@ def test_a_script_that_finds_nothing_to_load_and_begins_anew_disturbs_nobody(loa
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-def test_what_is_not_there_is_reported_if_the_script_ends_because_of_it_or_at_once_if_it_was_ordered(
-    loading: SavingJob, ordered: bool
-) -> None:
+def test_what_is_not_there_is_reported_if_the_script_ends_because_of_it_or_at_once_if_it_was_ordered(loading, ordered):
     loading.begin("second.0")
     loading.fail(0, "restore", step=-1, ordered=ordered, **ABSENT)
     if not ordered:
@@ -596,9 +586,7 @@ def test_a_job_that_has_stopped_saving_is_reported_after_three_of_its_gaps() -> 
 @pytest.mark.parametrize(
     ("free", "save", "cause"), [(50_000, 60_000, "disk"), (70_000, 60_000, ""), (900, 0, "disk"), (50_000, 0, "")]
 )
-def test_the_disk_of_the_saves_is_named_and_is_the_cause_if_another_save_does_not_fit(
-    free: int, save: int, cause: str
-) -> None:
+def test_the_disk_of_the_saves_is_named_and_is_the_cause_if_another_save_does_not_fit(free, save, cause):
     observations = job(2000, range(200, 1001, 200))
     fields = {"path": "/data/step-1000.pt", "free_bytes": free, "total_bytes": 1_000_000, "save_bytes": save}
     observations.insert(1200, disk(**fields))

@@ -314,9 +314,7 @@ def test_the_troubled_job_of_one_stage_makes_every_detector_speak_that_can(obser
 
 @settings(max_examples=trials(4, 10), phases=DRAWN, deadline=None)
 @given(job=jobs(), shares=st.lists(st.floats(0.0, 1.0), min_size=1, max_size=6))
-def test_detectors_restored_from_bytes_any_number_of_times_go_on_as_if_nothing_had_happened(
-    job: Job, shares: list[float]
-) -> None:
+def test_detectors_restored_from_bytes_any_number_of_times_go_on_as_if_nothing_had_happened(job, shares):
     """Which says as well that the same observations give the same findings, and that what is found is sound."""
     observations = list(generate(job))
     whole = detectors()
@@ -454,9 +452,7 @@ def spoilings(draw: st.DrawFn) -> list[Spoiling]:
 
 @settings(max_examples=trials(6, 16), phases=DRAWN, deadline=None)
 @given(spoilings=spoilings(), step_s=st.sampled_from([0.1, 1.0]), accelerated=st.booleans())
-def test_awkward_numbers_break_nothing_and_silence_nothing(
-    spoilings: list[Spoiling], step_s: float, accelerated: bool
-) -> None:
+def test_awkward_numbers_break_nothing_and_silence_nothing(spoilings, step_s, accelerated):
     """Whatever cells of the calm part hold, four steps long: the faults that come later are found all the same."""
     tampered = calm_then_trouble(step_s, accelerated)
     for spoiling in spoilings:
@@ -472,9 +468,7 @@ def test_awkward_numbers_break_nothing_and_silence_nothing(
 
 @settings(max_examples=trials(4, 10), phases=DRAWN, deadline=None)
 @given(job=jobs(), seed=st.integers(0, 2**32), data=st.data())
-def test_metrics_that_come_and_go_and_ranks_that_never_speak_are_survived(
-    job: Job, seed: int, data: st.DataObject
-) -> None:
+def test_metrics_that_come_and_go_and_ranks_that_never_speak_are_survived(job, seed, data):
     random = np.random.default_rng(seed)
     silent = tuple(data.draw(st.sets(st.integers(0, job.world_size - 1))))
     said = answers(detectors(), [thinned(observation, random, silent) for observation in generate(job)])

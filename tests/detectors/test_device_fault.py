@@ -193,9 +193,7 @@ LINK_TEXT = "RLW_REMAP {} XC0 i0 Link 02 (0x00500004 0x00000001 0x00000000)"
 
 
 @pytest.mark.parametrize(("word", "severity"), [("Fatal", Severity.CRITICAL), ("Nonfatal", Severity.WARNING)])
-def test_an_xid_of_nvlink_5_is_graded_by_its_text_and_told_with_unit_link_and_sub_code(
-    word: str, severity: Severity
-) -> None:
+def test_an_xid_of_nvlink_5_is_graded_by_its_text_and_told_with_unit_link_and_sub_code(word, severity):
     (finding,) = Host().xid(145, text=LINK_TEXT.format(word))
     assert finding.severity is severity
     (row,) = finding.evidence["xids"]

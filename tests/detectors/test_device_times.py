@@ -46,9 +46,7 @@ def slow(factor: float, part: str, placement: RankPlacement, *, late_values: boo
 
 @pytest.mark.parametrize(("part", "cause"), [("work", "device"), ("data", "data"), ("launches", "host")])
 @pytest.mark.parametrize("factor", [1.05, 1.25])
-def test_a_slow_rank_is_named_as_soon_as_by_its_busy_time_and_for_the_right_reason(
-    factor: float, part: str, cause: str
-) -> None:
+def test_a_slow_rank_is_named_as_soon_as_by_its_busy_time_and_for_the_right_reason(factor, part, cause):
     plain, measured = slow(factor, part, RankPlacement()), slow(factor, part, DEVICE_TIMES)
     assert abs((measured.detected_step or 0) - (plain.detected_step or 0)) <= 2
     assert measured.cause == cause
@@ -57,9 +55,7 @@ def test_a_slow_rank_is_named_as_soon_as_by_its_busy_time_and_for_the_right_reas
 
 
 @pytest.mark.parametrize(("part", "cause"), [("work", "device"), ("data", "data"), ("launches", "host")])
-def test_device_times_that_come_later_than_their_step_are_judged_as_those_that_come_with_it(
-    part: str, cause: str
-) -> None:
+def test_device_times_that_come_later_than_their_step_are_judged_as_those_that_come_with_it(part, cause):
     at_once, late = (slow(1.1, part, DEVICE_TIMES, late_values=late) for late in (False, True))
     assert (late.cause, late.evidence["witness"]) == (at_once.cause, at_once.evidence["witness"])
     assert late.cause == cause
@@ -245,9 +241,7 @@ def test_so_it_is_when_all_devices_become_slower(placement: RankPlacement, facto
 
 @pytest.mark.parametrize("placement", WAYS)
 @pytest.mark.parametrize("fault", [Slow(5, AT, 1.15), SlowJob(AT, 1.15)], ids=lambda fault: type(fault).__name__)
-def test_a_job_that_learns_of_its_devices_late_is_judged_by_them_from_then_on(
-    placement: RankPlacement, fault: Slow | SlowJob
-) -> None:
+def test_a_job_that_learns_of_its_devices_late_is_judged_by_them_from_then_on(placement, fault):
     job = Job(16, AT + 40, 1, placement=placement).inject(fault)
     in_time, late = found(generate(job)), found(known_late(job, rows=8))
     assert [(finding.kind, finding.ranks) for finding in late] == [(one.kind, one.ranks) for one in in_time]
@@ -288,9 +282,7 @@ def test_what_cpu_time_had_said_ends_when_the_devices_are_known(at_step: int) ->
         (("", ""), ("cpu", "mps"), True),
     ],
 )
-def test_one_rank_on_a_device_makes_a_job_an_accelerated_one(
-    uuids: tuple[str, ...], types: tuple[str, ...], expected: bool
-) -> None:
+def test_one_rank_on_a_device_makes_a_job_an_accelerated_one(uuids, types, expected):
     known = dataclasses.replace(topology(2, devices=False), device_uuid=uuids, device_type=types)
     assert known.accelerated is expected
 

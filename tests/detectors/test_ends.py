@@ -384,9 +384,7 @@ def test_it_closes_with_the_next_attempt_and_forgets_who_was_gone() -> None:
 
 
 @pytest.mark.parametrize(("running", "told"), [("next.0", []), ("run.1", ["run.1"])])
-def test_an_exit_of_an_older_launch_is_history_and_one_of_before_a_rollback_is_of_the_running_attempt(
-    running: str, told: list[str]
-) -> None:
+def test_an_exit_of_an_older_launch_is_history_and_one_of_before_a_rollback_is_of_the_running_attempt(running, told):
     job = Ends()
     job.begin(running)
     exited = {"code": None, "signal": 9, "error": ""}
@@ -427,9 +425,7 @@ BACK = [({1, 2, 3}, 2), ({2, 3}, 2), ({3}, 2)]
         pytest.param(4, [({0, 1}, 40), ({1}, 5), ({0, 1}, 40)], ["open host-0"], id="one comes and goes, another not"),
     ],
 )
-def test_silent_hosts_are_told_once_and_until_the_last_is_back(
-    hosts: int, script: list[tuple[set[int], int]], told: list[str]
-) -> None:
+def test_silent_hosts_are_told_once_and_until_the_last_is_back(hosts, script, told):
     job = watched_job(hosts)
     findings: list[Finding] = []
     for job.silent, seconds in script:

@@ -167,9 +167,7 @@ def test_a_standstill_is_told_within_eight_seconds_or_twice_the_slowest_steps(st
 @pytest.mark.parametrize(
     ("step_s", "slow_s", "critical_s"), [(0.03, 0.03, 5.0), (1.0, 1.0, 5.0), (1.6, 1.6, 7.2), (1.0, 3.9, 7.8)]
 )
-def test_a_standstill_within_a_step_is_critical_after_the_longest_of_three(
-    step_s: float, slow_s: float, critical_s: float
-) -> None:
+def test_a_standstill_within_a_step_is_critical_after_the_longest_of_three(step_s, slow_s, critical_s):
     patience = Patience(HangConfig())
     for took_s in (*[step_s] * 97, *[slow_s] * 3):
         patience.learn_steps(took_s, 1)
@@ -226,9 +224,7 @@ def test_the_first_step_may_take_minutes_until_it_was_seen() -> None:
 
 
 @pytest.mark.parametrize(("line_s", "quiet_s", "told_s"), [(22, 170, 180), (6, 45, 52), (1, 7, 9)])
-def test_a_log_whose_lines_tell_of_nothing_between_them_is_waited_for_eight_lines(
-    line_s: int, quiet_s: int, told_s: int
-) -> None:
+def test_a_log_whose_lines_tell_of_nothing_between_them_is_waited_for_eight_lines(line_s, quiet_s, told_s):
     job = Clockwork(HangDetector(HangConfig()), 1)
     job.step, job.phase = [0], [UNREPORTED]
     for line in range(30):
@@ -320,9 +316,7 @@ def test_a_pause_that_ended_well_says_how_long_the_next_one_may_last(known_s: in
 
 
 @pytest.mark.parametrize("ends_well", [True, False])
-def test_what_a_job_has_shown_survives_a_snapshot_and_a_relaunch_and_a_pause_that_this_ends_did_not_end_well(
-    ends_well: bool,
-) -> None:
+def test_what_a_job_has_shown_survives_a_snapshot_and_a_relaunch_and_a_pause_that_this_ends_did_not_end_well(ends_well):
     job = training_job()
     job.pause()
     job.stand(100)

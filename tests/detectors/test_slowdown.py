@@ -360,9 +360,7 @@ def occurrence(kind: str, **fields: object) -> Occurrence:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_a_loss_that_doubles_over_a_thousand_steps_is_one_divergence_told_early_and_again_when_it_matters(
-    seed: int,
-) -> None:
+def test_a_loss_that_doubles_over_a_thousand_steps_is_one_divergence_told_early_and_again_when_it_matters(seed):
     found = run({"loss": climbing(seed)})
     assert {finding.kind for finding in found} == {Kind.LOSS_DIVERGENCE}
     (first,) = opened(found)

@@ -60,9 +60,7 @@ def test_half_of_a_small_group_is_named_when_half_is_slow() -> None:
 
 
 @pytest.mark.parametrize("world_size", [8, 64])
-def test_a_rank_slow_from_its_first_step_is_named_within_thirty_steps_whatever_silicon_it_is_among(
-    world_size: int,
-) -> None:
+def test_a_rank_slow_from_its_first_step_is_named_within_thirty_steps_whatever_silicon_it_is_among(world_size):
     for seed in range(4):
         (finding,) = opened(found(Job(world_size=world_size, steps=40, seed=seed).inject(Slow(seed, 0, 1.3))))
         assert (finding.ranks, (finding.detected_step or 0) <= 30) == ((seed,), True)

@@ -99,9 +99,7 @@ def allocation(service: Service, folder: Path, job: str, number: int) -> dict[st
     }
 
 
-def test_a_batch_script_starts_again_after_a_failed_rank_and_is_queued_again_at_its_time_limit(
-    service: Service, folder: Path
-) -> None:
+def test_a_batch_script_starts_again_after_a_failed_rank_and_is_queued_again_at_its_time_limit(service, folder):
     number = free_port()
     second = f"slurm-{number}-0-1.0"
     script, arguments = DEPLOY / "slurm" / "train.sbatch", [str(folder / "train.py"), "--together"]
@@ -140,9 +138,7 @@ OPERATOR = {"PET_RDZV_BACKEND": "c10d", "PET_NNODES": "2:2", "PET_MAX_RESTARTS":
         ("pytorchjob.yaml", ("pytorchReplicaSpecs", "Worker", "template", "spec"), "gpt-7b-x7k2p"),
     ],
 )
-def test_the_pods_of_a_manifest_train_and_report_how_they_end(
-    service: Service, folder: Path, file: str, spec: tuple[Any, ...], launch: str
-) -> None:
+def test_the_pods_of_a_manifest_train_and_report_how_they_end(service, folder, file, spec, launch):
     part = yaml.safe_load((DEPLOY / "kubernetes" / file).read_text())["spec"]
     for name in spec:
         part = part[name]

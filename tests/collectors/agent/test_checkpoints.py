@@ -248,9 +248,7 @@ def test_declared_roots_are_the_only_ones_and_a_save_elsewhere_is_told(world: Wo
         ("s3://bucket/run", "s3://bucket/other/step-9", "not below a checkpoint root"),
     ],
 )
-def test_links_are_followed_and_a_url_is_compared_as_text_alone(
-    world: World, ckpt: Path, monkeypatch: pytest.MonkeyPatch, root: str, location: str, why: str
-) -> None:
+def test_links_are_followed_and_a_url_is_compared_as_text_alone(world, ckpt, monkeypatch, root, location, why):
     """A relative location is below the working directory of the ranks."""
     (ckpt / "newest").symlink_to("step-5.pt")
     (ckpt / "planted.pt").symlink_to(ckpt.parent / "evil" / "step-9.pt")

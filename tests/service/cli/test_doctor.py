@@ -154,9 +154,7 @@ def test_a_stream_process_of_this_host_that_reported_is_healthy(tmp_path: Path, 
 
 
 @pytest.mark.parametrize(("host", "age_s"), [(socket.gethostname(), 45.0), ("elsewhere", 1.0)])
-def test_a_silent_or_remote_stream_process_is_not_healthy(
-    tmp_path: Path, store: Engine, host: str, age_s: float
-) -> None:
+def test_a_silent_or_remote_stream_process_is_not_healthy(tmp_path, store, host, age_s):
     told(store, host, age_s)
     result = asked("stream", tmp_path)
     assert isinstance(result.exception, CliError)

@@ -85,9 +85,7 @@ def test_whoever_makes_the_token_of_a_job_learns_what_it_admits_and_where_it_is_
     assert sorted(line[table[0].index("hosts") :].split()[0] for line in table[1:]) == ["16", "any", "–"]
 
 
-def test_the_token_of_a_job_names_the_service_of_rankwatch_up(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_token_of_a_job_names_the_service_of_rankwatch_up(data, tmp_path, monkeypatch):
     monkeypatch.setenv("RANKWATCH_INGEST_CONFIG", str(tmp_path / "ingest.json"))
     places = {"database_url": f"sqlite:///{data}/rankwatch.db", "data_dir": str(data)}
     (tmp_path / "local.json").write_text(json.dumps({"url": "http://127.0.0.1:9", "token": "t", **places}))

@@ -43,9 +43,7 @@ def bits_that_differ(before: Any, after: Any) -> int:
     return sum(int(word & 0xFFFFFFFF).bit_count() for word in xor.view(-1).tolist())
 
 
-def test_exactly_one_mantissa_bit_flips_in_its_step_and_attempt_only(
-    tmp_path: Path, model: Any, faulty_rank: Any
-) -> None:
+def test_exactly_one_mantissa_bit_flips_in_its_step_and_attempt_only(tmp_path, model, faulty_rank):
     armed = Armed(FaultKind.BIT_FLIP, rank=1, attempt=ATTEMPT, step=5)
     FaultFile(tmp_path).arm([armed])
     rank = faulty_rank(tmp_path, rank=1)
@@ -84,9 +82,7 @@ def test_the_other_ranks_do_nothing(tmp_path: Path, model: Any, faulty_rank: Any
     assert file.injected(armed) is None
 
 
-def test_a_slow_rank_burns_as_much_cpu_as_it_computes_until_disarmed(
-    tmp_path: Path, model: Any, faulty_rank: Any
-) -> None:
+def test_a_slow_rank_burns_as_much_cpu_as_it_computes_until_disarmed(tmp_path, model, faulty_rank):
     file = FaultFile(tmp_path)
     armed = Armed(FaultKind.SLOW, rank=0, attempt=ATTEMPT, step=2)
     file.arm([armed])

@@ -71,9 +71,7 @@ def test_a_job_that_has_finished_is_launched_once_more(launch: Callable[..., Lau
     poll_until(launcher, lambda: launcher.finished)
 
 
-def test_a_killed_rank_takes_the_others_with_it_and_all_start_again_under_a_new_launch(
-    launch: Callable[..., Launcher],
-) -> None:
+def test_a_killed_rank_takes_the_others_with_it_and_all_start_again_under_a_new_launch(launch):
     launcher = launch(SLEEPER)
     first = [process.pid for process in launcher.ranks.values()]
     os.kill(first[1], signal.SIGKILL)
@@ -91,9 +89,7 @@ def test_a_stopped_rank_is_ended_too(launch: Callable[..., Launcher]) -> None:
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
-def test_a_rank_that_ignores_sigterm_is_killed(
-    launch: Callable[..., Launcher], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rank_that_ignores_sigterm_is_killed(launch, tmp_path, monkeypatch):
     monkeypatch.setattr("rankwatch_service.demo.processes.TERMINATE_S", 0.2)
     code = "import signal, time; signal.signal(15, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
     launcher = launch(code, world_size=1)

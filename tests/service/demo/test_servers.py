@@ -109,9 +109,7 @@ def private_programs(tmp_path: Path) -> Path:
 
 
 @pytest.mark.integration
-def test_a_server_runs_from_programs_that_only_their_owner_may_read(
-    tmp_path: Path, private_programs: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_runs_from_programs_that_only_their_owner_may_read(tmp_path, private_programs, monkeypatch):
     let_others_through(tmp_path)
     monkeypatch.setattr(servers, "_programs", lambda: private_programs)
     server = Postgres(tmp_path / "server", {"fsync": "off"})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -64,9 +63,7 @@ def test_frames_judged_together_have_the_outcome_of_frames_judged_one_by_one(mon
     assert states_one_by_one == states
 
 
-def test_rows_of_a_recording_judged_together_give_the_incidents_of_rows_judged_one_by_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_of_a_recording_judged_together_give_the_incidents_of_rows_judged_one_by_one(tmp_path, monkeypatch):
     path = tmp_path / "job.csv"
     write_job(Job(8, 200, 3).inject(Slow(5, 60, 1.3), NonFinite(0, 150)), path)
 

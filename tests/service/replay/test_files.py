@@ -171,9 +171,7 @@ def test_parquet_is_known_by_its_content(tmp_path: Path, called: str) -> None:
 
 
 @pytest.mark.parametrize("group_rows", [10_000, 10_000_000])
-def test_no_more_of_a_parquet_file_is_held_than_is_being_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group_rows: int
-) -> None:
+def test_no_more_of_a_parquet_file_is_held_than_is_being_read(tmp_path, monkeypatch, group_rows):
     path, rows = tmp_path / "job.parquet", 400_000
     numbers = np.random.default_rng(1).random(rows)
     table = pa.table({"step": np.arange(rows)} | {f"m{index}": numbers + index for index in range(9)})

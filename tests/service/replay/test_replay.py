@@ -145,9 +145,7 @@ def rows_of(path: Path, rows: Iterable[tuple[object, ...]]) -> Path:
 
 @pytest.mark.parametrize("timed", [True, False], ids=["with times", "without"])
 @pytest.mark.parametrize(("steps", "told"), [(900, True), (350, True), (310, False)])
-def test_a_rank_whose_rows_stop_while_its_peers_go_on_has_ended(
-    tmp_path: Path, steps: int, told: bool, timed: bool
-) -> None:
+def test_a_rank_whose_rows_stop_while_its_peers_go_on_has_ended(tmp_path, steps, told, timed):
     rows = (
         (step, rank, step if timed else "", "train", 2.0, "" if timed else 1.0)
         for step in range(steps)
@@ -173,9 +171,7 @@ def test_a_rank_that_logs_more_rarely_than_its_peers_has_not_ended(tmp_path: Pat
 
 @pytest.mark.parametrize("kind", ["eval", "checkpoint"])
 @pytest.mark.parametrize("seconds", [0.25, 90.0], ids=["short", "long"])
-def test_rows_of_an_evaluation_that_bear_the_step_before_it_are_a_phase_after_that_step(
-    tmp_path: Path, kind: str, seconds: float
-) -> None:
+def test_rows_of_an_evaluation_that_bear_the_step_before_it_are_a_phase_after_that_step(tmp_path, kind, seconds):
     rows, now_s = [], 0.0
     for step in range(300):
         now_s += 1.0

@@ -52,9 +52,7 @@ def test_noise_is_the_noise_and_time_ticks_once_a_second(tmp_path: Path, monkeyp
 @pytest.mark.parametrize(
     ("words", "told", "cells"), [((), "device_uuid", "GPU-"), (("--no-uuids",), "device_type", "cuda")]
 )
-def test_the_cpu_time_of_launching_stands_beside_what_tells_of_devices(
-    tmp_path: Path, words: tuple[str, ...], told: str, cells: str
-) -> None:
+def test_the_cpu_time_of_launching_stands_beside_what_tells_of_devices(tmp_path, words, told, cells):
     path = tmp_path / "job.csv"
     assert run("-o", str(path), "--launch-cpu", *words)[0] == 0
     with path.open() as lines:
