@@ -1,13 +1,9 @@
-"""Synthetic jobs as text: every fault can be written, and a scenario and a seed give the same job in every version."""
+"""Synthetic jobs as text: every fault can be written, alone and with others."""
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 import re
-from collections.abc import Iterable, Mapping
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,9 +16,6 @@ from rankwatch_service.simulate.mix import SHARES, add_mix
 from rankwatch_service.simulate.noise import Noise
 from rankwatch_service.simulate.placement import RankPlacement
 from rankwatch_service.simulate.script import FAULTS, HARMLESS, ScriptError, apply, usage
-
-GOLDEN = json.loads((Path(__file__).parents[2] / "golden/simulate.json").read_text())
-"""Recorded digests. Floats count as 32-bit ones, since the last digits of `exp` and `log` differ between processors."""
 
 VALUES = {"rank": "3", "at": "40", "until": "60", "host": "host-1", "to": "20", "stage": "1", "after": "30.5"}
 
@@ -53,88 +46,29 @@ def written(name: str) -> str:
     return f"{name}:{','.join(f'{one}={VALUES[one]}' for one in names)}".rstrip(":")
 
 
-SET_BY_SERVICE = frozenset({"awaits_times", "rules"})
-"""Fields of observations that a job does not decide."""
-
-
-def digest(values: Iterable[object]) -> str:
-    """Of values of any depth."""
-    sha = hashlib.sha256()
-
-    def feed(value: object) -> None:
-        match value:
-            case np.ndarray():
-                sha.update((value.astype("<f4") if value.dtype.kind == "f" else value).tobytes())
-            case float():
-                sha.update(np.float32(value).tobytes())
-            case Mapping():
-                for name, one in value.items():
-                    sha.update(name.encode())
-                    feed(one)
-            case list() | tuple():
-                for one in value:
-                    feed(one)
-            case _ if dataclasses.is_dataclass(value):
-                for field in dataclasses.fields(value):
-                    if field.init and field.name not in SET_BY_SERVICE:
-                        feed(getattr(value, field.name))
-            case _:
-                sha.update(repr(value).encode())
-
-    for value in values:
-        feed(value)
-    return sha.hexdigest()[:16]
-
-
-def played(job: Job, texts: Iterable[str]) -> str:
-    for text in texts:
-        job = apply(text, job)
-    return digest([*generate(job), *job.labels, *job.played_labels()])
-
-
-@pytest.mark.parametrize("name", [*FAULTS, *HARMLESS])
-def test_each_entry_plays_as_it_always_did(name: str) -> None:
-    assert played(Job(16, 100, 1, placement=RankPlacement(pp=2)), [written(name)]) == GOLDEN["entries"][name]
-
-
-@pytest.mark.parametrize("name", COMBINED)
-def test_several_entries_together_play_as_they_always_did(name: str) -> None:
-    assert played(Job(16, 100, 1, placement=RankPlacement(pp=2)), COMBINED[name].split()) == GOLDEN["combined"][name]
-
-
-@pytest.mark.parametrize("name", COMBINED)
-def test_a_job_of_cpu_ranks_plays_as_it_always_did(name: str) -> None:
-    noise = Noise(contention=0.3, busy=0.04, silicon=0.03)
-    job = Job(16, 100, 1, step_s=0.1, noise=noise, placement=RankPlacement(pp=2, accelerated=False))
-    assert played(job, COMBINED[name].split()) == GOLDEN["cpu"][name]
-
-
-@pytest.mark.parametrize("name", COMBINED)
-def test_a_job_with_late_values_plays_as_it_always_did(name: str) -> None:
-    how = {"late_values": True, "fingerprint_every": 0, "tick_s": 5.0, "ends": False, "noise": Noise(loss=0.015)}
-    job = Job(16, 100, 1, **how, placement=RankPlacement(pp=2))
-    assert played(job, COMBINED[name].split()) == GOLDEN["late values"][name]
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_a_mix_is_drawn_as_it_always_was(seed: int) -> None:
-    job = Job(16, 1600, seed, step_s=0.2)
-    job, _ = add_mix(job, 8)
-    assert played(job, []) == GOLDEN["mix"][seed]
-
-
 def job() -> Job:
     return Job(16, 100, 1, placement=RankPlacement(pp=2))
 
 
-@pytest.mark.parametrize("name", FAULTS)
-def test_every_fault_leaves_a_label(name: str) -> None:
-    assert len(apply(written(name), job()).labels) == 1
+@pytest.mark.parametrize("name", [*FAULTS, *HARMLESS])
+def test_every_entry_can_be_played_and_only_a_fault_leaves_a_label(name: str) -> None:
+    one = apply(written(name), job())
+    assert any(isinstance(observation, Frame) for observation in generate(one))
+    assert len(one.labels) == (name in FAULTS)
 
 
-@pytest.mark.parametrize("name", HARMLESS)
-def test_what_is_harmless_leaves_no_label(name: str) -> None:
-    assert apply(written(name), job()).labels == ()
+@pytest.mark.parametrize("name", COMBINED)
+def test_entries_play_together_on_accelerators_on_cpus_and_with_late_values(name: str) -> None:
+    cpu = Noise(contention=0.3, busy=0.04, silicon=0.03)
+    late = {"late_values": True, "fingerprint_every": 0, "tick_s": 5.0, "ends": False, "noise": Noise(loss=0.015)}
+    on_cpu = {"step_s": 0.1, "noise": cpu, "placement": RankPlacement(pp=2, accelerated=False)}
+    for how in ({}, on_cpu, late):
+        one = dataclasses.replace(job(), **how)
+        for text in COMBINED[name].split():
+            one = apply(text, one)
+        steps = [frame.step for frame in generate(one) if isinstance(frame, Frame) and frame.family == "steps"]
+        assert min(steps) == 0
+        assert max(steps) > 40
 
 
 @pytest.mark.parametrize(
