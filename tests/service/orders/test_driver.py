@@ -348,14 +348,6 @@ def test_each_checkpoint_in_a_pause_follows_the_one_before(driven):
     assert [len({step for _, _, step in rank.acted}) for rank in world.ranks] == [1] * len(world.ranks)
 
 
-def test_ranks_of_an_older_version_are_not_asked_to_save_in_a_pause(driven):
-    world = driven(3, "pause", (3.0, "checkpoint"))
-    for rank in world.ranks:
-        rank.of_older_version = True
-    world.run(seconds=80.0)
-    assert ({rank.mode for rank in world.ranks}, world.state_of("checkpoint")) == ({"paused"}, "expired")
-
-
 def test_a_resume_that_is_requested_while_the_job_saves_follows_the_save(driven):
     world = driven(3, "pause", (3.0, "checkpoint"), (3.05, "resume"))
     world.run(seconds=30.0)

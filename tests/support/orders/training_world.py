@@ -46,7 +46,6 @@ class SimulatedRank:
     lacks: set[str] = field(default_factory=set)
     """Checkpoints that it cannot load, whatever the ledger says."""
 
-    of_older_version: bool = False
     """Its SDK does not say that it is paused."""
 
     def progress(self) -> Progress:
@@ -360,7 +359,7 @@ class World:
                 rank.until_ns = self.now_ns + int(news.lease_s * S)
 
     def _pause(self, rank: SimulatedRank, do: OrderView) -> None:
-        rank.reply(do, "done", rank.step, "" if rank.of_older_version else "paused")
+        rank.reply(do, "done", rank.step, "paused")
         rank.mode = "paused"
         rank.until_ns = self.now_ns + int(do.lease_s * S)
 
