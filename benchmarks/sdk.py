@@ -1,9 +1,15 @@
-"""What the SDK costs the training thread: python benchmarks/sdk.py
+"""What the SDK costs the training thread. Each command prints a table.
+
+    python benchmarks/sdk.py
+    python benchmarks/sdk.py --before CHECKOUT [--rounds 10]
 
 CPU time is judged where it can be, since wall time on a shared core is the scheduler's. "Between real steps" trains a
 small transformer, so that the caches hold something else when the SDK's turn comes; the CPU time of each of its calls
 is taken by itself and summed over the step, less what the taking costs. How cold a cache is depends on the neighbours
 of the core, so NVRx's sections are measured in the same place too.
+
+With --before, another checkout's SDK is measured alternately with this one's, each in a process of its own: in each
+round one block of each. The figures are medians over all blocks, the ratio is the median of the rounds'.
 """
 
 from __future__ import annotations
@@ -27,11 +33,14 @@ import torch
 
 import rankwatch
 from rankwatch import layout, spawn
+from tests.support.trials.checkouts import alternately, serve
 
 PHASES = ("data_wait", "forward", "backward", "collective", "optimizer", "other")
 VALUES = {f"metric_{number}": 1.5 + number for number in range(16)}
 ALL = "between real steps"
 GOAL_US = 60
+BLOCK_STEPS = 5_000, 40
+"""Of a block: steps of the tight loop, and real ones."""
 ALONE_RATIO = 0.97
 """CPU time over wall time of a loop that had its core to itself."""
 
@@ -274,14 +283,48 @@ def costs(table: CostTable, watch: rankwatch.Watch, steps: int) -> None:
     table.row("tight loop: wall time of a step, p99.9", taken[int(len(taken) * 0.999)], goal, unit)
 
 
+def serve_blocks(directory: Path) -> None:
+    """Measure a block whenever it is asked for."""
+    watch = start(directory)
+    tight_steps, steps = BLOCK_STEPS
+
+    def block(_asked: None) -> dict[str, float]:
+        tight_us = cpu_us(lambda: tight(watch, tight_steps), tight_steps, 3)
+        return {"tight loop": tight_us, **watched_steps(watch, steps)}
+
+    serve(block)
+    watch.close()
+
+
+def compare(before: str, rounds: int) -> None:
+    """Print what the SDK of another checkout costs, and this one's."""
+    ((earlier, now),) = alternately(before, rounds, [None], __file__)
+    row = "| {:<20} | {:>9} | {:>9} | {:>5} |"
+    print(row.format("CPU, median", "before us", "after us", "ratio"))
+    print(row.format(*("-" * width for width in (20, 9, 9, 5))))
+    for part in now[0]:
+        sides = [[block[part] for block in side] for side in (earlier, now)]
+        ratio = statistics.median(after / before for before, after in zip(*sides, strict=True))
+        print(row.format(part, *(f"{statistics.median(side):.1f}" for side in sides), f"{ratio:.2f}"))
+
+
 def main() -> int:
     """Measure everything."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--steps", type=int, default=20_000, help="steps of each tight loop")
     options.add_argument("--real-steps", type=int, default=150, help="steps with work between the marks")
     options.add_argument("--long", type=int, default=1_000_000, help="steps over which the process must not grow")
+    options.add_argument("--before", metavar="CHECKOUT", help="compare with another checkout's SDK, alternately")
+    options.add_argument("--rounds", type=int, default=10, help="blocks of each side of a comparison")
+    options.add_argument("--blocks", type=Path, help=argparse.SUPPRESS)
     chosen = options.parse_args()
+    if chosen.blocks:
+        serve_blocks(chosen.blocks)
+        return 0
     shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    if chosen.before:
+        compare(chosen.before, chosen.rounds)
+        return 0
     table = CostTable()
     with tempfile.TemporaryDirectory(dir=shared) as place:
         imports(table)

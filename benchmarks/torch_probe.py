@@ -2,6 +2,7 @@
 
     python benchmarks/torch_probe.py [--rounds 40]
     python benchmarks/torch_probe.py --device cuda --bf16 --layers 12 --width 1024 --context 256 [--rounds 12]
+    python benchmarks/torch_probe.py --before CHECKOUT [--rounds 40]
 
 One model trains; in each round every variant of the probe, and no probe at all, gets one block of steps, in random
 order. "added" is the lower quartile of its blocks less that of the bare blocks: what else runs on the machine only ever
@@ -9,6 +10,12 @@ adds. "in our hooks" is the median time that the training thread spends in the p
 same steps: it sees no effect on what follows (caches), but is steady on a busy machine, where a difference of two large
 numbers is not. On a CPU times are CPU time of the training thread. On CUDA they are wall time between two
 synchronisations around the block, and within the steps torch raises at any synchronisation.
+
+With --before, another checkout's `watch.torch` is measured alternately with this one's, each in a process of its own,
+on models of 100 tensors whose steps take about 10 and 100 ms. A block has steps without and with the probe, one after
+the other; what is printed is the median over all blocks of the part that the probe adds. "in our hooks" is the mean
+CPU time within whatever torch or the loop calls of the probe, without the slowest tenth of a block's steps, over a
+bare step: it can be told apart from the noise of a busy machine.
 """
 
 from __future__ import annotations
@@ -20,7 +27,7 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -34,9 +41,14 @@ from rankwatch.recorder import Recorder
 from rankwatch.torch_probe import TorchProbe
 from rankwatch.torch_probe.gradients import BackwardMarks
 from rankwatch.torch_probe.phases import Mark
+from tests.support.trials.checkouts import SIDES, alternately, serve
 
 LAYERS, WIDTH, VOCABULARY = 6, 384, 256
 HEAD_WIDTH, HEADS_MIN = 64, 4
+SHORT, LONG = (8, 32, 2, 32, 20), (8, 128, 4, 96, 10)
+"""Layers, width, sequences and tokens of a model of 100 tensors, and steps of a block."""
+SETTLING_STEPS = 8
+"""Steps of a new probe that are not measured: it makes its names and buffers, and chooses how often to measure."""
 LOGGED = "all, the loop's total norm"
 """The loop logs what its clipping returned."""
 NOTHING: dict[str, Any] = {"grad_norm": False, "local_gradients": False, "phases": False, "fingerprint_every": 0}
@@ -175,6 +187,24 @@ class MeasuredSteps:
         probe.close()
         return taken, OWN.ns * 1e-9 / self.steps
 
+    def pair(self, logs_norm: bool) -> list[float]:
+        """Seconds of a step without a probe and with one: CPU, wall and in the probe; without the slowest tenth."""
+        found = []
+        for probe in (None, TorchProbe(self.meter, self.job.model, self.job.optimizer)):
+            for _ in range(SETTLING_STEPS):
+                self._step(probe, logs_norm)
+            gc.collect()
+            taken = []
+            for _ in range(self.steps):
+                OWN.ns, begun_cpu, begun = 0, time.thread_time(), time.perf_counter()
+                self._step(probe, logs_norm)
+                taken.append((time.thread_time() - begun_cpu, time.perf_counter() - begun, OWN.ns * 1e-9))
+            kept = len(taken) - len(taken) // 10
+            found += [statistics.mean(sorted(one)[:kept]) for one in zip(*taken, strict=True)]
+            if probe is not None:
+                probe.close()
+        return found
+
     def _step(self, probe: TorchProbe | None, logs_norm: bool) -> None:
         self.step += 1
         if probe is None:
@@ -220,6 +250,53 @@ def measured(block: MeasuredSteps, rounds: int, rng: random.Random) -> dict[str,
     return taken
 
 
+def serve_blocks(directory: str, shape: tuple[int, ...]) -> None:
+    """Measure a block whenever it is asked for: `MeasuredSteps.pair` of a loop that logs its norm, or does not."""
+    layers, width, batch, context, steps = shape
+    time_hooks()
+    torch.set_num_threads(1)
+    store = dist.FileStore(os.path.join(directory, "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    identity = {"job": "benchmark", "launch": "l", "rank": 0}
+    recorder = Recorder.create(identity, [directory], monotonic_ns=time.monotonic_ns(), unix_ns=0)
+    device = torch.device("cpu")
+    job = TrainingJob(device, context, batch, True, layers, width)
+    for _ in range(10):
+        job.step()
+    serve(MeasuredSteps(job, StepMeter(recorder), device, steps).pair)
+    dist.destroy_process_group()
+
+
+def compare(before: str, rounds: int) -> None:
+    """Print what the probe of another checkout adds to a step, and what this one adds."""
+    row = "| {:<5} | {:<13} | {:<6} | {:>8} | {:>12} | {:>9} | {:>9} | {:>9} |"
+    print(row.format("step", "the loop", "probe", "bare ms", "in our hooks", "of a step", "added CPU", "added wall"))
+    print(row.format(*("-" * width for width in (5, 13, 6, 8, 12, 9, 9, 9))))
+    for step, shape in (("short", SHORT), ("long", LONG)):
+        found = alternately(before, rounds, [False, True], __file__, *map(str, shape))
+        for loop, sides in zip(("logs no norm", "logs its norm"), found, strict=True):
+            for side, blocks in zip(SIDES, sides, strict=True):
+                bare_cpu, bare, _, with_cpu, with_wall, own = zip(*blocks, strict=True)
+                print(
+                    row.format(
+                        step,
+                        loop,
+                        side,
+                        f"{statistics.median(bare_cpu) * 1e3:.1f}",
+                        f"{statistics.median(own) * 1e3:.2f} ms",
+                        f"{median_ratio(own, bare_cpu):.2%}",
+                        f"{median_ratio(with_cpu, bare_cpu) - 1:.1%}",
+                        f"{median_ratio(with_wall, bare) - 1:.1%}",
+                    ),
+                    flush=True,
+                )
+
+
+def median_ratio(over: Sequence[float], under: Sequence[float]) -> float:
+    """The median of the ratios of pairs."""
+    return statistics.median(one / other for one, other in zip(over, under, strict=True))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=40)
@@ -230,7 +307,17 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=LAYERS)
     parser.add_argument("--width", type=int, default=WIDTH)
     parser.add_argument("--bf16", action="store_true", help="compute by torch.autocast in bfloat16")
+    parser.add_argument(
+        "--before", metavar="CHECKOUT", help="measure another checkout's probe alternately with this one's"
+    )
+    parser.add_argument("--blocks", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.blocks:
+        serve_blocks(options.blocks[0], tuple(map(int, options.blocks[1:])))
+        return
+    if options.before:
+        compare(options.before, options.rounds)
+        return
     time_hooks()
     device = torch.device(options.device)
     torch.set_num_threads(1)

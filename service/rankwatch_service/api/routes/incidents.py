@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 
 from fastapi import APIRouter, Depends, Query, Response
 from pydantic import BaseModel, ConfigDict, Field, computed_field
-from sqlalchemy import ColumnElement, Connection, RowMapping, Select, Text, case, cast, func, or_, select
+from sqlalchemy import ColumnElement, Connection, Label, RowMapping, Select, Text, case, cast, func, or_, select
 from sqlalchemy.orm import InstrumentedAttribute
 from starlette.concurrency import run_in_threadpool
 
@@ -467,15 +467,14 @@ def incident_detail(connection: Connection, row: RowMapping) -> IncidentDetail:
     )
 
 
+def last_error() -> Label[str]:
+    """What the newest delivery of a row of `Outbox` failed with, as the column `error`; null without a delivery."""
+    mine = select(DeliveryRow.error).where(DeliveryRow.outbox_id == Outbox.id)
+    return mine.order_by(DeliveryRow.id.desc()).limit(1).scalar_subquery().label("error")
+
+
 def notifications_about(connection: Connection, incident_id: str) -> list[Notification]:
     """The notifications about an incident and its commands, in the order of its transitions and of the receivers."""
-    newest = (
-        select(DeliveryRow.error)
-        .where(DeliveryRow.outbox_id == Outbox.id)
-        .order_by(DeliveryRow.id.desc())
-        .limit(1)
-        .scalar_subquery()
-    )
-    query = select(Outbox.__table__, newest.label("error")).where(Outbox.incident_id == incident_id)
+    query = select(Outbox.__table__, last_error()).where(Outbox.incident_id == incident_id)
     found = connection.execute(query.order_by(Outbox.transition, Outbox.receiver)).mappings()
     return [Notification.model_validate({**one, "error": one["error"] or ""}) for one in found]

@@ -16,7 +16,7 @@ from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.paging import Page, Wanted, any_of, fetch_page, full_ids
 from rankwatch_service.api.http.problem import ProblemError, not_found
 from rankwatch_service.api.reply import ApiReply
-from rankwatch_service.api.routes.incidents import find_incident, notifications_about
+from rankwatch_service.api.routes.incidents import find_incident, last_error, notifications_about
 from rankwatch_service.labels import incident_labels
 from rankwatch_service.notify.receivers import receiver_routes
 from rankwatch_service.notify.retry import GIVE_UP_AFTER_S
@@ -155,15 +155,8 @@ def list_deliveries(
 
 
 def _notifications() -> Select[tuple[object, ...]]:
-    newest = (
-        select(DeliveryRow.error)
-        .where(DeliveryRow.outbox_id == Outbox.id)
-        .order_by(DeliveryRow.id.desc())
-        .limit(1)
-        .scalar_subquery()
-    )
     columns = [column for column in Outbox.__table__.columns if column.name != "body"]
-    return select(*columns, newest.label("error"))
+    return select(*columns, last_error())
 
 
 def _shown(row: RowMapping) -> SentNotification:
