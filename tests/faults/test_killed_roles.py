@@ -19,7 +19,7 @@ from tests.support.trials.trial import Act, kills, pauses, rank_steps
 
 pytestmark = [pytest.mark.integration, pytest.mark.ci]
 PLAY_S = 28.0
-"""Of the small scenario, as far as faults are injected; its last job ends after 59 s."""
+"""Of the small scenario, as far as faults are injected; its last job ends after 79 s."""
 
 
 def streams_killed(cluster: Cluster, seed: int) -> Iterable[Act]:
@@ -56,7 +56,7 @@ def notifier_paused(cluster: Cluster, seed: int) -> Iterator[Act]:
 
 
 def everything(cluster: Cluster, seed: int) -> Iterator[Act]:
-    yield from kills(cluster, seed, 6.0, PLAY_S)
+    yield from kills(cluster, seed, 5.5, PLAY_S)
 
 
 @dataclass(frozen=True)

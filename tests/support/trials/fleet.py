@@ -58,7 +58,7 @@ def small() -> dict[str, Job]:
     return {
         "alpha": Job(world_size=16, steps=62, seed=31, **size).inject(Slow(5, 30, 2.0, until_step=48)),
         "beta": Job(world_size=8, steps=72, seed=32, **size).inject(NonFinite(3, 35)),
-        "gamma": Job(world_size=8, steps=38, seed=33, **size).inject(Hang(2, 25, seconds=40.0)),
+        "gamma": Job(world_size=8, steps=38, seed=33, **size).inject(Hang(2, 25, seconds=60.0)),
     }
 
 

@@ -95,13 +95,19 @@ def kills(
     only: tuple[str, ...] = (),
     first_s: float | None = None,
 ) -> Iterator[Act]:
-    """One kill each `every_s`, of any role or of `only` these, until so many seconds after the beginning."""
+    """One kill each `every_s`, of every role or of `only` these in turn, until so many seconds after the beginning.
+
+    Each round has an order of its own. No role is killed again before all others were: an outage of the log stays as
+    long as one start of a broker.
+    """
     chance = random.Random(seed)
     roles = {role: names for role, names in kinds(cluster).items() if not only or role in only}
     assert roles, only
     at_s = every_s if first_s is None else first_s
+    turns: list[str] = []
     while at_s < until_s:
-        name = chance.choice(roles[chance.choice(sorted(roles))])
+        turns = turns or chance.sample(sorted(roles), len(roles))
+        name = chance.choice(roles[turns.pop()])
         away_s = chance.uniform(*AWAY_S)
         yield at_s, f"kill {name}", lambda name=name: cluster.kill(name)
         yield at_s + away_s, f"start {name}", lambda name=name: cluster.restart(name)
