@@ -72,16 +72,6 @@ def test_one_gradient_gets_one_nan_and_the_next_is_clean_again(tmp_path: Path, m
     assert bad == [0, 1, 0]
 
 
-def test_the_other_ranks_do_nothing(tmp_path: Path, model: Any, faulty_rank: Any) -> None:
-    file = FaultFile(tmp_path)
-    armed = Armed(FaultKind.BIT_FLIP, rank=1, attempt=ATTEMPT, step=5)
-    file.arm([armed])
-    clean = weights(model)
-    faulty_rank(tmp_path, rank=0).begin_step(ATTEMPT, 5, model)
-    assert bits_that_differ(clean, weights(model)) == 0
-    assert file.injected(armed) is None
-
-
 def test_a_slow_rank_burns_as_much_cpu_as_it_computes_until_disarmed(tmp_path, model, faulty_rank):
     file = FaultFile(tmp_path)
     armed = Armed(FaultKind.SLOW, rank=0, attempt=ATTEMPT, step=2)

@@ -86,17 +86,6 @@ def test_a_step_that_one_rank_did_not_make_is_ragged_but_an_attempts_last_one_is
     assert journals.ragged() == [("job-0.0", 2)]
 
 
-def test_an_attempt_that_one_rank_never_entered_is_ragged(tmp_path: Path) -> None:
-    journals = JournalReader(tmp_path, world_size=2)
-    first, second = (Journal(tmp_path, "job-0", rank, FakeClock()) for rank in range(2))
-    for step in (1, 2, 3):
-        first.write("job-0.1", step, step)
-    for journal in (first, second):
-        journal.write("job-0.2", 1, 1)
-    journals.look()
-    assert journals.ragged() == [("job-0.1", 1), ("job-0.1", 2)]
-
-
 def test_each_line_is_read_once_and_an_unfinished_one_waits(tmp_path: Path) -> None:
     journals = JournalReader(tmp_path, world_size=1)
     file = tmp_path / "job-0-0"

@@ -57,12 +57,6 @@ def poll_until(launcher: Launcher, condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_ranks_are_told_who_they_are(launch: Callable[..., Launcher], tmp_path: Path) -> None:
-    launcher = launch("import os; print(os.environ['RANK'], os.environ['WORLD_SIZE'], os.environ['RANKWATCH_LAUNCH'])")
-    poll_until(launcher, lambda: launcher.finished)
-    assert [(tmp_path / f"job-0-{rank}.log").read_text() for rank in range(3)] == [f"{r} 3 job-0\n" for r in range(3)]
-
-
 def test_a_job_that_has_finished_is_launched_once_more(launch: Callable[..., Launcher]) -> None:
     launcher = launch("")
     poll_until(launcher, lambda: launcher.finished)
@@ -106,12 +100,6 @@ def test_a_job_that_keeps_dying_is_given_up_with_the_reason(launch: Callable[...
     assert not launcher.ranks
 
 
-def test_ranks_that_end_well_end_the_job(launch: Callable[..., Launcher]) -> None:
-    launcher = launch("pass")
-    poll_until(launcher, lambda: launcher.finished)
-    assert launcher.number == 0
-
-
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
 
 
@@ -144,10 +132,6 @@ def test_a_child_that_does_not_answer_in_time_is_ended(tmp_path):
     with pytest.raises(ChildError):
         started(python("import time; time.sleep(60)"), tmp_path / "log", lambda: False, 0.2)
     assert time.monotonic() - began_s < 30
-
-
-def test_a_port_that_was_free_is_told():
-    assert 1024 <= free_port() <= 65535
 
 
 DEAF = "import signal, time; signal.signal(15, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
@@ -186,7 +170,3 @@ def test_a_process_that_ignores_being_asked_is_killed(name: str) -> None:
     processes = [start(name, DEAF), start(name)]
     end_all(name, grace_s=0.3)
     assert [process.wait(60) for process in processes] == [-9, -15]
-
-
-def test_nothing_is_waited_for_where_nothing_runs(name: str) -> None:
-    assert await_none(name, limit_s=0.0)

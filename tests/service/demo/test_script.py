@@ -63,10 +63,6 @@ def test_a_scene_fails_by_the_one_thing_that_went_wrong(played: SceneResult, tol
     assert told in what
 
 
-def test_a_slow_step_gives_a_hang_more_time() -> None:
-    assert wrong(checks(outcome(HANG, step_time_s=2.0, found_s=5.9))) == []
-
-
 def test_an_incident_that_no_scene_made_is_told() -> None:
     other = {"id": "inc_other", "kind": "loss_spike", "scope": "job", "summary": "loss 9"}
     played = outcome()

@@ -16,6 +16,7 @@ from tests.support.orders.driven_world import DrivenWorld, phases
 from tests.support.orders.training_world import S
 
 ACTIONS = ("pause", "checkpoint", "rollback", "stop")
+SEEDS = [*range(4), *(pytest.param(seed, marks=pytest.mark.ci) for seed in range(4, 12))]
 
 
 @pytest.mark.parametrize("action", ACTIONS)
@@ -31,18 +32,16 @@ def test_a_command_is_applied_and_every_phase_is_told_to_stream(driven, action):
         assert world.state_of("resume") == "applied"
 
 
-@pytest.mark.parametrize("action", ["pause", "rollback"])
 @pytest.mark.parametrize("effect", ["before", "after"])
-def test_an_api_that_dies_at_any_write_is_followed_by_another(driven, monkeypatch, action, effect):
+def test_an_api_that_dies_at_any_write_is_followed_by_another(driven, monkeypatch, effect):
     for n in range(1, 9):
-        world = driven(n, action)
-        world.also_asked = [(3.0, "resume")] if action == "pause" else []
+        world = driven(n, "rollback")
         world.kill_first_api(monkeypatch, n, effect)
         world.run(seconds=60.0)
         assert world.command == "applied", f"write {n}: {world.command} {world.result}"
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_with_faults_and_two_drivers_nothing_is_mixed(driven, seed):
     world = driven(seed, ACTIONS[seed % 4], (8.0, "resume"), faults=True)
     world.run(seconds=300.0)
@@ -387,7 +386,7 @@ def test_a_checkpoint_that_is_cancelled_in_a_pause_does_not_end_it(driven):
     assert {len(rank.acted) for rank in world.ranks} == {2}
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_with_faults_a_checkpoint_in_a_pause_is_saved_at_one_step_or_not_at_all(driven, seed):
     world = driven(seed, "pause", (3.0, "checkpoint"), (20.0, "resume"), faults=True)
     world.run(seconds=300.0)

@@ -132,14 +132,6 @@ def test_what_only_counters_of_devices_show_is_no_fault_to_find_in_a_file(tmp_pa
     assert [(label["kind"], label["ranks"]) for label in labels["not_in_file"]] == [("device_fault", [3])]
 
 
-def test_times_are_by_the_clock_of_each_host(tmp_path: Path) -> None:
-    write_job(Job(16, 5, 8, transit=Transit(skews_s={"host-1": 0.5})), tmp_path / "job.csv")
-    rows = table(tmp_path / "job.csv")
-    for step in range(5):
-        first, last = (float(rows[step * 16 + rank]["time_s"]) for rank in (0, 15))
-        assert last - first == pytest.approx(0.5)
-
-
 def test_columns_are_all_that_can_occur() -> None:
     for job in (
         Job(8, 12),

@@ -33,37 +33,12 @@ def frames(job: Job) -> list[Frame]:
     return [observation for observation in generate(job) if isinstance(observation, Frame)]
 
 
-def test_time_never_goes_back_and_a_tick_comes_each_second() -> None:
-    observations = list(generate(Job(8, 50, 4).inject(RecurringStall(20, 30.0, "eval"), Restart(30, 20))))
-    times = [o.now_s if isinstance(o, Tick) else o.time_s for o in observations]
-    assert times == sorted(times)
-    ticks = [o.now_s for o in observations if isinstance(o, Tick)]
-    assert np.diff(ticks) == pytest.approx(1.0)
-
-
-def test_all_ranks_of_a_step_take_as_long_as_the_slowest() -> None:
-    for frame in frames(Job(16, 20, 5).inject(Slow(3, 0, 2.0))):
-        step_s = frame.values["step_time_s"]
-        own_s = frame.values["busy_s"] + frame.values["phase.data_wait"]
-        assert (step_s == step_s[0]).all()
-        assert own_s.argmax() == 3
-        assert step_s[0] > own_s.max()
-        assert frame.values["wait_s"] == pytest.approx(step_s - own_s)
-
-
 def test_a_slow_rank_is_slower_by_its_factor_while_it_lasts() -> None:
     plain, slowed = frames(Job(8, 60, 6)), frames(Job(8, 60, 6).inject(Slow(5, 20, 1.5, until_step=40)))
     ratio = np.stack([b.values["busy_s"] / a.values["busy_s"] for a, b in zip(plain, slowed, strict=True)])
     assert ratio[20:40, 5] == pytest.approx(1.5)
     assert ratio[:20, 5] == pytest.approx(1.0)
     assert ratio[:, :5] == pytest.approx(1.0)
-
-
-def test_a_flipped_bit_shows_in_one_replica_from_its_step_on() -> None:
-    for frame in frames(Job(8, 60, 7).inject(BitFlip(2, 25))):
-        if "fingerprint" in frame.exact:
-            values = frame.exact["fingerprint"]
-            assert (np.unique(values).size == 2) == (frame.step >= 25)
 
 
 def test_a_bit_flips_though_the_job_was_rolled_back_before_and_so_does_a_second_one_of_its_rank() -> None:
@@ -76,13 +51,6 @@ def test_a_bit_flips_though_the_job_was_rolled_back_before_and_so_does_a_second_
     assert differing == [("launch0.0", 20), ("launch0.1", 50)]
 
 
-def test_nan_is_in_one_rank_first_and_then_in_every_loss() -> None:
-    rows = {frame.step: frame for frame in frames(Job(4, 30, 8).inject(NonFinite(1, 20)))}
-    assert rows[20].exact["nonfinite"].tolist() == [0, 7, 0, 0]
-    assert np.isfinite(rows[20].values["loss"]).all()
-    assert np.isnan(rows[21].values["loss"]).all()
-
-
 def test_a_rollback_repeats_steps_under_another_attempt_without_the_fault() -> None:
     job = Job(4, 40, 9).inject(NonFinite(1, 20), Restart(22, 15, relaunch=False))
     starts = [o.attempt for o in generate(job) if isinstance(o, AttemptStart)]
@@ -90,19 +58,6 @@ def test_a_rollback_repeats_steps_under_another_attempt_without_the_fault() -> N
     repeated = [frame for frame in frames(job) if frame.attempt == "launch0.1"]
     assert repeated[0].step == 15
     assert not any((frame.exact["nonfinite"] > 0).any() for frame in repeated)
-
-
-def test_a_hang_stops_the_steps_while_ticks_go_on() -> None:
-    observations = list(generate(Job(4, 20, 10).inject(Hang(2, 10, 30.0))))
-    presences = [o.presence for o in observations if isinstance(o, Tick) and o.presence]
-    standing = [p for p in presences if p.step_age_s.max() > 5 and "running" in p.state]
-    assert len(standing) >= 24
-    assert standing[-1].phase == ("backward", "backward", "forward", "backward")
-
-
-def test_late_values_come_in_a_family_of_their_own() -> None:
-    families = [(frame.family, "loss" in frame.values) for frame in frames(Job(4, 3, 11, late_values=True))]
-    assert families == [("steps", False), ("values", True)] * 3
 
 
 def test_every_fault_leaves_a_label() -> None:
@@ -178,10 +133,6 @@ def names(messages: list[TimedBatch]) -> list[tuple[str, str, int]]:
 
 def job(transit: Transit | None = None) -> Job:
     return Job(16, 60, 1, step_s=0.5, transit=transit or Transit())
-
-
-def test_an_undisturbed_job_comes_as_it_was_sent() -> None:
-    assert names(sent(job())) == names(list(batches("gpt", generate(job()))))
 
 
 def test_late_and_doubled_batches_are_the_same_batches_in_another_order() -> None:

@@ -94,15 +94,6 @@ def test_a_refused_batch_ends_the_job_with_the_reason() -> None:
     assert sent.batches == 0
 
 
-def test_a_line_that_breaks_in_an_unforeseen_way_ends_the_job_with_the_reason() -> None:
-    class Broken(Desk):
-        def send(self, job: str, bodies: Sequence[bytes]) -> None:
-            raise UnicodeError("what is this")
-
-    sent = send_job(Job(64, 10_000, 1), "gpt", Broken, AT_ONCE)
-    assert sent.failure == "UnicodeError: what is this"
-
-
 def test_a_service_that_stays_away_is_given_up() -> None:
     class Patient(SystemClock):
         now_s = 0.0
@@ -133,9 +124,3 @@ def test_the_devices_of_ranks_have_counters_once_a_second_and_a_throttled_one_is
         one.temperature_celsius or 0 for one in of_rank_3 if one not in hot
     )
     assert {one.throttle_reasons for one in read["host-1"]} == {0x04}
-
-
-def test_without_uuids_there_are_no_devices_to_read() -> None:
-    desk = Desk()
-    send_job(Job(8, 5, 1, placement=RankPlacement(uuids=False)), "gpt", lambda: desk, AT_ONCE)
-    assert not any(batch.devices for batch in desk.taken["host-0"])

@@ -79,12 +79,6 @@ def test_a_block_that_raises_leaves_nothing_behind(engine):
     assert count(engine) == 0
 
 
-def test_what_a_block_wrote_is_seen_afterwards_by_everyone(engine):
-    with write(engine) as connection:
-        add(connection)
-    assert count(engine) == 1
-
-
 def test_a_reader_sees_one_state_while_a_writer_commits(engine):
     with read(engine) as reader:
         assert reader.execute(text("SELECT count(*) FROM parent")).scalar_one() == 0
@@ -215,17 +209,6 @@ def test_without_its_driver_postgresql_is_refused_with_what_to_install(monkeypat
         open_engine("postgresql://host/name")
 
 
-def test_eight_writers_at_once_all_get_their_turn(engine):
-    def work() -> None:
-        for _ in range(20):
-            with write(engine) as connection:
-                connection.execute(text("SELECT count(*) FROM parent")).scalar_one()
-                add(connection)
-
-    at_once(8, work)
-    assert count(engine) == 160
-
-
 def test_a_database_that_stays_locked_is_told_apart_from_a_broken_one(tmp_path, monkeypatch):
     monkeypatch.setattr(store_engine, "BUSY_TIMEOUT_MS", 20)
     engine = open_engine(f"sqlite:///{tmp_path}/test.db")
@@ -299,12 +282,6 @@ def test_the_turn_of_a_killed_process_is_free_at_once(tmp_path):
         process.wait()
         process.stdout.close()
     with turn(database, 30.0):
-        pass
-
-
-def test_who_never_gets_a_turn_goes_ahead_and_lets_the_database_decide(tmp_path):
-    database = str(tmp_path / "test.db")
-    with turn(database, 1.0), turn(database, 0.01):
         pass
 
 

@@ -151,10 +151,6 @@ def test_the_first_revision_has_none_to_go_back_to(engine):
         downgrade(engine, "0000")
 
 
-def test_there_is_one_head():
-    assert len(ScriptDirectory.from_config(configuration()).get_heads()) == 1
-
-
 def test_an_empty_database_is_refused_until_it_is_migrated(engine):
     with pytest.raises(SchemaError, match="rankwatch db upgrade"):
         check(engine)
