@@ -20,7 +20,6 @@ from rankwatch_service.demo.processes import (
     await_none,
     end,
     end_all,
-    free_port,
     own_environment,
     started,
     working_for,

@@ -31,7 +31,6 @@ from rankwatch_service.simulate.job import Job
 from rankwatch_service.simulate.noise import Noise
 from rankwatch_service.simulate.placement import RankPlacement
 from rankwatch_service.simulate.rows import columns_of, rows_of
-from rankwatch_service.simulate.transit import Transit
 
 
 def table(path: Path) -> list[dict[str, str]]:

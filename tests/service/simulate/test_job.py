@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from rankwatch_detectors.base import AttemptStart, Frame, Kind, Occurrence, Tick
+from rankwatch_detectors.base import AttemptStart, Frame, Kind, Occurrence
 from rankwatch_service.simulate.batches import TimedBatch, batches
 from rankwatch_service.simulate.faults import (
     BitFlip,
@@ -17,7 +17,6 @@ from rankwatch_service.simulate.faults import (
     LossSpike,
     NonFinite,
     OrderedPause,
-    RecurringStall,
     Restart,
     ScalerSkip,
     Slow,

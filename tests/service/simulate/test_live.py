@@ -11,7 +11,6 @@ from rankwatch_service.clock import SystemClock
 from rankwatch_service.simulate.faults import Throttle
 from rankwatch_service.simulate.job import Job
 from rankwatch_service.simulate.live import NotYetError, Pace, RefusedError, send_job
-from rankwatch_service.simulate.placement import RankPlacement
 from tests.support.clock import FakeClock
 
 

@@ -9,7 +9,6 @@ import pytest
 from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
 from sqlalchemy import insert, inspect, select
 
 from rankwatch_service.store import migrate
