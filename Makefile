@@ -65,10 +65,10 @@ integration: $(VENV)/.installed ## tests of several real processes, and the brow
 	$(PYTEST) -n 4 --dist loadfile --no-loadscope-reorder -m '(integration or browser) and not ci and not alone' \
 	  $(TEST_ARGS) $(PROCESS_TESTS)
 
-alone: $(VENV)/.installed ## tests that measure time: the demo, and the adoption scripts, of which three run at a time anyway
-	$(PYTEST) -m 'alone and not ci' $(TEST_ARGS) tests/adoption tests/integration/test_demo.py
+alone: $(VENV)/.installed ## the demo, which measures time
+	$(PYTEST) -m 'alone and not ci' $(TEST_ARGS) tests/integration/test_demo.py
 
-more: $(VENV)/.installed ## what `make test` leaves out: more ways for several processes to fail, more rows of matrices
+more: $(VENV)/.installed ## what `make test` leaves out: more ways for several processes to fail, the adoption scripts, more rows of matrices
 	$(PYTEST) -n 4 --dist loadfile --no-loadscope-reorder -m 'ci and not alone' $(TEST_ARGS)
 	$(PYTEST) -m 'ci and alone' $(TEST_ARGS) tests/adoption tests/integration/test_demo.py
 

@@ -60,8 +60,6 @@ class Case:
     """Else what the script minimizes lies around zero, and is no loss that is judged."""
     in_test: Sequence[Fault | None] = (None,)
     """Tests try these; None: the script as it is, when nothing may be told."""
-    costly: bool = False
-    """Only `make ci` tries it: most need longer to import a framework than to train, or have more ranks than cores."""
 
     @property
     def script(self) -> Path:
@@ -81,28 +79,28 @@ def variant(name: str, faults: Sequence[Fault] = UNDER_DDP, of: str = "ddp_loop"
 CASES = (
     Case("ddp_accumulation", in_test=(SLOW,)),
     Case("fsdp2", (*ENDS, SLOW, NAN), in_test=(NAN,)),
-    Case("hf_trainer", in_test=(NAN,), costly=True),
-    Case("lightning_trainer", in_test=(NAN,), costly=True),
-    Case("fabric_loop", in_test=(NAN,), costly=True),
-    Case("accelerate_loop", in_test=(NAN,), costly=True),
-    Case("deepspeed_loop", (*ENDS, SLOW, NAN), in_test=(NAN,), costly=True),
-    Case("megatron_loop", (*ENDS, SLOW, NAN), ranks=4, step=40, in_test=(NAN,), costly=True),
-    Case("torchtitan_loop", (*ENDS, SLOW, NAN), costly=True),
+    Case("hf_trainer", in_test=(NAN,)),
+    Case("lightning_trainer", in_test=(NAN,)),
+    Case("fabric_loop", in_test=(NAN,)),
+    Case("accelerate_loop", in_test=(NAN,)),
+    Case("deepspeed_loop", (*ENDS, SLOW, NAN), in_test=(NAN,)),
+    Case("megatron_loop", (*ENDS, SLOW, NAN), ranks=4, step=40, in_test=(NAN,)),
+    Case("torchtitan_loop", (*ENDS, SLOW, NAN)),
     variant("compiled", in_test=(FAILED,)),
     Case("loader_workers", in_test=(HANG,)),
     Case("for_batch", in_test=(KILLED,)),
     Case("gan", in_test=(FLIP,)),
     variant("grad_scaler", (*ENDS, SLOW, NAN_FOR_GOOD, FLIP), in_test=(NAN_FOR_GOOD,)),
-    Case("pp_dp", (*ENDS, NAN, FLIP), ranks=4, step=40, costly=True),
-    Case("tp_dp", (*ENDS, SLOW, NAN, FLIP), ranks=4, step=40, in_test=(NAN,), costly=True),
-    Case("rollouts", (*ENDS, NAN), step=20, costly=True),
+    Case("pp_dp", (*ENDS, NAN, FLIP), ranks=4, step=40),
+    Case("tp_dp", (*ENDS, SLOW, NAN, FLIP), ranks=4, step=40, in_test=(NAN,)),
+    Case("rollouts", (*ENDS, NAN), step=20),
     variant("elastic", launcher=("--max-restarts=2",), environment=NEW_STORE, in_test=(LEFT,)),
-    variant("ctrl_c", ENDS, costly=True),
+    variant("ctrl_c", ENDS),
     variant("odd_ends", ENDS),
     Case("untouched_gpt", (*UNDER_DDP, SPIKE), untouched=True, in_test=(SPIKE,)),
-    Case("untouched_hf", (*UNDER_DDP, SPIKE), untouched=True, in_test=(NAN,), costly=True),
-    Case("lightning_alone", (HANG, KILLED), torchrun=False, of="lightning_trainer", in_test=(HANG,), costly=True),
-    variant("trl_sft", of="trl_trainers", in_test=(NAN,), costly=True),
-    variant("trl_grpo", of="trl_trainers", loss_falls=False, costly=True),
+    Case("untouched_hf", (*UNDER_DDP, SPIKE), untouched=True, in_test=(NAN,)),
+    Case("lightning_alone", (HANG, KILLED), torchrun=False, of="lightning_trainer", in_test=(HANG,)),
+    variant("trl_sft", of="trl_trainers", in_test=(NAN,)),
+    variant("trl_grpo", of="trl_trainers", loss_falls=False),
 )
-"""`make test` tries each fault at least once, `make ci` each case, and `make adoption` every case with every fault."""
+"""`make ci` tries each case and each fault at least once, and `make adoption` every case with every fault."""

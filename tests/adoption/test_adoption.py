@@ -1,7 +1,7 @@
 """A script as it is, when nothing may be told, or with a fault, which is named and nothing else.
 
-Each script is tried once, the costly ones only by `make ci`. Three train at a time, while others are judged; those
-whose fault is a matter of time train alone. `ADOPTION=all` (`make adoption`) tries all faults with all scripts.
+`make ci` tries each script once. Three train at a time, while others are judged; those whose fault is a matter of time
+train alone. `ADOPTION=all` (`make adoption`) tries all faults with all scripts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pytest
 from tests.adoption.cases import CASES, ENDS, SLOW, Case, Fault
 from tests.adoption.world import Outcome, opened_world
 
-pytestmark = [pytest.mark.torch, pytest.mark.integration, pytest.mark.slow, pytest.mark.alone]
+pytestmark = [getattr(pytest.mark, name) for name in ("torch", "integration", "slow", "alone", "ci")]
 
 ALL = os.environ.get("ADOPTION") == "all"
 pytestmark += [pytest.mark.timeout(14_400 if ALL else 900)]
@@ -27,12 +27,7 @@ AT_A_TIME = 6
 def cases() -> list[Any]:
     """What is tried: the case, and the fault where there is one."""
     return [
-        pytest.param(
-            case,
-            fault,
-            marks=[pytest.mark.ci] if case.costly else [],
-            id=f"{case.name}-{fault.name if fault else 'clean'}",
-        )
+        pytest.param(case, fault, id=f"{case.name}-{fault.name if fault else 'clean'}")
         for case in CASES
         for fault in ((None, *case.faults) if ALL else case.in_test)
     ]

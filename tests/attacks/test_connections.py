@@ -75,6 +75,7 @@ def test_who_sends_too_many_headers_is_told_the_limit(connect):
     assert answer(other).startswith(b"HTTP/1.1 200 ")
 
 
+@pytest.mark.ci
 def test_half_open_connections_are_closed_and_others_are_answered_meanwhile(up, connect):
     waiting = [connect() for _ in range(ANONYMOUS_PER_ADDRESS_MAX + 100)]
     for one in waiting:

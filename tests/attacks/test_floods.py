@@ -24,7 +24,7 @@ from tests.support.trials.selection import long_trial
 from tests.support.values import batches
 from tests.support.values.batches import column
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.ci]
 
 MB = 1024 * 1024
 MSGPACK = {"Content-Type": "application/msgpack"}

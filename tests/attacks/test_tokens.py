@@ -83,6 +83,7 @@ def test_a_login_link_opens_one_session_and_nothing_else(up, asking):
     assert link.get("/api/v1/jobs").status_code == 401, "after it was used"
 
 
+@pytest.mark.ci
 def test_whoever_guesses_tokens_is_slowed_counted_and_audited_and_holders_go_on(admin, asking):
     assert admin.get("/api/v1/jobs").is_success
     thief = asking("rankwatch_api_000000000000_guess")

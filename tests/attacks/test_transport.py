@@ -20,7 +20,7 @@ from tests.support.ranks.recording_rank import RecordingRank
 from tests.support.service.certificates import make_certificate
 from tests.support.service.process import Http, Role, children, running_up, until
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.ci]
 
 HALF_OPEN = 300
 

@@ -11,7 +11,7 @@ from tests.browser.conftest import BAD_STEP, spoil
 from tests.browser.office import S
 from tests.browser.test_incident import rank
 
-pytestmark = [pytest.mark.browser, pytest.mark.slow]
+pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.ci]
 
 SERIOUS = ("serious", "critical")
 
@@ -24,8 +24,7 @@ def addresses(office):
 
 
 @pytest.mark.parametrize(
-    ("scheme", "width", "height"),
-    [("light", 1280, 800), ("dark", 1280, 800), pytest.param("light", 390, 844, marks=pytest.mark.ci)],
+    ("scheme", "width", "height"), [("light", 1280, 800), ("dark", 1280, 800), ("light", 390, 844)]
 )
 def test_axe_finds_nothing_serious_on_any_page(office, scheme, width, height):
     office.job("gpt", state="stalled", world_size=16)

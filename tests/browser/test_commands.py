@@ -15,7 +15,7 @@ from tests.support.values.batches import progress
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 
-@pytest.mark.parametrize(("width", "height"), [(1280, 800), (390, 844)])
+@pytest.mark.parametrize(("width", "height"), [(1280, 800), pytest.param(390, 844, marks=pytest.mark.ci)])
 def test_the_ranks_of_a_command_answer_one_by_one_without_a_reload(office, width, height):
     office.page.set_viewport_size({"width": width, "height": height})
     engine = office.api.engine

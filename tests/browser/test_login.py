@@ -12,7 +12,7 @@ from tests.browser.conftest import Visit
 from tests.support.service.oidc_provider import oidc_provider
 from tests.support.service.process import free_port
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.ci]
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ from rankwatch_service.store.models import Delivery, Outbox
 from tests.browser.conftest import HOSTILE
 from tests.browser.office import S, card
 
-pytestmark = pytest.mark.browser
-SIZES = [(1280, 800), pytest.param(390, 844, marks=pytest.mark.ci)]
+pytestmark = [pytest.mark.browser, pytest.mark.ci]
+SIZES = [(1280, 800), (390, 844)]
 
 
 def message(office, n: int, state: str, **changes) -> None:

@@ -257,6 +257,7 @@ def test_where_nobody_listens_making_a_producer_and_closing_it_waits_for_nothing
     assert producer.counts().put_off == {"away": 1}
 
 
+@pytest.mark.ci
 @pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning"
 )  # the client leaves failed handshakes open

@@ -58,6 +58,7 @@ def test_a_token_that_is_refused_is_said_once_while_training_goes_on(tmp_path, s
         assert f"{service.url} says {status}" in said
 
 
+@pytest.mark.ci
 @pytest.mark.integration
 def test_the_notice_of_an_earlier_launch_is_not_said_and_a_standing_one_is(tmp_path):
     path = notice_path(str(tmp_path), "gpt")

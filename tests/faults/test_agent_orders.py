@@ -178,6 +178,7 @@ def test_a_paused_job_saves_at_its_step_and_stays_paused(service, rank, peer, ag
     until(all_answered(service, "c1", "went"))
 
 
+@pytest.mark.ci
 def test_saves_that_are_deleted_are_reported_and_others_are_not(tmp_path, service, rank, agent):
     folder = tmp_path / "saved"
     folder.mkdir()

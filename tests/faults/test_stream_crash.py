@@ -21,10 +21,13 @@ from tests.support.trials.selection import ALL, trials
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket.socket:ResourceWarning")
 
 ENTRIES = recording()
-CRASH_TRIALS = {"sqlite": trials(20, 100), "kafka": trials(10, 20)}
+BROKER = (pytest.mark.integration, pytest.mark.ci)
+CRASH_TRIALS = {"sqlite": trials(10, 100), "kafka": trials(10, 20)}
 
 
-@pytest.fixture(scope="module", params=["sqlite", pytest.param("kafka", marks=pytest.mark.integration)])
+@pytest.fixture(
+    scope="module", params=["sqlite", pytest.param("kafka", marks=(pytest.mark.integration, pytest.mark.ci))]
+)
 def form(request, tmp_path_factory):
     if request.param == "sqlite":
         yield SqliteForm(tmp_path_factory.mktemp("recorded"), ENTRIES)

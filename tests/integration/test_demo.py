@@ -93,6 +93,7 @@ def test_a_demo_that_is_kept_has_a_job_to_control_and_a_link_of_one_use(tmp_path
     assert_nothing_is_left(tmp_path, folder.name)
 
 
+@pytest.mark.ci
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
 def test_a_demo_that_is_interrupted_leaves_no_process_and_no_file(tmp_path: Path, number: signal.Signals) -> None:

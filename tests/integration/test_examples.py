@@ -15,7 +15,7 @@ import pytest
 
 from rankwatch.layout import agent_lock_path, resume_path
 
-pytestmark = [pytest.mark.torch, pytest.mark.integration]
+pytestmark = [pytest.mark.torch, pytest.mark.integration, pytest.mark.ci]
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_gpt.py"
 JOB = "example-test"

@@ -34,6 +34,7 @@ def test_a_release_names_the_hashes_of_its_files(built):
     assert done.stdout.splitlines() == [f"{built.wheel.name}: OK", f"{built.sdist.name}: OK"]
 
 
+@pytest.mark.ci
 @pytest.mark.integration
 def test_a_training_script_runs_in_an_environment_that_has_the_wheel_alone(built, tmp_path):
     subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True, timeout=300)

@@ -106,6 +106,7 @@ def test_the_commands_of_training_hosts_need_no_package_of_the_service(place):
     assert (done.returncode, done.stdout) == (0, "it runs\n"), done.stderr
 
 
+@pytest.mark.ci
 def test_what_does_not_train_imports_nothing_of_ours(place):
     shown = "import sys, torch; print(sorted(name for name in sys.modules if name.partition('.')[0] == 'rankwatch'))"
     done = place.run("--", sys.executable, "-c", shown)
@@ -134,6 +135,7 @@ def test_an_error_in_the_environments_own_sitecustomize_is_told_as_before(place)
     assert "of the environment" in done.stderr
 
 
+@pytest.mark.ci
 def test_processes_that_a_rank_starts_are_no_ranks(place):
     place.script("train(5)", "other.py")
     text = """
@@ -153,6 +155,7 @@ def test_processes_that_a_rank_starts_are_no_ranks(place):
     assert len(place.steps) == 1
 
 
+@pytest.mark.ci
 def test_of_processes_without_a_number_one_is_watched_at_a_time(place):
     text = """
         import subprocess, sys, time
@@ -168,6 +171,7 @@ def test_of_processes_without_a_number_one_is_watched_at_a_time(place):
     assert sorted(place.steps) == [[1], [1, 2]]  # one after the other
 
 
+@pytest.mark.ci
 def test_a_script_with_a_watch_of_its_own_keeps_it(place):
     text = """
         import rankwatch
@@ -183,10 +187,10 @@ def test_a_script_with_a_watch_of_its_own_keeps_it(place):
 @pytest.mark.parametrize(
     ("text", "state", "noted"),
     [
-        ("train(3)", "left", "rank_left"),
-        ("train(3); sys.exit(3)", "left", "rank_left"),
         ("train(3); 1 / 0", "running", "exception"),
-        ("train(3); os.kill(os.getpid(), 9)", "running", None),
+        pytest.param("train(3)", "left", "rank_left", marks=pytest.mark.ci),
+        pytest.param("train(3); sys.exit(3)", "left", "rank_left", marks=pytest.mark.ci),
+        pytest.param("train(3); os.kill(os.getpid(), 9)", "running", None, marks=pytest.mark.ci),
     ],
 )
 def test_how_a_process_ends_at_rest(place, text, state, noted):

@@ -46,6 +46,7 @@ def said_by(name: str, lines: list[dict[str, object]]) -> bool:
     )
 
 
+@pytest.mark.ci
 @pytest.mark.integration
 def test_every_line_of_every_role_is_a_json_object_whoever_writes_it(tmp_path):
     (tmp_path / "site").mkdir()

@@ -65,6 +65,7 @@ def test_step_records_go_to_the_topic_in_order_and_views_to_the_service(any_brok
     assert not list(tmp_path.glob("*.ring"))
 
 
+@pytest.mark.ci
 def test_an_outage_of_the_broker_is_spooled_and_nothing_is_lost(tmp_path: Path) -> None:
     with kafka_broker("noida") as broker:
         kafka = topics_at(broker.bootstrap)

@@ -42,6 +42,7 @@ def received(api, result):
     return counter._value.get()
 
 
+@pytest.mark.ci
 @needs_prometheus
 def test_what_a_prometheus_repeats_is_told_once_and_ends_when_its_rule_holds_no_more(service, tmp_path):
     api, url = service

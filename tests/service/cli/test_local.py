@@ -60,6 +60,7 @@ def command(up: Role, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.ci
 @pytest.mark.integration
 def test_commands_find_the_service_with_its_own_folder_and_port(up: Role, user: Path) -> None:
     assert command(up, "jobs", "--json") == ""

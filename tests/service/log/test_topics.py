@@ -33,6 +33,7 @@ def test_topics_are_made_once_and_their_partitions_hold_whatever_the_settings_sa
     }
 
 
+@pytest.mark.ci
 def test_a_topic_has_the_broker_s_clock_room_for_the_largest_batch_and_the_retention_that_was_set(apache):
     settings = settings_at(apache.bootstrap, kafka_retention_hours=3)
     ensure_topics(settings)

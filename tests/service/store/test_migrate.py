@@ -185,6 +185,7 @@ def kill_at_statement(url: str, number: int) -> bool:
     return process.returncode == 9
 
 
+@pytest.mark.ci
 @pytest.mark.integration
 def test_a_migration_that_is_killed_half_way_has_done_nothing_and_the_next_one_completes(empty_database_url):
     for number in (1, 2, 5, 12, 40):

@@ -82,6 +82,7 @@ def test_the_broker_stamps_records_not_whoever_sent_them(log, append):
     assert abs(record.appended_unix_ns - before_ns) < 60e9
 
 
+@pytest.mark.ci
 def test_a_log_that_was_opened_before_there_is_a_topic_says_what_to_do(any_broker):
     log = KafkaSource(settings_of(any_broker).kafka_settings(), SystemClock())
     with pytest.raises(LogError, match="rankwatch db upgrade"):
@@ -157,6 +158,7 @@ def test_a_consumer_whose_brokers_all_moved_is_replaced_and_goes_on_where_it_sto
     assert log.counts["rebuilds"] >= 1
 
 
+@pytest.mark.ci
 def test_while_no_broker_answers_nothing_is_taken_for_silence(movable):
     broker, kafka, log, _ = movable
     partition = partition_of("job", PARTITIONS)
