@@ -6,6 +6,7 @@ from urllib.parse import parse_qs, urlsplit
 import httpx2
 import pytest
 from sqlalchemy import select, update
+from structlog.testing import capture_logs
 
 from rankwatch_service.access.oidc_provider import AWAY_S, CALLBACK_PATH, UNKNOWN_KEY_S
 from rankwatch_service.access.scopes import Scope
@@ -15,7 +16,7 @@ from rankwatch_service.clock import SystemClock
 from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import Audit, Job, JobProject, Silence
 from tests.support.service.api import OURS, running_api
-from tests.support.service.oidc_provider import new_key, oidc_provider
+from tests.support.service.oidc_provider import CLIENT_SECRET, new_key, oidc_provider
 from tests.support.store.rows import add, change, job_row
 
 
@@ -294,6 +295,23 @@ def test_without_the_provider_people_are_told_and_tokens_go_on(api, provider):
 def test_a_provider_that_names_itself_otherwise_is_not_believed(api, provider):
     provider.issuer += "/"
     assert api.client.get("/login/oidc", follow_redirects=False).status_code == 502
+
+
+def test_a_session_that_was_planted_before_the_login_is_not_the_one_after_it(api):
+    api.client.cookies.set("rankwatch_session", "rankwatch_session_0123456789ab_planted")
+    assert log_in(api).status_code == 303
+    assert "planted" not in [one.value for one in api.client.cookies.jar if one.name == "rankwatch_session"][-1]
+
+
+def test_neither_the_secret_of_the_client_nor_a_code_is_in_the_log(api, provider):
+    with capture_logs() as said:
+        address = begin(api)
+        assert come_back(api, address).status_code == 303
+        provider.algorithm = "none"
+        assert log_in(api).status_code == 401
+    assert "oidc_login_refused" in [one["event"] for one in said]
+    assert CLIENT_SECRET not in repr(said)
+    assert parse_qs(urlsplit(address).query)["code"][0] not in repr(said)
 
 
 def test_who_guesses_at_the_callback_is_slowed_down(api):
