@@ -26,15 +26,6 @@ def train(rank: Rank, max_steps: int) -> tuple[list[int], Model]:
     return done, model
 
 
-def test_captures_are_registered_as_checkpoints_in_memory(rank):
-    train(rank, 5)
-    notes = rank.notes("checkpoint_saved")
-    assert [note["checkpoint"] for note in notes] == ["memory:l.0:0", "memory:l.0:2", "memory:l.0:4"]
-    assert all(note["tier"] == "memory" for note in notes)
-    assert rank.watch._loop.memory.kept == ["memory:l.0:0", "memory:l.0:2", "memory:l.0:4"]
-    assert rank.notes("checkpoint_gone") == []
-
-
 def test_the_capture_that_the_slot_names_is_kept_and_every_other_that_goes_is_told(rank):
     rank._put(Directive("", "l.0", "closed", proven="memory:l.0:2"))
     train(rank, 14)

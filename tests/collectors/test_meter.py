@@ -174,17 +174,6 @@ def test_fingerprints_and_counts_are_exact_to_the_last_bit(bench):
     assert bench.steps[0].values == {"fingerprint": 2**63 - 1, "nonfinite": 3}
 
 
-def test_values_of_one_step_do_not_appear_in_the_next(bench):
-    loss = bench.meter.metric("loss")
-    bench.begin(0)
-    bench.meter.put(loss, 1.0)
-    bench.meter.put(loss, 2.0)
-    bench.end()
-    bench.begin(1)
-    bench.end()
-    assert [dict(entry.values) for entry in bench.steps] == [{"loss": 2.0}, {}]
-
-
 def test_late_values_keep_the_step_and_k_they_belong_to(bench):
     bench.begin(9)
     bench.meter.late(7, 1, {bench.meter.metric("loss"): 0.5}, {"fingerprint": 11})

@@ -230,19 +230,6 @@ def test_values_are_what_was_put_and_absent_is_not_zero(tmp_path):
     assert "absent" not in entry.values
 
 
-def test_times_come_back_as_seconds(tmp_path):
-    recorder = a_recorder(tmp_path, monotonic_ns=1_000)
-    recorder.phase_index[:2] = bytes([recorder.phase("forward"), recorder.phase("backward")])
-    times = {"step_ns": 4_000_000, "busy_ns": 3_000_000, "busy_cpu_ns": 2_000_000, "wait_ns": 1_000_000}
-    write_step(recorder, 7, k=2, kind=1, relative_step=3, end_ns=5_001_000, phases_ns=[500_000, 1_500_000], **times)
-    (entry,) = everything_in(recorder)
-    assert (entry.step, entry.k, entry.kind, entry.relative_step) == (7, 2, 1, 3)
-    assert entry.time_unix_ns == UNIX_NS + 5_000_000
-    seconds = (entry.step_time_s, entry.busy_s, entry.busy_cpu_s, entry.wait_s)
-    assert seconds == pytest.approx((4e-3, 3e-3, 2e-3, 1e-3))
-    assert entry.phases == pytest.approx({"forward": 5e-4, "backward": 1.5e-3})
-
-
 def test_more_than_sixteen_values_go_on_in_values_entries(tmp_path):
     recorder = a_recorder(tmp_path)
     mask = 0
@@ -333,24 +320,6 @@ def test_parameter_names_beyond_the_block_are_cut_and_counted(tmp_path):
     assert kept == names[: len(kept)]
     assert 100 < len(kept) < 2_000
     assert recorder.dropped["parameters"] == 2_000 - len(kept)
-
-
-def test_a_forked_child_records_nothing_and_the_parent_goes_on(tmp_path):
-    recorder = a_recorder(tmp_path)
-    write_step(recorder, 0)
-    child = os.fork()
-    if child == 0:  # what fails here shows as a status other than 0
-        try:
-            write_step(recorder, 99)
-            recorder.words[layout.POSITION] = 77
-            recorder.close()
-            os._exit(0 if recorder.path is None else 1)
-        except BaseException:
-            os._exit(2)
-    assert os.waitpid(child, 0)[1] == 0
-    write_step(recorder, 1)
-    assert [entry.step for entry in everything_in(recorder)] == [0, 1]
-    assert recorder.words[layout.POSITION] == 0
 
 
 def test_closing_twice_or_a_recorder_that_is_off_is_harmless(tmp_path):

@@ -110,15 +110,6 @@ def test_non_finite_ones_are_found_among_small_and_large_ones_in_their_order_and
     assert local.result() is None
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float64, torch.complex64], ids=str)
-def test_types_may_be_mixed(dtype):
-    mixed = {0: torch.randn(5), 1: torch.randn(5).to(dtype), 2: torch.full((SMALL_ELEMENTS + 1,), 2.0).to(dtype)}
-    local = LocalGradients(on_host=True)
-    local.add(mixed)
-    expected = math.hypot(*(torch.linalg.vector_norm(tensor.to(torch.complex128)).item() for tensor in mixed.values()))
-    assert local.result().norm == pytest.approx(expected, rel=1e-5)
-
-
 @pytest.mark.parametrize(
     "change", [torch.clone, torch.Tensor.half, torch.Tensor.double], ids=["none", "half", "double"]
 )
