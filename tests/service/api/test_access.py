@@ -118,16 +118,6 @@ def test_a_token_that_would_have_expired_is_refused(api, expires_s):
     assert api.post("/api/v1/tokens", wanted).status_code == 422
 
 
-def test_the_list_of_tokens_says_when_each_was_last_used(api):
-    token = api.token(Scope.READ)
-    used = api.clock.unix_ns()
-    assert api.get("/api/v1/jobs", token=token).status_code == 200
-    api.clock.advance(5)
-    api.app.state.context.authenticator.store_last_used()
-    listed = {one["id"]: one["last_used_unix_ns"] for one in api.get("/api/v1/tokens").json()["items"]}
-    assert listed[token.split("_")[2]] == used
-
-
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [

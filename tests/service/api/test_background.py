@@ -79,16 +79,6 @@ def test_a_change_between_look_and_wait_is_not_missed():
     with_feed(story)
 
 
-def test_waiting_ends_when_the_feed_stops():
-    async def story(feed, _changes):
-        waiting = asyncio.create_task(feed.wait(feed.generation, LONG_S))
-        await asyncio.sleep(0)
-        feed.stop()
-        await waiting
-
-    with_feed(story)
-
-
 def test_a_value_is_read_again_after_each_change_and_only_then():
     async def story(feed, changes):
         reads = []

@@ -80,17 +80,6 @@ def test_a_slow_head_and_a_slow_body_are_answered_408_and_counted(connect, close
     assert closed == {"slow_head": 2, "slow_body": 1}
 
 
-def test_a_connection_may_rest_between_two_requests(connect, closed):
-    one = connect(BEGUN + b"Content-Length: 0\r\n\r\n")
-    assert one.recv(1000).startswith(b"HTTP/1.1 204 ")
-    one.settimeout(1.5)
-    with pytest.raises(TimeoutError):
-        one.recv(1)
-    one.sendall(BEGUN + b"Content-Length: 0\r\n\r\n")
-    assert one.recv(1000).startswith(b"HTTP/1.1 204 ")
-    assert not closed
-
-
 def test_the_oldest_connection_without_a_token_makes_room_and_none_with_one(connect, closed):
     known = connect(BEGUN.replace(b"/ ", b"/token ") + b"Content-Length: 0\r\n\r\n")
     assert known.recv(1000).startswith(b"HTTP/1.1 204 ")

@@ -211,15 +211,6 @@ def test_with_kafka_the_end_of_a_partition_is_what_its_owner_last_reported(api, 
     assert (partition.partition, partition.lag, partition.lost_records) == (4, 30, 11)
 
 
-def test_the_newest_report_replaces_the_one_before(api, reporter):
-    committed(api, 0, 1)
-    for epoch in (1, 2):
-        reporter.report([PartitionReport(0, epoch, 1, 1, 5, epoch)], Counter(restarts=epoch))
-    state = api.get("/api/v1/stream").json()
-    assert [one["lost_records"] for one in state["partitions"]] == [2]
-    assert [one["counters"]["restarts"] for one in state["processes"]] == [2]
-
-
 def test_metrics_have_a_line_for_each_partition(api, reporter):
     committed(api, 0, 0)
     api.log.append([Entry("j", b"x")] * 3)

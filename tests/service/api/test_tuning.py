@@ -60,18 +60,6 @@ def test_only_the_version_that_was_read_is_replaced(api):
     assert put(api, version=1).json()["version"] == 2
 
 
-def test_each_change_is_in_the_audit_trail_and_in_the_list_of_versions(api):
-    put(api, GPT)
-    api.ask("DELETE", PATH)
-    lines = api.get("/api/v1/audit?target=tuning").json()["items"]
-    assert [(one["action"], one["fields"]["version"]) for one in lines] == [("tuning.reset", 2), ("tuning.set", 1)]
-    assert lines[1]["fields"]["tunings"] == [GPT]
-    first = api.get(f"{PATH}/versions?limit=1").json()
-    rest = api.get(f"{PATH}/versions", params={"limit": 1, "cursor": first["next_cursor"]}).json()
-    assert [one["version"] for one in (*first["items"], *rest["items"])] == [2, 1]
-    assert rest["items"][0]["tunings"] == [GPT]
-
-
 def test_old_versions_are_removed(api, monkeypatch):
     monkeypatch.setattr(routes, "VERSIONS_MAX", 2)
     for name in "abcd":
