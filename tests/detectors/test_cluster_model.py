@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rankwatch_detectors.base import AttemptStart, Floats, Frame, Observation, Tick
+from rankwatch_detectors.base import Floats, Frame, Observation
 from rankwatch_detectors.statistics.baseline import BlockCorrelation
 from suite.cases import LabelledCase
 from suite.cluster_cases import ClusterCase, cluster_clean, cluster_faults
-from suite.cluster_model import ClusterJob, CorrelatedNoise, Resize, SlowDevice, hosts_for
+from suite.cluster_model import ClusterJob, CorrelatedNoise, SlowDevice, hosts_for
 from suite.scoring import score
 
 LARGE = (
@@ -47,16 +47,6 @@ def test_all_ranks_wait_for_the_slowest_and_the_parts_of_a_step_are_the_step() -
         assert np.ptp(frame.values["step_time_s"]) == 0
         np.testing.assert_allclose(parts, frame.values["step_time_s"])
         assert frame.values["wait_s"].min() > 0
-
-
-def test_a_resized_job_begins_an_attempt_on_the_hosts_that_are_left() -> None:
-    job = ClusterJob(hosts=3, steps=80, resizes=(Resize(60, (0, 2)),))
-    observations = list(job.observations())
-    before, after = [one.topology for one in observations if isinstance(one, AttemptStart)]
-    assert set(before.unit[:8]) | set(before.unit[16:]) == set(after.unit)
-    assert [frame.step for frame in _frames(job)][60] == 50
-    ticks = [one for one in observations if isinstance(one, Tick)]
-    assert [tick.now_s for tick in ticks] == list(range(1, len(ticks) + 1))
 
 
 @pytest.mark.parametrize(

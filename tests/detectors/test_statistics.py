@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import numpy as np
@@ -68,19 +67,6 @@ def test_what_happens_once_or_steadily_is_no_wandering(level: Floats) -> None:
 
 def test_nothing_is_known_of_a_young_series() -> None:
     assert spread_of(wandering(190, 0.3, 0.5, 1)) == 0.0
-
-
-def test_a_restored_one_goes_on_as_if_nothing_had_been() -> None:
-    values = wandering(3000, 0.05, 0.13, 3).tolist()
-    whole, first, second = BlockSpread(), BlockSpread(), BlockSpread()
-    for value in values:
-        whole.push(value)
-    for value in values[:1717]:
-        first.push(value)
-    second.restore(json.loads(json.dumps(first.snapshot())))
-    for value in values[1717:]:
-        second.push(value)
-    assert second.snapshot() == whole.snapshot()
 
 
 LEVELS = (math.log(1.05), math.log(1.3), -math.log(1.1), -math.log(2.0))
@@ -173,18 +159,6 @@ def test_quantiles_are_those_of_the_newest_window() -> None:
     for value in values:
         series.learn(float(value))
     assert series.get()[0] == pytest.approx(float(np.median(values[-101:])))
-
-
-def test_a_restored_series_goes_on_with_the_same_quantiles() -> None:
-    values = [float(v) for v in np.random.default_rng(1).standard_normal(400)]
-    one, other = RollingQuantiles(64, (0.5, 0.99)), RollingQuantiles(64, (0.5, 0.99))
-    for value in values[:200]:
-        one.learn(value)
-    other.restore(one.snapshot())
-    for value in values[200:]:
-        one.learn(value)
-        other.learn(value)
-        assert one.get() == other.get()
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])

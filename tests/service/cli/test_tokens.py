@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from typer.testing import CliRunner
 
 from rankwatch_service.access.identities import Authenticator
 from rankwatch_service.access.scopes import Scope
-from rankwatch_service.access.tokens import DEFAULT_S, revoke_token
+from rankwatch_service.access.tokens import revoke_token
 from rankwatch_service.cli.app import app
 from rankwatch_service.cli.errors import CliError
 from rankwatch_service.clock import SystemClock
@@ -32,17 +31,6 @@ def invoke(data: Path, *arguments: str) -> str:
     result = CliRunner().invoke(app, ["token", *arguments, "--data", str(data)])
     assert result.exit_code == 0, result.output
     return result.stdout
-
-
-def test_a_token_expires_after_90_days_unless_another_time_or_never_is_asked_for(data: Path) -> None:
-    for name, more in {"usual": (), "short": ("--for", "1h"), "lasting": ("--for", "never")}.items():
-        invoke(data, "create", name, "--scope", "read", *more)
-    listed = {one["name"]: one for one in map(json.loads, invoke(data, "list", "--json").splitlines())}
-    left_s = {name: (one["expires_unix_ns"] or 0) / 1e9 - time.time() for name, one in listed.items()}
-    assert left_s["usual"] == pytest.approx(DEFAULT_S, abs=300)
-    assert left_s["short"] == pytest.approx(3_600, abs=300)
-    assert listed["lasting"]["expires_unix_ns"] is None
-    assert {one["state"] for one in listed.values()} == {"valid"}
 
 
 def test_the_list_tells_expired_tokens_from_valid_and_revoked_ones(data: Path) -> None:

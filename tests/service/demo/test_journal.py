@@ -86,18 +86,6 @@ def test_a_step_that_one_rank_did_not_make_is_ragged_but_an_attempts_last_one_is
     assert journals.ragged() == [("job-0.0", 2)]
 
 
-def test_each_line_is_read_once_and_an_unfinished_one_waits(tmp_path: Path) -> None:
-    journals = JournalReader(tmp_path, world_size=1)
-    file = tmp_path / "job-0-0"
-    file.write_text("job-0.0 7 1000 42\njob-0.0 8 20")
-    journals.look()
-    assert journals.step == 7
-    with file.open("a") as more:
-        more.write("00 43\n")
-    journals.look()
-    assert journals.ended_unix_ns("job-0.0", 8) == 2000
-
-
 def test_a_folder_that_is_not_there_yet_has_no_entries(tmp_path: Path) -> None:
     journals = JournalReader(tmp_path / "later", world_size=1)
     journals.look()
