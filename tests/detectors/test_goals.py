@@ -15,16 +15,18 @@ from suite.conditions import combined, conditions_alone, on_accelerators, slow_c
 from suite.scoring import score
 from tests.support.trials.selection import ALL, in_ci
 
-LINES = [*stragglers((8, 1024)), straggler(16_384, 1.05), *FAULTS]
+LINES = [*stragglers((8,)), *FAULTS]
+LARGE_LINES = in_ci([*stragglers((1024,)), straggler(16_384, 1.05)])
 DEVICE_LINES = in_ci(on_accelerators([*stragglers((8, 1024)), *FAULTS]))
 SIZES = (16, 64, 1024) if ALL else (16, 1024)
 WANDERING_SIZES = (8, 64, 256) if ALL else (8, 256)
+COMBINED = [*combined((16,))]
 SLOW = [*slow_changes((16,))]
 TOLD_PER_CAUSE_MAX = 3.0
 """What grows is reported again, and again when it becomes critical; `benchmarks/cascades.py` has the mean."""
 
 
-@pytest.mark.parametrize("case", [*LINES, *DEVICE_LINES], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*LINES, *LARGE_LINES, *DEVICE_LINES], ids=lambda case: case.name)
 def test_a_fault_is_found_and_named_in_time_and_nothing_else_is_said(case: Case) -> None:
     got = score(case, range(1))
     assert (got.found, got.named) == (got.labels, got.labels)
@@ -39,7 +41,9 @@ def test_where_nothing_is_wrong_nobody_is_disturbed(case: Case) -> None:
     assert score(case, range(1)).false == []
 
 
-@pytest.mark.parametrize("case", [*combined((16,)), *in_ci(combined(SIZES[1:]))], ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case", [*COMBINED[::2], *in_ci([*COMBINED[1::2], *combined(SIZES[1:])])], ids=lambda case: case.name
+)
 def test_a_fault_in_a_job_with_a_way_of_its_own_is_one_incident_found_and_named(case: Case) -> None:
     got = score(case, range(1))
     assert (got.found, got.named) == (got.labels, got.labels)
