@@ -98,19 +98,11 @@ def _work(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     from rankwatch.agent.endpoint import Endpoint, find_endpoint  # noqa: PLC0415
     from rankwatch.agent.enrolment import Enrolment  # noqa: PLC0415
     from rankwatch.agent.host import HostSampler  # noqa: PLC0415
-    from rankwatch.agent.sender import (  # noqa: PLC0415
-        Sender,
-        Spool,
-        one_by_one,
-    )
+    from rankwatch.agent.sender import Sender, Spool, one_by_one  # noqa: PLC0415
     from rankwatch.agent.service_connection import ServiceConnection  # noqa: PLC0415
     from rankwatch.agent.supervisor import STOP_SIGNALS  # noqa: PLC0415
     from rankwatch.agent.uplink import HttpPublisher  # noqa: PLC0415
-    from rankwatch.agent.worker import (  # noqa: PLC0415
-        Hardware,
-        Setting,
-        Worker,
-    )
+    from rankwatch.agent.worker import Hardware, Setting, Worker  # noqa: PLC0415
     from rankwatch.log_lines import JsonLines  # noqa: PLC0415
 
     handler = logging.handlers.RotatingFileHandler(_log_path(options), maxBytes=LOG_BYTES_MAX, backupCount=1)
