@@ -95,15 +95,16 @@ def test_a_script_is_watched_without_a_line_in_it(place):
 def test_the_commands_of_training_hosts_need_no_package_of_the_service(place):
     code = "import sys; sys.modules.update(dict.fromkeys(('typer', 'rich', 'sqlalchemy', 'fastapi', 'msgspec')))\n"
     code += "from rankwatch_service.cli import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", code, "run", "--", "echo", "it runs"],
-        env=place.environment,
-        capture_output=True,
-        text=True,
-        timeout=RUN_S,
-        check=False,
-    )
-    assert (done.returncode, done.stdout) == (0, "it runs\n"), done.stderr
+
+    def rankwatch(*words: str) -> tuple[int, str, str]:
+        command = [sys.executable, "-c", code, *words]
+        done = subprocess.run(
+            command, env=place.environment, capture_output=True, text=True, timeout=RUN_S, check=False
+        )
+        return done.returncode, done.stdout, done.stderr
+
+    assert rankwatch("run", "--", "echo", "it runs")[:2] == (0, "it runs\n")
+    assert rankwatch("jobs") == (2, "", "rankwatch: this needs typer: pip install 'rankwatch[service]'\n")
 
 
 @pytest.mark.ci
