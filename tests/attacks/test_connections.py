@@ -9,7 +9,7 @@ import pytest
 from rankwatch_service.api.http.connection import ANONYMOUS_PER_ADDRESS_MAX, HEAD_S, HEADERS_MAX
 from tests.support.service.process import Http, children
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.ci]
 
 MB = 1024 * 1024
 BEGUN = b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n"
@@ -75,7 +75,6 @@ def test_who_sends_too_many_headers_is_told_the_limit(connect):
     assert answer(other).startswith(b"HTTP/1.1 200 ")
 
 
-@pytest.mark.ci
 def test_half_open_connections_are_closed_and_others_are_answered_meanwhile(up, connect):
     waiting = [connect() for _ in range(ANONYMOUS_PER_ADDRESS_MAX + 100)]
     for one in waiting:

@@ -19,7 +19,7 @@ from tests.support.service.webhook_receiver import Answer, webhook_receiver
 from tests.support.store.database import new_database
 from tests.support.values.incidents import notified
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.ci]
 
 SECRET_PATH = "T00SECRET/B00SECRET"
 
@@ -95,7 +95,6 @@ def test_what_lies_in_the_data_folder_reveals_no_receiver_without_the_secret_key
     assert all(file.stat().st_mode & 0o077 == 0 for file in files)
 
 
-@pytest.mark.ci
 def test_a_stolen_database_starts_nowhere_without_its_key(tmp_path):
     with running_up(tmp_path / "first") as first:
         pass
@@ -122,7 +121,6 @@ def refused(folder: Path) -> str:
     return role.said()
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize("mode", [0o755, 0o701])
 def test_a_data_folder_that_others_can_enter_is_refused_before_anything_is_stored(tmp_path, mode):
     (tmp_path / "data").mkdir()
@@ -131,7 +129,6 @@ def test_a_data_folder_that_others_can_enter_is_refused_before_anything_is_store
     assert list((tmp_path / "data").iterdir()) == []
 
 
-@pytest.mark.ci
 def test_an_api_on_its_own_takes_no_receiver_in_a_private_network_by_whatever_name(roles):
     one = roles()
     for host in ("127.0.0.1", "localhost", "127.1", "2130706433", "[::1]", "[::ffff:10.0.0.1]", "10.0.0.1"):
@@ -143,7 +140,6 @@ def test_an_api_on_its_own_takes_no_receiver_in_a_private_network_by_whatever_na
     assert one.http.ask("GET", "/api/v1/receivers").json()["items"] == []
 
 
-@pytest.mark.ci
 def test_a_name_that_leads_to_a_private_address_later_is_refused_when_it_is_sent_to(roles):
     one = roles(RANKWATCH_NOTIFY_ALLOW="localhost")
     with webhook_receiver() as inside:
@@ -156,7 +152,6 @@ def test_a_name_that_leads_to_a_private_address_later_is_refused_when_it_is_sent
     assert "is a private address" in error
 
 
-@pytest.mark.ci
 def test_a_redirect_into_a_private_network_is_not_followed(roles):
     one = roles(RANKWATCH_NOTIFY_ALLOW="127.0.0.1")
     one.notify.start()

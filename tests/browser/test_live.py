@@ -8,7 +8,7 @@ from playwright.sync_api import expect
 
 from tests.browser.office import PATIENCE_MS
 
-pytestmark = [pytest.mark.browser, pytest.mark.slow]
+pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.ci]
 
 POLLED_MS = 15_500
 """Longer than the time between two slow polls of a page."""

@@ -88,6 +88,7 @@ def test_the_roles_die_with_their_parent_even_when_it_is_killed(own_up):
     until("end of the roles", lambda: not any(alive(pid) for pid in pids), 10.0)
 
 
+@pytest.mark.ci
 def test_it_ends_when_asked_and_finds_its_data_at_the_next_start(tmp_path):
     up = Service(tmp_path / "up")
     up.start()

@@ -76,6 +76,7 @@ def test_a_role_that_works_without_kafka_makes_the_topics_when_a_broker_comes(tm
         broker.kill()
 
 
+@pytest.mark.ci
 def test_the_upgrade_command_makes_the_topics_and_the_doctor_finds_them(tmp_path):
     with kafka_broker("noida") as broker:
         options = ("--data", str(tmp_path / "data"), "--kafka", broker.bootstrap)

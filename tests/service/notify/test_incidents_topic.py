@@ -107,6 +107,7 @@ def test_the_topic_becomes_a_receiver_once_and_stream_learns_of_it(engine):
     assert [route.name for route in told.receivers] == [TOPIC_RECEIVER]
 
 
+@pytest.mark.ci
 @pytest.mark.integration
 def test_the_notifier_publishes_committed_messages_to_the_topic_in_order(any_broker, engine):
     settings = settings_at(any_broker.bootstrap)

@@ -147,6 +147,7 @@ def fetched(log, partition: int, position: int, count: int) -> list[bytes]:
     return found
 
 
+@pytest.mark.ci
 def test_a_consumer_whose_brokers_all_moved_is_replaced_and_goes_on_where_it_stood(movable):
     broker, kafka, log, second = movable
     partition = partition_of("job", PARTITIONS)
