@@ -25,7 +25,10 @@ from pathlib import Path
 
 from sqlalchemy import Engine, func, insert, select
 
+from rankwatch_service.access.secret_key import load_secret_key
+from rankwatch_service.clock import SystemClock
 from rankwatch_service.notify.signature import new_secret
+from rankwatch_service.settings import Settings
 from rankwatch_service.store.engine import open_engine, read, write
 from rankwatch_service.store.migrate import upgrade
 from rankwatch_service.store.models import Delivery, Outbox, Receiver
@@ -129,8 +132,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         engine = open_engine(f"sqlite:///{Path(folder) / 'rankwatch.db'}")
         upgrade(engine)
+        settings = Settings(database_url=str(engine.url), data_dir=Path(folder))
+        key = load_secret_key(settings, engine, SystemClock())
         for name, url in urls.items():
-            row = {"name": name, "url": url, "secret": new_secret()}
+            row = {"name": name, "url": key.encrypt(url), "secret": key.encrypt(new_secret())}
             lists = {"kinds": [], "severities": [], "jobs": [], "created_unix_ns": 0}
             with write(engine) as connection:
                 connection.execute(insert(Receiver).values(**row, **lists))
