@@ -370,6 +370,16 @@ def test_where_steps_follow_at_once_the_others_wait_for_the_rank_that_has_not_be
     assert 60 <= graver.detected_time_s - graver.onset_time_s <= 61
 
 
+def test_a_rest_between_two_steps_is_no_part_of_the_work_that_follows_it() -> None:
+    """A loop without `watch.steps` evaluates or draws after its optimizer's step; then a forward begins."""
+    job = training_job()
+    for rank in range(job.ranks):
+        job.rest(rank)
+    assert job.stand(40) == []
+    job.outside_since_s, job.phase = [None] * job.ranks, ["forward"] * job.ranks
+    assert after_s(job, 20) == [("open info", 4), ("update critical", 5)]
+
+
 def test_a_log_in_which_no_line_comes_is_information_and_critical_after_a_minute() -> None:
     job = Clockwork(HangDetector(HangConfig()), 1)
     job.phase = [UNREPORTED]

@@ -366,6 +366,7 @@ class HangDetector(DispatchingDetector):
         "_way_s",
         "_way_at_s",
         "_phase_was",
+        "_rested",
         "_paused_s",
         "_apart",
         "_stopped",
@@ -377,7 +378,7 @@ class HangDetector(DispatchingDetector):
     def __init__(self, config: HangConfig) -> None:
         super().__init__()
         self.name = "hang"
-        self.version = 6
+        self.version = 7
         self._config = config
         self._patience = Patience(config)
         self._orders: list[str] = []
@@ -396,6 +397,8 @@ class HangDetector(DispatchingDetector):
         self._way_s: Floats = np.full(ranks, math.nan)
         """By rank, the least difference between stream time and its host's clock: clock offset plus transport."""
         self._way_at_s = self.now_s
+        self._rested: Floats = np.zeros((2, ranks))
+        """By rank: its step, and how many seconds of that step it was outside of its work before it went on."""
         self._stands()
 
     def _stands(self) -> None:
@@ -529,6 +532,8 @@ class HangDetector(DispatchingDetector):
 
     def _see(self, presence: Presence, running: Bools) -> None:
         """Observe what ranks do between two signs of progress."""
+        rested_s = np.where(self._rested[0] == presence.step, self._rested[1], 0.0)
+        self._rested = np.array([presence.step, np.maximum(rested_s, np.where(running, presence.outside_s, 0.0))])
         for name, _ in self._config.long_phases:
             if name in presence.told("phase"):
                 inside = running & presence.where("phase", name)
@@ -564,8 +569,10 @@ class HangDetector(DispatchingDetector):
         behind, paused = self._behind(presence, running)
         limits = self._limits(presence, running, behind, paused=paused)
         lag_s = self.now_s - presence.heard_s
-        step_age_s = presence.step_age_s + lag_s
-        told_s, standing = (presence.outside_s, behind) if paused else (presence.step_age_s, running)
+        # What a rank did between two steps is no part of the work that it has begun since.
+        in_step_s = presence.step_age_s - np.where(presence.outside_s < 0, self._rested[1], 0.0)
+        step_age_s = in_step_s + lag_s
+        told_s, standing = (presence.outside_s, behind) if paused else (in_step_s, running)
         stuck = standing & (told_s + lag_s >= limits.told_s)
         # A rank that has begun a step since then is not waiting.
         others = running & ~stuck
