@@ -84,9 +84,3 @@ def test_a_step_that_one_rank_did_not_make_is_ragged_but_an_attempts_last_one_is
     first.write("job-0.1", 3, 3)
     journals.look()
     assert journals.ragged() == [("job-0.0", 2)]
-
-
-def test_a_folder_that_is_not_there_yet_has_no_entries(tmp_path: Path) -> None:
-    journals = JournalReader(tmp_path / "later", world_size=1)
-    journals.look()
-    assert (journals.attempt, journals.step) == ("", -1)
