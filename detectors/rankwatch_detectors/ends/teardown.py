@@ -30,6 +30,8 @@ INTERRUPTED: Final = "KeyboardInterrupt"
 RECORDING: Final = "recording"
 """`how` of an end in a replayed recording, which has only rows: they stop."""
 REQUESTS: Final = (signals.SIGINT, signals.SIGTERM)
+ASKED: Final = tuple(128 + number for number in REQUESTS)
+"""Exit statuses of handlers of these."""
 
 CLOCKS_S: Final = 1.0
 """Clocks of two hosts nearly always agree within this; closer ends are simultaneous, and the plainer cause is first."""
@@ -74,11 +76,14 @@ def evidence_of(end: Mapping[str, Any]) -> dict[str, Any]:
 
 def is_request(end: Mapping[str, Any]) -> bool:
     """Whether this process was asked to end: SIGINT, SIGTERM, or the exit status of their handlers."""
-    if end["error"] and not end["error"].startswith("SystemExit"):
-        return bool(end["error"].startswith(INTERRUPTED))
+    kind, _, status = end["error"].partition(": ")
+    if kind and kind != "SystemExit":
+        return bool(kind.startswith(INTERRUPTED))
+    if status.isdigit() and int(status) not in (0, *ASKED):
+        return False  # a signal that came after this was the launcher's, while Python shut down
     if end["signal"] is not None:
         return end["signal"] in REQUESTS
-    return end["code"] in [128 + number for number in REQUESTS]
+    return end["code"] in ASKED
 
 
 def is_broken_connection(end: Mapping[str, Any]) -> bool:
