@@ -16,7 +16,7 @@ import pytest
 from tests.adoption.cases import CASES, ENDS, SLOW, Case, Fault
 from tests.adoption.world import Outcome, opened_world
 
-pytestmark = [getattr(pytest.mark, name) for name in ("torch", "integration", "slow", "alone", "ci")]
+pytestmark = [pytest.mark.torch, pytest.mark.integration, pytest.mark.slow, pytest.mark.alone, pytest.mark.ci]
 
 ALL = os.environ.get("ADOPTION") == "all"
 pytestmark += [pytest.mark.timeout(14_400 if ALL else 900)]

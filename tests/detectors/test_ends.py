@@ -121,11 +121,12 @@ def test_an_interruption_that_is_heard_after_what_it_brought_is_the_first_mover_
     assert on_request(findings), outcome(findings)
 
 
-def test_a_rank_that_its_launcher_ends_while_it_shuts_down_after_an_exit_of_its_own_was_the_first() -> None:
+@pytest.mark.parametrize("error", ["SystemExit: 3", "SystemExit: no data in /data", "SystemExit: -1"])
+def test_a_rank_that_its_launcher_ends_while_it_shuts_down_after_an_exit_of_its_own_was_the_first(error) -> None:
     job = Ends(ranks=2)
-    findings = job.raises(1, "SystemExit: 3", 5.0) + job.raises(0, BROKEN, 5.4)
+    findings = job.raises(1, error, 5.0) + job.raises(0, BROKEN, 5.4)
     findings += job.exit(0, 5.5, code=1, error=BROKEN, exit_order=0)
-    findings += job.exit(1, 5.6, signal=SIGTERM, error="SystemExit: 3", exit_order=1) + job.stand(60)
+    findings += job.exit(1, 5.6, signal=SIGTERM, error=error, exit_order=1) + job.stand(60)
     assert (findings[-1].severity, findings[-1].ranks) == (Severity.CRITICAL, (1,))
 
 

@@ -370,14 +370,26 @@ def test_where_steps_follow_at_once_the_others_wait_for_the_rank_that_has_not_be
     assert 60 <= graver.detected_time_s - graver.onset_time_s <= 61
 
 
-def test_a_rest_between_two_steps_is_no_part_of_the_work_that_follows_it() -> None:
+def test_rests_after_each_of_several_optimizers_are_no_part_of_the_step_that_they_share() -> None:
+    job = training_job()
+    for _ in range(3):
+        job.pause()
+        assert job.stand(20) == []
+        job.outside_since_s = [None] * job.ranks
+        assert job.stand(1) == []
+    assert "critical" in {finding.severity for finding in job.stand(17)}
+
+
+@pytest.mark.parametrize("resting", [range(4), [0]], ids=["all", "one, and the others wait"])
+def test_a_rest_between_two_steps_is_no_part_of_the_work_that_follows_it(resting) -> None:
     """A loop without `watch.steps` evaluates or draws after its optimizer's step; then a forward begins."""
     job = training_job()
-    for rank in range(job.ranks):
+    for rank in resting:
         job.rest(rank)
-    assert job.stand(40) == []
+    assert gravity(job.stand(40)) == ["open info"] * (len(resting) == 1)
     job.outside_since_s, job.phase = [None] * job.ranks, ["forward"] * job.ranks
-    assert after_s(job, 20) == [("open info", 4), ("update critical", 5)]
+    assert "critical" not in {finding.severity for finding in job.stand(3)}
+    assert "critical" in {finding.severity for finding in job.stand(17)}
 
 
 def test_a_log_in_which_no_line_comes_is_information_and_critical_after_a_minute() -> None:

@@ -21,7 +21,6 @@ from tests.support.trials.selection import ALL, trials
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket.socket:ResourceWarning")
 
 ENTRIES = recording()
-BROKER = (pytest.mark.integration, pytest.mark.ci)
 CRASH_TRIALS = {"sqlite": trials(10, 100), "kafka": trials(10, 20)}
 
 

@@ -79,8 +79,8 @@ def is_request(end: Mapping[str, Any]) -> bool:
     kind, _, status = end["error"].partition(": ")
     if kind and kind != "SystemExit":
         return bool(kind.startswith(INTERRUPTED))
-    if status.isdigit() and int(status) not in (0, *ASKED):
-        return False  # a signal that came after this was the launcher's, while Python shut down
+    if kind and status not in ("", "None", "0", *map(str, ASKED)):
+        return False  # of its own accord, by a number or a text; a signal after that was the launcher's
     if end["signal"] is not None:
         return end["signal"] in REQUESTS
     return end["code"] in ASKED

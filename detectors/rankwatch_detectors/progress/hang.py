@@ -348,7 +348,7 @@ class Standstill:
 
 
 class HangDetector(DispatchingDetector):
-    """One episode at a time, scope "job". Memory: 40 bytes for each rank and a window of readings."""
+    """One episode at a time, scope "job". Memory: 64 bytes for each rank and a window of readings."""
 
     kind: Kind = Kind.HANG
     COMPARES_RANKS: ClassVar[bool] = True
@@ -397,8 +397,9 @@ class HangDetector(DispatchingDetector):
         self._way_s: Floats = np.full(ranks, math.nan)
         """By rank, the least difference between stream time and its host's clock: clock offset plus transport."""
         self._way_at_s = self.now_s
-        self._rested: Floats = np.zeros((2, ranks))
-        """By rank: its step, and how many seconds of that step it was outside of its work before it went on."""
+        self._rested: Floats = np.zeros((3, ranks))
+        """By rank: its step, seconds that it was outside of the work of that step before it went on with it, and how
+        long it has been outside now."""
         self._stands()
 
     def _stands(self) -> None:
@@ -532,8 +533,10 @@ class HangDetector(DispatchingDetector):
 
     def _see(self, presence: Presence, running: Bools) -> None:
         """Observe what ranks do between two signs of progress."""
-        rested_s = np.where(self._rested[0] == presence.step, self._rested[1], 0.0)
-        self._rested = np.array([presence.step, np.maximum(rested_s, np.where(running, presence.outside_s, 0.0))])
+        step, rested_s, was_s = self._rested
+        outside_s = np.where(running, np.maximum(presence.outside_s, 0.0), was_s)
+        rested_s = np.where(step == presence.step, rested_s + np.where(outside_s < was_s, was_s, 0.0), 0.0)
+        self._rested = np.array([presence.step, rested_s, outside_s])
         for name, _ in self._config.long_phases:
             if name in presence.told("phase"):
                 inside = running & presence.where("phase", name)

@@ -12,15 +12,12 @@ import sys
 def main() -> None:
     """Run the command line and exit with its status."""
     _on_a_training_host(*sys.argv[1:])
-    try:
-        from rankwatch_service.cli.app import app
-    except ModuleNotFoundError as error:
-        print(f"rankwatch: this needs {error.name}: pip install 'rankwatch[service]'", file=sys.stderr)
-        sys.exit(2)
     from rankwatch_service.cli.errors import CliError, Status, advice
     from rankwatch_service.store.errors import SchemaError, StoreAddressError, StoreError
 
     try:
+        from rankwatch_service.cli.app import app
+
         app()
     except CliError as error:
         _say(str(error))

@@ -33,7 +33,13 @@ def file_exists(file: Path) -> CliError:
     return CliError(Status.USAGE, message)
 
 
-EXTRAS: Final[Mapping[str, str]] = {"kafka": "kafka", "psycopg": "postgres", "pyarrow": "replay", "torch": "torch"}
+EXTRAS: Final[Mapping[str, str]] = {
+    "kafka": "kafka",
+    "psycopg": "postgres",
+    "pyarrow": "replay",
+    "torch": "torch",
+    "typer": "service",
+}
 """Module to the extra that installs it."""
 
 

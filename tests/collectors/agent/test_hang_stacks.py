@@ -48,10 +48,6 @@ LOGGER = """Thread 0x00007f0000000020 (most recent call first):
   File "/usr/lib/python3.11/threading.py", line 1002 in _bootstrap
 
 """
-ENGINE = """Thread 0x00007f0000000030 (most recent call first):
-  File "/home/me/hooks.py", line 7 in after_backward
-
-"""
 
 
 def place(stack: str, thread: int = 0x7F0000000010) -> StackPlace:

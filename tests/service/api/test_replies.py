@@ -14,7 +14,6 @@ from tests.support.service.heat_tiles import read
 from tests.support.store.rows import add, change, job_row
 from tests.support.store.rows import numbered_incident as incident
 
-NAMED = {"number", "string"}
 FINITE = {"confidence", "ratio", "false_ratio", "low", "high", "profiles", "counters", "seconds"}
 """Fields that are finite whatever a job sends: ratios, ranges of settings, durations, counters of devices, and the
 charts' `low` and `high`, whose `mark` says what is not finite."""
