@@ -10,6 +10,7 @@ import math
 
 import pytest
 
+from rankwatch_service.policy.message_limit import MESSAGES_PER_HOUR
 from suite.cases import FAULTS, SILENT, Case, straggler, stragglers
 from suite.conditions import combined, conditions_alone, on_accelerators, slow_changes, wandering_pace
 from suite.scoring import score
@@ -38,7 +39,9 @@ def test_a_fault_is_found_and_named_in_time_and_nothing_else_is_said(case: Case)
 
 @pytest.mark.parametrize("case", SILENT, ids=lambda case: case.name)
 def test_where_nothing_is_wrong_nobody_is_disturbed(case: Case) -> None:
-    assert score(case, range(1)).false == []
+    got = score(case, range(1))
+    assert got.false == []
+    assert got.told <= MESSAGES_PER_HOUR
 
 
 @pytest.mark.parametrize(
@@ -64,6 +67,7 @@ def test_a_fault_in_a_job_with_a_way_of_its_own_is_one_incident_found_and_named(
 def test_a_jobs_own_way_disturbs_nobody(case: Case) -> None:
     got = score(case, range(1))
     assert (got.named, got.false, got.incidents) == (got.labels, [], got.roots)
+    assert got.labels or got.told <= MESSAGES_PER_HOUR
 
 
 @pytest.mark.parametrize("case", [*SLOW[::2], *in_ci(SLOW[1::2])], ids=lambda case: case.name)

@@ -27,6 +27,7 @@ from rankwatch_service.names import launch_of, series_of_devices
 from rankwatch_service.policy.checkpoint_ledger import LedgerEntry
 from rankwatch_service.policy.command import CommandRequest
 from rankwatch_service.policy.control_records import ControlRecord, JobProject, Judgement, OrderPhase, ServiceReport
+from rankwatch_service.policy.message_limit import MessageLimit
 from rankwatch_service.policy.response import JobSituation, Responder, acceptance, advice_gone, judged
 from rankwatch_service.policy.routing import command_notifications, notifications
 from rankwatch_service.policy.settings_in_force import SettingsInForce
@@ -35,6 +36,9 @@ from rankwatch_service.telemetry.envelope import BadBatchError, Reason
 
 REST_AFTER_S: Final = 3_600.0
 """A job without telemetry for this long becomes idle: it drops its frames and detectors and keeps its incidents."""
+
+HELD: Final = "told now: before, there were enough messages like it within an hour"
+"""Text of the transition with which receivers are told of what was held back."""
 
 Links = Callable[[str, str], Mapping[str, str]]
 """(job, incident id) -> URLs of pages about the incident, by name."""
@@ -55,7 +59,7 @@ class JobStream:
         self._pipeline = DetectionPipeline(job, make_detectors, lambda: self.settings.rules_of(job))
         self.adopt(settings)
         self._summary = SummaryBuilder(job)
-        self._responder, self._hang_evidence = Responder(), HangEvidence()
+        self._responder, self._hang_evidence, self._limit = Responder(), HangEvidence(), MessageLimit()
         self._heard_s, self._resting = 0.0, False
         self.devices, self.whose = DeviceBoards(), JobProject(job)
         """What its devices count; its project and owner."""
@@ -232,8 +236,9 @@ class JobStream:
         effects.stacks += [(self.job, received) for received in self._hang_evidence.received]
         if self._assembler.finished:
             self._tell(self.correlator.finish(self._assembler.last_step, now_s), now_s, effects)
+        self._tell_held(now_s, effects)
         self._summarize(now_s, effects)
-        if now_s - self._heard_s > REST_AFTER_S:
+        if now_s - self._heard_s > REST_AFTER_S and not self._limit.waiting:
             self._resting, self._assembler = True, Assembler()
             self._carriers.begin(new_launch=True)
             self._pipeline.rest()
@@ -306,22 +311,42 @@ class JobStream:
                 incident.transitions, item.what, item.actor, item.text, item.fields, now_s, incident.version()
             )
             effects.transitions.append(transition)
-            topology = self._assembler.topology_state
+            topology, now_ns = self._assembler.topology_state, unix_ns(now_s)
+            allowed = self._limit.allows(transition.incident, item.what, now_ns)
             messages = notifications(
                 transition,
                 self.settings.receivers,
                 self.settings.silences.values(),
                 self._links(self.job, incident.id),
-                unix_ns(now_s),
+                now_ns,
                 incident.told_to,
                 self.whose,
                 topology.world_size,
                 topology.accelerated,
+                allowed=allowed,
+                held_before=self._limit.held(transition.incident),
             )
-            # A silenced notification does not count: the first that a receiver gets is `incident.opened`.
-            incident.tell(message.receiver for message in messages if not message.silenced)
+            # What is kept back does not count: the first that a receiver gets is `incident.opened`.
+            told_to = [message.receiver for message in messages if message.state == "waiting"]
+            incident.tell(told_to)
+            if told_to:
+                self._limit.tell(transition.incident, item.what, now_ns)
+            elif any(message.state == "held" for message in messages):
+                self._limit.hold(transition.incident)
             effects.notifications += messages
-            effects.feed.append(FeedEntry("incident", self.job, brief(transition), unix_ns(now_s)))
+            effects.feed.append(FeedEntry("incident", self.job, brief(transition), now_ns))
+
+    def _tell_held(self, now_s: float, effects: Effects) -> None:
+        """Tell what was held back and there is room for: what is open and nobody was told of, and ends."""
+        for incident_id in list(self._limit.waiting):
+            incident = self.correlator.get(incident_id)
+            over = incident is not None and incident.state == "resolved"
+            if incident is None or incident.state == "acknowledged" or over is not bool(incident.told_to):
+                self._limit.drop(incident_id)
+                continue
+            what = TransitionKind.RESOLVED if over else TransitionKind.UPDATED
+            if not incident.is_over and self._limit.allows(incident.version(), what, unix_ns(now_s)):
+                self._tell([Update(incident, what, HELD)], now_s, effects)
 
     def _respond(self, item: Update, now_s: float, effects: Effects) -> None:
         incident = item.incident
@@ -379,6 +404,7 @@ class JobStream:
             "newcomers": self._newcomers.state(),
             "devices": self.devices.state(),
             "hang_evidence": self._hang_evidence.state(),
+            "limit": self._limit.state(),
             **self._pipeline.state(),
             "books": self.history.state(),
             "history": [[past.action, past.at_unix_ns] for past in self._responder.history],
@@ -396,6 +422,7 @@ class JobStream:
         self._newcomers = Newcomers.restored(state["newcomers"])
         self.devices = DeviceBoards.restored(state["devices"])
         self._hang_evidence = HangEvidence.restored(state["hang_evidence"])
+        self._limit = MessageLimit.restored(state["limit"])
         self.detectors_without_snapshot = self._pipeline.restore(state, self._assembler.start(state["heard_s"]))
         self.history = JobHistory.restored(state["books"])
         self._responder.restore(state["history"])

@@ -62,7 +62,7 @@ def command_to_type(incident: IncidentVersion) -> str:
     return f"rankwatch {action} {shlex.quote(one_line(incident.job))}"
 
 
-def incident_text(incident: IncidentVersion, world_size: int, accelerated: bool = True) -> str:
+def incident_text(incident: IncidentVersion, world_size: int, accelerated: bool = True, held_before: int = 0) -> str:
     """Three lines: what, where, since when and how bad; what is normal, how sure it is, what it comes from and what
     changed shortly before; what to do first, and then. Of a resolved incident: what and where; how long it lasted, and
     whether the job ended before it was over; the command that shows it.
@@ -71,14 +71,16 @@ def incident_text(incident: IncidentVersion, world_size: int, accelerated: bool 
         incident: as it is now.
         world_size: ranks of the job; 0: unknown.
         accelerated: an hour of a rank is one of a GPU.
+        held_before: messages like it that the limit held back before.
     """
     head = str(incident.severity).upper()
     if incident.state == "resolved":
         head = "ENDED" if _ended_with_job(incident) else "RESOLVED"
     where = _where(incident, world_size)
     what = f"{head} {incident.job}: {one_line(incident.summary).removesuffix('.')}. {where}"
+    held = f". {held_before} more like this {'was' if held_before == 1 else 'were'} not sent before" * bool(held_before)
     if incident.state == "resolved":
-        return _lines(what, _lasted(incident), f"Details: {command_to_type(incident)}")
+        return _lines(what, _lasted(incident) + held, f"Details: {command_to_type(incident)}")
     what += f". {_since(incident)}"
     what += f". Impact: {impact(incident.kind, incident.severity, incident.evidence)}"
     if cost := incident.impact_gpu_hours_per_hour:
@@ -86,7 +88,7 @@ def incident_text(incident: IncidentVersion, world_size: int, accelerated: bool 
     usual = f"Normal: {normal(incident.kind, incident.evidence)}{_figures(incident.evidence)}"
     usual += f". Confidence that it is real: {confidence_words(incident.confidence)}"
     usual += f". Likely cause: {cause_words(incident.cause)}"
-    usual += f". Changed before it: {changed(incident.changes_before, incident.onset_unix_ns)}"
+    usual += f". Changed before it: {changed(incident.changes_before, incident.onset_unix_ns)}{held}"
     return _lines(what, usual, _what_now(incident, world_size, accelerated))
 
 

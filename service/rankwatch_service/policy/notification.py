@@ -83,6 +83,7 @@ def incident_message(
     accelerated: bool = True,
     *,
     first: bool = False,
+    held_before: int = 0,
 ) -> bytes:
     """Compose the JSON body {type, timestamp, data} for one transition of an incident.
 
@@ -94,6 +95,7 @@ def incident_message(
         accelerated: an hour of a rank is one of a GPU.
         first: the receiver has not been notified of the incident before: the message is of type `incident.opened`,
             whatever the transition is.
+        held_before: messages like it that the limit held back before.
 
     Returns:
         UTF-8 JSON of at most `BODY_BYTES_MAX` bytes. Non-finite numbers are the strings NaN, Inf, -Inf; long lists and
@@ -105,7 +107,7 @@ def incident_message(
     what = transition.what
     if what not in MESSAGE_TYPES:
         raise ValueError(f"receivers are not notified of the transition {str(what)!r}")
-    data = _incident_data(transition.incident, links, whose, world_size, accelerated)
+    data = _incident_data(transition.incident, links, whose, world_size, accelerated, held_before)
     data["transition"] = {
         "number": transition.number,
         "what": what,
@@ -179,7 +181,12 @@ def trial_message(receiver: str, actor: str, public_url: str, at_unix_ns: int) -
 
 
 def _incident_data(
-    incident: IncidentVersion, links: Mapping[str, str], whose: JobProject, world_size: int, accelerated: bool
+    incident: IncidentVersion,
+    links: Mapping[str, str],
+    whose: JobProject,
+    world_size: int,
+    accelerated: bool,
+    held_before: int,
 ) -> dict[str, Any]:
     cut: list[str] = []
 
@@ -194,7 +201,7 @@ def _incident_data(
     return {
         "id": incident.id,
         "short_id": short(incident.id),
-        "text": incident_text(incident, world_size, accelerated),
+        "text": incident_text(incident, world_size, accelerated, held_before),
         "job": incident.job,
         "project": whose.project,
         "owner": whose.owner,
@@ -225,6 +232,7 @@ def _incident_data(
         "suggestion": _shortened_in(incident.suggestion),
         "first_steps": what_to_do(incident, accelerated),
         "command": command_to_type(incident),
+        "held_before": held_before,
         "checkpoint": incident.checkpoint,
         "links": {name: url.replace(KIND_PLACE, incident.kind) for name, url in links.items()},
         "cut": cut,

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import Final
 
 from rankwatch_service.incidents.model import IncidentVersion, Transition
 from rankwatch_service.labels import Labels, incident_labels, match_all, parse_matchers
 from rankwatch_service.policy.command import CommandRequest
 from rankwatch_service.policy.control_records import JobProject, ReceiverRoute, SilenceSet
+from rankwatch_service.policy.message_limit import MESSAGES_PER_HOUR
 from rankwatch_service.policy.notification import (
     MESSAGE_TYPES,
     NOBODYS,
@@ -18,6 +20,8 @@ from rankwatch_service.policy.notification import (
     iso_time,
     message_id,
 )
+
+HELD_UNTIL: Final = "it is told when there is room, if it still matters by then"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +37,9 @@ class Notification:
     """0: it is about a command."""
     body: bytes
     """JSON {type, timestamp, data}."""
-    silenced: bool
-    """It is kept to show why nobody was notified, and never delivered."""
+    state: str
+    """waiting: to be delivered. silenced, or held: a silence or the limit (`message_limit`) keeps it back; it shows why
+    nobody was notified, and is never delivered."""
     created_unix_ns: int
     """It is due from this time on."""
     command_id: str = ""
@@ -73,8 +78,11 @@ def notifications(
     whose: JobProject = NOBODYS,
     world_size: int = 0,
     accelerated: bool = True,
+    *,
+    allowed: bool = True,
+    held_before: int = 0,
 ) -> list[Notification]:
-    """Compose the notifications of one transition: one for each receiver that it concerns, silenced ones included.
+    """Compose the notifications of one transition: one for each receiver that it concerns, also where none is sent.
 
     Transitions for the pages only (acknowledged, commented, evidence) give none. A receiver that was not notified
     before, since the incident was not severe enough for it or was silenced, is notified that the incident opened, but
@@ -91,6 +99,8 @@ def notifications(
         whose: project and owner of the job.
         world_size: ranks of the job; 0: unknown.
         accelerated: an hour of a rank is one of a GPU.
+        allowed: the limit of messages has room for it.
+        held_before: messages like it that the limit held back before.
     """
     incident = transition.incident
     if transition.what not in MESSAGE_TYPES:
@@ -102,7 +112,7 @@ def notifications(
         concerned = [receiver for receiver in concerned if receiver.name not in new]
     is_muted = bool(concerned) and any(mutes(silence, labels, now_unix_ns) for silence in silences)
     bodies = {
-        first: incident_message(transition, links, whose, world_size, accelerated, first=first)
+        first: incident_message(transition, links, whose, world_size, accelerated, first=first, held_before=held_before)
         for first in {receiver.name in new for receiver in concerned}
     }
     due = {
@@ -116,7 +126,7 @@ def notifications(
             transition=transition.number,
             body=bodies[name in new],
             # What waits is looked at again when it is due.
-            silenced=is_muted and due_unix_ns == now_unix_ns,
+            state="silenced" if is_muted and due_unix_ns == now_unix_ns else "waiting" if allowed else "held",
             created_unix_ns=due_unix_ns,
         )
         for name, due_unix_ns in sorted(due.items())
@@ -158,7 +168,7 @@ def command_notifications(
             incident_id=request.incident_id or "",
             transition=0,
             body=body,
-            silenced=False,
+            state="waiting",
             created_unix_ns=request.requested_unix_ns,
             command_id=request.id,
         )
@@ -203,7 +213,7 @@ def why_sent(state: str, error: str, tries: int, due_unix_ns: int, now_unix_ns: 
     """What became of a notification, in a sentence for people.
 
     Args:
-        state: waiting, delivered, failed, silenced or unneeded.
+        state: waiting, delivered, failed, silenced, held or unneeded.
         error: of the newest try; empty if it succeeded, or there was none.
         tries: so far.
         due_unix_ns: when it is or was due.
@@ -214,6 +224,8 @@ def why_sent(state: str, error: str, tries: int, due_unix_ns: int, now_unix_ns: 
             return "sent, since the receiver subscribes to it"
         case "silenced":
             return "not sent: a silence muted it"
+        case "held":
+            return f"not sent: {MESSAGES_PER_HOUR} messages like it had been sent within an hour; {HELD_UNTIL}"
         case "unneeded":
             return "not sent: somebody acknowledged the incident in time, or it was over"
         case "failed":

@@ -97,7 +97,7 @@ def outbox_row(notification: Notification) -> dict[str, Any]:
         "incident_id": notification.incident_id,
         "transition": notification.transition,
         "body": notification.body,
-        "state": "silenced" if notification.silenced else "waiting",
+        "state": notification.state,
         "tries": 0,
         "next_try_unix_ns": notification.created_unix_ns,
         "created_unix_ns": notification.created_unix_ns,

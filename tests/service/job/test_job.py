@@ -49,7 +49,7 @@ def test_an_incident_opens_with_everything_a_person_needs(world):
     ]
     assert incident.transitions == transition.number == 1
     (notification,) = world.effects.notifications
-    assert (notification.receiver, notification.silenced) == ("oncall", False)
+    assert (notification.receiver, notification.state) == ("oncall", "waiting")
     assert b'"incident.opened"' in notification.body
     assert world.effects.host_incidents == []
 

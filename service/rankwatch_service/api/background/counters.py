@@ -24,6 +24,7 @@ from rankwatch_service.clock import Clock
 from rankwatch_service.notify.counts import NotificationCounts
 from rankwatch_service.notify.heartbeat import SETTING as HEARTBEAT
 from rankwatch_service.notify.lease import LEASE_NS
+from rankwatch_service.policy.message_limit import HOUR_NS
 from rankwatch_service.policy.precision import Feedback
 from rankwatch_service.series.rows import kept_bytes
 from rankwatch_service.store.engine import read
@@ -54,6 +55,14 @@ def notification_metrics(connection: Connection, now_unix_ns: int) -> Iterator[M
     yield GaugeMetricFamily(
         "rankwatch_outbox_oldest_age_seconds", "Age of the oldest notification not yet delivered", age_s
     )
+    held = GaugeMetricFamily(
+        "rankwatch_notifications_held", "Notifications of the last hour that the limit held back", labels=["kind"]
+    )
+    lately = select(Incident.kind, func.count()).join(Outbox, Outbox.incident_id == Incident.id)
+    held_lately = (Outbox.state == "held", Outbox.created_unix_ns > now_unix_ns - HOUR_NS)
+    for kind, count in connection.execute(lately.where(*held_lately).group_by(Incident.kind)):
+        held.add_metric([kind], count)
+    yield held
     yield from _by_receiver(connection)
     yield from _receivers(connection)
     active = select(func.count()).where(Silence.starts_unix_ns <= now_unix_ns, Silence.ends_unix_ns > now_unix_ns)

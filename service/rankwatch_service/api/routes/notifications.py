@@ -33,7 +33,7 @@ router = APIRouter(tags=["notifications"])
 TRIED_WITHIN_S: Final = 20.0
 """How long a reply waits for the first try of a message that a person sends: the longest try takes 15 s."""
 
-State = Literal["waiting", "delivered", "failed", "silenced", "unneeded"]
+State = Literal["waiting", "delivered", "failed", "silenced", "held", "unneeded"]
 Reader = Annotated[Identity, Depends(Require(Scope.READ, every_job=True))]
 Admin = Annotated[Identity, Depends(Require(Scope.ADMIN, every_job=True))]
 
@@ -48,8 +48,9 @@ class SentNotification(ApiReply):
     transition: int
     command_id: str
     state: State
-    """failed: it was given up, since the receiver refused it for good, or nobody acts on it any more. unneeded: its
-    receiver waits, and somebody acknowledged the incident in time, or it was over."""
+    """failed: it was given up, since the receiver refused it for good, or nobody acts on it any more. held: there were
+    enough like it within an hour. unneeded: its receiver waits, and somebody acknowledged the incident in time, or it
+    was over."""
     tries: int
     created_unix_ns: int
     """It is due from this time on."""
@@ -229,7 +230,7 @@ class ReceiverReason(ApiReply):
     transition: int | None
     """The transition of the incident that it was notified of; null: none."""
     state: str
-    """delivered, waiting, failed, silenced, unneeded, or none: there is no notification."""
+    """delivered, waiting, failed, silenced, held, unneeded, or none: there is no notification."""
     why: str
 
 

@@ -168,7 +168,7 @@ def try_receiver(
 def list_notifications(
     context: typer.Context,
     state: Annotated[
-        list[str] | None, typer.Option(help="waiting, delivered, failed, silenced or unneeded; may be repeated.")
+        list[str] | None, typer.Option(help="waiting, delivered, failed, silenced, held or unneeded; may be repeated.")
     ] = None,
     receiver: Annotated[list[str] | None, typer.Option(help="Only to this receiver; may be repeated.")] = None,
     limit: LIMIT = 100,

@@ -155,7 +155,7 @@ class Outbox(Base):
     body: Mapped[bytes]
     """JSON {type, timestamp, data}."""
     state: Mapped[str]
-    """waiting, delivered, failed (given up), silenced, unneeded (acknowledged or over before it was due)."""
+    """waiting, delivered, failed (given up), silenced, held (by the limit), unneeded (acknowledged or over before)."""
     tries: Mapped[int] = mapped_column(default=0)
     next_try_unix_ns: Mapped[int]
     created_unix_ns: Mapped[int]

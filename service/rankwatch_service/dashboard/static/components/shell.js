@@ -246,6 +246,7 @@ const STATES = {
   delivered: "good",
   waiting: "warning",
   silenced: "",
+  held: "",
   unneeded: "",
   works: "good",
   failing: "critical",

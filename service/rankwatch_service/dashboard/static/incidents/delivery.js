@@ -32,6 +32,7 @@ function why(incident) {
 function fate(one, what = "") {
   if (one.state === "delivered") return `${what} · ${clock(one.delivered_unix_ns)}, ${duration((one.delivered_unix_ns - one.created_unix_ns) / 1e9)} after the transition`;
   if (one.state === "silenced") return `${what} · muted by a silence`;
+  if (one.state === "held") return `${what} · held back: there were enough like it within an hour`;
   if (one.state === "unneeded") return `${what} · acknowledged or over before it was due`;
   const tries = `${one.tries} ${one.tries === 1 ? "try" : "tries"}`;
   return [what, one.tries ? tries : "not sent yet", one.error].filter(Boolean).join(" · ");

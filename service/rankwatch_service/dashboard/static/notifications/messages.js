@@ -7,7 +7,7 @@ import { card, empty, REFUSAL_MS, rest, said, statePill, toast, whenChanged } fr
 import { showWhy } from "./why.js";
 
 const PAGE = 50;
-const VIEWS = { failed: "Failed", waiting: "Waiting", delivered: "Delivered", silenced: "Silenced", unneeded: "Unneeded", "": "All" };
+const VIEWS = { failed: "Failed", waiting: "Waiting", delivered: "Delivered", silenced: "Silenced", held: "Held back", unneeded: "Unneeded", "": "All" };
 
 export class MessagesCard {
   // `receiver` and `state` are what the address asks for; null: failed ones if there are any, else all.

@@ -1,0 +1,108 @@
+"""The law on messages: how many receivers get about one kind of incident of a job within an hour. Pure.
+
+At most `MESSAGES_PER_HOUR`, besides those with a new cause: other ranks or hosts than those told of within that hour,
+or a higher severity. What is held back is counted, and told as soon as there is room if it still matters by then.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from rankwatch_service.incidents.model import GRAVITY, IncidentVersion
+
+HOUR_NS: Final = 3_600 * 10**9
+
+MESSAGES_PER_HOUR: Final = 3
+
+NEW_CAUSES_PER_HOUR: Final = 12
+"""Messages with a new cause within an hour: whoever accuses one rank after the other has no new cause each time."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """One message, whatever the number of its receivers."""
+
+    at_unix_ns: int
+    incident: str
+    gravity: int
+    places: list[int | str]
+    is_new: bool
+    """It has a new cause, or ends an incident that had."""
+
+
+class MessageLimit:
+    """What receivers were told of one job lately, by kind."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, list[_Told]] = {}
+        self._held: Counter[str] = Counter()
+        self.waiting: list[str] = []
+        """Ids of incidents of which a message is held back."""
+
+    def held(self, incident: IncidentVersion) -> int:
+        """Messages about other incidents of this kind that were held back since the last one."""
+        return self._held[incident.kind] - (incident.id in self.waiting)
+
+    def allows(self, incident: IncidentVersion, what: str, now_unix_ns: int) -> bool:
+        """Whether receivers may be told of a transition now.
+
+        Args:
+            incident: as it is after it.
+            what: the kind of transition.
+            now_unix_ns: stream time.
+        """
+        told = self._lately(incident.kind, now_unix_ns)
+        new = sum(one.is_new for one in told)
+        if _is_new(told, incident, what):
+            return new < NEW_CAUSES_PER_HOUR
+        return len(told) - new < MESSAGES_PER_HOUR
+
+    def tell(self, incident: IncidentVersion, what: str, now_unix_ns: int) -> None:
+        """Take that receivers are told."""
+        told = self._lately(incident.kind, now_unix_ns)
+        gravity, is_new = GRAVITY.index(incident.severity), _is_new(told, incident, what)
+        self._told[incident.kind] = [*told, _Told(now_unix_ns, incident.id, gravity, _places(incident), is_new)]
+        del self._held[incident.kind]
+        self.drop(incident.id)
+
+    def hold(self, incident: IncidentVersion) -> None:
+        """Take that a message about it is held back."""
+        self._held[incident.kind] += 1
+        self.drop(incident.id)
+        self.waiting.append(incident.id)
+
+    def drop(self, incident_id: str) -> None:
+        """Forget what is held back about an incident, as nobody need be told any more."""
+        self.waiting = [one for one in self.waiting if one != incident_id]
+
+    def _lately(self, kind: str, now_unix_ns: int) -> list[_Told]:
+        return [one for one in self._told.get(kind, ()) if now_unix_ns - one.at_unix_ns < HOUR_NS]
+
+    def state(self) -> dict[str, Any]:
+        """For a snapshot, as JSON types."""
+        told = {kind: [asdict(one) for one in all_] for kind, all_ in self._told.items()}
+        return {"told": told, "held": dict(self._held), "waiting": list(self.waiting)}
+
+    @classmethod
+    def restored(cls, state: Mapping[str, Any]) -> MessageLimit:
+        """The limit of which `state` returned this."""
+        limit = cls()
+        limit._told = {kind: [_Told(**one) for one in all_] for kind, all_ in state["told"].items()}
+        limit._held, limit.waiting = Counter(state["held"]), list(state["waiting"])
+        return limit
+
+
+def _is_new(told: list[_Told], incident: IncidentVersion, what: str) -> bool:
+    """Whether a message tells a new cause, or ends an incident that did; the first of an hour is none."""
+    if what == "resolved":
+        return any(one.is_new and one.incident == incident.id for one in told)
+    known = {place for one in told for place in one.places}
+    graver = GRAVITY.index(incident.severity) > max((one.gravity for one in told), default=len(GRAVITY))
+    return graver or bool(told and not known.issuperset(_places(incident)))
+
+
+def _places(incident: IncidentVersion) -> list[int | str]:
+    return [*(incident.ranks or incident.hosts or (str(incident.scope),))]
