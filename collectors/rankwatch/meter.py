@@ -202,6 +202,11 @@ class StepMeter:
 
     # ---- the step ----------------------------------------------------------------------------------------------------
 
+    @property
+    def begun(self) -> int:
+        """How many steps have begun in this process."""
+        return self._relative_step
+
     def choose_cpu_clock(self) -> None:
         """Use the training thread's CPU clock, or the process's if torch uses several threads. Only between steps."""
         self.cpu = self._process_clock if _computes_with_several_threads() else self._thread_clock
@@ -389,6 +394,6 @@ class StepMeter:
         """See `Sink.drop`."""
         self.recorder.drop(reason, count)
 
-    def declare(self, fields: Mapping[str, Any]) -> None:
+    def declare(self, fields: Mapping[str, Any]) -> bool:
         """See `Sink.declare`."""
-        self.recorder.declare(fields)
+        return self.recorder.declare(fields)

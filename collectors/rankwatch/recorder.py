@@ -204,9 +204,14 @@ class Recorder:
         """Count what could not be recorded."""
         self.dropped[reason] = self.dropped.get(reason, 0) + count
 
-    def declare(self, fields: Mapping[str, Any]) -> None:
-        """Merge fields into the identity block. Parameter names are cut, and counted, if the block gets too long."""
-        self._identity |= fields
+    def declare(self, fields: Mapping[str, Any]) -> bool:
+        """Merge fields into the identity block; return whether one is new or has changed.
+
+        Parameter names are cut, and counted, if the block gets too long.
+        """
+        before, self._identity = self._identity, {**self._identity, **fields}
+        if self._identity == before:
+            return False
         payload = _deflated(self._identity)
         names = list(self._identity.get("parameters", ()))
         while len(payload) > self._identity_cell.capacity_bytes and names:
@@ -218,6 +223,7 @@ class Recorder:
             self._identity_cell.write(payload)
         except ValueError:
             self.drop("identity")
+        return True
 
     # ---- entries -----------------------------------------------------------------------------------------------------
 

@@ -52,9 +52,9 @@ class Sink(Protocol):
     def drop(self, reason: str, count: int = 1) -> None:
         """Count values that could not be recorded, for instance reason `late_values`."""
 
-    def declare(self, fields: Mapping[str, Any]) -> None:
+    def declare(self, fields: Mapping[str, Any]) -> bool:
         """Add to the identity block: `parameters` (names), `replicated`, `slices`, the axes of the topology,
-        `optimizers`, `watched`, `device_type`, `device_uuid`.
+        `optimizers`, `watched`, `device_type`, `device_uuid`. Returns whether one of them is new or has changed.
         """
 
 

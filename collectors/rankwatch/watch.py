@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import atexit
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rankwatch.faults import Faults
 from rankwatch.identity import RankIdentity
@@ -25,6 +26,9 @@ from rankwatch.notices import NoticeReader, say
 from rankwatch.recorder import Recorder
 from rankwatch.stacks import StackFile
 from rankwatch.values import Values
+
+if TYPE_CHECKING:
+    from rankwatch.torch_probe.watched_model import Handed
 
 _Hook = TypeVar("_Hook", bound=Callable[..., Any])
 
@@ -51,6 +55,8 @@ class Watch:
         self._directory = directory
         self._place = placed, identity.pp, identity.device_uuid
         self._torch_parts: dict[str, Any] = {}
+        self._handed: weakref.WeakSet[Any] = weakref.WeakSet()
+        """All models and optimizers that were handed over."""
         self._recorder = recorder
         self._faults = Faults(recorder, now)
         self._meter = StepMeter(recorder, now=now, cpu=cpu)
@@ -88,6 +94,18 @@ class Watch:
         if earlier is not None:
             earlier.close()
         self._loop.probe, self._torch_parts = probe, parts
+        self._see(probe.handed[-1])
+
+    def _see(self, handed: Handed) -> None:
+        """Declare another model, or another optimizer, if training has begun without it."""
+        models = [model for _, model in handed.models if model not in self._handed]
+        optimizers = [one for one in handed.optimizers if one not in self._handed]
+        self._handed.update([*models, *optimizers])
+        if optimizers and self.identity.rank == 0 and self._meter.begun > self._loop.in_step:
+            names = ", ".join(type(one).__name__ for one in (*models, *optimizers))
+            kind = "model" if models else "optimizer"
+            with self._faults:
+                self._meter.note("declared", {"kind": kind, "what": f"another {kind}: {names}", "detail": ""})
 
     def state(self, *, data: Any = None, keep: int = 0, every: int = 100, **objects: Any) -> None:
         """Register what a rollback must restore.

@@ -1,4 +1,7 @@
-"""Changes of a job's schedule that its logged metrics declare: the learning rate, and the amount of work in a step.
+"""What a job changes intentionally, so that what it was before is no measure any more.
+
+Events say so: a script declares a change, or the probe sees another model or optimizer in the same process. So do
+logged metrics: the learning rate, and the amount of work in a step.
 
 A rising learning rate explains a rising loss (warm-up, warm restarts); a falling one does not. Batch sizes and token
 counts explain it in either direction, once their average has changed.
@@ -10,12 +13,30 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar
 
-from rankwatch_detectors.base import Frame
+from rankwatch_detectors.base import Frame, Occurrence
 from rankwatch_detectors.dispatch import typical
 from rankwatch_detectors.state import Stateful
 
 RATES = ("lr", "learning_rate")
 AMOUNTS = ("tokens", "batch_size", "global_batch_size")
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """An intended change of the training."""
+
+    what: str
+    """One sentence."""
+    step: int
+    """The first step with it; -1: not known, so from now on."""
+
+
+def change_in(occurrence: Occurrence, attempt: str) -> Changed | None:
+    """The change that an event of this attempt tells of, if it tells of one."""
+    if occurrence.kind != "declared" or occurrence.attempt != attempt:
+        return None
+    who = "Training goes on with" if occurrence.fields.get("kind") else "The job declared a change:"
+    return Changed(f"{who} {occurrence.fields.get('what')}.", -1 if occurrence.step is None else occurrence.step)
 
 
 class Declared(StrEnum):

@@ -11,7 +11,17 @@ import numpy as np
 import pytest
 import torch
 
-from rankwatch_detectors.base import AttemptStart, Change, Finding, Kind, Severity, StepKind
+from rankwatch_detectors.base import (
+    AttemptStart,
+    Change,
+    Finding,
+    Frame,
+    Kind,
+    Observation,
+    Occurrence,
+    Severity,
+    StepKind,
+)
 from rankwatch_detectors.catalogue import CatalogueConfig
 from rankwatch_detectors.values.training_curve import CurveDetector
 from suite.networks import NETWORKS, adversaries, trained
@@ -253,18 +263,30 @@ def watched_curve(
     curve: Mapping[str, Iterable[float]], optimizers: int = 1, family: str = "steps", step_s: float = 1.0
 ) -> list[Finding]:
     """What is told of a curve that two ranks log from step 0 on."""
-    config = CatalogueConfig()
-    bank = [
-        CurveDetector(Kind.LOSS_SPIKE, config.loss),
-        CurveDetector(Kind.LOSS_DIVERGENCE, config.loss),
-        CurveDetector(Kind.GRAD_NORM, config.grad_norm),
-    ]
     start = AttemptStart(ATTEMPT, dataclasses.replace(topology(2), optimizers=optimizers), 0.0)
+    return judge([start, *frames_of(curve, family=family, step_s=step_s)], bank_of_curves())
+
+
+def bank_of_curves() -> list[CurveDetector]:
+    config = CatalogueConfig()
+    kinds = {Kind.LOSS_SPIKE: config.loss, Kind.LOSS_DIVERGENCE: config.loss, Kind.GRAD_NORM: config.grad_norm}
+    return [CurveDetector(kind, one) for kind, one in kinds.items()]
+
+
+def frames_of(
+    curve: Mapping[str, Iterable[float]],
+    *,
+    first: int = 0,
+    attempt: str = ATTEMPT,
+    family: str = "steps",
+    step_s: float = 1.0,
+) -> list[Frame]:
+    """The rows of a curve that two ranks log, one a step."""
     frames = []
-    for step, row in enumerate(zip(*curve.values(), strict=True)):
+    for step, row in enumerate(zip(*curve.values(), strict=True), first):
         values = {name: [value] * 2 for name, value in zip(curve, row, strict=True)}
-        frames.append(frame(step, values, family=family, time_s=step * step_s))
-    return judge([start, *frames], bank)
+        frames.append(frame(step, values, attempt=attempt, family=family, time_s=step * step_s))
+    return frames
 
 
 @pytest.mark.parametrize(
@@ -308,3 +330,38 @@ def test_a_young_loss_that_runs_away_is_told_at_once_and_is_no_mere_information_
     assert found[-1].kind is Kind.LOSS_DIVERGENCE
     assert found[-1].severity is Severity.CRITICAL
     assert Change.CLOSE not in [finding.change for finding in found if finding.kind is Kind.LOSS_DIVERGENCE]
+
+
+def declared(step: int | None, what: str = "another model: Net, Adam", kind: str = "model") -> Occurrence:
+    return Occurrence("declared", ATTEMPT, "h", float(step or 0), 0, step, {"kind": kind, "what": what, "detail": ""})
+
+
+def folds(count: int, points: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """A loss that begins anew, as high as at first, with each fold."""
+    return np.concatenate(
+        [0.2 + 1.4 * np.exp(-np.arange(points) / 40) + curve(points, fold) / 100 for fold in range(count)]
+    )
+
+
+@pytest.mark.parametrize("points", [400, 60])
+@pytest.mark.parametrize("before", [0, 2], ids=["with its rows", "before them"])
+def test_another_model_begins_a_new_curve(points: int, before: int) -> None:
+    losses = folds(5, points)
+    observed: list[Observation] = [AttemptStart(ATTEMPT, topology(2), 0.0)]
+    for row in frames_of({"loss": losses, "grad_norm": 4 * losses}):
+        fold, within = divmod(row.step + before, points)
+        observed += [*[declared(fold * points)] * (3 if fold and not within else 0), row]
+    grave = [found for found in judge(observed, bank_of_curves()) if found.severity is not Severity.INFO]
+    assert [(found.kind, found.detected_step) for found in grave] == []
+
+
+def test_a_change_closes_what_is_open_with_a_sentence() -> None:
+    series = curve(1600)
+    series[1200:] += 5.0
+    rows = frames_of({"loss": series})
+    found = judge(
+        [AttemptStart(ATTEMPT, topology(2), 0.0), *rows[:1500], declared(1500), *rows[1500:]], bank_of_curves()
+    )
+    assert [(one.kind, one.change, one.summary) for one in found[-1:]] == [
+        (Kind.LOSS_DIVERGENCE, Change.CLOSE, "Training goes on with another model: Net, Adam.")
+    ]

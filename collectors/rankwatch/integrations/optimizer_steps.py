@@ -42,6 +42,11 @@ def parameter_ids(optimizer: torch.optim.Optimizer) -> set[int]:
     return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
 
 
+def parameters_of(optimizer: torch.optim.Optimizer) -> int:
+    """How many parameters an optimizer has."""
+    return sum(len(group["params"]) for group in optimizer.param_groups)
+
+
 def models_of(optimizer: torch.optim.Optimizer) -> list[torch.nn.Module]:
     """The outermost modules that hold the parameters of an optimizer, wrappers included; empty if none is known.
 
@@ -165,6 +170,8 @@ Optimizer = torch.optim.Optimizer
 
 OPTIMIZERS_MAX: Final = 16
 """Optimizers of different parameters that are measured: no training step is known to have more. Others only step."""
+IDLE_STEPS: Final = 10
+"""Steps without one of an optimizer after which it is idle: another one that comes then takes its place."""
 TAKES_OVER: Final = 2
 """Steps of another optimizer since the last boundary, after which it leads: the leading one is done, or is rarer."""
 
@@ -208,7 +215,12 @@ class OptimizerSteps:
         """Steps of the other optimizers since the last boundary, by their ids."""
         self._boundaries = 0
         self._lead: weakref.ref[Optimizer] | None = None
-        self._known: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._known: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+        """By optimizer: how many parameters it had when its models were looked for."""
+        self._newest: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+        """By optimizer: the boundaries before its newest step."""
+        self._replaced: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        """Those that were idle when another one came. One that comes back takes turns, and is not replaced again."""
         self._measured: list[tuple[Optimizer, Sequence[torch.nn.Module]]] = []
         self._losses: Losses | None = None
         self._forwards: list[RemovableHandle] = []
@@ -274,6 +286,7 @@ class OptimizerSteps:
         """An optimizer has made its step, or its loss scaler has skipped it."""
         try:
             self._made += 1
+            self._newest[optimizer] = self._boundaries
             if self._watch is None:
                 self._begin(optimizer)
                 return
@@ -282,7 +295,7 @@ class OptimizerSteps:
             else:
                 self._watch._meter.outside()
             self._at_rest = True
-            if optimizer not in self._known:
+            if self._known.get(optimizer) != parameters_of(optimizer):
                 self._see(self._watch, optimizer)
         except Exception as error:  # noqa: BLE001 -- an error of ours must not end a user's step
             self._failed(error)
@@ -332,10 +345,14 @@ class OptimizerSteps:
         watch._meter.rest()
 
     def _see(self, watch: Watch, optimizer: Optimizer) -> Sequence[torch.nn.Module]:
-        """Measure an optimizer and its models; one of the same parameters as another one replaces it."""
-        self._known.add(optimizer)
+        """Measure an optimizer and its models; it replaces those of the same parameters, and those that are idle."""
+        self._known[optimizer] = parameters_of(optimizer)
         own = parameter_ids(optimizer)
-        kept = [pair for pair in self._measured if not own & parameter_ids(pair[0])]
+        idle = [one for one, _ in self._measured if self._is_idle(one)]
+        for one in idle:
+            self._replaced.add(one)
+            self._known.pop(one, None)
+        kept = [pair for pair in self._measured if pair[0] not in idle and not own & parameter_ids(pair[0])]
         models = self._models_of(optimizer)
         if len(kept) >= OPTIMIZERS_MAX:
             say(f"{type(optimizer).__name__} is not measured: {OPTIMIZERS_MAX} other optimizers are")
@@ -351,6 +368,9 @@ class OptimizerSteps:
         mark = Mark(self._forward_begins, self._failed)
         self._forwards = [model.register_forward_pre_hook(mark) for model in known.values()]
         return models
+
+    def _is_idle(self, optimizer: Optimizer) -> bool:
+        return optimizer not in self._replaced and self._boundaries - self._newest[optimizer] > IDLE_STEPS
 
     # ---- work and rest -----------------------------------------------------------------------------------------------
 

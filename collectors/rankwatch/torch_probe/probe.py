@@ -36,13 +36,14 @@ from rankwatch.torch_probe.watched_model import (
     check_parts,
     check_skip,
     gradients,
+    is_distributed,
 )
 
 FINGERPRINT_STEPS: Final = 10
 """Default steps between fingerprints. One is a pass over the parameters, up to 2 % of a small step on a CPU. Every 10th
 step this is 0.2 %, and a corrupted replica is found before many steps depend on it."""
 
-_FIRST_METRICS: Final = ("grad_norm", "local_grad_norm", "nonfinite", "nonfinite_first", "fingerprint")
+_FIRST_METRICS: Final = ("grad_norm", "local_grad_norm", "nonfinite", "nonfinite_first", "fingerprint", "lr")
 _NO_STEP: Final = -1, -1
 _LOG: Final = logging.getLogger("rankwatch")
 
@@ -53,9 +54,10 @@ class TorchProbe:
     Metrics: `grad_norm` (the total norm, before the loop clips it), `local_grad_norm`, `nonfinite` and
     `nonfinite_first` (this rank's own gradients, before the reduction), `fingerprint` (of sharded models `grad_norm.N`
     and `fingerprint.N`, each rank's own slices, of which the service makes the total), `optimizer_skipped` (1 in steps
-    whose update was skipped because gradients were not finite), `loss_scale`; of a device the seconds in
-    `device_timer`. Norms are divided by the loss scale, and an overflow caused by the scale is a skip, not a
-    non-finite gradient. With several optimizers a norm covers all their updates of the step.
+    whose update was skipped because gradients were not finite), `loss_scale`, `lr` (the largest learning rate of any
+    parameter group); of a device the seconds in `device_timer`. Norms are divided by the loss scale, and an overflow
+    caused by the scale is a skip, not a non-finite gradient. With several optimizers a norm covers all their updates of
+    the step.
 
     Compile a model before passing it: hooks are not traced.
     """
@@ -292,6 +294,7 @@ class TorchProbe:
         try:
             self._updates.begins()
             share.begins(self._one)
+            self._look_at_groups(share)
             # With a closure (Lightning, LBFGS) the optimizer itself calls forward and backward.
             share.in_closure = any(callable(argument) for argument in (*args[1:], *kwargs.values()))
             if not share.in_closure:
@@ -313,6 +316,17 @@ class TorchProbe:
         if self._skips and norm is not None and not math.isfinite(norm):
             share.optimizer.zero_grad(set_to_none=True)  # optimizers skip parameters without a gradient
             self._sink.put(self._sink.metric("optimizer_skipped"), 1.0)
+
+    def _look_at_groups(self, share: Share) -> None:
+        """Record the learning rate, and a change of how many parameters the optimizer trains."""
+        before = share.trains
+        share.look_at_groups()
+        rates = [one.rate for one in self._shares if one.rate is not None]
+        if rates:
+            self._sink.put(self._sink.metric("lr"), max(rates))
+        if share.trains != before and (not is_distributed() or torch.distributed.get_rank() == 0):
+            what = f"{share.trains} trained parameters instead of {before} ({type(share.optimizer).__name__})"
+            self._sink.note("declared", {"kind": "model", "what": what, "detail": ""})
 
     def _after_update(self, share: Share, *_: Any) -> None:
         try:

@@ -124,6 +124,12 @@ class Share:
         self.place = 0
         """Index of its newest update among the step's updates, from 0."""
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
+        self.rate: float | None = None
+        """The largest learning rate of its groups; None where they are on a device."""
+        self.trains = self._trained()
+        """How many parameters it trains, ..."""
+        self._trains = {self.trains}
+        """... and all such numbers so far: of what alternates, each is new once."""
         self.ever_made = False
         self.ever_touched = False
         self._taken: Measures | None = None
@@ -158,6 +164,19 @@ class Share:
                 self.now.scale = found.scale(one)
         # Fused optimizers are called in every step and skip the update themselves, on the device.
         self.now.overflowed = getattr(self.optimizer, "found_inf", None)
+
+    def look_at_groups(self) -> None:
+        """Read learning rate and number of trained parameters from the optimizer."""
+        rates = [group.get("lr", 0.0) for group in self.optimizer.param_groups]
+        on_host = [float(one) for one in rates if not isinstance(one, torch.Tensor) or one.device.type == "cpu"]
+        self.rate = max(on_host, default=None)
+        trained = self._trained()
+        if trained not in self._trains:
+            self._trains.add(trained)
+            self.trains = trained
+
+    def _trained(self) -> int:
+        return sum(parameter.requires_grad for group in self.optimizer.param_groups for parameter in group["params"])
 
     def ends(self) -> None:
         """The optimizer has returned: gradients of a later backward belong to the next update."""

@@ -112,7 +112,8 @@ class Start:
             wanted: whether total norms and local gradients are measured, and the steps between fingerprints.
             sampling: how often total norms are measured.
         """
-        self._said_every = 0
+        self._said: tuple[int, int] | None = None
+        """The interval of the norm, and how many optimizers make updates, as last declared."""
         self._saying = 2
         """How often the line may still be printed."""
         self._sampling = sampling
@@ -124,28 +125,39 @@ class Start:
 
     def step_ends(self, sink: Sink) -> None:
         """A step has ended: tell if all is known by now, or if something has changed."""
-        if self._said_every == self._sampling.every:
+        known = self._sampling.every, len(self._active)
+        if self._said == known:
             return
         self._steps += 1
         if self._steps < PATIENCE_STEPS and not all(share.ever_made and share.ever_touched for share in self._shares):
             return
-        self._said_every = self._sampling.every
+        self._said = known
+        sink.declare({"optimizers": len(self._active)})
         if not is_distributed() or torch.distributed.get_rank() == 0:
             text = self.text()
-            sink.declare({"watched": text})
-            if self._saying:
+            if sink.declare({"watched": text}) and self._saying:
                 self._saying -= 1
                 say(text)
+
+    @property
+    def _active(self) -> Sequence[Share]:
+        """The optimizers that make updates; all of them as long as none is known to."""
+        return [share for share in self._shares if share.ever_made] or self._shares
 
     def text(self) -> str:
         """The line."""
         seen, unseen = self._gradients()
         told, missing = self._fingerprints()
-        models = ", ".join(f"{model.name} ({len(model.named)} parameters)" for model in self._models.each)
-        optimizers = ", ".join(type(share.optimizer).__name__ for share in self._shares)
-        line = f"watching {models}, {optimizers}: {', '.join([*seen, *told]) or 'times only'}"
+        active = self._active
+        earlier = next(number for number, share in enumerate(self._shares) if share is active[0])
+        over = {id(parameter) for share in self._shares[:earlier] for parameter in share.parameters}
+        models = [one for one in self._models.each if not over.issuperset(id(held) for _, held in one.named)]
+        named = [f"{model.name} ({len(model.named)} parameters)" for model in models]
+        named += [type(share.optimizer).__name__ for share in self._shares[earlier:]]
+        line = f"watching {', '.join(named)}: {', '.join([*seen, *told]) or 'times only'}"
         left_out = [*unseen, *missing]
-        return f"{line}; not watched: {'; '.join(left_out)}" if left_out else line
+        line += f"; not watched: {'; '.join(left_out)}" if left_out else ""
+        return line + (f"; {earlier} earlier {'one is' if earlier == 1 else 'ones are'} idle" if earlier else "")
 
     def _gradients(self) -> tuple[list[str], list[str]]:
         if self._models.sharded and self._sharded is None:
@@ -157,7 +169,8 @@ class Start:
         why = self._sharded.unmeasured if self._sharded is not None and self._norms else ""
         seen = [norm] if self._norms and not why else []
         seen += ["local gradients"] if self._local else []
-        idle = [type(share.optimizer).__name__ for share in self._shares if not share.ever_made]
+        newest = self._shares[self._shares.index(self._active[0]) :]
+        idle = [type(share.optimizer).__name__ for share in newest if not share.ever_made]
         unseen = [f"gradient norm ({why}; {_LOG_IT})"] if why else []
         return seen, unseen + ([f"updates of {', '.join(idle)} (none was made)"] if idle else [])
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from rankwatch_detectors.base import AttemptStart, Change, Finding, Frame, Kind, Occurrence, Severity, StepKind
-from rankwatch_detectors.declared import Declared, Schedule, ScheduleConfig
+from rankwatch_detectors.declared import Declared, Schedule, ScheduleConfig, change_in
 from rankwatch_detectors.dispatch import DispatchingDetector, typical
 from rankwatch_detectors.explanation import (
     DETECTABLE_ROWS,
@@ -132,6 +132,8 @@ class ExplainedCurve(ExplainedDetector):
 
 
 PEAKED = " It peaked at "
+RENEWALS_MAX = 64
+"""Changes that are remembered until the rows of their step come."""
 PACE_POINTS = 32
 """Points over which the duration of a step is averaged."""
 
@@ -174,13 +176,15 @@ class CurveDetector(ExplainedCurve):
         "_last_s",
         "_step_s",
         "_launched",
+        "_renewed",
+        "_renewals",
     )
 
     def __init__(self, kind: Kind, config: CurveConfig) -> None:
         self.kind = kind
         super().__init__()
         self.name = kind.value
-        self.version = 6
+        self.version = 7
         self._config = config
         self._watch = LevelWatch(config.level)
         self._anchor = Anchor(config.anchor)
@@ -194,10 +198,15 @@ class CurveDetector(ExplainedCurve):
         """Recent average of the seconds from one step to the next."""
         self._launched = False
         """True until the first point of this launch."""
+        self._renewed = -1
+        """The step of the newest change with which the curve has begun anew."""
+        self._renewals: list[list[Any]] = []
+        """Changes that are still to come: the step of each, and what it is."""
 
     def _on_attempt(self, start: AttemptStart, *, new_attempt: bool, new_launch: bool) -> Sequence[Finding]:
         self._watch.minimized = start.topology.optimizers <= 1
         if new_attempt:
+            self._renewed, self._renewals = -1, []
             self._launched = self._launched or new_launch
             self._watch.restart()
             self._anchor.accept()
@@ -207,10 +216,13 @@ class CurveDetector(ExplainedCurve):
         return ()
 
     def _on_occurrence(self, occurrence: Occurrence) -> Sequence[Finding]:
-        if occurrence.kind == "declared" and occurrence.attempt == self.attempt:
-            self._watch.restart(fresh=True)
-            self._anchor.clear()
-            return self.episodes.close_all(self.now_s, f"The job declared a change: {occurrence.fields.get('what')}.")
+        change = change_in(occurrence, self.attempt)
+        if change is not None:
+            # The event comes before or after the rows of its step, and from several ranks.
+            known = 0 <= change.step <= self._renewed or any(step == change.step for step, _ in self._renewals)
+            if not known and len(self._renewals) < RENEWALS_MAX:
+                self._renewals.append([change.step, change.what])
+            return self._begin_anew(self._last_step)
         if occurrence.kind == "accepted" and self.kind.value in occurrence.fields.get("kinds", ()):
             self._watch.accept()
             self._anchor.accept()
@@ -220,6 +232,21 @@ class CurveDetector(ExplainedCurve):
     def _on_frame(self, frame: Frame) -> Sequence[Finding]:
         if frame.kind is not StepKind.TRAIN:
             return ()
+        return [*self._begin_anew(frame.step), *self._judge(frame)]
+
+    def _begin_anew(self, step: int) -> Sequence[Finding]:
+        """Begin a new curve if a change has come by this step."""
+        due = [change for change in self._renewals if change[0] <= step]
+        if not due:
+            return ()
+        self._renewed = max(self._renewed, *(change[0] for change in due))
+        self._renewals = [change for change in self._renewals if change[0] > step]
+        self._watch.restart(fresh=True)
+        self._anchor.clear()
+        self._peaks.clear()
+        return self.episodes.close_all(self.now_s, due[-1][1])
+
+    def _judge(self, frame: Frame) -> Sequence[Finding]:
         self._heed(self._schedule.push(frame))
         if frame.step <= self._last_step:
             return ()

@@ -252,6 +252,8 @@ class Assembler:
         assert self.board is not None
         if allowed and self._see(bundle):
             yield self._announce(now_s)
+        events = list(self._occurrences(bundle, now_s))
+        yield from (event for event in events if event.kind == "declared")  # before the rows that it explains
         for family, table in bundle.tables.items():
             self._windows[family].names_max = min(self.cells.names(family), NAMES_MAX)
             yield from map(self.topology_state.whole_norm.of, self._windows[family].add(table, now_s))
@@ -267,7 +269,7 @@ class Assembler:
                 self._lost(event)
         last = {} if len(bundle.batches) == 1 else bundle.tables
         yield from self._close(now_s, {family: table.last_batches() for family, table in last.items()})
-        yield from self._occurrences(bundle, now_s)
+        yield from (event for event in events if event.kind != "declared")
 
     def _occurrences(self, bundle: Bundle, now_s: float) -> Iterator[Occurrence]:
         for batch in bundle.batches:

@@ -169,7 +169,8 @@ class JobHistory:
         The rank has loaded it, could not save or load it, or its agent did not pass it on.
         """
         if occurrence.kind == "declared":
-            what = f"declared: {occurrence.fields.get('what')}"
+            how = "went on with" if occurrence.fields.get("kind") else "declared:"
+            what = f"{how} {occurrence.fields.get('what')}"
             self.configured([what], occurrence.step, occurrence.time_s)
             return
         what = "checkpoint loaded"

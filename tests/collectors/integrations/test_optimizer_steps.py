@@ -23,8 +23,8 @@ pytestmark = pytest.mark.torch
 class Job:
     """A model, its optimizer, and a rank that is watched by the optimizer's steps."""
 
-    def __init__(self, folder, **how):
-        self.rank = Rank(folder)
+    def __init__(self, folder, number=3, **how):
+        self.rank = Rank(folder, number)
         self.model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
         self.steps = OptimizerSteps(lambda: self.rank.watch, **how)
@@ -176,6 +176,67 @@ def test_an_optimizer_that_replaces_another_leads_and_the_other_is_not_kept(job)
     assert job.values("grad_norm")[-1] > 0
     gc.collect()
     assert kept() is None
+
+
+def test_a_further_model_is_a_change_and_takes_the_place_of_one_that_is_idle(tmp_path, capsys):
+    job = Job(tmp_path, number=0)
+    folds = []
+    for _ in range(4):
+        model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+        optimizer = torch.optim.Adam(model.parameters())
+        folds.append(weakref.ref(model))
+        for _ in range(20):
+            optimizer.zero_grad()
+            job.loss(model).backward()
+            optimizer.step()
+    job.steps.close()
+    told = job.rank.notes("declared")
+    assert [(one["kind"], one["what"]) for one in told] == [("model", "another model: Sequential, Adam")] * 3
+    assert capsys.readouterr().err.splitlines() == [
+        "rankwatch: watching Sequential (4 parameters), Adam: gradient norm, local gradients",
+        "rankwatch: watching Sequential (4 parameters), Adam: gradient norm, local gradients; 1 earlier one is idle",
+    ]
+    assert job.rank.identity["optimizers"] == 1
+    gc.collect()
+    assert [fold() is not None for fold in folds] == [False, False, True, True]
+
+
+@pytest.mark.parametrize("block", [1, 5, 30])
+def test_two_optimizers_in_turn_are_no_change_once_each_has_come_back(tmp_path, block):
+    job = Job(tmp_path, number=0)
+    second = nn.Linear(4, 1)
+    of_second = torch.optim.SGD(second.parameters(), lr=0.01)
+    for _ in range(12):
+        job.train(block)
+        for _ in range(block):
+            job.loss(second).backward()
+            of_second.step()
+    job.steps.close()
+    told = [
+        (entry.step, entry.fields["what"]) for entry in job.rank.entries if getattr(entry, "kind", "") == "declared"
+    ]
+    assert told == ([] if block == 1 else [(block, "another model: Linear, SGD")])
+    assert job.rank.identity["optimizers"] == 2
+
+
+def test_layers_that_are_unfrozen_are_a_change_and_further_ones_are_measured(tmp_path):
+    job = Job(tmp_path, number=0)
+    for layer in job.model[0].parameters():
+        layer.requires_grad_(False)
+    job.train(5)
+    for layer in job.model[0].parameters():
+        layer.requires_grad_(True)
+    job.train(5)
+    head = nn.Linear(1, 1)
+    job.optimizer.add_param_group({"params": head.parameters(), "lr": 0.5})
+    job.train(5)
+    job.steps.close()
+    assert [one["what"] for one in job.rank.notes("declared")] == [
+        "4 trained parameters instead of 2 (SGD)",
+        "6 trained parameters instead of 4 (SGD)",
+    ]
+    assert job.values("lr") == [0.01] * 9 + [0.5] * 5
+    assert job.rank.identity["parameters"][-2:] == ["Linear.weight", "Linear.bias"]
 
 
 def test_an_optimizer_that_calls_another_makes_one_step(job):

@@ -65,7 +65,7 @@ def test_each_part_can_be_left_out(sink, model, optimizer, local):
         sink, model, optimizer, grad_norm=not local, local_gradients=local, phases=False, fingerprint_every=0
     )
     train(probe, model, optimizer)
-    assert set(sink.values) == ({"local_grad_norm"} if local else {"grad_norm"})
+    assert set(sink.values) == {"lr", "local_grad_norm" if local else "grad_norm"}
     assert set(sink.exact) == ({"nonfinite"} if local else set())
     assert sink.log == []
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from rankwatch import layout
 from rankwatch.agent.ranks import LocalRank
@@ -85,11 +86,17 @@ class Rank:
         self.write_after(3, hold._replace(phase="go"))
 
     @property
+    def identity(self) -> Mapping[str, Any]:
+        """All that it declares."""
+        reader = RingReader(self.recorder.path)
+        found: Mapping[str, Any] = reader.header.identity
+        reader.close()
+        return found
+
+    @property
     def can(self) -> list[str]:
         """What it says it can do when it is ordered to."""
-        reader = RingReader(self.recorder.path)
-        found: list[str] = reader.header.identity.get("can", [])
-        reader.close()
+        found: list[str] = self.identity.get("can", [])
         return found
 
     @property

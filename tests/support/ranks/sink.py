@@ -72,8 +72,9 @@ class FakeSink:
     def drop(self, reason: str, count: int = 1) -> None:
         self.dropped[reason] = self.dropped.get(reason, 0) + count
 
-    def declare(self, fields: Mapping[str, Any]) -> None:
-        self.declared |= fields
+    def declare(self, fields: Mapping[str, Any]) -> bool:
+        before, self.declared = self.declared, {**self.declared, **fields}
+        return self.declared != before
 
 
 @contextlib.contextmanager
