@@ -601,6 +601,7 @@ class ClusterPlayer:
             # A rank that waits for its device or for others polls, so it uses its core all the time.
             cpu_s=self._heard_s,
             outside_s=np.full(self._ranks, -1.0),
+            doing=("",) * self._ranks,
         )
 
 

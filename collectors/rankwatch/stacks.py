@@ -28,7 +28,7 @@ class StackFile:
         if signal.getsignal(number) is not signal.SIG_DFL:
             raise ValueError(f"signal {number} has a handler already")
         self.number = number
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self._file = open(descriptor, "w")  # noqa: SIM115 - the handler writes to it as long as the process lives
         faulthandler.register(number, file=self._file, all_threads=True, chain=False)
 

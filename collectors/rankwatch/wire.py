@@ -115,6 +115,15 @@ class RankInfo(msgspec.Struct, frozen=True):
     """The switch that the rank's host is connected to; empty: not known."""
 
 
+COLLECTIVE: Final = "collective"
+DATA: Final = "data"
+OWN: Final = "own"
+ENDING: Final = "ending"
+ACTIVITIES: Final = (COLLECTIVE, DATA, OWN, ENDING)
+"""It waits for other ranks; it waits for its data loader; it computes in its own code, or waits there for a timer, a
+child or a pipe; Python shuts down."""
+
+
 class Progress(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """One rank's progress block as its agent read it. Ages are monotonic-clock differences, safe from clock skew."""
 
@@ -145,6 +154,8 @@ class Progress(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """For `done`: what the hook returned (a checkpoint's location); for `failed`: the error."""
     outside_s: float = -1.0
     """Seconds since its step's work was done, while it evaluates, saves or logs; -1 within a step."""
+    doing: str = ""
+    """What a rank that stands still does, by its stack: one of `ACTIVITIES`; "" if it moves, or that is not known."""
 
 
 GPU: Final = "gpu"

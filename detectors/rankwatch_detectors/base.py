@@ -184,7 +184,7 @@ UNREPORTED = "unreported"
 """The phase if only finished steps are reported, as by the lines of a log, and what happens in between is unknown."""
 
 
-TextColumn = Literal["phase", "state", "os_state"]
+TextColumn = Literal["phase", "state", "os_state", "doing"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +212,8 @@ class Presence:
     outside_s: Floats
     """How long the rank had been outside of its step when its agent read the block: the step's work was done, and the
     next had not begun. -1: within a step."""
+    doing: tuple[str, ...]
+    """What a rank that stands still does, as in `rankwatch.wire.Progress`; "": not known."""
     computed: dict[str, frozenset[str]] = field(default_factory=dict, init=False, repr=False, compare=False)
     """Cache of what `told` gives."""
 

@@ -14,7 +14,7 @@ from rankwatch_detectors.ends.restart_loop import RestartLoopConfig, RestartLoop
 from rankwatch_detectors.ends.telemetry_lost import TelemetryLostConfig, TelemetryLostDetector
 from tests.support.values.presences import ATTEMPT, Clockwork, topology
 
-SIGINT, SIGABRT, SIGKILL, SIGTERM = 2, 6, 9, 15
+SIGHUP, SIGINT, SIGABRT, SIGKILL, SIGTERM = 1, 2, 6, 9, 15
 BROKEN = "RuntimeError: [gloo] Connection closed by peer"
 INTERRUPTED = "KeyboardInterrupt: "
 
@@ -91,7 +91,7 @@ def test_a_job_whose_first_rank_was_asked_to_end_has_ended_on_request_however_th
     findings += job.stand(29)
     findings += job.exit(3, signal=SIGKILL)
     assert on_request(findings), outcome(findings)
-    assert findings[-1].summary.startswith("Ended on request: rank 1 on host-0 was ")
+    assert findings[-1].summary.startswith("The job was ended ")
     assert [end["rank"] for end in findings[-1].evidence["also_ended"]] == [0, 2, 3]
     assert job.stand(100) == []
 
@@ -159,6 +159,73 @@ def test_a_rank_that_a_signal_ended_was_first_though_its_peer_spoke_before_it_wa
     findings += job.exit(0, 6.1, signal=SIGTERM, exit_order=0)
     findings += job.exit(1, 6.4, code=1, error=BROKEN, exit_order=1)
     assert on_request(findings), outcome(findings)
+
+
+OWN_ERRORS = [
+    ("TimeoutError: object store: reading shard-3.tar timed out", "train.py:9 in load"),
+    ("RuntimeError: no such key in the store", "train.py:9 in load"),
+    ("OSError: [Errno 5] socket file", "train.py:9 in load, in site-packages/s3fs/core.py:20 in get"),
+    ("ValueError: peer review data is broken", ""),
+]
+
+
+@pytest.mark.parametrize(("error", "where"), OWN_ERRORS)
+@pytest.mark.parametrize("victim", [{"signal": SIGABRT}, {"code": 1, "error": BROKEN}], ids=["aborted", "broken"])
+@pytest.mark.parametrize("heard_last", [False, True])
+def test_an_error_of_ones_own_is_the_cause_though_it_speaks_of_time_outs_and_the_others_were_gone_first(
+    error: str, where: str, victim: dict[str, Any], heard_last: bool
+) -> None:
+    job = Ends(ranks=3)
+    findings: list[Finding] = []
+    for rank in (0, 2, 1) if heard_last else (1, 0, 2):
+        if rank == 1:
+            findings += job.exit(1, 8.0, code=1, error=error, where=where)
+        else:
+            findings += job.exit(rank, 6.0, **victim)
+    assert outcome(findings)[-1][1:] == (Severity.CRITICAL, (1,))
+
+
+@pytest.mark.parametrize(
+    ("error", "where"),
+    [
+        ("RuntimeError: [pair.cc:534] Connection closed by peer", "train.py:9 in step"),
+        ("RuntimeError: wait timeout after 1800000 ms", "train.py:9 in step, in torch/autograd/graph.py:8 in run"),
+        ("DistStoreError: wait for key", "train.py:9 in step, in site-packages/torch/distributed/rendezvous.py:3 in f"),
+        ("DistBackendError: the operation has failed", ""),
+    ],
+)
+def test_an_error_of_torchs_communication_is_a_victims(error: str, where: str) -> None:
+    job = Ends(ranks=2)
+    findings = job.exit(0, 6.0, code=1, error=error, where=where)
+    findings += job.exit(1, 7.0, signal=SIGKILL)
+    assert outcome(findings)[-1][1:] == (Severity.CRITICAL, (1,))
+
+
+def test_an_abort_among_broken_connections_is_the_cause() -> None:
+    job = Ends(ranks=2)
+    findings = job.exit(0, 6.0, code=1, error=BROKEN) + job.exit(1, 7.0, signal=SIGABRT)
+    assert outcome(findings)[-1][1:] == (Severity.CRITICAL, (1,))
+
+
+def test_a_closed_terminal_ends_the_job_in_one_sentence() -> None:
+    job = Ends(ranks=2)
+    findings = job.exit(0, 6.0, signal=SIGHUP) + job.exit(1, 6.1, signal=SIGHUP)
+    assert on_request(findings), outcome(findings)
+    assert findings[-1].summary.startswith("The job was ended by SIGHUP (its terminal was closed): all 2 ranks ended")
+
+
+@pytest.mark.parametrize(
+    ("reason", "done", "missed"),
+    [("break", False, True), ("break", True, False), ("end", False, False)],
+    ids=["the others work in that step", "the others are done too", "its loop was over"],
+)
+def test_one_that_leaves_before_a_step_in_which_the_others_work_is_what_they_wait_for(reason, done, missed) -> None:
+    job = Ends(ranks=2)
+    if done:
+        job.rest(1)
+    job.event("rank_left", 0, 5.0, reason=reason)
+    findings = job.exit(0, 5.0, left=True) + job.stand(20)
+    assert [finding.ranks for finding in findings[:1]] == [(0,)] * missed
 
 
 def test_a_rank_that_went_in_good_order_and_too_early_is_what_the_others_complain_of() -> None:

@@ -47,7 +47,7 @@ def messages() -> dict[str, wire.Batch | wire.View]:
     event = wire.Event("process_exit", 9, 1, 12, {"code": None, "signal": 9, "left": False, "how": "pidfd"})
     return {
         "header": batch(seq=3),
-        "outside": batch(progress=(progress(1, 12, outside_s=3.5),)),
+        "outside": batch(progress=(progress(1, 12, outside_s=3.5, doing="own"),)),
         "ranks": batch(ranks=(*ranks(2, chosen=[0]), info)),
         "watched": batch(ranks=(wire.RankInfo(0, 1, optimizers=2, watched="watching Net and Critic"),)),
         "steps": batch(steps=wire.Table(4, narrow)),

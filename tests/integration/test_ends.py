@@ -88,7 +88,7 @@ def job(tmp_path: Path) -> Iterator[Any]:
 def asked_to_end(incidents: list[dict[str, Any]]) -> bool:
     """Whether one piece of information is all, and it is over."""
     (incident,) = incidents
-    assert incident["summary"].startswith("Ended on request: rank "), incident
+    assert incident["summary"].startswith("The job was ended "), incident
     return (incident["kind"], incident["severity"], incident["state"]) == ("rank_lost", "info", "resolved")
 
 

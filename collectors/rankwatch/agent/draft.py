@@ -210,6 +210,7 @@ def progress_of(rank: LocalRank, block: ProgressBlock, now_s: float) -> wire.Pro
         cpu_s=stat.cpu_ticks / TICKS_PER_S if stat is not None else 0.0,
         answer_detail=block.answer.detail,
         outside_s=max(0.0, now_s - block.outside_ns / 1e9) if block.outside_ns else -1.0,
+        doing=rank.look.doing,
     )
 
 

@@ -26,6 +26,7 @@ What the ranks of a host are asked when their job hangs: stacks and native frame
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import re
 import shutil
@@ -41,7 +42,7 @@ from typing import Any, Final
 from rankwatch import layout, wire
 from rankwatch.agent.clock import AgentClock
 from rankwatch.agent.processes import RankProcess, catches, read_stat, wait_channel
-from rankwatch.agent.ranks import LocalRank
+from rankwatch.agent.ranks import LocalRank, Look
 from rankwatch.reader import ProgressBlock
 
 DIGEST_CHARS: Final = 16
@@ -51,6 +52,15 @@ PLACE_CHARS_MAX: Final = 240
 
 _THREAD: Final = re.compile(r"^(?:Current thread|Thread) 0x([0-9a-f]+)\b.*$", re.MULTILINE)
 _FRAME: Final = re.compile(r'^  File "(.*)", line (\S+) in (.*)$', re.MULTILINE)
+_COLLECTIVES: Final = ("torch/distributed/distributed_c10d.py", "torch/distributed/_functional_collectives.py")
+_BACKWARD: Final = "_engine_run_backward"
+"""Torch's function in which a rank computes its gradients, and waits for those of its peers."""
+_OUTERMOST: Final = ("<module>", "_run_module_as_main", "_bootstrap")
+"""Functions in which a thread begins. Another one was called by the interpreter that shuts down."""
+_FRAMES_MAX: Final = 100
+"""faulthandler writes no more frames of a thread."""
+OWN_WAITS: Final = ("do_nanosleep", "hrtimer_nanosleep", "do_wait", "pipe_read")
+"""Kernel functions (`wchan`) in which a process waits for a timer, a child or a pipe, and for no peer."""
 _INSTALLED: Final = ("/lib/python3", "/site-packages/", "/dist-packages/", "<frozen ")
 
 
@@ -67,6 +77,11 @@ class StackFrame:
         """Whether it is code of the job, and not of Python or of an installed package."""
         return not any(part in self.file for part in _INSTALLED)
 
+    @property
+    def is_collective(self) -> bool:
+        """Whether it calls collectives of torch, or hands on what they do."""
+        return self.file.endswith(_COLLECTIVES)
+
     def __str__(self) -> str:
         return f"{self.function} ({self.file.rpartition('/')[2]}:{self.line})"
 
@@ -79,6 +94,22 @@ class StackPlace:
     """Equal for equal frames: file, line and function of each."""
     text: str
     """The innermost frame of the thread that trains, and that of the job's own code if it is another one."""
+    frames: tuple[StackFrame, ...]
+    """Of the thread that trains, innermost first."""
+
+    def doing(self, os_state: str, wchan: str) -> str:
+        """What it does, by its stack and by what the kernel says of its process; see `wire.Progress.doing`."""
+        if not self.frames:
+            return ""
+        if len(self.frames) < _FRAMES_MAX and self.frames[-1].function not in _OUTERMOST:
+            return wire.ENDING
+        if any(frame.is_collective for frame in self.frames):
+            return wire.COLLECTIVE
+        if self.frames[0].function == _BACKWARD:
+            return wire.COLLECTIVE if os_state != "R" else ""
+        if any("/torch/utils/data/" in frame.file for frame in self.frames):
+            return wire.DATA
+        return wire.OWN if os_state == "R" or wchan in OWN_WAITS else ""
 
 
 def place_of(stack: str, thread: int) -> StackPlace | None:
@@ -100,7 +131,7 @@ def place_of(stack: str, thread: int) -> StackPlace | None:
     training = threads.pop(thread) if thread in threads else threads.popitem()[1]
     engine = sorted(map(repr, (frames for frames in threads.values() if frames and not _is_servant(frames))))
     digest = sha256("\n".join([repr(training), *engine]).encode()).hexdigest()[:DIGEST_CHARS]
-    return StackPlace(digest, _text_of(training))
+    return StackPlace(digest, _text_of(training), training)
 
 
 def _is_servant(frames: tuple[StackFrame, ...]) -> bool:
@@ -120,6 +151,12 @@ STACK_WAIT_S: Final = 2.0
 """A handler runs within milliseconds unless the process is stopped or in the kernel; this allows for swapping."""
 STACK_SETTLE_S: Final = 0.1
 """A stack counts as complete when its file has not grown for this long."""
+LOOK: Final = ""
+"""Request of the agent's own look."""
+LOOK_AFTER_S: Final = 2.0
+"""A rank that stands still is looked at after this time, and again whenever it has stood twice as long."""
+STACK_FILE_MAX: Final = 1024 * 1024
+"""Bytes of a rank's file of stacks beyond which it is emptied."""
 STACK_BYTES_MAX: Final = 64 * 1024
 """faulthandler writes at most 100 frames of 100 threads; the first 64 KiB are enough to see where a rank waits."""
 REQUESTS_REMEMBERED: Final = 4_096
@@ -158,8 +195,8 @@ class Stacks:
         return bool(self._waiting)
 
     def begin(self, request: str, rank: LocalRank) -> None:
-        """Ask a rank for its stack, once for each request."""
-        if not _is_new(self._answered, (request, rank.path)):
+        """Ask a rank for its stack, once for each request; a `LOOK` each time."""
+        if request != LOOK and not _is_new(self._answered, (request, rank.path)):
             return
         now_s = self._clock.monotonic_s()
         block = rank.reader.progress()
@@ -167,6 +204,9 @@ class Stacks:
         fields["order"] = request
         path = Path(layout.stack_path(rank.path))
         size = _size(path)
+        if size > STACK_FILE_MAX and not any(waiting.path == path for waiting in self._waiting):
+            os.truncate(path, 0)
+            size = 0
         waiting = _Waiting(
             rank, rank.attempt(block.k), fields, block.step, path, size, now_s + STACK_WAIT_S, size, now_s
         )
@@ -190,18 +230,23 @@ class Stacks:
                 stack = _read(waiting.path, waiting.before)
                 if not stack and not waiting.fields["reason"]:
                     _explain(waiting)
-                waiting.fields |= self._told(waiting, stack)
+                place = place_of(stack, int(waiting.rank.identity.get("stack_thread") or 0))
+                if waiting.fields["order"] == LOOK:
+                    doing = "" if place is None else place.doing(waiting.fields["os_state"], waiting.fields["wchan"])
+                    waiting.rank.look = waiting.rank.look._replace(doing=doing)
+                    continue
+                waiting.fields |= self._told(waiting, place, stack)
                 event = wire.Event("stack_dump", self._clock.unix_ns(), waiting.rank.rank, waiting.step, waiting.fields)
                 ready.append((waiting.attempt, event))
         return ready
 
-    def _told(self, waiting: _Waiting, stack: str) -> dict[str, Any]:
+    def _told(self, waiting: _Waiting, place: StackPlace | None, stack: str) -> dict[str, Any]:
         """The fields of a stack. Its text stands for all ranks of this host that stand at the same place."""
-        place = place_of(stack, int(waiting.rank.identity.get("stack_thread") or 0))
         if place is None:
-            return {"stack": stack, "place": "", "where": ""}
+            return {"stack": stack, "place": "", "where": "", "doing": ""}
         new = _is_new(self._sent, (waiting.fields["order"], place.digest))
-        return {"stack": stack if new else "", "place": place.digest, "where": place.text}
+        doing = place.doing(waiting.fields["os_state"], waiting.fields["wchan"])
+        return {"stack": stack if new else "", "place": place.digest, "where": place.text, "doing": doing}
 
 
 def _is_new(known: OrderedDict[tuple[str, str], None], key: tuple[str, str]) -> bool:
@@ -360,6 +405,7 @@ class HangAnswers:
     """Asks local ranks; no call waits for an answer."""
 
     def __init__(self, clock: AgentClock) -> None:
+        self._clock = clock
         self._stacks = Stacks(clock)
         self._native_stacks = NativeStacks(clock)
         self._processes: dict[int, RankProcess] = {}
@@ -375,6 +421,25 @@ class HangAnswers:
         self._stacks.begin(request.request, rank)
         if rank.process is not None:
             self._processes[rank.rank] = rank.process
+
+    def look(self, rank: LocalRank, block: ProgressBlock) -> None:
+        """Find out what a rank of several does that has stood still for a while: once, and again ever less often."""
+        stands = (
+            block.k,
+            block.step,
+            block.step_entered_ns,
+            block.phase_since_ns,
+            block.outside_ns,
+            block.collective_seq,
+        )
+        now_s = self._clock.monotonic_s()
+        stood_s = now_s - max(block.step_entered_ns, block.phase_since_ns, block.outside_ns) / 1e9
+        if stands != rank.look.stands:
+            rank.look = Look(stands, now_s + LOOK_AFTER_S - stood_s)
+        if now_s < rank.look.again_s or int(rank.identity.get("world_size") or 1) < 2 or block.step < 0:
+            return
+        rank.look = rank.look._replace(again_s=now_s + max(stood_s, LOOK_AFTER_S))
+        self._stacks.begin(LOOK, rank)
 
     def take(self) -> list[tuple[str, wire.Event]]:
         """Attempts with the events that have become ready."""

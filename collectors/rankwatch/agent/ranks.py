@@ -11,9 +11,9 @@ import os
 import signal
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from zlib import crc32
 
 from rankwatch import layout, wire
@@ -32,6 +32,17 @@ _POSITION: Final = struct.Struct("<QI")
 _POSITION_SUFFIX: Final = ".position"
 
 _log = logging.getLogger(__name__)
+
+
+class Look(NamedTuple):
+    """What a rank that stands still does, by the stack that the agent has taken of it."""
+
+    stands: tuple[int, ...] = ()
+    """Where it stands: the numbers of its progress block that change when it moves."""
+    again_s: float = 0.0
+    """Monotonic time of the next look."""
+    doing: str = ""
+    """See `wire.Progress.doing`."""
 
 
 @dataclass(slots=True)
@@ -83,6 +94,8 @@ class LocalRank:
     """What the same slot asks of the rank beside orders."""
     trace: wire.TraceRequest | None = None
     """The trace that the service asks of the rank."""
+    look: Look = field(default_factory=Look)
+    """The newest look at it, while it stands still."""
 
     @property
     def rank(self) -> int:

@@ -290,6 +290,7 @@ class Worker:
             if rank.gone_since_s is None:
                 block = rank.reader.progress()
                 rank.refresh_identity()
+                self._hang_answers.look(rank, block)
                 self._draft_of(rank, block.k).progress.append(progress_of(rank, block, now_s))
         devices, host_devices = self._setting.hardware.take(self._saved.place)
         for draft in self._drafts.values():

@@ -52,6 +52,7 @@ class RankLostDetector(DispatchingDetector):
         "lockstep",
         "_gone",
         "_left",
+        "_finished",
         "_expected",
         "_quiet",
         "_unread",
@@ -64,7 +65,7 @@ class RankLostDetector(DispatchingDetector):
     def __init__(self, config: RankLostConfig) -> None:
         super().__init__()
         self.name = "rank_lost"
-        self.version = 4
+        self.version = 5
         self._config = config
         self._ends = Teardown()
         self._forget()
@@ -74,6 +75,8 @@ class RankLostDetector(DispatchingDetector):
         """Ranks whose exit was reported."""
         self._left: Bools = np.zeros(self.world_size, dtype=np.bool_)
         """Ranks that have left their loop normally."""
+        self._finished: Bools = np.zeros(self.world_size, dtype=np.bool_)
+        """Those of them whose loop was over: no step was left to make."""
         self._expected = False
         """An order ends the processes, or they have all ended on request."""
         self._quiet: dict[str, End] = {}
@@ -105,6 +108,7 @@ class RankLostDetector(DispatchingDetector):
             return ()
         if occurrence.kind == "rank_left":
             self._left[rank] = True
+            self._finished[rank] = fields.get("reason") != "break"
             if fields.get("reason") == "break" and len(self._quiet) < EPISODES_MAX:
                 # The process may be ending, with Python's shutdown still to come.
                 self._quiet[str(rank)] = end_of(occurrence, self.now_s)
@@ -168,10 +172,13 @@ class RankLostDetector(DispatchingDetector):
         if not running.any():
             return []
         furthest = int(presence.step[running].max())
+        at_work = running & (presence.step == furthest) & (presence.outside_s < 0)
         # A rank that left by break and is still shutting down is reported sooner, before the others' wait is a hang.
         patience_s = {True: self._config.goes_on_s, False: self._config.exit_unread_s}
         quiet = [end for end in self._quiet.values() if self.now_s - end["heard_s"] >= patience_s[end["exited"]]]
-        return [end for end in quiet if self._is_missed(end, furthest)]
+        # One that left a loop that was not over has not done the step that others are at work in.
+        ahead = {True: furthest, False: furthest + int(at_work.any())}
+        return [end for end in quiet if self._is_missed(end, ahead[bool(self._finished[end["rank"]])])]
 
     def _read_unread(self, presence: Presence) -> list[Finding]:
         findings: list[Finding] = []
@@ -296,7 +303,9 @@ class RankLostDetector(DispatchingDetector):
         if severity is Severity.INFO:
             lasted_s = self.now_s - self._began_s
             all_ranks = f"; all {self.world_size} ranks ended within {lasted_s:.0f} s" if self.world_size > 1 else ""
-            return f"Ended on request: {where} {told(first)}{all_ranks}."
+            if first["signal"] is not None and not first["error"]:
+                return f"The job {told(first)}{all_ranks.replace(';', ':')}."
+            return f"The job was ended on request: {where} {told(first)}{all_ranks}."
         if is_request(first):
             window_s = self._window_s()
             return (

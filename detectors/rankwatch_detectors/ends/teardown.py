@@ -17,11 +17,17 @@ from rankwatch_detectors.state import Stateful
 
 End = dict[str, Any]
 
-# Words in the errors of ranks that have lost a peer: gloo, NCCL, sockets and the process group's store.
-CONNECTION_ERRORS: Final = (
-    "connection closed", "connection reset", "connection refused", "broken pipe", "disterror", "distnetworkerror",
-    "distbackenderror", "nccl", "gloo", "timed out", "timeout", "socket", "remote process", "peer", "store",
+LOST_PEER: Final = ("connection closed by peer", "connection reset by peer", "gloo", "nccl", "c10d", "tcpstore")
+"""Words in the errors of ranks that have lost a peer, wherever these are raised ..."""
+LOST_CONNECTION: Final = (
+    "connection closed", "connection reset", "connection refused", "broken pipe", "timed out", "timeout", "socket",
+    "remote process", "peer", "store",
 )  # fmt: skip
+"""... and words that mean the same only where torch communicates: object stores and services have time-outs too."""
+PEER_TYPES: Final = ("RuntimeError", "Connection", "BrokenPipe", "EOFError", "AcceleratorError")
+"""Beginnings of the types of such errors, beside `DistError` and its kinds."""
+COMMUNICATES: Final = ("torch/distributed/", "torch/autograd/", "torch/nn/parallel/", "torch/_")
+"""Places in torch that raise them."""
 
 ENDS: Final = ("exception", "process_exit")
 """Events that report an end."""
@@ -29,7 +35,7 @@ ENDS: Final = ("exception", "process_exit")
 INTERRUPTED: Final = "KeyboardInterrupt"
 RECORDING: Final = "recording"
 """`how` of an end in a replayed recording, which has only rows: they stop."""
-REQUESTS: Final = (signals.SIGINT, signals.SIGTERM)
+REQUESTS: Final = (signals.SIGINT, signals.SIGTERM, signals.SIGHUP)
 ASKED: Final = tuple(128 + number for number in REQUESTS)
 """Exit statuses of handlers of these."""
 
@@ -40,6 +46,7 @@ DYING_S: Final = 15.0
 """A dying process closes its connections before Python's shutdown is over and its memory and devices are freed. On an
 overloaded host its peers may report broken connections this long before it counts as gone."""
 
+_MEANT: Final = {signals.SIGHUP: " (its terminal was closed)"}
 _SAID_BY: Final = {"exception": "excepthook", "rank_left": "left"}
 _LISTED: Final = ("rank", "host", "code", "signal", "how", "error", "where")
 
@@ -87,9 +94,24 @@ def is_request(end: Mapping[str, Any]) -> bool:
 
 
 def is_broken_connection(end: Mapping[str, Any]) -> bool:
-    """Whether its error is one that the loss of a peer causes."""
-    error = end["error"].lower()
-    return not is_request(end) and any(words in error for words in CONNECTION_ERRORS)
+    """Whether its error is one that the loss of a peer causes, by its type, its words and where it was raised."""
+    return not is_request(end) and tells_of_lost_peer(end["error"], end["where"])
+
+
+def tells_of_lost_peer(error: str, where: str) -> bool:
+    """Whether an error, "Type: message", is one that the loss of a peer causes; `where` may be unknown ("")."""
+    kind, _, message = error.partition(": ")
+    if kind.startswith("Dist"):
+        return True
+    raised_in = where.rpartition(", in ")[2]
+    communicates = not where or any(place in raised_in for place in COMMUNICATES)
+    words = (*LOST_PEER, *LOST_CONNECTION) if communicates else LOST_PEER
+    return kind.startswith(PEER_TYPES) and any(word in message.lower() for word in words)
+
+
+def is_aborted(end: Mapping[str, Any]) -> bool:
+    """Whether it was ended by SIGABRT without an error of its own, as NCCL's watchdog ends ranks that lost a peer."""
+    return end["signal"] == signals.SIGABRT and not end["error"]
 
 
 def precedes(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
@@ -97,9 +119,9 @@ def precedes(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     if not (one["unix_ns"] and other["unix_ns"]):
         return _plainness(one) > _plainness(other)
     before_s = float(other["unix_ns"] - one["unix_ns"]) * 1e-9
-    if is_broken_connection(other) and _is_its_own(one):
+    if _victimhood(other) > _victimhood(one) >= 0:
         return before_s > -DYING_S
-    if is_broken_connection(one) and _is_its_own(other):
+    if _victimhood(one) > _victimhood(other) >= 0:
         return before_s > DYING_S
     if one["host"] == other["host"]:
         # A process that a signal ends writes no note. It was first if it was gone before the others, even if these
@@ -117,15 +139,16 @@ def _gone_before(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     return one["order"] is not None and bool(one["order"] < other["order"])
 
 
-def _is_its_own(end: Mapping[str, Any]) -> bool:
-    return not (is_request(end) or is_broken_connection(end))
+def _victimhood(end: Mapping[str, Any]) -> int:
+    """How likely others caused it: 0 for an end of its own, 1 for an abort, 2 for a lost connection; -1 if asked to."""
+    return -1 if is_request(end) else 2 if is_broken_connection(end) else int(is_aborted(end))
 
 
 def _plainness(end: Mapping[str, Any]) -> int:
     """How plainly a process ended by itself and not because of others: highest for a crash, 0 for a lost connection."""
     if is_broken_connection(end):
         return 0
-    if is_request(end):
+    if is_request(end) or is_aborted(end):
         return 1
     if end["error"]:
         return 2
@@ -144,7 +167,7 @@ def told(end: Mapping[str, Any]) -> str:
     where = f" at {end['where']}" if end["where"] else ""
     reason = f": {end['error'].splitlines()[0]}" if end["error"] else ""
     if end["signal"] is not None and not reason:
-        return f"was ended by {signal_name(end['signal'])}"
+        return f"was ended by {signal_name(end['signal'])}{_MEANT.get(end['signal'], '')}"
     if end["how"] == "left":
         return f"left its loop in step {end['step']}{where}, before the others were done"
     if not end["exited"]:

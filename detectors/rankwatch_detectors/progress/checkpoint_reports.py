@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, Final
 
 from rankwatch_detectors.base import Occurrence
-from rankwatch_detectors.ends.teardown import CONNECTION_ERRORS
+from rankwatch_detectors.ends.teardown import tells_of_lost_peer
 from rankwatch_detectors.episodes import EPISODES_MAX
 from rankwatch_detectors.state import Stateful
 
@@ -98,7 +98,7 @@ def failure_of(occurrence: Occurrence) -> Failure:
     texts = {name: str(fields.get(name) or "")[:TEXT_CHARS_MAX] for name in TEXTS}
     number = fields.get("errno")
     number = number if isinstance(number, int) else 0
-    error = _PATH.sub("", f"{texts['type']}: {texts['message']}").lower()
+    error = _PATH.sub("", f"{texts['type']}: {texts['message']}")
     return {
         "rank": occurrence.rank,
         "host": occurrence.host,
@@ -111,7 +111,7 @@ def failure_of(occurrence: Occurrence) -> Failure:
         "tier": tier_of(occurrence),
         "ended": False,
         "ordered": fields.get("ordered") is True,
-        "follows": not number and any(words in error for words in CONNECTION_ERRORS),
+        "follows": not number and tells_of_lost_peer(error, texts["where"]),
         "missing": False,
     }
 

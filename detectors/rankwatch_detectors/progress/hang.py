@@ -1,10 +1,11 @@
 """Finds a job that makes no progress, and the rank that did not arrive.
 
 It reads progress blocks and ticks only. Within a step the deadline is learned from the job (`Patience`): a standstill
-is reported early as information, and becomes critical when it is longer than in healthy jobs. Outside of a step, where
-loops evaluate and save, the deadline is longer. Phases that are long by nature (first step, compile, eval,
-checkpoint_save) have their own deadlines, learned from their earlier durations. Ranks that an order holds, and silent
-hosts, are not evidence of a hang.
+is reported early as information, and becomes critical when it is longer than in healthy jobs. Where all ranks are
+outside of a step, or do work of their own in one, nobody waits for anybody: loops evaluate, save and read there, so the
+deadline is longer. Where all wait in a collective, nobody will come, wherever they are. Phases that are long by nature
+(first step, compile, eval, checkpoint_save) have their own deadlines, learned from their earlier durations. Ranks that
+an order holds, silent hosts, and what ranks do after training are not evidence of a hang.
 """
 
 from __future__ import annotations
@@ -37,10 +38,14 @@ from rankwatch_detectors.statistics.peers import anyone, everyone, median
 # A rank in a busy loop uses a whole core, one that waits in a socket none; ranks that poll while waiting are between.
 BUSY_SHARE, IDLE_SHARE = 0.5, 0.2
 DESCRIBED_MAX = 16
+NAMED_MAX = 4
+"""Ranks that a sentence names."""
 # Stopped by a signal, held by a debugger, dead and not reaped. Not D, in which a rank is while it saves to a slow disk.
 STOPPED_STATES = ("T", "t", "Z")
 STOPPED = "stopped by a signal"
 """`decided_by` of a rank that is in one of these states."""
+COLLECTIVE, DATA, OWN, ENDING = "collective", "data", "own", "ending"
+"""What a rank that stands still does (`Presence.doing`)."""
 # A rank whose block is this many intervals older than the newest has missed two.
 SILENT_BLOCKS = 2.5
 
@@ -83,15 +88,19 @@ def _witnesses(
     presence: Presence, stuck: Bools, running: Bools, cpu_share: Floats, silent_s: float
 ) -> list[tuple[Bools, str, float]]:
     left = presence.heard & presence.where("state", "left")
-    lowest_step = running & (presence.step == presence.step[running].min())
+    several = int(running.sum()) > 1
+    if running.size == 1:
+        return [(running, "it is the only rank", 1.0)]
+    lowest_step = running & several & (presence.step == presence.step[running].min())
     sequence = presence.collective_seq
-    lowest_sequence = running & (sequence == sequence[running].min())
-    waiting = presence.where("phase", "backward", "collective")
+    lowest_sequence = running & several & (sequence == sequence[running].min())
+    waiting = running & (presence.where("phase", "backward", COLLECTIVE) | presence.where("doing", COLLECTIVE))
     late_s = presence.heard_s[running].max() - presence.heard_s
     silent = presence.heard & ~left & (late_s > silent_s)
     busy, idle = stuck & (cpu_share > BUSY_SHARE), stuck & (cpu_share < IDLE_SHARE)
     return [
         (running & stopped_ranks(presence), STOPPED, 1.0),
+        (running & presence.where("doing", ENDING), "its process is ending", 0.95),
         (lowest_step, "it is in an earlier step", 0.95),
         (lowest_step & has_not_begun(presence), "it has not begun its step, the others have", 0.95),
         (lowest_sequence, "it has entered fewer collectives", 0.9),
@@ -132,6 +141,7 @@ def _describe(presence: Presence, rank: int, cpu_share: Floats) -> dict[str, Any
         "phase_age_s": float(presence.phase_age_s[rank]),
         "collective_seq": int(presence.collective_seq[rank]),
         "os_state": presence.os_state[rank],
+        "doing": presence.doing[rank],
         "cpu_share": float(cpu_share[rank]),
     }
 
@@ -144,6 +154,7 @@ def _grouped(presence: Presence, others: Bools) -> list[dict[str, Any]]:
 
 PAUSE = "pause"
 PAUSE_APART = "pause apart"
+PAUSE_INSIDE = "pause inside"
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,11 +187,15 @@ class HangConfig:
     pause_s: float = 60.0
     """Outside of a step loops evaluate, save and log: a pause up to this is not reported ..."""
     pause_steps: float = 20.0
-    """... nor one of up to this many usual steps."""
+    """... nor one of up to this many usual steps ..."""
+    pause_usual_factor: float = 1.5
+    """... nor one of up to this many times the longest one that ended well in this job."""
     pause_factor: float = 3.0
-    """A pause is critical after this many times the longest one that ended well in this job ..."""
+    """It is critical after this many times that longest one ..."""
+    pause_known_s: float = 300.0
+    """... but not before this if all ranks pause: what comes after the last step is often longer ..."""
     pause_unknown_s: float = 900.0
-    """... or after this while none is known: people mark evaluations of a quarter of an hour as phases."""
+    """... nor before this while no pause is known: people mark evaluations of a quarter of an hour as phases."""
     log_lines: float = 8.0
     """A standstill is reported after this many usual steps, and `prompt_s`, if only a log's lines report finished
     steps. Evaluations, saves and waits for data are then not distinguishable, so it is critical only when a pause
@@ -218,23 +233,25 @@ class HangConfig:
 
 
 class Limits(NamedTuple):
-    """Age in seconds at which a standstill is reported, with which severity, and at which it is critical."""
+    """Age in seconds at which a standstill is reported as information, as a warning, and as critical."""
 
     told_s: float
-    told_as: Severity
+    warned_s: float
     critical_s: float
 
     def severity(self, age_s: float) -> Severity:
         """Severity of a standstill of this age."""
-        return Severity.CRITICAL if age_s >= self.critical_s else self.told_as
+        if age_s >= self.critical_s:
+            return Severity.CRITICAL
+        return Severity.WARNING if age_s >= self.warned_s else Severity.INFO
 
     def not_after(self, seconds: float) -> Limits:
         """The same limits, but critical at this age at the latest."""
-        return Limits(min(self.told_s, seconds), self.told_as, min(self.critical_s, seconds))
+        return Limits(*(min(limit, seconds) for limit in self))
 
     def but_not_before(self, seconds: float) -> Limits:
         """The same limits, but none before this age."""
-        return Limits(max(self.told_s, seconds), self.told_as, max(self.critical_s, seconds))
+        return Limits(*(max(limit, seconds) for limit in self))
 
 
 class Patience(Stateful):
@@ -258,15 +275,10 @@ class Patience(Stateful):
         """Learn that a named standstill ended well after this time."""
         self._longest[name] = max(self._longest.get(name, 0.0), lasted_s)
 
-    def learn_pause(self, lasted_s: float, *, apart: bool) -> None:
-        """Learn that a pause ended well; one of all ranks below `floor_s` is ignored.
-
-        Args:
-            lasted_s: its duration.
-            apart: other ranks waited within a step meanwhile.
-        """
-        if apart or lasted_s >= self._config.floor_s:
-            self.learn(PAUSE_APART if apart else PAUSE, lasted_s)
+    def learn_pause(self, lasted_s: float, name: str) -> None:
+        """Learn that a pause ended well; one of all ranks below `floor_s` is ignored."""
+        if name == PAUSE_APART or lasted_s >= self._config.floor_s:
+            self.learn(name, lasted_s)
 
     @property
     def knows_steps(self) -> bool:
@@ -293,7 +305,7 @@ class Patience(Stateful):
         if len(self._readings) < config.readings_min:
             seen = [self._longest.get(first, 0.0), *(reading[0] for reading in self._readings)]
             unknown_s = max(config.unknown_s, min(config.slow_steps_factor * max(seen), config.unknown_max_s))
-            return Limits(unknown_s, Severity.CRITICAL, unknown_s)
+            return Limits(unknown_s, unknown_s, unknown_s)
         # Rounded down, so that a single outlier among a hundred steps is not the 99th percentile.
         took_s = sorted(reading[0] for reading in self._readings)
         last = len(took_s) - 1
@@ -301,15 +313,33 @@ class Patience(Stateful):
         enough_s = max(config.slow_steps_factor * slow, config.cold_factor * usual if cold else 0.0, config.floor_s)
         if log:
             lines_s = max(enough_s, config.log_lines * usual, config.prompt_s)
-            return Limits(lines_s, Severity.INFO, max(lines_s, self._pause_s()))
+            critical_s = max(lines_s, self._pause_s())
+            return Limits(lines_s, critical_s, critical_s)
         told_s = max(enough_s, min(config.steps * usual, config.prompt_s)) - config.reporting_s
-        return Limits(told_s, Severity.INFO, max(enough_s, config.critical_steps * usual))
+        critical_s = max(enough_s, config.critical_steps * usual)
+        return Limits(told_s, critical_s, critical_s)
 
     def pause(self) -> Limits:
         """Limits if all ranks are outside of a step."""
-        config = self._config
-        known_s = config.pause_factor * self._longest[PAUSE] if PAUSE in self._longest else config.pause_unknown_s
-        return Limits(self._pause_s(), Severity.WARNING, max(self._pause_s(), known_s))
+        told_s, critical_s = self._of_pauses(PAUSE)
+        return Limits(told_s, critical_s, critical_s).but_not_before(self._pause_s())
+
+    def pause_inside(self, in_step: Limits) -> Limits:
+        """Limits if all ranks do work of their own within a step, or wait for data.
+
+        Args:
+            in_step: the limits of ranks that wait for each other.
+        """
+        told_s, critical_s = self._of_pauses(PAUSE_INSIDE)
+        warned_s = max(self._pause_s(), self._config.pause_factor * self._longest.get(PAUSE_INSIDE, 0.0))
+        return Limits(max(in_step.told_s, told_s), warned_s, critical_s).but_not_before(in_step.told_s)
+
+    def _of_pauses(self, name: str) -> tuple[float, float]:
+        """Seconds after which a pause of all ranks is longer than usual, and after which it is critical."""
+        config, longest_s = self._config, self._longest.get(name)
+        if longest_s is None:
+            return 0.0, config.pause_unknown_s
+        return config.pause_usual_factor * longest_s, max(config.pause_factor * longest_s, config.pause_known_s)
 
     def pause_apart(self, in_step: Limits) -> Limits:
         """Limits if ranks are outside of a step while others wait within theirs: as within a step, or as learned.
@@ -319,7 +349,8 @@ class Patience(Stateful):
         """
         known_s = self._config.pause_factor * self._longest.get(PAUSE_APART, 0.0)
         told_s = min(max(in_step.told_s, known_s), self._pause_s())
-        return Limits(told_s, Severity.INFO, max(self._pause_s(), known_s))
+        critical_s = max(self._pause_s(), known_s)
+        return Limits(told_s, critical_s, critical_s)
 
     def _pause_s(self) -> float:
         return max(self._config.pause_s, self._config.pause_steps * self.usual_step_s())
@@ -345,6 +376,8 @@ class Standstill:
     limits: Limits
     paused: bool
     """All ranks in the earliest step are outside of it."""
+    together: str
+    """What all ranks do, if it is known and the same: `COLLECTIVE` or `OWN`."""
 
 
 class HangDetector(DispatchingDetector):
@@ -368,9 +401,12 @@ class HangDetector(DispatchingDetector):
         "_phase_was",
         "_rested",
         "_paused_s",
+        "_inside_s",
         "_apart",
         "_stopped",
         "_stopped_at_s",
+        "_hosts",
+        "_accelerated",
     )
 
     LEARNED_FOR_GOOD: ClassVar[tuple[str, ...]] = ("_patience",)
@@ -378,10 +414,12 @@ class HangDetector(DispatchingDetector):
     def __init__(self, config: HangConfig) -> None:
         super().__init__()
         self.name = "hang"
-        self.version = 7
+        self.version = 8
         self._config = config
         self._patience = Patience(config)
         self._orders: list[str] = []
+        self._hosts: list[str] = []
+        self._accelerated = False
         self._restart(0)
 
     def _restart(self, ranks: int) -> None:
@@ -407,6 +445,8 @@ class HangDetector(DispatchingDetector):
         self._phase_was: dict[str, float] = {}
         self._paused_s = 0.0
         """Seconds for which all ranks in the earliest step were outside of it."""
+        self._inside_s = 0.0
+        """Seconds for which all ranks did work of their own within a step."""
         self._apart = False
         """Other ranks waited for them meanwhile."""
         self._stopped = False
@@ -415,6 +455,7 @@ class HangDetector(DispatchingDetector):
         """Since when a rank has been stopped at every tick; None if none is."""
 
     def _on_attempt(self, start: AttemptStart, *, new_attempt: bool, new_launch: bool) -> Sequence[Finding]:
+        self._hosts, self._accelerated = list(start.topology.host), start.topology.accelerated
         if new_attempt:
             self._restart(start.topology.world_size)
         if new_launch:
@@ -439,12 +480,14 @@ class HangDetector(DispatchingDetector):
         fresh &= self._in_time(presence, presence.heard & proper, fresh)
         running = fresh & presence.where("state", RUNNING)
         if not anyone(running):
-            return ()
+            return self._close(TRAINING_IS_OVER) if len(self.episodes) and _all_left(presence) else ()
         progressed = self._read(presence, running)
         if progressed and len(self.episodes):
             return self._close(f"The job makes progress again: step {self._newest}.")
         if self._excused(presence):
             return ()
+        if _is_over(presence, running):
+            return self._close(TRAINING_IS_OVER) if len(self.episodes) else ()
         still = self._standstill(presence, running)
         if still is None:
             return self._close_done()
@@ -495,7 +538,8 @@ class HangDetector(DispatchingDetector):
                 self._cold_until = newest + self._config.cold_steps if self._patience.knows_steps else newest
             elif not self._standing():
                 self._learn_steps(self._was - was, ahead, entered_s - self._newest_s)
-                self._patience.learn_pause(self._paused_s, apart=self._apart)
+                self._patience.learn_pause(self._paused_s, PAUSE_APART if self._apart else PAUSE)
+                self._patience.learn_pause(self._inside_s, PAUSE_INSIDE)
             self._moved = True
         for name, lasted_s in self._phase_was.items():
             self._remember(name, lasted_s)
@@ -550,6 +594,8 @@ class HangDetector(DispatchingDetector):
         elif self._stopped_at_s is None:
             self._stopped_at_s = self.now_s
         behind, paused = self._behind(presence, running)
+        if not paused and self._together(presence, running) == OWN:
+            self._inside_s = max(self._inside_s, float(presence.step_age_s[running].max()))
         if paused:
             self._paused_s = max(self._paused_s, float(presence.outside_s[behind].max()))
             self._apart |= _apart(presence, running, behind)
@@ -565,6 +611,17 @@ class HangDetector(DispatchingDetector):
             not_begun = behind & outside & has_not_begun(presence)
             behind = not_begun if anyone(not_begun) else behind
         return behind, everyone(outside[behind])
+
+    def _together(self, presence: Presence, running: Bools) -> str:
+        """`COLLECTIVE` if all running ranks wait in collectives, `OWN` if all do work of their own, else ""."""
+        if int(running.sum()) > 1 and everyone(presence.where("doing", COLLECTIVE)[running]):
+            return COLLECTIVE
+        for_data = presence.where("phase", "data_wait")
+        if self.world_size == 1:
+            return OWN if everyone(for_data | presence.where("phase", "")) else ""
+        # A host that waits for its device may do so busily, and the device for its peers.
+        own = presence.where("doing", OWN) & ~(self._accelerated & presence.where("os_state", "R"))
+        return OWN if everyone((own | for_data | presence.where("doing", DATA))[running]) else ""
 
     # ---- standing still --------------------------------------------------------------------------------------------
 
@@ -585,7 +642,7 @@ class HangDetector(DispatchingDetector):
         if since_s < limits.told_s or not anyone(stuck):
             return None
         age_s = min(float((told_s + lag_s)[stuck].max()), since_s)
-        return Standstill(stuck, age_s, limits, paused)
+        return Standstill(stuck, age_s, limits, paused, self._together(presence, running))
 
     def _limits(self, presence: Presence, running: Bools, behind: Bools, *, paused: bool) -> Limits:
         """How long this standstill may last; the phase with the longest deadline on any rank decides for all."""
@@ -597,9 +654,12 @@ class HangDetector(DispatchingDetector):
         cold = self._newest is not None and self._newest < self._cold_until
         told = presence.told("phase")
         limits = self._patience.in_step(log=UNREPORTED in told, cold=cold, first=self._first_step()[0])
-        if paused and told.isdisjoint(name for name, _ in phases):
+        together = self._together(presence, running)
+        if paused and told.isdisjoint(name for name, _ in phases) and together != COLLECTIVE:
             apart = _apart(presence, running, behind)
             limits = self._patience.pause_apart(limits) if apart else self._patience.pause()
+        elif together == OWN:
+            limits = self._patience.pause_inside(limits)
         if stopped:
             limits = limits.not_after(self._config.stopped_s)
         return limits.but_not_before(max(named_s, default=0.0))
@@ -664,14 +724,26 @@ class HangDetector(DispatchingDetector):
         }
 
     def _summary(self, step: int, onset_time_s: float, still: Standstill, missing: Missing) -> str:
-        what = "No step has begun after step" if still.paused else "No progress in step"
-        return f"{what} {step} {since(onset_time_s)}{self._verdict(missing)}."
+        where = "between two steps, after" if still.paused else "in"
+        return f"Training stands still {where} step {step} {since(onset_time_s)}{self._verdict(still, missing)}."
 
-    def _verdict(self, missing: Missing) -> str:
+    def _verdict(self, still: Standstill, missing: Missing) -> str:
+        """Who waits for whom, as the end of a sentence."""
         if self.world_size == 1:
             return ""
-        who = ", ".join(f"rank {rank}" for rank in missing.ranks[:4])
-        return f"; did not arrive: {who} ({missing.decided_by})" if who else "; no rank stands out"
+        if missing.ranks:
+            first, *others = missing.ranks
+            who = f"rank {first}" + (f" on {self._hosts[first]}" if self._hosts[first] and not others else "")
+            if others:
+                listed = ", ".join(str(rank) for rank in missing.ranks[:NAMED_MAX])
+                more = len(missing.ranks) - NAMED_MAX
+                who = f"ranks {listed}" + (f" and {more} more" if more > 0 else "")
+            return f"; the others wait for {who} ({missing.decided_by.replace('it ', 'each ', 1 if others else 0)})"
+        if still.together == COLLECTIVE:
+            return f"; all {self.world_size} ranks wait in a collective"
+        if still.together == OWN:
+            return "; no rank waits for another: each does work of its own, or waits for data"
+        return "; no rank stands out"
 
 
 def _where_each_is(presence: Presence) -> Floats:
@@ -685,6 +757,21 @@ def _as_told(told: Mapping[str, Any]) -> Missing:
     evidence = told["evidence"]
     ranks, confidence = tuple(told["ranks"]), told["confidence"]
     return Missing(ranks, evidence["decided_by"], confidence, evidence["missing"], evidence["waiting"])
+
+
+TRAINING_IS_OVER = "Training is over: ranks have left their loops after the same step."
+
+
+def _all_left(presence: Presence) -> bool:
+    return everyone(presence.where("state", "left")[presence.heard])
+
+
+def _is_over(presence: Presence, running: Bools) -> bool:
+    """Whether ranks have left their loops, and the others are done with the same step: what these do is no training."""
+    left = presence.heard & presence.where("state", "left")
+    if not anyone(left) or not everyone((presence.outside_s >= 0)[running]):
+        return False
+    return bool(presence.step[left].max() >= presence.step[running].max())
 
 
 def _apart(presence: Presence, running: Bools, behind: Bools) -> bool:

@@ -32,6 +32,9 @@ EXPLAINED_MAX: Final = 3.0
 """A slow rank explains a slowdown of up to this many times what the rank adds: both are estimates from about ten noisy
 rows, and a growing fault is reported in stages. A larger slowdown must have another cause."""
 
+SHUTDOWN_S: Final = 120.0
+"""A process that ends this long after it was missed was ending all the time: Python's shutdown uploads and joins."""
+
 SAVE_ENDS_WITHIN_S: Final = 60.0
 """A failed save ends a job at once or not at all: what ends it later has another cause."""
 
@@ -83,6 +86,10 @@ def came_first(cause: Part, effect: Part) -> bool:
         return False
     if cause.kind not in KINDS[effect.kind].may_cause:
         return True
+    if {cause.kind, effect.kind} == {Kind.RANK_LOST, Kind.HANG} and cause.ranks[:1] == effect.ranks[:1]:
+        lost, hung = (cause, effect) if cause.kind is Kind.RANK_LOST else (effect, cause)
+        if lost.onset_time_s - hung.onset_time_s <= SHUTDOWN_S:
+            return lost is cause  # how a rank ended says more than that the others wait for it
     if cause.kind is effect.kind and WHOLE_JOB in (cause.scope, effect.scope):
         # Of two parts of one kind, the one that names a place says more and is the cause; but the silence of all
         # hosts is graver than that of one.

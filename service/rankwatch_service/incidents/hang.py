@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Final
 
+from rankwatch import wire
 from rankwatch_detectors.base import Kind, Occurrence
 from rankwatch_detectors.progress.hang import STOPPED
 from rankwatch_detectors.scope import WHOLE_JOB
@@ -121,13 +122,8 @@ LEFT_OUT: Final = "stacks_left_out"
 SHOWN: Final = (SENTENCE, STACKS, LEFT_OUT)
 """All fields of the evidence that groups have."""
 
-KEPT: Final = ("stack", "place", "where", "reason", "os_state", "wchan", "cpu_ticks", "phase", "phase_age_s")
+KEPT: Final = ("stack", "place", "where", "reason", "os_state", "wchan", "cpu_ticks", "phase", "phase_age_s", "doing")
 """Fields of an answer that are kept."""
-
-OWN_WAITS: Final = frozenset(
-    {"do_nanosleep", "hrtimer_nanosleep", "do_wait", "pipe_read", "do_signal_stop", "ptrace_stop"}
-)
-"""Kernel functions (`wchan`) in which a process waits for a timer, a child, a pipe or a signal, and for no network."""
 
 _ADDRESS: Final = re.compile(r"0x[0-9a-f]+")
 
@@ -237,7 +233,7 @@ class StackGroups:
 
 
 def _waits_for_itself(dump: Mapping[str, Any]) -> bool:
-    return dump.get("phase") != "collective" and dump.get("wchan") in OWN_WAITS
+    return dump.get("phase") != wire.COLLECTIVE and dump.get("doing") in (wire.OWN, wire.DATA)
 
 
 def rank_ranges(ranks: Sequence[int]) -> str:

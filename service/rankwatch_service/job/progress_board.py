@@ -23,6 +23,8 @@ GONE_STATES: Final = frozenset({"left", "exited"})
 
 FLOATS: Final = ("heard_s", "told_s", "phase_age_s", "step_age_s", "cpu_s", "outside_s")
 """Columns of numbers, named as in `Presence`."""
+TEXTS: Final = ("phase", "state", "os_state", "doing")
+"""Columns of texts."""
 
 
 class ProgressBoard:
@@ -34,7 +36,7 @@ class ProgressBoard:
         self._floats = {name: np.zeros(world_size) for name in FLOATS}
         self._floats["outside_s"] -= 1.0
         self._ints = {"step": np.full(world_size, -1), "collective_seq": np.zeros(world_size, dtype=np.int64)}
-        self._texts = {name: [""] * world_size for name in ("phase", "state", "os_state")}
+        self._texts = {name: [""] * world_size for name in TEXTS}
 
     @property
     def world_size(self) -> int:
@@ -63,11 +65,11 @@ class ProgressBoard:
         self._floats["outside_s"][ranks] = [block.outside_s for block in known]
         self._ints["step"][ranks] = [block.step for block in known]
         self._ints["collective_seq"][ranks] = [block.collective_seq for block in known]
-        phases, os_states, states = self._texts["phase"], self._texts["os_state"], self._texts["state"]
+        phases, os_states, states, doing = (self._texts[name] for name in ("phase", "os_state", "state", "doing"))
         gone = []
         for block in known:
             rank = block.rank
-            phases[rank], os_states[rank] = block.phase, block.os_state
+            phases[rank], os_states[rank], doing[rank] = block.phase, block.os_state, block.doing
             if states[rank] != block.state:
                 self._set_state(rank, block.state)
                 if block.state in GONE_STATES:
@@ -140,6 +142,7 @@ class ProgressBoard:
             os_state=tuple(self._texts["os_state"]),
             cpu_s=self._floats["cpu_s"].copy(),
             outside_s=self._floats["outside_s"].copy(),
+            doing=tuple(self._texts["doing"]),
         )
 
     def state(self) -> dict[str, Any]:

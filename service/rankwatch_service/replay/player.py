@@ -377,6 +377,7 @@ class Player:
             os_state=("",) * ranks,
             cpu_s=np.zeros(ranks),
             outside_s=np.full(ranks, -1.0),
+            doing=("",) * ranks,
         )
 
 

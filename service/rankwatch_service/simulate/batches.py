@@ -238,6 +238,7 @@ def _progress(presence: Presence, ranks: NDArray[np.intp], now_s: float) -> list
             os_state=presence.os_state[rank],
             cpu_s=float(presence.cpu_s[rank]),
             outside_s=float(presence.outside_s[rank]),
+            doing=presence.doing[rank],
         )
         for rank in ranks
         if presence.heard[rank] and presence.heard_s[rank] == now_s

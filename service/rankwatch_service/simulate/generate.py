@@ -351,6 +351,7 @@ class _Player:
             os_state=tuple(os_state),
             cpu_s=self.cpu_s.copy(),
             outside_s=age if wait is not None and wait.outside else np.full(ranks, -1.0),
+            doing=("",) * ranks,
         )
 
     def _told_of_devices(self) -> Iterator[Occurrence]:

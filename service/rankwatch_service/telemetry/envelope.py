@@ -237,7 +237,7 @@ def _check_progress(progress: Sequence[wire.Progress]) -> None:
             and 0 <= block.step_age_s < 1e9
             and 0 <= block.cpu_s < 1e9
             and -1 <= block.outside_s < 1e9
-            and len(block.phase) + len(block.state) + len(block.os_state) <= NAME_CHARS_MAX
+            and len(block.phase) + len(block.state) + len(block.os_state) + len(block.doing) <= NAME_CHARS_MAX
         ):
             detail = f"progress of rank {block.rank}: a number is out of range, or a name too long, in {block}"[:500]
             raise BadBatchError(Reason.RANGE, detail)

@@ -16,11 +16,13 @@ import subprocess
 import sys
 import tempfile
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rankwatch import layout, wire
 from rankwatch.agent import hang_stacks
 from rankwatch.agent.clock import HostClock
 from rankwatch.agent.hang_stacks import (
@@ -80,6 +82,77 @@ def test_a_thread_of_python_counts_if_it_is_the_one_that_trains() -> None:
     idle = TRAINING.replace("Current thread", "Thread")
     assert place(LOGGER + idle, 0x7F0000000020).text == "get (queue.py:171)"
     assert place(LOGGER + idle, 1).text == place(TRAINING).text, "else the oldest thread, which is listed last"
+
+
+def in_script(*calls: str) -> str:
+    """The stack of a script that has made these calls, innermost first."""
+    frames = [*calls, "/home/me/train.py:41:train", "/home/me/train.py:60:<module>"]
+    lines = [
+        f'  File "{file}", line {line} in {function}' for file, line, function in (one.split(":") for one in frames)
+    ]
+    return "\n".join(["Current thread 0x00007f0000000010 (most recent call first):", *lines, ""])
+
+
+TORCH = "/usr/lib/python3.11/site-packages/torch"
+BACKWARD = in_script(f"{TORCH}/autograd/graph.py:829:_engine_run_backward")
+LOADER = in_script("/usr/lib/python3.11/queue.py:180:get", f"{TORCH}/utils/data/dataloader.py:1133:_try_get_data")
+AT_EXIT = TRAINING[: TRAINING.index("\n") + 1] + '  File "/site-packages/tracker/run.py", line 9 in finish\n'
+
+
+@pytest.mark.parametrize(
+    ("stack", "os_state", "wchan", "doing"),
+    [
+        (TRAINING, "S", "futex_do_wait", wire.COLLECTIVE),
+        (TRAINING, "R", "", wire.COLLECTIVE),
+        (BACKWARD, "S", "futex_do_wait", wire.COLLECTIVE),
+        (BACKWARD, "R", "", ""),
+        (LOADER, "S", "futex_do_wait", wire.DATA),
+        (in_script(), "S", "hrtimer_nanosleep", wire.OWN),
+        (in_script("/usr/lib/python3.11/subprocess.py:2047:_wait"), "S", "do_wait", wire.OWN),
+        (in_script(), "R", "", wire.OWN),
+        (in_script(), "S", "futex_do_wait", ""),
+        (AT_EXIT, "S", "hrtimer_nanosleep", wire.ENDING),
+        (in_script(*["/home/me/train.py:5:deep"] * 98).rpartition("  File")[0], "R", "", wire.ENDING),
+        (in_script(*["/home/me/train.py:5:deep"] * 99).rpartition("  File")[0], "R", "", wire.OWN),
+    ],
+)
+def test_a_stack_and_the_kernel_say_what_a_rank_does(stack: str, os_state: str, wchan: str, doing: str) -> None:
+    assert place(stack).doing(os_state, wchan) == doing
+
+
+def test_a_rank_that_stands_still_is_looked_at_and_one_that_moves_is_not(tmp_path: Path) -> None:
+    clock = HostClock()
+    with RecordingRank(tmp_path) as rank:
+        (local,) = LocalRanks(tmp_path, "gpt").scan()
+        answers = hang_stacks.HangAnswers(clock)
+        rank.do("steps", 1)
+        answers.look(local, local.reader.progress())
+        assert not answers.pending, "it has stood for a moment only"
+        rank.do("hang", "forward")
+        stands = local.reader.progress()
+        until(lambda: answers.look(local, stands) or answers.pending)
+        until(lambda: answers.take() == [] and not answers.pending)
+        assert local.look.doing == wire.OWN
+        stood_s = clock.monotonic_s() - stands.step_entered_ns / 1e9
+        assert local.look.again_s - clock.monotonic_s() > stood_s / 2
+        answers.look(local, replace(stands, step=stands.step + 1, step_entered_ns=int(clock.monotonic_s() * 1e9)))
+        assert (local.look.doing, answers.pending) == ("", False)
+
+
+def test_the_file_of_stacks_does_not_grow_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hang_stacks, "STACK_FILE_MAX", 2_000)
+    with RecordingRank(tmp_path) as rank:
+        rank.do("hang", "forward")
+        (local,) = LocalRanks(tmp_path, "gpt").scan()
+        taker, sizes = hang_stacks.Stacks(HostClock()), []
+        for number in range(20):
+            taker.begin(f"r{number}", local)
+            events = []
+            while taker.pending:
+                events += taker.take()
+            assert "_endless_loop" in events[0][1].fields["stack"]
+            sizes.append(Path(layout.stack_path(local.path)).stat().st_size)
+        assert max(sizes) < 2_000 + max(sizes[0], 2_000)
 
 
 @pytest.mark.parametrize("text", ["", "no stack\n", "Thread 0x10 (most recent call first):\n  <no Python frame>\n"])

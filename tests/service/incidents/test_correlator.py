@@ -57,7 +57,8 @@ def test_one_that_lasts_does_not_open_again(correlator):
         (finding(Kind.CORRUPTION, scope="rank:3"), finding(Kind.LOSS_DIVERGENCE)),
         (finding(Kind.STRAGGLER, scope="rank:3"), finding(Kind.SLOWDOWN)),
         (finding(Kind.DEVICE_FAULT, scope="rank:3"), finding(Kind.RANK_LOST, scope="rank:3")),
-        (finding(Kind.HANG, ranks=(3,)), finding(Kind.RANK_LOST, scope="rank:3", onset_step=103)),
+        (finding(Kind.HANG, ranks=(3,)), finding(Kind.RANK_LOST, scope="rank:4", onset_step=103)),
+        (finding(Kind.HANG, ranks=(3,)), finding(Kind.RANK_LOST, scope="rank:3", onset_step=103, onset_time_s=1_600.0)),
         (SAVE, finding(Kind.RANK_LOST, scope="rank:3")),
         (SAVE, finding(Kind.HANG, ranks=(1,))),
         (SAVE, finding(Kind.CHECKPOINT_OVERDUE, onset_step=900, onset_time_s=9_000.0)),
@@ -97,6 +98,14 @@ def test_a_cause_found_later_takes_over_as_first_mover(correlator):
     assert (incident.ranks, str(incident.scope), incident.hosts) == ((6,), "rank:6", ["node-1"])
     assert incident.evidence == {"ratio": 1.5, "slowdown": {"ratio": 1.3}}
     assert [one.kind for one in incident.version().consequences] == ["slowdown"]
+
+
+def test_how_a_rank_ended_is_the_headline_of_a_hang_that_named_it_while_its_process_was_ending(correlator):
+    judge(correlator, finding(Kind.HANG, ranks=(3,)))
+    lost = finding(Kind.RANK_LOST, scope="rank:3", onset_time_s=1_020.0, detected_time_s=1_021.0)
+    assert judge(correlator, lost) == [("updated", "rank_lost")]
+    (incident,) = correlator.open
+    assert (incident.summary, [one.kind for one in incident.version().consequences]) == (lost.summary, ["hang"])
 
 
 def test_an_incident_lasts_as_long_as_any_of_its_parts(correlator):

@@ -185,8 +185,8 @@ PORT = finding(Kind.NETWORK_DEGRADED, scope="host:node-0", summary="Port eth1 of
 HANG = finding(
     Kind.HANG, ranks=(1,), onset_time_s=1_100.0, detected_time_s=1_104.0, onset_step=150, severity=Severity.CRITICAL
 )
-ASLEEP = {"stack": "File", "place": "sleepy", "where": "sleepy (train.py:31)", "wchan": "hrtimer_nanosleep"}
-WAITING = {"stack": "File", "place": "backward", "where": "backward (graph.py:9)", "wchan": "futex_do_wait"}
+ASLEEP = {"stack": "File", "place": "sleepy", "where": "sleepy (train.py:31)", "doing": "own"}
+WAITING = {"stack": "File", "place": "backward", "where": "backward (graph.py:9)", "doing": "collective"}
 
 
 def judge(correlator: Correlator, *findings: Finding) -> None:

@@ -105,9 +105,9 @@ def test_a_gap_in_the_times_is_a_hang_of_that_length_and_one_beside_an_evaluatio
     (incident,) = replayed(hung).incidents[0]
     assert (incident.kind, incident.first.onset_step, incident.state) == (Kind.HANG, 60, "resolved")
     assert 59 < incident.detected_time_s <= 59 + 8
-    assert incident.summary.startswith("No progress in step 60")
+    assert incident.summary.startswith("Training stands still in step 60")
     said = " ".join(run(str(hung))[1].split())
-    assert "No progress in step 60 since 59 s. It has ended by itself after 41 s." in said
+    assert "Training stands still in step 60 since 59 s. It has ended by itself after 41 s." in said
     assert "first: see what the ranks did at that time; a file has no stacks" in said
     assert replayed(series(tmp_path, [*before, "99,59,,eval", *after])).incidents == [[]]
 

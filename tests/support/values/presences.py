@@ -61,6 +61,7 @@ class Clockwork:
     sequence: list[int] = field(default_factory=list)
     state: list[str] = field(default_factory=list)
     os_state: list[str] = field(default_factory=list)
+    doing: list[str] = field(default_factory=list)
     cpu_s: list[float] = field(default_factory=list)
     entered_s: list[float] = field(default_factory=list)
     heard_s: list[float] = field(default_factory=list)
@@ -78,6 +79,7 @@ class Clockwork:
         count = self.ranks
         self.step, self.sequence = [-1] * count, [0] * count
         self.phase, self.state, self.os_state = [""] * count, ["running"] * count, ["R"] * count
+        self.doing = [""] * count
         self.outside_since_s, self.work_s = [None] * count, [0.0] * count
         self.cpu_s, self.entered_s, self.heard_s = [0.0] * count, [self.now_s] * count, [self.now_s] * count
         return list(self.detector.observe(AttemptStart(attempt, topology(count), self.now_s)))
@@ -130,5 +132,6 @@ class Clockwork:
             os_state=tuple(self.os_state),
             cpu_s=np.asarray(self.cpu_s),
             outside_s=np.asarray(outside),
+            doing=tuple(self.doing),
         )
         return list(self.detector.observe(Tick(self.now_s, presence)))
