@@ -53,6 +53,8 @@ class _Found(NamedTuple):
     """"" if the launcher does not name its starts."""
     job: str = ""
     host: str = ""
+    here: int = 0
+    """Ranks of this start on this host; 0 if the launcher does not say."""
 
 
 def identify(
@@ -94,7 +96,7 @@ def identify(
     found = _launched(env) or _torch(env, process_group) or _Found("single", 0, 1, 0, "")
     job = job or env.get(JOB_VARIABLE) or found.job
     if not job:
-        raise ValueError(f"the job has no name: pass job= or set {JOB_VARIABLE}")
+        raise ValueError(f"the job has no name: pass job= (rankwatch run: --job) or set {JOB_VARIABLE}")
     source = "arguments" if rank is not None and world_size is not None else found.source
     rank = found.rank if rank is None else rank
     world_size = found.world_size if world_size is None else world_size
@@ -103,7 +105,9 @@ def identify(
     local_rank = found.local_rank if local_rank is None else local_rank
     # A script that spawns its ranks itself passes its master to torch only, and usually runs on one host.
     master = "localhost" if found.source == "torch" else ""
-    launch = launch or env.get(LAUNCH_VARIABLE) or found.launch or _launch_of_this_host(env, world_size, start, master)
+    here = env.get("LOCAL_WORLD_SIZE") == str(world_size) or found.here == world_size
+    launch = launch or env.get(LAUNCH_VARIABLE) or found.launch
+    launch = launch or _launch_of_this_host(env, world_size, start, master, here=here)
     switch = env.get(SWITCH_VARIABLE) or _leaf_switch(env) if switch is None else switch
     for name, text in (("job", job), ("launch", launch), ("switch", switch)):
         if len(text) > TEXT_CHARACTERS_MAX or not text.isprintable():
@@ -165,7 +169,7 @@ def _slurm(env: Mapping[str, str]) -> _Found | None:
     return _Found(
         "slurm",
         _number(env, "SLURM_PROCID"),
-        _number(env, "SLURM_NTASKS", 1),
+        _number(env, "SLURM_STEP_NUM_TASKS", _number(env, "SLURM_NTASKS", 1)),
         _number(env, "SLURM_LOCALID", 0),
         f"slurm-{number}-{step}-{env.get('SLURM_RESTART_COUNT', '0')}",
         env.get("SLURM_JOB_NAME", ""),
@@ -174,13 +178,15 @@ def _slurm(env: Mapping[str, str]) -> _Found | None:
 
 
 def _mpi(env: Mapping[str, str]) -> _Found | None:
-    for rank, size, local in (
-        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
-        ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
+    """Open MPI; MPICH and Intel MPI, whose launcher on each host is the parent of its ranks."""
+    for rank, size, local, here in (
+        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+        ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
     ):
         if rank in env and size in env:
             launch = env.get("PMIX_NAMESPACE") or env.get("OMPI_MCA_ess_base_jobid") or ""
-            return _Found("mpi", _number(env, rank), _number(env, size), _number(env, local, 0), launch)
+            numbers = _number(env, rank), _number(env, size), _number(env, local, 0)
+            return _Found("mpi", *numbers, launch, here=_number(env, here, 0))
     return None
 
 
@@ -208,15 +214,18 @@ def _torch(env: Mapping[str, str], process_group: tuple[int, int] | None) -> _Fo
 
 
 def _launch_of_this_host(
-    env: Mapping[str, str], world_size: int, start: Callable[[bool], str], default_master: str
+    env: Mapping[str, str], world_size: int, start: Callable[[bool], str], default_master: str, *, here: bool
 ) -> str:
-    """A launch for ranks that all run on this host, from the start time of the process that started them."""
-    local = (
-        world_size == 1
-        or env.get("LOCAL_WORLD_SIZE") == str(world_size)
-        or env.get("MASTER_ADDR", default_master) in _LOCAL_MASTERS
-    )
-    if not local:
+    """A launch for ranks that all run on this host, from the start time of the process that started them.
+
+    Args:
+        env: the process's environment.
+        world_size: number of ranks.
+        start: see `identify`.
+        default_master: the master where the environment names none.
+        here: the launcher says that all ranks are on this host.
+    """
+    if not (here or world_size == 1 or env.get("MASTER_ADDR", default_master) in _LOCAL_MASTERS):
         raise ValueError(
             f"{world_size} ranks on several hosts need one name for this start: set {LAUNCH_VARIABLE} to the same text "
             "on all of them, another one each time (torchrun: pass --rdzv-id)"

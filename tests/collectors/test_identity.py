@@ -43,6 +43,15 @@ def found(env: dict[str, str], **arguments: object):
             ("mpi", 2, 4, 0, "m"),
         ),
         (
+            {"PMI_RANK": "2", "PMI_SIZE": "4", "MPI_LOCALRANKID": "2", "MPI_LOCALNRANKS": "4"},
+            ("mpi", 2, 4, 2, "my-parents-start"),
+        ),
+        (
+            {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"},
+            ("mpi", 1, 2, 0, "my-parents-start"),
+        ),
+        ({**SLURM, "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_ID": "1"}, ("slurm", 3, 4, 3, "slurm-77-1-0")),
+        (
             {"JOB_COMPLETION_INDEX": "1", "JOB_COMPLETIONS": "2", "JOB_UID": "u-1"},
             ("kubernetes", 1, 2, 0, "u-1"),
         ),

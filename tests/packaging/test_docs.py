@@ -33,7 +33,16 @@ ROOMS = (
 )
 """Folders that a page may leave out of a path."""
 OUTSIDE = {
-    *("--nproc-per-node", "--max-restarts", "--rdzv-id", "--format", "--alter", "--add-config"),
+    *(
+        "--nproc-per-node",
+        "--max-restarts",
+        "--rdzv-id",
+        "--master-port",
+        "--standalone",
+        "--format",
+        "--alter",
+        "--add-config",
+    ),
     *("--group", "--topic", "--clean", "--index-url", "--requeue", "--http"),
 }
 """Options of other programs."""
