@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 from zlib import crc32
 
 MAGIC: Final = b"RNKWATCH"
-VERSION: Final = 1
+VERSION: Final = 2
 
 # ---- regions ---------------------------------------------------------------------------------------------------------
 
@@ -90,7 +90,9 @@ SEQUENCE_WORD, STEP_WORD, TIME_WORD = 1, 2, 3
 """Fields of an entry as 8-byte words. A step's is written field by field: with cold caches `struct` takes longer."""
 CRC_HALF, FORM_HALF, K_HALF, RELATIVE_STEP_HALF, MASK_HALF = 0, 1, 8, 9, 10
 """Fields as 4-byte words; the form is type, kind, page and count together."""
-STEP_NS, BUSY_NS, BUSY_CPU_NS, WAIT_NS, FIRST_PHASE_NS = 11, 12, 13, 14, PHASE_TIMES_OFFSET // 4
+QUEUED_OFFSET: Final = 120
+"""Nanoseconds of the busy time in which the training thread waited for a core; NaN: not measured. A 4-byte float."""
+STEP_NS, BUSY_NS, BUSY_CPU_NS, WAIT_NS, FIRST_PHASE_NS, QUEUED_NS = 11, 12, 13, 14, PHASE_TIMES_OFFSET // 4, 30
 """Fields as 4-byte floats."""
 VALUES_OFFSET: Final = 128
 """Last in the entry, so that values can be written in place during the step, with further pages behind."""

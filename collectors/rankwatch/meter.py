@@ -8,8 +8,10 @@ ends or begins: around data_wait and collective phases, and around the waits tha
 from __future__ import annotations
 
 import math
+import os
 import sys
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
 from threading import get_ident
@@ -36,12 +38,18 @@ SAME_EDGE_NS: Final = 20_000
 """Changes of busy time closer together than this share one reading of the CPU clock, a system call that takes 0.3 us
 between such calls and 8 us with the cold caches of a real training. data_wait begins right after the boundary, and
 20 us are a five-hundredth of a short step."""
+CROWDED_PARTS: Final = 64
+"""A reading of the time of waiting for a core takes 1.3 us with warm caches. As long as that time is a smaller part of
+the step than one of so many, it is read once a step, and all of it counts as within busy time."""
 EXACT_METRICS: Final = frozenset(
     {"fingerprint", "nonfinite", "nonfinite_first", *(f"fingerprint.{number}" for number in range(layout.SLICES_MAX))}
 )
 """Metrics whose values are always 64-bit integers."""
 _RESERVED: Final = frozenset(
-    {"step", "rank", "time_unix_ns", "relative_step", "kind", "step_time_s", "busy_s", "busy_cpu_s", "wait_s"}
+    {
+        *("step", "rank", "time_unix_ns", "relative_step", "kind"),
+        *("step_time_s", "busy_s", "busy_cpu_s", "queued_s", "wait_s"),
+    }
 )
 
 
@@ -138,30 +146,65 @@ def _this_threads_clock() -> Callable[[], int]:
     return lambda: own() if get_ident() == thread else by_name()
 
 
+def _queue_clock() -> Callable[[], float] | None:
+    """A clock of the time in which the calling thread wanted a core and had none; None if the kernel keeps none.
+
+    NaN once it cannot be read any more: a script may close files that are not its own.
+    """
+    try:
+        opened = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
+    except OSError:
+        return None
+
+    def read() -> float:
+        try:
+            return int(os.pread(opened, 64, 0).split()[1])
+        except (OSError, ValueError, IndexError):
+            return math.nan
+
+    weakref.finalize(read, os.close, opened).atexit = False
+    return read
+
+
 def _computes_with_several_threads() -> bool:
     """Whether torch is loaded and computes with several threads, so that one thread's CPU time says little."""
     torch = sys.modules.get("torch")
     return torch is not None and hasattr(torch, "get_num_threads") and torch.get_num_threads() > 1
 
 
+def _computes_on_a_device() -> bool:
+    """Whether torch is loaded and uses a GPU: then what its host waits for judges nobody."""
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    return cuda is not None and cuda.is_initialized()
+
+
 class StepMeter:
     """Measures one step at a time and writes its entry at its end. Implements `rankwatch.sink.Sink`."""
 
     def __init__(
-        self, recorder: Recorder, *, now: Callable[[], int] = time.monotonic_ns, cpu: Callable[[], int] | None = None
+        self,
+        recorder: Recorder,
+        *,
+        now: Callable[[], int] = time.monotonic_ns,
+        cpu: Callable[[], int] | None = None,
+        queue: Callable[[], float] | None = None,
     ) -> None:
         """Measure the calling thread, which must be the training thread.
 
         Args:
             recorder: where entries go.
             now: monotonic nanoseconds.
-            cpu: CPU nanoseconds; if None, see `choose_cpu_clock`.
+            cpu: CPU nanoseconds; if None, see `choose_clocks`.
+            queue: nanoseconds of waiting for a core, used with `cpu`.
         """
         self.recorder = recorder
         self.now = now
         self._thread_clock = cpu or _this_threads_clock()
         self._process_clock = cpu or time.process_time_ns
+        self._own_queue = queue if cpu else _queue_clock()
         self.cpu = self._thread_clock
+        self._queue = self._own_queue
+        """Waiting of the training thread for a core is what its work waited for only if it works alone."""
         self.failed: Callable[[str, BaseException], None] = lambda _what, _error: None
         """Records the exception with which a save or a restore has failed."""
         self.succeeded: Callable[[str, int], None] = lambda _what, _since_ns: None
@@ -181,6 +224,7 @@ class StepMeter:
         self.mask = 0
         self._relative_step = 0
         self._begin_ns = 0
+        self._ended_ns = 0
         self._begin_cpu_ns = 0
         self._read_ns = 0
         self._read_cpu_ns = 0
@@ -190,6 +234,12 @@ class StepMeter:
         self._off_cpu_ns = 0
         self._idle_ns = 0
         self._idle_cpu_ns = 0
+        self._begin_queue_ns = 0.0
+        self._read_queue_ns = 0.0
+        self._off_queue_ns = 0.0
+        self._idle_queue_ns = 0.0
+        self._is_crowded = False
+        """In the step before, the thread waited for a core so long that it matters when in a step it does."""
         self._wait_ns = 0
         self._floats = recorder.floats
         recorder.on_switch_off.append(self._take_words)
@@ -207,9 +257,12 @@ class StepMeter:
         """How many steps have begun in this process."""
         return self._relative_step
 
-    def choose_cpu_clock(self) -> None:
-        """Use the training thread's CPU clock, or the process's if torch uses several threads. Only between steps."""
-        self.cpu = self._process_clock if _computes_with_several_threads() else self._thread_clock
+    def choose_clocks(self) -> None:
+        """Use the training thread's clocks, or the process's if torch uses several threads. Only between steps."""
+        several = _computes_with_several_threads()
+        self.cpu = self._process_clock if several else self._thread_clock
+        self._queue = None if several or _computes_on_a_device() else self._own_queue
+        self._ended_ns = 0  # what was read then was perhaps read of other clocks
 
     def begin(self, step: int, now_ns: int, cpu_ns: int) -> None:
         """Begin a step at this wall and CPU time."""
@@ -218,7 +271,11 @@ class StepMeter:
         self.step = step
         self._begin_ns = self._read_ns = now_ns
         self._begin_cpu_ns = self._read_cpu_ns = cpu_ns
+        if self._queue is not None and now_ns != self._ended_ns:
+            self._read_queue_ns = self._queue()
+        self._begin_queue_ns = self._read_queue_ns
         self._idle_ns = self._idle_cpu_ns = self._wait_ns = 0
+        self._idle_queue_ns = 0.0
         self._off_depth = 0
         self.marked = 0  # phases marked between two steps belong to neither
         self._relative_step += 1
@@ -235,6 +292,13 @@ class StepMeter:
         if self.marked != self._laid_out:
             self._lay_out(self.marked)
         step_ns = now_ns - self._begin_ns
+        self._ended_ns = now_ns
+        queued_ns = math.nan
+        if self._queue is not None:
+            self._read_queue_ns = self._queue()
+            in_step_ns = self._read_queue_ns - self._begin_queue_ns
+            queued_ns = in_step_ns - self._idle_queue_ns
+            self._is_crowded = in_step_ns * CROWDED_PARTS > step_ns
         self.recorder.write_step(
             step=self.step,
             k=self.k,
@@ -247,6 +311,7 @@ class StepMeter:
             wait_ns=self._wait_ns,
             phases_ns=[phase.ns for phase in self._in_entry],
             mask=self.mask,
+            queued_ns=queued_ns,
         )
         self.mask = 0
 
@@ -352,10 +417,9 @@ class StepMeter:
         if self._off_depth == 1:
             self._off_waiting = waiting
             self._off_ns = now_ns
-            if now_ns - self._read_ns > SAME_EDGE_NS:
-                self._read_ns = now_ns
-                self._read_cpu_ns = self.cpu()
+            self._read(now_ns)
             self._off_cpu_ns = self._read_cpu_ns
+            self._off_queue_ns = self._read_queue_ns
 
     def busy_on(self, now_ns: int) -> None:
         """See `Sink.busy_on`."""
@@ -363,12 +427,19 @@ class StepMeter:
         if self._off_depth == 0:  # below 0: the matching busy_off was in an earlier step
             off_ns = now_ns - self._off_ns
             self._idle_ns += off_ns
-            if now_ns - self._read_ns > SAME_EDGE_NS:
-                self._read_ns = now_ns
-                self._read_cpu_ns = self.cpu()
+            self._read(now_ns)
             self._idle_cpu_ns += self._read_cpu_ns - self._off_cpu_ns
+            self._idle_queue_ns += self._read_queue_ns - self._off_queue_ns
             if self._off_waiting:
                 self._wait_ns += off_ns
+
+    def _read(self, now_ns: int) -> None:
+        """Read the CPU clock and that of waiting for a core, unless that was just done."""
+        if now_ns - self._read_ns > SAME_EDGE_NS:
+            self._read_ns = now_ns
+            self._read_cpu_ns = self.cpu()
+            if self._queue is not None and self._is_crowded:
+                self._read_queue_ns = self._queue()
 
     def collective(self) -> None:
         """See `Sink.collective`."""

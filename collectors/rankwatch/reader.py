@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import mmap
 import os
 import struct
@@ -21,6 +22,7 @@ from rankwatch.layout import NOTHING_STANDING, Answer, Cell, Directive, Standing
 
 _FLOCK: Final = struct.Struct("hhqqi4x")
 _HEAD: Final = struct.Struct("<I4sQ")
+_FLOAT: Final = struct.Struct("<f")
 POLL_ENTRIES_MAX: Final = layout.RING_ENTRIES
 """Most entries that one `poll` returns: the whole ring."""
 
@@ -60,6 +62,8 @@ class StepEntry:
     values: Mapping[str, float | int]
     phases: Mapping[str, float]
     """Seconds by phase."""
+    queued_s: float = math.nan
+    """The part of `busy_s` in which the training thread waited for a core; NaN: not measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +260,7 @@ class RingReader:
             values = self._values(entry, 0, mask)
             seconds = {name: ns * 1e-9 for name, ns in zip(names, phases, strict=True)}
             step_s, busy_s, busy_cpu_s, wait_s = (ns * 1e-9 for ns in times)
+            (queued_ns,) = _FLOAT.unpack_from(entry, layout.QUEUED_OFFSET)
             poll.entries.append(
                 StepEntry(
                     sequence,
@@ -270,6 +275,7 @@ class RingReader:
                     wait_s,
                     values,
                     seconds,
+                    queued_ns * 1e-9,
                 )
             )
         elif kind == layout.VALUES:

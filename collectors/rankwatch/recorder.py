@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import math
 import mmap
 import os
 import warnings
@@ -241,6 +242,7 @@ class Recorder:
         wait_ns: int,
         phases_ns: list[int],
         mask: int,
+        queued_ns: float = math.nan,
     ) -> None:
         """Write the step entry from `floats`, `integers` and `phase_index`, and values entries for further pages.
 
@@ -256,6 +258,7 @@ class Recorder:
             wait_ns: the part in which it waited for other ranks.
             phases_ns: duration of each phase in `phase_index`, at most 12.
             mask: bit i is set if metric i has a value.
+            queued_ns: the part of the busy time in which the training thread waited for a core; NaN: not measured.
         """
         scratch = self._step
         self._sequence = sequence = self._sequence + 1
@@ -273,6 +276,7 @@ class Recorder:
         times[layout.BUSY_NS] = busy_ns
         times[layout.BUSY_CPU_NS] = busy_cpu_ns
         times[layout.WAIT_NS] = wait_ns
+        times[layout.QUEUED_NS] = queued_ns
         place = layout.FIRST_PHASE_NS
         for ns in phases_ns:
             times[place] = ns

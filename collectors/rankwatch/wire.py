@@ -48,6 +48,7 @@ class Table(msgspec.Struct, frozen=True):
 
     Known columns of step records: `step`, `rank`, `time_unix_ns`, `relative_step` (steps since this process
     started), `kind` (0 train, 1 eval, 2 checkpoint), `step_time_s`, `busy_s`, `busy_cpu_s`, `wait_s`,
+    `queued_s` (the part of `busy_s` in which the training thread waited for a core),
     `device_step_s`, `device_busy_s` and `device_wait_s` (what the device measures: the step, its own work in it, and
     its wait for other ranks),
     `loss`, `grad_norm`, `local_grad_norm`, `nonfinite` (how many local gradients or logged values were not finite),

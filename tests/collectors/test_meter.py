@@ -1,3 +1,4 @@
+import math
 import sys
 import threading
 import time
@@ -17,8 +18,10 @@ class Bench:
     def __init__(self, directory):
         self.wall = FakeClock(10**9)
         self.cpu = FakeClock(0)
+        self.queue = FakeClock(0)
         self.recorder = a_recorder(directory, 0)
-        self.meter = StepMeter(self.recorder, now=self.wall.unix_ns, cpu=self.cpu.unix_ns)
+        clocks = {"cpu": self.cpu.unix_ns, "queue": self.queue.unix_ns}
+        self.meter = StepMeter(self.recorder, now=self.wall.unix_ns, **clocks)
 
     def begin(self, step: int = 0) -> None:
         self.meter.begin(step, self.wall.now_ns, self.cpu.now_ns)
@@ -26,9 +29,10 @@ class Bench:
     def end(self) -> None:
         self.meter.end(self.wall.now_ns, self.cpu.now_ns)
 
-    def work(self, wall_s: float, cpu_s: float = 0.0) -> None:
+    def work(self, wall_s: float, cpu_s: float = 0.0, queue_s: float = 0.0) -> None:
         self.wall.advance(wall_s)
         self.cpu.advance(cpu_s)
+        self.queue.advance(queue_s)
 
     @property
     def steps(self):
@@ -53,6 +57,38 @@ def test_busy_time_leaves_out_data_wait_and_collectives_and_wait_is_only_the_lat
     assert entry.busy_cpu_s == pytest.approx(2 + 3 + 5)
     assert entry.wait_s == pytest.approx(8)
     assert entry.phases == pytest.approx({"data_wait": 1, "forward": 2, "backward": 4, "collective": 8})
+
+
+def test_only_busy_time_counts_as_waiting_for_a_core_once_there_is_much_of_it(bench):
+    bench.work(9, queue_s=7)
+    for step in range(2):
+        bench.begin(step)
+        bench.work(4, 1, queue_s=2)
+        with bench.meter.phase("collective"):
+            bench.work(8, 1, queue_s=5)
+        bench.work(2, 1, queue_s=1)
+        bench.end()
+    assert [entry.queued_s for entry in bench.steps] == pytest.approx([8, 3])
+
+
+def test_waiting_for_a_core_is_not_measured_where_torch_computes_with_several_threads(bench, monkeypatch):
+    for step, threads in enumerate((4, 1)):
+        monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(get_num_threads=lambda threads=threads: threads))
+        bench.meter.choose_clocks()
+        bench.begin(step)
+        bench.work(1, queue_s=0.5)
+        bench.end()
+    assert [entry.queued_s for entry in bench.steps] == pytest.approx([math.nan, 0.5], nan_ok=True)
+
+
+def test_a_thread_that_sleeps_waits_for_no_core(tmp_path):
+    recorder = a_recorder(tmp_path)
+    meter = StepMeter(recorder)
+    meter.begin(0, meter.now(), meter.cpu())
+    time.sleep(0.2)
+    meter.end(meter.now(), meter.cpu())
+    (entry,) = everything_in(recorder)
+    assert math.isnan(entry.queued_s) or entry.queued_s < entry.busy_s / 2
 
 
 def test_waits_within_waits_count_once(bench):
@@ -203,5 +239,5 @@ def test_where_torch_computes_with_several_threads_the_processs_cpu_time_counts(
     meter = StepMeter(a_recorder(tmp_path))
     for threads in (4, 1):
         monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(get_num_threads=lambda threads=threads: threads))
-        meter.choose_cpu_clock()
+        meter.choose_clocks()
         assert (meter.cpu is time.process_time_ns) == (threads > 1)

@@ -491,9 +491,9 @@ def test_the_directive_slot_tells_what_stands_in_it_until_it_is_cleared(recorder
     [
         (b"", "empty"),
         (b"hello", "not a recorder file"),
-        (bytes(layout.FILE_BYTES), "not a recorder file of version 1, or still being created"),
+        (bytes(layout.FILE_BYTES), "not a recorder file of version 2, or still being created"),
         (layout.MAGIC + b"\x09" + bytes(layout.FILE_BYTES - 9), "version"),
-        (layout.MAGIC + b"\x01" + bytes(layout.FILE_BYTES - 9), "unknown sizes"),
+        (layout.MAGIC + b"\x02" + bytes(layout.FILE_BYTES - 9), "unknown sizes"),
     ],
 )
 def test_what_is_no_recorder_file_is_a_clear_error_and_leaks_no_descriptor(tmp_path, content, complaint):

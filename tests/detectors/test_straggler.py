@@ -14,6 +14,7 @@ from rankwatch_detectors.pace.load import Crowding, CrowdingConfig
 from rankwatch_detectors.pace.stage import StageConfig, StageDetector
 from rankwatch_detectors.pace.straggler import StragglerConfig, StragglerDetector
 from rankwatch_detectors.pace.witness import WitnessConfig
+from rankwatch_detectors.pace.words import slower_than
 from rankwatch_service.incidents.model import Incident
 from rankwatch_service.replay.run import replay
 from rankwatch_service.replay.sources import open_source
@@ -41,6 +42,68 @@ def test_a_descheduled_rank_is_told_after_a_minute_and_the_host_is_the_cause() -
     findings = opened(found(demo_job(steps=2500, contention=0.1).inject(Slow(1, 300, 1.7, wall_only=True))))
     assert [(f.ranks, f.cause) for f in findings] == [((1,), "host")]
     assert findings[0].detected_time_s - findings[0].onset_time_s >= 60.0
+
+
+def test_a_rank_that_sleeps_beside_ranks_that_compute_is_told_soon_and_its_own_code_is_the_cause() -> None:
+    (finding,) = opened(found(demo_job(steps=500, contention=0.1).inject(Slow(1, 300, 1.7, asleep=True))))
+    assert (finding.ranks, finding.cause, finding.evidence["witness"]) == ((1,), "worker", "own")
+    assert "It waits in its own code" in finding.summary
+    assert finding.evidence["ratio"] == pytest.approx(1.7, rel=0.1)
+    assert 295 <= (finding.onset_step or 0) <= 305
+    assert (finding.detected_step or 0) <= 400
+
+
+def sleepers(
+    *, more_s: float, queued_s: float = 0.0, at: int = 120, until: int = 10**9, seed: int = 0
+) -> list[Finding]:
+    """Four ranks on one host that compute for 5 ms and sleep for 80 ms a step, one of them for longer from a step on.
+
+    All of them wait for a core for up to twice `queued_s`, now this one and now that one.
+    """
+    random, detector = np.random.default_rng(seed), StragglerDetector(StragglerConfig())
+    observations: list[Observation] = [AttemptStart(ATTEMPT, topology(4, devices=False), 0.0)]
+    now_s = 0.0
+    for step in range(360):
+        cpu = 0.005 * np.exp(0.1 * np.abs(random.standard_normal(4)))
+        asleep = 0.08 + 0.0005 * np.abs(random.standard_normal(4))
+        asleep[2] += more_s * (at <= step < until)
+        queued = queued_s * random.uniform(0.0, 2.0, 4)
+        busy = cpu + asleep + queued
+        step_s = float(busy.max()) + 0.003
+        now_s += step_s
+        seconds = {"busy_s": [*busy], "busy_cpu_s": [*cpu], "queued_s": [*queued], "step_time_s": [step_s] * 4}
+        observations.append(frame(step, seconds, time_s=now_s))
+    return judge(observations, [detector])
+
+
+@pytest.mark.parametrize(("more_s", "queued_s"), [(0.03, 0.0), (0.06, 0.0), (0.15, 0.0), (0.06, 0.05), (0.15, 0.2)])
+def test_ranks_that_sleep_anyway_show_which_one_sleeps_for_longer(more_s: float, queued_s: float) -> None:
+    (finding,) = opened(sleepers(more_s=more_s, queued_s=queued_s))
+    assert (finding.ranks, finding.cause) == ((2,), "worker")
+    assert finding.evidence["ratio"] == pytest.approx((0.085 + more_s) / 0.085, rel=0.15)
+    assert 117 <= (finding.onset_step or 0) <= 135
+    assert finding.detected_time_s - finding.onset_time_s <= 25.0
+    assert opened(sleepers(more_s=0.0, queued_s=queued_s)) == []
+
+
+def test_a_sleep_of_some_steps_is_told_of_nobody() -> None:
+    assert sleepers(more_s=0.06, until=125) == []
+
+
+@pytest.mark.parametrize("silicon", [0.0, 0.02])
+def test_ranks_of_a_host_that_is_slower_by_a_few_per_cent_are_not_accused_one_by_one(silicon: float) -> None:
+    for seed, factor in enumerate((1.01, 1.02, 1.02, 1.03, 1.05)):
+        job = Job(64, 600, seed, noise=Noise(silicon=silicon)).inject(Slow(tuple(range(8, 16)), 300, factor))
+        assert {str(finding.scope) for finding in opened(found(job))} <= {"host:host-1"}
+
+
+def test_a_rank_that_was_faster_than_its_peers_and_is_as_fast_as_they_are_delays_nobody() -> None:
+    noise = Noise(busy=0.005, silicon=0.0)
+    job = Job(16, 700, 5, noise=noise).inject(Slow(3, 0, 1 / 1.08), Slow(3, 300, 1.08), Slow(3, 500, 1.06))
+    findings = found(job)
+    assert all(finding.evidence["ratio"] > 1.0 for finding in findings)
+    assert [(finding.ranks, (finding.onset_step or 0) >= 495) for finding in opened(findings)] == [((3,), True)]
+    assert all(finding.evidence["cost_gpu_hours_per_hour"] > 0 for finding in findings)
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 4, 6])
@@ -96,7 +159,7 @@ def test_a_rank_that_is_only_less_slow_than_before_has_not_recovered(factor: flo
     assert 500 < (last.detected_step or 0) < 530
     for finding in (first, update):
         evidence = finding.evidence
-        assert f"{evidence['ratio']:.2f} times" in finding.summary
+        assert slower_than(evidence["ratio"], "its peers") in finding.summary
         assert evidence["busy_s"] == pytest.approx(evidence["ratio"] * evidence["peers_busy_s"])
     assert update.evidence["ratio"] == pytest.approx(factor, rel=0.05)
     assert update.evidence["cost_gpu_hours_per_hour"] < first.evidence["cost_gpu_hours_per_hour"]

@@ -14,6 +14,7 @@ The batch that is being filled for one attempt, and the numbers that batches car
 
 from __future__ import annotations
 
+import math
 import os
 import struct
 from collections import Counter
@@ -256,7 +257,10 @@ def exit_event(rank: LocalRank, block: ProgressBlock, ended: ProcessExit, seen_u
 
 
 KNOWN_COLUMNS: Final = frozenset(
-    ("step", "rank", "time_unix_ns", "relative_step", "kind", "step_time_s", "busy_s", "busy_cpu_s", "wait_s")
+    (
+        *("step", "rank", "time_unix_ns", "relative_step", "kind"),
+        *("step_time_s", "busy_s", "busy_cpu_s", "queued_s", "wait_s"),
+    )
 )
 """Columns that the recorder fills: a user's metric of the same name is refused."""
 PHASE_PREFIX: Final = "phase."
@@ -398,6 +402,8 @@ class Draft:
             ("busy_cpu_s", entry.busy_cpu_s),
             ("wait_s", entry.wait_s),
         )
+        if not math.isnan(entry.queued_s):
+            floats.append(("queued_s", entry.queued_s))
         floats.extend((PHASE_PREFIX + name, seconds) for name, seconds in entry.phases.items())
         integers["time_unix_ns"] = entry.time_unix_ns
         integers["relative_step"] = entry.relative_step

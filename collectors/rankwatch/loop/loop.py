@@ -148,7 +148,7 @@ class Loop:
             if adjoining and self._edge_ns:
                 self._meter.begin(step, self._edge_ns, self._edge_cpu_ns)
             else:
-                self._meter.choose_cpu_clock()
+                self._meter.choose_clocks()
                 self._meter.begin(step, self._now(), self._meter.cpu())
         except Exception as error:  # noqa: BLE001 - the boundary
             self._faults.caught(error)

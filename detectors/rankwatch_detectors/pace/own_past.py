@@ -35,7 +35,8 @@ from rankwatch_detectors.base import (
 )
 from rankwatch_detectors.dispatch import ATTEMPT_ENDED, OTHER_CLOCK, DispatchingDetector, finite, where_usable
 from rankwatch_detectors.episodes import Episodes
-from rankwatch_detectors.pace.witness import cpu_seconds, own_seconds
+from rankwatch_detectors.pace.witness import cpu_seconds, own_seconds, wanted_seconds
+from rankwatch_detectors.pace.words import duration, slower_than
 from rankwatch_detectors.scope import WHOLE_JOB, IncidentScope
 from rankwatch_detectors.state import Stateful
 from rankwatch_detectors.statistics.peers import median
@@ -241,7 +242,7 @@ class OwnPastDetector(DispatchingDetector):
     def __init__(self, config: OwnPastConfig) -> None:
         super().__init__()
         self.name = "own_past"
-        self.version = 2
+        self.version = 3
         self._config = config
         self._blocks = OwnBlocks(config.blocks)
         self._accelerated = False
@@ -296,9 +297,10 @@ class OwnPastDetector(DispatchingDetector):
         return [finding for rank in full for finding in self._judge(rank, frame)]
 
     def _seconds(self, frame: Frame) -> Floats | None:
-        """Each rank's own time in the row; where ranks share cores, their CPU time; NaN where not measured."""
+        """Each rank's own time in the row, without waits for a core or, where ranks share cores, its CPU time."""
+        wanted = None if self._accelerated else wanted_seconds(frame)
         cpu = None if self._accelerated else cpu_seconds(frame)
-        own = cpu if cpu is not None else own_seconds(frame)
+        own = next((one for one in (wanted, cpu) if one is not None), own_seconds(frame))
         if own is not None:
             return own
         step_s = finite(frame, "step_time_s")
@@ -339,8 +341,8 @@ class OwnPastDetector(DispatchingDetector):
         return self.episodes.open(
             IncidentScope.of_rank(slower.rank),
             ranks=(slower.rank,),
-            summary=f"Rank {slower.rank} takes {ratio:.2f} times as long for a step as it used to "
-            f"({slower.usual_s:.3g} s), since about its step {slower.onset_step}.",
+            summary=f"Rank {slower.rank} is {slower_than(ratio, 'it was')} since about its step {slower.onset_step} "
+            f"({duration(slower.usual_s * ratio)} a step, before {duration(slower.usual_s)}).",
             cause="worker",
             **self._words(slower, frame, ranks=1),
         )
@@ -351,7 +353,7 @@ class OwnPastDetector(DispatchingDetector):
         usual = self._blocks.usual(np.arange(self.world_size))
         usual_s = math.exp(median(usual[np.isfinite(usual)]))
         whole = replace(slower, effect=median(self._effect[ranks]), usual_s=usual_s)
-        words = self._words(whole, frame, ranks=self.world_size)
+        words, ratio = self._words(whole, frame, ranks=self.world_size), math.exp(whole.effect)
         findings: list[Finding] = []
         for scope in self.episodes:
             if self.episodes.told(scope)["detected_time_s"] >= words["onset_time_s"]:
@@ -364,8 +366,8 @@ class OwnPastDetector(DispatchingDetector):
         self._effect[:] = self._score[:] = 0.0
         findings += self._together.open(
             WHOLE_JOB,
-            summary=f"Steps take {math.exp(whole.effect):.2f} times as long as they used to ({usual_s:.3g} s) on "
-            f"{ranks.size} of {self.world_size} ranks, since about step {slower.onset_step}.",
+            summary=f"Steps of {ranks.size} of {self.world_size} ranks are {slower_than(ratio, 'before')} since about "
+            f"step {slower.onset_step} ({duration(usual_s * ratio)}, before {duration(usual_s)}).",
             **words,
         )
         return findings

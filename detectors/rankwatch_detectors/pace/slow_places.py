@@ -29,6 +29,7 @@ from rankwatch_detectors.episodes import Episodes
 from rankwatch_detectors.explanation import DETECTABLE_ROWS, Detectable, Statistic, Suspect
 from rankwatch_detectors.pace.load import LoadConfig
 from rankwatch_detectors.pace.witness import SUSPECT_EVIDENCE, Witness, WitnessConfig
+from rankwatch_detectors.pace.words import duration, slower_than
 from rankwatch_detectors.scope import IncidentScope
 from rankwatch_detectors.state import Stateful
 from rankwatch_detectors.statistics.baseline import BaselineConfig
@@ -409,8 +410,9 @@ class SlowPlaces(Stateful):
             detected_time_s=now_s,
             score=math.sqrt(2 * run.evidence),
             confidence=1.0 - math.exp(-run.evidence / 4),
-            summary=f"{called(scope)} is slow as a whole: its {len(ranks)} ranks take {ratio:.2f} times as long as "
-            f"their peers since step {run.onset_step}.",
+            summary=f"{called(scope)} is slow as a whole: its {len(ranks)} ranks are "
+            f"{slower_than(ratio, 'their peers')} since step {run.onset_step} "
+            f"({duration(evidence['busy_s'])} a step, they {duration(evidence['peers_busy_s'])}).",
             evidence={**evidence, "rows": run.rows, "log_likelihood_ratio": run.evidence, "threshold": limit},
             cause=cause,
         )
@@ -460,12 +462,21 @@ class SlowPlaces(Stateful):
                     scope,
                     detected_step=step,
                     detected_time_s=now_s,
-                    summary=f"{called(scope)} takes {ratio:.2f} times as long as the others.",
+                    summary=f"{called(scope)} is now {slower_than(ratio, 'the others')}.",
                     evidence={**self.episodes.told(scope)["evidence"], "ratio": ratio, "rate": 1 / ratio},
                 )
         if self.shift.size:
             self._share()
         return findings
+
+    def shared(self, rank: int) -> float:
+        """How much longer the host or switch of a rank seems to take, in logarithms; 0: no longer than usual."""
+        if not self._units.count:
+            return 0.0
+        host, bank = self._units.host_of(rank), self._witness.bank
+        places = [host, self._units.switch_of(host)]
+        runs = [bank.run(place) for place in places if place is not None]
+        return max([run.effect for run in runs if run.evidence >= SUSPECT_EVIDENCE], default=0.0)
 
     def suspects(self) -> list[Suspect]:
         """Hosts and switches with half of the evidence that is reported, or more, in a block that has just ended."""

@@ -30,6 +30,7 @@ from rankwatch_detectors.dispatch import ATTEMPT_ENDED, DispatchingDetector, typ
 from rankwatch_detectors.episodes import Episodes
 from rankwatch_detectors.pace.load import LoadConfig
 from rankwatch_detectors.pace.witness import Witness, WitnessConfig, device_seconds, own_seconds
+from rankwatch_detectors.pace.words import percent, slower_than
 from rankwatch_detectors.scope import IncidentScope
 from rankwatch_detectors.statistics.baseline import BaselineConfig
 from rankwatch_detectors.statistics.peers import GROUP_MIN, PeerGroups, median
@@ -192,7 +193,7 @@ class StageDetector(DispatchingDetector):
             return []
         self._heavier = {str(stage): [float(offset[stage]), float(offset[stage]), 0.0] for stage in heavy}
         ratios = {str(stage): math.exp(offset[stage]) for stage in heavy}
-        told = ", ".join(f"{ratios[str(stage)]:.2f} times as long (stage {stage})" for stage in heavy)
+        told = ", ".join(f"stage {stage} by {percent(ratios[str(stage)])} %" for stage in heavy)
         light = np.delete(by_stage, heavy)
         return self.standing.open(
             IncidentScope.of_stage(heavy[0]),
@@ -204,7 +205,7 @@ class StageDetector(DispatchingDetector):
             detected_time_s=self.now_s,
             score=float(offset[heavy[0]] / self._witness.sigma[heavy[0]]),
             confidence=0.9,
-            summary=f"From the first step pipeline stages take longer than the others: {told}. The layers are divided "
+            summary=f"From the first step on pipeline stages take longer than the others: {told}. Layers are divided "
             "unevenly; no rank stands out.",
             evidence={
                 "standing": True,
@@ -229,7 +230,7 @@ class StageDetector(DispatchingDetector):
             detected_time_s=self.now_s,
             score=crossing.effect / float(self._witness.sigma[stage]),
             confidence=0.9,
-            summary=f"Pipeline stage {stage} takes {ratio:.2f} times its usual share of the other stages since step "
+            summary=f"Pipeline stage {stage} is {slower_than(ratio, 'it was')}, compared with the others, since step "
             f"{crossing.onset_step}; none of its {int((self._stage_of == stage).sum())} ranks stands out.",
             evidence={
                 "ratio": ratio,

@@ -14,6 +14,7 @@ import numpy as np
 from rankwatch_detectors.base import Frame, Severity
 from rankwatch_detectors.dispatch import typical
 from rankwatch_detectors.pace.witness import of_most
+from rankwatch_detectors.pace.words import duration, percent, slower_than
 from rankwatch_detectors.state import Stateful
 from rankwatch_detectors.statistics.anchor import Anchor
 from rankwatch_detectors.statistics.peers import median
@@ -138,11 +139,12 @@ def shifted(
         grown_s: see `StepParts.grown_s`.
     """
     ratio = math.exp(crossing.effect)
-    usual_s, what = seconds / ratio, "CPU time per step" if shared else "step time"
+    usual_s = seconds / ratio
+    what = f"need {percent(ratio)} % more CPU time" if shared else f"are {slower_than(ratio, 'before')}"
     return {
         "score": crossing.effect / sigma * math.sqrt(crossing.rows),
         "confidence": 1.0 - math.exp(-crossing.evidence / 4),
-        "summary": f"The job's {what} is {ratio:.2f} times its usual {usual_s:.3g} s since step {crossing.onset_step}."
+        "summary": f"Steps {what} since step {crossing.onset_step} ({duration(seconds)}, usually {duration(usual_s)})."
         + LONGER.get(cause_of(grown_s), ""),
         "evidence": {
             "ratio": ratio,
@@ -162,9 +164,10 @@ def drifted(anchor: Anchor, sigma: float, world_size: int) -> dict[str, Any]:
     ratio = math.exp(anchor.excess)
     best_s = math.exp(anchor.best)
     since = f" since step {anchor.onset_step}" if anchor.onset_step is not None else ""
+    times_s = f"{duration(math.exp(anchor.now))}, at best {duration(best_s)}"
     return {
         "score": anchor.excess / sigma,
-        "summary": f"The job's step time has drifted to {ratio:.2f} times its best level of {best_s:.3g} s{since}.",
+        "summary": f"Steps have become {slower_than(ratio, 'at their best')} little by little{since} ({times_s}).",
         "evidence": {
             "ratio": ratio,
             "seconds": math.exp(anchor.now),
@@ -184,7 +187,7 @@ def wanders(bouts: Sequence[float], seconds: float, sigma: float) -> dict[str, A
         "severity": Severity.INFO,
         "score": max(bouts) / sigma,
         "confidence": 0.9,
-        "summary": f"The job's pace wanders: {len(bouts)} times it became {low:.2f} to {high:.2f} times slower and "
-        "recovered by itself. Slowdowns of this size are not reported again.",
+        "summary": f"The job's pace wanders: {len(bouts)} times it became {percent(low)} to {percent(high)} % slower "
+        "and recovered by itself. Slowdowns of this size are not told again.",
         "evidence": {"standing": True, "times": len(bouts), "ratio": high, "ratio_least": low, "seconds": seconds},
     }

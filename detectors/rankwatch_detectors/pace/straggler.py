@@ -2,9 +2,10 @@
 
 In synchronous training all ranks wait for the slowest, so the time of a whole step does not show it. Busy time does:
 as wall time including waiting for data, as CPU time of the training thread, as what devices measure of their own work.
-If ranks of a host share cores, only CPU time distinguishes slow work from being descheduled; wall time then decides
-alone only if it is a third higher for a minute, and the cause is the host. Each witness has its own baseline and its
-own bank of CUSUMs.
+If ranks of a host share cores, wall time alone does not distinguish slow work from being descheduled. CPU time does,
+and so does wall time less the time in which the rank wanted a core and had none, which shows sleep, disks and networks
+as well. Wall time decides alone only if it is a third higher for a minute, and the cause is the host. Each witness has
+its own baseline and its own bank of CUSUMs.
 
 A rank that is slow from its first rows is reported too. Its excess then becomes its baseline, and later changes are
 judged against it and reported separately.
@@ -36,7 +37,7 @@ from rankwatch_detectors.base import (
     StepKind,
     Topology,
 )
-from rankwatch_detectors.dispatch import ATTEMPT_ENDED, OTHER_CLOCK, DispatchingDetector, typical
+from rankwatch_detectors.dispatch import ATTEMPT_ENDED, OTHER_CLOCK, DispatchingDetector, finite, typical
 from rankwatch_detectors.episodes import Episodes
 from rankwatch_detectors.explanation import Detectable, Suspect
 from rankwatch_detectors.pace.load import Crowding, CrowdingConfig, LoadConfig
@@ -51,7 +52,9 @@ from rankwatch_detectors.pace.witness import (
     cpu_seconds,
     device_seconds,
     own_seconds,
+    wanted_seconds,
 )
+from rankwatch_detectors.pace.words import duration, percent, slower_than
 from rankwatch_detectors.scope import WHOLE_JOB, IncidentScope, ScopeLevel
 from rankwatch_detectors.state import Stateful
 from rankwatch_detectors.statistics.baseline import BaselineConfig
@@ -100,6 +103,8 @@ class StragglerConfig:
     before a relaunch counts as the fix of an earlier incident."""
     fact_ratio: float = 1.05
     """The least standing difference that is reported."""
+    excess_min: float = 1.01
+    """A rank that takes less than this ratio of its peers' time delays nobody, whatever its own time was before."""
     smooth_rows: int = 8
     """Rows over which the excess of an open episode is smoothed."""
     clear_share: float = 0.35
@@ -173,7 +178,7 @@ class TrackedRank:
     """One rank that was reported as slow. Excesses are logarithms of a ratio to its peers."""
 
     witness: str
-    """Which witness found it: wall, cpu or host."""
+    """Which witness found it: one of `WITNESSES`."""
     told: float
     """The excess that was reported last."""
     excess: float
@@ -185,6 +190,11 @@ class TrackedRank:
     calm: int = 0
     """Rows in a row in which the excess is small, and the sum of their residuals."""
     calm_sum: float = 0.0
+
+    @property
+    def beyond_peers(self) -> float:
+        """How much longer than its peers it takes."""
+        return self.excess + self.standing
 
 
 class TrackedRanks(Stateful):
@@ -205,15 +215,20 @@ class TrackedRanks(Stateful):
 PHASES_SHOWN = 4
 
 
+def excess_of(frame: Frame, name: str, ranks: Sequence[int], peers: Sequence[int]) -> float | None:
+    """By how much a quantity of these ranks is more than of their peers, by the medians; None if it is not measured."""
+    found = finite(frame, name)
+    if found is None:
+        return None
+    here, among = (found[0][[one for one in some if found[1][one]]] for some in (ranks, peers))
+    return float(np.median(here) - np.median(among)) if here.size and among.size else None
+
+
 def phase_excess(frame: Frame, ranks: Sequence[int], peers: Sequence[int]) -> dict[str, float]:
     """Seconds by which each phase of these ranks is longer than of their peers, by the medians, largest first."""
-    excess = {}
-    for name, values in frame.values.items():
-        if name.startswith("phase."):
-            usable = frame.present[name] & np.isfinite(values)
-            here, among = ([one for one in some if usable[one]] for some in (ranks, peers))
-            if here and among:
-                excess[name.removeprefix("phase.")] = float(np.median(values[here]) - np.median(values[among]))
+    phases = [name for name in frame.values if name.startswith("phase.")]
+    found = {name.removeprefix("phase."): excess_of(frame, name, ranks, peers) for name in phases}
+    excess = {name: seconds for name, seconds in found.items() if seconds is not None}
     longest = sorted(excess.items(), key=lambda item: (-item[1], item[0]))
     return dict(longest[:PHASES_SHOWN])
 
@@ -221,8 +236,7 @@ def phase_excess(frame: Frame, ranks: Sequence[int], peers: Sequence[int]) -> di
 def cause_class(phase_excess_s: dict[str, float], added_s: float, *, witness: str, device: bool) -> str:
     """Cause class of a slow rank: `device` if that works for longer, else by its phases, else `host` or `worker`.
 
-    The longest excess decides: data_wait is `data`, checkpoint_save is `storage`. Where devices measure their own work,
-    other phases of the host contain the wait for its device, so one of these has to explain half of what is added.
+    The longest excess that explains half of what is added decides: data_wait is `data`, checkpoint_save is `storage`.
 
     Args:
         phase_excess_s: of each phase of the host.
@@ -232,11 +246,32 @@ def cause_class(phase_excess_s: dict[str, float], added_s: float, *, witness: st
     """
     if device:
         return "device"
-    least_s = added_s / 2 if witness == "arrival" else 0.0
-    grown = {name: seconds for name, seconds in phase_excess_s.items() if seconds > least_s}
+    grown = {name: seconds for name, seconds in phase_excess_s.items() if seconds > max(added_s / 2, 0.0)}
     longest = max(grown, key=lambda name: grown[name], default="")
     named = {"data_wait": "data", "checkpoint_save": "storage"}
     return named.get(longest, "host" if witness in ("host", "arrival") else "worker")
+
+
+def waits_for(evidence: Mapping[str, Any]) -> str:
+    """A sentence on what a rank waits for that is longer by the clock than by its CPU time; "" where that is unknown.
+
+    It has to explain most of what is added: the newest row tells the parts, the run how much it is.
+    """
+    added_s = evidence["busy_s"] - evidence["peers_busy_s"]
+    if evidence["witness"] == "own" and evidence.get("cpu_excess_s", math.inf) < added_s / 2:
+        return " It waits in its own code, as for a disk or a network, or sleeps: its CPU time has hardly grown."
+    if evidence["witness"] == "host" and evidence.get("queued_excess_s", 0.0) > added_s / 2:
+        return " It waits for a core, which others of its host have."
+    return ""
+
+
+MEASURED_AS = {"cpu": " of CPU time", "device": " on its device"}
+"""What the seconds of a witness are, if not all of its work."""
+
+
+def _times(witness: str, figures: Mapping[str, Any]) -> str:
+    here, peers = duration(figures["busy_s"]), duration(figures["peers_busy_s"])
+    return f"{here}{MEASURED_AS.get(witness, '')} a step, they {peers}"
 
 
 class ExplainedStraggler(WitnessedDetector):
@@ -264,8 +299,9 @@ class ExplainedStraggler(WitnessedDetector):
         return [*super().detectable(), *self._places.detectable()]
 
 
-WITNESSES = ("wall", "cpu", "host", "device", "arrival")
-"""Judged is wall time; or CPU time and wall time; or device time and the time until host and device are done."""
+WITNESSES = ("wall", "own", "cpu", "host", "device", "arrival")
+"""Judged is wall time; or wall time without waiting for a core, CPU time, and wall time; or device time and the time
+until host and device are done."""
 RANKS_SHOWN = 4
 RANKS_TOLD_MAX = 64
 """Ranks named in one finding about standing differences; longer lists are not read."""
@@ -274,7 +310,7 @@ RANKS_TOLD_MAX = 64
 class StragglerDetector(ExplainedStraggler):
     """Finds slow ranks, hosts and switches; scope "rank:N", "host:NAME", "switch:NAME".
 
-    Memory: about 1,150 bytes for each rank.
+    Memory: about 1,350 bytes for each rank.
     """
 
     kind: Kind = Kind.STRAGGLER
@@ -299,13 +335,14 @@ class StragglerDetector(ExplainedStraggler):
     def __init__(self, config: StragglerConfig) -> None:
         super().__init__()
         self.name = "straggler"
-        self.version = 14
+        self.version = 15
         self._config = config
-        # Of five witnesses of ranks at most two judge a row; the other third is for hosts and switches.
+        # Two witnesses of ranks at most judge a row, or three of which two share; the last third is for places.
         share = config.budget / 3
         self._wall = Witness(config.wall, config.baseline, config.load, share)
+        self._own = Witness(config.cpu, config.shared_baseline, config.load, share / 2)
         self._cpu = Witness(config.cpu, config.shared_baseline, config.load, share)
-        self._host = Witness(config.host, config.shared_baseline, config.load, share)
+        self._host = Witness(config.host, config.shared_baseline, config.load, share / 2)
         self._device = Witness(config.wall, config.baseline, config.load, share)
         self._arrival = Witness(config.wall, config.baseline, config.load, share)
         self.witnesses = {name: getattr(self, f"_{name}") for name in WITNESSES}
@@ -373,9 +410,11 @@ class StragglerDetector(ExplainedStraggler):
             return ()
         if cpu is None:
             return [*self._judge(self._wall, wall, frame, step_s), *self._lesser(self._wall, wall, frame)]
-        doubt = self._crowding.doubt(wall, cpu)
-        by_cpu = self._judge(self._cpu, cpu, frame, step_s, doubt)
-        return [*by_cpu, *self._judge(self._host, wall, frame, step_s, doubt)]
+        wanted = wanted_seconds(frame)
+        doubt = self._crowding.doubt(wall, cpu if wanted is None else wanted)
+        found = [] if wanted is None else self._judge(self._own, wanted, frame, step_s, doubt)
+        found += self._judge(self._cpu, cpu, frame, step_s, doubt)
+        return [*found, *self._judge(self._host, wall, frame, step_s, doubt)]
 
     def _judge(
         self, witness: Witness, seconds: Floats, frame: Frame, step_s: float | None, doubt: Floats | None = None
@@ -396,6 +435,8 @@ class StragglerDetector(ExplainedStraggler):
             describe, places = partial(self._described, witness, seconds, frame), self._places
             if crossings:
                 findings += places.spoken_for(witness, crossings, named, frame, self.now_s, describe)
+                # What its host or switch seems to share is not the rank's own, whether or not that is certain yet.
+                crossings = [one for one in crossings if one.effect - places.shared(one.rank) >= witness.effect_min]
             if witness is not self._device:
                 name = "wall" if witness is self._wall else "arrival"
                 findings += places.take(witness, name, frame, self.now_s, describe)
@@ -424,7 +465,8 @@ class StragglerDetector(ExplainedStraggler):
             if state.witness != self._name(witness) or not witness.judged[rank]:
                 continue
             state.excess += (float(residual[rank]) - state.excess) / config.smooth_rows
-            calm = state.excess < config.clear_share * state.told
+            as_peers = state.beyond_peers < math.log(config.excess_min)
+            calm = as_peers or state.excess < config.clear_share * state.told
             changed = abs(state.excess - state.told) > config.retell_share * state.told
             state.calm = state.calm + 1 if calm else 0
             state.calm_sum = state.calm_sum + float(residual[rank]) if calm else 0.0
@@ -444,7 +486,8 @@ class StragglerDetector(ExplainedStraggler):
         """Whether a rank that is much faster than reported is as fast as its peers, and not only less slow."""
         mean = state.calm_sum / state.calm
         chance = self._config.clear_sigmas * float(witness.sigma[rank]) / math.sqrt(state.calm)
-        if mean < max(witness.effect_min, chance):
+        least = math.log(self._config.excess_min)
+        if mean < max(witness.effect_min, chance) or mean + state.standing < least:
             return True
         state.excess = mean
         return False
@@ -482,7 +525,10 @@ class StragglerDetector(ExplainedStraggler):
         if not ranks:
             return []
         ratios = {str(rank): math.exp(offset[rank]) for rank in ranks}
-        shown = ", ".join(f"{self._names[rank]} {math.exp(offset[rank]):.2f}" for rank in ranks[:RANKS_SHOWN])
+        shown = ", ".join(
+            f"{name[0].lower()}{name[1:]} by {percent(math.exp(offset[rank]))} %"
+            for rank, name in ((rank, self._names[rank]) for rank in ranks[:RANKS_SHOWN])
+        )
         more = f" and {len(ranks) - RANKS_SHOWN} more" if len(ranks) > RANKS_SHOWN else ""
         slowest = ranks[0]
         return self.standing.open(
@@ -496,7 +542,7 @@ class StragglerDetector(ExplainedStraggler):
             detected_time_s=self.now_s,
             score=float(offset[slowest] / witness.sigma[slowest]),
             confidence=0.9,
-            summary=f"Slower than their peers from the first step (time compared with peers): {shown}{more}.",
+            summary=f"Slower than their peers from the first step on: {shown}{more}.",
             evidence={
                 "standing": True,
                 "ratio": math.exp(offset[slowest]),
@@ -509,13 +555,14 @@ class StragglerDetector(ExplainedStraggler):
 
     def _retell(self, witness: Witness, rank: int, state: TrackedRank, seconds: Floats, frame: Frame) -> list[Finding]:
         state.told, state.changed, state.calm, state.calm_sum = state.excess, 0, 0, 0.0
-        scope, ratio = IncidentScope.of_rank(rank), math.exp(state.excess + state.standing)
+        scope, ratio = IncidentScope.of_rank(rank), math.exp(state.beyond_peers)
+        name = self._name(witness)
         figures = self._figures(float(np.median(seconds[witness.peers_of(rank)])), ratio, frame)
         return self.episodes.update(
             scope,
             detected_step=frame.step,
             detected_time_s=self.now_s,
-            summary=f"{self._names[rank]} takes {ratio:.2f} times as long as its peers.",
+            summary=f"{self._names[rank]} is now {slower_than(ratio, 'its peers')} ({_times(name, figures)}).",
             evidence={**self.episodes.told(scope)["evidence"], **figures},
         )
 
@@ -526,13 +573,17 @@ class StragglerDetector(ExplainedStraggler):
         # The ratio to the peers includes the offset that the baseline attributes to silicon.
         standing = float(baseline.offset[rank]) if baseline.groups.proper[rank] else 0.0
         ratio = math.exp(crossing.effect + standing)
+        if ratio < self._config.excess_min:
+            # It was faster than its peers and is as fast as they are now: nobody waits for it.
+            baseline.absorb(rank, crossing.effect, crossing.rows)
+            return []
         if first:
             baseline.accept(rank, crossing.effect, crossing.rows)
             if scope in self.standing:
                 return []
         evidence, cause = self._evidence(witness, crossing, ratio, seconds, frame)
         rows = self._rows - 1 if first else crossing.rows
-        since = "from the first step" if first else f"since step {crossing.onset_step}"
+        since = "from the first step on" if first else f"since step {crossing.onset_step}"
         findings = (self.standing if first else self.episodes).open(
             scope,
             attempt=self.attempt,
@@ -544,8 +595,8 @@ class StragglerDetector(ExplainedStraggler):
             detected_time_s=self.now_s,
             score=crossing.effect / float(witness.sigma[rank]) * math.sqrt(crossing.rows),
             confidence=1.0 - math.exp(-crossing.evidence / 4),
-            summary=f"{where} takes {ratio:.2f} times as long as its peers {since} "
-            f"(runs at {1 / ratio:.2f} of their speed).",
+            summary=f"{where} is {slower_than(ratio, 'its peers')} {since} "
+            f"({_times(evidence['witness'], evidence)}).{waits_for(evidence)}",
             evidence=evidence | ({"standing": True} if first else {}),
             cause=cause,
         )
@@ -583,6 +634,9 @@ class StragglerDetector(ExplainedStraggler):
             "log_likelihood_ratio": crossing.evidence,
             "phase_excess_s": phases,
         }
+        for what, name in (("cpu_excess_s", "busy_cpu_s"), ("queued_excess_s", "queued_s")):
+            if witness in (self._own, self._host) and (excess_s := excess_of(frame, name, [rank], peers)) is not None:
+                evidence[what] = excess_s
         device = witness is self._device or self._device.suspects(rank)
         added_s = figures["busy_s"] - figures["peers_busy_s"]
         return evidence, cause_class(phases, added_s, witness=self._name(witness), device=device)

@@ -298,6 +298,17 @@ def cpu_seconds(frame: Frame) -> Floats | None:
     return None if cpu is None else where_usable(cpu, np.nan)
 
 
+def wanted_seconds(frame: Frame) -> Floats | None:
+    """Seconds of each rank's work less those in which it wanted a core and had none: CPU time, sleep, disks, networks.
+
+    NaN where not measured. None unless most ranks measure it, or if any measures its device.
+    """
+    busy, queued = finite(frame, "busy_s"), of_most(frame, "queued_s")
+    if busy is None or queued is None or "device_busy_s" in frame.values:
+        return None
+    return where_usable(busy, np.nan) - queued
+
+
 def device_seconds(frame: Frame) -> Floats | None:
     """Seconds of each rank's own work on its device. NaN where not measured; None unless most ranks measure it."""
     return of_most(frame, "device_busy_s")

@@ -70,6 +70,9 @@ def usual_step_s(before_s: float, step_s: float, rows: int) -> float:
 ROWS_BEYOND_MIN = 0.9
 # From so many ranks on a crossing takes one row more: somewhere a burst of four meets other slow rows every week.
 MANY_RANKS = 4_096
+# A value speaks for a level from half of it on, so values are not cut below this share of the least level, however
+# small their noise is.
+REACH_MIN_SHARE = 0.6
 # Onset if there is no run.
 NO_RUN = -1.0
 
@@ -97,13 +100,14 @@ class ShiftBank(Stateful):
 
         Args:
             levels: tested shifts in logarithms; negative ones find values that fall.
-            clip_sigmas: larger values are cut to this many sigmas.
+            clip_sigmas: larger values are cut to this many sigmas, or `REACH_MIN_SHARE` of the least level.
             rows_min: rows beyond half a level that a run needs before it counts as a crossing.
         """
         self._levels = levels
         self._level: Floats = np.array(levels)[:, np.newaxis]
         self._half = self._level / 2
         self._falling = min(levels) < 0
+        self._reach_min = REACH_MIN_SHARE * min(map(abs, levels))
         self._sign: Floats = np.sign(self._level)
         self.clip_sigmas = clip_sigmas
         self._rows_min = rows_min
@@ -154,7 +158,7 @@ class ShiftBank(Stateful):
 
         However far out a rank is, it needs more than `rows_needed` rows to reach the threshold.
         """
-        reach = self.clip_sigmas * sigma
+        reach = np.maximum(self.clip_sigmas * sigma, self._reach_min)
         clipped = np.minimum(np.maximum(residual, -reach), reach)
         levels = self._lively = self._count_lively(clipped)
         if not levels:

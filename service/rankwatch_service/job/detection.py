@@ -39,7 +39,7 @@ EXPECTED_STEPS: Final = 128
 
 _MARK: Final = "device_step_s"
 _OF_DEVICES: Final = frozenset({_MARK, "device_busy_s", "device_wait_s"})
-_OF_HOSTS: Final = frozenset({"step_time_s", "busy_s", "busy_cpu_s", "wait_s", "tokens", "tokens_squared"})
+_OF_HOSTS: Final = frozenset({"step_time_s", "busy_s", "busy_cpu_s", "queued_s", "wait_s", "tokens", "tokens_squared"})
 
 
 class TimedFrames:

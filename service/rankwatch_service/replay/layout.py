@@ -9,6 +9,7 @@ METRICS: Final[Mapping[str, str]] = {
     "step_time_s": "step_time_s",
     "busy_s": "busy_s",
     "busy_cpu_s": "busy_cpu_s",
+    "queued_s": "queued_s",
     "wait_s": "wait_s",
     "device_busy_s": "device_busy_s",
     "device_wait_s": "device_wait_s",

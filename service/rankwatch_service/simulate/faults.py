@@ -46,6 +46,8 @@ class Slow:
     data_wait: bool = False
     wall_only: bool = False
     """Descheduled: CPU time does not grow."""
+    asleep: bool = False
+    """Waiting in its own code, for a disk or a network: CPU time does not grow either."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -153,7 +153,7 @@ class _Player:
             work = work * np.asarray(self.stage_weights)[self.topology.pp]
         work = work + self._interruptions()
         data_wait = 0.01 * job.step_s * np.exp(0.3 * random.standard_normal(ranks))
-        descheduled = np.ones(ranks)
+        descheduled, asleep = np.ones(ranks), np.zeros(ranks)
         for slowed in self.disturbances.slows:
             if slowed.active(self.step):
                 chosen, slow = list(slowed.ranks), slowed.slow
@@ -161,11 +161,13 @@ class _Player:
                     data_wait[chosen] += (slow.factor - 1) * work[chosen]
                 elif slow.wall_only:
                     descheduled[chosen] *= slow.factor
+                elif slow.asleep:
+                    asleep[chosen] += (slow.factor - 1) * work[chosen]
                 else:
                     work[chosen] *= slow.factor
         if job.noise.contention:
             descheduled = descheduled * np.exp(job.noise.contention * np.abs(random.standard_normal(ranks)))
-        busy = work * descheduled
+        busy = work * descheduled + asleep
         transfer = 0.1 * job.step_s * float(np.exp(0.05 * random.standard_normal()))
         transfer *= math.prod(one.factor for one in self.disturbances.congestions if self.step >= one.from_step)
         seconds = float((busy + data_wait).max()) + transfer
@@ -179,6 +181,7 @@ class _Player:
         }
         if not job.placement.accelerated:
             steps["busy_cpu_s"] = work * np.exp(0.02 * random.standard_normal(ranks))
+            steps["queued_s"] = work * (descheduled - 1)
         elif job.placement.launch_cpu:
             steps["busy_cpu_s"] = LAUNCH_SHARE * job.step_s * np.exp(0.02 * self.launching.standard_normal(ranks))
         if job.placement.device_times:

@@ -49,7 +49,7 @@ def columns_of(job: Job) -> tuple[str, ...]:
     named += ["data_wait_s", "forward_s", "backward_s", "loss", "grad_norm", "nonfinite"]
     named += ["fingerprint"] if job.fingerprint_every else []
     named += ["local_grad_norm"]
-    named += [] if job.placement.accelerated else ["busy_cpu_s"]
+    named += [] if job.placement.accelerated else ["busy_cpu_s", "queued_s"]
     named += _device_columns(job)
     named += ["switch"] if job.placement.hosts_per_switch else []
     named += DEVICE_TIMES if job.placement.device_times else []

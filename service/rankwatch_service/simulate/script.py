@@ -287,7 +287,7 @@ def _ended_by(text: str, _job: Job) -> dict[str, Any] | None:
     return {"signal": None, "code": 1, "error": text} if text else None
 
 
-_COMPUTE: Final = word(compute={}, data={"data_wait": True}, descheduled={"wall_only": True})
+_COMPUTE: Final = word(compute={}, data={"data_wait": True}, descheduled={"wall_only": True}, asleep={"asleep": True})
 _BUSY: Final = word(loop={}, stopped={"stopped": True})
 _TOKENS: Final = word(yes={"report_tokens": True}, no={"report_tokens": False})
 
@@ -295,7 +295,7 @@ FAULTS: Final[dict[str, FaultSpec]] = {
     "straggler": _fault(
         "ranks work more slowly than their peers", faults.Slow, factor=slower("1.2"),
         every=Parameter("every", integer(1), "2 = only every second step", "1"),
-        by=Parameter("by", _COMPUTE, "what takes longer: compute, data or descheduled", "compute"),
+        by=Parameter("by", _COMPUTE, "what takes longer: compute, data, descheduled or asleep", "compute"),
     ),
     "slowdown": _fault("all ranks are slower than before", faults.SlowJob, factor=slower("1.1")),
     "drift": _fault(

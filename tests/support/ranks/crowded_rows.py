@@ -94,10 +94,10 @@ def _taken(folder: Path, readers: dict[Path, RingReader]) -> list[tuple[int, Ste
 def _write(out: Path, entries: list[tuple[int, StepEntry]]) -> None:
     with gzip.open(out, "wt", newline="") as file:
         rows = csv.writer(file)
-        rows.writerow(["step", "rank", "host", "time_s", "step_time_s", "busy_s", "busy_cpu_s", "wait_s"])
+        rows.writerow(["step", "rank", "host", "time_s", "step_time_s", "busy_s", "busy_cpu_s", "queued_s", "wait_s"])
         first_ns = min(entry.time_unix_ns for _, entry in entries)
         for rank, entry in sorted(entries, key=lambda each: (each[1].step, each[0])):
-            seconds = (entry.step_time_s, entry.busy_s, entry.busy_cpu_s, entry.wait_s)
+            seconds = (entry.step_time_s, entry.busy_s, entry.busy_cpu_s, entry.queued_s, entry.wait_s)
             since_s = (entry.time_unix_ns - first_ns) / 1e9
             rows.writerow([entry.step, rank, "here", f"{since_s:.3f}", *(f"{each:.5f}" for each in seconds)])
 

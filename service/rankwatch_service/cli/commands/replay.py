@@ -61,7 +61,7 @@ def replay(
       time_s rank host switch device_type device_uuid dp tp pp cp ep
       attempt
       kind (train, eval, checkpoint)
-      step_time_s busy_s busy_cpu_s wait_s
+      step_time_s busy_s busy_cpu_s queued_s wait_s
       device_step_s device_busy_s device_wait_s
       data_wait_s forward_s backward_s collective_s optimizer_s loss
       grad_norm local_grad_norm tokens tokens_squared nonfinite fingerprint
