@@ -35,6 +35,7 @@ from rankwatch_detectors.scope import IncidentScope
 from rankwatch_detectors.state import Stateful
 from rankwatch_detectors.statistics.peers import PeerGroups
 from rankwatch_detectors.statistics.series import DriftTest
+from rankwatch_detectors.words import column_words, compared, lasting
 
 
 class HeldCells(Stateful):
@@ -166,7 +167,8 @@ class ThresholdWatch(RuleWatch):
 
     def sentence(self) -> str:  # noqa: D102
         who = " of some ranks" if self.rule.each_rank else ""
-        return f"{self.rule.metric}{who} is {self.rule.when} {self.rule.value:.6g}: {self.value:.6g}"
+        name = column_words(self.rule.metric)
+        return f"{name}{who} is {self.value:.6g}, {self.rule.when} {self.rule.value:.6g}"
 
 
 class AbsenceWatch(RuleWatch):
@@ -186,7 +188,7 @@ class AbsenceWatch(RuleWatch):
         return {"absent_s": self.value}
 
     def sentence(self) -> str:  # noqa: D102
-        return f"{self.rule.metric} has been absent for {self.value:.0f} s while steps go on"
+        return f"{column_words(self.rule.metric)} has been absent for {lasting(self.value)} while steps go on"
 
 
 class PeerWatch(RuleWatch):
@@ -231,7 +233,7 @@ class PeerWatch(RuleWatch):
         return {"ratio": self.value, "threshold": self.rule.value}
 
     def sentence(self) -> str:  # noqa: D102
-        return f"{self.rule.metric} of some ranks is {self.value:.3g} times the median of their peers"
+        return f"{column_words(self.rule.metric)} of some ranks is {compared(self.value)} the median of their peers"
 
 
 REFERENCE_POINTS: Final = 64
@@ -328,8 +330,7 @@ class DriftWatch(RuleWatch):
         }
 
     def sentence(self) -> str:  # noqa: D102
-        sigmas = (self.value - self._level) / self._scatter
-        return f"{self.rule.metric} has left its level of {self._level:.6g} for {self.value:.6g} ({sigmas:+.1f} sigmas)"
+        return f"{column_words(self.rule.metric)} has left its usual {self._level:.6g} and is at {self.value:.6g}"
 
     def _judge_shift(self, shift: float) -> None:
         if abs(shift) < SHIFT_MIN * self._scatter:
@@ -396,7 +397,7 @@ class MetricDetector(DispatchingDetector):
     def __init__(self) -> None:
         super().__init__()
         self.name = "metric"
-        self.version = 1
+        self.version = 2
         self._watches: dict[str, RuleWatch] = {}
         """By name of the rule, in the order of the rules."""
 
@@ -456,7 +457,7 @@ class MetricDetector(DispatchingDetector):
         if not watch.held.any_open:
             if scope not in self.episodes:
                 return []
-            summary = f"Rule {watch.rule.name}: {watch.rule.metric} is within its bounds again."
+            summary = f"Rule {watch.rule.name}: {column_words(watch.rule.metric)} is within its bounds again."
             return self.episodes.close(scope, frame.step, self.now_s, summary)
         culprits = watch.culprits()
         ranks = culprits[:CULPRITS_MAX]

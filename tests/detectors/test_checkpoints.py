@@ -604,7 +604,7 @@ def test_what_an_agent_reports_of_a_disk_and_cannot_be_read_says_nothing() -> No
         disk(free_bytes=-1, total_bytes=2, save_bytes=3),
     ]
     (finding,) = found(observations)
-    assert finding.summary.endswith("min).")
+    assert finding.summary.endswith("(6 min 40 s).")
 
 
 def test_a_full_disk_counts_until_its_own_host_reports_another() -> None:

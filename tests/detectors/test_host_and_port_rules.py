@@ -92,7 +92,7 @@ def test_a_share_of_time_beyond_its_limit_is_told_after_a_minute_and_warned_of_a
     assert (warned.change, warned.severity) == (Change.UPDATE, Severity.WARNING)
     assert hosts.see(HOST.held_slots - 1) == []
     (over,) = hosts.see(1)
-    assert (over.change, over.summary) == (Change.CLOSE, "The host does as it should again.")
+    assert (over.change, over.summary) == (Change.CLOSE, "The host is back to what is usual for it.")
 
 
 def test_what_a_host_had_from_the_start_is_told_only_from_twice_of_it_on() -> None:
@@ -107,13 +107,13 @@ def test_killed_processes_are_told_at_once_and_warned_of_when_it_goes_on() -> No
     hosts = learned("host")
     (finding,) = hosts.see(1, {"oom_kills": 5.0})
     assert finding.severity is Severity.INFO
-    assert finding.summary == "Host host-1: the kernel killed 2 processes for want of memory."
+    assert finding.summary.startswith("Host host-1 ran out of memory: the kernel killed 2 processes")
     assert hosts.see(1, {"oom_kills": 6.0}) == []
     (warned,) = hosts.see(1, {"oom_kills": 7.0})
     assert warned.severity is Severity.WARNING
     assert hosts.see(HOST.oom_quiet_slots - 1, {"oom_kills": 7.0}) == []
     (over,) = hosts.see(1, {"oom_kills": 7.0})
-    assert (over.change, over.summary) == (Change.CLOSE, "The host does as it should again.")
+    assert (over.change, over.summary) == (Change.CLOSE, "The host is back to what is usual for it.")
 
 
 def test_before_the_first_step_only_killed_processes_count_and_what_is_usual_is_learned_after_it() -> None:
@@ -268,4 +268,4 @@ def test_what_the_provider_announces_is_a_warning_until_it_is_withdrawn() -> Non
     assert announce(what="") == announce(what="else") == []
     assert announce(what="maintenance")
     (silent,) = hosts.see(100)
-    assert silent.summary == "Its agent has told nothing more of it for 180 s."
+    assert silent.summary == "No report about it for 180 s."

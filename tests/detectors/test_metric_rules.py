@@ -77,7 +77,7 @@ def test_a_value_beyond_its_threshold_for_the_hold_time_opens_and_ends_after_as_
     assert (found.onset_step, found.detected_step, found.ranks) == (5, 8, ())
     told = {"rule": "high", "metric": "memory", "when": "above", "value": 12.0, "threshold": 10.0}
     assert found.evidence == {**told, "since_step": 5, "hold_s": 3.0}
-    assert found.summary == "Rule high: memory is above 10: 12, since step 5."
+    assert found.summary == "Rule high: memory is 12, above 10, since step 5."
     assert job.log("memory", 9.0, steps=2) == []
     assert job.log("memory", 11.0) == []  # not back for long enough
     assert job.log("memory", 9.0, steps=3) == []

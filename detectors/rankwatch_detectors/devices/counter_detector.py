@@ -362,7 +362,7 @@ class CounterDetector(DispatchingDetector, ABC):
             self._troubles, self.attempt = {}, ""
             return ()
         before_s = self.now_s - SILENT_S
-        why = f"Its agent has told nothing more of it for {SILENT_S:.0f} s."
+        why = f"No report about it for {SILENT_S:.0f} s."
         findings: list[Finding] = []
         for text, troubles in list(self._troubles.items()):
             silent = [key for key, trouble in troubles.items() if trouble["told_s"] <= before_s]

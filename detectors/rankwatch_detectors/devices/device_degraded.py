@@ -269,10 +269,10 @@ class DeviceDegradedDetector(CounterDetector):
     DEVICES: ClassVar[str] = "gpu"
     CAUSE: ClassVar[str] = "device"
     NAMED: ClassVar[str] = "device_uuid"
-    WELL: ClassVar[str] = "The device does as it should again."
+    WELL: ClassVar[str] = "The device is back to what is usual for it."
 
     def __init__(self, config: DeviceDegradedConfig) -> None:
-        super().__init__(Kind.DEVICE_DEGRADED, 6, GpuRules(config.counters))
+        super().__init__(Kind.DEVICE_DEGRADED, 7, GpuRules(config.counters))
         self._config = config
 
     def _on_occurrence(self, occurrence: Occurrence) -> Sequence[Finding]:

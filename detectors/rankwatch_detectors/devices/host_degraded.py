@@ -107,10 +107,10 @@ class HostDegradedDetector(CounterDetector):
     DEVICES: ClassVar[str] = "host"
     CAUSE: ClassVar[str] = "host"
     NAMED: ClassVar[str] = "device"
-    WELL: ClassVar[str] = "The host does as it should again."
+    WELL: ClassVar[str] = "The host is back to what is usual for it."
 
     def __init__(self, config: HostDegradedConfig) -> None:
-        super().__init__(Kind.HOST_DEGRADED, 3, HostRules(config.counters))
+        super().__init__(Kind.HOST_DEGRADED, 4, HostRules(config.counters))
 
     def _on_occurrence(self, occurrence: Occurrence) -> Sequence[Finding]:
         same_launch = occurrence.attempt.rpartition(".")[0] == self.attempt.rpartition(".")[0]
@@ -128,19 +128,19 @@ class HostDegradedDetector(CounterDetector):
         figure = dict(problem.evidence or {})
 
         def share(name: str) -> str:
-            return f"{100 * figure[name]:.0f} % of the time, where {100 * figure[f'usual_{name}']:.0f} % are usual"
+            return f"{100 * figure[name]:.0f} % of the time, usually {100 * figure[f'usual_{name}']:.0f} %"
 
         match problem.what:
             case "throttled":
-                return (
-                    f"Host {host}: the container's limit of processor time is reached {share('cpu_throttled_ratio')}."
-                )
+                return f"The container on host {host} has used up its processor time {share('cpu_throttled_ratio')}."
             case "steal":
-                return f"Host {host}: the hypervisor gives its processors to others {share('cpu_steal_ratio')}."
+                return f"The hypervisor gives the processors of host {host} to others {share('cpu_steal_ratio')}."
             case "memory":
-                return f"Host {host}: all tasks wait for memory {share('memory_pressure_ratio')}."
-        new = figure["new_errors"]
-        return f"Host {host}: the kernel killed {new:.0f} process{'es' * (new > 1)} for want of memory."
+                return f"On host {host} all processes wait for memory {share('memory_pressure_ratio')}."
+        killed = "1 process (`dmesg -T | grep -i oom` names it)"
+        if (new := round(figure["new_errors"])) > 1:
+            killed = f"{new} processes (`dmesg -T | grep -i oom` names them)"
+        return f"Host {host} ran out of memory: the kernel killed {killed}."
 
 
 def _when(fields: Mapping[str, str]) -> str:

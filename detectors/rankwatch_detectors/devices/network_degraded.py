@@ -113,10 +113,10 @@ class NetworkDegradedDetector(CounterDetector):
     DEVICES: ClassVar[str] = "port"
     CAUSE: ClassVar[str] = "network"
     NAMED: ClassVar[str] = "port"
-    WELL: ClassVar[str] = "The host's network does as it should again."
+    WELL: ClassVar[str] = "The port is back to what is usual for it."
 
     def __init__(self, config: NetworkDegradedConfig) -> None:
-        super().__init__(Kind.NETWORK_DEGRADED, 3, PortRules(config.counters))
+        super().__init__(Kind.NETWORK_DEGRADED, 4, PortRules(config.counters))
 
     def _sentence(self, scope: IncidentScope, problem: DeviceProblem, host: str, device: str) -> str:  # noqa: ARG002
         figure, name = dict(problem.evidence or {}), f"Port {device} of host {host}"

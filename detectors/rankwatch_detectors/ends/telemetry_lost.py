@@ -10,7 +10,7 @@ fall silent while the job is being ended on request are not reported: whether al
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -21,6 +21,7 @@ from rankwatch_detectors.dispatch import DispatchingDetector
 from rankwatch_detectors.ends.teardown import ENDS, end_of, is_request
 from rankwatch_detectors.scope import WHOLE_JOB, IncidentScope
 from rankwatch_detectors.statistics.peers import anyone
+from rankwatch_detectors.words import lasting
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ class TelemetryLostDetector(DispatchingDetector):
     def __init__(self, config: TelemetryLostConfig) -> None:
         super().__init__()
         self.name = "telemetry_lost"
-        self.version = 4
+        self.version = 5
         self._config = config
         self._hosts: list[str] = []
         self._host_of: Ints = np.zeros(0, dtype=np.int64)
@@ -214,7 +215,7 @@ class TelemetryLostDetector(DispatchingDetector):
             if len(hosts) == len(self._hosts) > 1:
                 heard = f"None of the job's {len(hosts)} hosts has sent telemetry"
             summary = (
-                f"{heard} for {silent_s:.0f} s; the state of {'its' if has == 'has' else 'their'} ranks is unknown."
+                f"{heard} for {silent_s:.0f} s: nobody knows whether {'its' if has == 'has' else 'their'} ranks train."
             )
         return {"summary": summary, "evidence": evidence}
 
@@ -226,7 +227,19 @@ class TelemetryLostDetector(DispatchingDetector):
                 continue
             # If the ranks turn out to have ended, no telemetry is expected any more.
             back = any(host in unheard for host in group["hosts"])
-            why = "Telemetry is back." if back else "The ranks have ended; no more telemetry is expected."
-            findings.extend(self.episodes.close(IncidentScope.parse(text), step, self.now_s, why))
+            scope = IncidentScope.parse(text)
+            if scope in self.episodes:
+                why = self._was(group, self.now_s - self.episodes.told(scope)["onset_time_s"], back=back)
+                findings.extend(self.episodes.close(scope, step, self.now_s, why))
             del self._groups[text]
         return findings
+
+    def _was(self, group: Mapping[str, Any], lasted_s: float, *, back: bool) -> str:
+        """What became of hosts whose state was not known."""
+        hosts = group["hosts"]
+        who = f"Host {hosts[0]} was" if len(hosts) == 1 else f"{len(hosts)} of the job's {len(self._hosts)} hosts were"
+        if group["reason"] == "gaps":
+            return f"All messages arrive again; for {lasting(lasted_s)} some were lost."
+        if not back:
+            return f"{who} silent for {lasting(lasted_s)}: the ranks there have ended."
+        return f"{who} silent for {lasting(lasted_s)} and report{'s' * (len(hosts) == 1)} again."

@@ -13,6 +13,7 @@ from rankwatch_detectors.base import AttemptStart, Finding, Frame, Kind, Occurre
 from rankwatch_detectors.dispatch import DispatchingDetector
 from rankwatch_detectors.progress.checkpoint_reports import DiskReport
 from rankwatch_detectors.scope import WHOLE_JOB
+from rankwatch_detectors.words import lasting
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class CheckpointOverdueDetector(DispatchingDetector):
     def __init__(self, config: CheckpointOverdueConfig) -> None:
         super().__init__()
         self.name = "checkpoint_overdue"
-        self.version = 2
+        self.version = 3
         self._config = config
         self._gaps: list[list[float]] = []
         """Steps and seconds between saves that followed each other within an attempt."""
@@ -99,8 +100,8 @@ class CheckpointOverdueDetector(DispatchingDetector):
             detected_time_s=self.now_s,
             score=steps / usual_steps,
             confidence=0.9,
-            summary=f"No checkpoint was saved {since}, for {steps:.0f} steps ({seconds / 60:.0f} min); "
-            f"usually the job saves within {usual_steps:.0f} steps ({usual_s / 60:.1f} min).{self._disk.sentence}",
+            summary=f"No checkpoint was saved {since}, for {steps:.0f} steps ({lasting(seconds)}); "
+            f"usually the job saves within {usual_steps:.0f} steps ({lasting(usual_s)}).{self._disk.sentence}",
             evidence={
                 "last_step": int(self._last[0]),
                 "steps_since": int(steps),

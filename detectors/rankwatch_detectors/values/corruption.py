@@ -22,6 +22,7 @@ from rankwatch_detectors.pace.witness import Witness, WitnessConfig
 from rankwatch_detectors.scope import WHOLE_JOB, IncidentScope
 from rankwatch_detectors.statistics.baseline import BaselineConfig
 from rankwatch_detectors.statistics.shift import Crossing
+from rankwatch_detectors.words import compared
 
 MAJORITY_MIN = 3
 
@@ -58,7 +59,7 @@ class FingerprintDetector(DispatchingDetector):
     def __init__(self) -> None:
         super().__init__()
         self.name = "corruption"
-        self.version = 2
+        self.version = 3
         self._replicated = False
         self._group: Ints = np.zeros(0, dtype=np.int64)
         self._slices: Ints = np.zeros((0, 0), dtype=np.int64)
@@ -135,10 +136,7 @@ class FingerprintDetector(DispatchingDetector):
         onset = frame.step if self._equal_step is None else self._equal_step + 1
         others = np.setdiff1d(members, np.asarray(ranks)) if certain else members
         told = {int(rank): f"{int(bits) & (2**64 - 1):016x}" for rank, bits in zip(members, prints, strict=True)}
-        who = f"Rank {ranks[0]}" if certain else f"One of {len(ranks)} replicas ({', '.join(map(str, ranks[:8]))})"
-        agreed = (
-            "no earlier agreement in this attempt" if self._equal_step is None else f"equal in step {self._equal_step}"
-        )
+        agree = int(np.unique(prints, return_counts=True)[1].max())
         return self.episodes.open(
             scope,
             attempt=self.attempt,
@@ -150,7 +148,7 @@ class FingerprintDetector(DispatchingDetector):
             detected_time_s=self.now_s,
             score=math.inf,
             confidence=1.0 if certain else 0.5,
-            summary=f"{who} has parameters that differ from its replicas' in step {frame.step} ({agreed}).",
+            summary=_wrong_weights(ranks, self._since(frame.step), agree if certain else 0, members.size - 1),
             evidence={
                 "fingerprints": {str(rank): told[rank] for rank in ranks[:8]},
                 "replicas": {str(rank): told[rank] for rank in others[:8].tolist()},
@@ -159,6 +157,29 @@ class FingerprintDetector(DispatchingDetector):
             },
             cause="worker" if certain else "",
         )
+
+    def _since(self, step: int) -> str:
+        """Since when weights differ, as far as is known."""
+        if self._equal_step is None:
+            return f"since step {step} or before"
+        first = self._equal_step + 1
+        return f"since step {step}" if first == step else f"since a step between {first} and {step}"
+
+
+def _wrong_weights(ranks: Sequence[int], since: str, agree: int, replicas: int) -> str:
+    """The summary.
+
+    Args:
+        ranks: whose weights are wrong; where that is not certain, all that differ.
+        since: when it began.
+        agree: replicas that agree with each other; 0: no majority shows who is wrong.
+        replicas: of the rank, besides itself.
+    """
+    if agree:
+        which = f"its {agree} replicas" if agree == replicas else f"{agree} of its {replicas} replicas"
+        return f"The weights of rank {ranks[0]} are wrong {since}: {which} agree with each other, not with it."
+    few = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+    return f"The weights of replicas on ranks {few} differ {since}, and no majority shows which of them are wrong."
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +211,7 @@ class LocalNormDetector(DispatchingDetector):
     def __init__(self, config: LocalNormConfig) -> None:
         super().__init__()
         self.name = "local_grad_norm"
-        self.version = 8
+        self.version = 9
         self._config = config
         self._witness = Witness(config.witness, config.baseline, config.load, config.budget)
         self._peers: Ints = np.zeros(0, dtype=np.int64)
@@ -227,7 +248,7 @@ class LocalNormDetector(DispatchingDetector):
             state[1] += (float(residual[rank]) - state[1]) / self._config.clear_rows
             state[2] = state[2] + 1 if abs(state[1]) < self._config.clear_share * abs(state[0]) else 0
             if state[2] >= self._config.clear_rows:
-                summary = f"The local gradient norm of rank {rank} is back among its peers' in step {frame.step}."
+                summary = f"The gradients of rank {rank} have their usual size again in step {frame.step}."
                 findings.extend(self.episodes.close(scope, frame.step, self.now_s, summary))
                 del self._state[str(scope)]
         for crossing in crossings:
@@ -256,8 +277,8 @@ class LocalNormDetector(DispatchingDetector):
             score=abs(crossing.effect) / float(self._witness.sigma[rank]) * math.sqrt(crossing.rows),
             confidence=0.6,
             summary=(
-                f"The local gradient norm of rank {rank} is {ratio:.2f} times its usual share of its peers' "
-                f"since step {crossing.onset_step}."
+                f"The gradients of rank {rank} are {compared(ratio)} their usual size since step "
+                f"{crossing.onset_step}, while those of its peers are not."
             ),
             evidence={
                 "ratio": ratio,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import signal
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from rankwatch_detectors.base import Kind, Severity
 from rankwatch_service.incidents.hang import hang_steps
-from rankwatch_service.incidents.kinds import ENDED_BY_ITSELF, KINDS, has_norm_alone
+from rankwatch_service.incidents.kinds import ENDED_BY_ITSELF, ENDED_WITH_JOB, KINDS, has_norm_alone
 from rankwatch_service.names import one_line
 
 _NORMAL: Final[Mapping[Kind, str]] = {
@@ -18,7 +20,7 @@ _NORMAL: Final[Mapping[Kind, str]] = {
     Kind.RESTORE_FAILED: "all ranks load the checkpoint and train on",
     Kind.CHECKPOINT_FAILED: "every save succeeds on all ranks",
     Kind.RANK_LOST: "all ranks live until the job ends",
-    Kind.CORRUPTION: "replicas have equal bits",
+    Kind.CORRUPTION: "replicas have the same weights, bit for bit",
     Kind.NONFINITE: "every value is finite",
     Kind.STRAGGLER: "ranks that do the same work take equally long",
     Kind.TELEMETRY_LOST: "every host reports every second",
@@ -37,7 +39,7 @@ _NORMAL: Final[Mapping[Kind, str]] = {
 
 _IMPACT: Final[Mapping[Kind, str]] = {
     Kind.DEVICE_FAULT: "what was computed on that device is in doubt, and it may end the job",
-    Kind.NETWORK_DEGRADED: "collectives over that link may slow all ranks down",
+    Kind.NETWORK_DEGRADED: "communication over that link may slow all ranks down",
     Kind.DEVICE_DEGRADED: "its rank may become slow, and the others wait for it",
     Kind.HOST_DEGRADED: "its ranks may become slow, or be killed",
     Kind.RESTORE_FAILED: "the job cannot go on until a checkpoint is loaded",
@@ -45,7 +47,7 @@ _IMPACT: Final[Mapping[Kind, str]] = {
     Kind.RANK_LOST: "the other ranks wait for it, or end with it",
     Kind.CORRUPTION: "weights may be wrong since the onset, and with them the checkpoints saved since then",
     Kind.NONFINITE: "steps since the onset are probably lost, and with them the checkpoints saved since then",
-    Kind.STRAGGLER: "ranks in lockstep wait for the slow one in every step",
+    Kind.STRAGGLER: "the other ranks wait for the slow one in every step",
     Kind.TELEMETRY_LOST: "nobody knows whether these ranks train, and their faults are not found",
     Kind.HANG: "training stands still",
     Kind.GRAD_NORM: "nothing is lost yet; the loss may follow",
@@ -56,9 +58,12 @@ _IMPACT: Final[Mapping[Kind, str]] = {
     Kind.CHECKPOINT_OVERDUE: "a fault now would lose more steps than usual",
     Kind.FORGED_TELEMETRY: "none on training: what was refused has changed nothing",
     Kind.LIMIT_REACHED: "none on training; what is above the limit is not watched",
-    Kind.METRIC: "as severe as the rule says: nothing else is known to be wrong",
+    Kind.METRIC: "what its rule says; nothing else is known to be wrong",
     Kind.ALERT: "what the rule in Prometheus says, in the evidence",
 }
+
+_START: Final = re.compile(r"attempt \S+ began(?P<before> after )?")
+"""The change that the start of an attempt is (`JobHistory.begin`)."""
 
 CHANGES_TOLD: Final = 2
 """Changes before the onset that are named; how many there are besides is said."""
@@ -105,14 +110,17 @@ def normal(kind: str, evidence: Mapping[str, Any]) -> str:
     return _NORMAL[Kind(kind)]
 
 
-def impact(kind: str, severity: str, evidence: Mapping[str, Any]) -> str:
+def impact(kind: str, severity: str, evidence: Mapping[str, Any], state: str = "open") -> str:
     """What an incident does to its job while it lasts, as a clause without figures.
 
     Args:
         kind: of the incident.
         severity: of the incident.
         evidence: of its first mover.
+        state: of the incident.
     """
+    if state == "resolved":
+        return f"none any more: {'the job has ended' if evidence.get(ENDED_WITH_JOB) else 'it is over'}"
     if kind == Kind.RANK_LOST and severity == Severity.INFO:
         return "none: nothing is wrong"
     if evidence.get(ENDED_BY_ITSELF):
@@ -143,14 +151,22 @@ def changed(changes: Sequence[Mapping[str, Any]], onset_unix_ns: int) -> str:
     """
     others = [one for one in changes if not _is_save(one["what"])]
     different = {(one["what"], one["step"]): one for one in others or changes}
+    if len(different) == 1 and (start := _START.match(str(next(iter(different.values()))["what"]))):
+        (one,) = different.values()
+        began = "training began" if start["before"] is None else f"training was started again{_at_step(one)},"
+        return f"nothing; {began} {duration((onset_unix_ns - one['unix_ns']) / 1e9)} earlier"
     newest = sorted(different.values(), key=lambda one: int(one["unix_ns"]), reverse=True)
     told = []
     for one in newest[:CHANGES_TOLD]:
-        step = "" if one["step"] is None or _is_save(one["what"]) else f" at step {one['step']}"
+        step = "" if _is_save(one["what"]) else _at_step(one)
         before = duration((onset_unix_ns - one["unix_ns"]) / 1e9)
         told.append(f"{one_line(str(one['what']))[:CHANGE_CHARS_MAX]}{step}, {before} before")
     left = len(newest) - len(told)
     return "; ".join(told) + (f"; and {left} more" if left else "") if told else "nothing known shortly before"
+
+
+def _at_step(change: Mapping[str, Any]) -> str:
+    return "" if change["step"] is None else f" at step {change['step']}"
 
 
 def save_text(id_: str) -> str:
@@ -195,6 +211,7 @@ WITHOUT_DEVICE: Final = (
     "See what else runs on the host (`top`), and which limits its container has (`cat /sys/fs/cgroup/cpu.max`)."
 )
 """In place of the first step about a straggler, where ranks compute on the host's processors."""
+OVER: Final = ("Nothing: it is over.",)
 DONE_ALONE: Final = ("Nothing, if this rank was meant to finish first: the others do not wait for it.",)
 
 
@@ -204,21 +221,29 @@ def first_steps(
     evidence: Mapping[str, Any],
     hosts: Sequence[str] = (),
     *,
+    state: str = "open",
     has_checkpoint: bool = True,
     accelerated: bool = True,
 ) -> list[str]:
-    """The first steps for one incident, which may need none.
+    """The first steps for one incident as it is now, which may need none.
 
     Args:
         kind: of the incident.
         severity: of the incident.
         evidence: of its first mover.
         hosts: of the ranks that it names.
+        state: of the incident.
         has_checkpoint: a good checkpoint is known to go back to.
         accelerated: the ranks of its job compute on devices.
     """
     if kind == Kind.RANK_LOST and severity == Severity.INFO:
         return list(ASKED_TO_END if evidence.get("requested") else DONE_ALONE)
+    if state == "resolved":
+        if not evidence.get(ENDED_WITH_JOB):
+            return list(OVER)
+        if has_norm_alone(kind, severity, evidence):
+            return ["The job has ended. Before you start it again: look at the data of that rank, then at its device."]
+        return [_before_restart(kind, evidence)]
     if evidence.get(ENDED_BY_ITSELF):
         return list(PASSED)
     if has_norm_alone(kind, severity, evidence):
@@ -230,4 +255,64 @@ def first_steps(
         steps = (NO_CHECKPOINT, *steps[1:])
     if kind == Kind.STRAGGLER and not accelerated:
         steps = (WITHOUT_DEVICE, *steps[1:])
+    if kind == Kind.RANK_LOST:
+        return [_how_it_ended(evidence), *steps[1:]]
     return hang_steps(steps, evidence, hosts) if kind == Kind.HANG else list(steps)
+
+
+_KILLED: Final = (
+    "Look on its host for the out-of-memory killer (`dmesg -T | grep -i oom`); if it is not that, who sent the signal?"
+)
+_CRASHED: Final = (
+    "Look at the end of its log, and at the kernel's on its host (`dmesg -T`): native code or a device failed."
+)
+
+
+def _how_it_ended(evidence: Mapping[str, Any]) -> str:
+    """The first step about a lost rank, by what is known of its end."""
+    error, where = str(evidence.get("error") or ""), str(evidence.get("where") or "")
+    number, code = evidence.get("signal"), evidence.get("code")
+    if error:
+        place = f" in {where}" if where else ""
+        said = one_line(error.splitlines()[0])[:CHANGE_CHARS_MAX].rstrip(".")
+        return f"Repair what its exception says{place}: {said}."
+    if number in (signal.SIGKILL, None) and code is None and (number or evidence.get("abrupt")):
+        return _KILLED
+    if number in (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE):
+        return _CRASHED
+    if code == 0:
+        return "See why its loop was over before the others': a break, an exit, or less data than they have."
+    if code is not None:
+        return f"Read the end of its log: it ended with exit code {code}, and no exception of it is known."
+    return KINDS[Kind.RANK_LOST].first_steps[0]
+
+
+_BEFORE_RESTART: Final[Mapping[Kind, str]] = {
+    Kind.DEVICE_FAULT: "leave that device out: one that has failed once fails again",
+    Kind.NETWORK_DEGRADED: "look at the link and the switch port of that host",
+    Kind.DEVICE_DEGRADED: "see what limits that device (heat, power, its link), or leave it out",
+    Kind.HOST_DEGRADED: "see what else runs on that host, and which limits its container has",
+    Kind.RESTORE_FAILED: "see whether that checkpoint can be read, or choose an older one",
+    Kind.CHECKPOINT_FAILED: "repair what the error in the evidence says, or no checkpoint is saved again",
+    Kind.CORRUPTION: "choose a checkpoint from before the onset, and leave that host out",
+    Kind.NONFINITE: "choose a checkpoint from before the onset: later ones may have NaN",
+    Kind.STRAGGLER: "see why that rank was slow, or leave its host out",
+    Kind.TELEMETRY_LOST: "look at the log of the agent on that host",
+    Kind.HANG: "see where the named rank stood, if its stack is in the evidence",
+    Kind.LOSS_DIVERGENCE: "choose a checkpoint from before the onset, unless the change was meant",
+    Kind.SLOWDOWN: "see which part of the steps had grown",
+    Kind.RESTART_LOOP: "repair the error that ended these launches",
+    Kind.CHECKPOINT_OVERDUE: "see which checkpoint is the newest: later steps are lost",
+}
+"""What is left to do about what lasted until its job ended; about other kinds nothing is."""
+
+
+def _before_restart(kind: str, evidence: Mapping[str, Any]) -> str:
+    if kind == Kind.RANK_LOST:
+        return f"The job has ended. Before you start it again: {_lower(_how_it_ended(evidence))}"
+    clause = _BEFORE_RESTART.get(Kind(kind))
+    return f"The job has ended. Before you start it again: {clause}." if clause else "Nothing: the job has ended."
+
+
+def _lower(sentence: str) -> str:
+    return sentence[:1].lower() + sentence[1:]

@@ -17,9 +17,10 @@ from typing import Any, Final
 
 from rankwatch_detectors.base import Change, Finding, Kind, Severity
 from rankwatch_detectors.scope import WHOLE_JOB, IncidentScope, ScopeLevel
+from rankwatch_detectors.words import lasting
 from rankwatch_service.incidents.causes import heads, may_cause, only_suspected, precedence, suspect
 from rankwatch_service.incidents.hang import ASKED, PIDS, PIDS_MAX
-from rankwatch_service.incidents.kinds import KINDS
+from rankwatch_service.incidents.kinds import ENDED_WITH_JOB, KINDS
 from rankwatch_service.incidents.model import (
     GRAVITY,
     Incident,
@@ -93,9 +94,8 @@ def locate(incident: Incident, placement: Placement) -> None:
     most = len(ranks) > 1 and 2 * len(affected) > len(ranks)
     if most and len(ranks) < placement.world_size and scope != incident.scope:
         incident.scope = scope
-        incident.summary = (
-            f"{len(affected)} of {len(ranks)} ranks of {scope.level} {scope.name}: {incident.first.summary}"
-        )
+        which = f"All {len(ranks)}" if len(affected) == len(ranks) else f"{len(affected)} of {len(ranks)}"
+        incident.summary = f"{which} ranks of {scope.level} {scope.name}: {incident.first.summary}"
 
 
 def _common_place(hosts: Sequence[str], placement: Placement) -> tuple[IncidentScope, list[int]]:
@@ -165,10 +165,6 @@ FLAPPING_QUIET_S: Final = 900.0
 replaced: one incident is easier to work on than four an hour."""
 
 
-ENDED_WITH_JOB: Final = "ended_with_job"
-"""In the evidence of a resolved incident: the trouble lasted until the job ended."""
-
-
 def ended_with_its_attempt(part: Part, frames: int, step: int) -> bool:
     """Whether the running attempt, which has finished `frames` steps up to `step`, shows that the part is over."""
     if KINDS[part.kind].is_lasting:
@@ -186,10 +182,7 @@ def end_by_itself(part: Part, step: int | None, now_s: float) -> None:
 
 def ended_after(finding: Finding) -> str:
     """The sentence that a summary gets when its trouble has ended by itself: how long it lasted."""
-    lasted_s = finding.detected_time_s - finding.onset_time_s
-    minutes, seconds = divmod(round(lasted_s), 60)
-    lasted = f"{lasted_s:.1f} s" if lasted_s < 10 else f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
-    return f" It has ended by itself after {lasted}."
+    return f" It has ended by itself after {lasting(finding.detected_time_s - finding.onset_time_s)}."
 
 
 def ended_by_start(incident: Incident, attempt: str, first_step: int) -> str:
@@ -549,7 +542,8 @@ class Correlator:
         if over or not (KINDS[part.kind].flaps or costs_no_more):
             return over
         if part is incident.first:
-            incident.summary += ended_after(finding)
+            silent = finding.kind is Kind.TELEMETRY_LOST  # its end says all: who was silent, for how long
+            incident.summary = finding.summary if silent else incident.summary + ended_after(finding)
         text = f"ended by itself: {finding.summary}"
         return [Update(incident, TransitionKind.EVIDENCE, text, fields=part.consequence().fields())]
 

@@ -41,15 +41,15 @@ def hang_steps(steps: Sequence[str], evidence: Mapping[str, Any], hosts: Sequenc
         evidence: of the incident.
         hosts: of the ranks that it names.
     """
-    (read, *others) = steps
+    read, network, relaunch = steps
     pids = evidence.get(PIDS) or {}
-    if not stopped_by_signal(evidence):
-        return [read if _has_stack(evidence) else _look(pids, hosts), *others]
-    return [
-        _go_on(pids, hosts),
-        "Find out who or what stopped it, for example a debugger, a scheduler or a person.",
-        *others[1:],
-    ]
+    if stopped_by_signal(evidence):
+        who = "Find out who or what stopped it, for example a debugger, a scheduler or a person."
+        return [_go_on(pids, hosts), who, relaunch]
+    groups = _with_stack(evidence)
+    first = _stands(read, groups, _missing(evidence)) if groups else _look(pids, hosts, asked=SENTENCE in evidence)
+    apart = bool(_missing(evidence)) or len(groups) > 1 or NOT_THE_NETWORK in evidence
+    return [first, relaunch] if apart else [first, network, relaunch]
 
 
 def stopped_by_signal(evidence: Mapping[str, Any]) -> bool:
@@ -60,16 +60,55 @@ def stopped_by_signal(evidence: Mapping[str, Any]) -> bool:
     return evidence.get("decided_by") == STOPPED and "T" in states
 
 
-def _look(pids: Mapping[str, Sequence[int]], hosts: Sequence[str]) -> str:
-    """How to see where the first of the named processes stands, as long as its stack has not come.
+def _missing(evidence: Mapping[str, Any]) -> list[int]:
+    """The ranks that a hang names."""
+    return [one["rank"] for one in evidence.get("missing") or () if isinstance(one, Mapping) and "rank" in one]
+
+
+def _stands(read: str, groups: Sequence[Mapping[str, Any]], missing: Sequence[int]) -> str:
+    """Where the named rank stands, by its stack; without one, where the fewest ranks do.
+
+    Args:
+        read: the step, where no place is known.
+        groups: those with a stack, the smallest first.
+        missing: the ranks that the hang names.
+    """
+    named = ((rank, group) for rank in missing for group in groups if _within(rank, str(group.get("ranks", ""))))
+    rank, group = next(named, (None, groups[0]))
+    where = group.get("where")
+    if not where:
+        return read
+    if rank is None and len(groups) == 1:
+        return f"All ranks that answered stand in {where}: see there what they wait for (the stack is in the evidence)."
+    few = str(group.get("ranks", ""))
+    who, stand = (f"Rank {rank if rank is not None else few}", "stands")
+    if rank is None and not few.isdigit():
+        who, stand = f"Ranks {few}", "stand"
+    return f"{who} {stand} in {where}: see there why (the stack is in the evidence)."
+
+
+def _within(rank: int, ranges: str) -> bool:
+    """Whether a rank is in ranges as `rank_ranges` writes them."""
+    for one in ranges.partition(" ")[0].split(","):
+        first, _, last = one.partition("-")
+        if first.isdigit() and int(first) <= rank <= int(last or first):
+            return True
+    return False
+
+
+def _look(pids: Mapping[str, Sequence[int]], hosts: Sequence[str], *, asked: bool) -> str:
+    """How to see where the first of the named processes stands, as its stack has not come.
 
     Args:
         pids: their ids by host; empty: not known.
         hosts: of the ranks that the hang names.
+        asked: it is known that no stack comes.
     """
     where = next(iter(pids or hosts), "the host of the named rank")
     which = f"{pids[where][0]}` on {where}" if pids else f"PID` on {where}, with the process id of the named rank"
-    return f"Run `py-spy dump --pid {which}, unless `rankwatch incidents show` has its stack by now."
+    if asked:
+        return f"No rank has answered with its stack: run `py-spy dump --pid {which}."
+    return f"Run `py-spy dump --pid {which}, if its stack is not in the evidence within some seconds."
 
 
 def _go_on(pids: Mapping[str, Sequence[int]], hosts: Sequence[str]) -> str:
@@ -89,10 +128,10 @@ def _go_on(pids: Mapping[str, Sequence[int]], hosts: Sequence[str]) -> str:
     return f"Continue the stopped {what}: {', '.join(named[:HOSTS_NAMED])}{more} (within its container, if it has one)."
 
 
-def _has_stack(evidence: Mapping[str, Any]) -> bool:
+def _with_stack(evidence: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The groups of ranks that gave a stack."""
     groups = evidence.get(STACKS) or ()
-    groups = groups.values() if isinstance(groups, Mapping) else groups
-    return any(group.get("stack") if isinstance(group, Mapping) else group for group in groups)
+    return [group for group in groups if isinstance(group, Mapping) and group.get("stack")]
 
 
 STACKS: Final = "stacks"
@@ -283,6 +322,10 @@ MANY: Final = 64
 """Answers that are judged anew within milliseconds."""
 TELL_EVERY_S: Final = 10.0
 
+NO_ANSWER_S: Final = 60.0
+"""After so long the evidence says that no rank has answered: agents answer within seconds."""
+NO_ANSWER: Final = "No rank has answered with its stack."
+
 
 @dataclass(frozen=True, slots=True)
 class StacksReceived:
@@ -335,7 +378,13 @@ class HangEvidence:
         self._changed = [id_ for id_ in changed if id_ not in due]
         self._told_s |= {id_: now_s for id_ in due if len(self._stacks[id_]) > MANY}
         self.received = [self._received(opened[id_], world_size) for id_ in due]
-        return [self._told(opened[id_], world_size) for id_ in due]
+        told = [self._told(opened[id_], world_size) for id_ in due]
+        return told + [_unanswered(one) for one in opened.values() if self._is_unanswered(one, now_s)]
+
+    def _is_unanswered(self, incident: Incident, now_s: float) -> bool:
+        asked = incident.action_key(STACKS) in incident.actions and any(part.is_open for part in _hung(incident))
+        late = now_s - incident.opened_time_s >= NO_ANSWER_S
+        return asked and late and incident.id not in self._stacks and SENTENCE not in incident.evidence
 
     def _received(self, incident: Incident, world_size: int) -> StacksReceived:
         asked = next((ranks for part in _hung(incident) if (ranks := asked_ranks(part))), [])
@@ -367,6 +416,11 @@ class HangEvidence:
         evidence._changed = list(state["changed"])
         evidence._told_s = dict(state["told_s"])
         return evidence
+
+
+def _unanswered(incident: Incident) -> Update:
+    incident.evidence = {**incident.evidence, SENTENCE: NO_ANSWER}
+    return Update(incident, TransitionKind.EVIDENCE, NO_ANSWER)
 
 
 def _hung(incident: Incident) -> list[Part]:

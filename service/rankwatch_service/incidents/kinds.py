@@ -162,11 +162,10 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         # A dead rank leaves the others waiting; then the launcher ends them, and with them their agent.
         may_cause=_ENDS | {Kind.STRAGGLER, Kind.SLOWDOWN},
         first_steps=(
-            "After a SIGKILL that nobody sent, look there for the out-of-memory killer: `dmesg -T | grep -i oom`.",
-            "After SIGSEGV, SIGBUS or SIGABRT, look at the device and kernel logs. An exception is in the evidence.",
+            "Read the end of that rank's own log: nothing else is known of how it ended.",
             "If nothing restarts the job, start it from the newest good checkpoint.",
         ),
-        first_step="read the end of that rank's own log",
+        first_step="read the error, or the end of that rank's own log",
         actions=("wait", "relaunch"),
         ends_job=True,
         stands_still=True,
@@ -177,7 +176,7 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         may_cause=_LOSS | {Kind.NONFINITE, Kind.CORRUPTION, Kind.RESTART_LOOP},
         first_steps=(
             "Go back to a checkpoint from before the onset: gradients may have spread the wrong numbers since then.",
-            "Take the host out or watch it: such faults are mostly permanent.",
+            "Train on without that host, and test its GPU (`dcgmi diag -r 3`): such faults mostly come again.",
         ),
         first_step="roll back to a checkpoint from before it, and take the host out",
         actions=("rollback", "relaunch", "pause"),
@@ -190,7 +189,7 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         may_cause=_LOSS | {Kind.NONFINITE, Kind.CORRUPTION, Kind.RANK_LOST, Kind.RESTART_LOOP},
         first_steps=(
             "Roll back to the newest good checkpoint, or relaunch from it: NaN stays in the weights that it reaches.",
-            "Again on the same rank: suspect its device. Again at the same step on another rank: skip its batch.",
+            "If it comes back on the same rank, suspect its GPU; if at the same step on another rank, skip that batch.",
             "If all ranks have it at once, look at the model and the learning rate.",
         ),
         first_step="roll back to the newest good checkpoint from before that step",
@@ -203,7 +202,7 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         may_cause=frozenset({Kind.STRAGGLER, Kind.SLOWDOWN, Kind.HANG, Kind.RANK_LOST}),
         first_steps=(
             "Run `nvidia-smi -q -d TEMPERATURE,POWER,CLOCK` on the host: compare its devices, and see what else runs.",
-            "Look at the heat map of busy time: one bright row is a rank, a block is a host.",
+            "Look at the heat map on the page of its job: one bright row is a slow rank, a bright block a slow host.",
             "If it costs more than a restart, save a checkpoint and go on without the host.",
         ),
         first_step="compare temperature, clock and power of its device with its neighbours'",
@@ -216,11 +215,11 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         label="Telemetry lost",
         may_cause=_ENDS | {Kind.SLOWDOWN},
         first_steps=(
-            "If other hosts make steps, only the agent is away: look at its log, its disk and its network.",
+            "If the job still makes steps, only the agent of that host is away: look at its log, its disk and network.",
             "If training stands still as well, the host is probably down: look at its console.",
             "If all hosts are silent at once, look at the service and the network in front of it.",
         ),
-        first_step="see whether other hosts make steps: then only the agent is away",
+        first_step="see whether the job still makes steps: then only the agent of that host is away",
         ends_job=True,
         flaps=True,
     ),
@@ -230,10 +229,10 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         may_cause=_ENDS | {Kind.STRAGGLER, Kind.SLOWDOWN},
         first_steps=(
             "Read the stack of the named rank in the evidence: its innermost frame is where it hangs.",
-            "If no rank stands out, look at the network.",
+            "If all ranks stand in the same collective, look at the network between them.",
             "A job that hangs obeys no rollback: relaunch it, or end its processes and start it from a checkpoint.",
         ),
-        first_step="read in its stack where the named rank hangs; collectives wait for it",
+        first_step="read in its stack where the named rank hangs; the others wait for it",
         actions=("relaunch",),
         ends_job=True,
         stands_still=True,
@@ -255,7 +254,7 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         may_cause=_LOSS,
         first_steps=(
             "Wait some steps: most spikes pass by themselves.",
-            "Look at gradient norm and batch of that step. If it spikes again after a rollback, skip the batch.",
+            "Look at the gradient norm and the batch of that step. If it jumps again after a rollback, skip the batch.",
         ),
         first_step="wait some steps; then look at the gradient norm and the batch of that step",
         becomes=_SPOILT,
@@ -277,11 +276,10 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         label="Slowdown",
         may_cause=frozenset({Kind.SLOWDOWN}),
         first_steps=(
-            "Read the cause: communication is the network, data the storage, device power, cooling or clocks.",
-            "Without a cause, see in the chart of phases which of them grew.",
-            "See what changed shortly before the onset: it is on the timeline.",
+            "See which part of the steps grew (chart of phases on the page of its job), and what changed before.",
+            "More communication points to the network, more waiting for data to the storage, more computing to heat.",
         ),
-        first_step="look at its cause or at which phase grew, and at what changed shortly before",
+        first_step="see which part of the steps grew, and what changed shortly before",
         is_lasting=True,
     ),
     Kind.RESTART_LOOP: KindTraits(
@@ -330,7 +328,7 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         first_steps=(
             "Read in the evidence which limit was reached, by how much, and who sent it.",
             "If the sender is yours, look for a script that makes up job names, metrics or ranks.",
-            "If it is not, revoke its token: what was refused has cost nothing but the refusal.",
+            "If it is not, revoke its token (`rankwatch token revoke`).",
         ),
         first_step="see in the evidence which limit was reached, and by whom",
         actions=("wait",),
@@ -370,6 +368,9 @@ CAUSE_ORDER: Final = tuple(KINDS)
 
 ENDED_BY_ITSELF: Final = "ended_by_itself"
 """In the evidence of an unresolved incident: the trouble is over, and the incident is kept in case it comes back."""
+
+ENDED_WITH_JOB: Final = "ended_with_job"
+"""In the evidence of a resolved incident: the trouble lasted until the job ended."""
 
 
 def has_norm_alone(kind: str, severity: str, evidence: Mapping[str, Any]) -> bool:

@@ -18,9 +18,8 @@ from rankwatch_service.incidents.answers import (
     impact,
     normal,
 )
-from rankwatch_service.incidents.correlator import ENDED_WITH_JOB
-from rankwatch_service.incidents.kinds import ENDED_BY_ITSELF, KINDS
-from rankwatch_service.incidents.lost_time import cost_unit
+from rankwatch_service.incidents.kinds import ENDED_BY_ITSELF, ENDED_WITH_JOB, KINDS, has_norm_alone
+from rankwatch_service.incidents.lost_time import HOUR_NS, cost_unit
 from rankwatch_service.incidents.model import LISTED_MAX, IncidentVersion
 from rankwatch_service.names import one_line
 from rankwatch_service.policy.command import CommandRequest
@@ -53,6 +52,9 @@ _FIGURES: Final = (
 SHARE_MIN: Final = 0.005
 """Least share of the job's hours that the text states: below it, a per cent says nothing."""
 
+COST_MIN: Final = 0.01
+"""Least cost that the text states, in hours of one GPU."""
+
 
 def command_to_type(incident: IncidentVersion) -> str:
     """The command line that does what is suggested about an incident; where that is nothing, the one that shows it."""
@@ -80,11 +82,11 @@ def incident_text(incident: IncidentVersion, world_size: int, accelerated: bool 
     what = f"{head} {incident.job}: {one_line(incident.summary).removesuffix('.')}. {where}"
     held = f". {held_before} more like this {'was' if held_before == 1 else 'were'} not sent before" * bool(held_before)
     if incident.state == "resolved":
-        return _lines(what, _lasted(incident) + held, f"Details: {command_to_type(incident)}")
+        lasted = _lasted(incident) + _cost(incident, world_size, accelerated) + held
+        return _lines(what, lasted, f"Details: {command_to_type(incident)}")
     what += f". {_since(incident)}"
     what += f". Impact: {impact(incident.kind, incident.severity, incident.evidence)}"
-    if cost := incident.impact_gpu_hours_per_hour:
-        what += f"; costs {cost:.3g} {cost_unit(accelerated)} per hour{_share(cost, world_size)}"
+    what += _cost(incident, world_size, accelerated)
     usual = f"Normal: {normal(incident.kind, incident.evidence)}{_figures(incident.evidence)}"
     usual += f". Confidence that it is real: {confidence_words(incident.confidence)}"
     usual += f". Likely cause: {cause_words(incident.cause)}"
@@ -95,7 +97,8 @@ def incident_text(incident: IncidentVersion, world_size: int, accelerated: bool 
 def what_to_do(incident: IncidentVersion, accelerated: bool = True) -> list[str]:
     """The first steps about an incident, of a job that computes on devices or does not."""
     known = incident.kind, incident.severity, incident.evidence, incident.hosts
-    return first_steps(*known, has_checkpoint=incident.checkpoint is not None, accelerated=accelerated)
+    has_checkpoint = incident.checkpoint is not None
+    return first_steps(*known, state=incident.state, has_checkpoint=has_checkpoint, accelerated=accelerated)
 
 
 def command_text(request: CommandRequest) -> str:
@@ -118,7 +121,7 @@ def trial_text(receiver: str, actor: str) -> str:
     return _lines(
         f"TEST: rankwatch reaches the receiver {receiver}",
         f"Nothing is wrong: {actor} sent this to try it",
-        "First: nothing. Messages about incidents look like this one",
+        "First: nothing. A message about an incident has three lines too: what and where, how sure, and what to do",
     )
 
 
@@ -164,12 +167,19 @@ def _since(incident: IncidentVersion) -> str:
     return f"{since} {step}{at:%Y-%m-%d %H:%M:%S} UTC, found {' '.join(found) or 'at once'}"
 
 
-def _share(cost: float, world_size: int) -> str:
-    """What the cost is of the job's hours, as a clause; empty if that is not known, or next to nothing."""
-    share = cost / world_size if world_size else 0.0
-    if share > 1 - SHARE_MIN:
-        return ", all of the job"
-    return f", {share:.0%} of the job" if share >= SHARE_MIN else ""
+def _cost(incident: IncidentVersion, world_size: int, accelerated: bool) -> str:
+    """How much of the job's work is lost while it lasts, and what that has come to; empty if nothing is known of it."""
+    rate = max(incident.impact_gpu_hours_per_hour, 0.0)
+    share = min(rate / world_size, 1.0) if world_size else 0.0
+    so_far = rate * ((incident.resolved_unix_ns or incident.updated_unix_ns) - incident.onset_unix_ns) / HOUR_NS
+    if incident.state == "resolved":
+        return f". It has cost {so_far:.2g} {cost_unit(accelerated)}" if so_far >= COST_MIN else ""
+    if share < SHARE_MIN:
+        return ""
+    unit = "GPUs" if accelerated else "ranks"
+    work = f"all {world_size} {unit}" if share > 1 - SHARE_MIN else f"{rate:.3g} of {world_size} {unit} ({share:.0%})"
+    came_to = f", {so_far:.2g} {cost_unit(accelerated)} so far" if so_far >= COST_MIN else ""
+    return f"; the work of {work} is lost{came_to}"
 
 
 def _what_now(incident: IncidentVersion, world_size: int, accelerated: bool) -> str:
@@ -182,7 +192,7 @@ def _what_now(incident: IncidentVersion, world_size: int, accelerated: bool) -> 
     shows = f"Details: rankwatch incidents show {short(incident.id)}"
     action = suggestion.get("action")
     if action not in POLICY_ACTIONS:
-        why += _worth_a_relaunch(incident)
+        why = _wait_until(incident, accelerated) or why
         return f"First: {steps[0]} {why[:1].upper()}{why[1:]}{'. ' if why else ''}{shows}"
     first, then = f"{steps[0]} Then: {command_to_type(incident)}", ""
     if action == Action.ROLLBACK and incident.kind in GO_BACK and incident.severity is Severity.CRITICAL:
@@ -193,15 +203,21 @@ def _what_now(incident: IncidentVersion, world_size: int, accelerated: bool) -> 
     return whole if len(whole) <= LINE_CHARS_MAX else whole.replace(reasons, "", 1)
 
 
-def _worth_a_relaunch(incident: IncidentVersion) -> str:
-    """How long the incident may last until it has cost as much as a relaunch, as a clause; empty if none is possible,
-    or the job stands still and is started again anyway.
+def _wait_until(incident: IncidentVersion, accelerated: bool) -> str:
+    """Until when to wait, as the incident has cost as much as a relaunch by then; empty if none is possible, or the job
+    stands still and is started again anyway.
     """
     others = incident.suggestion.get("alternatives") or ()
     cost = next((one.get("cost_gpu_hours") or 0.0 for one in others if one.get("action") == Action.RELAUNCH), 0.0)
     if cost <= 0 or incident.impact_gpu_hours_per_hour <= 0 or KINDS[incident.kind].stands_still:
         return ""
-    return f"; a relaunch costs as much as {duration(cost / incident.impact_gpu_hours_per_hour * 3_600)} of it"
+    relaunch = f"a relaunch ({cost:.2g} {cost_unit(accelerated)})"
+    until_unix_ns = incident.onset_unix_ns + cost / incident.impact_gpu_hours_per_hour * HOUR_NS
+    if until_unix_ns <= incident.updated_unix_ns:
+        return f"it has cost more than {relaunch} by now"
+    at = datetime.fromtimestamp(until_unix_ns / 1e9, UTC)
+    day = f"{at:%Y-%m-%d} " * (until_unix_ns - incident.updated_unix_ns > 12 * HOUR_NS)
+    return f"wait until {day}{at:%H:%M} UTC at the latest: by then it has cost as much as {relaunch}"
 
 
 def _price(suggestion: Mapping[str, Any], world_size: int, unit: str) -> str:
@@ -250,5 +266,8 @@ def _lasted(incident: IncidentVersion) -> str:
     if not _ended_with_job(incident):
         return lasted
     since = "" if incident.onset_step is None else f" since {incident.onset_step}"
-    ruined = f"; steps{since} may be ruined" if KINDS[incident.kind].spoils_weights else ""
+    spoils = KINDS[incident.kind].spoils_weights and not has_norm_alone(
+        incident.kind, incident.severity, incident.evidence
+    )
+    ruined = f"; steps{since} may be ruined" if spoils else ""
     return f"{lasted}. The job ended before it was over{ruined}"

@@ -77,6 +77,8 @@ def impact_gpu_hours_per_hour(incident: Incident, world_size: int) -> float:
     """GPU-hours per hour that the incident costs: all GPUs if they are idle, or wasted for certain, else the share that
     waits.
     """
+    if incident.is_over:
+        return 0.0
     # Parts of severity info do not count: a job that was asked to end stands still as well.
     grave = [part for part in incident.parts if part.is_open and part.severity is not Severity.INFO]
     stands_still = any(KINDS[part.kind].stands_still for part in grave)

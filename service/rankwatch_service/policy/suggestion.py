@@ -38,11 +38,11 @@ PASSED: Final[dict[str, Any]] = {
 }
 """The suggestion for an incident that is over and not resolved yet."""
 
-NOWHERE: Final = "; there is no good checkpoint to go back to"
-"""Added to the reason where a rollback would help and is not possible."""
+NOWHERE: Final = "no good checkpoint is known to go back to"
+"""The reason where a rollback would help and is not possible."""
 
 _REASONS: Final[dict[str, str]] = {
-    WAIT: "it may pass by itself, and costs only speed until then",
+    WAIT: "it may pass by itself, and costs only time until then",
     INVESTIGATE: "it rarely passes by itself",
     Action.ROLLBACK: "restores a checkpoint from before the onset, in the same processes",
     Action.RELAUNCH: "starts new processes from the newest good checkpoint",
@@ -95,7 +95,7 @@ def suggest(
     loss_per_s = figures.impact_gpu_hours_per_hour / 3_600
     return {
         "action": chosen,
-        "reason": reasons[chosen] + NOWHERE * nowhere,
+        "reason": NOWHERE if nowhere else reasons[chosen],
         "mode": back.mode if chosen == Action.ROLLBACK and back else None,
         "checkpoint": entry.id if entry else None,
         "cost_gpu_hours": cost,

@@ -70,10 +70,7 @@ def test_an_incident_without_a_threshold_says_so(rankwatch):
 
 def test_first_steps_are_listed_only_while_an_incident_is_unresolved(rankwatch):
     assert "to do 1" in rankwatch("incidents", "show", "inc_2")[1]
-    for name, left in (
-        ("inc_3", "Nothing; the incident is resolved."),
-        ("inc_4", "The job ended before this was over."),
-    ):
+    for name, left in (("inc_3", "Nothing: it is over."), ("inc_4", "The job has ended.")):
         out = rankwatch("incidents", "show", name)[1]
         assert ("to do 1" in out, left in out) == (False, True)
 

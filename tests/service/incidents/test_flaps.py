@@ -93,7 +93,7 @@ def test_what_has_ended_by_itself_says_so_until_it_is_back(correlator):
 
 
 @pytest.mark.parametrize(
-    ("lasted_s", "said"), [(5.2, "5.2 s"), (59.6, "1 min 0 s"), (90.4, "1 min 30 s"), (3_725.0, "62 min 5 s")]
+    ("lasted_s", "said"), [(5.2, "5.2 s"), (59.6, "1 min"), (90.4, "1 min 30 s"), (3_725.0, "1 h 2 min")]
 )
 def test_how_long_it_really_lasted_is_told_at_its_end(correlator, lasted_s, said):
     begins(correlator, 1_004.0)

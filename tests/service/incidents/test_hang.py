@@ -12,6 +12,7 @@ from rankwatch_service.incidents.correlator import Correlator
 from rankwatch_service.incidents.hang import (
     GROUPS_MAX,
     LEFT_OUT,
+    NO_ANSWER,
     PIDS_MAX,
     RANKS_CHARS_MAX,
     SENTENCE,
@@ -170,8 +171,41 @@ def test_a_process_that_hangs_by_itself_is_named_for_whoever_looks_at_its_stack(
     incident = hang(placement(), STOPPED | {"decided_by": "it is in an earlier step"})
     step = first_steps(incident.kind, incident.severity, incident.evidence, incident.hosts)[0]
     assert step.startswith("Run `py-spy dump --pid 4005` on node-1, ")
-    known = {"stacks": [{"ranks": "5", "stack": ["train.py:41 step"]}]}
+    known = {"stacks": [{"ranks": "5", "stack": "train.py:41 step"}]}
     assert "py-spy" not in first_steps(incident.kind, "critical", incident.evidence | known)[0]
+    late = incident.evidence | {SENTENCE: NO_ANSWER}
+    step = first_steps(incident.kind, "critical", late, incident.hosts)[0]
+    assert step == "No rank has answered with its stack: run `py-spy dump --pid 4005` on node-1."
+
+
+@pytest.mark.parametrize(
+    ("missing", "groups", "step"),
+    [
+        ([3], {"3": LOAD, "0-2,4-7": REDUCE}, f"Rank 3 stands in {LOAD}"),
+        ([4], {"3": LOAD, "0-2,4-7": REDUCE}, f"Rank 4 stands in {REDUCE}"),
+        ([], {"3": LOAD, "0-2,4-7": REDUCE}, f"Rank 3 stands in {LOAD}"),
+        ([], {"3,5": LOAD, "0-2,4": REDUCE}, f"Ranks 3,5 stand in {LOAD}"),
+        ([], {"0-7": REDUCE}, f"All ranks that answered stand in {REDUCE}"),
+    ],
+)
+def test_the_first_step_says_where_the_named_rank_stands_or_the_fewest(missing, groups, step):
+    shown = [{"ranks": ranks, "where": where, "stack": "x"} for ranks, where in groups.items()]
+    evidence = {"missing": [{"rank": rank} for rank in missing], "stacks": shown}
+    first, *others = first_steps("hang", "critical", evidence)
+    assert first.startswith(step)
+    assert any("network" in other for other in others) is (len(groups) == 1)
+
+
+def test_where_no_rank_answers_the_evidence_says_so_once():
+    incident = hang(placement(), STOPPED)
+    answers = HangEvidence()
+    opened_s = incident.opened_time_s
+    assert answers.due([incident], 8, opened_s + 100) == [], "nobody was asked"
+    incident.actions.append(incident.action_key("stacks"))
+    assert answers.due([incident], 8, opened_s + 59) == []
+    (told,) = answers.due([incident], 8, opened_s + 60)
+    assert (told.text, incident.evidence[SENTENCE]) == (NO_ANSWER, NO_ANSWER)
+    assert answers.due([incident], 8, opened_s + 61) == []
 
 
 def test_of_many_stopped_ranks_only_some_are_named():

@@ -19,7 +19,7 @@ def test_it_says_what_where_how_bad_what_is_normal_and_what_to_do_first():
     assert what == (
         "CRITICAL gpt-small: Rank 3 runs at 0.62 of its peers since step 480. Rank 3 of 64 on node-a, device GPU-3. "
         "Open since step 480, 2025-10-09 08:53:17 UTC, found 3 s later in step 500. "
-        "Impact: ranks in lockstep wait for the slow one in every step; costs 1.5 GPU-hours per hour, 2% of the job"
+        "Impact: the other ranks wait for the slow one in every step; the work of 1.5 of 64 GPUs (2%) is lost"
     )
     assert normal == (
         "Normal: ranks that do the same work take equally long (peers 0.1 s, here 0.161 s). "
@@ -36,7 +36,8 @@ def test_where_the_first_step_is_to_go_back_the_command_is_it():
     now = lines(kind=Kind.CORRUPTION, severity=Severity.CRITICAL, suggestion=suggestion)[2]
     assert now == (
         "First: rankwatch rollback gpt-small (why: local:l.0:470; costs about 17 s of the job, 0.31 GPU-hours). "
-        "Then: Take the host out or watch it: such faults are mostly permanent. Details: rankwatch incidents show 1"
+        "Then: Train on without that host, and test its GPU (`dcgmi diag -r 3`): such faults mostly come again. "
+        "Details: rankwatch incidents show 1"
     )
 
 
@@ -60,7 +61,9 @@ def test_where_no_command_helps_it_says_what_to_expect():
     assert now.endswith(". It may pass by itself. Details: rankwatch incidents show 1")
     waiting["alternatives"] = [{"action": "pause"}, {"action": "relaunch", "cost_gpu_hours": 2.0, "reason": "why"}]
     now = lines(suggestion=waiting, impact_gpu_hours_per_hour=8.0)[2]
-    assert ". It may pass by itself; a relaunch costs as much as 15 min of it. Details:" in now
+    assert ". Wait until 09:08 UTC at the latest: by then it has cost as much as a relaunch (2 GPU-hours)." in now
+    now = lines(suggestion=waiting, impact_gpu_hours_per_hour=8_000.0)[2]
+    assert ". It has cost more than a relaunch (2 GPU-hours) by now." in now
 
 
 def test_a_slow_rank_without_a_device_is_no_matter_for_nvidia_smi():
@@ -69,15 +72,15 @@ def test_a_slow_rank_without_a_device_is_no_matter_for_nvidia_smi():
 
 
 def test_nobody_is_sent_back_where_there_is_nothing_to_go_back_to():
-    nowhere = {"action": "investigate", "reason": f"it rarely passes by itself{NOWHERE}", "checkpoint": None}
+    nowhere = {"action": "investigate", "reason": NOWHERE, "checkpoint": None}
     for kind in (Kind.NONFINITE, Kind.CORRUPTION):
         then = lines(kind=kind, severity=Severity.CRITICAL, suggestion=nowhere, checkpoint=None)[2]
         assert then.startswith("First: Stop the job, and start it again from a checkpoint from before the onset;")
-        assert "It rarely passes by itself; there is no good checkpoint to go back to. Details:" in then
+        assert "No good checkpoint is known to go back to. Details:" in then
 
 
 def test_a_job_that_stands_still_costs_all_of_it():
-    assert "64 GPU-hours per hour, all of the job" in lines(impact_gpu_hours_per_hour=64.0)[0]
+    assert "; the work of all 64 GPUs is lost, 0.053 GPU-hours so far" in lines(impact_gpu_hours_per_hour=64.0)[0]
 
 
 def test_it_names_the_newest_changes_before_the_onset_and_saves_only_where_nothing_else_changed():
@@ -86,7 +89,10 @@ def test_it_names_the_newest_changes_before_the_onset_and_saves_only_where_nothi
     began = {"what": "attempt l.1 began after l.0", "step": None, "unix_ns": onset - 300 * 10**9}
     declared = {"what": "declared: lr 3e-4", "step": 480, "unix_ns": onset - 10**9}
     assert changed([saved, saved], onset) == "checkpoint local:l.0:470 saved, 1 min 5 s before"
-    assert changed([began, saved], onset) == "attempt l.1 began after l.0, 5 min before"
+    assert changed([began, saved], onset) == "nothing; training was started again, 5 min earlier"
+    first = began | {"what": "attempt l.0 began", "step": 0}
+    assert changed([first, saved], onset) == "nothing; training began 5 min earlier"
+    assert changed([began | {"step": 40}], onset) == "nothing; training was started again at step 40, 5 min earlier"
     assert changed([began, saved, declared, declared | {"step": 479}], onset) == (
         "declared: lr 3e-4 at step 480, 1 s before; declared: lr 3e-4 at step 479, 1 s before; and 1 more"
     )
@@ -115,7 +121,7 @@ def test_of_a_resolved_incident_it_says_how_long_it_lasted():
     resolved = {"state": "resolved", "resolved_unix_ns": NOON_UNIX_NS + 100_000_000_000, "resolved_step": 900}
     what, lasted, details = lines(**resolved)
     assert what.startswith("RESOLVED gpt-small: ")
-    assert lasted == "It lasted 1 min 43 s, from step 480 to 900"
+    assert lasted == "It lasted 1 min 43 s, from step 480 to 900. It has cost 0.043 GPU-hours"
     assert details == "Details: rankwatch incidents show 1"
 
 
@@ -144,8 +150,8 @@ def test_what_only_the_end_of_the_job_ended_is_not_told_as_resolved(kind, onset_
 
 
 def test_the_cost_is_of_ranks_where_the_job_has_no_devices():
-    assert "; costs 1.5 rank-hours per hour" in incident_text(incident_version(), 8, accelerated=False)
-    assert "; costs 1.5 GPU-hours per hour" in incident_text(incident_version(devices=()), 8)
+    assert "; the work of 1.5 of 8 ranks (19%) is lost" in incident_text(incident_version(), 8, accelerated=False)
+    assert "; the work of 1.5 of 8 GPUs (19%) is lost" in incident_text(incident_version(devices=()), 8)
 
 
 @pytest.mark.parametrize("kind", sorted(Kind))

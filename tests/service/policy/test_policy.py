@@ -18,7 +18,7 @@ from rankwatch_service.policy.policy import (
     policy_record,
 )
 from rankwatch_service.policy.precision import UNJUDGED, Precision
-from rankwatch_service.policy.suggestion import Figures, suggest
+from rankwatch_service.policy.suggestion import NOWHERE, Figures, suggest
 
 NOW = 10 * HOUR_NS
 CAN = ("pause", "checkpoint", "rollback", "rollback_memory", "rollback_disk", "stop", "relaunch")
@@ -177,7 +177,7 @@ def test_a_suggestion_only_names_what_the_job_can_do():
     figures = Figures(120, 0.5, 0.4)
     made = suggest(BIT, told(policy=Policy()), figures, (), Ledger())
     assert (made["action"], made["alternatives"]) == ("investigate", [])
-    assert "rarely passes by itself" in made["reason"]
+    assert made["reason"] == NOWHERE
 
 
 @pytest.mark.parametrize("kind", ["nonfinite", "corruption", "loss_divergence", "hang"])
@@ -218,4 +218,27 @@ def test_nobody_is_told_to_read_a_stack_that_was_not_taken():
 def test_who_asked_a_job_to_end_is_not_sent_to_look_for_a_killer():
     assert first_steps("rank_lost", "info", {"requested": True}) == ["Nothing: the job was asked to end."]
     assert "do not wait for it" in first_steps("rank_lost", "info", {"requested": False, "standing": True})[0]
-    assert "out-of-memory" in first_steps("rank_lost", "critical", {"requested": True})[0]
+
+
+@pytest.mark.parametrize(
+    ("end", "step"),
+    [
+        ({"signal": 9}, "out-of-memory"),
+        ({"abrupt": True}, "out-of-memory"),
+        ({"signal": 11}, "kernel's on its host"),
+        ({"code": 3}, "exit code 3"),
+        ({"code": 0}, "less data"),
+        (
+            {"error": "ValueError: bad batch\nat", "where": "data.py:88 next_batch", "code": 1, "signal": 9},
+            "data.py:88",
+        ),
+        ({}, "own log"),
+    ],
+)
+def test_the_first_step_about_a_lost_rank_follows_from_how_it_ended(end, step):
+    first, *_ = first_steps("rank_lost", "critical", {"code": None, "signal": None, "error": "", **end})
+    assert step in first
+    assert ("out-of-memory" in first) is ("out-of-memory" in step)
+    (over,) = first_steps("rank_lost", "critical", {"ended_with_job": True, **end}, state="resolved")
+    assert over.startswith("The job has ended. Before you start it again: ")
+    assert first_steps("rank_lost", "critical", end, state="resolved") == ["Nothing: it is over."]

@@ -17,7 +17,7 @@ from rankwatch_service.cli import output
 from rankwatch_service.cli.errors import CliError, Status
 from rankwatch_service.cli.options import INCIDENT, JOBS, JSON, LIMIT, PROJECTS, TOKEN, URL, connect
 from rankwatch_service.cli.views import evidence_rows, show_explanations
-from rankwatch_service.incidents.lost_time import cost_unit
+from rankwatch_service.incidents.lost_time import HOUR_NS, cost_unit
 
 if TYPE_CHECKING:
     from rankwatch_service.cli.client import CliClient
@@ -125,12 +125,6 @@ COLUMNS: Final[output.Columns] = {
     "summary": lambda one: output.plain(one["summary"]),
 }
 
-RESOLVED: Final = "Nothing; the incident is resolved."
-JOB_ENDED: Final = (
-    "The job ended before this was over. See to its cause, and to the checkpoint to go on from, before the next start."
-)
-"""What is left to do about an incident that is over, in the words of its page."""
-
 app = typer.Typer(
     help="List or watch incidents; show, acknowledge, resolve, comment on or give feedback on one.",
     invoke_without_command=True,
@@ -200,28 +194,25 @@ def show_incident(
         output.print_json([found])
         return
     suggestion = found["suggestion"]
-    unit = cost_unit(found["accelerated"])
     output.print_fields(
         [
             ("id", output.short_id(found["id"])),
             ("summary", output.plain(found["summary"])),
-            ("kind", output.plain(found["kind"])),
-            ("severity", output.severity(found["severity"])),
-            ("state", output.incident_state(found)),
+            ("state", output.plain(f"{found['severity']}, {output.incident_state(found).plain}")),
             ("job", output.plain(f"{found['job']}, attempt {found['attempt']}")),
             ("ranks", output.plain(found["ranks"])),
             ("hosts", output.plain(found["hosts"])),
-            ("since", output.moment(found["onset_unix_ns"])),
-            ("steps", output.plain(f"onset {found['onset_step']}, detected {found['detected_step']}")),
-            ("confidence", output.plain(f"{found['confidence_words']} ({found['confidence']:.3g})")),
+            ("since", output.plain(_since(found))),
+            *_to_do(found["first_steps"]),
+            ("impact", output.plain(found["impact"])),
+            ("cost", output.plain(_cost(found))),
             ("likely cause", output.plain(found["cause_words"])),
             ("changed", output.plain(found["changed"])),
-            ("cost", output.plain(f"{found['impact_gpu_hours_per_hour']:.3g} {unit} per hour")),
-            ("impact", output.plain(found["impact"])),
             ("normal", output.plain(found["normal"])),
+            ("confidence", output.plain(found["confidence_words"])),
+            ("kind", output.plain(found["kind"])),
             *(("consequence", output.plain(one["summary"])) for one in found["consequences"]),
-            *_to_do(found),
-            ("job supports", output.plain(", ".join(found["can"]) or "nothing")),
+            ("commands", output.plain(", ".join(found["can"]) or "none: rankwatch can only watch this job")),
             *(_receiver(one) for one in receivers),
             ("feedback", output.plain([f"{one['answer']} ({one['name']})" for one in found["feedback"]])),
             *([("suggested", output.plain(f"{suggestion['action']}: {suggestion['reason']}"))] if suggestion else ()),
@@ -299,8 +290,23 @@ def _receiver(reason: dict[str, Any]) -> tuple[str, Text]:
     return (f"  to {reason['receiver'] or '(nobody)'}{which}", output.plain(reason["why"]))
 
 
-def _to_do(incident: dict[str, Any]) -> list[tuple[str, Text]]:
-    """Rows of the first steps; of an incident that is over, one that says what is left to do, as on its page."""
-    if incident["state"] != "resolved":
-        return [(f"to do {n}", output.plain(step)) for n, step in enumerate(incident["first_steps"], 1)]
-    return [("to do", output.plain(JOB_ENDED if output.ended_with_job(incident) else RESOLVED))]
+def _to_do(steps: Sequence[str]) -> list[tuple[str, Text]]:
+    """Rows of the first steps."""
+    return [(f"to do {n}" if len(steps) > 1 else "to do", output.plain(step)) for n, step in enumerate(steps, 1)]
+
+
+def _since(incident: dict[str, Any]) -> str:
+    """When it began and was found, and by which step."""
+    onset, detected = incident["onset_step"], incident["detected_step"]
+    found = f", found in step {detected}" if detected not in (None, onset) else ""
+    step = "" if onset is None else f", step {onset}"
+    return f"{output.moment(incident['onset_unix_ns']).plain}{step}{found}"
+
+
+def _cost(incident: dict[str, Any]) -> str:
+    """What it costs while it lasts; of one that is over, what it has cost."""
+    rate, unit = incident["impact_gpu_hours_per_hour"], cost_unit(incident["accelerated"])
+    until_unix_ns = incident["resolved_unix_ns"]
+    if until_unix_ns is None:
+        return f"{rate:.3g} {unit} in each hour" if rate > 0 else ""
+    return f"{rate * max(until_unix_ns - incident['onset_unix_ns'], 0) / HOUR_NS:.3g} {unit} in all" if rate > 0 else ""

@@ -7,7 +7,7 @@ import { showWhy } from "../notifications/why.js";
 
 export function deliveryCard(incident) {
   const { notifications } = incident;
-  if (!notifications.length) return card("Notifications", h("div", { class: "body" }, h("p", { class: "muted" }, "No message was about this incident alone. ", why(incident))));
+  if (!notifications.length) return card("Notifications", h("div", { class: "body" }, h("p", { class: "muted" }, "Nobody was notified: no receiver gets such incidents. ", h("a", { href: "/notifications" }, "Add one"), " ", why(incident))));
   const counts = Object.groupBy(notifications, (one) => one.state);
   const receivers = new Set(notifications.map((one) => one.receiver));
   const last = Math.max(...notifications.map((one) => one.delivered_unix_ns ?? 0));

@@ -35,8 +35,8 @@ export function tiles(incident, job, placed) {
   return [
     tile("Where", rankList(incident.ranks, 4), [incident.scope.startsWith("switch:") || !hosts.length ? (incident.evidence.host ?? scope) : hosts, (devices[0] ?? incident.devices[0]) && ` · ${devices[0] ?? incident.devices[0]}`]),
     tile(resolved ? "Lasted" : "Since", h("span", { "data-since": incident.onset_unix_ns, "data-until": incident.resolved_unix_ns }), h("span", { title: moment(incident.onset_unix_ns) }, `${incident.onset_step === null ? "" : `step ${number(incident.onset_step)} · `}${clock(incident.onset_unix_ns)}`)),
-    tile(capital(lost), rate > 0 ? [number(rate, 3), h("small", {}, ` of ${number(all)}`)] : known ? "none" : "–", rate > 0 ? (resolved ? "when it ended" : "now") : resolved ? "it is over" : "no cost known"),
-    tile("Lost so far", rate > 0 ? [h("span", { "data-lost": rate, "data-from": incident.onset_unix_ns, "data-to": incident.resolved_unix_ns }), h("small", {}, ` ${hours}`)] : "–", rate > 0 ? "at this rate since the onset" : "no cost known"),
+    tile(capital(lost), rate > 0 ? [number(rate, 3), h("small", {}, ` of ${number(all)}`)] : known ? "none" : "–", rate > 0 ? (resolved ? "while it lasted" : "now") : resolved ? "it is over" : "no cost known"),
+    tile(resolved ? "Lost in all" : "Lost so far", rate > 0 ? [h("span", { "data-lost": rate, "data-from": incident.onset_unix_ns, "data-to": incident.resolved_unix_ns }), h("small", {}, ` ${hours}`)] : "–", rate > 0 ? "at this rate since the onset" : "no cost known"),
     tile("Goodput", all && known ? [number(Math.max(0, 100 * (1 - rate / all)), 2), h("small", {}, " % of usual")] : "–", resolved ? "while it lasted" : "now"),
     isEvent(incident) ? tile("Is it real?", "–", "not a fault") : tile("Is it real?", capital(incident.confidence_words), `found ${foundAfter(incident)}`),
   ];

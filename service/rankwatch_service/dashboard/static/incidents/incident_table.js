@@ -26,7 +26,7 @@ function heading(state, incidents) {
 
 function row(incident, isFresh) {
   const where = `/incidents/${encodeURIComponent(incident.id)}`;
-  const cost = incident.impact_gpu_hours_per_hour;
+  const cost = incident.state === "resolved" ? 0 : incident.impact_gpu_hours_per_hour; // what is over costs nothing now
   const hosts = incident.hosts.length > 1 ? `${number(incident.hosts.length)} hosts` : incident.hosts[0];
   return h(
     "tr",

@@ -3,7 +3,7 @@
 import { DIRECTIVES } from "../components/directives.js";
 import { h, icon, withCode } from "../common/dom.js";
 import { duration, number, words } from "../common/format.js";
-import { card, endedWithJob, statePill } from "../components/shell.js";
+import { card, statePill } from "../components/shell.js";
 
 const LOSES_STEPS = ["rollback", "relaunch"];
 
@@ -13,7 +13,7 @@ export function responseCard(incident, job, checkpoints, hours, request) {
 }
 
 function over(incident) {
-  return h("p", { class: "muted" }, endedWithJob(incident) ? "The job ended before this was over. See to its cause, and to the checkpoint to go on from, before the next start." : "Nothing; the incident is resolved.");
+  return h("p", { class: "muted" }, incident.first_steps.map(withCode));
 }
 
 function advised(incident, job, checkpoints, hours, request) {
@@ -59,7 +59,7 @@ function priced(way, { back, hours }) {
 // What the job supports: suggestions leave out the rest.
 function abilities(incident, job) {
   const can = incident.can.map((action) => (DIRECTIVES[action]?.name ?? words(action)).toLowerCase());
-  const text = job?.state === "ended" ? "The job has ended." : can.length ? `This job supports: ${can.join(", ")}.` : "This job supports no commands: its script does not use watch.steps(), or its agent does not report.";
+  const text = job?.state === "ended" ? "The job has ended." : can.length ? `This job can: ${can.join(", ")}.` : "rankwatch can only watch this job. To pause or roll it back from here, its loop needs watch.steps (docs/sdk.md), and its agent must report.";
   return h("p", { class: "hint" }, text);
 }
 
