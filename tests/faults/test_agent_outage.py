@@ -82,6 +82,29 @@ def test_a_job_that_ends_during_an_outage_leaves_a_spool_that_the_next_agent_sen
     assert spooled_bytes(tmp_path) == 0
 
 
+@pytest.mark.parametrize("by", ["the agent of another job", "rankwatch agent drain"])
+def test_what_a_job_left_in_its_spool_is_sent_though_it_never_starts_again(tmp_path, service, by: str) -> None:
+    service.stop()
+    with RecordingRank(tmp_path, job="over") as rank, AgentProcess(tmp_path, service.environment, job="over") as agent:
+        rank.do("steps", 50)
+        until(lambda: "rank 0" in agent.log)
+        rank.say("exit", 7)
+        rank.wait()
+        assert agent.wait() == 0
+    drain = [sys.executable, "-m", "rankwatch.agent", "drain", "--dir", str(tmp_path)]
+    environment = {**os.environ, "RANKWATCH_DIR": str(tmp_path), **service.environment}
+    assert subprocess.run(drain, env=environment, check=False).returncode == 1, "there is still no service"
+    service.start()
+    if by == "rankwatch agent drain":
+        assert subprocess.run(drain, env=environment, check=False).returncode == 0, agent.log
+    else:
+        with RecordingRank(tmp_path), AgentProcess(tmp_path, service.environment):
+            until(lambda: service.events("process_exit"))
+    until(lambda: len([row for row in service.rows() if row[0] == "l.0"]) == 50)
+    assert [event.fields["code"] for event in service.events("process_exit")] == [7]
+    until(lambda: not spooled_bytes(tmp_path))
+
+
 def test_without_a_service_the_agent_spools_says_so_in_one_line_and_finds_it_when_it_comes(tmp_path, service, rank):
     with AgentProcess(tmp_path, {}) as agent:
         rank.do("steps", 40)

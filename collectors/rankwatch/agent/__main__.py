@@ -1,8 +1,10 @@
 """The agent's command line:
-`python -m rankwatch.agent --dir DIR [--job JOB] [--url URL] [--token-file FILE] [--kafka HOST:PORT] [--insecure]`.
+`python -m rankwatch.agent --dir DIR [--job JOB] [--url URL] [--token-file FILE] [--kafka HOST:PORT] [--insecure]`, and
+`python -m rankwatch.agent drain`.
 
 With a job it is that job's agent on this host: it takes the agent's lock (and ends at once if another has it), and
-supervises a worker. Without a job it is a daemon that starts an agent for every job in the directory.
+supervises a worker. Without a job it is a daemon that starts an agent for every job in the directory. `drain` sends
+what agents of earlier jobs could not send; the agent of a later job starts that by itself.
 """
 
 from __future__ import annotations
@@ -24,13 +26,16 @@ if TYPE_CHECKING:
 
 LOG_BYTES_MAX: Final = 256 * 1024
 """Largest size of the log. One rotated copy is kept, so a job's logs take at most twice this."""
+DRAINED_MAX: Final = 8
+"""Earlier jobs whose messages are sent beside a new one."""
 MEMORY_FOLDER: Final = Path("/dev/shm")  # noqa: S108 - compared with, not written to
 
 
 def main(arguments: list[str], environment: Mapping[str, str]) -> int:
     """Run the agent; returns its exit status."""
     parser = argparse.ArgumentParser(prog="python -m rankwatch.agent", description="The host agent of rankwatch.")
-    parser.add_argument("--dir", type=Path, required=True, help="directory of the recorder files")
+    parser.add_argument("what", nargs="?", choices=["drain"], help="drain: send what earlier jobs left on this host")
+    parser.add_argument("--dir", type=Path, help="directory of the recorder files")
     parser.add_argument("--job", help="serve this job only, and end with it; without: serve all jobs, as a daemon")
     parser.add_argument("--url", help="base URL of the service")
     parser.add_argument("--token-file", type=Path, help="file with an ingest token")
@@ -40,21 +45,62 @@ def main(arguments: list[str], environment: Mapping[str, str]) -> int:
     )
     parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    options.dir = options.dir.absolute()
+    if options.dir is None and options.what is None:
+        parser.error("--dir is required")
+    options.dir = options.dir and options.dir.absolute()
     if options.kafka:
         environment = {**environment, "RANKWATCH_KAFKA": options.kafka}
     if options.insecure:
         environment = {**environment, "RANKWATCH_INSECURE": "true"}
+    if options.what == "drain":
+        return _drain(options, environment)
     if options.job is None:
         from rankwatch.agent.supervisor import serve_all  # noqa: PLC0415 - each role loads only what it needs
 
         return serve_all(options.dir, environment, options.url, options.token_file)
     if options.worker is not None:
         return _work(options, environment)
-    return _supervise(options)
+    return _supervise(options, environment)
 
 
-def _supervise(options: argparse.Namespace) -> int:
+def _drain(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
+    """Let an agent send each spool that is left, one after the other; 1 if messages still wait afterwards."""
+    import subprocess  # noqa: PLC0415
+
+    from rankwatch.agent.sender import left_spools  # noqa: PLC0415
+    from rankwatch.notices import say  # noqa: PLC0415
+
+    folder = spool_base(options.dir or MEMORY_FOLDER, environment)
+    for directory, job in left_spools(folder):
+        say(f"sending what job {job!r} has left")
+        command = [sys.executable, "-m", "rankwatch.agent", "--dir", directory, "--job", job, *_passed_on(options)]
+        subprocess.run(command, env=environment, check=False)
+    waiting = left_spools(folder)
+    for _, job in waiting:
+        say(f"messages of job {job!r} still wait in {folder}: the service does not accept them")
+    return 1 if waiting else 0
+
+
+def _drain_beside(options: argparse.Namespace, environment: Mapping[str, str]) -> None:
+    """Start agents that send what earlier jobs of this host left."""
+    from rankwatch.agent.sender import left_spools  # noqa: PLC0415
+    from rankwatch.spawn import ensure_agent  # noqa: PLC0415
+
+    token = options.token_file and str(options.token_file.absolute())
+    for directory, job in left_spools(spool_base(options.dir, environment))[:DRAINED_MAX]:
+        if job != options.job:
+            ensure_agent(directory, job, environment, url=options.url, token_file=token)
+
+
+def _passed_on(options: argparse.Namespace) -> list[str]:
+    """The options that agents and workers which this one starts get too."""
+    passed = ["--url", options.url] if options.url else []
+    passed += ["--token-file", str(options.token_file.absolute())] if options.token_file else []
+    passed += ["--kafka", options.kafka] if options.kafka else []
+    return [*passed, "--insecure"] if options.insecure else passed
+
+
+def _supervise(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     from rankwatch.agent.ranks import has_living_rank  # noqa: PLC0415
     from rankwatch.agent.supervisor import supervise  # noqa: PLC0415
 
@@ -72,11 +118,9 @@ def _supervise(options: argparse.Namespace) -> int:
     def tell(line: str) -> None:
         os.write(log, f"supervisor {line}\n".encode())
 
+    _drain_beside(options, environment)
     command = [sys.executable, "-m", "rankwatch.agent", "--dir", str(options.dir), "--job", options.job]
-    command += ["--url", options.url] if options.url else []
-    command += ["--token-file", str(options.token_file.absolute())] if options.token_file else []
-    command += ["--kafka", options.kafka] if options.kafka else []
-    command += ["--insecure"] if options.insecure else []
+    command += _passed_on(options)
     status = 0
     while lock is not None:
         status = supervise([*command, "--worker"], lock, tell)
@@ -122,7 +166,12 @@ def _work(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     enrolment = Enrolment(identity_path, options.job, ServiceConnection(find))
     to_http = one_by_one(HttpPublisher(ServiceConnection(find), enrolment))
     publish = _to_kafka(options.job, environment, enrolment) if by_kafka else to_http
-    sender = Sender(publish, lambda: Spool(_private(spool_folder(options.dir, options.job, environment))), clock)
+
+    def open_spool() -> Spool:
+        folder = _private(spool_folder(options.dir, options.job, environment))
+        return Spool(folder, origin=(str(options.dir), options.job))
+
+    sender = Sender(publish, open_spool, clock)
     devices = DeviceSampler(layout.devices_lock_path(str(options.dir), options.job), clock)
     host = HostSampler(Path(environment.get("RANKWATCH_HOST_ROOT") or "/"), clock)
     hardware = Hardware(devices, host, CloudNotices(environment.get("RANKWATCH_CLOUD", ""), clock))
@@ -153,14 +202,17 @@ def _to_kafka(job: str, environment: Mapping[str, str], enrolment: Enrolment) ->
 
 
 def spool_folder(directory: Path, job: str, environment: Mapping[str, str]) -> Path:
-    """Where the spool lies: `RANKWATCH_SPOOL`, else beside the recorders, unless those lie in memory."""
+    """Where the spool of a job lies."""
+    return spool_base(directory, environment) / layout.file_stem(f"{job}@{directory}")
+
+
+def spool_base(directory: Path, environment: Mapping[str, str]) -> Path:
+    """Where spools lie: `RANKWATCH_SPOOL`, else beside the recorders, unless those lie in memory."""
     if environment.get("RANKWATCH_SPOOL"):
-        base = Path(environment["RANKWATCH_SPOOL"])
-    elif directory.is_relative_to(MEMORY_FOLDER):
-        base = Path(f"/var/tmp/rankwatch-{os.getuid()}")  # noqa: S108 - checked by _private
-    else:
-        base = directory / "spool"
-    return base / layout.file_stem(f"{job}@{directory}")
+        return Path(environment["RANKWATCH_SPOOL"])
+    if directory.is_relative_to(MEMORY_FOLDER):
+        return Path(f"/var/tmp/rankwatch-{os.getuid()}")  # noqa: S108 - checked by _private
+    return directory / "spool"
 
 
 def _private(folder: Path) -> Path:

@@ -95,13 +95,18 @@ class Enrolment:
         """Take the name of this host, as its ranks say it."""
         self._host = host
 
-    def identity(self) -> AgentIdentity:
+    def identity(self, batch: bytes = b"") -> AgentIdentity:
         """The identity to sign with.
+
+        Args:
+            batch: what it is for. One that an earlier agent left says which host this is, where no rank has said it.
 
         Raises:
             Unreachable: the service did not answer, or did not enrol this agent; worth a retry.
         """
         with self._lock:
+            if batch and not self._host:
+                self._host = wire.decode_batch(batch).host
             if self._identity is None:
                 self._identity = self._enrol()
             return self._identity

@@ -30,7 +30,7 @@ class KafkaPublisher:
         """Publish encoded batches, in order."""
         identity: AgentIdentity | None = None
         try:
-            identity = self._enrolment.identity()
+            identity = self._enrolment.identity(bodies[0])
         except Unconfigured:
             pass  # without a service there is nobody to enrol with, and no orders either
         except Unreachable as error:

@@ -17,7 +17,9 @@ identities last. Every drop is counted in `losses`.
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import json
 import logging
 import os
 import random
@@ -38,6 +40,7 @@ SPOOL_BYTES_MAX: Final = 64 * 1024 * 1024
 SEGMENT_BYTES: Final = 256 * 1024
 """Bounds what is sent twice after a kill, and what is held in memory while it is sent."""
 
+_ORIGIN: Final = "origin"
 _FRAME: Final = struct.Struct("<II")
 _FULL: Final = ".seg"
 _STRIPPED: Final = ".rest"
@@ -47,13 +50,24 @@ _STRIPPED: Final = ".rest"
 class Spool:
     """A first-in, first-out queue of encoded batches in a folder. Used by one thread."""
 
-    def __init__(self, folder: Path, bytes_max: int = SPOOL_BYTES_MAX) -> None:
+    def __init__(
+        self, folder: Path, bytes_max: int = SPOOL_BYTES_MAX, *, origin: tuple[str, str] | None = None
+    ) -> None:
         """Open the spool in this folder and find what an earlier agent left there.
+
+        Args:
+            folder: the spool's own.
+            bytes_max: its limit.
+            origin: directory of the recorders and job, for an agent that sends later what is left here
+                (`left_spools`); None: there is none.
 
         Raises:
             OSError: the folder cannot be created or read.
         """
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if origin is not None:
+            with contextlib.suppress(OSError):  # a full disk: what waits here is sent all the same
+                (folder / _ORIGIN).write_text(json.dumps(origin))
         self._folder = folder
         self._bytes_max = bytes_max
         self._segments: deque[tuple[Path, int]] = deque()
@@ -121,11 +135,12 @@ class Spool:
 
     def close(self) -> None:
         """Remove the folder and its parent if they are empty."""
-        try:
+        if self:
+            return
+        with contextlib.suppress(OSError):  # the parent has other spools
+            (self._folder / _ORIGIN).unlink(missing_ok=True)
             self._folder.rmdir()
             self._folder.parent.rmdir()
-        except OSError:
-            return  # not empty
 
     def _segment_for(self, size: int) -> Path:
         if self._writing is not None and self._segments and self._segments[-1][1] + size <= SEGMENT_BYTES:
@@ -191,11 +206,24 @@ class Spool:
             self._head_path = None
 
 
+def left_spools(folder: Path) -> list[tuple[str, str]]:
+    """Directory of the recorders and job of each spool in this folder in which messages wait, oldest first."""
+    found = []
+    for origin in folder.glob(f"*/{_ORIGIN}"):
+        with contextlib.suppress(OSError, ValueError):
+            directory, job = json.loads(origin.read_text())
+            waiting = [one for one in origin.parent.iterdir() if one.suffix in (_FULL, _STRIPPED)]
+            if waiting:
+                found.append((min(one.stat().st_mtime for one in waiting), str(directory), str(job)))
+    return [(directory, job) for _, directory, job in sorted(found)]
+
+
 MEMORY_BYTES_MAX: Final = 8 * 1024 * 1024
 """Most that waits in memory. 64 ranks x 10 steps/s x 80 bytes = 51 KB/s: during a request that takes its whole time-out
 of 10 s, 0.5 MB gather, so this limit is reached only if the spool cannot be written either."""
 MEMORY_EASY_BYTES: Final = 1024 * 1024
 """While the spool is being sent, newer parcels wait in memory up to this size; then they are appended to the spool."""
+CROWDED_PARCELS: Final = 3
 BACKOFF_FIRST_S: Final = 0.25
 BACKOFF_MAX_S: Final = 2.0
 """Short, because a refused connection costs little and a service that is back should learn of hangs at once."""
@@ -255,6 +283,11 @@ class Sender(threading.Thread):
     def behind(self) -> bool:
         """True while the service does not accept telemetry: then fewer, larger messages are better."""
         return self._failures > 0
+
+    @property
+    def crowded(self) -> bool:
+        """True while it cannot keep up, on a host whose cores are full: then too, fewer messages are better."""
+        return self.behind or len(self._fresh) > CROWDED_PARCELS
 
     @property
     def trouble(self) -> str:

@@ -56,7 +56,7 @@ class HttpPublisher:
     def __call__(self, body: bytes) -> Outcome:
         """Send one encoded batch; see `sender.Publish`."""
         try:
-            identity = self._enrolment.identity()
+            identity = self._enrolment.identity(body)
             sent = identity.sign(Purpose.BATCH, body)
             answer = self._connection.post("/api/v1/telemetry", sent)
         except Unreachable as error:

@@ -40,6 +40,9 @@ VIEW_EVERY_S: Final = 0.05
 END_AFTER_S: Final = 2.0
 """How long the agent outlives its last rank; a launcher that restarts at once still finds it."""
 END_AT_LATEST_S: Final = 30.0
+"""How long it does so at most while the service does not answer: then its messages wait in the spool ..."""
+DRAINED_AT_LATEST_S: Final = 300.0
+"""... and while it answers, but the host's cores are full."""
 STOP_AT_LATEST_S: Final = 17.0
 """How long an agent that was asked to stop may outlive its last rank. With `CLOSE_WITHIN_S` less than the 20 s after
 which a scheduler or systemd would kill it."""
@@ -136,7 +139,7 @@ class Worker:
             self._obey(orders)
         now_s = self._clock.monotonic_s()
         if now_s >= self._next_tail_s:
-            self._next_tail_s = now_s + (TAIL_EVERY_BEHIND_S if self._setting.sender.behind else TAIL_EVERY_S)
+            self._next_tail_s = now_s + (TAIL_EVERY_BEHIND_S if self._setting.sender.crowded else TAIL_EVERY_S)
             self._discover()
             self._look_at_locks(now_s)
             self._tail()
@@ -265,7 +268,8 @@ class Worker:
         all_told = self._setting.sender.idle and not len(self._ranks)
         if self._stopping():
             return all_told or alone_s >= STOP_AT_LATEST_S
-        return alone_s >= END_AFTER_S and (all_told or alone_s >= END_AT_LATEST_S)
+        at_latest_s = END_AT_LATEST_S if self._setting.sender.behind else DRAINED_AT_LATEST_S
+        return alone_s >= END_AFTER_S and (all_told or alone_s >= at_latest_s)
 
     # ---- reports -----------------------------------------------------------------------------------------------------
 
