@@ -201,6 +201,23 @@ def test_an_error_of_torchs_communication_is_a_victims(error: str, where: str) -
     assert outcome(findings)[-1][1:] == (Severity.CRITICAL, (1,))
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "named"),
+    [
+        ({"signal": SIGKILL}, {"signal": SIGKILL}, (0, 1)),
+        ({"code": 1, "error": "ValueError: a"}, {"code": 1, "error": "ValueError: b"}, (0, 1)),
+        ({"signal": SIGKILL}, {"code": 1, "error": BROKEN}, (0,)),
+        ({"code": 1, "error": "SystemExit: 1"}, {"code": 1, "error": "SystemExit: 1"}, (0,)),
+        ({"signal": SIGKILL}, {"signal": 11}, (0,)),
+    ],
+)
+def test_of_ranks_that_end_alike_at_once_all_are_named(first, second, named) -> None:
+    job = Ends(ranks=3)
+    findings = job.exit(0, 6.0, **first) + job.exit(1, 6.3, **second) + job.exit(2, 6.5, code=1, error=BROKEN)
+    assert findings[-1].ranks == named
+    assert ("; so did rank 1." in findings[-1].summary) is (len(named) == 2)
+
+
 def test_an_abort_among_broken_connections_is_the_cause() -> None:
     job = Ends(ranks=2)
     findings = job.exit(0, 6.0, code=1, error=BROKEN) + job.exit(1, 7.0, signal=SIGABRT)

@@ -233,9 +233,9 @@ class RankLostDetector(DispatchingDetector):
             return []
         severity = self._severity(all_gone=all_gone, over=over)
         on_request = severity is Severity.INFO and all_gone and is_request(first)
-        saying = [first["rank"], severity.value, first["exited"], self._ends.count]
+        saying = [first["rank"], severity.value, first["exited"], len(self._ends.alike), self._ends.count]
         # Only the first and the last of the other ends are reported at once; the rest waits for the next tick.
-        news = saying[:3] != self._said[:3] or self._ends.count in (1, self.world_size - 1)
+        news = saying[:4] != self._said[:4] or self._ends.count in (1, self.world_size - 1)
         findings = []
         if on_request or ((news or quietly) and saying != self._said):
             self._said = saying
@@ -269,7 +269,7 @@ class RankLostDetector(DispatchingDetector):
     def _say(self, first: End, severity: Severity, *, missing: int) -> list[Finding]:
         told_now: dict[str, Any] = {
             "severity": severity,
-            "ranks": (first["rank"],),
+            "ranks": (first["rank"], *self._ends.alike),
             "onset_step": first["step"],
             "onset_time_s": first["time_s"],
             "detected_step": first["step"],
@@ -313,4 +313,6 @@ class RankLostDetector(DispatchingDetector):
             )
         if first["code"] == 0:
             return f"{capital} ended with exit code 0 at step {first['step']}, before the others were done."
-        return f"{capital} {told(first)}."
+        alike = self._ends.alike
+        too = f"; so did rank {alike[0]}" if len(alike) == 1 else f"; so did {len(alike)} other ranks" if alike else ""
+        return f"{capital} {told(first)}{too}."

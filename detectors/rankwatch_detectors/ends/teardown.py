@@ -47,6 +47,9 @@ DYING_S: Final = 15.0
 overloaded host its peers may report broken connections this long before it counts as gone."""
 
 _MEANT: Final = {signals.SIGHUP: " (its terminal was closed)"}
+ALIKE_S: Final = 2.0
+"""Two ranks that end in the same way within this time have one cause, such as memory that two of a host ran out of."""
+
 _SAID_BY: Final = {"exception": "excepthook", "rank_left": "left"}
 _LISTED: Final = ("rank", "host", "code", "signal", "how", "error", "where")
 
@@ -144,6 +147,12 @@ def _victimhood(end: Mapping[str, Any]) -> int:
     return -1 if is_request(end) else 2 if is_broken_connection(end) else int(is_aborted(end))
 
 
+def _way(end: Mapping[str, Any]) -> str:
+    """In which way it ended: an exception, else a signal; "" for an exit status alone, which says nothing."""
+    kind = end["error"].partition(": ")[0]
+    return kind if kind != "SystemExit" and kind else signal_name(end["signal"]) if end["signal"] is not None else ""
+
+
 def _plainness(end: Mapping[str, Any]) -> int:
     """How plainly a process ended by itself and not because of others: highest for a crash, 0 for a lost connection."""
     if is_broken_connection(end):
@@ -230,6 +239,19 @@ class Teardown(Stateful):
                 end, self.first = self.first, end
         if len(self.also) < EPISODES_MAX:
             self.also.append(end)
+
+    @property
+    def alike(self) -> list[int]:
+        """Ranks that ended of their own accord within `ALIKE_S` of the first one and in the same way: by the same
+        signal, or by an exception of the same type. Neither is the other's consequence.
+        """
+        if _victimhood(self.first) or not (way := _way(self.first)):
+            return []
+        return [
+            end["rank"]
+            for end in self.also
+            if _way(end) == way and not _victimhood(end) and abs(end["time_s"] - self.first["time_s"]) <= ALIKE_S
+        ]
 
     def has_noted(self, rank: int) -> bool:
         """Whether this rank's exception was reported, and its exit was not."""
