@@ -101,11 +101,16 @@ class Watch:
         models = [model for _, model in handed.models if model not in self._handed]
         optimizers = [one for one in handed.optimizers if one not in self._handed]
         self._handed.update([*models, *optimizers])
-        if optimizers and self.identity.rank == 0 and self._meter.begun > self._loop.in_step:
+        if optimizers and self._meter.begun > self._loop.in_step:
             names = ", ".join(type(one).__name__ for one in (*models, *optimizers))
             kind = "model" if models else "optimizer"
+            self._changed(kind, f"another {kind}: {names}")
+
+    def _changed(self, kind: str, what: str) -> None:
+        """Declare a change of the training that was seen, not told: `model`, `optimizer` or `work`. By rank 0 alone."""
+        if self.identity.rank == 0:
             with self._faults:
-                self._meter.note("declared", {"kind": kind, "what": f"another {kind}: {names}", "detail": ""})
+                self._meter.note("declared", {"kind": kind, "what": what, "detail": ""})
 
     def state(self, *, data: Any = None, keep: int = 0, every: int = 100, **objects: Any) -> None:
         """Register what a rollback must restore.

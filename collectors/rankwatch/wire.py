@@ -231,7 +231,7 @@ EVENT_KINDS: Final = (
     "agent_start",
     "agent_stop",
     "records_lost",  # reason: ring | torn | spool | metric_names | late_values ..., count
-    "declared",  # what, detail: an intended change, from all ranks or one; kind: model | optimizer, seen by the probe
+    "declared",  # what, detail: an intended change, from all ranks or one; kind: model | optimizer | work, as seen
     "device_error",  # device_uuid, index, pci_bus_id, serial, xid, text: what the driver says of a device
     "device_event",  # the same names without the last two; event: what NVML tells of a device without a number
     "switch_error",  # pci_bus_id, sxid, text: an error of an NVSwitch of the host

@@ -40,7 +40,7 @@ def test_incidents_lists_what_is_open(visit):
         row = page.locator("tr.link").first
         expect(page.locator(".live")).to_have_text("Live")
         for _ in in_both_sizes(page):
-            expect(row).to_contain_text("Not finite")
+            expect(row).to_contain_text("NaN")
             expect(row).to_contain_text("rank 1")
             assert in_first_screen(page, row)
             assert no_sideways_scrolling(page)

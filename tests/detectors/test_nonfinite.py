@@ -122,9 +122,9 @@ def test_a_loss_that_is_not_logged_any_more_is_no_incident_by_itself() -> None:
 @pytest.mark.parametrize(
     ("norms", "scope", "ranks", "where"),
     [
-        ([1.0, INF, 1.0, 1.0], "rank:1", (1,), "on rank 1 in step 3."),
-        ([INF, INF, None, None], "job", (), "on 2 of 4 ranks"),
-        ([INF] * 4, "job", (), "on all ranks"),
+        ([1.0, INF, 1.0, 1.0], "rank:1", (1,), "Inf in the gradient norm of rank 1 in step 3."),
+        ([INF, INF, None, None], "job", (), "of 2 of the 4 ranks"),
+        ([INF] * 4, "job", (), "of all ranks"),
     ],
 )
 def test_of_norms_that_overflow_only_the_one_that_others_do_not_share_names_its_rank(norms, scope, ranks, where):
@@ -152,17 +152,115 @@ def test_at_its_own_pace_a_rank_far_behind_is_named(name: str) -> None:
 
 
 def test_at_their_own_pace_each_rank_that_has_it_is_named_and_each_must_be_well_again() -> None:
-    opened, grown = judged_at_own_pace(row(90, 0, "accuracy", NAN, late=False), row(3, 2, "loss", INF))
+    before, ill = row(89, 0, "accuracy", 0.5, late=False), row(90, 0, "accuracy", NAN, late=False)
+    opened, grown = judged_at_own_pace(before, ill, row(3, 2, "loss", INF))
     assert (opened.severity, opened.ranks) == (Severity.WARNING, (0,))
     assert (grown.change, grown.severity, grown.ranks) == (Change.UPDATE, Severity.CRITICAL, (0, 2))
-    ill = [row(3, 2, "loss", NAN)]
+    ills = [row(3, 2, "loss", NAN)]
     others = [row(step, 0, "loss", 1.0, late=False) for step in range(90, 99)]
     well = [row(step, 2, "loss", 1.0) for step in range(4, 7)]
-    assert [f.change for f in judged_at_own_pace(*ill, *others, *well[:2], row(6, 2, "loss", NAN), *well[:2])] == [
+    assert [f.change for f in judged_at_own_pace(*ills, *others, *well[:2], row(6, 2, "loss", NAN), *well[:2])] == [
         Change.OPEN
     ]
-    assert [f.change for f in judged_at_own_pace(*ill, *well, *others)] == [Change.OPEN, Change.CLOSE]
+    assert [f.change for f in judged_at_own_pace(*ills, *well, *others)] == [Change.OPEN, Change.CLOSE]
 
 
 def test_what_comes_late_where_ranks_march_together_is_for_the_charts_alone() -> None:
     assert judged(frame(9, {"loss": [1.0] * 4}), row(3, 2, "loss", NAN)) == []
+
+
+def told(found: list[Finding]) -> list[tuple[Change, Severity, str]]:
+    return [(one.change, one.severity, one.summary) for one in found]
+
+
+def test_a_metric_of_the_script_that_was_never_finite_is_told_once_as_information() -> None:
+    rows = [frame(step, {"loss": [1.0] * 4, "aux_loss": [NAN] * 4}) for step in range(40)]
+    summary = "aux_loss has been NaN or Inf since the first value."
+    assert told(judged(*rows)) == [(Change.OPEN, Severity.INFO, summary), (Change.CLOSE, Severity.INFO, summary)]
+
+
+def test_what_is_never_finite_hides_no_nan_of_the_loss_and_keeps_none_open() -> None:
+    aux = {"aux_loss": [NAN] * 4}
+    rows = [frame(step, {"loss": [NAN if 5 <= step < 8 else 1.0] * 4} | aux) for step in range(20)]
+    assert told(judged(*rows))[2:] == [
+        (Change.OPEN, Severity.CRITICAL, "NaN in the loss of all ranks in step 5."),
+        (Change.CLOSE, Severity.CRITICAL, "All values are finite again in step 10."),
+    ]
+
+
+def test_a_loss_that_is_nan_while_a_metric_is_makes_its_incident_critical() -> None:
+    rows = [frame(step, {"loss": [1.0] * 4, "accuracy": [0.5] * 4}) for step in range(3)]
+    rows += [frame(3, {"loss": [1.0] * 4, "accuracy": [NAN] * 4}), frame(4, {"loss": [NAN] * 4, "accuracy": [NAN] * 4})]
+    found = judged(*rows)
+    assert [(one.change, one.severity) for one in found] == [
+        (Change.OPEN, Severity.WARNING),
+        (Change.UPDATE, Severity.CRITICAL),
+    ]
+
+
+def skips(*bouts: int) -> list[Frame]:
+    """Bouts of skipped steps, with fifty good ones before each and after the last."""
+    frames: list[Frame] = []
+    for skipped in (*[one for bout in bouts for one in (0, bout)], 0):
+        for _ in range(skipped or 50):
+            values = {"loss": [1.0] * 4} | ({"optimizer_skipped": [1.0] * 4} if skipped else {"grad_norm": [1.0] * 4})
+            frames.append(frame(len(frames), values))
+    return frames
+
+
+def test_a_loss_scaler_that_skips_and_recovers_again_and_again_is_one_warning_with_a_count() -> None:
+    found = [one for one in judged(*skips(22, 25, 21, 23, 24, 22)) if one.change is Change.OPEN]
+    assert told(found) == [
+        (Change.OPEN, Severity.WARNING, "The loss scaler has skipped 20 steps in a row, up to step 69."),
+        (
+            Change.OPEN,
+            Severity.INFO,
+            "The loss scaler has skipped 20 steps in a row, up to step 141, for the second time.",
+        ),
+        (
+            Change.OPEN,
+            Severity.INFO,
+            "The loss scaler has skipped 20 steps in a row, up to step 216, for the third time.",
+        ),
+    ]
+
+
+@pytest.mark.parametrize("before", [(), (22, 22, 22, 22)], ids=["first", "known"])
+def test_a_loss_scaler_that_skips_every_step_is_critical_when_it_lasts(before: tuple[int, ...]) -> None:
+    newest = judged(*skips(*before, 200))[-2:]
+    assert [one.severity for one in newest] == [Severity.CRITICAL, Severity.CRITICAL]
+    assert "has skipped 60 steps in a row" in newest[0].summary
+    assert newest[0].summary.endswith("nothing is trained.")
+
+
+def zeros(norm: float | None, first: float = 2.0, fall: float = 0.0, digits: int = 4) -> list[Finding]:
+    """A loss that is exactly 0 from step 60 on."""
+    rng = np.random.default_rng(0)
+    frames = []
+    for step in range(120):
+        loss = (
+            round(first * math.exp(-fall * step) + 0.01 * first * rng.standard_normal(), digits) if step < 60 else 0.0
+        )
+        values = {"loss": [loss] * 4}
+        if norm is not None:
+            values["grad_norm"] = [rng.random() if step < 60 else norm] * 4
+        frames.append(frame(step, values))
+    return judged(*frames)
+
+
+@pytest.mark.parametrize(
+    ("norm", "severity"), [(2.31, Severity.CRITICAL), (0.0, Severity.CRITICAL), (None, Severity.WARNING)]
+)
+def test_a_loss_of_exactly_zero_and_a_norm_that_stands_still_is_training_that_is_over(norm, severity) -> None:
+    (found,) = zeros(norm)
+    assert (found.severity, found.onset_step, found.detected_step) == (severity, 60, 75)
+    assert found.summary.startswith("The loss has been exactly 0 since step 60")
+
+
+def test_a_loss_that_falls_to_zero_by_rounding_or_whose_norm_goes_on_is_none() -> None:
+    assert zeros(0.0, first=0.004, fall=0.05) == []
+    assert zeros(0.0, first=0.0004) == []
+    rows = [
+        frame(step, {"loss": [2.0 if step < 60 else 0.0] * 4, "grad_norm": [1.0 + step] * 4}) for step in range(120)
+    ]
+    assert judged(*rows) == []

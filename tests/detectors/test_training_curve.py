@@ -113,7 +113,7 @@ def test_a_new_data_mix_settles_and_stays_for_information() -> None:
     assert {f.severity for f in findings} == {Severity.INFO}
     last = findings[-1]
     assert (last.kind, last.change) == (Kind.LOSS_DIVERGENCE, Change.UPDATE)
-    assert "its best lasting level was 2.196" in last.summary
+    assert "14 % above its best lasting level 2.196" in last.summary
 
 
 def test_nan_in_the_series_blinds_nobody() -> None:
@@ -365,3 +365,102 @@ def test_a_change_closes_what_is_open_with_a_sentence() -> None:
     assert [(one.kind, one.change, one.summary) for one in found[-1:]] == [
         (Kind.LOSS_DIVERGENCE, Change.CLOSE, "Training goes on with another model: Net, Adam.")
     ]
+
+
+def grave(findings: Iterable[Finding]) -> list[tuple[Kind, int | None]]:
+    return [(one.kind, one.detected_step) for one in findings if one.severity is not Severity.INFO]
+
+
+def tasks(
+    share: float, height: float, points: int = 2000, seed: int = 0
+) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """Two tasks at random, the losses of one of them so many times higher; both fall."""
+    rng, steps = np.random.default_rng(seed), np.arange(points)
+    lower = (0.3 + 1.2 * np.exp(-steps / 300)) * (1 + 0.05 * rng.standard_normal(points))
+    higher = height * (0.3 + np.exp(-steps / 400)) * rng.chisquare(16, points) / 16
+    return np.where(rng.random(points) < share, higher, lower)
+
+
+@pytest.mark.parametrize("metric", ["loss", "grad_norm"])
+@pytest.mark.parametrize(("share", "height"), [(0.01, 20), (0.1, 20), (0.1, 2.5), (0.3, 20)])
+def test_a_curve_of_two_levels_is_learned(share: float, height: float, metric: str) -> None:
+    found = watched(tasks(share, height), metric)
+    assert grave(found) == []
+    assert len([one for one in found if one.change is Change.OPEN]) <= 6
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1])
+def test_a_loss_of_two_levels_that_leaves_them_is_a_divergence_within_forty_points(share: float) -> None:
+    series = tasks(share, 20)
+    series[1500:] += 12.0
+    opened = [one for one in diverging(series) if one.severity is Severity.CRITICAL]
+    assert 1500 <= (opened[0].detected_step or 0) <= 1540
+
+
+@pytest.mark.parametrize("length", [1, 6, 30])
+def test_what_came_and_went_is_told_once_and_then_known(length: int) -> None:
+    series = curve(4000)
+    for begin in range(600, 3600, 300):
+        series[begin : begin + length] *= 3
+    found = watched(series)
+    opened = [one for one in found if one.change is Change.OPEN]
+    assert len(opened) <= 6
+    assert all((one.detected_step or 0) < 1300 for one in opened)
+    known = [one.summary for one in found if one.change is Change.CLOSE][-1]
+    assert known.endswith("It has come back 3 times: such jumps are not reported any more.")
+
+
+def test_a_jump_higher_or_longer_than_all_that_came_and_went_is_told() -> None:
+    series = curve(4000)
+    series[600:2400:300] *= 2
+    series[2600] *= 8
+    series[3000:] *= 2
+    found = [one for one in watched(series) if (one.detected_step or 0) >= 2500]
+    assert (Kind.LOSS_SPIKE, 2600) in grave(found)
+    assert (Kind.LOSS_DIVERGENCE, Change.OPEN) in changes(found)
+    assert found[-1].severity is Severity.CRITICAL
+
+
+@pytest.mark.parametrize("single", [False, True])
+@pytest.mark.parametrize("metric", ["loss", "grad_norm"])
+def test_a_value_of_few_digits_that_moves_in_the_last_one_raises_nothing(metric: str, single: bool) -> None:
+    rng = np.random.default_rng(0)
+    for level, digit in ((0.0001, 0.0001), (2.3026, 0.0001), (0.0, 0.0001), (12.0, 1.0)):
+        series = level + digit * (rng.random(1500) < 0.02)
+        assert watched(series.astype(np.float32) if single else np.round(series, 4), metric) == []
+
+
+def test_a_constant_that_is_left_is_told() -> None:
+    series = np.full(1500, 2.3026)
+    series[800:] = 5.0
+    found = watched(series)
+    assert found[0].summary == "The loss jumped to 5 in step 800, 2.2 times its usual 2.303."
+
+
+@pytest.mark.parametrize("growth", [0.01, 0.03, 0.1])
+def test_growth_from_the_first_step_is_no_mere_information_once_it_lasts(growth: float) -> None:
+    noise = 1 + 0.03 * np.random.default_rng(0).standard_normal(400)
+    found = watched(2.3 * np.exp(growth * np.arange(400)) * noise)
+    critical = [one for one in found if one.severity is Severity.CRITICAL]
+    assert critical[0].kind is Kind.LOSS_DIVERGENCE
+    assert (critical[0].detected_step or 0) <= 330
+
+
+def test_a_loss_that_grows_and_slows_down_does_not_run_away() -> None:
+    steps = np.arange(440)
+    noise = 1 + 0.3 * np.abs(np.random.default_rng(0).standard_normal(440))
+    assert grave(watched((0.01 + 5 * (1 - np.exp(-steps / 300))) * noise)) == []
+
+
+def test_sentences_have_the_words_of_training() -> None:
+    norms = np.exp(0.1 * np.random.default_rng(0).standard_normal(900))
+    norms[700] = 32.0
+    losses = 4.78 + 0.01 * np.random.default_rng(1).standard_normal(900)
+    losses[600:] += 6.7
+    told = [one.summary for one in watched_curve({"loss": losses, "grad_norm": norms})]
+    assert "The gradient norm jumped to 32 in step 700, 32 times its usual 1.01" in " ".join(told)
+    assert any(
+        one.startswith("The loss has been high since step 600: 11.") and "2.4 times its usual 4.7" in one
+        for one in told
+    )
+    assert not any("sigma" in one or "grad_norm" in one for one in told)

@@ -112,6 +112,8 @@ class Losses:
         """A further loss replaces the sum: a closure computes the loss of one step several times."""
         self._begins = begins
         self._failed = failed
+        self.added = 0
+        """How many losses the sum has."""
         self._sum: Loss | None = None
         self._unscaled: torch.Tensor | None = None
         self._originals = torch.autograd.backward, torch.amp.GradScaler.scale
@@ -121,6 +123,7 @@ class Losses:
     def take(self) -> Loss | None:
         """The loss since the last call, on its device; None without a backward of a scalar."""
         found, self._sum, self._unscaled = self._sum, None, None
+        self.added = 0
         return found
 
     def close(self) -> None:
@@ -159,6 +162,7 @@ class Losses:
     def _add(self, tensor: torch.Tensor) -> None:
         loss: Loss = float(tensor) if tensor.device.type == "cpu" else tensor
         self._sum = loss if self._sum is None or self.replaces else self._sum + loss
+        self.added = 1 if self.replaces else self.added + 1
 
 
 def _sole(tensors: Any) -> torch.Tensor | None:
@@ -221,6 +225,8 @@ class OptimizerSteps:
         """By optimizer: the boundaries before its newest step."""
         self._replaced: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         """Those that were idle when another one came. One that comes back takes turns, and is not replaced again."""
+        self._accumulated = 0
+        """The most losses that a step has added up since its models are known; 0: no step has ended since then."""
         self._measured: list[tuple[Optimizer, Sequence[torch.nn.Module]]] = []
         self._losses: Losses | None = None
         self._forwards: list[RemovableHandle] = []
@@ -337,6 +343,10 @@ class OptimizerSteps:
     def _boundary(self, watch: Watch) -> None:
         self._since.clear()
         self._boundaries += 1
+        added = self._losses.added if self._losses is not None else 0
+        if added > self._accumulated > 0:
+            watch._changed("work", f"{added} backward passes a step instead of {self._accumulated}")
+        self._accumulated = max(added, self._accumulated)
         loss = self._losses.take() if self._losses is not None else None
         if loss is not None:
             watch.log(loss=loss)
@@ -347,6 +357,7 @@ class OptimizerSteps:
     def _see(self, watch: Watch, optimizer: Optimizer) -> Sequence[torch.nn.Module]:
         """Measure an optimizer and its models; it replaces those of the same parameters, and those that are idle."""
         self._known[optimizer] = parameters_of(optimizer)
+        self._accumulated = 0
         own = parameter_ids(optimizer)
         idle = [one for one, _ in self._measured if self._is_idle(one)]
         for one in idle:

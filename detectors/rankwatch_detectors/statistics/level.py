@@ -5,6 +5,10 @@ batches widen the scale instead of opening episodes. Two tests run in parallel: 
 moderately high points (a CUSUM in units of the scale). During an episode nothing is learned: points are judged against
 the level before it.
 
+A series may have several levels: tasks in turn, an evaluation among the training steps, a critic that is trained more
+at times. So episodes that came back by themselves are remembered with their height and length. Once three are as high
+and as long, further ones are the character of the series, and are not reported.
+
 Peaks within a divergence, or just before it, are found apart: while an episode is open, points are compared with the
 level before it, so a spike during a climb opens no other one. There a point is compared with the median of the points
 just before it, in units of their scatter, so that a climb alone is no peak.
@@ -19,7 +23,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from decimal import Decimal
 from enum import StrEnum
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
@@ -89,12 +95,30 @@ class SettlingConfig:
     rises_kept: int = 7
     """Together with the current block as many points as the scatter is learned from."""
     rise_factor: float = 3.0
+    away_ratio: float = 10.0
+    """A curve runs away if its newest block is so many times its lowest one, ..."""
+    away_rise: float = 1.25
+    """... each of the newest three blocks so many times the one before, ..."""
+    away_slowing: float = 0.8
+    """... and none of these ratios smaller than this share of the ratio before: a loss that grows as returns do slows
+    down."""
+    away_sigmas: float = 4.0
+    """Ratios mean something only if the lowest block is so far above zero, in units of its own scatter."""
 
 
 class Settling(Stateful):
     """The age of one series, and its rises from block to block. Memory: a block and its neighbours, 400 bytes."""
 
-    STATE: ClassVar[tuple[str, ...]] = ("_age", "_step", "_block", "_last", "_rises")
+    STATE: ClassVar[tuple[str, ...]] = (
+        "_age",
+        "_step",
+        "_block",
+        "_last",
+        "_rises",
+        "_ratios",
+        "lowest",
+        "lowest_step",
+    )
 
     def __init__(self, config: SettlingConfig) -> None:
         self._config = config
@@ -104,6 +128,11 @@ class Settling(Stateful):
         """Forget everything: the curve begins anew, or changes intentionally."""
         self._age = 0
         self._rises: list[float] = []
+        self._ratios: list[float] = []
+        """Of each of the newest blocks to the one before."""
+        self.lowest = math.inf
+        """The level of the lowest block."""
+        self.lowest_step = 0
         self.interrupt()
 
     def interrupt(self) -> None:
@@ -123,10 +152,26 @@ class Settling(Stateful):
         self._block.append(point)
         if len(self._block) < self._config.block_points:
             return
-        level = median(np.asarray(self._block))
+        block = np.asarray(self._block)
+        level = median(block)
         if self._last is not None:
             self._rises = [*self._rises, max(level - self._last, 0.0)][-self._config.rises_kept :]
+            self._ratios = [*self._ratios, level / self._last if self._last > 0.0 else math.inf][-3:]
+        changes = np.diff(block)  # a steady growth is no scatter
+        proper = level > self._config.away_sigmas * SIGMAS_OF_MIDDLE * median(np.abs(changes - median(changes)))
+        if level < self.lowest:
+            self.lowest, self.lowest_step = level if proper else -math.inf, self._step or 0
         self._block, self._last = [], level
+
+    @property
+    def runs_away(self) -> bool:
+        """Whether the curve has grown exponentially since its lowest block, which may be its first."""
+        config, ratios = self._config, self._ratios
+        if self._last is None or len(ratios) < 3 or self._block:
+            return False
+        grows = all(config.away_rise <= ratio < math.inf for ratio in ratios)
+        slows = any(later < config.away_slowing * ratio for ratio, later in pairwise(ratios))
+        return grows and not slows and self._last >= config.away_ratio * self.lowest > 0.0
 
     @property
     def young(self) -> bool:
@@ -140,6 +185,70 @@ class Settling(Stateful):
             return math.inf
         mean_square = sum(rise * rise for rise in self._rises) / len(self._rises)
         return self._config.rise_factor * math.sqrt(mean_square)
+
+
+@dataclass(frozen=True, slots=True)
+class ExcursionConfig:
+    """Which excursions are the character of a series."""
+
+    usual: int = 3
+    """It takes so many that came back ..."""
+    height_ratio: float = 1.5
+    """... of which each was so high that this multiple of it reaches the new one, ..."""
+    length_ratio: float = 2.0
+    """... and so long that this multiple of it does."""
+    kept: int = 16
+    """The highest are remembered, ..."""
+    points: int = 5_000
+    """... for so many points."""
+
+
+class Excursions(Stateful):
+    """Excursions of one series that came back by themselves. Memory: the highest."""
+
+    STATE: ClassVar[tuple[str, ...]] = ("_points", "_kept", "count")
+
+    def __init__(self, config: ExcursionConfig) -> None:
+        self._config = config
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all: another curve begins."""
+        self._points = 0
+        self._kept: list[list[float]] = []
+        """By height: point of the end, height and length in points of each."""
+        self.count = 0
+        """How many came back since the last time that none was remembered."""
+
+    def advance(self) -> None:
+        """The series has one more point."""
+        self._points += 1
+        self._kept = [one for one in self._kept if self._points - one[0] <= self._config.points]
+        self.count = self.count if self._kept else 0
+
+    def came_back(self, height: float, length: int) -> None:
+        """Add one that is over."""
+        self.count += 1
+        self._kept.append([self._points, height, length])
+        self._kept = sorted(self._kept, key=lambda one: -one[1])[: self._config.kept]
+
+    def like(self, height: float, length: int) -> int:
+        """How many of those remembered were as high and as long as this."""
+        config = self._config
+        return sum(
+            height <= config.height_ratio * known and length <= config.length_ratio * points
+            for _, known, points in self._kept
+        )
+
+    def is_usual(self, height: float, length: int) -> bool:
+        """Whether an excursion of this height and length is in character."""
+        return self.like(height, length) >= self._config.usual
+
+
+def last_digit(value: float) -> float:
+    """The unit of the last digit of a value as it is printed, at most 1; of a value that is not printed, tiny."""
+    _, digits, exponent = Decimal(f"{value:.6g}").normalize().as_tuple()
+    return 10.0 ** min(int(exponent), 0) if any(digits) else 1.0
 
 
 VALUE_MAX = 1e100
@@ -188,8 +297,9 @@ class LevelConfig:
     settle_points: int = 128
     """A lasting change that does not grow over this many points is the new level."""
     scale_floor_ratio: float = 0.005
-    """The scale is at least this share of the level (of 1 for logarithms): rounding cannot score."""
+    """The scale is at least this share of the level (of 1 for logarithms) and one last digit: rounding cannot score."""
     settling: SettlingConfig = field(default_factory=SettlingConfig)
+    excursions: ExcursionConfig = field(default_factory=ExcursionConfig)
 
 
 class Turn(StrEnum):
@@ -209,16 +319,22 @@ class LevelWatch(Stateful):
         "_drift",
         "_scatter",
         "settling",
+        "excursions",
         "minimized",
         "level",
         "scale",
         "score",
         "onset_step",
+        "_digit",
+        "ran_away",
         "_sum",
         "_sum_points",
         "_sum_step",
         "_run",
         "_episode",
+        "_height",
+        "_length",
+        "_in_character",
         "lasting",
     )
 
@@ -228,6 +344,7 @@ class LevelWatch(Stateful):
         self._drift = RollingQuantiles(config.level_points, (0.5,))
         self._scatter = RollingQuantiles(config.scatter_points, (0.5, 0.95, 0.99))
         self.settling = Settling(config.settling)
+        self.excursions = Excursions(config.excursions)
         self.minimized = True
         """Whether the curve should fall, so that a climb is a finding; otherwise only points far out are."""
         self.level = 0.0
@@ -238,12 +355,21 @@ class LevelWatch(Stateful):
         self.onset_step: int | None = None
         """First step of the open episode."""
         self.lasting = False
+        self.ran_away = False
+        """The open episode is exponential growth, however young the curve is."""
+        self._digit = 1.0
+        """The smallest last digit of all values."""
         self._sum = 0.0
         self._sum_points = 0
         self._sum_step = 0
         self._run: list[float] = []
         """The newest points of the current sum, at most `level_points`."""
         self._episode: list[float] = []
+        self._height = 0.0
+        """How far the highest point of the open episode lies above the level."""
+        self._length = 0
+        self._in_character = False
+        """The open episode is not reported, since the series is known for such."""
 
     @property
     def ready(self) -> bool:
@@ -289,6 +415,12 @@ class LevelWatch(Stateful):
         return math.exp(middle) if self._config.logarithmic else middle
 
     @property
+    def peak(self) -> float:
+        """The highest point of the newest episode, as a value of the series."""
+        highest = self.level + self._height
+        return math.exp(highest) if self._config.logarithmic else highest
+
+    @property
     def measure(self) -> float:
         """The unit for shares of the level: the level itself, or ten scales if it is near zero."""
         return max(abs(self.usual), LEVEL_SIGMAS * self.scale)
@@ -310,6 +442,8 @@ class LevelWatch(Stateful):
         """
         if fresh:
             self.settling.clear()
+            self.excursions.clear()
+            self._digit = 1.0
         else:
             self.settling.interrupt()
         self._recent.reset([])
@@ -330,15 +464,20 @@ class LevelWatch(Stateful):
         """
         value = min(max(value, -VALUE_MAX), VALUE_MAX)
         point = math.log(max(value, 1 / VALUE_MAX)) if self._config.logarithmic else value
+        self._digit = min(self._digit, last_digit(value))
         self.settling.advance(step)
+        self.excursions.advance()
         if self.is_open:
             return self._follow(point)
         if len(self._recent) < self._config.warm_points:
             self._learn(point)
             return None
-        if not self.scale:
+        if self.scale:
+            self._measure()
+        else:
             self._bound_first()
-        self._measure()
+            self._measure()
+            self._learn_first()
         self.score = (point - self.level) / self.scale
         self._accumulate(point, step)
         if self._jumps(point):
@@ -353,6 +492,9 @@ class LevelWatch(Stateful):
                 self._recent.reset(self._run)
                 self._sum = 0.0
         self._learn(point)
+        if self.settling.runs_away and self.minimized and not self._config.logarithmic:
+            self.level, self.ran_away = self.settling.lowest, True
+            return self._begin(point, self.settling.lowest_step, lasting=True)
         return None
 
     def least_jump(self) -> float:
@@ -400,13 +542,28 @@ class LevelWatch(Stateful):
             return False
         newest = self._run[-self._config.drift_run_points :]
         unit = 1.0 if self._config.logarithmic else abs(self.level)
-        least = max(self._config.drift_effect_min * unit, self.settling.least)
-        return sum(newest) / len(newest) - self.level >= least
+        least = self.level + max(self._config.drift_effect_min * unit, self.settling.least)
+        if sum(newest) / len(newest) < least or self._sum_points <= self._config.drift_run_points:
+            return sum(newest) / len(newest) >= least
+        # Of a climb most points are high; a few of another level are none.
+        return float(np.median(newest)) >= least and _quartile(self._run) >= self.level + self.scale / 2
 
     def _bound_first(self) -> None:
         """Bound outliers among the first distances, which were learned before there was a scale."""
         reach = REACH_SIGMAS * SIGMAS_OF_MIDDLE * self._scatter.get()[0]
         self._scatter.reset([min(distance, reach) for distance in self._scatter.window])
+
+    def _learn_first(self) -> None:
+        """Learn excursions among the first points; a curve that begins high and falls has none at its begin."""
+        far = self.level + self._config.jump_sigmas * self.scale
+        length, height, fallen = 0, 0.0, False
+        for point in self._recent.window:
+            if point < far:
+                if fallen and length:
+                    self.excursions.came_back(height - self.level, length + self._config.clear_points)
+                length, height, fallen = 0, 0.0, True
+            else:
+                length, height = length + 1, max(height, point)
 
     def _measure(self) -> None:
         config = self._config
@@ -416,7 +573,8 @@ class LevelWatch(Stateful):
         # are usual, and only heavier ones widen the scale.
         spread = max(SIGMAS_OF_MIDDLE * middle, high / 1.96, extreme / 3.1)
         unit = 1.0 if config.logarithmic else abs(self.level)
-        self.scale = max(spread, config.scale_floor_ratio * unit, 1e-12)
+        digit = self._digit / math.exp(self.level) if config.logarithmic else self._digit
+        self.scale = max(spread, config.scale_floor_ratio * unit, min(digit, 1.0), 1e-12)
 
     def _accumulate(self, point: float, step: int) -> None:
         config = self._config
@@ -439,32 +597,61 @@ class LevelWatch(Stateful):
         if self._sum < self._config.drift_limit / 6:
             self._recent.learn(point)
 
-    def _begin(self, point: float, onset_step: int, *, lasting: bool) -> Turn:
+    def _begin(self, point: float, onset_step: int, *, lasting: bool) -> Turn | None:
         self.onset_step, self.lasting = onset_step, lasting
         self._episode = [point] * self._config.clear_points
-        return Turn.LASTING if lasting else Turn.JUMP
+        self._height, self._length = point - self.level, max(self._sum_points, 1)
+        self._in_character = self.excursions.is_usual(self._height, self._length)
+        return None if self._in_character else Turn.LASTING if lasting else Turn.JUMP
+
+    @property
+    def repeats(self) -> bool:
+        """Whether the newest episode is like one that came back by itself."""
+        return self.excursions.like(self._height, self._length) > 0
+
+    @property
+    def is_usual(self) -> bool:
+        """Whether the newest episode is in character by now."""
+        return self.excursions.is_usual(self._height, self._length)
 
     def _follow(self, point: float) -> Turn | None:
         config = self._config
         self.score = (point - self.level) / self.scale
+        self._height, self._length = max(self._height, point - self.level), self._length + 1
         self._episode = [*self._episode, point][-config.settle_points :]
         newest = self._episode[-(config.clear_lasting_points if self.lasting else config.clear_points) :]
         excess = (sum(newest) / len(newest) - self.level) / self.scale
+        reported = not self._in_character
         if excess < config.drift_allowance:
+            self.excursions.came_back(self._height, self._length)
             self._end()
-            return Turn.BACK
-        # Between the two limits the series may still be coming back.
-        far = excess >= 2 * config.drift_allowance
-        if far and not self.lasting and len(self._episode) >= config.lasting_points:
-            self.lasting = True
-            return Turn.LASTING
+            return Turn.BACK if reported else None
+        # Between the two limits the series may still be coming back. Of what lasts most points are high: of a series
+        # with several levels, more of them, as they may come in a row.
+        if not self.lasting and len(self._episode) >= config.lasting_points * (1 if reported else 2):
+            usual = (_quartile(self._episode[-config.level_points :]) - self.level) / self.scale
+            self.lasting = min(excess, usual) >= 2 * config.drift_allowance
+            if self.lasting and reported:
+                return Turn.LASTING
         if len(self._episode) >= config.settle_points and not self.rising:
             self._recent.reset(self._episode[-config.level_points :])
             self._end()
-            return Turn.SETTLED
-        return None
+            return Turn.SETTLED if reported else None
+        return None if reported else self._out_of_character()
+
+    def _out_of_character(self) -> Turn | None:
+        """Report the open episode now, if it has become more than the series is known for."""
+        if self.excursions.is_usual(self._height, self._length):
+            return None
+        self._in_character = False
+        return Turn.LASTING if self.lasting else Turn.JUMP
 
     def _end(self) -> None:
-        self.onset_step, self.lasting = None, False
+        self.onset_step, self.lasting, self.ran_away = None, False, False
         self._episode = []
         self._sum, self._sum_points, self._run = 0.0, 0, []
+
+
+def _quartile(points: list[float]) -> float:
+    """Three quarters of the points are at least so high."""
+    return sorted(points)[len(points) // 4]

@@ -4,8 +4,13 @@ After the gradient reduction a NaN is on every rank, so the culprit shows only i
 columns `nonfinite` (how many local gradients were not finite) and `nonfinite_first` (which parameter). Without them the
 ranks whose own values are not finite are named, unless all are. A value that was not logged does not count. The norms
 of a step that the loss scaler skipped (`optimizer_skipped`) do not count either, unless many steps in a row are
+skipped: that is told once, and again only if it takes longer than before.
 
-skipped. If ranks go at their own pace, there is no reduction over them in a step: each rank's row is judged by itself,
+A metric of the script's own that has never been finite, such as the loss of a part that is not used, is told once as
+information. A loss that becomes exactly 0 from one step to the next and stays so, with the same gradient norm in each
+step, is training that is over: some loggers write 0 for NaN.
+
+If ranks go at their own pace, there is no reduction over them in a step: each rank's row is judged by itself,
 late or not, and the episode names every rank with such a value.
 """
 
@@ -19,9 +24,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from rankwatch_detectors.base import AttemptStart, Bools, Finding, Frame, Ints, Kind, Severity
-from rankwatch_detectors.dispatch import DispatchingDetector
+from rankwatch_detectors.dispatch import DispatchingDetector, typical
 from rankwatch_detectors.scope import WHOLE_JOB, IncidentScope
-from rankwatch_detectors.statistics.peers import anyone
+from rankwatch_detectors.statistics.level import last_digit
+from rankwatch_detectors.statistics.peers import anyone, median
 
 # Measured by rankwatch, not by the training: a NaN in these means a broken clock, not a broken model.
 NOT_TRAINING = frozenset(
@@ -43,6 +49,15 @@ NOT_TRAINING_PREFIXES = ("phase.", "device.", "tokens")
 NORMS = ("grad_norm", "local_grad_norm")
 CRITICAL = (*NORMS, "loss", "nonfinite")
 SKIPPED = "optimizer_skipped"
+ZERO = "zero"
+"""Stands for a loss of exactly 0 among what must be well again."""
+WORDS = {
+    "nonfinite": "gradients",
+    "grad_norm": "gradient norm",
+    "local_grad_norm": "local gradient norm",
+    SKIPPED: "updates",
+}
+ORDINALS = ("", "first", "second", "third", "fourth", "fifth", "sixth", "seventh")
 RANKS_SHOWN_MAX = 64
 
 
@@ -55,6 +70,17 @@ class NonfiniteConfig:
     skips_max: int = 20
     """Skipped steps in a row that a loss scaler explains: halving 2^16 twenty times leaves less than 1, and at such a
     scale the gradients themselves overflow."""
+    skips_critical: int = 60
+    """Skipped steps in a row after which nothing is trained any more."""
+    skips_usual: int = 3
+    """After so many times a job is known for it; longer by `skips_ratio` than each of them is told all the same."""
+    skips_ratio: float = 2.0
+    zero_rows: int = 16
+    """Rows in a row in which the loss is exactly 0 ..."""
+    zero_before: int = 32
+    """... after so many in which it was not near 0: the lowest of them is a tenth of their median, ..."""
+    zero_digits: float = 100.0
+    """... and that so many last digits: a loss that is printed as 0.0001 becomes 0 by rounding."""
     logged_rows: int = 4
     """A value present in this many rows in a row is expected in every row."""
     silent_rows: int = 2
@@ -76,6 +102,10 @@ class NonfiniteDetector(DispatchingDetector):
         "_bad",
         "_rows_left",
         "_skips",
+        "_bouts",
+        "_finite",
+        "_losses",
+        "_zeros",
         "_exact",
         "_logged",
     )
@@ -83,7 +113,7 @@ class NonfiniteDetector(DispatchingDetector):
     def __init__(self, config: NonfiniteConfig) -> None:
         super().__init__()
         self.name = "nonfinite"
-        self.version = 5
+        self.version = 6
         self._config = config
         self._parameters: list[str] = []
         self._bad: dict[str, int] = {}
@@ -91,14 +121,25 @@ class NonfiniteDetector(DispatchingDetector):
         self._rows_left: dict[str, Ints] = {}
         """For the same metrics: finite rows still needed from each rank."""
         self._skips = 0
+        self._bouts: list[int] = []
+        """Lengths of the newest bouts of skipped steps that were told or were in character."""
+        self._finite: dict[str, bool] = {}
+        """By metric that had a value in this launch: whether one was finite."""
+        self._losses: list[float] = []
+        """The newest losses before the zeros."""
+        self._zeros: list[Any] = []
+        """Of the current row of zeros: how many, the step of the first, the gradient norm in it, whether it changed."""
         self._exact = False
         self._logged: dict[str, list[Any]] = {}
         """By metric: its frame family, the number of consecutive rows with it, and of rows without it since then."""
 
-    def _on_attempt(self, start: AttemptStart, *, new_attempt: bool, new_launch: bool) -> Sequence[Finding]:  # noqa: ARG002
+    def _on_attempt(self, start: AttemptStart, *, new_attempt: bool, new_launch: bool) -> Sequence[Finding]:
         self._parameters = list(start.topology.parameters)
         if new_attempt:
             self._bad, self._rows_left, self._skips, self._exact, self._logged = {}, {}, 0, False, {}
+            self._bouts, self._losses, self._zeros = [], [], []
+        if new_launch:
+            self._finite = {}
         return ()
 
     def _on_frame(self, frame: Frame) -> Sequence[Finding]:
@@ -108,14 +149,93 @@ class NonfiniteDetector(DispatchingDetector):
         if anyone(excused):
             self._skips += 1
         elif self._skips and anyone(_flagged(frame, "grad_norm")) and np.isfinite(frame.values["grad_norm"]).all():
+            if self._skips >= self._config.skips_max:
+                self._bouts = [*self._bouts, self._skips][-2 * self._config.skips_usual :]
             self._skips = 0
         bad = _bad_ranks(frame, excused)
-        if self._skips >= self._config.skips_max:
+        never = self._never_finite(frame, bad)
+        if self._too_many_skips:
             bad.setdefault(SKIPPED, excused)
         silent = self._fallen_silent(frame)
         if silent and not bad:
             return self._tell_silent(frame, silent)
-        return self._judge(frame, bad, excused)
+        return [*never, *self._judge(frame, bad, excused), *self._look_at_zeros(frame)]
+
+    @property
+    def _too_many_skips(self) -> bool:
+        """Whether so many steps in a row were skipped that it is told."""
+        config, before = self._config, sorted(self._bouts, reverse=True)[: self._config.skips_usual]
+        usual = config.skips_ratio * before[-1] if len(before) >= config.skips_usual else 0.0
+        return self._skips >= max(config.skips_max, min(usual, config.skips_critical))
+
+    def _never_finite(self, frame: Frame, bad: dict[str, Bools]) -> list[Finding]:
+        """Take the script's own metrics that were never finite in this launch out of `bad`; told once."""
+        told: list[str] = []
+        for name, values in frame.values.items():
+            if self._finite.get(name):
+                continue
+            here = frame.present[name]
+            first = anyone(here) and name not in self._finite
+            self._finite[name] = name not in bad or anyone(here & np.isfinite(values))
+            if name in bad and name not in CRITICAL and not self._finite[name]:
+                del bad[name]
+                told += [name] if first else []
+        if not told or WHOLE_JOB in self.episodes:
+            return []
+        summary = (
+            f"{_listed(sorted(told))} {'has' if len(told) == 1 else 'have'} been NaN or Inf since the first value."
+        )
+        opened = self.episodes.open(
+            WHOLE_JOB,
+            attempt=self.attempt,
+            severity=Severity.INFO,
+            onset_step=frame.step,
+            detected_step=frame.step,
+            onset_time_s=self.now_s,
+            detected_time_s=self.now_s,
+            score=math.inf,
+            confidence=0.5,
+            summary=summary,
+            evidence={"metrics": sorted(told)},
+        )
+        return [*opened, *self.episodes.close(WHOLE_JOB, frame.step, self.now_s, summary)]
+
+    def _look_at_zeros(self, frame: Frame) -> list[Finding]:
+        """Tell of a loss that is exactly 0 from one step on, and the same gradient norm in each step."""
+        loss, norm, config = typical(frame, "loss"), typical(frame, "grad_norm"), self._config
+        if loss is None:
+            return []
+        if loss != 0.0:
+            zeros, self._zeros = self._zeros[0] if self._zeros else 0, []
+            self._losses = [*self._losses, *[0.0] * min(zeros, config.zero_before), loss][-config.zero_before :]
+            return []
+        count, since, first, changes = self._zeros or (0, frame.step, norm, False)
+        self._zeros = [count + 1, since, first, changes or norm != first]
+        if self._zeros[0] != config.zero_rows or self._zeros[3] or len(self.episodes) or not self._was_far_from_zero():
+            return []
+        self._bad[ZERO] = 0
+        same = f" and the gradient norm always {first:.4g}" if first is not None else ""
+        return self.episodes.open(
+            WHOLE_JOB,
+            attempt=self.attempt,
+            severity=Severity.CRITICAL if same else Severity.WARNING,
+            onset_step=since,
+            detected_step=frame.step,
+            onset_time_s=self.now_s,
+            detected_time_s=self.now_s,
+            score=math.inf,
+            confidence=0.9 if same else 0.5,
+            summary=f"The loss has been exactly 0 since step {since}{same}: nothing is trained any more, or its NaN is "
+            "logged as 0.",
+            evidence={"metrics": ["loss"], "value": 0.0, "usual": median(np.asarray(self._losses))},
+        )
+
+    def _was_far_from_zero(self) -> bool:
+        config, sizes = self._config, np.abs(self._losses)
+        if sizes.size < config.zero_before or not sizes.all():
+            return False
+        middle, digit = median(sizes), min(map(last_digit, self._losses))
+        return bool(sizes.min() >= middle / 10) and middle >= config.zero_digits * digit
 
     def _judge(self, frame: Frame, bad: dict[str, Bools], excused: Bools) -> list[Finding]:
         if bad or self._bad:
@@ -164,9 +284,16 @@ class NonfiniteDetector(DispatchingDetector):
         open_scope = next(iter(self.episodes), None)
         if open_scope is not None:
             told = self.episodes.told(open_scope)
+            if self._skips == self._config.skips_critical and told["severity"] != Severity.CRITICAL:
+                return self.episodes.update(open_scope, severity=Severity.CRITICAL, **self._words(frame, bad, ranks))
             if not self.lockstep:
                 return self._tell_others(frame, bad, open_scope, [rank for rank in ranks if rank not in told["ranks"]])
             # The first rank stays named: in the next step the reduction has spread the value to all ranks.
+            graver = told["severity"] != Severity.CRITICAL and any(name in CRITICAL for name in bad)
+            if graver:
+                self._exact = exact and bool(ranks)
+                words = {"severity": Severity.CRITICAL, "confidence": 1.0} | self._words(frame, bad, ranks)
+                return self.episodes.update(open_scope, **words)
             better = exact and not self._exact and bool(ranks) and frame.step <= told["onset_step"]
             if not better:
                 return []
@@ -177,7 +304,7 @@ class NonfiniteDetector(DispatchingDetector):
         return self.episodes.open(
             IncidentScope.of_rank(ranks[0]) if len(ranks) == 1 else WHOLE_JOB,
             attempt=self.attempt,
-            severity=Severity.CRITICAL if critical else Severity.WARNING,
+            severity=Severity.CRITICAL if critical else Severity.INFO if self._bouts else Severity.WARNING,
             onset_time_s=self.now_s,
             detected_time_s=self.now_s,
             score=math.inf,
@@ -191,18 +318,14 @@ class NonfiniteDetector(DispatchingDetector):
         if not more or len(before) >= RANKS_SHOWN_MAX:
             return []
         ranks = (*before, *more)[:RANKS_SHOWN_MAX]
-        summary = (
-            f"Not finite: {' and '.join(sorted(bad))}{self._who(tuple(more), len(more))} in step {frame.step} too."
-        )
+        summary = f"{self._what(frame, bad, tuple(more), len(more))} in step {frame.step} too."
         severity = {"severity": Severity.CRITICAL} if any(name in CRITICAL for name in bad) else {}
         return self.episodes.update(scope, ranks=ranks, detected_time_s=self.now_s, summary=summary, **severity)
 
     def _words(self, frame: Frame, bad: dict[str, Bools], ranks: tuple[int, ...]) -> dict[str, Any]:
         evidence: dict[str, Any] = {"metrics": sorted(bad), "values": _examples(frame, bad)}
         evidence["ranks_affected"] = max(int(which.sum()) for which in bad.values())
-        who = self._who(ranks, evidence["ranks_affected"])
-        what = "local gradients" if "nonfinite" in bad else " and ".join(sorted(bad))
-        summary = f"Not finite: {what}{who} in step {frame.step}"
+        summary = f"{self._what(frame, bad, ranks, evidence['ranks_affected'])} in step {frame.step}"
         if "nonfinite" in bad and ranks:
             evidence["nonfinite_gradients"] = int(frame.exact["nonfinite"][ranks[0]])
             parameter = self._parameter(frame, ranks[0])
@@ -211,6 +334,10 @@ class NonfiniteDetector(DispatchingDetector):
                 summary += f", first in {parameter}"
         if list(bad) == [SKIPPED]:
             summary = f"The loss scaler has skipped {self._skips} steps in a row, up to step {frame.step}"
+            times = len(self._bouts) + 1
+            summary += f", for the {ORDINALS[times]} time" if 1 < times < len(ORDINALS) else ""
+            if self._skips >= self._config.skips_critical:
+                summary += ": nothing is trained"
         return {
             "ranks": ranks,
             "onset_step": frame.step,
@@ -219,13 +346,23 @@ class NonfiniteDetector(DispatchingDetector):
             "evidence": evidence,
         }
 
+    def _what(self, frame: Frame, bad: dict[str, Bools], ranks: tuple[int, ...], affected: int) -> str:
+        """What is not finite, and of which ranks."""
+        names = (
+            ["nonfinite"] if "nonfinite" in bad else sorted(name for name in bad if name != SKIPPED or len(bad) == 1)
+        )
+        told = [frame.values[name][bad[name]] for name in bad if name in frame.values and name != SKIPPED]
+        nan, inf = (bool(any(test(values).any() for values in told)) for test in (np.isnan, np.isinf))
+        which = "NaN" if nan and not inf else "Inf" if inf and not nan else "NaN or Inf"
+        return f"{which} in {_listed(['the ' + WORDS.get(name, name) for name in names])}{self._who(ranks, affected)}"
+
     def _who(self, ranks: tuple[int, ...], affected: int) -> str:
         if self.world_size == 1:
             return ""
         if len(ranks) == 1:
-            return f" on rank {ranks[0]}"
+            return f" of rank {ranks[0]}"
         affected = len(ranks) or affected
-        return " on all ranks" if affected == self.world_size else f" on {affected} of {self.world_size} ranks"
+        return " of all ranks" if affected == self.world_size else f" of {affected} of the {self.world_size} ranks"
 
     def _parameter(self, frame: Frame, rank: int) -> str:
         first = frame.exact.get("nonfinite_first")
@@ -235,15 +372,20 @@ class NonfiniteDetector(DispatchingDetector):
         return self._parameters[index] if 0 <= index < len(self._parameters) else f"parameter {index}"
 
     def _recover(self, frame: Frame) -> list[Finding]:
+        zero = ZERO in self._bad
         for name in list(self._bad):
-            seen = self._skips == 0 if name == SKIPPED else _seen(frame, name)
+            seen = self._skips == 0 if name == SKIPPED else not self._zeros if name == ZERO else _seen(frame, name)
             self._bad[name] += seen
             # Without lockstep each affected rank needs finite rows of its own.
-            if (self._bad[name] >= self._config.clear_rows) if self.lockstep else not self._rows_left[name].any():
-                del self._bad[name], self._rows_left[name]
+            left = self._rows_left.get(name)
+            if self._bad[name] >= self._config.clear_rows if self.lockstep or left is None else not left.any():
+                del self._bad[name]
+                self._rows_left.pop(name, None)
         if self._bad:
             return []
         summary = f"All values are finite again in step {frame.step}."
+        if zero:
+            summary = f"The loss is not 0 any more in step {frame.step}."
         return [f for scope in self.episodes for f in self.episodes.close(scope, frame.step, self.now_s, summary)]
 
 
@@ -285,6 +427,10 @@ def _culprits(frame: Frame, bad: dict[str, Bools], *, reduced: bool) -> tuple[in
         if (others & ~bad[name]).any() or bad[name].size == 1:
             return tuple(int(rank) for rank in np.flatnonzero(bad[name])[:RANKS_SHOWN_MAX])
     return ()
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def _examples(frame: Frame, bad: dict[str, Bools]) -> dict[str, float]:

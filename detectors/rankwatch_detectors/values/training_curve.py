@@ -49,6 +49,12 @@ class ExplainedCurve(ExplainedDetector):
         level: LevelConfig = self._config.level
         return level
 
+    @property
+    def _name(self) -> str:
+        """What people call the series."""
+        metric: str = self._config.metric
+        return WORDS.get(metric, metric)
+
     def _rows_of_steps(self, counts: FrameCounts) -> dict[str, int]:
         points, not_finite = counts[self._config.metric], counts[NOT_FINITE[self._config.metric]]
         not_measured = max(counts[TRAIN] - points - not_finite, 0)
@@ -121,17 +127,19 @@ class ExplainedCurve(ExplainedDetector):
             return ()
         noise, found = watch.scale, []
         if self.kind is not Kind.LOSS_DIVERGENCE:
-            found.append(Detectable(f"a jump of the {self._config.metric}", "value", noise, ((1, watch.least_jump()),)))
+            found.append(Detectable(f"a jump of the {self._name}", "value", noise, ((1, watch.least_jump()),)))
         if self.kind is not Kind.LOSS_SPIKE:
             sizes = tuple((rows, watch.least_rise(rows)) for rows in DETECTABLE_ROWS)
-            found.append(Detectable(f"a lasting rise of the {self._config.metric}", "value", noise, sizes))
+            found.append(Detectable(f"a lasting rise of the {self._name}", "value", noise, sizes))
         if self.kind is Kind.LOSS_DIVERGENCE and anchor.ready:
             sizes = ((anchor.sustained_rows, anchor.best + anchor.least),)
-            found.append(Detectable(f"a slow climb of the {self._config.metric}", "value", noise, sizes))
+            found.append(Detectable(f"a slow climb of the {self._name}", "value", noise, sizes))
         return found
 
 
 PEAKED = " It peaked at "
+WORDS = {"grad_norm": "gradient norm", "local_grad_norm": "local gradient norm"}
+BEST = "its best lasting level"
 RENEWALS_MAX = 64
 """Changes that are remembered until the rows of their step come."""
 PACE_POINTS = 32
@@ -184,7 +192,7 @@ class CurveDetector(ExplainedCurve):
         self.kind = kind
         super().__init__()
         self.name = kind.value
-        self.version = 7
+        self.version = 8
         self._config = config
         self._watch = LevelWatch(config.level)
         self._anchor = Anchor(config.anchor)
@@ -226,7 +234,7 @@ class CurveDetector(ExplainedCurve):
         if occurrence.kind == "accepted" and self.kind.value in occurrence.fields.get("kinds", ()):
             self._watch.accept()
             self._anchor.accept()
-            return self.episodes.close_all(self.now_s, f"The level of the {self._config.metric} was accepted.")
+            return self.episodes.close_all(self.now_s, f"The level of the {self._name} was accepted.")
         return ()
 
     def _on_frame(self, frame: Frame) -> Sequence[Finding]:
@@ -277,8 +285,10 @@ class CurveDetector(ExplainedCurve):
         peaks = self._peaks.since(told["onset_step"] - self._config.peaks_before_points * self._interval)
         if not peaks:
             return findings
-        evidence = {**told["evidence"], "spikes": peaks}
-        newest = peaks[-1]
+        evidence, newest = {**told["evidence"], "spikes": peaks}, peaks[-1]
+        if any(newest["value"] < peak["value"] for peak in told["evidence"].get("spikes", ())):
+            self.episodes.note(WHOLE_JOB, evidence)
+            return findings
         summary = f"{told['summary'].split(PEAKED)[0]}{PEAKED}{newest['value']:.4g} in step {newest['step']}."
         told_now = {"evidence": evidence, "summary": summary, "detected_time_s": self.now_s}
         return [*findings, *self.episodes.update(WHOLE_JOB, **told_now)]
@@ -300,9 +310,10 @@ class CurveDetector(ExplainedCurve):
         told = self.episodes.told(WHOLE_JOB)
         if self._watch.is_open or "best" not in told["evidence"]:
             return ()
-        name = self._config.metric
         if anchor.back:
-            return self.episodes.close(WHOLE_JOB, frame.step, self.now_s, f"The {name} is back at its best level.")
+            return self.episodes.close(
+                WHOLE_JOB, frame.step, self.now_s, f"The {self._name} is back at its best level."
+            )
         grown = anchor.excess >= self._config.retell_factor * (told["evidence"]["value"] - anchor.best)
         severity = graver(Severity(told["severity"]), self._severity_of_climb(frame))
         if not grown and severity == told["severity"]:
@@ -355,8 +366,7 @@ class CurveDetector(ExplainedCurve):
     def _sentence_of_climb(self) -> str:
         anchor = self._anchor
         since = f" since step {anchor.onset_step}" if anchor.onset_step is not None else ""
-        what = f"The {self._config.metric} has climbed to {anchor.now:.4g}{since}"
-        return f"{what}; its best lasting level was {anchor.best:.4g} ({anchor.share * 100:+.0f} %)."
+        return f"The {self._name} has climbed{since}: {anchor.now:.4g}, {self._above(anchor.now, anchor.best, BEST)}."
 
     def _escalate(self, value: float, frame: Frame) -> Sequence[Finding]:
         """Report an open rise again each time its excess has tripled, or its severity has risen."""
@@ -364,11 +374,12 @@ class CurveDetector(ExplainedCurve):
             return ()
         told = self.episodes.told(WHOLE_JOB)
         usual, before = self._watch.usual, told["evidence"]["value"]
-        grown = value - usual >= self._config.retell_factor * abs(before - usual)
+        grown = value - usual >= self._config.retell_factor * max(abs(before - usual), self._watch.scale)
         severity = self._graver(Severity(told["severity"]), frame)
         if not grown and severity == told["severity"]:
             return ()
-        how = "keeps growing" if grown else "stays high"
+        value = value if grown else self._watch.newest
+        how = "keeps growing" if grown else f"has been high since step {self._watch.onset_step}"
         peaked = "".join(told["summary"].partition(PEAKED)[1:])
         return self.episodes.update(
             WHOLE_JOB,
@@ -377,7 +388,7 @@ class CurveDetector(ExplainedCurve):
             detected_time_s=self.now_s,
             score=self._watch.score,
             confidence=max(told["confidence"], self._confidence),
-            summary=f"The {self._config.metric} {how}: {value:.4g} in step {frame.step} (usual: {usual:.4g}).{peaked}",
+            summary=f"The {self._name} {how}: {value:.4g} in step {frame.step}, {self._above_usual(value)}.{peaked}",
             evidence={**told["evidence"], **self._evidence(value)},
         )
 
@@ -393,7 +404,8 @@ class CurveDetector(ExplainedCurve):
             Kind.LOSS_DIVERGENCE: turn is Turn.LASTING,
             Kind.GRAD_NORM: turn in (Turn.JUMP, Turn.LASTING),
         }[self.kind]
-        name = self._config.metric
+        if turn is Turn.LASTING:
+            value = self._watch.newest
         if begins and WHOLE_JOB not in self.episodes:
             return self._open(turn, value, frame)
         if WHOLE_JOB not in self.episodes:
@@ -404,12 +416,16 @@ class CurveDetector(ExplainedCurve):
             if self.kind is Kind.GRAD_NORM:
                 severity = self._graver(Severity(self.episodes.told(WHOLE_JOB)["severity"]), frame)
                 return self.episodes.update(WHOLE_JOB, severity=severity, summary=self._sentence(turn, value, frame))
-            return self.episodes.close(WHOLE_JOB, frame.step, self.now_s, f"The {name} did not come back: it diverges.")
+            return self.episodes.close(
+                WHOLE_JOB, frame.step, self.now_s, f"The {self._name} did not come back: it diverges."
+            )
         return self._close(turn, value, frame)
 
     def _close(self, turn: Turn, value: float, frame: Frame) -> Sequence[Finding]:
         how = "is back at its level" if turn is Turn.BACK else f"has settled at a new level of {value:.4g}"
-        summary = f"The {self._config.metric} {how} in step {frame.step}."
+        summary = f"The {self._name} {how} in step {frame.step}."
+        if turn is Turn.BACK and self._watch.is_usual:
+            summary += f" It has come back {self._watch.excursions.count} times: such jumps are not reported any more."
         return self.episodes.close(WHOLE_JOB, frame.step, self.now_s, summary)
 
     def _turned(self, turn: Turn, value: float, frame: Frame) -> Sequence[Finding]:
@@ -469,7 +485,7 @@ class CurveDetector(ExplainedCurve):
 
     def _severity(self, turn: Turn, value: float, frame: Frame) -> Severity:
         config, watch, excess = self._config, self._watch, value - self._watch.usual
-        if watch.settling.young:
+        if (watch.settling.young and not watch.ran_away) or (turn is Turn.JUMP and watch.repeats):
             return Severity.INFO
         sure = excess >= (config.sure_ratio - 1) * watch.measure
         brief = self._lasted_s(frame, watch.onset_step) < config.brief_s
@@ -483,10 +499,28 @@ class CurveDetector(ExplainedCurve):
         return Severity.INFO if mild or (self.kind is Kind.GRAD_NORM and turn is Turn.JUMP) else Severity.WARNING
 
     def _sentence(self, turn: Turn, value: float, frame: Frame) -> str:
-        words = "jumped to" if turn is Turn.JUMP else "has left its level and is at"
-        usual, score = self._watch.usual, self._watch.score
-        name = self._config.metric
-        return f"The {name} {words} {value:.4g} in step {frame.step}; usual is {usual:.4g} ({score:.0f} sigmas)."
+        above = self._above_usual(value)
+        if turn is Turn.JUMP and value < self._watch.usual:  # told late, between high points
+            peak, since = self._watch.peak, self._watch.onset_step
+            return f"The {self._name} has jumped up to {peak:.4g} since step {since}, {self._above_usual(peak)}."
+        if turn is Turn.JUMP:
+            return f"The {self._name} jumped to {value:.4g} in step {frame.step}, {above}."
+        how = "has grown" if self._watch.ran_away else "has been high"
+        return f"The {self._name} {how} since step {self._watch.onset_step}: {value:.4g} in step {frame.step}, {above}."
+
+    def _above_usual(self, value: float) -> str:
+        return self._above(value, self._watch.usual, "its lowest" if self._watch.ran_away else "its usual")
+
+    def _above(self, value: float, base: float, words: str) -> str:
+        """How far a value is above a level; a ratio only where the level is clearly above zero."""
+        sure = self._level.logarithmic or self._watch.ran_away
+        proper = base > 0.0 and (sure or base >= self._level.ratio_level_sigmas * self._watch.scale)
+        ratio = value / base if proper else 0.0
+        if ratio >= 2.0:
+            return f"{ratio:,.{0 if ratio >= 9.95 else 1}f} times {words} {base:.4g}"
+        if ratio >= 1.01:
+            return f"{(ratio - 1) * 100:.0f} % above {words} {base:.4g}"
+        return f"{words} is {base:.4g}"
 
 
 def graver(one: Severity, other: Severity) -> Severity:

@@ -239,6 +239,19 @@ def test_layers_that_are_unfrozen_are_a_change_and_further_ones_are_measured(tmp
     assert job.rank.identity["parameters"][-2:] == ["Linear.weight", "Linear.bias"]
 
 
+def test_more_backward_passes_a_step_than_before_are_a_change_and_a_shorter_last_one_is_none(tmp_path):
+    job = Job(tmp_path, number=0)
+    for passes in (1, 1, 1, 2, 2, 1, 2, 4, 4, 3):
+        job.optimizer.zero_grad()
+        for _ in range(passes):
+            job.loss().backward()
+        job.optimizer.step()
+    job.steps.close()
+    assert [
+        (entry.step, entry.fields["what"]) for entry in job.rank.entries if getattr(entry, "kind", "") == "declared"
+    ] == [(3, "2 backward passes a step instead of 1"), (7, "4 backward passes a step instead of 2")]
+
+
 def test_an_optimizer_that_calls_another_makes_one_step(job):
     class Outer(torch.optim.Optimizer):
         def __init__(self, inner):

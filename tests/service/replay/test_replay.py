@@ -302,7 +302,7 @@ def test_what_stands_before_a_wrong_row_is_judged_and_printed(tmp_path: Path) ->
     code, out, err = run(str(wrong))
     assert code == 1
     assert "Read 100 rows" in out
-    assert "Not finite: loss in step 70" in out
+    assert "NaN in the loss in step 70" in out
     assert "row 101, column loss: 'soon' is not a number" in err
     code, (told, last) = run_json(str(wrong))
     assert (code, told["onset_step"]) == (1, 70)
