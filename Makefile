@@ -91,7 +91,7 @@ up: $(VENV)/.installed ## run the service here: API, stream, notifier, dashboard
 bench: $(VENV)/.installed ## every benchmark, one table each
 	@for bench in benchmarks/*.py; do echo "== $$bench"; $(BIN)/python $$bench || exit 1; done
 
-soak: $(VENV)/.installed ## ten clean demo jobs in a row, also with two CPU burners, 50 command trials, and 20 minutes of four ranks beside bursts of load
+soak: $(VENV)/.installed ## ten clean demo jobs in a row, also with two CPU burners, 50 command trials, 20 minutes of four ranks beside bursts of load, and 20 jobs on full cores
 	$(BIN)/python -m tests.soak
 
 faults: $(VENV)/.installed ## every fault on every form it applies to, N times in a row (make faults N=10)

@@ -724,11 +724,13 @@ class HangDetector(DispatchingDetector):
         }
 
     def _summary(self, step: int, onset_time_s: float, still: Standstill, missing: Missing) -> str:
-        where = "between two steps, after" if still.paused else "in"
-        return f"Training stands still {where} step {step} {since(onset_time_s)}{self._verdict(still, missing)}."
+        where = f"between two steps, after step {step}," if still.paused else f"in step {step}"
+        return f"Training stands still {where} {since(onset_time_s)}{self._verdict(still, missing)}."
 
     def _verdict(self, still: Standstill, missing: Missing) -> str:
         """Who waits for whom, as the end of a sentence."""
+        if still.paused and still.together != COLLECTIVE and (self.world_size == 1 or not missing.ranks):
+            return ": an evaluation, a save, or a hang outside of the step"
         if self.world_size == 1:
             return ""
         if missing.ranks:
