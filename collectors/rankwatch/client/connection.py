@@ -364,11 +364,18 @@ class _Problem(msgspec.Struct):
     errors: list[dict[str, Any]] = []
 
 
+def _place(loc: str) -> str:
+    """Which value is wrong, as whoever wrote it calls it; empty: the whole body."""
+    first, _, rest = loc.partition(".")
+    name = rest if first in ("query", "body", "path") else loc
+    return f"{name.removesuffix('.0')}: " if name else ""
+
+
 def _refusal(reply: RestReply) -> RestError:
     try:
         problem = msgspec.json.decode(reply.content, type=_Problem)
     except msgspec.MsgspecError:
         problem = _Problem()
     title = problem.title or reply.reason or "refused"
-    errors = [f"{one.get('loc', one.get('field', ''))}: {one.get('msg', one)}" for one in problem.errors]
+    errors = [f"{_place(str(one.get('loc', one.get('field', ''))))}{one.get('msg', one)}" for one in problem.errors]
     return RestError(reply.status, title, "; ".join([problem.detail or title, *errors]))

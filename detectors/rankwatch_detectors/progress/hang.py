@@ -14,7 +14,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 
@@ -745,7 +745,11 @@ class HangDetector(DispatchingDetector):
             return f"; all {self.world_size} ranks wait in a collective"
         if still.together == OWN:
             return "; no rank waits for another: each does work of its own, or waits for data"
-        return "; no rank stands out"
+        return NOBODY
+
+
+NOBODY: Final = "; no rank stands out"
+"""The end of a summary that names nobody; where stacks show who stands apart, they say so instead."""
 
 
 def _where_each_is(presence: Presence) -> Floats:

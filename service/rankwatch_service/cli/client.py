@@ -6,9 +6,10 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from rankwatch.client import connection
 from rankwatch.client.connection import TIMEOUT_S, Places, RestConnection, RestError, ServiceEndpoint, user_places
@@ -93,6 +94,7 @@ def _content(config: Path, writer: str) -> dict[str, Any]:
 
 
 PAGE_ITEMS: Final = 200
+JOBS: Final = "/api/v1/jobs/"
 
 
 class CliClient:
@@ -184,9 +186,25 @@ class CliClient:
 
     def _request(self, method: str, path: str, **how: Any) -> dict[str, Any]:
         with _exit_statuses():
-            reply = self._connection.request(method, path, **how)
+            try:
+                reply = self._connection.request(method, path, **how)
+            except RestError as error:
+                raise self._with_remedy(error, path) from error
         content: dict[str, Any] = json.loads(reply.content) if reply.content else {}
         return content
+
+    def _with_remedy(self, error: RestError, path: str) -> RestError:
+        """The error with what to do next: where a job has no such name, the name that was probably meant."""
+        if error.status == 401:
+            remedy = f"log in again: `rankwatch login {self.url}`, or set RANKWATCH_TOKEN"
+            return RestError(error.status, error.title, error.detail, remedy)
+        name = unquote(path.removeprefix(JOBS).partition("/")[0])
+        if error.status != 404 or not path.startswith(JOBS) or error.remedy:
+            return error
+        known = json.loads(self._connection.request("GET", JOBS.rstrip("/"), query={"limit": PAGE_ITEMS}).content)
+        meant = get_close_matches(name, [one["name"] for one in known["items"]], 1)
+        remedy = f"did you mean {meant[0]!r}?" if meant else "`rankwatch jobs` lists all"
+        return RestError(error.status, error.title, error.detail, remedy)
 
 
 @contextmanager

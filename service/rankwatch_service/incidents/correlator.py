@@ -331,7 +331,7 @@ class Correlator:
         """
         quiet = [incident for incident in self.open if may_resolve(incident, now_s)]
         return [
-            self._resolve_ended(one, last, f"{last.kind} did not come back within {quiet_s(one):.0f} s")
+            self._resolve_ended(one, last, f"{KINDS[last.kind].label} did not come back within {lasting(quiet_s(one))}")
             for one in quiet
             if (last := last_to_end(one)) is not None
         ]
@@ -341,7 +341,9 @@ class Correlator:
         updates = []
         for incident in self.open:
             if incident.is_over and (last := last_to_end(incident)) is not None:
-                updates.append(self._resolve_ended(incident, last, f"{last.kind} had ended by itself; {reason}"))
+                updates.append(
+                    self._resolve_ended(incident, last, f"{KINDS[last.kind].label} had ended by itself; {reason}")
+                )
             end_with_job(incident)
             updates += self._resolve_if_over(incident, step, now_s, reason) if incident.state != "resolved" else []
         return updates
@@ -469,7 +471,8 @@ class Correlator:
         incident.evidence = {**finding.evidence, **earlier, **answers}
         locate(incident, placement)
         how = "has become" if part.kind in KINDS[before.kind].becomes else "was caused by"
-        return self._changed(incident, before, f"{before.kind} {how} {part.kind}: {finding.summary}", part, finding)
+        text = f"{KINDS[before.kind].label} {how} {KINDS[part.kind].label}: {finding.summary}"
+        return self._changed(incident, before, text, part, finding)
 
     def _unite(self, incident: Incident, others: Sequence[Incident], finding: Finding) -> list[Update]:
         """Merge incidents that turn out to have one cause: the others resolve, and `incident` takes their parts."""

@@ -22,7 +22,7 @@ from rankwatch_detectors.base import Kind, Occurrence
 from rankwatch_detectors.progress.hang import STOPPED
 from rankwatch_detectors.scope import WHOLE_JOB
 from rankwatch_service.incidents.causes import NOT_THE_NETWORK, without_ruled_out
-from rankwatch_service.incidents.model import Incident, Part, TransitionKind, Update
+from rankwatch_service.incidents.model import SENTENCE, STACKS, Incident, Part, TransitionKind, Update
 
 HOSTS_NAMED: Final = 3
 
@@ -134,9 +134,6 @@ def _with_stack(evidence: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [group for group in groups if isinstance(group, Mapping) and group.get("stack")]
 
 
-STACKS: Final = "stacks"
-"""Action of the commands that request stacks, which touch the loop of no rank; and the field of the evidence."""
-
 STACK_CHARS_MAX: Final = 16_384
 """Characters kept of each stack: about 200 frames."""
 
@@ -154,8 +151,6 @@ RANKS_CHARS_MAX: Final = 512
 OUTLIERS_MAX: Final = 3
 """Groups besides the largest that the sentence names."""
 
-SENTENCE: Final = "ranks_stand"
-"""Field of the evidence that says in a sentence where the ranks stand; the groups are in the field `stacks`."""
 LEFT_OUT: Final = "stacks_left_out"
 """Field of the evidence that says how many groups are not shown; absent if all are."""
 SHOWN: Final = (SENTENCE, STACKS, LEFT_OUT)

@@ -11,6 +11,7 @@ from hashlib import sha256
 from typing import Any, Final, Protocol
 
 from rankwatch_detectors.base import Finding, Kind, Severity
+from rankwatch_detectors.progress.hang import NOBODY
 from rankwatch_detectors.scope import IncidentScope
 from rankwatch_service.incidents.kinds import ENDED_BY_ITSELF, KINDS
 from rankwatch_service.numbers import plain
@@ -170,6 +171,12 @@ class Transition:
         """When it happened."""
         return unix_ns(self.time_s)
 
+
+STACKS: Final = "stacks"
+"""Action of the commands that request stacks, which touch the loop of no rank; and the field of the evidence."""
+
+SENTENCE: Final = "ranks_stand"
+"""Field of the evidence that says in a sentence where the ranks stand; the groups are in the field `stacks`."""
 
 LISTED_MAX: Final = 64
 """Parts kept of an incident: for 512 waiting ranks, a count says more than a list."""
@@ -348,6 +355,12 @@ class Incident:
         rest = {name: value for name, value in self.evidence.items() if name != ENDED_BY_ITSELF}
         return rest | {ENDED_BY_ITSELF: True} if self.is_over else rest
 
+    def _summary(self) -> str:
+        """The summary; of a hang that names nobody and whose ranks stand at several places, with these places."""
+        apart = len(self.evidence.get(STACKS) or ()) > 1
+        stand = str(self.evidence.get(SENTENCE, "")).removesuffix(".")
+        return self.summary.replace(NOBODY, f"; {stand}") if apart and stand else self.summary
+
     def version(self) -> IncidentVersion:
         """A frozen copy of the incident as it is now."""
         return IncidentVersion(
@@ -372,7 +385,7 @@ class Incident:
             score=self.score,
             confidence=self.confidence,
             cause=self.cause,
-            summary=self.summary,
+            summary=self._summary(),
             evidence=plain(self._evidence()),
             consequences=tuple(part.consequence() for part in self.parts[1:]),
             changes_before=tuple(plain(self.changes_before)),
@@ -456,7 +469,7 @@ def take_figures(part: Part, finding: Finding) -> None:
 def _cost(evidence: Mapping[str, Any]) -> float | None:
     """What a finding costs, as its detector estimates; None if it does not."""
     cost = evidence.get("cost_gpu_hours_per_hour")
-    return float(cost) if isinstance(cost, int | float) else None
+    return max(float(cost), 0.0) if isinstance(cost, int | float) and math.isfinite(cost) else None
 
 
 def number(value: float, instead: float) -> float:

@@ -13,7 +13,7 @@ from typing import Any, Final
 from sqlalchemy import Connection, Engine, RowMapping, func, insert, select, update
 
 from rankwatch_service.clock import Clock
-from rankwatch_service.incidents.hang import STACKS
+from rankwatch_service.incidents.model import STACKS
 from rankwatch_service.log.base import Entry as LogEntry
 from rankwatch_service.log.control_log import ControlLog
 from rankwatch_service.names import launch_of

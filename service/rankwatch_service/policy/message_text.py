@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -173,12 +174,12 @@ def _cost(incident: IncidentVersion, world_size: int, accelerated: bool) -> str:
     share = min(rate / world_size, 1.0) if world_size else 0.0
     so_far = rate * ((incident.resolved_unix_ns or incident.updated_unix_ns) - incident.onset_unix_ns) / HOUR_NS
     if incident.state == "resolved":
-        return f". It has cost {so_far:.2g} {cost_unit(accelerated)}" if so_far >= COST_MIN else ""
+        return f". It has cost {_hours(so_far, accelerated)}" if so_far >= COST_MIN else ""
     if share < SHARE_MIN:
         return ""
     unit = "GPUs" if accelerated else "ranks"
     work = f"all {world_size} {unit}" if share > 1 - SHARE_MIN else f"{rate:.3g} of {world_size} {unit} ({share:.0%})"
-    came_to = f", {so_far:.2g} {cost_unit(accelerated)} so far" if so_far >= COST_MIN else ""
+    came_to = f", {_hours(so_far, accelerated)} so far" if so_far >= COST_MIN else ""
     return f"; the work of {work} is lost{came_to}"
 
 
@@ -211,7 +212,7 @@ def _wait_until(incident: IncidentVersion, accelerated: bool) -> str:
     cost = next((one.get("cost_gpu_hours") or 0.0 for one in others if one.get("action") == Action.RELAUNCH), 0.0)
     if cost <= 0 or incident.impact_gpu_hours_per_hour <= 0 or KINDS[incident.kind].stands_still:
         return ""
-    relaunch = f"a relaunch ({cost:.2g} {cost_unit(accelerated)})"
+    relaunch = f"a relaunch ({_hours(cost, accelerated)})"
     until_unix_ns = incident.onset_unix_ns + cost / incident.impact_gpu_hours_per_hour * HOUR_NS
     if until_unix_ns <= incident.updated_unix_ns:
         return f"it has cost more than {relaunch} by now"
@@ -238,14 +239,24 @@ def _some(places: tuple[Any, ...]) -> str:
 
 def _figures(evidence: Mapping[str, Any]) -> str:
     for now, usual, unit, name in _FIGURES:
-        if _is_number(evidence.get(now)) and _is_number(evidence.get(usual)):
-            space = " " if unit else ""
-            return f" ({name} {evidence[usual]:.3g}{space}{unit}, here {evidence[now]:.3g}{space}{unit})"
+        figures = [_figure(evidence.get(one), unit) for one in (usual, now)]
+        if all(figures):
+            return f" ({name} {figures[0]}, here {figures[1]})"
     return ""
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _figure(value: Any, unit: str) -> str:
+    """A number of the evidence, with its unit; empty if it is none, or a negative duration."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not is_number or (unit == "s" and value < 0):
+        return ""
+    if unit == "s" and value >= 100:
+        return duration(value)
+    return f"{value:,.0f} {unit}".rstrip() if 1_000 <= abs(value) < 1e9 else f"{value:.3g} {unit}".rstrip()
+
+
+def _hours(hours: float, accelerated: bool) -> str:
+    return f"{hours:,.0f} {cost_unit(accelerated)}" if hours >= 10 else f"{hours:.2g} {cost_unit(accelerated)}"
 
 
 def _ended_with_job(incident: IncidentVersion) -> bool:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from rankwatch_detectors.base import Kind, Occurrence, Severity
 from rankwatch_service.incidents.correlator import Correlator
-from rankwatch_service.incidents.hang import STACKS, asked_ranks
+from rankwatch_service.incidents.hang import asked_ranks
 from rankwatch_service.incidents.kinds import KINDS
-from rankwatch_service.incidents.model import Incident, Part, TransitionKind, Update, unix_ns
+from rankwatch_service.incidents.model import STACKS, Incident, Part, TransitionKind, Update, unix_ns
 from rankwatch_service.policy.checkpoint_ledger import Ledger, LedgerEntry, Verdict
 from rankwatch_service.policy.command import CommandRequest
 from rankwatch_service.policy.control_records import Judgement
@@ -88,7 +89,7 @@ def impact_gpu_hours_per_hour(incident: Incident, world_size: int) -> float:
     if incident.cost_gpu_hours_per_hour is not None:
         return incident.cost_gpu_hours_per_hour
     ratio = incident.evidence.get("ratio")
-    if incident.kind is Kind.SLOWDOWN and isinstance(ratio, int | float) and ratio > 1:
+    if incident.kind is Kind.SLOWDOWN and isinstance(ratio, int | float) and 1 < ratio < math.inf:
         return world_size * (1 - 1 / ratio)
     return 0.0
 

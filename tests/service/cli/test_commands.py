@@ -47,6 +47,17 @@ def test_jobs_are_listed_for_people_and_for_programs(rankwatch):
     assert ("good" in out, "4/4" in out) == (True, True)
 
 
+def test_a_job_that_does_not_exist_is_answered_with_the_one_that_was_probably_meant(rankwatch):
+    for command in (("jobs", "show"), ("checkpoints",)):
+        status, _, err = rankwatch(*command, "gpt-smal")
+        assert (status, "did you mean 'gpt-small'?" in err) == (2, True)
+
+
+def test_what_is_not_valid_is_said_in_words(rankwatch):
+    status, _, err = rankwatch("incidents", "--state", "foo")
+    assert (status, "; state: must be 'open'" in err) == (2, True)
+
+
 def test_incidents_are_listed_filtered_and_shown(rankwatch):
     status, out, _ = rankwatch("incidents")
     assert (status, "Rank 3 runs at 0.62" in out) == (0, True)

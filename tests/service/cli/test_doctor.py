@@ -139,7 +139,8 @@ def store(tmp_path: Path) -> Iterator[Engine]:
 
 
 def asked(role: str, folder: Path) -> Result:
-    return CliRunner().invoke(app, ["health", role, "--data", str(folder)])
+    """What `rankwatch health` says of a role; of an empty one, of both."""
+    return CliRunner().invoke(app, ["health", *filter(None, [role]), "--data", str(folder)])
 
 
 def told(engine: Engine, host: str, age_s: float) -> None:
@@ -165,6 +166,9 @@ def test_a_notifier_is_healthy_while_somebody_holds_its_lease(tmp_path: Path, st
     assert isinstance(asked("notify", tmp_path).exception, CliError)
     assert Lease(store, "notify", SystemClock()).hold()
     assert asked("notify", tmp_path).exit_code == 0
+    assert isinstance(asked("", tmp_path).exception, CliError), "no stream process has reported"
+    told(store, socket.gethostname(), 3.0)
+    assert asked("", tmp_path).exit_code == 0
 
 
 def test_a_missing_database_is_reported_in_one_line() -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from rankwatch import wire
 from rankwatch_detectors.base import Change, Finding, Kind, Occurrence, Severity
+from rankwatch_detectors.progress.hang import NOBODY
 from rankwatch_service.incidents.answers import first_steps
 from rankwatch_service.incidents.correlator import Correlator
 from rankwatch_service.incidents.hang import (
@@ -15,14 +16,13 @@ from rankwatch_service.incidents.hang import (
     NO_ANSWER,
     PIDS_MAX,
     RANKS_CHARS_MAX,
-    SENTENCE,
     STACK_CHARS_MAX,
     TEXTS_MAX,
     HangEvidence,
     StackGroups,
     rank_ranges,
 )
-from rankwatch_service.incidents.model import Incident
+from rankwatch_service.incidents.model import SENTENCE, Incident
 from rankwatch_service.job.topology_state import TopologyState
 from tests.support.values.findings import finding, topology_state
 
@@ -194,6 +194,17 @@ def test_the_first_step_says_where_the_named_rank_stands_or_the_fewest(missing, 
     first, *others = first_steps("hang", "critical", evidence)
     assert first.startswith(step)
     assert any("network" in other for other in others) is (len(groups) == 1)
+
+
+def test_where_nobody_is_named_but_stacks_differ_the_summary_says_who_stands_where():
+    incident = hang(placement(), STOPPED)
+    incident.summary = f"Training stands still in step 3{NOBODY}."
+    incident.evidence |= grouped({0: dump(REDUCE), 1: dump(REDUCE)})
+    assert incident.version().summary == incident.summary
+    incident.evidence |= grouped({0: dump(REDUCE), 1: dump(REDUCE), 2: dump(LOAD)})
+    assert incident.version().summary == (
+        f"Training stands still in step 3; 2 of 3 ranks stand in {REDUCE}; rank 2 in {LOAD}."
+    )
 
 
 def test_where_no_rank_answers_the_evidence_says_so_once():

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, Engine, select
 
 from rankwatch.wire import Orders, ResumeAdvice, StackRequest
 from rankwatch_service.clock import Clock
-from rankwatch_service.incidents.hang import STACKS
+from rankwatch_service.incidents.model import STACKS
 from rankwatch_service.names import launch_of
 from rankwatch_service.orders import traces
 from rankwatch_service.orders.driver import current_orders

@@ -263,7 +263,7 @@ class Gate:
         if identity is not None and (connection := scope.get("state", {}).get("connection")):
             connection.authenticated()
         if identity is None and is_protected and not logs_in:
-            detail = self._authenticator.ended(token) or "a valid token is required"
+            detail = self._authenticator.ended(token) or "the service refused the token, or there is none"
             await refuse(401, detail, **{"WWW-Authenticate": "Bearer"})
             return
         if identity is not None and identity.loopback and not is_from_here(scope):

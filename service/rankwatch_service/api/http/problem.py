@@ -65,6 +65,11 @@ def problem(
     return JSONResponse(body, status, dict(headers or {}), MEDIA_TYPE)
 
 
+def _in_words(message: str) -> str:
+    """What is wrong with a value, without words of the library that found it."""
+    return message.removeprefix("Value error, ").replace("Input should be", "must be", 1)
+
+
 def unavailable(request_id: str) -> Response:
     """The response when the database is busy or unreachable; the same request may succeed later."""
     detail = "the database does not answer; try again"
@@ -103,7 +108,7 @@ def install(app: FastAPI) -> None:
     def invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         # Never include the input: it may be a secret, and NaN in it is not valid JSON.
-        errors = [{"loc": ".".join(map(str, one["loc"])), "msg": one["msg"]} for one in error.errors()]
+        errors = [{"loc": ".".join(map(str, one["loc"])), "msg": _in_words(one["msg"])} for one in error.errors()]
         return problem(id_of(request), 422, "the request is not valid", errors=errors)
 
     def busy(request: Request, _error: Exception) -> Response:

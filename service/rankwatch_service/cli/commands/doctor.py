@@ -43,27 +43,40 @@ class Role(StrEnum):
 
 
 def health(
-    role: Annotated[Role, typer.Argument(help="stream: a process on this host; notify: a process on any host.")],
+    role: Annotated[
+        Role | None,
+        typer.Argument(help="stream: a process on this host; notify: a process on any host. Default: both."),
+    ] = None,
     data: DATA = None,
     database_url: DATABASE_URL = None,
 ) -> None:
-    """Check that a role works, by its last report in the database; exit with 1 if not."""
+    """Check that a role, or each of them, works, by its last report in the database; exit with 1 if not."""
     from rankwatch_service.cli.configuration import configured_settings
     from rankwatch_service.store.engine import open_engine
     from rankwatch_service.store.errors import StoreError
 
     engine = open_engine(configured_settings(data_dir=data, database_url=database_url).database_url)
     try:
-        silent_s = _stream_silent_s(engine, socket.gethostname()) if role is Role.STREAM else _notify_silent_s(engine)
+        for one in Role if role is None else (role,):
+            output.note(_report(engine, one))
     except StoreError as error:
-        raise CliError(Status.FINDINGS, f"{role}: {error}") from error
+        raise CliError(Status.FINDINGS, f"{role or 'database'}: {error}") from error
     finally:
         engine.dispose()
+
+
+def _report(engine: Engine, role: Role) -> str:
+    """When a role reported last.
+
+    Raises:
+        CliError: never, or too long ago.
+    """
+    silent_s = _stream_silent_s(engine, socket.gethostname()) if role is Role.STREAM else _notify_silent_s(engine)
     if silent_s is None:
         raise CliError(Status.FINDINGS, f"{role}: has never reported")
     if silent_s > SILENT_S:
         raise CliError(Status.FINDINGS, f"{role}: last reported {silent_s:.0f} s ago")
-    output.note(f"{role}: reported {max(silent_s, 0.0):.0f} s ago")
+    return f"{role}: reported {max(silent_s, 0.0):.0f} s ago"
 
 
 def _stream_silent_s(engine: Engine, host: str) -> float | None:

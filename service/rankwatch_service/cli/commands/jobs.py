@@ -182,8 +182,10 @@ def _size_or_value(value: Any) -> str:
 
 def checkpoints(job: JOB, limit: LIMIT = 50, as_json: JSON = False, url: URL = None, token: TOKEN = None) -> None:
     """List the checkpoints of a job with their verdicts, newest first."""
+    client = connect(url, token)
+    client.get(job_path(job))  # of a job that does not exist the list is empty
     output.show(
-        connect(url, token).items(f"{job_path(job)}/checkpoints", limit),
+        client.items(f"{job_path(job)}/checkpoints", limit),
         as_json,
         {
             "id": lambda one: output.identifier(one["id"]),
