@@ -8,7 +8,7 @@ from typing import Final
 
 COLUMNS: Final[Mapping[str, str]] = {
     "grad_norm": "gradient norm",
-    "local_grad_norm": "gradient norm of a rank",
+    "local_grad_norm": "gradient norm before the reduction",
     "update_norm": "norm of the update",
     "param_norm": "norm of the weights",
     "loss_scale": "loss scale",

@@ -211,6 +211,18 @@ WITHOUT_DEVICE: Final = (
     "See what else runs on the host (`top`), and which limits its container has (`cat /sys/fs/cgroup/cpu.max`)."
 )
 """In place of the first step about a straggler, where ranks compute on the host's processors."""
+_BY_CAUSE: Final[Mapping[tuple[Kind, str], str]] = {
+    (Kind.STRAGGLER, "data"): "See why its data comes late: its loader workers, its part of the data, and the disk or "
+    "network that it reads from.",
+    (Kind.STRAGGLER, "storage"): "See why it saves for longer than the others: its disk, or a larger part of it.",
+    (Kind.STRAGGLER, "host"): WITHOUT_DEVICE,
+    (Kind.STRAGGLER, "stage"): "See which layers that pipeline stage has: they may be divided unevenly.",
+    (Kind.SLOWDOWN, "data"): "Look at the loader workers and the storage: all ranks wait longer for data.",
+    (Kind.SLOWDOWN, "communication"): "Look at the network between the hosts: all ranks communicate for longer.",
+    (Kind.SLOWDOWN, "device"): "Look at power, heat and clocks of the devices (`nvidia-smi -q -d PERFORMANCE`): all of "
+    "them work for longer.",
+}
+"""In place of the first step, where the cause is known."""
 OVER: Final = ("Nothing: it is over.",)
 DONE_ALONE: Final = ("Nothing, if this rank was meant to finish first: the others do not wait for it.",)
 
@@ -221,6 +233,7 @@ def first_steps(
     evidence: Mapping[str, Any],
     hosts: Sequence[str] = (),
     *,
+    cause: str = "",
     state: str = "open",
     has_checkpoint: bool = True,
     accelerated: bool = True,
@@ -232,6 +245,7 @@ def first_steps(
         severity: of the incident.
         evidence: of its first mover.
         hosts: of the ranks that it names.
+        cause: the class of its cause.
         state: of the incident.
         has_checkpoint: a good checkpoint is known to go back to.
         accelerated: the ranks of its job compute on devices.
@@ -253,7 +267,9 @@ def first_steps(
         steps = (LOSS_IS_FINITE, *steps)
     elif kind in GO_BACK and not has_checkpoint:
         steps = (NO_CHECKPOINT, *steps[1:])
-    if kind == Kind.STRAGGLER and not accelerated:
+    if (by_cause := _BY_CAUSE.get((Kind(kind), cause))) is not None:
+        steps = (by_cause, *steps[1:])
+    elif kind == Kind.STRAGGLER and not accelerated:
         steps = (WITHOUT_DEVICE, *steps[1:])
     if kind == Kind.RANK_LOST:
         return [_how_it_ended(evidence), *steps[1:]]

@@ -97,9 +97,16 @@ def incident_text(incident: IncidentVersion, world_size: int, accelerated: bool 
 
 def what_to_do(incident: IncidentVersion, accelerated: bool = True) -> list[str]:
     """The first steps about an incident, of a job that computes on devices or does not."""
-    known = incident.kind, incident.severity, incident.evidence, incident.hosts
-    has_checkpoint = incident.checkpoint is not None
-    return first_steps(*known, state=incident.state, has_checkpoint=has_checkpoint, accelerated=accelerated)
+    return first_steps(
+        incident.kind,
+        incident.severity,
+        incident.evidence,
+        incident.hosts,
+        cause=incident.cause,
+        state=incident.state,
+        has_checkpoint=incident.checkpoint is not None,
+        accelerated=accelerated,
+    )
 
 
 def command_text(request: CommandRequest) -> str:

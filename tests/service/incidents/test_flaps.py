@@ -74,7 +74,7 @@ def test_a_hang_that_was_over_before_the_job_ended_lasted_until_it_ended_by_itse
     ends(correlator, 1_010.0, detected_step=120)
     (incident,) = correlator.open
     (told,) = correlator.finish(125, 1_014.0)
-    assert (told.what, told.text) == (TransitionKind.RESOLVED, "hang had ended by itself; the job ended")
+    assert (told.what, told.text) == (TransitionKind.RESOLVED, "Hang had ended by itself; the job ended")
     assert (incident.resolved_step, incident.resolved_time_s) == (120, 1_010.0)
     assert "ended_with_job" not in incident.evidence
     assert "The job has ended" not in incident.summary

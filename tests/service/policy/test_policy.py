@@ -215,6 +215,21 @@ def test_nobody_is_told_to_read_a_stack_that_was_not_taken():
         assert not any(step.startswith(read) for step in steps)
 
 
+@pytest.mark.parametrize(
+    ("kind", "cause", "step"),
+    [
+        ("straggler", "data", "loader workers"),
+        ("straggler", "host", "`top`"),
+        ("straggler", "device", "nvidia-smi"),
+        ("slowdown", "data", "storage"),
+        ("slowdown", "communication", "network"),
+        ("slowdown", "", "which part of the steps grew"),
+    ],
+)
+def test_the_first_step_follows_the_cause_where_it_is_known(kind, cause, step):
+    assert step in first_steps(kind, "warning", {}, cause=cause)[0]
+
+
 def test_who_asked_a_job_to_end_is_not_sent_to_look_for_a_killer():
     assert first_steps("rank_lost", "info", {"requested": True}) == ["Nothing: the job was asked to end."]
     assert "do not wait for it" in first_steps("rank_lost", "info", {"requested": False, "standing": True})[0]

@@ -457,6 +457,7 @@ def incident_detail(connection: Connection, row: RowMapping) -> IncidentDetail:
             row["severity"],
             row["evidence"],
             row["hosts"],
+            cause=row["cause"],
             state=row["state"],
             has_checkpoint=row["checkpoint"] is not None,
             accelerated=accelerated,
