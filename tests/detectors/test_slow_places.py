@@ -42,7 +42,7 @@ def test_a_place_that_is_slower_by_more_is_named_with_its_first_ranks_and_in_the
     host = job().inject(Slow((4, 5, 6, 7), AT, 1.15))
     (finding,) = opened(found(generate(host)))
     assert (str(finding.scope), finding.ranks, finding.detected_step) == ("host:host-1", (4, 5, 6, 7), AT + 5)
-    assert finding.summary.startswith("Host host-1 is slow as a whole: its 4 ranks take 1.1")
+    assert finding.summary.startswith("Host host-1 is slow as a whole: its 4 ranks are 1")
     (switch,) = opened(found(generate(job().inject(Slow(tuple(range(8, 16)), AT, 1.15)))))
     assert (str(switch.scope), switch.ranks) == ("switch:switch-1", tuple(range(8, 16)))
     assert switch.evidence["ratio"] == pytest.approx(1.15, rel=0.05)

@@ -3,21 +3,21 @@
 A bank of CUSUMs tests the logarithm of the step time against the job's own level. All ranks wait for the slowest, so
 the step is judged without the time that its slowest rank adds to the median rank, and the whole step has to agree. A
 slowdown has an onset: steps that lengthen gradually, as schedules make them, are learned. On shared cores CPU time is
-judged, with a higher floor. A job that becomes faster learns its new level at once. A pace that wanders by itself
-raises the limit, and is reported once. A growth too slow for the baseline is reported by the anchor, which knows the
-best level that the job has kept in this launch.
+judged, with a higher floor, and the whole step if it takes several times as long. A job that becomes faster learns its
+new level at once. A pace that wanders by itself raises the limit, and is reported once. A growth too slow for the
+baseline is reported by the anchor, which knows the best level that the job has kept in this launch.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
 
-from rankwatch_detectors.base import AttemptStart, Finding, Frame, Kind, Occurrence, Severity, StepKind
+from rankwatch_detectors.base import AttemptStart, Change, Finding, Frame, Kind, Occurrence, Severity, StepKind
 from rankwatch_detectors.declared import AMOUNTS, Schedule, ScheduleConfig
 from rankwatch_detectors.dispatch import ATTEMPT_ENDED, OTHER_CLOCK, DispatchingDetector, typical
 from rankwatch_detectors.episodes import Episodes
@@ -67,11 +67,11 @@ class SlowdownConfig:
     """If only the step time is known, a slowdown below `brief_ratio` must last a minute: its cause cannot be checked,
     and short steps sometimes wait for a disk or a neighbour."""
     mild_ratio: float = 1.05
-    """A slowdown below it is `info`: planned changes of a run cost as much."""
+    """A drift below it is `info`: planned changes of a run cost as much."""
     brief_ratio: float = 1.1
     """A slowdown below it is `info` as long as it may pass by itself, as most of these do ..."""
     brief_s: float = 900.0
-    """... within a quarter of an hour."""
+    """... within a quarter of an hour. One that stays is a warning, from `bare_ratio_min` on."""
     onset_share: float = 0.75
     """In the middle of its run a shift has reached this share of its height, a trend only half. The baseline's lag
     behind a trend is no shift: it is learned, and the anchor decides whether a level has been left ..."""
@@ -83,6 +83,14 @@ class SlowdownConfig:
     shared_ratio_min: float = 1.3
     """On shared cores, caches and neighbours change CPU time by 10 % and more."""
     shared_duration_s: float = 60.0
+    crowded_ratio_min: float = 3.5
+    """On shared cores steps that take this many times as long are a slowdown although their CPU time has not grown. As
+    many other processes as a job has ranks make them twice as long, which is no fault of the job."""
+    ramp_rows: int = 96
+    """Newest rows by which a run is told from steps that were getting longer before it."""
+    ramp_sigmas: float = 4.0
+    ramp_ratio_max: float = 8.0
+    """Steps that have been getting longer all along are for information up to this ratio: longer texts make them so."""
     skipped_rows: int = 2
     settle_rows: int = 64
     """Rows skipped at the start of an attempt that keeps the last attempt's level: caches are cold again, and steps
@@ -212,12 +220,17 @@ class SlowdownDetector(ExplainedSlowdown):
         "_rows",
         "_skipped_rows",
         "_step_s",
+        "_trained_s",
         "_since_s",
         "_amount",
         "_anchor",
         "_schedule",
         "_followed",
         "_grown",
+        "_view",
+        "_ramp",
+        "_quiet",
+        "_newest",
         "_wandering",
         "_parts",
         "standing",
@@ -226,7 +239,7 @@ class SlowdownDetector(ExplainedSlowdown):
     def __init__(self, config: SlowdownConfig) -> None:
         super().__init__()
         self.name = "slowdown"
-        self.version = 10
+        self.version = 11
         self._config = config
         self._baseline = PeerBaseline(config.baseline, compared=False)
         self._bank = ShiftBank(tuple(map(math.log, config.ratios)), config.baseline.clip_sigmas, config.rows_min)
@@ -246,9 +259,19 @@ class SlowdownDetector(ExplainedSlowdown):
         self._rows = 0
         known = bool(self._baseline.ready().all())
         self._skipped_rows = self._config.settle_rows if known else self._config.skipped_rows
+        self._trained_s = 0.0
+        """Seconds that all steps have taken. A log that is read at once has them, and stream time has not."""
         self._since_s: float | None = None
         self._grown: list[float] = []
         """Effect, onset and rows of a larger slowdown that replaces the open one: opened with the next row."""
+        self._view = REST
+        """Which view the open episode is about."""
+        self._ramp = False
+        """The open episode has no onset: it is for information until it is very large."""
+        self._quiet = False
+        """The open episode is like earlier ones that have passed, and is not told as long as it may pass too."""
+        self._newest: list[float] = []
+        """Newest values without what the slowest rank adds."""
         self._bank.clear(2)
 
     def _relearn(self) -> None:
@@ -268,7 +291,8 @@ class SlowdownDetector(ExplainedSlowdown):
             self._schedule.clear()
             self._wandering.clear()
             why = OTHER_CLOCK if other_clock else ATTEMPT_ENDED
-            findings = [*self.episodes.close_all(self.now_s, why), *self.standing.close_all(self.now_s, why)]
+            findings = self._audible(self.episodes.close_all(self.now_s, why))
+            findings += self.standing.close_all(self.now_s, why)
         if new_attempt or other_clock:
             self._reset()
         return findings
@@ -281,7 +305,7 @@ class SlowdownDetector(ExplainedSlowdown):
         self._bank.clear(2)
         self._anchor.clear()
         why = f"The job declared a change: {occurrence.fields.get('what')}." if declared else "The level was accepted."
-        return self.episodes.close_all(self.now_s, why)
+        return self._audible(self.episodes.close_all(self.now_s, why))
 
     def _on_frame(self, frame: Frame) -> Sequence[Finding]:
         if frame.family == "values" or frame.kind is not StepKind.TRAIN:
@@ -296,12 +320,14 @@ class SlowdownDetector(ExplainedSlowdown):
         if self._rows <= self._skipped_rows:
             return ()
         self._step_s += ((step_s or seconds) - self._step_s) / min(self._rows, 64)
+        self._trained_s += step_s or seconds
         if cpu_s is None:
             self._parts.push(frame, seconds, on_devices=on_devices)
         added_s = 0.0 if cpu_s is not None else added_by_one_s(frame)
         rest_s = seconds - (added_s or 0.0)
         # If the slowest rank's excess is longer than the step, it did not delay this step.
-        views = np.log([seconds, rest_s if rest_s > 0 else seconds]) - self._added_load(frame)
+        seconds_of = (step_s if cpu_s is not None and step_s else seconds, seconds)
+        views = np.log([seconds_of[WHOLE], rest_s if rest_s > 0 else seconds]) - self._added_load(frame)
         here = np.ones(2, dtype=np.bool_)
         residual = self._baseline.residual(views, here)
         limit = threshold(self._bank.levels, self._step_s, self._config.budget)
@@ -310,14 +336,32 @@ class SlowdownDetector(ExplainedSlowdown):
         least = self._config.least_ratio(bare=added_s is None)
         crossing = self._verified(limit, math.log(least))
         crossing = None if crossing and added_s is None and self._is_passing(crossing) else crossing
-        findings = self._decide(crossing, frame, float(residual[REST]), seconds, shared=cpu_s is not None)
+        if cpu_s is not None and (crossing is None or crossing.effect < math.log(self._config.shared_ratio_min)):
+            crossing = self._crowded(limit) or crossing
+        findings = self._decide(crossing, frame, float(residual[self._view]), seconds_of, shared=cpu_s is not None)
         calm = here & (self._bank.strongest() < SUSPECT_EVIDENCE) & (not self._is_slow)
         self._baseline.learn(views, residual, calm, calm)
         if cpu_s is None and calm[REST]:
             self._parts.learn()
         self._wandering.push(float(views[REST]))
+        self._newest = [*self._newest, float(views[REST])][-self._config.ramp_rows :]
         drift = self._drift(frame, float(views[REST])) if cpu_s is None else ()
-        return [*findings, *drift, *self._pattern(frame, seconds)]
+        return [*self._audible([*findings, *drift]), *self._pattern(frame, seconds)]
+
+    def _audible(self, findings: Sequence[Finding]) -> list[Finding]:
+        """What is told of the open episode: one that is like earlier ones only once it has become a warning."""
+        told = list[Finding]()
+        for one in findings:
+            if one.change is Change.OPEN:
+                effect = math.log(one.evidence["ratio"])
+                self._quiet = one.severity is Severity.INFO and self._wandering.is_like_before(effect)
+            elif self._quiet and one.change is Change.UPDATE and one.severity is not Severity.INFO:
+                self._quiet, one = False, replace(one, change=Change.OPEN)  # noqa: PLW2901
+            if not self._quiet:
+                told.append(one)
+            elif one.change is Change.CLOSE:
+                self._quiet = False
+        return told
 
     def _drift(self, frame: Frame, log_seconds: float) -> Sequence[Finding]:
         """Report that the job has left its best level, then its growth and its end."""
@@ -394,6 +438,30 @@ class SlowdownDetector(ExplainedSlowdown):
                 self._wandering.came_and_went(crossing.effect)
         return None
 
+    def _crowded(self, limit: float) -> Crossing | None:
+        """A shift of the whole step by several times; smaller ones come and go with what else runs on the cores."""
+        crossing = next((crossing for crossing in self._bank.crossings(limit) if crossing.rank == WHOLE), None)
+        if crossing is None or self._is_slow:
+            return None
+        if crossing.effect >= math.log(self._config.crowded_ratio_min):
+            return crossing
+        if crossing.effect < 0 or crossing.rows > self._config.settle_rows:
+            self._baseline.absorb(WHOLE, crossing.effect, crossing.rows)
+            self._bank.clear_rank(WHOLE)
+        return None
+
+    def _is_ramp(self, crossing: Crossing) -> bool:
+        """Whether steps were getting longer before the run, at least half as fast: work that grows on purpose does."""
+        before = np.asarray(self._newest[: max(len(self._newest) + 1 - crossing.rows, 0)])
+        if crossing.effect < 0 or before.size < self._config.baseline.warm_rows // 2:
+            return False
+        rows = np.arange(before.size) - (before.size - 1) / 2
+        spread = float(np.square(rows).sum())
+        slope = float(rows @ before) / spread
+        error = float(np.std(before - before.mean() - slope * rows)) / math.sqrt(spread)
+        to_run = (before.size + crossing.rows) / 2
+        return slope > self._config.ramp_sigmas * error and slope * to_run >= crossing.effect / 2
+
     def _is_trend(self, crossing: Crossing) -> bool:
         """Whether the run has no onset: steps grow gradually, as slowly as by a schedule."""
         config = self._config
@@ -411,7 +479,7 @@ class SlowdownDetector(ExplainedSlowdown):
         return small and crossing.rows * self._step_s < self._config.bare_duration_s
 
     def _decide(
-        self, crossing: Crossing | None, frame: Frame, residual: float, seconds: float, *, shared: bool
+        self, crossing: Crossing | None, frame: Frame, residual: float, seconds: tuple[float, float], *, shared: bool
     ) -> list[Finding]:
         config = self._config
         if self._grown:
@@ -429,8 +497,8 @@ class SlowdownDetector(ExplainedSlowdown):
             self._since_s = None
             return []
         if self._since_s is None:
-            self._since_s = self.now_s
-        if shared and self.now_s - self._since_s < config.shared_duration_s:
+            self._since_s = self._trained_s
+        if shared and self._trained_s - self._since_s < config.shared_duration_s:
             return []
         if self._drifts and crossing.effect <= self._anchor.excess:
             # The baseline lags behind a drift, so this crossing is the same drift.
@@ -453,7 +521,7 @@ class SlowdownDetector(ExplainedSlowdown):
         """Whether a shift is open, or opens with the next row: the baseline does not learn meanwhile."""
         return bool(self._grown or len(self.episodes)) and not self._drifts
 
-    def _follow(self, frame: Frame, residual: float, seconds: float, *, shared: bool) -> list[Finding]:
+    def _follow(self, frame: Frame, residual: float, seconds: tuple[float, float], *, shared: bool) -> list[Finding]:
         """Follow the open episode: close it, raise its severity, or report that the job is slower still."""
         config, followed, known = self._config, self._followed, self.episodes.told(WHOLE_JOB)
         told = math.log(known["evidence"]["ratio"])
@@ -467,18 +535,22 @@ class SlowdownDetector(ExplainedSlowdown):
             return self.episodes.close(WHOLE_JOB, frame.step, self.now_s, summary)
         if followed.has_risen:
             return self._rise(frame, seconds, shared=shared)
-        lasts = self.now_s - known["onset_time_s"] >= config.brief_s and told >= math.log(config.mild_ratio)
-        if known["severity"] == Severity.INFO and lasts and not followed.calm_rows:
-            summary = f"{known['summary']} It has not passed by itself."
+        lasts = self.now_s - known["onset_time_s"] >= config.brief_s and told >= math.log(config.bare_ratio_min)
+        if known["severity"] == Severity.INFO and lasts and not followed.calm_rows and not self._ramp:
+            share = 1 - math.exp(-told)
+            summary = f"{known['summary']} It does not pass by itself, and costs {100 * share:.0f} % of the job's time."
             now = {"detected_step": frame.step, "detected_time_s": self.now_s}
             return self.episodes.update(WHOLE_JOB, severity=Severity.WARNING, summary=summary, **now)
         return []
 
-    def _rise(self, frame: Frame, seconds: float, *, shared: bool) -> list[Finding]:
+    def _rise(self, frame: Frame, seconds: tuple[float, float], *, shared: bool) -> list[Finding]:
         """A slow job has become slower: an update while the slowdown grows, another episode if it had settled."""
         followed = self._followed
         onset_step = frame.step - followed.risen_rows + 1
-        if followed.is_another:
+        rise = followed.excess - math.log(self.episodes.told(WHOLE_JOB)["evidence"]["ratio"])
+        # The rise is counted from its middle on.
+        goes_on = self._ramp and self._is_ramp(self._risen_to(rise / 2, onset_step, followed.risen_rows))
+        if followed.is_another and not goes_on:
             self._grown = [followed.excess, onset_step, followed.risen_rows]
             summary = f"The slowdown became larger at step {onset_step}."
             return self.episodes.close(WHOLE_JOB, frame.step, self.now_s, summary)
@@ -487,24 +559,39 @@ class SlowdownDetector(ExplainedSlowdown):
 
     def _risen_to(self, effect: float, onset_step: int, rows: int) -> Crossing:
         """A shift on top of an open episode, with the evidence that a test against its level would have."""
-        gained = (math.log(self._config.followed.rise_ratio) / float(self._baseline.sigma()[REST])) ** 2
-        return Crossing(REST, effect, onset_step, rows, rows * gained / 2)
+        gained = (math.log(self._config.followed.rise_ratio) / float(self._baseline.sigma()[self._view])) ** 2
+        return Crossing(self._view, effect, onset_step, rows, rows * gained / 2)
 
-    def _open(self, crossing: Crossing, frame: Frame, seconds: float, *, shared: bool) -> list[Finding]:
+    def _open(self, crossing: Crossing, frame: Frame, seconds: tuple[float, float], *, shared: bool) -> list[Finding]:
         self._followed.begin(crossing.effect)
+        self._view = crossing.rank
+        crowded = shared and crossing.rank == WHOLE
         grown_s = {} if shared else self._parts.grown_s(crossing.rows)
-        sigma = float(self._baseline.sigma()[REST])
-        words = shifted(crossing, seconds, sigma, self.world_size, shared=shared, grown_s=grown_s)
-        mild = words["evidence"]["ratio"] < self._config.brief_ratio
+        cause = "host" if crowded else cause_of(grown_s)
+        by_cpu = shared and not crowded and seconds[WHOLE] != seconds[REST]  # a log has only one of both
+        how: dict[str, Any] = {"shared": by_cpu, "grown_s": grown_s, "cause": cause}
+        sigma = float(self._baseline.sigma()[crossing.rank])
+        words = shifted(crossing, seconds[crossing.rank], sigma, self.world_size, **how)
+        bouts, ratio = self._wandering, math.exp(crossing.effect)
+        grows = WHOLE_JOB in self.episodes
+        self._ramp = self._ramp if grows else self._is_ramp(crossing)
+        in_character = self._ramp and ratio < self._config.ramp_ratio_max
+        habit = bouts.recurs and bouts.is_like_before(crossing.effect)
+        mild = in_character or habit or ratio < self._config.brief_ratio
+        if self._ramp:
+            words["summary"] += " They were getting longer before, little by little."
         fields: dict[str, Any] = {
             "severity": Severity.INFO if mild else Severity.WARNING,
             "detected_step": frame.step,
             "detected_time_s": self.now_s,
-            "cause": cause_of(grown_s),
             **words,
         }
-        if WHOLE_JOB in self.episodes:
-            return self.episodes.update(WHOLE_JOB, **fields)
+        if grows:
+            known = self.episodes.told(WHOLE_JOB)
+            # What was certain stays so: there is a slowdown, and now it is a larger one.
+            return self.episodes.update(
+                WHOLE_JOB, **fields | {"confidence": max(known["confidence"], fields["confidence"])}
+            )
         onset_s = self.now_s - crossing.rows * self._step_s
         onset_step = crossing.onset_step
         return self.episodes.open(
@@ -512,18 +599,17 @@ class SlowdownDetector(ExplainedSlowdown):
         )
 
     def _pattern(self, frame: Frame, seconds: float) -> list[Finding]:
-        """Report once that the pace wanders, and when it no longer does."""
+        """Report that the pace wanders, how often it did, and when it no longer does."""
+        bouts: Wandering = self._wandering
+        now: dict[str, Any] = {"detected_step": frame.step, "detected_time_s": self.now_s}
+        words = wanders(bouts.bouts, seconds, float(self._baseline.sigma()[REST])) if bouts.recurs else {}
         if WHOLE_JOB in self.standing:
-            summary = "The job's pace has not changed by itself for a long time."
-            return [] if self._wandering.is_pattern else self.standing.close(WHOLE_JOB, frame.step, self.now_s, summary)
-        if not self._wandering.is_pattern or len(self.episodes):
+            if not words:
+                summary = "The job's pace has not changed by itself for a long time."
+                return self.standing.close(WHOLE_JOB, frame.step, self.now_s, summary)
+            same = words["evidence"]["times"] == self.standing.told(WHOLE_JOB)["evidence"]["times"]
+            return [] if same else self.standing.update(WHOLE_JOB, **now, **words)
+        if not words or len(self.episodes):
             return []
-        return self.standing.open(
-            WHOLE_JOB,
-            attempt=self.attempt,
-            onset_step=frame.step,
-            detected_step=frame.step,
-            onset_time_s=self.now_s,
-            detected_time_s=self.now_s,
-            **wanders(self._wandering.bouts, seconds, float(self._baseline.sigma()[REST])),
-        )
+        began: dict[str, Any] = {"onset_step": frame.step, "onset_time_s": self.now_s}
+        return self.standing.open(WHOLE_JOB, attempt=self.attempt, **began, **now, **words)

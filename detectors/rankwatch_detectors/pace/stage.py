@@ -50,7 +50,8 @@ class StageConfig:
     )
     standing_ratio: float = 1.1
     """A stage this much heavier than the others is reported: the others wait for a tenth of their time."""
-    standing_rows: int = 16
+    standing_rows: int = 64
+    """First rows are no pattern: while caches fill and kernels are tuned, some stages take longer than others."""
     skipped_rows: int = 2
     smooth_rows: int = 8
     clear_share: float = 0.35
@@ -81,7 +82,7 @@ class StageDetector(DispatchingDetector):
     def __init__(self, config: StageConfig) -> None:
         super().__init__()
         self.name = "stage"
-        self.version = 7
+        self.version = 8
         self._config = config
         self._witness = Witness(config.witness, config.baseline, LoadConfig(), config.budget)
         self._groups = PeerGroups()

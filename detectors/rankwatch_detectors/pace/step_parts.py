@@ -14,7 +14,7 @@ import numpy as np
 from rankwatch_detectors.base import Frame, Severity
 from rankwatch_detectors.dispatch import typical
 from rankwatch_detectors.pace.witness import of_most
-from rankwatch_detectors.pace.words import duration, percent, slower_than
+from rankwatch_detectors.pace.words import duration, more_than, percent, slower_than
 from rankwatch_detectors.state import Stateful
 from rankwatch_detectors.statistics.anchor import Anchor
 from rankwatch_detectors.statistics.peers import median
@@ -121,14 +121,22 @@ LONGER: Final = {
     "communication": " Most of it is communication: even the rank that comes last waits longer in collectives.",
     "device": " Most of it is work of the devices, of all ranks alike.",
     "data": " Most of it is waiting for data, of all ranks alike.",
+    "host": " Their CPU time has grown by far less: too many threads, or other processes, share the cores.",
 }
 """What has grown, by cause class."""
 
 
 def shifted(
-    crossing: Crossing, seconds: float, sigma: float, world_size: int, *, shared: bool, grown_s: Mapping[str, float]
+    crossing: Crossing,
+    seconds: float,
+    sigma: float,
+    world_size: int,
+    *,
+    shared: bool,
+    grown_s: Mapping[str, float],
+    cause: str,
 ) -> dict[str, Any]:
-    """Summary and evidence of a step time that has changed at once.
+    """Summary, evidence and cause of a step time that has changed at once.
 
     Args:
         crossing: the change.
@@ -137,15 +145,17 @@ def shifted(
         world_size: number of ranks that lose time.
         shared: CPU time was judged, since ranks share their cores with others.
         grown_s: see `StepParts.grown_s`.
+        cause: cause class; "" if it is not known.
     """
     ratio = math.exp(crossing.effect)
     usual_s = seconds / ratio
-    what = f"need {percent(ratio)} % more CPU time" if shared else f"are {slower_than(ratio, 'before')}"
+    what = f"need {more_than(ratio, 'CPU time', 'before')}" if shared else f"are {slower_than(ratio, 'before')}"
     return {
         "score": crossing.effect / sigma * math.sqrt(crossing.rows),
         "confidence": 1.0 - math.exp(-crossing.evidence / 4),
         "summary": f"Steps {what} since step {crossing.onset_step} ({duration(seconds)}, usually {duration(usual_s)})."
-        + LONGER.get(cause_of(grown_s), ""),
+        + LONGER.get(cause, ""),
+        "cause": cause,
         "evidence": {
             "ratio": ratio,
             "seconds": seconds,

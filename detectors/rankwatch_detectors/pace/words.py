@@ -22,6 +22,19 @@ def slower_than(ratio: float, others: str) -> str:
     return f"{percent(ratio)} % slower than {others}" if ratio < 2 else f"{ratio:.1f} times as slow as {others}"
 
 
+def more_than(ratio: float, what: str, others: str) -> str:
+    """How much more of something is needed than by others, or than before; `ratio` is above 1.
+
+    >>> more_than(1.27, "CPU time", "before"), more_than(3.42, "CPU time", "before")
+    ('27 % more CPU time than before', '3.4 times as much CPU time as before')
+    """
+    return (
+        f"{percent(ratio)} % more {what} than {others}"
+        if ratio < 2
+        else f"{ratio:.1f} times as much {what} as {others}"
+    )
+
+
 def duration(value: float) -> str:
     """A duration, with three digits.
 

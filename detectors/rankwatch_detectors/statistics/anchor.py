@@ -295,8 +295,10 @@ class WanderingConfig:
 
     spreads: float = 3.0
     """A level within this many spreads between blocks is wandering."""
+    bouts_told: int = 2
+    """This many slowdowns that came and went are told as a habit, with their number ..."""
     bouts: int = 3
-    """This many slowdowns that came and went are a pattern ..."""
+    """... and this many are a pattern, of which further ones are expected ..."""
     bout_ratio_max: float = 1.3
     """... unless they exceed this ratio: such a slowdown is reported each time."""
     pattern_share: float = 1.25
@@ -345,6 +347,15 @@ class Wandering(Stateful):
     def bouts(self) -> list[float]:
         """Sizes of the bouts in logarithms, oldest first."""
         return [effect for _, effect in self._bouts]
+
+    @property
+    def recurs(self) -> bool:
+        """Whether there were enough bouts to speak of them together."""
+        return len(self._bouts) >= self._config.bouts_told
+
+    def is_like_before(self, effect: float) -> bool:
+        """Whether a slowdown is about as large as one that has passed by itself."""
+        return bool(self._bouts) and effect <= self._config.pattern_share * max(self.bouts)
 
     @property
     def is_pattern(self) -> bool:
