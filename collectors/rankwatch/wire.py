@@ -54,6 +54,7 @@ class Table(msgspec.Struct, frozen=True):
     `loss`, `grad_norm`, `local_grad_norm`, `nonfinite` (how many local gradients or logged values were not finite),
     `nonfinite_first` (index of the first parameter that had one), `fingerprint`, `grad_norm.N` and `fingerprint.N` (of
     the rank's N-th slice, from 0), `tokens`, `tokens_squared`,
+    `step_work` (how much the step had to do, as a multiple of the first one),
     `phase.NAME` (seconds of each phase), and any user metric.
     Values records: `step`, `rank`, and any of the metrics.
     `step` and `rank` are present in every row.

@@ -19,6 +19,8 @@ from rankwatch_detectors.state import Stateful
 
 RATES = ("lr", "learning_rate")
 AMOUNTS = ("tokens", "batch_size", "global_batch_size")
+WORK = "step_work"
+"""Elements of a step's inputs, as a multiple of the first step's; not reported as long as all steps are alike."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,7 @@ class ScheduleConfig:
     """What counts as a change."""
 
     rates: tuple[str, ...] = RATES
+    amounts: tuple[str, ...] = AMOUNTS
     ratio: float = 1.1
     sharp_ratio: float = 1.5
     amount_rows: int = 32
@@ -79,7 +82,7 @@ class Schedule(Stateful):
     def push(self, frame: Frame) -> Declared | None:
         """Add one frame; return the change that it declares, if any."""
         turn = None
-        for name in AMOUNTS:
+        for name in self._config.amounts:
             if name in frame.values and (amount := typical(frame, name)) is not None and amount > 0:
                 turn = self._amount(name, amount) or turn
         for name in self._config.rates:
@@ -99,7 +102,8 @@ class Schedule(Stateful):
 
     def _amount(self, name: str, amount: float) -> Declared | None:
         config = self._config
-        average, reference = self._amounts.get(name, [amount, amount])
+        first = 1.0 if name == WORK else amount
+        average, reference = self._amounts.get(name, [first, first])
         average += (amount - average) / config.amount_rows
         changed = not 1 / config.ratio <= average / reference <= config.ratio
         self._amounts[name] = [average, average if changed else reference]

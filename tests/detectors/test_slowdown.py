@@ -90,11 +90,13 @@ def test_what_is_no_slowdown_raises_nothing(job: Job) -> None:
     assert found(job) == []
 
 
-def of_log(levels: Floats, seed: int, *, noise: float) -> list[Finding]:
-    """A log with nothing but the job's step time: a level for each step, and noise."""
+def of_log(levels: Floats, seed: int, *, noise: float, work: Floats | None = None) -> list[Finding]:
+    """A log with nothing but the job's step time: a level for each step, and noise; and the work of a step."""
     seconds = levels * np.exp(noise * np.random.default_rng(seed).standard_normal(levels.size))
     observations: list[Observation] = [AttemptStart(ATTEMPT, topology(1), 0.0)]
-    observations += [frame(step, {"step_time_s": [row]}, time_s=step * 0.2) for step, row in enumerate(seconds)]
+    for step, row in enumerate(seconds):
+        more = {} if work is None or (work[: step + 1] == 1.0).all() else {"step_work": [work[step]]}
+        observations.append(frame(step, {"step_time_s": [row]} | more, time_s=step * 0.2))
     return judge(observations, [SlowdownDetector(SlowdownConfig())])
 
 
@@ -256,6 +258,23 @@ def test_steps_that_grow_from_the_first_one_on_wake_nobody() -> None:
     for seed in range(3):
         levels = 0.1 * np.linspace(1.0, 4.0, 900)
         assert {finding.severity for finding in of_log(levels, seed, noise=0.02)} <= {Severity.INFO}
+
+
+def test_steps_that_take_longer_because_they_have_more_to_do_are_no_slowdown() -> None:
+    steps = np.arange(1200)
+    for work in (1.0 + (steps >= 400), 1.0 + np.clip((steps - 300) / 300, 0.0, 2.0)):
+        for power in (0.7, 1.2):  # fixed costs, and attention
+            assert {f.severity for f in of_log(0.1 * work**power, 1, noise=0.02, work=work)} <= {Severity.INFO}
+
+
+def test_more_work_hides_no_slowdown_that_it_does_not_explain() -> None:
+    steps = np.arange(1200)
+    work = 1.0 + (steps >= 300)
+    (finding,) = opened(of_log(0.1 * work * (1.0 + 0.3 * (steps >= 700)), 1, noise=0.02, work=work))
+    assert finding.onset_step in range(695, 710)
+    padded = np.exp(0.2 * np.random.default_rng(3).standard_normal(1200))
+    (finding,) = opened(of_log(0.1 * padded * (1.0 + 0.5 * (steps >= 700)), 1, noise=0.02, work=padded))
+    assert finding.onset_step in range(695, 710)
 
 
 @pytest.mark.parametrize("steps", [40, 80, 160])

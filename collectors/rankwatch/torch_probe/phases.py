@@ -23,6 +23,9 @@ OUTPUTS_MAX: Final = 4
 """Tensors in a model's output that are watched for the start of backward: it need not begin at the first, such as a
 loss that the loop does not use. One takes 2 us."""
 
+WORK: Final = "step_work"
+"""How much a step has to do: elements of the inputs of all forwards that train, as a multiple of the first step's. It
+is recorded from the first step on that differs."""
 EVAL: Final = "eval"
 FORWARD: Final = "forward"
 
@@ -48,6 +51,7 @@ class AutomaticPhases:
         self._open: list[OpenPhase] = []
         self._step = 0
         """Steps begun."""
+        self._work = StepWork(sink)
         self._evaluated_in = -1
         """The newest step with a forward that did not train."""
 
@@ -59,7 +63,7 @@ class AutomaticPhases:
             bare: the model without wrappers, which evaluations often call.
         """
         handles = [
-            model.register_forward_pre_hook(Mark(self._forward_begins, self._failed)),
+            model.register_forward_pre_hook(Mark(self._forward_begins, self._failed), with_kwargs=True),
             model.register_forward_hook(Mark(self._forward_ends, self._failed), always_call=True),
         ]
         if bare is not model:
@@ -74,6 +78,11 @@ class AutomaticPhases:
         self._tell_timer()
         if self._timer is not None:
             self._timer.step_begins()
+
+    def step_ends(self) -> None:
+        """Leave an evaluation, and record how much the step had to do."""
+        self.leave(EVAL)
+        self._work.step_ends()
 
     def enter(self, name: str) -> None:
         """A phase begins; no effect if it is open already, also by the loop."""
@@ -107,12 +116,14 @@ class AutomaticPhases:
     def _is_open(self, name: str) -> bool:
         return bool(self._open) and name in [opened.name for opened in self._open]
 
-    def _forward_begins(self, module: torch.nn.Module, *_: Any) -> None:
+    def _forward_begins(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         if is_recomputed():
             return
         if _is_evaluation(module):
             self._evaluates()
             return
+        if torch.is_grad_enabled():
+            self._work.add(args, kwargs)
         self.leave(EVAL)
         self.enter(FORWARD)
 
@@ -142,6 +153,30 @@ class AutomaticPhases:
 
     def _backward_begins(self, *_: Any) -> None:
         self.enter("backward")
+
+
+class StepWork:
+    """How much the steps have to do (`WORK`)."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self._first = self._elements = 0
+        self._metric: int | None = None
+
+    def add(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """A forward begins with these inputs."""
+        for inputs in (*args, *kwargs.values()):
+            if isinstance(inputs, torch.Tensor):
+                self._elements += inputs.numel()
+
+    def step_ends(self) -> None:
+        """Record the step, unless all have been alike so far."""
+        elements, self._elements = self._elements, 0
+        self._first = self._first or elements
+        if self._metric is None and elements != self._first:
+            self._metric = self._sink.metric(WORK)
+        if self._metric is not None and elements:
+            self._sink.put(self._metric, elements / self._first)
 
 
 class Mark:

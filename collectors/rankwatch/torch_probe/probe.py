@@ -21,7 +21,7 @@ from rankwatch.torch_probe.device_times import DeviceTimes
 from rankwatch.torch_probe.fingerprint import bit_sum, fingerprint
 from rankwatch.torch_probe.gradients import BackwardMarks, LocalGradients, LocalResult, Scalar, Updates, total_norm
 from rankwatch.torch_probe.late import LateValues
-from rankwatch.torch_probe.phases import EVAL, AutomaticPhases, Mark
+from rankwatch.torch_probe.phases import AutomaticPhases, Mark
 from rankwatch.torch_probe.sharded import ShardedModels, sharded_models
 from rankwatch.torch_probe.share import Share, judge, keep_faults, measured, shared_out
 from rankwatch.torch_probe.start import OVERHEAD_MAX, Sampling, Start
@@ -200,7 +200,7 @@ class TorchProbe:
     def step_end(self, step: int, k: int) -> None:
         """Hand over what was measured in the step: host values at once, device values when they have arrived."""
         if self._phases is not None:
-            self._phases.leave(EVAL)
+            self._phases.step_ends()
         floats, ints = self._measured()
         self._hand_over(step, k, floats, ints | self._fingerprints(step))
         self._start.step_ends(self._sink)

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from rankwatch_detectors.base import AttemptStart, Change, Finding, Frame, Kind, Occurrence, Severity, StepKind
-from rankwatch_detectors.declared import AMOUNTS, Schedule, ScheduleConfig
+from rankwatch_detectors.declared import AMOUNTS, WORK, Schedule, ScheduleConfig
 from rankwatch_detectors.dispatch import ATTEMPT_ENDED, OTHER_CLOCK, DispatchingDetector, typical
 from rankwatch_detectors.episodes import Episodes
 from rankwatch_detectors.explanation import (
@@ -105,7 +105,7 @@ class SlowdownConfig:
     many rows of a steady job differ by 0.3 %."""
     retell_factor: float = 3.0
     """A drift is reported again when its excess is this many times the reported one."""
-    schedule: ScheduleConfig = field(default_factory=lambda: ScheduleConfig(rates=()))
+    schedule: ScheduleConfig = field(default_factory=lambda: ScheduleConfig(rates=(), amounts=(*AMOUNTS, WORK)))
     """Without learning rates, which do not affect the duration of a step."""
 
     def least_ratio(self, *, bare: bool) -> float:
@@ -231,6 +231,8 @@ class SlowdownDetector(ExplainedSlowdown):
         "_ramp",
         "_quiet",
         "_newest",
+        "_works",
+        "_usual_work",
         "_wandering",
         "_parts",
         "standing",
@@ -271,11 +273,14 @@ class SlowdownDetector(ExplainedSlowdown):
         self._quiet = False
         """The open episode is like earlier ones that have passed, and is not told as long as it may pass too."""
         self._newest: list[float] = []
-        """Newest values without what the slowest rank adds."""
+        """Newest values without what the slowest rank adds, and the work of these steps, both as logarithms."""
+        self._works: list[float] = []
         self._bank.clear(2)
 
     def _relearn(self) -> None:
         self._amount = 0.0
+        self._usual_work = [0.0, 0.0, 0.0]
+        """Rows, mean and variance of the logarithm of the work of usual steps."""
         self._parts.clear()
         apart = np.asarray([WHOLE, REST], dtype=np.int64)
         self._baseline.regroup(apart, np.full_like(apart, -1))
@@ -334,6 +339,7 @@ class SlowdownDetector(ExplainedSlowdown):
         self._bank.push(residual, self._baseline.sigma(), self._baseline.ready(), frame.step, limit)
         self._missing, self._bare, self._shared = Shortfall.NOTHING, added_s is None, cpu_s is not None
         least = self._config.least_ratio(bare=added_s is None)
+        self._remember(float(views[REST]), frame)
         crossing = self._verified(limit, math.log(least))
         crossing = None if crossing and added_s is None and self._is_passing(crossing) else crossing
         if cpu_s is not None and (crossing is None or crossing.effect < math.log(self._config.shared_ratio_min)):
@@ -341,10 +347,11 @@ class SlowdownDetector(ExplainedSlowdown):
         findings = self._decide(crossing, frame, float(residual[self._view]), seconds_of, shared=cpu_s is not None)
         calm = here & (self._bank.strongest() < SUSPECT_EVIDENCE) & (not self._is_slow)
         self._baseline.learn(views, residual, calm, calm)
+        if calm[REST]:
+            self._learn_work()
         if cpu_s is None and calm[REST]:
             self._parts.learn()
         self._wandering.push(float(views[REST]))
-        self._newest = [*self._newest, float(views[REST])][-self._config.ramp_rows :]
         drift = self._drift(frame, float(views[REST])) if cpu_s is None else ()
         return [*self._audible([*findings, *drift]), *self._pattern(frame, seconds)]
 
@@ -428,7 +435,12 @@ class SlowdownDetector(ExplainedSlowdown):
         agreed = self._bank.strongest()[WHOLE] >= SUSPECT_EVIDENCE
         trend = self._is_trend(crossing)
         if proof is Proof.GIVEN and agreed and not trend:
-            return crossing
+            if self._is_slow or not self._is_explained(crossing):
+                return crossing
+            self._relearn()
+            self._bank.clear(2)
+            self._anchor.clear()
+            return None
         self._missing = self._lacks(proof, agreed=bool(agreed))
         settled = crossing.rows > self._config.settle_rows and (trend or not agreed)
         if (proof is Proof.FAILED or settled) and not self._is_slow:
@@ -450,9 +462,28 @@ class SlowdownDetector(ExplainedSlowdown):
             self._bank.clear_rank(WHOLE)
         return None
 
+    def _remember(self, log_seconds: float, frame: Frame) -> None:
+        work = typical(frame, WORK)
+        self._newest = [*self._newest, log_seconds][-self._config.ramp_rows :]
+        self._works = [*self._works, math.log(work) if work and work > 0 else 0.0][-self._config.ramp_rows :]
+
+    def _is_explained(self, crossing: Crossing) -> bool:
+        """Whether at least half of a run is more work, by more than the work differs from step to step."""
+        run = np.asarray(self._works[-crossing.rows :])
+        _, usual, variance = self._usual_work
+        added, chance = median(run) - usual, math.sqrt(variance / run.size)
+        return added >= crossing.effect / 2 > 0.0 and added > self._config.ramp_sigmas * chance
+
+    def _learn_work(self) -> None:
+        """Learn how much work the steps have from which the usual time is learned, as slowly as that."""
+        rows, usual, variance = self._usual_work
+        rows = min(rows + 1, self._config.baseline.offset_rows)
+        away = self._works[-1] - usual
+        self._usual_work = [rows, usual + away / rows, variance + (away * away * (1 - 1 / rows) - variance) / rows]
+
     def _is_ramp(self, crossing: Crossing) -> bool:
         """Whether steps were getting longer before the run, at least half as fast: work that grows on purpose does."""
-        before = np.asarray(self._newest[: max(len(self._newest) + 1 - crossing.rows, 0)])
+        before = np.asarray(self._newest[: max(len(self._newest) - crossing.rows, 0)])
         if crossing.effect < 0 or before.size < self._config.baseline.warm_rows // 2:
             return False
         rows = np.arange(before.size) - (before.size - 1) / 2

@@ -42,7 +42,7 @@ NOT_TRAINING = frozenset(
             "device_wait_s",
             "device_step_s",
         ),
-        "relative_step",
+        *("relative_step", "step_work"),
     }
 )
 NOT_TRAINING_PREFIXES = ("phase.", "device.", "tokens")

@@ -50,6 +50,22 @@ def test_what_follows_the_optimizers_step_is_outside_of_the_loops_step(sink, mod
     assert sink.is_outside
 
 
+def test_how_much_a_step_has_to_do_is_recorded_once_steps_differ(sink, model, optimizer, probe):
+    for step in range(3):
+        train(probe, model, optimizer, step)
+        with torch.no_grad():
+            model(batch())  # no work of a step
+    assert "step_work" not in sink.values
+    train(probe, model, optimizer, 3, data=batch().repeat(3, 1))
+    assert sink.values["step_work"] == 3.0
+    with a_step(probe, optimizer, 4):
+        for _ in range(2):
+            model(input=batch()).square().sum().backward()
+    assert sink.values["step_work"] == 2.0
+    train(probe, model, optimizer, 5)
+    assert sink.values["step_work"] == 1.0
+
+
 def test_the_total_norm_is_recorded_as_it_was_before_clipping(sink, model, optimizer, probe):
     norm = train(probe, model, optimizer, clip=0.01)
     assert norm > 1
