@@ -32,7 +32,9 @@ def ratio_of(sentence: str) -> tuple[float, float]:
 @pytest.mark.parametrize("shared", [False, True])
 def test_per_cent_and_seconds_agree(shared: bool) -> None:
     random = np.random.default_rng(1)
-    for ratio, seconds in zip(np.exp(random.uniform(0.01, 3.0, 5000)), np.exp(random.uniform(-7, 7, 5000)), strict=True):
+    for ratio, seconds in zip(
+        np.exp(random.uniform(0.01, 3.0, 5000)), np.exp(random.uniform(-7, 7, 5000)), strict=True
+    ):
         crossing = Crossing(0, math.log(ratio), 120, 20, 30.0)
         told = shifted(crossing, float(seconds), 0.02, 8, shared=shared, grown_s={}, cause="")
         now_s, usual_s = times_of(told["summary"].partition("(")[2])

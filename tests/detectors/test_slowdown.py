@@ -282,7 +282,7 @@ def test_more_work_hides_no_slowdown_that_it_does_not_explain() -> None:
 def test_a_job_that_warms_up_wakes_nobody(steps: int, factor: float) -> None:
     noise = Noise(warm_up_steps=steps, warm_up_factor=factor)
     assert {finding.severity for finding in found(Job(8, 400, 1, noise=noise))} <= {Severity.INFO}
-    staged = Job(16, 60, 3, placement=RankPlacement(pp=4, heavy_stage=(3, 1.25)), noise=noise)
+    staged = Job(16, 45, 3, placement=RankPlacement(pp=4, heavy_stage=(3, 1.25)), noise=noise)
     assert judge(generate(staged), [StageDetector(StageConfig())]) == []
 
 

@@ -50,7 +50,7 @@ class StageConfig:
     )
     standing_ratio: float = 1.1
     """A stage this much heavier than the others is reported: the others wait for a tenth of their time."""
-    standing_rows: int = 64
+    standing_rows: int = 48
     """First rows are no pattern: while caches fill and kernels are tuned, some stages take longer than others."""
     skipped_rows: int = 2
     smooth_rows: int = 8
