@@ -281,3 +281,20 @@ def _make_current(watch: Watch) -> None:
             previous(kind, error, trace)
 
         sys.excepthook = note_then_tell
+        processes = sys.modules.get("multiprocessing.process")  # not imported: this process is none of it
+        if processes is not None and processes.parent_process() is not None:
+            from multiprocessing.util import Finalize  # noqa: PLC0415 - a script without it need not load it
+
+            Finalize(None, _note_end_of_child, exitpriority=0)
+
+
+def _note_end_of_child() -> None:
+    """Note the exception that ends a process of `multiprocessing`, which tells no hook and runs no exit handlers.
+
+    `torch.multiprocessing.spawn` writes the exception down for the parent and exits while it handles it.
+    """
+    error = sys.exc_info()[1]
+    if isinstance(error, SystemExit) and isinstance(error.__context__, Exception):
+        error = error.__context__
+    if error is not None and _current is not None:
+        _current.crashed(error, error.__traceback__)

@@ -166,6 +166,36 @@ def test_a_process_that_ends_before_its_loop_has_not_left_and_tells_why(script, 
     assert told.items() <= note.items()
 
 
+CHILD = """
+import multiprocessing, sys, rankwatch
+def work():
+    watch = rankwatch.start("gpt", agent=False)
+    for step in watch.steps(9):
+        if step == 2: raise IndexError("Target 8 is out of bounds")
+def wrapped():
+    try: work()
+    except Exception: sys.exit(1)
+if __name__ == "__main__":
+    process = multiprocessing.get_context("METHOD").Process(target=TARGET)
+    process.start(); process.join(); sys.exit(process.exitcode)
+"""
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+@pytest.mark.parametrize("target", ["work", "wrapped"], ids=["uncaught", "as torch's spawn turns it into a status"])
+def test_what_ends_a_process_of_multiprocessing_is_noted(tmp_path, method, target):
+    file = tmp_path / "train.py"
+    file.write_text(CHILD.replace("METHOD", method).replace("TARGET", target))
+    environment = {**os.environ, "RANKWATCH_DIR": str(tmp_path)}
+    assert subprocess.run([sys.executable, file], env=environment, capture_output=True, check=False).returncode == 1
+    (ring,) = tmp_path.glob(f"*{layout.RING_SUFFIX}")
+    reader = RingReader(str(ring))
+    (note,) = [dict(entry.fields) for entry in reader.poll().entries if getattr(entry, "kind", None) == "exception"]
+    reader.close()
+    assert (note["type"], note["message"], note["code"]) == ("IndexError", "Target 8 is out of bounds", 1)
+    assert note["where"].endswith("train.py:6 in work")
+
+
 def test_a_loop_that_exits_tells_where_it_was_broken_off(script):
     ended = script("def check():\n    sys.exit(3)\nfor step in watch.steps(9):\n    if step == 2: check()")
     assert ended.end()[0] == 3

@@ -227,7 +227,8 @@ def test_an_abort_among_broken_connections_is_the_cause() -> None:
 def test_a_closed_terminal_ends_the_job_in_one_sentence() -> None:
     job = Ends(ranks=2)
     findings = job.exit(0, 6.0, signal=SIGHUP) + job.exit(1, 6.1, signal=SIGHUP)
-    assert on_request(findings), outcome(findings)
+    warned = (Severity.WARNING, (0,))
+    assert outcome(findings) == [(Change.OPEN, *warned), (Change.CLOSE, *warned)], "nobody may have meant it"
     assert findings[-1].summary.startswith("The job was ended by SIGHUP (its terminal was closed): all 2 ranks ended")
 
 

@@ -452,6 +452,29 @@ def test_one_rank_that_does_not_come_out_of_its_pause_while_the_others_wait_is_c
     assert 60 <= critical.detected_time_s - critical.onset_time_s <= 61
 
 
+def test_one_that_saves_for_nobody_is_critical_after_a_quarter_of_a_minute() -> None:
+    job = training_job()
+    others_go_on_without(job, 2)
+    told, critical = findings = job.stand(100)
+    assert (gravity(findings), told.ranks, critical.ranks) == (["open info", "update critical"], (2,), (2,))
+    assert 15 <= critical.detected_time_s - critical.onset_time_s <= 16
+
+
+def test_a_rank_that_ends_between_two_steps_while_the_others_wait_does_not_save() -> None:
+    job = training_job()
+    others_go_on_without(job, 0)
+    do(job, "ending", *["collective"] * 3)
+    critical = job.stand(10)[-1]
+    assert (critical.severity, critical.ranks) == ("critical", (0,))
+
+
+def test_where_all_are_ending_nobody_waits() -> None:
+    job = training_job()
+    job.pause()
+    do(job, *["ending"] * 4)
+    assert job.stand(2000) == []
+
+
 def test_where_steps_follow_at_once_the_others_wait_for_the_rank_that_has_not_begun_its_work() -> None:
     job = training_job()
     job.rest(0)

@@ -19,7 +19,16 @@ import numpy as np
 
 from rankwatch_detectors.base import AttemptStart, Bools, Finding, Kind, Occurrence, Presence, Severity
 from rankwatch_detectors.dispatch import DispatchingDetector
-from rankwatch_detectors.ends.teardown import End, Teardown, end_of, evidence_of, is_broken_connection, is_request, told
+from rankwatch_detectors.ends.teardown import (
+    End,
+    Teardown,
+    end_of,
+    evidence_of,
+    is_broken_connection,
+    is_closed_terminal,
+    is_request,
+    told,
+)
 from rankwatch_detectors.episodes import EPISODES_MAX
 from rankwatch_detectors.scope import IncidentScope
 
@@ -195,7 +204,7 @@ class RankLostDetector(DispatchingDetector):
     @property
     def _requested(self) -> bool:
         """Whether the last report was that the job ends on request."""
-        return bool(self._said) and self._said[1] == Severity.INFO and is_request(self._ends.first)
+        return bool(self._said) and self._said[1] != Severity.CRITICAL and is_request(self._ends.first)
 
     @property
     def _done_alone(self) -> bool:
@@ -232,7 +241,7 @@ class RankLostDetector(DispatchingDetector):
         if not self._scope and self.now_s < self._due_s(first) and not all_gone:
             return []
         severity = self._severity(all_gone=all_gone, over=over)
-        on_request = severity is Severity.INFO and all_gone and is_request(first)
+        on_request = severity is not Severity.CRITICAL and all_gone and is_request(first)
         saying = [first["rank"], severity.value, first["exited"], len(self._ends.alike), self._ends.count]
         # Only the first and the last of the other ends are reported at once; the rest waits for the next tick.
         news = saying[:4] != self._said[:4] or self._ends.count in (1, self.world_size - 1)
@@ -261,7 +270,9 @@ class RankLostDetector(DispatchingDetector):
         first = self._ends.first
         if is_request(first):
             given_up = bool(self._said) and self._said[:2] == [first["rank"], Severity.CRITICAL.value]
-            return Severity.INFO if not given_up and (all_gone or not over) else Severity.CRITICAL
+            if given_up or (over and not all_gone):
+                return Severity.CRITICAL
+            return Severity.WARNING if is_closed_terminal(first) else Severity.INFO
         if self._done_alone:
             return Severity.INFO
         return Severity.WARNING if self._is_harmless() else Severity.CRITICAL
@@ -298,9 +309,10 @@ class RankLostDetector(DispatchingDetector):
         capital = f"R{where[1:]}"
         if self._done_alone:
             return f"{capital} {told(first)}; the others go on at their own pace."
-        if severity is Severity.INFO and missing:
+        asked = is_request(first) and severity is not Severity.CRITICAL
+        if asked and missing:
             return f"The job is being ended on request: {where} {told(first)}."
-        if severity is Severity.INFO:
+        if asked:
             lasted_s = self.now_s - self._began_s
             all_ranks = f"; all {self.world_size} ranks ended within {lasted_s:.0f} s" if self.world_size > 1 else ""
             if first["signal"] is not None and not first["error"]:

@@ -96,6 +96,11 @@ def is_request(end: Mapping[str, Any]) -> bool:
     return end["code"] in ASKED
 
 
+def is_closed_terminal(end: Mapping[str, Any]) -> bool:
+    """Whether it was asked to end by SIGHUP, which nobody may have meant."""
+    return is_request(end) and (end["signal"] == signals.SIGHUP or end["code"] == 128 + signals.SIGHUP)
+
+
 def is_broken_connection(end: Mapping[str, Any]) -> bool:
     """Whether its error is one that the loss of a peer causes, by its type, its words and where it was raised."""
     return not is_request(end) and tells_of_lost_peer(end["error"], end["where"])

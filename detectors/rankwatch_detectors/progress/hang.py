@@ -28,6 +28,7 @@ from rankwatch_detectors.base import (
     Occurrence,
     Presence,
     Severity,
+    Topology,
 )
 from rankwatch_detectors.dispatch import DispatchingDetector
 from rankwatch_detectors.episodes import since
@@ -94,7 +95,7 @@ def _witnesses(
     lowest_step = running & several & (presence.step == presence.step[running].min())
     sequence = presence.collective_seq
     lowest_sequence = running & several & (sequence == sequence[running].min())
-    waiting = running & (presence.where("phase", "backward", COLLECTIVE) | presence.where("doing", COLLECTIVE))
+    waiting = waiting_ranks(presence, running)
     late_s = presence.heard_s[running].max() - presence.heard_s
     silent = presence.heard & ~left & (late_s > silent_s)
     busy, idle = stuck & (cpu_share > BUSY_SHARE), stuck & (cpu_share < IDLE_SHARE)
@@ -110,6 +111,22 @@ def _witnesses(
         (busy & bool(idle.any()), "it computes, the others wait", 0.7),
         (idle & bool(busy.any()), "it waits, the others compute", 0.5),
     ]
+
+
+def waiting_ranks(presence: Presence, running: Bools) -> Bools:
+    """Running ranks that wait for others, or may do so: a backward ends with a reduction."""
+    return running & (presence.where("phase", "backward", COLLECTIVE) | presence.where("doing", COLLECTIVE))
+
+
+def leading_ranks(topology: Topology) -> Bools:
+    """Ranks that save, evaluate or log for all: rank 0, the first one of each host, and the last one of a pipeline."""
+    firsts: dict[str, int] = {}
+    for rank, host in enumerate(topology.host):
+        firsts.setdefault(host, rank)
+    leads = np.zeros(topology.world_size, dtype=np.bool_)
+    leads[list(firsts.values())] = True
+    leads[-1] |= bool(topology.pp.max() > 0)
+    return leads
 
 
 def has_not_begun(presence: Presence) -> Bools:
@@ -192,6 +209,9 @@ class HangConfig:
     """... nor one of up to this many times the longest one that ended well in this job."""
     pause_factor: float = 3.0
     """It is critical after this many times that longest one ..."""
+    alone_s: float = 15.0
+    """If the others wait within a step, it is critical after `pause_s`, since rank 0 or the first rank of a host saves
+    for all; that of any other rank after this: it fetches data, collects garbage, or will not come back."""
     pause_known_s: float = 300.0
     """... but not before this if all ranks pause: what comes after the last step is often longer ..."""
     pause_unknown_s: float = 900.0
@@ -341,15 +361,16 @@ class Patience(Stateful):
             return 0.0, config.pause_unknown_s
         return config.pause_usual_factor * longest_s, max(config.pause_factor * longest_s, config.pause_known_s)
 
-    def pause_apart(self, in_step: Limits) -> Limits:
+    def pause_apart(self, in_step: Limits, *, leading: bool) -> Limits:
         """Limits if ranks are outside of a step while others wait within theirs: as within a step, or as learned.
 
         Args:
             in_step: the limits of the waiting ranks.
+            leading: one of those outside does what one rank does for all.
         """
         known_s = self._config.pause_factor * self._longest.get(PAUSE_APART, 0.0)
         told_s = min(max(in_step.told_s, known_s), self._pause_s())
-        critical_s = max(self._pause_s(), known_s)
+        critical_s = max(self._pause_s() if leading else max(in_step.critical_s, self._config.alone_s), known_s)
         return Limits(told_s, critical_s, critical_s)
 
     def _pause_s(self) -> float:
@@ -406,6 +427,7 @@ class HangDetector(DispatchingDetector):
         "_stopped",
         "_stopped_at_s",
         "_hosts",
+        "_leads",
         "_accelerated",
     )
 
@@ -419,6 +441,7 @@ class HangDetector(DispatchingDetector):
         self._patience = Patience(config)
         self._orders: list[str] = []
         self._hosts: list[str] = []
+        self._leads: Bools = np.zeros(0, dtype=np.bool_)
         self._accelerated = False
         self._restart(0)
 
@@ -456,6 +479,7 @@ class HangDetector(DispatchingDetector):
 
     def _on_attempt(self, start: AttemptStart, *, new_attempt: bool, new_launch: bool) -> Sequence[Finding]:
         self._hosts, self._accelerated = list(start.topology.host), start.topology.accelerated
+        self._leads = leading_ranks(start.topology)
         if new_attempt:
             self._restart(start.topology.world_size)
         if new_launch:
@@ -601,12 +625,15 @@ class HangDetector(DispatchingDetector):
             self._apart |= _apart(presence, running, behind)
 
     def _behind(self, presence: Presence, running: Bools) -> tuple[Bools, bool]:
-        """The ranks in the earliest step, and whether all of them are outside of it and not stopped by a signal.
+        """The ranks in the earliest step, and whether all of them are outside of it, not stopped by a signal, and not
+        ending while others wait.
 
         If some of them have not begun that step and others have, the former.
         """
         behind = running & (presence.step == presence.step[running].min())
         outside = (presence.outside_s >= 0) & ~stopped_ranks(presence)
+        if anyone(ending := running & presence.where("doing", ENDING)) and anyone(waiting_ranks(presence, running)):
+            outside &= ~ending
         if anyone(outside[behind]):
             not_begun = behind & outside & has_not_begun(presence)
             behind = not_begun if anyone(not_begun) else behind
@@ -657,7 +684,8 @@ class HangDetector(DispatchingDetector):
         together = self._together(presence, running)
         if paused and told.isdisjoint(name for name, _ in phases) and together != COLLECTIVE:
             apart = _apart(presence, running, behind)
-            limits = self._patience.pause_apart(limits) if apart else self._patience.pause()
+            leading = anyone(self._leads[behind])
+            limits = self._patience.pause_apart(limits, leading=leading) if apart else self._patience.pause()
         elif together == OWN:
             limits = self._patience.pause_inside(limits)
         if stopped:
@@ -773,7 +801,11 @@ def _all_left(presence: Presence) -> bool:
 
 
 def _is_over(presence: Presence, running: Bools) -> bool:
-    """Whether ranks have left their loops, and the others are done with the same step: what these do is no training."""
+    """Whether ranks have left their loops and the others are done with the same step, or all that are left are ending:
+    what these do is no training.
+    """
+    if everyone(presence.where("doing", ENDING)[running]):
+        return True
     left = presence.heard & presence.where("state", "left")
     if not anyone(left) or not everyone((presence.outside_s >= 0)[running]):
         return False
