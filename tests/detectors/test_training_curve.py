@@ -23,6 +23,7 @@ from rankwatch_detectors.base import (
     StepKind,
 )
 from rankwatch_detectors.catalogue import CatalogueConfig
+from rankwatch_detectors.statistics.level import Settling, SettlingConfig
 from rankwatch_detectors.values.training_curve import CurveDetector
 from suite.networks import NETWORKS, adversaries, trained
 from tests.support.detection.verdicts import judge
@@ -464,3 +465,40 @@ def test_sentences_have_the_words_of_training() -> None:
         for one in told
     )
     assert not any("sigma" in one or "grad_norm" in one for one in told)
+
+
+def resumed(at: int, ratio: float, attempt: str = "run.1", ahead: int = 600, noise: float = 0.03) -> list[Finding]:
+    """What is told after 900 steps of a training that then goes on at a step, with so many times the loss."""
+    series = curve(3000, noise=noise)
+    again = series[at : at + ahead] * ratio
+    norms = np.exp(0.1 * np.random.default_rng(3).standard_normal(3000))
+    before = frames_of({"loss": series[:900], "grad_norm": norms[:900]})
+    after = frames_of({"loss": again, "grad_norm": norms[at : at + ahead]}, first=at, attempt=attempt)
+    after = [dataclasses.replace(one, time_s=one.time_s + 900) for one in after]
+    starts = [AttemptStart(ATTEMPT, topology(2), 0.0), AttemptStart(attempt, topology(2), 900.0)]
+    return judge([starts[0], *before, starts[1], *after], bank_of_curves())
+
+
+@pytest.mark.parametrize("attempt", ["run.1", "again.0"], ids=["same process", "relaunch"])
+@pytest.mark.parametrize("at", [50, 100, 500, 900])
+def test_a_training_that_goes_back_goes_on_as_it_was_there(at: int, attempt: str) -> None:
+    assert resumed(at, 1.0, attempt) == []
+
+
+@pytest.mark.parametrize("attempt", ["run.1", "again.0"], ids=["same process", "relaunch"])
+@pytest.mark.parametrize("at", [500, 900, 1200])
+def test_a_loss_that_is_higher_after_a_resume_than_before_is_told(at: int, attempt: str) -> None:
+    found = resumed(at, 1.6, attempt)
+    assert found[0].kind is Kind.LOSS_SPIKE
+    assert found[0].onset_step == at
+    assert [one.severity for one in found if one.kind is Kind.LOSS_DIVERGENCE][-1] is Severity.CRITICAL
+    assert resumed(at, 0.7, attempt) == []
+
+
+def test_the_memory_of_a_long_curve_is_bounded() -> None:
+    settling = Settling(SettlingConfig())
+    for step in range(200_000):
+        settling.advance(step)
+        settling.learn(1.0 + step)
+    assert len(settling.snapshot()["_history"]) <= 64
+    assert settling.resume(100_000) == pytest.approx(100_000, abs=8_000)

@@ -5,6 +5,9 @@ batches widen the scale instead of opening episodes. Two tests run in parallel: 
 moderately high points (a CUSUM in units of the scale). During an episode nothing is learned: points are judged against
 the level before it.
 
+A training that goes back, or is started again from a checkpoint, goes on at the level that the curve had at that step:
+a loss that is higher than it was there is a jump.
+
 A series may have several levels: tasks in turn, an evaluation among the training steps, a critic that is trained more
 at times. So episodes that came back by themselves are remembered with their height and length. Once three are as high
 and as long, further ones are the character of the series, and are not reported.
@@ -95,6 +98,8 @@ class SettlingConfig:
     rises_kept: int = 7
     """Together with the current block as many points as the scatter is learned from."""
     rise_factor: float = 3.0
+    history_kept: int = 64
+    """Blocks whose level is remembered, for a training that goes back to an earlier step."""
     away_ratio: float = 10.0
     """A curve runs away if its newest block is so many times its lowest one, ..."""
     away_rise: float = 1.25
@@ -107,7 +112,7 @@ class SettlingConfig:
 
 
 class Settling(Stateful):
-    """The age of one series, and its rises from block to block. Memory: a block and its neighbours, 400 bytes."""
+    """The age of one series, and its levels and rises from block to block. Memory: 2 KB."""
 
     STATE: ClassVar[tuple[str, ...]] = (
         "_age",
@@ -116,6 +121,9 @@ class Settling(Stateful):
         "_last",
         "_rises",
         "_ratios",
+        "_history",
+        "_blocks",
+        "_blocks_apart",
         "lowest",
         "lowest_step",
     )
@@ -133,6 +141,10 @@ class Settling(Stateful):
         self.lowest = math.inf
         """The level of the lowest block."""
         self.lowest_step = 0
+        self._history: list[list[float]] = []
+        """Last step and level of every block or, of a long curve, of every so many."""
+        self._blocks = 0
+        self._blocks_apart = 1
         self.interrupt()
 
     def interrupt(self) -> None:
@@ -162,6 +174,26 @@ class Settling(Stateful):
         if level < self.lowest:
             self.lowest, self.lowest_step = level if proper else -math.inf, self._step or 0
         self._block, self._last = [], level
+        self._remember(level)
+
+    def _remember(self, level: float) -> None:
+        self._blocks += 1
+        if self._blocks % self._blocks_apart == 0 and self._step is not None:
+            self._history.append([self._step, level])
+        if len(self._history) > self._config.history_kept:
+            del self._history[::2]
+            self._blocks_apart *= 2
+
+    def resume(self, step: int) -> float | None:
+        """The curve goes on at a step that it may have passed; returns its level just before, if that is known.
+
+        What came afterwards is forgotten.
+        """
+        self._history = [one for one in self._history if one[0] < step]
+        if not self._history:
+            return None
+        self._age = min(self._age, step)
+        return self._history[-1][1]
 
     @property
     def runs_away(self) -> bool:
@@ -326,6 +358,7 @@ class LevelWatch(Stateful):
         "score",
         "onset_step",
         "_digit",
+        "_goes_back",
         "ran_away",
         "_sum",
         "_sum_points",
@@ -359,6 +392,8 @@ class LevelWatch(Stateful):
         """The open episode is exponential growth, however young the curve is."""
         self._digit = 1.0
         """The smallest last digit of all values."""
+        self._goes_back = False
+        """The next point is the first of an attempt, which may begin at an earlier step."""
         self._sum = 0.0
         self._sum_points = 0
         self._sum_step = 0
@@ -435,7 +470,7 @@ class LevelWatch(Stateful):
         return float(np.median(later) - np.median(earlier)) > self.scale
 
     def restart(self, *, fresh: bool = False) -> None:
-        """A new attempt: the level may be that of earlier steps, the scatter stays what it was.
+        """A new attempt: the level is that before its first step, if that is known; the scatter stays what it was.
 
         Args:
             fresh: the curve begins anew, with an untrained network.
@@ -446,6 +481,7 @@ class LevelWatch(Stateful):
             self._digit = 1.0
         else:
             self.settling.interrupt()
+        self._goes_back = not fresh
         self._recent.reset([])
         self._drift.reset([])
         self._end()
@@ -465,6 +501,11 @@ class LevelWatch(Stateful):
         value = min(max(value, -VALUE_MAX), VALUE_MAX)
         point = math.log(max(value, 1 / VALUE_MAX)) if self._config.logarithmic else value
         self._digit = min(self._digit, last_digit(value))
+        if self._goes_back:
+            self._goes_back = False
+            before = self.settling.resume(step)
+            if before is not None and self.scale:
+                self._recent.reset([before] * self._config.warm_points)
         self.settling.advance(step)
         self.excursions.advance()
         if self.is_open:

@@ -192,7 +192,7 @@ class CurveDetector(ExplainedCurve):
         self.kind = kind
         super().__init__()
         self.name = kind.value
-        self.version = 8
+        self.version = 9
         self._config = config
         self._watch = LevelWatch(config.level)
         self._anchor = Anchor(config.anchor)
