@@ -96,6 +96,12 @@ def test_lines_of_hugging_face_have_the_step_of_the_progress_bar_and_without_one
     assert row.step == 50
 
 
+def test_a_progress_bar_that_goes_back_is_a_training_that_was_resumed():
+    line = "{'loss': 2.3, 'epoch': 0.1}\n"
+    text = "".join(f"\r 10%|█         | {step}/500 [00:01<00:09]{line}" for step in (90, 100, 60, 70))
+    assert [row.step for row in entries(TextLog("huggingface"), text.encode())] == [90, 100, 60, 70]
+
+
 @pytest.mark.parametrize(
     ("line", "step", "values"),
     [

@@ -118,6 +118,8 @@ class HuggingFaceLines:
         for done, total in self._BAR.findall(line):
             self._total = self._total or total  # the first bar is that of training; evaluations have others
             if total == self._total:
+                if int(done) < self._shown:  # training was resumed from a checkpoint
+                    self._step = int(done) - 1
                 self._shown = int(done)
         found = self._LOGGED.search(line)
         if found is None:
