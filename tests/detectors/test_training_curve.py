@@ -502,3 +502,12 @@ def test_the_memory_of_a_long_curve_is_bounded() -> None:
         settling.learn(1.0 + step)
     assert len(settling.snapshot()["_history"]) <= 64
     assert settling.resume(100_000) == pytest.approx(100_000, abs=8_000)
+
+
+def test_a_schedule_that_restarts_is_no_divergence() -> None:
+    steps = np.arange(2400) % 600
+    rates = 1e-3 * (0.505 + 0.495 * np.cos(np.pi * steps / 600))
+    losses = curve(2400) + np.where(np.arange(2400) >= 600, 1.4 * np.exp(-steps / 80), 0.0)
+    found = watched_curve({"loss": losses, "lr": rates})
+    assert grave(found) == []
+    assert len([one for one in found if one.change is Change.OPEN]) <= 6

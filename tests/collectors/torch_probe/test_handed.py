@@ -220,6 +220,22 @@ def test_one_line_says_what_is_watched_once_every_optimizer_has_made_an_update(s
     assert sink.declared["watched"] == line
 
 
+def test_a_model_that_is_handed_over_later_is_a_change_and_those_before_it_are_idle(tmp_path, capsys):
+    rank = Rank(tmp_path, 0)
+    for _ in range(3):
+        model = net()
+        optimizer = sgd(model)
+        rank.watch.torch(model, optimizer, fingerprint_every=0)
+        for _ in range(12):
+            with rank.watch.step():
+                optimizer.zero_grad()
+                loss_of(model).backward()
+                optimizer.step()
+        assert rank.identity["optimizers"] == 1
+    assert [one["what"] for one in rank.notes("declared")] == ["another model: Linear, SGD"] * 2
+    assert capsys.readouterr().err.splitlines()[-1].endswith("; 2 earlier ones are idle")
+
+
 def test_the_line_says_where_hooks_were_never_reached(sink, capsys):
     TorchProbe(sink, net(), sgd(net()))
     probe = TorchProbe(sink, net(), sgd(net()))
