@@ -33,7 +33,9 @@ def test_one_line_says_what_burns_and_acknowledged_ones_stand_below_with_their_o
                      impact_gpu_hours_per_hour=72.25)  # fmt: skip
     office.incidents(10, job="gpt", severity="warning", impact_gpu_hours_per_hour=0.0)
     page = office.goto("/incidents")
-    words = re.compile(r"3 critical.*10 warning.*1 info.*289 GPU-h/h lost.*7 jobs not progressing.*1 acknowledged")
+    words = re.compile(
+        r"3 critical.*10 warning.*1 info.*the work of 289 GPUs is lost.*7 jobs not progressing.*1 acknowledged"
+    )
     expect(page.locator(".totals")).to_have_text(words)
     rows = page.locator(".incidents tbody tr")
     expect(rows).to_have_count(15)

@@ -11,9 +11,9 @@ const RIGHT = ["Since", COST];
 const SECTIONS = { acknowledged: "Acknowledged", resolved: "Resolved" };
 
 // `parted`: a heading stands between open, acknowledged and resolved ones, which the list has in this order. `fresh` says
-// whether an incident has just come, `hours` what the hours of the ranks of their jobs are called.
-export function incidentTable(incidents, parted, fresh, hours) {
-  const heads = COLUMNS.map((name) => h("th", { scope: "col", class: RIGHT.includes(name) ? "right" : "" }, name === COST ? `${hours}/h` : name));
+// whether an incident has just come, `many` what the ranks of their jobs occupy.
+export function incidentTable(incidents, parted, fresh, many) {
+  const heads = COLUMNS.map((name) => h("th", { scope: "col", class: RIGHT.includes(name) ? "right" : "" }, name === COST ? `${many} lost` : name));
   const body = incidents.map((one, n) => [parted && one.state !== incidents[n - 1]?.state && heading(one.state, incidents), row(one, fresh(one))]);
   return h("table", { class: "incidents" }, h("thead", {}, h("tr", {}, heads)), h("tbody", {}, body));
 }

@@ -191,7 +191,7 @@ function draw() {
   drawn = state;
   const focused = document.activeElement?.closest("tr.link")?.dataset.id;
   const fresh = (one) => known !== null && !known.has(one.id);
-  if (shown.length) fill(list, incidentTable(shown, asked().order === "urgency", fresh, hours()), rest(shown.length, total, showMore));
+  if (shown.length) fill(list, incidentTable(shown, asked().order === "urgency", fresh, devices()), rest(shown.length, total, showMore));
   else fill(list, noneShown());
   if (focused) list.querySelector(`[data-id="${focused}"] a`)?.focus();
   offerSeen();
@@ -209,7 +209,7 @@ function showMore() {
   reload();
 }
 
-const hours = () => unit(totals?.accelerated ?? true).hours;
+const devices = () => unit(totals?.accelerated ?? true).many;
 
 // Everything unresolved and every job without progress, whatever the filters show.
 function summaryOf() {
@@ -219,7 +219,7 @@ function summaryOf() {
   const still = totals.jobs.stalled + totals.jobs.lost;
   const parts = [
     ...worst,
-    cost > 0 && h("b", {}, `${number(cost)} ${hours()}/h lost`),
+    cost > 0 && h("b", {}, `the work of ${number(cost)} ${devices()} is lost`),
     still > 0 && h("a", { href: "/jobs" }, `${number(still)} ${still === 1 ? "job" : "jobs"} not progressing`),
     sum(totals.acknowledged) > 0 && `${number(sum(totals.acknowledged))} acknowledged`,
   ].filter(Boolean);
