@@ -276,7 +276,8 @@ def _make_current(watch: Watch) -> None:
         previous = sys.excepthook
 
         def note_then_tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-            if _current is not None:
+            # At a prompt, and after a script of `python -i`, the process lives on.
+            if _current is not None and not (sys.flags.inspect or hasattr(sys, "ps1")):
                 _current.crashed(error, trace)
             previous(kind, error, trace)
 

@@ -166,6 +166,26 @@ def test_a_process_that_ends_before_its_loop_has_not_left_and_tells_why(script, 
     assert told.items() <= note.items()
 
 
+def test_an_error_at_a_prompt_ends_nothing(tmp_path):
+    lines = "with watch.step(): 1 / 0\n\ntrain()\n"
+    prompt = subprocess.run(
+        [sys.executable, "-i", "-c", PROLOGUE],
+        input=lines,
+        env={**os.environ, "RANKWATCH_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (prompt.returncode, "ZeroDivisionError" in prompt.stderr) == (0, True)
+    (ring,) = tmp_path.glob(f"*{layout.RING_SUFFIX}")
+    reader = RingReader(str(ring))
+    entries = reader.poll().entries
+    assert [entry.step for entry in entries if hasattr(entry, "busy_s")] == [0, 1, 2]
+    assert [entry.kind for entry in entries if getattr(entry, "kind", None) == "exception"] == []
+    assert reader.progress().state == "left"
+    reader.close()
+
+
 CHILD = """
 import multiprocessing, sys, rankwatch
 def work():

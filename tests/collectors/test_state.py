@@ -5,7 +5,16 @@ from collections import OrderedDict
 
 import pytest
 
-from rankwatch.loop.state import Batches, Capture, MemoryTier, TrainingState, copied, random_states, set_random_states
+from rankwatch.loop.state import (
+    Batches,
+    Capture,
+    EpochBatches,
+    MemoryTier,
+    TrainingState,
+    copied,
+    random_states,
+    set_random_states,
+)
 from tests.support.ranks.recorders import Model, StatefulLoader
 
 
@@ -120,6 +129,23 @@ def test_a_loader_has_as_many_epochs_as_are_asked_for():
     batches = TrainingState({}, StatefulLoader(3)).batches
     assert [list(batches) for _ in range(2)] == [[1, 2, 3], [1, 2, 3]]
     assert batches.position == 6
+
+
+class Stream:
+    """As torch's DataLoader over a stream: it has `__len__`, which raises."""
+
+    def __iter__(self):
+        return iter([1, 2, 3])
+
+    def __len__(self) -> int:
+        raise TypeError("object of type 'Stream' has no len()")
+
+
+@pytest.mark.parametrize("skipped", [0, 2])
+def test_a_stream_without_a_length_is_drawn_from_its_begin(skipped):
+    batches = EpochBatches(Stream(), epochs=2)
+    batches.skip(skipped)
+    assert list(batches) == [1, 2, 3, 1, 2, 3][skipped:]
 
 
 def test_the_end_of_the_data_is_the_loops_business():

@@ -161,8 +161,8 @@ class EpochBatches(Iterator[Any]):
         self._drawn = count
         if self._keeps_state:
             return
-        if hasattr(self._loader, "__len__") and len(self._loader):
-            self._epoch, count = divmod(count, len(self._loader))
+        if length := _length(self._loader):
+            self._epoch, count = divmod(count, length)
         self._draw(count)
 
     def state(self) -> Any:
@@ -356,6 +356,14 @@ def _like(value: dict[Any, Any], fresh: dict[Any, Any]) -> dict[Any, Any]:
     twin.clear()
     twin.update(fresh)
     return twin
+
+
+def _length(loader: Any) -> int:
+    """Batches of an epoch; 0 if the loader does not know, as a DataLoader over a stream, whose `__len__` raises."""
+    try:
+        return len(loader)
+    except (TypeError, NotImplementedError):
+        return 0
 
 
 def _keeps_state(member: Any) -> bool:
