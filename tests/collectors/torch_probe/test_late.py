@@ -161,7 +161,7 @@ def trained(device: FakeDevice, steps: int, **arguments) -> tuple[FakeSink, nn.M
 
 def test_a_probe_on_a_device_records_each_step_s_values_late_under_that_step(device):
     sink, model, probe = trained(device, 4, fingerprint_every=3)
-    assert sink.values == {}
+    assert sink.values == {"lr": 0.01}, "which the host knows at once"
     assert sink.exact == {}
     assert sink.late_values == []
     device.finish()
