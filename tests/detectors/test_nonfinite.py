@@ -257,6 +257,18 @@ def test_a_loss_of_exactly_zero_and_a_norm_that_stands_still_is_training_that_is
     assert found.summary.startswith("The loss has been exactly 0 since step 60")
 
 
+@pytest.mark.parametrize("begin", [0, 40])
+def test_gradients_that_are_exactly_zero_for_long_train_nothing(begin: int) -> None:
+    def told(*norms: float) -> list[Finding]:
+        rows = enumerate([*[1.0] * begin, *[0.0] * 127, *norms])
+        return judged(*(frame(step, {"loss": [2.0794] * 4, "grad_norm": [norm] * 4}) for step, norm in rows))
+
+    assert told(0.5, 0.0) == []
+    dead, closed = told(0.0, *[1.0] * 5)
+    assert (dead.severity, dead.onset_step, closed.change) == (Severity.WARNING, begin, Change.CLOSE)
+    assert dead.summary == f"All gradients have been exactly 0 since step {begin}: nothing is trained."
+
+
 def test_a_loss_that_falls_to_zero_by_rounding_or_whose_norm_goes_on_is_none() -> None:
     assert zeros(0.0, first=0.004, fall=0.05) == []
     assert zeros(0.0, first=0.0004) == []

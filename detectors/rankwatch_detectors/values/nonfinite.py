@@ -49,6 +49,8 @@ NOT_TRAINING_PREFIXES = ("phase.", "device.", "tokens")
 NORMS = ("grad_norm", "local_grad_norm")
 CRITICAL = (*NORMS, "loss", "nonfinite")
 SKIPPED = "optimizer_skipped"
+DEAD = "dead"
+"""Stands for a gradient norm of exactly 0 among what must be well again."""
 ZERO = "zero"
 """Stands for a loss of exactly 0 among what must be well again."""
 WORDS = {
@@ -79,6 +81,8 @@ class NonfiniteConfig:
     """Rows in a row in which the loss is exactly 0 ..."""
     zero_before: int = 32
     """... after so many in which it was not near 0: the lowest of them is a tenth of their median, ..."""
+    dead_rows: int = 128
+    """Rows in a row in which the gradient norm is exactly 0: no loss depends on any parameter."""
     zero_digits: float = 100.0
     """... and that so many last digits: a loss that is printed as 0.0001 becomes 0 by rounding."""
     logged_rows: int = 4
@@ -106,6 +110,7 @@ class NonfiniteDetector(DispatchingDetector):
         "_finite",
         "_losses",
         "_zeros",
+        "_dead",
         "_exact",
         "_logged",
     )
@@ -113,7 +118,7 @@ class NonfiniteDetector(DispatchingDetector):
     def __init__(self, config: NonfiniteConfig) -> None:
         super().__init__()
         self.name = "nonfinite"
-        self.version = 6
+        self.version = 7
         self._config = config
         self._parameters: list[str] = []
         self._bad: dict[str, int] = {}
@@ -129,6 +134,8 @@ class NonfiniteDetector(DispatchingDetector):
         """The newest losses before the zeros."""
         self._zeros: list[Any] = []
         """Of the current row of zeros: how many, the step of the first, the gradient norm in it, whether it changed."""
+        self._dead = [0, 0]
+        """Rows in a row in which the gradient norm was exactly 0, and the step of the first."""
         self._exact = False
         self._logged: dict[str, list[Any]] = {}
         """By metric: its frame family, the number of consecutive rows with it, and of rows without it since then."""
@@ -137,7 +144,7 @@ class NonfiniteDetector(DispatchingDetector):
         self._parameters = list(start.topology.parameters)
         if new_attempt:
             self._bad, self._rows_left, self._skips, self._exact, self._logged = {}, {}, 0, False, {}
-            self._bouts, self._losses, self._zeros = [], [], []
+            self._bouts, self._losses, self._zeros, self._dead = [], [], [], [0, 0]
         if new_launch:
             self._finite = {}
         return ()
@@ -159,7 +166,8 @@ class NonfiniteDetector(DispatchingDetector):
         silent = self._fallen_silent(frame)
         if silent and not bad:
             return self._tell_silent(frame, silent)
-        return [*never, *self._judge(frame, bad, excused), *self._look_at_zeros(frame)]
+        judged = self._judge(frame, bad, excused)
+        return [*never, *judged, *self._look_at_zeros(frame), *self._look_at_norm(frame)]
 
     @property
     def _too_many_skips(self) -> bool:
@@ -228,6 +236,29 @@ class NonfiniteDetector(DispatchingDetector):
             summary=f"The loss has been exactly 0 since step {since}{same}: nothing is trained any more, or its NaN is "
             "logged as 0.",
             evidence={"metrics": ["loss"], "value": 0.0, "usual": median(np.asarray(self._losses))},
+        )
+
+    def _look_at_norm(self, frame: Frame) -> list[Finding]:
+        """Tell of gradients that are exactly 0 for long, as of units that are dead, or a loss without its graph."""
+        norm, (count, since) = typical(frame, "grad_norm"), self._dead
+        if norm is None:
+            return []
+        self._dead = [count + 1, since if count else frame.step] if norm == 0.0 else [0, 0]
+        if self._dead[0] != self._config.dead_rows or len(self.episodes):
+            return []
+        self._bad[DEAD] = 0
+        return self.episodes.open(
+            WHOLE_JOB,
+            attempt=self.attempt,
+            severity=Severity.WARNING,
+            onset_step=self._dead[1],
+            detected_step=frame.step,
+            onset_time_s=self.now_s,
+            detected_time_s=self.now_s,
+            score=math.inf,
+            confidence=0.9,
+            summary=f"All gradients have been exactly 0 since step {self._dead[1]}: nothing is trained.",
+            evidence={"metrics": ["grad_norm"], "value": 0.0},
         )
 
     def _was_far_from_zero(self) -> bool:
@@ -372,10 +403,10 @@ class NonfiniteDetector(DispatchingDetector):
         return self._parameters[index] if 0 <= index < len(self._parameters) else f"parameter {index}"
 
     def _recover(self, frame: Frame) -> list[Finding]:
-        zero = ZERO in self._bad
+        zero, dead = ZERO in self._bad, DEAD in self._bad
+        well = {SKIPPED: self._skips == 0, ZERO: not self._zeros, DEAD: not self._dead[0]}
         for name in list(self._bad):
-            seen = self._skips == 0 if name == SKIPPED else not self._zeros if name == ZERO else _seen(frame, name)
-            self._bad[name] += seen
+            self._bad[name] += well[name] if name in well else _seen(frame, name)
             # Without lockstep each affected rank needs finite rows of its own.
             left = self._rows_left.get(name)
             if self._bad[name] >= self._config.clear_rows if self.lockstep or left is None else not left.any():
@@ -386,6 +417,8 @@ class NonfiniteDetector(DispatchingDetector):
         summary = f"All values are finite again in step {frame.step}."
         if zero:
             summary = f"The loss is not 0 any more in step {frame.step}."
+        if dead:
+            summary = f"Gradients are not 0 any more in step {frame.step}."
         return [f for scope in self.episodes for f in self.episodes.close(scope, frame.step, self.now_s, summary)]
 
 
