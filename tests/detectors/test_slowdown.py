@@ -224,8 +224,11 @@ def test_a_twentieth_that_stays_is_a_warning_with_its_cost() -> None:
         assert re.search(r"costs [45] % of the job's time\.$", last.summary)
 
 
-def crowded(*, ratio: float, cpu_ratio: float = 1.1, rows: int = 1500) -> list[Finding]:
-    """Four ranks on shared cores at ten steps a second; from step 600 on all steps take longer by the clock."""
+def crowded(*, ratio: float, cpu_ratio: float = 1.1, rows: int = 1500, explained: float | None = None) -> list[Finding]:
+    """Four ranks on shared cores at ten steps a second; from step 600 on all steps take longer by the clock.
+
+    `explained`: the share of what they take longer for which one of the ranks wanted a core; None: not measured.
+    """
     random, detector = np.random.default_rng(1), SlowdownDetector(SlowdownConfig())
     observations: list[Observation] = [AttemptStart(ATTEMPT, topology(4, devices=False), 0.0)]
     now_s = 0.0
@@ -236,6 +239,9 @@ def crowded(*, ratio: float, cpu_ratio: float = 1.1, rows: int = 1500) -> list[F
         now_s += step_s
         busy = step_s * random.uniform(0.8, 1.0, 4)
         seconds = {"busy_s": [*busy], "busy_cpu_s": [*cpu], "step_time_s": [step_s] * 4, "wait_s": [*(step_s - busy)]}
+        if explained is not None:
+            seconds["queued_s"] = [0.0] * 4
+            seconds["queued_s"][step % 4] = explained * step_s * (1 - 1 / ratio) * late
         observations.append(frame(step, seconds, time_s=now_s))
     return judge(observations, [detector, StragglerDetector(StragglerConfig())])
 
@@ -250,8 +256,16 @@ def test_ranks_with_too_many_threads_for_their_cores_are_a_slowdown_and_no_strag
 
 
 @pytest.mark.parametrize("ratio", [1.0, 2.0, 3.0])
-def test_other_processes_on_the_cores_of_a_job_are_no_slowdown_of_it(ratio: float) -> None:
-    assert crowded(ratio=ratio) == []
+@pytest.mark.parametrize("explained", [None, 0.8])
+def test_other_processes_on_the_cores_of_a_job_are_no_slowdown_of_it(ratio: float, explained: float | None) -> None:
+    assert crowded(ratio=ratio, explained=explained) == []
+
+
+def test_ranks_that_all_wait_longer_though_cores_are_free_are_a_slowdown() -> None:
+    (finding,) = opened(crowded(ratio=2.5, cpu_ratio=1.0, explained=0.1))
+    assert (finding.kind, finding.severity, finding.cause) == (Kind.SLOWDOWN, Severity.WARNING, "")
+    assert finding.onset_step in range(595, 610)
+    assert "cores were free" in finding.summary
 
 
 def test_steps_that_grow_from_the_first_one_on_wake_nobody() -> None:

@@ -34,8 +34,8 @@ from rankwatch_detectors.explanation import (
     least_shift,
     split,
 )
-from rankwatch_detectors.pace.step_parts import StepParts, cause_of, drifted, shifted, wanders
-from rankwatch_detectors.pace.witness import SUSPECT_EVIDENCE, added_by_one_s
+from rankwatch_detectors.pace.step_parts import WAITING, StepParts, cause_of, drifted, shifted, wanders
+from rankwatch_detectors.pace.witness import SUSPECT_EVIDENCE, added_by_one_s, of_most
 from rankwatch_detectors.scope import WHOLE_JOB
 from rankwatch_detectors.statistics.anchor import (
     Anchor,
@@ -86,6 +86,9 @@ class SlowdownConfig:
     crowded_ratio_min: float = 3.5
     """On shared cores steps that take this many times as long are a slowdown although their CPU time has not grown. As
     many other processes as a job has ranks make them twice as long, which is no fault of the job."""
+    waiting_ratio_min: float = 2.0
+    """So are steps that would still take this many times as long without all the time for which any rank wanted a core
+    and had none: they wait for something else."""
     ramp_rows: int = 96
     """Newest rows by which a run is told from steps that were getting longer before it."""
     ramp_sigmas: float = 4.0
@@ -111,6 +114,12 @@ class SlowdownConfig:
     def least_ratio(self, *, bare: bool) -> float:
         """The least ratio that is reported; `bare`: only the step time is known."""
         return max(self.bare_ratio_min, self.ratio_min) if bare else self.ratio_min
+
+
+def queued_by_all(frame: Frame) -> float:
+    """Seconds of a step for which ranks wanted a core and had none, of all ranks; NaN unless most measure it."""
+    queued = of_most(frame, "queued_s")
+    return math.nan if queued is None else float(np.nansum(queued))
 
 
 WHOLE, REST = 0, 1
@@ -232,6 +241,7 @@ class SlowdownDetector(ExplainedSlowdown):
         "_quiet",
         "_newest",
         "_works",
+        "_queues",
         "_usual_work",
         "_wandering",
         "_parts",
@@ -241,7 +251,7 @@ class SlowdownDetector(ExplainedSlowdown):
     def __init__(self, config: SlowdownConfig) -> None:
         super().__init__()
         self.name = "slowdown"
-        self.version = 11
+        self.version = 12
         self._config = config
         self._baseline = PeerBaseline(config.baseline, compared=False)
         self._bank = ShiftBank(tuple(map(math.log, config.ratios)), config.baseline.clip_sigmas, config.rows_min)
@@ -275,6 +285,8 @@ class SlowdownDetector(ExplainedSlowdown):
         self._newest: list[float] = []
         """Newest values without what the slowest rank adds, and the work of these steps, both as logarithms."""
         self._works: list[float] = []
+        self._queues: list[float] = []
+        """Of the newest steps the seconds for which ranks wanted a core and had none, added up; NaN: not measured."""
         self._bank.clear(2)
 
     def _relearn(self) -> None:
@@ -342,8 +354,10 @@ class SlowdownDetector(ExplainedSlowdown):
         self._remember(float(views[REST]), frame)
         crossing = self._verified(limit, math.log(least))
         crossing = None if crossing and added_s is None and self._is_passing(crossing) else crossing
-        if cpu_s is not None and (crossing is None or crossing.effect < math.log(self._config.shared_ratio_min)):
-            crossing = self._crowded(limit) or crossing
+        if cpu_s is not None:
+            self._queues = [*self._queues, queued_by_all(frame)][-self._config.settle_rows :]
+            if crossing is None or crossing.effect < math.log(self._config.shared_ratio_min):
+                crossing = self._crowded(limit, seconds_of[WHOLE]) or crossing
         findings = self._decide(crossing, frame, float(residual[self._view]), seconds_of, shared=cpu_s is not None)
         calm = here & (self._bank.strongest() < SUSPECT_EVIDENCE) & (not self._is_slow)
         self._baseline.learn(views, residual, calm, calm)
@@ -450,17 +464,28 @@ class SlowdownDetector(ExplainedSlowdown):
                 self._wandering.came_and_went(crossing.effect)
         return None
 
-    def _crowded(self, limit: float) -> Crossing | None:
-        """A shift of the whole step by several times; smaller ones come and go with what else runs on the cores."""
+    def _crowded(self, limit: float, seconds: float) -> Crossing | None:
+        """A shift of the whole step by several times; smaller ones come and go with what else runs on the cores, unless
+        that does not explain them.
+        """
         crossing = next((crossing for crossing in self._bank.crossings(limit) if crossing.rank == WHOLE), None)
         if crossing is None or self._is_slow:
             return None
-        if crossing.effect >= math.log(self._config.crowded_ratio_min):
+        if crossing.effect >= math.log(self._config.crowded_ratio_min) or self._waits(crossing, seconds):
             return crossing
         if crossing.effect < 0 or crossing.rows > self._config.settle_rows:
             self._baseline.absorb(WHOLE, crossing.effect, crossing.rows)
             self._bank.clear_rank(WHOLE)
         return None
+
+    def _waits(self, crossing: Crossing, seconds: float) -> bool:
+        """Whether most of a shift is not due to busy cores: no step is longer by more than its ranks wanted a core."""
+        queued = [one for one in self._queues[-crossing.rows :] if math.isfinite(one)]
+        if not queued:
+            return False
+        return (
+            math.exp(crossing.effect) * (1.0 - median(np.asarray(queued)) / seconds) >= self._config.waiting_ratio_min
+        )
 
     def _remember(self, log_seconds: float, frame: Frame) -> None:
         work = typical(frame, WORK)
@@ -598,7 +623,8 @@ class SlowdownDetector(ExplainedSlowdown):
         self._view = crossing.rank
         crowded = shared and crossing.rank == WHOLE
         grown_s = {} if shared else self._parts.grown_s(crossing.rows)
-        cause = "host" if crowded else cause_of(grown_s)
+        waits = crowded and self._waits(crossing, seconds[WHOLE])
+        cause = WAITING if waits else "host" if crowded else cause_of(grown_s)
         by_cpu = shared and not crowded and seconds[WHOLE] != seconds[REST]  # a log has only one of both
         how: dict[str, Any] = {"shared": by_cpu, "grown_s": grown_s, "cause": cause}
         sigma = float(self._baseline.sigma()[crossing.rank])

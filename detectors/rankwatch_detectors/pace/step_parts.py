@@ -117,11 +117,14 @@ def _moved(before: float, now: float, share: float) -> float:
     return now if math.isnan(before) else before + share * (now - before)
 
 
+WAITING: Final = "waiting"
+"""In place of a cause class: for what ranks wait is not known."""
 LONGER: Final = {
     "communication": " Most of it is communication: even the rank that comes last waits longer in collectives.",
     "device": " Most of it is work of the devices, of all ranks alike.",
     "data": " Most of it is waiting for data, of all ranks alike.",
     "host": " Their CPU time has grown by far less: too many threads, or other processes, share the cores.",
+    WAITING: " Their CPU time has grown by far less, and cores were free: all wait for a disk, the network or a timer.",
 }
 """What has grown, by cause class."""
 
@@ -155,7 +158,7 @@ def shifted(
         "confidence": 1.0 - math.exp(-crossing.evidence / 4),
         "summary": f"Steps {what} since step {crossing.onset_step} ({duration(seconds)}, usually {duration(usual_s)})."
         + LONGER.get(cause, ""),
-        "cause": cause,
+        "cause": "" if cause == WAITING else cause,
         "evidence": {
             "ratio": ratio,
             "seconds": seconds,
