@@ -67,7 +67,7 @@ def test_the_recording_holds_what_it_should(reference):
     found = {("nan", "nonfinite"), ("slow", "straggler"), ("hang", "hang"), ("hang", "rank_lost")}
     assert kinds == found | {(job, kind) for job in ("slow", "hang") for kind in ("metric", "alert")}
     assert {row["action"] for row in reference["command"]} == {"rollback", "relaunch", "stacks"}
-    assert {row["state"] for row in reference["outbox"]} == {"waiting", "silenced"}
+    assert {row["state"] for row in reference["outbox"]} == {"waiting", "silenced", "held"}
     assert {row["what"] for row in reference["incident_transition"]} >= {"acknowledged", "commented", "resolved"}
     assert {row["value"] for row in reference["dead_letter"]} == {b"rubbish"}
     by_settings = [row for row in reference["incident"] if row["kind"] not in ("metric", "alert")]

@@ -195,7 +195,7 @@ def test_an_incident_advises_a_checkpoint_that_still_exists():
     advised.append(world.effects.transitions[-1].incident)
     assert [one.checkpoint for one in advised] == ["local:l.0:67", "local:l.0:65", None]
     assert [one.suggestion["checkpoint"] for one in advised] == ["local:l.0:67", "local:l.0:65", None]
-    assert advised[-1].suggestion["reason"].endswith("; there is no good checkpoint to go back to")
+    assert advised[-1].suggestion["reason"].endswith("no good checkpoint is known to go back to")
     assert world.told() == ["opened", "evidence", "evidence"]
     assert world.effects.transitions[-1].text == "Checkpoint local:l.0:65 is gone: rank 0: deleted."
 
