@@ -101,7 +101,7 @@ def test_a_failed_save_is_reported_once_training_goes_on_without_it(saving: Savi
     assert (finding.severity, finding.ranks, finding.onset_step, finding.cause) == (Severity.WARNING, (0,), 20, "disk")
     assert finding.summary == (
         "Rank 0 could not save its checkpoint of /data/20.pt in step 20: OSError: [Errno 28] No space left on device; "
-        "the newest one is of step 10."
+        "the newest complete one is of step 10, so 10 steps are at risk."
     )
     told = {"rank": 0, "step": 20, "path": "/data/20.pt", "type": "OSError", "where": "train.py:40 in save"}
     assert told.items() <= finding.evidence.items()
@@ -311,7 +311,10 @@ def test_ranks_that_end_together_after_a_failed_save_are_told_together(saving: S
 def test_an_error_without_a_word_is_left_out(saving: SavingJob) -> None:
     saving.fail(0, type="", message="")
     saving.train(2)
-    assert saving.said[0].summary == "Rank 0 could not save its checkpoint in step 20; the newest one is of step 10."
+    assert saving.said[0].summary == (
+        "Rank 0 could not save its checkpoint in step 20; the newest complete one is of step 10, "
+        "so 10 steps are at risk."
+    )
 
 
 def test_at_their_own_pace_the_steps_of_others_do_not_say_that_a_rank_went_on(saving: SavingJob) -> None:

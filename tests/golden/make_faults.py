@@ -148,7 +148,7 @@ FAULTS: Final = (
     Fault("xid-memory", "xid:rank=6,at=60,xid=94 rank_lost:rank=6,at=62 restart:at=62,to=40"),
     Fault("throttle", "throttle:rank=5,at=60,factor=1.5", 400),
     Fault("throttle-unfelt", "throttle:rank=5,at=60,factor=1.0", 400),
-    Fault("checkpoint-failed", "", told=[Told(step, "checkpoint_failed", 2, NO_ROOM) for step in (79, 99, 119)]),
+    Fault("checkpoint-failed", "", told=[Told(step, "checkpoint_failed", 2, NO_ROOM) for step in (99, 119, 139)]),
     Fault("rule-pace", "slowdown:at=120,factor=1.8,until=170", 220),
     Fault("rule-peers", "gradient:rank=6,at=90,factor=2.5", 160),
     Fault("cascade", "straggler:rank=2,at=50,factor=2 nonfinite:rank=2,at=100 rank_lost:rank=2,at=106", 140),

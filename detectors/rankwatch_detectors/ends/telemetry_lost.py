@@ -71,7 +71,7 @@ class TelemetryLostDetector(DispatchingDetector):
     def __init__(self, config: TelemetryLostConfig) -> None:
         super().__init__()
         self.name = "telemetry_lost"
-        self.version = 5
+        self.version = 6
         self._config = config
         self._hosts: list[str] = []
         self._host_of: Ints = np.zeros(0, dtype=np.int64)
@@ -171,7 +171,7 @@ class TelemetryLostDetector(DispatchingDetector):
         if (text := self._joinable(reason)) is not None:
             group = self._groups[text]
             group.update(hosts=[*group["hosts"], *hosts], joined_s=self.now_s)
-            what = self._described(reason, group["hosts"], unheard)
+            what = self._described(reason, group["hosts"], unheard, presence)
             return self.episodes.update(IncidentScope.parse(text), detected_time_s=self.now_s, **what)
         everyone = reason == "silent" and len(hosts) == len(unheard) == len(self._hosts) > 1
         scope = WHOLE_JOB if everyone else IncidentScope.of_host(hosts[0])
@@ -190,22 +190,27 @@ class TelemetryLostDetector(DispatchingDetector):
             score=silent_s / self._config.silent_s * 6.0 if silent_s else 6.0,
             confidence=1.0,
             cause="network" if reason == "gaps" else "",
-            **self._described(reason, hosts, unheard),
+            **self._described(reason, hosts, unheard, presence),
         )
         if findings:
             self._groups[str(scope)] = {"reason": reason, "hosts": hosts, "joined_s": self.now_s}
         return findings
 
-    def _described(self, reason: str, members: list[str], unheard: dict[str, float]) -> dict[str, Any]:
+    def _described(
+        self, reason: str, members: list[str], unheard: dict[str, float], presence: Presence
+    ) -> dict[str, Any]:
         """Summary and evidence of an episode as it is now."""
         config = self._config
         hosts = [host for host in members if self._reason(host, unheard.get(host, 0.0)) == reason]
         evidence: dict[str, Any] = {"reason": reason, "hosts": hosts[: config.listed_max], "hosts_hit": len(hosts)}
         evidence |= {"hosts_of_the_job": len(self._hosts)}
-        evidence["ranks_on_hosts"] = int(np.isin(self._host_of, [self._hosts.index(host) for host in hosts]).sum())
+        there = np.isin(self._host_of, [self._hosts.index(host) for host in hosts])
+        evidence["ranks_on_hosts"] = int(there.sum())
         who, has = f"Host {hosts[0]}" if hosts[0] else "The host", "has"
         if len(hosts) > 1:
             who, has = f"{len(hosts)} of the job's {len(self._hosts)} hosts", "have"
+        elif reason == "silent" and len(self._hosts) > 1:
+            who += f" ({evidence['ranks_on_hosts']} of {there.size} ranks)"
         if reason == "gaps":
             evidence["messages_missing"] = sum(self._missing(host) for host in hosts)
             summary = f"{who} lost {evidence['messages_missing']} messages within {config.gap_window_s:.0f} s."
@@ -214,9 +219,15 @@ class TelemetryLostDetector(DispatchingDetector):
             heard = f"{who} {has} sent no telemetry"
             if len(hosts) == len(self._hosts) > 1:
                 heard = f"None of the job's {len(hosts)} hosts has sent telemetry"
-            summary = (
-                f"{heard} for {silent_s:.0f} s: nobody knows whether {'its' if has == 'has' else 'their'} ranks train."
-            )
+            unknown = f": nobody knows whether {'its' if has == 'has' else 'their'} ranks train"
+            here, others = presence.heard & there, presence.heard & ~there
+            if here.any() and others.any():
+                newest = int(presence.step[others].max())
+                goes_on = evidence["steps_go_on"] = newest > int(presence.step[here].max()) + 1
+                stands = f"training goes on (step {newest})" if goes_on else f"no step has begun since step {newest}"
+                others_report = "the other reports" if len(self._hosts) - len(hosts) == 1 else "the others report"
+                unknown = f"; {others_report}, and {stands}"
+            summary = f"{heard} for {silent_s:.0f} s{unknown}."
         return {"summary": summary, "evidence": evidence}
 
     def _close_recovered(self, presence: Presence, unheard: dict[str, float]) -> list[Finding]:

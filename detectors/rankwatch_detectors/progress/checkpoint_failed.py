@@ -142,7 +142,7 @@ class CheckpointFailedDetector(DispatchingDetector):
     def __init__(self, config: CheckpointFailedConfig) -> None:
         super().__init__()
         self.name = "checkpoint_failed"
-        self.version = 3
+        self.version = 4
         self._config = config
         self._suspected = RankFailures()
         """Failures that may yet be made good."""
@@ -312,7 +312,10 @@ class CheckpointFailedDetector(DispatchingDetector):
 
     def _summary(self, first: Failure, others: str) -> str:
         newest = self._parts.newest_step
-        left = f"the newest one is of step {newest}" if newest is not None else "none is registered in this launch yet"
+        left = "none is registered in this launch yet"
+        if newest is not None:
+            lost = (first["step"] or 0) - newest
+            left = f"the newest complete one is of step {newest}" + f", so {lost} steps are at risk" * (lost > 1)
         if first["missing"]:
             what = f"Rank {first['rank']} did not save its part of the checkpoint of step {first['step']}{others}"
             return f"{what}, although the others have saved theirs; {left}.{self._disk.sentence}"

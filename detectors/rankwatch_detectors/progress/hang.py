@@ -81,7 +81,12 @@ def who_is_missing(presence: Presence, stuck: Bools, running: Bools, cpu_before:
             decided = (witness, reason, confidence)
             break
     chosen = tuple(int(rank) for rank in np.flatnonzero(decided[0]))
-    described = [_describe(presence, rank, cpu_share) for rank in chosen[:DESCRIBED_MAX]]
+    late_s = presence.heard_s[running].max() - presence.heard_s
+    described = [
+        _describe(presence, rank, cpu_share)
+        | ({"silent_s": float(late_s[rank])} if late_s[rank] > SILENT_BLOCKS * block_s else {})
+        for rank in chosen[:DESCRIBED_MAX]
+    ]
     return Missing(chosen, decided[1], decided[2], described, _grouped(presence, running & ~decided[0]))
 
 
@@ -436,7 +441,7 @@ class HangDetector(DispatchingDetector):
     def __init__(self, config: HangConfig) -> None:
         super().__init__()
         self.name = "hang"
-        self.version = 8
+        self.version = 9
         self._config = config
         self._patience = Patience(config)
         self._orders: list[str] = []
@@ -767,7 +772,9 @@ class HangDetector(DispatchingDetector):
             if others:
                 listed = ", ".join(str(rank) for rank in missing.ranks[:NAMED_MAX])
                 more = len(missing.ranks) - NAMED_MAX
+                hosts = {self._hosts[rank] for rank in missing.ranks}
                 who = f"ranks {listed}" + (f" and {more} more" if more > 0 else "")
+                who += f" on {hosts.pop()}" if len(hosts) == 1 and all(hosts) else ""
             return f"; the others wait for {who} ({missing.decided_by.replace('it ', 'each ', 1 if others else 0)})"
         if still.together == COLLECTIVE:
             return f"; all {self.world_size} ranks wait in a collective"

@@ -54,17 +54,25 @@ class FingerprintDetector(DispatchingDetector):
     """Scope "rank:N" for a differing replica, "job" if there is no majority. Memory: 8 bytes for a rank and slice."""
 
     kind: Kind = Kind.CORRUPTION
-    STATE: ClassVar[tuple[str, ...]] = (*DispatchingDetector.STATE, "_replicated", "_group", "_slices", "_equal_step")
+    STATE: ClassVar[tuple[str, ...]] = (
+        *DispatchingDetector.STATE,
+        "_replicated",
+        "_group",
+        "_slices",
+        "_equal_step",
+        "_equal_s",
+    )
 
     def __init__(self) -> None:
         super().__init__()
         self.name = "corruption"
-        self.version = 3
+        self.version = 4
         self._replicated = False
         self._group: Ints = np.zeros(0, dtype=np.int64)
         self._slices: Ints = np.zeros((0, 0), dtype=np.int64)
         """[n, rank]: which bits the n-th slice of a rank must have; -1: no other rank is known to have the same."""
         self._equal_step: int | None = None
+        self._equal_s: float | None = None
         """Newest step of this attempt in which all replicas agreed."""
 
     def _on_attempt(self, start: AttemptStart, *, new_attempt: bool, new_launch: bool) -> Sequence[Finding]:  # noqa: ARG002
@@ -72,7 +80,7 @@ class FingerprintDetector(DispatchingDetector):
         self._group = start.topology.peer_group
         self._slices = np.array(start.topology.slices, dtype=np.int64).reshape(-1, start.topology.world_size)
         if new_attempt:
-            self._equal_step = None
+            self._equal_step = self._equal_s = None
         return ()
 
     def _on_frame(self, frame: Frame) -> Sequence[Finding]:
@@ -83,7 +91,7 @@ class FingerprintDetector(DispatchingDetector):
         if suspects.size:
             return self._tell(frame, compared, suspects)
         if compared.complete:
-            self._equal_step = frame.step
+            self._equal_step, self._equal_s = frame.step, self.now_s
             summary = f"All replicas are equal again in step {frame.step}."
             return [f for scope in self.episodes for f in self.episodes.close(scope, frame.step, self.now_s, summary)]
         return ()
@@ -144,7 +152,7 @@ class FingerprintDetector(DispatchingDetector):
             ranks=ranks,
             onset_step=onset,
             detected_step=frame.step,
-            onset_time_s=self.now_s,
+            onset_time_s=self.now_s if self._equal_s is None else self._equal_s,
             detected_time_s=self.now_s,
             score=math.inf,
             confidence=1.0 if certain else 0.5,

@@ -192,7 +192,7 @@ class CurveDetector(ExplainedCurve):
         self.kind = kind
         super().__init__()
         self.name = kind.value
-        self.version = 9
+        self.version = 10
         self._config = config
         self._watch = LevelWatch(config.level)
         self._anchor = Anchor(config.anchor)
@@ -460,7 +460,7 @@ class CurveDetector(ExplainedCurve):
             severity=self._severity(turn, value, frame),
             onset_step=onset,
             detected_step=frame.step,
-            onset_time_s=self.now_s,
+            onset_time_s=self.now_s - self._lasted_s(frame, onset),
             detected_time_s=self.now_s,
             score=watch.score,
             confidence=self._confidence,
@@ -503,9 +503,9 @@ class CurveDetector(ExplainedCurve):
         if turn is Turn.JUMP and value < self._watch.usual:  # told late, between high points
             peak, since = self._watch.peak, self._watch.onset_step
             return f"The {self._name} has jumped up to {peak:.4g} since step {since}, {self._above_usual(peak)}."
-        if turn is Turn.JUMP:
+        if turn is Turn.JUMP and self._watch.onset_step in (None, frame.step):
             return f"The {self._name} jumped to {value:.4g} in step {frame.step}, {above}."
-        how = "has grown" if self._watch.ran_away else "has been high"
+        how = "jumped" if turn is Turn.JUMP else "has grown" if self._watch.ran_away else "has been high"
         return f"The {self._name} {how} since step {self._watch.onset_step}: {value:.4g} in step {frame.step}, {above}."
 
     def _above_usual(self, value: float) -> str:

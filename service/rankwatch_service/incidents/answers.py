@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import signal
 from collections.abc import Mapping, Sequence
@@ -62,6 +63,8 @@ _IMPACT: Final[Mapping[Kind, str]] = {
     Kind.ALERT: "what the rule in Prometheus says, in the evidence",
 }
 
+_NORMS: Final = frozenset({"grad_norm", "local_grad_norm"})
+
 _START: Final = re.compile(r"attempt \S+ began(?P<before> after )?")
 """The change that the start of an attempt is (`JobHistory.begin`)."""
 
@@ -70,6 +73,9 @@ CHANGES_TOLD: Final = 2
 
 CHANGE_CHARS_MAX: Final = 160
 """Longest name of a change that is told; a script may declare longer ones."""
+
+NOTHING_CHANGED: Final = "nothing"
+"""Begins the clause, where nothing is known to have changed."""
 
 _CONFIDENCE: Final = ((1.0, "certain"), (0.99, "almost certain"), (0.9, "very likely"), (0.66, "likely"))
 """Least confidence, and how it is called."""
@@ -125,8 +131,17 @@ def impact(kind: str, severity: str, evidence: Mapping[str, Any], state: str = "
         return "none: nothing is wrong"
     if evidence.get(ENDED_BY_ITSELF):
         return "none any more: it has ended by itself"
+    if kind == Kind.HANG and severity == Severity.INFO:
+        after_s = evidence.get("critical_after_s")
+        known = isinstance(after_s, int | float) and math.isfinite(after_s)
+        raised = f" once it has lasted {duration(float(after_s or 0.0))}" if known else ""
+        return f"training stands still, which may pass: the incident becomes critical by itself{raised}"
+    if kind == Kind.NONFINITE and severity == Severity.CRITICAL and set(evidence.get("metrics") or {"loss"}) <= _NORMS:
+        return "if that update was applied, all steps since then are lost, and the checkpoints saved since then"
     if kind == Kind.NONFINITE and severity != Severity.CRITICAL:
         return "none is proven while loss and gradients stay finite"
+    if kind == Kind.TELEMETRY_LOST and evidence.get("steps_go_on"):
+        return "these ranks train unwatched: their faults are not found"
     if has_norm_alone(kind, severity, evidence):
         return "none is proven; wrong gradients of one rank would go into the weights of all"
     return _IMPACT[Kind(kind)]
@@ -153,16 +168,19 @@ def changed(changes: Sequence[Mapping[str, Any]], onset_unix_ns: int) -> str:
     different = {(one["what"], one["step"]): one for one in others or changes}
     if len(different) == 1 and (start := _START.match(str(next(iter(different.values()))["what"]))):
         (one,) = different.values()
-        began = "training began" if start["before"] is None else f"training was started again{_at_step(one)},"
-        return f"nothing; {began} {duration((onset_unix_ns - one['unix_ns']) / 1e9)} earlier"
+        earlier = f"{duration((onset_unix_ns - one['unix_ns']) / 1e9)} earlier"
+        if start["before"] is not None:
+            return f"training was started again{_at_step(one)}, {earlier}"
+        return f"{NOTHING_CHANGED}; training began {earlier}"
     newest = sorted(different.values(), key=lambda one: int(one["unix_ns"]), reverse=True)
     told = []
     for one in newest[:CHANGES_TOLD]:
-        step = "" if _is_save(one["what"]) else _at_step(one)
-        before = duration((onset_unix_ns - one["unix_ns"]) / 1e9)
-        told.append(f"{one_line(str(one['what']))[:CHANGE_CHARS_MAX]}{step}, {before} before")
+        what = "a checkpoint was saved" if _is_save(one["what"]) else one_line(str(one["what"]))[:CHANGE_CHARS_MAX]
+        told.append(f"{what}{_at_step(one)}, {duration((onset_unix_ns - one['unix_ns']) / 1e9)} before")
     left = len(newest) - len(told)
-    return "; ".join(told) + (f"; and {left} more" if left else "") if told else "nothing known shortly before"
+    return (
+        "; ".join(told) + (f"; and {left} more" if left else "") if told else f"{NOTHING_CHANGED} known shortly before"
+    )
 
 
 def _at_step(change: Mapping[str, Any]) -> str:
@@ -195,7 +213,7 @@ def duration(seconds: float) -> str:
 ASKED_TO_END: Final = ("Nothing: the job was asked to end.",)
 PASSED: Final = ("Nothing: it has ended by itself. It is watched for some minutes, in case it comes back.",)
 NORM_ALONE: Final = (
-    "Look at the data of that rank first, then at its device. Do not go back on this sign alone.",
+    "Look at the data of that rank first, then at its device: this sign alone does not prove wrong weights.",
     "If fingerprints differ as well, or the loss leaves its level, go back to a checkpoint from before the onset.",
 )
 """Of a corruption whose only sign is a local gradient norm."""
@@ -207,6 +225,11 @@ NO_CHECKPOINT: Final = (
 """In place of the first step, where that is to go back."""
 LOSS_IS_FINITE: Final = "See whether the loss stays finite: while it does, nothing need be done."
 """In place of the first step about a value that is not finite, where it is neither the loss nor a gradient."""
+WHOLE_HOST: Final = (
+    "Compare the host with another: `nvidia-smi -q -d TEMPERATURE,POWER,CLOCK`, what else runs (`top`), and the limits "
+    "of its container (`cat /sys/fs/cgroup/cpu.max`)."
+)
+"""In place of the first step about a straggler, where the cause is the host of ranks that compute on devices."""
 WITHOUT_DEVICE: Final = (
     "See what else runs on the host (`top`), and which limits its container has (`cat /sys/fs/cgroup/cpu.max`)."
 )
@@ -215,8 +238,9 @@ _BY_CAUSE: Final[Mapping[tuple[Kind, str], str]] = {
     (Kind.STRAGGLER, "data"): "See why its data comes late: its loader workers, its part of the data, and the disk or "
     "network that it reads from.",
     (Kind.STRAGGLER, "storage"): "See why it saves for longer than the others: its disk, or a larger part of it.",
-    (Kind.STRAGGLER, "host"): WITHOUT_DEVICE,
+    (Kind.STRAGGLER, "host"): WHOLE_HOST,
     (Kind.STRAGGLER, "stage"): "See which layers that pipeline stage has: they may be divided unevenly.",
+    (Kind.CHECKPOINT_FAILED, "disk"): "Make room on that disk: delete old checkpoints, or raise the quota.",
     (Kind.SLOWDOWN, "data"): "Look at the loader workers and the storage: all ranks wait longer for data.",
     (Kind.SLOWDOWN, "communication"): "Look at the network between the hosts: all ranks communicate for longer.",
     (Kind.SLOWDOWN, "device"): "Look at power, heat and clocks of the devices (`nvidia-smi -q -d PERFORMANCE`): all of "
@@ -224,6 +248,9 @@ _BY_CAUSE: Final[Mapping[tuple[Kind, str], str]] = {
 }
 """In place of the first step, where the cause is known."""
 OVER: Final = ("Nothing: it is over.",)
+AGENT_AWAY: Final = "Training goes on, so only the agent of that host is away: look at its log, its disk and network."
+HOST_DOWN: Final = "Training stands still as well, so the host is probably down: look at its console."
+"""In place of all steps about silent hosts, where others report."""
 DONE_ALONE: Final = ("Nothing, if this rank was meant to finish first: the others do not wait for it.",)
 
 
@@ -267,13 +294,28 @@ def first_steps(
         steps = (LOSS_IS_FINITE, *steps)
     elif kind in GO_BACK and not has_checkpoint:
         steps = (NO_CHECKPOINT, *steps[1:])
-    if (by_cause := _BY_CAUSE.get((Kind(kind), cause))) is not None:
-        steps = (by_cause, *steps[1:])
-    elif kind == Kind.STRAGGLER and not accelerated:
+    if kind == Kind.STRAGGLER and not accelerated and cause in ("host", "worker", "device", ""):
         steps = (WITHOUT_DEVICE, *steps[1:])
+    elif (by_cause := _BY_CAUSE.get((Kind(kind), cause))) is not None:
+        steps = (by_cause, *steps[1:])
+    elif kind == Kind.SLOWDOWN and (grown_s := evidence.get("grown_s")):
+        steps = (_what_grew(grown_s, accelerated=accelerated), *steps[1:])
+    if kind == Kind.TELEMETRY_LOST and "steps_go_on" in evidence:
+        return [AGENT_AWAY if evidence["steps_go_on"] else HOST_DOWN]
     if kind == Kind.RANK_LOST:
         return [_how_it_ended(evidence), *steps[1:]]
     return hang_steps(steps, evidence, hosts) if kind == Kind.HANG else list(steps)
+
+
+_PARTS: Final = {"data": "waiting for data", "communication": "communication"}
+
+
+def _what_grew(grown_s: Mapping[str, float], *, accelerated: bool) -> str:
+    """The first step about a slowdown that no part of a step explains."""
+    same = " or ".join(words for name, words in _PARTS.items() if name in grown_s)
+    devices = "clocks and heat of the devices (`nvidia-smi -q -d PERFORMANCE`), and at " * accelerated
+    but = f", but not in {same}" * bool(same)
+    return f"The time is lost within the steps{but}: look at {devices}what else runs on the hosts (`top`)."
 
 
 _KILLED: Final = (
@@ -291,7 +333,7 @@ def _how_it_ended(evidence: Mapping[str, Any]) -> str:
     if error:
         place = f" in {where}" if where else ""
         said = one_line(error.splitlines()[0])[:CHANGE_CHARS_MAX].rstrip(".")
-        return f"Repair what its exception says{place}: {said}."
+        return f"Read its traceback in the job's output, and repair what raised `{said}`{place}."
     if number in (signal.SIGKILL, None) and code is None and (number or evidence.get("abrupt")):
         return _KILLED
     if number in (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE):

@@ -16,10 +16,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from rankwatch_detectors.base import Change, Finding, Kind, Severity
+from rankwatch_detectors.pace.slow_places import called
 from rankwatch_detectors.scope import WHOLE_JOB, IncidentScope, ScopeLevel
 from rankwatch_detectors.words import lasting
 from rankwatch_service.incidents.causes import heads, may_cause, only_suspected, precedence, suspect
-from rankwatch_service.incidents.hang import ASKED, PIDS, PIDS_MAX
+from rankwatch_service.incidents.hang import ASKED, PIDS, PIDS_MAX, rank_ranges
 from rankwatch_service.incidents.kinds import ENDED_WITH_JOB, KINDS
 from rankwatch_service.incidents.model import (
     GRAVITY,
@@ -94,8 +95,21 @@ def locate(incident: Incident, placement: Placement) -> None:
     most = len(ranks) > 1 and 2 * len(affected) > len(ranks)
     if most and len(ranks) < placement.world_size and scope != incident.scope:
         incident.scope = scope
-        which = f"All {len(ranks)}" if len(affected) == len(ranks) else f"{len(affected)} of {len(ranks)}"
-        incident.summary = f"{which} ranks of {scope.level} {scope.name}: {incident.first.summary}"
+        incident.summary = incident.first.summary
+        if together or set(incident.first.ranks) != set(affected):
+            incident.summary = _of_place(incident, scope, affected, len(ranks))
+
+
+def _of_place(incident: Incident, scope: IncidentScope, affected: Sequence[int], count: int) -> str:
+    """The summary of an incident of a host or switch, of which each finding is about some of its ranks."""
+    which = f"all its {count} ranks" if len(affected) == count else f"{len(affected)} of its {count} ranks"
+    place = f"{called(scope)}, {which} ({rank_ranges(sorted(affected))})"
+    if incident.kind is not Kind.STRAGGLER:
+        return f"{place}: {incident.first.summary}"
+    if incident.cause == "worker":
+        incident.cause = "host"
+    first = incident.first.summary.replace(f" on {scope.name}", "", 1)
+    return f"{called(scope)} is slow, {which} ({rank_ranges(sorted(affected))}): {first[:1].lower()}{first[1:]}"
 
 
 def _common_place(hosts: Sequence[str], placement: Placement) -> tuple[IncidentScope, list[int]]:

@@ -47,7 +47,13 @@ def hang_steps(steps: Sequence[str], evidence: Mapping[str, Any], hosts: Sequenc
         who = "Find out who or what stopped it, for example a debugger, a scheduler or a person."
         return [_go_on(pids, hosts), who, relaunch]
     groups = _with_stack(evidence)
-    first = _stands(read, groups, _missing(evidence)) if groups else _look(pids, hosts, asked=SENTENCE in evidence)
+    if not groups and (silent := _silent(evidence, hosts)):
+        return [silent, relaunch]
+    first = (
+        _stands(read, groups, _missing(evidence))
+        if groups
+        else _look(pids, hosts, _missing(evidence), asked=SENTENCE in evidence)
+    )
     apart = bool(_missing(evidence)) or len(groups) > 1 or NOT_THE_NETWORK in evidence
     return [first, relaunch] if apart else [first, network, relaunch]
 
@@ -96,16 +102,28 @@ def _within(rank: int, ranges: str) -> bool:
     return False
 
 
-def _look(pids: Mapping[str, Sequence[int]], hosts: Sequence[str], *, asked: bool) -> str:
+def _silent(evidence: Mapping[str, Any], hosts: Sequence[str]) -> str:
+    """What to do where nothing has been heard of the named ranks lately; empty if something has."""
+    missing = [one for one in evidence.get("missing") or () if isinstance(one, Mapping)]
+    if not missing or not hosts or not all("silent_s" in one for one in missing):
+        return ""
+    where = ", ".join(hosts[:HOSTS_NAMED])
+    last = f"last reported {min(one['silent_s'] for one in missing):.0f} s before this was found"
+    return f"See whether {where} is up (its console, `ping`): it {last}, and so may be down or unreachable."
+
+
+def _look(pids: Mapping[str, Sequence[int]], hosts: Sequence[str], ranks: Sequence[int], *, asked: bool) -> str:
     """How to see where the first of the named processes stands, as its stack has not come.
 
     Args:
         pids: their ids by host; empty: not known.
         hosts: of the ranks that the hang names.
+        ranks: that the hang names.
         asked: it is known that no stack comes.
     """
-    where = next(iter(pids or hosts), "the host of the named rank")
-    which = f"{pids[where][0]}` on {where}" if pids else f"PID` on {where}, with the process id of the named rank"
+    where = next(iter(pids or hosts), "its host")
+    who = f"rank {ranks[0]}" if ranks else "a rank that waits"
+    which = f"{pids[where][0]}` on {where}" if pids else f"PID` on {where}, with the process id of {who}"
     if asked:
         return f"No rank has answered with its stack: run `py-spy dump --pid {which}."
     return f"Run `py-spy dump --pid {which}, if its stack is not in the evidence within some seconds."
@@ -119,9 +137,9 @@ def _go_on(pids: Mapping[str, Sequence[int]], hosts: Sequence[str]) -> str:
         hosts: of the ranks that the hang names.
     """
     if not pids:
-        where = f"host {', '.join(hosts[:HOSTS_NAMED])}" if hosts else "its host"
+        where = f"{', '.join(hosts[:HOSTS_NAMED])}" if hosts else "its host"
         return f"Continue the stopped process: `kill -CONT PID` on {where}; `ps -eo pid,stat,args` shows it with a T."
-    named = [f"`kill -CONT {' '.join(map(str, ids))}` on host {host}" for host, ids in pids.items()]
+    named = [f"`kill -CONT {' '.join(map(str, ids))}` on {host}" for host, ids in pids.items()]
     what = "process" if sum(map(len, pids.values())) == 1 else "processes"
     left = len(named) - HOSTS_NAMED
     more = f", and on {left} more {'host' if left == 1 else 'hosts'}" if left > 0 else ""

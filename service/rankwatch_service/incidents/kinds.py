@@ -71,7 +71,7 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         label="Device fault",
         may_cause=frozenset(Kind) - _ALONE,
         first_steps=(
-            "Do what the summary advises, and see the kernel's log of that host for more (`dmesg -T | grep -i nvrm`).",
+            "Do what the headline advises, and see the kernel's log of that host for more (`dmesg -T | grep -i nvrm`).",
             "Relaunch without the device, or without its host; a device that has failed once fails again.",
             "What was computed on it since the onset is in doubt: go back to a checkpoint from before it.",
         ),
@@ -148,7 +148,7 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         # A script that does not catch the exception ends, or hangs where the other ranks wait for it.
         may_cause=_ENDS | {Kind.CHECKPOINT_OVERDUE},
         first_steps=(
-            "Read the error in the evidence. If no room is left, delete old checkpoints or raise the quota.",
+            "Repair what the error says. If no room is left, delete old checkpoints or raise the quota.",
             "Then order a checkpoint (`rankwatch checkpoint JOB`): what was trained since the last one is at risk.",
             "If the disk has room, look at the permissions and the mount of that folder on the named host.",
         ),
@@ -188,7 +188,7 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         # A script that checks for NaN may end because of it.
         may_cause=_LOSS | {Kind.NONFINITE, Kind.CORRUPTION, Kind.RANK_LOST, Kind.RESTART_LOOP},
         first_steps=(
-            "Roll back to the newest good checkpoint, or relaunch from it: NaN stays in the weights that it reaches.",
+            "Roll back to the newest good checkpoint, or relaunch from it: what is not finite stays in the weights.",
             "If it comes back on the same rank, suspect its GPU; if at the same step on another rank, skip that batch.",
             "If all ranks have it at once, look at the model and the learning rate.",
         ),
@@ -276,7 +276,7 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         label="Slowdown",
         may_cause=frozenset({Kind.SLOWDOWN}),
         first_steps=(
-            "See which part of the steps grew (chart of phases on the page of its job), and what changed before.",
+            "It is not known which part of the steps grew: look at the devices' clocks, and at what else runs there.",
             "More communication points to the network, more waiting for data to the storage, more computing to heat.",
         ),
         first_step="see which part of the steps grew, and what changed shortly before",

@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from rankwatch.locations import is_below
-from rankwatch_detectors.base import Occurrence
+from rankwatch_detectors.base import Kind, Occurrence
 from rankwatch_service.incidents.answers import save_text
 from rankwatch_service.incidents.model import Incident, unix_ns
 from rankwatch_service.job.topology_state import TopologyState
@@ -31,6 +31,9 @@ TEXT_MAX: Final = 200
 
 ROOTS_SHOWN: Final = 4
 """Checkpoint roots named in the reason why a location is refused."""
+
+FAILED: Final = " of a checkpoint failed on rank "
+"""In the change that a save or a restore is that failed."""
 
 CHANGES_S: Final = 600.0
 """How long before the onset of an incident a change is listed with it."""
@@ -111,10 +114,17 @@ class JobHistory:
         elif order.phase == "go" and order.action == Action.PAUSE:
             self.note("went on after a pause", order.step, now_s)
 
-    def before(self, onset_time_s: float) -> list[dict[str, Any]]:
-        """The changes of the last `CHANGES_S` before the onset, oldest first."""
+    def before(self, onset_time_s: float, kind: str = "") -> list[dict[str, Any]]:
+        """The changes of the last `CHANGES_S` before the onset, oldest first; without those that are the incident.
+
+        Args:
+            onset_time_s: of the incident.
+            kind: of the incident.
+        """
         low, high = unix_ns(onset_time_s - CHANGES_S), unix_ns(onset_time_s)
-        return [change for change in self._changes if low <= change["unix_ns"] <= high]
+        is_failure = kind in (Kind.CHECKPOINT_FAILED, Kind.RESTORE_FAILED)
+        latest = [one for one in self._changes if low <= one["unix_ns"] <= high]
+        return [one for one in latest if not (is_failure and FAILED in one["what"])]
 
     def saved(self, occurrence: Occurrence, topology_state: TopologyState, running: str) -> list[LedgerEntry]:
         """Add the shard of a checkpoint that a rank reports.
@@ -176,7 +186,7 @@ class JobHistory:
         what = "checkpoint loaded"
         if occurrence.kind == "checkpoint_failed":
             what, error = (str(occurrence.fields.get(name, ""))[:TEXT_MAX] for name in ("what", "message"))
-            what = f"{what} of a checkpoint failed on rank {occurrence.rank}: {error}"
+            what = f"{what}{FAILED}{occurrence.rank}: {error}"
         elif occurrence.kind == "location_refused":
             checkpoint, reason = (str(occurrence.fields.get(name, ""))[:TEXT_MAX] for name in ("checkpoint", "reason"))
             self.counts["location_refused"] += 1

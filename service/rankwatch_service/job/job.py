@@ -351,7 +351,7 @@ class JobStream:
     def _respond(self, item: Update, now_s: float, effects: Effects) -> None:
         incident = item.incident
         if item.what is TransitionKind.OPENED:
-            incident.changes_before = self.history.before(incident.first.onset_time_s)
+            incident.changes_before = self.history.before(incident.first.onset_time_s, incident.kind)
         self._store(self.history.doubt(incident), now_s, effects)
         commands = self._responder.respond(incident, self._situation(now_s), self.settings, self.history.ledger)
         self._request(commands, incident, effects)

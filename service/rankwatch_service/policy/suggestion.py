@@ -42,12 +42,12 @@ NOWHERE: Final = "no good checkpoint is known to go back to"
 """The reason where a rollback would help and is not possible."""
 
 _REASONS: Final[dict[str, str]] = {
-    WAIT: "it may pass by itself, and costs only time until then",
+    WAIT: "it may pass by itself",
     INVESTIGATE: "it rarely passes by itself",
     Action.ROLLBACK: "restores a checkpoint from before the onset, in the same processes",
     Action.RELAUNCH: "starts new processes from the newest good checkpoint",
     Action.PAUSE: "keeps processes and memory while someone investigates",
-    Action.CHECKPOINT: "saves the work so far before anything else is done",
+    Action.CHECKPOINT: "saves the work so far",
     Action.STOP: "ends the training loop on all ranks at the same step",
 }
 

@@ -124,7 +124,7 @@ def test_most_ranks_of_a_host_make_it_the_hosts_incident(correlator):
     assert judge(correlator, finding(Kind.STRAGGLER, scope="rank:7")) == [("evidence", "straggler")]
     correlator.judge([finding(Kind.STRAGGLER, Change.CLOSE, "rank:7")], TOPOLOGY)
     assert (str(incident.scope), incident.ranks, incident.hosts) == ("host:node-1", (4, 5, 6, 7), ["node-1"])
-    assert incident.summary.startswith("All 4 ranks of host node-1")
+    assert incident.summary.startswith("Host node-1 is slow, all its 4 ranks (4-7): ")
 
 
 def test_graver_is_an_update_and_more_of_the_same_is_evidence(correlator):
@@ -434,7 +434,7 @@ def test_hosts_of_one_switch_that_fall_silent_together_are_the_switchs_incident(
     correlator.judge([finding(Kind.TELEMETRY_LOST, scope="host:node-2", **silent)], placement)
     (incident,) = correlator.open
     assert (str(incident.scope), incident.hosts) == ("switch:leaf-1", ["node-2", "node-3"])
-    assert incident.summary.startswith("All 8 ranks of switch leaf-1: ")
+    assert incident.summary.startswith("Switch leaf-1, all its 8 ranks (8-15): ")
 
 
 def test_a_switch_that_is_slow_as_a_whole_takes_over_the_incidents_of_its_ranks(correlator):

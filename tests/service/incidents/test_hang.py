@@ -160,7 +160,7 @@ def test_its_process_is_named_with_its_host():
     incident = hang(placement(), STOPPED)
     assert incident.evidence["pids"] == {"node-1": [4_005]}
     step = first_steps(incident.kind, incident.severity, incident.evidence, incident.hosts)[0]
-    assert step.startswith("Continue the stopped process: `kill -CONT 4005` on host node-1 ")
+    assert step.startswith("Continue the stopped process: `kill -CONT 4005` on node-1 ")
 
 
 def test_no_process_is_named_where_none_is_known():

@@ -179,7 +179,7 @@ def mail(of):
 
 def test_an_email_has_the_three_lines_and_links_and_belongs_to_its_group():
     found, update = mail(message()), mail(message("updated"))
-    assert found["Subject"].startswith("[rankwatch] WARNING gpt-small: Rank 3")
+    assert found["Subject"].startswith("[rankwatch] WARNING in job gpt-small: Rank 3")
     assert (found["From"], found["To"]) == ("rw@example.com", "oncall@example.com")
     assert found["Message-ID"] == "<msg_1@example.com>"
     assert found["References"] == update["References"]

@@ -53,7 +53,7 @@ def test_pagerduty_gets_a_trigger_under_the_key_of_the_group():
     assert {"routing_key", "event_action", "dedup_key", "payload", "client", "client_url", "links"} == set(found)
     assert (found["routing_key"], found["event_action"], found["dedup_key"]) == (KEY, "trigger", "inc_1")
     payload = found["payload"]
-    assert payload["summary"].startswith("WARNING gpt-small: Rank 3")
+    assert payload["summary"].startswith("WARNING in job gpt-small: Rank 3")
     assert (payload["source"], payload["severity"], payload["component"]) == ("node-a", "warning", "rank:3")
     assert (payload["group"], payload["class"]) == ("gpt-small", "straggler")
     assert payload["timestamp"] == "2025-10-09T08:53:20.001Z"
@@ -123,7 +123,7 @@ def test_slack_gets_a_text_and_blocks_with_buttons_that_link():
     request, found = sent(ReceiverType.SLACK, message())
     assert request.headers == {"content-type": "application/json"}
     assert set(found) == {"text", "blocks", "unfurl_links", "unfurl_media"}
-    assert found["text"].startswith("WARNING gpt-small: ")
+    assert found["text"].startswith("WARNING in job gpt-small: ")
     check_blocks(found["blocks"])
     header, what, rest, facts, actions = found["blocks"]
     assert header["text"]["text"] == "warning: straggler in gpt-small"

@@ -17,25 +17,25 @@ def lines(size=64, /, **incident):
 def test_it_says_what_where_how_bad_what_is_normal_and_what_to_do_first():
     what, normal, first = lines(severity=Severity.CRITICAL)
     assert what == (
-        "CRITICAL gpt-small: Rank 3 runs at 0.62 of its peers since step 480. Rank 3 of 64 on node-a, device GPU-3. "
-        "Open since step 480, 2025-10-09 08:53:17 UTC, found 3 s later in step 500. "
-        "Impact: the other ranks wait for the slow one in every step; the work of 1.5 of 64 GPUs (2%) is lost"
+        "CRITICAL in job gpt-small: Rank 3 runs at 0.62 of its peers since step 480. Host node-a, device GPU-3. "
+        "Open since 2025-10-09 08:53:17 UTC, found 3 s later. "
+        "Impact: the other ranks wait for the slow one in every step; the work of 1.5 of 64 GPUs (2 %) is lost"
     )
     assert normal == (
+        "Confidence that it is real: almost certain. "
         "Normal: ranks that do the same work take equally long (peers 0.1 s, here 0.161 s). "
-        "Confidence that it is real: almost certain. Likely cause: the rank itself: its device, process or data. "
-        "Changed before it: nothing known shortly before"
+        "Likely cause: the rank itself: its device, process or data"
     )
     assert first.startswith("First: Run `nvidia-smi -q -d TEMPERATURE,POWER,CLOCK` on the host")
     why = "the rank is slow on its own; costs 0.1 GPU-hours an hour"
-    assert first.endswith(f"Then: rankwatch pause gpt-small ({why}). Details: rankwatch incidents show 1")
+    assert first.endswith(f"If it stays: rankwatch pause gpt-small ({why}). Details: rankwatch incidents show 1")
 
 
 def test_where_the_first_step_is_to_go_back_the_command_is_it():
     suggestion = {"action": "rollback", "reason": "why", "checkpoint": "local:l.0:470", "cost_gpu_hours": 0.31}
     now = lines(kind=Kind.CORRUPTION, severity=Severity.CRITICAL, suggestion=suggestion)[2]
     assert now == (
-        "First: rankwatch rollback gpt-small (why: local:l.0:470; costs about 17 s of the job, 0.31 GPU-hours). "
+        "First: rankwatch rollback gpt-small (why: that of step 470; costs about 17 s of the job, 0.31 GPU-hours). "
         "Then: Train on without that host, and test its GPU (`dcgmi diag -r 3`): such faults mostly come again. "
         "Details: rankwatch incidents show 1"
     )
@@ -43,10 +43,10 @@ def test_where_the_first_step_is_to_go_back_the_command_is_it():
 
 def test_a_long_name_leaves_no_room_for_the_reasons_but_for_the_commands():
     now = lines(kind=Kind.HANG, job="j" * 200)[2]
-    assert f" Then: rankwatch pause {'j' * 200} (" in now
+    assert f" If it stays: rankwatch pause {'j' * 200} (" in now
     reason = {"action": "pause", "reason": "r" * 200, "checkpoint": "local:l.0:470", "cost_gpu_hours": 0.31}
     now = lines(kind=Kind.HANG, job="j" * 200, suggestion=reason)[2]
-    assert now.endswith(f" Then: rankwatch pause {'j' * 200}. Details: rankwatch incidents show 1")
+    assert now.endswith(f" If it stays: rankwatch pause {'j' * 200}. Details: rankwatch incidents show 1")
 
 
 def test_a_value_that_is_neither_loss_nor_gradient_ruins_nothing_by_itself():
@@ -88,11 +88,11 @@ def test_it_names_the_newest_changes_before_the_onset_and_saves_only_where_nothi
     saved = {"what": save_text("local:l.0:470"), "step": 470, "unix_ns": onset - 65 * 10**9}
     began = {"what": "attempt l.1 began after l.0", "step": None, "unix_ns": onset - 300 * 10**9}
     declared = {"what": "declared: lr 3e-4", "step": 480, "unix_ns": onset - 10**9}
-    assert changed([saved, saved], onset) == "checkpoint local:l.0:470 saved, 1 min 5 s before"
-    assert changed([began, saved], onset) == "nothing; training was started again, 5 min earlier"
+    assert changed([saved, saved], onset) == "a checkpoint was saved at step 470, 1 min 5 s before"
+    assert changed([began, saved], onset) == "training was started again, 5 min earlier"
     first = began | {"what": "attempt l.0 began", "step": 0}
     assert changed([first, saved], onset) == "nothing; training began 5 min earlier"
-    assert changed([began | {"step": 40}], onset) == "nothing; training was started again at step 40, 5 min earlier"
+    assert changed([began | {"step": 40}], onset) == "training was started again at step 40, 5 min earlier"
     assert changed([began, saved, declared, declared | {"step": 479}], onset) == (
         "declared: lr 3e-4 at step 480, 1 s before; declared: lr 3e-4 at step 479, 1 s before; and 1 more"
     )
@@ -103,7 +103,7 @@ def test_a_gradient_norm_alone_is_no_proof_of_wrong_weights():
     hint = {"kind": Kind.CORRUPTION, "evidence": norms, "impact_gpu_hours_per_hour": 0.0, "confidence": 0.6}
     what, usual, then = lines(**hint)
     assert what.endswith("Impact: none is proven; wrong gradients of one rank would go into the weights of all")
-    assert "norms of about one size (peers 0.98, here 1.64). Confidence that it is real: possible." in usual
+    assert "Confidence that it is real: possible" in usual
     assert then.startswith("First: Look at the data of that rank first")
     what, _, then = lines(kind=Kind.CORRUPTION, severity=Severity.CRITICAL, evidence=norms)
     assert "weights may be wrong since the onset" in what
@@ -120,7 +120,7 @@ def test_what_a_script_declares_stays_on_its_line():
 def test_of_a_resolved_incident_it_says_how_long_it_lasted():
     resolved = {"state": "resolved", "resolved_unix_ns": NOON_UNIX_NS + 100_000_000_000, "resolved_step": 900}
     what, lasted, details = lines(**resolved)
-    assert what.startswith("RESOLVED gpt-small: ")
+    assert what.startswith("RESOLVED in job gpt-small: ")
     assert lasted == "It lasted 1 min 43 s, from step 480 to 900. It has cost 0.043 GPU-hours"
     assert details == "Details: rankwatch incidents show 1"
 
@@ -145,19 +145,21 @@ def test_the_steps_of_an_incident_never_go_backwards_after_a_rollback(detected_s
 def test_what_only_the_end_of_the_job_ended_is_not_told_as_resolved(kind, onset_step, steps, meaning):
     ended = {"state": "resolved", "resolved_unix_ns": NOON_UNIX_NS, "resolved_step": 900, "onset_step": onset_step}
     what, lasted, _ = lines(**ended, kind=kind, evidence={"ended_with_job": True})
-    assert what.startswith("ENDED gpt-small: ")
+    assert what.startswith("ENDED in job gpt-small: ")
     assert lasted == f"It lasted 3 s{steps}. The job ended before it was over{meaning}"
 
 
 def test_the_cost_is_of_ranks_where_the_job_has_no_devices():
-    assert "; the work of 1.5 of 8 ranks (19%) is lost" in incident_text(incident_version(), 8, accelerated=False)
-    assert "; the work of 1.5 of 8 GPUs (19%) is lost" in incident_text(incident_version(devices=()), 8)
+    assert "; the work of 1.5 of 8 ranks (19 %) is lost" in incident_text(incident_version(), 8, accelerated=False)
+    assert "; the work of 1.5 of 8 GPUs (19 %) is lost" in incident_text(incident_version(devices=()), 8)
 
 
 @pytest.mark.parametrize("kind", sorted(Kind))
-def test_every_kind_says_what_is_normal_and_how_bad_it_is_where_no_cost_is_known(kind):
+def test_every_kind_says_what_is_normal_where_the_summary_does_not_and_how_bad_it_is_where_no_cost_is_known(kind):
     what, usual, _ = lines(8, kind=kind, impact_gpu_hours_per_hour=0.0)
-    assert usual.startswith(f"Normal: {normal(kind, {})}")
+    assert f"Normal: {normal(kind, {})}" in usual
+    said = {"busy_s": 0.161, "peers_busy_s": 0.1}
+    assert "Normal:" not in lines(8, kind=kind, evidence=said, summary="Rank 3 takes 161 ms a step, they 0.1 s.")[1]
     assert what.endswith(f". Impact: {impact(kind, 'warning', {})}")
 
 
@@ -208,6 +210,6 @@ def test_a_command_that_waits_says_until_when_and_how_to_decide():
     by = {"reason": "NaN", "requested_by": "sam", "requested_unix_ns": NOON_UNIX_NS, "approval_required": True}
     request = CommandRequest(id="cmd_1", job="gpt", attempt="l.0", action="rollback", params={}, world_size=64, **by)
     asked, waits, decide = command_text(request).split("\n")
-    assert asked == "APPROVAL NEEDED gpt: rollback of all 64 ranks, asked by sam: NaN"
+    assert asked == "APPROVAL NEEDED in job gpt: rollback of all 64 ranks, asked by sam: NaN"
     assert "expires after 15 min" in waits
     assert decide.startswith("Decide: rankwatch commands approve ")

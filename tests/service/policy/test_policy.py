@@ -191,14 +191,14 @@ def test_a_rank_that_a_signal_stopped_is_to_be_continued_on_its_host():
     late = {"rank": 1, "os_state": "T", "phase": ""}
     stopped = {"decided_by": "stopped by a signal", "missing": [late], "stacks": [{"ranks": "0", "stack": "File a.py"}]}
     steps = first_steps("hang", "critical", stopped, ["node-b"])
-    assert steps[0].startswith("Continue the stopped process: `kill -CONT PID` on host node-b;")
+    assert steps[0].startswith("Continue the stopped process: `kill -CONT PID` on node-b;")
     assert steps[1].startswith("Find out who or what stopped it")
     assert not any("stack" in step for step in steps)
     alone = {"decided_by": "stopped by a signal", "os_state": "T"}
     assert "`kill -CONT PID` on its host" in first_steps("hang", "critical", alone)[0]
     known = stopped | {"pids": {"node-b": [4711], "node-c": [12, 13]}}
     assert first_steps("hang", "critical", known, ["node-b", "node-c"])[0] == (
-        "Continue the stopped processes: `kill -CONT 4711` on host node-b, `kill -CONT 12 13` on host node-c "
+        "Continue the stopped processes: `kill -CONT 4711` on node-b, `kill -CONT 12 13` on node-c "
         "(within its container, if it has one)."
     )
     dead = stopped | {"missing": [late | {"os_state": "Z"}]}
