@@ -41,9 +41,10 @@ BIG = 2**62 + 1
 )
 def test_the_majority_of_replicas_names_those_that_differ(values, scope, ranks, confidence) -> None:
     same = prints(10, *[7] * len(values))
-    (finding,) = compared(same, prints(20, *values), ranks=len(values))
+    (finding,) = compared(same, later := prints(20, *values), ranks=len(values))
     assert (str(finding.scope), finding.ranks, finding.confidence) == (scope, ranks, confidence)
     assert (finding.onset_step, finding.detected_step, finding.severity) == (11, 20, Severity.CRITICAL)
+    assert (finding.onset_time_s, finding.detected_time_s) == (same.time_s, later.time_s)
 
 
 def test_it_opens_once_and_closes_when_all_are_equal_again() -> None:

@@ -571,6 +571,23 @@ def test_hosts_that_fall_silent_while_the_job_is_being_ended_are_no_news() -> No
     assert job.stand(60) == []
 
 
+@pytest.mark.parametrize(
+    ("goes_on", "said"), [(True, "training goes on (step "), (False, "no step has begun since step ")]
+)
+def test_of_a_silent_host_it_is_told_whether_training_goes_on(goes_on: bool, said: str) -> None:
+    job = watched_job(hosts=4)
+    job.silent = {1}
+    findings = []
+    for _ in range(12):
+        job.step[1] -= 10 * goes_on  # nothing is heard of its steps
+        findings += job.train(1) if goes_on else job.stand(1)
+    (finding,) = findings
+    assert finding.summary.startswith(
+        "Host host-1 (1 of 4 ranks) has sent no telemetry for 11 s; the others report, and "
+    )
+    assert (said in finding.summary, finding.evidence["steps_go_on"]) == (True, goes_on)
+
+
 def test_hosts_that_fall_silent_within_seconds_are_one_episode_that_grows() -> None:
     job = watched_job(hosts=4)
     findings = []

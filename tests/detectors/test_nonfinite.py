@@ -73,6 +73,15 @@ def test_a_step_left_out_by_the_loss_scaler_raises_nothing() -> None:
     assert judged(frame(3, skipped), frame(4, {"loss": [1.0] * 4, "grad_norm": [1.0] * 4})) == []
 
 
+@pytest.mark.parametrize(
+    ("skipped", "said"), [(0.0, "; the update was not skipped."), (1.0, "; the update was skipped.")]
+)
+def test_it_says_whether_the_update_was_skipped_where_that_is_known(skipped: float, said: str) -> None:
+    gradients = {"nonfinite": [0, 1, 0, 0]}
+    assert judged(frame(3, {"optimizer_skipped": [skipped] * 4}, gradients))[0].summary.endswith(said)
+    assert "skipped" not in judged(frame(3, {}, gradients))[0].summary
+
+
 def test_twenty_steps_left_out_in_a_row_are_told_and_closed_when_it_ends() -> None:
     skipped = [frame(step, {"loss": [1.0] * 4, "optimizer_skipped": [1.0] * 4}) for step in range(30)]
     healthy = [frame(step, {"loss": [1.0] * 4, "grad_norm": [1.0] * 4}) for step in range(30, 40)]

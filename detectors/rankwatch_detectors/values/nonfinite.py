@@ -363,8 +363,8 @@ class NonfiniteDetector(DispatchingDetector):
             if parameter:
                 evidence["parameter"] = parameter
                 summary += f", first in {parameter}"
-        if any(name in NORMS for name in bad) and _seen(frame, SKIPPED):
-            summary += "; the update was not skipped"
+        if any(name in (*NORMS, "nonfinite") for name in bad) and _seen(frame, SKIPPED):
+            summary += f"; the update was {'' if anyone(_flagged(frame, SKIPPED)) else 'not '}skipped"
         if list(bad) == [SKIPPED]:
             summary = f"The loss scaler has skipped {self._skips} steps in a row, up to step {frame.step}"
             times = len(self._bouts) + 1

@@ -137,7 +137,7 @@ def impact(kind: str, severity: str, evidence: Mapping[str, Any], state: str = "
         raised = f" once it has lasted {duration(float(after_s or 0.0))}" if known else ""
         return f"training stands still, which may pass: the incident becomes critical by itself{raised}"
     if kind == Kind.NONFINITE and severity == Severity.CRITICAL and set(evidence.get("metrics") or {"loss"}) <= _NORMS:
-        return "if that update was applied, all steps since then are lost, and the checkpoints saved since then"
+        return "unless that update was skipped, all steps since then are lost, and the checkpoints saved since then"
     if kind == Kind.NONFINITE and severity != Severity.CRITICAL:
         return "none is proven while loss and gradients stay finite"
     if kind == Kind.TELEMETRY_LOST and evidence.get("steps_go_on"):
@@ -213,7 +213,7 @@ def duration(seconds: float) -> str:
 ASKED_TO_END: Final = ("Nothing: the job was asked to end.",)
 PASSED: Final = ("Nothing: it has ended by itself. It is watched for some minutes, in case it comes back.",)
 NORM_ALONE: Final = (
-    "Look at the data of that rank first, then at its device: this sign alone does not prove wrong weights.",
+    "Look at the data of that rank, then at its device: this sign alone does not prove wrong weights.",
     "If fingerprints differ as well, or the loss leaves its level, go back to a checkpoint from before the onset.",
 )
 """Of a corruption whose only sign is a local gradient norm."""

@@ -243,7 +243,7 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         label="Gradient norm",
         may_cause=_LOSS,
         first_steps=(
-            "Look at the loss of the following steps: if it stays calm, nothing need be done.",
+            "Nothing to do now: look at the loss of the next steps. While it stays calm, nothing is wrong.",
             "If norms jump again and again, lower the learning rate or the clipping threshold.",
         ),
         first_step="look at the loss of the next steps: while it stays calm, nothing need be done",
@@ -253,7 +253,7 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         label="Loss spike",
         may_cause=_LOSS,
         first_steps=(
-            "Wait some steps: most spikes pass by themselves.",
+            "Nothing to do now: see whether the loss of the next steps comes back, as after most spikes.",
             "Look at the gradient norm and the batch of that step. If it jumps again after a rollback, skip the batch.",
         ),
         first_step="wait some steps; then look at the gradient norm and the batch of that step",

@@ -54,6 +54,9 @@ _FIGURES: Final = (
 
 NUMBER: Final = re.compile(r"\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?")
 
+HOST: Final = re.compile(r"\b(on|of|without) (?:the|that|its) host\b")
+"""How first steps call the host of the ranks, which is named where it is one."""
+
 SAVES: Final = (Kind.CHECKPOINT_FAILED, Kind.CHECKPOINT_OVERDUE)
 """Kinds in which a checkpoint can be saved only after the first step."""
 
@@ -127,7 +130,7 @@ def incident_text(incident: IncidentVersion, world_size: int, accelerated: bool 
 
 def what_to_do(incident: IncidentVersion, accelerated: bool = True) -> list[str]:
     """The first steps about an incident, of a job that computes on devices or does not."""
-    return first_steps(
+    steps = first_steps(
         incident.kind,
         incident.severity,
         incident.evidence,
@@ -137,6 +140,9 @@ def what_to_do(incident: IncidentVersion, accelerated: bool = True) -> list[str]
         has_checkpoint=incident.checkpoint is not None,
         accelerated=accelerated,
     )
+    if len(incident.hosts) != 1:
+        return steps
+    return [HOST.sub(lambda found: f"{found[1]} {incident.hosts[0]}", step) for step in steps]
 
 
 def command_text(request: CommandRequest) -> str:
@@ -251,8 +257,8 @@ def _what_now(incident: IncidentVersion, world_size: int, accelerated: bool) -> 
         then = f"Then: {steps[1]}" if goes_back and same and len(steps) > 1 else f"First: {steps[0]}"
         first = f"The policy orders a {ordered['action']} by itself{reasons}. {then}"
     elif not _is_worth_it(incident):
-        why = _wait_until(incident, accelerated) or ("" if action in POLICY_ACTIONS else why)
-        first = f"First: {steps[0]}{' ' if why else ''}{why[:1].upper()}{why[1:]}{'.' if why else ''}"
+        why = _wait_until(incident, accelerated) or (steps[-1] * (len(steps) > 1) if action in POLICY_ACTIONS else why)
+        first = f"First: {steps[0]}{' ' if why else ''}{why[:1].upper()}{why[1:].removesuffix('.')}{'.' if why else ''}"
     else:
         command = f"{command_to_type(incident)}{reasons}."
         if goes_back and action == Action.ROLLBACK:
@@ -280,7 +286,8 @@ def _wait_until(incident: IncidentVersion, accelerated: bool) -> str:
     cost = next((one.get("cost_gpu_hours") or 0.0 for one in others if one.get("action") == Action.RELAUNCH), 0.0)
     if cost <= 0 or incident.impact_gpu_hours_per_hour <= 0 or KINDS[incident.kind].stands_still:
         return ""
-    relaunch = f"a relaunch ({_hours(cost, accelerated)})"
+    without = f" without {incident.hosts[0]}" if len(incident.hosts) == 1 else ""
+    relaunch = f"a relaunch{without} ({_hours(cost, accelerated)})"
     until_unix_ns = incident.onset_unix_ns + cost / incident.impact_gpu_hours_per_hour * HOUR_NS
     if until_unix_ns <= incident.updated_unix_ns:
         return f"it has cost more than {relaunch} by now"

@@ -26,7 +26,7 @@ def test_it_says_what_where_how_bad_what_is_normal_and_what_to_do_first():
         "Normal: ranks that do the same work take equally long (peers 0.1 s, here 0.161 s). "
         "Likely cause: the rank itself: its device, process or data"
     )
-    assert first.startswith("First: Run `nvidia-smi -q -d TEMPERATURE,POWER,CLOCK` on the host")
+    assert first.startswith("First: Run `nvidia-smi -q -d TEMPERATURE,POWER,CLOCK` on node-a")
     why = "the rank is slow on its own; costs 0.1 GPU-hours an hour"
     assert first.endswith(f"If it stays: rankwatch pause gpt-small ({why}). Details: rankwatch incidents show 1")
 
@@ -36,7 +36,7 @@ def test_where_the_first_step_is_to_go_back_the_command_is_it():
     now = lines(kind=Kind.CORRUPTION, severity=Severity.CRITICAL, suggestion=suggestion)[2]
     assert now == (
         "First: rankwatch rollback gpt-small (why: that of step 470; costs about 17 s of the job, 0.31 GPU-hours). "
-        "Then: Train on without that host, and test its GPU (`dcgmi diag -r 3`): such faults mostly come again. "
+        "Then: Train on without node-a, and test its GPU (`dcgmi diag -r 3`): such faults mostly come again. "
         "Details: rankwatch incidents show 1"
     )
 
@@ -61,9 +61,43 @@ def test_where_no_command_helps_it_says_what_to_expect():
     assert now.endswith(". It may pass by itself. Details: rankwatch incidents show 1")
     waiting["alternatives"] = [{"action": "pause"}, {"action": "relaunch", "cost_gpu_hours": 2.0, "reason": "why"}]
     now = lines(suggestion=waiting, impact_gpu_hours_per_hour=8.0)[2]
-    assert ". Wait until 09:08 UTC at the latest: by then it has cost as much as a relaunch (2 GPU-hours)." in now
+    assert (
+        ". Wait until 09:08 UTC at the latest: by then it has cost as much as a relaunch without node-a (2 GPU-hours)."
+        in now
+    )
     now = lines(suggestion=waiting, impact_gpu_hours_per_hour=8_000.0)[2]
-    assert ". It has cost more than a relaunch (2 GPU-hours) by now." in now
+    assert ". It has cost more than a relaunch without node-a (2 GPU-hours) by now." in now
+
+
+def test_no_command_is_advised_that_costs_more_than_the_incident():
+    pause = {"action": "pause", "reason": "why", "cost_gpu_hours": 64.0}
+    now = lines(suggestion=pause, impact_gpu_hours_per_hour=8.0)[2]
+    assert "rankwatch pause" not in now
+    assert "save a checkpoint and go on without node-a. Details:" in now
+    assert command_to_type(incident_version(suggestion=pause)).startswith("rankwatch incidents show ")
+    assert "If it stays: rankwatch pause" in lines(suggestion=pause, impact_gpu_hours_per_hour=64.0)[2]
+    back = {"action": "rollback", "reason": "why", "checkpoint": "local:l.0:470", "cost_gpu_hours": 0.3}
+    norm = {"kind": Kind.CORRUPTION, "evidence": {"local_grad_norm": 2.8}, "impact_gpu_hours_per_hour": 0.0}
+    assert "rankwatch rollback" not in lines(suggestion=back, **norm)[2]
+
+
+def test_what_the_policy_orders_by_itself_is_no_command_to_type():
+    ordered = {"action": "pause", "reason": "why", "policy": {"mode": "act", "action": "pause", "reason": "rule r1"}}
+    now = lines(suggestion=ordered)[2]
+    assert now.startswith("The policy orders a pause by itself (rule r1; why). First: Run `nvidia-smi")
+    assert "rankwatch pause" not in now
+
+
+def test_a_hang_that_may_pass_says_when_it_becomes_critical():
+    hang = {"kind": Kind.HANG, "severity": Severity.INFO, "evidence": {"critical_after_s": 5.0}}
+    assert "becomes critical by itself once it has lasted 5 s" in lines(**hang)[0]
+    assert "becomes critical" not in lines(**hang | {"severity": Severity.CRITICAL})[0]
+
+
+def test_what_the_summary_says_of_place_and_time_is_not_said_again():
+    said = "Ranks 1, 2 on a wait since 08:53:17 UTC in step 480 (GPU-3)."
+    what = lines(ranks=(1, 2), hosts=("a",), summary=said)[0]
+    assert what.startswith(f"WARNING in job gpt-small: {said.removesuffix('.')}. Found 3 s later. Impact: ")
 
 
 def test_a_slow_rank_without_a_device_is_no_matter_for_nvidia_smi():
@@ -104,7 +138,7 @@ def test_a_gradient_norm_alone_is_no_proof_of_wrong_weights():
     what, usual, then = lines(**hint)
     assert what.endswith("Impact: none is proven; wrong gradients of one rank would go into the weights of all")
     assert "Confidence that it is real: possible" in usual
-    assert then.startswith("First: Look at the data of that rank first")
+    assert then.startswith("First: Look at the data of that rank, ")
     what, _, then = lines(kind=Kind.CORRUPTION, severity=Severity.CRITICAL, evidence=norms)
     assert "weights may be wrong since the onset" in what
     assert then.startswith("First: Go back to a checkpoint from before the onset")
