@@ -10,7 +10,8 @@ import pytest
 
 from rankwatch_detectors.base import UNREPORTED, Change, Finding, Occurrence
 from rankwatch_detectors.episodes import since
-from rankwatch_detectors.progress.hang import HangConfig, HangDetector, Patience
+from rankwatch_detectors.progress.hang import HangDetector
+from rankwatch_detectors.progress.patience import HangConfig, Patience
 from tests.support.detection.verdicts import opened
 from tests.support.values.presences import Clockwork
 

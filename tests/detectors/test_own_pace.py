@@ -10,8 +10,9 @@ import pytest
 
 from rankwatch_detectors.base import AttemptStart, Change, Finding, Floats, Frame, Kind, Occurrence, Severity, StepKind
 from rankwatch_detectors.pace.own_past import OwnPastConfig, OwnPastDetector
-from rankwatch_detectors.progress.hang import HangConfig, HangDetector
+from rankwatch_detectors.progress.hang import HangDetector
 from rankwatch_detectors.progress.own_pace import OwnPaceDetector
+from rankwatch_detectors.progress.patience import HangConfig
 from rankwatch_detectors.scope import WHOLE_JOB, IncidentScope
 from tests.support.detection.verdicts import closed, judge, opened, restored_all_along
 from tests.support.values.presences import ATTEMPT, Clockwork, topology

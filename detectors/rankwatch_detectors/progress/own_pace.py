@@ -16,7 +16,8 @@ import numpy as np
 from rankwatch_detectors.base import AttemptStart, Bools, Finding, Floats, Kind, Presence, Severity
 from rankwatch_detectors.dispatch import DispatchingDetector
 from rankwatch_detectors.episodes import since
-from rankwatch_detectors.progress.hang import STOPPED, STOPPED_STATES, HangConfig, stopped_ranks
+from rankwatch_detectors.progress.arrival import STOPPED, STOPPED_STATES, stopped_ranks
+from rankwatch_detectors.progress.patience import HangConfig
 from rankwatch_detectors.scope import IncidentScope
 
 STEPS_MIN = 4

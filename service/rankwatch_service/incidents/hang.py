@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from rankwatch import wire
 from rankwatch_detectors.base import Kind, Occurrence
-from rankwatch_detectors.progress.hang import STOPPED
+from rankwatch_detectors.progress.arrival import STOPPED
 from rankwatch_detectors.scope import WHOLE_JOB
 from rankwatch_service.incidents.causes import NOT_THE_NETWORK, without_ruled_out
 from rankwatch_service.incidents.model import SENTENCE, STACKS, Incident, Part, TransitionKind, Update
