@@ -38,6 +38,8 @@ SAME_EDGE_NS: Final = 20_000
 """Changes of busy time closer together than this share one reading of the CPU clock, a system call that takes 0.3 us
 between such calls and 8 us with the cold caches of a real training. data_wait begins right after the boundary, and
 20 us are a five-hundredth of a short step."""
+READ_FROM_NS: Final = 1_000_000
+"""Steps below a millisecond do not read how long they waited for a core: a reading would take a hundredth of them."""
 CROWDED_PARTS: Final = 64
 """A reading of the time of waiting for a core takes 1.3 us with warm caches. As long as that time is a smaller part of
 the step than one of so many, it is read once a step, and all of it counts as within busy time."""
@@ -238,6 +240,8 @@ class StepMeter:
         self._read_queue_ns = 0.0
         self._off_queue_ns = 0.0
         self._idle_queue_ns = 0.0
+        self._is_stale = False
+        """The step before was too short to read the time of waiting for a core, so that this one has no beginning."""
         self._is_crowded = False
         """In the step before, the thread waited for a core so long that it matters when in a step it does."""
         self._wait_ns = 0
@@ -271,7 +275,7 @@ class StepMeter:
         self.step = step
         self._begin_ns = self._read_ns = now_ns
         self._begin_cpu_ns = self._read_cpu_ns = cpu_ns
-        if self._queue is not None and now_ns != self._ended_ns:
+        if self._queue is not None and now_ns != self._ended_ns and not self._is_stale:
             self._read_queue_ns = self._queue()
         self._begin_queue_ns = self._read_queue_ns
         self._idle_ns = self._idle_cpu_ns = self._wait_ns = 0
@@ -294,11 +298,13 @@ class StepMeter:
         step_ns = now_ns - self._begin_ns
         self._ended_ns = now_ns
         queued_ns = math.nan
-        if self._queue is not None:
+        was_stale, self._is_stale = self._is_stale, step_ns < READ_FROM_NS
+        if self._queue is not None and not self._is_stale:
             self._read_queue_ns = self._queue()
-            in_step_ns = self._read_queue_ns - self._begin_queue_ns
-            queued_ns = in_step_ns - self._idle_queue_ns
-            self._is_crowded = in_step_ns * CROWDED_PARTS > step_ns
+            if not was_stale:
+                in_step_ns = self._read_queue_ns - self._begin_queue_ns
+                queued_ns = in_step_ns - self._idle_queue_ns
+                self._is_crowded = in_step_ns * CROWDED_PARTS > step_ns
         self.recorder.write_step(
             step=self.step,
             k=self.k,

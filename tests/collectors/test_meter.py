@@ -71,6 +71,14 @@ def test_only_busy_time_counts_as_waiting_for_a_core_once_there_is_much_of_it(be
     assert [entry.queued_s for entry in bench.steps] == pytest.approx([8, 3])
 
 
+def test_steps_too_short_to_read_how_long_they_waited_for_a_core_leave_it_open_and_take_none_of_it_along(bench):
+    for step, wall_s in enumerate((0.01, 0.0005, 0.01, 0.01)):
+        bench.begin(step)
+        bench.work(wall_s, queue_s=0.2 * wall_s)
+        bench.end()
+    assert [entry.queued_s for entry in bench.steps] == pytest.approx([0.002, math.nan, math.nan, 0.002], nan_ok=True)
+
+
 def test_waiting_for_a_core_is_not_measured_where_torch_computes_with_several_threads(bench, monkeypatch):
     for step, threads in enumerate((4, 1)):
         monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(get_num_threads=lambda threads=threads: threads))

@@ -88,7 +88,7 @@ def _drain_beside(options: argparse.Namespace, environment: Mapping[str, str]) -
 
     token = options.token_file and str(options.token_file.absolute())
     for directory, job in left_spools(spool_base(options.dir, environment))[:DRAINED_MAX]:
-        if job != options.job:
+        if (directory, job) != (str(options.dir), options.job):
             ensure_agent(directory, job, environment, url=options.url, token_file=token)
 
 

@@ -13,6 +13,7 @@ Whoever answers at the service's address without its key can neither make orders
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import json
 import logging
@@ -106,7 +107,8 @@ class Enrolment:
         """
         with self._lock:
             if batch and not self._host:
-                self._host = wire.decode_batch(batch).host
+                with contextlib.suppress(msgspec.DecodeError):  # the service refuses it, and says so
+                    self._host = wire.decode_batch(batch).host
             if self._identity is None:
                 self._identity = self._enrol()
             return self._identity

@@ -25,6 +25,7 @@ What the ranks of a host are asked when their job hangs: stacks and native frame
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import queue
@@ -205,8 +206,9 @@ class Stacks:
         path = Path(layout.stack_path(rank.path))
         size = _size(path)
         if size > STACK_FILE_MAX and not any(waiting.path == path for waiting in self._waiting):
-            os.truncate(path, 0)
-            size = 0
+            with contextlib.suppress(OSError):  # it is gone: then so is the rank
+                os.truncate(path, 0)
+            size = _size(path)
         waiting = _Waiting(
             rank, rank.attempt(block.k), fields, block.step, path, size, now_s + STACK_WAIT_S, size, now_s
         )

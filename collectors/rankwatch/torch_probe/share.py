@@ -24,6 +24,8 @@ from rankwatch.layout import SLICES_MAX
 from rankwatch.torch_probe.gradients import LocalGradients, LocalResult, Scalar
 from rankwatch.torch_probe.watched_model import Handed, Optimizer, Scaler
 
+TRAINED_EVERY: Final = 8
+"""Updates between two counts of the trained parameters: a count reads each of thousands."""
 FRAMES_MAX: Final = 16
 """Depth of the search on the stack: torch and the schedulers add 2 frames, frameworks another 4."""
 
@@ -126,6 +128,7 @@ class Share:
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self.rate: float | None = None
         """The largest learning rate of its groups; None where they are on a device."""
+        self._looks = self._held = 0
         self.trains = self._trained()
         """How many parameters it trains, ..."""
         self._trains = {self.trains}
@@ -166,10 +169,16 @@ class Share:
         self.now.overflowed = getattr(self.optimizer, "found_inf", None)
 
     def look_at_groups(self) -> None:
-        """Read learning rate and number of trained parameters from the optimizer."""
+        """Read the learning rate, and how many parameters the optimizer trains: each `TRAINED_EVERY` updates, and where
+        it has got further ones.
+        """
         rates = [group.get("lr", 0.0) for group in self.optimizer.param_groups]
         on_host = [float(one) for one in rates if not isinstance(one, torch.Tensor) or one.device.type == "cpu"]
         self.rate = max(on_host, default=None)
+        held, self._held = self._held, sum(len(group["params"]) for group in self.optimizer.param_groups)
+        self._looks += 1
+        if held == self._held and self._looks % TRAINED_EVERY:
+            return
         trained = self._trained()
         if trained not in self._trains:
             self._trains.add(trained)

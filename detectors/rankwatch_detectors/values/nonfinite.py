@@ -193,19 +193,7 @@ class NonfiniteDetector(DispatchingDetector):
         summary = (
             f"{_listed(sorted(told))} {'has' if len(told) == 1 else 'have'} been NaN or Inf since the first value."
         )
-        opened = self.episodes.open(
-            WHOLE_JOB,
-            attempt=self.attempt,
-            severity=Severity.INFO,
-            onset_step=frame.step,
-            detected_step=frame.step,
-            onset_time_s=self.now_s,
-            detected_time_s=self.now_s,
-            score=math.inf,
-            confidence=0.5,
-            summary=summary,
-            evidence={"metrics": sorted(told)},
-        )
+        opened = self._open(Severity.INFO, frame, frame.step, 0.5, summary, {"metrics": sorted(told)})
         return [*opened, *self.episodes.close(WHOLE_JOB, frame.step, self.now_s, summary)]
 
     def _look_at_zeros(self, frame: Frame) -> list[Finding]:
@@ -223,20 +211,10 @@ class NonfiniteDetector(DispatchingDetector):
             return []
         self._bad[ZERO] = 0
         same = f" and the gradient norm always {first:.4g}" if first is not None else ""
-        return self.episodes.open(
-            WHOLE_JOB,
-            attempt=self.attempt,
-            severity=Severity.CRITICAL if same else Severity.WARNING,
-            onset_step=since,
-            detected_step=frame.step,
-            onset_time_s=self.now_s,
-            detected_time_s=self.now_s,
-            score=math.inf,
-            confidence=0.9 if same else 0.5,
-            summary=f"The loss has been exactly 0 since step {since}{same}: nothing is trained any more, or its NaN is "
-            "logged as 0.",
-            evidence={"metrics": ["loss"], "value": 0.0, "usual": median(np.asarray(self._losses))},
-        )
+        severity, confidence = (Severity.CRITICAL, 0.9) if same else (Severity.WARNING, 0.5)
+        summary = f"The loss has been exactly 0 since step {since}{same}: nothing is trained any more, or its NaN is "
+        evidence = {"metrics": ["loss"], "value": 0.0, "usual": median(np.asarray(self._losses))}
+        return self._open(severity, frame, since, confidence, f"{summary}logged as 0.", evidence)
 
     def _look_at_norm(self, frame: Frame) -> list[Finding]:
         """Tell of gradients that are exactly 0 for long, as of units that are dead, or a loss without its graph."""
@@ -247,18 +225,32 @@ class NonfiniteDetector(DispatchingDetector):
         if self._dead[0] != self._config.dead_rows or len(self.episodes):
             return []
         self._bad[DEAD] = 0
+        summary = f"All gradients have been exactly 0 since step {self._dead[1]}: nothing is trained."
+        evidence = {"metrics": ["grad_norm"], "value": 0.0}
+        return self._open(Severity.WARNING, frame, self._dead[1], 0.9, summary, evidence)
+
+    def _open(
+        self,
+        severity: Severity,
+        frame: Frame,
+        onset_step: int,
+        confidence: float,
+        summary: str,
+        evidence: dict[str, Any],
+    ) -> list[Finding]:
+        """Tell of the whole job, found in this frame."""
         return self.episodes.open(
             WHOLE_JOB,
             attempt=self.attempt,
-            severity=Severity.WARNING,
-            onset_step=self._dead[1],
+            severity=severity,
+            onset_step=onset_step,
             detected_step=frame.step,
             onset_time_s=self.now_s,
             detected_time_s=self.now_s,
             score=math.inf,
-            confidence=0.9,
-            summary=f"All gradients have been exactly 0 since step {self._dead[1]}: nothing is trained.",
-            evidence={"metrics": ["grad_norm"], "value": 0.0},
+            confidence=confidence,
+            summary=summary,
+            evidence=evidence,
         )
 
     def _was_far_from_zero(self) -> bool:

@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from rankwatch_service.incidents.lost_time import HOUR_NS
 from rankwatch_service.incidents.model import GRAVITY, IncidentVersion
-
-HOUR_NS: Final = 3_600 * 10**9
 
 MESSAGES_PER_HOUR: Final = 3
 

@@ -16,12 +16,11 @@ from typing import Any, Final
 
 from rankwatch_detectors.base import Kind, Severity
 from rankwatch_service.incidents.kinds import KINDS
+from rankwatch_service.incidents.lost_time import HOUR_NS
 from rankwatch_service.policy.checkpoint_ledger import SPEED, SURVIVES_HOSTS, SURVIVES_PROCESSES, CheckpointTier, Ledger
 from rankwatch_service.policy.control_records import PolicyRuleRecord, PolicySet
 from rankwatch_service.policy.precision import JUDGED_MIN, UNJUDGED, Precision
 from rankwatch_service.policy.rollback import Way, possible, resumed_from, way_back, why_from_scratch
-
-HOUR_NS: Final = 3_600 * 10**9
 
 
 class Mode(StrEnum):

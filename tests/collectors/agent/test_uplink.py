@@ -292,7 +292,10 @@ def test_before_a_rank_has_named_the_host_there_is_nothing_to_enrol_but_for_what
 ):
     with pytest.raises(NotEnrolledError, match="which host"):
         enrolment(service, tmp_path, host="").identity()
-    assert published(enrolment(service, tmp_path, host="")) == Accepted()
+    nameless = enrolment(service, tmp_path, host="")
+    with pytest.raises(NotEnrolledError, match="which host"):
+        nameless.identity(b"no batch")
+    assert published(nameless) == Accepted()
 
 
 def test_a_service_that_does_not_enrol_the_agent_is_not_asked_again_at_once(service, tmp_path):

@@ -223,19 +223,19 @@ def test_layers_that_are_unfrozen_are_a_change_and_further_ones_are_measured(tmp
     job = Job(tmp_path, number=0)
     for layer in job.model[0].parameters():
         layer.requires_grad_(False)
-    job.train(5)
+    job.train(10)
     for layer in job.model[0].parameters():
         layer.requires_grad_(True)
-    job.train(5)
+    job.train(10)
     head = nn.Linear(1, 1)
     job.optimizer.add_param_group({"params": head.parameters(), "lr": 0.5})
-    job.train(5)
+    job.train(10)
     job.steps.close()
     assert [one["what"] for one in job.rank.notes("declared")] == [
         "4 trained parameters instead of 2 (SGD)",
         "6 trained parameters instead of 4 (SGD)",
     ]
-    assert job.values("lr") == [0.01] * 9 + [0.5] * 5
+    assert job.values("lr") == [0.01] * 19 + [0.5] * 10
     assert job.rank.identity["parameters"][-2:] == ["Linear.weight", "Linear.bias"]
 
 
