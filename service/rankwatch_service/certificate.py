@@ -27,9 +27,8 @@ class ServedCertificate:
     def __init__(self, certificate: Path, key: Path) -> None:
         """Read the files.
 
-        Args:
-            certificate: in PEM form, followed by those between it and its authority.
-            key: its private key in PEM form, without a passphrase.
+        `certificate`: in PEM form, followed by those between it and its authority. `key`: its private key in PEM form,
+        without a passphrase.
 
         Raises:
             CertificateError: they cannot be used.

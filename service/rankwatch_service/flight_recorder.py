@@ -57,10 +57,7 @@ class RankDump:
 def parsed(origin: object, rank: int, dump: Mapping[str, Any]) -> RankDump:
     """The dump of one rank, as torch writes it.
 
-    Args:
-        origin: what errors call it.
-        rank: whose it is.
-        dump: the JSON.
+    `origin`: what errors call it.
 
     Raises:
         DumpError: it is not; the message names its origin.

@@ -86,13 +86,7 @@ class Agents:
     """Enrols agents and recognizes their messages. Thread-safe."""
 
     def __init__(self, engine: Engine, secrets_of: AgentSecrets, clock: Clock) -> None:
-        """Do no I/O yet.
-
-        Args:
-            engine: of a database with this version's tables.
-            secrets_of: derives their secrets.
-            clock: decides who is silent.
-        """
+        """Do no I/O yet."""
         self.secrets_of = secrets_of
         self._engine = engine
         self._clock = clock
@@ -103,10 +97,7 @@ class Agents:
     def enrol(self, origin: Origin, token_id: str, hosts_max: int | None) -> Enrolled:
         """Give an agent its identity.
 
-        Args:
-            origin: the job and the host that it speaks for.
-            token_id: by which it asked.
-            hosts_max: how many agents this token admits at a time; None: as many as come.
+        `hosts_max`: how many agents this token admits at a time; None: as many as come.
 
         Raises:
             FullError: as many are enrolled and not silent, or the job has `AGENTS_MAX`.
@@ -126,10 +117,7 @@ class Agents:
     def verify(self, signed: Signed | None, purpose: Purpose, origin: Origin) -> str:
         """The agent that a message is from.
 
-        Args:
-            signed: the parts of the message; None: it is not signed.
-            purpose: what it was sent for.
-            origin: what the message itself says.
+        `signed`: the parts of the message; None: it is not signed.
 
         Returns:
             Its id; empty for an unsigned message of a job in which no agent has enrolled.
@@ -222,13 +210,7 @@ class Renewals:
     """The renewals of this process. Thread-safe."""
 
     def __init__(self, engine: Engine, authenticator: Authenticator, clock: Clock) -> None:
-        """Do no I/O yet.
-
-        Args:
-            engine: of a database with this version's tables.
-            authenticator: remembers when tokens expire.
-            clock: decides what is due.
-        """
+        """Do no I/O yet."""
         self._engine = engine
         self._authenticator = authenticator
         self._clock = clock

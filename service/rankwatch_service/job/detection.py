@@ -300,9 +300,7 @@ class DetectorBank:
     def restore(self, state: Mapping[str, Any], start: AttemptStart | None) -> list[str]:
         """Restore snapshots.
 
-        Args:
-            state: what `state` gave.
-            start: the start of the running attempt, for detectors without a snapshot; None if there is none.
+        `start`: the start of the running attempt, for detectors without a snapshot; None if there is none.
 
         Returns:
             Names of detectors without a snapshot: they are new, or of another version.
@@ -362,12 +360,8 @@ class DetectionPipeline:
     """The detectors and the correlator of one job."""
 
     def __init__(self, job: str, make_detectors: MakeDetectors, rules: RulesInForce = tuple) -> None:
-        """Begin without an attempt.
-
-        Args:
-            job: its name.
-            make_detectors: makes its detectors.
-            rules: returns the rules of people on its metrics; every start of an attempt brings them to the detectors.
+        """Begin without an attempt. `rules`: returns the rules of people on its metrics; every start of an attempt
+        brings them to the detectors.
         """
         self.correlator = Correlator(job)
         self._rules = rules
@@ -393,11 +387,8 @@ class DetectionPipeline:
     ) -> tuple[list[Update], list[Failure]]:
         """Take the next observation.
 
-        Args:
-            observation: the observation.
-            topology_state: the topology as of it.
-            following: what is observed next, one by one, up to the next start of an attempt. Detectors may judge it
-                now, with the same outcome.
+        `following`: what is observed next, one by one, up to the next start of an attempt. Detectors may judge it now,
+        with the same outcome.
 
         Returns:
             The updates of incidents, and the failures of detectors.
@@ -465,9 +456,7 @@ class DetectionPipeline:
     def restore(self, state: Mapping[str, Any], start: AttemptStart | None) -> list[str]:
         """Restore what `state` gave.
 
-        Args:
-            state: what `state` gave.
-            start: the start of the running attempt, for detectors without a snapshot; None if there is none.
+        `start`: the start of the running attempt, for detectors without a snapshot; None if there is none.
 
         Returns:
             Names of detectors without a snapshot: they are new, or of another version.

@@ -104,12 +104,8 @@ class DeviceBoard:
         """Samples and values that are not charted, by reason."""
 
     def take(self, batches: Sequence[wire.Batch], ranks: int, now_s: float) -> list[DeviceNumber]:
-        """Take the samples of batches; returns the devices that are new.
-
-        Args:
-            batches: in the order in which they were sent.
-            ranks: how many ranks of the job are known.
-            now_s: stream time.
+        """Take the samples of batches; returns the devices that are new. `batches`: in the order in which they were
+        sent.
         """
         fresh = list[DeviceNumber]()
         for batch in batches:

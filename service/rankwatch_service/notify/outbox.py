@@ -65,9 +65,7 @@ class OutboxTable:
         with `after_s` that was not notified of the incident before is due only while nobody has acknowledged it; else
         it is marked as unneeded, or silenced.
 
-        Args:
-            now_unix_ns: the time.
-            in_flight: ids of the messages being sent, by receiver; they are left out and count towards the limit.
+        `in_flight`: ids of the messages being sent, by receiver; they are left out and count towards the limit.
 
         Raises:
             LeaseLostError: another notifier holds the lease; nothing was marked.
@@ -110,9 +108,7 @@ class OutboxTable:
     def give_up(self, now_unix_ns: int, in_flight: Collection[str]) -> int:
         """Mark waiting messages that are older than `GIVE_UP_AFTER_S`, or whose receiver was removed, as failed.
 
-        Args:
-            now_unix_ns: the time.
-            in_flight: ids of the messages being sent; they are left out until their tries are recorded.
+        `in_flight`: ids of the messages being sent; they are left out until their tries are recorded.
 
         Returns:
             How many were marked.

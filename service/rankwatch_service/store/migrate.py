@@ -119,9 +119,7 @@ _log = structlog.get_logger(__name__)
 def once_it_answers(begin: Callable[[], Begun], clock: Clock) -> Begun:
     """What `begin` returns; called again as long as the database is not available.
 
-    Args:
-        begin: reads and writes the database; what it did before it failed may be repeated.
-        clock: for the pauses.
+    `begin`: reads and writes the database; what it did before it failed may be repeated.
 
     Raises:
         StoreBusyError: the database has not been available for `START_S`.
