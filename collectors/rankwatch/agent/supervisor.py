@@ -31,10 +31,8 @@ STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 def supervise(worker: list[str], lock: int, tell: Callable[[str], None]) -> int:
     """Keep a worker running until it ends by itself.
 
-    Args:
-        worker: command line; the number of restarts so far is appended.
-        lock: descriptor of the agent's lock, which the worker inherits.
-        tell: writes one line to the agent's log.
+    `worker`: command line; the number of restarts so far is appended. `lock`: descriptor of the agent's lock, which the
+    worker inherits.
 
     Returns:
         The exit status for this process: 0, or 143 (128 + SIGTERM) after a signal to stop.

@@ -29,12 +29,7 @@ class FollowedRank:
     """The rank of a log. What it cannot know, such as waits and busy time, is recorded as the step itself."""
 
     def __init__(self, watch: Watch, now: Callable[[], int] = time.monotonic_ns) -> None:
-        """Declare that nothing can be ordered.
-
-        Args:
-            watch: started for this rank, with no step begun.
-            now: monotonic nanoseconds.
-        """
+        """Declare that nothing can be ordered."""
         self._meter = watch._meter
         self._recorder = watch._recorder
         self._now = now
@@ -54,10 +49,7 @@ class FollowedRank:
 
     def reading(self, rows: int, *, behind: bool) -> None:
         """Begin a reading. Its rows share the time since the reading before, since writers and file systems buffer.
-
-        Args:
-            rows: how many it has; without any it is none.
-            behind: more rows are there already, so that the time between this reading and the next is not theirs.
+        `behind`: more rows are there already, so that the time between this reading and the next is not theirs.
         """
         if rows:
             now_ns = self._now()

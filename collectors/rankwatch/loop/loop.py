@@ -127,9 +127,7 @@ class Loop:
     def begin(self, step: int, *, adjoining: bool = False) -> int:
         """Pass the boundary before `step`.
 
-        Args:
-            step: the step that would come next.
-            adjoining: the last step ended right here, so that its reading of the clocks can be used again.
+        `adjoining`: the last step ended right here, so that its reading of the clocks can be used again.
 
         Returns:
             The step that begins, another one after a rollback; STOP if the loop must end.
@@ -264,13 +262,8 @@ class Loop:
     # ---- checkpoints -------------------------------------------------------------------------------------------------
 
     def saved(self, step: int, location: str, tier: str, fields: Mapping[str, Any]) -> str:
-        """Register a checkpoint; return its id.
-
-        Args:
-            step: the step to go on from when it is loaded.
-            location: where it is.
-            tier: memory, local or remote.
-            fields: seconds, bytes, shards (how many ranks save a part; 0 = every rank).
+        """Register a checkpoint; return its id. `step`: the step to go on from when it is loaded. `fields`: seconds,
+        bytes, shards (how many ranks save a part; 0 = every rank).
         """
         checkpoint = self._id(tier, step)
         if tier != "memory" and self.state is not None and self.state.batches is not None:
