@@ -197,7 +197,7 @@ class Watch:
         """Yield the steps from `start` to `max_steps` - 1; orders are carried out between them.
 
         After a rollback the steps go on from the restored one; a stop ends them. However the loop is left, the rank
-        takes no further orders afterwards.
+        takes no further orders afterwards, until another loop begins, which is recorded behind it.
         """
         return stepping.steps(self._loop, max_steps, start)
 
@@ -217,7 +217,8 @@ class Watch:
         Args:
             loader: yields the batches of one epoch each time it is iterated over.
             epochs: how often.
-            set_epoch: called with an epoch's number before it begins; None: that of the loader or of its sampler.
+            set_epoch: called with an epoch's number before it begins; None: that of the loader or of its sampler, if
+                there are several epochs.
             start: the first step, as after a relaunch. Batches of earlier steps are skipped, but not those of a loader
                 with `load_state_dict`, which the script restores.
 
@@ -225,7 +226,7 @@ class Watch:
             ValueError: `state` was called with `data`, which is read from `batches`.
         """
         loop = self._loop
-        if loop.state is not None and loop.state.batches is not None:
+        if loop.state is not None and not isinstance(loop.state.batches, EpochBatches | None):
             raise ValueError(
                 "watch.over has a loader of its own: leave data= out of watch.state, or read watch.batches"
             )

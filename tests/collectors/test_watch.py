@@ -91,6 +91,41 @@ def test_a_second_loop_takes_orders_again(rank):
     assert [note["reason"] for note in rank.notes("rank_left")] == ["end", "end"]
 
 
+def test_a_later_loop_counts_anew_for_the_script_and_is_recorded_behind_the_earlier_ones(rank):
+    assert list(rank.watch.steps(2)) == [0, 1]
+    assert [step for step, _ in rank.watch.over("abc")] == [0, 1, 2]
+    assert [step for step, _ in rank.watch.over("abc")] == [0, 1, 2]
+    for number in (0, 1, 1):
+        with rank.watch.step(number) as step:
+            assert step == number
+    assert list(rank.watch.steps(2)) == [0, 1]
+    assert [entry.step for entry in rank.steps] == list(range(13))
+
+
+def test_a_later_loop_goes_back_only_to_what_it_has_saved_however_the_script_counts_that(rank):
+    list(rank.watch.steps(5))
+    loaded = []
+    rank.watch.on_rollback(lambda checkpoint: loaded.append(checkpoint.step) or checkpoint.step)
+    seen = []
+    for step in rank.watch.steps(6):
+        seen.append(step)
+        if step == 1:
+            rank.watch.checkpoint_saved(2, "/own")
+            rank.watch.checkpoint_saved(7, "/all")
+            rank.order("rollback", 9, checkpoint="local:l.0:7", location="/own", checkpoint_step=7, k=1)
+    assert [note["location"] for note in rank.notes("checkpoint_saved")] == ["/own", "/all"]
+    assert {note["checkpoint"] for note in rank.notes("checkpoint_saved")} == {"local:l.0:7"}
+    assert (seen, loaded) == ([0, 1, 2, 3, 2, 3, 4, 5], [7])
+
+
+def test_a_later_loop_does_not_go_back_to_what_an_earlier_one_has_saved(rank):
+    list(rank.watch.steps(5))
+    rank.watch.on_rollback(lambda checkpoint: checkpoint.step)
+    rank.order("rollback", 6, checkpoint="local:l.0:3", location="/early", checkpoint_step=3, k=1)
+    assert list(rank.watch.steps(3)) == [0, 1, 2]
+    assert (rank.answer.answer, rank.answer.detail) == ("failed", "local:l.0:3 was saved before this loop began")
+
+
 @pytest.mark.parametrize("held", [False, True])
 def test_step_times_of_adjoining_steps_leave_no_gap_and_have_no_time_held_by_an_order(rank, held):
     if held:
@@ -318,6 +353,17 @@ def test_every_epoch_is_told_as_the_script_may_say_and_steps_go_on_through_them(
     loader, set_epoch = Loader(), None if told is None else told.append
     assert [step for step, _ in rank.watch.over(loader, epochs=2, set_epoch=set_epoch)] == list(range(10))
     assert (loader.told if told is None else told) == [0, 1]
+
+
+def test_an_epoch_may_be_a_loop_of_its_own_whose_number_the_script_tells(rank):
+    loader = Loader()
+    rank.watch.state(model=Model(), keep=2, every=2)
+    for epoch in range(3):
+        loader.set_epoch(epoch)
+        assert [step for step, _ in rank.watch.over(loader)] == list(range(5))
+    assert loader.told == [0, 1, 2]
+    assert [entry.step for entry in rank.steps] == list(range(15))
+    assert "rollback_memory" in rank.can
 
 
 def test_a_loader_without_batches_has_no_step(rank):

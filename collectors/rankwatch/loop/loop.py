@@ -50,6 +50,11 @@ class Loop:
         self.restore: Callable[[Checkpoint], int] | None = None
         self.rolled_back: Checkpoint | None = None
         self.next_step = 0
+        self.earlier = 0
+        """Steps of earlier loops of this process: a later one counts from 0 again, and what is recorded goes on behind
+        them. This is what is recorded less what the script counts."""
+        self._first = -1
+        """The first step of a later loop, as it is recorded."""
         self.in_step = False
         self.stopped = False
         """An order has ended this loop."""
@@ -238,7 +243,7 @@ class Loop:
     def draws_from(self, batches: Any) -> None:
         """The loop draws its batches from here: part of what a full rollback moves back."""
         self.state = self.state or TrainingState({})
-        self.state.batches = batches
+        self.state.batches, self._drawn = batches, None
         self.declare()
 
     def _batches_drawn(self) -> int | None:
@@ -250,6 +255,19 @@ class Loop:
         self.exit.enter()
         self.stopped = False
         self.declare()
+
+    def number(self, step: int) -> int:
+        """What is recorded for a step that the script counts as `step`: it goes on where the script counts anew."""
+        recorded = step + self.earlier
+        if recorded < self.next_step:
+            if recorded < self.next_step - 1:  # else it is another batch of the same update
+                self._first = self.next_step
+            self.earlier = self.next_step - step
+        return step + self.earlier
+
+    def _recorded(self, step: int, near: int) -> int:
+        """What is recorded for a step of a checkpoint, which scripts number by this loop or by all loops."""
+        return min(step, step + self.earlier, key=lambda one: abs(one - near))
 
     def _tell_lost(self, now_ns: int) -> None:
         for reason, count in list(self._recorder.dropped.items()):
@@ -265,6 +283,7 @@ class Loop:
         """Register a checkpoint; return its id. `step`: the step to go on from when it is loaded. `fields`: seconds,
         bytes, shards (how many ranks save a part; 0 = every rank).
         """
+        step = self._recorded(step, self.next_step)
         checkpoint = self._id(tier, step)
         if tier != "memory" and self.state is not None and self.state.batches is not None:
             self._places[checkpoint] = self.state.batches.position, self.state.batches.state()
@@ -311,6 +330,8 @@ class Loop:
 
     def _no_way_back(self, directive: Directive) -> str:
         checkpoint = directive.checkpoint
+        if directive.checkpoint_step < self._first:
+            return f"{checkpoint} was saved before this loop began"
         if not checkpoint.startswith("memory:"):
             if self.restore is None:
                 return f"{checkpoint} is on disk, and the job has no on_rollback"
@@ -331,7 +352,7 @@ class Loop:
             return self.memory.kept[-1]
         begun_ns = self._now()
         with self.failures.of("save"):
-            location = self.save(step)
+            location = self.save(step - self.earlier)
         if location is None:
             return ""
         location = str(location)
@@ -357,7 +378,7 @@ class Loop:
             self.state.restore(capture)
             step = self._restored_at = capture.step
         elif self.restore is not None:
-            step = int(self.restore(checkpoint))
+            step = self._recorded(int(self.restore(checkpoint)), checkpoint.step)
             if self.state is not None and self.state.batches is not None and checkpoint.id in self._places:
                 self.state.batches.move_to(*self._places[checkpoint.id])
         else:

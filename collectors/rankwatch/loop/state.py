@@ -122,11 +122,11 @@ class EpochBatches(Iterator[Any]):
 
     def __init__(self, loader: Any, epochs: int, set_epoch: Callable[[int], object] | None = None) -> None:
         """Begin before the first epoch. `set_epoch`: called with the epoch's number before it begins; None: `set_epoch`
-        of the loader or its sampler.
+        of the loader or its sampler, unless there is one epoch only, whose number the script may have told already.
         """
         self._loader = loader
         self._epochs = epochs
-        self._set_epoch = set_epoch or _own_set_epoch(loader)
+        self._set_epoch = set_epoch or (_own_set_epoch(loader) if epochs > 1 else lambda _: None)
         self._keeps_state = _keeps_state(loader)
         self._epoch = 0
         self._iterator: Iterator[Any] | None = None

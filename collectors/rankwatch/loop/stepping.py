@@ -25,16 +25,17 @@ def steps(loop: Loop, max_steps: int, start: int) -> Iterator[int]:
     """Yield the steps from `start` to `max_steps` - 1; a rollback at a boundary moves back, a stop ends them."""
     loop.allow("stop")
     loop.enter()
-    step = start
+    step = loop.number(start)
+    end = max_steps + loop.earlier
     adjoining = False
     reason = "end"
     try:
-        while step < max_steps:
+        while step < end:
             step = loop.begin(step, adjoining=adjoining)
             if step == STOP:
                 reason = "stop"
                 break
-            yield step
+            yield step - loop.earlier
             loop.end()
             adjoining = True
             step += 1
@@ -76,15 +77,17 @@ class SingleStep:
 
     def __init__(self, loop: Loop, step: int | None) -> None:
         self._loop = loop
-        self._step = loop.next_step if step is None else step
+        self._step = step
         if step is not None and loop.next_step:
             loop.without_memory("the script numbers its steps itself")
 
     def __enter__(self) -> int:
-        if not (self._loop.exit.runs or self._loop.stopped):
-            self._loop.enter()
-        step = self._loop.begin(self._step)
-        return self._step if step == STOP else step
+        loop = self._loop
+        if not (loop.exit.runs or loop.stopped):
+            loop.enter()
+        due = loop.next_step if self._step is None else loop.number(self._step)
+        step = loop.begin(due)
+        return (due if step == STOP else step) - loop.earlier
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
