@@ -185,6 +185,13 @@ def test_an_error_of_ones_own_is_the_cause_though_it_speaks_of_time_outs_and_the
     assert outcome(findings)[-1][1:] == (Severity.CRITICAL, (1,))
 
 
+def test_the_sentence_takes_the_first_line_of_a_message_and_ends_with_one_full_stop() -> None:
+    job = Ends(ranks=2)
+    findings = job.raises(1, "RuntimeError: a worker was killed by signal: Killed. \nSee above.")
+    findings += job.exit(1, code=1)
+    assert findings[0].summary.endswith("RuntimeError: a worker was killed by signal: Killed.")
+
+
 @pytest.mark.parametrize(
     ("error", "where"),
     [

@@ -169,17 +169,21 @@ def _plainness(end: Mapping[str, Any]) -> int:
     return 3 if end["signal"] is not None else 2 if end["code"] is not None else 1
 
 
+def _first_line(end: Mapping[str, Any]) -> str:
+    return str(end["error"]).splitlines()[0].rstrip(" .")
+
+
 def told(end: Mapping[str, Any]) -> str:
     """How it ended, as the predicate of a sentence whose subject is the rank."""
     if end["how"] == RECORDING:
         return f"has no row after step {end['step'] - 1}, and its peers went on"
     if end["error"].startswith(INTERRUPTED):
-        then = end["error"].splitlines()[0].removeprefix(f"{INTERRUPTED}: ")
+        then = _first_line(end).removeprefix(f"{INTERRUPTED}: ")
         return f"was interrupted (SIGINT, {INTERRUPTED}{then and ', '}{then})"
     if is_request(end) and end["code"] is not None:
         return f"was asked to end and did so with exit code {end['code']}"
     where = f" at {end['where']}" if end["where"] else ""
-    reason = f": {end['error'].splitlines()[0]}" if end["error"] else ""
+    reason = f": {_first_line(end)}" if end["error"] else ""
     if end["signal"] is not None and not reason:
         return f"was ended by {signal_name(end['signal'])}{_MEANT.get(end['signal'], '')}"
     if end["how"] == "left":
