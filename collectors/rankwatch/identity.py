@@ -217,8 +217,13 @@ def _launch_of_this_host(
     env: Mapping[str, str], world_size: int, start: Callable[[bool], str], default_master: str, *, here: bool
 ) -> str:
     """A launch for ranks that all run on this host, from the start time of the process that started them.
-    `default_master`: the master where the environment names none. `here`: the launcher says that all ranks are on this
-    host.
+
+    Args:
+        env: the process's environment.
+        world_size: number of ranks.
+        start: see `identify`.
+        default_master: the master where the environment names none.
+        here: the launcher says that all ranks are on this host.
     """
     if not (here or world_size == 1 or env.get("MASTER_ADDR", default_master) in _LOCAL_MASTERS):
         raise ValueError(

@@ -191,8 +191,13 @@ class StepMeter:
         cpu: Callable[[], int] | None = None,
         queue: Callable[[], float] | None = None,
     ) -> None:
-        """Measure the calling thread, which must be the training thread. `cpu`: CPU nanoseconds; if None, see
-        `choose_clocks`. `queue`: nanoseconds of waiting for a core, used with `cpu`.
+        """Measure the calling thread, which must be the training thread.
+
+        Args:
+            recorder: where entries go.
+            now: monotonic nanoseconds.
+            cpu: CPU nanoseconds; if None, see `choose_clocks`.
+            queue: nanoseconds of waiting for a core, used with `cpu`.
         """
         self.recorder = recorder
         self.now = now

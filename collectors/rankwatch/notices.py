@@ -100,8 +100,12 @@ class NoticeReader:
     """Prints each notice of a job once, in the training output, and when telemetry flows again after it."""
 
     def __init__(self, path: str, since_unix_ns: int, say: Callable[[str], None]) -> None:
-        """Read nothing yet. `since_unix_ns`: when this process began to record; an older notice is of an earlier
-        launch.
+        """Read nothing yet.
+
+        Args:
+            path: of the notice.
+            since_unix_ns: when this process began to record; an older notice is of an earlier launch.
+            say: prints one line.
         """
         self._path = path
         self._since_unix_ns = since_unix_ns

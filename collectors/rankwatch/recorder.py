@@ -64,7 +64,12 @@ class Recorder:
     @classmethod
     def create(cls, identity: Mapping[str, Any], places: list[str], *, monotonic_ns: int, unix_ns: int) -> Recorder:
         """Reserve, map and lock a new file in the first directory that accepts it; if none does, warn and be off.
-        `identity`: becomes the identity block; `job`, `launch` and `rank` also name the file.
+
+        Args:
+            identity: becomes the identity block; `job`, `launch` and `rank` also name the file.
+            places: directories, best first.
+            monotonic_ns: now, on the clock that all later times are read from.
+            unix_ns: now, for display.
         """
         stem = layout.file_stem(f"{identity['job']}.{identity['launch']}")
         name = f"{stem}-r{identity['rank']}-p{os.getpid()}-{monotonic_ns:x}{layout.RING_SUFFIX}"
@@ -161,8 +166,10 @@ class Recorder:
 
     def metric(self, name: str, *, exact: bool = False) -> int:
         """Index of a metric, which is added to the table if new; -1, and counted, if there is no room for the name.
-        `name`: at most 64 bytes of UTF-8. `exact`: its values are 64-bit integers, stored without rounding. The first
-        call with a name decides.
+
+        Args:
+            name: at most 64 bytes of UTF-8.
+            exact: its values are 64-bit integers, stored without rounding. The first call with a name decides.
         """
         index = self._metrics.get(name)
         if index is None:
@@ -238,9 +245,20 @@ class Recorder:
         queued_ns: float = math.nan,
     ) -> None:
         """Write the step entry from `floats`, `integers` and `phase_index`, and values entries for further pages.
-        `kind`: index in `layout.KINDS`. `phases_ns`: of each phase in `phase_index`, at most 12. `mask`: bit i is set
-        if metric i has a value. `queued_ns`: the part of the busy time in which the training thread waited for a core;
-        NaN: not measured.
+
+        Args:
+            step: the step that ended.
+            k: rollbacks inside the process so far.
+            kind: index in `layout.KINDS`.
+            relative_step: steps begun since this process started.
+            end_ns: monotonic time of the end.
+            step_ns: its duration.
+            busy_ns: the part in which the rank did its own work.
+            busy_cpu_ns: CPU time of that work.
+            wait_ns: the part in which it waited for other ranks.
+            phases_ns: duration of each phase in `phase_index`, at most 12.
+            mask: bit i is set if metric i has a value.
+            queued_ns: the part of the busy time in which the training thread waited for a core; NaN: not measured.
         """
         scratch = self._step
         self._sequence = sequence = self._sequence + 1
@@ -270,8 +288,14 @@ class Recorder:
     def write_values(
         self, step: int, k: int, now_ns: int, values: Mapping[int, float], exact: Mapping[int, int] | None = None
     ) -> None:
-        """Write values that arrived after their step ended, as values entries of that step. `values`: by metric index;
-        negative indices were counted when the name was refused.
+        """Write values that arrived after their step ended, as values entries of that step.
+
+        Args:
+            step: the step that the values belong to.
+            k: the k of that step.
+            now_ns: monotonic time.
+            values: by metric index; negative indices were counted when the name was refused.
+            exact: the same for metrics that carry integers.
         """
         late = self._late
         floats, integers = late.floats, late.integers

@@ -46,8 +46,13 @@ class Signed(NamedTuple):
 
 
 def code_of(purpose: Purpose, agent: str, secret: bytes, message: bytes) -> bytes:
-    """The authentication code of a message. `agent`: id of the agent that sends it, or that it is for: 16 hexadecimal
-    digits.
+    """The authentication code of a message.
+
+    Args:
+        purpose: what the message is for.
+        agent: id of the agent that sends it, or that it is for: 16 hexadecimal digits.
+        secret: the agent's.
+        message: the bytes to sign.
     """
     return hmac.digest(secret, b"%s\0%s%s" % (purpose.encode(), bytes.fromhex(agent), message), sha256)
 
@@ -58,7 +63,14 @@ def sign(purpose: Purpose, agent: str, secret: bytes, message: bytes) -> bytes:
 
 
 def proof_of(enrolment_key: bytes, nonce: str, agent: str, secret: str) -> str:
-    """What shows an agent that enrols that the answer is from the service that issued its token."""
+    """What shows an agent that enrols that the answer is from the service that issued its token.
+
+    Args:
+        enrolment_key: of the token; it is never sent.
+        nonce: of the request.
+        agent: id that the answer gives it.
+        secret: the secret beside it, in hexadecimal.
+    """
     return hmac.digest(enrolment_key, f"{nonce}\0{agent}\0{secret}".encode(), sha256).hex()
 
 

@@ -31,8 +31,12 @@ def ensure_agent(
 ) -> bool:
     """Start the job's agent for this directory unless one holds the lock.
 
-    `env`: this process's environment; the agent gets it without the variables of a rank. `url`: base URL of the
-    service; if None, the agent finds it by itself.
+    Args:
+        directory: the folder of this rank's recorder file.
+        job: the job's name.
+        env: this process's environment; the agent gets it without the variables of a rank.
+        url: base URL of the service; if None, the agent finds it by itself.
+        token_file: file with the access token.
 
     Returns:
         True if an agent was started; False if one was running.

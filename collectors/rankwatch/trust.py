@@ -88,7 +88,11 @@ class Trust:
 def trust_of(text: str, environment: Mapping[str, str], certificate: str = "", *, insecure: bool = False) -> Trust:
     """What is demanded of the service of a token.
 
-    `certificate`: the service's own certificate file, on its machine; one that cannot be read is ignored.
+    Args:
+        text: the token as it was issued.
+        environment: for `RANKWATCH_CA_FILE` and `RANKWATCH_INSECURE`.
+        certificate: the service's own certificate file, on its machine; one that cannot be read is ignored.
+        insecure: whether plain http to another machine is allowed whatever the environment says.
 
     Raises:
         ValueError: the token ends with something else than a pin or an enrolment key.

@@ -50,8 +50,10 @@ class KernelLog:
         os.lseek(self._file, 0, os.SEEK_END)
 
     def read(self, unix_ns: int) -> tuple[DeviceError, ...]:
-        """Errors that were logged since the last call. `unix_ns`: now; records have only the time since the machine
-        started, less its sleeps.
+        """Errors that were logged since the last call.
+
+        Args:
+            unix_ns: now; records have only the time since the machine started, less its sleeps.
         """
         found = list[DeviceError]()
         for _ in range(LINES_AT_ONCE):
@@ -144,8 +146,10 @@ SURVEY: Final = "survey"
 
 
 def main(lock_path: str) -> int:
-    """Read until the pipe is closed; returns the exit status. `lock_path`: a file that one reader of a job holds
-    locked: a second one would only hang beside the first.
+    """Read until the pipe is closed; returns the exit status.
+
+    Args:
+        lock_path: a file that one reader of a job holds locked: a second one would only hang beside the first.
     """
     if take_lock(Path(lock_path)) is None:
         return BUSY_STATUS

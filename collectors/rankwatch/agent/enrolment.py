@@ -73,8 +73,13 @@ class Enrolment:
     def __init__(
         self, path: Path, job: str, connection: ServiceConnection, now: Callable[[], float] = time.monotonic
     ) -> None:
-        """Read the identity that an earlier worker left, if there is one. `connection`: to the service; used by nothing
-        else.
+        """Read the identity that an earlier worker left, if there is one.
+
+        Args:
+            path: of the file, in a folder that only this user can enter.
+            job: the job.
+            connection: to the service; used by nothing else.
+            now: seconds of a clock that never goes back.
         """
         self._path = path
         self._job = job
@@ -94,7 +99,8 @@ class Enrolment:
     def identity(self, batch: bytes = b"") -> AgentIdentity:
         """The identity to sign with.
 
-        `batch`: what it is for. One that an earlier agent left says which host this is, where no rank has said it.
+        Args:
+            batch: what it is for. One that an earlier agent left says which host this is, where no rank has said it.
 
         Raises:
             Unreachable: the service did not answer, or did not enrol this agent; worth a retry.
@@ -197,6 +203,11 @@ class OrderCheck:
     def answer(self, identity: AgentIdentity, body: bytes, request: bytes) -> wire.Orders:
         """The orders in the answer to a signed request.
 
+        Args:
+            identity: that signed the request.
+            body: of the answer.
+            request: as it was sent.
+
         Raises:
             ForgedOrdersError: they are not from the service, or not for this request.
         """
@@ -209,7 +220,11 @@ class OrderCheck:
     def event(self, identity: AgentIdentity, data: str, nonce: str, sequence: int) -> tuple[wire.Orders, int]:
         """The orders in an event of the stream, and the sequence number of the event.
 
-        `sequence`: number of the event before; -1 for the first.
+        Args:
+            identity: that the stream was opened for.
+            data: of the event.
+            nonce: that the stream was opened with.
+            sequence: number of the event before; -1 for the first.
 
         Raises:
             ForgedOrdersError: they are not from the service, not for this stream, repeated, or expired.

@@ -114,9 +114,12 @@ class StackPlace:
 
 
 def place_of(stack: str, thread: int) -> StackPlace | None:
-    """Where a rank stands; None if the text has no frames. `stack`: stacks of all threads as faulthandler writes them,
-    innermost frame first. `thread`: `threading.get_ident()` of the thread that trains. If the text lacks it, the last
-    one counts, which is the oldest: the main thread.
+    """Where a rank stands; None if the text has no frames.
+
+    Args:
+        stack: stacks of all threads as faulthandler writes them, innermost frame first.
+        thread: `threading.get_ident()` of the thread that trains. If the text lacks it, the last one counts, which is
+            the oldest: the main thread.
     """
     heads = list(_THREAD.finditer(stack))
     ends = [*(head.start() for head in heads), len(stack)][1:]

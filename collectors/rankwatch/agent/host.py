@@ -107,7 +107,11 @@ class HostResources:
         self._before_s = 0.0
 
     def read(self, now_s: float) -> dict[str, float]:
-        """The counters that this host has, by name; units are part of the names."""
+        """The counters that this host has, by name; units are part of the names.
+
+        Args:
+            now_s: of a clock that never goes back.
+        """
         counts = self._counts()
         before, seconds = self._before, now_s - self._before_s
 
@@ -237,6 +241,9 @@ class NetworkPorts:
         """By port (eth0, mlx5_0/1): the counters that it has, by name; units are part of the names.
 
         A port that was up once is reported as down as long as it is anything else.
+
+        Args:
+            now_s: of a clock that never goes back.
         """
         told, seconds = dict[str, dict[str, float]](), now_s - self._before_s
         counts = {**{port: {"link_up": 0.0} for port in sorted(self._was_up)}, **self._counts()}
@@ -362,7 +369,8 @@ class PathDisk:
     def request_s(self, folder: str) -> float | None:
         """Mean seconds of the requests that ended since the call before.
 
-        `folder`: absolute, without symbolic links.
+        Args:
+            folder: absolute, without symbolic links.
 
         Returns:
             None if there were none, the folder has come to lie on another disk, or its file system does not tell.
@@ -455,8 +463,11 @@ class HostSampler(threading.Thread):
         return samples
 
     def watch_checkpoints(self, folder: str, free_bytes: int) -> None:
-        """Tell of the disk on which the job saves its checkpoints from now on. `folder`: in which it saves; absolute,
-        without symbolic links. `free_bytes`: of its file system, which may be too slow to be asked here.
+        """Tell of the disk on which the job saves its checkpoints from now on.
+
+        Args:
+            folder: in which it saves; absolute, without symbolic links.
+            free_bytes: of its file system, which may be too slow to be asked here.
         """
         self._checkpoints = folder, free_bytes
 

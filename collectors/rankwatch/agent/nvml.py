@@ -137,6 +137,9 @@ class Nvml:
     def sample(self, unix_ns: int) -> tuple[tuple[DeviceSample, ...], tuple[int, ...]]:
         """Read all devices.
 
+        Args:
+            unix_ns: the time of the samples.
+
         Returns:
             The samples, and the indices of devices that have been lost since the last call. A lost device has no
             sample until it answers again.

@@ -55,8 +55,11 @@ class Spool:
     ) -> None:
         """Open the spool in this folder and find what an earlier agent left there.
 
-        `origin`: directory of the recorders and job, for an agent that sends later what is left here (`left_spools`);
-        None: there is none.
+        Args:
+            folder: the spool's own.
+            bytes_max: its limit.
+            origin: directory of the recorders and job, for an agent that sends later what is left here
+                (`left_spools`); None: there is none.
 
         Raises:
             OSError: the folder cannot be created or read.

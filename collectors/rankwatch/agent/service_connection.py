@@ -52,8 +52,11 @@ class ServiceConnection:
     """A connection to the service, opened when first needed and again after a failure."""
 
     def __init__(self, find: FindEndpoint, timeout_s: float = REQUEST_TIMEOUT_S) -> None:
-        """Connect with the first request. `find`: looks up the service's address and token; called before the first
-        request and after each failure.
+        """Connect with the first request.
+
+        Args:
+            find: looks up the service's address and token; called before the first request and after each failure.
+            timeout_s: how long a request waits for an answer.
         """
         self._find = find
         self._timeout_s = timeout_s

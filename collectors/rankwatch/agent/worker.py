@@ -419,7 +419,9 @@ class Hardware:
         self, checkpoints: tuple[str, int] | None
     ) -> tuple[tuple[wire.DeviceSample, ...], tuple[wire.HostDeviceSample, ...]]:
         """The newest counters of GPUs, and of ports and the host, once; empty if none were read since the last call.
-        `checkpoints`: the folder in which the job saves, and the free bytes of its file system, once they are known.
+
+        Args:
+            checkpoints: the folder in which the job saves, and the free bytes of its file system, once they are known.
         """
         if checkpoints is not None:
             self.host.watch_checkpoints(*checkpoints)

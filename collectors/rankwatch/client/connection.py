@@ -63,6 +63,12 @@ def find_endpoint(
     A token is used only with the URL from the same source, or if that source has no URL: the token of one service is
     never sent to another.
 
+    Args:
+        url: as an argument.
+        token: as an argument.
+        environment: for `RANKWATCH_URL` and `RANKWATCH_TOKEN`.
+        places: the files that may name a service.
+
     Raises:
         ValueError: a file cannot be read or is malformed, or the token ends with something that is no pin.
     """
@@ -82,6 +88,10 @@ def find_endpoint(
 
 def stored(config: Path, writer: str) -> dict[str, Any]:
     """The content of a file that names a service; empty if it does not exist.
+
+    Args:
+        config: the file.
+        writer: the command that writes it.
 
     Raises:
         ValueError: it cannot be read or is malformed.
@@ -118,8 +128,13 @@ class RestError(Exception):
     """The service refuses a request, or does not answer."""
 
     def __init__(self, status: int, title: str, detail: str, remedy: str = "") -> None:
-        """Arguments are kept as attributes. `status`: HTTP status; 0 if there was no reply. `remedy`: what to do next,
-        where `detail` does not say it.
+        """Arguments are kept as attributes.
+
+        Args:
+            status: HTTP status; 0 if there was no reply.
+            title: of the problem, the same for each problem of its type.
+            detail: what is wrong with this request, and mostly what to do.
+            remedy: what to do next, where `detail` does not say it.
         """
         text = f"{detail} ({status})" if status else detail
         super().__init__(f"{text}; {remedy}" if remedy else text)
@@ -197,8 +212,13 @@ class RestConnection:
         A POST is sent with an `Idempotency-Key`. If the connection is lost before the reply, what may be sent twice
         is sent again.
 
-        `query`: parameters; None is omitted, and those of a list are repeated. `if_match`: ETag of what was read;
-        empty: whatever has changed since.
+        Args:
+            method: of HTTP.
+            path: below the URL of the service; what may not stand in a URL is escaped.
+            query: parameters; None is omitted, and those of a list are repeated.
+            body: is sent as JSON; None: nothing.
+            if_match: ETag of what was read; empty: whatever has changed since.
+            timeout_s: longest wait for the next part of the reply.
 
         Raises:
             RestError: the service does not answer.
@@ -264,7 +284,9 @@ class RestConnection:
     ) -> Iterator[ServiceEvent]:
         """Events without end: after a connection that broke, those that were missed follow.
 
-        `job`: only changes of this job or these jobs; None: of all.
+        Args:
+            on_break: is told why a connection broke or the service is away.
+            job: only changes of this job or these jobs; None: of all.
 
         Raises:
             RestError: the service refuses it, or the first connection could not be opened.

@@ -29,7 +29,12 @@ class FollowedRank:
     """The rank of a log. What it cannot know, such as waits and busy time, is recorded as the step itself."""
 
     def __init__(self, watch: Watch, now: Callable[[], int] = time.monotonic_ns) -> None:
-        """Declare that nothing can be ordered."""
+        """Declare that nothing can be ordered.
+
+        Args:
+            watch: started for this rank, with no step begun.
+            now: monotonic nanoseconds.
+        """
         self._meter = watch._meter
         self._recorder = watch._recorder
         self._now = now
@@ -49,7 +54,10 @@ class FollowedRank:
 
     def reading(self, rows: int, *, behind: bool) -> None:
         """Begin a reading. Its rows share the time since the reading before, since writers and file systems buffer.
-        `behind`: more rows are there already, so that the time between this reading and the next is not theirs.
+
+        Args:
+            rows: how many it has; without any it is none.
+            behind: more rows are there already, so that the time between this reading and the next is not theirs.
         """
         if rows:
             now_ns = self._now()

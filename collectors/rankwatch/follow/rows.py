@@ -120,8 +120,11 @@ class CsvTable:
     """
 
     def __init__(self, before: CsvTable | None = None) -> None:
-        """Read a file from its begin. `before`: read what the file was until it began anew. Lightning writes its table
-        anew when it has further columns, and the rows that it had are not read again.
+        """Read a file from its begin.
+
+        Args:
+            before: read what the file was until it began anew. Lightning writes its table anew when it has further
+                columns, and the rows that it had are not read again.
         """
         self._before = before
         self._rest = b""

@@ -135,7 +135,12 @@ class FollowedLog:
     """The newest file of one format, at a path or in a folder. A newer one takes its place, as of a restarted run."""
 
     def __init__(self, path: Path, name: str | None) -> None:
-        """Choose nothing yet; the path need not exist. `name`: one of `NAMES`; None: as its content shows."""
+        """Choose nothing yet; the path need not exist.
+
+        Args:
+            path: a file or a folder.
+            name: one of `NAMES`; None: as its name or its content shows.
+        """
         self._path = path
         self._name = name
         self._open: Tail | RewrittenFile | None = None

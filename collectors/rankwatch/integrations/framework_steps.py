@@ -24,8 +24,14 @@ class FrameworkSteps:
         self._sums: dict[str, Any] = {}
 
     def train(self, model: Any, optimizer: Any, scaler: Any, step: int, resumed: Checkpoint | None) -> None:
-        """A loop begins. `step`: the framework's number of the first step. `resumed`: the checkpoint that was loaded as
-        advised.
+        """A loop begins.
+
+        Args:
+            model: what it trains, wrapped as it is called.
+            optimizer: its optimizer, or several.
+            scaler: its loss scaler; None without one.
+            step: the framework's number of the first step.
+            resumed: the checkpoint that was loaded as advised.
         """
         self.abandon()
         if self.next > step:

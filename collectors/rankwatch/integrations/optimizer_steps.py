@@ -102,8 +102,11 @@ class Losses:
     """
 
     def __init__(self, begins: Callable[[], bool], failed: Callable[[Exception], None]) -> None:
-        """Replace two functions of torch, until `close`. `begins`: called when a backward begins; returns whether it
-        counts. `failed`: called with an error of ours; the backward itself goes on.
+        """Replace two functions of torch, until `close`.
+
+        Args:
+            begins: called when a backward begins; returns whether it counts.
+            failed: called with an error of ours; the backward itself goes on.
         """
         self.replaces = False
         """A further loss replaces the sum: a closure computes the loss of one step several times."""

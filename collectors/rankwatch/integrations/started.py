@@ -25,9 +25,12 @@ _RESTART_COUNTS: Final = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
 def started(name: str, folder: str, job: str | None = None, **options: Any) -> Watch:
     """Start the watch of a framework's job.
 
-    `name`: what the framework calls the run, or the folder that it writes to, or "": the job's name where neither `job`
-    nor the environment says one. Without any of them the job is named after the script. `folder`: where its checkpoints
-    go, a checkpoint root unless others are declared; "" if that is not known.
+    Args:
+        name: what the framework calls the run, or the folder that it writes to, or "": the job's name where neither
+            `job` nor the environment says one. Without any of them the job is named after the script.
+        folder: where its checkpoints go, a checkpoint root unless others are declared; "" if that is not known.
+        job: the job's name.
+        options: further arguments of `rankwatch.start`.
 
     Raises:
         ValueError: as `rankwatch.start`.
@@ -86,8 +89,12 @@ class Saves:
 
     @contextmanager
     def save(self, step: int, location: str, *, counts: bool = True) -> Iterator[None]:
-        """A part in which this rank saves a checkpoint, and waits until it is whole. `step`: the step to go on from
-        when it is loaded. `counts`: training can be resumed from it.
+        """A part in which this rank saves a checkpoint, and waits until it is whole.
+
+        Args:
+            step: the step to go on from when it is loaded.
+            location: its file or folder.
+            counts: training can be resumed from it.
         """
         begun_s = time.monotonic()
         with self._watch._loop.failures.of("save", location=location), self._watch.pause("checkpoint_save"):

@@ -27,8 +27,12 @@ class UserLoop:
     """The steps of one loop."""
 
     def __init__(self, watch: Watch, models: Sequence[torch.nn.Module], first: Callable[[], int]) -> None:
-        """Place hooks on the models, before those of `watch.torch`. `first`: returns the number of the first step;
-        called when it begins.
+        """Place hooks on the models, before those of `watch.torch`.
+
+        Args:
+            watch: of this rank.
+            models: as the loop calls them.
+            first: returns the number of the first step; called when it begins.
         """
         self._watch = watch
         self._models = models

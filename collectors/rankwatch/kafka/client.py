@@ -91,7 +91,11 @@ class KafkaAwayError(Exception):
 def opened(kind: Callable[..., Any], settings: KafkaSettings, within_s: float = CONNECT_S, **more: Any) -> Any:
     """Create a client and connect it to a broker.
 
-    `kind`: KafkaProducer, KafkaConsumer or KafkaAdminClient.
+    Args:
+        kind: KafkaProducer, KafkaConsumer or KafkaAdminClient.
+        settings: how to reach the brokers.
+        within_s: how long connecting may take, in seconds.
+        more: further options of the client.
 
     Raises:
         KafkaAwayError: no broker accepted the connection in time.

@@ -101,8 +101,14 @@ class Producer:
         stall_s: float = STALL_S,
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Begin to connect. `linger_ms`: how long a message may wait for others to share its request. While a request
-        is in flight messages gather anyway, so 0 is right unless there are very many partitions.
+        """Begin to connect.
+
+        Args:
+            settings: how to reach the brokers.
+            linger_ms: how long a message may wait for others to share its request. While a request is in flight
+                messages gather anyway, so 0 is right unless there are very many partitions.
+            stall_s: see `STALL_S`.
+            monotonic_s: the clock for durations.
         """
         self._settings = settings
         self._linger_ms = linger_ms

@@ -64,7 +64,12 @@ class CheckpointFailures:
 
     @contextmanager
     def of(self, what: str, **fields: Any) -> Iterator[None]:
-        """A part in which an exception means that a save or a restore has failed."""
+        """A part in which an exception means that a save or a restore has failed.
+
+        Args:
+            what: save or restore.
+            fields: further ones of the event.
+        """
         before, self._known = self._known, {**self._known, **fields}
         since_ns = self._meter.now()
         try:
@@ -95,8 +100,11 @@ class CheckpointFailures:
             self._meter.note("checkpoint_failed", fields)
 
     def succeed(self, what: str, since_ns: int) -> None:
-        """Record a success after a failure. `since_ns`: when it began: a failure since then was in a part of it, which
-        the script has caught.
+        """Record a success after a failure.
+
+        Args:
+            what: save or restore.
+            since_ns: when it began: a failure since then was in a part of it, which the script has caught.
         """
         tier = self._known.get("tier", "")
         if since_ns <= self._failed_ns.get((what, tier), since_ns):

@@ -132,7 +132,9 @@ class Loop:
     def begin(self, step: int, *, adjoining: bool = False) -> int:
         """Pass the boundary before `step`.
 
-        `adjoining`: the last step ended right here, so that its reading of the clocks can be used again.
+        Args:
+            step: the step that would come next.
+            adjoining: the last step ended right here, so that its reading of the clocks can be used again.
 
         Returns:
             The step that begins, another one after a rollback; STOP if the loop must end.
@@ -280,8 +282,13 @@ class Loop:
     # ---- checkpoints -------------------------------------------------------------------------------------------------
 
     def saved(self, step: int, location: str, tier: str, fields: Mapping[str, Any]) -> str:
-        """Register a checkpoint; return its id. `step`: the step to go on from when it is loaded. `fields`: seconds,
-        bytes, shards (how many ranks save a part; 0 = every rank).
+        """Register a checkpoint; return its id.
+
+        Args:
+            step: the step to go on from when it is loaded.
+            location: where it is.
+            tier: memory, local or remote.
+            fields: seconds, bytes, shards (how many ranks save a part; 0 = every rank).
         """
         step = self._recorded(step, self.next_step)
         checkpoint = self._id(tier, step)

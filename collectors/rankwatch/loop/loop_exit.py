@@ -56,6 +56,9 @@ def place(trace: TracebackType | None) -> str:
 def breaking(frame: FrameType | None) -> dict[str, Any]:
     """What leaves a loop whose generator is being closed.
 
+    Args:
+        frame: the frame of the loop.
+
     Returns:
         `described` of the propagating exception; without one, the line of the loop alone, as `where`.
     """
@@ -127,9 +130,15 @@ class LoopExit:
         cut_short: Callable[[], None],
         left: Callable[[str], None],
     ) -> None:
-        """The loop has not begun. `cut_short`: records what was not finite in the running step, before an exception
-        that ends the process. `left`: called with the reason when the loop is left, or a step by an exception; does not
-        raise.
+        """The loop has not begun.
+
+        Args:
+            recorder: whose progress block shows whether the loop runs.
+            meter: records events.
+            faults: counts errors of the SDK.
+            tell_lost: records what was dropped, before the loop's last event.
+            cut_short: records what was not finite in the running step, before an exception that ends the process.
+            left: called with the reason when the loop is left, or a step by an exception; does not raise.
         """
         self._recorder = recorder
         self._meter = meter

@@ -121,8 +121,13 @@ class EpochBatches(Iterator[Any]):
     """
 
     def __init__(self, loader: Any, epochs: int, set_epoch: Callable[[int], object] | None = None) -> None:
-        """Begin before the first epoch. `set_epoch`: called with the epoch's number before it begins; None: `set_epoch`
-        of the loader or its sampler, unless there is one epoch only, whose number the script may have told already.
+        """Begin before the first epoch.
+
+        Args:
+            loader: yields the batches of one epoch each time it is iterated over.
+            epochs: how often.
+            set_epoch: called with the epoch's number before it begins; None: `set_epoch` of the loader or its sampler,
+                unless there is one epoch only, whose number the script may have told already.
         """
         self._loader = loader
         self._epochs = epochs
@@ -196,8 +201,10 @@ class TrainingState:
     def __init__(self, objects: Mapping[str, Any], data: Any = None) -> None:
         """Register objects and data.
 
-        `data`: a callable that builds an iterator of batches at a position, or an iterable with `state_dict` and
-        `load_state_dict`.
+        Args:
+            objects: anything with `state_dict` and `load_state_dict`, by name.
+            data: a callable that builds an iterator of batches at a position, or an iterable with `state_dict` and
+                `load_state_dict`.
 
         Raises:
             ValueError: an object or the data is none of these.
@@ -248,7 +255,9 @@ class MemoryTier:
     def __init__(self, keep: int, every: int) -> None:
         """Begin without captures.
 
-        `keep`: captures kept; 0: none are made. Each takes as much host memory as model and optimizer.
+        Args:
+            keep: captures kept; 0: none are made. Each takes as much host memory as model and optimizer.
+            every: steps between captures.
 
         Raises:
             ValueError: out of range.

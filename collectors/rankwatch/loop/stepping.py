@@ -53,8 +53,13 @@ def steps(loop: Loop, max_steps: int, start: int) -> Iterator[int]:
 def over(
     loop: Loop, batches: Iterator[Any], data_wait: Callable[[], AbstractContextManager[None]], start: int
 ) -> Iterator[tuple[int, Any]]:
-    """Yield step and batch until there is no further batch. `batches`: all batches in order; a rollback moves them
-    back.
+    """Yield step and batch until there is no further batch.
+
+    Args:
+        loop: the rank's loop.
+        batches: all batches in order; a rollback moves them back.
+        data_wait: returns the context manager of the phase.
+        start: number of the first step.
     """
     numbers = steps(loop, STEPS_MAX, start)  # kept here, so that it is closed only after this generator
     try:

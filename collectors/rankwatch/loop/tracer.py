@@ -68,8 +68,13 @@ class Tracer:
         now: Callable[[], int],
         new_profiler: Callable[[], Profiler] | None = None,
     ) -> None:
-        """Nothing is to be traced. `new_profiler`: makes one, or raises with the reason why there is none; None:
-        torch's.
+        """Nothing is to be traced.
+
+        Args:
+            recorder: beside whose file the answers go.
+            meter: of the steps.
+            now: monotonic nanoseconds.
+            new_profiler: makes one, or raises with the reason why there is none; None: torch's.
         """
         self.active = False
         """Whether `step_begins` and `step_ends` have to be called."""

@@ -38,9 +38,12 @@ def describe_device(
 
     Waits for no device, and initializes none: parameters lie there already.
 
-    `known_uuid`: what the script or the launcher said; it stays. Else the driver is asked. `env`: the process's
-    environment. An instance of a divided device (MIG) that it lists is what it is known by: what the driver then
-    reports may be the whole device.
+    Args:
+        home: the device of the parameters.
+        known_uuid: what the script or the launcher said; it stays. Else the driver is asked.
+        env: the process's environment. An instance of a divided device (MIG) that it lists is what it is known by:
+            what the driver then reports may be the whole device.
+        failed: gets what this raises.
     """
     told = {"device_type": home.type}
     if home.type != "cuda" or known_uuid:
@@ -230,7 +233,8 @@ class StepSpans(NamedTuple):
     def read(self, end: Moment) -> dict[str, float]:
         """Seconds by metric; empty if the step began in a capture.
 
-        `end`: of the step, which the device must have passed.
+        Args:
+            end: of the step, which the device must have passed.
 
         Returns:
             `device.PHASE`; `device_step_s`, from the step's start to its end; `device_busy_s`, the device's own work,
@@ -401,8 +405,10 @@ class DeviceTimer:
         return any(sampling.seen for sampling in self._waits_sampling.values())
 
     def wait_begins(self, part: str) -> TimedMoment | None:
-        """A wait in a collective begins; None in a capture, and where it is one of many and left out. `part`: of the
-        step, in which it lies; see `StepSpans.waits`.
+        """A wait in a collective begins; None in a capture, and where it is one of many and left out.
+
+        Args:
+            part: of the step, in which it lies; see `StepSpans.waits`.
         """
         self._newest = None
         sampling = self._waits_sampling.get(part) or self._waits_sampling.setdefault(part, SpanSampling(WAITS_MAX))

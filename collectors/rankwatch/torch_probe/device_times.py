@@ -186,8 +186,14 @@ class CollectiveWaits:
     def __init__(
         self, device: Device, timer: DeviceTimer, part: Callable[[], str | None], failed: Callable[[Exception], None]
     ) -> None:
-        """Replace torch's functions. Call it on the thread that trains, with its usual stream. `part`: the part of the
-        step in which the device is given work now (see `StepSpans.waits`); None: waits in it are not measured.
+        """Replace torch's functions. Call it on the thread that trains, with its usual stream.
+
+        Args:
+            device: of the rank.
+            timer: gets the marks.
+            part: the part of the step in which the device is given work now (see `StepSpans.waits`); None: waits in it
+                are not measured.
+            failed: gets what a mark raises.
         """
         self._device = device
         self._timer = timer

@@ -52,7 +52,11 @@ class LocalGradients:
     """Norms of the gradients that this rank computed, taken while a backward runs."""
 
     def __init__(self, *, on_host: bool) -> None:
-        """Begin without gradients."""
+        """Begin without gradients.
+
+        Args:
+            on_host: the gradients are in host memory.
+        """
         self._on_host = on_host
         self._batches: dict[tuple[int, ...], HostNorms] = {}
         self._before: tuple[tuple[int, ...], Grouping] | None = None
@@ -66,9 +70,10 @@ class LocalGradients:
     def add(self, gradients: Mapping[int, torch.Tensor], *, summands: bool = False) -> None:
         """Read local gradients, by the index of their parameter; each replaces an earlier one of this step.
 
-        `gradients`: complete on this rank and not yet reduced, in the order in which backward reached them. `summands`:
-        they are of one backward alone, and replace nothing: the norm is that of all backwards' gradients as one vector.
-        Each call has the same parameters as an earlier one, or others.
+        Args:
+            gradients: complete on this rank and not yet reduced, in the order in which backward reached them.
+            summands: they are of one backward alone, and replace nothing: the norm is that of all backwards' gradients
+                as one vector. Each call has the same parameters as an earlier one, or others.
         """
         if self._on_host:
             self._add_on_host(gradients, summands=summands)

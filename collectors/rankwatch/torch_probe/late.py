@@ -53,7 +53,13 @@ class LateValues:
     """The ring in pinned memory, with the newest `ROWS` steps that carried device values."""
 
     def __init__(self, device: Device, arrived: Arrived, dropped: Callable[[int], None]) -> None:
-        """Reserve the ring. `arrived`: called for each step whose values arrived, in the order of steps."""
+        """Reserve the ring.
+
+        Args:
+            device: the device of the values.
+            arrived: called for each step whose values arrived, in the order of steps.
+            dropped: called with the number of dropped values.
+        """
         self._device = device
         self._arrived = arrived
         self._dropped = dropped

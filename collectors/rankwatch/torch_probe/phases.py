@@ -56,8 +56,11 @@ class AutomaticPhases:
         """The newest step with a forward that did not train."""
 
     def watch_model(self, model: torch.nn.Module, bare: torch.nn.Module) -> list[RemovableHandle]:
-        """Mark forward by hooks on the model itself, and the start of backward by a hook on its output. `bare`: the
-        model without wrappers, which evaluations often call.
+        """Mark forward by hooks on the model itself, and the start of backward by a hook on its output.
+
+        Args:
+            model: the model as the loop calls it.
+            bare: the model without wrappers, which evaluations often call.
         """
         handles = [
             model.register_forward_pre_hook(Mark(self._forward_begins, self._failed), with_kwargs=True),

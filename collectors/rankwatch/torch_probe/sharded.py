@@ -43,7 +43,12 @@ class ShardedModels:
     """The watched models as slices. An index below `len(models.parameters)` is that of a parameter."""
 
     def __init__(self, models: WatchedModels, stage: int) -> None:
-        """Find out how the parameters are divided."""
+        """Find out how the parameters are divided.
+
+        Args:
+            models: the watched models, at least one of them with divided parameters.
+            stage: index of this rank's pipeline stage.
+        """
         self._models = models
         self._flats = [flat for model in models.each for flat in flats(model.bare)]
         self._index = {id(parameter): index for index, parameter in enumerate(models.parameters)}

@@ -239,8 +239,13 @@ def shared_out(
     owned: Sequence[torch.Tensor],
     new_local: Callable[[], LocalGradients | None],
 ) -> tuple[list[Share], list[Share]]:
-    """Each optimizer's share; and the share of each tensor of `owned`, the first one if no optimizer has it. `owned`:
-    tensors that optimizers have, by the index of their gradients; the first ones belong to `parameters`.
+    """Each optimizer's share; and the share of each tensor of `owned`, the first one if no optimizer has it.
+
+    Args:
+        handed: the optimizers with their loss scalers.
+        parameters: all watched parameters.
+        owned: tensors that optimizers have, by the index of their gradients; the first ones belong to `parameters`.
+        new_local: returns what measures a share's local gradients.
     """
     given = [(optimizer, call.scaler) for call in handed for optimizer in call.optimizers]
     owner: dict[int, int] = {}
@@ -256,7 +261,10 @@ def shared_out(
 
 def measured(shares: Sequence[Share], logged_norm: Scalar | None) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
     """A step's values and 64-bit integers by name; names of all optimizers but the first have their number.
-    `logged_norm`: the total norm that the loop has logged, which replaces the measured one.
+
+    Args:
+        shares: of the optimizers.
+        logged_norm: the total norm that the loop has logged, which replaces the measured one.
     """
     floats, ints = dict[str, Scalar](), dict[str, Scalar]()
     for number, share in enumerate(shares):

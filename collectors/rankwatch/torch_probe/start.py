@@ -41,7 +41,12 @@ class Sampling:
     """Says in which steps to measure. `every` is the interval in steps."""
 
     def __init__(self, overhead_max: float, now: Callable[[], int] = time.monotonic_ns) -> None:
-        """Measure in each step at first."""
+        """Measure in each step at first.
+
+        Args:
+            overhead_max: largest part of the training time that measurements may take.
+            now: monotonic nanoseconds.
+        """
         self.every = 1
         self.due = True
         """Whether to measure in this step."""
@@ -98,8 +103,14 @@ class Start:
         wanted: tuple[bool, bool, int],
         sampling: Sampling,
     ) -> None:
-        """Nothing was printed yet. `wanted`: whether total norms and local gradients are measured, and the steps
-        between fingerprints.
+        """Nothing was printed yet.
+
+        Args:
+            models: the watched models.
+            sharded: what is known of their shards, if they have any.
+            shares: of the optimizers.
+            wanted: whether total norms and local gradients are measured, and the steps between fingerprints.
+            sampling: how often total norms are measured.
         """
         self._said: tuple[int, int] | None = None
         """The interval of the norm, and how many optimizers make updates, as last declared."""

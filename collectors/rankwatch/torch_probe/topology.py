@@ -113,7 +113,11 @@ def placed_by(models: WatchedModels, failed: Callable[[Exception], None]) -> dic
 
 
 def read_topology(parameters: Iterable[torch.Tensor]) -> dict[str, int]:
-    """This rank's index in each axis that can be read; empty if nothing says it."""
+    """This rank's index in each axis that can be read; empty if nothing says it.
+
+    Args:
+        parameters: those of the watched models, whose meshes are read.
+    """
     found: dict[str, int] = {}
     for read in (_of_megatron, _of_deepspeed, lambda: _of_meshes(parameters)):
         for axis, index in read().items():
@@ -252,8 +256,12 @@ def divided_axes(tensor: Any) -> tuple[int, ...]:
 
 
 def group_division(group: Any, replicas: Any = None, *, divides: bool = True) -> Division:
-    """How a process group divides its flat parameters. `replicas`: the ranks that hold the same part; None: there are
-    no replicas. `divides`: False: all ranks of `group` hold the whole.
+    """How a process group divides its flat parameters.
+
+    Args:
+        group: the ranks that divide them.
+        replicas: the ranks that hold the same part; None: there are no replicas.
+        divides: False: all ranks of `group` hold the whole.
     """
     ranks = torch.distributed.get_process_group_ranks(group)
     own = torch.distributed.get_rank()
@@ -276,9 +284,10 @@ def ddp_division(model: WatchedModel) -> Division:
 def slices_of(parameters: Sequence[tuple[str, Iterable[int], Division | None]], stage: int) -> list[ModelSlice] | None:
     """Put parameters that are divided alike into one slice.
 
-    `parameters`: name, shape of the whole, and division; None: this rank has no part of it. All ranks that share a
-    parameter give it the same name and shape. `stage`: index of this rank's pipeline stage: stages may use the same
-    names for different parameters.
+    Args:
+        parameters: name, shape of the whole, and division; None: this rank has no part of it. All ranks that share a
+            parameter give it the same name and shape.
+        stage: index of this rank's pipeline stage: stages may use the same names for different parameters.
 
     Returns:
         None if there would be more than `SLICES_MAX`.

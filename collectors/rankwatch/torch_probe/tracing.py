@@ -106,8 +106,12 @@ def kind_of(name: str) -> str:
 def summed_up(
     spans: Sequence[TraceSpan], windows: Sequence[tuple[int, int]], flight: Iterable[CollectiveStart] = ()
 ) -> dict[str, Any]:
-    """The summary of a trace, JSON types; see `rankwatch_service.policy.traces.TraceSummary`. `flight`: collectives
-    called within them, oldest first, of the backends that do not describe them by themselves.
+    """The summary of a trace, JSON types; see `rankwatch_service.policy.traces.TraceSummary`.
+
+    Args:
+        spans: everything that was recorded.
+        windows: begin and end of each recorded step, Unix nanoseconds.
+        flight: collectives called within them, oldest first, of the backends that do not describe them by themselves.
     """
     host = [span for span in spans if not span.on_device]
     kernels = [span for span in spans if span.on_device]
@@ -242,7 +246,14 @@ def _dtype_bytes(dtype: str) -> int:
 
 
 def sized(name: str, group: Sequence[str], shapes: Sequence[Sequence[int]], dtypes: Sequence[str]) -> CollectiveStart:
-    """An entry of the flight recorder."""
+    """An entry of the flight recorder.
+
+    Args:
+        name: of the collective, with its backend.
+        group: name and description of its group.
+        shapes: of its inputs.
+        dtypes: of its inputs.
+    """
     size = sum(_bytes([shape], dtype) for shape, dtype in zip(shapes, dtypes, strict=False))
     return CollectiveStart(name, _named(*(*group, "", "")[:2]), shapes, size)
 

@@ -89,8 +89,9 @@ def check_parts(fingerprint_every: int, on_nonfinite: str, overhead_max: float) 
 def check_skip(*, divided: bool, grad_norm: bool) -> None:
     """Check that all ranks of a job with `on_nonfinite="skip"` decide alike.
 
-    `divided`: a rank knows only the gradients of a part of the model. `grad_norm`: it is to decide by the norm that it
-    measures.
+    Args:
+        divided: a rank knows only the gradients of a part of the model.
+        grad_norm: it is to decide by the norm that it measures.
 
     Raises:
         ValueError: they would not, or there is no norm to decide by.
@@ -276,9 +277,13 @@ class WatchedModel:
     """A module with its parameters, in any nesting of torch.compile and DistributedDataParallel."""
 
     def __init__(self, module: torch.nn.Module, replicated: bool | None = None, *, placed: bool = True) -> None:
-        """Inspect a module. `replicated`: whether peers hold bit-equal parameters; None: true if DDP keeps them equal.
-        `placed`: the topology was declared, so that the ranks of a DDP group count as peers even if it spans only a
-        part of the job.
+        """Inspect a module.
+
+        Args:
+            module: the module as the loop calls it.
+            replicated: whether peers hold bit-equal parameters; None: true if DDP keeps them equal.
+            placed: the topology was declared, so that the ranks of a DDP group count as peers even if it spans only a
+                part of the job.
         """
         self.module = module
         self.bare = _bare(module)

@@ -162,10 +162,22 @@ def issue_token(
     project: str = "",
     owner: str = "",
 ) -> tuple[str, str]:
-    """Create a token that a person asked for, and record it in the audit trail; returns its id and its text.
+    """Create a token that a person asked for, and record it in the audit trail.
 
-    `scopes`: `ingest` alone makes an ingest token, or for one job the token of that job. For the others see
-    `create_token`.
+    Args:
+        connection: of a write transaction.
+        actor: who asked for it, as the audit trail names people.
+        name: its owner or purpose.
+        scopes: what it may be used for; `ingest` alone makes an ingest token, or for one job the token of that job.
+        now_unix_ns: the time.
+        job: the only job it may access; empty: every job.
+        expires_unix_ns: when it expires; None: never.
+        hosts_max: how many agents it admits at a time; None: as many as come.
+        project: of the jobs that begin by it; unless it is for one job, the only ones that it may access. Empty: none.
+        owner: of the jobs that begin by it; empty: nobody.
+
+    Returns:
+        Its id and its text.
     """
     granted = set(scopes)
     of_agents = TokenKind.JOB if job else TokenKind.INGEST
