@@ -197,8 +197,13 @@ JOBS_PER_ALERT_MAX: Final = 16
 def read_jobs(
     connection: Connection, alerts: Sequence[Alert], job_labels: Sequence[str], now_unix_ns: int
 ) -> dict[str, list[str]]:
-    """The jobs that each alert concerns, by fingerprint; jobs that have ended are none. `job_labels`: labels that may
-    name a job, best first.
+    """The jobs that each alert concerns, by fingerprint; jobs that have ended are none.
+
+    Args:
+        connection: of a `read`.
+        alerts: the alerts.
+        job_labels: labels that may name a job, best first.
+        now_unix_ns: decides who is on a host.
     """
     named = {alert.fingerprint: [name for name in alert.job_names(job_labels) if is_name(name)] for alert in alerts}
     wanted = sorted({name for names in named.values() for name in names})
@@ -266,7 +271,13 @@ class AlertRows:
     """Takes alerts, and what follows for stream, in one write transaction."""
 
     def __init__(self, connection: Connection, controls: ControlLog, now_unix_ns: int) -> None:
-        """Do nothing yet."""
+        """Do nothing yet.
+
+        Args:
+            connection: of a `write`.
+            controls: the control log.
+            now_unix_ns: the present time.
+        """
         self._connection = connection
         self._controls = controls
         self._now = now_unix_ns
@@ -278,8 +289,12 @@ class AlertRows:
     def take(
         self, alerts: Sequence[Alert], jobs: Mapping[str, Sequence[str]], of_jobs: Collection[str]
     ) -> list[AlertResult]:
-        """Take alerts of one request, each once; returns what became of each. `jobs`: by fingerprint, the jobs that it
-        concerns. `of_jobs`: the jobs in which the sender may end an alert, `NO_JOB` among them.
+        """Take alerts of one request, each once; returns what became of each.
+
+        Args:
+            alerts: with different fingerprints.
+            jobs: by fingerprint, the jobs that it concerns.
+            of_jobs: the jobs in which the sender may end an alert, `NO_JOB` among them.
         """
         keys = [alert.fingerprint for alert in alerts]
         rows = self._connection.execute(select(AlertRow.__table__).where(AlertRow.fingerprint.in_(keys))).mappings()
@@ -397,7 +412,10 @@ def waiting_count(connection: Connection) -> int:
 def why_it_waits(alert: Alert, job: str, job_labels: Sequence[str]) -> str:
     """Why no incident has an alert, in sentences.
 
-    `job`: that it concerns; `NO_JOB`: it was found to concern none.
+    Args:
+        alert: it waits.
+        job: that it concerns; `NO_JOB`: it was found to concern none.
+        job_labels: labels that may name a job, best first.
 
     >>> why_it_waits(Alert("f", {"job_name": "gpt-2"}, {}, 0, 0), NO_JOB, ["job_name"])
     'No running job that its sender may access is named gpt-2.'
@@ -422,7 +440,16 @@ def take_alerts(
     may_see: Callable[[str], bool],
     now_unix_ns: int,
 ) -> list[AlertResult]:
-    """Take alerts; returns what became of each. `alerts`: with different fingerprints."""
+    """Take alerts; returns what became of each.
+
+    Args:
+        engine: of the database.
+        controls: the control log.
+        alerts: with different fingerprints.
+        job_labels: labels that may name a job, best first.
+        may_see: whether the sender may access a job.
+        now_unix_ns: the present time.
+    """
     with read(engine) as connection:
         jobs = read_jobs(connection, alerts, job_labels, now_unix_ns)
         firing_in = jobs_of_rows(connection, jobs.keys())

@@ -45,7 +45,11 @@ class BackupError(Exception):
 def back_up(settings: Settings, engine: Engine, file: Path, clock: Clock) -> list[str]:
     """Write a new backup file while the service runs, and return the names of what it holds.
 
-    `file`: does not exist yet; its folder needs room for two copies of the database.
+    Args:
+        settings: for the files besides the database.
+        engine: of the database, which is copied as of one moment.
+        file: does not exist yet; its folder needs room for two copies of the database.
+        clock: for the audit trail.
 
     Raises:
         BackupError: the file exists or cannot be written, the database is no SQLite or cannot be copied, or its secret

@@ -27,8 +27,9 @@ class ServedCertificate:
     def __init__(self, certificate: Path, key: Path) -> None:
         """Read the files.
 
-        `certificate`: in PEM form, followed by those between it and its authority. `key`: its private key in PEM form,
-        without a passphrase.
+        Args:
+            certificate: in PEM form, followed by those between it and its authority.
+            key: its private key in PEM form, without a passphrase.
 
         Raises:
             CertificateError: they cannot be used.

@@ -57,7 +57,10 @@ class RankDump:
 def parsed(origin: object, rank: int, dump: Mapping[str, Any]) -> RankDump:
     """The dump of one rank, as torch writes it.
 
-    `origin`: what errors call it.
+    Args:
+        origin: what errors call it.
+        rank: whose it is.
+        dump: the JSON.
 
     Raises:
         DumpError: it is not; the message names its origin.

@@ -21,8 +21,9 @@ def incident_labels(data: Mapping[str, Any]) -> dict[str, str]:
 
     `host` and `rank` are there if it is about exactly one. `alertname` is the kind, see `alert_name`.
 
-    `data`: the field `data` of its message (`policy.notification.incident_message`), or the same fields of what is
-    known of it: kind, severity, job, project, owner, attempt, scope, hosts, ranks.
+    Args:
+        data: the field `data` of its message (`policy.notification.incident_message`), or the same fields of what is
+            known of it: kind, severity, job, project, owner, attempt, scope, hosts, ranks.
     """
     hosts, ranks = data["hosts"], data["ranks"]
     labels = {

@@ -98,7 +98,11 @@ class MailServer:
     def of(cls, url: str, username: str, password: str, sender: str) -> MailServer | None:
         """The server from its settings; None: there is none.
 
-        `url`: smtp://HOST:PORT or smtps://HOST:PORT; without a port it is 587 or 465. Empty: no server.
+        Args:
+            url: smtp://HOST:PORT or smtps://HOST:PORT; without a port it is 587 or 465. Empty: no server.
+            username: login; empty: none.
+            password: of the login.
+            sender: address in From.
 
         Raises:
             ValueError: a setting is malformed, missing or without use.

@@ -86,7 +86,13 @@ class Agents:
     """Enrols agents and recognizes their messages. Thread-safe."""
 
     def __init__(self, engine: Engine, secrets_of: AgentSecrets, clock: Clock) -> None:
-        """Do no I/O yet."""
+        """Do no I/O yet.
+
+        Args:
+            engine: of a database with this version's tables.
+            secrets_of: derives their secrets.
+            clock: decides who is silent.
+        """
         self.secrets_of = secrets_of
         self._engine = engine
         self._clock = clock
@@ -97,7 +103,10 @@ class Agents:
     def enrol(self, origin: Origin, token_id: str, hosts_max: int | None) -> Enrolled:
         """Give an agent its identity.
 
-        `hosts_max`: how many agents this token admits at a time; None: as many as come.
+        Args:
+            origin: the job and the host that it speaks for.
+            token_id: by which it asked.
+            hosts_max: how many agents this token admits at a time; None: as many as come.
 
         Raises:
             FullError: as many are enrolled and not silent, or the job has `AGENTS_MAX`.
@@ -117,7 +126,10 @@ class Agents:
     def verify(self, signed: Signed | None, purpose: Purpose, origin: Origin) -> str:
         """The agent that a message is from.
 
-        `signed`: the parts of the message; None: it is not signed.
+        Args:
+            signed: the parts of the message; None: it is not signed.
+            purpose: what it was sent for.
+            origin: what the message itself says.
 
         Returns:
             Its id; empty for an unsigned message of a job in which no agent has enrolled.
@@ -210,7 +222,13 @@ class Renewals:
     """The renewals of this process. Thread-safe."""
 
     def __init__(self, engine: Engine, authenticator: Authenticator, clock: Clock) -> None:
-        """Do no I/O yet."""
+        """Do no I/O yet.
+
+        Args:
+            engine: of a database with this version's tables.
+            authenticator: remembers when tokens expire.
+            clock: decides what is due.
+        """
         self._engine = engine
         self._authenticator = authenticator
         self._clock = clock

@@ -45,7 +45,13 @@ class Refusals:
     """The refusals of this process. Thread-safe."""
 
     def __init__(self, engine: Engine, clock: Clock, count: Callable[[int], None]) -> None:
-        """Do no I/O yet. `count`: called with the status of each refusal, for the metrics."""
+        """Do no I/O yet.
+
+        Args:
+            engine: of the database with the audit trail.
+            clock: of the windows.
+            count: called with the status of each refusal, for the metrics.
+        """
         self._engine = engine
         self._clock = clock
         self._count = count

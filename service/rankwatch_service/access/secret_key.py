@@ -38,7 +38,11 @@ class SecretKey:
     """Encrypts what the database keeps, and derives the keys of all other purposes."""
 
     def __init__(self, key: bytes) -> None:
-        """Do no I/O. `key`: at least 256 random bits, in any form."""
+        """Do no I/O.
+
+        Args:
+            key: at least 256 random bits, in any form.
+        """
         self._key = key
         self._cipher = Fernet(urlsafe_b64encode(self.derive("encryption")))
 
@@ -70,6 +74,11 @@ def has_secret_key(engine: Engine) -> bool:
 
 def load_secret_key(settings: Settings, engine: Engine, clock: Clock) -> SecretKey:
     """The key from the setting, else from the file; a database that has not had one yet gets a new one in this file.
+
+    Args:
+        settings: where the key is.
+        engine: of a database with this version's tables, which recognizes its key.
+        clock: for the time at which a database got its key.
 
     Raises:
         SecretKeyError: the key is missing, readable for others, too short, or not the one of this database.

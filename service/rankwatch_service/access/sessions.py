@@ -36,6 +36,11 @@ class LoginUsedError(Exception):
 def issue_login(connection: Connection, actor: str, now_unix_ns: int) -> str:
     """Create the token of a login link, and record it in the audit trail.
 
+    Args:
+        connection: of a write transaction.
+        actor: who asked for it, as the audit trail names people.
+        now_unix_ns: the time.
+
     Returns:
         Its text, which opens one session with scope admin within `LOGIN_S`, and nothing else.
     """
@@ -52,7 +57,11 @@ def issue_login(connection: Connection, actor: str, now_unix_ns: int) -> str:
 def open_session(connection: Connection, identity: Identity, now_unix_ns: int, source: str) -> tuple[str, int]:
     """Open a session for the holder of a token, and record it in the audit trail.
 
-    `identity`: the token's. A session ends no later than its token, except that a login token may expire before.
+    Args:
+        connection: of a write transaction.
+        identity: the token's. A session ends no later than its token, except that a login token may expire before.
+        now_unix_ns: the time.
+        source: the browser's address, for the audit trail.
 
     Returns:
         The session token's text, and when it expires, in Unix nanoseconds.
@@ -112,6 +121,13 @@ def open_session_of(
     connection: Connection, person: Person, grants: list[GroupGrant], now_unix_ns: int, source: str
 ) -> str:
     """Open a session of `SESSION_S` for a person, and record it in the audit trail.
+
+    Args:
+        connection: of a write transaction.
+        person: whom the provider vouches for.
+        grants: what the person may do.
+        now_unix_ns: the time.
+        source: the browser's address, for the audit trail.
 
     Returns:
         The session token's text.

@@ -29,8 +29,11 @@ def ensure_token_file(engine: Engine, path: Path, clock: Clock, kind: TokenKind)
 
     It is good on this machine only; one that is good everywhere is replaced.
 
-    `path`: of the file; only its owner can read it afterwards. `kind`: `INGEST` (agents) or `LOCAL` (commands on this
-    machine).
+    Args:
+        engine: of a database with this version's tables.
+        path: of the file; only its owner can read it afterwards.
+        clock: for the token's creation time.
+        kind: `INGEST` (agents) or `LOCAL` (commands on this machine).
 
     Returns:
         The token's text.

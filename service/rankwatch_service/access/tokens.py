@@ -218,7 +218,12 @@ def token_state(revoked: bool, expires_unix_ns: int | None, now_unix_ns: int) ->
 def renew_token(connection: Connection, token_id: str, actor: str, expires_unix_ns: int, now_unix_ns: int) -> bool:
     """Move the expiry of a token on by its lifetime, and record it in the audit trail.
 
-    `expires_unix_ns`: when it expires now. If somebody else has changed this meanwhile, nothing is done.
+    Args:
+        connection: of a write transaction.
+        token_id: of the token.
+        actor: its name in the audit trail.
+        expires_unix_ns: when it expires now. If somebody else has changed this meanwhile, nothing is done.
+        now_unix_ns: the time.
 
     Returns:
         False if it was revoked, has expired, or was renewed meanwhile.

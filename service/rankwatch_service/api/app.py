@@ -114,7 +114,15 @@ RESOURCES: Final = (
 
 
 def create_app(settings: Settings, engine: Engine, intake: Intake, clock: Clock, secret_key: SecretKey) -> FastAPI:
-    """Build the application."""
+    """Build the application.
+
+    Args:
+        settings: settings of the service.
+        engine: an open database with this version's tables.
+        intake: stores accepted telemetry.
+        clock: the clock for the whole application.
+        secret_key: the one of this database.
+    """
     context = _context(settings, engine, intake, clock, secret_key)
     app = FastAPI(
         title="rankwatch",

@@ -183,8 +183,11 @@ class Precondition:
         self._wanted = None if if_match is None else {one.strip() for one in if_match.split(",")}
 
     def show(self, content: Content, editable: BaseModel | None = None) -> Content:
-        """The content, after the ETag has been added to the response. `editable`: the part of it that people edit,
-        which the ETag is about; None: all of it.
+        """The content, after the ETag has been added to the response.
+
+        Args:
+            content: what the reader is shown.
+            editable: the part of it that people edit, which the ETag is about; None: all of it.
         """
         self._response.headers["ETag"] = entity_tag(editable or content)
         return content
@@ -225,8 +228,11 @@ class Idempotency:
     ) -> Response:
         """Run `work` in a write transaction and reply with what it returns.
 
-        `identity`: who sends the request; each token has its own keys. `body`: of the request; a key that is reused
-        with another body is refused. `work`: does the write and returns the content of the reply.
+        Args:
+            identity: who sends the request; each token has its own keys.
+            body: of the request; a key that is reused with another body is refused.
+            status: of the reply.
+            work: does the write and returns the content of the reply.
 
         Raises:
             ProblemError: the key was used for another request (422), or `work` raised it; nothing is stored then.

@@ -85,8 +85,14 @@ def name_of(status: int) -> str:
 def add_refusals(
     answers: dict[str, Any], method: str, path: str, operation: Mapping[str, Any], *, needs_token: bool
 ) -> None:
-    """Add to the answers of an operation each status by which it may be refused. `answers`: by status; those that are
-    there stay.
+    """Add to the answers of an operation each status by which it may be refused.
+
+    Args:
+        answers: by status; those that are there stay.
+        method: in capital letters.
+        path: with the names of its parameters in braces.
+        operation: as described so far.
+        needs_token: whether it requires a scope.
     """
     found = dict(EVERYWHERE)
     headers = {one["name"].lower() for one in operation.get("parameters", ()) if one["in"] == "header"}
@@ -180,7 +186,12 @@ TIME: Final = "2026-05-01T09:30:00.000000Z"
 
 
 def add_examples(operation: dict[str, Any], schemas: Mapping[str, Any]) -> None:
-    """Add an example to the body and to each answer of an operation that has a schema in JSON."""
+    """Add an example to the body and to each answer of an operation that has a schema in JSON.
+
+    Args:
+        operation: as described so far.
+        schemas: by name, those that it refers to.
+    """
     for part in (operation.get("requestBody", {}), *operation["responses"].values()):
         content = part.get("content", {}).get(JSON, {})
         if content.get("schema") and "example" not in content:
@@ -188,7 +199,14 @@ def add_examples(operation: dict[str, Any], schemas: Mapping[str, Any]) -> None:
 
 
 def example_of(schema: Mapping[str, Any], schemas: Mapping[str, Any], name: str = "", depth: int = 0) -> Any:
-    """A value of a schema. `name`: of the field whose value it is; empty: of none."""
+    """A value of a schema.
+
+    Args:
+        schema: of the value.
+        schemas: by name, those that it refers to.
+        name: of the field whose value it is; empty: of none.
+        depth: of nesting.
+    """
     if "$ref" in schema:
         return example_of(schemas[schema["$ref"].rpartition("/")[2]], schemas, name, depth)
     if "examples" in schema:

@@ -38,7 +38,12 @@ class Batcher(Generic[Item]):
     """Collects items and hands them to `flush` in batches, in the order in which they came."""
 
     def __init__(self, name: str, flush: Callable[[Sequence[Item]], None]) -> None:
-        """Flush nothing until `start`. `flush`: stores items durably, in a thread of its own, one call at a time."""
+        """Flush nothing until `start`.
+
+        Args:
+            name: of the thread.
+            flush: stores items durably; runs in a thread of its own, one call at a time.
+        """
         self._flush = flush
         self._thread = ThreadPoolExecutor(1, name)
         self._waiting: list[tuple[Item, int, asyncio.Future[None]]] = []
@@ -149,7 +154,13 @@ class NewJobs:
     """The jobs that tokens have begun. Thread-safe."""
 
     def __init__(self, engine: Engine, clock: Clock, report: Report) -> None:
-        """Do no I/O yet. `report`: appends a control record about a job."""
+        """Do no I/O yet.
+
+        Args:
+            engine: of a database with this version's tables.
+            clock: of the limits.
+            report: appends a control record about a job.
+        """
         self._engine = engine
         self._clock = clock
         self._report = report

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 def configured_settings(**options: Any) -> Settings:
     """The service's settings; an option overrides the environment, which overrides `rankwatch.toml`.
 
-    `options`: options by the name of the setting; None if an option was not given.
+    Args:
+        options: options by the name of the setting; None if an option was not given.
 
     Raises:
         CliError: a setting is unknown or malformed.

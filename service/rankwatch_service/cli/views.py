@@ -353,7 +353,13 @@ def confirm(client: CliClient, job: str, body: Mapping[str, Any], *, asked: bool
 
 
 def cost(job: Mapping[str, Any], checkpoints: Sequence[Mapping[str, Any]], body: Mapping[str, Any]) -> str:
-    """What a command costs, as one sentence. `checkpoints`: its checkpoints, newest first."""
+    """What a command costs, as one sentence.
+
+    Args:
+        job: as `/jobs/{job}` gives it.
+        checkpoints: its checkpoints, newest first.
+        body: the request of the command.
+    """
     about = f"{body['action']} {job['name']}: {job['world_size']:,} ranks"
     if body["action"] not in BACK:
         return f"{about} end their training at step {_number(job['step'])} or just after it."

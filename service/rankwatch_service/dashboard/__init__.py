@@ -39,7 +39,13 @@ class LoginPage:
     """The login page, with what a login came to."""
 
     def __init__(self, assets: Assets, provider: str, begin_url: str) -> None:
-        """Read nothing."""
+        """Read nothing.
+
+        Args:
+            assets: of the dashboard.
+            provider: name of the OIDC provider; empty: people log in with tokens alone.
+            begin_url: where a browser begins to log in with it.
+        """
         self._assets = assets
         self._facts = {"provider": provider, "begin": begin_url} if provider else {}
 
@@ -53,7 +59,10 @@ class LoginPage:
 def mount(app: FastAPI, provider: str = "", begin_url: str = "") -> LoginPage:
     """Add the pages and their files to an application. They need no token, unlike the data that they show.
 
-    `provider`: name of the OIDC provider; empty: people log in with tokens alone.
+    Args:
+        app: to which they are added.
+        provider: name of the OIDC provider; empty: people log in with tokens alone.
+        begin_url: where a browser begins to log in with it.
 
     Returns:
         The login page.

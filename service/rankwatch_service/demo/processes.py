@@ -140,8 +140,12 @@ def started(
 ) -> subprocess.Popen[bytes]:
     """Start a child that the kernel ends with this process; returns when it answers.
 
-    `answers`: returns whether the child answers requests. `within_s`: how long the child may take to answer, in
-    seconds; after that it is killed.
+    Args:
+        command: program and arguments.
+        log: file to which its output is appended.
+        answers: returns whether the child answers requests.
+        within_s: how long the child may take to answer, in seconds; after that it is killed.
+        how: further arguments of `subprocess.Popen`: user, environment, folder.
 
     Raises:
         ChildError: the child ended, or does not answer.

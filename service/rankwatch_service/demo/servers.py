@@ -61,7 +61,10 @@ def stand_on(backing: Backing, folder: Path, environment: Mapping[str, str]) -> 
     In an existing Kafka the demo creates its own topics and removes them at the end; an existing database keeps its
     tables.
 
-    `environment`: the user's environment; `RANKWATCH_KAFKA_…` has the credentials of an existing Kafka.
+    Args:
+        backing: which database and log to use.
+        folder: the demo's folder, whose name is unique.
+        environment: the user's environment; `RANKWATCH_KAFKA_…` has the credentials of an existing Kafka.
 
     Raises:
         BackingError: a server cannot be started or reached.
@@ -148,7 +151,9 @@ class Postgres:
     def __init__(self, folder: Path, settings: Mapping[str, str] | None = None) -> None:
         """Choose a port and a password; the server runs from `start` on.
 
-        `folder`: folder of data, log and password; as root, one that `nobody` can enter.
+        Args:
+            folder: folder of data, log and password; as root, one that `nobody` can enter.
+            settings: settings of postgresql.conf, for instance {"fsync": "off"}.
 
         Raises:
             PostgresError: the package is not installed.

@@ -45,7 +45,13 @@ class ServiceProcess:
     """Runs from `start` to `stop`. `url` and `token` are known once it has started."""
 
     def __init__(self, folder: Path, port: int, environment: Mapping[str, str]) -> None:
-        """Prepare the service; it runs from `start` on. `port`: its port; 0: any free one."""
+        """Prepare the service; it runs from `start` on.
+
+        Args:
+            folder: its data folder.
+            port: its port; 0: any free one.
+            environment: its environment, which should not contain the user's own configuration.
+        """
         self._folder = folder
         self._log = folder / "service.log"
         self._environment = environment

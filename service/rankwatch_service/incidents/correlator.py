@@ -293,9 +293,12 @@ class Correlator:
         return self._incidents.get(incident_id)
 
     def restore_open(self, incidents: Sequence[Incident], attempt: str, episodes: int) -> None:
-        """Begin with the incidents in the store, when there is no usable snapshot. `attempt`: the newest known one,
-        which may continue. `episodes`: the highest episode so far; new ones begin above it, so that no id is used
-        twice.
+        """Begin with the incidents in the store, when there is no usable snapshot.
+
+        Args:
+            incidents: the open ones.
+            attempt: the newest known one, which may continue.
+            episodes: the highest episode so far; new ones begin above it, so that no id is used twice.
         """
         self._incidents = {incident.id: incident for incident in incidents}
         self._attempt, self._episode_base = attempt, episodes

@@ -26,7 +26,9 @@ def lost_by_kind(losses: Iterable[Loss], world_size: int) -> dict[str, float]:
     Incidents at the same time cannot together cost more than all GPUs of the job: where they would, each counts for its
     share.
 
-    `world_size`: GPUs of the job; where it has none, its ranks.
+    Args:
+        losses: one for each incident.
+        world_size: GPUs of the job; where it has none, its ranks.
     """
     edges: list[tuple[int, str, float]] = []
     for one in losses:

@@ -163,8 +163,11 @@ class Assembler:
         yield from self._absorb(bundle, Arrival.LATE not in arrivals, now_s, allowed=allowed)
 
     def tick(self, now_s: float, blind_s: float) -> Iterator[Observation]:
-        """Advance to `now_s`, lazily as `take`. `blind_s`: for how much of the time since the last tick the service
-        could not receive anything.
+        """Advance to `now_s`, lazily as `take`.
+
+        Args:
+            now_s: stream time.
+            blind_s: for how much of the time since the last tick the service could not receive anything.
         """
         if self.attempt is None:
             return
@@ -301,9 +304,12 @@ class Assembler:
     def _close(
         self, now_s: float, last_batches: Mapping[str, Mapping[int, int]] = MappingProxyType({})
     ) -> Iterator[Frame]:
-        """Close the frames that are complete or late. `last_batches`: by family and step, the number of the last batch
-        in the bundle with rows of that frame. Frames close in the order in which they would if the batches were taken
-        one after the other.
+        """Close the frames that are complete or late.
+
+        Args:
+            now_s: stream time.
+            last_batches: by family and step, the number of the last batch in the bundle with rows of that frame. Frames
+                close in the order in which they would if the batches were taken one after the other.
         """
         if self.board is None:
             return

@@ -63,7 +63,10 @@ class Carriers:
 
         Of several batches also why they must be taken one by one: one of them may decide on a later one.
 
-        `same_ranks`: whether its ranks are those of the running attempt: it is of the same launch.
+        Args:
+            bundle: of any attempt.
+            now_s: stream time.
+            same_ranks: whether its ranks are those of the running attempt: it is of the same launch.
         """
         unsigned = next((batch for batch in bundle.batches if not batch.agent), None)
         several = len(bundle.batches) > 1
@@ -197,7 +200,11 @@ class Newcomers:
 
     def add(self, bundle: Bundle, count: CellCount, now_s: float) -> int:
         """Keep a bundle of one batch until its attempt takes over; returns how many batches were dropped instead.
-        `count`: for its cells, if it does not wait yet.
+
+        Args:
+            bundle: of an attempt.
+            count: for its cells, if it does not wait yet.
+            now_s: stream time.
         """
         batch = bundle.batches[0]
         newcomer = self._waiting.pop(batch.attempt, None) or Newcomer(batch.attempt, now_s, batch.host, count)

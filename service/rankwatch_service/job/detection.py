@@ -300,7 +300,9 @@ class DetectorBank:
     def restore(self, state: Mapping[str, Any], start: AttemptStart | None) -> list[str]:
         """Restore snapshots.
 
-        `start`: the start of the running attempt, for detectors without a snapshot; None if there is none.
+        Args:
+            state: what `state` gave.
+            start: the start of the running attempt, for detectors without a snapshot; None if there is none.
 
         Returns:
             Names of detectors without a snapshot: they are new, or of another version.
@@ -360,8 +362,12 @@ class DetectionPipeline:
     """The detectors and the correlator of one job."""
 
     def __init__(self, job: str, make_detectors: MakeDetectors, rules: RulesInForce = tuple) -> None:
-        """Begin without an attempt. `rules`: returns the rules of people on its metrics; every start of an attempt
-        brings them to the detectors.
+        """Begin without an attempt.
+
+        Args:
+            job: its name.
+            make_detectors: makes its detectors.
+            rules: returns the rules of people on its metrics; every start of an attempt brings them to the detectors.
         """
         self.correlator = Correlator(job)
         self._rules = rules
@@ -387,8 +393,11 @@ class DetectionPipeline:
     ) -> tuple[list[Update], list[Failure]]:
         """Take the next observation.
 
-        `following`: what is observed next, one by one, up to the next start of an attempt. Detectors may judge it now,
-        with the same outcome.
+        Args:
+            observation: the observation.
+            topology_state: the topology as of it.
+            following: what is observed next, one by one, up to the next start of an attempt. Detectors may judge it
+                now, with the same outcome.
 
         Returns:
             The updates of incidents, and the failures of detectors.
@@ -456,7 +465,9 @@ class DetectionPipeline:
     def restore(self, state: Mapping[str, Any], start: AttemptStart | None) -> list[str]:
         """Restore what `state` gave.
 
-        `start`: the start of the running attempt, for detectors without a snapshot; None if there is none.
+        Args:
+            state: what `state` gave.
+            start: the start of the running attempt, for detectors without a snapshot; None if there is none.
 
         Returns:
             Names of detectors without a snapshot: they are new, or of another version.

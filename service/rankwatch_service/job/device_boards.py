@@ -104,8 +104,12 @@ class DeviceBoard:
         """Samples and values that are not charted, by reason."""
 
     def take(self, batches: Sequence[wire.Batch], ranks: int, now_s: float) -> list[DeviceNumber]:
-        """Take the samples of batches; returns the devices that are new. `batches`: in the order in which they were
-        sent.
+        """Take the samples of batches; returns the devices that are new.
+
+        Args:
+            batches: in the order in which they were sent.
+            ranks: how many ranks of the job are known.
+            now_s: stream time.
         """
         fresh = list[DeviceNumber]()
         for batch in batches:

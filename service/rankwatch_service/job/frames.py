@@ -89,8 +89,12 @@ class OpenFrame:
         self.exact_present = {name: np.pad(column, (0, more)) for name, column in self.exact_present.items()}
 
     def add(self, rows: Records, chosen: Chosen, places: NDArray[np.intp]) -> None:
-        """Add rows of different ranks, none of which has reported yet. `places`: the number of each of the table's
-        names in this frame; -1: it is left out.
+        """Add rows of different ranks, none of which has reported yet.
+
+        Args:
+            rows: a table.
+            chosen: indices of its rows to add.
+            places: the number of each of the table's names in this frame; -1: it is left out.
         """
         ranks = rows.rank[chosen]
         if self.filled is None and SPARSE_SHARE * (self.count + len(ranks)) < len(self.reported):
@@ -333,7 +337,11 @@ class FrameWindow:
 
     def ready(self, now_s: float, step_time_s: float | None, unfinished: Collection[int] = ()) -> Iterator[Frame]:
         """Close, in step order, the frames that are complete or late: each when the one before it has been taken.
-        `unfinished`: steps of which a later batch of the bundle has rows; frames from the first of them on stay open.
+
+        Args:
+            now_s: stream time.
+            step_time_s: how long a step of this job takes; None if it is not known.
+            unfinished: steps of which a later batch of the bundle has rows; frames from the first of them on stay open.
         """
         while self._steps and self._steps[0] not in unfinished:
             head = self._open[self._steps[0]]

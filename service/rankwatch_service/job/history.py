@@ -65,7 +65,13 @@ class JobHistory:
         return self._first_step
 
     def begin(self, attempt: str, before: str, now_s: float) -> None:
-        """Begin a new attempt. `before`: the one that it follows; empty: none."""
+        """Begin a new attempt.
+
+        Args:
+            attempt: the new one.
+            before: the one that it follows; empty: none.
+            now_s: stream time.
+        """
         self._first_step = None
         again = f" after {before}" if before else ""
         self.note(f"attempt {attempt} began{again}", None, now_s)
@@ -81,8 +87,12 @@ class JobHistory:
         self._changes.append({"what": what, "step": step, "unix_ns": unix_ns(now_s)})
 
     def configured(self, changes: Iterable[str], step: int | None, now_s: float) -> None:
-        """Add changes of the configuration: of settings that people have changed, or that the script declares. `step`:
-        the newest finished one; -1 or None: none is known.
+        """Add changes of the configuration: of settings that people have changed, or that the script declares.
+
+        Args:
+            changes: what has changed.
+            step: the newest finished step; -1 or None: none is known.
+            now_s: stream time.
         """
         known = None if step == -1 else step
         for what in changes:
@@ -105,7 +115,12 @@ class JobHistory:
             self.note("went on after a pause", order.step, now_s)
 
     def before(self, onset_time_s: float, kind: str = "") -> list[dict[str, Any]]:
-        """The changes of the last `CHANGES_S` before the onset, oldest first; without those that are the incident."""
+        """The changes of the last `CHANGES_S` before the onset, oldest first; without those that are the incident.
+
+        Args:
+            onset_time_s: of the incident.
+            kind: of the incident.
+        """
         low, high = unix_ns(onset_time_s - CHANGES_S), unix_ns(onset_time_s)
         is_failure = kind in (Kind.CHECKPOINT_FAILED, Kind.RESTORE_FAILED)
         latest = [one for one in self._changes if low <= one["unix_ns"] <= high]
@@ -117,6 +132,11 @@ class JobHistory:
         What has no effect is counted: an invalid report (`checkpoint_saved`), one that is not from a rank of the
         running launch (`checkpoint_rank`), and one whose location is outside of the checkpoint roots
         (`checkpoint_location`). The last also becomes a refused entry.
+
+        Args:
+            occurrence: the event.
+            topology_state: the ranks of the running attempt, and what they declare.
+            running: that attempt.
 
         Returns:
             The ledger entries that changed.
@@ -208,8 +228,12 @@ class JobHistory:
         return self.ledger.lost(checkpoint, f"{who}: {reason}")
 
     def progressed(self, attempt: str, step: int, incidents: Sequence[Incident]) -> list[LedgerEntry]:
-        """Record that all ranks have finished a step; returns the ledger entries whose verdict changed. `incidents`:
-        the open ones. Steps from the onset of a part that spoils weights on prove no checkpoint.
+        """Record that all ranks have finished a step; returns the ledger entries whose verdict changed.
+
+        Args:
+            attempt: the running one.
+            step: the finished step.
+            incidents: the open ones. Steps from the onset of a part that spoils weights on prove no checkpoint.
         """
         changed = []
         if self._first_step is None:

@@ -77,9 +77,12 @@ class ProgressBoard:
         return gone
 
     def depart(self, rank: int, state: str, *, broken_off: bool = False) -> None:
-        """Record that a rank has left or exited, which an event reports before a progress block does. `rank`: the rank;
-        ignored beyond the world size. `broken_off`: whether an error ended its loop. Then the state replaces `left`,
-        which a progress block may say.
+        """Record that a rank has left or exited, which an event reports before a progress block does.
+
+        Args:
+            rank: the rank; ignored beyond the world size.
+            state: left or exited.
+            broken_off: whether an error ended its loop. Then the state replaces `left`, which a progress block may say.
         """
         if rank < self.world_size:
             if broken_off:

@@ -165,8 +165,10 @@ class SummaryBuilder:
         return AttemptChange(number=self._attempts, started_unix_ns=unix_ns(now_s), topology=topology)
 
     def attempts_progressed(self, ended_unix_ns: int | None) -> dict[str, AttemptChange]:
-        """By attempt, the steps finished since the last call. `ended_unix_ns`: when the newest attempt ended; None if
-        it runs.
+        """By attempt, the steps finished since the last call.
+
+        Args:
+            ended_unix_ns: when the newest attempt ended; None if it runs.
         """
         changes = {
             attempt: AttemptChange(first_step=first, last_step=last) for attempt, (first, last) in self._steps.items()
@@ -190,7 +192,16 @@ class SummaryBuilder:
         without_effect: Mapping[str, int],
         configuration: tuple[Mapping[str, Any], ...] = (),
     ) -> JobSummary | None:
-        """The summary as of now; None if it has not changed. `hung`: whether a hang of the running attempt is open."""
+        """The summary as of now; None if it has not changed.
+
+        Args:
+            assembler: the job's assembler.
+            heard_s: when its telemetry last arrived, stream time.
+            now_s: stream time.
+            hung: whether a hang of the running attempt is open.
+            without_effect: events without effect, counted by reason.
+            configuration: the newest changes of the configuration.
+        """
         if self._first_seen_ns is None:
             self._first_seen_ns = unix_ns(now_s)
         board = assembler.board

@@ -33,7 +33,12 @@ class WholeNorm:
     """Adds up the norms of one attempt. Memory: 24 bytes for each rank and slice."""
 
     def __init__(self, infos: Mapping[int, wire.RankInfo], world_size: int) -> None:
-        """Number the different slices."""
+        """Number the different slices.
+
+        Args:
+            infos: the rank infos, by rank.
+            world_size: ranks of the attempt.
+        """
         held = [(number, rank, one.content) for rank in infos for number, one in enumerate(infos[rank].slices or ())]
         self._known = len(infos) == world_size and all(info.slices is not None for info in infos.values())
         self._declared = bool(held)
@@ -149,8 +154,10 @@ class TopologyState:
         return 0 <= rank < self.world_size
 
     def shards_expected(self, told: int) -> int:
-        """How many ranks save a part of a checkpoint. `told`: what the event of a save says; 0: every rank that can. It
-        cannot lower what the ranks declare.
+        """How many ranks save a part of a checkpoint.
+
+        Args:
+            told: what the event of a save says; 0: every rank that can. It cannot lower what the ranks declare.
         """
         if self._savers is None:
             infos = self._infos.values()

@@ -16,7 +16,16 @@ ROWS_MAX: Final = 2_000
 
 
 def keep(connection: Connection, source: str, reason: str, detail: str, value: bytes, at_unix_ns: int) -> None:
-    """Store one dead letter, and delete the oldest beyond `ROWS_MAX`."""
+    """Store one dead letter, and delete the oldest beyond `ROWS_MAX`.
+
+    Args:
+        connection: of a write transaction.
+        source: who refused it: api or stream.
+        reason: one of `telemetry.envelope.Reason`, for counting.
+        detail: one sentence for a person.
+        value: the record as it came; cut at `VALUE_BYTES_MAX`.
+        at_unix_ns: when it was refused.
+    """
     connection.execute(
         insert(DeadLetter).values(
             source=source, reason=reason, detail=detail, value=value[:VALUE_BYTES_MAX], at_unix_ns=at_unix_ns

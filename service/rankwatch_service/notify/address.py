@@ -82,9 +82,11 @@ def masked_url(url: str) -> str:
 def check_address(host: str, address: IPv4Address | IPv6Address, private: AllowList) -> None:
     """Check one resolved address.
 
-    `address`: an IPv6 address that embeds an IPv4 address (mapped, 6to4, NAT64, Teredo) is checked as that address.
-    `private`: loopback and private addresses that are allowed. Link-local, multicast, unspecified and reserved ones are
-    always refused.
+    Args:
+        host: the name that leads to it.
+        address: an IPv6 address that embeds an IPv4 address (mapped, 6to4, NAT64, Teredo) is checked as that address.
+        private: loopback and private addresses that are allowed. Link-local, multicast, unspecified and reserved ones
+            are always refused.
 
     Raises:
         AddressError: webhooks must not go there.

@@ -35,7 +35,11 @@ class ReceiverCounts(msgspec.Struct):
     """Deliveries by latency, not cumulated; the last number is of those beyond `LATENCIES_S`."""
 
     def add_delivery(self, latency_s: float) -> None:
-        """Count a delivery. `latency_s`: from the commit of the notification to its delivery."""
+        """Count a delivery.
+
+        Args:
+            latency_s: from the commit of the notification to its delivery.
+        """
         self.delivered += 1
         self.latency_s += latency_s
         self.latencies[bisect_left(LATENCIES_S, latency_s)] += 1

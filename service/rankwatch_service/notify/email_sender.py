@@ -43,8 +43,14 @@ class EmailSender:
         timeout_s: float = SESSION_TIMEOUT_S,
         trusted: ssl.SSLContext | None = None,
     ) -> None:
-        """Send nothing yet. `server`: of the service; None: there is none, and e-mails fail until there is. `trusted`:
-        checks the server's certificate; None: the system's authorities.
+        """Send nothing yet.
+
+        Args:
+            server: of the service; None: there is none, and e-mails fail until there is.
+            clock: measures how long a try takes.
+            others: sends messages for all other receivers.
+            timeout_s: time limit of one try.
+            trusted: checks the server's certificate; None: the system's authorities.
         """
         self._server = server
         self._clock = clock

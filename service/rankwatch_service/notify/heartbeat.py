@@ -38,8 +38,14 @@ class Heartbeat:
     """Asks for a URL in an interval while this process holds the lease and the chain lives."""
 
     def __init__(self, engine: Engine, lease: Lease, clock: Clock, blocking: Executor, url: str) -> None:
-        """Nothing is asked for before `run`. `lease`: of the notifier; who does not hold it asks for nothing. `url`:
-        what is asked for, by GET.
+        """Nothing is asked for before `run`.
+
+        Args:
+            engine: the store.
+            lease: of the notifier; who does not hold it asks for nothing.
+            clock: stamps.
+            blocking: runs work on the database.
+            url: what is asked for, by GET.
         """
         self._engine = engine
         self._lease = lease

@@ -41,7 +41,14 @@ class HttpSender:
     def __init__(
         self, clock: Clock, private: AllowList, public_url: str = "", timeout_s: float = TRY_TIMEOUT_S
     ) -> None:
-        """Send nothing yet."""
+        """Send nothing yet.
+
+        Args:
+            clock: stamps and measures tries.
+            private: loopback and private addresses that messages may go to.
+            public_url: where people reach this service.
+            timeout_s: time limit of one try.
+        """
         self._clock = clock
         self._private = private
         self._public_url = public_url

@@ -26,7 +26,15 @@ class TopicSender:
     """Publishes messages for `kafka:` to the incidents topic, and passes all others on."""
 
     def __init__(self, producer: Producer, topic: str, source: str, clock: Clock, others: MessageSender) -> None:
-        """Send nothing yet. `source`: `ce_source` of the events, the service's public URL."""
+        """Send nothing yet.
+
+        Args:
+            producer: publishes to the brokers; the caller closes it.
+            topic: name of the incidents topic.
+            source: `ce_source` of the events, the service's public URL.
+            clock: measures how long a try takes.
+            others: sends messages for all other receivers.
+        """
         self._producer = producer
         self._topic = topic
         self._source = source

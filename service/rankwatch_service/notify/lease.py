@@ -35,8 +35,13 @@ class Lease:
     """One process's claim to a lease. Not thread-safe; `valid` may be read from any thread."""
 
     def __init__(self, engine: Engine, name: str, clock: Clock, holder: str = "") -> None:
-        """Nothing is claimed before `hold`. `holder`: identifies this process; the default lets others on this machine
-        see whether it still runs.
+        """Nothing is claimed before `hold`.
+
+        Args:
+            engine: the store.
+            name: of the lease.
+            clock: this machine's.
+            holder: identifies this process; the default lets others on this machine see whether it still runs.
         """
         self._engine = engine
         self._name = name

@@ -39,7 +39,12 @@ class SignedLinks:
     """Makes links and checks them."""
 
     def __init__(self, key: bytes, public_url: str) -> None:
-        """Do no I/O. `key`: 32 bytes, the same in all processes."""
+        """Do no I/O.
+
+        Args:
+            key: 32 bytes, the same in all processes.
+            public_url: where people reach the service.
+        """
         self._key = key
         self._public_url = public_url
 

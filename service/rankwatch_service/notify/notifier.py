@@ -55,8 +55,16 @@ class Notifier:
         jitter: random.Random,
         blocking: Executor,
     ) -> None:
-        """Do nothing until `run`. `blocking`: one thread, for all work on the database: outbox and lease are not
-        thread-safe.
+        """Do nothing until `run`.
+
+        Args:
+            outbox: the messages.
+            lease: which of several notifiers delivers.
+            sender: sends one message.
+            changes: polled every `COMMIT_POLL_S`.
+            clock: stamps tries.
+            jitter: spreads retries.
+            blocking: one thread, for all work on the database: outbox and lease are not thread-safe.
         """
         self._outbox = outbox
         self._lease = lease

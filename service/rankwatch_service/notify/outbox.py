@@ -65,7 +65,9 @@ class OutboxTable:
         with `after_s` that was not notified of the incident before is due only while nobody has acknowledged it; else
         it is marked as unneeded, or silenced.
 
-        `in_flight`: ids of the messages being sent, by receiver; they are left out and count towards the limit.
+        Args:
+            now_unix_ns: the time.
+            in_flight: ids of the messages being sent, by receiver; they are left out and count towards the limit.
 
         Raises:
             LeaseLostError: another notifier holds the lease; nothing was marked.
@@ -108,7 +110,9 @@ class OutboxTable:
     def give_up(self, now_unix_ns: int, in_flight: Collection[str]) -> int:
         """Mark waiting messages that are older than `GIVE_UP_AFTER_S`, or whose receiver was removed, as failed.
 
-        `in_flight`: ids of the messages being sent; they are left out until their tries are recorded.
+        Args:
+            now_unix_ns: the time.
+            in_flight: ids of the messages being sent; they are left out until their tries are recorded.
 
         Returns:
             How many were marked.

@@ -36,7 +36,14 @@ class RetryDecision:
 
 
 def after_try(outcome: TryOutcome, tries: int, now_unix_ns: int, jitter: float) -> RetryDecision:
-    """Decide what to do after a try. `jitter`: a random number between 0 and 1."""
+    """Decide what to do after a try.
+
+    Args:
+        outcome: how the try ended.
+        tries: number of tries so far, including this one.
+        now_unix_ns: when it ended.
+        jitter: a random number between 0 and 1.
+    """
     if outcome.delivered:
         return RetryDecision("delivered", now_unix_ns)
     if outcome.status == GONE:

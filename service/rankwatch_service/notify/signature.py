@@ -39,7 +39,11 @@ def signing_key(secret: str) -> bytes:
 def signed_headers(secret: str, message_id: str, timestamp_s: int, body: bytes) -> dict[str, str]:
     """The three headers that authenticate a message.
 
-    `secret`: one secret, or two with a space between while the receiver rotates them; each gives a signature.
+    Args:
+        secret: one secret, or two with a space between while the receiver rotates them; each gives a signature.
+        message_id: the same in all tries of one message.
+        timestamp_s: Unix seconds of this try.
+        body: the exact bytes that are sent.
 
     Raises:
         ValueError: a secret is malformed.

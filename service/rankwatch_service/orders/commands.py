@@ -66,8 +66,15 @@ def get(connection: Connection, command_id: str) -> RowMapping | None:
 def settle(
     connection: Connection, command_id: str, outcome: CommandOutcome, actor: str, now_unix_ns: int, mode: str = ""
 ) -> bool:
-    """Move an open command to another state. Return False, and change nothing, if its state is already final. `mode`:
-    for a rollback: its mode, once an order has one.
+    """Move an open command to another state. Return False, and change nothing, if its state is already final.
+
+    Args:
+        connection: of a `write`.
+        command_id: the command.
+        outcome: the new state, with the reason or result.
+        actor: who or what decided it, for the audit trail.
+        now_unix_ns: the time.
+        mode: for a rollback: its mode, once an order has one.
     """
     final = outcome.state not in OPEN
     changes: dict[str, Any] = {"state": outcome.state, "result": outcome.result}

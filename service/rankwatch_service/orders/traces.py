@@ -33,7 +33,11 @@ def stacks_outcome(received: StacksReceived) -> CommandOutcome:
 
 
 def stacks_outcome_after(result: str | None) -> CommandOutcome:
-    """How a command ends that has expired. `result`: of its row: how many ranks have answered, if any has."""
+    """How a command ends that has expired.
+
+    Args:
+        result: of its row, which says how many ranks have answered, if any has.
+    """
     return CommandOutcome("applied", result) if result else CommandOutcome("expired", "no rank answered in time")
 
 

@@ -173,9 +173,13 @@ class Ledger:
     def progressed(self, attempt: str, first_step: int, step: int, onset_step: int | None = None) -> list[LedgerEntry]:
         """Record that all ranks of `attempt` have reported up to `step`; checkpoints that this proves become good.
 
-        `attempt`: the running attempt. It proves its own checkpoints, and those of steps up to its first one, from
-        which it descends. `onset_step`: the earliest onset of open incidents that put the weights in doubt; steps from
-        there on prove nothing.
+        Args:
+            attempt: the running attempt. It proves its own checkpoints, and those of steps up to its first one, from
+                which it descends.
+            first_step: the first step that it trained.
+            step: the watermark.
+            onset_step: the earliest onset of open incidents that put the weights in doubt; steps from there on prove
+                nothing.
         """
         limit = step if onset_step is None else min(step, onset_step - 1)
         return self._put(
@@ -228,7 +232,11 @@ def newest_good(
     entries: Iterable[LedgerEntry], tiers: Sequence[CheckpointTier] = SPEED, before_step: int | None = None
 ) -> LedgerEntry | None:
     """The good checkpoint with the highest step, in the fastest of `tiers` that has it; None if there is none.
-    `before_step`: the onset of the trouble: only checkpoints of earlier steps are considered.
+
+    Args:
+        entries: of one job.
+        tiers: only these are considered.
+        before_step: the onset of the trouble: only checkpoints of earlier steps are considered.
     """
     fit = [
         entry
@@ -242,8 +250,10 @@ def newest_good(
 def save_interval_s(save_s: float, failures: int, observed_s: float) -> float | None:
     """The interval at which saving and lost work together cost least (Young 1974): sqrt(2 x save x MTBF).
 
-    `save_s`: seconds that training stands still for one save. `failures`: how often training had to go back in
-    `observed_s`.
+    Args:
+        save_s: seconds that training stands still for one save.
+        failures: how often training had to go back in `observed_s`.
+        observed_s: seconds of training watched.
 
     Returns:
         Seconds between saves; None while nothing has failed or saving costs nothing measurable.

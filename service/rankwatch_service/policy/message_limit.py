@@ -46,7 +46,13 @@ class MessageLimit:
         return self._held[incident.kind] - (incident.id in self.waiting)
 
     def allows(self, incident: IncidentVersion, what: str, now_unix_ns: int) -> bool:
-        """Whether receivers may be told of a transition now."""
+        """Whether receivers may be told of a transition now.
+
+        Args:
+            incident: as it is after it.
+            what: the kind of transition.
+            now_unix_ns: stream time.
+        """
         told = self._lately(incident.kind, now_unix_ns)
         new = sum(one.is_new for one in told)
         if _is_new(told, incident, what):

@@ -51,15 +51,24 @@ TEXT_CHARS_MAX: Final = 2_000
 
 def message_id(subject_id: str, transition: int, receiver: str) -> str:
     """Id of one notification to one receiver: the same for the same transition, however often it is derived.
-    `transition`: number of the incident's transition; 0 for a command.
+
+    Args:
+        subject_id: id of the incident or command that it is about.
+        transition: number of the incident's transition; 0 for a command.
+        receiver: name of the receiver.
     """
     digest = sha256(f"{subject_id}\n{transition}\n{receiver}".encode()).hexdigest()
     return f"msg_{digest[:32]}"
 
 
 def page_links(public_url: str, job: str, incident_id: str | None, runbook_url: str = "") -> dict[str, str]:
-    """URLs of the pages about a job and, if there is one, about an incident of it, by name. `runbook_url`: URL of the
-    runbook of the incident, with `KIND_PLACE` where its kind belongs; empty: there is none.
+    """URLs of the pages about a job and, if there is one, about an incident of it, by name.
+
+    Args:
+        public_url: where people reach the service.
+        job: name of the job.
+        incident_id: of the incident.
+        runbook_url: URL of the runbook of the incident, with `KIND_PLACE` where its kind belongs; empty: there is none.
     """
     incident = {} if incident_id is None else {"incident": f"{public_url}/incidents/{incident_id}"}
     runbook = {"runbook": runbook_url} if runbook_url else {}
@@ -78,8 +87,15 @@ def incident_message(
 ) -> bytes:
     """Compose the JSON body {type, timestamp, data} for one transition of an incident.
 
-    `first`: the receiver has not been notified of the incident before: the message is of type `incident.opened`,
-    whatever the transition is.
+    Args:
+        transition: of a kind in `MESSAGE_TYPES`, with the incident as it is after it.
+        links: URLs of pages about it, by name, for instance {"incident": "https://…", "job": "https://…"}.
+        whose: project and owner of the job.
+        world_size: ranks of the job; 0: unknown.
+        accelerated: an hour of a rank is one of a GPU.
+        first: the receiver has not been notified of the incident before: the message is of type `incident.opened`,
+            whatever the transition is.
+        held_before: messages like it that the limit held back before.
 
     Returns:
         UTF-8 JSON of at most `BODY_BYTES_MAX` bytes. Non-finite numbers are the strings NaN, Inf, -Inf; long lists and
@@ -111,6 +127,11 @@ def incident_message(
 
 def command_message(request: CommandRequest, links: Mapping[str, str], whose: JobProject = NOBODYS) -> bytes:
     """Compose the JSON body {type, timestamp, data} for a command that needs an approval.
+
+    Args:
+        request: the command.
+        links: URLs of the pages on which it can be approved or seen, by name.
+        whose: project and owner of the job.
 
     Returns:
         UTF-8 JSON of at most `BODY_BYTES_MAX` bytes; long lists and texts are cut.
@@ -145,7 +166,14 @@ class TrialMessage:
 
 
 def trial_message(receiver: str, actor: str, public_url: str, at_unix_ns: int) -> TrialMessage:
-    """Compose a message of the type `receiver.test`, of severity info."""
+    """Compose a message of the type `receiver.test`, of severity info.
+
+    Args:
+        receiver: name of the receiver that is tried.
+        actor: who tries it.
+        public_url: where people reach the service.
+        at_unix_ns: now; each time has its own message.
+    """
     id_ = message_id(f"test {at_unix_ns}", 0, receiver)
     text = trial_text(receiver, actor)
     data = {"id": id_, "text": text, "job": "", "severity": "info", "links": {"service": f"{public_url}/"}}

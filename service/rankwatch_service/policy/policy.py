@@ -164,8 +164,16 @@ def decide(
     now_unix_ns: int,
     precision: Precision = UNJUDGED,
 ) -> Decision:
-    """Decide about an incident that has just opened or become more severe. `ledger`: the job's checkpoints; entries
-    from the onset on must already be suspect.
+    """Decide about an incident that has just opened or become more severe.
+
+    Args:
+        incident: its facts.
+        policy: the policy in force.
+        history: actions that the policy took on this job, in any order.
+        capabilities: what every rank of the attempt reports that it can do.
+        ledger: the job's checkpoints; entries from the onset on must already be suspect.
+        now_unix_ns: stream time, from the newest tick.
+        precision: of the incident's kind.
     """
     rule = next((rule for rule in policy.rules if rule.matches(incident)), None)
     if rule is None:

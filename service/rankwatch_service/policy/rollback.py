@@ -70,9 +70,16 @@ def way_back(
     survives: Collection[CheckpointTier] = SPEED,
     before_step: int | None = None,
 ) -> Way | None:
-    """The best mode and checkpoint to go back with; None if there is none. `mode`: the requested one; "": full, else
-    relaunch. `wanted`: id of the requested checkpoint. If it is gone or refused, the newest good one up to its step is
-    taken. `before_step`: the onset of the trouble: only checkpoints of earlier steps are considered, besides `wanted`.
+    """The best mode and checkpoint to go back with; None if there is none.
+
+    Args:
+        entries: the job's ledger.
+        can: what every rank reports that it can do; empty while unknown.
+        mode: the requested one; "": full, else relaunch.
+        wanted: id of the requested checkpoint. If it is gone or refused, the newest good one up to its step is taken.
+        refused: what ranks have refused before.
+        survives: tiers that survived the failure.
+        before_step: the onset of the trouble: only checkpoints of earlier steps are considered, besides `wanted`.
     """
     modes = _modes(mode)
     fit = {

@@ -89,8 +89,18 @@ def notifications(
     not that it is resolved. A silence mutes from its start up to, not including, its end. What goes to a receiver with
     `after_s` is due when the incident is as old; the notifier then decides whether it is still needed.
 
-    `told_to`: names of the receivers that were notified of the incident before. `allowed`: the limit of messages has
-    room for it.
+    Args:
+        transition: with the incident as it is after it.
+        receivers: all of them.
+        silences: all of them.
+        links: URLs of pages about the incident, by name.
+        now_unix_ns: stream time.
+        told_to: names of the receivers that were notified of the incident before.
+        whose: project and owner of the job.
+        world_size: ranks of the job; 0: unknown.
+        accelerated: an hour of a rank is one of a GPU.
+        allowed: the limit of messages has room for it.
+        held_before: messages like it that the limit held back before.
     """
     incident = transition.incident
     if transition.what not in MESSAGE_TYPES:
@@ -134,8 +144,13 @@ def command_notifications(
 
     Silences do not mute them: somebody waits for an answer.
 
-    `incident`: notify the receivers that it concerns; None: all receivers of the job, whatever kinds, severities and
-    labels they subscribe to.
+    Args:
+        request: the command.
+        receivers: all of them.
+        links: URLs of the pages on which it can be approved or seen, by name.
+        incident: notify the receivers that it concerns; None: all receivers of the job, whatever kinds,
+            severities and labels they subscribe to.
+        whose: project and owner of the job.
     """
     if not request.approval_required:
         return []
@@ -168,7 +183,10 @@ def objection(receiver: ReceiverRoute, labels: Labels, kinds: Collection[str]) -
     hangs is notified of one that a slow rank has caused. The names of other jobs and projects are not in the answer,
     since not everybody may see them.
 
-    `kinds`: its own kind and those of its consequences.
+    Args:
+        receiver: with its settings as they are now.
+        labels: of the incident.
+        kinds: its own kind and those of its consequences.
     """
     severity = labels["severity"]
     if found := _objection_to_job(receiver, labels):
@@ -192,7 +210,15 @@ def _objection_to_job(receiver: ReceiverRoute, labels: Labels) -> str:
 
 
 def why_sent(state: str, error: str, tries: int, due_unix_ns: int, now_unix_ns: int) -> str:
-    """What became of a notification, in a sentence for people."""
+    """What became of a notification, in a sentence for people.
+
+    Args:
+        state: waiting, delivered, failed, silenced, held or unneeded.
+        error: of the newest try; empty if it succeeded, or there was none.
+        tries: so far.
+        due_unix_ns: when it is or was due.
+        now_unix_ns: the time.
+    """
     match state:
         case "delivered":
             return "sent, since the receiver subscribes to it"

@@ -69,8 +69,13 @@ def previewed(
     checkpoints: Callable[[str], Sequence[LedgerEntry]],
     precision: Mapping[str, Precision],
 ) -> list[tuple[PastIncident, Decision]]:
-    """What the policy would have decided about each incident. `checkpoints`: gives the ledger of a job as it is now;
-    asked once for each job that a rule would take back.
+    """What the policy would have decided about each incident.
+
+    Args:
+        policy: the one to try.
+        incidents: oldest first.
+        checkpoints: gives the ledger of a job as it is now; asked once for each job that a rule would take back.
+        precision: by kind, as it is now.
     """
     done: dict[str, list[PastAction]] = {}
     ledgers: dict[str, Sequence[LedgerEntry]] = {}

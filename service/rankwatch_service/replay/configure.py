@@ -21,8 +21,10 @@ from rankwatch_service.tuning import TuningSet, read_tuning, read_tunings
 def read_config(text: str, job: str = "") -> CatalogueConfig:
     """The configuration that a text names.
 
-    `text`: `default`, a profile, a .toml or .json file, or `straggler.budget=0.1,hang.floor_s=9`. A file has a tuning,
-    a list of tunings, or tables of detectors. `job`: decides which tuning of a list holds.
+    Args:
+        text: `default`, a profile, a .toml or .json file, or `straggler.budget=0.1,hang.floor_s=9`. A file has a
+            tuning, a list of tunings, or tables of detectors.
+        job: decides which tuning of a list holds.
 
     Raises:
         ValueError: no such file or setting, or a value of another type; the text says which.

@@ -52,7 +52,10 @@ class ReplayError(Exception):
 def renamed(path: str, names: Sequence[str], mapping: Mapping[str, str]) -> dict[str, str]:
     """The known name of each column of a file.
 
-    `mapping`: from its names to ours; a pair the other way round is understood where only that makes sense.
+    Args:
+        path: of the file, for errors.
+        names: its columns.
+        mapping: from its names to ours; a pair the other way round is understood where only that makes sense.
 
     Raises:
         ReplayError: a mapped column is missing, two columns have one name, or there is no `step`.

@@ -209,8 +209,15 @@ def replay(
 ) -> ReplayResult:
     """Run the detectors and the correlator over recorded telemetry.
 
-    `configs`: configurations of the detectors; each is run separately over all rows. `until_step`: the last step to
-    read; None = all.
+    Args:
+        sources: files of one job.
+        mapping: from their column names to the known ones.
+        configs: configurations of the detectors; each is run separately over all rows.
+        job: its name.
+        until_step: the last step to read; None = all.
+        progress: called after each batch of rows.
+        rules: of people on its metrics, whichever jobs they are for.
+        make_detectors: makes the detectors of a configuration.
 
     Raises:
         ReplayError: the header of a file is wrong. An error in its rows is returned in the result.

@@ -62,7 +62,12 @@ def absent(cells: NDArray[np.float32]) -> NDArray[np.bool_]:
 
 
 def encoded(block: Block, times: bool) -> list[bytes]:
-    """Encode each metric of a block."""
+    """Encode each metric of a block.
+
+    Args:
+        block: metrics that are all times, or none of them.
+        times: whether they are (`is_time`).
+    """
     form, usable = (_FIXED, np.isfinite(block)) if times else (_ROUNDED, _roundable(block))
     resolution = _resolution(block, usable) if times else np.zeros(len(block))
     codes = _fixed(block, usable, resolution) if times else _rounded(block, usable)
@@ -98,7 +103,9 @@ def encoded(block: Block, times: bool) -> list[bytes]:
 def decoded(data: bytes, decompressor: zstandard.ZstdDecompressor | None = None) -> Cells:
     """Decode the cells of one metric: as many steps as were encoded.
 
-    `decompressor`: is reused if given; for one thread.
+    Args:
+        data: what `encoded` gave.
+        decompressor: is reused if given; for one thread.
 
     Raises:
         ValueError: the bytes are not a chunk.

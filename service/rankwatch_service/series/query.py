@@ -162,8 +162,15 @@ def series(
     Over a long range, lines over chosen ranks are bands: from the reduction of the ranks' lowest values in a point to
     the reduction of their highest ones.
 
-    `ranks`: only these, at most RANKS_MAX for `NONE`; empty: all. `points`: points of each line at most, all segments
-    together.
+    Args:
+        engine: the store.
+        job: its name.
+        metric: its name.
+        from_step: first step.
+        to_step: last step; None: the newest.
+        ranks: only these, at most RANKS_MAX for `NONE`; empty: all.
+        reduce: how ranks become lines.
+        points: points of each line at most, all segments together.
     """
     wanted = Range(job, metric, max(from_step, 0), STEP_MAX if to_step is None else to_step)
     by_rank = reduce is Reduce.NONE or len(ranks) > 0
@@ -200,8 +207,17 @@ def heat_map(
     to_step: int | None = None,
     side: Side = Side.HIGH,
 ) -> HeatMap:
-    """A metric over all ranks and steps, in at most `columns` columns of steps and `rows` rows of ranks. `rows`: rows
-    at most; beyond it, neighbouring ranks share a row.
+    """A metric over all ranks and steps, in at most `columns` columns of steps and `rows` rows of ranks.
+
+    Args:
+        engine: the store.
+        job: its name.
+        metric: its name.
+        columns: columns at most.
+        rows: rows at most; beyond it, neighbouring ranks share a row.
+        from_step: first step.
+        to_step: last step; None: the newest.
+        side: which extreme a cell shows.
     """
     wanted = Range(job, metric, max(from_step, 0), STEP_MAX if to_step is None else to_step)
     with read(engine) as connection:
@@ -492,8 +508,13 @@ class LastValues:
 
 
 def last_values(engine: Engine, job: str, ranks: Sequence[int], within: int) -> list[LastValues]:
-    """The newest value of each metric that a rank has in the newest chunk of that metric. `within`: steps by which a
-    value may be older than the rank's newest one; what is older is measured no more.
+    """The newest value of each metric that a rank has in the newest chunk of that metric.
+
+    Args:
+        engine: the store.
+        job: its name, or the name of the series of its devices.
+        ranks: whose values.
+        within: steps by which a value may be older than the rank's newest one; what is older is measured no more.
     """
     found = [LastValues() for _ in ranks]
     steps: list[dict[str, int]] = [{} for _ in ranks]

@@ -80,7 +80,12 @@ class Reader:
         return level
 
     def parts(self, level: int, columns: Sequence[Any]) -> list[SeriesSlice]:
-        """All slices of the range, in the order of attempts and steps."""
+        """All slices of the range, in the order of attempts and steps.
+
+        Args:
+            level: which level to read (see `level`).
+            columns: the columns of SeriesRollup that are needed.
+        """
         if level == 0:
             raw = self._raw(self._chunks())
             found = [*self._instead_of(raw, columns), *raw]

@@ -122,9 +122,12 @@ class Buckets:
         return wide
 
     def put(self, other: Buckets, at: slice, join: bool = False) -> None:
-        """Put other buckets into these. `other`: the buckets, of no more metrics and ranks than these. `at`: the
-        indices of buckets to fill, as many as `other` has. `join`: whether to join them with what is there, because
-        `other` does not have all that was put there before.
+        """Put other buckets into these.
+
+        Args:
+            other: the buckets, of no more metrics and ranks than these.
+            at: the indices of buckets to fill, as many as `other` has.
+            join: whether to join them with what is there, because `other` does not have all that was put there before.
         """
         metrics, ranks = slice(other.metrics), slice(other.ranks)
         for number, (old, new) in enumerate(zip(self._parts(), other._parts(), strict=True)):

@@ -54,9 +54,13 @@ def batches(
 ) -> Iterator[TimedBatch]:
     """Turn observations into the batches that agents would send, in the order of sending.
 
-    `observations`: observations of one job; orders are skipped, since they are not telemetry. `steps_per_batch`: steps
-    whose rows are sent in one batch; progress and events flush it earlier. `boot`: boot id of every agent; it must
-    differ if the same job is sent again.
+    Args:
+        job: the job's name on the wire.
+        observations: observations of one job; orders are skipped, since they are not telemetry.
+        steps_per_batch: steps whose rows are sent in one batch; progress and events flush it earlier.
+        start_unix_ns: the job's time 0 on the agents' clocks.
+        boot: boot id of every agent; it must differ if the same job is sent again.
+        can: the commands that the ranks declare as supported.
     """
     player = _Batcher(job, steps_per_batch, start_unix_ns, boot, can)
     for observation in observations:

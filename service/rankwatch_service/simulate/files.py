@@ -42,8 +42,11 @@ class _Writer(Protocol):
 def write_job(job: Job, path: Path, name: str = "", progress: Callable[[int], None] = lambda _rows: None) -> int:
     """Write a job and its labels; files of these names are replaced once the whole job is written.
 
-    `path`: the file; its ending, one of `FORMATS`, decides the format. `name`: the job's name in the labels; if empty,
-    the file's name.
+    Args:
+        job: the job.
+        path: the file; its ending, one of `FORMATS`, decides the format.
+        name: the job's name in the labels; if empty, the file's name.
+        progress: called after each block with the number of rows written.
 
     Returns:
         The number of rows.

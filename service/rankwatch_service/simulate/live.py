@@ -283,7 +283,12 @@ class DeviceReader:
         self._read_ns: dict[str, int] = {}
 
     def read_for(self, batch: wire.Batch, unix_ns: int) -> wire.Batch:
-        """The batch with the counters of its host's devices, if they were not read within the last second."""
+        """The batch with the counters of its host's devices, if they were not read within the last second.
+
+        Args:
+            batch: of one host.
+            unix_ns: when they are read.
+        """
         if (
             not batch.progress
             or batch.host not in self._devices
@@ -329,6 +334,11 @@ class HttpConnection:
 
     def __init__(self, url: str, token: str, trust: Trust) -> None:
         """Connect with the first batch.
+
+        Args:
+            url: of the service.
+            token: as it was issued.
+            trust: what the service has to prove before anything is sent.
 
         Raises:
             ValueError: no batch can be sent to this URL, or with this token.

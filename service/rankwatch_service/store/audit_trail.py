@@ -36,7 +36,15 @@ def append(
 
     The line in the log follows the commit. A process that does not log, such as a command, writes none.
 
-    `outcome`: ok. How a command ended is part of the action's name. `fields`: plain JSON details; never a secret.
+    Args:
+        connection: of a write.
+        at_unix_ns: now.
+        actor: a token's id and name, or "policy".
+        action: what was done, for instance "command.request".
+        target: what it was done to.
+        outcome: ok. How a command ended is part of the action's name.
+        source: address of the caller.
+        fields: plain JSON details; never a secret.
     """
     row: dict[str, Any] = {
         "at_unix_ns": at_unix_ns,

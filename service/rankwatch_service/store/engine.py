@@ -98,7 +98,9 @@ def open_engine(database_url: str, role: str = "") -> Engine:
     The folder of a SQLite file is created, for its owner alone, if it is missing. Nothing is migrated: see
     `store.migrate`. No connection is made before the first read or write.
 
-    `role`: of this process, shown in PostgreSQL's list of connections.
+    Args:
+        database_url: of the database.
+        role: of this process, shown in PostgreSQL's list of connections.
 
     Raises:
         StoreAddressError: the URL is invalid, its driver is not installed, or the folder cannot be created.

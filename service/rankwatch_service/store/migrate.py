@@ -119,7 +119,9 @@ _log = structlog.get_logger(__name__)
 def once_it_answers(begin: Callable[[], Begun], clock: Clock) -> Begun:
     """What `begin` returns; called again as long as the database is not available.
 
-    `begin`: reads and writes the database; what it did before it failed may be repeated.
+    Args:
+        begin: reads and writes the database; what it did before it failed may be repeated.
+        clock: for the pauses.
 
     Raises:
         StoreBusyError: the database has not been available for `START_S`.

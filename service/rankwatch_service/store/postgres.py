@@ -59,7 +59,12 @@ _PASSING: Final = frozenset(
 
 
 def connect_arguments(url: URL, role: str) -> dict[str, Any]:
-    """The arguments for psycopg to connect: a name and time-outs. `options` in the URL come last and so win."""
+    """The arguments for psycopg to connect: a name and time-outs. `options` in the URL come last and so win.
+
+    Args:
+        url: of the database.
+        role: shown in pg_stat_activity.
+    """
     limits = {
         "statement_timeout": STATEMENT_TIMEOUT_S,
         "idle_in_transaction_session_timeout": IDLE_TIMEOUT_S,

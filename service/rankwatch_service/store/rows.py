@@ -37,7 +37,12 @@ def incident_row(incident: IncidentVersion) -> dict[str, Any]:
 
 
 def incident_of(row: Mapping[Any, Any], told_to: Sequence[str]) -> Incident:
-    """The incident of a row of `incident`, without its consequences, for a job that is restored from the tables."""
+    """The incident of a row of `incident`, without its consequences, for a job that is restored from the tables.
+
+    Args:
+        row: columns of `incident`.
+        told_to: receivers that were notified of it.
+    """
     part = Part(
         kind=Kind(row["kind"]),
         scope=IncidentScope.parse(row["scope"]),

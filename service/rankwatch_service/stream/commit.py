@@ -85,9 +85,13 @@ def _forget_old_log(connection: Connection, partition: int, position: int) -> No
 
 
 def forget(connection: Connection, partition: int, kept: Place, partitions: int) -> None:
-    """Remove the ticks and control records that no start needs any more, in the caller's write transaction. `kept`: the
-    earliest place from which a start of the partition may replay. `partitions`: how many the source has now. What only
-    partitions that it had before need is removed.
+    """Remove the ticks and control records that no start needs any more, in the caller's write transaction.
+
+    Args:
+        connection: of that transaction.
+        partition: whose ticks are removed.
+        kept: the earliest place from which a start of the partition may replay.
+        partitions: how many the source has now. What only partitions that it had before need is removed.
     """
     connection.execute(
         delete(StreamTick).where(StreamTick.partition == partition, StreamTick.number < kept.tick_number)

@@ -127,7 +127,11 @@ def open_consumer(
 ) -> tuple[KafkaConsumer, int]:
     """A consumer of all partitions, or of those that a group assigns to it; and how many the topic has.
 
-    `group`: the consumer group; None: all partitions, of which none is fetched before a seek.
+    Args:
+        settings: how to reach the brokers.
+        group: the consumer group; None: all partitions, of which none is fetched before a seek.
+        session_ms: session time-out of the group.
+        assignment: notes which partitions the group assigns and revokes.
 
     Raises:
         LogError: no broker answers, or there is no such topic.
@@ -225,8 +229,14 @@ class KafkaSource:
         session_ms: int = SESSION_MS,
         counts: Counter[str] | None = None,
     ) -> None:
-        """Nothing is connected yet. `group`: the consumer group that assigns partitions; None: all of them are read.
-        `session_ms`: see `SESSION_MS`; brokers have a minimum.
+        """Nothing is connected yet.
+
+        Args:
+            settings: how to reach the brokers.
+            clock: for durations, and for the time of records that brokers do not stamp.
+            group: the consumer group that assigns partitions; None: all of them are read.
+            session_ms: see `SESSION_MS`; brokers have a minimum.
+            counts: gets `rebuilds` of the consumer and `commit_failures`.
         """
         self.counts = Counter() if counts is None else counts
         self._settings = settings

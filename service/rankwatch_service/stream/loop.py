@@ -102,8 +102,19 @@ class Stream:
         publish_refused: PublishRefused | None = None,
         secret_of: SecretOf = no_secrets,
     ) -> None:
-        """Nothing is claimed or read yet. `publish_refused`: gets records that could not be used, before that is
-        committed; it must not raise.
+        """Nothing is claimed or read yet.
+
+        Args:
+            engine: the store.
+            source: of telemetry.
+            controls: control records.
+            clock: for ticks and durations.
+            make_detectors: makes the detectors of a job.
+            links: pages about an incident, for notifications.
+            series: gets closed frames, for charts.
+            partition: of the source.
+            publish_refused: gets records that could not be used, before that is committed; it must not raise.
+            secret_of: the secrets of agents that have enrolled.
         """
         self._engine = engine
         self._source = source

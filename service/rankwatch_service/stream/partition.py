@@ -141,8 +141,14 @@ class Partition:
         load_idle: LoadIdle = _no_idle_jobs,
         secret_of: SecretOf = no_secrets,
     ) -> None:
-        """Begin without jobs. `owns`: whether a job belongs to this partition. A new job that does not is refused.
-        `load_idle`: restores evicted jobs.
+        """Begin without jobs.
+
+        Args:
+            make_detectors: makes the detectors of a job.
+            links: pages about an incident, for notifications.
+            owns: whether a job belongs to this partition. A new job that does not is refused.
+            load_idle: restores evicted jobs.
+            secret_of: the secrets of agents that have enrolled.
         """
         self.place = _START
         self._owns = owns
@@ -220,9 +226,13 @@ class Partition:
         known: Container[str],
         granted: Granted = Granted(),  # noqa: B008 - frozen
     ) -> None:
-        """Restore snapshots of different places. The replay that follows may begin at the earliest of them. `known`:
-        the jobs that were accepted the first time; no other may begin until `settled`. `granted`: what jobs were
-        allowed the first time.
+        """Restore snapshots of different places. The replay that follows may begin at the earliest of them.
+
+        Args:
+            snapshots: of active jobs, and of the settings.
+            idle: evicted jobs, with the places of their rows.
+            known: the jobs that were accepted the first time; no other may begin until `settled`.
+            granted: what jobs were allowed the first time.
         """
         self._granted = granted
         self._new_from |= idle

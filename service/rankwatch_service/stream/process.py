@@ -130,7 +130,16 @@ class StreamProcess:
         make_stream: Callable[[int], Stream],
         counts: Counter[str],
     ) -> None:
-        """Nothing is read yet."""
+        """Nothing is read yet.
+
+        Args:
+            engine: the store.
+            source: of partitions and their records.
+            controls: the newest control records, for all streams of the process.
+            clock: for durations and reports.
+            make_stream: makes the stream of a partition, not started.
+            counts: counters of this process (`new_counts`).
+        """
         self.counts = counts
         self._engine = engine
         self._source = source

@@ -226,8 +226,12 @@ def save_snapshot(
 
 
 def load_snapshots(engine: Engine, partition: int, up_to: Place) -> tuple[tuple[Saved, ...], dict[str, Place]]:
-    """The newest readable snapshot of each job; and by job, the place of the newest if none is readable. `up_to`: the
-    committed place. A snapshot beyond it belongs to another database or log, and is not used.
+    """The newest readable snapshot of each job; and by job, the place of the newest if none is readable.
+
+    Args:
+        engine: the store.
+        partition: whose snapshots.
+        up_to: the committed place. A snapshot beyond it belongs to another database or log, and is not used.
     """
     with read(engine) as connection:
         query = (

@@ -112,7 +112,15 @@ def follow_kafka(
     session_ms: int | None = None,
 ) -> None:
     """Run the streams of the partitions that the consumer group assigns to this process, until asked to stop.
-    `session_ms`: session time-out of the consumer group; None: `kafka_source.SESSION_MS`.
+
+    Args:
+        engine: the store.
+        settings: the brokers, and how missing topics are created.
+        clock: for ticks and durations.
+        links: pages about an incident, for notifications.
+        stop: when to end.
+        secret_of: the secrets of agents that have enrolled.
+        session_ms: session time-out of the consumer group; None: `kafka_source.SESSION_MS`.
     """
     # The client is an extra that is not installed where telemetry is kept in the store.
     from rankwatch_service.stream.kafka_source import open_kafka  # noqa: PLC0415

@@ -58,7 +58,11 @@ class Source(Protocol):
         Positions may be missing: those records were removed. An empty list means that nothing has arrived yet;
         `drained` says whether the partition has more.
 
-        `wait_s`: how long to wait for records that exist and have not arrived yet.
+        Args:
+            partition: whose records.
+            position: of the first record.
+            limit: records at most.
+            wait_s: how long to wait for records that exist and have not arrived yet.
 
         Raises:
             LogError: the partition cannot be read now, or it is another log than before.
@@ -90,8 +94,12 @@ class Source(Protocol):
         ...
 
     def processed(self, partition: int, committed: int, needed: int) -> None:
-        """Take note of how far a partition is processed. `committed`: everything before this position is processed and
-        committed. `needed`: no start needs a record before this position.
+        """Take note of how far a partition is processed.
+
+        Args:
+            partition: which one.
+            committed: everything before this position is processed and committed.
+            needed: no start needs a record before this position.
         """
         ...
 

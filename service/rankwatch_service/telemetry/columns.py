@@ -117,6 +117,10 @@ def records(*tables: wire.Table) -> Records:
 def blocks(tables: Sequence[wire.Table], numbers: Sequence[int]) -> list[Block]:
     """Group tables with the same columns into blocks.
 
+    Args:
+        tables: the tables.
+        numbers: the number of each, for `Block.numbers`.
+
     Raises:
         ColumnError: a length, type or mask is invalid.
     """

@@ -124,6 +124,11 @@ def check_range(what: str, value: int, low: int, high: int) -> None:
 def decode(body: bytes, decoder: Any, version: Any) -> Any:
     """Decode a body as msgpack or JSON.
 
+    Args:
+        body: as it was sent.
+        decoder: decodes the whole batch.
+        version: decodes its schema version alone (`SchemaVersion`).
+
     Raises:
         BadBatchError: the body is malformed, or of another version.
     """

@@ -146,7 +146,9 @@ class ValidBatch:
 def validate(body: bytes, content_type: str) -> ValidBatch:
     """Check one telemetry body.
 
-    `content_type`: of the HTTP request; parameters (`; charset=...`) are ignored.
+    Args:
+        body: as it was sent, as msgpack or in the plain JSON form.
+        content_type: of the HTTP request; parameters (`; charset=...`) are ignored.
 
     Raises:
         BadBatchError: the batch can never be accepted, however often it is sent.

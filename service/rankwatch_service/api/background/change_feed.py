@@ -33,7 +33,12 @@ class ChangeFeed:
     """Lives in the event loop. `generation` grows with every change that is detected."""
 
     def __init__(self, changes: Changes, on_change: Callable[[], None]) -> None:
-        """Poll nothing yet. `on_change`: called in the event loop after each change; must not block."""
+        """Poll nothing yet.
+
+        Args:
+            changes: polled every `POLL_S`.
+            on_change: called in the event loop after each change; must not block.
+        """
         self._changes = changes
         self._on_change = on_change
         self._changed = asyncio.Event()

@@ -31,7 +31,14 @@ class DriverThread(threading.Thread):
     def __init__(
         self, drive: Callable[[], bool], housekeeping: Callable[[], None], on_failure: Callable[[], None], clock: Clock
     ) -> None:
-        """Run nothing until `start`. `drive`: one pass over the orders; returns whether any is open."""
+        """Run nothing until `start`.
+
+        Args:
+            drive: one pass over the orders; returns whether any is open.
+            housekeeping: called every `HOUSEKEEPING_S`.
+            on_failure: called when either of them raised.
+            clock: of the housekeeping.
+        """
         super().__init__(name="driver", daemon=True)
         self._drive = drive
         self._housekeeping = housekeeping

@@ -13,8 +13,11 @@ class Require:
     """Dependency of a route: returns the request's identity, which must hold a scope."""
 
     def __init__(self, scope: Scope, *, every_job: bool = False) -> None:
-        """Check nothing yet. `every_job`: whether a token that is restricted to some jobs is refused, since the route
-        serves no single job.
+        """Check nothing yet.
+
+        Args:
+            scope: what the identity must hold.
+            every_job: whether a token that is restricted to some jobs is refused, since the route serves no single job.
         """
         self.scope = scope
         self.every_job = every_job

@@ -55,8 +55,11 @@ class Connections:
     """All connections of this process. For the thread of the event loop only."""
 
     def __init__(self, count: Callable[[str], None], proxies: TrustedProxies) -> None:
-        """Raise the limit of open files as far as allowed. `count`: called with the reason of each connection that is
-        refused or closed. `proxies`: exempt from `ANONYMOUS_PER_ADDRESS_MAX`.
+        """Raise the limit of open files as far as allowed.
+
+        Args:
+            count: called with the reason of each connection that is refused or closed.
+            proxies: exempt from `ANONYMOUS_PER_ADDRESS_MAX`.
         """
         self._count = count
         self._proxies = proxies
@@ -150,7 +153,12 @@ class ClientConnection(HttpToolsProtocol):
         return self.cycle is None or self.cycle.response_complete
 
     def begin(self, address: str, abort: Callable[[], object]) -> None:
-        """A client has connected. `abort`: ends the connection as long as it is not open."""
+        """A client has connected.
+
+        Args:
+            address: of the client.
+            abort: ends the connection as long as it is not open.
+        """
         self.address, self._abort = address, abort
         self.deadline_s = self.loop.time() + HEAD_S
         self._guard.add(self)
@@ -260,7 +268,13 @@ class TlsServer(uvicorn.Server):
     def __init__(
         self, config: uvicorn.Config, connections: Connections, tls: Callable[[], ssl.SSLContext] | None
     ) -> None:
-        """Do no I/O. `tls`: how the next connection is secured; None: connections are plain."""
+        """Do no I/O.
+
+        Args:
+            config: whose `http` is `connections.protocol`.
+            connections: limits them.
+            tls: how the next connection is secured; None: connections are plain.
+        """
         super().__init__(config)
         self._connections = connections
         self._tls = tls

@@ -57,7 +57,12 @@ _HOST: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]{2,45})\]|([A-Za-z0-9_.-]{1,253})
 
 
 def own_names(settings: Settings, machine: str) -> frozenset[str]:
-    """All names by which the service may be asked for, in small letters."""
+    """All names by which the service may be asked for, in small letters.
+
+    Args:
+        settings: of the service.
+        machine: the name of the machine it runs on, in full or its first label.
+    """
     public = urlsplit(settings.public_url).hostname or ""
     names = {"localhost", settings.host, public, machine, machine.partition(".")[0]} - {""}
     return frozenset(map(str.lower, names)) | allow_list(settings.allowed_hosts).names
@@ -65,6 +70,9 @@ def own_names(settings: Settings, machine: str) -> frozenset[str]:
 
 def asked_host(values: Sequence[str]) -> str:
     """The host that a request asks for, without its port and in small letters.
+
+    Args:
+        values: of all its `Host` headers.
 
     Raises:
         ValueError: there is none, more than one, or it is malformed.
@@ -94,7 +102,8 @@ class TrustedProxies:
     def __init__(self, listed: str = "") -> None:
         """Parse the setting.
 
-        `listed`: addresses and networks, with commas.
+        Args:
+            listed: addresses and networks, with commas.
 
         Raises:
             ValueError: the list is malformed.
@@ -193,7 +202,16 @@ class Gate:
         own_names: Collection[str],
         proxies: TrustedProxies,
     ) -> None:
-        """Do no I/O. `public_url`: how browsers reach the service, also if a reverse proxy ends TLS before it."""
+        """Do no I/O.
+
+        Args:
+            app: what answers the requests that pass.
+            authenticator: finds the identity behind a token.
+            refusals: counts refused requests, and slows down whoever guesses tokens.
+            public_url: how browsers reach the service, also if a reverse proxy ends TLS before it.
+            own_names: which names requests may ask for in `Host`, besides addresses.
+            proxies: whose word about the address of a client counts.
+        """
         self._app = app
         self._authenticator = authenticator
         self._refusals = refusals

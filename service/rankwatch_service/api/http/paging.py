@@ -201,8 +201,15 @@ def fetch_page(
 ) -> Page[Item]:
     """Read one page, newest first.
 
-    `order`: keys of the list, all descending; together they must be unique. `purpose`: names the list and its filters;
-    a cursor of another list is refused. `counted`: whether the first page has a `total`.
+    Args:
+        connection: of a read transaction.
+        query: selects the whole list, columns of `order` included.
+        order: keys of the list, all descending; together they must be unique.
+        window: which page.
+        cursors: sign the cursor.
+        purpose: names the list and its filters; a cursor of another list is refused.
+        item: converts a row to an item.
+        counted: whether the first page has a `total`.
 
     Raises:
         ProblemError: the cursor does not belong to this list.

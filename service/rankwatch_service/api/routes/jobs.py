@@ -296,7 +296,14 @@ def in_use(connection: Connection, row: RowMapping, now_unix_ns: int) -> str:
 
 
 def advise(entries: list[LedgerEntry], can: Collection[str], failures: int, observed_s: float) -> SaveAdvice:
-    """The ledger's advice. Every attempt after the first counts as a failure that cost a rollback or a restart."""
+    """The ledger's advice. Every attempt after the first counts as a failure that cost a rollback or a restart.
+
+    Args:
+        entries: the ledger, oldest first.
+        can: what the job supports.
+        failures: how often training was set back.
+        observed_s: how long the job has been seen, in seconds.
+    """
     complete = [entry for entry in entries if len(entry.shards) >= entry.shards_expected]
     save_s = complete[-1].seconds if complete else None
     back = way_back(entries, can)

@@ -133,7 +133,13 @@ class LoginRoutes:
     """The two pages. They answer with a redirect, or with the login page and what went wrong."""
 
     def __init__(self, context: Context, provider: OidcProvider, page: LoginPage) -> None:
-        """Do nothing yet."""
+        """Do nothing yet.
+
+        Args:
+            context: of the api.
+            provider: by which people log in.
+            page: the login page.
+        """
         self._context = context
         self._provider = provider
         self._page = page

@@ -121,7 +121,11 @@ PROGRAM_ANSWER_WITHIN_S: Final = 30.0
 
 
 def host_checks(named: str) -> Iterator[CheckResult]:
-    """Read the host in a process of its own, which may hang. `named`: `RANKWATCH_HOST_ROOT`; empty: /."""
+    """Read the host in a process of its own, which may hang.
+
+    Args:
+        named: `RANKWATCH_HOST_ROOT`; empty: /.
+    """
     root = named or "/"
     command = [sys.executable, "-m", "rankwatch.agent.host", root]
     try:

@@ -35,8 +35,12 @@ Wanted = Mapping[str, Sequence[str] | None]
 def watch(client: CliClient, wanted: Wanted, columns: output.Columns, limit: int, *, as_json: bool) -> None:
     """Show unresolved incidents and their changes, until Ctrl-C.
 
-    `wanted`: jobs, kinds and severities to show; None for all. `as_json`: a line of JSON for each change, also at a
-    terminal.
+    Args:
+        client: of the service.
+        wanted: jobs, kinds and severities to show; None for all.
+        columns: of the list.
+        limit: most incidents of the list.
+        as_json: a line of JSON for each change, also at a terminal.
 
     Raises:
         CliError: the service refuses. While it is away, a note says so.

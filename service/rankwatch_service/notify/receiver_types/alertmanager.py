@@ -71,7 +71,12 @@ def webhook_request(message: OutgoingMessage, context: SendContext) -> WebReques
 
 
 def alert(message: OutgoingMessage, ends_at: str) -> dict[str, Any]:
-    """One alert: labels identify it and are what people route by, annotations describe it. `ends_at`: ISO 8601."""
+    """One alert: labels identify it and are what people route by, annotations describe it.
+
+    Args:
+        message: about the incident, or about a command.
+        ends_at: ISO 8601.
+    """
     data = message.data
     what, normal, first = message.lines
     page = message.links.get("incident") or message.links.get("job") or ""

@@ -78,7 +78,12 @@ class WebType:
 
 
 def read_status(status: int, body: str) -> ReplyReading:
-    """Any 2xx is a delivery; what the receiver says is wrong with the request itself is final."""
+    """Any 2xx is a delivery; what the receiver says is wrong with the request itself is final.
+
+    Args:
+        status: of the reply.
+        body: its beginning, which often says why.
+    """
     if 200 <= status < 300:
         return ReplyReading()
     is_final = 400 <= status < 500 and status not in RETRIED_4XX
