@@ -346,6 +346,7 @@ class JobStream:
                 continue
             what = TransitionKind.RESOLVED if over else TransitionKind.UPDATED
             if not incident.is_over and self._limit.allows(incident.version(), what, unix_ns(now_s)):
+                self._limit.drop(incident_id)  # once, also where a silence mutes it, or nobody gets it any more
                 self._tell([Update(incident, what, HELD)], now_s, effects)
 
     def _respond(self, item: Update, now_s: float, effects: Effects) -> None:

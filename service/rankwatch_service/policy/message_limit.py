@@ -37,13 +37,15 @@ class MessageLimit:
 
     def __init__(self) -> None:
         self._told: dict[str, list[_Told]] = {}
-        self._held: Counter[str] = Counter()
+        self._held: dict[str, Counter[str]] = {}
+        """By kind and incident: messages that were held back since one of that kind was sent."""
         self.waiting: list[str] = []
         """Ids of incidents of which a message is held back."""
 
     def held(self, incident: IncidentVersion) -> int:
         """Messages about other incidents of this kind that were held back since the last one."""
-        return self._held[incident.kind] - (incident.id in self.waiting)
+        counts = self._held.get(incident.kind, Counter())
+        return counts.total() - counts[incident.id]
 
     def allows(self, incident: IncidentVersion, what: str, now_unix_ns: int) -> bool:
         """Whether receivers may be told of a transition now.
@@ -64,12 +66,12 @@ class MessageLimit:
         told = self._lately(incident.kind, now_unix_ns)
         gravity, is_new = GRAVITY.index(incident.severity), _is_new(told, incident, what)
         self._told[incident.kind] = [*told, _Told(now_unix_ns, incident.id, gravity, _places(incident), is_new)]
-        del self._held[incident.kind]
+        self._held.pop(incident.kind, None)
         self.drop(incident.id)
 
     def hold(self, incident: IncidentVersion) -> None:
         """Take that a message about it is held back."""
-        self._held[incident.kind] += 1
+        self._held.setdefault(incident.kind, Counter())[incident.id] += 1
         self.drop(incident.id)
         self.waiting.append(incident.id)
 
@@ -83,14 +85,15 @@ class MessageLimit:
     def state(self) -> dict[str, Any]:
         """For a snapshot, as JSON types."""
         told = {kind: [asdict(one) for one in all_] for kind, all_ in self._told.items()}
-        return {"told": told, "held": dict(self._held), "waiting": list(self.waiting)}
+        return {"told": told, "held": {kind: dict(counts) for kind, counts in self._held.items()}, "waiting": list(self.waiting)}
 
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> MessageLimit:
         """The limit of which `state` returned this."""
         limit = cls()
         limit._told = {kind: [_Told(**one) for one in all_] for kind, all_ in state["told"].items()}
-        limit._held, limit.waiting = Counter(state["held"]), list(state["waiting"])
+        limit._held = {kind: Counter(counts) for kind, counts in state["held"].items()}
+        limit.waiting = list(state["waiting"])
         return limit
 
 

@@ -103,6 +103,36 @@ def test_what_is_still_open_is_told_when_there_is_room_and_what_somebody_saw_is_
     assert told == [opened.id]
 
 
+@pytest.mark.parametrize("how", ["nobody subscribes", "a silence mutes it"])
+def test_what_was_held_back_and_nobody_gets_any_more_is_tried_once(how: str):
+    job = Told()
+    for _ in range(3):
+        job.comes_and_goes()
+    job.world.find("slowdown", severity="warning")
+    if how == "nobody subscribes":
+        job.receive()
+    else:
+        job.world.job.settings.silences = {"sil_1": SilenceSet("sil_1", "gpt", "", "", 0, 10**18)}
+    for _ in range(65):
+        job.world.train(11)
+        job.world.tick(HOUR_S / 60)
+    assert job.world.told().count("updated") == 1
+    assert len(job.sent) == MESSAGES_PER_HOUR
+
+
+def test_messages_about_the_incident_itself_are_not_others_like_it():
+    job = Told()
+    for _ in range(3):
+        job.comes_and_goes("straggler", ranks=[3], scope="rank:3")
+    job.world.find("straggler", ranks=[3], scope="rank:3", severity="warning")
+    job.comes_and_goes("straggler", ranks=[2], scope="rank:2")
+    for _ in range(61):
+        job.world.train(11)
+        job.world.tick(HOUR_S / 60)
+    held = [data["held_before"] for _, data in job.sent]
+    assert max(held) > 0 <= min(held), held
+
+
 def test_a_restart_keeps_what_was_told_and_what_waits():
     job = Told()
     for _ in range(3):
