@@ -68,6 +68,15 @@ NAME_ROW_BYTES: Final = 72
 NAME_EXACT: Final = 1
 """Flag of a name row: values of this metric are 64-bit integers."""
 _NAME_ROW: Final = struct.Struct("<BB")
+PHASE_PREFIX: Final = "phase."
+_TIMES: Final = ("step_time_s", "busy_s", "busy_cpu_s", "queued_s", "wait_s")
+_OWN_COLUMNS: Final = frozenset(("step", "rank", "time_unix_ns", "relative_step", "kind", *_TIMES))
+
+
+def is_own_column(name: str) -> bool:
+    """Whether the recorder fills this column of step records: a user's metric of the same name is refused."""
+    return name in _OWN_COLUMNS or name.startswith(PHASE_PREFIX)
+
 
 # ---- ring entries ----------------------------------------------------------------------------------------------------
 

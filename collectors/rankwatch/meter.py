@@ -47,12 +47,6 @@ EXACT_METRICS: Final = frozenset(
     {"fingerprint", "nonfinite", "nonfinite_first", *(f"fingerprint.{number}" for number in range(layout.SLICES_MAX))}
 )
 """Metrics whose values are always 64-bit integers."""
-_RESERVED: Final = frozenset(
-    {
-        *("step", "rank", "time_unix_ns", "relative_step", "kind"),
-        *("step_time_s", "busy_s", "busy_cpu_s", "queued_s", "wait_s"),
-    }
-)
 
 
 class PhaseTimer:
@@ -394,7 +388,7 @@ class StepMeter:
 
     def metric(self, name: str, *, exact: bool = False) -> int:
         """See `Sink.metric`. Names of the step record's own columns are refused."""
-        if name in _RESERVED or name.startswith("phase."):
+        if layout.is_own_column(name):
             self.recorder.drop("metric_names")
             return -1
         return self.recorder.metric(name, exact=exact or name in EXACT_METRICS)

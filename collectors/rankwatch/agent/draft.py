@@ -25,7 +25,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from rankwatch import wire
+from rankwatch import layout, wire
 from rankwatch.agent.processes import TICKS_PER_S, ProcessExit, read_stat
 from rankwatch.agent.ranks import LocalRank
 from rankwatch.reader import Entry, ProgressBlock, StepEntry, ValuesEntry
@@ -256,14 +256,6 @@ def exit_event(rank: LocalRank, block: ProgressBlock, ended: ProcessExit, seen_u
     return wire.Event("process_exit", unix_ns, rank.rank, block.step, fields)
 
 
-KNOWN_COLUMNS: Final = frozenset(
-    (
-        *("step", "rank", "time_unix_ns", "relative_step", "kind"),
-        *("step_time_s", "busy_s", "busy_cpu_s", "queued_s", "wait_s"),
-    )
-)
-"""Columns that the recorder fills: a user's metric of the same name is refused."""
-PHASE_PREFIX: Final = "phase."
 BULK_BYTES_MAX: Final = 2 * 1024 * 1024
 """Limit of parameter names and stacks in one message. One rank's names take at most 0.5 MB, one stack 64 KB."""
 
@@ -404,7 +396,7 @@ class Draft:
         )
         if not math.isnan(entry.queued_s):
             floats.append(("queued_s", entry.queued_s))
-        floats.extend((PHASE_PREFIX + name, seconds) for name, seconds in entry.phases.items())
+        floats.extend((layout.PHASE_PREFIX + name, seconds) for name, seconds in entry.phases.items())
         integers["time_unix_ns"] = entry.time_unix_ns
         integers["relative_step"] = entry.relative_step
         integers["kind"] = entry.kind
@@ -428,7 +420,7 @@ def _split(entry: StepEntry | ValuesEntry) -> tuple[list[tuple[str, float]], dic
     integers: dict[str, int] = {}
     refused = 0
     for name, value in entry.values.items():
-        if name in KNOWN_COLUMNS or name.startswith(PHASE_PREFIX):
+        if layout.is_own_column(name):
             refused += 1
         elif isinstance(value, int):
             integers[name] = value

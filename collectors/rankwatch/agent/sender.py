@@ -211,6 +211,8 @@ def left_spools(folder: Path) -> list[tuple[str, str]]:
     found = []
     for origin in folder.glob(f"*/{_ORIGIN}"):
         with contextlib.suppress(OSError, ValueError):
+            if origin.stat(follow_symlinks=False).st_uid != os.getuid():
+                continue  # anyone can create folders in /var/tmp
             directory, job = json.loads(origin.read_text())
             waiting = [one for one in origin.parent.iterdir() if one.suffix in (_FULL, _STRIPPED)]
             if waiting:

@@ -201,7 +201,10 @@ class CliClient:
         name = unquote(path.removeprefix(JOBS).partition("/")[0])
         if error.status != 404 or not path.startswith(JOBS) or error.remedy:
             return error
-        known = json.loads(self._connection.request("GET", JOBS.rstrip("/"), query={"limit": PAGE_ITEMS}).content)
+        try:
+            known = json.loads(self._connection.request("GET", JOBS.rstrip("/"), query={"limit": PAGE_ITEMS}).content)
+        except RestError:
+            return error
         meant = get_close_matches(name, [one["name"] for one in known["items"]], 1)
         remedy = f"did you mean {meant[0]!r}?" if meant else "`rankwatch jobs` lists all"
         return RestError(error.status, error.title, error.detail, remedy)

@@ -85,7 +85,8 @@ class MessageLimit:
     def state(self) -> dict[str, Any]:
         """For a snapshot, as JSON types."""
         told = {kind: [asdict(one) for one in all_] for kind, all_ in self._told.items()}
-        return {"told": told, "held": {kind: dict(counts) for kind, counts in self._held.items()}, "waiting": list(self.waiting)}
+        held = {kind: dict(counts) for kind, counts in self._held.items()}
+        return {"told": told, "held": held, "waiting": list(self.waiting)}
 
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> MessageLimit:

@@ -12,7 +12,7 @@ from rankwatch import wire
 from rankwatch.agent import sender as sender_module
 from rankwatch.agent.clock import HostClock
 from rankwatch.agent.draft import Parcel, Rows
-from rankwatch.agent.sender import Sender, Spool, one_by_one
+from rankwatch.agent.sender import Sender, Spool, left_spools, one_by_one
 from rankwatch.outcome import Accepted, Later, Outcome, Refused
 from tests.support.agent.service import until
 
@@ -294,6 +294,13 @@ def test_a_later_agent_finds_what_an_earlier_one_left(tmp_path, spool):
     # The segment that was being sent may come again, from its beginning.
     assert [batch.seq for batch in drain(second)] == list(range(21))
     assert second.losses == {}
+
+
+def test_what_another_user_seems_to_have_left_is_not_read(tmp_path, monkeypatch):
+    Spool(tmp_path / "s", origin=("/dev/shm/rankwatch", "gpt")).append(message(0))
+    assert left_spools(tmp_path) == [("/dev/shm/rankwatch", "gpt")]
+    monkeypatch.setattr("os.getuid", lambda: (tmp_path / "s").stat().st_uid + 1)
+    assert left_spools(tmp_path) == []
 
 
 @pytest.mark.parametrize("cut", [1, 7, 8, 100])
