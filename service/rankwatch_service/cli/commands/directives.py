@@ -80,6 +80,14 @@ def _plain(name: str, text: str) -> DirectiveCommand:
     return DirectiveCommand(name, text, command)
 
 
+def _confirmed(
+    url: str | None, token: str | None, job: str, body: dict[str, Any], yes: bool, wait_s: float | None, as_json: bool
+) -> None:
+    client = connect(url, token)
+    confirm(client, job, body, asked=not yes)
+    request(client, job, body, wait_s, as_json)
+
+
 def _stop(
     job: JOB,
     reason: REASON = "",
@@ -90,10 +98,7 @@ def _stop(
     url: URL = None,
     token: TOKEN = None,
 ) -> None:
-    body = _body("stop", reason)
-    client = connect(url, token)
-    confirm(client, job, body, asked=not yes)
-    request(client, job, body, wait_s if wait else None, as_json)
+    _confirmed(url, token, job, _body("stop", reason), yes, wait_s if wait else None, as_json)
 
 
 def _relaunch(
@@ -108,9 +113,7 @@ def _relaunch(
     token: TOKEN = None,
 ) -> None:
     body = _body("relaunch", reason, {"from_scratch": True} if from_scratch else {})
-    client = connect(url, token)
-    confirm(client, job, body, asked=not yes)
-    request(client, job, body, wait_s if wait else None, as_json)
+    _confirmed(url, token, job, body, yes, wait_s if wait else None, as_json)
 
 
 def _rollback(
@@ -127,10 +130,7 @@ def _rollback(
 ) -> None:
     chosen = {"checkpoint": checkpoint, "mode": mode}
     params = {name: str(value) for name, value in chosen.items() if value}
-    body = _body("rollback", reason, params)
-    client = connect(url, token)
-    confirm(client, job, body, asked=not yes)
-    request(client, job, body, wait_s if wait else None, as_json)
+    _confirmed(url, token, job, _body("rollback", reason, params), yes, wait_s if wait else None, as_json)
 
 
 def _trace(

@@ -47,15 +47,18 @@ def _secrets_kept() -> Iterator[None]:
         os.umask(before)
 
 
-def _listening(**options: Any) -> Settings:
-    """The settings of what listens.
+_LISTENING: Final = ("data_dir", "host", "port", "tls_cert", "tls_key", "insecure", "database_url", "kafka")
+
+
+def _listening(*options: Any) -> Settings:
+    """The settings of what listens, from its options in the order of `_LISTENING`.
 
     Raises:
         CliError: others would reach it without TLS, or its certificate cannot be used.
     """
     from rankwatch_service.certificate import CertificateError, ServedCertificate
 
-    configured = configured_settings(**options)
+    configured = configured_settings(**dict(zip(_LISTENING, options, strict=True)))
     if configured.exposed:
         raise CliError(
             Status.USAGE,
@@ -84,16 +87,7 @@ def up(
     from rankwatch_service.cli.errors import require
     from rankwatch_service.up import UpError, run
 
-    configured = _listening(
-        data_dir=data,
-        host=host,
-        port=port,
-        tls_cert=tls_cert,
-        tls_key=tls_key,
-        insecure=insecure or None,
-        database_url=database_url,
-        kafka=kafka,
-    )
+    configured = _listening(data, host, port, tls_cert, tls_key, insecure or None, database_url, kafka)
     if configured.kafka:
         require("kafka")
     try:
@@ -116,16 +110,7 @@ def api(
     """Run only the API and the dashboard."""
     from rankwatch_service.api.serve import run
 
-    configured = _listening(
-        data_dir=data,
-        host=host,
-        port=port,
-        tls_cert=tls_cert,
-        tls_key=tls_key,
-        insecure=insecure or None,
-        database_url=database_url,
-        kafka=kafka,
-    )
+    configured = _listening(data, host, port, tls_cert, tls_key, insecure or None, database_url, kafka)
     with _secrets_kept():
         run(configured)
 
