@@ -179,6 +179,8 @@ class _Waiting:
     until_s: float
     size: int
     grown_s: float
+    stands: tuple[int, ...]
+    """Where the rank stood when it was asked; see `Look.stands`."""
 
 
 class Stacks:
@@ -209,9 +211,8 @@ class Stacks:
             with contextlib.suppress(OSError):  # it is gone: then so is the rank
                 os.truncate(path, 0)
             size = _size(path)
-        waiting = _Waiting(
-            rank, rank.attempt(block.k), fields, block.step, path, size, now_s + STACK_WAIT_S, size, now_s
-        )
+        until_s, stands = now_s + STACK_WAIT_S, rank.look.stands
+        waiting = _Waiting(rank, rank.attempt(block.k), fields, block.step, path, size, until_s, size, now_s, stands)
         number = int(rank.identity.get("stack_signal") or 0)
         fields["reason"] = _obstacle(rank, fields["os_state"], number)
         if fields["reason"] or rank.process is None or not rank.process.send(number):
@@ -233,11 +234,12 @@ class Stacks:
                 if not stack and not waiting.fields["reason"]:
                     _explain(waiting)
                 place = place_of(stack, int(waiting.rank.identity.get("stack_thread") or 0))
+                doing = "" if place is None else place.doing(waiting.fields["os_state"], waiting.fields["wchan"])
                 if waiting.fields["order"] == LOOK:
-                    doing = "" if place is None else place.doing(waiting.fields["os_state"], waiting.fields["wchan"])
-                    waiting.rank.look = waiting.rank.look._replace(doing=doing)
+                    if waiting.rank.look.stands == waiting.stands:  # it has not moved meanwhile
+                        waiting.rank.look = waiting.rank.look._replace(doing=doing)
                     continue
-                waiting.fields |= self._told(waiting, place, stack)
+                waiting.fields |= self._told(waiting, place, stack) | {"doing": doing}
                 event = wire.Event("stack_dump", self._clock.unix_ns(), waiting.rank.rank, waiting.step, waiting.fields)
                 ready.append((waiting.attempt, event))
         return ready
@@ -245,10 +247,9 @@ class Stacks:
     def _told(self, waiting: _Waiting, place: StackPlace | None, stack: str) -> dict[str, Any]:
         """The fields of a stack. Its text stands for all ranks of this host that stand at the same place."""
         if place is None:
-            return {"stack": stack, "place": "", "where": "", "doing": ""}
+            return {"stack": stack, "place": "", "where": ""}
         new = _is_new(self._sent, (waiting.fields["order"], place.digest))
-        doing = place.doing(waiting.fields["os_state"], waiting.fields["wchan"])
-        return {"stack": stack if new else "", "place": place.digest, "where": place.text, "doing": doing}
+        return {"stack": stack if new else "", "place": place.digest, "where": place.text}
 
 
 def _is_new(known: OrderedDict[tuple[str, str], None], key: tuple[str, str]) -> bool:
@@ -426,16 +427,10 @@ class HangAnswers:
 
     def look(self, rank: LocalRank, block: ProgressBlock) -> None:
         """Find out what a rank of several does that has stood still for a while: once, and again ever less often."""
-        stands = (
-            block.k,
-            block.step,
-            block.step_entered_ns,
-            block.phase_since_ns,
-            block.outside_ns,
-            block.collective_seq,
-        )
+        entered_ns = block.step_entered_ns, block.phase_since_ns, block.outside_ns
+        stands = block.k, block.step, block.collective_seq, *entered_ns
         now_s = self._clock.monotonic_s()
-        stood_s = now_s - max(block.step_entered_ns, block.phase_since_ns, block.outside_ns) / 1e9
+        stood_s = now_s - max(entered_ns) / 1e9
         if stands != rank.look.stands:
             rank.look = Look(stands, now_s + LOOK_AFTER_S - stood_s)
         if now_s < rank.look.again_s or int(rank.identity.get("world_size") or 1) < 2 or block.step < 0:

@@ -135,8 +135,14 @@ def test_a_rank_that_stands_still_is_looked_at_and_one_that_moves_is_not(tmp_pat
         assert local.look.doing == wire.OWN
         stood_s = clock.monotonic_s() - stands.step_entered_ns / 1e9
         assert local.look.again_s - clock.monotonic_s() > stood_s / 2
-        answers.look(local, replace(stands, step=stands.step + 1, step_entered_ns=int(clock.monotonic_s() * 1e9)))
+        moved = replace(stands, step=stands.step + 1, step_entered_ns=int(clock.monotonic_s() * 1e9))
+        answers.look(local, moved)
         assert (local.look.doing, answers.pending) == ("", False)
+        answers.look(local, stands)
+        assert answers.pending
+        answers.look(local, moved)
+        until(lambda: answers.take() == [] and not answers.pending)
+        assert local.look.doing == "", "the stack is of where it stood before"
 
 
 def test_the_file_of_stacks_does_not_grow_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
