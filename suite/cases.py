@@ -197,6 +197,9 @@ FAULTS: Final = [
         1.1,
     ),
     Case("x2 by CPU time, 4 ranks on 2 cores", lambda s: _shared(s).inject(Slow(s % 4, AT, 2.0)), 30, "worker"),
+    Case(
+        "x1.7 asleep, 4 ranks on 2 cores", lambda s: _shared(s).inject(Slow(s % 4, AT, 1.7, asleep=True)), 30, "worker"
+    ),
     Case("again after a relaunch, +20 %", lambda s: _slow(s, 1.2).inject(Restart(240, 230)), 20, "worker"),
     Case("one stage of four, +10 %", _slow_stage, 30),
     Case("uniform slowdown, +5 %", lambda s: Job(64, 380, s).inject(SlowJob(300, 1.05)), 30),
@@ -222,6 +225,8 @@ FAULTS: Final = [
     Case("loss +0.5 % a point", lambda s: _loss(s).inject(LossDivergence(LOSS_AT, 0.005)), 60),
     Case("loss diverges, +5 % a point", lambda s: _loss(s).inject(LossDivergence(LOSS_AT, 0.05)), 20),
     Case("loss x2.2 over 1,300 steps", lambda s: _flat_loss(s).inject(LossClimb(1500, 2.2, 1300)), 200),
+    # Four blocks of a young curve have to grow alike.
+    Case("young loss diverges, +5 % a point", lambda s: Job(8, 240, s).inject(LossDivergence(40, 0.05)), 128),
     Case("gradient norm x50", lambda s: _loss(s, 420).inject(NormSpike(380, 50.0, 2)), 3),
     Case("rank killed", lambda s: Job(16, 120, s).inject(Kill(_rank(s, 16), 100)), 0),
     Case("rank ended by an error", lambda s: Job(16, 120, s).inject(Kill(3, 100, None, 1, "CUDA error: ECC")), 0),
