@@ -52,7 +52,7 @@ def test_it_is_information_from_the_first_minute_and_a_warning_once_it_is_usual(
     (first,) = job.throttled(1)
     assert (first.kind, first.severity) == (Kind.DEVICE_DEGRADED, Severity.INFO)
     assert (first.ranks, first.cause) == ((1,), "device")
-    assert first.summary == ("The hardware slows GPU-1 of rank 1 on host-0 down (heat), in 1 of ten minutes.")
+    assert first.summary == ("The hardware has slowed GPU-1 of rank 1 on host-0 down (heat) for the last minute.")
     later = [finding for minutes in range(2, CONFIG.often) for finding in job.throttled(minutes)]
     assert {(one.change, one.severity) for one in later} == {(Change.UPDATE, Severity.INFO)}
     (usual,) = job.throttled(CONFIG.often)

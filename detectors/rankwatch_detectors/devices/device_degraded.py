@@ -272,7 +272,7 @@ class DeviceDegradedDetector(CounterDetector):
     WELL: ClassVar[str] = "The device is back to what is usual for it."
 
     def __init__(self, config: DeviceDegradedConfig) -> None:
-        super().__init__(Kind.DEVICE_DEGRADED, 7, GpuRules(config.counters))
+        super().__init__(Kind.DEVICE_DEGRADED, 8, GpuRules(config.counters))
         self._config = config
 
     def _on_occurrence(self, occurrence: Occurrence) -> Sequence[Finding]:
@@ -304,7 +304,8 @@ def _throttled(scope: IncidentScope, minutes: int, host: str, evidence: Mapping[
     reasons = evidence.get("reasons")
     why = f" ({', '.join(map(str, reasons))})" if isinstance(reasons, list | tuple) and reasons else ""
     # Neither temperature nor clock: the evidence has them as of its newest report, and a summary is read later.
-    return f"The hardware slows {name} of {where} down{why}, in {minutes} of ten minutes."
+    during = "for the last minute" if minutes == 1 else f"in {minutes} of the last ten minutes"
+    return f"The hardware has slowed {name} of {where} down{why} {during}."
 
 
 def _told(scope: IncidentScope, trouble: DeviceProblem, host: str, uuid: str) -> str:

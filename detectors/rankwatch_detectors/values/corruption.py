@@ -66,7 +66,7 @@ class FingerprintDetector(DispatchingDetector):
     def __init__(self) -> None:
         super().__init__()
         self.name = "corruption"
-        self.version = 4
+        self.version = 5
         self._replicated = False
         self._group: Ints = np.zeros(0, dtype=np.int64)
         self._slices: Ints = np.zeros((0, 0), dtype=np.int64)
@@ -155,7 +155,7 @@ class FingerprintDetector(DispatchingDetector):
             onset_time_s=self.now_s if self._equal_s is None else self._equal_s,
             detected_time_s=self.now_s,
             score=math.inf,
-            confidence=1.0 if certain else 0.5,
+            confidence=1.0 if certain else 0.7,
             summary=_wrong_weights(ranks, self._since(frame.step), agree if certain else 0, members.size - 1),
             evidence={
                 "fingerprints": {str(rank): told[rank] for rank in ranks[:8]},
@@ -219,7 +219,7 @@ class LocalNormDetector(DispatchingDetector):
     def __init__(self, config: LocalNormConfig) -> None:
         super().__init__()
         self.name = "local_grad_norm"
-        self.version = 9
+        self.version = 10
         self._config = config
         self._witness = Witness(config.witness, config.baseline, config.load, config.budget)
         self._peers: Ints = np.zeros(0, dtype=np.int64)
@@ -276,7 +276,7 @@ class LocalNormDetector(DispatchingDetector):
         findings = self.episodes.open(
             scope,
             attempt=self.attempt,
-            severity=Severity.WARNING,
+            severity=Severity.INFO,
             ranks=(rank,),
             onset_step=crossing.onset_step,
             detected_step=frame.step,

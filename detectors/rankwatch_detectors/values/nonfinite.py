@@ -118,7 +118,7 @@ class NonfiniteDetector(DispatchingDetector):
     def __init__(self, config: NonfiniteConfig) -> None:
         super().__init__()
         self.name = "nonfinite"
-        self.version = 7
+        self.version = 8
         self._config = config
         self._parameters: list[str] = []
         self._bad: dict[str, int] = {}
@@ -211,7 +211,7 @@ class NonfiniteDetector(DispatchingDetector):
             return []
         self._bad[ZERO] = 0
         same = f" and the gradient norm always {first:.4g}" if first is not None else ""
-        severity, confidence = (Severity.CRITICAL, 0.9) if same else (Severity.WARNING, 0.5)
+        severity, confidence = (Severity.CRITICAL, 0.9) if same else (Severity.WARNING, 0.7)
         summary = f"The loss has been exactly 0 since step {since}{same}: nothing is trained any more, or its NaN is "
         evidence = {"metrics": ["loss"], "value": 0.0, "usual": median(np.asarray(self._losses))}
         return self._open(severity, frame, since, confidence, f"{summary}logged as 0.", evidence)
@@ -331,7 +331,7 @@ class NonfiniteDetector(DispatchingDetector):
             onset_time_s=self.now_s,
             detected_time_s=self.now_s,
             score=math.inf,
-            confidence=1.0 if critical and SKIPPED not in bad else 0.5,
+            confidence=1.0 if critical and SKIPPED not in bad else 0.7,
             **self._words(frame, bad, ranks),
         )
 

@@ -192,7 +192,7 @@ class CurveDetector(ExplainedCurve):
         self.kind = kind
         super().__init__()
         self.name = kind.value
-        self.version = 10
+        self.version = 11
         self._config = config
         self._watch = LevelWatch(config.level)
         self._anchor = Anchor(config.anchor)
@@ -471,7 +471,7 @@ class CurveDetector(ExplainedCurve):
     @property
     def _confidence(self) -> float:
         """It grows with the distance from the trend; a script may always have changed what it trains on."""
-        return min(0.95, 0.5 + max(self._watch.score, 0.0) / 50)
+        return min(0.95, (0.7 if self._watch.lasting else 0.5) + max(self._watch.score, 0.0) / 50)
 
     def _evidence(self, value: float) -> dict[str, Any]:
         watch = self._watch

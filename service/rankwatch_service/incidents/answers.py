@@ -1,16 +1,15 @@
-"""An incident in words: how sure it is, its cause, its impact, what changed, and what to do first. Pure."""
+"""An incident in words: how sure it is, its cause, its impact, what changed, and where to look first. Pure."""
 
 from __future__ import annotations
 
-import math
 import re
 import signal
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from rankwatch_detectors.base import Kind, Severity
-from rankwatch_service.incidents.hang import hang_steps
-from rankwatch_service.incidents.kinds import ENDED_BY_ITSELF, ENDED_WITH_JOB, KINDS, has_norm_alone
+from rankwatch_service.incidents.hang import PIDS, seconds_of
+from rankwatch_service.incidents.kinds import ENDED_BY_ITSELF, ENDED_WITH_JOB, KINDS, LIKELY, has_norm_alone
 from rankwatch_service.names import one_line
 
 _NORMAL: Final[Mapping[Kind, str]] = {
@@ -46,9 +45,9 @@ _IMPACT: Final[Mapping[Kind, str]] = {
     Kind.RESTORE_FAILED: "the job cannot go on until a checkpoint is loaded",
     Kind.CHECKPOINT_FAILED: "a fault now would lose all steps since the last good checkpoint",
     Kind.RANK_LOST: "the other ranks wait for it, or end with it",
-    Kind.CORRUPTION: "weights may be wrong since the onset, and with them the checkpoints saved since then",
+    Kind.CORRUPTION: "its gradients go into the weights of all ranks: steps and checkpoints since then are in doubt",
     Kind.NONFINITE: "steps since the onset are probably lost, and with them the checkpoints saved since then",
-    Kind.STRAGGLER: "the other ranks wait for the slow one in every step",
+    Kind.STRAGGLER: "the other ranks wait for the slow one",
     Kind.TELEMETRY_LOST: "nobody knows whether these ranks train, and their faults are not found",
     Kind.HANG: "training stands still",
     Kind.GRAD_NORM: "nothing is lost yet; the loss may follow",
@@ -77,7 +76,7 @@ CHANGE_CHARS_MAX: Final = 160
 NOTHING_CHANGED: Final = "nothing"
 """Begins the clause, where nothing is known to have changed."""
 
-_CONFIDENCE: Final = ((1.0, "certain"), (0.99, "almost certain"), (0.9, "very likely"), (0.66, "likely"))
+_CONFIDENCE: Final = ((0.97, "certain"), (LIKELY, "likely"))
 """Least confidence, and how it is called."""
 
 _CAUSES: Final[Mapping[str, str]] = {
@@ -95,12 +94,18 @@ _CAUSES: Final[Mapping[str, str]] = {
 """By the cause class of a finding (`Finding.cause`)."""
 
 
-def cause_words(cause: str) -> str:
+def cause_words(cause: str, evidence: Mapping[str, Any]) -> str:
     """A cause class as a clause; the class itself if it is a new one.
 
-    >>> cause_words("data"), cause_words("")
+    Args:
+        cause: the class.
+        evidence: of the incident.
+
+    >>> cause_words("data", {}), cause_words("", {})
     ('waiting for data', 'not known')
     """
+    if "fingerprints" in evidence and cause == "worker":
+        return "its device or memory: no data makes replicas differ"
     return _CAUSES.get(cause, cause)
 
 
@@ -132,14 +137,18 @@ def impact(kind: str, severity: str, evidence: Mapping[str, Any], state: str = "
     if evidence.get(ENDED_BY_ITSELF):
         return "none any more: it has ended by itself"
     if kind == Kind.HANG and severity == Severity.INFO:
-        after_s = evidence.get("critical_after_s")
-        known = isinstance(after_s, int | float) and math.isfinite(after_s)
-        raised = f" once it has lasted {duration(float(after_s or 0.0))}" if known else ""
-        return f"training stands still, which may pass: the incident becomes critical by itself{raised}"
+        after_s, age_s, usual_s = (seconds_of(evidence, name) for name in ("critical_after_s", "age_s", "usual_step_s"))
+        raised = "" if after_s is None else f" once it has lasted {duration(after_s)}"
+        stood = f" for {age_s:.2g} s (a step usually takes {usual_s:.2g} s)" if age_s and usual_s else ""
+        return f"training has stood still{stood}, which may pass: it becomes critical by itself{raised}"
     if kind == Kind.NONFINITE and severity == Severity.CRITICAL and set(evidence.get("metrics") or {"loss"}) <= _NORMS:
-        return "unless that update was skipped, all steps since then are lost, and the checkpoints saved since then"
+        return "nothing says that this update was skipped: unless it was, all steps and checkpoints since then are lost"
     if kind == Kind.NONFINITE and severity != Severity.CRITICAL:
         return "none is proven while loss and gradients stay finite"
+    if kind == Kind.LOSS_DIVERGENCE and severity == Severity.INFO:
+        return _IMPACT[Kind.LOSS_SPIKE]
+    if "straggler" in evidence:
+        return "its ranks are slow, and the others wait for them"
     if kind == Kind.TELEMETRY_LOST and evidence.get("steps_go_on"):
         return "these ranks train unwatched: their faults are not found"
     if has_norm_alone(kind, severity, evidence):
@@ -148,10 +157,10 @@ def impact(kind: str, severity: str, evidence: Mapping[str, Any], state: str = "
 
 
 def confidence_words(confidence: float) -> str:
-    """How sure the detector is, in words: certain, almost certain, very likely, likely or possible.
+    """How sure the detector is, in words: certain, likely or possible.
 
     >>> confidence_words(0.95)
-    'very likely'
+    'likely'
     """
     return next((words for least, words in _CONFIDENCE if confidence >= least), "possible")
 
@@ -210,35 +219,12 @@ def duration(seconds: float) -> str:
     return f"{whole} s"
 
 
-ASKED_TO_END: Final = ("Nothing: the job was asked to end.",)
-PASSED: Final = ("Nothing: it has ended by itself. It is watched for some minutes, in case it comes back.",)
-NORM_ALONE: Final = (
-    "Look at the data of that rank, then at its device: this sign alone does not prove wrong weights.",
-    "If fingerprints differ as well, or the loss leaves its level, go back to a checkpoint from before the onset.",
-)
-"""Of a corruption whose only sign is a local gradient norm."""
-GO_BACK: Final = frozenset({Kind.CORRUPTION, Kind.NONFINITE})
-"""Kinds whose first step is to go back to a checkpoint."""
-NO_CHECKPOINT: Final = (
-    "Stop the job, and start it again from a checkpoint from before the onset; no good one is known to rankwatch."
-)
-"""In place of the first step, where that is to go back."""
-LOSS_IS_FINITE: Final = "See whether the loss stays finite: while it does, nothing need be done."
-"""In place of the first step about a value that is not finite, where it is neither the loss nor a gradient."""
-WHOLE_HOST: Final = (
-    "Compare the host with another: `nvidia-smi -q -d TEMPERATURE,POWER,CLOCK`, what else runs (`top`), and the limits "
-    "of its container (`cat /sys/fs/cgroup/cpu.max`)."
-)
-"""In place of the first step about a straggler, where the cause is the host of ranks that compute on devices."""
-WITHOUT_DEVICE: Final = (
-    "See what else runs on the host (`top`), and which limits its container has (`cat /sys/fs/cgroup/cpu.max`)."
-)
-"""In place of the first step about a straggler, where ranks compute on the host's processors."""
 _BY_CAUSE: Final[Mapping[tuple[Kind, str], str]] = {
     (Kind.STRAGGLER, "data"): "See why its data comes late: its loader workers, its part of the data, and the disk or "
     "network that it reads from.",
     (Kind.STRAGGLER, "storage"): "See why it saves for longer than the others: its disk, or a larger part of it.",
-    (Kind.STRAGGLER, "host"): WHOLE_HOST,
+    (Kind.STRAGGLER, "host"): "Compare the host with another: `nvidia-smi -q -d TEMPERATURE,POWER,CLOCK`, what else "
+    "runs (`top`), and the limits of its container (`cat /sys/fs/cgroup/cpu.max`).",
     (Kind.STRAGGLER, "stage"): "See which layers that pipeline stage has: they may be divided unevenly.",
     (Kind.CHECKPOINT_FAILED, "disk"): "Make room on that disk: delete old checkpoints, or raise the quota.",
     (Kind.SLOWDOWN, "data"): "Look at the loader workers and the storage: all ranks wait longer for data.",
@@ -247,64 +233,51 @@ _BY_CAUSE: Final[Mapping[tuple[Kind, str], str]] = {
     "them work for longer.",
 }
 """In place of the first step, where the cause is known."""
-OVER: Final = ("Nothing: it is over.",)
-AGENT_AWAY: Final = "Training goes on, so only the agent of that host is away: look at its log, its disk and network."
-HOST_DOWN: Final = "Training stands still as well, so the host is probably down: look at its console."
-"""In place of all steps about silent hosts, where others report."""
-DONE_ALONE: Final = ("Nothing, if this rank was meant to finish first: the others do not wait for it.",)
+WITHOUT_DEVICE: Final = (
+    "See what else runs on the host (`top`), and which limits its container has (`cat /sys/fs/cgroup/cpu.max`)."
+)
+"""In place of the first step about a straggler, where ranks compute on the host's processors."""
 
 
-def first_steps(
-    kind: str,
-    severity: str,
-    evidence: Mapping[str, Any],
-    hosts: Sequence[str] = (),
-    *,
-    cause: str = "",
-    state: str = "open",
-    has_checkpoint: bool = True,
-    accelerated: bool = True,
-) -> list[str]:
-    """The first steps for one incident as it is now, which may need none.
+def under_cause(kind: str, cause: str, evidence: Mapping[str, Any], accelerated: bool) -> str:
+    """What to do in place of the first step of a kind, as far as the cause is known; empty: that step.
+
+    Args:
+        kind: of the incident.
+        cause: its class.
+        evidence: of its first mover.
+        accelerated: the ranks of its job compute on devices.
+    """
+    if kind == Kind.STRAGGLER and not accelerated and cause in ("host", "worker", "device", ""):
+        return WITHOUT_DEVICE
+    if (by_cause := _BY_CAUSE.get((Kind(kind), cause))) is not None:
+        return by_cause
+    if kind == Kind.SLOWDOWN and (grown_s := evidence.get("grown_s")):
+        return _what_grew(grown_s, accelerated=accelerated)
+    return ""
+
+
+def over(kind: str, severity: str, evidence: Mapping[str, Any], state: str) -> str:
+    """What is left to do about what is no fault, or is over; empty: it is neither.
 
     Args:
         kind: of the incident.
         severity: of the incident.
         evidence: of its first mover.
-        hosts: of the ranks that it names.
-        cause: the class of its cause.
         state: of the incident.
-        has_checkpoint: a good checkpoint is known to go back to.
-        accelerated: the ranks of its job compute on devices.
     """
     if kind == Kind.RANK_LOST and severity == Severity.INFO:
-        return list(ASKED_TO_END if evidence.get("requested") else DONE_ALONE)
-    if state == "resolved":
-        if not evidence.get(ENDED_WITH_JOB):
-            return list(OVER)
-        if has_norm_alone(kind, severity, evidence):
-            return ["The job has ended. Before you start it again: look at the data of that rank, then at its device."]
-        return [_before_restart(kind, evidence)]
-    if evidence.get(ENDED_BY_ITSELF):
-        return list(PASSED)
+        if evidence.get("requested"):
+            return "Nothing: the job was asked to end."
+        return "Nothing, if this rank was meant to finish first: the others do not wait for it."
+    if state != "resolved":
+        passed = "Nothing: it has ended by itself. It is watched for some minutes, in case it comes back."
+        return passed * bool(evidence.get(ENDED_BY_ITSELF))
+    if not evidence.get(ENDED_WITH_JOB):
+        return "Nothing: it is over."
     if has_norm_alone(kind, severity, evidence):
-        return list(NORM_ALONE)
-    steps = KINDS[Kind(kind)].first_steps
-    if kind == Kind.NONFINITE and severity != Severity.CRITICAL:
-        steps = (LOSS_IS_FINITE, *steps)
-    elif kind in GO_BACK and not has_checkpoint:
-        steps = (NO_CHECKPOINT, *steps[1:])
-    if kind == Kind.STRAGGLER and not accelerated and cause in ("host", "worker", "device", ""):
-        steps = (WITHOUT_DEVICE, *steps[1:])
-    elif (by_cause := _BY_CAUSE.get((Kind(kind), cause))) is not None:
-        steps = (by_cause, *steps[1:])
-    elif kind == Kind.SLOWDOWN and (grown_s := evidence.get("grown_s")):
-        steps = (_what_grew(grown_s, accelerated=accelerated), *steps[1:])
-    if kind == Kind.TELEMETRY_LOST and "steps_go_on" in evidence:
-        return [AGENT_AWAY if evidence["steps_go_on"] else HOST_DOWN]
-    if kind == Kind.RANK_LOST:
-        return [_how_it_ended(evidence), *steps[1:]]
-    return hang_steps(steps, evidence, hosts) if kind == Kind.HANG else list(steps)
+        return "The job has ended. Before you start it again: look at the data of that rank, then at its device."
+    return _before_restart(kind, evidence)
 
 
 _PARTS: Final = {"data": "waiting for data", "communication": "communication"}
@@ -318,59 +291,48 @@ def _what_grew(grown_s: Mapping[str, float], *, accelerated: bool) -> str:
     return f"The time is lost within the steps{but}: look at {devices}what else runs on the hosts (`top`)."
 
 
-_KILLED: Final = (
-    "Look on its host for the out-of-memory killer (`dmesg -T | grep -i oom`); if it is not that, who sent the signal?"
-)
-_CRASHED: Final = (
-    "Look at the end of its log, and at the kernel's on its host (`dmesg -T`): native code or a device failed."
-)
+def how_it_ended(evidence: Mapping[str, Any], ranks: Sequence[int] = ()) -> str:
+    """The first step about a lost rank, by what is known of its end.
 
-
-def _how_it_ended(evidence: Mapping[str, Any]) -> str:
-    """The first step about a lost rank, by what is known of its end."""
+    Args:
+        evidence: of the incident.
+        ranks: that it names.
+    """
     error, where = str(evidence.get("error") or ""), str(evidence.get("where") or "")
     number, code = evidence.get("signal"), evidence.get("code")
+    log = f"the output of rank {ranks[0]}" if ranks else "its output"
+    pids = next(iter((evidence.get(PIDS) or {}).values()), ())
+    process = f"process {pids[0]}" if pids else "it"
     if error:
-        place = f" in {where}" if where else ""
         said = one_line(error.splitlines()[0])[:CHANGE_CHARS_MAX].rstrip(".")
-        return f"Read its traceback in the job's output, and repair what raised `{said}`{place}."
+        place = f" (raised in {where})" if where else ""
+        device = " A CUDA error may also be its GPU: on its host `dmesg -T | grep -i xid`." * ("cuda" in said.lower())
+        return f"Find `{said}` in {log}: mend what the traceback above it shows{place}.{device}"
     if number in (signal.SIGKILL, None) and code is None and (number or evidence.get("abrupt")):
-        return _KILLED
+        return (
+            f"On its host `dmesg -T | grep -i oom`: if the kernel killed {process}, let it hold less in memory (fewer "
+            "loader workers, a smaller cache). If not, a person or the scheduler sent the signal: ask them."
+        )
     if number in (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE):
-        return _CRASHED
+        return (
+            "On its host `dmesg -T | tail -50`: an Xid there means its GPU, which needs another host. If there is "
+            f"none, native code failed: the end of {log} says where."
+        )
     if code == 0:
         return "See why its loop was over before the others': a break, an exit, or less data than they have."
     if code is not None:
-        return f"Read the end of its log: it ended with exit code {code}, and no exception of it is known."
-    return KINDS[Kind.RANK_LOST].first_steps[0]
-
-
-_BEFORE_RESTART: Final[Mapping[Kind, str]] = {
-    Kind.DEVICE_FAULT: "leave that device out: one that has failed once fails again",
-    Kind.NETWORK_DEGRADED: "look at the link and the switch port of that host",
-    Kind.DEVICE_DEGRADED: "see what limits that device (heat, power, its link), or leave it out",
-    Kind.HOST_DEGRADED: "see what else runs on that host, and which limits its container has",
-    Kind.RESTORE_FAILED: "see whether that checkpoint can be read, or choose an older one",
-    Kind.CHECKPOINT_FAILED: "repair what the error in the evidence says, or no checkpoint is saved again",
-    Kind.CORRUPTION: "choose a checkpoint from before the onset, and leave that host out",
-    Kind.NONFINITE: "choose a checkpoint from before the onset: later ones may have NaN",
-    Kind.STRAGGLER: "see why that rank was slow, or leave its host out",
-    Kind.TELEMETRY_LOST: "look at the log of the agent on that host",
-    Kind.HANG: "see where the named rank stood, if its stack is in the evidence",
-    Kind.LOSS_DIVERGENCE: "choose a checkpoint from before the onset, unless the change was meant",
-    Kind.SLOWDOWN: "see which part of the steps had grown",
-    Kind.RESTART_LOOP: "repair the error that ended these launches",
-    Kind.CHECKPOINT_OVERDUE: "see which checkpoint is the newest: later steps are lost",
-}
-"""What is left to do about what lasted until its job ended; about other kinds nothing is."""
+        return f"Read the end of {log}: it ended with exit code {code}, and no exception of it is known."
+    return f"Read the end of {log}: nothing else is known of how it ended."
 
 
 def _before_restart(kind: str, evidence: Mapping[str, Any]) -> str:
-    if kind == Kind.RANK_LOST:
-        return f"The job has ended. Before you start it again: {_lower(_how_it_ended(evidence))}"
-    clause = _BEFORE_RESTART.get(Kind(kind))
-    return f"The job has ended. Before you start it again: {clause}." if clause else "Nothing: the job has ended."
+    """What is left to do about what lasted until its job ended."""
+    step = how_it_ended(evidence) if kind == Kind.RANK_LOST else KINDS[Kind(kind)].first_steps[0]
+    if step.startswith("Nothing"):
+        return "Nothing: the job has ended."
+    return f"The job has ended. Before you start it again: {lower(step)}"
 
 
-def _lower(sentence: str) -> str:
+def lower(sentence: str) -> str:
+    """A sentence as it goes on after a colon."""
     return sentence[:1].lower() + sentence[1:]

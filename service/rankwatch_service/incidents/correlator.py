@@ -71,7 +71,7 @@ class Headline:
 
 
 def locate(incident: Incident, placement: Placement) -> None:
-    """Set scope, hosts and devices, and the process ids of ranks that hang.
+    """Set scope, hosts and devices, and the process ids of ranks that hang or have ended.
 
     The scope is a host or a switch if most of its ranks are affected, and the job has ranks elsewhere.
     """
@@ -80,7 +80,7 @@ def locate(incident: Incident, placement: Placement) -> None:
     incident.devices = placement.devices_of(incident.ranks)
     if incident.scope.host is not None and not incident.hosts:
         incident.hosts = [incident.scope.host]
-    if incident.kind is Kind.HANG and (pids := placement.pids_of(incident.ranks[:PIDS_MAX])):
+    if incident.kind in (Kind.HANG, Kind.RANK_LOST) and (pids := placement.pids_of(incident.ranks[:PIDS_MAX])):
         incident.evidence[PIDS] = pids
     together = len(incident.first.hosts) > 1
     if not incident.hosts or not (together or KINDS[incident.kind].is_host_wide):

@@ -10,6 +10,7 @@ every `TELL_EVERY_S`, so that the answers of thousands of ranks, of which some c
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,35 +28,41 @@ from rankwatch_service.incidents.model import SENTENCE, STACKS, Incident, Part, 
 HOSTS_NAMED: Final = 3
 
 PIDS: Final = "pids"
-"""Field of the evidence of a hang: by host, process ids of the named ranks."""
+"""Field of the evidence of a hang or a lost rank: by host, process ids of the named ranks."""
 
 PIDS_MAX: Final = 16
 """Ranks whose process ids the evidence has: a person continues the few first by hand, and all of a host by a script."""
 
 
+def seconds_of(evidence: Mapping[str, Any], name: str = "critical_after_s") -> float | None:
+    """A duration in the evidence of a hang, such as that after which it becomes critical by itself; None: not known."""
+    value = evidence.get(name)
+    return float(value) if isinstance(value, int | float) and 0 <= value < math.inf else None
+
+
 def hang_steps(steps: Sequence[str], evidence: Mapping[str, Any], hosts: Sequence[str]) -> list[str]:
-    """The first steps about one hang.
+    """What to look at in one hang.
 
     Args:
-        steps: those of the kind; the first of them is to read a stack.
+        steps: those of the kind: to read a stack, and to look at the network.
         evidence: of the incident.
         hosts: of the ranks that it names.
     """
-    read, network, relaunch = steps
+    read, network = steps
     pids = evidence.get(PIDS) or {}
     if stopped_by_signal(evidence):
         who = "Find out who or what stopped it, for example a debugger, a scheduler or a person."
-        return [_go_on(pids, hosts), who, relaunch]
+        return [_go_on(pids, hosts, _missing(evidence)), who]
     groups = _with_stack(evidence)
     if not groups and (silent := _silent(evidence, hosts)):
-        return [silent, relaunch]
+        return [silent]
     first = (
         _stands(read, groups, _missing(evidence))
         if groups
         else _look(pids, hosts, _missing(evidence), asked=SENTENCE in evidence)
     )
     apart = bool(_missing(evidence)) or len(groups) > 1 or NOT_THE_NETWORK in evidence
-    return [first, relaunch] if apart else [first, network, relaunch]
+    return [first] if apart else [first, network]
 
 
 def stopped_by_signal(evidence: Mapping[str, Any]) -> bool:
@@ -108,8 +115,13 @@ def _silent(evidence: Mapping[str, Any], hosts: Sequence[str]) -> str:
     if not missing or not hosts or not all("silent_s" in one for one in missing):
         return ""
     where = ", ".join(hosts[:HOSTS_NAMED])
-    last = f"last reported {min(one['silent_s'] for one in missing):.0f} s before this was found"
-    return f"See whether {where} is up (its console, `ping`): it {last}, and so may be down or unreachable."
+    last = f"it last reported {min(one['silent_s'] for one in missing):.0f} s before this was found"
+    return f"See whether {where} is up (`ping`, its console): {last}. If it is not, a relaunch needs a spare host."
+
+
+def _process(rank: int | None) -> str:
+    """How to find the id of a rank's process on its host."""
+    return f"`grep -lz '^RANK={'R' if rank is None else rank}$' /proc/*/environ` prints its process id"
 
 
 def _look(pids: Mapping[str, Sequence[int]], hosts: Sequence[str], ranks: Sequence[int], *, asked: bool) -> str:
@@ -123,22 +135,25 @@ def _look(pids: Mapping[str, Sequence[int]], hosts: Sequence[str], ranks: Sequen
     """
     where = next(iter(pids or hosts), "its host")
     who = f"rank {ranks[0]}" if ranks else "a rank that waits"
-    which = f"{pids[where][0]}` on {where}" if pids else f"PID` on {where}, with the process id of {who}"
-    if asked:
-        return f"No rank has answered with its stack: run `py-spy dump --pid {which}."
-    return f"Run `py-spy dump --pid {which}, if its stack is not in the evidence within some seconds."
+    why = "No rank has answered with its stack. " * asked
+    if pids:
+        return f"{why}See where {who} stands: `py-spy dump --pid {pids[where][0]}` on {where}."
+    find = _process(ranks[0] if ranks else None)
+    return f"{why}See where {who} stands: `py-spy dump --pid` with its process id on {where} ({find})."
 
 
-def _go_on(pids: Mapping[str, Sequence[int]], hosts: Sequence[str]) -> str:
+def _go_on(pids: Mapping[str, Sequence[int]], hosts: Sequence[str], ranks: Sequence[int]) -> str:
     """How to let stopped processes go on.
 
     Args:
         pids: their ids by host; empty: not known.
         hosts: of the ranks that the hang names.
+        ranks: that it names.
     """
     if not pids:
         where = f"{', '.join(hosts[:HOSTS_NAMED])}" if hosts else "its host"
-        return f"Continue the stopped process: `kill -CONT PID` on {where}; `ps -eo pid,stat,args` shows it with a T."
+        find = _process(ranks[0] if ranks else None)
+        return f"Continue the stopped process: `kill -CONT` with its process id on {where} ({find})."
     named = [f"`kill -CONT {' '.join(map(str, ids))}` on {host}" for host, ids in pids.items()]
     what = "process" if sum(map(len, pids.values())) == 1 else "processes"
     left = len(named) - HOSTS_NAMED

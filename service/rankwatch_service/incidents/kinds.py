@@ -31,8 +31,6 @@ class KindTraits:
     """Kinds that it may cause. If two kinds may cause each other, the earlier incident is the cause."""
     first_steps: tuple[str, ...]
     """What a person does first, in the order in which it is worth trying: the runbook in short."""
-    first_step: str
-    """The first of them as a clause, for places with room for one."""
     actions: tuple[str, ...] = ("wait", "pause")
     """What helps, best first: a `policy.Action`, or "wait" for trouble that usually passes by itself."""
     becomes: frozenset[Kind] = frozenset()
@@ -71,11 +69,10 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         label="Device fault",
         may_cause=frozenset(Kind) - _ALONE,
         first_steps=(
-            "Do what the headline advises, and see the kernel's log of that host for more (`dmesg -T | grep -i nvrm`).",
-            "Relaunch without the device, or without its host; a device that has failed once fails again.",
+            "Leave that device out, or its host: one that has failed once fails again.",
+            "See the kernel's log of that host for more (`dmesg -T | grep -i nvrm`).",
             "What was computed on it since the onset is in doubt: go back to a checkpoint from before it.",
         ),
-        first_step="move the work off that device, and start again from the newest good checkpoint",
         actions=("relaunch", "checkpoint", "pause"),
         is_lasting=True,
         is_of_device=True,
@@ -88,9 +85,7 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         first_steps=(
             "Look at the link and the switch port: error counters, speed, a flapping port.",
             "If several hosts of one rack are affected, look at their switch.",
-            "If it slows the job, save a checkpoint and go on without the host.",
         ),
-        first_step="look at the link and the switch port of that host",
         is_condition=True,
         is_lasting=True,
         is_host_wide=True,
@@ -103,9 +98,7 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         first_steps=(
             "See what limits the device, on its host: `nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER,CLOCK`.",
             "If several devices of one host are affected, look at its cooling and its power supply.",
-            "If it slows the job, save a checkpoint and go on without the host.",
         ),
-        first_step="see what limits that device: heat, power or its link",
         is_condition=True,
         is_lasting=True,
         is_of_device=True,
@@ -118,11 +111,9 @@ KINDS: Final[dict[Kind, KindTraits]] = {
             {Kind.STRAGGLER, Kind.SLOWDOWN, Kind.HANG, Kind.RANK_LOST, Kind.TELEMETRY_LOST, Kind.HOST_DEGRADED}
         ),
         first_steps=(
-            "If its provider announces its end, save a checkpoint now, and go on without the host.",
             "See what else runs on the host (`top`, `dmesg`), and which limits its container has.",
             "Memory: fewer or smaller loader workers, or a smaller cache; a killed process is in the kernel's log.",
         ),
-        first_step="see what else runs on that host, and which limits its container has",
         actions=("checkpoint", "wait", "pause"),
         is_condition=True,
         is_lasting=True,
@@ -135,9 +126,7 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         first_steps=(
             "Read the error in the evidence: a file that is missing or cut short, or a model that does not fit it.",
             "Load that checkpoint by hand on the named host: so you see whether the file or the script is at fault.",
-            "If it cannot be read, relaunch from an older one: `rankwatch checkpoints JOB` lists them.",
         ),
-        first_step="read the error, then relaunch from an older checkpoint",
         actions=("relaunch",),
         stands_still=True,
         is_lasting=True,
@@ -149,10 +138,8 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         may_cause=_ENDS | {Kind.CHECKPOINT_OVERDUE},
         first_steps=(
             "Repair what the error says. If no room is left, delete old checkpoints or raise the quota.",
-            "Then order a checkpoint (`rankwatch checkpoint JOB`): what was trained since the last one is at risk.",
             "If the disk has room, look at the permissions and the mount of that folder on the named host.",
         ),
-        first_step="read the error, make room on that disk, then order a checkpoint",
         actions=("checkpoint", "wait"),
         is_lasting=True,
         spans_attempts=True,
@@ -162,10 +149,9 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         # A dead rank leaves the others waiting; then the launcher ends them, and with them their agent.
         may_cause=_ENDS | {Kind.STRAGGLER, Kind.SLOWDOWN},
         first_steps=(
-            "Read the end of that rank's own log: nothing else is known of how it ended.",
+            "Read the end of that rank's own log.",
             "If nothing restarts the job, start it from the newest good checkpoint.",
         ),
-        first_step="read the error, or the end of that rank's own log",
         actions=("wait", "relaunch"),
         ends_job=True,
         stands_still=True,
@@ -176,9 +162,7 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         may_cause=_LOSS | {Kind.NONFINITE, Kind.CORRUPTION, Kind.RESTART_LOOP},
         first_steps=(
             "Go back to a checkpoint from before the onset: gradients may have spread the wrong numbers since then.",
-            "Train on without that host, and test its GPU (`dcgmi diag -r 3`): such faults mostly come again.",
         ),
-        first_step="roll back to a checkpoint from before it, and take the host out",
         actions=("rollback", "relaunch", "pause"),
         spoils_weights=True,
         is_on_record=True,
@@ -189,10 +173,8 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         may_cause=_LOSS | {Kind.NONFINITE, Kind.CORRUPTION, Kind.RANK_LOST, Kind.RESTART_LOOP},
         first_steps=(
             "Roll back to the newest good checkpoint, or relaunch from it: what is not finite stays in the weights.",
-            "If it comes back on the same rank, suspect its GPU; if at the same step on another rank, skip that batch.",
             "If all ranks have it at once, look at the model and the learning rate.",
         ),
-        first_step="roll back to the newest good checkpoint from before that step",
         actions=("rollback", "relaunch", "pause"),
         spoils_weights=True,
     ),
@@ -201,12 +183,11 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         # Not TELEMETRY_LOST: a slow rank alone does not make a host silent.
         may_cause=frozenset({Kind.STRAGGLER, Kind.SLOWDOWN, Kind.HANG, Kind.RANK_LOST}),
         first_steps=(
-            "Run `nvidia-smi -q -d TEMPERATURE,POWER,CLOCK` on the host: compare its devices, and see what else runs.",
+            "Compare its devices with `nvidia-smi -q -d TEMPERATURE,POWER,CLOCK` on the host (is one hot, or slowly "
+            "clocked?), and see with `top` what else runs there.",
             "Look at the heat map on the page of its job: one bright row is a slow rank, a bright block a slow host.",
-            "If it costs more than a restart, save a checkpoint and go on without the host.",
         ),
-        first_step="compare temperature, clock and power of its device with its neighbours'",
-        actions=("wait", "relaunch", "pause", "checkpoint"),
+        actions=("wait", "trace", "relaunch", "pause", "checkpoint"),
         is_lasting=True,
         is_host_wide=True,
         is_on_record=True,
@@ -215,11 +196,9 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         label="Telemetry lost",
         may_cause=_ENDS | {Kind.SLOWDOWN},
         first_steps=(
-            "If the job still makes steps, only the agent of that host is away: look at its log, its disk and network.",
-            "If training stands still as well, the host is probably down: look at its console.",
+            "Look at the log of the agent on that host, at its disk and network; if steps stand still, at its console.",
             "If all hosts are silent at once, look at the service and the network in front of it.",
         ),
-        first_step="see whether the job still makes steps: then only the agent of that host is away",
         ends_job=True,
         flaps=True,
     ),
@@ -230,9 +209,7 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         first_steps=(
             "Read the stack of the named rank in the evidence: its innermost frame is where it hangs.",
             "If all ranks stand in the same collective, look at the network between them.",
-            "A job that hangs obeys no rollback: relaunch it, or end its processes and start it from a checkpoint.",
         ),
-        first_step="read in its stack where the named rank hangs; the others wait for it",
         actions=("relaunch",),
         ends_job=True,
         stands_still=True,
@@ -243,20 +220,19 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         label="Gradient norm",
         may_cause=_LOSS,
         first_steps=(
-            "Nothing to do now: look at the loss of the next steps. While it stays calm, nothing is wrong.",
+            "Nothing to do now: while the loss stays at its level, nothing is lost; if it follows, that is told.",
             "If norms jump again and again, lower the learning rate or the clipping threshold.",
         ),
-        first_step="look at the loss of the next steps: while it stays calm, nothing need be done",
         becomes=_SPOILT,
     ),
     Kind.LOSS_SPIKE: KindTraits(
         label="Loss spike",
         may_cause=_LOSS,
         first_steps=(
-            "Nothing to do now: see whether the loss of the next steps comes back, as after most spikes.",
-            "Look at the gradient norm and the batch of that step. If it jumps again after a rollback, skip the batch.",
+            "Nothing to do now: most spikes pass within 16 values of the loss; one that stays is told again, as a loss "
+            "divergence.",
+            "If it jumps again and again, look at the batches of these steps, and lower the learning rate.",
         ),
-        first_step="wait some steps; then look at the gradient norm and the batch of that step",
         becomes=_SPOILT,
     ),
     Kind.LOSS_DIVERGENCE: KindTraits(
@@ -264,11 +240,9 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         # A loss that keeps growing overflows in the end.
         may_cause=_LOSS | {Kind.NONFINITE},
         first_steps=(
-            "If it was planned (data, schedule), resolve the incident: that accepts the new level. Else go back to a "
-            "good checkpoint from before the onset, with a lower learning rate or other data.",
+            "If it was planned (data, schedule), resolve the incident: that accepts the new level. Else go back.",
             "If it diverges again at another step with the same data, suspect a device.",
         ),
-        first_step="unless it was planned, roll back to a checkpoint from before it",
         actions=("rollback", "relaunch", "pause"),
         spoils_weights=True,
     ),
@@ -279,7 +253,7 @@ KINDS: Final[dict[Kind, KindTraits]] = {
             "It is not known which part of the steps grew: look at the devices' clocks, and at what else runs there.",
             "More communication points to the network, more waiting for data to the storage, more computing to heat.",
         ),
-        first_step="see which part of the steps grew, and what changed shortly before",
+        actions=("wait", "trace", "pause"),
         is_lasting=True,
     ),
     Kind.RESTART_LOOP: KindTraits(
@@ -291,7 +265,6 @@ KINDS: Final[dict[Kind, KindTraits]] = {
             "Stop the launcher from restarting: it only costs GPU-hours.",
             "If it is always the same step, skip its batch, or go back one checkpoint further.",
         ),
-        first_step="stop the launcher, then read the error that repeats",
         actions=("stop",),
         ends_job=True,
         is_lasting=True,
@@ -301,11 +274,9 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         label="Checkpoint overdue",
         may_cause=frozenset(),
         first_steps=(
-            "Order a checkpoint now: a save that fails says why.",
             "Look at the disk of the checkpoints (`df`, quota, mount), and at the log of rank 0 for errors of a save.",
             "If the job saves less often intentionally, resolve the incident: its pace is learned anew.",
         ),
-        first_step="save a checkpoint now, and look at the disk of the checkpoints",
         actions=("checkpoint", "wait"),
         becomes=frozenset({Kind.CHECKPOINT_FAILED}),
     ),
@@ -317,7 +288,6 @@ KINDS: Final[dict[Kind, KindTraits]] = {
             "Revoke that token and make a new one for the job: `rankwatch token revoke`, `rankwatch token create`.",
             "What was refused changed nothing: incidents, checkpoints and orders of the job still hold.",
         ),
-        first_step="find who sent it, and revoke the token that it was sent with",
         actions=("wait",),
         spans_attempts=True,
         needs_own_rule=True,
@@ -330,7 +300,6 @@ KINDS: Final[dict[Kind, KindTraits]] = {
             "If the sender is yours, look for a script that makes up job names, metrics or ranks.",
             "If it is not, revoke its token (`rankwatch token revoke`).",
         ),
-        first_step="see in the evidence which limit was reached, and by whom",
         actions=("wait",),
         spans_attempts=True,
         needs_own_rule=True,
@@ -339,11 +308,9 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         label="Metric rule",
         may_cause=frozenset(),
         first_steps=(
-            "Read in the evidence which rule found what: the metric, its value and the bound, since which step.",
-            "Look at the metric's chart around that step, and at what else changed then.",
+            "Look at the metric's chart around that step, on the page of the job, and at what else changed then.",
             "If the new level is right, resolve the incident: it is accepted. If the rule is wrong, change the rule.",
         ),
-        first_step="look at the metric's chart around the step in which the rule began to hold",
     ),
     Kind.ALERT: KindTraits(
         label="Alert",
@@ -353,7 +320,6 @@ KINDS: Final[dict[Kind, KindTraits]] = {
             "See in the evidence which hosts its labels name, and whether other incidents of these hosts are open.",
             "If it says nothing about training, do not send it here: relabel it in Prometheus, or silence it.",
         ),
-        first_step="follow the link in the evidence to the query of the alert",
         actions=("wait",),
         tells_all=True,
         is_lasting=True,
@@ -365,6 +331,9 @@ KINDS: Final[dict[Kind, KindTraits]] = {
 """In the order of causes: of findings with the same onset, the one whose kind comes first here is the cause."""
 
 CAUSE_ORDER: Final = tuple(KINDS)
+
+LIKELY: Final = 0.66
+"""Least confidence of what is more than possible: what is only possible is information, and the policy leaves it be."""
 
 ENDED_BY_ITSELF: Final = "ended_by_itself"
 """In the evidence of an unresolved incident: the trouble is over, and the incident is kept in case it comes back."""

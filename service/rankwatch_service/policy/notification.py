@@ -17,7 +17,8 @@ from rankwatch_service.incidents.model import IncidentVersion, Transition
 from rankwatch_service.numbers import as_json, plain
 from rankwatch_service.policy.command import CommandRequest
 from rankwatch_service.policy.control_records import JobProject
-from rankwatch_service.policy.message_text import command_text, command_to_type, incident_text, trial_text, what_to_do
+from rankwatch_service.policy.message_text import command_text, command_to_type, incident_text, trial_text
+from rankwatch_service.policy.what_now import what_now
 from rankwatch_service.short_ids import short
 
 KIND_PLACE: Final = "{kind}"
@@ -230,7 +231,7 @@ def _incident_data(
         "evidence": evidence,
         "consequences": listed("consequences", [consequence.fields() for consequence in incident.consequences]),
         "suggestion": _shortened_in(incident.suggestion),
-        "first_steps": what_to_do(incident, accelerated),
+        "first_steps": what_now(incident, world_size, accelerated).listed,
         "command": command_to_type(incident),
         "held_before": held_before,
         "checkpoint": incident.checkpoint,

@@ -15,7 +15,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from rankwatch_detectors.base import Kind, Severity
-from rankwatch_service.incidents.kinds import KINDS
+from rankwatch_service.incidents.kinds import KINDS, LIKELY
 from rankwatch_service.incidents.lost_time import HOUR_NS
 from rankwatch_service.policy.checkpoint_ledger import SPEED, SURVIVES_HOSTS, SURVIVES_PROCESSES, CheckpointTier, Ledger
 from rankwatch_service.policy.control_records import PolicyRuleRecord, PolicySet
@@ -45,6 +45,10 @@ class Action(StrEnum):
 
 POLICY_ACTIONS: Final = tuple(action for action in Action if action not in (Action.RESUME, Action.TRACE))
 """Actions that a rule may take. Only people resume a paused job, and only they trace one: that waits for devices."""
+
+ONLY_SUGGESTS: Final = "the rule only suggests"
+NOT_CRITICAL_YET: Final = "the hang is not critical yet: the step may still finish"
+"""Reasons why a rule does not act; the second passes by itself, and is the last that is looked for."""
 
 COSTLY: Final = (Action.ROLLBACK, Action.RELAUNCH, Action.STOP)
 """Actions that take back steps of all ranks, or end them."""
@@ -85,7 +89,7 @@ class PolicyLimits:
     cool_down_s: float = 60.0
     """For each job: an action needs time to show its effect before the next."""
     confidence_min: float = 0.9
-    """The least confidence of an incident on which the policy acts."""
+    """The least confidence of an incident on which the policy acts; what is only possible (`LIKELY`) it leaves be."""
     approval_ranks: int = 64
     """For a job with more ranks, a person must approve: the cost of an action grows with the ranks. With
     `Policy.two_people`, also what another person requested."""
@@ -186,7 +190,7 @@ def decide(
         params = {"checkpoint": way.entry.id} | ({"mode": rule.rollback_mode} if rule.rollback_mode else {})
     if rule.action == Action.RELAUNCH:
         params = {"culprits": list(incident.ranks)}
-    suggestion = Decision(Mode.SUGGEST, "the rule only suggests", rule.id, rule.action, params)
+    suggestion = Decision(Mode.SUGGEST, ONLY_SUGGESTS, rule.id, rule.action, params)
     if rule.mode is Mode.SUGGEST:
         return suggestion
     if (obstacle := _obstacle(incident, rule, params, policy, history, capabilities, ledger, now_unix_ns)) is not None:
@@ -281,16 +285,16 @@ def _obstacle(
         return f"only a rule for {incident.kind} acts on it"
     if policy.hands_off:
         return "the hands-off switch is on"
-    if incident.hung and incident.severity != Severity.CRITICAL:
-        return "the hang is not critical yet: the step may still finish"
     able = rule.action in capabilities
     if rule.action == Action.ROLLBACK:
         # `possible` is also true while nothing is known of the ranks; the policy acts only on what they reported.
         able = bool(capabilities) and possible(rule.rollback_mode, capabilities)
     if not able:
         return f"the job does not support {rule.action}"
-    if incident.confidence < limits.confidence_min:
-        return f"confidence {incident.confidence:.2f} is below {limits.confidence_min:.2f}"
+    if incident.severity == Severity.INFO != rule.severity and not incident.hung:
+        return "it is only information so far"
+    if incident.confidence < max(limits.confidence_min, LIKELY):
+        return f"confidence {incident.confidence:.2f} is below {max(limits.confidence_min, LIKELY):.2f}"
     if rule.action == Action.ROLLBACK and "checkpoint" not in params:
         return "there is no good checkpoint from before the onset"
     if rule.action == Action.RELAUNCH and resumed_from(ledger.entries) is None:
@@ -299,4 +303,4 @@ def _obstacle(
         return f"the policy acted on this job less than {limits.cool_down_s:g} s ago"
     if len(recent) >= limits.actions_per_hour:
         return f"the budget of {limits.actions_per_hour} actions an hour is used up"
-    return None
+    return NOT_CRITICAL_YET if incident.hung and incident.severity != Severity.CRITICAL else None

@@ -156,10 +156,11 @@ class Responder:
         looked = facts(incident, situation.world_size, situation.project)
         decision = self._decide(looked, situation, settings, ledger)
         figures = Figures(situation.step, situation.step_time_s, incident.impact_gpu_hours_per_hour)
-        incident.suggestion = {
-            **suggest(looked, decision, figures, situation.can, ledger),
-            "policy": {"mode": str(decision.mode), "action": decision.action, "reason": decision.reason},
-        }
+        policy: dict[str, Any] = {"mode": str(decision.mode), "action": decision.action, "reason": decision.reason}
+        ordered = (incident.suggestion.get("policy") or {}).get("ordered")
+        if ordered and incident.action_key(ordered["action"]) in incident.actions:
+            policy["ordered"] = ordered
+        incident.suggestion = {**suggest(looked, decision, figures, situation.can, ledger), "policy": policy}
         # What is suggested to go on from; else what outlives the processes, as captures in memory are replaced by newer
         # ones all the time.
         kept = resumed_from(ledger.entries)
@@ -205,6 +206,9 @@ class Responder:
         if decision.withheld:
             return [replace(command, action=decision.action, refused_because=decision.reason)]
         self.history.append(PastAction(decision.action, unix_ns(situation.now_s)))
+        told = {name: incident.suggestion.get(name) for name in ("action", "checkpoint", "cost_gpu_hours")}
+        told |= {"reason": decision.reason, "unix_ns": command.requested_unix_ns, "approval": approval}
+        incident.suggestion["policy"] |= {"ordered": told | {"action": decision.action}}
         return [command]
 
     def _command(

@@ -44,10 +44,11 @@ NOWHERE: Final = "no good checkpoint is known to go back to"
 _REASONS: Final[dict[str, str]] = {
     WAIT: "it may pass by itself",
     INVESTIGATE: "it rarely passes by itself",
-    Action.ROLLBACK: "restores a checkpoint from before the onset, in the same processes",
+    Action.ROLLBACK: "restores a checkpoint from before the onset",
     Action.RELAUNCH: "starts new processes from the newest good checkpoint",
     Action.PAUSE: "keeps processes and memory while someone investigates",
     Action.CHECKPOINT: "saves the work so far",
+    Action.TRACE: "records some steps, which shows what takes longer",
     Action.STOP: "ends the training loop on all ranks at the same step",
 }
 
@@ -70,12 +71,12 @@ def suggest(
 
     Returns:
         What `Incident.suggestion` holds: {action, reason, mode, checkpoint, cost_gpu_hours, break_even_s,
-        alternatives: [{action, cost_gpu_hours, reason}]}. The mode is that of a rollback; the checkpoint that from
-        which a rollback or a relaunch goes on. Costs are GPU-hours, for waiting, investigating and pausing those of one
-        hour; null: unknown. The action is the policy's if it has chosen one.
+        alternatives: [{action, cost_gpu_hours, reason, checkpoint}]}. The mode is that of a rollback; the checkpoint
+        that from which a rollback or a relaunch goes on. Costs are GPU-hours, for waiting, investigating and pausing
+        those of one hour; null: unknown. The action is the policy's if it has chosen one.
     """
     traits = KINDS[Kind(incident.kind)]
-    ways = traits.actions
+    ways = (*traits.actions, *filter(None, (decision.action,)))
     # A job that can relaunch has a launcher that restarts it; otherwise waiting does not help a job that stands still.
     if traits.stands_still and Action.RELAUNCH not in capabilities:
         ways = tuple(way for way in ways if way != WAIT)
@@ -83,53 +84,57 @@ def suggest(
     resume = resumed_from(ledger.entries)
     if resume is None:
         reasons |= {Action.RELAUNCH: f"starts new processes from scratch: {why_from_scratch(ledger.entries)}"}
-    back = rollback_way(incident, ledger, capabilities)
-    target = back.entry if back else None
+    mode = str(decision.params.get("mode", ""))
+    back = rollback_way(incident, ledger, capabilities, mode)
     last = WAIT if WAIT in ways else INVESTIGATE
-    fit = [way for way in dict.fromkeys((*ways, last)) if _possible(way, capabilities, back)]
+    fit = [way for way in dict.fromkeys((*ways, last)) if _possible(way, capabilities, back, mode)]
     chosen = decision.action if decision.action in fit else fit[0]
-    costs = {way: _cost_gpu_hours(way, incident, figures, target, resume) for way in fit}
+    costs = {way: _cost_gpu_hours(way, incident, figures, back, resume) for way in fit}
     cost = costs[chosen]
-    entry = {str(Action.ROLLBACK): target, str(Action.RELAUNCH): resume}.get(chosen)
+    entries = {str(Action.ROLLBACK): back.entry if back else None, str(Action.RELAUNCH): resume}
+    ids = {way: entry.id for way, entry in entries.items() if entry is not None}
     nowhere = Action.ROLLBACK in ways and back is None and chosen != Action.RELAUNCH
     loss_per_s = figures.impact_gpu_hours_per_hour / 3_600
     return {
         "action": chosen,
         "reason": NOWHERE if nowhere else reasons[chosen],
         "mode": back.mode if chosen == Action.ROLLBACK and back else None,
-        "checkpoint": entry.id if entry else None,
+        "checkpoint": ids.get(chosen),
         "cost_gpu_hours": cost,
         "break_even_s": cost / loss_per_s
         if chosen not in (WAIT, INVESTIGATE) and cost is not None and loss_per_s > 0
         else None,
         "alternatives": [
-            {"action": way, "cost_gpu_hours": costs[way], "reason": reasons[way]} for way in fit if way != chosen
+            {"action": way, "cost_gpu_hours": costs[way], "reason": reasons[way], "checkpoint": ids.get(way)}
+            for way in fit
+            if way != chosen
         ],
     }
 
 
-def _possible(way: str, capabilities: Collection[str], back: Way | None) -> bool:
+def _possible(way: str, capabilities: Collection[str], back: Way | None, mode: str) -> bool:
     if way == Action.ROLLBACK:
-        # A rollback by relaunch is listed as the action relaunch.
-        return bool(capabilities) and back is not None and back.mode is not RollbackMode.RELAUNCH
+        # A rollback by relaunch is listed as the action relaunch, unless the policy asks for it.
+        return bool(capabilities) and back is not None and back.mode in (RollbackMode.FULL, mode)
     return way in (WAIT, INVESTIGATE) or way in capabilities
 
 
 def _cost_gpu_hours(
-    way: str, incident: IncidentFacts, figures: Figures, target: LedgerEntry | None, resume: LedgerEntry | None
+    way: str, incident: IncidentFacts, figures: Figures, back: Way | None, resume: LedgerEntry | None
 ) -> float | None:
     gpu_hours_per_s = incident.world_size / 3_600
     match way:
         case "wait" | "investigate":
             return figures.impact_gpu_hours_per_hour
         case Action.ROLLBACK:
-            assert target is not None
-            return _lost_s(figures, target) * gpu_hours_per_s
+            assert back is not None
+            new_s = figures.relaunch_s * (back.mode is RollbackMode.RELAUNCH)
+            return (new_s + _lost_s(figures, back.entry)) * gpu_hours_per_s
         case Action.RELAUNCH:
             # Without a checkpoint all work is lost, and the figures do not say how long it took.
             return None if resume is None else (figures.relaunch_s + _lost_s(figures, resume)) * gpu_hours_per_s
         case Action.CHECKPOINT:
-            return target.seconds * gpu_hours_per_s if target else None
+            return back.entry.seconds * gpu_hours_per_s if back else None
         case Action.PAUSE:
             return float(incident.world_size)
         case _:

@@ -46,8 +46,8 @@ NOT_IN_FILES: Final = (
 """Kinds that no file shows: a host without telemetry looks like ranks that ended, and a file has no counters of devices
 and hosts, no events, no sender and no alerts."""
 
-FIRST_STEP: Final[Mapping[Kind, str]] = {Kind.HANG: "see what the ranks did at that time; a file has no stacks"}
-"""What a person does first about an incident in a file, where that differs from `KindTraits.first_step`."""
+FIRST_STEP: Final[Mapping[Kind, str]] = {Kind.HANG: "See what the ranks did at that time; a file has no stacks."}
+"""What a person does first about an incident in a file, where `KindTraits.first_steps` needs more."""
 
 LEFT_OUT: Final[Mapping[str, str]] = {
     "late": "rows of steps that were closed already; is the file sorted by rank, not by step?",

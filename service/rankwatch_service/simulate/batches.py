@@ -18,7 +18,10 @@ from numpy.typing import NDArray
 from rankwatch import wire
 from rankwatch_detectors.base import AttemptStart, Bools, Frame, Observation, Occurrence, Presence, StepKind, Tick
 
-CAN: Final = ("pause", "resume", "checkpoint", "rollback", "rollback_memory", "rollback_disk", "stop", "relaunch")
+_BACK: Final = ("rollback", "rollback_memory", "rollback_disk", "relaunch")
+CAN: Final = ("pause", "resume", "checkpoint", *_BACK, "stop", "trace")
+PID: Final = 4_000
+"""Process id of rank 0; the others follow."""
 _KINDS: Final = tuple(StepKind)
 
 
@@ -148,6 +151,7 @@ class _Batcher:
                 local_rank=local,
                 host=agent.host,
                 device_uuid=topology.device_uuid[rank],
+                pid=PID + int(rank),
                 device_type=topology.device_type[rank] if topology.device_type else "",
                 switch=topology.switch[rank] if topology.switch else "",
                 dp=int(topology.dp[rank]),

@@ -36,6 +36,15 @@ def incident_row(incident: IncidentVersion) -> dict[str, Any]:
     }
 
 
+def version_of(row: Mapping[Any, Any]) -> IncidentVersion:
+    """The incident of a row of `incident` as it was written, without its consequences."""
+    values = {name: row[name] for name in IncidentVersion.__slots__}
+    values |= {"kind": Kind(row["kind"]), "severity": Severity(row["severity"])}
+    values |= {"scope": IncidentScope.parse(row["scope"]), "consequences": ()}
+    values |= {name: tuple(row[name]) for name in ("ranks", "hosts", "devices", "changes_before")}
+    return IncidentVersion(**values)
+
+
 def incident_of(row: Mapping[Any, Any], told_to: Sequence[str]) -> Incident:
     """The incident of a row of `incident`, without its consequences, for a job that is restored from the tables.
 

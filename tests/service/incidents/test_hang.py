@@ -8,7 +8,6 @@ import pytest
 from rankwatch import wire
 from rankwatch_detectors.base import Change, Finding, Kind, Occurrence, Severity
 from rankwatch_detectors.progress.hang import NOBODY
-from rankwatch_service.incidents.answers import first_steps
 from rankwatch_service.incidents.correlator import Correlator
 from rankwatch_service.incidents.hang import (
     GROUPS_MAX,
@@ -20,8 +19,10 @@ from rankwatch_service.incidents.hang import (
     TEXTS_MAX,
     HangEvidence,
     StackGroups,
+    hang_steps,
     rank_ranges,
 )
+from rankwatch_service.incidents.kinds import KINDS
 from rankwatch_service.incidents.model import SENTENCE, Incident
 from rankwatch_service.job.topology_state import TopologyState
 from tests.support.values.findings import finding, topology_state
@@ -148,6 +149,10 @@ def placement(ranks: int = 8, pid: int = 4_000) -> TopologyState:
     return made
 
 
+def look(evidence, hosts=()):
+    return hang_steps(KINDS[Kind.HANG].first_steps, evidence, hosts)
+
+
 def hang(topology: TopologyState, evidence, ranks=(5,)):
     correlator = Correlator("gpt")
     correlator.begin("l.0")
@@ -159,7 +164,7 @@ def hang(topology: TopologyState, evidence, ranks=(5,)):
 def test_its_process_is_named_with_its_host():
     incident = hang(placement(), STOPPED)
     assert incident.evidence["pids"] == {"node-1": [4_005]}
-    step = first_steps(incident.kind, incident.severity, incident.evidence, incident.hosts)[0]
+    step = look(incident.evidence, incident.hosts)[0]
     assert step.startswith("Continue the stopped process: `kill -CONT 4005` on node-1 ")
 
 
@@ -169,13 +174,13 @@ def test_no_process_is_named_where_none_is_known():
 
 def test_a_process_that_hangs_by_itself_is_named_for_whoever_looks_at_its_stack():
     incident = hang(placement(), STOPPED | {"decided_by": "it is in an earlier step"})
-    step = first_steps(incident.kind, incident.severity, incident.evidence, incident.hosts)[0]
-    assert step.startswith("Run `py-spy dump --pid 4005` on node-1, ")
+    step = look(incident.evidence, incident.hosts)[0]
+    assert step == "See where rank 5 stands: `py-spy dump --pid 4005` on node-1."
     known = {"stacks": [{"ranks": "5", "stack": "train.py:41 step"}]}
-    assert "py-spy" not in first_steps(incident.kind, "critical", incident.evidence | known)[0]
-    late = incident.evidence | {SENTENCE: NO_ANSWER}
-    step = first_steps(incident.kind, "critical", late, incident.hosts)[0]
-    assert step == "No rank has answered with its stack: run `py-spy dump --pid 4005` on node-1."
+    assert "py-spy" not in look(incident.evidence | known)[0]
+    late, asked = incident.evidence | {SENTENCE: NO_ANSWER}, step
+    step = look(late, incident.hosts)[0]
+    assert step == f"No rank has answered with its stack. {asked}"
 
 
 @pytest.mark.parametrize(
@@ -191,7 +196,7 @@ def test_a_process_that_hangs_by_itself_is_named_for_whoever_looks_at_its_stack(
 def test_the_first_step_says_where_the_named_rank_stands_or_the_fewest(missing, groups, step):
     shown = [{"ranks": ranks, "where": where, "stack": "x"} for ranks, where in groups.items()]
     evidence = {"missing": [{"rank": rank} for rank in missing], "stacks": shown}
-    first, *others = first_steps("hang", "critical", evidence)
+    first, *others = look(evidence)
     assert first.startswith(step)
     assert any("network" in other for other in others) is (len(groups) == 1)
 
@@ -222,7 +227,7 @@ def test_where_no_rank_answers_the_evidence_says_so_once():
 def test_of_many_stopped_ranks_only_some_are_named():
     incident = hang(placement(64), STOPPED, tuple(range(64)))
     assert sum(map(len, incident.evidence["pids"].values())) == PIDS_MAX
-    assert "and on 1 more host " in first_steps("hang", "critical", incident.evidence, incident.hosts)[0]
+    assert "and on 1 more host " in look(incident.evidence, incident.hosts)[0]
 
 
 TOPOLOGY = topology_state()

@@ -7,9 +7,9 @@ import pytest
 
 from rankwatch_detectors.base import Kind
 from rankwatch_service.api.routes.receivers import ReceiverSettings
-from rankwatch_service.incidents.answers import first_steps, impact, normal
+from rankwatch_service.incidents.answers import impact, normal
 from rankwatch_service.incidents.kinds import KINDS
-from rankwatch_service.policy.policy import POLICY_ACTIONS
+from rankwatch_service.policy.policy import POLICY_ACTIONS, Action
 from rankwatch_service.policy.suggestion import WAIT
 from rankwatch_service.replay.report import NEEDS, NOT_IN_FILES
 
@@ -40,8 +40,7 @@ def test_replay_knows_what_a_file_must_have_only_for_kinds_that_there_are():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_has_something_to_do_first(kind):
-    assert first_steps(kind, "critical", {})
-    assert KINDS[kind].first_step
+    assert KINDS[kind].first_steps
 
 
 def test_every_kind_says_in_its_own_words_what_is_normal_and_how_bad_it_is():
@@ -54,7 +53,7 @@ def test_the_page_of_answers_says_of_every_kind_what_the_incident_says():
     page = (ROOT / "docs" / "answers.md").read_text()
     rows = [line for line in page.splitlines() if "](incidents/" in line]
     assert rows == [
-        f"| [{row.label}](incidents/{kind}.md) | {usual} | {impact(kind, 'critical', {})} | {row.first_step} |"
+        f"| [{row.label}](incidents/{kind}.md) | {usual} | {impact(kind, 'critical', {})} | {row.first_steps[0]} |"
         for kind, row in KINDS.items()
         for usual in [normal(kind, {})]
     ]
@@ -68,4 +67,4 @@ def test_what_is_no_fault_or_has_ended_by_itself_has_no_impact():
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_helps_is_an_action_or_waiting(kind):
     assert KINDS[kind].actions
-    assert set(KINDS[kind].actions) <= {WAIT, *POLICY_ACTIONS}
+    assert set(KINDS[kind].actions) <= {WAIT, Action.TRACE, *POLICY_ACTIONS}

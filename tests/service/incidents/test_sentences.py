@@ -27,10 +27,12 @@ from rankwatch_detectors.pace.words import slower_than
 from rankwatch_detectors.scope import IncidentScope
 from rankwatch_detectors.words import compared, lasting
 from rankwatch_service.incidents.correlator import Correlator
+from rankwatch_service.incidents.kinds import LIKELY
 from rankwatch_service.incidents.model import IncidentVersion
 from rankwatch_service.job.detection import DetectionPipeline
-from rankwatch_service.policy.message_text import incident_text, what_to_do
+from rankwatch_service.policy.message_text import incident_text
 from rankwatch_service.policy.response import impact_gpu_hours_per_hour
+from rankwatch_service.policy.what_now import what_now
 from rankwatch_service.simulate import faults as scripted
 from rankwatch_service.simulate.generate import generate
 from rankwatch_service.simulate.job import Job
@@ -83,7 +85,9 @@ def sentences() -> Iterator[tuple[str, str]]:
     """(file and line, text) of all literals that are parts of sentences for people."""
     service = ROOT / "service/rankwatch_service"
     files = [*(ROOT / "detectors/rankwatch_detectors").rglob("*.py"), *(service / "incidents").glob("*.py")]
-    files += [service / "policy" / f"{name}.py" for name in ("message_text", "suggestion", "response", "rollback")]
+    files += [
+        service / "policy" / f"{name}.py" for name in ("message_text", "suggestion", "response", "rollback", "what_now")
+    ]
     for file in files:
         if file.name in ("explanation.py", "tuning.py"):  # how it was found, and settings: for those who tune it
             continue
@@ -205,7 +209,7 @@ def test_what_detectors_say_of_drawn_faults_agrees_with_its_numbers(seed: int) -
             incident.transitions += 1
             now = incident.version()
             agrees(now)
-            said |= dict.fromkeys((news.text, incident_text(now, job.world_size), *what_to_do(now)))
+            said |= dict.fromkeys((news.text, incident_text(now, job.world_size), *what_now(now, 8).listed))
     assert {text: wrong for text in said if (wrong := faults_of(text))} == {}
 
 
@@ -213,6 +217,7 @@ def agrees(incident: IncidentVersion) -> None:
     """The figures of an incident do not contradict what it says."""
     assert incident.impact_gpu_hours_per_hour >= 0
     assert incident.onset_unix_ns <= incident.detected_unix_ns
+    assert incident.severity is Severity.INFO or incident.confidence >= LIKELY, incident.summary
     cost, ratio = (incident.evidence.get(name) for name in ("cost_gpu_hours_per_hour", "ratio"))
     assert cost is None or cost >= 0, incident.summary
     if "slower" in incident.summary or "as slow" in incident.summary:
@@ -268,6 +273,6 @@ def test_no_message_about_10_000_drawn_findings_contradicts_itself() -> None:
             incident.transitions += 1
             now = incident.version()
             assert now.impact_gpu_hours_per_hour >= 0
-            texts += [incident_text(now, 8, held_before=number % 3), *what_to_do(now)]
+            texts += [incident_text(now, 8, held_before=number % 3), *what_now(now, 8).listed]
         wrong = {text: wrong for text in texts if (wrong := faults_of(text))}
         assert wrong == {}, found

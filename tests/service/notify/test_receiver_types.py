@@ -128,8 +128,8 @@ def test_slack_gets_a_text_and_blocks_with_buttons_that_link():
     header, what, rest, facts, actions = found["blocks"]
     assert header["text"]["text"] == "warning: straggler in gpt-small"
     assert "Rank 3 runs" in what["text"]["text"]
-    assert "Normal: " in rest["text"]["text"]
-    assert "First: " in rest["text"]["text"]
+    assert "Likely cause: " in rest["text"]["text"]
+    assert " You: " in rest["text"]["text"]
     assert "owner sam" in facts["elements"][0]["text"]
     assert [one["url"] for one in actions["elements"]] == [LINKS["incident"], LINKS["job"]]
 

@@ -42,8 +42,8 @@ def test_a_message_says_what_where_since_when_and_where_to_read_on():
 def test_a_message_alone_says_what_to_do_and_how_sure_it_is():
     data = json.loads(incident_message(transition(), LINKS, world_size=64))["data"]
     assert len(data["text"].split("\n")) == 3
-    assert (data["world_size"], data["confidence_words"]) == (64, "almost certain")
-    assert data["command"] == "rankwatch pause gpt-small"
+    assert (data["world_size"], data["confidence_words"]) == (64, "certain")
+    assert data["command"] == "rankwatch incidents show 1"
     assert len(data["first_steps"]) == 3
     assert composed()["data"]["world_size"] is None
 

@@ -2,7 +2,6 @@ from dataclasses import replace
 
 import pytest
 
-from rankwatch_service.incidents.answers import first_steps
 from rankwatch_service.policy.checkpoint_ledger import CheckpointTier, Ledger, Shard
 from rankwatch_service.policy.control_records import decode_control, encode_control
 from rankwatch_service.policy.policy import (
@@ -157,6 +156,19 @@ def test_a_hang_that_is_not_critical_yet_is_left_alone():
     assert told(replace(hang, severity="critical"), RELAUNCH).mode is Mode.ACT
 
 
+def test_information_is_acted_upon_only_by_a_rule_that_names_it():
+    info, named = replace(BIT, severity="info"), replace(ROLL_BACK.rules[0], severity="info")
+    assert told(info).mode is Mode.SUGGEST
+    assert told(info, Policy((named,))).mode is Mode.ACT
+
+
+def test_what_is_only_possible_is_left_alone_whatever_the_limits_allow():
+    bold = replace(RELAUNCH, limits=PolicyLimits(confidence_min=0.1))
+    hang = replace(BIT, kind="hang", hung=True, severity="critical", confidence=0.65)
+    assert told(hang, bold).mode is Mode.SUGGEST
+    assert told(replace(hang, confidence=0.66), bold).mode is Mode.ACT
+
+
 def test_a_policy_survives_the_log():
     policy = Policy(RELAUNCH.rules, PolicyLimits(actions_per_hour=9, precision_min=0.5), True, True)
     assert policy_of(decode_control(encode_control(policy_record(policy)))) == policy
@@ -184,76 +196,3 @@ def test_a_suggestion_only_names_what_the_job_can_do():
 def test_nobody_is_told_to_wait_for_what_does_not_pass(kind):
     made = suggest(replace(BIT, kind=kind), told(policy=Policy()), Figures(120, 0.5, 0.4), (), Ledger())
     assert "wait" not in [made["action"], *(one["action"] for one in made["alternatives"])]
-    assert first_steps(kind, "critical", {})
-
-
-def test_a_rank_that_a_signal_stopped_is_to_be_continued_on_its_host():
-    late = {"rank": 1, "os_state": "T", "phase": ""}
-    stopped = {"decided_by": "stopped by a signal", "missing": [late], "stacks": [{"ranks": "0", "stack": "File a.py"}]}
-    steps = first_steps("hang", "critical", stopped, ["node-b"])
-    assert steps[0].startswith("Continue the stopped process: `kill -CONT PID` on node-b;")
-    assert steps[1].startswith("Find out who or what stopped it")
-    assert not any("stack" in step for step in steps)
-    alone = {"decided_by": "stopped by a signal", "os_state": "T"}
-    assert "`kill -CONT PID` on its host" in first_steps("hang", "critical", alone)[0]
-    known = stopped | {"pids": {"node-b": [4711], "node-c": [12, 13]}}
-    assert first_steps("hang", "critical", known, ["node-b", "node-c"])[0] == (
-        "Continue the stopped processes: `kill -CONT 4711` on node-b, `kill -CONT 12 13` on node-c "
-        "(within its container, if it has one)."
-    )
-    dead = stopped | {"missing": [late | {"os_state": "Z"}]}
-    assert not any("kill -CONT" in step for step in first_steps("hang", "critical", dead, ["node-b"]))
-
-
-def test_nobody_is_told_to_read_a_stack_that_was_not_taken():
-    read = "Read the stack of the named rank"
-    taken = {"stacks": [{"ranks": "0", "stack": "File a.py"}]}
-    assert first_steps("hang", "critical", taken)[0].startswith(read)
-    for none in ({}, {"stacks": [{"ranks": "0", "stack": "", "reason": "it did not answer"}]}):
-        steps = first_steps("hang", "critical", none)
-        assert "`py-spy dump --pid PID`" in steps[0]
-        assert not any(step.startswith(read) for step in steps)
-
-
-@pytest.mark.parametrize(
-    ("kind", "cause", "step"),
-    [
-        ("straggler", "data", "loader workers"),
-        ("straggler", "host", "`top`"),
-        ("straggler", "device", "nvidia-smi"),
-        ("slowdown", "data", "storage"),
-        ("slowdown", "communication", "network"),
-        ("slowdown", "", "which part of the steps grew"),
-    ],
-)
-def test_the_first_step_follows_the_cause_where_it_is_known(kind, cause, step):
-    assert step in first_steps(kind, "warning", {}, cause=cause)[0]
-
-
-def test_who_asked_a_job_to_end_is_not_sent_to_look_for_a_killer():
-    assert first_steps("rank_lost", "info", {"requested": True}) == ["Nothing: the job was asked to end."]
-    assert "do not wait for it" in first_steps("rank_lost", "info", {"requested": False, "standing": True})[0]
-
-
-@pytest.mark.parametrize(
-    ("end", "step"),
-    [
-        ({"signal": 9}, "out-of-memory"),
-        ({"abrupt": True}, "out-of-memory"),
-        ({"signal": 11}, "kernel's on its host"),
-        ({"code": 3}, "exit code 3"),
-        ({"code": 0}, "less data"),
-        (
-            {"error": "ValueError: bad batch\nat", "where": "data.py:88 next_batch", "code": 1, "signal": 9},
-            "data.py:88",
-        ),
-        ({}, "own log"),
-    ],
-)
-def test_the_first_step_about_a_lost_rank_follows_from_how_it_ended(end, step):
-    first, *_ = first_steps("rank_lost", "critical", {"code": None, "signal": None, "error": "", **end})
-    assert step in first
-    assert ("out-of-memory" in first) is ("out-of-memory" in step)
-    (over,) = first_steps("rank_lost", "critical", {"ended_with_job": True, **end}, state="resolved")
-    assert over.startswith("The job has ended. Before you start it again: ")
-    assert first_steps("rank_lost", "critical", end, state="resolved") == ["Nothing: it is over."]

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 from rankwatch_detectors.base import Change, Finding, Kind, Severity
-from rankwatch_service.incidents.answers import first_steps
 from rankwatch_service.incidents.correlator import Correlator
 from rankwatch_service.incidents.model import Incident
 from rankwatch_service.job.history import JobHistory
@@ -14,6 +13,7 @@ from rankwatch_service.policy.precision import Precision
 from rankwatch_service.policy.response import JobSituation, Responder, advice_gone, facts
 from rankwatch_service.policy.settings_in_force import SettingsInForce
 from rankwatch_service.policy.suggestion import RELAUNCH_S
+from rankwatch_service.policy.what_now import what_now
 from tests.support.values.findings import finding, topology_state
 
 TOPOLOGY = topology_state()
@@ -92,6 +92,28 @@ def test_a_job_that_hangs_again_after_a_relaunch_is_relaunched_again_until_that_
     assert desk.actions[4:] == [("stacks", "n.0")]
 
 
+def test_what_the_policy_has_ordered_stays_told_while_it_cools_down():
+    desk = Desk(RELAUNCH_HANGS, ledger=on_disk())
+    desk.settings.policy = replace(desk.settings.policy, limits=PolicyLimits())
+    incident = desk.find(hang())
+    ordered = incident.suggestion["policy"]["ordered"]
+    assert (ordered["action"], ordered["checkpoint"], ordered["reason"]) == ("relaunch", "local:l.0:5", "rule r1")
+    desk.find(replace(hang(), change=Change.UPDATE, summary="It hangs on."))
+    policy = incident.suggestion["policy"]
+    assert (policy["mode"], policy["ordered"]) == ("suggest", ordered)
+    assert what_now(incident.version(), 8).automatic.startswith("relaunch from the checkpoint of step 5, ordered at ")
+
+
+def test_a_rollback_that_a_rule_wants_by_relaunch_is_told_as_it_will_be():
+    rule = Rule("r1", Mode.ACT, kind="nonfinite", action="rollback", rollback_mode="relaunch")
+    desk = Desk(rule, ledger=saved_everywhere())
+    nan = finding(Kind.NONFINITE, onset_step=80, severity=Severity.CRITICAL, confidence=1.0)
+    suggested = desk.find(nan).suggestion
+    assert (suggested["mode"], suggested["checkpoint"]) == ("relaunch", "local:l.0:51")
+    assert desk.commands[0].params["checkpoint"] == "local:l.0:51"
+    assert suggested["cost_gpu_hours"] == (RELAUNCH_S + 50.0) * 8 / 3_600
+
+
 def test_a_checkpoint_from_before_anything_was_wrong_is_wanted():
     desk = Desk()
     jump = finding(Kind.LOSS_DIVERGENCE, onset_step=90, severity=Severity.WARNING)
@@ -168,10 +190,10 @@ def test_a_hang_that_has_ended_by_itself_suggests_nothing_until_it_is_back() -> 
     assert "ended by itself" in incident.suggestion["reason"]
     assert incident.impact_gpu_hours_per_hour == 0.0
     told = incident.version()
-    assert first_steps(told.kind, told.severity, told.evidence)[0].startswith("Nothing: it has ended by itself.")
+    assert what_now(told).steps[0].startswith("Nothing: it has ended by itself.")
     desk.find(replace(hang, onset_time_s=1_100.0, detected_time_s=1_105.0))
     assert incident.suggestion["action"] == "relaunch"
-    assert len(first_steps(told.kind, told.severity, incident.version().evidence)) > 1
+    assert len(what_now(incident.version()).steps) > 1
 
 
 def test_a_resolved_incident_suggests_nothing() -> None:

@@ -31,12 +31,13 @@ from rankwatch_service.api.http.paging import (
 )
 from rankwatch_service.api.http.problem import not_found
 from rankwatch_service.api.reply import ApiReply
-from rankwatch_service.incidents.answers import cause_words, changed, confidence_words, first_steps, impact, normal
+from rankwatch_service.incidents.answers import cause_words, changed, confidence_words, impact, normal
 from rankwatch_service.incidents.correlator import WHY
 from rankwatch_service.log.base import Entry
 from rankwatch_service.names import NAME_CHARS_MAX
 from rankwatch_service.policy import precision
 from rankwatch_service.policy.control_records import Judgement, encode_control
+from rankwatch_service.policy.what_now import what_now
 from rankwatch_service.short_ids import short
 from rankwatch_service.store import audit_trail
 from rankwatch_service.store.engine import read
@@ -45,6 +46,7 @@ from rankwatch_service.store.models import Delivery as DeliveryRow
 from rankwatch_service.store.models import Incident as IncidentRow
 from rankwatch_service.store.models import IncidentFeedback, IncidentTransition, JobProject, Outbox
 from rankwatch_service.store.models import Job as JobRow
+from rankwatch_service.store.rows import version_of
 
 SEARCH_CHARS_MAX: Final = 200
 RANK_MAX: Final = 2**31 - 1
@@ -270,7 +272,7 @@ class IncidentDetail(Incident):
     """An incident with the answers about it in words, its history, the first steps, and what its job supports now."""
 
     confidence_words: str
-    """How sure it is that the incident is real: certain, almost certain, very likely, likely or possible."""
+    """How sure it is that the incident is real: certain, likely or possible."""
     cause_words: str
     """Its likely cause as a clause, or that it is not known."""
     changed: str
@@ -441,27 +443,20 @@ def incident_detail(connection: Connection, row: RowMapping) -> IncidentDetail:
         .order_by(IncidentFeedback.at_unix_ns.desc(), IncidentFeedback.person)
     ).mappings()
     here = (AttemptRow.job == row["job"], AttemptRow.attempt == JobRow.attempt, JobRow.name == row["job"])
-    now = connection.execute(select(JobRow.state, JobRow.accelerated, AttemptRow.topology).where(*here)).one_or_none()
+    now = connection.execute(
+        select(JobRow.state, JobRow.accelerated, JobRow.world_size, AttemptRow.topology).where(*here)
+    ).one_or_none()
     accelerated = now is None or now.accelerated
     can = now.topology.get("can", ()) if now and now.state != "ended" else ()
     return IncidentDetail(
         **row,
         confidence_words=confidence_words(row["confidence"]),
-        cause_words=cause_words(row["cause"]),
+        cause_words=cause_words(row["cause"], row["evidence"]),
         changed=changed(row["changes_before"], row["onset_unix_ns"]),
         normal=normal(row["kind"], row["evidence"]),
         impact=impact(row["kind"], row["severity"], row["evidence"], row["state"]),
         accelerated=accelerated,
-        first_steps=first_steps(
-            row["kind"],
-            row["severity"],
-            row["evidence"],
-            row["hosts"],
-            cause=row["cause"],
-            state=row["state"],
-            has_checkpoint=row["checkpoint"] is not None,
-            accelerated=accelerated,
-        ),
+        first_steps=what_now(version_of(row), now.world_size if now else 0, accelerated).listed,
         can=sorted(can),
         history=[Transition.model_validate({**one, "fields": _without_why(one["fields"])}) for one in history],
         notifications=notifications_about(connection, row["id"]),

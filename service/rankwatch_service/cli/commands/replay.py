@@ -208,7 +208,7 @@ def describe(console: Any, incident: Incident, outcome: ReplayResult) -> None:
     console.print(line)
     price = cost(incident, accelerated=outcome.accelerated)
     lines = [duration(incident), incident.summary, price, *_consequences(incident)]
-    first = FIRST_STEP.get(incident.kind, KINDS[incident.kind].first_step)
+    first = FIRST_STEP.get(incident.kind, KINDS[incident.kind].first_steps[0])
     lines += [f"first: {first}", f"more: docs/incidents/{incident.kind}.md"]
     for text in filter(None, lines):
         console.print(Padding(plain(text), (0, 0, 0, 2), expand=False))

@@ -1,0 +1,426 @@
+"""What is done about an incident: what rankwatch does by itself, and what is left for a person, in order. Pure.
+
+One function makes it for messages, the API, pages and the command line. Each step is a sentence or two that can be
+followed without any other: a wait names the time at which it ends and the command that follows, and a command what it
+does and costs. None is advised that costs more than the incident.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from rankwatch_detectors.base import Kind, Severity
+from rankwatch_service.incidents.answers import duration, how_it_ended, lower, over, under_cause
+from rankwatch_service.incidents.hang import hang_steps, seconds_of
+from rankwatch_service.incidents.kinds import KINDS, has_norm_alone
+from rankwatch_service.incidents.lost_time import HOUR_NS, cost_unit
+from rankwatch_service.incidents.model import IncidentVersion
+from rankwatch_service.names import one_line
+from rankwatch_service.policy.policy import NOT_CRITICAL_YET, ONLY_SUGGESTS, Action, Mode
+from rankwatch_service.policy.suggestion import RELAUNCH_S, RESTARTED, WAIT
+from rankwatch_service.short_ids import short
+
+LOOK_NS: Final = 10 * 60 * 10**9
+"""How long to wait for what costs little, where nothing else says how long."""
+
+GOES_ON_NS: Final = 3 * 60 * 10**9
+"""How long after an order steps must go on."""
+
+COST_MIN: Final = 0.01
+"""Least cost that is told, in hours of one GPU."""
+
+COMMAND: Final = re.compile(rf"`(rankwatch (?:{'|'.join(Action)}) [^`]+)`")
+
+HOST: Final = re.compile(r"\b(on|On|of|without) (?:the|that|its) host\b")
+"""How steps of a kind call the host of the ranks, which is named where it is one."""
+
+PLACES_MAX: Final = 4
+"""Ranks or hosts that a step names."""
+
+_DOES: Final[Mapping[str, str]] = {
+    Action.ROLLBACK: "loads {checkpoint}",
+    Action.RELAUNCH: "new processes from {checkpoint}",
+    Action.CHECKPOINT: "saves the work so far",
+    Action.TRACE: "records some steps",
+    Action.STOP: "ends training on all ranks",
+    Action.PAUSE: "all ranks wait, with their memory",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class WhatNow:
+    """What is done about an incident as it is now."""
+
+    automatic: str
+    """What rankwatch, or the launcher, does by itself, as a clause; empty: the incident is over."""
+    steps: tuple[str, ...]
+    """What a person does, in order; that it is nothing, and what would change that."""
+
+    @property
+    def command(self) -> str:
+        """The command line of the first step; empty: it has none, or only for a case that may come."""
+        found = COMMAND.search(self.steps[0].partition(" If ")[0])
+        return found[1] if found else ""
+
+    @property
+    def listed(self) -> list[str]:
+        """All of it, one below the other."""
+        automatic = () if self.automatic in ("", NOTHING) else (f"Automatic: {self.automatic}.",)
+        return [*automatic, *self.steps]
+
+
+NOTHING: Final = "nothing"
+
+
+def what_now(incident: IncidentVersion, world_size: int = 0, accelerated: bool = True) -> WhatNow:
+    """What is done about an incident.
+
+    Args:
+        incident: as it is now.
+        world_size: ranks of the job; 0: unknown.
+        accelerated: an hour of a rank is one of a GPU.
+    """
+    if done := over(incident.kind, incident.severity, incident.evidence, incident.state):
+        return WhatNow("", (done,))
+    case = _Case(incident, world_size, accelerated)
+    steps = [step for step in case.steps() if step]
+    if len(incident.hosts) == 1:
+        steps = [HOST.sub(lambda found: f"{found[1]} {incident.hosts[0]}", step) for step in steps]
+    return WhatNow(case.automatic(), tuple(steps))
+
+
+def hours(cost: float, accelerated: bool) -> str:
+    """Hours of all ranks, with their unit.
+
+    >>> hours(0.2961, True)
+    '0.3 GPU-hours'
+    """
+    return f"{cost:,.0f} {cost_unit(accelerated)}" if cost >= 10 else f"{cost:.2g} {cost_unit(accelerated)}"
+
+
+def some(places: tuple[Any, ...]) -> str:
+    """The first of these ranks or hosts, and how many there are besides."""
+    more = len(places) - PLACES_MAX
+    return ", ".join(map(str, places[:PLACES_MAX])) + (f" and {more} more" if more > 0 else "")
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """One unresolved incident."""
+
+    incident: IncidentVersion
+    world_size: int
+    accelerated: bool
+
+    # ---- what is known -----------------------------------------------------------------------------------------------
+
+    @property
+    def policy(self) -> Mapping[str, Any]:
+        return self.incident.suggestion.get("policy") or {}
+
+    @property
+    def restarts(self) -> bool:
+        """Whether a launcher starts the job again by itself."""
+        return (self.way(WAIT) or {}).get("reason") == RESTARTED
+
+    @property
+    def ordered(self) -> str:
+        """The action that the policy has ordered; empty: none."""
+        return str((self.policy.get("ordered") or {}).get("action", ""))
+
+    def way(self, action: str) -> Mapping[str, Any] | None:
+        """An action that helps and that the job can do, with its cost and checkpoint; None: it is none of these."""
+        suggestion = self.incident.suggestion
+        ways = (suggestion, *(suggestion.get("alternatives") or ()))
+        return next((one for one in ways if one.get("action") == action), None)
+
+    @property
+    def ranks(self) -> str:
+        ranks = self.incident.ranks
+        return f"{'rank' if len(ranks) == 1 else 'ranks'} {some(ranks)}" if ranks else "a rank"
+
+    @property
+    def host(self) -> str:
+        """The host, where it is one; else how to call it."""
+        return self.incident.hosts[0] if len(self.incident.hosts) == 1 else "its host"
+
+    # ---- sentences ---------------------------------------------------------------------------------------------------
+
+    def typed(self, action: str) -> str:
+        return f"`rankwatch {action} {shlex.quote(one_line(self.incident.job))}`"
+
+    def command(self, action: str, more: str = "") -> str:
+        """A command with what it does and costs; empty if the job cannot do that, or it needs a checkpoint and there is
+        none.
+        """
+        way = self.way(action)
+        if way is None or (action in (Action.ROLLBACK, Action.RELAUNCH) and not way.get("checkpoint")):
+            return ""
+        does = _DOES[action].format(checkpoint=checkpoint(way.get("checkpoint")))
+        return f"{self.typed(action)} ({does}; {self.price(way)}{more})"
+
+    def price(self, way: Mapping[str, Any]) -> str:
+        """What an action costs, also in time of the job."""
+        cost = float(way.get("cost_gpu_hours") or 0.0)
+        if cost < COST_MIN:
+            return "costs next to nothing"
+        if way.get("action") == Action.PAUSE:
+            return f"costs {hours(cost, self.accelerated)} an hour"
+        took = f"{duration(cost / self.world_size * 3_600)} of the job, " if self.world_size else ""
+        return f"costs {took}{hours(cost, self.accelerated)}"
+
+    def at(self, unix_ns: float, form: str = "%H:%M") -> str:
+        when = datetime.fromtimestamp(unix_ns / 1e9, UTC)
+        day = f"{when:%Y-%m-%d} " * (abs(unix_ns - self.incident.updated_unix_ns) > 12 * HOUR_NS)
+        return f"{day}{when:{form}} UTC"
+
+    def if_still_so(self, cost: float = 0.0) -> str:
+        """Until when to wait: until as much is lost as an action costs, else for a while."""
+        onset, rate = self.incident.onset_unix_ns, self.incident.impact_gpu_hours_per_hour
+        until = onset + (cost / rate * HOUR_NS if cost > 0 and rate > 0 else LOOK_NS)
+        if until <= self.incident.updated_unix_ns:
+            return "As it has lasted for so long"
+        # The next whole minute: times are told without seconds.
+        return f"If it is still so at {self.at(until + 59e9)}"
+
+    def see_that_it_goes_on(self, at_unix_ns: float) -> str:
+        """What is left where a rollback or a relaunch is ordered already, or will be at a time."""
+        job, way = shlex.quote(one_line(self.incident.job)), self.way(Action.RELAUNCH) or {}
+        same = way.get("checkpoint") == (self.policy.get("ordered") or way).get("checkpoint")
+        why = f"see why in `rankwatch commands --job {job}`, and start the job with the command that launched it"
+        else_ = (not same and self.command(Action.RELAUNCH)) or why
+        until = self.at(at_unix_ns + GOES_ON_NS + 59e9)
+        return f"See in `rankwatch jobs show {job}` that training goes on. If no step is trained by {until}: {else_}."
+
+    # ---- what rankwatch does -----------------------------------------------------------------------------------------
+
+    def automatic(self) -> str:
+        """What happens without a person."""
+        incident, policy, ordered = self.incident, self.policy, self.policy.get("ordered")
+        action, reason = str(policy.get("action") or ""), str(policy.get("reason") or "")
+        if ordered:
+            at = self.at(ordered["unix_ns"], "%H:%M:%S")
+            costs = ordered["reason"] + f"; {self.price(ordered)}" * (ordered["action"] != Action.STOP)
+            held = f", until {self.typed(Action.RESUME)}" * (ordered["action"] == Action.PAUSE)
+            held += ", and waits for an approval: `rankwatch commands --waiting`" * bool(ordered.get("approval"))
+            gone = incident.kind is Kind.DEVICE_FAULT and incident.severity is Severity.CRITICAL
+            fails = "; it fails if the device is gone" * (gone and ordered["action"] == Action.CHECKPOINT)
+            return f"{_target(ordered)}, ordered at {at} ({costs}{fails}){held}"
+        if policy.get("mode") == Mode.SUGGEST and action:
+            if reason == NOT_CRITICAL_YET:
+                way = self.way(action) or {"action": action}
+                return f"{_target(way)}, {self.as_critical()} ({self.price(way)})"
+            if reason != ONLY_SUGGESTS:
+                return f"nothing (no {action}, since {reason})"
+        if self.restarts:
+            from_ = f", from {checkpoint(self.incident.checkpoint)}" if self.incident.checkpoint else ""
+            return f"the launcher starts the job again{from_}"
+        return NOTHING
+
+    def as_critical(self) -> str:
+        """When a hang becomes critical by itself."""
+        after_s = seconds_of(self.incident.evidence)
+        at = "" if after_s is None else f"at {self.at(self.incident.onset_unix_ns + after_s * 1e9, '%H:%M:%S')} "
+        return f"{at}if it still stands then"
+
+    # ---- what a person does ------------------------------------------------------------------------------------------
+
+    def steps(self) -> list[str]:
+        incident, kind = self.incident, self.incident.kind
+        steps = list(KINDS[kind].first_steps)
+        if by_cause := under_cause(kind, incident.cause, incident.evidence, self.accelerated):
+            steps = [by_cause, *steps[1:]]
+        match kind:
+            case Kind.STRAGGLER | Kind.DEVICE_DEGRADED | Kind.NETWORK_DEGRADED | Kind.SLOWDOWN:
+                return self.of_pace(steps)
+            case Kind.HANG:
+                return self.of_a_hang(steps)
+            case Kind.RANK_LOST:
+                return [how_it_ended(incident.evidence, incident.ranks), self.started_again()]
+            case Kind.CORRUPTION | Kind.NONFINITE:
+                return self.of_weights(steps)
+            case Kind.LOSS_DIVERGENCE if incident.severity is not Severity.INFO:
+                return self.of_divergence(steps)
+            case Kind.LOSS_DIVERGENCE:
+                return ["Nothing to do now: it is told again, as a warning or worse, if it stays or grows.", steps[1]]
+            case Kind.DEVICE_FAULT if incident.severity is not Severity.INFO:
+                return self.of_a_device(steps)
+            case Kind.DEVICE_FAULT:
+                return ["Nothing to do now: such errors are the program's, unless they come back on that device."]
+            case Kind.TELEMETRY_LOST if "steps_go_on" in incident.evidence:
+                return self.of_silence()
+            case Kind.CHECKPOINT_FAILED if save := self.command(Action.CHECKPOINT):
+                if incident.cause == "disk" and (path := incident.evidence.get("path")):
+                    steps[0] = steps[0].replace("that disk:", f"the disk of `{path}` on {self.host} (`df -h`):")
+                return [steps[0], f"Then {save}; if that fails too, its error is told again.", *steps[1:]]
+            case Kind.CHECKPOINT_OVERDUE if save := self.command(Action.CHECKPOINT):
+                return [f"{save}: if that fails, it says why.", *steps]
+            case Kind.HOST_DEGRADED if save := self.command(Action.CHECKPOINT):
+                return [steps[0], f"If its provider announces its end: {save}, and a spare in its place.", *steps[1:]]
+            case Kind.RESTORE_FAILED if relaunch := self.command(Action.RELAUNCH):
+                return [steps[0], f"If it cannot be read: {relaunch}.", *steps[1:]]
+            case _:
+                return steps
+
+    def of_pace(self, steps: list[str]) -> list[str]:
+        """What only costs time: look, and act once that has cost as much as acting."""
+        incident, (first, *others) = self.incident, steps
+        rate = incident.impact_gpu_hours_per_hour
+        if incident.severity is Severity.INFO:
+            what = "no rank waits for it" if rate <= 0 else "little is lost"
+            nothing = f"Nothing to do now, as {what}: it is told again, as a warning, if that changes."
+            return [nothing, f"If it stays: {lower(first)}", *others]
+        if rate <= 0:
+            return [first, "No rank waits for it yet: it is told again if one does.", *others]
+        way, trace = self.way(Action.RELAUNCH), self.command(Action.TRACE)
+        if len(incident.hosts) != 1:
+            look = f"{self.if_still_so()}: {trace}, which shows what takes longer." if trace else ""
+            return [first, look, *others]
+        cost = float((way or {}).get("cost_gpu_hours") or 0.0)
+        still, units = self.if_still_so(cost), "GPUs" if self.accelerated else "ranks"
+        relaunch = self.command(Action.RELAUNCH, ", as much as the wait until then" * still.startswith("If"))
+        save = f"{self.typed(Action.CHECKPOINT)} (costs next to nothing), then " * (not relaunch)
+        about = f"costs about {duration(RELAUNCH_S)} of the job"
+        relaunch = relaunch or (f"{self.typed(Action.RELAUNCH)} ({about})" if way else f"start the job again ({about})")
+        if incident.cause == "data":
+            return [first, f"{still}: {save}{relaunch}. New processes have new loader workers as well.", *others]
+        spare = f"{still} and a spare host is free: {save}put the spare in place of {self.host}, and {relaunch}."
+        if incident.scope.host is None:
+            least = f"unless it has fewer than {math.ceil(rate)} {units}"
+            return [
+                first,
+                f"{spare} Without a spare go on: leaving {self.host} out costs as much or more, {least}.",
+                *others,
+            ]
+        less = len(incident.ranks) < rate
+        out = f"leave {self.host} out" if less else "go on"
+        does = f"its {len(incident.ranks)} {units} do {'less' if less else 'more'} than the {rate:.2g} that are lost"
+        return [first, f"{spare} Without a spare {out}: {does}.", *others]
+
+    def of_a_hang(self, steps: list[str]) -> list[str]:
+        first, *others = hang_steps(steps, self.incident.evidence, self.incident.hosts)
+        relaunch = self.command(Action.RELAUNCH) or "end its processes, and start the job with its launch command"
+        onset, go_on = self.incident.onset_unix_ns, first.startswith("Continue")
+        if "py-spy" in first and (self.ordered == Action.RELAUNCH or self.policy.get("reason") == NOT_CRITICAL_YET):
+            first = f"Where {self.ranks} stood is in the incident, as all ranks are asked for their stacks."
+        if self.ordered == Action.RELAUNCH:
+            return [self.see_that_it_goes_on(self.policy["ordered"]["unix_ns"]), *([] if go_on else [first]), *others]
+        after = f"Then {'if no step follows within a minute: ' * go_on}{relaunch}."
+        if self.policy.get("reason") == NOT_CRITICAL_YET:
+            after = self.see_that_it_goes_on(onset + (seconds_of(self.incident.evidence) or 0.0) * 1e9)
+            return (
+                [first, after, *others]
+                if go_on
+                else [f"Nothing to do before that: it may pass. {after}", first, *others]
+            )
+        if self.incident.severity is Severity.INFO and not go_on:
+            wait = f"Nothing to do before it becomes critical by itself, {self.as_critical()}: it may pass."
+            return [f"{wait} Then: {lower(first)}", after, *others]
+        return [first, after, *others]
+
+    def started_again(self) -> str:
+        """How a job goes on whose processes have ended."""
+        from_ = self.incident.checkpoint
+        launch, list_ = "start the job with the command that launched it", f"rankwatch checkpoints {self.incident.job}"
+        begins = (
+            f"training goes on from {checkpoint(from_)}"
+            if from_
+            else (f"it begins from scratch, as no good checkpoint is known (`{list_}` lists all)")
+        )
+        if self.restarts and self.ordered != Action.STOP:
+            return f"If no step is trained by {self.at(self.incident.onset_unix_ns + LOOK_NS)}: {launch}; {begins}."
+        return f"Once that is mended, {launch}: {begins}."
+
+    def of_weights(self, steps: list[str]) -> list[str]:
+        """Wrong numbers in weights or gradients: go back, then find out where they come from."""
+        incident, kind = self.incident, self.incident.kind
+        if has_norm_alone(kind, incident.severity, incident.evidence):
+            critical = f"it becomes critical by itself if the weights of {self.ranks} differ from its replicas'"
+            return [
+                f"Nothing to do now: {critical}.",
+                f"If it stays: compare the data of {self.ranks} with the others'.",
+            ]
+        if incident.severity is not Severity.CRITICAL:
+            finite = "Nothing to do now: while loss and gradients stay finite, nothing is lost; else it is told again"
+            return [f"{finite}, as critical.", *steps[1:]]
+        device = f"the GPU of {self.ranks}" if self.accelerated else "the memory of its host"
+        onset = "the step of the onset" if incident.onset_step is None else f"step {incident.onset_step}"
+        batch = f"If it comes again in {onset}: skip that batch."
+        if kind is Kind.CORRUPTION:
+            test = f" (`dcgmi diag -r 3` on {self.host} while it is idle)" * self.accelerated
+            again = f"Such faults mostly come again: put a spare in place of {self.host} when one is free, and test"
+            cause = f"{again} {device}{test}."
+        elif len(incident.ranks) == 1:
+            cause = f"{batch} If {self.ranks} has it again in another step: replace {device} ({self.host})."
+        elif incident.ranks:
+            which = "replace that GPU" if self.accelerated else "test the memory of its host"
+            cause = f"{batch} If one of these ranks has it again in another step: {which}."
+        else:
+            cause = f"{batch} Else lower the learning rate."
+        back = self.command(Action.ROLLBACK) or self.command(Action.RELAUNCH)
+        if self.ordered in (Action.ROLLBACK, Action.RELAUNCH):
+            return [self.see_that_it_goes_on(self.policy["ordered"]["unix_ns"]), cause, *steps[1:]]
+        if not back:
+            stop = self.typed(Action.STOP)
+            back = f"Stop the job ({stop}), and start it from a checkpoint from before {onset}"
+            return [f"{back}: no good one is known to rankwatch.", cause, *steps[1:]]
+        return [f"Go back: {back}.", cause, *steps[1:]]
+
+    def of_divergence(self, steps: list[str]) -> list[str]:
+        resolve = f"`rankwatch incidents resolve {short(self.incident.id)} --reason planned`"
+        resume = f", and {self.typed(Action.RESUME)}" * (self.ordered == Action.PAUSE)
+        back = self.command(Action.ROLLBACK) or self.command(Action.RELAUNCH)
+        back = back or "start it again from a checkpoint from before the onset"
+        return [
+            f"If a change of data or schedule was meant to do this: {resolve}{resume}. "
+            f"If not: {back}, with a lower learning rate or other data.",
+            *steps[1:],
+        ]
+
+    def of_a_device(self, steps: list[str]) -> list[str]:
+        """An error that a device reports: save while the job still runs, then take the device away."""
+        relaunch = self.command(Action.RELAUNCH) or "start the job again"
+        advised = self.incident.summary.removesuffix(".").rpartition("; ")[2]
+        advised = advised if "; " in self.incident.summary else "restart the machine"
+        save = "" if self.ordered else f"If steps still go on, save first: {self.typed(Action.CHECKPOINT)}. "
+        if self.incident.severity is Severity.CRITICAL:
+            spare = f"{save}Put a spare in place of {self.host}, and {relaunch}."
+            then = (
+                f"Without a spare, and before {self.host} is used again: {advised}; if it comes again, replace the GPU."
+            )
+            return [spare, then, *steps[1:]]
+        cost = self.price({"cost_gpu_hours": RELAUNCH_S * self.world_size / 3_600})
+        saved = f"`rankwatch checkpoints {shlex.quote(one_line(self.incident.job))}`"
+        fresh = (
+            f"{save}As soon as {saved} lists it as good: {self.typed(Action.RELAUNCH)} (new processes from it; {cost})."
+        )
+        return [fresh, f"If it comes again on that device: put a spare in place of {self.host}.", *steps[1:]]
+
+    def of_silence(self) -> list[str]:
+        name = one_line(self.incident.job)
+        if self.incident.evidence["steps_go_on"]:
+            log = f"`{name}.agent.log` (in $RANKWATCH_DIR, else in /dev/shm/rankwatch-UID)"
+            look = f"Only the agent is away: on {self.host} read its {log}, and see disk (`df`) and network."
+            return [look, f"If it is gone, start it again there: `rankwatch agent --job {shlex.quote(name)}`."]
+        down = f"Training stands still as well, so {self.host} is probably down: look at its console, or `ping` it"
+        relaunch = self.command(Action.RELAUNCH) or self.started_again()
+        return [f"{down}.", f"If it is down: a spare in its place, and {relaunch}."]
+
+
+def _target(way: Mapping[str, Any]) -> str:
+    """An action with the checkpoint that it goes on from."""
+    id_ = way.get("checkpoint")
+    to = f" {'to' if way['action'] == Action.ROLLBACK else 'from'} {checkpoint(id_)}" if id_ else ""
+    return f"{way['action']}{to}" + " of all ranks" * (way["action"] in (Action.STOP, Action.PAUSE))
+
+
+def checkpoint(id_: str | None) -> str:
+    """A checkpoint as people call it: by its step."""
+    step = (id_ or "").rpartition(":")[2]
+    return f"the checkpoint of step {step}" if step.isdigit() else f"checkpoint {id_}"

@@ -1,0 +1,309 @@
+"""What is done about an incident: by itself, by a person first, and then; each command with what it does and costs."""
+
+from typing import Any
+
+import pytest
+
+from rankwatch_detectors.base import Kind, Severity
+from rankwatch_detectors.scope import IncidentScope
+from rankwatch_service.policy.policy import NOT_CRITICAL_YET, ONLY_SUGGESTS
+from rankwatch_service.policy.suggestion import RESTARTED
+from rankwatch_service.policy.what_now import WhatNow, what_now
+from tests.support.values.incidents import NOON_UNIX_NS, incident_version
+
+BACK = {"action": "rollback", "reason": "why", "checkpoint": "memory:l.0:470", "cost_gpu_hours": 0.31}
+RELAUNCH = {"action": "relaunch", "reason": "why", "checkpoint": "local:l.0:450", "cost_gpu_hours": 0.5}
+SAVE = {"action": "checkpoint", "reason": "why", "cost_gpu_hours": 0.0002}
+WAIT = {"action": "wait", "reason": "it may pass by itself", "cost_gpu_hours": 1.5}
+
+
+def now(kind, severity="critical", evidence=None, ways=(), policy=None, /, *, accelerated=True, **more: Any) -> WhatNow:
+    first, *others = ways or ({},)
+    suggestion = {**first, "alternatives": others, "policy": policy or {}}
+    told = {"kind": Kind(kind), "severity": Severity(severity), "evidence": evidence or {}, "suggestion": suggestion}
+    return what_now(incident_version(**told | more), 64, accelerated)
+
+
+def steps(*case, **more):
+    return now(*case, **more).steps
+
+
+def ordered(way, **more):
+    told = {name: way.get(name) for name in ("action", "checkpoint", "cost_gpu_hours")}
+    return {"ordered": told | {"reason": "rule r1", "unix_ns": NOON_UNIX_NS, "approval": False} | more}
+
+
+@pytest.mark.parametrize("kind", sorted(Kind))
+@pytest.mark.parametrize("severity", list(Severity))
+def test_of_every_kind_something_is_told_without_anything_being_known(kind, severity):
+    told = now(kind, severity, hosts=(), ranks=(), devices=(), onset_step=None, checkpoint=None)
+    assert all(told.steps)
+    for step in told.steps:
+        assert not any(word in step for word in ("None", "PID", " JOB")), step
+
+
+def test_where_the_first_step_is_to_go_back_the_command_is_it():
+    told = now("corruption", "critical", {"fingerprints": {}}, (BACK, RELAUNCH))
+    assert (told.automatic, told.command) == ("nothing", "rankwatch rollback gpt-small")
+    assert told.steps[0] == (
+        "Go back: `rankwatch rollback gpt-small` (loads the checkpoint of step 470; costs 17 s of the job, "
+        "0.31 GPU-hours)."
+    )
+    assert "test the GPU of rank 3 (`dcgmi diag -r 3` on node-a while it is idle)" in told.steps[1]
+
+
+def test_what_the_policy_has_ordered_is_told_with_its_time_and_left_to_be_watched():
+    told = now("nonfinite", "critical", {}, (BACK, RELAUNCH), ordered(BACK))
+    assert told.automatic == (
+        "rollback to the checkpoint of step 470, ordered at 08:53:20 UTC "
+        "(rule r1; costs 17 s of the job, 0.31 GPU-hours)"
+    )
+    assert told.steps[0].startswith(
+        "See in `rankwatch jobs show gpt-small` that training goes on. If no step is trained by 08:57 UTC: "
+        "`rankwatch relaunch gpt-small` (new processes from the checkpoint of step 450; "
+    )
+    assert told.command == ""
+    assert told.listed[0].startswith("Automatic: rollback to ")
+    same = steps("nonfinite", "critical", {}, (RELAUNCH,), ordered(RELAUNCH))[0]
+    assert "rankwatch relaunch" not in same
+    assert "`rankwatch commands --job gpt-small`" in same
+    waits = now("nonfinite", "critical", {}, (BACK,), ordered(BACK, approval=True)).automatic
+    assert waits.endswith("and waits for an approval: `rankwatch commands --waiting`")
+    paused = now("metric", "warning", {}, (), ordered({"action": "pause", "cost_gpu_hours": 64.0})).automatic
+    assert paused.endswith("(rule r1; costs 64 GPU-hours an hour), until `rankwatch resume gpt-small`")
+
+
+def test_why_the_policy_does_not_act_is_told():
+    held = {"mode": "suggest", "action": "rollback", "reason": "the hands-off switch is on"}
+    assert now("nonfinite", "critical", {}, (BACK,), held).automatic == (
+        "nothing (no rollback, since the hands-off switch is on)"
+    )
+    assert now("nonfinite", "critical", {}, (BACK,), held | {"reason": ONLY_SUGGESTS}).automatic == "nothing"
+
+
+def test_the_same_rank_again_is_its_device_and_the_same_step_again_its_batch():
+    (_, one, *_), (_, two, *_), (_, every, *_) = (
+        steps("nonfinite", "critical", {}, (BACK,), ranks=ranks) for ranks in ((3,), (1, 6), ())
+    )
+    again = "If it comes again in step 480: skip that batch."
+    assert one == f"{again} If rank 3 has it again in another step: replace the GPU of rank 3 (node-a)."
+    assert two == f"{again} If one of these ranks has it again in another step: replace that GPU."
+    assert every.endswith("Else lower the learning rate.")
+
+
+def test_nobody_is_sent_back_where_there_is_nothing_to_go_back_to():
+    for kind in ("nonfinite", "corruption"):
+        first = steps(kind, "critical", {"fingerprints": {}})[0]
+        assert first.startswith("Stop the job (`rankwatch stop gpt-small`), and start it from a checkpoint from before")
+
+
+def test_a_gradient_norm_alone_is_nothing_to_act_on():
+    first, if_, *_ = steps("corruption", "info", {"local_grad_norm": 2.8}, (BACK,))
+    assert first.startswith("Nothing to do now: it becomes critical by itself if the weights of rank 3 differ from ")
+    assert if_ == "If it stays: compare the data of rank 3 with the others'."
+    assert "Nothing to do now" in steps("nonfinite", "warning")[0]
+
+
+def test_time_is_waited_for_until_a_relaunch_has_cost_as_much_and_needs_a_spare_host():
+    slow = ("straggler", "warning", {}, (WAIT, RELAUNCH | {"cost_gpu_hours": 2.0}))
+    look, act, *_ = steps(*slow, impact_gpu_hours_per_hour=8.0)
+    assert look.startswith("Compare its devices with `nvidia-smi -q -d TEMPERATURE,POWER,CLOCK` on node-a ")
+    assert act == (
+        "If it is still so at 09:09 UTC and a spare host is free: put the spare in place of node-a, and `rankwatch "
+        "relaunch gpt-small` (new processes from the checkpoint of step 450; costs 1 min 52 s of the job, 2 GPU-hours, "
+        "as much as the wait until then). Without a spare go on: leaving node-a out costs as much or more, unless it "
+        "has fewer than 8 GPUs."
+    )
+    assert steps(*slow, impact_gpu_hours_per_hour=8_000.0)[1].startswith(
+        "As it has lasted for so long and a spare host"
+    )
+    host = {"scope": IncidentScope.of_host("node-a"), "impact_gpu_hours_per_hour": 3.4}
+    assert steps(*slow, ranks=(0, 1, 2, 3), **host)[1].endswith(
+        "Without a spare go on: its 4 GPUs do more than the 3.4 that are lost."
+    )
+    assert "Without a spare leave node-a out: its 2 GPUs do less" in steps(*slow, ranks=(0, 1), **host)[1]
+
+
+def test_without_a_good_checkpoint_one_is_saved_before_a_relaunch():
+    slow = ("straggler", "warning", {}, (WAIT, RELAUNCH | {"checkpoint": None, "cost_gpu_hours": None}))
+    assert "free: `rankwatch checkpoint gpt-small` (costs next to nothing), then put the spare" in steps(*slow)[1]
+
+
+def test_a_cause_in_the_data_is_no_matter_for_another_host():
+    data = steps("straggler", "warning", {}, (WAIT, RELAUNCH), cause="data")
+    assert "loader workers" in data[0]
+    assert "spare" not in data[1]
+
+
+def test_what_costs_little_is_nothing_to_do_now():
+    first, stays, *_ = steps("slowdown", "info", {}, (WAIT,), hosts=())
+    assert first == "Nothing to do now, as little is lost: it is told again, as a warning, if that changes."
+    assert stays.startswith("If it stays: ")
+    trace = {"action": "trace", "reason": "why", "cost_gpu_hours": 0.0}
+    assert steps("slowdown", "warning", {}, (WAIT, trace), hosts=())[1].startswith(
+        "If it is still so at 09:04 UTC: `rankwatch trace gpt-small` (records some steps; costs next to nothing), "
+    )
+
+
+def test_a_hang_that_is_not_critical_yet_says_when_it_will_be_and_what_follows():
+    hang = ("hang", "info", {"critical_after_s": 5.0, "pids": {"node-a": [4711]}}, (RELAUNCH,))
+    told = now(*hang)
+    assert told.automatic == "nothing"
+    assert told.steps[:2] == (
+        "Nothing to do before it becomes critical by itself, at 08:53:22 UTC if it still stands then: it may pass. "
+        "Then: see where a rank that waits stands: `py-spy dump --pid 4711` on node-a.",
+        "Then `rankwatch relaunch gpt-small` (new processes from the checkpoint of step 450; costs 28 s of the job, "
+        "0.5 GPU-hours).",
+    )
+    told = now(*hang, {"mode": "suggest", "action": "relaunch", "reason": NOT_CRITICAL_YET})
+    assert told.automatic.startswith(
+        "relaunch from the checkpoint of step 450, at 08:53:22 UTC if it still stands then (costs 28 s of the job, "
+    )
+    assert told.steps[0].startswith(
+        "Nothing to do before that: it may pass. See in `rankwatch jobs show gpt-small` that "
+    )
+    assert "py-spy" not in told.steps[1], "the processes are ended by then"
+
+
+def test_a_rank_that_a_signal_stopped_is_to_be_continued_on_its_host():
+    late = {"rank": 1, "os_state": "T", "phase": ""}
+    stopped = {"decided_by": "stopped by a signal", "missing": [late], "stacks": [{"ranks": "0", "stack": "File a.py"}]}
+    (first, then, who), find = steps("hang", "info", stopped), "`grep -lz '^RANK=1$' /proc/*/environ`"
+    assert (
+        first
+        == f"Continue the stopped process: `kill -CONT` with its process id on node-a ({find} prints its process id)."
+    )
+    assert then.startswith("Then if no step follows within a minute: ")
+    assert who.startswith("Find out who or what stopped it")
+    known = stopped | {"pids": {"node-b": [4711], "node-c": [12, 13]}}
+    assert steps("hang", "critical", known, hosts=("node-b", "node-c"))[0] == (
+        "Continue the stopped processes: `kill -CONT 4711` on node-b, `kill -CONT 12 13` on node-c "
+        "(within its container, if it has one)."
+    )
+    dead = stopped | {"missing": [late | {"os_state": "Z"}]}
+    assert not any("kill -CONT" in step for step in steps("hang", "critical", dead))
+
+
+def test_nobody_is_told_to_read_a_stack_that_was_not_taken():
+    read = "Read the stack of the named rank"
+    assert steps("hang", "critical", {"stacks": [{"ranks": "0", "stack": "File a.py"}]})[0].startswith(read)
+    for none in ({}, {"stacks": [{"ranks": "0", "stack": "", "reason": "it did not answer"}]}):
+        told = steps("hang", "critical", none)
+        assert "`py-spy dump --pid`" in told[0]
+        assert not any(step.startswith(read) for step in told)
+
+
+def test_a_host_that_is_silent_cannot_be_asked_for_stacks():
+    silent = steps("hang", "critical", {"missing": [{"rank": 3, "silent_s": 4.0}]})
+    assert silent[0].startswith("See whether node-a is up (`ping`, its console): it last reported 4 s before ")
+    assert not any("py-spy" in step for step in silent)
+
+
+@pytest.mark.parametrize(
+    ("kind", "cause", "step"),
+    [
+        ("straggler", "data", "loader workers"),
+        ("straggler", "host", "`top`"),
+        ("straggler", "device", "nvidia-smi"),
+        ("slowdown", "data", "storage"),
+        ("slowdown", "communication", "network"),
+        ("slowdown", "", "which part of the steps grew"),
+    ],
+)
+def test_the_first_step_follows_the_cause_where_it_is_known(kind, cause, step):
+    assert step in steps(kind, "warning", cause=cause)[0]
+
+
+def test_a_slow_rank_without_a_device_is_no_matter_for_nvidia_smi():
+    assert steps("straggler", "warning", accelerated=False)[0].startswith("See what else runs on node-a (`top`)")
+
+
+def test_who_asked_a_job_to_end_is_not_sent_to_look_for_a_killer():
+    assert steps("rank_lost", "info", {"requested": True}) == ("Nothing: the job was asked to end.",)
+    assert "do not wait for it" in steps("rank_lost", "info", {"requested": False, "standing": True})[0]
+
+
+@pytest.mark.parametrize(
+    ("end", "step"),
+    [
+        ({"signal": 9}, "grep -i oom"),
+        ({"abrupt": True, "pids": {"node-a": [4711]}}, "grep -i oom`: if the kernel killed process 4711, "),
+        ({"signal": 11}, "On node-a `dmesg -T | tail -50`"),
+        ({"code": 3}, "exit code 3"),
+        ({"code": 0}, "less data"),
+        (
+            {"error": "ValueError: bad batch\nat", "where": "data.py:88 next_batch", "code": 1, "signal": 9},
+            "Find `ValueError: bad batch` in the output of rank 3: mend what the traceback above it shows",
+        ),
+        ({"error": "RuntimeError: CUDA error: an illegal access"}, "on node-a `dmesg -T | grep -i xid`"),
+        ({}, "the output of rank 3"),
+    ],
+)
+def test_the_first_step_about_a_lost_rank_follows_from_how_it_ended(end, step):
+    told = {"code": None, "signal": None, "error": "", **end}
+    first, then = steps("rank_lost", "critical", told, checkpoint="local:l.0:450")
+    assert step in first
+    assert ("oom" in first) is ("oom" in step)
+    assert then == (
+        "Once that is mended, start the job with the command that launched it: training goes on from the checkpoint of "
+        "step 450."
+    )
+    (over,) = steps("rank_lost", "critical", {"ended_with_job": True, **end}, state="resolved")
+    assert over.startswith("The job has ended. Before you start it again: ")
+    assert steps("rank_lost", "critical", end, state="resolved") == ("Nothing: it is over.",)
+
+
+def test_a_launcher_that_starts_the_job_again_is_waited_for():
+    told = now("rank_lost", "critical", {"signal": 9}, (WAIT | {"reason": RESTARTED},), checkpoint="local:l.0:450")
+    assert told.automatic == "the launcher starts the job again, from the checkpoint of step 450"
+    assert told.steps[1].startswith(
+        "If no step is trained by 09:03 UTC: start the job with the command that launched it"
+    )
+    stopped = now("rank_lost", "critical", {"signal": 9}, (WAIT | {"reason": RESTARTED},), ordered({"action": "stop"}))
+    assert stopped.automatic == "stop of all ranks, ordered at 08:53:20 UTC (rule r1)"
+    assert "Once that is mended" in stopped.steps[1]
+
+
+def test_a_faulty_device_is_saved_from_then_replaced_then_mended():
+    said = {"summary": "GPU-3, rank 3 on node-a: Xid 79, GPU has fallen off the bus; restart the machine."}
+    spare, host, *_ = steps("device_fault", "critical", {}, (SAVE, RELAUNCH), **said)
+    assert spare.startswith(
+        "If steps still go on, save first: `rankwatch checkpoint gpt-small`. Put a spare in place of node-a, "
+    )
+    assert host == (
+        "Without a spare, and before node-a is used again: restart the machine; if it comes again, replace the GPU."
+    )
+    told = now("device_fault", "critical", {}, (SAVE, RELAUNCH), ordered(SAVE), **said)
+    assert told.automatic.endswith("(rule r1; costs next to nothing; it fails if the device is gone)")
+    assert told.steps[0].startswith("Put a spare in place of node-a")
+    mild = steps("device_fault", "warning", {}, (SAVE, RELAUNCH), ordered(SAVE), **said)[0]
+    assert mild.startswith(
+        "As soon as `rankwatch checkpoints gpt-small` lists it as good: `rankwatch relaunch gpt-small` (new processes "
+    )
+
+
+def test_the_disk_of_a_failed_save_is_named():
+    full = steps("checkpoint_failed", "warning", {"path": "/saved/x"}, (SAVE,), cause="disk")
+    assert full[0].startswith("Make room on the disk of `/saved/x` on node-a (`df -h`): ")
+    assert full[1].startswith("Then `rankwatch checkpoint gpt-small` (saves the work so far; costs next to nothing)")
+
+
+def test_a_divergence_that_was_meant_is_accepted_and_another_one_gone_back_from():
+    (first, *_), paused = steps("loss_divergence", "critical", {}, (BACK,)), {"action": "pause", "cost_gpu_hours": 64.0}
+    assert "`rankwatch incidents resolve 1 --reason planned`. If not: `rankwatch rollback gpt-small` (" in first
+    held = steps("loss_divergence", "critical", {}, (BACK,), ordered(paused))[0]
+    assert "--reason planned`, and `rankwatch resume gpt-small`. If not: " in held
+
+
+def test_whether_steps_go_on_says_whether_a_silent_host_is_down():
+    away, down = (
+        steps("telemetry_lost", "warning", {"steps_go_on": go_on}, (WAIT, RELAUNCH)) for go_on in (True, False)
+    )
+    assert "`gpt-small.agent.log`" in away[0]
+    assert away[1].endswith("`rankwatch agent --job gpt-small`.")
+    assert "rankwatch relaunch" in down[1]
+
+
+def test_a_job_name_that_a_shell_would_read_is_quoted():
+    told = now("nonfinite", "critical", {}, (BACK,), job="a; rm -rf b")
+    assert told.command == "rankwatch rollback 'a; rm -rf b'"
