@@ -35,7 +35,7 @@ class AlertDetector(DispatchingDetector):
     """
 
     kind: Kind = Kind.ALERT
-    STATE: ClassVar[tuple[str, ...]] = (*DispatchingDetector.STATE, "_firing", "_ranks_of")
+    STATE: ClassVar[str] = "_firing _ranks_of"
     LEARNED_FOR_GOOD: ClassVar[tuple[str, ...]] = ("episodes", "_firing")
 
     def __init__(self) -> None:

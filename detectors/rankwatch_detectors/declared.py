@@ -65,7 +65,7 @@ class ScheduleConfig:
 class Schedule(Stateful):
     """The schedule of a job as it logs it. Memory: a few numbers for each metric."""
 
-    STATE: ClassVar[tuple[str, ...]] = ("_rate", "_reference", "_amounts")
+    STATE: ClassVar[str] = "_rate _reference _amounts"
 
     def __init__(self, config: ScheduleConfig) -> None:
         self._config = config

@@ -39,7 +39,7 @@ class DispatchingDetector(Stateful):
     kind: Kind
     name: str
     version: int
-    STATE: ClassVar[tuple[str, ...]] = ("attempt", "world_size", "now_s", "episodes")
+    STATE: ClassVar[str] = "attempt world_size now_s episodes"
     LEARNED_FOR_GOOD: ClassVar[tuple[str, ...]] = ()
     """Attributes that are kept while a job is idle, for its next launch."""
 

@@ -22,7 +22,7 @@ DATED_FROM_S = 1e8
 class Episodes(Stateful):
     """Open episodes of one kind by scope, at most `EPISODES_MAX`."""
 
-    STATE: ClassVar[tuple[str, ...]] = ("_open", "refused")
+    STATE: ClassVar[str] = "_open refused"
 
     def __init__(self, kind: Kind) -> None:
         self._kind = kind

@@ -278,7 +278,7 @@ class Detectable:
 class FrameCounts(Stateful):
     """Frames of one attempt by what can be said of them without a detector."""
 
-    STATE: ClassVar[tuple[str, ...]] = ("attempt", "_counts")
+    STATE: ClassVar[str] = "attempt _counts"
 
     def __init__(self) -> None:
         self.attempt = ""
@@ -377,7 +377,7 @@ Points = dict[str, list[list[Any]]]
 class Trails(Stateful):
     """The trails of one job, and the frames of its attempt."""
 
-    STATE: ClassVar[tuple[str, ...]] = ("counts", "_trails")
+    STATE: ClassVar[str] = "counts _trails"
 
     def __init__(self) -> None:
         self.counts = FrameCounts()

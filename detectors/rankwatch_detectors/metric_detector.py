@@ -41,7 +41,7 @@ from rankwatch_detectors.words import column_words, compared, lasting
 class HeldCells(Stateful):
     """The state of each cell. A cell that is neither bad nor good in an observation stays as it is."""
 
-    STATE: ClassVar[tuple[str, ...]] = ("open", "since_s", "since_step", "_good_s", "_accepted")
+    STATE: ClassVar[str] = "open since_s since_step _good_s _accepted"
 
     def __init__(self, cells: int = 1) -> None:
         self.resize(cells)
@@ -96,7 +96,7 @@ CULPRITS_MAX: Final = 64
 class RuleWatch(Stateful, ABC):
     """The state of one rule in one job."""
 
-    STATE: ClassVar[tuple[str, ...]] = ("held", "value")
+    STATE: ClassVar[str] = "held value"
 
     def __init__(self, rule: MetricRule) -> None:
         self.rule = rule
@@ -197,7 +197,7 @@ class PeerWatch(RuleWatch):
     A step whose median is not above 0 has no ratios, and says nothing. Memory: linear in ranks.
     """
 
-    STATE: ClassVar[tuple[str, ...]] = (*RuleWatch.STATE, "_groups")
+    STATE: ClassVar[str] = "_groups"
 
     def __init__(self, rule: MetricRule) -> None:
         super().__init__(rule)
@@ -261,18 +261,7 @@ AUTOCORRELATION_MAX: Final = 0.95
 class DriftWatch(RuleWatch):
     """The level of one metric, the median over ranks. Memory: constant."""
 
-    STATE: ClassVar[tuple[str, ...]] = (
-        *RuleWatch.STATE,
-        "_reference",
-        "_level",
-        "_scatter",
-        "_noise",
-        "_autocorrelation",
-        "_before",
-        "_recent",
-        "_shift",
-        "_drift",
-    )
+    STATE: ClassVar[str] = "_reference _level _scatter _noise _autocorrelation _before _recent _shift _drift"
 
     def __init__(self, rule: MetricRule) -> None:
         super().__init__(rule)
@@ -392,7 +381,7 @@ class MetricDetector(DispatchingDetector):
 
     kind: Kind = Kind.METRIC
     TAKES_LATE = True
-    STATE: ClassVar[tuple[str, ...]] = (*DispatchingDetector.STATE, "lockstep")
+    STATE: ClassVar[str] = "lockstep"
 
     def __init__(self) -> None:
         super().__init__()

@@ -29,7 +29,7 @@ class RefusalConfig:
 class RefusalDetector(DispatchingDetector):
     """One kind of refusal. Scope "job"; a new attempt does not end the episode. Memory: constant."""
 
-    STATE: ClassVar[tuple[str, ...]] = (*DispatchingDetector.STATE, "_refused", "_told", "_last_s")
+    STATE: ClassVar[str] = "_refused _told _last_s"
 
     def __init__(self, kind: Kind, config: RefusalConfig) -> None:
         self.kind = kind

@@ -37,7 +37,7 @@ ON_CPU: Final = "cpu"
 class DevicePlaces(Stateful):
     """The hosts and devices of a job's ranks, as far as they are known. Memory: linear in ranks."""
 
-    STATE: ClassVar[tuple[str, ...]] = ("_hosts", "_devices")
+    STATE: ClassVar[str] = "_hosts _devices"
 
     def __init__(self) -> None:
         self._hosts: list[str] = []
@@ -109,17 +109,7 @@ class DeviceProblem:
 class HeldRules(Stateful, ABC):
     """Judges a job's devices of one kind slot by slot. Memory: linear in devices."""
 
-    STATE: ClassVar[tuple[str, ...]] = (
-        "_slot",
-        "_trains",
-        "_held",
-        "_since",
-        "_calm",
-        "_open",
-        "_last",
-        "_hit",
-        "_risen",
-    )
+    STATE: ClassVar[str] = "_slot _trains _held _since _calm _open _last _hit _risen"
 
     def __init__(self) -> None:
         self._slot = -1
@@ -282,14 +272,7 @@ class CounterDetector(DispatchingDetector, ABC):
     """What the evidence calls the device by."""
     WELL: ClassVar[str]
     """Said when it is over."""
-    STATE: ClassVar[tuple[str, ...]] = (
-        *DispatchingDetector.STATE,
-        "_places",
-        "_step",
-        "_passed",
-        "_troubles",
-        "_rules",
-    )
+    STATE: ClassVar[str] = "_places _step _passed _troubles _rules"
 
     def __init__(self, kind: Kind, version: int, rules: HeldRules) -> None:
         self.kind = kind

@@ -87,16 +87,7 @@ class GpuRulesConfig:
 class GpuRules(HeldRules):
     """Judges a job's GPUs slot by slot. Memory: linear in devices."""
 
-    STATE: ClassVar[tuple[str, ...]] = (
-        *HeldRules.STATE,
-        "_kind",
-        "_top_clock",
-        "_usual",
-        "_seen",
-        "_level",
-        "_links",
-        "_replays",
-    )
+    STATE: ClassVar[str] = "_kind _top_clock _usual _seen _level _links _replays"
 
     def __init__(self, config: GpuRulesConfig) -> None:
         super().__init__()

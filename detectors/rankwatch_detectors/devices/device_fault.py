@@ -242,7 +242,7 @@ class DeviceFaultDetector(DispatchingDetector):
     """
 
     kind: Kind = Kind.DEVICE_FAULT
-    STATE: ClassVar[tuple[str, ...]] = (*DispatchingDetector.STATE, "_places", "_bursts", "_repeats", "_step")
+    STATE: ClassVar[str] = "_places _bursts _repeats _step"
 
     def __init__(self, config: DeviceFaultConfig) -> None:
         super().__init__()

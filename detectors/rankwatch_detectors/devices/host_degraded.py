@@ -54,7 +54,7 @@ class HostRulesConfig:
 class HostRules(HeldRules):
     """Judges a job's hosts slot by slot. Memory: linear in hosts."""
 
-    STATE: ClassVar[tuple[str, ...]] = (*HeldRules.STATE, "_usual", "_seen")
+    STATE: ClassVar[str] = "_usual _seen"
 
     def __init__(self, config: HostRulesConfig) -> None:
         super().__init__()

@@ -48,7 +48,7 @@ class PortRulesConfig:
 class PortRules(HeldRules):
     """Judges a job's network ports slot by slot. Memory: linear in ports."""
 
-    STATE: ClassVar[tuple[str, ...]] = (*HeldRules.STATE, "_fastest", "_was_up")
+    STATE: ClassVar[str] = "_fastest _was_up"
 
     def __init__(self, config: PortRulesConfig) -> None:
         super().__init__()

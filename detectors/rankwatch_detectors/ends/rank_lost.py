@@ -56,20 +56,7 @@ class RankLostDetector(DispatchingDetector):
     """One episode for each first mover, scope "rank:N". Memory: one entry for each rank that ended."""
 
     kind: Kind = Kind.RANK_LOST
-    STATE: ClassVar[tuple[str, ...]] = (
-        *DispatchingDetector.STATE,
-        "lockstep",
-        "_gone",
-        "_left",
-        "_finished",
-        "_expected",
-        "_quiet",
-        "_unread",
-        "_ends",
-        "_scope",
-        "_began_s",
-        "_said",
-    )
+    STATE: ClassVar[str] = "lockstep _gone _left _finished _expected _quiet _unread _ends _scope _began_s _said"
 
     def __init__(self, config: RankLostConfig) -> None:
         super().__init__()

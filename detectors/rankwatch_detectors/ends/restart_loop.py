@@ -28,16 +28,7 @@ class RestartLoopDetector(DispatchingDetector):
     """Scope "job". Memory: constant."""
 
     kind: Kind = Kind.RESTART_LOOP
-    STATE: ClassVar[tuple[str, ...]] = (
-        *DispatchingDetector.STATE,
-        "_furthest",
-        "_saved",
-        "_idle",
-        "_progressed",
-        "_intended",
-        "_ended",
-        "_started_s",
-    )
+    STATE: ClassVar[str] = "_furthest _saved _idle _progressed _intended _ended _started_s"
 
     def __init__(self, config: RestartLoopConfig) -> None:
         super().__init__()

@@ -210,7 +210,7 @@ def signal_name(number: int) -> str:
 class Teardown(Stateful):
     """Ends that belong together: the first one and its consequences. Memory: one entry for each rank that ended."""
 
-    STATE: ClassVar[tuple[str, ...]] = ("first", "also", "count", "_noted", "_firsts")
+    STATE: ClassVar[str] = "first also count _noted _firsts"
 
     def __init__(self) -> None:
         self.first: End = {}

@@ -56,17 +56,7 @@ class TelemetryLostDetector(DispatchingDetector):
     """
 
     kind: Kind = Kind.TELEMETRY_LOST
-    STATE: ClassVar[tuple[str, ...]] = (
-        *DispatchingDetector.STATE,
-        "_hosts",
-        "_host_of",
-        "_listening_s",
-        "_gaps",
-        "_tick_s",
-        "_groups",
-        "_asked",
-        "_all_silent",
-    )
+    STATE: ClassVar[str] = "_hosts _host_of _listening_s _gaps _tick_s _groups _asked _all_silent"
 
     def __init__(self, config: TelemetryLostConfig) -> None:
         super().__init__()

@@ -44,17 +44,7 @@ class LoadConfig:
 class LoadModel(Stateful):
     """Fitted effect of tokens, or of belonging to a replica, on the residual of each rank."""
 
-    STATE: ClassVar[tuple[str, ...]] = (
-        "_replicas",
-        "_usable_replicas",
-        "_products",
-        "_targets",
-        "_before",
-        "_between",
-        "_within",
-        "_rows",
-        "_common",
-    )
+    STATE: ClassVar[str] = "_replicas _usable_replicas _products _targets _before _between _within _rows _common"
 
     def __init__(self, config: LoadConfig) -> None:
         self._config = config
@@ -168,7 +158,7 @@ class CrowdingConfig:
 class Crowding(Stateful):
     """Crowding of each host. Memory: 16 bytes for each rank."""
 
-    STATE: ClassVar[tuple[str, ...]] = ("_hosts", "_waited")
+    STATE: ClassVar[str] = "_hosts _waited"
 
     def __init__(self, config: CrowdingConfig) -> None:
         self._config = config

@@ -91,7 +91,7 @@ class SlowRank:
 class OwnBlocks(Stateful):
     """Blocks of R ranks that go at their own pace. Memory: 820 bytes for each rank."""
 
-    STATE: ClassVar[tuple[str, ...]] = ("_sum", "_rows", "_took_s", "_begun", "_levels", "_steps", "_known", "_sigma")
+    STATE: ClassVar[str] = "_sum _rows _took_s _begun _levels _steps _known _sigma"
 
     def __init__(self, config: OwnBlocksConfig) -> None:
         self._config = config
@@ -226,18 +226,7 @@ class OwnPastDetector(DispatchingDetector):
 
     kind: Kind = Kind.STRAGGLER
     TAKES_LATE = True
-    STATE: ClassVar[tuple[str, ...]] = (
-        *DispatchingDetector.STATE,
-        "lockstep",
-        "_accelerated",
-        "_blocks",
-        "_seen",
-        "_effect",
-        "_score",
-        "_before",
-        "_before_together",
-        "_together",
-    )
+    STATE: ClassVar[str] = "lockstep _accelerated _blocks _seen _effect _score _before _before_together _together"
 
     def __init__(self, config: OwnPastConfig) -> None:
         super().__init__()

@@ -82,7 +82,7 @@ _NOBODY = np.zeros(0, dtype=np.int64)
 class PlaceUnits(Stateful):
     """Hosts, then switches, each in the order of their names. Memory: 17 bytes for each rank, 16 for each host."""
 
-    STATE: ClassVar[tuple[str, ...]] = ("texts", "judged", "_of_hosts", "_of_switches", "_compared")
+    STATE: ClassVar[str] = "texts judged _of_hosts _of_switches _compared"
 
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -212,20 +212,7 @@ Described = Callable[[Sequence[int], float], tuple[dict[str, Any], str]]
 class SlowPlaces(Stateful):
     """Hosts and switches of a job, and which of them are slow. Memory: 57 bytes for each rank, 2 KB for each place."""
 
-    STATE: ClassVar[tuple[str, ...]] = (
-        "episodes",
-        "_units",
-        "_witness",
-        "_source",
-        "_sum",
-        "_missed",
-        "_usual",
-        "_known",
-        "_rows",
-        "_first_step",
-        "_slow",
-        "shift",
-    )
+    STATE: ClassVar[str] = "episodes _units _witness _source _sum _missed _usual _known _rows _first_step _slow shift"
 
     def __init__(self, config: PlacesConfig, kind: Kind, budget: float) -> None:
         self._config = config

@@ -19,7 +19,7 @@ import numpy as np
 
 from rankwatch_detectors.base import AttemptStart, Change, Finding, Frame, Kind, Occurrence, Severity, StepKind
 from rankwatch_detectors.declared import AMOUNTS, WORK, Schedule, ScheduleConfig
-from rankwatch_detectors.dispatch import ATTEMPT_ENDED, OTHER_CLOCK, DispatchingDetector, typical
+from rankwatch_detectors.dispatch import ATTEMPT_ENDED, OTHER_CLOCK, typical
 from rankwatch_detectors.episodes import Episodes
 from rankwatch_detectors.explanation import (
     DETECTABLE_ROWS,
@@ -220,32 +220,9 @@ class SlowdownDetector(ExplainedSlowdown):
     kind: Kind = Kind.SLOWDOWN
     COMPARES_RANKS: ClassVar[bool] = True
     JUDGES_TIMES: ClassVar[bool] = True
-    STATE: ClassVar[tuple[str, ...]] = (
-        *DispatchingDetector.STATE,
-        "lockstep",
-        "_baseline",
-        "_bank",
-        "_accelerated",
-        "_rows",
-        "_skipped_rows",
-        "_step_s",
-        "_trained_s",
-        "_since_s",
-        "_amount",
-        "_anchor",
-        "_schedule",
-        "_followed",
-        "_grown",
-        "_view",
-        "_ramp",
-        "_quiet",
-        "_newest",
-        "_works",
-        "_queues",
-        "_usual_work",
-        "_wandering",
-        "_parts",
-        "standing",
+    STATE: ClassVar[str] = (
+        "lockstep _baseline _bank _accelerated _rows _skipped_rows _step_s _trained_s _since_s _amount _anchor "
+        "_schedule _followed _grown _view _ramp _quiet _newest _works _queues _usual_work _wandering _parts standing"
     )
 
     def __init__(self, config: SlowdownConfig) -> None:

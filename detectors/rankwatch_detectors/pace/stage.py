@@ -67,17 +67,7 @@ class StageDetector(DispatchingDetector):
     kind: Kind = Kind.SLOWDOWN
     COMPARES_RANKS: ClassVar[bool] = True
     JUDGES_TIMES: ClassVar[bool] = True
-    STATE: ClassVar[tuple[str, ...]] = (
-        *DispatchingDetector.STATE,
-        "lockstep",
-        "_witness",
-        "_groups",
-        "_stage_of",
-        "_rows",
-        "_excess",
-        "standing",
-        "_heavier",
-    )
+    STATE: ClassVar[str] = "lockstep _witness _groups _stage_of _rows _excess standing _heavier"
 
     def __init__(self, config: StageConfig) -> None:
         super().__init__()

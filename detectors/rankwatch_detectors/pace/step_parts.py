@@ -42,7 +42,7 @@ class StepParts(Stateful):
     ranks compute on their hosts, *own* time.
     """
 
-    STATE: ClassVar[tuple[str, ...]] = ("_usual", "_learned", "_rows")
+    STATE: ClassVar[str] = "_usual _learned _rows"
 
     def __init__(self) -> None:
         self._usual: list[float] = []

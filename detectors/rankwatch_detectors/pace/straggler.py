@@ -37,7 +37,7 @@ from rankwatch_detectors.base import (
     StepKind,
     Topology,
 )
-from rankwatch_detectors.dispatch import ATTEMPT_ENDED, OTHER_CLOCK, DispatchingDetector, finite, typical
+from rankwatch_detectors.dispatch import ATTEMPT_ENDED, OTHER_CLOCK, finite, typical
 from rankwatch_detectors.episodes import Episodes
 from rankwatch_detectors.explanation import Detectable, Suspect
 from rankwatch_detectors.pace.load import Crowding, CrowdingConfig, LoadConfig
@@ -316,20 +316,9 @@ class StragglerDetector(ExplainedStraggler):
     kind: Kind = Kind.STRAGGLER
     COMPARES_RANKS: ClassVar[bool] = True
     JUDGES_TIMES: ClassVar[bool] = True
-    STATE: ClassVar[tuple[str, ...]] = (
-        *DispatchingDetector.STATE,
-        "lockstep",
-        *(f"_{name}" for name in WITNESSES),
-        "_units",
-        "_peers",
-        "_names",
-        "_accelerated",
-        "_rows",
-        "_excess",
-        "standing",
-        "_stood",
-        "_crowding",
-        "_places",
+    STATE: ClassVar[str] = (
+        "lockstep _wall _own _cpu _host _device _arrival _units _peers _names _accelerated _rows _excess standing "
+        "_stood _crowding _places"
     )
 
     def __init__(self, config: StragglerConfig) -> None:

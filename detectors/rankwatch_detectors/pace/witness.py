@@ -66,7 +66,7 @@ class WitnessConfig:
 class Witness(Stateful):
     """Judges one positive quantity of all ranks, row by row."""
 
-    STATE: ClassVar[tuple[str, ...]] = ("baseline", "load", "bank", "step_s", "_since", "_rows")
+    STATE: ClassVar[str] = "baseline load bank step_s _since _rows"
 
     def __init__(self, config: WitnessConfig, baseline: BaselineConfig, load: LoadConfig, budget: float) -> None:
         self._config = config

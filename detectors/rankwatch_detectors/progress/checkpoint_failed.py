@@ -55,7 +55,7 @@ class SaveParts(Stateful):
     Memory: `SAVES_MAX` numbers for a rank.
     """
 
-    STATE: ClassVar[tuple[str, ...]] = ("newest_step", "missed_step", "_usual", "_span_s", "_saves", "_stopped")
+    STATE: ClassVar[str] = "newest_step missed_step _usual _span_s _saves _stopped"
 
     def __init__(self, config: SavePartsConfig) -> None:
         self._config = config
@@ -126,18 +126,7 @@ class CheckpointFailedDetector(DispatchingDetector):
     """Scope "job". Memory: that of `RankFailures`, and one entry for each rank of a save, for a few saves."""
 
     kind: Kind = Kind.CHECKPOINT_FAILED
-    STATE: ClassVar[tuple[str, ...]] = (
-        *DispatchingDetector.STATE,
-        "lockstep",
-        "_suspected",
-        "_failed",
-        "_step",
-        "_has_saved",
-        "_has_ended",
-        "_ends_on_request",
-        "_disk",
-        "_parts",
-    )
+    STATE: ClassVar[str] = "lockstep _suspected _failed _step _has_saved _has_ended _ends_on_request _disk _parts"
 
     def __init__(self, config: CheckpointFailedConfig) -> None:
         super().__init__()

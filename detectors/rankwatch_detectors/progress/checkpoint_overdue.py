@@ -35,7 +35,7 @@ class CheckpointOverdueDetector(DispatchingDetector):
 
     kind: Kind = Kind.CHECKPOINT_OVERDUE
     LEARNED_FOR_GOOD: ClassVar[tuple[str, ...]] = ("_gaps",)
-    STATE: ClassVar[tuple[str, ...]] = (*DispatchingDetector.STATE, "_gaps", "_last", "_saved", "_disk")
+    STATE: ClassVar[str] = "_gaps _last _saved _disk"
 
     def __init__(self, config: CheckpointOverdueConfig) -> None:
         super().__init__()

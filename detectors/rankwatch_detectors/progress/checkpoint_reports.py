@@ -30,7 +30,7 @@ UNITS: Final = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 class DiskReport(Stateful):
     """The newest report: of a full file system, else of any host's."""
 
-    STATE: ClassVar[tuple[str, ...]] = ("evidence",)
+    STATE: ClassVar[str] = "evidence"
 
     def __init__(self) -> None:
         self.evidence: dict[str, Any] = {}
@@ -156,7 +156,7 @@ RANKS_MAX: Final = 65_536
 class RankFailures(Stateful):
     """Failures by tier and rank. Memory: 1 KB a rank, and 2.5 KB more for `TEXTS_MAX` of them."""
 
-    STATE: ClassVar[tuple[str, ...]] = ("_by_tier",)
+    STATE: ClassVar[str] = "_by_tier"
 
     def __init__(self) -> None:
         self._by_tier: dict[str, dict[str, Failure]] = {DISK: {}, MEMORY: {}}

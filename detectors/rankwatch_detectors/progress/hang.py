@@ -72,29 +72,9 @@ class HangDetector(DispatchingDetector):
 
     kind: Kind = Kind.HANG
     COMPARES_RANKS: ClassVar[bool] = True
-    STATE: ClassVar[tuple[str, ...]] = (
-        *DispatchingDetector.STATE,
-        "lockstep",
-        "_patience",
-        "_newest",
-        "_newest_s",
-        "_attempt_s",
-        "_moved",
-        "_cold_until",
-        "_orders",
-        "_was",
-        "_way_s",
-        "_way_at_s",
-        "_phase_was",
-        "_rested",
-        "_paused_s",
-        "_inside_s",
-        "_apart",
-        "_stopped",
-        "_stopped_at_s",
-        "_hosts",
-        "_leads",
-        "_accelerated",
+    STATE: ClassVar[str] = (
+        "lockstep _patience _newest _newest_s _attempt_s _moved _cold_until _orders _was _way_s _way_at_s _phase_was "
+        "_rested _paused_s _inside_s _apart _stopped _stopped_at_s _hosts _leads _accelerated"
     )
 
     LEARNED_FOR_GOOD: ClassVar[tuple[str, ...]] = ("_patience",)

@@ -30,16 +30,7 @@ class OwnPaceDetector(DispatchingDetector):
     """One episode for each rank, scope "rank:N". Memory: 40 bytes for each rank."""
 
     kind: Kind = Kind.HANG
-    STATE: ClassVar[tuple[str, ...]] = (
-        *DispatchingDetector.STATE,
-        "lockstep",
-        "_step",
-        "_entered_s",
-        "_usual_s",
-        "_longest_s",
-        "_steps",
-        "_stopped_at_s",
-    )
+    STATE: ClassVar[str] = "lockstep _step _entered_s _usual_s _longest_s _steps _stopped_at_s"
 
     def __init__(self, config: HangConfig) -> None:
         super().__init__()

@@ -119,7 +119,7 @@ class Limits(NamedTuple):
 class Patience(Stateful):
     """Durations learned from a job. Memory: a window of readings, and the longest of each kind of standstill."""
 
-    STATE: ClassVar[tuple[str, ...]] = ("_readings", "_longest")
+    STATE: ClassVar[str] = "_readings _longest"
 
     def __init__(self, config: HangConfig) -> None:
         self._config = config

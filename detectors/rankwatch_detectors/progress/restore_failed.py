@@ -49,7 +49,7 @@ class RestoreFailedDetector(DispatchingDetector):
 
     kind: Kind = Kind.RESTORE_FAILED
     TAKES_LATE: ClassVar[bool] = True
-    STATE: ClassVar[tuple[str, ...]] = (*DispatchingDetector.STATE, "lockstep", "_suspected", "_failed", "_has_ended")
+    STATE: ClassVar[str] = "lockstep _suspected _failed _has_ended"
 
     def __init__(self, config: RestoreFailedConfig) -> None:
         super().__init__()

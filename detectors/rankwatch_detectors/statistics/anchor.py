@@ -47,7 +47,7 @@ class BlockConfig:
 class BlockSpread(Stateful):
     """The spread of one series between blocks, in its own unit. Memory: 1.3 KB."""
 
-    STATE: ClassVar[tuple[str, ...]] = ("_block", "_levels", "spread")
+    STATE: ClassVar[str] = "_block _levels spread"
 
     def __init__(self, config: BlockConfig | None = None) -> None:
         self._config = config or BlockConfig()
@@ -117,16 +117,7 @@ class AnchorConfig:
 class Anchor(Stateful):
     """One series compared with the best level it has kept. Memory: 2 KB."""
 
-    STATE: ClassVar[tuple[str, ...]] = (
-        "_spread",
-        "_block",
-        "_levels",
-        "_known",
-        "_measure",
-        "best",
-        "now",
-        "onset_step",
-    )
+    STATE: ClassVar[str] = "_spread _block _levels _known _measure best now onset_step"
 
     def __init__(self, config: AnchorConfig) -> None:
         self._config = config
@@ -246,7 +237,7 @@ class FollowedConfig:
 class Followed(Stateful):
     """One open shift of a series of logarithms."""
 
-    STATE: ClassVar[tuple[str, ...]] = ("excess", "calm_rows", "risen_rows", "_told", "_half_risen_rows", "_rows")
+    STATE: ClassVar[str] = "excess calm_rows risen_rows _told _half_risen_rows _rows"
 
     def __init__(self, config: FollowedConfig) -> None:
         self._config = config
@@ -312,7 +303,7 @@ class WanderingConfig:
 class Wandering(Stateful):
     """The wandering of one series of logarithms within one launch. Memory: constant."""
 
-    STATE: ClassVar[tuple[str, ...]] = ("_blocks", "_bouts", "_rows")
+    STATE: ClassVar[str] = "_blocks _bouts _rows"
 
     def __init__(self, config: WanderingConfig) -> None:
         self._config = config

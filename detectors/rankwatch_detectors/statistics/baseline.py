@@ -35,7 +35,7 @@ RUNS_MIN = 8
 class RunHistory(Stateful):
     """The newest residuals of U units. Memory: 8 bytes for each kept row and unit."""
 
-    STATE: ClassVar[tuple[str, ...]] = ("_kept", "_next")
+    STATE: ClassVar[str] = "_kept _next"
 
     def __init__(self, rows: int) -> None:
         """Keep so many rows."""
@@ -86,7 +86,7 @@ PRIOR_BLOCKS = 32.0
 class BlockCorrelation(Stateful):
     """The correlation of noise within blocks of one length. Memory: 8 bytes for each rank."""
 
-    STATE: ClassVar[tuple[str, ...]] = ("ratio", "_sum", "_row")
+    STATE: ClassVar[str] = "ratio _sum _row"
 
     def __init__(self, rows: int) -> None:
         """Build it for blocks of so many rows."""
@@ -175,21 +175,9 @@ class BaselineConfig:
 class PeerBaseline(Stateful):
     """Offsets, scatter and noise correlation of all ranks; 48 bytes for each rank."""
 
-    STATE: ClassVar[tuple[str, ...]] = (
-        "groups",
-        "offset",
-        "rows",
-        "variance",
-        "level",
-        "standing",
-        "_pooled",
-        "_pool_rows",
-        "_skew",
-        "_bias",
-        "_spread",
-        "_short_blocks",
-        "_long_blocks",
-        "_history",
+    STATE: ClassVar[str] = (
+        "groups offset rows variance level standing _pooled _pool_rows _skew _bias _spread _short_blocks _long_blocks "
+        "_history"
     )
 
     def __init__(self, config: BaselineConfig, *, compared: bool = True) -> None:

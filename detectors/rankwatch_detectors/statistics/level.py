@@ -51,7 +51,7 @@ class PeakConfig:
 class Peaks(Stateful):
     """The newest peaks of one series. Memory: its window and the peaks."""
 
-    STATE: ClassVar[tuple[str, ...]] = ("_window", "_inside", "_peaks")
+    STATE: ClassVar[str] = "_window _inside _peaks"
 
     def __init__(self, config: PeakConfig) -> None:
         self._config = config
@@ -114,19 +114,7 @@ class SettlingConfig:
 class Settling(Stateful):
     """The age of one series, and its levels and rises from block to block. Memory: 2 KB."""
 
-    STATE: ClassVar[tuple[str, ...]] = (
-        "_age",
-        "_step",
-        "_block",
-        "_last",
-        "_rises",
-        "_ratios",
-        "_history",
-        "_blocks",
-        "_blocks_apart",
-        "lowest",
-        "lowest_step",
-    )
+    STATE: ClassVar[str] = "_age _step _block _last _rises _ratios _history _blocks _blocks_apart lowest lowest_step"
 
     def __init__(self, config: SettlingConfig) -> None:
         self._config = config
@@ -238,7 +226,7 @@ class ExcursionConfig:
 class Excursions(Stateful):
     """Excursions of one series that came back by themselves. Memory: the highest."""
 
-    STATE: ClassVar[tuple[str, ...]] = ("_points", "_kept", "count")
+    STATE: ClassVar[str] = "_points _kept count"
 
     def __init__(self, config: ExcursionConfig) -> None:
         self._config = config
@@ -346,29 +334,9 @@ class Turn(StrEnum):
 class LevelWatch(Stateful):
     """Judges one series point by point. Memory: its windows, some ten kilobytes."""
 
-    STATE: ClassVar[tuple[str, ...]] = (
-        "_recent",
-        "_drift",
-        "_scatter",
-        "settling",
-        "excursions",
-        "minimized",
-        "level",
-        "scale",
-        "score",
-        "onset_step",
-        "_digit",
-        "_goes_back",
-        "ran_away",
-        "_sum",
-        "_sum_points",
-        "_sum_step",
-        "_run",
-        "_episode",
-        "_height",
-        "_length",
-        "_in_character",
-        "lasting",
+    STATE: ClassVar[str] = (
+        "_recent _drift _scatter settling excursions minimized level scale score onset_step _digit _goes_back ran_away "
+        "_sum _sum_points _sum_step _run _episode _height _length _in_character lasting"
     )
 
     def __init__(self, config: LevelConfig) -> None:

@@ -49,7 +49,7 @@ def anyone(which: Bools) -> bool:
 class PeerGroups(Stateful):
     """Groups of ranks that are compared with each other."""
 
-    STATE: ClassVar[tuple[str, ...]] = ("number", "proper", "_order", "_starts", "_sizes", "_width")
+    STATE: ClassVar[str] = "number proper _order _starts _sizes _width"
 
     def __init__(self) -> None:
         self.regroup(np.zeros(0, dtype=np.int64))
@@ -109,7 +109,7 @@ class PeerGroups(Stateful):
 class GroupQuartiles(Stateful):
     """G groups of members. Memory: 16 bytes for each member."""
 
-    STATE: ClassVar[tuple[str, ...]] = ("group", "sizes", "_order", "_starts", "_width")
+    STATE: ClassVar[str] = "group sizes _order _starts _width"
 
     def __init__(self, group: Ints, groups: int) -> None:
         """Set the group of each member, a number below `groups`."""

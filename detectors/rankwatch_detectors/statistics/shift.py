@@ -93,7 +93,7 @@ class Crossing:
 class ShiftBank(Stateful):
     """CUSUMs of L levels over R ranks; 40 bytes for each level and rank."""
 
-    STATE: ClassVar[tuple[str, ...]] = ("_sums", "_rows", "_moved", "_total", "_onset")
+    STATE: ClassVar[str] = "_sums _rows _moved _total _onset"
 
     def __init__(self, levels: tuple[float, ...], clip_sigmas: float, rows_min: int) -> None:
         """Build the bank.

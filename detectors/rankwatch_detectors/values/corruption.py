@@ -54,14 +54,7 @@ class FingerprintDetector(DispatchingDetector):
     """Scope "rank:N" for a differing replica, "job" if there is no majority. Memory: 8 bytes for a rank and slice."""
 
     kind: Kind = Kind.CORRUPTION
-    STATE: ClassVar[tuple[str, ...]] = (
-        *DispatchingDetector.STATE,
-        "_replicated",
-        "_group",
-        "_slices",
-        "_equal_step",
-        "_equal_s",
-    )
+    STATE: ClassVar[str] = "_replicated _group _slices _equal_step _equal_s"
 
     def __init__(self) -> None:
         super().__init__()
@@ -214,7 +207,7 @@ class LocalNormDetector(DispatchingDetector):
     """Finds ranks whose gradient norm before the reduction departs from their peers'; scope "rank:N"."""
 
     kind: Kind = Kind.CORRUPTION
-    STATE: ClassVar[tuple[str, ...]] = (*DispatchingDetector.STATE, "_witness", "_peers", "_state", "_last_step")
+    STATE: ClassVar[str] = "_witness _peers _state _last_step"
 
     def __init__(self, config: LocalNormConfig) -> None:
         super().__init__()

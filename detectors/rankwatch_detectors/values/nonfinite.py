@@ -99,20 +99,8 @@ class NonfiniteDetector(DispatchingDetector):
 
     kind: Kind = Kind.NONFINITE
     TAKES_LATE = True
-    STATE: ClassVar[tuple[str, ...]] = (
-        *DispatchingDetector.STATE,
-        "lockstep",
-        "_parameters",
-        "_bad",
-        "_rows_left",
-        "_skips",
-        "_bouts",
-        "_finite",
-        "_losses",
-        "_zeros",
-        "_dead",
-        "_exact",
-        "_logged",
+    STATE: ClassVar[str] = (
+        "lockstep _parameters _bad _rows_left _skips _bouts _finite _losses _zeros _dead _exact _logged"
     )
 
     def __init__(self, config: NonfiniteConfig) -> None:

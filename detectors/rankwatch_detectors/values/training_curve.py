@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from rankwatch_detectors.base import AttemptStart, Change, Finding, Frame, Kind, Occurrence, Severity, StepKind
 from rankwatch_detectors.declared import Declared, Schedule, ScheduleConfig, change_in
-from rankwatch_detectors.dispatch import DispatchingDetector, typical
+from rankwatch_detectors.dispatch import typical
 from rankwatch_detectors.explanation import (
     DETECTABLE_ROWS,
     NOT_FINITE,
@@ -172,20 +172,8 @@ class CurveConfig:
 class CurveDetector(ExplainedCurve):
     """One kind's view of one series; scope "job"."""
 
-    STATE: ClassVar[tuple[str, ...]] = (
-        *DispatchingDetector.STATE,
-        "lockstep",
-        "_watch",
-        "_anchor",
-        "_schedule",
-        "_peaks",
-        "_interval",
-        "_last_step",
-        "_last_s",
-        "_step_s",
-        "_launched",
-        "_renewed",
-        "_renewals",
+    STATE: ClassVar[str] = (
+        "lockstep _watch _anchor _schedule _peaks _interval _last_step _last_s _step_s _launched _renewed _renewals"
     )
 
     def __init__(self, kind: Kind, config: CurveConfig) -> None:
