@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from rankwatch_detectors.pace.step_parts import shifted
-from rankwatch_detectors.pace.words import duration, more_than, slower_than
 from rankwatch_detectors.statistics.shift import Crossing
+from rankwatch_detectors.words import duration, more_than, slower_than
 
 UNIT_S = {"ms": 1e-3, "s": 1.0}
 

@@ -14,7 +14,7 @@ from rankwatch_detectors.pace.load import Crowding, CrowdingConfig
 from rankwatch_detectors.pace.stage import StageConfig, StageDetector
 from rankwatch_detectors.pace.straggler import StragglerConfig, StragglerDetector
 from rankwatch_detectors.pace.witness import WitnessConfig
-from rankwatch_detectors.pace.words import slower_than
+from rankwatch_detectors.words import slower_than
 from rankwatch_service.incidents.model import Incident
 from rankwatch_service.replay.run import replay
 from rankwatch_service.replay.sources import open_source

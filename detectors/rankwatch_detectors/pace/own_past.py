@@ -36,10 +36,10 @@ from rankwatch_detectors.base import (
 from rankwatch_detectors.dispatch import ATTEMPT_ENDED, OTHER_CLOCK, DispatchingDetector, finite, where_usable
 from rankwatch_detectors.episodes import Episodes
 from rankwatch_detectors.pace.witness import cpu_seconds, own_seconds, wanted_seconds
-from rankwatch_detectors.pace.words import duration, slower_than
 from rankwatch_detectors.scope import WHOLE_JOB, IncidentScope
 from rankwatch_detectors.state import Stateful
 from rankwatch_detectors.statistics.peers import median
+from rankwatch_detectors.words import duration, slower_than
 
 WINDOWS = (2, 4, 8, 16)
 """Newest blocks that are judged together: a tripled time shows in two, a third more needs up to sixteen."""

@@ -29,12 +29,12 @@ from rankwatch_detectors.episodes import Episodes
 from rankwatch_detectors.explanation import DETECTABLE_ROWS, Detectable, Statistic, Suspect
 from rankwatch_detectors.pace.load import LoadConfig
 from rankwatch_detectors.pace.witness import SUSPECT_EVIDENCE, Witness, WitnessConfig
-from rankwatch_detectors.pace.words import duration, slower_than
 from rankwatch_detectors.scope import IncidentScope
 from rankwatch_detectors.state import Stateful
 from rankwatch_detectors.statistics.baseline import BaselineConfig
 from rankwatch_detectors.statistics.peers import GROUP_MIN, GroupQuartiles, PeerGroups, anyone, everyone
 from rankwatch_detectors.statistics.shift import Crossing
+from rankwatch_detectors.words import duration, slower_than
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,11 +30,11 @@ from rankwatch_detectors.dispatch import ATTEMPT_ENDED, DispatchingDetector, typ
 from rankwatch_detectors.episodes import Episodes
 from rankwatch_detectors.pace.load import LoadConfig
 from rankwatch_detectors.pace.witness import Witness, WitnessConfig, device_seconds, own_seconds
-from rankwatch_detectors.pace.words import percent, slower_than
 from rankwatch_detectors.scope import IncidentScope
 from rankwatch_detectors.statistics.baseline import BaselineConfig
 from rankwatch_detectors.statistics.peers import GROUP_MIN, PeerGroups, median
 from rankwatch_detectors.statistics.shift import Crossing
+from rankwatch_detectors.words import percent, slower_than
 
 
 @dataclass(frozen=True, slots=True)

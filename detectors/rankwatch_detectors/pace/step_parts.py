@@ -14,11 +14,11 @@ import numpy as np
 from rankwatch_detectors.base import Frame, Severity
 from rankwatch_detectors.dispatch import typical
 from rankwatch_detectors.pace.witness import of_most
-from rankwatch_detectors.pace.words import duration, more_than, percent, slower_than
 from rankwatch_detectors.state import Stateful
 from rankwatch_detectors.statistics.anchor import Anchor
 from rankwatch_detectors.statistics.peers import median
 from rankwatch_detectors.statistics.shift import Crossing
+from rankwatch_detectors.words import duration, more_than, percent, slower_than
 
 PARTS: Final = ("communication", "device", "data", "own")
 """What a step is made of, in the order of `StepParts`."""

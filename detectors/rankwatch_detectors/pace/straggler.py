@@ -54,11 +54,11 @@ from rankwatch_detectors.pace.witness import (
     own_seconds,
     wanted_seconds,
 )
-from rankwatch_detectors.pace.words import duration, percent, slower_than
 from rankwatch_detectors.scope import WHOLE_JOB, IncidentScope, ScopeLevel
 from rankwatch_detectors.state import Stateful
 from rankwatch_detectors.statistics.baseline import BaselineConfig
 from rankwatch_detectors.statistics.shift import ROWS_BETWEEN, Crossing
+from rankwatch_detectors.words import duration, percent, slower_than
 
 
 @dataclass(frozen=True, slots=True)

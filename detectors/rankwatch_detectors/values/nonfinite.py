@@ -32,17 +32,8 @@ from rankwatch_detectors.statistics.peers import anyone, median
 # Measured by rankwatch, not by the training: a NaN in these means a broken clock, not a broken model.
 NOT_TRAINING = frozenset(
     {
-        *(
-            "step_time_s",
-            "busy_s",
-            "busy_cpu_s",
-            "queued_s",
-            "wait_s",
-            "device_busy_s",
-            "device_wait_s",
-            "device_step_s",
-        ),
-        *("relative_step", "step_work"),
+        *("step_time_s", "busy_s", "busy_cpu_s", "queued_s", "wait_s", "relative_step", "step_work"),
+        *("device_busy_s", "device_wait_s", "device_step_s"),
     }
 )
 NOT_TRAINING_PREFIXES = ("phase.", "device.", "tokens")

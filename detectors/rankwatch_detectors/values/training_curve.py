@@ -32,6 +32,7 @@ from rankwatch_detectors.explanation import (
 from rankwatch_detectors.scope import WHOLE_JOB
 from rankwatch_detectors.statistics.anchor import Anchor, AnchorConfig
 from rankwatch_detectors.statistics.level import LevelConfig, LevelWatch, PeakConfig, Peaks, Turn
+from rankwatch_detectors.words import column_words
 
 
 class ExplainedCurve(ExplainedDetector):
@@ -52,8 +53,7 @@ class ExplainedCurve(ExplainedDetector):
     @property
     def _name(self) -> str:
         """What people call the series."""
-        metric: str = self._config.metric
-        return WORDS.get(metric, metric)
+        return column_words(self._config.metric)
 
     def _rows_of_steps(self, counts: FrameCounts) -> dict[str, int]:
         points, not_finite = counts[self._config.metric], counts[NOT_FINITE[self._config.metric]]
@@ -138,7 +138,6 @@ class ExplainedCurve(ExplainedDetector):
 
 
 PEAKED = " It peaked at "
-WORDS = {"grad_norm": "gradient norm", "local_grad_norm": "local gradient norm"}
 BEST = "its best lasting level"
 RENEWALS_MAX = 64
 """Changes that are remembered until the rows of their step come."""

@@ -22,10 +22,9 @@ from rankwatch_detectors.base import Change, Finding, Kind, Severity
 from rankwatch_detectors.catalogue import detectors
 from rankwatch_detectors.devices import device_degraded, host_degraded, network_degraded
 from rankwatch_detectors.devices.counter_detector import DeviceProblem
-from rankwatch_detectors.pace.words import duration as pace_duration
-from rankwatch_detectors.pace.words import slower_than
 from rankwatch_detectors.scope import IncidentScope
-from rankwatch_detectors.words import compared, lasting
+from rankwatch_detectors.words import compared, lasting, slower_than
+from rankwatch_detectors.words import duration as pace_duration
 from rankwatch_service.incidents.correlator import Correlator
 from rankwatch_service.incidents.kinds import LIKELY
 from rankwatch_service.incidents.model import IncidentVersion
