@@ -467,6 +467,20 @@ def test_sentences_have_the_words_of_training() -> None:
     assert not any("sigma" in one or "grad_norm" in one for one in told)
 
 
+def test_a_curve_that_goes_back_runs_away_from_a_level_that_it_still_has() -> None:
+    settling = Settling(SettlingConfig())
+    for steps, rate in ((range(300), 0.995), (range(100, 300), 1.03)):
+        settling.interrupt()
+        settling.resume(steps[0])
+        for step in steps:
+            settling.advance(step)
+            settling.learn(3.0 * rate ** (step - steps[0]))
+            if settling.runs_away:
+                break
+    assert settling.runs_away
+    assert 100 <= settling.lowest_step < step
+
+
 def resumed(at: int, ratio: float, attempt: str = "run.1", ahead: int = 600, noise: float = 0.03) -> list[Finding]:
     """What is told after 900 steps of a training that then goes on at a step, with so many times the loss."""
     series = curve(3000, noise=noise)

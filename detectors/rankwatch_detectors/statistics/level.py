@@ -124,8 +124,6 @@ class Settling(Stateful):
         """Forget everything: the curve begins anew, or changes intentionally."""
         self._age = 0
         self._rises: list[float] = []
-        self._ratios: list[float] = []
-        """Of each of the newest blocks to the one before."""
         self.lowest = math.inf
         """The level of the lowest block."""
         self.lowest_step = 0
@@ -140,6 +138,8 @@ class Settling(Stateful):
         self._step: int | None = None
         self._block: list[float] = []
         self._last: float | None = None
+        self._ratios: list[float] = []
+        """Of each of the newest blocks to the one before."""
 
     def advance(self, step: int) -> None:
         """Increase the curve's age by a point, whether the point is learned or not."""
@@ -177,6 +177,8 @@ class Settling(Stateful):
 
         What came afterwards is forgotten.
         """
+        if self.lowest_step >= step:
+            self.lowest, self.lowest_step = math.inf, 0
         self._history = [one for one in self._history if one[0] < step]
         if not self._history:
             return None
