@@ -166,6 +166,7 @@ OWN_ERRORS = [
     ("RuntimeError: no such key in the store", "train.py:9 in load"),
     ("OSError: [Errno 5] socket file", "train.py:9 in load, in site-packages/s3fs/core.py:20 in get"),
     ("ValueError: peer review data is broken", ""),
+    ("DistillationError: the teacher timed out", "train.py:9 in load"),
 ]
 
 

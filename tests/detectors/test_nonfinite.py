@@ -87,6 +87,7 @@ def test_twenty_steps_left_out_in_a_row_are_told_and_closed_when_it_ends() -> No
     healthy = [frame(step, {"loss": [1.0] * 4, "grad_norm": [1.0] * 4}) for step in range(30, 40)]
     findings = judged(*skipped, *healthy)
     assert [(f.change, f.detected_step) for f in findings] == [(Change.OPEN, 19), (Change.CLOSE, 32)]
+    assert findings[0].onset_step == 0
 
 
 def test_a_skipped_step_excuses_no_nan_loss_and_no_local_gradient() -> None:
@@ -240,6 +241,7 @@ def test_a_loss_scaler_that_skips_every_step_is_critical_when_it_lasts(before: t
     assert [one.severity for one in newest] == [Severity.CRITICAL, Severity.CRITICAL]
     assert "has skipped 60 steps in a row" in newest[0].summary
     assert newest[0].summary.endswith("nothing is trained.")
+    assert newest[0].onset_step == (newest[0].detected_step or 0) - 59
 
 
 def zeros(norm: float | None, first: float = 2.0, fall: float = 0.0, digits: int = 4) -> list[Finding]:

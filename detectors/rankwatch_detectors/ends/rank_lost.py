@@ -61,7 +61,7 @@ class RankLostDetector(DispatchingDetector):
     def __init__(self, config: RankLostConfig) -> None:
         super().__init__()
         self.name = "rank_lost"
-        self.version = 5
+        self.version = 6
         self._config = config
         self._ends = Teardown()
         self._forget()

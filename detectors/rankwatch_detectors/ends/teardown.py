@@ -25,7 +25,9 @@ LOST_CONNECTION: Final = (
 )  # fmt: skip
 """... and words that mean the same only where torch communicates: object stores and services have time-outs too."""
 PEER_TYPES: Final = ("RuntimeError", "Connection", "BrokenPipe", "EOFError", "AcceleratorError")
-"""Beginnings of the types of such errors, beside `DistError` and its kinds."""
+"""Beginnings of the types of such errors, beside torch's own ..."""
+TORCH_TYPES: Final = ("DistError", "DistBackendError", "DistNetworkError", "DistStoreError")
+"""... which mean nothing else."""
 COMMUNICATES: Final = ("torch/distributed/", "torch/autograd/", "torch/nn/parallel/", "torch/_")
 """Places in torch that raise them."""
 
@@ -109,7 +111,7 @@ def is_broken_connection(end: Mapping[str, Any]) -> bool:
 def tells_of_lost_peer(error: str, where: str) -> bool:
     """Whether an error, "Type: message", is one that the loss of a peer causes; `where` may be unknown ("")."""
     kind, _, message = error.partition(": ")
-    if kind.startswith("Dist"):
+    if kind in TORCH_TYPES:
         return True
     raised_in = where.rpartition(", in ")[2]
     communicates = not where or any(place in raised_in for place in COMMUNICATES)

@@ -131,7 +131,7 @@ class CheckpointFailedDetector(DispatchingDetector):
     def __init__(self, config: CheckpointFailedConfig) -> None:
         super().__init__()
         self.name = "checkpoint_failed"
-        self.version = 4
+        self.version = 5
         self._config = config
         self._suspected = RankFailures()
         """Failures that may yet be made good."""

@@ -54,7 +54,7 @@ class RestoreFailedDetector(DispatchingDetector):
     def __init__(self, config: RestoreFailedConfig) -> None:
         super().__init__()
         self.name = "restore_failed"
-        self.version = 2
+        self.version = 3
         self._config = config
         self._suspected = RankFailures()
         """Failures after which the rank may yet go on by itself."""

@@ -344,7 +344,7 @@ class NonfiniteDetector(DispatchingDetector):
                 summary += ": nothing is trained"
         return {
             "ranks": ranks,
-            "onset_step": frame.step,
+            "onset_step": frame.step - (self._skips - 1 if list(bad) == [SKIPPED] else 0),
             "detected_step": frame.step,
             "summary": summary + ".",
             "evidence": evidence,
