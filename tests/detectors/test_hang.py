@@ -66,7 +66,7 @@ def test_a_debugger_that_stops_a_rank_for_a_moment_makes_no_hang_of_long_steps()
         ("phase", "it is not in a collective, the others are"),
         ("cpu", "it computes, the others wait"),
         ("left", "it left its loop, the others wait"),
-        ("silent", "its progress blocks stopped"),
+        ("silent", "it has stopped reporting"),
     ],
 )
 def test_each_witness_alone_names_the_rank_that_did_not_arrive(witness: str, reason: str) -> None:
@@ -377,13 +377,15 @@ def test_a_host_that_waits_for_its_device_busily_is_not_known_to_do_work_of_its_
     assert gravity(job.stand(30)) == ["open info", "update critical"]
 
 
-def test_a_rank_whose_python_shuts_down_while_the_others_wait_is_named() -> None:
+@pytest.mark.parametrize(("ranks", "who"), [((2,), "rank 2 on host-0 (it"), ((1, 2), "ranks 1, 2 on host-0 (each")])
+def test_ranks_whose_python_shuts_down_while_the_others_wait_are_named(ranks: tuple[int, ...], who: str) -> None:
     job = training_job()
-    everybody_waits(job, but=2)
+    job.phase = ["collective"] * 4
     job.sequence = [job.sequence[0]] * 4
-    do(job, "collective", "collective", "ending", "collective")
+    do(job, *("ending" if rank in ranks else "collective" for rank in range(4)))
     finding = job.stand(10)[-1]
-    assert (finding.ranks, finding.evidence["decided_by"]) == ((2,), "its process is ending")
+    assert (finding.ranks, finding.evidence["decided_by"]) == (ranks, "it is shutting down")
+    assert finding.summary.endswith(f"; the others wait for {who} is shutting down).")
 
 
 @pytest.mark.parametrize("ended", [1, 4])

@@ -82,13 +82,13 @@ def _witnesses(
     busy, idle = stuck & (cpu_share > BUSY_SHARE), stuck & (cpu_share < IDLE_SHARE)
     return [
         (running & stopped_ranks(presence), STOPPED, 1.0),
-        (running & presence.where("doing", ENDING), "its process is ending", 0.95),
+        (running & presence.where("doing", ENDING), "it is shutting down", 0.95),
         (lowest_step, "it is in an earlier step", 0.95),
         (lowest_step & has_not_begun(presence), "it has not begun its step, the others have", 0.95),
         (lowest_sequence, "it has entered fewer collectives", 0.9),
         (running & ~waiting & bool(waiting.any()), "it is not in a collective, the others are", 0.85),
         (left, "it left its loop, the others wait", 0.8),
-        (silent, "its progress blocks stopped", 0.6),
+        (silent, "it has stopped reporting", 0.6),
         (busy & bool(idle.any()), "it computes, the others wait", 0.7),
         (idle & bool(busy.any()), "it waits, the others compute", 0.5),
     ]

@@ -82,7 +82,7 @@ class HangDetector(DispatchingDetector):
     def __init__(self, config: HangConfig) -> None:
         super().__init__()
         self.name = "hang"
-        self.version = 9
+        self.version = 10
         self._config = config
         self._patience = Patience(config)
         self._orders: list[str] = []
