@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
-from rankwatch_detectors.base import AttemptStart, Change, Finding, Kind, Occurrence, Severity
+from rankwatch_detectors.base import GRAVITY, AttemptStart, Change, Finding, Kind, Occurrence, Severity
 from rankwatch_detectors.dispatch import DispatchingDetector
 from rankwatch_detectors.episodes import EPISODES_MAX
 from rankwatch_detectors.scope import IncidentScope
@@ -24,8 +24,6 @@ ALERTS_MAX: Final = 512
 
 LISTED_MAX: Final = 16
 """Alerts of one name that the evidence lists, the gravest first; a count says how many there are."""
-
-_GRAVITY: Final = (Severity.INFO, Severity.WARNING, Severity.CRITICAL)
 
 
 class AlertDetector(DispatchingDetector):
@@ -173,7 +171,7 @@ def _without_port(name: str) -> str:
 
 
 def _gravity(alert: Mapping[str, Any]) -> int:
-    return _GRAVITY.index(Severity(alert["severity"]))
+    return GRAVITY.index(Severity(alert["severity"]))
 
 
 def _summary(name: str, alerts: Sequence[Mapping[str, Any]]) -> str:

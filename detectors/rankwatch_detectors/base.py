@@ -60,6 +60,10 @@ class Severity(StrEnum):
     INFO = "info"
 
 
+GRAVITY: Final = (Severity.INFO, Severity.WARNING, Severity.CRITICAL)
+"""Mildest first."""
+
+
 class StepKind(StrEnum):
     """Kind of a step. Only `train` steps are compared with each other."""
 

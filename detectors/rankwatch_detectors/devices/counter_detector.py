@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from rankwatch_detectors.base import (
+    GRAVITY,
     AttemptStart,
     Bools,
     DeviceCounters,
@@ -382,7 +383,7 @@ class CounterDetector(DispatchingDetector, ABC):
             if key in troubles or len(troubles) < DEVICES_MAX:
                 before = _first(troubles)
                 if key in troubles:  # it stays as grave as it was
-                    told["severity"] = min(troubles[key]["severity"], told["severity"], key=_gravity)
+                    told["severity"] = max(troubles[key]["severity"], told["severity"], key=GRAVITY.index)
                 troubles[key] = told
                 return self._show(scope, before)
             return []
@@ -415,7 +416,7 @@ class CounterDetector(DispatchingDetector, ABC):
         besides = [trouble["summary"] for key, trouble in troubles.items() if key != first][:BESIDES_MAX]
         told = self.episodes.told(scope)
         summary = " Besides: ".join([worst["summary"], *besides[:1]])
-        severity = Severity(min(told["severity"], worst["severity"], key=_gravity))
+        severity = Severity(max(told["severity"], worst["severity"], key=GRAVITY.index))
         # What was evidence of another device or rule is so no more.
         evidence = dict.fromkeys(told["evidence"]) | worst["evidence"] | ({"besides": besides} if besides else {})
         same = first == before and told["severity"] == severity
@@ -430,9 +431,4 @@ class CounterDetector(DispatchingDetector, ABC):
 
 def _first(troubles: Mapping[str, Mapping[str, Any]]) -> str:
     """The key of the worst one, of equal ones of that which was told first."""
-    return min(troubles, key=lambda key: _gravity(troubles[key]["severity"]), default="")
-
-
-def _gravity(severity: str) -> int:
-    """0: the gravest."""
-    return list(Severity).index(Severity(severity))
+    return max(troubles, key=lambda key: GRAVITY.index(troubles[key]["severity"]), default="")

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, ClassVar, Final
 
-from rankwatch_detectors.base import AttemptStart, Finding, Frame, Kind, Occurrence, Presence, Severity
+from rankwatch_detectors.base import GRAVITY, AttemptStart, Finding, Frame, Kind, Occurrence, Presence, Severity
 from rankwatch_detectors.devices.counter_detector import DevicePlaces
 from rankwatch_detectors.dispatch import ATTEMPT_ENDED, DispatchingDetector
 from rankwatch_detectors.scope import IncidentScope
@@ -213,7 +213,6 @@ def severity_of_switch(text: str) -> Severity:
 KINDS: Final = frozenset(
     {"device_error", "device_event", "device_lost", "switch_error", "driver_silent", "driver_answers"}
 )
-GRADES: Final = (Severity.INFO, Severity.WARNING, Severity.CRITICAL)
 PAGE_FAULT: Final = 31
 GRAPHICS: Final = 13
 _UNIT: Final = re.compile(r"GPC ?(\d+),? ?TPC ?(\d+)")
@@ -407,7 +406,7 @@ class DeviceFaultDetector(DispatchingDetector):
 
     def _raise(self, burst: dict[str, Any], severity: Severity, what: str, action: str) -> None:
         """Take the graver of two grades; of equal ones the first, which causes the others."""
-        if not burst["grade"] or GRADES.index(severity) > GRADES.index(Severity(burst["grade"])):
+        if not burst["grade"] or GRAVITY.index(severity) > GRAVITY.index(Severity(burst["grade"])):
             burst.update(grade=severity.value, what=what, action=action)
 
     def _answers(self, scope: IncidentScope) -> list[Finding]:

@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from rankwatch_detectors.base import (
+    GRAVITY,
     UNREPORTED,
     AttemptStart,
     Bools,
@@ -51,7 +52,6 @@ NAMED_MAX = 4
 FIRST_STEP = "first step"
 FIRST_AFTER_ROLLBACK = "first step after a rollback"
 RUNNING = "running"
-GRAVITY = (Severity.INFO, Severity.WARNING, Severity.CRITICAL)
 
 
 @dataclass(frozen=True, slots=True)

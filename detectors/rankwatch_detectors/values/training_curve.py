@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from rankwatch_detectors.base import AttemptStart, Change, Finding, Frame, Kind, Occurrence, Severity, StepKind
+from rankwatch_detectors.base import GRAVITY, AttemptStart, Change, Finding, Frame, Kind, Occurrence, Severity, StepKind
 from rankwatch_detectors.declared import Declared, Schedule, ScheduleConfig, change_in
 from rankwatch_detectors.dispatch import typical
 from rankwatch_detectors.explanation import (
@@ -302,7 +302,7 @@ class CurveDetector(ExplainedCurve):
                 WHOLE_JOB, frame.step, self.now_s, f"The {self._name} is back at its best level."
             )
         grown = anchor.excess >= self._config.retell_factor * (told["evidence"]["value"] - anchor.best)
-        severity = graver(Severity(told["severity"]), self._severity_of_climb(frame))
+        severity = max(Severity(told["severity"]), self._severity_of_climb(frame), key=GRAVITY.index)
         if not grown and severity == told["severity"]:
             return ()
         return self._tell_climb(frame, severity)
@@ -383,7 +383,7 @@ class CurveDetector(ExplainedCurve):
         """The severity of an open rise by its newest points; never lower than reported."""
         if not self._watch.lasting:
             return told
-        return graver(told, self._severity(Turn.LASTING, self._watch.newest, frame))
+        return max(told, self._severity(Turn.LASTING, self._watch.newest, frame), key=GRAVITY.index)
 
     def _tell(self, turn: Turn, value: float, frame: Frame) -> Sequence[Finding]:
         begins = {
@@ -424,7 +424,7 @@ class CurveDetector(ExplainedCurve):
         if turn is Turn.LASTING:
             return self.episodes.update(
                 WHOLE_JOB,
-                severity=graver(Severity(told["severity"]), self._severity(turn, value, frame)),
+                severity=max(Severity(told["severity"]), self._severity(turn, value, frame), key=GRAVITY.index),
                 detected_step=frame.step,
                 detected_time_s=self.now_s,
                 confidence=max(told["confidence"], self._confidence),
@@ -508,8 +508,3 @@ class CurveDetector(ExplainedCurve):
         if ratio >= 1.01:
             return f"{(ratio - 1) * 100:.0f} % above {words} {base:.4g}"
         return f"{words} is {base:.4g}"
-
-
-def graver(one: Severity, other: Severity) -> Severity:
-    """The more urgent of two."""
-    return min(one, other, key=list(Severity).index)

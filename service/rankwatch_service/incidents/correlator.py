@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from rankwatch_detectors.base import Change, Finding, Kind, Severity
+from rankwatch_detectors.base import GRAVITY, Change, Finding, Kind, Severity
 from rankwatch_detectors.pace.slow_places import called
 from rankwatch_detectors.scope import WHOLE_JOB, IncidentScope, ScopeLevel
 from rankwatch_detectors.words import lasting
@@ -23,7 +23,6 @@ from rankwatch_service.incidents.causes import heads, may_cause, only_suspected,
 from rankwatch_service.incidents.hang import ASKED, PIDS, PIDS_MAX, rank_ranges
 from rankwatch_service.incidents.kinds import ENDED_WITH_JOB, KINDS
 from rankwatch_service.incidents.model import (
-    GRAVITY,
     Incident,
     Part,
     Placement,

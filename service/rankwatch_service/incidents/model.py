@@ -10,7 +10,7 @@ from enum import StrEnum
 from hashlib import sha256
 from typing import Any, Final, Protocol
 
-from rankwatch_detectors.base import Finding, Kind, Severity
+from rankwatch_detectors.base import GRAVITY, Finding, Kind, Severity
 from rankwatch_detectors.progress.hang import NOBODY
 from rankwatch_detectors.scope import IncidentScope
 from rankwatch_service.incidents.kinds import ENDED_BY_ITSELF, KINDS
@@ -181,9 +181,6 @@ SENTENCE: Final = "ranks_stand"
 LISTED_MAX: Final = 64
 """Parts kept of an incident: for 512 waiting ranks, a count says more than a list."""
 
-
-GRAVITY: Final = (Severity.INFO, Severity.WARNING, Severity.CRITICAL)
-"""Mildest first."""
 
 MEMORY_ERRORS: Final = "ecc"
 """The rule (field of the evidence) by which counters tell of memory errors that could not be corrected."""

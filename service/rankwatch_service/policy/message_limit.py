@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from rankwatch_detectors.base import GRAVITY
 from rankwatch_service.incidents.lost_time import HOUR_NS
-from rankwatch_service.incidents.model import GRAVITY, IncidentVersion
+from rankwatch_service.incidents.model import IncidentVersion
 
 MESSAGES_PER_HOUR: Final = 3
 

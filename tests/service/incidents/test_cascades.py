@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankwatch_detectors.base import Change, Finding, Kind, Severity
+from rankwatch_detectors.base import GRAVITY, Change, Finding, Kind, Severity
 from rankwatch_service.incidents.correlator import QUIET_S, SETTLE_S, Correlator
-from rankwatch_service.incidents.model import GRAVITY, Incident, TransitionKind, Update
+from rankwatch_service.incidents.model import Incident, TransitionKind, Update
 from rankwatch_service.short_ids import short
 from tests.support.values.findings import finding, topology_state
 

@@ -93,6 +93,8 @@ def sentences() -> Iterator[tuple[str, str]]:
         tree = ast.parse(file.read_text())
         left_out = {id(one.value) for one in ast.walk(tree) if isinstance(one, ast.Expr)}
         left_out |= {id(part) for one in ast.walk(tree) if isinstance(one, ast.Raise) for part in ast.walk(one)}
+        declared = [one for one in ast.walk(tree) if isinstance(one, ast.AnnAssign)]
+        left_out |= {id(one.value) for one in declared if ast.unparse(one.target) == "STATE"}  # names of attributes
         formatted = {id(part) for one in ast.walk(tree) if isinstance(one, ast.JoinedStr) for part in one.values}
         for one in ast.walk(tree):
             if not isinstance(one, ast.Constant) or not isinstance(one.value, str) or id(one) in left_out:
