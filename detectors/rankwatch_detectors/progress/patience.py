@@ -51,13 +51,13 @@ class HangConfig:
     """... nor one of up to this many times the longest one that ended well in this job."""
     pause_factor: float = 3.0
     """It is critical after this many times that longest one ..."""
-    alone_s: float = 15.0
-    """If the others wait within a step, it is critical after `pause_s`, since rank 0 or the first rank of a host saves
-    for all; that of any other rank after this: it fetches data, collects garbage, or will not come back."""
     pause_known_s: float = 300.0
     """... but not before this if all ranks pause: what comes after the last step is often longer ..."""
     pause_unknown_s: float = 900.0
     """... nor before this while no pause is known: people mark evaluations of a quarter of an hour as phases."""
+    alone_s: float = 15.0
+    """If the others wait within a step, a pause is critical after `pause_s`, since rank 0 or the first rank of a host
+    saves for all; that of any other rank after this: it fetches data, collects garbage, or will not come back."""
     log_lines: float = 8.0
     """A standstill is reported after this many usual steps, and `prompt_s`, if only a log's lines report finished
     steps. Evaluations, saves and waits for data are then not distinguishable, so it is critical only when a pause

@@ -65,8 +65,9 @@ class FingerprintDetector(DispatchingDetector):
         self._slices: Ints = np.zeros((0, 0), dtype=np.int64)
         """[n, rank]: which bits the n-th slice of a rank must have; -1: no other rank is known to have the same."""
         self._equal_step: int | None = None
+        """Newest step of this attempt in which all replicas agreed ..."""
         self._equal_s: float | None = None
-        """Newest step of this attempt in which all replicas agreed."""
+        """... and its time."""
 
     def _on_attempt(self, start: AttemptStart, *, new_attempt: bool, new_launch: bool) -> Sequence[Finding]:  # noqa: ARG002
         self._replicated = start.topology.replicated

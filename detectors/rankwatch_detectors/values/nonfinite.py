@@ -72,10 +72,10 @@ class NonfiniteConfig:
     """Rows in a row in which the loss is exactly 0 ..."""
     zero_before: int = 32
     """... after so many in which it was not near 0: the lowest of them is a tenth of their median, ..."""
-    dead_rows: int = 128
-    """Rows in a row in which the gradient norm is exactly 0: no loss depends on any parameter."""
     zero_digits: float = 100.0
     """... and that so many last digits: a loss that is printed as 0.0001 becomes 0 by rounding."""
+    dead_rows: int = 128
+    """Rows in a row in which the gradient norm is exactly 0: no loss depends on any parameter."""
     logged_rows: int = 4
     """A value present in this many rows in a row is expected in every row."""
     silent_rows: int = 2
