@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar
 
-from rankwatch_detectors.base import Frame, Occurrence
+from rankwatch_detectors.base import Frame, Kind, Occurrence
 from rankwatch_detectors.dispatch import typical
 from rankwatch_detectors.state import Stateful
 
@@ -39,6 +39,16 @@ def change_in(occurrence: Occurrence, attempt: str) -> Changed | None:
         return None
     who = "Training goes on with" if occurrence.fields.get("kind") else "The job declared a change:"
     return Changed(f"{who} {occurrence.fields.get('what')}.", -1 if occurrence.step is None else occurrence.step)
+
+
+def why_anew(occurrence: Occurrence, attempt: str, *kinds: Kind) -> str:
+    """Why what was usual is no measure any more, as a sentence: a change, or a person who accepts the present level of
+    one of these kinds; "" if the event tells of neither.
+    """
+    if (change := change_in(occurrence, attempt)) is not None:
+        return change.what
+    accepted = occurrence.kind == "accepted" and not {*kinds}.isdisjoint(occurrence.fields.get("kinds", ()))
+    return "The level was accepted." if accepted else ""
 
 
 class Declared(StrEnum):

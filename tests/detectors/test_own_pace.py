@@ -277,10 +277,15 @@ def test_a_slowness_of_seconds_is_a_long_episode() -> None:
 def test_a_change_that_the_job_declares_or_a_person_accepts_is_the_new_past() -> None:
     observations = observed_rollouts(8, 400, 1, slow={5: (3.0, 1000.0, FOR_GOOD_S)})
     at = next(n for n, one in enumerate(observations) if isinstance(one, Frame) and one.time_s > 1800.0)
-    for kind, fields in (("declared", {"what": "longer episodes"}), ("accepted", {"kinds": ["straggler"]})):
+    for kind, fields, why in (
+        ("declared", {"what": "longer episodes"}, "The job declared a change: longer episodes."),
+        ("declared", {"what": "another model: Net", "kind": "model"}, "Training goes on with another model: Net."),
+        ("accepted", {"kinds": ["straggler"]}, "The level was accepted."),
+    ):
         said = Occurrence(kind, ATTEMPT, "", 0.0, None, None, fields)
         findings = judge([*observations[:at], said, *observations[at:]], [OwnPastDetector(OwnPastConfig())])
         assert [f.change for f in findings] == [Change.OPEN, Change.CLOSE]
+        assert findings[-1].summary == why
 
 
 def test_where_ranks_march_together_others_judge() -> None:

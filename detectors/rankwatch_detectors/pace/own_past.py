@@ -33,6 +33,7 @@ from rankwatch_detectors.base import (
     Severity,
     StepKind,
 )
+from rankwatch_detectors.declared import why_anew
 from rankwatch_detectors.dispatch import ATTEMPT_ENDED, OTHER_CLOCK, DispatchingDetector, finite, where_usable
 from rankwatch_detectors.episodes import Episodes
 from rankwatch_detectors.pace.witness import cpu_seconds, own_seconds, wanted_seconds
@@ -231,7 +232,7 @@ class OwnPastDetector(DispatchingDetector):
     def __init__(self, config: OwnPastConfig) -> None:
         super().__init__()
         self.name = "own_past"
-        self.version = 3
+        self.version = 4
         self._config = config
         self._blocks = OwnBlocks(config.blocks)
         self._accelerated = False
@@ -261,13 +262,8 @@ class OwnPastDetector(DispatchingDetector):
         return self._begin_anew(why, 0 if topology.lockstep else topology.world_size)
 
     def _on_occurrence(self, occurrence: Occurrence) -> Sequence[Finding]:
-        kinds = occurrence.fields.get("kinds", ())
-        declared = occurrence.kind == "declared" and occurrence.attempt == self.attempt
-        accepted = occurrence.kind == "accepted" and (Kind.STRAGGLER in kinds or Kind.SLOWDOWN in kinds)
-        if self.lockstep or not (declared or accepted):
-            return ()
-        why = f"The job declared a change: {occurrence.fields.get('what')}." if declared else "The level was accepted."
-        return self._begin_anew(why, self.world_size)
+        why = why_anew(occurrence, self.attempt, Kind.STRAGGLER, Kind.SLOWDOWN)
+        return self._begin_anew(why, self.world_size) if why and not self.lockstep else ()
 
     def _begin_anew(self, why: str, ranks: int) -> list[Finding]:
         self._restart(ranks)

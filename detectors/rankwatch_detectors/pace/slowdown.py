@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from rankwatch_detectors.base import AttemptStart, Change, Finding, Frame, Kind, Occurrence, Severity, StepKind
-from rankwatch_detectors.declared import AMOUNTS, WORK, Schedule, ScheduleConfig
+from rankwatch_detectors.declared import AMOUNTS, WORK, Schedule, ScheduleConfig, why_anew
 from rankwatch_detectors.dispatch import ATTEMPT_ENDED, OTHER_CLOCK, typical
 from rankwatch_detectors.episodes import Episodes
 from rankwatch_detectors.explanation import (
@@ -228,7 +228,7 @@ class SlowdownDetector(ExplainedSlowdown):
     def __init__(self, config: SlowdownConfig) -> None:
         super().__init__()
         self.name = "slowdown"
-        self.version = 12
+        self.version = 13
         self._config = config
         self._baseline = PeerBaseline(config.baseline, compared=False)
         self._bank = ShiftBank(tuple(map(math.log, config.ratios)), config.baseline.clip_sigmas, config.rows_min)
@@ -292,13 +292,12 @@ class SlowdownDetector(ExplainedSlowdown):
         return findings
 
     def _on_occurrence(self, occurrence: Occurrence) -> Sequence[Finding]:
-        declared = occurrence.kind == "declared" and occurrence.attempt == self.attempt
-        if not declared and not (occurrence.kind == "accepted" and self.kind in occurrence.fields.get("kinds", ())):
+        why = why_anew(occurrence, self.attempt, self.kind)
+        if not why:
             return ()
         self._relearn()
         self._bank.clear(2)
         self._anchor.clear()
-        why = f"The job declared a change: {occurrence.fields.get('what')}." if declared else "The level was accepted."
         return self._audible(self.episodes.close_all(self.now_s, why))
 
     def _on_frame(self, frame: Frame) -> Sequence[Finding]:
