@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping
+from operator import attrgetter
 from typing import Any, Final
 
 import numpy as np
@@ -21,8 +22,9 @@ from rankwatch_detectors.base import Bools, Floats, Presence
 GONE_STATES: Final = frozenset({"left", "exited"})
 """States after which a rank does not report again."""
 
-FLOATS: Final = ("heard_s", "told_s", "phase_age_s", "step_age_s", "cpu_s", "outside_s")
-"""Columns of numbers, named as in `Presence`."""
+TIMES: Final = ("heard_s", "told_s")
+FLOATS: Final = (*TIMES, "phase_age_s", "step_age_s", "cpu_s", "outside_s")
+"""Columns of numbers, named as in `Presence` and, but for the times, in `wire.Progress`."""
 TEXTS: Final = ("phase", "state", "os_state", "doing")
 """Columns of texts."""
 
@@ -59,12 +61,9 @@ class ProgressBoard:
         self._floats["heard_s"][ranks] = now_s
         # Of several blocks of one rank the last counts, since NumPy assigns in order. A sender may leave its time 0.
         self._floats["told_s"][ranks] = [batch.sent_unix_ns / 1e9 or now_s for _, batch in told]
-        self._floats["phase_age_s"][ranks] = [block.phase_age_s for block in known]
-        self._floats["step_age_s"][ranks] = [block.step_age_s for block in known]
-        self._floats["cpu_s"][ranks] = [block.cpu_s for block in known]
-        self._floats["outside_s"][ranks] = [block.outside_s for block in known]
-        self._ints["step"][ranks] = [block.step for block in known]
-        self._ints["collective_seq"][ranks] = [block.collective_seq for block in known]
+        for name, column in (self._floats | self._ints).items():
+            if name not in TIMES:
+                column[ranks] = list(map(attrgetter(name), known))
         phases, os_states, states, doing = (self._texts[name] for name in ("phase", "os_state", "state", "doing"))
         gone = []
         for block in known:
@@ -128,22 +127,9 @@ class ProgressBoard:
 
     def presence(self) -> Presence:
         """A copy for the detectors."""
-        return Presence(
-            attempt=self.attempt,
-            heard=self._heard.copy(),
-            heard_s=self._floats["heard_s"].copy(),
-            told_s=self._floats["told_s"].copy(),
-            step=self._ints["step"].copy(),
-            phase=tuple(self._texts["phase"]),
-            phase_age_s=self._floats["phase_age_s"].copy(),
-            step_age_s=self._floats["step_age_s"].copy(),
-            collective_seq=self._ints["collective_seq"].copy(),
-            state=tuple(self._texts["state"]),
-            os_state=tuple(self._texts["os_state"]),
-            cpu_s=self._floats["cpu_s"].copy(),
-            outside_s=self._floats["outside_s"].copy(),
-            doing=tuple(self._texts["doing"]),
-        )
+        columns: dict[str, Any] = {name: column.copy() for name, column in (self._floats | self._ints).items()}
+        columns |= {name: tuple(column) for name, column in self._texts.items()}
+        return Presence(attempt=self.attempt, heard=self._heard.copy(), **columns)
 
     def state(self) -> dict[str, Any]:
         """Everything that decides the future: JSON types and arrays."""
