@@ -324,7 +324,7 @@ class StragglerDetector(ExplainedStraggler):
     def __init__(self, config: StragglerConfig) -> None:
         super().__init__()
         self.name = "straggler"
-        self.version = 15
+        self.version = 16
         self._config = config
         # Two witnesses of ranks at most judge a row, or three of which two share; the last third is for places.
         share = config.budget / 3
@@ -546,7 +546,7 @@ class StragglerDetector(ExplainedStraggler):
         state.told, state.changed, state.calm, state.calm_sum = state.excess, 0, 0, 0.0
         scope, ratio = IncidentScope.of_rank(rank), math.exp(state.beyond_peers)
         name = self._name(witness)
-        figures = self._figures(float(np.median(seconds[witness.peers_of(rank)])), ratio, frame)
+        figures = self._figures(seconds, [rank], witness.peers_of(rank), ratio, frame)
         return self.episodes.update(
             scope,
             detected_step=frame.step,
@@ -600,7 +600,7 @@ class StragglerDetector(ExplainedStraggler):
         """Evidence about several ranks that need so many times as long as the others, and the cause class."""
         others = np.setdiff1d(np.flatnonzero(witness.usable), ranks)[:PEERS_SHOWN_MAX].tolist()
         phases = phase_excess(frame, ranks, others)
-        figures = self._figures(float(np.median(seconds[others])), ratio, frame)
+        figures = self._figures(seconds, ranks, others, ratio, frame)
         device = 2 * sum(self._device.suspects(rank) for rank in ranks) > len(ranks)
         added_s, by = figures["busy_s"] - figures["peers_busy_s"], self._name(witness)
         evidence = {**figures, "witness": by, "ranks": len(ranks), "phase_excess_s": phases}
@@ -613,7 +613,7 @@ class StragglerDetector(ExplainedStraggler):
         rank = crossing.rank
         peers = witness.peers_of(rank)
         phases = phase_excess(frame, [rank], peers)
-        figures = self._figures(float(np.median(seconds[peers])), ratio, frame)
+        figures = self._figures(seconds, [rank], peers, ratio, frame)
         evidence = {
             **figures,
             "witness": self._name(witness),
@@ -630,10 +630,17 @@ class StragglerDetector(ExplainedStraggler):
         added_s = figures["busy_s"] - figures["peers_busy_s"]
         return evidence, cause_class(phases, added_s, witness=self._name(witness), device=device)
 
-    def _figures(self, peers_busy_s: float, ratio: float, frame: Frame) -> dict[str, float]:
-        """How much slower it is. Its busy time is computed from the ratio, since a single row is mostly noise."""
-        cost = self._cost(peers_busy_s * ratio, ratio, typical(frame, "step_time_s"))
-        seconds_told = {"busy_s": peers_busy_s * ratio, "peers_busy_s": peers_busy_s}
+    def _figures(
+        self, seconds: Floats, ranks: Sequence[int], peers: Sequence[int], ratio: float, frame: Frame
+    ) -> dict[str, float]:
+        """How much slower these ranks are. Their busy time is computed from the ratio, since a single row is mostly
+        noise; and the step from its own, since a rank that is slow in every second step makes this one longer.
+        """
+        own_s, peers_busy_s = (float(np.median(seconds[list(of)])) for of in (ranks, peers))
+        step_s, busy_s = typical(frame, "step_time_s"), peers_busy_s * ratio
+        usual_s = None if step_s is None else step_s + busy_s - max(own_s, peers_busy_s)
+        cost = self._cost(busy_s, ratio, usual_s)
+        seconds_told = {"busy_s": busy_s, "peers_busy_s": peers_busy_s}
         return {"ratio": ratio, "rate": 1 / ratio, **seconds_told, "cost_gpu_hours_per_hour": cost}
 
     def _from_the_first_step(self, witness: Witness, crossing: Crossing) -> bool:

@@ -32,6 +32,9 @@ LOOK_NS: Final = 10 * 60 * 10**9
 GOES_ON_NS: Final = 3 * 60 * 10**9
 """How long after an order steps must go on."""
 
+NOTHING: Final = "nothing"
+"""What happens by itself, where that is nothing."""
+
 COST_MIN: Final = 0.01
 """Least cost that is told, in hours of one GPU."""
 
@@ -39,6 +42,8 @@ COMMAND: Final = re.compile(rf"`(rankwatch (?:{'|'.join(Action)}) [^`]+)`")
 
 HOST: Final = re.compile(r"\b(on|On|of|without) (?:the|that|its) host\b")
 """How steps of a kind call the host of the ranks, which is named where it is one."""
+
+LAUNCH: Final = "start the job with the command that launched it"
 
 PLACES_MAX: Final = 4
 """Ranks or hosts that a step names."""
@@ -48,8 +53,6 @@ _DOES: Final[Mapping[str, str]] = {
     Action.RELAUNCH: "new processes from {checkpoint}",
     Action.CHECKPOINT: "saves the work so far",
     Action.TRACE: "records some steps",
-    Action.STOP: "ends training on all ranks",
-    Action.PAUSE: "all ranks wait, with their memory",
 }
 
 
@@ -73,9 +76,6 @@ class WhatNow:
         """All of it, one below the other."""
         automatic = () if self.automatic in ("", NOTHING) else (f"Automatic: {self.automatic}.",)
         return [*automatic, *self.steps]
-
-
-NOTHING: Final = "nothing"
 
 
 def what_now(incident: IncidentVersion, world_size: int = 0, accelerated: bool = True) -> WhatNow:
@@ -152,8 +152,8 @@ class _Case:
 
     # ---- sentences ---------------------------------------------------------------------------------------------------
 
-    def typed(self, action: str) -> str:
-        return f"`rankwatch {action} {shlex.quote(one_line(self.incident.job))}`"
+    def typed(self, command: str) -> str:
+        return f"`rankwatch {command} {shlex.quote(one_line(self.incident.job))}`"
 
     def command(self, action: str, more: str = "") -> str:
         """A command with what it does and costs; empty if the job cannot do that, or it needs a checkpoint and there is
@@ -191,12 +191,11 @@ class _Case:
 
     def see_that_it_goes_on(self, at_unix_ns: float) -> str:
         """What is left where a rollback or a relaunch is ordered already, or will be at a time."""
-        job, way = shlex.quote(one_line(self.incident.job)), self.way(Action.RELAUNCH) or {}
+        way, until = self.way(Action.RELAUNCH) or {}, self.at(at_unix_ns + GOES_ON_NS + 59e9)
         same = way.get("checkpoint") == (self.policy.get("ordered") or way).get("checkpoint")
-        why = f"see why in `rankwatch commands --job {job}`, and start the job with the command that launched it"
+        why = f"see why in {self.typed('commands --job')}, and {LAUNCH}"
         else_ = (not same and self.command(Action.RELAUNCH)) or why
-        until = self.at(at_unix_ns + GOES_ON_NS + 59e9)
-        return f"See in `rankwatch jobs show {job}` that training goes on. If no step is trained by {until}: {else_}."
+        return f"See in {self.typed('jobs show')} that training goes on. If no step is trained by {until}: {else_}."
 
     # ---- what rankwatch does -----------------------------------------------------------------------------------------
 
@@ -211,7 +210,7 @@ class _Case:
             held += ", and waits for an approval: `rankwatch commands --waiting`" * bool(ordered.get("approval"))
             gone = incident.kind is Kind.DEVICE_FAULT and incident.severity is Severity.CRITICAL
             fails = "; it fails if the device is gone" * (gone and ordered["action"] == Action.CHECKPOINT)
-            return f"{_target(ordered)}, ordered at {at} ({costs}{fails}){held}"
+            return f"{_target(ordered)}, ordered by the policy at {at} ({costs}{fails}){held}"
         if policy.get("mode") == Mode.SUGGEST and action:
             if reason == NOT_CRITICAL_YET:
                 way = self.way(action) or {"action": action}
@@ -305,7 +304,7 @@ class _Case:
 
     def of_a_hang(self, steps: list[str]) -> list[str]:
         first, *others = hang_steps(steps, self.incident.evidence, self.incident.hosts)
-        relaunch = self.command(Action.RELAUNCH) or "end its processes, and start the job with its launch command"
+        relaunch = self.command(Action.RELAUNCH) or f"end its processes, and {LAUNCH}"
         onset, go_on = self.incident.onset_unix_ns, first.startswith("Continue")
         if "py-spy" in first and (self.ordered == Action.RELAUNCH or self.policy.get("reason") == NOT_CRITICAL_YET):
             first = f"Where {self.ranks} stood is in the incident, as all ranks are asked for their stacks."
@@ -314,11 +313,8 @@ class _Case:
         after = f"Then {'if no step follows within a minute: ' * go_on}{relaunch}."
         if self.policy.get("reason") == NOT_CRITICAL_YET:
             after = self.see_that_it_goes_on(onset + (seconds_of(self.incident.evidence) or 0.0) * 1e9)
-            return (
-                [first, after, *others]
-                if go_on
-                else [f"Nothing to do before that: it may pass. {after}", first, *others]
-            )
+            may_pass = f"Nothing to do before that: it may pass. {after}"
+            return [first, after, *others] if go_on else [may_pass, first, *others]
         if self.incident.severity is Severity.INFO and not go_on:
             wait = f"Nothing to do before it becomes critical by itself, {self.as_critical()}: it may pass."
             return [f"{wait} Then: {lower(first)}", after, *others]
@@ -326,13 +322,9 @@ class _Case:
 
     def started_again(self) -> str:
         """How a job goes on whose processes have ended."""
-        from_ = self.incident.checkpoint
-        launch, list_ = "start the job with the command that launched it", f"rankwatch checkpoints {self.incident.job}"
-        begins = (
-            f"training goes on from {checkpoint(from_)}"
-            if from_
-            else (f"it begins from scratch, as no good checkpoint is known (`{list_}` lists all)")
-        )
+        launch, begins = LAUNCH, f"training goes on from {checkpoint(self.incident.checkpoint)}"
+        if not self.incident.checkpoint:
+            begins = f"it begins from scratch, as no good checkpoint is known ({self.typed('checkpoints')} lists all)"
         if self.restarts and self.ordered != Action.STOP:
             return f"If no step is trained by {self.at(self.incident.onset_unix_ns + LOOK_NS)}: {launch}; {begins}."
         return f"Once that is mended, {launch}: {begins}."
@@ -341,11 +333,9 @@ class _Case:
         """Wrong numbers in weights or gradients: go back, then find out where they come from."""
         incident, kind = self.incident, self.incident.kind
         if has_norm_alone(kind, incident.severity, incident.evidence):
-            critical = f"it becomes critical by itself if the weights of {self.ranks} differ from its replicas'"
-            return [
-                f"Nothing to do now: {critical}.",
-                f"If it stays: compare the data of {self.ranks} with the others'.",
-            ]
+            if_critical = f"it becomes critical by itself if the weights of {self.ranks} differ from its replicas'"
+            then = f"If it stays: compare the data of {self.ranks} with the others'."
+            return [f"Nothing to do now: {if_critical}.", then]
         if incident.severity is not Severity.CRITICAL:
             finite = "Nothing to do now: while loss and gradients stay finite, nothing is lost; else it is told again"
             return [f"{finite}, as critical.", *steps[1:]]
@@ -366,50 +356,38 @@ class _Case:
         back = self.command(Action.ROLLBACK) or self.command(Action.RELAUNCH)
         if self.ordered in (Action.ROLLBACK, Action.RELAUNCH):
             return [self.see_that_it_goes_on(self.policy["ordered"]["unix_ns"]), cause, *steps[1:]]
-        if not back:
-            stop = self.typed(Action.STOP)
-            back = f"Stop the job ({stop}), and start it from a checkpoint from before {onset}"
-            return [f"{back}: no good one is known to rankwatch.", cause, *steps[1:]]
-        return [f"Go back: {back}.", cause, *steps[1:]]
+        stop = f"Stop the job ({self.typed(Action.STOP)}), and start it from a checkpoint from before {onset}"
+        return [f"Go back: {back}." if back else f"{stop}: no good one is known.", cause, *steps[1:]]
 
     def of_divergence(self, steps: list[str]) -> list[str]:
         resolve = f"`rankwatch incidents resolve {short(self.incident.id)} --reason planned`"
         resume = f", and {self.typed(Action.RESUME)}" * (self.ordered == Action.PAUSE)
         back = self.command(Action.ROLLBACK) or self.command(Action.RELAUNCH)
         back = back or "start it again from a checkpoint from before the onset"
-        return [
-            f"If a change of data or schedule was meant to do this: {resolve}{resume}. "
-            f"If not: {back}, with a lower learning rate or other data.",
-            *steps[1:],
-        ]
+        meant = f"If a change of data or schedule was meant to do this: {resolve}{resume}."
+        return [f"{meant} If not: {back}, with a lower learning rate or other data.", *steps[1:]]
 
     def of_a_device(self, steps: list[str]) -> list[str]:
         """An error that a device reports: save while the job still runs, then take the device away."""
-        relaunch = self.command(Action.RELAUNCH) or "start the job again"
-        advised = self.incident.summary.removesuffix(".").rpartition("; ")[2]
-        advised = advised if "; " in self.incident.summary else "restart the machine"
+        relaunch = self.command(Action.RELAUNCH) or LAUNCH
+        _, known, advised = self.incident.summary.removesuffix(".").rpartition("; ")
         save = "" if self.ordered else f"If steps still go on, save first: {self.typed(Action.CHECKPOINT)}. "
         if self.incident.severity is Severity.CRITICAL:
             spare = f"{save}Put a spare in place of {self.host}, and {relaunch}."
-            then = (
-                f"Without a spare, and before {self.host} is used again: {advised}; if it comes again, replace the GPU."
-            )
-            return [spare, then, *steps[1:]]
+            mend = f"{advised if known else 'restart the machine'}; if it comes again, replace the GPU"
+            return [spare, f"Without a spare, and before {self.host} is used again: {mend}.", *steps[1:]]
         cost = self.price({"cost_gpu_hours": RELAUNCH_S * self.world_size / 3_600})
-        saved = f"`rankwatch checkpoints {shlex.quote(one_line(self.incident.job))}`"
-        fresh = (
-            f"{save}As soon as {saved} lists it as good: {self.typed(Action.RELAUNCH)} (new processes from it; {cost})."
-        )
+        saved = f"{save}As soon as {self.typed('checkpoints')} lists it as good"
+        fresh = f"{saved}: {self.typed(Action.RELAUNCH)} (new processes from it; {cost})."
         return [fresh, f"If it comes again on that device: put a spare in place of {self.host}.", *steps[1:]]
 
     def of_silence(self) -> list[str]:
-        name = one_line(self.incident.job)
         if self.incident.evidence["steps_go_on"]:
-            log = f"`{name}.agent.log` (in $RANKWATCH_DIR, else in /dev/shm/rankwatch-UID)"
+            log = f"`{one_line(self.incident.job)}.agent.log` (in $RANKWATCH_DIR, else in /dev/shm/rankwatch-UID)"
             look = f"Only the agent is away: on {self.host} read its {log}, and see disk (`df`) and network."
-            return [look, f"If it is gone, start it again there: `rankwatch agent --job {shlex.quote(name)}`."]
+            return [look, f"If it is gone, start it again there: {self.typed('agent --job')}."]
         down = f"Training stands still as well, so {self.host} is probably down: look at its console, or `ping` it"
-        relaunch = self.command(Action.RELAUNCH) or self.started_again()
+        relaunch = self.command(Action.RELAUNCH) or LAUNCH
         return [f"{down}.", f"If it is down: a spare in its place, and {relaunch}."]
 
 

@@ -101,7 +101,9 @@ def test_what_the_policy_has_ordered_stays_told_while_it_cools_down():
     desk.find(replace(hang(), change=Change.UPDATE, summary="It hangs on."))
     policy = incident.suggestion["policy"]
     assert (policy["mode"], policy["ordered"]) == ("suggest", ordered)
-    assert what_now(incident.version(), 8).automatic.startswith("relaunch from the checkpoint of step 5, ordered at ")
+    assert what_now(incident.version(), 8).automatic.startswith(
+        "relaunch from the checkpoint of step 5, ordered by the policy at "
+    )
 
 
 def test_a_rollback_that_a_rule_wants_by_relaunch_is_told_as_it_will_be():

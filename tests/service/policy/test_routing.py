@@ -5,6 +5,7 @@ import json
 import pytest
 
 from rankwatch_detectors.base import Kind
+from rankwatch_detectors.scope import WHOLE_JOB, IncidentScope
 from rankwatch_service.incidents.model import Consequence
 from rankwatch_service.labels import incident_labels
 from rankwatch_service.policy.command import CommandRequest
@@ -73,9 +74,9 @@ def test_who_wants_to_hear_of_hangs_hears_of_one_that_a_slow_rank_has_brought():
         ({"kind": "hang"}, {}, False),
         ({"scope": "rank:4"}, {}, False),
         ({"scope": "host:node-a"}, {}, True),
-        ({"scope": "host:node-a"}, {"hosts": ["node-a", "node-b"], "scope": "job"}, False),
-        ({"scope": "rank:3"}, {"kind": "rank_lost", "scope": "host:node-a"}, True),
-        ({"scope": "rank:3"}, {"ranks": [3, 4], "scope": "job"}, False),
+        ({"scope": "host:node-a"}, {"hosts": ["node-a", "node-b"], "scope": WHOLE_JOB}, False),
+        ({"scope": "rank:3"}, {"kind": "rank_lost", "scope": IncidentScope.of_host("node-a")}, True),
+        ({"scope": "rank:3"}, {"ranks": [3, 4], "scope": WHOLE_JOB}, False),
         ({"matchers": ('host="node-a"',)}, {}, True),
         ({"matchers": ('host=~"node-.*"', 'severity!="critical"')}, {}, True),
         ({"matchers": ('host=~"node-.*"', 'severity="critical"')}, {}, False),

@@ -55,7 +55,7 @@ def test_where_the_first_step_is_to_go_back_the_command_is_it():
 def test_what_the_policy_has_ordered_is_told_with_its_time_and_left_to_be_watched():
     told = now("nonfinite", "critical", {}, (BACK, RELAUNCH), ordered(BACK))
     assert told.automatic == (
-        "rollback to the checkpoint of step 470, ordered at 08:53:20 UTC "
+        "rollback to the checkpoint of step 470, ordered by the policy at 08:53:20 UTC "
         "(rule r1; costs 17 s of the job, 0.31 GPU-hours)"
     )
     assert told.steps[0].startswith(
@@ -260,7 +260,7 @@ def test_a_launcher_that_starts_the_job_again_is_waited_for():
         "If no step is trained by 09:03 UTC: start the job with the command that launched it"
     )
     stopped = now("rank_lost", "critical", {"signal": 9}, (WAIT | {"reason": RESTARTED},), ordered({"action": "stop"}))
-    assert stopped.automatic == "stop of all ranks, ordered at 08:53:20 UTC (rule r1)"
+    assert stopped.automatic == "stop of all ranks, ordered by the policy at 08:53:20 UTC (rule r1)"
     assert "Once that is mended" in stopped.steps[1]
 
 
