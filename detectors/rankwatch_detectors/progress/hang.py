@@ -300,7 +300,8 @@ class HangDetector(DispatchingDetector):
 
     def _standstill(self, presence: Presence, running: Bools) -> Standstill | None:
         behind, paused = self._behind(presence, running)
-        limits = self._limits(presence, running, behind, paused=paused)
+        together = self._together(presence, running)
+        limits = self._limits(presence, running, behind, together, paused=paused)
         lag_s = self.now_s - presence.heard_s
         # What a rank did between two steps is no part of the work that it has begun since.
         in_step_s = presence.step_age_s - np.where(presence.outside_s < 0, self._rested[1], 0.0)
@@ -315,9 +316,9 @@ class HangDetector(DispatchingDetector):
         if since_s < limits.told_s or not anyone(stuck):
             return None
         age_s = min(float((told_s + lag_s)[stuck].max()), since_s)
-        return Standstill(stuck, age_s, limits, paused, self._together(presence, running))
+        return Standstill(stuck, age_s, limits, paused, together)
 
-    def _limits(self, presence: Presence, running: Bools, behind: Bools, *, paused: bool) -> Limits:
+    def _limits(self, presence: Presence, running: Bools, behind: Bools, together: str, *, paused: bool) -> Limits:
         """How long this standstill may last; the phase with the longest deadline on any rank decides for all."""
         # What is usual need not be known: a stopped rank makes no progress, and the others wait for it.
         stopped = self._stopped_at_s is not None and self.now_s - self._stopped_at_s >= self._config.stopped_s
@@ -327,7 +328,6 @@ class HangDetector(DispatchingDetector):
         cold = self._newest is not None and self._newest < self._cold_until
         told = presence.told("phase")
         limits = self._patience.in_step(log=UNREPORTED in told, cold=cold, first=self._first_step()[0])
-        together = self._together(presence, running)
         if paused and told.isdisjoint(name for name, _ in phases) and together != COLLECTIVE:
             apart = _apart(presence, running, behind)
             leading = anyone(self._leads[behind])
