@@ -314,7 +314,7 @@ class _Case:
         if self.policy.get("reason") == NOT_CRITICAL_YET:
             after = self.see_that_it_goes_on(onset + (seconds_of(self.incident.evidence) or 0.0) * 1e9)
             may_pass = f"Nothing to do before that: it may pass. {after}"
-            return [first, after, *others] if go_on else [may_pass, first, *others]
+            return [may_pass, first, *others] if first.startswith("Where") else [first, after, *others]
         if self.incident.severity is Severity.INFO and not go_on:
             wait = f"Nothing to do before it becomes critical by itself, {self.as_critical()}: it may pass."
             return [f"{wait} Then: {lower(first)}", after, *others]

@@ -197,6 +197,9 @@ def test_a_host_that_is_silent_cannot_be_asked_for_stacks():
     silent = steps("hang", "critical", {"missing": [{"rank": 3, "silent_s": 4.0}]})
     assert silent[0].startswith("See whether node-a is up (`ping`, its console): it last reported 4 s before ")
     assert not any("py-spy" in step for step in silent)
+    waits = {"mode": "suggest", "action": "relaunch", "reason": NOT_CRITICAL_YET}
+    evidence = {"missing": [{"rank": 3, "silent_s": 4.0}], "critical_after_s": 5.0}
+    assert steps("hang", "info", evidence, (RELAUNCH,), waits)[0] == silent[0]
 
 
 @pytest.mark.parametrize(
