@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 COLUMNS: Final[Mapping[str, str]] = {
@@ -30,6 +30,16 @@ def column_words(name: str) -> str:
     ('gradient norm', 'val/accuracy')
     """
     return COLUMNS.get(name, name)
+
+
+def listed(items: Sequence[object], most: int) -> str:
+    """The first items, and how many more there are.
+
+    >>> listed([1, 2, 3], 4), listed([1, 2, 3], 2)
+    ('1, 2, 3', '1, 2 and 1 more')
+    """
+    more = len(items) - most
+    return ", ".join(map(str, items[:most])) + (f" and {more} more" if more > 0 else "")
 
 
 def compared(ratio: float) -> str:

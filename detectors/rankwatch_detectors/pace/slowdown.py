@@ -273,6 +273,7 @@ class SlowdownDetector(ExplainedSlowdown):
         self._parts.clear()
         apart = np.asarray([WHOLE, REST], dtype=np.int64)
         self._baseline.regroup(apart, np.full_like(apart, -1))
+        self._bank.clear(2)
 
     def _on_attempt(self, start: AttemptStart, *, new_attempt: bool, new_launch: bool) -> Sequence[Finding]:
         other_clock = not new_attempt and start.topology.accelerated != self._accelerated
@@ -296,7 +297,6 @@ class SlowdownDetector(ExplainedSlowdown):
         if not why:
             return ()
         self._relearn()
-        self._bank.clear(2)
         self._anchor.clear()
         return self._audible(self.episodes.close_all(self.now_s, why))
 
@@ -428,7 +428,6 @@ class SlowdownDetector(ExplainedSlowdown):
             if self._is_slow or not self._is_explained(crossing):
                 return crossing
             self._relearn()
-            self._bank.clear(2)
             self._anchor.clear()
             return None
         self._missing = self._lacks(proof, agreed=bool(agreed))
@@ -523,7 +522,6 @@ class SlowdownDetector(ExplainedSlowdown):
             return self._follow(frame, residual, seconds, shared=shared)
         if crossing is not None and crossing.effect < 0:
             self._relearn()
-            self._bank.clear(2)
             return []
         if crossing is None or (shared and crossing.effect < math.log(config.shared_ratio_min)):
             self._since_s = None

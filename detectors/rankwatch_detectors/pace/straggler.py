@@ -58,7 +58,7 @@ from rankwatch_detectors.scope import WHOLE_JOB, IncidentScope, ScopeLevel
 from rankwatch_detectors.state import Stateful
 from rankwatch_detectors.statistics.baseline import BaselineConfig
 from rankwatch_detectors.statistics.shift import ROWS_BETWEEN, Crossing
-from rankwatch_detectors.words import duration, percent, slower_than
+from rankwatch_detectors.words import duration, listed, percent, slower_than
 
 
 @dataclass(frozen=True, slots=True)
@@ -514,11 +514,8 @@ class StragglerDetector(ExplainedStraggler):
         if not ranks:
             return []
         ratios = {str(rank): math.exp(offset[rank]) for rank in ranks}
-        shown = ", ".join(
-            f"{name[0].lower()}{name[1:]} by {percent(math.exp(offset[rank]))} %"
-            for rank, name in ((rank, self._names[rank]) for rank in ranks[:RANKS_SHOWN])
-        )
-        more = f" and {len(ranks) - RANKS_SHOWN} more" if len(ranks) > RANKS_SHOWN else ""
+        names = [f"{self._names[rank]} by {percent(math.exp(offset[rank]))} %" for rank in ranks]
+        shown = listed([f"{name[:1].lower()}{name[1:]}" for name in names], RANKS_SHOWN)
         slowest = ranks[0]
         return self.standing.open(
             IncidentScope.of_rank(slowest) if len(ranks) == 1 else WHOLE_JOB,
@@ -531,7 +528,7 @@ class StragglerDetector(ExplainedStraggler):
             detected_time_s=self.now_s,
             score=float(offset[slowest] / witness.sigma[slowest]),
             confidence=0.9,
-            summary=f"Slower than their peers from the first step on: {shown}{more}.",
+            summary=f"Slower than their peers from the first step on: {shown}.",
             evidence={
                 "standing": True,
                 "ratio": math.exp(offset[slowest]),

@@ -46,6 +46,7 @@ from rankwatch_detectors.progress.arrival import (
 from rankwatch_detectors.progress.patience import PAUSE, PAUSE_APART, PAUSE_INSIDE, HangConfig, Limits, Patience
 from rankwatch_detectors.scope import WHOLE_JOB
 from rankwatch_detectors.statistics.peers import anyone, everyone, median
+from rankwatch_detectors.words import listed
 
 NAMED_MAX = 4
 """Ranks that a sentence names."""
@@ -408,15 +409,10 @@ class HangDetector(DispatchingDetector):
         if self.world_size == 1:
             return ""
         if missing.ranks:
-            first, *others = missing.ranks
-            who = f"rank {first}" + (f" on {self._hosts[first]}" if self._hosts[first] and not others else "")
-            if others:
-                listed = ", ".join(str(rank) for rank in missing.ranks[:NAMED_MAX])
-                more = len(missing.ranks) - NAMED_MAX
-                hosts = {self._hosts[rank] for rank in missing.ranks}
-                who = f"ranks {listed}" + (f" and {more} more" if more > 0 else "")
-                who += f" on {hosts.pop()}" if len(hosts) == 1 and all(hosts) else ""
-            return f"; the others wait for {who} ({missing.decided_by.replace('it ', 'each ', 1 if others else 0)})"
+            hosts, several = {self._hosts[rank] for rank in missing.ranks}, len(missing.ranks) > 1
+            who = f"rank{'s' * several} {listed(missing.ranks, NAMED_MAX)}"
+            who += f" on {hosts.pop()}" if len(hosts) == 1 and all(hosts) else ""
+            return f"; the others wait for {who} ({missing.decided_by.replace('it ', 'each ', int(several))})"
         if still.together == COLLECTIVE:
             return f"; all {self.world_size} ranks wait in a collective"
         if still.together == OWN:

@@ -22,7 +22,7 @@ from rankwatch_detectors.pace.witness import Witness, WitnessConfig
 from rankwatch_detectors.scope import WHOLE_JOB, IncidentScope
 from rankwatch_detectors.statistics.baseline import BaselineConfig
 from rankwatch_detectors.statistics.shift import Crossing
-from rankwatch_detectors.words import compared
+from rankwatch_detectors.words import compared, listed
 
 MAJORITY_MIN = 3
 
@@ -180,7 +180,7 @@ def _wrong_weights(ranks: Sequence[int], since: str, agree: int, replicas: int) 
     if agree:
         which = f"its {agree} replicas" if agree == replicas else f"{agree} of its {replicas} replicas"
         return f"The weights of rank {ranks[0]} are wrong {since}: {which} agree with each other, not with it."
-    few = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+    few = listed(ranks, 8)
     return f"The weights of replicas on ranks {few} differ {since}, and no majority shows which of them are wrong."
 
 

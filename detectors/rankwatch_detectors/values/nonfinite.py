@@ -387,11 +387,8 @@ class NonfiniteDetector(DispatchingDetector):
                 self._rows_left.pop(name, None)
         if self._bad:
             return []
-        summary = f"All values are finite again in step {frame.step}."
-        if zero:
-            summary = f"The loss is not 0 any more in step {frame.step}."
-        if dead:
-            summary = f"Gradients are not 0 any more in step {frame.step}."
+        well_again = "The loss is not 0 any more" if zero else "All values are finite again"
+        summary = f"{'Gradients are not 0 any more' if dead else well_again} in step {frame.step}."
         return [f for scope in self.episodes for f in self.episodes.close(scope, frame.step, self.now_s, summary)]
 
 

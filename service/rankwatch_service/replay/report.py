@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from rankwatch_detectors.base import Kind
+from rankwatch_detectors.words import listed
 from rankwatch_service.incidents.lost_time import cost_unit
 from rankwatch_service.incidents.model import Incident
 from rankwatch_service.numbers import plain
@@ -138,11 +139,11 @@ def what_was_read(outcome: ReplayResult, seconds: float) -> str:
 
 def culprits(incident: Incident) -> str:
     """The culprits: ranks and hosts, as far as they are known."""
-    ranks = ", ".join(map(str, incident.ranks[:RANKS_SHOWN]))
-    more = f" and {len(incident.ranks) - RANKS_SHOWN} more" if len(incident.ranks) > RANKS_SHOWN else ""
+    if not incident.ranks:
+        return "the whole job"
     hosts = [host for host in incident.hosts if host]
     where = f" on {', '.join(hosts[:RANKS_SHOWN])}" if hosts else ""
-    return f"rank{'s' * (len(incident.ranks) != 1)} {ranks}{more}{where}" if incident.ranks else "the whole job"
+    return f"rank{'s' * (len(incident.ranks) != 1)} {listed(incident.ranks, RANKS_SHOWN)}{where}"
 
 
 def cost(incident: Incident, *, accelerated: bool) -> str | None:
