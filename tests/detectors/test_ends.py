@@ -338,11 +338,31 @@ def test_a_rank_that_ends_with_code_0_while_others_go_on_is_missed(leaves) -> No
     if leaves:
         job.leave(1)
     findings = job.exit(1, code=0, left=leaves)
-    for _ in range(8):
-        job.step = [step + (rank != 1) for rank, step in enumerate(job.step)]
-        findings += job.tick()
+    job.step = [step + (rank != 1) for rank, step in enumerate(job.step)]
+    findings += job.stand(8)
     assert outcome(findings) == [(Change.OPEN, Severity.WARNING, (1,))]
     assert "ended with exit code 0 at step 49, before the others were done" in findings[0].summary
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_ranks_that_train_on_without_one_do_not_miss_it(leaves) -> None:
+    job = Ends()
+    findings = job.leave(1) if leaves else []
+    findings += job.exit(1, code=0, left=leaves) + go_on(job, 0, 2, 3) + job.stand(20)
+    assert findings == []
+
+
+@pytest.mark.parametrize("heard_last", [False, True])
+def test_a_rank_that_breaks_off_in_the_step_in_which_the_others_lose_it_is_the_cause(heard_last) -> None:
+    job = Ends(ranks=3)
+    findings: list[Finding] = []
+    for rank in (0, 1, 2) if heard_last else (1, 0, 2):
+        if rank == 1:
+            findings += job.event("rank_left", 1, None, reason="break") + job.exit(1, code=0, left=True)
+        else:
+            findings += job.raises(rank, BROKEN)
+    findings += job.exit(0, code=1) + job.exit(2, code=1)
+    assert outcome(findings)[-1][1:] == (Severity.CRITICAL, (1,))
 
 
 def test_what_such_a_rank_brings_makes_it_critical() -> None:

@@ -48,6 +48,9 @@ class RankLostConfig:
     goes_on_s: float = 5.0
     """A rank that ended with code 0 counts as missing if this long afterwards others are still working in a later
     step."""
+    steps_alone: int = 4
+    """Ranks that have trained for so many steps without a rank that ended normally do not need it. In lockstep they
+    stand in the first or second one."""
     silent_s: float = 10.0
     """A rank without telemetry for this long at the end of the grace has ended together with its host's agent."""
 
@@ -61,7 +64,7 @@ class RankLostDetector(DispatchingDetector):
     def __init__(self, config: RankLostConfig) -> None:
         super().__init__()
         self.name = "rank_lost"
-        self.version = 6
+        self.version = 7
         self._config = config
         self._ends = Teardown()
         self._forget()
@@ -123,7 +126,7 @@ class RankLostDetector(DispatchingDetector):
             return []
         noted = self._ends.has_noted(rank)
         quiet = self._left[rank] or (end["code"] == 0 and not is_request(end))
-        if quiet and not noted and not (self._ends.first and self._is_missed(end, self._ends.first["step"])):
+        if quiet and not noted and not (self._ends.first and self._is_missed_by(self._ends.first, end)):
             if len(self._quiet) < EPISODES_MAX or str(rank) in self._quiet:
                 self._quiet[str(rank)] = end
             return self._tell()
@@ -133,7 +136,7 @@ class RankLostDetector(DispatchingDetector):
             self._begin_teardown()
         if not self._ends.first:
             self._began_s = self.now_s
-            self._miss([quiet for quiet in self._quiet.values() if self._is_missed(quiet, end["step"])])
+            self._miss([quiet for quiet in self._quiet.values() if self._is_missed_by(end, quiet)])
         self._ends.hear(end)
         return self._tell()
 
@@ -147,6 +150,13 @@ class RankLostDetector(DispatchingDetector):
         if not self._left[quiet["rank"]]:
             return True
         return quiet["step"] is not None and step is not None and step > quiet["step"]
+
+    def _is_missed_by(self, end: End, quiet: End) -> bool:
+        """Whether a rank that ended normally was missed by one that ended: a broken connection misses it in the step
+        that it left as well.
+        """
+        broken = is_broken_connection(end) and not self._finished[quiet["rank"]]
+        return self._is_missed(quiet, None if end["step"] is None else end["step"] + broken)
 
     def _on_tick(self, presence: Presence | None) -> Sequence[Finding]:
         if presence is None:
@@ -162,7 +172,7 @@ class RankLostDetector(DispatchingDetector):
         return [*findings, *self._tell(quietly=True)]
 
     def _passed_by(self, presence: Presence) -> list[End]:
-        """Ranks that ended normally a while ago, while others go on."""
+        """Ranks that ended normally a while ago, while others go on, unless these have long trained without them."""
         running = presence.heard & presence.where("state", "running") & ~self._gone
         running &= self.now_s - presence.heard_s <= self._config.goes_on_s
         if not running.any():
@@ -172,6 +182,8 @@ class RankLostDetector(DispatchingDetector):
         # A rank that left by break and is still shutting down is reported sooner, before the others' wait is a hang.
         patience_s = {True: self._config.goes_on_s, False: self._config.exit_unread_s}
         quiet = [end for end in self._quiet.values() if self.now_s - end["heard_s"] >= patience_s[end["exited"]]]
+        if self.lockstep:
+            quiet = [one for one in quiet if one["step"] is None or furthest - one["step"] < self._config.steps_alone]
         # One that left a loop that was not over has not done the step that others are at work in.
         ahead = {True: furthest, False: furthest + int(at_work.any())}
         return [end for end in quiet if self._is_missed(end, ahead[bool(self._finished[end["rank"]])])]
