@@ -370,6 +370,16 @@ def test_one_that_is_not_in_a_collective_like_the_others_is_named_and_critical()
     assert (gravity(findings), told.ranks, critical.ranks) == (["open info", "update critical"], (1,), (1,))
 
 
+@pytest.mark.parametrize(("phase", "doing"), [("data_wait", ""), ("", "data")])
+def test_one_that_waits_for_its_data_has_as_long_as_loader_workers_take_to_start(phase: str, doing: str) -> None:
+    job = training_job()
+    job.phase[1] = phase
+    do(job, "collective", doing, "collective", "collective")
+    told = after_s(job, 60)
+    assert [what for what, _ in told] == ["open info", "update critical"]
+    assert 12 <= told[1][1] <= 16
+
+
 def test_a_host_that_waits_for_its_device_busily_is_not_known_to_do_work_of_its_own() -> None:
     job = training_job()
     do(job, *["own"] * 4)

@@ -83,7 +83,7 @@ class HangDetector(DispatchingDetector):
     def __init__(self, config: HangConfig) -> None:
         super().__init__()
         self.name = "hang"
-        self.version = 10
+        self.version = 11
         self._config = config
         self._patience = Patience(config)
         self._orders: list[str] = []
@@ -287,7 +287,9 @@ class HangDetector(DispatchingDetector):
         return behind, everyone(outside[behind])
 
     def _together(self, presence: Presence, running: Bools) -> str:
-        """`COLLECTIVE` if all running ranks wait in collectives, `OWN` if all do work of their own, else ""."""
+        """`COLLECTIVE` if all running ranks wait in collectives, `OWN` if all do work of their own, `DATA` if some wait
+        for others, and these for their data, else "".
+        """
         if int(running.sum()) > 1 and everyone(presence.where("doing", COLLECTIVE)[running]):
             return COLLECTIVE
         for_data = presence.where("phase", "data_wait")
@@ -295,7 +297,12 @@ class HangDetector(DispatchingDetector):
             return OWN if everyone(for_data | presence.where("phase", "")) else ""
         # A host that waits for its device may do so busily, and the device for its peers.
         own = presence.where("doing", OWN) & ~(self._accelerated & presence.where("os_state", "R"))
-        return OWN if everyone((own | for_data | presence.where("doing", DATA))[running]) else ""
+        for_data |= presence.where("doing", DATA)
+        if everyone((own | for_data)[running]):
+            return OWN
+        waiting = waiting_ranks(presence, running)
+        apart = running & ~waiting
+        return DATA if anyone(waiting) and anyone(apart) and everyone(for_data[apart]) else ""
 
     # ---- standing still --------------------------------------------------------------------------------------------
 
@@ -335,6 +342,8 @@ class HangDetector(DispatchingDetector):
             limits = self._patience.pause_apart(limits, leading=leading) if apart else self._patience.pause()
         elif together == OWN:
             limits = self._patience.pause_inside(limits)
+        elif together == DATA:
+            limits = self._patience.for_data(limits)
         if stopped:
             limits = limits.not_after(self._config.stopped_s)
         return limits.but_not_before(max(named_s, default=0.0))

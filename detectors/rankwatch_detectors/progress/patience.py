@@ -196,6 +196,11 @@ class Patience(Stateful):
         warned_s = max(self._pause_s(), self._config.pause_factor * self._longest.get(PAUSE_INSIDE, 0.0))
         return Limits(max(in_step.told_s, told_s), warned_s, critical_s).but_not_before(in_step.told_s)
 
+    def for_data(self, in_step: Limits) -> Limits:
+        """Limits if ranks wait for their data within a step, and others for them: loader workers may be starting."""
+        late_s = max(in_step.critical_s, self._config.alone_s)
+        return Limits(in_step.told_s, late_s, late_s)
+
     def _of_pauses(self, name: str) -> tuple[float, float]:
         """Seconds after which a pause of all ranks is longer than usual, and after which it is critical."""
         config, longest_s = self._config, self._longest.get(name)
