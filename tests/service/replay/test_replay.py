@@ -246,7 +246,7 @@ def test_the_command_prints_an_incident_a_line_and_what_was_read(tmp_path: Path)
     assert code == 0
     assert "Rank 3 on host-0 is 3" in out
     assert "Read 4,160 rows" in out
-    assert "first: compare temperature" in out
+    assert "first: Compare its devices" in out
     assert "rank-hours" in out
     assert max(map(len, out.splitlines())) <= 80
 
