@@ -3,9 +3,11 @@
 import logging
 import math
 import random
+import re
 
 import pytest
 
+from rankwatch.loop.loop_exit import place
 from rankwatch.reader import RingReader, ValuesEntry
 from tests.support.ranks.recorders import Model, Probe, Rank, StatefulLoader
 
@@ -58,6 +60,13 @@ def test_a_loop_that_an_exception_ends_has_not_left(rank):
     assert rank.notes("rank_left") == []
     (note,) = rank.notes("exception")
     assert (note["type"], note["message"], note["left"]) == ("ZeroDivisionError", "division by zero", False)
+
+
+def test_an_exception_that_this_package_raises_or_passes_on_is_placed_in_the_script(rank):
+    with pytest.raises(ValueError, match="nothing to capture") as raised:
+        rank.watch.capture(0)
+    where = place(raised.value.__traceback__)
+    assert re.search(r"test_watch.py:\d+ in test_an_exception.*, in .*rankwatch/watch.py:", where)
 
 
 def test_between_two_steps_the_rank_is_outside_since_the_first_ended(rank):

@@ -186,6 +186,11 @@ def test_an_error_of_ones_own_is_the_cause_though_it_speaks_of_time_outs_and_the
     assert outcome(findings)[-1][1:] == (Severity.CRITICAL, (1,))
 
 
+def test_an_interruption_without_a_message_is_told_once() -> None:
+    findings = Ends(ranks=1).exit(0, signal=SIGINT, error=INTERRUPTED)
+    assert "(SIGINT, KeyboardInterrupt)" in findings[0].summary
+
+
 def test_the_sentence_takes_the_first_line_of_a_message_and_ends_with_one_full_stop() -> None:
     job = Ends(ranks=2)
     findings = job.raises(1, "RuntimeError: a worker was killed by signal: Killed. \nSee above.")

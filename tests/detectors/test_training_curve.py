@@ -68,6 +68,15 @@ def test_a_single_point_of_three_times_the_level_is_one_spike_told_at_once(famil
     assert findings[0].severity is Severity.WARNING
 
 
+@pytest.mark.parametrize(("height", "severity"), [(0.05, Severity.INFO), (1.5, Severity.WARNING)])
+def test_a_jump_is_weighed_by_what_the_curve_has_learned(height: float, severity: Severity) -> None:
+    noise = np.random.default_rng(4).standard_normal(900)
+    series = (0.0005 + 2.3 * np.exp(-np.arange(900) / 40.0)) * np.exp(0.1 * noise)
+    series[800] = height
+    (opened, *_) = watched(series)
+    assert (opened.kind, opened.severity) == (Kind.LOSS_SPIKE, severity)
+
+
 def test_a_shift_of_five_sigmas_is_found_within_five_points() -> None:
     series = curve(1500)
     series[1200:] += 5 * 0.03 * math.sqrt(5 / 3)

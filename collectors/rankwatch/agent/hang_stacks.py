@@ -62,7 +62,8 @@ _FRAMES_MAX: Final = 100
 """faulthandler writes no more frames of a thread."""
 OWN_WAITS: Final = ("do_nanosleep", "hrtimer_nanosleep", "do_wait", "pipe_read")
 """Kernel functions (`wchan`) in which a process waits for a timer, a child or a pipe, and for no peer."""
-_INSTALLED: Final = ("/lib/python3", "/site-packages/", "/dist-packages/", "<frozen ")
+_OURS: Final = str(Path(layout.__file__).parent)
+_INSTALLED: Final = ("/lib/python3", "/site-packages/", "/dist-packages/", "<frozen ", _OURS)
 
 
 @dataclass(frozen=True, slots=True)

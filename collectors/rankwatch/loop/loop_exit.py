@@ -24,7 +24,8 @@ INTERRUPTED: Final = "KeyboardInterrupt"
 ENDS_PROCESS: Final = ("SystemExit", INTERRUPTED)
 """Exceptions that are raised to end a process; any other may be caught outside the loop and only leave it."""
 _WHERE_CHARACTERS_MAX: Final = 160
-_STANDARD_LIBRARY: Final = os.path.dirname(os.__file__)
+_LIBRARIES: Final = ("<", os.path.dirname(os.__file__), os.path.dirname(layout.__file__))
+"""Beginnings of the paths of code that is not the script's: what has no file, Python, and this package."""
 
 
 def described(error: BaseException, trace: TracebackType | None) -> dict[str, Any]:
@@ -105,7 +106,7 @@ def _code(error: SystemExit) -> int:
 
 
 def _is_library(path: str) -> bool:
-    return path.startswith(("<", _STANDARD_LIBRARY)) or "site-packages" in path
+    return path.startswith(_LIBRARIES) or "site-packages" in path
 
 
 def _written(path: str, line: int, name: str) -> str:

@@ -180,7 +180,7 @@ def told(end: Mapping[str, Any]) -> str:
     if end["how"] == RECORDING:
         return f"has no row after step {end['step'] - 1}, and its peers went on"
     if end["error"].startswith(INTERRUPTED):
-        then = _first_line(end).removeprefix(f"{INTERRUPTED}: ")
+        then = _first_line(end).removeprefix(INTERRUPTED).lstrip(": ")
         return f"was interrupted (SIGINT, {INTERRUPTED}{then and ', '}{then})"
     if is_request(end) and end["code"] is not None:
         return f"was asked to end and did so with exit code {end['code']}"

@@ -114,7 +114,9 @@ class SettlingConfig:
 class Settling(Stateful):
     """The age of one series, and its levels and rises from block to block. Memory: 2 KB."""
 
-    STATE: ClassVar[str] = "_age _step _block _last _rises _ratios _history _blocks _blocks_apart lowest lowest_step"
+    STATE: ClassVar[str] = (
+        "_age _step _block _last _rises _ratios _history _blocks _blocks_apart lowest lowest_step highest"
+    )
 
     def __init__(self, config: SettlingConfig) -> None:
         self._config = config
@@ -127,6 +129,8 @@ class Settling(Stateful):
         self.lowest = math.inf
         """The level of the lowest block."""
         self.lowest_step = 0
+        self.highest = 0.0
+        """The level of the highest block; 0 before the first is full."""
         self._history: list[list[float]] = []
         """Last step and level of every block or, of a long curve, of every so many."""
         self._blocks = 0
@@ -159,6 +163,7 @@ class Settling(Stateful):
             self._ratios = [*self._ratios, level / self._last if self._last > 0.0 else math.inf][-3:]
         changes = np.diff(block)  # a steady growth is no scatter
         proper = level > self._config.away_sigmas * SIGMAS_OF_MIDDLE * median(np.abs(changes - median(changes)))
+        self.highest = max(self.highest, level)
         if level < self.lowest:
             self.lowest, self.lowest_step = level if proper else -math.inf, self._step or 0
         self._block, self._last = [], level

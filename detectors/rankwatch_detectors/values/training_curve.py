@@ -153,6 +153,9 @@ class CurveConfig:
     level: LevelConfig = field(default_factory=LevelConfig)
     mild_ratio: float = 1.5
     """A jump below this multiple of the level is `info`."""
+    low_share: float = 0.05
+    """A jump that stays below this share of the highest level that the curve has had is `info`: it has learned far more
+    than that, and the less is left the more single batches differ."""
     slight_share: float = 0.2
     """A lasting rise below this share of `LevelWatch.measure` is `info`."""
     brief_s: float = 60.0
@@ -179,7 +182,7 @@ class CurveDetector(ExplainedCurve):
         self.kind = kind
         super().__init__()
         self.name = kind.value
-        self.version = 11
+        self.version = 12
         self._config = config
         self._watch = LevelWatch(config.level)
         self._anchor = Anchor(config.anchor)
@@ -473,6 +476,8 @@ class CurveDetector(ExplainedCurve):
     def _severity(self, turn: Turn, value: float, frame: Frame) -> Severity:
         config, watch, excess = self._config, self._watch, value - self._watch.usual
         if (watch.settling.young and not watch.ran_away) or (turn is Turn.JUMP and watch.repeats):
+            return Severity.INFO
+        if turn is Turn.JUMP and value < config.low_share * watch.settling.highest:
             return Severity.INFO
         sure = excess >= (config.sure_ratio - 1) * watch.measure
         brief = self._lasted_s(frame, watch.onset_step) < config.brief_s
