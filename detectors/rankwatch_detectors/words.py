@@ -91,7 +91,7 @@ def slower_than(ratio: float, others: str) -> str:
     >>> slower_than(1.27, "its peers"), slower_than(3.42, "its peers")
     ('27 % slower than its peers', '3.4 times as slow as its peers')
     """
-    return f"{percent(ratio)} % slower than {others}" if ratio < 2 else f"{ratio:.1f} times as slow as {others}"
+    return f"{percent(ratio)} % slower than {others}" if ratio < 1.95 else f"{ratio:.1f} times as slow as {others}"
 
 
 def more_than(ratio: float, what: str, others: str) -> str:

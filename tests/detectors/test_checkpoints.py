@@ -100,7 +100,7 @@ def test_a_failed_save_is_reported_once_training_goes_on_without_it(saving: Savi
     (finding,) = saving.said
     assert (finding.severity, finding.ranks, finding.onset_step, finding.cause) == (Severity.WARNING, (0,), 20, "disk")
     assert finding.summary == (
-        "Rank 0 could not save its checkpoint of /data/20.pt in step 20: OSError: [Errno 28] No space left on device; "
+        "Rank 0 could not save its checkpoint to /data/20.pt in step 20: OSError: [Errno 28] No space left on device; "
         "the newest complete one is of step 10, so 10 steps are at risk."
     )
     told = {"rank": 0, "step": 20, "path": "/data/20.pt", "type": "OSError", "where": "train.py:40 in save"}
@@ -259,7 +259,7 @@ def test_saves_to_disk_that_fail_take_the_place_of_captures_that_do(saving: Savi
     saving.fail(1, location="/data/22.pt")
     saving.train(2)
     assert (saving.said[-1].cause, saving.said[-1].evidence["path"]) == ("disk", "/data/22.pt")
-    assert saving.said[-1].summary.startswith("Rank 1 could not save its checkpoint of /data/22.pt in step 22: OSError")
+    assert saving.said[-1].summary.startswith("Rank 1 could not save its checkpoint to /data/22.pt in step 22: OSError")
     saving.save(1, tier="memory")
     saving.fail(2, tier="memory", type="MemoryError", message="")
     saving.train(2)

@@ -61,7 +61,7 @@ class TelemetryLostDetector(DispatchingDetector):
     def __init__(self, config: TelemetryLostConfig) -> None:
         super().__init__()
         self.name = "telemetry_lost"
-        self.version = 6
+        self.version = 7
         self._config = config
         self._hosts: list[str] = []
         self._host_of: Ints = np.zeros(0, dtype=np.int64)
@@ -215,8 +215,8 @@ class TelemetryLostDetector(DispatchingDetector):
                 newest = int(presence.step[others].max())
                 goes_on = evidence["steps_go_on"] = newest > int(presence.step[here].max()) + 1
                 stands = f"training goes on (step {newest})" if goes_on else f"no step has begun since step {newest}"
-                others_report = "the other reports" if len(self._hosts) - len(hosts) == 1 else "the others report"
-                unknown = f"; {others_report}, and {stands}"
+                report = "host reports" if len(self._hosts) - len(hosts) == 1 else "hosts report"
+                unknown = f"; the other {report}, and {stands}"
             summary = f"{heard} for {silent_s:.0f} s{unknown}."
         return {"summary": summary, "evidence": evidence}
 

@@ -265,13 +265,11 @@ def waits_for(evidence: Mapping[str, Any]) -> str:
     return ""
 
 
-MEASURED_AS = {"cpu": " of CPU time", "device": " on its device"}
-"""What the seconds of a witness are, if not all of its work."""
-
-
 def _times(witness: str, figures: Mapping[str, Any]) -> str:
     here, peers = duration(figures["busy_s"]), duration(figures["peers_busy_s"])
-    return f"{here}{MEASURED_AS.get(witness, '')} a step, they {peers}"
+    if witness == "device":
+        return f"its device works for {here} in a step, theirs for {peers}"
+    return f"{here}{' of CPU time' * (witness == 'cpu')} a step, they {peers}"
 
 
 class ExplainedStraggler(WitnessedDetector):
@@ -324,7 +322,7 @@ class StragglerDetector(ExplainedStraggler):
     def __init__(self, config: StragglerConfig) -> None:
         super().__init__()
         self.name = "straggler"
-        self.version = 16
+        self.version = 17
         self._config = config
         # Two witnesses of ranks at most judge a row, or three of which two share; the last third is for places.
         share = config.budget / 3

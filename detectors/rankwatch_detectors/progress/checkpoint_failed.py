@@ -131,7 +131,7 @@ class CheckpointFailedDetector(DispatchingDetector):
     def __init__(self, config: CheckpointFailedConfig) -> None:
         super().__init__()
         self.name = "checkpoint_failed"
-        self.version = 5
+        self.version = 6
         self._config = config
         self._suspected = RankFailures()
         """Failures that may yet be made good."""
@@ -308,7 +308,7 @@ class CheckpointFailedDetector(DispatchingDetector):
         if first["missing"]:
             what = f"Rank {first['rank']} did not save its part of the checkpoint of step {first['step']}{others}"
             return f"{what}, although the others have saved theirs; {left}.{self._disk.sentence}"
-        at = f" of {first['path']}" if first["path"] else ""
+        at = f" to {first['path']}" if first["path"] else ""
         what = f"Rank {first['rank']} could not save its checkpoint{at} in step {first['step']}{others}"
         return f"{what}{error_of(first)}; {left}.{self._about_disk(first)}"
 

@@ -97,7 +97,7 @@ class NonfiniteDetector(DispatchingDetector):
     def __init__(self, config: NonfiniteConfig) -> None:
         super().__init__()
         self.name = "nonfinite"
-        self.version = 8
+        self.version = 9
         self._config = config
         self._parameters: list[str] = []
         self._bad: dict[str, int] = {}
@@ -335,7 +335,8 @@ class NonfiniteDetector(DispatchingDetector):
                 evidence["parameter"] = parameter
                 summary += f", first in {parameter}"
         if any(name in (*NORMS, "nonfinite") for name in bad) and _seen(frame, SKIPPED):
-            summary += f"; the update was {'' if anyone(_flagged(frame, SKIPPED)) else 'not '}skipped"
+            skipped = evidence["update_skipped"] = anyone(_flagged(frame, SKIPPED))
+            summary += f"; the update was {'not ' * (not skipped)}skipped"
         if list(bad) == [SKIPPED]:
             summary = f"The loss scaler has skipped {self._skips} steps in a row, up to step {frame.step}"
             times = len(self._bouts) + 1

@@ -182,7 +182,7 @@ class CurveDetector(ExplainedCurve):
         self.kind = kind
         super().__init__()
         self.name = kind.value
-        self.version = 12
+        self.version = 13
         self._config = config
         self._watch = LevelWatch(config.level)
         self._anchor = Anchor(config.anchor)
@@ -497,8 +497,8 @@ class CurveDetector(ExplainedCurve):
             return f"The {self._name} has jumped up to {peak:.4g} since step {since}, {self._above_usual(peak)}."
         if turn is Turn.JUMP and self._watch.onset_step in (None, frame.step):
             return f"The {self._name} jumped to {value:.4g} in step {frame.step}, {above}."
-        how = "jumped" if turn is Turn.JUMP else "has grown" if self._watch.ran_away else "has been high"
-        return f"The {self._name} {how} since step {self._watch.onset_step}: {value:.4g} in step {frame.step}, {above}."
+        how = "jumped in" if turn is Turn.JUMP else f"has {'grown' if self._watch.ran_away else 'been high'} since"
+        return f"The {self._name} {how} step {self._watch.onset_step}; in step {frame.step} it is {value:.4g}, {above}."
 
     def _above_usual(self, value: float) -> str:
         return self._above(value, self._watch.usual, "its lowest" if self._watch.ran_away else "its usual")

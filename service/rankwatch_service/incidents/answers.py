@@ -45,8 +45,8 @@ _IMPACT: Final[Mapping[Kind, str]] = {
     Kind.RESTORE_FAILED: "the job cannot go on until a checkpoint is loaded",
     Kind.CHECKPOINT_FAILED: "a fault now would lose all steps since the last good checkpoint",
     Kind.RANK_LOST: "the other ranks wait for it, or end with it",
-    Kind.CORRUPTION: "its gradients go into the weights of all ranks: steps and checkpoints since then are in doubt",
-    Kind.NONFINITE: "steps since the onset are probably lost, and with them the checkpoints saved since then",
+    Kind.CORRUPTION: "as its gradients go into the weights of all ranks, steps and checkpoints since then are in doubt",
+    Kind.NONFINITE: "it goes into the weights: steps and checkpoints since then are ruined",
     Kind.STRAGGLER: "the other ranks wait for the slow one",
     Kind.TELEMETRY_LOST: "nobody knows whether these ranks train, and their faults are not found",
     Kind.HANG: "training stands still",
@@ -61,8 +61,6 @@ _IMPACT: Final[Mapping[Kind, str]] = {
     Kind.METRIC: "what its rule says; nothing else is known to be wrong",
     Kind.ALERT: "what the rule in Prometheus says, in the evidence",
 }
-
-_NORMS: Final = frozenset({"grad_norm", "local_grad_norm"})
 
 _START: Final = re.compile(r"attempt \S+ began(?P<before> after )?")
 """The change that the start of an attempt is (`JobHistory.begin`)."""
@@ -105,7 +103,9 @@ def cause_words(cause: str, evidence: Mapping[str, Any]) -> str:
     ('waiting for data', 'not known')
     """
     if "fingerprints" in evidence and cause == "worker":
-        return "its device or memory: no data makes replicas differ"
+        return "its device or memory: replicas stay equal, whatever their data"
+    if cause == "host" and evidence.get("queued_excess_s"):
+        return "want of a core: other processes there, or the few cores that it is bound to"
     return _CAUSES.get(cause, cause)
 
 
@@ -140,9 +140,11 @@ def impact(kind: str, severity: str, evidence: Mapping[str, Any], state: str = "
         after_s, age_s, usual_s = (seconds_of(evidence, name) for name in ("critical_after_s", "age_s", "usual_step_s"))
         raised = "" if after_s is None else f" once it has lasted {duration(after_s)}"
         stood = f" for {age_s:.2g} s (a step usually takes {usual_s:.2g} s)" if age_s and usual_s else ""
-        return f"training has stood still{stood}, which may pass: it becomes critical by itself{raised}"
-    if kind == Kind.NONFINITE and severity == Severity.CRITICAL and set(evidence.get("metrics") or {"loss"}) <= _NORMS:
-        return "nothing says that this update was skipped: unless it was, all steps and checkpoints since then are lost"
+        return f"training has stood still{stood}, which may pass: rankwatch calls it critical{raised}"
+    if evidence.get("update_skipped") or evidence.get("metrics") == ["optimizer_skipped"]:
+        return "skipped steps change no weight: nothing is trained while it lasts"
+    if may_be_skipped(kind, severity, evidence):
+        return "none if a loss scaler skipped this update; else all steps and checkpoints since then are lost"
     if kind == Kind.NONFINITE and severity != Severity.CRITICAL:
         return "none is proven while loss and gradients stay finite"
     if kind == Kind.LOSS_DIVERGENCE and severity == Severity.INFO:
@@ -152,8 +154,16 @@ def impact(kind: str, severity: str, evidence: Mapping[str, Any], state: str = "
     if kind == Kind.TELEMETRY_LOST and evidence.get("steps_go_on"):
         return "these ranks train unwatched: their faults are not found"
     if has_norm_alone(kind, severity, evidence):
-        return "none is proven; wrong gradients of one rank would go into the weights of all"
+        return "none is proven; if its gradients are wrong, they go into the weights of all ranks alike"
+    if kind == Kind.DEVICE_FAULT and {one.get("class") for one in evidence.get("xids") or ()} == {"wear"}:
+        return "the device has contained it, so what is saved is good; it may end the job"
     return _IMPACT[Kind(kind)]
+
+
+def may_be_skipped(kind: str, severity: str, evidence: Mapping[str, Any]) -> bool:
+    """Whether a norm was not finite, and nothing says whether a loss scaler has kept it from the weights."""
+    norms = set(evidence.get("metrics") or ("loss",)) <= {"grad_norm", "local_grad_norm"}
+    return kind == Kind.NONFINITE and severity == Severity.CRITICAL and norms and "update_skipped" not in evidence
 
 
 def confidence_words(confidence: float) -> str:
@@ -219,6 +229,9 @@ def duration(seconds: float) -> str:
     return f"{whole} s"
 
 
+LIMITS: Final = "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,CLOCK"
+"""The command that shows what slows devices down."""
+
 _BY_CAUSE: Final[Mapping[tuple[Kind, str], str]] = {
     (Kind.STRAGGLER, "data"): "See why its data comes late: its loader workers, its part of the data, and the disk or "
     "network that it reads from.",
@@ -226,17 +239,14 @@ _BY_CAUSE: Final[Mapping[tuple[Kind, str], str]] = {
     (Kind.STRAGGLER, "host"): "Compare the host with another: `nvidia-smi -q -d TEMPERATURE,POWER,CLOCK`, what else "
     "runs (`top`), and the limits of its container (`cat /sys/fs/cgroup/cpu.max`).",
     (Kind.STRAGGLER, "stage"): "See which layers that pipeline stage has: they may be divided unevenly.",
-    (Kind.CHECKPOINT_FAILED, "disk"): "Make room on that disk: delete old checkpoints, or raise the quota.",
+    (Kind.CHECKPOINT_FAILED, "disk"): "Make room on that disk: delete old checkpoints, but not the newest complete "
+    "one, or raise the quota.",
     (Kind.SLOWDOWN, "data"): "Look at the loader workers and the storage: all ranks wait longer for data.",
     (Kind.SLOWDOWN, "communication"): "Look at the network between the hosts: all ranks communicate for longer.",
-    (Kind.SLOWDOWN, "device"): "Look at power, heat and clocks of the devices (`nvidia-smi -q -d PERFORMANCE`): all of "
+    (Kind.SLOWDOWN, "device"): f"Look at power, heat and clocks of the devices (`{LIMITS}`): all of "
     "them work for longer.",
 }
 """In place of the first step, where the cause is known."""
-WITHOUT_DEVICE: Final = (
-    "See what else runs on the host (`top`), and which limits its container has (`cat /sys/fs/cgroup/cpu.max`)."
-)
-"""In place of the first step about a straggler, where ranks compute on the host's processors."""
 
 
 def under_cause(kind: str, cause: str, evidence: Mapping[str, Any], accelerated: bool) -> str:
@@ -249,12 +259,11 @@ def under_cause(kind: str, cause: str, evidence: Mapping[str, Any], accelerated:
         accelerated: the ranks of its job compute on devices.
     """
     if kind == Kind.STRAGGLER and not accelerated and cause in ("host", "worker", "device", ""):
-        return WITHOUT_DEVICE
-    if (by_cause := _BY_CAUSE.get((Kind(kind), cause))) is not None:
-        return by_cause
-    if kind == Kind.SLOWDOWN and (grown_s := evidence.get("grown_s")):
-        return _what_grew(grown_s, accelerated=accelerated)
-    return ""
+        pids = _pids(evidence)
+        cores = f", which cores process {pids[0]} may use (`taskset -cp {pids[0]}`)" if pids else ""
+        limits = "the limits of its container (`cat /sys/fs/cgroup/cpu.max`)"
+        return f"See what else runs on the host (`top`){cores}, and {limits}."
+    return _BY_CAUSE.get((Kind(kind), cause), "")
 
 
 def over(kind: str, severity: str, evidence: Mapping[str, Any], state: str) -> str:
@@ -280,15 +289,10 @@ def over(kind: str, severity: str, evidence: Mapping[str, Any], state: str) -> s
     return _before_restart(kind, evidence)
 
 
-_PARTS: Final = {"data": "waiting for data", "communication": "communication"}
-
-
-def _what_grew(grown_s: Mapping[str, float], *, accelerated: bool) -> str:
-    """The first step about a slowdown that no part of a step explains."""
-    same = " or ".join(words for name, words in _PARTS.items() if name in grown_s)
-    devices = "clocks and heat of the devices (`nvidia-smi -q -d PERFORMANCE`), and at " * accelerated
-    but = f", but not in {same}" * bool(same)
-    return f"The time is lost within the steps{but}: look at {devices}what else runs on the hosts (`top`)."
+_XIDS: Final = (
+    "an Xid other than 13, 31, 43, 45 (those are of programs) means the GPU: put a spare in place of that host first. "
+    "Without such an Xid"
+)
 
 
 def how_it_ended(evidence: Mapping[str, Any], ranks: Sequence[int] = ()) -> str:
@@ -301,28 +305,29 @@ def how_it_ended(evidence: Mapping[str, Any], ranks: Sequence[int] = ()) -> str:
     error, where = str(evidence.get("error") or ""), str(evidence.get("where") or "")
     number, code = evidence.get("signal"), evidence.get("code")
     log = f"the output of rank {ranks[0]}" if ranks else "its output"
-    pids = next(iter((evidence.get(PIDS) or {}).values()), ())
-    process = f"process {pids[0]}" if pids else "it"
+    process = f"process {pids[0]}" if (pids := _pids(evidence)) else "it"
     if error:
         said = one_line(error.splitlines()[0])[:CHANGE_CHARS_MAX].rstrip(".")
         place = f" (raised in {where})" if where else ""
-        device = " A CUDA error may also be its GPU: on its host `dmesg -T | grep -i xid`." * ("cuda" in said.lower())
-        return f"Find `{said}` in {log}: mend what the traceback above it shows{place}.{device}"
+        find = f"Find `{said}` in {log}, and mend what the traceback above it shows{place}."
+        return f"On its host `dmesg -T | grep -i xid`: {_XIDS}: {lower(find)}" if "cuda" in said.lower() else find
     if number in (signal.SIGKILL, None) and code is None and (number or evidence.get("abrupt")):
         return (
             f"On its host `dmesg -T | grep -i oom`: if the kernel killed {process}, let it hold less in memory (fewer "
             "loader workers, a smaller cache). If not, a person or the scheduler sent the signal: ask them."
         )
     if number in (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE):
-        return (
-            "On its host `dmesg -T | tail -50`: an Xid there means its GPU, which needs another host. If there is "
-            f"none, native code failed: the end of {log} says where."
-        )
+        return f"On its host `dmesg -T | tail -50`: {_XIDS}, native code failed: the end of {log} says where."
     if code == 0:
         return "See why its loop was over before the others': a break, an exit, or less data than they have."
     if code is not None:
         return f"Read the end of {log}: it ended with exit code {code}, and no exception of it is known."
     return f"Read the end of {log}: nothing else is known of how it ended."
+
+
+def _pids(evidence: Mapping[str, Any]) -> Sequence[int]:
+    """Process ids of the first host that the evidence lists."""
+    return next(iter((evidence.get(PIDS) or {}).values()), ())
 
 
 def _before_restart(kind: str, evidence: Mapping[str, Any]) -> str:

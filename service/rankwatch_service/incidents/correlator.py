@@ -20,7 +20,7 @@ from rankwatch_detectors.pace.slow_places import called
 from rankwatch_detectors.scope import WHOLE_JOB, IncidentScope, ScopeLevel
 from rankwatch_detectors.words import lasting
 from rankwatch_service.incidents.causes import heads, may_cause, only_suspected, precedence, suspect
-from rankwatch_service.incidents.hang import ASKED, PIDS, PIDS_MAX, rank_ranges
+from rankwatch_service.incidents.hang import ASKED, PIDS, PIDS_MAX, RANKS_ON_HOST, rank_ranges
 from rankwatch_service.incidents.kinds import ENDED_WITH_JOB, KINDS
 from rankwatch_service.incidents.model import (
     Incident,
@@ -70,7 +70,7 @@ class Headline:
 
 
 def locate(incident: Incident, placement: Placement) -> None:
-    """Set scope, hosts and devices, and the process ids of ranks that hang or have ended.
+    """Set scope, hosts and devices, and the process ids of ranks that hang, are slow or have ended.
 
     The scope is a host or a switch if most of its ranks are affected, and the job has ranks elsewhere.
     """
@@ -79,8 +79,11 @@ def locate(incident: Incident, placement: Placement) -> None:
     incident.devices = placement.devices_of(incident.ranks)
     if incident.scope.host is not None and not incident.hosts:
         incident.hosts = [incident.scope.host]
-    if incident.kind in (Kind.HANG, Kind.RANK_LOST) and (pids := placement.pids_of(incident.ranks[:PIDS_MAX])):
+    with_pids = incident.kind in (Kind.HANG, Kind.RANK_LOST, Kind.STRAGGLER)
+    if with_pids and (pids := placement.pids_of(incident.ranks[:PIDS_MAX])):
         incident.evidence[PIDS] = pids
+    if len(incident.hosts) == 1 and KINDS[incident.kind].is_host_wide and (on := placement.ranks_of(incident.hosts[0])):
+        incident.evidence[RANKS_ON_HOST] = len(on)
     together = len(incident.first.hosts) > 1
     if not incident.hosts or not (together or KINDS[incident.kind].is_host_wide):
         return

@@ -1,7 +1,5 @@
 """What the ranks of a hang answer when they are asked, as evidence of its incident, and what to do first. Pure.
 
-Groups the stacks of a hang's ranks by where they stand, as evidence of its incident.
-
 Who stands where does not depend on the order in which the answers arrive.
 
 A hang asks all ranks at once. An incident is told of at most once in a tick, and where many ranks have answered only
@@ -28,7 +26,10 @@ from rankwatch_service.incidents.model import SENTENCE, STACKS, Incident, Part, 
 HOSTS_NAMED: Final = 3
 
 PIDS: Final = "pids"
-"""Field of the evidence of a hang or a lost rank: by host, process ids of the named ranks."""
+"""Field of the evidence of a hang, a slow or a lost rank: by host, process ids of the named ranks."""
+
+RANKS_ON_HOST: Final = "ranks_on_host"
+"""Field of the evidence of trouble of one host: how many ranks of the job it has."""
 
 PIDS_MAX: Final = 16
 """Ranks whose process ids the evidence has: a person continues the few first by hand, and all of a host by a script."""
@@ -116,7 +117,7 @@ def _silent(evidence: Mapping[str, Any], hosts: Sequence[str]) -> str:
         return ""
     where = ", ".join(hosts[:HOSTS_NAMED])
     last = f"it last reported {min(one['silent_s'] for one in missing):.0f} s before this was found"
-    return f"See whether {where} is up (`ping`, its console): {last}. If it is not, a relaunch needs a spare host."
+    return f"First `ping` {where}: {last}."
 
 
 def _process(rank: int | None) -> str:

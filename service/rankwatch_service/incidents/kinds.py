@@ -183,7 +183,7 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         # Not TELEMETRY_LOST: a slow rank alone does not make a host silent.
         may_cause=frozenset({Kind.STRAGGLER, Kind.SLOWDOWN, Kind.HANG, Kind.RANK_LOST}),
         first_steps=(
-            "Compare its devices with `nvidia-smi -q -d TEMPERATURE,POWER,CLOCK` on the host (is one hot, or slowly "
+            "Compare its GPU with the others on its host (`nvidia-smi -q -d TEMPERATURE,POWER,CLOCK`: hot, or slowly "
             "clocked?), and see with `top` what else runs there.",
             "Look at the heat map on the page of its job: one bright row is a slow rank, a bright block a slow host.",
         ),
@@ -220,7 +220,7 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         label="Gradient norm",
         may_cause=_LOSS,
         first_steps=(
-            "Nothing to do now: while the loss stays at its level, nothing is lost; if it follows, that is told.",
+            "Nothing to do now: while the loss stays at its level, nothing is lost; if it follows, you get a message.",
             "If norms jump again and again, lower the learning rate or the clipping threshold.",
         ),
         becomes=_SPOILT,
@@ -229,8 +229,7 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         label="Loss spike",
         may_cause=_LOSS,
         first_steps=(
-            "Nothing to do now: most spikes pass within 16 values of the loss; one that stays is told again, as a loss "
-            "divergence.",
+            "Nothing to do now: most spikes pass within 16 steps; you get a message if the loss stays high.",
             "If it jumps again and again, look at the batches of these steps, and lower the learning rate.",
         ),
         becomes=_SPOILT,
@@ -343,13 +342,7 @@ ENDED_WITH_JOB: Final = "ended_with_job"
 
 
 def has_norm_alone(kind: str, severity: str, evidence: Mapping[str, Any]) -> bool:
-    """Whether a local gradient norm is the only sign of a corruption: it is critical once fingerprints differ as well.
-
-    Args:
-        kind: of the incident.
-        severity: of the incident.
-        evidence: of its first mover.
-    """
+    """Whether a local gradient norm is the only sign of a corruption."""
     return kind == Kind.CORRUPTION and severity != Severity.CRITICAL and "local_grad_norm" in evidence
 
 

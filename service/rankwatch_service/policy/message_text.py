@@ -13,6 +13,7 @@ from rankwatch_service.incidents.answers import (
     confidence_words,
     duration,
     impact,
+    may_be_skipped,
 )
 from rankwatch_service.incidents.hang import rank_ranges
 from rankwatch_service.incidents.kinds import ENDED_BY_ITSELF, ENDED_WITH_JOB, KINDS, has_norm_alone
@@ -20,7 +21,7 @@ from rankwatch_service.incidents.lost_time import HOUR_NS
 from rankwatch_service.incidents.model import LISTED_MAX, IncidentVersion
 from rankwatch_service.names import one_line
 from rankwatch_service.policy.command import CommandRequest
-from rankwatch_service.policy.what_now import COST_MIN, hours, some, what_now
+from rankwatch_service.policy.what_now import COST_MIN, PLACES_MAX, hours, some, what_now
 from rankwatch_service.short_ids import short
 
 LINE_CHARS_MAX: Final = 640
@@ -63,8 +64,10 @@ def incident_text(incident: IncidentVersion, world_size: int, accelerated: bool 
         return _lines(what, lasted, f"Details: {command_to_type(incident)}")
     what += f". {_since(incident)}"
     what += f". Impact: {impact(incident.kind, incident.severity, incident.evidence)}"
-    what += _cost(incident, world_size, accelerated)
+    in_doubt = may_be_skipped(incident.kind, incident.severity, incident.evidence)
+    what += _cost(incident, world_size, accelerated) * (not in_doubt)
     usual = f"Confidence that it is real: {confidence_words(incident.confidence)}"
+    usual += " (that the norm was not finite; whether it went into the weights is not known)" * in_doubt
     if incident.cause and not KINDS[incident.kind].is_of_device:
         usual += f". Likely cause: {cause_words(incident.cause, incident.evidence)}"
     before = changed(incident.changes_before, incident.onset_unix_ns)
@@ -111,7 +114,11 @@ def _where(incident: IncidentVersion, world_size: int) -> str:
     elif ranks and not _names_ranks(said, ranks):
         of_all = f" of {world_size}" if world_size else ""
         where = f"Rank {ranks[0]}{of_all}" if len(ranks) == 1 else f"{len(ranks)}{of_all} ranks ({some(ranks)})"
-    if hosts := tuple(one for one in incident.hosts if not re.search(rf"(?<![\w.-]){re.escape(one)}(?![\w-])", said)):
+    hosts = tuple(one for one in incident.hosts if not re.search(rf"(?<![\w.-]){re.escape(one)}(?![\w-])", said))
+    if 1 < len(ranks) == len(hosts) == len(incident.devices) <= PLACES_MAX:
+        places = zip(ranks, hosts, incident.devices, strict=True)
+        return ". R" + ", r".join(f"ank {rank} on {host} ({one[:DEVICE_CHARS_MAX]})" for rank, host, one in places)
+    if hosts:
         where += f" on {some(hosts)}" if where else f"Host{'s' * (len(hosts) > 1)} {some(hosts)}"
     others = _others(incident)
     device = incident.devices[0][:DEVICE_CHARS_MAX] if len(incident.devices) == 1 and not others else ""
@@ -144,7 +151,7 @@ def _since(incident: IncidentVersion) -> str:
     if f"{at:%H:%M:%S} UTC" in incident.summary:
         return f"Found {found}"
     step = "" if incident.onset_step is None else f"step {incident.onset_step}, "
-    step *= re.search(rf"\bstep {incident.onset_step}\b", incident.summary) is None
+    step *= re.search(rf"\bstep (?:between )?{incident.onset_step}\b", incident.summary) is None
     return f"{since} {step}{at:%Y-%m-%d %H:%M:%S} UTC, found {found}"
 
 

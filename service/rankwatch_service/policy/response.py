@@ -206,7 +206,7 @@ class Responder:
         if decision.withheld:
             return [replace(command, action=decision.action, refused_because=decision.reason)]
         self.history.append(PastAction(decision.action, unix_ns(situation.now_s)))
-        told = {name: incident.suggestion.get(name) for name in ("action", "checkpoint", "cost_gpu_hours")}
+        told = {name: incident.suggestion.get(name) for name in ("action", "checkpoint", "cost_gpu_hours", "mode")}
         told |= {"reason": decision.reason, "unix_ns": command.requested_unix_ns, "approval": approval}
         incident.suggestion["policy"] |= {"ordered": told | {"action": decision.action}}
         return [command]

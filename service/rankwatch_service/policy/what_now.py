@@ -7,7 +7,6 @@ does and costs. None is advised that costs more than the incident.
 
 from __future__ import annotations
 
-import math
 import re
 import shlex
 from collections.abc import Mapping
@@ -16,8 +15,8 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from rankwatch_detectors.base import Kind, Severity
-from rankwatch_service.incidents.answers import duration, how_it_ended, lower, over, under_cause
-from rankwatch_service.incidents.hang import hang_steps, seconds_of
+from rankwatch_service.incidents.answers import LIMITS, duration, how_it_ended, lower, may_be_skipped, over, under_cause
+from rankwatch_service.incidents.hang import RANKS_ON_HOST, hang_steps, seconds_of
 from rankwatch_service.incidents.kinds import KINDS, has_norm_alone
 from rankwatch_service.incidents.lost_time import HOUR_NS, cost_unit
 from rankwatch_service.incidents.model import IncidentVersion
@@ -44,6 +43,7 @@ HOST: Final = re.compile(r"\b(on|On|of|without) (?:the|that|its) host\b")
 """How steps of a kind call the host of the ranks, which is named where it is one."""
 
 LAUNCH: Final = "start the job with the command that launched it"
+AFRESH: Final = "end the job, and launch it again as before"
 
 PLACES_MAX: Final = 4
 """Ranks or hosts that a step names."""
@@ -52,7 +52,7 @@ _DOES: Final[Mapping[str, str]] = {
     Action.ROLLBACK: "loads {checkpoint}",
     Action.RELAUNCH: "new processes from {checkpoint}",
     Action.CHECKPOINT: "saves the work so far",
-    Action.TRACE: "records some steps",
+    Action.TRACE: "prints what some steps spend their time on",
 }
 
 
@@ -155,7 +155,7 @@ class _Case:
     def typed(self, command: str) -> str:
         return f"`rankwatch {command} {shlex.quote(one_line(self.incident.job))}`"
 
-    def command(self, action: str, more: str = "") -> str:
+    def command(self, action: str) -> str:
         """A command with what it does and costs; empty if the job cannot do that, or it needs a checkpoint and there is
         none.
         """
@@ -163,7 +163,7 @@ class _Case:
         if way is None or (action in (Action.ROLLBACK, Action.RELAUNCH) and not way.get("checkpoint")):
             return ""
         does = _DOES[action].format(checkpoint=checkpoint(way.get("checkpoint")))
-        return f"{self.typed(action)} ({does}; {self.price(way)}{more})"
+        return f"{self.typed(action)} ({does}; {self.price(way)})"
 
     def price(self, way: Mapping[str, Any]) -> str:
         """What an action costs, also in time of the job."""
@@ -172,8 +172,8 @@ class _Case:
             return "costs next to nothing"
         if way.get("action") == Action.PAUSE:
             return f"costs {hours(cost, self.accelerated)} an hour"
-        took = f"{duration(cost / self.world_size * 3_600)} of the job, " if self.world_size else ""
-        return f"costs {took}{hours(cost, self.accelerated)}"
+        took = f"{duration(cost / self.world_size * 3_600)} of the job" if self.world_size else ""
+        return f"costs {took or hours(cost, self.accelerated)}"
 
     def at(self, unix_ns: float, form: str = "%H:%M") -> str:
         when = datetime.fromtimestamp(unix_ns / 1e9, UTC)
@@ -193,9 +193,14 @@ class _Case:
         """What is left where a rollback or a relaunch is ordered already, or will be at a time."""
         way, until = self.way(Action.RELAUNCH) or {}, self.at(at_unix_ns + GOES_ON_NS + 59e9)
         same = way.get("checkpoint") == (self.policy.get("ordered") or way).get("checkpoint")
-        why = f"see why in {self.typed('commands --job')}, and {LAUNCH}"
-        else_ = (not same and self.command(Action.RELAUNCH)) or why
-        return f"See in {self.typed('jobs show')} that training goes on. If no step is trained by {until}: {else_}."
+        else_ = (not same and self.command(Action.RELAUNCH)) or AFRESH
+        return f"Nothing to do before {until}. If no step is trained by then ({self.typed('jobs show')}): {else_}."
+
+    def relaunch_then(self, more: str = "") -> str:
+        """A relaunch at a later time, when other checkpoints are there than now; `more`: what it costs besides."""
+        command = self.typed(Action.RELAUNCH) if self.way(Action.RELAUNCH) else AFRESH
+        more = more or f"and the steps since {'the newest checkpoint' if self.incident.checkpoint else 'the start'}"
+        return f"{command} (costs {duration(RELAUNCH_S)} {more})"
 
     # ---- what rankwatch does -----------------------------------------------------------------------------------------
 
@@ -215,7 +220,7 @@ class _Case:
             if reason == NOT_CRITICAL_YET:
                 way = self.way(action) or {"action": action}
                 return f"{_target(way)}, {self.as_critical()} ({self.price(way)})"
-            if reason != ONLY_SUGGESTS:
+            if reason != ONLY_SUGGESTS and incident.severity is not Severity.INFO:
                 return f"nothing (no {action}, since {reason})"
         if self.restarts:
             from_ = f", from {checkpoint(self.incident.checkpoint)}" if self.incident.checkpoint else ""
@@ -247,7 +252,7 @@ class _Case:
             case Kind.LOSS_DIVERGENCE if incident.severity is not Severity.INFO:
                 return self.of_divergence(steps)
             case Kind.LOSS_DIVERGENCE:
-                return ["Nothing to do now: it is told again, as a warning or worse, if it stays or grows.", steps[1]]
+                return ["Nothing to do now: you get a message, as a warning or worse, if it stays or grows.", steps[1]]
             case Kind.DEVICE_FAULT if incident.severity is not Severity.INFO:
                 return self.of_a_device(steps)
             case Kind.DEVICE_FAULT:
@@ -257,7 +262,7 @@ class _Case:
             case Kind.CHECKPOINT_FAILED if save := self.command(Action.CHECKPOINT):
                 if incident.cause == "disk" and (path := incident.evidence.get("path")):
                     steps[0] = steps[0].replace("that disk:", f"the disk of `{path}` on {self.host} (`df -h`):")
-                return [steps[0], f"Then {save}; if that fails too, its error is told again.", *steps[1:]]
+                return [steps[0], f"Then {save}; if that fails too, you get its error.", *steps[1:]]
             case Kind.CHECKPOINT_OVERDUE if save := self.command(Action.CHECKPOINT):
                 return [f"{save}: if that fails, it says why.", *steps]
             case Kind.HOST_DEGRADED if save := self.command(Action.CHECKPOINT):
@@ -270,51 +275,61 @@ class _Case:
     def of_pace(self, steps: list[str]) -> list[str]:
         """What only costs time: look, and act once that has cost as much as acting."""
         incident, (first, *others) = self.incident, steps
-        rate = incident.impact_gpu_hours_per_hour
+        rate, trace = incident.impact_gpu_hours_per_hour, self.command(Action.TRACE)
+        if len(incident.hosts) != 1 and trace:
+            others = [f"Then {trace}.", *others]
+            if not incident.cause:
+                idle = "if devices idle for much of it" if self.accelerated else "else"
+                heat = f"; else at heat and clocks (`{LIMITS}`)" * self.accelerated
+                read = f"look at the network; {idle}, at what else runs on the hosts (`top`){heat}"
+                same = " Let it train meanwhile: all ranks are slow alike, so a spare host does not help."
+                first = f"First {trace}. If collectives take most of it, {read}.{same * (not incident.hosts)}"
+                others = []
         if incident.severity is Severity.INFO:
             what = "no rank waits for it" if rate <= 0 else "little is lost"
-            nothing = f"Nothing to do now, as {what}: it is told again, as a warning, if that changes."
-            return [nothing, f"If it stays: {lower(first)}", *others]
+            nothing = f"Nothing to do now, as {what}: you get a message, as a warning, if that changes."
+            return [nothing, f"{self.if_still_so()}: {lower(first)}", *others]
         if rate <= 0:
-            return [first, "No rank waits for it yet: it is told again if one does.", *others]
-        way, trace = self.way(Action.RELAUNCH), self.command(Action.TRACE)
+            return [first, "No rank waits for it yet: you get a message if one does.", *others]
         if len(incident.hosts) != 1:
-            look = f"{self.if_still_so()}: {trace}, which shows what takes longer." if trace else ""
-            return [first, look, *others]
-        cost = float((way or {}).get("cost_gpu_hours") or 0.0)
-        still, units = self.if_still_so(cost), "GPUs" if self.accelerated else "ranks"
-        relaunch = self.command(Action.RELAUNCH, ", as much as the wait until then" * still.startswith("If"))
-        save = f"{self.typed(Action.CHECKPOINT)} (costs next to nothing), then " * (not relaunch)
-        about = f"costs about {duration(RELAUNCH_S)} of the job"
-        relaunch = relaunch or (f"{self.typed(Action.RELAUNCH)} ({about})" if way else f"start the job again ({about})")
+            return [first, *others]
+        save, cost = self.way(Action.CHECKPOINT) is not None, RELAUNCH_S * self.world_size / 3_600
+        now = (self.way(Action.RELAUNCH) or {}).get("cost_gpu_hours") or cost
+        still = self.if_still_so(cost if save else float(now))
+        even = ", as much as the fault has cost by then" * (still.startswith("If") and cost > 0)
+        relaunch = self.relaunch_then(f"of the job{even}" if save else "")
+        listed = f"{self.typed(Action.CHECKPOINT)}, and once {self.typed('checkpoints')} lists it as good, " * save
         if incident.cause == "data":
-            return [first, f"{still}: {save}{relaunch}. New processes have new loader workers as well.", *others]
-        spare = f"{still} and a spare host is free: {save}put the spare in place of {self.host}, and {relaunch}."
-        if incident.scope.host is None:
-            least = f"unless it has fewer than {math.ceil(rate)} {units}"
-            return [
-                first,
-                f"{spare} Without a spare go on: leaving {self.host} out costs as much or more, {least}.",
-                *others,
-            ]
-        less = len(incident.ranks) < rate
-        out = f"leave {self.host} out" if less else "go on"
-        does = f"its {len(incident.ranks)} {units} do {'less' if less else 'more'} than the {rate:.2g} that are lost"
-        return [first, f"{spare} Without a spare {out}: {does}.", *others]
+            helps = "That helps if a loader worker hangs; if a disk or network is slow, move the data."
+            return [first, f"{still}: {listed}{relaunch}. {helps}", *others]
+        without, on_host = "", int(incident.evidence.get(RANKS_ON_HOST) or 0)
+        if on_host:
+            what, than = ("go on", "more") if on_host >= rate else (f"leave {self.host} out", "fewer")
+            has = f"{on_host} {'GPUs' if self.accelerated else 'ranks'}, {than} than the {rate:.2g} that are lost"
+            without = f" Without a spare {what}: {self.host} has {has}."
+        free = f"{still} and a spare host is free" if still.startswith("If") else "If a spare host is free"
+        spare = f"{free}: {listed}put the spare in place of {self.host} and {relaunch}."
+        return [first, f"{spare}{without}", *others]
 
     def of_a_hang(self, steps: list[str]) -> list[str]:
         first, *others = hang_steps(steps, self.incident.evidence, self.incident.hosts)
-        relaunch = self.command(Action.RELAUNCH) or f"end its processes, and {LAUNCH}"
-        onset, go_on = self.incident.onset_unix_ns, first.startswith("Continue")
-        if "py-spy" in first and (self.ordered == Action.RELAUNCH or self.policy.get("reason") == NOT_CRITICAL_YET):
-            first = f"Where {self.ranks} stood is in the incident, as all ranks are asked for their stacks."
-        if self.ordered == Action.RELAUNCH:
-            return [self.see_that_it_goes_on(self.policy["ordered"]["unix_ns"]), *([] if go_on else [first]), *others]
+        relaunch = self.command(Action.RELAUNCH) or AFRESH
+        waits, go_on = self.policy.get("reason") == NOT_CRITICAL_YET, first.startswith("Continue")
+        if is_silent := first.startswith("First"):
+            fails, relaunch_ = (", a relaunch fails", self.typed(Action.RELAUNCH)) if waits else ("", relaunch)
+            spare = f"put a spare in its place, then {relaunch_}; without one start the job on the other hosts"
+            first += f" If it is down{fails}: {spare}."
+        if waits or self.ordered == Action.RELAUNCH:
+            after_s = seconds_of(self.incident.evidence) or 0.0
+            at = self.incident.onset_unix_ns + after_s * 1e9 if waits else self.policy["ordered"]["unix_ns"]
+            if "py-spy" in first:
+                first = f"Where {self.ranks} stood is in the incident, as all ranks are asked for their stacks."
+            first = f"Only if {self.typed('commands --job')} shows no relaunch: {lower(first)}" if go_on else first
+            then = self.see_that_it_goes_on(at)
+            return [first, f"If it is up: {lower(then)}", *others] if is_silent else [then, first, *others]
         after = f"Then {'if no step follows within a minute: ' * go_on}{relaunch}."
-        if self.policy.get("reason") == NOT_CRITICAL_YET:
-            after = self.see_that_it_goes_on(onset + (seconds_of(self.incident.evidence) or 0.0) * 1e9)
-            may_pass = f"Nothing to do before that: it may pass. {after}"
-            return [may_pass, first, *others] if first.startswith("Where") else [first, after, *others]
+        if is_silent:
+            return [first, f"If it is up: {relaunch}.", *others]
         if self.incident.severity is Severity.INFO and not go_on:
             wait = f"Nothing to do before it becomes critical by itself, {self.as_critical()}: it may pass."
             return [f"{wait} Then: {lower(first)}", after, *others]
@@ -324,7 +339,7 @@ class _Case:
         """How a job goes on whose processes have ended."""
         launch, begins = LAUNCH, f"training goes on from {checkpoint(self.incident.checkpoint)}"
         if not self.incident.checkpoint:
-            begins = f"it begins from scratch, as no good checkpoint is known ({self.typed('checkpoints')} lists all)"
+            begins = f"it begins from scratch, as it has no good checkpoint ({self.typed('checkpoints')} lists all)"
         if self.restarts and self.ordered != Action.STOP:
             return f"If no step is trained by {self.at(self.incident.onset_unix_ns + LOOK_NS)}: {launch}; {begins}."
         return f"Once that is mended, {launch}: {begins}."
@@ -332,25 +347,28 @@ class _Case:
     def of_weights(self, steps: list[str]) -> list[str]:
         """Wrong numbers in weights or gradients: go back, then find out where they come from."""
         incident, kind = self.incident, self.incident.kind
-        if has_norm_alone(kind, incident.severity, incident.evidence):
-            if_critical = f"it becomes critical by itself if the weights of {self.ranks} differ from its replicas'"
-            then = f"If it stays: compare the data of {self.ranks} with the others'."
-            return [f"Nothing to do now: {if_critical}.", then]
-        if incident.severity is not Severity.CRITICAL:
-            finite = "Nothing to do now: while loss and gradients stay finite, nothing is lost; else it is told again"
-            return [f"{finite}, as critical.", *steps[1:]]
         device = f"the GPU of {self.ranks}" if self.accelerated else "the memory of its host"
+        if has_norm_alone(kind, incident.severity, incident.evidence):
+            look = f"{self.if_still_so()}: compare the batches of {self.ranks} with those of another rank"
+            spare = f"put a spare in place of {self.host}, {self.relaunch_then()}, and test {device}"
+            alike = "Weights do not show it, as all ranks take in the same average: harm shows in the loss alone."
+            return [f"Nothing to do now. {look}; if they differ, that is why; if they are alike, {spare}.", alike]
+        if incident.severity is not Severity.CRITICAL:
+            finite = "Nothing to do now: while loss and gradients stay finite, nothing is lost; else you get a message"
+            return [f"{finite}, as critical.", *steps[1:]]
         onset = "the step of the onset" if incident.onset_step is None else f"step {incident.onset_step}"
         batch = f"If it comes again in {onset}: skip that batch."
-        if kind is Kind.CORRUPTION:
-            test = f" (`dcgmi diag -r 3` on {self.host} while it is idle)" * self.accelerated
-            again = f"Such faults mostly come again: put a spare in place of {self.host} when one is free, and test"
-            cause = f"{again} {device}{test}."
-        elif len(incident.ranks) == 1:
-            cause = f"{batch} If {self.ranks} has it again in another step: replace {device} ({self.host})."
+        if may_be_skipped(kind, incident.severity, incident.evidence):
+            lost = f"If the job has a loss scaler and the loss stayed finite after {onset}, that update was skipped"
+            cause = f"{lost}: nothing is lost. {batch} If in another: lower the learning rate."
+        elif kind is Kind.CORRUPTION:
+            test = f"then test {'its GPU (`dcgmi diag -r 3`)' if self.accelerated else device}"
+            spare = f"put a spare in place of {self.host} when one is free, {self.relaunch_then()}, {test}"
+            cause = f"It mostly comes again: {spare}. Without one go on; if it comes again: {self.typed(Action.STOP)}."
         elif incident.ranks:
-            which = "replace that GPU" if self.accelerated else "test the memory of its host"
-            cause = f"{batch} If one of these ranks has it again in another step: {which}."
+            who = self.ranks if len(incident.ranks) == 1 else "one of these ranks"
+            then = f"put a spare in place of {self.host}, then {self.typed(Action.RELAUNCH)}"
+            cause = f"{batch} If {who} has it again in another step: {then}."
         else:
             cause = f"{batch} Else lower the learning rate."
         back = self.command(Action.ROLLBACK) or self.command(Action.RELAUNCH)
@@ -369,23 +387,25 @@ class _Case:
 
     def of_a_device(self, steps: list[str]) -> list[str]:
         """An error that a device reports: save while the job still runs, then take the device away."""
-        relaunch = self.command(Action.RELAUNCH) or LAUNCH
+        relaunch, again = self.command(Action.RELAUNCH) or LAUNCH, self.typed(Action.RELAUNCH)
         _, known, advised = self.incident.summary.removesuffix(".").rpartition("; ")
         save = "" if self.ordered else f"If steps still go on, save first: {self.typed(Action.CHECKPOINT)}. "
         if self.incident.severity is Severity.CRITICAL:
             spare = f"{save}Put a spare in place of {self.host}, and {relaunch}."
-            mend = f"{advised if known else 'restart the machine'}; if it comes again, replace the GPU"
-            return [spare, f"Without a spare, and before {self.host} is used again: {mend}.", *steps[1:]]
+            mend = (advised if known else "restart the machine").replace("the machine", self.host)
+            return [spare, f"Without a spare: {mend}, then {again}. If it comes again: replace the GPU.", *steps[1:]]
         cost = self.price({"cost_gpu_hours": RELAUNCH_S * self.world_size / 3_600})
         saved = f"{save}As soon as {self.typed('checkpoints')} lists it as good"
-        fresh = f"{saved}: {self.typed(Action.RELAUNCH)} (new processes from it; {cost})."
-        return [fresh, f"If it comes again on that device: put a spare in place of {self.host}.", *steps[1:]]
+        fresh = f"{saved}: {again} (new processes from it; {cost})."
+        none = f"If none is listed by {self.at(self.incident.updated_unix_ns + GOES_ON_NS + 59e9)}: {relaunch}."
+        spare = f"If it comes again on that device: put a spare in place of {self.host}."
+        return [f"{fresh} {none}", spare, *steps[1:]]
 
     def of_silence(self) -> list[str]:
         if self.incident.evidence["steps_go_on"]:
             log = f"`{one_line(self.incident.job)}.agent.log` (in $RANKWATCH_DIR, else in /dev/shm/rankwatch-UID)"
             look = f"Only the agent is away: on {self.host} read its {log}, and see disk (`df`) and network."
-            return [look, f"If it is gone, start it again there: {self.typed('agent --job')}."]
+            return [look, f"If `pgrep -f rankwatch.agent` finds none there, start it: {self.typed('agent --job')}."]
         down = f"Training stands still as well, so {self.host} is probably down: look at its console, or `ping` it"
         relaunch = self.command(Action.RELAUNCH) or LAUNCH
         return [f"{down}.", f"If it is down: a spare in its place, and {relaunch}."]
@@ -395,10 +415,12 @@ def _target(way: Mapping[str, Any]) -> str:
     """An action with the checkpoint that it goes on from."""
     id_ = way.get("checkpoint")
     to = f" {'to' if way['action'] == Action.ROLLBACK else 'from'} {checkpoint(id_)}" if id_ else ""
+    to += " with new processes" * (way["action"] == Action.ROLLBACK and way.get("mode") == Action.RELAUNCH)
     return f"{way['action']}{to}" + " of all ranks" * (way["action"] in (Action.STOP, Action.PAUSE))
 
 
 def checkpoint(id_: str | None) -> str:
     """A checkpoint as people call it: by its step."""
     step = (id_ or "").rpartition(":")[2]
-    return f"the checkpoint of step {step}" if step.isdigit() else f"checkpoint {id_}"
+    where = " in memory" * (id_ or "").startswith("memory:")
+    return f"the checkpoint of step {step}{where}" if step.isdigit() else f"checkpoint {id_}"

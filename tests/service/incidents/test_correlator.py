@@ -96,7 +96,7 @@ def test_a_cause_found_later_takes_over_as_first_mover(correlator):
     assert correlator.open == [incident]
     assert incident.id == opened_as
     assert (incident.ranks, str(incident.scope), incident.hosts) == ((6,), "rank:6", ["node-1"])
-    assert incident.evidence == {"ratio": 1.5, "slowdown": {"ratio": 1.3}}
+    assert incident.evidence == {"ratio": 1.5, "ranks_on_host": 4, "slowdown": {"ratio": 1.3}}
     assert [one.kind for one in incident.version().consequences] == ["slowdown"]
 
 
@@ -134,7 +134,7 @@ def test_graver_is_an_update_and_more_of_the_same_is_evidence(correlator):
     graver = finding(Kind.STRAGGLER, Change.UPDATE, "rank:3", severity=Severity.CRITICAL)
     assert judge(correlator, graver) == [("updated", "straggler")]
     (incident,) = correlator.open
-    assert (incident.severity, incident.evidence) == (Severity.CRITICAL, {"ratio": 1.7})
+    assert (incident.severity, incident.evidence) == (Severity.CRITICAL, {"ratio": 1.7, "ranks_on_host": 4})
 
 
 def test_what_ended_with_its_attempt_is_over_when_training_makes_progress_again(correlator):
@@ -339,7 +339,11 @@ def test_a_first_mover_of_the_same_kind_brings_its_own_evidence_and_times(correl
     first = {"onset_step": 90, "onset_time_s": 990.0, "detected_step": 104, "detected_time_s": 1_004.0}
     judge(correlator, finding(Kind.STRAGGLER, scope="rank:4", evidence={"ratio": 1.39}, summary="1.39 times", **first))
     (incident,) = correlator.open
-    assert (incident.ranks, incident.summary, incident.evidence) == ((4, 5), "1.39 times", {"ratio": 1.39})
+    assert (incident.ranks, incident.summary, incident.evidence) == (
+        (4, 5),
+        "1.39 times",
+        {"ratio": 1.39, "ranks_on_host": 4},
+    )
     assert times(incident) == (90, 990_000_000_000, 104, 1_004_000_000_000)
 
 

@@ -22,15 +22,16 @@ def test_it_says_what_where_how_bad_how_sure_and_what_to_do_first():
     )
     cause = "the rank itself: its device, process or data"
     assert sure == f"Confidence that it is real: certain. Likely cause: {cause}"
-    assert first.startswith("Automatic: nothing. You: Compare its devices with `nvidia-smi ")
-    assert first.endswith("unless it has fewer than 2 GPUs. Details: rankwatch incidents show 1")
+    assert first.startswith("Automatic: nothing. You: Compare its GPU with the others on ")
+    assert first.endswith(" since the newest checkpoint). Details: rankwatch incidents show 1")
 
 
 def test_as_many_steps_are_told_as_the_line_holds():
-    short, long = (lines(job="j" * chars)[2] for chars in (20, 200))
-    assert "Without a spare go on" in short
-    assert "rankwatch relaunch" not in long
-    assert long.startswith("Automatic: nothing. You: Compare its devices with ")
+    way = {"action": "relaunch", "checkpoint": "local:l.0:450"}
+    short, long = (lines(job="j" * chars, suggestion=way)[2] for chars in (20, 400))
+    assert "If it is still so at " in short
+    assert "If it is still so at " not in long
+    assert long.startswith("Automatic: nothing. You: Compare its GPU with ")
     assert long.endswith(". Details: rankwatch incidents show 1")
 
 
@@ -44,10 +45,10 @@ def test_a_hang_that_may_pass_says_how_long_it_has_stood_and_when_it_becomes_cri
     evidence = {"critical_after_s": 5.0, "age_s": 3.73, "usual_step_s": 0.421}
     hang = {"kind": Kind.HANG, "severity": Severity.INFO, "evidence": evidence}
     assert (
-        "training has stood still for 3.7 s (a step usually takes 0.42 s), which may pass: it becomes critical by "
-        "itself once it has lasted 5 s" in lines(**hang)[0]
+        "training has stood still for 3.7 s (a step usually takes 0.42 s), which may pass: rankwatch calls it "
+        "critical once it has lasted 5 s" in lines(**hang)[0]
     )
-    assert "becomes critical" not in lines(**hang | {"severity": Severity.CRITICAL})[0]
+    assert "calls it critical" not in lines(**hang | {"severity": Severity.CRITICAL})[0]
 
 
 def test_what_the_summary_says_of_place_and_time_is_not_said_again():
@@ -79,9 +80,34 @@ def test_a_gradient_norm_alone_is_no_proof_of_wrong_weights():
     norms = {"local_grad_norm": 1.64, "peers_local_grad_norm": 0.98}
     hint = {"kind": Kind.CORRUPTION, "evidence": norms, "impact_gpu_hours_per_hour": 0.0, "confidence": 0.6}
     what, usual, _ = lines(**hint)
-    assert what.endswith("Impact: none is proven; wrong gradients of one rank would go into the weights of all")
+    assert what.endswith(
+        "Impact: none is proven; if its gradients are wrong, they go into the weights of all ranks alike"
+    )
     assert "Confidence that it is real: possible" in usual
     assert "its gradients go into the weights of all ranks" in lines(**hint | {"severity": Severity.CRITICAL})[0]
+
+
+def test_a_norm_that_is_not_finite_may_have_been_skipped():
+    norm = {"kind": Kind.NONFINITE, "severity": Severity.CRITICAL, "impact_gpu_hours_per_hour": 64.0}
+    what, sure, _ = lines(**norm, evidence={"metrics": ["grad_norm"]})
+    assert what.endswith(
+        "none if a loss scaler skipped this update; else all steps and checkpoints since then are lost"
+    )
+    assert "certain (that the norm was not finite; whether it went into the weights is not known)" in sure
+    for sure in ({"metrics": ["loss"]}, {"metrics": ["grad_norm"], "update_skipped": False}):
+        assert "steps and checkpoints since then are ruined; the work of all 64 GPUs" in lines(**norm, evidence=sure)[0]
+    assert "change no weight" in lines(**norm, evidence={"metrics": ["optimizer_skipped"]})[0]
+
+
+def test_an_error_that_the_device_contained_spoils_nothing_that_is_saved():
+    wear, broken = ({"xids": [{"xid": 94, "class": name}]} for name in ("wear", "hardware"))
+    assert "what is saved is good" in lines(kind=Kind.DEVICE_FAULT, evidence=wear)[0]
+    assert "in doubt" in lines(kind=Kind.DEVICE_FAULT, evidence=broken)[0]
+
+
+def test_of_a_few_ranks_each_is_told_with_its_host_and_device():
+    places = {"ranks": (1, 6), "hosts": ("a", "b"), "devices": ("GPU-1", "GPU-6")}
+    assert ". Rank 1 on a (GPU-1), rank 6 on b (GPU-6). Open since" in lines(**places)[0]
 
 
 def test_what_a_script_declares_stays_on_its_line():

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from rankwatch_detectors.base import Kind, Severity
-from rankwatch_detectors.scope import IncidentScope
 from rankwatch_service.policy.policy import NOT_CRITICAL_YET, ONLY_SUGGESTS
 from rankwatch_service.policy.suggestion import RESTARTED
 from rankwatch_service.policy.what_now import WhatNow, what_now
@@ -46,27 +45,32 @@ def test_where_the_first_step_is_to_go_back_the_command_is_it():
     told = now("corruption", "critical", {"fingerprints": {}}, (BACK, RELAUNCH))
     assert (told.automatic, told.command) == ("nothing", "rankwatch rollback gpt-small")
     assert told.steps[0] == (
-        "Go back: `rankwatch rollback gpt-small` (loads the checkpoint of step 470; costs 17 s of the job, "
-        "0.31 GPU-hours)."
+        "Go back: `rankwatch rollback gpt-small` (loads the checkpoint of step 470 in memory; costs 17 s of the job)."
     )
-    assert "test the GPU of rank 3 (`dcgmi diag -r 3` on node-a while it is idle)" in told.steps[1]
+    assert told.steps[1] == (
+        "It mostly comes again: put a spare in place of node-a when one is free, `rankwatch relaunch gpt-small` (costs "
+        "2 min and the steps since the newest checkpoint), then test its GPU (`dcgmi diag -r 3`). Without one go on; "
+        "if it comes again: `rankwatch stop gpt-small`."
+    )
 
 
 def test_what_the_policy_has_ordered_is_told_with_its_time_and_left_to_be_watched():
     told = now("nonfinite", "critical", {}, (BACK, RELAUNCH), ordered(BACK))
     assert told.automatic == (
-        "rollback to the checkpoint of step 470, ordered by the policy at 08:53:20 UTC "
-        "(rule r1; costs 17 s of the job, 0.31 GPU-hours)"
+        "rollback to the checkpoint of step 470 in memory, ordered by the policy at 08:53:20 UTC "
+        "(rule r1; costs 17 s of the job)"
     )
     assert told.steps[0].startswith(
-        "See in `rankwatch jobs show gpt-small` that training goes on. If no step is trained by 08:57 UTC: "
+        "Nothing to do before 08:57 UTC. If no step is trained by then (`rankwatch jobs show gpt-small`): "
         "`rankwatch relaunch gpt-small` (new processes from the checkpoint of step 450; "
     )
     assert told.command == ""
     assert told.listed[0].startswith("Automatic: rollback to ")
     same = steps("nonfinite", "critical", {}, (RELAUNCH,), ordered(RELAUNCH))[0]
     assert "rankwatch relaunch" not in same
-    assert "`rankwatch commands --job gpt-small`" in same
+    assert same.endswith(": end the job, and launch it again as before.")
+    fresh = now("corruption", "critical", {}, (RELAUNCH,), ordered(BACK, mode="relaunch")).automatic
+    assert fresh.startswith("rollback to the checkpoint of step 470 in memory with new processes, ")
     waits = now("nonfinite", "critical", {}, (BACK,), ordered(BACK, approval=True)).automatic
     assert waits.endswith("and waits for an approval: `rankwatch commands --waiting`")
     paused = now("metric", "warning", {}, (), ordered({"action": "pause", "cost_gpu_hours": 64.0})).automatic
@@ -85,10 +89,20 @@ def test_the_same_rank_again_is_its_device_and_the_same_step_again_its_batch():
     (_, one, *_), (_, two, *_), (_, every, *_) = (
         steps("nonfinite", "critical", {}, (BACK,), ranks=ranks) for ranks in ((3,), (1, 6), ())
     )
-    again = "If it comes again in step 480: skip that batch."
-    assert one == f"{again} If rank 3 has it again in another step: replace the GPU of rank 3 (node-a)."
-    assert two == f"{again} If one of these ranks has it again in another step: replace that GPU."
+    again, relaunch = "If it comes again in step 480: skip that batch.", "then `rankwatch relaunch gpt-small`."
+    assert one == f"{again} If rank 3 has it again in another step: put a spare in place of node-a, {relaunch}"
+    assert (
+        two == f"{again} If one of these ranks has it again in another step: put a spare in place of node-a, {relaunch}"
+    )
     assert every.endswith("Else lower the learning rate.")
+
+
+def test_an_inf_that_a_loss_scaler_may_have_skipped_is_no_fault_of_a_device():
+    norm = {"metrics": ["grad_norm", "local_grad_norm"]}
+    cause = steps("nonfinite", "critical", norm, (BACK,))[1]
+    assert cause.startswith("If the job has a loss scaler and the loss stayed finite after step 480, ")
+    assert "spare" not in cause
+    assert "spare" in steps("nonfinite", "critical", norm | {"update_skipped": False}, (BACK,))[1]
 
 
 def test_nobody_is_sent_back_where_there_is_nothing_to_go_back_to():
@@ -99,34 +113,38 @@ def test_nobody_is_sent_back_where_there_is_nothing_to_go_back_to():
 
 def test_a_gradient_norm_alone_is_nothing_to_act_on():
     first, if_, *_ = steps("corruption", "info", {"local_grad_norm": 2.8}, (BACK,))
-    assert first.startswith("Nothing to do now: it becomes critical by itself if the weights of rank 3 differ from ")
-    assert if_ == "If it stays: compare the data of rank 3 with the others'."
+    assert first.startswith(
+        "Nothing to do now. If it is still so at 09:04 UTC: compare the batches of rank 3 with those of "
+        "another rank; if they differ, that is why; if they are alike, put a spare in place of node-a, "
+    )
+    assert if_.startswith("Weights do not show it")
     assert "Nothing to do now" in steps("nonfinite", "warning")[0]
 
 
 def test_time_is_waited_for_until_a_relaunch_has_cost_as_much_and_needs_a_spare_host():
-    slow = ("straggler", "warning", {}, (WAIT, RELAUNCH | {"cost_gpu_hours": 2.0}))
-    look, act, *_ = steps(*slow, impact_gpu_hours_per_hour=8.0)
-    assert look.startswith("Compare its devices with `nvidia-smi -q -d TEMPERATURE,POWER,CLOCK` on node-a ")
+    slow = ("straggler", "warning", {"ranks_on_host": 8}, (WAIT, RELAUNCH, SAVE))
+    look, act, *_ = steps(*slow, impact_gpu_hours_per_hour=6.4)
+    assert look.startswith("Compare its GPU with the others on node-a (`nvidia-smi -q -d TEMPERATURE,POWER,CLOCK`: ")
     assert act == (
-        "If it is still so at 09:09 UTC and a spare host is free: put the spare in place of node-a, and `rankwatch "
-        "relaunch gpt-small` (new processes from the checkpoint of step 450; costs 1 min 52 s of the job, 2 GPU-hours, "
-        "as much as the wait until then). Without a spare go on: leaving node-a out costs as much or more, unless it "
-        "has fewer than 8 GPUs."
+        "If it is still so at 09:14 UTC and a spare host is free: `rankwatch checkpoint gpt-small`, and once "
+        "`rankwatch checkpoints gpt-small` lists it as good, put the spare in place of node-a and `rankwatch "
+        "relaunch gpt-small` (costs 2 min of the job, as much as the fault has cost by then). Without a spare go on: "
+        "node-a has 8 GPUs, more than the 6.4 that are lost."
     )
-    assert steps(*slow, impact_gpu_hours_per_hour=8_000.0)[1].startswith(
-        "As it has lasted for so long and a spare host"
-    )
-    host = {"scope": IncidentScope.of_host("node-a"), "impact_gpu_hours_per_hour": 3.4}
-    assert steps(*slow, ranks=(0, 1, 2, 3), **host)[1].endswith(
-        "Without a spare go on: its 4 GPUs do more than the 3.4 that are lost."
-    )
-    assert "Without a spare leave node-a out: its 2 GPUs do less" in steps(*slow, ranks=(0, 1), **host)[1]
+    late = steps(*slow, impact_gpu_hours_per_hour=8_000.0)[1]
+    assert late.startswith("If a spare host is free: `rankwatch checkpoint ")
+    assert "as much as" not in late
+    few = steps("straggler", "warning", {"ranks_on_host": 4}, (RELAUNCH,), impact_gpu_hours_per_hour=6.4)[1]
+    assert few.endswith("Without a spare leave node-a out: node-a has 4 GPUs, fewer than the 6.4 that are lost.")
+    assert "Without" not in steps("straggler", "warning", {}, (RELAUNCH,))[1]
 
 
-def test_without_a_good_checkpoint_one_is_saved_before_a_relaunch():
-    slow = ("straggler", "warning", {}, (WAIT, RELAUNCH | {"checkpoint": None, "cost_gpu_hours": None}))
-    assert "free: `rankwatch checkpoint gpt-small` (costs next to nothing), then put the spare" in steps(*slow)[1]
+def test_a_job_that_cannot_save_at_will_goes_on_from_what_it_has_then():
+    slow = ("straggler", "warning", {}, (WAIT, RELAUNCH))
+    costs = "`rankwatch relaunch gpt-small` (costs 2 min and the steps since {})."
+    assert steps(*slow)[1].endswith(costs.format("the newest checkpoint"))
+    assert steps(*slow, checkpoint=None)[1].endswith(costs.format("the start"))
+    assert "checkpoint gpt-small" not in steps(*slow)[1]
 
 
 def test_a_cause_in_the_data_is_no_matter_for_another_host():
@@ -137,12 +155,19 @@ def test_a_cause_in_the_data_is_no_matter_for_another_host():
 
 def test_what_costs_little_is_nothing_to_do_now():
     first, stays, *_ = steps("slowdown", "info", {}, (WAIT,), hosts=())
-    assert first == "Nothing to do now, as little is lost: it is told again, as a warning, if that changes."
-    assert stays.startswith("If it stays: ")
+    assert first == "Nothing to do now, as little is lost: you get a message, as a warning, if that changes."
+    assert stays.startswith("If it is still so at 09:04 UTC: ")
     trace = {"action": "trace", "reason": "why", "cost_gpu_hours": 0.0}
-    assert steps("slowdown", "warning", {}, (WAIT, trace), hosts=())[1].startswith(
-        "If it is still so at 09:04 UTC: `rankwatch trace gpt-small` (records some steps; costs next to nothing), "
+    told = now("slowdown", "warning", {}, (WAIT, trace), hosts=(), cause="")
+    assert told.command == "rankwatch trace gpt-small"
+    assert told.steps == (
+        "First `rankwatch trace gpt-small` (prints what some steps spend their time on; costs next to nothing). If "
+        "collectives take most of it, look at the network; if devices idle for much of it, at what else runs on the "
+        "hosts (`top`); else at heat and clocks (`nvidia-smi -q -d PERFORMANCE,TEMPERATURE,CLOCK`). Let it train "
+        "meanwhile: all ranks are slow alike, so a spare host does not help.",
     )
+    assert "nvidia-smi" not in steps("slowdown", "warning", {}, (trace,), hosts=(), cause="", accelerated=False)[0]
+    assert steps("slowdown", "warning", {}, (trace,), hosts=(), cause="data")[1].startswith("Then `rankwatch trace ")
 
 
 def test_a_hang_that_is_not_critical_yet_says_when_it_will_be_and_what_follows():
@@ -152,15 +177,14 @@ def test_a_hang_that_is_not_critical_yet_says_when_it_will_be_and_what_follows()
     assert told.steps[:2] == (
         "Nothing to do before it becomes critical by itself, at 08:53:22 UTC if it still stands then: it may pass. "
         "Then: see where a rank that waits stands: `py-spy dump --pid 4711` on node-a.",
-        "Then `rankwatch relaunch gpt-small` (new processes from the checkpoint of step 450; costs 28 s of the job, "
-        "0.5 GPU-hours).",
+        "Then `rankwatch relaunch gpt-small` (new processes from the checkpoint of step 450; costs 28 s of the job).",
     )
     told = now(*hang, {"mode": "suggest", "action": "relaunch", "reason": NOT_CRITICAL_YET})
     assert told.automatic.startswith(
-        "relaunch from the checkpoint of step 450, at 08:53:22 UTC if it still stands then (costs 28 s of the job, "
+        "relaunch from the checkpoint of step 450, at 08:53:22 UTC if it still stands then (costs 28 s of the job)"
     )
     assert told.steps[0].startswith(
-        "Nothing to do before that: it may pass. See in `rankwatch jobs show gpt-small` that "
+        "Nothing to do before 08:57 UTC. If no step is trained by then (`rankwatch jobs show gpt-small`): end the job, "
     )
     assert "py-spy" not in told.steps[1], "the processes are ended by then"
 
@@ -182,6 +206,10 @@ def test_a_rank_that_a_signal_stopped_is_to_be_continued_on_its_host():
     )
     dead = stopped | {"missing": [late | {"os_state": "Z"}]}
     assert not any("kill -CONT" in step for step in steps("hang", "critical", dead))
+    waits = {"mode": "suggest", "action": "relaunch", "reason": NOT_CRITICAL_YET}
+    soon = steps("hang", "info", stopped | {"critical_after_s": 5.0, "pids": {"node-a": [4711]}}, (RELAUNCH,), waits)
+    assert soon[0].startswith("Nothing to do before 08:57 UTC.")
+    assert soon[1].startswith("Only if `rankwatch commands --job gpt-small` shows no relaunch: continue the stopped ")
 
 
 def test_nobody_is_told_to_read_a_stack_that_was_not_taken():
@@ -195,11 +223,19 @@ def test_nobody_is_told_to_read_a_stack_that_was_not_taken():
 
 def test_a_host_that_is_silent_cannot_be_asked_for_stacks():
     silent = steps("hang", "critical", {"missing": [{"rank": 3, "silent_s": 4.0}]})
-    assert silent[0].startswith("See whether node-a is up (`ping`, its console): it last reported 4 s before ")
+    assert silent[0].startswith(
+        "First `ping` node-a: it last reported 4 s before this was found. If it is down: put a spare in its place, "
+    )
+    assert silent[1].startswith("If it is up: ")
     assert not any("py-spy" in step for step in silent)
     waits = {"mode": "suggest", "action": "relaunch", "reason": NOT_CRITICAL_YET}
     evidence = {"missing": [{"rank": 3, "silent_s": 4.0}], "critical_after_s": 5.0}
-    assert steps("hang", "info", evidence, (RELAUNCH,), waits)[0] == silent[0]
+    first, up, *_ = steps("hang", "info", evidence, (RELAUNCH,), waits)
+    assert first.endswith(
+        "If it is down, a relaunch fails: put a spare in its place, then `rankwatch relaunch gpt-small`; without one "
+        "start the job on the other hosts."
+    )
+    assert up.startswith("If it is up: nothing to do before 08:57 UTC.")
 
 
 @pytest.mark.parametrize(
@@ -218,7 +254,11 @@ def test_the_first_step_follows_the_cause_where_it_is_known(kind, cause, step):
 
 
 def test_a_slow_rank_without_a_device_is_no_matter_for_nvidia_smi():
-    assert steps("straggler", "warning", accelerated=False)[0].startswith("See what else runs on node-a (`top`)")
+    on_cores = steps("straggler", "warning", {"pids": {"node-a": [4711]}}, accelerated=False)[0]
+    assert on_cores.startswith(
+        "See what else runs on node-a (`top`), which cores process 4711 may use (`taskset -cp 4711`)"
+    )
+    assert "taskset" not in steps("straggler", "warning", accelerated=False)[0]
 
 
 def test_who_asked_a_job_to_end_is_not_sent_to_look_for_a_killer():
@@ -236,9 +276,9 @@ def test_who_asked_a_job_to_end_is_not_sent_to_look_for_a_killer():
         ({"code": 0}, "less data"),
         (
             {"error": "ValueError: bad batch\nat", "where": "data.py:88 next_batch", "code": 1, "signal": 9},
-            "Find `ValueError: bad batch` in the output of rank 3: mend what the traceback above it shows",
+            "Find `ValueError: bad batch` in the output of rank 3, and mend what the traceback above it shows",
         ),
-        ({"error": "RuntimeError: CUDA error: an illegal access"}, "on node-a `dmesg -T | grep -i xid`"),
+        ({"error": "RuntimeError: CUDA error: an illegal access"}, "On node-a `dmesg -T | grep -i xid`: an Xid other "),
         ({}, "the output of rank 3"),
     ],
 )
@@ -274,7 +314,7 @@ def test_a_faulty_device_is_saved_from_then_replaced_then_mended():
         "If steps still go on, save first: `rankwatch checkpoint gpt-small`. Put a spare in place of node-a, "
     )
     assert host == (
-        "Without a spare, and before node-a is used again: restart the machine; if it comes again, replace the GPU."
+        "Without a spare: restart node-a, then `rankwatch relaunch gpt-small`. If it comes again: replace the GPU."
     )
     told = now("device_fault", "critical", {}, (SAVE, RELAUNCH), ordered(SAVE), **said)
     assert told.automatic.endswith("(rule r1; costs next to nothing; it fails if the device is gone)")
@@ -283,6 +323,7 @@ def test_a_faulty_device_is_saved_from_then_replaced_then_mended():
     assert mild.startswith(
         "As soon as `rankwatch checkpoints gpt-small` lists it as good: `rankwatch relaunch gpt-small` (new processes "
     )
+    assert "If none is listed by 08:57 UTC: `rankwatch relaunch gpt-small` (new processes from the checkpoint" in mild
 
 
 def test_the_disk_of_a_failed_save_is_named():

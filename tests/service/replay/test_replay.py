@@ -108,7 +108,7 @@ def test_a_gap_in_the_times_is_a_hang_of_that_length_and_one_beside_an_evaluatio
     assert incident.summary.startswith("Training stands still in step 60")
     said = " ".join(run(str(hung))[1].split())
     assert "Training stands still in step 60 since 59 s. It has ended by itself after 41 s." in said
-    assert "first: see what the ranks did at that time; a file has no stacks" in said
+    assert "first: See what the ranks did at that time; a file has no stacks" in said
     assert replayed(series(tmp_path, [*before, "99,59,,eval", *after])).incidents == [[]]
 
 
@@ -246,7 +246,7 @@ def test_the_command_prints_an_incident_a_line_and_what_was_read(tmp_path: Path)
     assert code == 0
     assert "Rank 3 on host-0 is 3" in out
     assert "Read 4,160 rows" in out
-    assert "first: Compare its devices" in out
+    assert "first: Compare its GPU" in out
     assert "rank-hours" in out
     assert max(map(len, out.splitlines())) <= 80
 
