@@ -616,7 +616,7 @@ def test_of_a_silent_host_it_is_told_whether_training_goes_on(goes_on: bool, sai
         findings += job.train(1) if goes_on else job.stand(1)
     (finding,) = findings
     assert finding.summary.startswith(
-        "Host host-1 (1 of 4 ranks) has sent no telemetry for 11 s; the others report, and "
+        "Host host-1 (1 of 4 ranks) has sent no telemetry for 11 s; the other hosts report, and "
     )
     assert (said in finding.summary, finding.evidence["steps_go_on"]) == (True, goes_on)
 
