@@ -22,6 +22,9 @@ AMOUNTS = ("tokens", "batch_size", "global_batch_size")
 WORK = "step_work"
 """Elements of a step's inputs, as a multiple of the first step's; not reported as long as all steps are alike."""
 
+WORK_ALIKE = 0.01
+"""Amounts of work that differ by less are equal."""
+
 
 @dataclass(frozen=True, slots=True)
 class Changed:
@@ -70,12 +73,16 @@ class ScheduleConfig:
     sharp_ratio: float = 1.5
     amount_rows: int = 32
     """Length of the average of amounts, which differ from batch to batch."""
+    steps_up: bool = True
+    """More work in a step, after as many steps with equal work, is a change too: larger images, longer sequences."""
+    new_rows: int = 8
+    """Rows after which another amount of work is the usual one, and no last batch of an epoch."""
 
 
 class Schedule(Stateful):
     """The schedule of a job as it logs it. Memory: a few numbers for each metric."""
 
-    STATE: ClassVar[str] = "_rate _reference _amounts"
+    STATE: ClassVar[str] = "_rate _reference _amounts _work _other"
 
     def __init__(self, config: ScheduleConfig) -> None:
         self._config = config
@@ -88,10 +95,12 @@ class Schedule(Stateful):
         """The lowest rate since the last declared change."""
         self._amounts: dict[str, list[float]] = {}
         """By metric: its average, and that average at the last declared change."""
+        self._work, self._other = [0.0, 1.0], [0.0, 1.0]
+        """For how many rows the work in a step has been so much, and another amount since."""
 
     def push(self, frame: Frame) -> Declared | None:
         """Add one frame; return the change that it declares, if any."""
-        turn = None
+        turn = Declared.SHARP if self._config.steps_up and self._steps_up(typical(frame, WORK) or 1.0) else None
         for name in self._config.amounts:
             if name in frame.values and (amount := typical(frame, name)) is not None and amount > 0:
                 turn = self._amount(name, amount) or turn
@@ -99,6 +108,21 @@ class Schedule(Stateful):
             if name in frame.values and (rate := typical(frame, name)) is not None and rate >= 0:
                 return self._learning_rate(rate) or turn
         return turn
+
+    def _steps_up(self, work: float) -> bool:
+        """Whether a step has more to do than all those before it."""
+        config, (rows, usual) = self._config, self._work
+        if abs(work / usual - 1.0) < WORK_ALIKE:
+            self._work, self._other = [rows + 1.0, usual], [0.0, 1.0]
+            return False
+        others, other = self._other
+        self._other = [others + 1.0 if abs(work / other - 1.0) < WORK_ALIKE else 1.0, work]
+        up = rows >= config.amount_rows and work >= config.ratio * usual
+        if up or self._other[0] >= config.new_rows:
+            self._work, self._other = [self._other[0], work], [0.0, 1.0]
+        else:
+            self._work = [rows / 2, usual]  # that of uneven steps is never known
+        return up
 
     def _learning_rate(self, rate: float) -> Declared | None:
         config = self._config

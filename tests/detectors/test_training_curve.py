@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from rankwatch_detectors.base import (
+    GRAVITY,
     AttemptStart,
     Change,
     Finding,
@@ -75,6 +76,24 @@ def test_a_jump_is_weighed_by_what_the_curve_has_learned(height: float, severity
     series[800] = height
     (opened, *_) = watched(series)
     assert (opened.kind, opened.severity) == (Kind.LOSS_SPIKE, severity)
+
+
+@pytest.mark.parametrize(
+    ("work", "severity"),
+    [
+        (lambda step: 2.25 if step >= 600 else 1.0, Severity.INFO),  # larger images from there on
+        (lambda step: 0.3 if step % 50 == 49 else 1.0, Severity.CRITICAL),  # the last batch of an epoch
+        (lambda step: 1.0 + step % 7 / 10, Severity.CRITICAL),  # sequences of many lengths
+    ],
+    ids=["grows for good", "last batches", "uneven"],
+)
+def test_a_loss_that_jumps_with_the_work_in_a_step_begins_anew(
+    work: Callable[[int], float], severity: Severity
+) -> None:
+    loss = curve(800)
+    loss[600:] += 9.0 * np.exp(-np.arange(200) / 100)
+    told = watched_curve({"loss": loss, "step_work": [work(step) for step in range(800)]})
+    assert max((finding.severity for finding in told), key=GRAVITY.index) is severity
 
 
 def test_a_shift_of_five_sigmas_is_found_within_five_points() -> None:

@@ -108,7 +108,9 @@ class SlowdownConfig:
     many rows of a steady job differ by 0.3 %."""
     retell_factor: float = 3.0
     """A drift is reported again when its excess is this many times the reported one."""
-    schedule: ScheduleConfig = field(default_factory=lambda: ScheduleConfig(rates=(), amounts=(*AMOUNTS, WORK)))
+    schedule: ScheduleConfig = field(
+        default_factory=lambda: ScheduleConfig(rates=(), amounts=(*AMOUNTS, WORK), steps_up=False)
+    )
     """Without learning rates, which do not affect the duration of a step."""
 
     def least_ratio(self, *, bare: bool) -> float:

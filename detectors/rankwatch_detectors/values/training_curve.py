@@ -182,7 +182,7 @@ class CurveDetector(ExplainedCurve):
         self.kind = kind
         super().__init__()
         self.name = kind.value
-        self.version = 13
+        self.version = 14
         self._config = config
         self._watch = LevelWatch(config.level)
         self._anchor = Anchor(config.anchor)

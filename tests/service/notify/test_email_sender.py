@@ -185,7 +185,7 @@ def test_an_email_has_the_three_lines_and_links_and_belongs_to_its_group():
     assert found["References"] == update["References"]
     assert found["Auto-Submitted"] == "auto-generated"
     text = found.get_content()
-    assert "Normal: " in text
+    assert "Confidence that it is real: " in text
     assert f"Open incident: {LINKS['incident']}" in text
 
 
