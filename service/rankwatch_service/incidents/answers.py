@@ -317,7 +317,10 @@ def how_it_ended(evidence: Mapping[str, Any], ranks: Sequence[int] = ()) -> str:
             "loader workers, a smaller cache). If not, a person or the scheduler sent the signal: ask them."
         )
     if number in (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE):
-        return f"On its host `dmesg -T | tail -50`: {_XIDS}, native code failed: the end of {log} says where."
+        return (
+            f"On its host `dmesg -T | tail -50`: {_XIDS}, native code failed. If the end of {log} does not say where: "
+            "start the job as it is, and if the rank ends there again, put a spare in place of that host."
+        )
     if code == 0:
         return "See why its loop was over before the others': a break, an exit, or less data than they have."
     if code is not None:

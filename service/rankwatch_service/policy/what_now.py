@@ -189,11 +189,15 @@ class _Case:
         # The next whole minute: times are told without seconds.
         return f"If it is still so at {self.at(until + 59e9)}"
 
-    def see_that_it_goes_on(self, at_unix_ns: float) -> str:
-        """What is left where a rollback or a relaunch is ordered already, or will be at a time."""
+    def see_that_it_goes_on(self, at_unix_ns: float, instead: str = "") -> str:
+        """What is left where a rollback or a relaunch is ordered, or will be; `instead`: what helps if it was not."""
         way, until = self.way(Action.RELAUNCH) or {}, self.at(at_unix_ns + GOES_ON_NS + 59e9)
-        same = way.get("checkpoint") == (self.policy.get("ordered") or way).get("checkpoint")
-        else_ = (not same and self.command(Action.RELAUNCH)) or AFRESH
+        from_ = (self.policy.get("ordered") or way).get("checkpoint")
+        no_later = ", and from no later one" * KINDS[self.incident.kind].spoils_weights
+        afresh = AFRESH + f": it goes on from {checkpoint(from_)}{no_later}" * bool(from_)
+        else_ = (way.get("checkpoint") != from_ and self.command(Action.RELAUNCH)) or afresh
+        if instead:
+            else_ = f"{instead} if {self.typed('commands --job')} shows no relaunch; if it shows one, {else_}"
         return f"Nothing to do before {until}. If no step is trained by then ({self.typed('jobs show')}): {else_}."
 
     def relaunch_then(self, more: str = "") -> str:
@@ -324,7 +328,8 @@ class _Case:
             at = self.incident.onset_unix_ns + after_s * 1e9 if waits else self.policy["ordered"]["unix_ns"]
             if "py-spy" in first:
                 first = f"Where {self.ranks} stood is in the incident, as all ranks are asked for their stacks."
-            first = f"Only if {self.typed('commands --job')} shows no relaunch: {lower(first)}" if go_on else first
+            if go_on:
+                return [self.see_that_it_goes_on(at, lower(first).removesuffix(".")), *others]
             then = self.see_that_it_goes_on(at)
             return [first, f"If it is up: {lower(then)}", *others] if is_silent else [then, first, *others]
         after = f"Then {'if no step follows within a minute: ' * go_on}{relaunch}."
@@ -349,10 +354,11 @@ class _Case:
         incident, kind = self.incident, self.incident.kind
         device = f"the GPU of {self.ranks}" if self.accelerated else "the memory of its host"
         if has_norm_alone(kind, incident.severity, incident.evidence):
-            look = f"{self.if_still_so()}: compare the batches of {self.ranks} with those of another rank"
+            look = f"{self.if_still_so()}: see whether {self.ranks} has batches of another kind than the others"
+            other = "(source, lengths, labels): if so, mend them, or leave them if that is meant"
             spare = f"put a spare in place of {self.host}, {self.relaunch_then()}, and test {device}"
             alike = "Weights do not show it, as all ranks take in the same average: harm shows in the loss alone."
-            return [f"Nothing to do now. {look}; if they differ, that is why; if they are alike, {spare}.", alike]
+            return [f"Nothing to do now. {look} {other}; if they are alike, {spare}.", alike]
         if incident.severity is not Severity.CRITICAL:
             finite = "Nothing to do now: while loss and gradients stay finite, nothing is lost; else you get a message"
             return [f"{finite}, as critical.", *steps[1:]]
@@ -360,7 +366,9 @@ class _Case:
         batch = f"If it comes again in {onset}: skip that batch."
         if may_be_skipped(kind, incident.severity, incident.evidence):
             lost = f"If the job has a loss scaler and the loss stayed finite after {onset}, that update was skipped"
-            cause = f"{lost}: nothing is lost. {batch} If in another: lower the learning rate."
+            cause = (
+                f"{lost}: do nothing, also if it comes again. Without one: {lower(batch)} In another: lower the rate."
+            )
         elif kind is Kind.CORRUPTION:
             test = f"then test {'its GPU (`dcgmi diag -r 3`)' if self.accelerated else device}"
             spare = f"put a spare in place of {self.host} when one is free, {self.relaunch_then()}, {test}"
@@ -405,7 +413,11 @@ class _Case:
         if self.incident.evidence["steps_go_on"]:
             log = f"`{one_line(self.incident.job)}.agent.log` (in $RANKWATCH_DIR, else in /dev/shm/rankwatch-UID)"
             look = f"Only the agent is away: on {self.host} read its {log}, and see disk (`df`) and network."
-            return [look, f"If `pgrep -f rankwatch.agent` finds none there, start it: {self.typed('agent --job')}."]
+            start = f"If `pgrep -f rankwatch.agent` finds none there, start it: {self.typed('agent --job')}."
+            return [
+                look,
+                f"{start} One that runs sends again once these are well; else end it (training goes on) and start it.",
+            ]
         down = f"Training stands still as well, so {self.host} is probably down: look at its console, or `ping` it"
         relaunch = self.command(Action.RELAUNCH) or LAUNCH
         return [f"{down}.", f"If it is down: a spare in its place, and {relaunch}."]

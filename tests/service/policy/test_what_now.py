@@ -68,7 +68,8 @@ def test_what_the_policy_has_ordered_is_told_with_its_time_and_left_to_be_watche
     assert told.listed[0].startswith("Automatic: rollback to ")
     same = steps("nonfinite", "critical", {}, (RELAUNCH,), ordered(RELAUNCH))[0]
     assert "rankwatch relaunch" not in same
-    assert same.endswith(": end the job, and launch it again as before.")
+    assert ": end the job, and launch it again as before: it goes on from the checkpoint of step 450" in same
+    assert same.endswith(", and from no later one.")
     fresh = now("corruption", "critical", {}, (RELAUNCH,), ordered(BACK, mode="relaunch")).automatic
     assert fresh.startswith("rollback to the checkpoint of step 470 in memory with new processes, ")
     waits = now("nonfinite", "critical", {}, (BACK,), ordered(BACK, approval=True)).automatic
@@ -114,8 +115,8 @@ def test_nobody_is_sent_back_where_there_is_nothing_to_go_back_to():
 def test_a_gradient_norm_alone_is_nothing_to_act_on():
     first, if_, *_ = steps("corruption", "info", {"local_grad_norm": 2.8}, (BACK,))
     assert first.startswith(
-        "Nothing to do now. If it is still so at 09:04 UTC: compare the batches of rank 3 with those of "
-        "another rank; if they differ, that is why; if they are alike, put a spare in place of node-a, "
+        "Nothing to do now. If it is still so at 09:04 UTC: see whether rank 3 has batches of another kind than the "
+        "others (source, lengths, labels): if so, mend them, or leave them if that is meant; if they are alike, put a "
     )
     assert if_.startswith("Weights do not show it")
     assert "Nothing to do now" in steps("nonfinite", "warning")[0]
@@ -209,7 +210,8 @@ def test_a_rank_that_a_signal_stopped_is_to_be_continued_on_its_host():
     waits = {"mode": "suggest", "action": "relaunch", "reason": NOT_CRITICAL_YET}
     soon = steps("hang", "info", stopped | {"critical_after_s": 5.0, "pids": {"node-a": [4711]}}, (RELAUNCH,), waits)
     assert soon[0].startswith("Nothing to do before 08:57 UTC.")
-    assert soon[1].startswith("Only if `rankwatch commands --job gpt-small` shows no relaunch: continue the stopped ")
+    assert "`kill -CONT 4711` on node-a (within its container, if it has one) if `rankwatch commands --job" in soon[0]
+    assert "shows no relaunch; if it shows one, end the job" in soon[0]
 
 
 def test_nobody_is_told_to_read_a_stack_that_was_not_taken():
@@ -344,7 +346,7 @@ def test_whether_steps_go_on_says_whether_a_silent_host_is_down():
         steps("telemetry_lost", "warning", {"steps_go_on": go_on}, (WAIT, RELAUNCH)) for go_on in (True, False)
     )
     assert "`gpt-small.agent.log`" in away[0]
-    assert away[1].endswith("`rankwatch agent --job gpt-small`.")
+    assert "`rankwatch agent --job gpt-small`. One that runs sends again" in away[1]
     assert "rankwatch relaunch" in down[1]
 
 
