@@ -43,7 +43,7 @@ HOST: Final = re.compile(r"\b(on|On|of|without) (?:the|that|its) host\b")
 """How steps of a kind call the host of the ranks, which is named where it is one."""
 
 LAUNCH: Final = "start the job with the command that launched it"
-AFRESH: Final = "end the job, and launch it again as before"
+AFRESH: Final = "end the job and launch it again"
 
 PLACES_MAX: Final = 4
 """Ranks or hosts that a step names."""
@@ -193,8 +193,8 @@ class _Case:
         """What is left where a rollback or a relaunch is ordered, or will be; `instead`: what helps if it was not."""
         way, until = self.way(Action.RELAUNCH) or {}, self.at(at_unix_ns + GOES_ON_NS + 59e9)
         from_ = (self.policy.get("ordered") or way).get("checkpoint")
-        no_later = ", and from no later one" * KINDS[self.incident.kind].spoils_weights
-        afresh = AFRESH + f": it goes on from {checkpoint(from_)}{no_later}" * bool(from_)
+        no_later = " and no later one" * KINDS[self.incident.kind].spoils_weights
+        afresh = AFRESH + f", from {checkpoint(from_)}{no_later}" * bool(from_)
         else_ = (way.get("checkpoint") != from_ and self.command(Action.RELAUNCH)) or afresh
         if instead:
             else_ = f"{instead} if {self.typed('commands --job')} shows no relaunch; if it shows one, {else_}"
@@ -366,12 +366,12 @@ class _Case:
         batch = f"If it comes again in {onset}: skip that batch."
         if may_be_skipped(kind, incident.severity, incident.evidence):
             lost = f"If the job has a loss scaler and the loss stayed finite after {onset}, that update was skipped"
-            cause = (
-                f"{lost}: do nothing, also if it comes again. Without one: {lower(batch)} In another: lower the rate."
-            )
+            none = f"Without one: {lower(batch)} In another: lower the learning rate."
+            cause = f"{lost}: do nothing, also if it comes again. {none}"
         elif kind is Kind.CORRUPTION:
-            test = f"then test {'its GPU (`dcgmi diag -r 3`)' if self.accelerated else device}"
-            spare = f"put a spare in place of {self.host} when one is free, {self.relaunch_then()}, {test}"
+            test = f"test {'its GPU (`dcgmi diag -r 3`)' if self.accelerated else device}"
+            relaunch = self.typed(Action.RELAUNCH) if self.way(Action.RELAUNCH) else AFRESH
+            spare = f"put a spare in place of {self.host} when one is free, {relaunch}, and {test}"
             cause = f"It mostly comes again: {spare}. Without one go on; if it comes again: {self.typed(Action.STOP)}."
         elif incident.ranks:
             who = self.ranks if len(incident.ranks) == 1 else "one of these ranks"
