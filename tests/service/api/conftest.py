@@ -4,11 +4,12 @@ import pytest
 
 from rankwatch_service.clock import SystemClock
 from tests.support.service.api import running_api
+from tests.support.trials.selection import in_ci
 
 
 def pytest_generate_tests(metafunc):
     if "api" in metafunc.fixturenames and getattr(metafunc.module, "ON_BOTH_DATABASES", False):
-        metafunc.parametrize("api", ["sqlite", "postgresql"], indirect=True)
+        metafunc.parametrize("api", ["sqlite", *in_ci(["postgresql"])], indirect=True)
 
 
 @pytest.fixture
@@ -19,7 +20,7 @@ def api_settings():
 
 @pytest.fixture
 def api(request, tmp_path, api_settings):
-    """An api on SQLite. A module with `ON_BOTH_DATABASES` gets it on each in turn, one with a `CLOCK` on that clock."""
+    """An api on SQLite. A module with `ON_BOTH_DATABASES` gets it on each, one with a `CLOCK` on that clock."""
     clock = getattr(request.module, "CLOCK", SystemClock)()
     with ExitStack() as stack:
         url = ""
