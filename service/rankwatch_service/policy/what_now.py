@@ -289,6 +289,9 @@ class _Case:
                 same = " Let it train meanwhile: all ranks are slow alike, so a spare host does not help."
                 first = f"First {trace}. If collectives take most of it, {read}.{same * (not incident.hosts)}"
                 others = []
+        if incident.cause == "worker" and incident.evidence.get("witness") == "own":
+            waits = "what its own code waits for in each step: a file, a download, a lock, a sleep"
+            first = f"First {trace}: find {waits}." if trace else f"Find {waits}."
         if incident.severity is Severity.INFO:
             what = "no rank waits for it" if rate <= 0 else "little is lost"
             nothing = f"Nothing to do now, as {what}: you get a message, as a warning, if that changes."

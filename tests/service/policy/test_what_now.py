@@ -189,6 +189,12 @@ def test_a_hang_that_is_not_critical_yet_says_when_it_will_be_and_what_follows()
     assert "py-spy" not in told.steps[1], "the processes are ended by then"
 
 
+def test_a_rank_that_waits_in_its_own_code_is_looked_at_there():
+    slow = ("straggler", "warning", {"witness": "own"}, (WAIT, RELAUNCH))
+    first = steps(*slow, cause="worker", impact_gpu_hours_per_hour=1.0)[0]
+    assert first == "Find what its own code waits for in each step: a file, a download, a lock, a sleep."
+
+
 def test_a_rank_that_a_signal_stopped_is_to_be_continued_on_its_host():
     late = {"rank": 1, "os_state": "T", "phase": ""}
     stopped = {"decided_by": "stopped by a signal", "missing": [late], "stacks": [{"ranks": "0", "stack": "File a.py"}]}
