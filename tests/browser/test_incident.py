@@ -89,10 +89,7 @@ def test_the_page_answers_what_an_engineer_asks_first_also_where_no_rank_or_no_c
         assert re.search(r"Since\s+1 min", since), (kind, since)
         assert re.search(r"(GPUs idle|GPUs wasted)\s+(\d|none)", idle), (kind, idle)
         assert re.search(r"Goodput\s+\d", goodput), (kind, goodput)
-        assert re.search(r"Is it real\?\s+Almost certain\s+found (at once|after|in step)", confidence), (
-            kind,
-            confidence,
-        )
+        assert re.search(r"Is it real\?\s+Certain\s+found (at once|after|in step)", confidence), (kind, confidence)
         assert usual.lower().startswith(f"normal\n{normal(kind, {})}".lower()), (kind, usual)
         assert ("usual 10 min" in usual) == (kind == "checkpoint_overdue"), (kind, usual)
         assert bad.lower() == f"impact\n{impact(kind, 'critical', {})}.".lower(), (kind, bad)
