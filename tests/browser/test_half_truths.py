@@ -42,7 +42,7 @@ def test_an_incident_tells_first_steps_times_with_their_zone_and_an_id_to_type(o
     short = page.locator("tr.link .mono").text_content()
     page.goto(f"{office.url}/incidents/{short}")
     todo = page.locator(".card", has_text="What to do")
-    expect(todo).to_contain_text("py-spy dump --pid PID")
+    expect(todo).to_contain_text("py-spy dump --pid")
     expect(todo).to_contain_text("rankwatch can only watch this job")
     expect(todo).not_to_contain_text("Wait")
     expect(page.locator(".strip")).to_contain_text("UTC+5:30")
