@@ -329,7 +329,8 @@ class Watch:
         """
         with self._faults:
             fields = {"seconds": seconds, "bytes": size_bytes, "shards": shards}
-            self._loop.saved(step, location, tier, fields)
+            loop = self._loop
+            loop.saved(loop.recorded(step, loop.next_step + loop.in_step), location, tier, fields)
 
     def checkpoint_loaded(self, checkpoint: Checkpoint, seconds: float = 0.0) -> None:
         """Record that the loop loaded a checkpoint, for instance the one from `resume`."""

@@ -127,6 +127,23 @@ def test_a_later_loop_goes_back_only_to_what_it_has_saved_however_the_script_cou
     assert (seen, loaded) == ([0, 1, 2, 3, 2, 3, 4, 5], [7])
 
 
+def test_a_capture_keeps_its_number_after_a_rollback_in_a_later_loop(rank):
+    rank.watch.state(model=Model(), keep=8, every=3)
+    rank.watch.on_rollback(lambda checkpoint: checkpoint.step)
+    list(rank.watch.over("ab"))
+    rank.order("rollback", 9, checkpoint="local:l.0:6", location="/d", checkpoint_step=6, k=1)
+    seen = []
+    for step, _ in rank.watch.over("abcdefgh"):
+        seen.append(step)
+        if seen == [0, 1, 2, 3]:
+            rank.watch.checkpoint_saved(step + 1, "/d")
+    assert seen == [0, 1, 2, 3, 4, 5, 6, 4, 5, 6, 7]
+    saved = [note["checkpoint"] for note in rank.notes("checkpoint_saved")]
+    assert saved == [f"memory:l.0:{step}" for step in (0, 3)] + ["local:l.0:6", "memory:l.0:6"] + [
+        "memory:l.1:6", "memory:l.1:9"
+    ]  # fmt: skip
+
+
 def test_a_later_loop_does_not_go_back_to_what_an_earlier_one_has_saved(rank):
     list(rank.watch.steps(5))
     rank.watch.on_rollback(lambda checkpoint: checkpoint.step)

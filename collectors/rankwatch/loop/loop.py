@@ -267,8 +267,8 @@ class Loop:
             self.earlier = self.next_step - step
         return step + self.earlier
 
-    def _recorded(self, step: int, near: int) -> int:
-        """What is recorded for a step of a checkpoint, which scripts number by this loop or by all loops."""
+    def recorded(self, step: int, near: int) -> int:
+        """What is recorded for the step of a script's checkpoint, which it numbers by this loop or by all loops."""
         return min(step, step + self.earlier, key=lambda one: abs(one - near))
 
     def _tell_lost(self, now_ns: int) -> None:
@@ -290,7 +290,6 @@ class Loop:
             tier: memory, local or remote.
             fields: seconds, bytes, shards (how many ranks save a part; 0 = every rank).
         """
-        step = self._recorded(step, self.next_step)
         checkpoint = self._id(tier, step)
         if tier != "memory" and self.state is not None and self.state.batches is not None:
             self._places[checkpoint] = self.state.batches.position, self.state.batches.state()
@@ -385,7 +384,7 @@ class Loop:
             self.state.restore(capture)
             step = self._restored_at = capture.step
         elif self.restore is not None:
-            step = self._recorded(int(self.restore(checkpoint)), checkpoint.step)
+            step = self.recorded(int(self.restore(checkpoint)), checkpoint.step)
             if self.state is not None and self.state.batches is not None and checkpoint.id in self._places:
                 self.state.batches.move_to(*self._places[checkpoint.id])
         else:
