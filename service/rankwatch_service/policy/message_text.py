@@ -6,6 +6,7 @@ import re
 from datetime import UTC, datetime
 from typing import Final
 
+from rankwatch_detectors.words import listed
 from rankwatch_service.incidents.answers import (
     NOTHING_CHANGED,
     cause_words,
@@ -21,7 +22,7 @@ from rankwatch_service.incidents.lost_time import HOUR_NS
 from rankwatch_service.incidents.model import LISTED_MAX, IncidentVersion
 from rankwatch_service.names import one_line
 from rankwatch_service.policy.command import CommandRequest
-from rankwatch_service.policy.what_now import COST_MIN, PLACES_MAX, hours, some, what_now
+from rankwatch_service.policy.what_now import COST_MIN, PLACES_MAX, hours, what_now
 from rankwatch_service.short_ids import short
 
 LINE_CHARS_MAX: Final = 640
@@ -113,13 +114,19 @@ def _where(incident: IncidentVersion, world_size: int) -> str:
         where = f"All ranks{(world_size and f' ({world_size})') or ''}"
     elif ranks and not _names_ranks(said, ranks):
         of_all = f" of {world_size}" if world_size else ""
-        where = f"Rank {ranks[0]}{of_all}" if len(ranks) == 1 else f"{len(ranks)}{of_all} ranks ({some(ranks)})"
+        where = (
+            f"Rank {ranks[0]}{of_all}"
+            if len(ranks) == 1
+            else f"{len(ranks)}{of_all} ranks ({listed(ranks, PLACES_MAX)})"
+        )
     hosts = tuple(one for one in incident.hosts if not re.search(rf"(?<![\w.-]){re.escape(one)}(?![\w-])", said))
     if 1 < len(ranks) == len(hosts) == len(incident.devices) <= PLACES_MAX:
         places = zip(ranks, hosts, incident.devices, strict=True)
         return ". R" + ", r".join(f"ank {rank} on {host} ({one[:DEVICE_CHARS_MAX]})" for rank, host, one in places)
     if hosts:
-        where += f" on {some(hosts)}" if where else f"Host{'s' * (len(hosts) > 1)} {some(hosts)}"
+        where += (
+            f" on {listed(hosts, PLACES_MAX)}" if where else f"Host{'s' * (len(hosts) > 1)} {listed(hosts, PLACES_MAX)}"
+        )
     others = _others(incident)
     device = incident.devices[0][:DEVICE_CHARS_MAX] if len(incident.devices) == 1 and not others else ""
     if device and device not in said:
@@ -128,7 +135,7 @@ def _where(incident: IncidentVersion, world_size: int) -> str:
 
 
 def _names_ranks(said: str, ranks: tuple[int, ...]) -> bool:
-    named = {some(ranks), ", ".join(map(str, ranks)), rank_ranges(sorted(ranks))}
+    named = {listed(ranks, PLACES_MAX), ", ".join(map(str, ranks)), rank_ranges(sorted(ranks))}
     return any(re.search(rf"\branks?:? \(?{re.escape(one)}(?![\w,-])", said, re.IGNORECASE) for one in named)
 
 

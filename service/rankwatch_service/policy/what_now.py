@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from rankwatch_detectors.base import Kind, Severity
+from rankwatch_detectors.words import listed
 from rankwatch_service.incidents.answers import LIMITS, duration, how_it_ended, lower, may_be_skipped, over, under_cause
 from rankwatch_service.incidents.hang import RANKS_ON_HOST, hang_steps, seconds_of
 from rankwatch_service.incidents.kinds import KINDS, has_norm_alone
@@ -104,12 +105,6 @@ def hours(cost: float, accelerated: bool) -> str:
     return f"{cost:,.0f} {cost_unit(accelerated)}" if cost >= 10 else f"{cost:.2g} {cost_unit(accelerated)}"
 
 
-def some(places: tuple[Any, ...]) -> str:
-    """The first of these ranks or hosts, and how many there are besides."""
-    more = len(places) - PLACES_MAX
-    return ", ".join(map(str, places[:PLACES_MAX])) + (f" and {more} more" if more > 0 else "")
-
-
 @dataclass(frozen=True, slots=True)
 class _Case:
     """One unresolved incident."""
@@ -143,7 +138,7 @@ class _Case:
     @property
     def ranks(self) -> str:
         ranks = self.incident.ranks
-        return f"{'rank' if len(ranks) == 1 else 'ranks'} {some(ranks)}" if ranks else "a rank"
+        return f"{'rank' if len(ranks) == 1 else 'ranks'} {listed(ranks, PLACES_MAX)}" if ranks else "a rank"
 
     @property
     def host(self) -> str:
