@@ -353,8 +353,15 @@ def test_a_rank_that_ends_with_code_0_while_others_go_on_is_missed(leaves) -> No
 def test_ranks_that_train_on_without_one_do_not_miss_it(leaves) -> None:
     job = Ends()
     findings = job.leave(1) if leaves else []
-    findings += job.exit(1, code=0, left=leaves) + go_on(job, 0, 2, 3) + job.stand(20)
+    findings += job.exit(1, code=0, left=leaves) + go_on(job, 0, 2, 3)
     assert findings == []
+
+
+def test_ranks_that_meet_now_and_then_miss_one_once_they_stand() -> None:
+    job = Ends()
+    findings = job.leave(1) + job.exit(1, code=0, left=True) + go_on(job, 0, 2, 3)
+    assert findings == []
+    assert outcome(job.stand(20)) == [(Change.OPEN, Severity.WARNING, (1,))]
 
 
 @pytest.mark.parametrize("heard_last", [False, True])
@@ -390,6 +397,7 @@ def go_on(job: Ends, *ranks: int) -> list[Finding]:
     findings: list[Finding] = []
     for _ in range(60):
         job.step = [step + (rank in ranks) for rank, step in enumerate(job.step)]
+        job.entered_s = [job.now_s if rank in ranks else at_s for rank, at_s in enumerate(job.entered_s)]
         findings += job.tick()
     return findings
 

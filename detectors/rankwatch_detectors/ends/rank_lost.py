@@ -49,8 +49,8 @@ class RankLostConfig:
     """A rank that ended with code 0 counts as missing if this long afterwards others are still working in a later
     step."""
     steps_alone: int = 4
-    """Ranks that have trained for so many steps without a rank that ended normally do not need it. In lockstep they
-    stand in the first or second one."""
+    """Ranks that have trained for so many steps without a rank that ended normally do not need it while they go on. In
+    lockstep they stand in the first or second one."""
     silent_s: float = 10.0
     """A rank without telemetry for this long at the end of the grace has ended together with its host's agent."""
 
@@ -64,7 +64,7 @@ class RankLostDetector(DispatchingDetector):
     def __init__(self, config: RankLostConfig) -> None:
         super().__init__()
         self.name = "rank_lost"
-        self.version = 7
+        self.version = 8
         self._config = config
         self._ends = Teardown()
         self._forget()
@@ -183,10 +183,20 @@ class RankLostDetector(DispatchingDetector):
         patience_s = {True: self._config.goes_on_s, False: self._config.exit_unread_s}
         quiet = [end for end in self._quiet.values() if self.now_s - end["heard_s"] >= patience_s[end["exited"]]]
         if self.lockstep:
-            quiet = [one for one in quiet if one["step"] is None or furthest - one["step"] < self._config.steps_alone]
+            stood_s = float(np.fmin.reduce((presence.step_age_s + self.now_s - presence.heard_s)[running]))
+            quiet = [one for one in quiet if not self._train_on(one, furthest, stood_s)]
         # One that left a loop that was not over has not done the step that others are at work in.
         ahead = {True: furthest, False: furthest + int(at_work.any())}
         return [end for end in quiet if self._is_missed(end, ahead[bool(self._finished[end["rank"]])])]
+
+    def _train_on(self, quiet: End, furthest: int, stood_s: float) -> bool:
+        """Whether the others train without it: they have made some steps, and do not stand in one for as long as three.
+
+        They may stand later, where ranks meet only now and then.
+        """
+        made = furthest - (furthest if quiet["step"] is None else quiet["step"])
+        usual_s = (self.now_s - quiet["heard_s"]) / max(made, 1)
+        return made >= self._config.steps_alone and stood_s < max(3 * usual_s, self._config.goes_on_s)
 
     def _read_unread(self, presence: Presence) -> list[Finding]:
         findings: list[Finding] = []
