@@ -14,7 +14,7 @@ import pytest
 from rankwatch import layout, wire
 from rankwatch.spawn import lock_is_held
 from tests.support.agent.host import AgentProcess
-from tests.support.agent.service import until
+from tests.support.agent.service import AgentService, until
 from tests.support.agent.small_disk import small_disk
 from tests.support.ranks.recording_rank import RecordingRank
 from tests.support.trials.selection import in_ci
@@ -103,6 +103,26 @@ def test_what_a_job_left_in_its_spool_is_sent_though_it_never_starts_again(tmp_p
     until(lambda: len([row for row in service.rows() if row[0] == "l.0"]) == 50)
     assert [event.fields["code"] for event in service.events("process_exit")] == [7]
     until(lambda: not spooled_bytes(tmp_path))
+
+
+def test_what_was_meant_for_one_service_is_not_sent_to_another_by_the_agent_of_another_job(tmp_path, service) -> None:
+    with AgentService() as gone:
+        gone.stop()
+        with RecordingRank(tmp_path, job="over") as rank, AgentProcess(tmp_path, gone.environment, job="over") as agent:
+            rank.do("steps", 50)
+            until(lambda: "rank 0" in agent.log)
+            rank.say("exit", 7)
+            rank.wait()
+            assert agent.wait() == 0
+    waiting = spooled_bytes(tmp_path)
+    with RecordingRank(tmp_path) as rank, AgentProcess(tmp_path, service.environment) as agent:
+        rank.do("steps", 5)
+        until(lambda: len(service.rows()) == 5)
+        rank.say("exit", 0)
+        rank.wait()
+        assert agent.wait() == 0
+    assert {batch.job for batch in service.batches} == {"gpt"}
+    assert spooled_bytes(tmp_path) == waiting
 
 
 def test_without_a_service_the_agent_spools_says_so_in_one_line_and_finds_it_when_it_comes(tmp_path, service, rank):

@@ -71,25 +71,41 @@ def _drain(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     from rankwatch.notices import say  # noqa: PLC0415
 
     folder = spool_base(options.dir or MEMORY_FOLDER, environment)
-    for directory, job in left_spools(folder):
-        say(f"sending what job {job!r} has left")
-        command = [sys.executable, "-m", "rankwatch.agent", "--dir", directory, "--job", job, *_passed_on(options)]
+    for left in left_spools(folder):
+        say(f"sending what job {left.job!r} has left")
+        command = [sys.executable, "-m", "rankwatch.agent", "--dir", left.directory, "--job", left.job]
+        command += _passed_on(options)
         subprocess.run(command, env=environment, check=False)
     waiting = left_spools(folder)
-    for _, job in waiting:
-        say(f"messages of job {job!r} still wait in {folder}: the service does not accept them")
+    for left in waiting:
+        say(f"messages of job {left.job!r} still wait in {folder}: the service does not accept them")
     return 1 if waiting else 0
 
 
 def _drain_beside(options: argparse.Namespace, environment: Mapping[str, str]) -> None:
-    """Start agents that send what earlier jobs of this host left."""
+    """Start agents that send what earlier jobs of this host left for the same service."""
     from rankwatch.agent.sender import left_spools  # noqa: PLC0415
     from rankwatch.spawn import ensure_agent  # noqa: PLC0415
 
     token = options.token_file and str(options.token_file.absolute())
-    for directory, job in left_spools(spool_base(options.dir, environment))[:DRAINED_MAX]:
-        if (directory, job) != (str(options.dir), options.job):
-            ensure_agent(directory, job, environment, url=options.url, token_file=token)
+    service = _service(options, environment)
+    left = [one for one in left_spools(spool_base(options.dir, environment)) if one.service in ("", service)]
+    for one in left[:DRAINED_MAX]:
+        if (one.directory, one.job) != (str(options.dir), options.job):
+            ensure_agent(one.directory, one.job, environment, url=options.url, token_file=token)
+
+
+def _service(options: argparse.Namespace, environment: Mapping[str, str]) -> str:
+    """The address of the service, or of the brokers, that telemetry goes to; empty if none can be found."""
+    from rankwatch.agent.endpoint import find_endpoint  # noqa: PLC0415
+
+    if environment.get("RANKWATCH_KAFKA"):
+        return environment["RANKWATCH_KAFKA"]
+    try:
+        endpoint = find_endpoint(options.url, options.token_file, environment)
+    except (ValueError, OSError):
+        return ""  # the sender says why, and tries again
+    return endpoint.url if endpoint else ""
 
 
 def _passed_on(options: argparse.Namespace) -> list[str]:
@@ -142,7 +158,7 @@ def _work(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     from rankwatch.agent.endpoint import Endpoint, find_endpoint  # noqa: PLC0415
     from rankwatch.agent.enrolment import Enrolment  # noqa: PLC0415
     from rankwatch.agent.host import HostSampler  # noqa: PLC0415
-    from rankwatch.agent.sender import Sender, Spool, one_by_one  # noqa: PLC0415
+    from rankwatch.agent.sender import Origin, Sender, Spool, one_by_one  # noqa: PLC0415
     from rankwatch.agent.service_connection import ServiceConnection  # noqa: PLC0415
     from rankwatch.agent.supervisor import STOP_SIGNALS  # noqa: PLC0415
     from rankwatch.agent.uplink import HttpPublisher  # noqa: PLC0415
@@ -169,7 +185,7 @@ def _work(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
 
     def open_spool() -> Spool:
         folder = _private(spool_folder(options.dir, options.job, environment))
-        return Spool(folder, origin=(str(options.dir), options.job))
+        return Spool(folder, origin=Origin(str(options.dir), options.job, _service(options, environment)))
 
     sender = Sender(publish, open_spool, clock)
     devices = DeviceSampler(layout.devices_lock_path(str(options.dir), options.job), clock)

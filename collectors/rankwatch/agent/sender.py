@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import logging
 import os
 import random
@@ -27,9 +26,13 @@ import struct
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Final
 from zlib import crc32
+
+import msgspec
 
 from rankwatch.agent.clock import AgentClock
 from rankwatch.agent.draft import Losses, Parcel, all_records, without_records
@@ -47,19 +50,27 @@ _STRIPPED: Final = ".rest"
 """Suffix of a segment whose records were dropped."""
 
 
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Of a spool, for an agent that sends later what is left in it."""
+
+    directory: str
+    """Of the recorders."""
+    job: str
+    service: str = ""
+    """The service, or the brokers, that its messages are for; empty: the agent knew none."""
+
+
 class Spool:
     """A first-in, first-out queue of encoded batches in a folder. Used by one thread."""
 
-    def __init__(
-        self, folder: Path, bytes_max: int = SPOOL_BYTES_MAX, *, origin: tuple[str, str] | None = None
-    ) -> None:
+    def __init__(self, folder: Path, bytes_max: int = SPOOL_BYTES_MAX, *, origin: Origin | None = None) -> None:
         """Open the spool in this folder and find what an earlier agent left there.
 
         Args:
             folder: the spool's own.
             bytes_max: its limit.
-            origin: directory of the recorders and job, for an agent that sends later what is left here
-                (`left_spools`); None: there is none.
+            origin: for `left_spools`; None: nobody else will send what is left here.
 
         Raises:
             OSError: the folder cannot be created or read.
@@ -67,7 +78,7 @@ class Spool:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if origin is not None:
             with contextlib.suppress(OSError):  # a full disk: what waits here is sent all the same
-                (folder / _ORIGIN).write_text(json.dumps(origin))
+                (folder / _ORIGIN).write_bytes(msgspec.json.encode(origin))
         self._folder = folder
         self._bytes_max = bytes_max
         self._segments: deque[tuple[Path, int]] = deque()
@@ -206,18 +217,18 @@ class Spool:
             self._head_path = None
 
 
-def left_spools(folder: Path) -> list[tuple[str, str]]:
-    """Directory of the recorders and job of each spool in this folder in which messages wait, oldest first."""
+def left_spools(folder: Path) -> list[Origin]:
+    """The origin of each spool in this folder in which messages wait, oldest first."""
     found = []
-    for origin in folder.glob(f"*/{_ORIGIN}"):
-        with contextlib.suppress(OSError, ValueError):
-            if origin.stat(follow_symlinks=False).st_uid != os.getuid():
+    for path in folder.glob(f"*/{_ORIGIN}"):
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            if path.stat(follow_symlinks=False).st_uid != os.getuid():
                 continue  # anyone can create folders in /var/tmp
-            directory, job = json.loads(origin.read_text())
-            waiting = [one for one in origin.parent.iterdir() if one.suffix in (_FULL, _STRIPPED)]
+            origin = msgspec.json.decode(path.read_bytes(), type=Origin)
+            waiting = [one for one in path.parent.iterdir() if one.suffix in (_FULL, _STRIPPED)]
             if waiting:
-                found.append((min(one.stat().st_mtime for one in waiting), str(directory), str(job)))
-    return [(directory, job) for _, directory, job in sorted(found)]
+                found.append((min(one.stat().st_mtime for one in waiting), origin))
+    return [origin for _, origin in sorted(found, key=itemgetter(0))]
 
 
 MEMORY_BYTES_MAX: Final = 8 * 1024 * 1024

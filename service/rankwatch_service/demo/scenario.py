@@ -376,7 +376,8 @@ def opened_stage(options: DemoOptions, view: DemoView) -> Iterator[Stage]:
     """Set up everything but the ranks; everything is removed at the end."""
     with _folders() as (folder, recorder), ExitStack() as stack:
         # Other files, such as torch's compiler cache, are removed with this folder.
-        ours = {"RANKWATCH_DIR": recorder, "XDG_CONFIG_HOME": folder / "config", "TMPDIR": folder}
+        ours = {"RANKWATCH_DIR": recorder, "RANKWATCH_SPOOL": folder / "spool"}
+        ours |= {"XDG_CONFIG_HOME": folder / "config", "TMPDIR": folder}
         environment = own_environment() | {name: str(path) for name, path in ours.items()}
         environment |= stack.enter_context(stand_on(options.backing, folder, os.environ))
         secret = "whsec_" + base64.b64encode(secrets.token_bytes(24)).decode()
