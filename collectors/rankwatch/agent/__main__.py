@@ -158,7 +158,7 @@ def _work(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     from rankwatch.agent.endpoint import Endpoint, find_endpoint  # noqa: PLC0415
     from rankwatch.agent.enrolment import Enrolment  # noqa: PLC0415
     from rankwatch.agent.host import HostSampler  # noqa: PLC0415
-    from rankwatch.agent.sender import Origin, Sender, Spool, one_by_one  # noqa: PLC0415
+    from rankwatch.agent.sender import Sender, Spool, SpoolOrigin, one_by_one  # noqa: PLC0415
     from rankwatch.agent.service_connection import ServiceConnection  # noqa: PLC0415
     from rankwatch.agent.supervisor import STOP_SIGNALS  # noqa: PLC0415
     from rankwatch.agent.uplink import HttpPublisher  # noqa: PLC0415
@@ -185,7 +185,7 @@ def _work(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
 
     def open_spool() -> Spool:
         folder = _private(spool_folder(options.dir, options.job, environment))
-        return Spool(folder, origin=Origin(str(options.dir), options.job, _service(options, environment)))
+        return Spool(folder, origin=SpoolOrigin(str(options.dir), options.job, _service(options, environment)))
 
     sender = Sender(publish, open_spool, clock)
     devices = DeviceSampler(layout.devices_lock_path(str(options.dir), options.job), clock)

@@ -51,7 +51,7 @@ _STRIPPED: Final = ".rest"
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class SpoolOrigin:
     """Of a spool, for an agent that sends later what is left in it."""
 
     directory: str
@@ -64,7 +64,7 @@ class Origin:
 class Spool:
     """A first-in, first-out queue of encoded batches in a folder. Used by one thread."""
 
-    def __init__(self, folder: Path, bytes_max: int = SPOOL_BYTES_MAX, *, origin: Origin | None = None) -> None:
+    def __init__(self, folder: Path, bytes_max: int = SPOOL_BYTES_MAX, *, origin: SpoolOrigin | None = None) -> None:
         """Open the spool in this folder and find what an earlier agent left there.
 
         Args:
@@ -217,14 +217,14 @@ class Spool:
             self._head_path = None
 
 
-def left_spools(folder: Path) -> list[Origin]:
+def left_spools(folder: Path) -> list[SpoolOrigin]:
     """The origin of each spool in this folder in which messages wait, oldest first."""
     found = []
     for path in folder.glob(f"*/{_ORIGIN}"):
         with contextlib.suppress(OSError, msgspec.DecodeError):
             if path.stat(follow_symlinks=False).st_uid != os.getuid():
                 continue  # anyone can create folders in /var/tmp
-            origin = msgspec.json.decode(path.read_bytes(), type=Origin)
+            origin = msgspec.json.decode(path.read_bytes(), type=SpoolOrigin)
             waiting = [one for one in path.parent.iterdir() if one.suffix in (_FULL, _STRIPPED)]
             if waiting:
                 found.append((min(one.stat().st_mtime for one in waiting), origin))

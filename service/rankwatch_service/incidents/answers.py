@@ -262,7 +262,10 @@ def under_cause(kind: str, cause: str, evidence: Mapping[str, Any], accelerated:
         pids = _pids(evidence)
         cores = f", which cores process {pids[0]} may use (`taskset -cp {pids[0]}`)" if pids else ""
         limits = "the limits of its container (`cat /sys/fs/cgroup/cpu.max`)"
-        return f"See what else runs on the host (`top`){cores}, and {limits}."
+        few = ""
+        if pids and evidence.get("queued_excess_s"):
+            few = f" Few cores: let it have more (`taskset -acp CORES {pids[0]}`); a spare may start with as few."
+        return f"See what else runs on the host (`top`){cores}, and {limits}.{few}"
     return _BY_CAUSE.get((Kind(kind), cause), "")
 
 
@@ -290,9 +293,12 @@ def over(kind: str, severity: str, evidence: Mapping[str, Any], state: str) -> s
 
 
 _XIDS: Final = (
-    "an Xid other than 13, 31, 43, 45 (those are of programs) means the GPU: put a spare in place of that host first. "
-    "Without such an Xid"
+    "an Xid other than 13, 31, 43, 45 (those are of programs) means the GPU: put a spare in place of that host first, "
+    "or restart it if there is none. Without such an Xid"
 )
+
+NATIVE: Final = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE)
+"""By these native code ends a process, or broken hardware."""
 
 
 def how_it_ended(evidence: Mapping[str, Any], ranks: Sequence[int] = ()) -> str:
@@ -314,13 +320,11 @@ def how_it_ended(evidence: Mapping[str, Any], ranks: Sequence[int] = ()) -> str:
     if number in (signal.SIGKILL, None) and code is None and (number or evidence.get("abrupt")):
         return (
             f"On its host `dmesg -T | grep -i oom`: if the kernel killed {process}, let it hold less in memory (fewer "
-            "loader workers, a smaller cache). If not, a person or the scheduler sent the signal: ask them."
+            "loader workers, a smaller cache). If not, a person or the scheduler sent the signal: ask them, but do not "
+            "wait for an answer."
         )
-    if number in (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE):
-        return (
-            f"On its host `dmesg -T | tail -50`: {_XIDS}, native code failed. If the end of {log} does not say where: "
-            "start the job as it is, and if the rank ends there again, put a spare in place of that host."
-        )
+    if number in NATIVE:
+        return f"On its host `dmesg -T | tail -50`: {_XIDS}, native code failed: the end of {log} may say where."
     if code == 0:
         return "See why its loop was over before the others': a break, an exit, or less data than they have."
     if code is not None:

@@ -25,8 +25,11 @@ from rankwatch_service.policy.command import CommandRequest
 from rankwatch_service.policy.what_now import COST_MIN, PLACES_MAX, hours, what_now
 from rankwatch_service.short_ids import short
 
-LINE_CHARS_MAX: Final = 640
-"""Longest line of the text. Three of them fit into one message of every receiver that limits its length."""
+LINE_CHARS_MAX: Final = 560
+LAST_LINE_CHARS_MAX: Final = 800
+"""Longest lines of the text; the last one says what to do. All three fit into one message of every receiver that limits
+its length.
+"""
 
 STEPS_MAX: Final = 2
 """Steps that the text tells."""
@@ -101,9 +104,9 @@ def trial_text(receiver: str, actor: str) -> str:
 
 
 def _lines(*lines: str) -> str:
-    return "\n".join(
-        line if len(line) <= LINE_CHARS_MAX else line[: LINE_CHARS_MAX - 1] + "…" for line in map(one_line, lines)
-    )
+    limits = [*[LINE_CHARS_MAX] * (len(lines) - 1), LAST_LINE_CHARS_MAX]
+    cut = zip(map(one_line, lines), limits, strict=True)
+    return "\n".join(line if len(line) <= limit else f"{line[: limit - 1]}…" for line, limit in cut)
 
 
 def _where(incident: IncidentVersion, world_size: int) -> str:
@@ -187,7 +190,7 @@ def _what_now(incident: IncidentVersion, world_size: int, accelerated: bool) -> 
     shows = f" Details: rankwatch incidents show {short(incident.id)}"
     line = f"Automatic: {now.automatic}. You:" * bool(now.automatic)
     for number, step in enumerate(now.steps[:STEPS_MAX]):
-        if number and len(line) + len(step) + len(shows) >= LINE_CHARS_MAX:
+        if number and len(line) + len(step) + len(shows) >= LAST_LINE_CHARS_MAX:
             break
         line += f" {step}"
     return line.lstrip() + shows

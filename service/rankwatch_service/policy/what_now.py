@@ -16,7 +16,16 @@ from typing import Any, Final
 
 from rankwatch_detectors.base import Kind, Severity
 from rankwatch_detectors.words import listed
-from rankwatch_service.incidents.answers import LIMITS, duration, how_it_ended, lower, may_be_skipped, over, under_cause
+from rankwatch_service.incidents.answers import (
+    LIMITS,
+    NATIVE,
+    duration,
+    how_it_ended,
+    lower,
+    may_be_skipped,
+    over,
+    under_cause,
+)
 from rankwatch_service.incidents.hang import RANKS_ON_HOST, hang_steps, seconds_of
 from rankwatch_service.incidents.kinds import KINDS, has_norm_alone
 from rankwatch_service.incidents.lost_time import HOUR_NS, cost_unit
@@ -44,7 +53,7 @@ HOST: Final = re.compile(r"\b(on|On|of|without) (?:the|that|its) host\b")
 """How steps of a kind call the host of the ranks, which is named where it is one."""
 
 LAUNCH: Final = "start the job with the command that launched it"
-AFRESH: Final = "end the job and launch it again"
+AFRESH: Final = "end the job, and start it with the command that launched it"
 
 PLACES_MAX: Final = 4
 """Ranks or hosts that a step names."""
@@ -188,11 +197,11 @@ class _Case:
         """What is left where a rollback or a relaunch is ordered, or will be; `instead`: what helps if it was not."""
         way, until = self.way(Action.RELAUNCH) or {}, self.at(at_unix_ns + GOES_ON_NS + 59e9)
         from_ = (self.policy.get("ordered") or way).get("checkpoint")
-        no_later = " and no later one" * KINDS[self.incident.kind].spoils_weights
-        afresh = AFRESH + f", from {checkpoint(from_)}{no_later}" * bool(from_)
+        no_later = ", as later ones are in doubt" * KINDS[self.incident.kind].spoils_weights
+        afresh = AFRESH + f": training goes on from {checkpoint(from_)}{no_later}" * bool(from_)
         else_ = (way.get("checkpoint") != from_ and self.command(Action.RELAUNCH)) or afresh
         if instead:
-            else_ = f"{instead} if {self.typed('commands --job')} shows no relaunch; if it shows one, {else_}"
+            else_ = f"see {self.typed('commands --job')}. If it shows no relaunch, {instead}. Else {else_}"
         return f"Nothing to do before {until}. If no step is trained by then ({self.typed('jobs show')}): {else_}."
 
     def relaunch_then(self, more: str = "") -> str:
@@ -302,13 +311,14 @@ class _Case:
         relaunch = self.relaunch_then(f"of the job{even}" if save else "")
         listed = f"{self.typed(Action.CHECKPOINT)}, and once {self.typed('checkpoints')} lists it as good, " * save
         if incident.cause == "data":
-            helps = "That helps if a loader worker hangs; if a disk or network is slow, move the data."
-            return [first, f"{still}: {listed}{relaunch}. {helps}", *others]
+            move = "if a disk or network is slow, move the data, or let it train; if a loader worker hangs,"
+            return [first, f"{still}: {move} {listed}{relaunch}.", *others]
         without, on_host = "", int(incident.evidence.get(RANKS_ON_HOST) or 0)
         if on_host:
-            what, than = ("go on", "more") if on_host >= rate else (f"leave {self.host} out", "fewer")
-            has = f"{on_host} {'GPUs' if self.accelerated else 'ranks'}, {than} than the {rate:.2g} that are lost"
-            without = f" Without a spare {what}: {self.host} has {has}."
+            of_host, now = f"{on_host} {'GPUs' if self.accelerated else 'ranks'}", f"{rate:.2g} are lost now"
+            go_on = f"go on: leaving {self.host} out would lose {of_host}, and {now}"
+            leave = f"leave {self.host} out: it has {of_host}, and {now}"
+            without = f" Without a spare {go_on if on_host >= rate else leave}."
         free = f"{still} and a spare host is free" if still.startswith("If") else "If a spare host is free"
         spare = f"{free}: {listed}put the spare in place of {self.host} and {relaunch}."
         return [first, f"{spare}{without}", *others]
@@ -319,8 +329,8 @@ class _Case:
         waits, go_on = self.policy.get("reason") == NOT_CRITICAL_YET, first.startswith("Continue")
         if is_silent := first.startswith("First"):
             fails, relaunch_ = (", a relaunch fails", self.typed(Action.RELAUNCH)) if waits else ("", relaunch)
-            spare = f"put a spare in its place, then {relaunch_}; without one start the job on the other hosts"
-            first += f" If it is down{fails}: {spare}."
+            spare = "put a spare in its place, or restart it if there is none"
+            first += f" If it is down{fails}: {spare}, then {relaunch_}."
         if waits or self.ordered == Action.RELAUNCH:
             after_s = seconds_of(self.incident.evidence) or 0.0
             at = self.incident.onset_unix_ns + after_s * 1e9 if waits else self.policy["ordered"]["unix_ns"]
@@ -345,7 +355,10 @@ class _Case:
             begins = f"it begins from scratch, as it has no good checkpoint ({self.typed('checkpoints')} lists all)"
         if self.restarts and self.ordered != Action.STOP:
             return f"If no step is trained by {self.at(self.incident.onset_unix_ns + LOOK_NS)}: {launch}; {begins}."
-        return f"Once that is mended, {launch}: {begins}."
+        evidence, again = self.incident.evidence, "leave it stopped, and tell its owner"
+        if evidence.get("signal") in NATIVE:
+            again = f"put a spare in place of {self.host}; if it does so there as well, tell the owner of the code"
+        return f"Then {launch}: {begins}. If it ends so again: {again}."
 
     def of_weights(self, steps: list[str]) -> list[str]:
         """Wrong numbers in weights or gradients: go back, then find out where they come from."""
@@ -355,21 +368,24 @@ class _Case:
             look = f"{self.if_still_so()}: see whether {self.ranks} has batches of another kind than the others"
             other = "(source, lengths, labels): if so, mend them, or leave them if that is meant"
             spare = f"put a spare in place of {self.host}, {self.relaunch_then()}, and test {device}"
-            alike = "Weights do not show it, as all ranks take in the same average: harm shows in the loss alone."
-            return [f"Nothing to do now. {look} {other}; if they are alike, {spare}.", alike]
+            unsure = "If you cannot tell, let it train: you get a message if the loss suffers."
+            return [f"Nothing to do now. {look} {other}; if they are alike, {spare}.", unsure]
         if incident.severity is not Severity.CRITICAL:
             finite = "Nothing to do now: while loss and gradients stay finite, nothing is lost; else you get a message"
             return [f"{finite}, as critical.", *steps[1:]]
         onset = "the step of the onset" if incident.onset_step is None else f"step {incident.onset_step}"
         batch = f"If it comes again in {onset}: skip that batch."
         if may_be_skipped(kind, incident.severity, incident.evidence):
-            lost = f"If the job has a loss scaler and the loss stayed finite after {onset}, that update was skipped"
-            none = f"Without one: {lower(batch)} In another: lower the learning rate."
-            cause = f"{lost}: do nothing, also if it comes again. {none}"
+            needless = "do nothing"
+            if ordered := self.policy.get("ordered"):
+                rule = f"set {ordered['reason']} to suggest (`rankwatch policy`)"
+                needless = f"going back was not needed; so that it does not go back again, {rule}"
+            scaler = f"If the job has a loss scaler, as with fp16, it has skipped that update: {needless}."
+            cause = f"{scaler} Without one: {lower(batch)} In another: lower the learning rate."
         elif kind is Kind.CORRUPTION:
             test = f"test {'its GPU (`dcgmi diag -r 3`)' if self.accelerated else device}"
             relaunch = self.typed(Action.RELAUNCH) if self.way(Action.RELAUNCH) else AFRESH
-            spare = f"put a spare in place of {self.host} when one is free, {relaunch}, and {test}"
+            spare = f"once the job trains and a spare is free, put it in place of {self.host}, {relaunch}, and {test}"
             cause = f"It mostly comes again: {spare}. Without one go on; if it comes again: {self.typed(Action.STOP)}."
         elif incident.ranks:
             who = self.ranks if len(incident.ranks) == 1 else "one of these ranks"
@@ -384,12 +400,19 @@ class _Case:
         return [f"Go back: {back}." if back else f"{stop}: no good one is known.", cause, *steps[1:]]
 
     def of_divergence(self, steps: list[str]) -> list[str]:
+        paused = self.ordered == Action.PAUSE
         resolve = f"`rankwatch incidents resolve {short(self.incident.id)} --reason planned`"
-        resume = f", and {self.typed(Action.RESUME)}" * (self.ordered == Action.PAUSE)
-        back = self.command(Action.ROLLBACK) or self.command(Action.RELAUNCH)
-        back = back or "start it again from a checkpoint from before the onset"
+        resume = f", and {self.typed(Action.RESUME)}" * paused
         meant = f"If a change of data or schedule was meant to do this: {resolve}{resume}."
-        return [f"{meant} If not: {back}, with a lower learning rate or other data.", *steps[1:]]
+        back = self.command(Action.ROLLBACK) or self.command(Action.RELAUNCH)
+        ends = ", which ends the pause" * paused
+        again = f"to try once more as it is, {back}{ends}" if back else "start it again from before the onset"
+        change = f"to change the learning rate or the data, {self.typed(Action.STOP)}, and start it with that"
+        if saved := (self.way(Action.RELAUNCH) or {}).get("checkpoint"):
+            change += f", from {checkpoint(saved)}"
+        unknown = " If you do not know, leave it paused, and ask its owner." * paused
+        not_ = f"If not: {again}; {change}.{unknown}"
+        return [f"{meant} {not_}", *steps[1:]]
 
     def of_a_device(self, steps: list[str]) -> list[str]:
         """An error that a device reports: save while the job still runs, then take the device away."""
@@ -399,7 +422,8 @@ class _Case:
         if self.incident.severity is Severity.CRITICAL:
             spare = f"{save}Put a spare in place of {self.host}, and {relaunch}."
             mend = (advised if known else "restart the machine").replace("the machine", self.host)
-            return [spare, f"Without a spare: {mend}, then {again}. If it comes again: replace the GPU.", *steps[1:]]
+            none = f"Without a spare: {self.typed(Action.STOP)}, {mend}, then {LAUNCH}"
+            return [spare, f"{none}. If it comes again: replace the GPU.", *steps[1:]]
         cost = self.price({"cost_gpu_hours": RELAUNCH_S * self.world_size / 3_600})
         saved = f"{save}As soon as {self.typed('checkpoints')} lists it as good"
         fresh = f"{saved}: {again} (new processes from it; {cost})."
@@ -411,11 +435,10 @@ class _Case:
         if self.incident.evidence["steps_go_on"]:
             log = f"`{one_line(self.incident.job)}.agent.log` (in $RANKWATCH_DIR, else in /dev/shm/rankwatch-UID)"
             look = f"Only the agent is away: on {self.host} read its {log}, and see disk (`df`) and network."
-            start = f"If `pgrep -f rankwatch.agent` finds none there, start it: {self.typed('agent --job')}."
-            return [
-                look,
-                f"{start} One that runs sends again once these are well; else end it (training goes on) and start it.",
-            ]
+            there = f"`pgrep -f {shlex.quote(f'rankwatch.agent.*{one_line(self.incident.job)}')}`"
+            start = f"If {there} finds none there, start it as the user of the job: {self.typed('agent --job')}."
+            runs = "If one runs and sends nothing though these are well: end it (training goes on), and start it."
+            return [look, f"{start} {runs}"]
         down = f"Training stands still as well, so {self.host} is probably down: look at its console, or `ping` it"
         relaunch = self.command(Action.RELAUNCH) or LAUNCH
         return [f"{down}.", f"If it is down: a spare in its place, and {relaunch}."]

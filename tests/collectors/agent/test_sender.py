@@ -12,7 +12,7 @@ from rankwatch import wire
 from rankwatch.agent import sender as sender_module
 from rankwatch.agent.clock import HostClock
 from rankwatch.agent.draft import Parcel, Rows
-from rankwatch.agent.sender import Origin, Sender, Spool, left_spools, one_by_one
+from rankwatch.agent.sender import Sender, Spool, SpoolOrigin, left_spools, one_by_one
 from rankwatch.outcome import Accepted, Later, Outcome, Refused
 from tests.support.agent.service import until
 
@@ -297,7 +297,7 @@ def test_a_later_agent_finds_what_an_earlier_one_left(tmp_path, spool):
 
 
 def test_what_another_user_seems_to_have_left_is_not_read(tmp_path, monkeypatch):
-    origin = Origin("/dev/shm/rankwatch", "gpt", "http://127.0.0.1:8000")
+    origin = SpoolOrigin("/dev/shm/rankwatch", "gpt", "http://127.0.0.1:8000")
     Spool(tmp_path / "s", origin=origin).append(message(0))
     assert left_spools(tmp_path) == [origin]
     monkeypatch.setattr("os.getuid", lambda: (tmp_path / "s").stat().st_uid + 1)

@@ -28,7 +28,7 @@ def test_it_says_what_where_how_bad_how_sure_and_what_to_do_first():
 
 def test_as_many_steps_are_told_as_the_line_holds():
     way = {"action": "relaunch", "checkpoint": "local:l.0:450"}
-    short, long = (lines(job="j" * chars, suggestion=way)[2] for chars in (20, 400))
+    short, long = (lines(job="j" * chars, suggestion=way)[2] for chars in (20, 500))
     assert "If it is still so at " in short
     assert "If it is still so at " not in long
     assert long.startswith("Automatic: nothing. You: Compare its GPU with ")

@@ -48,7 +48,7 @@ def test_where_the_first_step_is_to_go_back_the_command_is_it():
         "Go back: `rankwatch rollback gpt-small` (loads the checkpoint of step 470 in memory; costs 17 s of the job)."
     )
     assert told.steps[1] == (
-        "It mostly comes again: put a spare in place of node-a when one is free, "
+        "It mostly comes again: once the job trains and a spare is free, put it in place of node-a, "
         "`rankwatch relaunch gpt-small`, and test its GPU (`dcgmi diag -r 3`). "
         "Without one go on; if it comes again: `rankwatch stop gpt-small`."
     )
@@ -68,7 +68,7 @@ def test_what_the_policy_has_ordered_is_told_with_its_time_and_left_to_be_watche
     assert told.listed[0].startswith("Automatic: rollback to ")
     same = steps("nonfinite", "critical", {}, (RELAUNCH,), ordered(RELAUNCH))[0]
     assert "rankwatch relaunch" not in same
-    assert same.endswith(": end the job and launch it again, from the checkpoint of step 450 and no later one.")
+    assert same.endswith(" training goes on from the checkpoint of step 450, as later ones are in doubt.")
     fresh = now("corruption", "critical", {}, (RELAUNCH,), ordered(BACK, mode="relaunch")).automatic
     assert fresh.startswith("rollback to the checkpoint of step 470 in memory with new processes, ")
     waits = now("nonfinite", "critical", {}, (BACK,), ordered(BACK, approval=True)).automatic
@@ -100,7 +100,9 @@ def test_the_same_rank_again_is_its_device_and_the_same_step_again_its_batch():
 def test_an_inf_that_a_loss_scaler_may_have_skipped_is_no_fault_of_a_device():
     norm = {"metrics": ["grad_norm", "local_grad_norm"]}
     cause = steps("nonfinite", "critical", norm, (BACK,))[1]
-    assert cause.startswith("If the job has a loss scaler and the loss stayed finite after step 480, ")
+    assert cause.startswith("If the job has a loss scaler, as with fp16, it has skipped that update: do nothing. ")
+    going_back = steps("nonfinite", "critical", norm, (BACK,), ordered(BACK))[1]
+    assert "so that it does not go back again, set rule r1 to suggest (`rankwatch policy`)" in going_back
     assert "spare" not in cause
     assert "spare" in steps("nonfinite", "critical", norm | {"update_skipped": False}, (BACK,))[1]
 
@@ -117,7 +119,7 @@ def test_a_gradient_norm_alone_is_nothing_to_act_on():
         "Nothing to do now. If it is still so at 09:04 UTC: see whether rank 3 has batches of another kind than the "
         "others (source, lengths, labels): if so, mend them, or leave them if that is meant; if they are alike, put a "
     )
-    assert if_.startswith("Weights do not show it")
+    assert if_ == "If you cannot tell, let it train: you get a message if the loss suffers."
     assert "Nothing to do now" in steps("nonfinite", "warning")[0]
 
 
@@ -129,13 +131,13 @@ def test_time_is_waited_for_until_a_relaunch_has_cost_as_much_and_needs_a_spare_
         "If it is still so at 09:14 UTC and a spare host is free: `rankwatch checkpoint gpt-small`, and once "
         "`rankwatch checkpoints gpt-small` lists it as good, put the spare in place of node-a and `rankwatch "
         "relaunch gpt-small` (costs 2 min of the job, as much as the fault has cost by then). Without a spare go on: "
-        "node-a has 8 GPUs, more than the 6.4 that are lost."
+        "leaving node-a out would lose 8 GPUs, and 6.4 are lost now."
     )
     late = steps(*slow, impact_gpu_hours_per_hour=8_000.0)[1]
     assert late.startswith("If a spare host is free: `rankwatch checkpoint ")
     assert "as much as" not in late
     few = steps("straggler", "warning", {"ranks_on_host": 4}, (RELAUNCH,), impact_gpu_hours_per_hour=6.4)[1]
-    assert few.endswith("Without a spare leave node-a out: node-a has 4 GPUs, fewer than the 6.4 that are lost.")
+    assert few.endswith("Without a spare leave node-a out: it has 4 GPUs, and 6.4 are lost now.")
     assert "Without" not in steps("straggler", "warning", {}, (RELAUNCH,))[1]
 
 
@@ -184,7 +186,7 @@ def test_a_hang_that_is_not_critical_yet_says_when_it_will_be_and_what_follows()
         "relaunch from the checkpoint of step 450, at 08:53:22 UTC if it still stands then (costs 28 s of the job)"
     )
     assert told.steps[0].startswith(
-        "Nothing to do before 08:57 UTC. If no step is trained by then (`rankwatch jobs show gpt-small`): end the job "
+        "Nothing to do before 08:57 UTC. If no step is trained by then (`rankwatch jobs show gpt-small`): end the job, "
     )
     assert "py-spy" not in told.steps[1], "the processes are ended by then"
 
@@ -215,8 +217,8 @@ def test_a_rank_that_a_signal_stopped_is_to_be_continued_on_its_host():
     waits = {"mode": "suggest", "action": "relaunch", "reason": NOT_CRITICAL_YET}
     soon = steps("hang", "info", stopped | {"critical_after_s": 5.0, "pids": {"node-a": [4711]}}, (RELAUNCH,), waits)
     assert soon[0].startswith("Nothing to do before 08:57 UTC.")
-    assert "`kill -CONT 4711` on node-a (within its container, if it has one) if `rankwatch commands --job" in soon[0]
-    assert "shows no relaunch; if it shows one, end the job" in soon[0]
+    assert "If it shows no relaunch, continue the stopped process: `kill -CONT 4711` on node-a (within its" in soon[0]
+    assert "Else end the job, and start it with the command that launched it: training goes on from" in soon[0]
 
 
 def test_nobody_is_told_to_read_a_stack_that_was_not_taken():
@@ -239,8 +241,8 @@ def test_a_host_that_is_silent_cannot_be_asked_for_stacks():
     evidence = {"missing": [{"rank": 3, "silent_s": 4.0}], "critical_after_s": 5.0}
     first, up, *_ = steps("hang", "info", evidence, (RELAUNCH,), waits)
     assert first.endswith(
-        "If it is down, a relaunch fails: put a spare in its place, then `rankwatch relaunch gpt-small`; without one "
-        "start the job on the other hosts."
+        "If it is down, a relaunch fails: put a spare in its place, or restart it if there is none, then `rankwatch "
+        "relaunch gpt-small`."
     )
     assert up.startswith("If it is up: nothing to do before 08:57 UTC.")
 
@@ -294,10 +296,11 @@ def test_the_first_step_about_a_lost_rank_follows_from_how_it_ended(end, step):
     first, then = steps("rank_lost", "critical", told, checkpoint="local:l.0:450")
     assert step in first
     assert ("oom" in first) is ("oom" in step)
-    assert then == (
-        "Once that is mended, start the job with the command that launched it: training goes on from the checkpoint of "
-        "step 450."
+    assert then.startswith(
+        "Then start the job with the command that launched it: training goes on from the checkpoint of step 450. "
+        "If it ends so again: "
     )
+    assert ("put a spare in place of node-a" in then) is (end.get("signal") == 11)
     (over,) = steps("rank_lost", "critical", {"ended_with_job": True, **end}, state="resolved")
     assert over.startswith("The job has ended. Before you start it again: ")
     assert steps("rank_lost", "critical", end, state="resolved") == ("Nothing: it is over.",)
@@ -311,7 +314,7 @@ def test_a_launcher_that_starts_the_job_again_is_waited_for():
     )
     stopped = now("rank_lost", "critical", {"signal": 9}, (WAIT | {"reason": RESTARTED},), ordered({"action": "stop"}))
     assert stopped.automatic == "stop of all ranks, ordered by the policy at 08:53:20 UTC (rule r1)"
-    assert "Once that is mended" in stopped.steps[1]
+    assert stopped.steps[1].startswith("Then start the job with the command that launched it")
 
 
 def test_a_faulty_device_is_saved_from_then_replaced_then_mended():
@@ -321,7 +324,8 @@ def test_a_faulty_device_is_saved_from_then_replaced_then_mended():
         "If steps still go on, save first: `rankwatch checkpoint gpt-small`. Put a spare in place of node-a, "
     )
     assert host == (
-        "Without a spare: restart node-a, then `rankwatch relaunch gpt-small`. If it comes again: replace the GPU."
+        "Without a spare: `rankwatch stop gpt-small`, restart node-a, then start the job with the command that "
+        "launched it. If it comes again: replace the GPU."
     )
     told = now("device_fault", "critical", {}, (SAVE, RELAUNCH), ordered(SAVE), **said)
     assert told.automatic.endswith("(rule r1; costs next to nothing; it fails if the device is gone)")
@@ -341,9 +345,12 @@ def test_the_disk_of_a_failed_save_is_named():
 
 def test_a_divergence_that_was_meant_is_accepted_and_another_one_gone_back_from():
     (first, *_), paused = steps("loss_divergence", "critical", {}, (BACK,)), {"action": "pause", "cost_gpu_hours": 64.0}
-    assert "`rankwatch incidents resolve 1 --reason planned`. If not: `rankwatch rollback gpt-small` (" in first
+    assert "--reason planned`. If not: to try once more as it is, `rankwatch rollback gpt-small` (" in first
+    assert "to change the learning rate or the data, `rankwatch stop gpt-small`, and start it with that." in first
     held = steps("loss_divergence", "critical", {}, (BACK,), ordered(paused))[0]
     assert "--reason planned`, and `rankwatch resume gpt-small`. If not: " in held
+    assert ", which ends the pause; " in held
+    assert held.endswith("If you do not know, leave it paused, and ask its owner.")
 
 
 def test_whether_steps_go_on_says_whether_a_silent_host_is_down():
@@ -351,7 +358,7 @@ def test_whether_steps_go_on_says_whether_a_silent_host_is_down():
         steps("telemetry_lost", "warning", {"steps_go_on": go_on}, (WAIT, RELAUNCH)) for go_on in (True, False)
     )
     assert "`gpt-small.agent.log`" in away[0]
-    assert "`rankwatch agent --job gpt-small`. One that runs sends again" in away[1]
+    assert "`pgrep -f 'rankwatch.agent.*gpt-small'` finds none there, start it as the user of the job: " in away[1]
     assert "rankwatch relaunch" in down[1]
 
 

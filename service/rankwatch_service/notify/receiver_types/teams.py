@@ -8,7 +8,7 @@ from rankwatch_service.notify.receiver_types.base import SendContext, WebRequest
 from rankwatch_service.notify.receiver_types.message import OutgoingMessage, cut, encoded
 
 CARD_BYTES_MAX: Final = 28 * 1024
-"""Largest message. Ours: three lines of `LINE_CHARS_MAX` characters of at most four bytes, and six links of 2,048."""
+"""Largest message. Ours: three lines of together 1,920 characters of at most four bytes, and six links of 2,048."""
 
 LINE_CHARS_MAX: Final = 1_000
 """Of each line; those that we compose are shorter."""
