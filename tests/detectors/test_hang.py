@@ -49,6 +49,15 @@ def test_a_rank_stopped_in_the_first_seconds_is_found_though_nobody_knows_how_lo
     assert finding.detected_time_s - finding.onset_time_s <= 10.0
 
 
+@pytest.mark.parametrize(("steps_per_s", "known"), [(20, True), (2, False)])
+def test_many_steps_in_a_few_readings_are_enough_to_know_how_long_one_takes(steps_per_s: int, known: bool) -> None:
+    job = Clockwork(HangDetector(HangConfig()))
+    job.train(4, steps_per_s=steps_per_s)
+    everybody_waits(job, but=1)
+    assert len(opened(job.stand(9))) == known
+    assert [finding.ranks for finding in opened(job.stand(60))] == [(1,)] * (not known)
+
+
 def test_a_debugger_that_stops_a_rank_for_a_moment_makes_no_hang_of_long_steps() -> None:
     job = Clockwork(HangDetector(HangConfig()))
     job.train(2, steps_per_s=1)

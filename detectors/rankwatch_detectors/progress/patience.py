@@ -72,7 +72,9 @@ class HangConfig:
     window: int = 256
     """Progress readings from which the usual step is computed."""
     readings_min: int = 4
-    """Readings before the usual step counts as known."""
+    """Readings before the usual step counts as known ..."""
+    steps_min: int = 32
+    """... or half as many, if they are of so many steps together."""
     unknown_s: float = 60.0
     """Deadline while the usual step is unknown ..."""
     unknown_max_s: float = 240.0
@@ -147,6 +149,11 @@ class Patience(Stateful):
         """Whether the end of any step was seen."""
         return bool(self._readings)
 
+    def _knows_usual_step(self) -> bool:
+        readings, steps = len(self._readings), sum(steps for _, steps in self._readings)
+        least = self._config.readings_min
+        return readings >= least or (2 * readings >= least and steps >= self._config.steps_min)
+
     def usual_step_s(self) -> float:
         """Median step time of the job in seconds; 0 if unknown."""
         if not self._readings:
@@ -164,7 +171,7 @@ class Patience(Stateful):
             first: name of the first step of this attempt.
         """
         config = self._config
-        if len(self._readings) < config.readings_min:
+        if not self._knows_usual_step():
             seen = [self._longest.get(first, 0.0), *(reading[0] for reading in self._readings)]
             unknown_s = max(config.unknown_s, min(config.slow_steps_factor * max(seen), config.unknown_max_s))
             return Limits(unknown_s, unknown_s, unknown_s)
