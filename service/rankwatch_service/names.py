@@ -53,6 +53,11 @@ def launch_of(attempt: str) -> str:
     return attempt.rpartition(".")[0]
 
 
+def number_of(attempt: str) -> int:
+    """The k of LAUNCH.k: how often its processes have been rolled back."""
+    return int(attempt.rpartition(".")[2])
+
+
 def is_address(text: str) -> bool:
     """Whether a text is one e-mail address, in ASCII."""
     return bool(_ADDRESS.fullmatch(text))

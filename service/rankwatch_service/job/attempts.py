@@ -1,10 +1,13 @@
 """Who carries a job's ranks, and the attempts that wait to take over. Pure.
 
-Who carries a job's ranks: the agents, or where none has enrolled the hosts, whose batches bring them.
+Who carries a job's ranks: the agents, or where none has enrolled the hosts, whose batches bring them: infos, rows or
+progress of them.
 
 In a job whose agents have enrolled, a rank of the running attempt belongs to the agent that brought it first. Another
-agent may bring it only once that one has been silent. A newer attempt takes over when one of those who carry the
-running one brings it, or when the running one has ended or nobody carries it any more.
+agent may bring it only once that one has been silent. Every right follows from the ranks that an agent carries: who
+carries none tells nothing of the attempt, keeps it not alive, and has no other take over. A newer attempt takes over
+when one of those who carry the running one brings it, or when the running one has ended or nobody brings its ranks any
+more.
 
 Attempts that wait to take over: somebody brings them who does not carry the running attempt.
 
@@ -17,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, Final
 
 import msgspec
@@ -27,7 +31,7 @@ from rankwatch import wire
 from rankwatch_detectors.base import Ints
 from rankwatch_service.job.allowance import CellCount
 from rankwatch_service.telemetry.bundle import Bundle, read_bundle
-from rankwatch_service.telemetry.envelope import Envelope, decode_envelope
+from rankwatch_service.telemetry.envelope import WORLD_SIZE_MAX, Envelope, decode_envelope
 
 RANK_FREE_S: Final = 10.0
 """Silence of an agent after which another may bring its ranks, as it may enrol in its place."""
@@ -35,30 +39,53 @@ RANK_FREE_S: Final = 10.0
 ATTEMPT_FREE_S: Final = 5.0
 """Silence of all who carry an attempt after which any other attempt takes over; agents report every second."""
 
-CARRIERS_MIN: Final = 64
-"""Carriers of an attempt: so many, or two for each of its ranks if that is more. Further hosts without an agent carry
-nothing: whoever makes up names of hosts takes no more memory."""
+EARLIER_MAX: Final = 4_096
+"""Carriers of earlier launches that are remembered: what they still tell of these is taken."""
 
 _NOBODY: Final = -1
 
+CARRIERS_MIN: Final = 64
+"""So many carriers, or two for each rank if that is more, are remembered before those without a rank are forgotten."""
+
+AHEAD_MAX: Final = 16
+"""By how much the number of an attempt may grow at once. Rollbacks in quick succession leave numbers out."""
+
+
+class Launch(StrEnum):
+    """Of a bundle, as seen from the running attempt."""
+
+    RUNNING = "running"
+    EARLIER = "earlier"
+    LATER = "later"
+
 
 class Carriers:
-    """Who carries which rank of the running attempt. Memory: 4 bytes for each rank, 100 for each carrier."""
+    """Who carries which rank of the running launch. Memory: 4 bytes for each rank, 100 for each carrier."""
 
     def __init__(self) -> None:
         self.signed = False
         """Whether an agent of this job has enrolled: from then on unsigned batches are forged."""
         self._numbers: dict[str, int] = {}
         self._heard_s: list[float] = []
+        """By number, when it last brought a rank that it carries."""
+        self._ranks: list[int] = []
+        """By number, how many ranks it carries."""
         self._of_rank: NDArray[np.int32] = np.zeros(0, dtype=np.int32)
+        self._earlier: dict[str, None] = {}
+        """Those that carried ranks of earlier launches, the newest last."""
 
     def begin(self, *, new_launch: bool) -> None:
         """An attempt begins; in a new launch the ranks are others."""
         if new_launch:
-            self._numbers, self._heard_s = {}, []
+            for name in self._numbers:
+                self._earlier.pop(name, None)
+                self._earlier[name] = None
+            for name in [*self._earlier][:-EARLIER_MAX]:
+                del self._earlier[name]
+            self._numbers, self._heard_s, self._ranks = {}, [], []
             self._of_rank = np.zeros(0, dtype=np.int32)
 
-    def objection(self, bundle: Bundle, now_s: float, *, same_ranks: bool) -> str:
+    def objection(self, bundle: Bundle, now_s: float, launch: Launch, world_size: int | None) -> str:
         """Why a bundle is forged; empty if it is not. Changes nothing.
 
         Of several batches also why they must be taken one by one: one of them may decide on a later one.
@@ -66,66 +93,99 @@ class Carriers:
         Args:
             bundle: of any attempt.
             now_s: stream time.
-            same_ranks: whether its ranks are those of the running attempt: it is of the same launch.
+            launch: of its attempt.
+            world_size: ranks of the running attempt; None: not known yet.
         """
-        unsigned = next((batch for batch in bundle.batches if not batch.agent), None)
-        several = len(bundle.batches) > 1
+        agents = [batch.agent for batch in bundle.batches]
         if not self.signed:
-            return "the first signed batch" if several and any(batch.agent for batch in bundle.batches) else ""
-        if unsigned is not None:
-            return f"a batch of host {unsigned.host!r} is not signed, and agents of this job have enrolled"
-        if not same_ranks:
-            return ""
-        ranks, mine = self._brought(bundle)
-        owners = np.append(self._of_rank, np.int32(_NOBODY))[np.minimum(ranks, len(self._of_rank))]
+            if not any(agents):
+                return ""
+            if len(agents) > 1:
+                return "the first signed batch"
+        elif not all(agents):
+            host = bundle.batches[agents.index("")].host
+            return f"a batch of host {host!r} is not signed, and agents of this job have enrolled"
+        named = _named(bundle)
+        if self.signed and launch is Launch.RUNNING and (why := self._objection_to_ranks(bundle, named, now_s)):
+            return why
+        lacking = [n for n, batch in enumerate(bundle.batches) if not self._may_tell(_name(batch), launch)]
+        if lacking and launch is not Launch.EARLIER:
+            lacking = sorted(set(lacking).difference(named.brought(world_size)[1].tolist()))
+        if lacking:
+            batch = bundle.batches[lacking[0]]
+            return f"agent {batch.agent} of host {batch.host!r} has no rank of attempt {batch.attempt}"
+        return ""
+
+    def _objection_to_ranks(self, bundle: Bundle, named: _Named, now_s: float) -> str:
+        """Names a rank that another agent carries; empty if the bundle names none."""
+        mine = self._numbers_of(bundle)[named.batches]
+        owners = np.append(self._of_rank, np.int32(_NOBODY))[np.minimum(named.ranks, len(self._of_rank))]
+        several = len(bundle.batches) > 1
         silent = np.array([now_s - heard_s > RANK_FREE_S for heard_s in self._heard_s] + [not several])
         others = np.flatnonzero((owners != mine) & ~silent[owners])
         if not len(others):
             return ""
-        batch, rank = bundle.batches[0], int(ranks[others[0]])
+        batch, rank = bundle.batches[int(named.batches[others[0]])], int(named.ranks[others[0]])
         return f"agent {batch.agent} of host {batch.host!r} brings rank {rank}, which another agent carries"
 
-    def take(self, bundle: Bundle, now_s: float, ranks: int) -> None:
-        """Take a bundle of the running attempt, which has so many ranks, to which there is no objection."""
-        for batch in bundle.batches:
-            self.signed |= bool(batch.agent)
-            full = len(self._numbers) >= max(CARRIERS_MIN, 2 * ranks)
-            if full and not batch.agent and _name(batch) not in self._numbers:
-                continue
-            number = self._numbers.setdefault(_name(batch), len(self._numbers))
-            self._heard_s[number : number + 1] = [now_s]
-        if not self.signed:
-            return
-        brought, mine = self._brought(bundle)
-        missing = int(brought.max(initial=-1)) + 1 - len(self._of_rank)
-        if missing > 0:
-            self._of_rank = np.pad(self._of_rank, (0, missing), constant_values=_NOBODY)
-        self._of_rank[brought] = mine
+    def _may_tell(self, name: str, launch: Launch) -> bool:
+        """Whether an agent may tell of a launch without bringing a rank of it."""
+        return self._carries(name) or (launch is not Launch.RUNNING and name in self._earlier)
 
-    def _brought(self, bundle: Bundle) -> tuple[Ints, Ints]:
-        """The ranks that a bundle names, and who brings each: its number, or `_NOBODY` for a new one."""
-        numbers = np.array([self._numbers.get(_name(batch), _NOBODY) for batch in bundle.batches])
-        ranks, batches = [], []
-        for table in bundle.tables.values():
-            ranks.append(table.rows.rank)
-            batches.append(table.batch)
-        for number, batch in enumerate(bundle.batches):
-            named = [info.rank for info in batch.ranks] + [block.rank for block in batch.progress]
-            named += [event.rank for event in batch.events if event.rank is not None]
-            if named:
-                ranks.append(np.array(named, dtype=np.int64))
-                batches.append(np.full(len(named), number))
-        if not ranks:
-            return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
-        return np.concatenate(ranks), numbers[np.concatenate(batches)]
+    def take(self, bundle: Bundle, now_s: float, world_size: int | None) -> None:
+        """Take a bundle of the running launch to which there is no objection; arguments as of `objection`."""
+        if not self.signed and any(batch.agent for batch in bundle.batches):
+            self.begin(new_launch=True)  # hosts without an agent carry nothing any more
+            self.signed = True
+        ranks, batches = _named(bundle).brought(world_size)
+        if not len(ranks):
+            return
+        for number in np.unique(batches).tolist():
+            carrier = self._numbers.setdefault(_name(bundle.batches[number]), len(self._numbers))
+            self._heard_s[carrier : carrier + 1] = [now_s]
+        if missing := max(0, int(ranks.max()) + 1 - len(self._of_rank)):
+            self._of_rank = np.pad(self._of_rank, (0, missing), constant_values=_NOBODY)
+        mine = self._numbers_of(bundle)[batches]
+        if len(self._ranks) < len(self._numbers) or (self._of_rank[ranks] != mine).any():
+            self._of_rank[ranks] = mine
+            self._count()
+        if len(self._numbers) > max(CARRIERS_MIN, 2 * len(self._of_rank)):
+            self._drop_others()
+
+    def ranks_of(self, batch: Envelope) -> set[int]:
+        """The ranks that the sender of this batch carries."""
+        number = self._numbers.get(_name(batch))
+        return set() if number is None else set(np.flatnonzero(self._of_rank == number).tolist())
 
     def has(self, batch: Envelope) -> bool:
-        """Whether whoever sent this batch carries the running attempt."""
-        return _name(batch) in self._numbers
+        """Whether whoever sent this batch carries a rank of the running attempt."""
+        return self._carries(_name(batch))
 
     def silent(self, now_s: float) -> bool:
-        """Whether nobody has brought the running attempt for `ATTEMPT_FREE_S`."""
-        return now_s - max(self._heard_s, default=-np.inf) > ATTEMPT_FREE_S
+        """Whether nobody has brought a rank of the running attempt for `ATTEMPT_FREE_S`."""
+        heard_s = [heard_s for heard_s, ranks in zip(self._heard_s, self._ranks, strict=True) if ranks]
+        return now_s - max(heard_s, default=-np.inf) > ATTEMPT_FREE_S
+
+    def _carries(self, name: str) -> bool:
+        return name in self._numbers and self._ranks[self._numbers[name]] > 0
+
+    def _numbers_of(self, bundle: Bundle) -> NDArray[np.int32]:
+        return np.array([self._numbers.get(_name(batch), _NOBODY) for batch in bundle.batches], dtype=np.int32)
+
+    def _count(self) -> None:
+        held = self._of_rank[self._of_rank != _NOBODY]
+        self._ranks = np.bincount(held, minlength=len(self._numbers)).tolist()
+
+    def _drop_others(self) -> None:
+        """Forget whoever carries no rank any more."""
+        kept = [number for number, ranks in enumerate(self._ranks) if ranks]
+        names = list(self._numbers)
+        new = np.full(len(names) + 1, _NOBODY, dtype=np.int32)  # the last one is of `_NOBODY`
+        new[kept] = np.arange(len(kept))
+        self._of_rank = new[self._of_rank]
+        self._numbers = {names[number]: place for place, number in enumerate(kept)}
+        self._heard_s = [self._heard_s[number] for number in kept]
+        self._count()
 
     def blind(self, seconds: float) -> None:
         """Discount time in which the service could not receive anything."""
@@ -138,6 +198,7 @@ class Carriers:
             "names": list(self._numbers),
             "heard_s": list(self._heard_s),
             "of_rank": self._of_rank,
+            "earlier": list(self._earlier),
         }
 
     @classmethod
@@ -147,7 +208,45 @@ class Carriers:
         carriers.signed = state["signed"]
         carriers._numbers = {name: number for number, name in enumerate(state["names"])}
         carriers._heard_s, carriers._of_rank = list(state["heard_s"]), state["of_rank"]
+        carriers._earlier = dict.fromkeys(state["earlier"])
+        carriers._count()
         return carriers
+
+
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """The ranks that a bundle names, and the number of the batch of each."""
+
+    ranks: Ints
+    batches: Ints
+    in_events: int
+    """How many of them, the last ones, only events name."""
+
+    def brought(self, world_size: int | None) -> tuple[Ints, Ints]:
+        """Those that it introduces, or has rows or progress of."""
+        end = len(self.ranks) - self.in_events
+        ranks, batches = self.ranks[:end], self.batches[:end]
+        inside = (ranks >= 0) & (ranks < (WORLD_SIZE_MAX if world_size is None else world_size))
+        return ranks[inside], batches[inside]
+
+
+def _named(bundle: Bundle) -> _Named:
+    ranks = [table.rows.rank for table in bundle.tables.values()]
+    batches = [table.batch for table in bundle.tables.values()]
+    in_events = 0
+    for of_events in (False, True):
+        for number, batch in enumerate(bundle.batches):
+            if of_events:
+                named = [event.rank for event in batch.events if event.rank is not None]
+                in_events += len(named)
+            else:
+                named = [info.rank for info in batch.ranks] + [block.rank for block in batch.progress]
+            if named:
+                ranks.append(np.array(named, dtype=np.int64))
+                batches.append(np.full(len(named), number))
+    if not ranks:
+        return _Named(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), 0)
+    return _Named(np.concatenate(ranks), np.concatenate(batches), in_events)
 
 
 def _name(batch: Envelope) -> str:

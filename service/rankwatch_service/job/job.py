@@ -5,9 +5,12 @@ Connects the parts: assembler -> detectors -> correlator -> ledger, policy and n
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from rankwatch import wire
 from rankwatch_detectors.base import AttemptStart, Frame, Observation, Occurrence
@@ -17,13 +20,14 @@ from rankwatch_service.incidents.host_incidents import host_incidents
 from rankwatch_service.incidents.model import MATTERS, Incident, Transition, TransitionKind, Update, hangs, unix_ns
 from rankwatch_service.job.allowance import NOTHING, Beyond, Need
 from rankwatch_service.job.assembler import Assembler
-from rankwatch_service.job.attempts import Carriers, Newcomers
+from rankwatch_service.job.attempts import AHEAD_MAX, Carriers, Launch, Newcomers
 from rankwatch_service.job.detection import DetectionPipeline, MakeDetectors
 from rankwatch_service.job.device_boards import DeviceBoards, as_frame
 from rankwatch_service.job.effects import Effects, FeedEntry, brief
+from rankwatch_service.job.event_owners import rank_missing
 from rankwatch_service.job.history import JobHistory
 from rankwatch_service.job.summary import AttemptChange, SummaryBuilder
-from rankwatch_service.names import launch_of, series_of_devices
+from rankwatch_service.names import launch_of, number_of, series_of_devices
 from rankwatch_service.policy.checkpoint_ledger import LedgerEntry
 from rankwatch_service.policy.command import CommandRequest
 from rankwatch_service.policy.control_records import ControlRecord, JobProject, Judgement, OrderPhase, ServiceReport
@@ -32,7 +36,7 @@ from rankwatch_service.policy.response import JobSituation, Responder, acceptanc
 from rankwatch_service.policy.routing import command_notifications, notifications
 from rankwatch_service.policy.settings_in_force import SettingsInForce
 from rankwatch_service.telemetry.bundle import Bundle
-from rankwatch_service.telemetry.envelope import BadBatchError, Reason
+from rankwatch_service.telemetry.envelope import BadBatchError, Envelope, Reason
 
 REST_AFTER_S: Final = 3_600.0
 """A job without telemetry for this long becomes idle: it drops its frames and detectors and keeps its incidents."""
@@ -152,7 +156,8 @@ class JobStream:
     def _take(self, bundle: Bundle, now_s: float, effects: Effects) -> None:
         # Of an older attempt only events count: who brings them then says nothing of the running one.
         if self._assembler.attempt in (None, bundle.attempt) or self._assembler.is_newer(bundle.attempt):
-            self._carriers.take(bundle, now_s, self._assembler.topology_state.world_size)
+            self._carriers.take(bundle, now_s, self._world_size(bundle.attempt))
+        bundle = self._without_foreign_events(bundle, now_s, effects)
         fresh = self.devices.take(bundle.batches, len(self._assembler.topology_state.infos), now_s)
         effects.devices += [(self.job, device) for device in fresh]
         self._observe(self._assembler.take(bundle, now_s), now_s, effects)
@@ -179,9 +184,48 @@ class JobStream:
         until_ns = self.settings.policy.unsigned_until_unix_ns
         if until_ns is not None and unix_ns(now_s) >= until_ns and not all(batch.agent for batch in bundle.batches):
             return "unsigned telemetry is not accepted any more"
-        attempt = self._assembler.attempt
-        same_ranks = attempt is not None and launch_of(attempt) == launch_of(bundle.attempt)
-        return self._carriers.objection(bundle, now_s, same_ranks=same_ranks)
+        running, attempt = self._assembler.attempt, bundle.attempt
+        if running is not None and launch_of(running) == launch_of(attempt):
+            if number_of(attempt) > number_of(running) + AHEAD_MAX:
+                return f"attempt {attempt} does not follow {running}"
+            launch = Launch.RUNNING
+        else:
+            launch = Launch.LATER if self._assembler.is_newer(attempt) else Launch.EARLIER
+        return self._carriers.objection(bundle, now_s, launch, self._world_size(attempt))
+
+    def _world_size(self, attempt: str) -> int | None:
+        """Ranks of an attempt; None where they are not known, or it is not of the running launch."""
+        running, known = self._assembler.attempt, self._assembler.topology_state
+        is_running = running is not None and launch_of(running) == launch_of(attempt)
+        return known.world_size if is_running and known.infos_told else None
+
+    def _without_foreign_events(self, bundle: Bundle, now_s: float, effects: Effects) -> Bundle:
+        """Leave out events that their sender has no right to tell, and report them.
+
+        That a checkpoint is gone is only counted: where ranks have moved, whoever sees it may have saved no part of it.
+        """
+        if not (self._carriers.signed and any(batch.events for batch in bundle.batches)):
+            return bundle
+        batches, refused = [], Counter[tuple[str, str, str]]()
+        for batch in bundle.batches:
+            kept = []
+            for event in batch.events:
+                if why := rank_missing(event):
+                    refused[batch.host, batch.agent, why] += 1
+                elif event.kind == "checkpoint_gone" and not self._has_saved(batch, event):
+                    self.history.counts["checkpoint_gone"] += 1
+                else:
+                    kept.append(event)
+            batches.append(replace(batch, events=tuple(kept)) if len(kept) < len(batch.events) else batch)
+        for (host, agent, why), count in refused.items():
+            fields = {"what": "event", "detail": why, "host": host, "agent": agent, "count": count}
+            self.report("forged", fields, now_s, effects)
+        return Bundle(batches, bundle.tables)
+
+    def _has_saved(self, batch: Envelope, event: wire.Event) -> bool:
+        """Whether the sender of a batch carries a rank that saved a part of the checkpoint that an event names."""
+        savers = self.history.ledger.savers(event.fields.get("checkpoint"))
+        return savers is None or not self._carriers.ranks_of(batch).isdisjoint(savers)
 
     def control(self, record: ControlRecord, now_s: float, effects: Effects) -> None:
         """Take the next control record about this job, or about all jobs."""

@@ -8,7 +8,7 @@ loaded, if it is not where the job's checkpoints lie.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import sqrt
@@ -200,6 +200,11 @@ class Ledger:
             and entry.attempt == attempt
             and entry.step >= onset_step
         )
+
+    def savers(self, checkpoint_id: object) -> Collection[int] | None:
+        """The ranks that have saved a part of a checkpoint; None if it is not known."""
+        entry = self._entries.get(checkpoint_id) if isinstance(checkpoint_id, str) else None
+        return None if entry is None else entry.shards
 
     def lost(self, checkpoint_id: str, reason: str) -> list[LedgerEntry]:
         """Mark a checkpoint as gone, since a rank no longer has its shard. A repeated report changes nothing."""

@@ -1,0 +1,60 @@
+"""Whose an event is, and who may tell of it. Pure.
+
+Who sends an event carries a rank of its attempt, or its batch is refused (`attempts.Carriers`). Of a rank only its own
+agent tells, and of a host only an agent of that host, since ranks of other hosts are never its own. This table says
+besides which events name a rank, so that nobody tells of a job as a whole. That a checkpoint is gone counts only from
+an agent of one of the ranks that have saved it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Final
+
+from rankwatch import wire
+
+
+class Owner(StrEnum):
+    """Of what an event tells."""
+
+    RANK = "rank"
+    HOST = "host"
+    SAVER = "saver"
+
+
+OWNERS: Final[Mapping[str, Owner]] = {
+    "rank_start": Owner.RANK,
+    "rank_left": Owner.RANK,
+    "process_exit": Owner.RANK,
+    "exception": Owner.RANK,
+    "checkpoint_saved": Owner.RANK,
+    "checkpoint_loaded": Owner.RANK,
+    "checkpoint_failed": Owner.RANK,
+    "checkpoint_succeeded": Owner.RANK,
+    "checkpoint_gone": Owner.SAVER,
+    "checkpoint_disk": Owner.HOST,
+    "location_refused": Owner.HOST,
+    "stack_dump": Owner.RANK,
+    "native_stack": Owner.RANK,
+    "trace": Owner.RANK,
+    "agent_start": Owner.HOST,
+    "agent_stop": Owner.HOST,
+    "records_lost": Owner.HOST,
+    "declared": Owner.RANK,
+    "device_error": Owner.HOST,
+    "device_event": Owner.HOST,
+    "switch_error": Owner.HOST,
+    "device_lost": Owner.HOST,
+    "device_throttled": Owner.HOST,
+    "driver_silent": Owner.HOST,
+    "driver_answers": Owner.HOST,
+    "host_notice": Owner.HOST,
+    "note": Owner.HOST,
+}
+"""By kind. An event of another kind is of the host, as nothing but the feed shows it."""
+
+
+def rank_missing(event: wire.Event) -> str:
+    """Why an event is not taken: it is of a rank and names none; empty if it is taken."""
+    return f"{event.kind} of no rank" if event.rank is None and OWNERS.get(event.kind) is Owner.RANK else ""
