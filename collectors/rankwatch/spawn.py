@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import fcntl
 import os
-import sys
 from collections.abc import Mapping
 from struct import Struct
 from typing import Final
 
 from rankwatch import layout
+from rankwatch.children import python_module
 
 _FLOCK: Final = Struct("hhqqi4x")
 START_S_MAX: Final = 10.0
@@ -46,7 +46,7 @@ def ensure_agent(
     """
     if lock_is_held(layout.agent_lock_path(directory, job)):
         return False
-    command = [sys.executable, "-m", "rankwatch.agent", "--dir", directory, "--job", job]
+    command = python_module("rankwatch.agent", "--dir", directory, "--job", job)
     command += ["--url", url] if url else []
     command += ["--token-file", token_file] if token_file else []
     import subprocess  # noqa: PLC0415 - a sixth of rankwatch's import time, and only one rank of a host needs it

@@ -15,6 +15,7 @@ from platformdirs import user_config_path, user_data_path
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
+from rankwatch.folders import others_write
 from rankwatch.kafka.settings import PREFIX, KafkaSettings
 from rankwatch.trust import is_loopback
 from rankwatch_service.allow_list import EVERY_ADDRESS, AllowList, allow_list
@@ -75,9 +76,18 @@ def local_config(ingest_config: Path) -> Path:
 
 
 def config_file() -> Path | None:
-    """The settings file in force; None if there is none."""
+    """The settings file in force; None if there is none.
+
+    Raises:
+        PermissionError: others could have written it. Whoever starts the service in a folder of theirs would do what
+            they want.
+    """
     places = (Path(CONFIG_NAME), user_config_path("rankwatch") / CONFIG_NAME)
-    return next((place for place in places if place.is_file()), None)
+    place = next((place for place in places if place.is_file()), None)
+    for path in () if place is None else (place.absolute().parent, place.absolute()):
+        if why := others_write(path):
+            raise PermissionError(f"{place} is not read, as {why}; it and its folder must be this user's or root's")
+    return place
 
 
 @dataclass(frozen=True, slots=True)

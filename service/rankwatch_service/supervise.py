@@ -6,7 +6,6 @@ import ctypes
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -118,8 +117,3 @@ def die_with_parent(parent_pid: int) -> Callable[[], None]:
             os._exit(1)
 
     return prepare
-
-
-def python_module(name: str, *arguments: str) -> list[str]:
-    """The command that runs a module with this interpreter."""
-    return [sys.executable, "-m", name, *arguments]

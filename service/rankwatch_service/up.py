@@ -15,6 +15,7 @@ from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
 from typing import Final
 
+from rankwatch.children import python_module
 from rankwatch.trust import Trust, pin_of
 from rankwatch_service.access.secret_key import load_secret_key
 from rankwatch_service.access.sessions import LOGIN_S, issue_login
@@ -24,7 +25,7 @@ from rankwatch_service.clock import Clock, SystemClock
 from rankwatch_service.settings import Settings, local_config
 from rankwatch_service.store.engine import open_engine, write
 from rankwatch_service.store.migrate import upgrade
-from rankwatch_service.supervise import Supervisor, python_module
+from rankwatch_service.supervise import Supervisor
 from rankwatch_service.text_log import configure
 
 ROLES: Final = ("api", "stream", "notify")

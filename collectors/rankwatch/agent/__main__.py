@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from rankwatch import layout
 from rankwatch.agent.processes import lower_priority, take_lock, use_all_cores
+from rankwatch.children import python_module
 from rankwatch.folders import others_reach
 
 if TYPE_CHECKING:
@@ -73,8 +74,7 @@ def _drain(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     folder = spool_base(options.dir or MEMORY_FOLDER, environment)
     for left in left_spools(folder):
         say(f"sending what job {left.job!r} has left")
-        command = [sys.executable, "-m", "rankwatch.agent", "--dir", left.directory, "--job", left.job]
-        command += _passed_on(options)
+        command = python_module("rankwatch.agent", "--dir", left.directory, "--job", left.job, *_passed_on(options))
         subprocess.run(command, env=environment, check=False)
     waiting = left_spools(folder)
     for left in waiting:
@@ -135,8 +135,7 @@ def _supervise(options: argparse.Namespace, environment: Mapping[str, str]) -> i
         os.write(log, f"supervisor {line}\n".encode())
 
     _drain_beside(options, environment)
-    command = [sys.executable, "-m", "rankwatch.agent", "--dir", str(options.dir), "--job", options.job]
-    command += _passed_on(options)
+    command = python_module("rankwatch.agent", "--dir", str(options.dir), "--job", options.job, *_passed_on(options))
     status = 0
     while lock is not None:
         status = supervise([*command, "--worker"], lock, tell)

@@ -23,7 +23,6 @@ import os
 import select
 import struct
 import subprocess
-import sys
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -35,6 +34,7 @@ import msgspec
 
 from rankwatch import wire
 from rankwatch.agent.clock import AgentClock
+from rankwatch.children import python_module
 from rankwatch.wire import DeviceSample
 
 LENGTH: Final = struct.Struct("<I")
@@ -183,7 +183,7 @@ class ThrottledDevices:
         return Throttling(minutes, tuple(name for bit, name in REASONS.items() if met & bit))
 
 
-READER: Final = (sys.executable, "-m", "rankwatch.agent.device_reader")
+READER: Final = tuple(python_module("rankwatch.agent.device_reader"))
 SILENT_S: Final = 3.0
 """Silence of a reader that reads once a second, after which its driver does not answer."""
 OPEN_WITHIN_S: Final = 60.0

@@ -20,7 +20,7 @@ def configured_settings(**options: Any) -> Settings:
         options: options by the name of the setting; None if an option was not given.
 
     Raises:
-        CliError: a setting is unknown or malformed.
+        CliError: a setting is unknown or malformed, or others could have written the file.
     """
     from pydantic import ValidationError
     from pydantic_settings import SettingsError
@@ -34,6 +34,8 @@ def configured_settings(**options: Any) -> Settings:
             ": ".join([*map(str, one["loc"]), one["msg"].removeprefix("Value error, ")]) for one in error.errors()
         )
         raise CliError(Status.USAGE, f"settings: {wrong}") from error
+    except PermissionError as error:
+        raise CliError(Status.USAGE, f"settings: {error}") from error
     except SettingsError as error:
         raise CliError(Status.USAGE, f"settings: {error}; it must be JSON") from error
 

@@ -19,6 +19,7 @@ from typing import Any, NoReturn, TypeVar
 from rich.console import Console
 from rich.markup import escape
 
+from rankwatch.children import python_module
 from rankwatch_service.demo import processes
 from rankwatch_service.demo.display import DemoView, table, verdict
 from rankwatch_service.demo.processes import JobFailedError, Launcher, own_environment
@@ -40,7 +41,6 @@ from rankwatch_service.demo.script import (
 from rankwatch_service.demo.servers import Backing, BackingError, stand_on
 from rankwatch_service.demo.service import ServiceError, ServiceProcess, WebhookReceiver
 from rankwatch_service.demo.throttled import TOLD_LIMIT_S, ThrottledJob
-from rankwatch_service.supervise import python_module
 
 JOB = "gpt-demo"
 WORLD_SIZE = 4

@@ -19,9 +19,9 @@ from typing import Any
 
 import httpx2
 
+from rankwatch.children import python_module
 from rankwatch_service.clock import Clock, SystemClock
 from rankwatch_service.demo.processes import ChildError, end, started
-from rankwatch_service.supervise import python_module
 
 START_S = 60.0
 """Limit for the start of the service; the first start creates its tables."""

@@ -23,6 +23,7 @@ import msgspec
 import numpy as np
 from sqlalchemy import Engine, func, select
 
+from rankwatch.children import python_module
 from rankwatch_detectors.base import Kind
 from rankwatch_detectors.catalogue import CatalogueConfig, detectors
 from rankwatch_detectors.metric_detector import MetricDetector
@@ -275,7 +276,7 @@ def preview(engine: Engine, steps: StoredSteps, proposal: Proposal) -> dict[str,
 
 
 def _in_a_process(path: Path, job: str, proposal: Proposal) -> dict[str, Any]:
-    command = [sys.executable, "-m", __name__, str(path), job]
+    command = python_module(__name__, str(path), job)
     try:
         done = subprocess.run(
             command, input=msgspec.json.encode(proposal), capture_output=True, timeout=PREVIEW_S_MAX, check=True

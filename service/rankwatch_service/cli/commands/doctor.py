@@ -8,7 +8,6 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -21,6 +20,7 @@ import msgspec
 import typer
 from rich.text import Text
 
+from rankwatch.children import python_module
 from rankwatch_service.cli import output
 from rankwatch_service.cli.commands.database import data_dir_in_force, database_in_force
 from rankwatch_service.cli.errors import CliError, Status
@@ -127,7 +127,7 @@ def host_checks(named: str) -> Iterator[CheckResult]:
         named: `RANKWATCH_HOST_ROOT`; empty: /.
     """
     root = named or "/"
-    command = [sys.executable, "-m", "rankwatch.agent.host", root]
+    command = python_module("rankwatch.agent.host", root)
     try:
         told = subprocess.run(command, capture_output=True, check=True, timeout=PROGRAM_ANSWER_WITHIN_S).stdout
     except subprocess.TimeoutExpired:
@@ -157,7 +157,7 @@ _CONTAINER: Final = "in a container, start it with NVIDIA's runtime (`--gpus all
 
 def gpu_checks() -> Iterator[CheckResult]:
     """Ask the driver in a process of its own, which may hang."""
-    command = [sys.executable, "-m", "rankwatch.agent.device_reader", "survey"]
+    command = python_module("rankwatch.agent.device_reader", "survey")
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         told, trouble = process.communicate(timeout=ANSWER_WITHIN_S)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from rankwatch.children import python_module
 from rankwatch_service.cli.configuration import configured_settings
 from rankwatch_service.cli.errors import CliError, Status
 from rankwatch_service.cli.options import DATA, DATABASE_URL, INSECURE, KAFKA
@@ -135,7 +136,7 @@ def notify(data: DATA = None, database_url: DATABASE_URL = None, kafka: KAFKA = 
 
 def agent(context: typer.Context) -> None:
     """Run the agent of this host as a daemon. Without one, ranks start it themselves."""
-    os.execv(sys.executable, [sys.executable, "-m", "rankwatch.agent", *context.args])  # noqa: S606
+    os.execv(sys.executable, python_module("rankwatch.agent", *context.args))  # noqa: S606
 
 
 def demo(
