@@ -15,7 +15,6 @@ from tests.support.trials.selection import in_ci
 
 pytestmark = pytest.mark.integration
 
-KEY = bytes(range(16))
 KILL = wire.OrderView("o1", "gpt", "l.0", "kill", "relaunch")
 TRAINING = """
 import rankwatch
@@ -58,6 +57,7 @@ def test_a_recorder_directory_that_another_user_made_first_is_not_used(tmp_path:
 def fake_at(service: AgentService, what: str) -> AgentService:
     """A service that has seen the tokens that were sent, but no secret of an agent, and no enrolment key."""
     fake = AgentService(port=service.port)
+    fake.enrolment_key = b""
     if what == "signs with other secrets":
         fake.agents = {agent: (host, os.urandom(32)) for agent, (host, _) in service.agents.items()}
     fake.enrols = what != "signs nothing"
@@ -67,19 +67,20 @@ def fake_at(service: AgentService, what: str) -> AgentService:
 
 @pytest.mark.parametrize("what", ["signs with other secrets", *in_ci(["has the agent enrol again", "signs nothing"])])
 def test_a_fake_service_at_the_agents_address_is_not_obeyed(tmp_path: Path, what: str) -> None:
-    with AgentService() as service, RecordingRank(tmp_path) as rank:
-        service.enrolment_key = KEY
-        environment = {"RANKWATCH_URL": service.url, "RANKWATCH_TOKEN": f"{TOKEN}.k{KEY.hex()}"}
-        with AgentProcess(tmp_path, environment) as agent:
+    with (
+        AgentService() as service,
+        RecordingRank(tmp_path) as rank,
+        AgentProcess(tmp_path, service.environment) as agent,
+    ):
+        rank.do("steps", 20)
+        until(lambda: service.views)
+        service.stop()
+        with fake_at(service, what) as fake:
+            until(lambda: len(fake.tokens) > 8)
             rank.do("steps", 20)
-            until(lambda: service.views)
-            service.stop()
-            with fake_at(service, what) as fake:
-                until(lambda: len(fake.tokens) > 8)
-                rank.do("steps", 20)
-                assert rank.process.poll() is None
-                assert set(fake.tokens) == {f"Bearer {TOKEN}"}, "the enrolment key is not sent"
-            service.start()
-            service.order(KILL)
-            until(lambda: rank.process.poll() is not None)  # the real one is obeyed
-            assert agent.running()
+            assert rank.process.poll() is None
+            assert set(fake.tokens) == {f"Bearer {TOKEN}"}, "the enrolment key is not sent"
+        service.start()
+        service.order(KILL)
+        until(lambda: rank.process.poll() is not None)  # the real one is obeyed
+        assert agent.running()

@@ -3,8 +3,8 @@
 The agent's identity with the service: enrolled once for each job and host, and kept in a file.
 
 A new worker goes on with the identity of the one before. The service may stop knowing an identity (another database,
-another key, a place that another host took): then the agent enrols again. Where its token has an enrolment key, only
-the service that issued the token can enrol it.
+another key, a place that another host took): then the agent enrols again. Only the service that issued the token can
+enrol it: it knows the token's enrolment key, or has the certificate.
 
 Checks that orders come from the service: signed by this agent's secret, for this request, in order and in time.
 
@@ -126,6 +126,9 @@ class Enrolment:
             raise NotEnrolledError("no rank has said yet which host this is", None, for_a_person=False)
         if self._refused is not None and self._now() < self._refused_until_s and self._connection.is_as_before():
             raise self._refused.with_traceback(None)
+        if not self._connection.is_provable():
+            text = "the token has no enrolment key: it was not copied as a whole, or is none with which agents enrol"
+            raise NotEnrolledError(text, None, for_a_person=True)
         nonce = secrets.token_hex(16)
         body = msgspec.json.encode(wire.EnrolmentRequest(self._job, self._host, nonce))
         try:

@@ -77,6 +77,15 @@ class ServiceConnection:
         """That its token has; empty if it has none."""
         return self._endpoint.trust.enrolment_key if self._endpoint is not None else b""
 
+    def is_provable(self) -> bool:
+        """Whether the service can prove to be the one that issued the token: by its certificate or the enrolment key.
+
+        Raises:
+            Unreachable: no service is configured.
+        """
+        endpoint = self._found()
+        return endpoint.url.startswith("https:") or bool(endpoint.trust.enrolment_key)
+
     def post(self, path: str, body: bytes, content_type: str = MSGPACK) -> Reply:
         """POST one body and read the answer.
 

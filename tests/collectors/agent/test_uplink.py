@@ -22,7 +22,7 @@ from rankwatch.agent.uplink import HttpPublisher, Inbox, OrderStream, ViewPoster
 from rankwatch.outcome import Accepted, Later, Outcome, Refused
 from rankwatch.signed import Purpose, code_of, nonce_of
 from rankwatch.trust import Trust
-from tests.support.agent.service import TOKEN, AgentService, until
+from tests.support.agent.service import KEY, TOKEN, AgentService, until
 from tests.support.clock import FakeClock
 
 BODY = wire.encode(wire.Batch(1, "gpt", "l.0", "h", "b", 0, 0))
@@ -68,7 +68,7 @@ def publisher(lines: list[ServiceConnection], enrol: Enrol) -> Publisher:
 
 
 def find(service: AgentService) -> Endpoint:
-    return Endpoint(service.url, TOKEN)
+    return Endpoint(service.url, TOKEN, Trust(enrolment_key=KEY))
 
 
 def test_a_batch_is_accepted_with_the_token(publisher: Publisher, service: AgentService) -> None:
@@ -80,7 +80,7 @@ def test_a_batch_is_accepted_with_the_token(publisher: Publisher, service: Agent
 def test_a_base_url_may_have_a_path() -> None:
     with AgentService() as service:
         service.enrols = False
-        channel = ServiceConnection(lambda: Endpoint(service.url + "/behind/a/proxy", TOKEN))
+        channel = ServiceConnection(lambda: Endpoint(service.url + "/behind/a/proxy", TOKEN, Trust(enrolment_key=KEY)))
         assert channel.post("/api/v1/telemetry", BODY, "application/msgpack").status == 202
         channel.close()
 
@@ -128,7 +128,7 @@ def test_after_a_restart_of_the_service_the_kept_connection_costs_no_failure(pub
 
 def test_where_the_service_is_is_looked_up_again_after_a_failure(publisher: Publisher, service: AgentService) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
-        gone = Endpoint(f"http://127.0.0.1:{closed.getsockname()[1]}", TOKEN)
+        gone = Endpoint(f"http://127.0.0.1:{closed.getsockname()[1]}", TOKEN, Trust(enrolment_key=KEY))
     places = [gone, find(service)]
     publish = publisher(lambda: places.pop(0) if len(places) > 1 else places[0])
     assert isinstance(publish(BODY), Later)
@@ -148,7 +148,7 @@ def answering(content: bytes) -> Iterator[ServiceConnection]:
                 connection.sendall(content)
 
         pool.submit(serve)
-        endpoint = Endpoint(f"http://127.0.0.1:{server.getsockname()[1]}", TOKEN)
+        endpoint = Endpoint(f"http://127.0.0.1:{server.getsockname()[1]}", TOKEN, Trust(enrolment_key=KEY))
         yield ServiceConnection(lambda: endpoint, 5.0)
 
 
@@ -235,10 +235,7 @@ def test_while_the_service_is_away_views_are_dropped_and_the_answer_to_the_newes
     poster.join(60)
 
 
-KEY = bytes(range(16))
-
-
-def enrolment(service: AgentService, folder: Path, host: str = "h", key: bytes = b"") -> Enrolment:
+def enrolment(service: AgentService, folder: Path, host: str = "h", key: bytes = KEY) -> Enrolment:
     endpoint = Endpoint(service.url, TOKEN, Trust(enrolment_key=key))
     made = Enrolment(folder / "gpt.agent.identity", "gpt", ServiceConnection(lambda: endpoint))
     if host:
@@ -253,11 +250,8 @@ def published(service: AgentService, lines: list[ServiceConnection]) -> Callable
     return lambda enrolled: HttpPublisher(lines[0], enrolled)(BODY)
 
 
-@pytest.mark.parametrize("key", [b"", KEY])
-def test_an_agent_enrols_once_and_its_next_worker_goes_on_with_the_identity(service, tmp_path, key):
-    """Also by a token with an enrolment key, which is for the service that knows it."""
-    service.enrolment_key = key
-    first = enrolment(service, tmp_path, key=key).identity()
+def test_an_agent_enrols_once_and_its_next_worker_goes_on_with_the_identity(service, tmp_path):
+    first = enrolment(service, tmp_path).identity()
     assert list(service.agents) == [first.agent]
     assert service.agents[first.agent] == ("h", first.secret)
     service.stop()
@@ -326,9 +320,7 @@ def test_a_service_that_does_not_enrol_the_agent_is_not_asked_again_at_once(serv
     assert enrolled.identity() is not None
 
 
-@pytest.mark.parametrize(
-    ("own", "known", "enrols"), [(KEY, b"", True), (KEY, bytes(16), True), (KEY, b"", False), (b"", b"", False)]
-)
+@pytest.mark.parametrize(("own", "known", "enrols"), [(KEY, b"", True), (KEY, bytes(16), True), (KEY, b"", False)])
 def test_a_service_that_does_not_know_the_enrolment_key_enrols_no_agent_and_gets_nothing(
     service, tmp_path, published, own, known, enrols
 ):
@@ -339,6 +331,16 @@ def test_a_service_that_does_not_know_the_enrolment_key_enrols_no_agent_and_gets
         enrolled.identity()
     assert service.batches == []
     assert list(tmp_path.iterdir()) == []
+
+
+def test_with_a_token_that_was_cut_or_enrols_nobody_no_service_is_asked(service, tmp_path, published):
+    cut = enrolment(service, tmp_path, key=b"")
+    for _ in range(3):
+        with pytest.raises(NotEnrolledError, match="no enrolment key: it was not copied as a whole"):
+            cut.identity()
+    assert isinstance(published(cut), Later)
+    assert service.tokens == []
+    assert service.agents == {}
 
 
 def test_a_file_that_cannot_be_read_is_replaced_and_who_has_enrolled_never_sends_unsigned_again(service, tmp_path):

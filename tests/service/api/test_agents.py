@@ -107,8 +107,9 @@ def test_the_answer_to_a_view_is_signed_for_this_view(api, agent):
     assert (told["nonce"], told["sequence"]) == (nonce_of(request), 0)
 
 
-def test_the_answer_to_an_enrolment_proves_that_the_service_has_issued_the_token(api):
-    text = job_token(api)
+@pytest.mark.parametrize("scopes", [None, (Scope.INGEST, Scope.READ), (Scope.ADMIN,)])
+def test_the_answer_to_an_enrolment_proves_that_the_service_has_issued_the_token(api, scopes):
+    text = job_token(api) if scopes is None else api.token(*scopes)
     key = trust_of(text, {}).enrolment_key
     told = enrol(api, token=text.partition(".")[0], nonce="n").json()
     assert len(key) == 16
@@ -161,7 +162,7 @@ def test_an_agent_that_reports_renews_its_token_and_a_stranger_does_not(api, clo
     with write(api.engine) as connection:
         now, day_ns = clock.unix_ns(), 86_400 * 10**9
         token_id, token = issue_token(
-            connection, "test", "agents", {Scope.INGEST}, now, job="gpt", expires_unix_ns=now + 10 * day_ns
+            connection, "test", "agents", {Scope.INGEST}, now, makers=(), job="gpt", expires_unix_ns=now + 10 * day_ns
         )
 
     def days():

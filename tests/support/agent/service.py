@@ -19,6 +19,8 @@ from rankwatch import wire
 from rankwatch.signed import Purpose, code_of, nonce_of, proof_of, split
 
 TOKEN = "rankwatch_test_token"
+KEY = bytes(range(16))
+"""Its enrolment key."""
 
 
 def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
@@ -63,7 +65,7 @@ class AgentService:
         """Whether the command stream is offered."""
         self.agents: dict[str, tuple[str, bytes]] = {}
         """(host, secret) of each agent that has enrolled, by its id."""
-        self.enrolment_key = b""
+        self.enrolment_key = KEY
         """By which it proves itself to agents that enrol; empty: it gives no proof."""
         self.enrols = True
         """Whether agents can enrol; False: it knows no enrolment, and takes messages that are not signed."""
@@ -85,7 +87,7 @@ class AgentService:
 
     @property
     def environment(self) -> dict[str, str]:
-        return {"RANKWATCH_URL": self.url, "RANKWATCH_TOKEN": TOKEN}
+        return {"RANKWATCH_URL": self.url, "RANKWATCH_TOKEN": f"{TOKEN}.k{KEY.hex()}"}
 
     def start(self) -> "AgentService":
         service = self
