@@ -13,6 +13,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from rankwatch_service.allow_list import AllowList
+from rankwatch_service.notify.metadata_addresses import METADATA
 
 ADDRESSES_MAX: Final = 4
 """Addresses of one name that are tried in turn, within the time limit of one try."""
@@ -21,8 +22,6 @@ URL_CHARS_MAX: Final = 2_048
 
 _WEB_PORTS: Final = (80, 443)
 _NAT64: Final = IPv6Network("64:ff9b::/96")
-# Metadata services of clouds outside of the link-local ranges, which are refused as a whole.
-_METADATA: Final = frozenset({ip_address("fd00:ec2::254"), ip_address("100.100.100.200")})
 
 
 class AddressError(Exception):
@@ -93,7 +92,7 @@ def check_address(host: str, address: IPv4Address | IPv6Address, private: AllowL
     """
     inner = _effective(address)
     if (
-        inner in _METADATA
+        inner in METADATA
         or inner.is_link_local
         or inner.is_multicast
         or inner.is_unspecified

@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from ipaddress import ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 
 import pytest
 
@@ -15,8 +15,10 @@ from rankwatch_service.notify.address import (
     masked_url,
     resolved,
 )
+from rankwatch_service.notify.metadata_addresses import METADATA
 
 NOTHING = allow_list("")
+NAT64, SIX_TO_FOUR = ip_address("64:ff9b::"), ip_address("2002::")
 NEVER = [
     *("169.254.169.254", "0.0.0.0", "255.255.255.255", "224.0.0.1", "240.0.0.1", "100.100.100.200", "::", "fe80::1"),
     *("ff02::1", "fd00:ec2::254", "::ffff:169.254.169.254", "64:ff9b::a9fe:a9fe", "2002:a9fe:a9fe::"),
@@ -32,6 +34,22 @@ PRIVATE = [
 def test_webhooks_never_go_to_link_local_reserved_or_metadata_addresses(address, private):
     with pytest.raises(AddressError, match="never"):
         check_address("host.example", ip_address(address), private)
+
+
+def forms(address: IPv4Address | IPv6Address) -> list[str]:
+    """An address in every form in which it can be written."""
+    if isinstance(address, IPv6Address):
+        return [str(address), address.exploded]
+    number = int(address)
+    return [str(address), f"::ffff:{address}", str(NAT64 + number), str(SIX_TO_FOUR + (number << 80))]
+
+
+@pytest.mark.parametrize("address", METADATA, ids=str)
+def test_metadata_services_are_refused_in_every_form_whatever_is_allowed(address):
+    for form in forms(address):
+        for private in (EVERY_ADDRESS, allow_list("host.example"), allow_list(str(address))):
+            with pytest.raises(AddressError, match="never"):
+                check_address("host.example", ip_address(form), private)
 
 
 @pytest.mark.parametrize("address", PRIVATE)
