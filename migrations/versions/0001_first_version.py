@@ -504,6 +504,7 @@ def upgrade() -> None:
         sa.Column("lasts_ns", sa.BigInteger(), nullable=True),
         sa.Column("project", sa.Text(), nullable=False),
         sa.Column("owner", sa.Text(), nullable=False),
+        sa.Column("makers", sa.JSON(), nullable=False),
         sa.PrimaryKeyConstraint("id", name="pk_token"),
     )
     op.create_table(

@@ -62,6 +62,8 @@ class Identity:
     project: str = ""
     """What jobs that begin by it get; empty: nothing. The same for owner."""
     owner: str = ""
+    makers: tuple[str, ...] = ()
+    """Who has made its token, who has made the token that they used, and so on."""
     by_cookie: bool = False
 
     @property
@@ -163,7 +165,8 @@ class Authenticator:
         scopes = frozenset(row.scopes)
         grants = tuple(map(GroupGrant.of, row.grants))
         key = bytes.fromhex(row.enrolment_key)
-        more = (row.hosts_max, row.loopback, key, row.lasts_ns, row.person, grants, row.project, row.owner)
+        whose = (row.person, grants, row.project, row.owner, tuple(row.makers))
+        more = (row.hosts_max, row.loopback, key, row.lasts_ns, *whose)
         jobs = JobFilter.any_of(grant.jobs for grant in grants) if grants else JobFilter.of(row.job)
         if row.project and not row.job:  # the token of one job goes on when a person moves the job
             jobs = replace(jobs, project=row.project, project_of=self.projects.project_of)

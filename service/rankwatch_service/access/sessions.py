@@ -88,6 +88,7 @@ def open_session(connection: Connection, identity: Identity, now_unix_ns: int, s
         project=identity.jobs.project,
         expires_unix_ns=expires_unix_ns,
         parent=identity.id,
+        makers=identity.makers,
     )
     audit_trail.append(connection, now_unix_ns, identity.actor, "session.open", identity.id, "ok", source=source)
     return text, expires_unix_ns

@@ -15,7 +15,7 @@ from enum import StrEnum
 from hashlib import sha256
 from typing import Final, NamedTuple
 
-from sqlalchemy import Connection, insert, update
+from sqlalchemy import Connection, insert, select, update
 
 from rankwatch_service.access.grants import GroupGrant
 from rankwatch_service.access.scopes import Scope
@@ -92,6 +92,7 @@ def create_token(
     grants: Sequence[GroupGrant] = (),
     project: str = "",
     owner: str = "",
+    makers: Sequence[str] = (),
 ) -> tuple[str, str]:
     """Add a token in a write transaction.
 
@@ -111,19 +112,22 @@ def create_token(
         grants: what this person's groups allow.
         project: of the jobs that begin by it; unless it is for one job, the only ones that it may access. Empty: none.
         owner: of the jobs that begin by it; empty: nobody.
+        makers: who has made it, who has made the token that they used, and so on.
 
     Returns:
         Its id and its text. The text cannot be read again later.
     """
     token_id, secret = secrets.token_hex(ID_BYTES), secrets.token_urlsafe(SECRET_BYTES)
-    enrolment_key = secrets.token_hex(ENROLMENT_KEY_BYTES) if kind in OF_AGENTS else ""
+    granted = frozenset(scopes)
+    enrols = kind in OF_AGENTS or (kind is TokenKind.API and not granted.isdisjoint((Scope.INGEST, Scope.ADMIN)))
+    enrolment_key = secrets.token_hex(ENROLMENT_KEY_BYTES) if enrols else ""
     connection.execute(
         insert(Token).values(
             id=token_id,
             kind=kind,
             parent=parent,
             name=name,
-            scopes=sorted(scopes),
+            scopes=sorted(granted),
             job=job,
             secret_sha256=digest(secret),
             enrolment_key=enrolment_key,
@@ -138,6 +142,7 @@ def create_token(
             grants=[grant.stored() for grant in grants],
             project=project,
             owner=owner,
+            makers=list(makers),
         )
     )
     text = f"{PREFIX}_{kind}_{token_id}_{secret}"
@@ -156,6 +161,7 @@ def issue_token(
     scopes: Collection[Scope],
     now_unix_ns: int,
     *,
+    makers: Sequence[str],
     job: str = "",
     expires_unix_ns: int | None = None,
     hosts_max: int | None = None,
@@ -170,6 +176,7 @@ def issue_token(
         name: its owner or purpose.
         scopes: what it may be used for; `ingest` alone makes an ingest token, or for one job the token of that job.
         now_unix_ns: the time.
+        makers: as of `create_token`, whoever asked for it first.
         job: the only job it may access; empty: every job.
         expires_unix_ns: when it expires; None: never.
         hosts_max: how many agents it admits at a time; None: as many as come.
@@ -195,6 +202,7 @@ def issue_token(
         lasts_ns=lasts_ns if lasts_ns is not None and lasts_ns >= RENEWED_MIN_S * 10**9 else None,
         project=project,
         owner=owner,
+        makers=makers,
     )
     fields = {
         "name": name,
@@ -206,6 +214,17 @@ def issue_token(
     fields |= {name: text for name, text in (("project", project), ("owner", owner)) if text}
     audit_trail.append(connection, now_unix_ns, actor, "token.make", token_id, "ok", fields=fields)
     return token_id, text
+
+
+def makers_of(connection: Connection, actor: str) -> Sequence[str]:
+    """Who has made the token of an actor, and so on; nobody if it is none of a token.
+
+    Args:
+        connection: of any transaction.
+        actor: as the audit trail names it, NAME (ID).
+    """
+    token_id = actor.rpartition(" (")[2].removesuffix(")")
+    return connection.scalar(select(Token.makers).where(Token.id == token_id)) or ()
 
 
 def token_state(revoked: bool, expires_unix_ns: int | None, now_unix_ns: int) -> str:

@@ -25,7 +25,7 @@ class World:
         expires = None if lasts_s is None else self.began + int(lasts_s * 1e9)
         with write(engine) as connection:
             self.id, self.text = issue_token(
-                connection, "test", "agents", scopes, self.began, job=job, expires_unix_ns=expires
+                connection, "test", "agents", scopes, self.began, makers=(), job=job, expires_unix_ns=expires
             )
         self.authenticator = Authenticator(engine, self.clock)
         self.renewals = Renewals(engine, self.authenticator, self.clock)

@@ -129,7 +129,7 @@ def test_last_used_is_written_once_in_five_minutes(engine, authenticator, clock)
 )
 def test_an_issued_token_is_an_ingest_token_only_with_that_scope_alone_and_is_audited(engine, scopes, kind):
     with write(engine) as connection:
-        token_id, text = issue_token(connection, "ada (1)", "ci", scopes, 7)
+        token_id, text = issue_token(connection, "ada (1)", "ci", scopes, 7, makers=("ada",))
     assert text.startswith(f"rankwatch_{kind}_{token_id}_")
     with read(engine) as connection:
         line = connection.execute(select(Audit.__table__)).one()

@@ -117,6 +117,38 @@ def test_who_requested_it_approves_nothing_by_another_token_or_session(careful):
     assert careful.get(f"/api/v1/commands/{made['id']}").json()["state"] == "requested"
 
 
+def named(api, name):
+    """A token of a person, which nobody else has made."""
+    with write(api.engine) as connection:
+        scopes = [Scope.COMMAND, Scope.ADMIN]
+        return create_token(connection, TokenKind.API, name, scopes, api.clock.unix_ns())[1]
+
+
+def made_by(api, token, name):
+    """A token with scopes command and admin that the holder of another one has made."""
+    body = {"name": name, "scopes": ["command", "admin"]}
+    return api.post("/api/v1/tokens", body, token=token).json()["token"]
+
+
+def test_who_makes_a_token_under_another_name_is_no_second_person(careful):
+    alice, carol = (named(careful, name) for name in ("alice", "carol"))
+    bob = made_by(careful, alice, "bob")
+    dora = made_by(careful, bob, "dora")
+    told = "requested by who made their token, or by a token that they made"
+    for requester, others in ((alice, (bob, dora)), (bob, (alice, dora)), (dora, (alice, bob))):
+        made = careful.post("/api/v1/jobs/gpt/commands", {"action": "stop"}, token=requester).json()
+        for other in others:
+            for what, more in (("approve", {}), ("refuse", {"reason": "no"})):
+                answer = decide(careful, what, made, token=other, **more)
+                assert (answer.status_code, told in answer.json()["detail"]) == (409, True)
+        careful.log_in(others[0])
+        by_cookie = careful.client.post(f"/api/v1/commands/{made['id']}/approve", json={}, headers=OURS)
+        careful.client.cookies.clear()
+        assert by_cookie.status_code == 409
+        assert decide(careful, "approve", made, token=carol).json()["state"] == "approved"
+        change(careful.engine, update(Command).values(state="applied"))
+
+
 def test_whoever_started_the_service_is_one_person_by_its_login_link_and_on_its_command_line(careful):
     with write(careful.engine) as connection:
         now = careful.clock.unix_ns()

@@ -96,7 +96,7 @@ def test_receivers_and_rules_name_projects(jobs):
 
 def token(api, *scopes, **more):
     with write(api.engine) as connection:
-        return issue_token(connection, "test", "a team", scopes, api.clock.unix_ns(), **more)[1]
+        return issue_token(connection, "test", "a team", scopes, api.clock.unix_ns(), makers=(), **more)[1]
 
 
 def send(api, job, by):

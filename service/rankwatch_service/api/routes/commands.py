@@ -13,6 +13,7 @@ from sqlalchemy.orm import InstrumentedAttribute
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.job_filter import project_of
 from rankwatch_service.access.scopes import Scope
+from rankwatch_service.access.tokens import makers_of
 from rankwatch_service.api.dependencies import (
     ORDERS,
     ORDERS_MEAN,
@@ -492,5 +493,8 @@ def _decide(
         raise ProblemError(409, f"the command expired at {expired:%Y-%m-%d %H:%M:%S}Z")
     if identity.has_requested(row["requester"], row["requested_by"]):
         raise ProblemError(409, "a command must be approved or refused by somebody other than its requester")
+    if row["requester"] in identity.makers or identity.person in makers_of(connection, row["requested_by"]):
+        detail = "nobody approves or refuses what was requested by who made their token, or by a token that they made"
+        raise ProblemError(409, detail)
     commands.settle(connection, row["id"], outcome, identity.actor, now)
     return Command.model_validate(find_command(connection, row["id"], identity))

@@ -108,6 +108,7 @@ def make_token(body: NewToken, context: Ctx, identity: Admin) -> CreatedToken:
             body.name,
             body.scopes,
             now,
+            makers=(identity.person, *identity.makers),
             job=body.job,
             expires_unix_ns=expires,
             hosts_max=body.hosts_max,

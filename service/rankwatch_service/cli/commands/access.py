@@ -53,7 +53,7 @@ def create(
     the api.
     """
     from rankwatch_service.access.scopes import Scope
-    from rankwatch_service.access.tokens import issue_token, with_pin
+    from rankwatch_service.access.tokens import LOCAL_NAME, issue_token, with_pin
     from rankwatch_service.cli.configuration import seconds
     from rankwatch_service.clock import SystemClock
     from rankwatch_service.store.engine import write
@@ -70,7 +70,15 @@ def create(
     pin = token_pin_in_force(data, database_url) if scopes == {Scope.INGEST} else ""
     with existing_database(data, database_url) as engine, write(engine) as connection:
         _, text = issue_token(
-            connection, "command line", name, scopes, now, job=job, expires_unix_ns=expires, project=project
+            connection,
+            "command line",
+            name,
+            scopes,
+            now,
+            makers=(LOCAL_NAME,),
+            job=job,
+            expires_unix_ns=expires,
+            project=project,
         )
     print(with_pin(text, pin))
 
@@ -100,7 +108,7 @@ def job_token(
     """
     from rankwatch_service.access.scopes import Scope
     from rankwatch_service.access.token_files import is_lasting_token_of, write_secret
-    from rankwatch_service.access.tokens import issue_token, with_pin
+    from rankwatch_service.access.tokens import LOCAL_NAME, issue_token, with_pin
     from rankwatch_service.cli.configuration import seconds
     from rankwatch_service.clock import SystemClock
     from rankwatch_service.names import is_name
@@ -126,6 +134,7 @@ def job_token(
                     f"agents of {job}",
                     {Scope.INGEST},
                     now,
+                    makers=(LOCAL_NAME,),
                     job=job,
                     expires_unix_ns=now + lasts_ns,
                     hosts_max=hosts,

@@ -44,6 +44,8 @@ class Token(Base):
     """Of the jobs that begin by it. One that is not for one job may access the jobs of this project alone."""
     owner: Mapped[str] = mapped_column(default="")
     """Of the jobs that begin by it."""
+    makers: Mapped[list[Any]] = mapped_column(default=list)
+    """Who has made it, who has made the token that they used, and so on."""
 
 
 class Agent(Base):
