@@ -9,6 +9,7 @@ import pytest
 from rankwatch import wire
 from rankwatch_detectors.base import Occurrence
 from rankwatch_service.job.attempts import AHEAD_MAX, ATTEMPT_FREE_S, EARLIER_MAX, RANK_FREE_S
+from rankwatch_service.job.declarations import DECLARATION_STEPS, DECLARATIONS_MAX
 from rankwatch_service.job.event_owners import OWNERS
 from rankwatch_service.policy.checkpoint_ledger import Verdict
 from tests.support.service.signed_job import ONE, THIEF, TWO, World, host, job_of_two_hosts
@@ -182,6 +183,26 @@ def test_a_second_agent_under_the_name_of_a_host_tells_nothing_of_it(world, kind
     assert ["has no rank of attempt" in text for text in world.refused()] == [True]
     world.send(world.two(events=(wire.Event(kind, 1, fields={"xid": 79, "device_uuid": "GPU-3"}),)))
     assert heard(world, kind) == 1
+
+
+def test_a_job_declares_so_many_changes_and_no_more_until_steps_follow(world):
+    def declare(number: int, rank: int = 0) -> bytes:
+        event = wire.Event("declared", 1, rank, number, {"what": f"change {number}"})
+        return (world.one if rank < 2 else world.two)(progress=(), events=(event,))
+
+    for number in range(DECLARATIONS_MAX):
+        world.send(declare(number), declare(number, 1), declare(number, 2))
+    assert heard(world, "declared") == 3 * DECLARATIONS_MAX, "one that several ranks declare counts once"
+    assert heard(world, "limit") == 0
+    world.restart()
+    world.send(declare(1_000), declare(1_001), declare(1_000, 2))
+    assert heard(world, "declared") == 3 * DECLARATIONS_MAX
+    assert heard(world, "limit") == 3
+    for step in range(4, DECLARATION_STEPS + 8):
+        world.send(world.one(step), world.two(step))
+    world.tick(1)
+    world.send(declare(1_002), declare(1_003))
+    assert heard(world, "declared") == 3 * DECLARATIONS_MAX + 1
 
 
 def test_how_a_launch_ended_is_told_by_those_that_carried_it(world):

@@ -21,6 +21,7 @@ from rankwatch_service.incidents.model import MATTERS, Incident, Transition, Tra
 from rankwatch_service.job.allowance import NOTHING, Beyond, Need
 from rankwatch_service.job.assembler import Assembler
 from rankwatch_service.job.attempts import AHEAD_MAX, Carriers, Launch, Newcomers
+from rankwatch_service.job.declarations import DECLARATION_STEPS, DECLARATIONS_MAX, Declarations
 from rankwatch_service.job.detection import DetectionPipeline, MakeDetectors
 from rankwatch_service.job.device_boards import DeviceBoards, as_frame
 from rankwatch_service.job.effects import Effects, FeedEntry, brief
@@ -60,6 +61,7 @@ class JobStream:
         self._assembler = Assembler()
         self._carriers = Carriers()
         self._newcomers = Newcomers()
+        self._declarations = Declarations()
         self._pipeline = DetectionPipeline(job, make_detectors, lambda: self.settings.rules_of(job))
         self.adopt(settings)
         self._summary = SummaryBuilder(job)
@@ -294,6 +296,8 @@ class JobStream:
         for observation in observations:
             if isinstance(observation, AttemptStart):
                 self._attempt_start(observation, now_s, effects)
+            elif isinstance(observation, Occurrence) and not self._is_heeded(observation, now_s, effects):
+                continue
             told, failures = self._pipeline.observe(observation, self._assembler.topology_state, self._assembler.coming)
             effects.failures += [(self.job, failure) for failure in failures]
             self._tell(told, now_s, effects)
@@ -301,6 +305,14 @@ class JobStream:
                 self._frame(observation, now_s, effects)
             elif isinstance(observation, Occurrence):
                 self._occurrence(observation, now_s, effects)
+
+    def _is_heeded(self, occurrence: Occurrence, now_s: float, effects: Effects) -> bool:
+        """Whether an event is no declared change, or the job may declare one more; else that is reported."""
+        if occurrence.kind != "declared" or self._declarations.allow(occurrence, self._assembler.last_step):
+            return True
+        limit = f"{DECLARATIONS_MAX}, and one in {DECLARATION_STEPS} steps,"
+        self.report("limit", {"what": "declared changes", "limit": limit, "host": occurrence.host}, now_s, effects)
+        return False
 
     def _attempt_start(self, start: AttemptStart, now_s: float, effects: Effects) -> None:
         before = self._summary.attempt
@@ -447,6 +459,7 @@ class JobStream:
             "assembler": self._assembler.state(),
             "carriers": self._carriers.state(),
             "newcomers": self._newcomers.state(),
+            "declarations": self._declarations.state(),
             "devices": self.devices.state(),
             "hang_evidence": self._hang_evidence.state(),
             "limit": self._limit.state(),
@@ -465,6 +478,7 @@ class JobStream:
         self._assembler = Assembler.restored(state["assembler"])
         self._carriers = Carriers.restored(state["carriers"])
         self._newcomers = Newcomers.restored(state["newcomers"])
+        self._declarations = Declarations.restored(state["declarations"])
         self.devices = DeviceBoards.restored(state["devices"])
         self._hang_evidence = HangEvidence.restored(state["hang_evidence"])
         self._limit = MessageLimit.restored(state["limit"])
