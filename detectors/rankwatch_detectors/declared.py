@@ -78,9 +78,9 @@ class DeclaredSince(Stateful):
         return f"{self._why} Its level since then has been learned." if self._rows >= LEARNED_ROWS else ""
 
 
-def only_ends(findings: Iterable[Finding]) -> list[Finding]:
-    """Those that end something."""
-    return [one for one in findings if one.change is Change.CLOSE]
+def without_updates(findings: Iterable[Finding]) -> list[Finding]:
+    """Those that open or end something."""
+    return [one for one in findings if one.change is not Change.UPDATE]
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import pytest
 from rankwatch import layout, wire
 from rankwatch.spawn import lock_is_held
 from tests.support.agent.host import AgentProcess
-from tests.support.agent.service import AgentService, until
+from tests.support.agent.service import KEY, AgentService, until
 from tests.support.agent.small_disk import small_disk
 from tests.support.ranks.recording_rank import RecordingRank
 from tests.support.trials.selection import in_ci
@@ -132,7 +132,7 @@ def test_without_a_service_the_agent_spools_says_so_in_one_line_and_finds_it_whe
         assert agent.log.count("no service is configured") == 1
         file = tmp_path / "home/.config/rankwatch/ingest.json"
         file.parent.mkdir(parents=True)
-        file.write_text(f'{{"url": "{service.url}", "token": "from-the-file"}}')
+        file.write_text(f'{{"url": "{service.url}", "token": "from-the-file.k{KEY.hex()}"}}')
         until(lambda: len(service.rows()) == 40, 30.0)
         assert set(service.tokens) == {"Bearer from-the-file"}
 

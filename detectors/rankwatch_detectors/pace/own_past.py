@@ -33,7 +33,7 @@ from rankwatch_detectors.base import (
     Severity,
     StepKind,
 )
-from rankwatch_detectors.declared import DeclaredSince, only_ends, why_anew
+from rankwatch_detectors.declared import DeclaredSince, why_anew, without_updates
 from rankwatch_detectors.dispatch import ATTEMPT_ENDED, OTHER_CLOCK, DispatchingDetector, finite, where_usable
 from rankwatch_detectors.episodes import Episodes
 from rankwatch_detectors.pace.witness import cpu_seconds, own_seconds, wanted_seconds
@@ -297,7 +297,7 @@ class OwnPastDetector(DispatchingDetector):
             return self._begin_anew(learned, self.world_size)
         if not (len(self.episodes) or len(self._together)):
             self._declared.clear()
-        return only_ends(findings)
+        return without_updates(findings)
 
     def _seconds(self, frame: Frame) -> Floats | None:
         """Each rank's own time in the row, without waits for a core or, where ranks share cores, its CPU time."""

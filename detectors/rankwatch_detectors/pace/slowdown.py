@@ -18,7 +18,15 @@ from typing import Any, ClassVar
 import numpy as np
 
 from rankwatch_detectors.base import AttemptStart, Change, Finding, Frame, Kind, Occurrence, Severity, StepKind
-from rankwatch_detectors.declared import AMOUNTS, WORK, DeclaredSince, Schedule, ScheduleConfig, only_ends, why_anew
+from rankwatch_detectors.declared import (
+    AMOUNTS,
+    WORK,
+    DeclaredSince,
+    Schedule,
+    ScheduleConfig,
+    why_anew,
+    without_updates,
+)
 from rankwatch_detectors.dispatch import ATTEMPT_ENDED, OTHER_CLOCK, typical
 from rankwatch_detectors.episodes import Episodes
 from rankwatch_detectors.explanation import (
@@ -360,7 +368,7 @@ class SlowdownDetector(ExplainedSlowdown):
         if self._declared:
             if learned := self._declared.learned():
                 return [*self._begin_anew(learned), *self._pattern(frame, seconds)]
-            told = only_ends(told)
+            told = without_updates(told)
             if not len(self.episodes):
                 self._declared.clear()
         return [*self._audible(told), *self._pattern(frame, seconds)]
