@@ -9,14 +9,12 @@ counts explain it in either direction, once their average has changed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar
 
-from rankwatch_detectors.base import Change, Finding, Frame, Kind, Occurrence, Severity
+from rankwatch_detectors.base import Frame, Kind, Occurrence
 from rankwatch_detectors.dispatch import typical
-from rankwatch_detectors.episodes import Episodes
 from rankwatch_detectors.state import Stateful
 
 RATES = ("lr", "learning_rate")
@@ -26,61 +24,6 @@ WORK = "step_work"
 
 WORK_ALIKE = 0.01
 """Amounts of work that differ by less are equal."""
-
-
-LEARNED_ROWS = 64
-"""Rows after a declared change after which what was open then ends: the level since the change is the usual one."""
-
-
-class DeclaredSince(Stateful):
-    """A change that was declared while a warning or worse was open.
-
-    Declaring resolves nothing: what is open is marked, and ends if it comes back to its old level, or once the new one
-    is learned. Meanwhile it is not told again.
-    """
-
-    STATE: ClassVar[str] = "_why _rows"
-
-    def __init__(self) -> None:
-        self.clear()
-
-    def __bool__(self) -> bool:
-        return bool(self._why)
-
-    def clear(self) -> None:
-        """Wait for nothing."""
-        self._why, self._rows = "", 0
-
-    def mark(self, episodes: Episodes, why: str, step: int | None, now_s: float) -> list[Finding]:
-        """Mark what is open; an empty list, and nothing is marked, where nothing graver than information is.
-
-        Args:
-            episodes: what the detector has open.
-            why: the change, as a sentence.
-            step: the first with it; None: not known.
-            now_s: stream time.
-        """
-        grave = [scope for scope in episodes if episodes.told(scope)["severity"] != Severity.INFO]
-        if grave and not self:
-            self._why = why
-        told = []
-        for scope in grave:
-            before = episodes.told(scope)
-            if "declared_since" not in before["evidence"]:
-                evidence = {**before["evidence"], "declared_since": {"step": step, "what": why}}
-                words = {"summary": f"{before['summary']} {why}", "evidence": evidence, "detected_time_s": now_s}
-                told += episodes.update(scope, **words)
-        return told
-
-    def learned(self) -> str:
-        """Take a row; the sentence with which everything ends, if its level is learned now, else ""."""
-        self._rows += bool(self)
-        return f"{self._why} Its level since then has been learned." if self._rows >= LEARNED_ROWS else ""
-
-
-def without_updates(findings: Iterable[Finding]) -> list[Finding]:
-    """Those that open or end something."""
-    return [one for one in findings if one.change is not Change.UPDATE]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from rankwatch import wire
-from rankwatch.agent.endpoint import Endpoint
+from rankwatch.agent.endpoint import Endpoint, endpoint_of
 from rankwatch.agent.enrolment import Enrolment
 from rankwatch.agent.service_connection import ServiceConnection
 from rankwatch.agent.uplink import HttpPublisher
@@ -58,7 +58,7 @@ def thief(up, asking):
 @pytest.fixture(scope="module")
 def hosts(up, tmp_path_factory):
     folder = tmp_path_factory.mktemp("hosts")
-    hosts = [Host(number, Endpoint(up.url, up.kept("ingest-token")), folder) for number in (0, 1)]
+    hosts = [Host(number, endpoint_of(up.url, up.kept("ingest-token"), {}), folder) for number in (0, 1)]
     yield hosts
     for host in hosts:
         host.line.close()
@@ -119,7 +119,7 @@ def test_a_view_of_ranks_that_nobody_has_makes_no_pause(hosts, admin, thief):
 def test_an_agent_that_enrols_with_the_stolen_token_carries_no_rank_of_others(up, hosts, admin, tmp_path):
     """The token of `up` admits any agent of this machine; what it then says is bound to its own ranks."""
     before = train(hosts, admin)
-    enemy = Host(1, Endpoint(up.url, up.kept("ingest-token")), tmp_path)
+    enemy = Host(1, endpoint_of(up.url, up.kept("ingest-token"), {}), tmp_path)
     enemy.send(500, ranks=(), steps=table([500], [2], loss=[float("nan")]))
     enemy.view("zzz.0")
     enemy.send(1, attempt="zzz.0")

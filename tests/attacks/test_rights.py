@@ -209,14 +209,48 @@ def test_how_a_launch_ended_is_told_by_those_that_carried_it(world):
     exit_ = wire.Event("process_exit", 1, 3, None, {"code": 1})
     world.send(host(0, ONE, "m.0", world_size=2)(1))
     assert world.attempt == "m.0"
-    world.send(outsider("l.0")(progress=(), ranks=(), events=(exit_,)))
-    assert heard(world, "process_exit") == 0
+    of_host = wire.Event("device_error", 1, fields={"xid": 79, "device_uuid": "GPU-3"})
+    world.send(outsider("l.0")(progress=(), ranks=(), events=(of_host,)))
+    assert heard(world, "device_error") == 0
     world.send(world.two(progress=(), events=(exit_,)))
     assert heard(world, "process_exit") == 1
     world.restart()
-    world.send(world.two(progress=(), events=(exit_,)))
+    world.send(world.two(progress=(), events=(exit_, of_host)))
     assert heard(world, "process_exit") == 2
-    assert len(world.refused()) == 1
+    assert heard(world, "device_error") == 1
+    assert [text.partition(":")[0] for text in world.refused()] == ["no_rank"]
+
+
+def test_a_host_that_is_first_heard_when_its_launch_is_over_tells_how_its_ranks_ended():
+    world = World()
+    world.send(host(0, ONE)())
+    world.send(host(0, ONE, "m.0", world_size=2)(1))
+    assert world.attempt == "m.0"
+    exit_ = wire.Event("process_exit", 1, 3, None, {"code": 1})
+    of_host = wire.Event("device_error", 1, fields={"xid": 79, "device_uuid": "GPU-3"})
+    world.send(host(1, TWO)(events=(exit_, of_host)))
+    assert (heard(world, "process_exit"), heard(world, "device_error")) == (1, 0)
+    assert world.refused() == world.forged() == []
+
+
+def test_an_agent_whose_ranks_were_taken_over_is_not_called_a_forger(world):
+    new = host(1, THIEF)
+    for step in range(int(RANK_FREE_S) + 2):
+        world.send(world.one(4 + step), *([new(4 + step)] if step > RANK_FREE_S else []))
+        world.tick(1)
+    world.send(world.two(**NOTHING | {"events": (wire.Event("agent_stop", 1),)}))
+    assert [text.partition(":")[0] for text in world.refused()] == ["no_rank"]
+    assert world.forged() == []
+
+
+def test_a_rank_beyond_the_world_that_was_brought_before_its_size_was_known_gives_nothing():
+    world = World()
+    world.send(outsider()(**NOTHING | {"progress": (progress(9, 1),)}))
+    world.send(host(0, ONE)(), host(1, TWO)())
+    world.send(host(0, ONE)(1), host(1, TWO)(1))
+    world.tick(1)
+    world.send(outsider("z.0")(1, of=[0]))
+    assert world.attempt == "l.0"
 
 
 def test_what_is_remembered_of_agents_does_not_grow(world):

@@ -1,11 +1,13 @@
 """Approvals in a real browser: asked for at once, decided by buttons, and the switch that asks for two people."""
 
 import re
+import subprocess
 
 import httpx2
 import pytest
 from playwright.sync_api import expect
 
+from rankwatch.children import python_module
 from tests.browser.conftest import spoil, until
 
 pytestmark = [pytest.mark.browser, pytest.mark.ci]
@@ -29,9 +31,10 @@ def guarded(site):
 
 
 def request_as(site, name, **body):
-    """Request a command as another person than the one at the browser."""
-    wanted = {"name": name, "scopes": ["command"]}
-    token = site.service.write("POST", "/api/v1/tokens", wanted)["token"]
+    """Request a command as another person than the one at the browser, who has not made their token."""
+    made = python_module("rankwatch_service", "token", "create", name, "--scope", "command")
+    told = subprocess.run([*made, "--database-url", site.database_url], capture_output=True, text=True, check=True)
+    token = told.stdout.strip()
     url = f"{site.service.url}/api/v1/jobs/{JOB}/commands"
     made = httpx2.post(url, json=body, headers={"Authorization": f"Bearer {token}"}, timeout=30)
     assert made.status_code == 201, made.text

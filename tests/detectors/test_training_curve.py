@@ -24,7 +24,6 @@ from rankwatch_detectors.base import (
     StepKind,
 )
 from rankwatch_detectors.catalogue import CatalogueConfig
-from rankwatch_detectors.declared import LEARNED_ROWS
 from rankwatch_detectors.statistics.level import Settling, SettlingConfig
 from rankwatch_detectors.values.training_curve import CurveDetector
 from suite.networks import NETWORKS, adversaries, trained
@@ -385,33 +384,16 @@ def test_another_model_begins_a_new_curve(points: int, before: int) -> None:
     assert [(found.kind, found.detected_step) for found in grave] == []
 
 
-def open_at_a_change(*back: float, since: int = 1200) -> list[Finding]:
-    """What is found of a loss that is too high since a step, with a change in step 1500 and these losses after it."""
-    series = curve(1800)
-    series[since:] += 5.0
-    series[1500 : 1500 + len(back)] = back
+def test_a_change_closes_what_is_open_with_a_sentence() -> None:
+    series = curve(1600)
+    series[1200:] += 5.0
     rows = frames_of({"loss": series})
-    changed = [declared(1500), declared(1500)]
-    observed = [AttemptStart(ATTEMPT, topology(2), 0.0), *rows[:1500], *changed, *rows[1500:]]
-    return [one for one in judge(observed, bank_of_curves()) if one.kind is Kind.LOSS_DIVERGENCE]
-
-
-def test_a_change_resolves_nothing_and_what_is_open_ends_when_its_level_is_learned() -> None:
-    *_, before, marked, end = open_at_a_change()
-    what = "Training goes on with another model: Net, Adam."
-    assert marked.change is Change.UPDATE
-    assert marked.summary == f"{before.summary} {what}"
-    assert marked.evidence["declared_since"] == {"step": 1500, "what": what}
-    assert (end.change, end.detected_step) == (Change.CLOSE, 1500 + LEARNED_ROWS - 1)
-    assert end.summary == f"{what} Its level since then has been learned."
-
-
-def test_what_comes_back_after_a_change_ends_as_it_always_does() -> None:
-    end = open_at_a_change(*curve(1800)[1500:], since=1440)[-1]
-    assert end.change is Change.CLOSE
-    assert end.detected_step is not None
-    assert end.detected_step < 1500 + LEARNED_ROWS - 1
-    assert "is back at its level" in end.summary
+    found = judge(
+        [AttemptStart(ATTEMPT, topology(2), 0.0), *rows[:1500], declared(1500), *rows[1500:]], bank_of_curves()
+    )
+    assert [(one.kind, one.change, one.summary) for one in found[-1:]] == [
+        (Kind.LOSS_DIVERGENCE, Change.CLOSE, "Training goes on with another model: Net, Adam.")
+    ]
 
 
 def grave(findings: Iterable[Finding]) -> list[tuple[Kind, int | None]]:

@@ -1,6 +1,6 @@
 """The agent's command line:
-`python -m rankwatch.agent --dir DIR [--job JOB] [--url URL] [--token-file FILE] [--kafka HOST:PORT] [--insecure]`, and
-`python -m rankwatch.agent drain`.
+`python -m rankwatch.agent [--dir DIR] [--job JOB] [--url URL] [--token-file FILE] [--kafka HOST:PORT] [--insecure]`
+and `python -m rankwatch.agent drain`.
 
 With a job it is that job's agent on this host: it takes the agent's lock (and ends at once if another has it), and
 supervises a worker. Without a job it is a daemon that starts an agent for every job in the directory. `drain` sends
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 from rankwatch import layout
 from rankwatch.agent.processes import lower_priority, take_lock, use_all_cores
 from rankwatch.children import python_module
-from rankwatch.folders import others_reach
+from rankwatch.folders import directories, others_reach
 
 if TYPE_CHECKING:
     from rankwatch.agent.enrolment import Enrolment
@@ -36,7 +36,7 @@ def main(arguments: list[str], environment: Mapping[str, str]) -> int:
     """Run the agent; returns its exit status."""
     parser = argparse.ArgumentParser(prog="python -m rankwatch.agent", description="The host agent of rankwatch.")
     parser.add_argument("what", nargs="?", choices=["drain"], help="drain: send what earlier jobs left on this host")
-    parser.add_argument("--dir", type=Path, help="directory of the recorder files")
+    parser.add_argument("--dir", type=Path, help="directory of the recorder files; else the first that this user has")
     parser.add_argument("--job", help="serve this job only, and end with it; without: serve all jobs, as a daemon")
     parser.add_argument("--url", help="base URL of the service")
     parser.add_argument("--token-file", type=Path, help="file with an ingest token")
@@ -47,7 +47,7 @@ def main(arguments: list[str], environment: Mapping[str, str]) -> int:
     parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.dir is None and options.what is None:
-        parser.error("--dir is required")
+        options.dir = recorders_of(environment)
     options.dir = options.dir and options.dir.absolute()
     if options.kafka:
         environment = {**environment, "RANKWATCH_KAFKA": options.kafka}
@@ -62,6 +62,12 @@ def main(arguments: list[str], environment: Mapping[str, str]) -> int:
     if options.worker is not None:
         return _work(options, environment)
     return _supervise(options, environment)
+
+
+def recorders_of(environment: Mapping[str, str]) -> Path:
+    """Where the ranks of this user record: the first of the places that exists, else the first."""
+    places = directories(environment, os.getuid())
+    return Path(next(filter(os.path.isdir, places), places[0]))
 
 
 def _drain(options: argparse.Namespace, environment: Mapping[str, str]) -> int:

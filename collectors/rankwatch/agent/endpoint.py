@@ -75,14 +75,14 @@ def find_endpoint(url: str | None, token_file: Path | None, environment: Mapping
     url = url or environment.get("RANKWATCH_URL") or None
     if url is not None:
         if token_file is not None:
-            return _endpoint(url, token_file.read_text(), environment)
+            return endpoint_of(url, token_file.read_text(), environment)
         token = environment.get("RANKWATCH_TOKEN", "")
         if not token:
             local = _stored(configuration_path(environment), environment)
             if local is None or local.url != url.rstrip("/"):
                 raise ValueError(f"{url}: no token; set RANKWATCH_TOKEN or pass a token file")
             return local
-        return _endpoint(url, token, environment)
+        return endpoint_of(url, token, environment)
     return _stored(configuration_path(environment), environment)
 
 
@@ -105,14 +105,19 @@ def _stored(path: Path, environment: Mapping[str, str]) -> Endpoint | None:
         found = json.loads(text)
         url, token = str(found["url"]), str(found["token"])
         certificate, insecure = str(found.get("certificate", "")), found.get("insecure") is True
-        return _endpoint(url, token, environment, certificate, insecure=insecure)
+        return endpoint_of(url, token, environment, certificate, insecure=insecure)
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path}: {error}") from error
 
 
-def _endpoint(
+def endpoint_of(
     url: str, text: str, environment: Mapping[str, str], certificate: str = "", *, insecure: bool = False
 ) -> Endpoint:
+    """The service at a URL, with what its token demands of it; arguments as of `trust_of`.
+
+    Raises:
+        ValueError: the URL or the token cannot be used.
+    """
     text = text.strip()
     trust = trust_of(text, environment, certificate, insecure=insecure)
     return Endpoint(url.rstrip("/"), split_token(text).token, trust)

@@ -127,6 +127,7 @@ class Enrolment:
         if self._refused is not None and self._now() < self._refused_until_s and self._connection.is_as_before():
             raise self._refused.with_traceback(None)
         if not self._connection.is_provable():
+            self._connection.close()  # the next look at it reads address and token anew
             text = "the token has no enrolment key: it was not copied as a whole, or is none with which agents enrol"
             raise NotEnrolledError(text, None, for_a_person=True)
         nonce = secrets.token_hex(16)

@@ -33,7 +33,7 @@ from rankwatch_detectors.base import (
     Severity,
     StepKind,
 )
-from rankwatch_detectors.declared import DeclaredSince, why_anew, without_updates
+from rankwatch_detectors.declared import why_anew
 from rankwatch_detectors.dispatch import ATTEMPT_ENDED, OTHER_CLOCK, DispatchingDetector, finite, where_usable
 from rankwatch_detectors.episodes import Episodes
 from rankwatch_detectors.pace.witness import cpu_seconds, own_seconds, wanted_seconds
@@ -227,18 +227,15 @@ class OwnPastDetector(DispatchingDetector):
 
     kind: Kind = Kind.STRAGGLER
     TAKES_LATE = True
-    STATE: ClassVar[str] = (
-        "lockstep _accelerated _blocks _seen _effect _score _before _before_together _together _declared"
-    )
+    STATE: ClassVar[str] = "lockstep _accelerated _blocks _seen _effect _score _before _before_together _together"
 
     def __init__(self, config: OwnPastConfig) -> None:
         super().__init__()
         self.name = "own_past"
-        self.version = 5
+        self.version = 4
         self._config = config
         self._blocks = OwnBlocks(config.blocks)
         self._accelerated = False
-        self._declared = DeclaredSince()
         self._together = Episodes(Kind.SLOWDOWN)
         """The slowdown of most ranks at once."""
         self._restart(0)
@@ -266,17 +263,9 @@ class OwnPastDetector(DispatchingDetector):
 
     def _on_occurrence(self, occurrence: Occurrence) -> Sequence[Finding]:
         why = why_anew(occurrence, self.attempt, Kind.STRAGGLER, Kind.SLOWDOWN)
-        if not why or self.lockstep:
-            return ()
-        if occurrence.kind == "declared":
-            both = (self.episodes, self._together)
-            marked = [one for each in both for one in self._declared.mark(each, why, occurrence.step, self.now_s)]
-            if marked or self._declared:
-                return marked
-        return self._begin_anew(why, self.world_size)
+        return self._begin_anew(why, self.world_size) if why and not self.lockstep else ()
 
     def _begin_anew(self, why: str, ranks: int) -> list[Finding]:
-        self._declared.clear()
         self._restart(ranks)
         return [*self.episodes.close_all(self.now_s, why), *self._together.close_all(self.now_s, why)]
 
@@ -290,14 +279,7 @@ class OwnPastDetector(DispatchingDetector):
         self._seen[here] += 1
         here = here[self._seen[here] > self._config.skipped_rows]
         full = self._blocks.push(here, seconds[here], frame.step)
-        findings = [finding for rank in full for finding in self._judge(rank, frame)]
-        if not self._declared:
-            return findings
-        if learned := self._declared.learned():
-            return self._begin_anew(learned, self.world_size)
-        if not (len(self.episodes) or len(self._together)):
-            self._declared.clear()
-        return without_updates(findings)
+        return [finding for rank in full for finding in self._judge(rank, frame)]
 
     def _seconds(self, frame: Frame) -> Floats | None:
         """Each rank's own time in the row, without waits for a core or, where ranks share cores, its CPU time."""

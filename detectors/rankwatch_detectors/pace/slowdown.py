@@ -18,15 +18,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from rankwatch_detectors.base import AttemptStart, Change, Finding, Frame, Kind, Occurrence, Severity, StepKind
-from rankwatch_detectors.declared import (
-    AMOUNTS,
-    WORK,
-    DeclaredSince,
-    Schedule,
-    ScheduleConfig,
-    why_anew,
-    without_updates,
-)
+from rankwatch_detectors.declared import AMOUNTS, WORK, Schedule, ScheduleConfig, why_anew
 from rankwatch_detectors.dispatch import ATTEMPT_ENDED, OTHER_CLOCK, typical
 from rankwatch_detectors.episodes import Episodes
 from rankwatch_detectors.explanation import (
@@ -232,20 +224,18 @@ class SlowdownDetector(ExplainedSlowdown):
     JUDGES_TIMES: ClassVar[bool] = True
     STATE: ClassVar[str] = (
         "lockstep _baseline _bank _accelerated _rows _skipped_rows _step_s _trained_s _since_s _amount _anchor "
-        "_schedule _declared _followed _grown _view _ramp _quiet _newest _works _queues _usual_work _wandering _parts "
-        "standing"
+        "_schedule _followed _grown _view _ramp _quiet _newest _works _queues _usual_work _wandering _parts standing"
     )
 
     def __init__(self, config: SlowdownConfig) -> None:
         super().__init__()
         self.name = "slowdown"
-        self.version = 15
+        self.version = 14
         self._config = config
         self._baseline = PeerBaseline(config.baseline, compared=False)
         self._bank = ShiftBank(tuple(map(math.log, config.ratios)), config.baseline.clip_sigmas, config.rows_min)
         self._anchor = Anchor(config.anchor)
         self._schedule = Schedule(config.schedule)
-        self._declared = DeclaredSince()
         self._accelerated = False
         self._step_s = 1.0
         self._followed = Followed(config.followed)
@@ -301,7 +291,6 @@ class SlowdownDetector(ExplainedSlowdown):
             findings = self._audible(self.episodes.close_all(self.now_s, why))
             findings += self.standing.close_all(self.now_s, why)
         if new_attempt or other_clock:
-            self._declared.clear()
             self._reset()
         return findings
 
@@ -309,14 +298,6 @@ class SlowdownDetector(ExplainedSlowdown):
         why = why_anew(occurrence, self.attempt, self.kind)
         if not why:
             return ()
-        if occurrence.kind == "declared":
-            marked = self._declared.mark(self.episodes, why, occurrence.step, self.now_s)
-            if marked or self._declared:
-                return self._audible(marked)
-        return self._begin_anew(why)
-
-    def _begin_anew(self, why: str) -> list[Finding]:
-        self._declared.clear()
         self._relearn()
         self._anchor.clear()
         return self._audible(self.episodes.close_all(self.now_s, why))
@@ -364,14 +345,7 @@ class SlowdownDetector(ExplainedSlowdown):
             self._parts.learn()
         self._wandering.push(float(views[REST]))
         drift = self._drift(frame, float(views[REST])) if cpu_s is None else ()
-        told = [*findings, *drift]
-        if self._declared:
-            if learned := self._declared.learned():
-                return [*self._begin_anew(learned), *self._pattern(frame, seconds)]
-            told = without_updates(told)
-            if not len(self.episodes):
-                self._declared.clear()
-        return [*self._audible(told), *self._pattern(frame, seconds)]
+        return [*self._audible([*findings, *drift]), *self._pattern(frame, seconds)]
 
     def _audible(self, findings: Sequence[Finding]) -> list[Finding]:
         """What is told of the open episode: one that is like earlier ones only once it has become a warning."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from rankwatch_detectors.base import GRAVITY, AttemptStart, Change, Finding, Frame, Kind, Occurrence, Severity, StepKind
-from rankwatch_detectors.declared import Declared, DeclaredSince, Schedule, ScheduleConfig, change_in
+from rankwatch_detectors.declared import Declared, Schedule, ScheduleConfig, change_in
 from rankwatch_detectors.dispatch import typical
 from rankwatch_detectors.explanation import (
     DETECTABLE_ROWS,
@@ -175,21 +175,19 @@ class CurveDetector(ExplainedCurve):
     """One kind's view of one series; scope "job"."""
 
     STATE: ClassVar[str] = (
-        "lockstep _watch _anchor _schedule _peaks _interval _last_step _last_s _step_s _launched _renewed _renewals "
-        "_declared"
+        "lockstep _watch _anchor _schedule _peaks _interval _last_step _last_s _step_s _launched _renewed _renewals"
     )
 
     def __init__(self, kind: Kind, config: CurveConfig) -> None:
         self.kind = kind
         super().__init__()
         self.name = kind.value
-        self.version = 15
+        self.version = 14
         self._config = config
         self._watch = LevelWatch(config.level)
         self._anchor = Anchor(config.anchor)
         self._schedule = Schedule(config.schedule)
         self._peaks = Peaks(config.peaks)
-        self._declared = DeclaredSince()
         self._interval = 1
         """Steps from one logged point to the next."""
         self._last_step = -1
@@ -206,7 +204,6 @@ class CurveDetector(ExplainedCurve):
     def _on_attempt(self, start: AttemptStart, *, new_attempt: bool, new_launch: bool) -> Sequence[Finding]:
         self._watch.minimized = start.topology.optimizers <= 1
         if new_attempt:
-            self._declared.clear()
             self._renewed, self._renewals = -1, []
             self._launched = self._launched or new_launch
             self._watch.restart()
@@ -242,32 +239,10 @@ class CurveDetector(ExplainedCurve):
             return ()
         self._renewed = max(self._renewed, *(change[0] for change in due))
         self._renewals = [change for change in self._renewals if change[0] > step]
-        if marked := self._declared.mark(self.episodes, due[-1][1], due[-1][0], self.now_s):
-            return marked
-        if self._declared:
-            return ()
         self._watch.restart(fresh=True)
         self._anchor.clear()
         self._peaks.clear()
         return self.episodes.close_all(self.now_s, due[-1][1])
-
-    def _while_declared(self, turn: Turn | None, value: float, frame: Frame) -> Sequence[Finding]:
-        """The end of what was open when a change was declared: back at its level, or its new one is learned."""
-        learned, is_open = self._declared.learned(), WHOLE_JOB in self.episodes
-        if self.kind is Kind.LOSS_DIVERGENCE:
-            self._anchor.push(value, frame.step, self._watch.measure or abs(value) or 1.0)
-        climbed = is_open and "best" in self.episodes.told(WHOLE_JOB)["evidence"]
-        back = self._anchor.back if climbed else turn in (Turn.BACK, Turn.SETTLED)
-        if is_open and not (back or learned):
-            return ()
-        self._declared.clear()
-        if is_open and not back:
-            self._watch.accept()
-            self._anchor.accept()
-            self._peaks.clear()
-            return self.episodes.close(WHOLE_JOB, frame.step, self.now_s, learned)
-        self._anchor.pass_over()
-        return self._close(Turn.BACK if climbed or turn is None else turn, value, frame) if is_open else ()
 
     def _judge(self, frame: Frame) -> Sequence[Finding]:
         self._heed(self._schedule.push(frame))
@@ -285,8 +260,6 @@ class CurveDetector(ExplainedCurve):
             self._launched = False
             self._watch.restart(fresh=frame.step < self._config.level.warm_points)
         turn = self._watch.push(value, frame.step)
-        if self._declared:
-            return self._while_declared(turn, value, frame)
         findings = self._tell(turn, value, frame) if turn is not None else self._escalate(value, frame)
         if self.kind is Kind.LOSS_DIVERGENCE:
             self._anchor.push(value, frame.step, self._watch.measure or abs(value) or 1.0)

@@ -142,7 +142,7 @@ def create_token(
             grants=[grant.stored() for grant in grants],
             project=project,
             owner=owner,
-            makers=list(makers),
+            makers=list(dict.fromkeys(makers)),
         )
     )
     text = f"{PREFIX}_{kind}_{token_id}_{secret}"

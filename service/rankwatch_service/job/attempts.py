@@ -85,7 +85,7 @@ class Carriers:
             self._numbers, self._heard_s, self._ranks = {}, [], []
             self._of_rank = np.zeros(0, dtype=np.int32)
 
-    def objection(self, bundle: Bundle, now_s: float, launch: Launch, world_size: int | None) -> str:
+    def objection(self, bundle: Bundle, now_s: float, launch: Launch) -> str:
         """Why a bundle is forged; empty if it is not. Changes nothing.
 
         Of several batches also why they must be taken one by one: one of them may decide on a later one.
@@ -94,7 +94,6 @@ class Carriers:
             bundle: of any attempt.
             now_s: stream time.
             launch: of its attempt.
-            world_size: ranks of the running attempt; None: not known yet.
         """
         agents = [batch.agent for batch in bundle.batches]
         if not self.signed:
@@ -105,19 +104,34 @@ class Carriers:
         elif not all(agents):
             host = bundle.batches[agents.index("")].host
             return f"a batch of host {host!r} is not signed, and agents of this job have enrolled"
-        named = _named(bundle)
-        if self.signed and launch is Launch.RUNNING and (why := self._objection_to_ranks(bundle, named, now_s)):
-            return why
-        lacking = [n for n, batch in enumerate(bundle.batches) if not self._may_tell(_name(batch), launch)]
-        if lacking and launch is not Launch.EARLIER:
-            lacking = sorted(set(lacking).difference(named.brought(world_size)[1].tolist()))
-        if lacking:
-            batch = bundle.batches[lacking[0]]
-            return f"agent {batch.agent} of host {batch.host!r} has no rank of attempt {batch.attempt}"
-        return ""
+        return self._objection_to_ranks(bundle, now_s) if self.signed and launch is Launch.RUNNING else ""
 
-    def _objection_to_ranks(self, bundle: Bundle, named: _Named, now_s: float) -> str:
+    def lacks_rank(self, bundle: Bundle, launch: Launch, world_size: int | None) -> str:
+        """Who sends of an attempt and neither carries nor brings a rank of it; empty if nobody does. Changes nothing.
+
+        Of an earlier launch it is enough to name a rank: the host that is first heard when it is over is honest.
+
+        Args:
+            bundle: of any attempt.
+            launch: of its attempt.
+            world_size: ranks of the running attempt; None: not known yet.
+        """
+        if not (self.signed or any(batch.agent for batch in bundle.batches)):
+            return ""
+        lacking = [n for n, batch in enumerate(bundle.batches) if not self.may_tell(batch, launch)]
+        if not lacking:
+            return ""
+        named = _named(bundle)
+        brought = named.batches if launch is Launch.EARLIER else named.brought(world_size)[1]
+        lacking = sorted(set(lacking).difference(brought.tolist()))
+        if not lacking:
+            return ""
+        batch = bundle.batches[lacking[0]]
+        return f"agent {batch.agent} of host {batch.host!r} has no rank of attempt {batch.attempt}"
+
+    def _objection_to_ranks(self, bundle: Bundle, now_s: float) -> str:
         """Names a rank that another agent carries; empty if the bundle names none."""
+        named = _named(bundle)
         mine = self._numbers_of(bundle)[named.batches]
         owners = np.append(self._of_rank, np.int32(_NOBODY))[np.minimum(named.ranks, len(self._of_rank))]
         several = len(bundle.batches) > 1
@@ -128,12 +142,13 @@ class Carriers:
         batch, rank = bundle.batches[int(named.batches[others[0]])], int(named.ranks[others[0]])
         return f"agent {batch.agent} of host {batch.host!r} brings rank {rank}, which another agent carries"
 
-    def _may_tell(self, name: str, launch: Launch) -> bool:
-        """Whether an agent may tell of a launch without bringing a rank of it."""
+    def may_tell(self, batch: Envelope, launch: Launch) -> bool:
+        """Whether its sender may tell of a launch without bringing a rank of it."""
+        name = _name(batch)
         return self._carries(name) or (launch is not Launch.RUNNING and name in self._earlier)
 
     def take(self, bundle: Bundle, now_s: float, world_size: int | None) -> None:
-        """Take a bundle of the running launch to which there is no objection; arguments as of `objection`."""
+        """Take a bundle of the running launch to which there is no objection; arguments as of `lacks_rank`."""
         if not self.signed and any(batch.agent for batch in bundle.batches):
             self.begin(new_launch=True)  # hosts without an agent carry nothing any more
             self.signed = True
@@ -143,6 +158,9 @@ class Carriers:
         for number in np.unique(batches).tolist():
             carrier = self._numbers.setdefault(_name(bundle.batches[number]), len(self._numbers))
             self._heard_s[carrier : carrier + 1] = [now_s]
+        if world_size is not None and len(self._of_rank) > world_size:  # brought before its size was known
+            self._of_rank = self._of_rank[:world_size]
+            self._count()
         if missing := max(0, int(ranks.max()) + 1 - len(self._of_rank)):
             self._of_rank = np.pad(self._of_rank, (0, missing), constant_values=_NOBODY)
         mine = self._numbers_of(bundle)[batches]

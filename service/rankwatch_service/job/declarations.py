@@ -30,13 +30,14 @@ class Declarations:
 
         Args:
             declared: the event.
-            last_step: the newest step of the job.
+            last_step: the newest step of the attempt; -1: none yet.
         """
         name = f"{declared.attempt} {declared.step} {declared.fields.get('what')}"[:1_000]
         if name in self._known:
             return self._known[name]
-        self._left = min(self._left + max(last_step - self._step, 0) / DECLARATION_STEPS, DECLARATIONS_MAX)
-        self._step = last_step  # a rollback takes nothing away
+        if last_step >= 0:
+            self._left = min(self._left + max(last_step - self._step, 0) / DECLARATION_STEPS, DECLARATIONS_MAX)
+            self._step = last_step  # a rollback takes nothing away
         allowed = self._left >= 1.0
         self._left -= allowed
         self._known[name] = allowed

@@ -139,10 +139,10 @@ class JobStream:
         """
         if not self._assembler.fits(bundle, now_s):
             return False
-        if forged := self.objection(bundle, now_s):
+        if refusal := self.refusal(bundle, now_s):
             if len(bundle.batches) > 1:
                 return False
-            raise BadBatchError(Reason.FORGED, forged)
+            raise refusal
         self._heard_s, self._resting = now_s, False
         if self._assembler.is_newer(bundle.attempt):
             if not (self._may_take_over(now_s) or self._carriers.has(bundle.batches[0])):
@@ -156,10 +156,11 @@ class JobStream:
         return True
 
     def _take(self, bundle: Bundle, now_s: float, effects: Effects) -> None:
+        launch = self._launch_of(bundle.attempt)
         # Of an older attempt only events count: who brings them then says nothing of the running one.
         if self._assembler.attempt in (None, bundle.attempt) or self._assembler.is_newer(bundle.attempt):
             self._carriers.take(bundle, now_s, self._world_size(bundle.attempt))
-        bundle = self._without_foreign_events(bundle, now_s, effects)
+        bundle = self._without_foreign(bundle, launch, now_s, effects)
         fresh = self.devices.take(bundle.batches, len(self._assembler.topology_state.infos), now_s)
         effects.devices += [(self.job, device) for device in fresh]
         self._observe(self._assembler.take(bundle, now_s), now_s, effects)
@@ -175,41 +176,54 @@ class JobStream:
         before = self._assembler.attempt
         self._carriers.begin(new_launch=before is None or launch_of(before) != launch_of(attempt))
         for bundle in self._newcomers.take(attempt):
-            if forged := self.objection(bundle, now_s):
-                fields = {"what": "rank", "detail": forged, "host": bundle.batches[0].host}
-                self.report("forged", fields, now_s, effects)
-            else:
+            if (refusal := self.refusal(bundle, now_s)) is None:
                 self._take(bundle, now_s, effects)
+            elif refusal.reason is Reason.FORGED:
+                fields = {"what": "rank", "detail": refusal.detail, "host": bundle.batches[0].host}
+                self.report("forged", fields, now_s, effects)
 
-    def objection(self, bundle: Bundle, now_s: float) -> str:
-        """Why a bundle is forged; empty if it is not."""
+    def refusal(self, bundle: Bundle, now_s: float) -> BadBatchError | None:
+        """Why a bundle is forged, or that a sender has no rank of its attempt; None if it is taken."""
+        launch = self._launch_of(bundle.attempt)
+        if forged := self._forged(bundle, launch, now_s):
+            return BadBatchError(Reason.FORGED, forged)
+        lacking = self._carriers.lacks_rank(bundle, launch, self._world_size(bundle.attempt))
+        return BadBatchError(Reason.NO_RANK, lacking) if lacking else None
+
+    def _forged(self, bundle: Bundle, launch: Launch, now_s: float) -> str:
         until_ns = self.settings.policy.unsigned_until_unix_ns
         if until_ns is not None and unix_ns(now_s) >= until_ns and not all(batch.agent for batch in bundle.batches):
             return "unsigned telemetry is not accepted any more"
         running, attempt = self._assembler.attempt, bundle.attempt
+        if launch is Launch.RUNNING and number_of(attempt) > number_of(running or attempt) + AHEAD_MAX:
+            return f"attempt {attempt} does not follow {running}"
+        return self._carriers.objection(bundle, now_s, launch)
+
+    def _launch_of(self, attempt: str) -> Launch:
+        running = self._assembler.attempt
         if running is not None and launch_of(running) == launch_of(attempt):
-            if number_of(attempt) > number_of(running) + AHEAD_MAX:
-                return f"attempt {attempt} does not follow {running}"
-            launch = Launch.RUNNING
-        else:
-            launch = Launch.LATER if self._assembler.is_newer(attempt) else Launch.EARLIER
-        return self._carriers.objection(bundle, now_s, launch, self._world_size(attempt))
+            return Launch.RUNNING
+        return Launch.LATER if self._assembler.is_newer(attempt) else Launch.EARLIER
 
     def _world_size(self, attempt: str) -> int | None:
         """Ranks of an attempt; None where they are not known, or it is not of the running launch."""
-        running, known = self._assembler.attempt, self._assembler.topology_state
-        is_running = running is not None and launch_of(running) == launch_of(attempt)
-        return known.world_size if is_running and known.infos_told else None
+        known = self._assembler.topology_state
+        return known.world_size if self._launch_of(attempt) is Launch.RUNNING and known.infos_told else None
 
-    def _without_foreign_events(self, bundle: Bundle, now_s: float, effects: Effects) -> Bundle:
-        """Leave out events that their sender has no right to tell, and report them.
+    def _without_foreign(self, bundle: Bundle, launch: Launch, now_s: float, effects: Effects) -> Bundle:
+        """Leave out what its sender has no right to tell, and report events of no rank.
 
         That a checkpoint is gone is only counted: where ranks have moved, whoever sees it may have saved no part of it.
+        Nothing of a host is taken from who never carried a rank.
         """
-        if not (self._carriers.signed and any(batch.events for batch in bundle.batches)):
+        if not self._carriers.signed:
             return bundle
         batches, refused = [], Counter[tuple[str, str, str]]()
         for batch in bundle.batches:
+            if not self._carriers.may_tell(batch, launch):
+                own = tuple(event for event in batch.events if event.rank is not None)
+                batches.append(replace(batch, events=own, devices=(), host_devices=()))
+                continue
             kept = []
             for event in batch.events:
                 if why := rank_missing(event):
@@ -222,7 +236,7 @@ class JobStream:
         for (host, agent, why), count in refused.items():
             fields = {"what": "event", "detail": why, "host": host, "agent": agent, "count": count}
             self.report("forged", fields, now_s, effects)
-        return Bundle(batches, bundle.tables)
+        return bundle if batches == list(bundle.batches) else Bundle(batches, bundle.tables)
 
     def _has_saved(self, batch: Envelope, event: wire.Event) -> bool:
         """Whether the sender of a batch carries a rank that saved a part of the checkpoint that an event names."""
@@ -307,8 +321,10 @@ class JobStream:
                 self._occurrence(observation, now_s, effects)
 
     def _is_heeded(self, occurrence: Occurrence, now_s: float, effects: Effects) -> bool:
-        """Whether an event is no declared change, or the job may declare one more; else that is reported."""
-        if occurrence.kind != "declared" or self._declarations.allow(occurrence, self._assembler.last_step):
+        """Whether an event is no change of the running attempt, or the job may declare one more; if not, report it."""
+        if (occurrence.kind, occurrence.attempt) != ("declared", self._assembler.attempt):
+            return True
+        if self._declarations.allow(occurrence, self._assembler.last_step):
             return True
         limit = f"{DECLARATIONS_MAX}, and one in {DECLARATION_STEPS} steps,"
         self.report("limit", {"what": "declared changes", "limit": limit, "host": occurrence.host}, now_s, effects)

@@ -435,7 +435,8 @@ class _Case:
         if self.incident.evidence["steps_go_on"]:
             log = f"`{one_line(self.incident.job)}.agent.log` (in $RANKWATCH_DIR, else in /dev/shm/rankwatch-UID)"
             look = f"Only the agent is away: on {self.host} read its {log}, and see disk (`df`) and network."
-            there = f"`pgrep -f {shlex.quote(f'rankwatch.agent.*{one_line(self.incident.job)}')}`"
+            job = re.sub(r"([.^$*+?()\[\]{}|\\])", r"\\\1", one_line(self.incident.job))
+            there = f"`pgrep -f {shlex.quote(f'rankwatch.agent.*{job}')}`"
             start = f"If {there} finds none there, start it as the user of the job: {self.typed('agent --job')}."
             runs = "If one runs and sends nothing though these are well: end it (training goes on), and start it."
             return [look, f"{start} {runs}"]

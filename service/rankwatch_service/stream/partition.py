@@ -355,7 +355,7 @@ class Partition:
         position = unread.records[0].position
         job = self.jobs.get(name) or self._new(name, position, effects)
         need = job.need(bundle)
-        if need.cells > job.held.cells and not job.objection(bundle, self._now_s):
+        if need.cells > job.held.cells and job.refusal(bundle, self._now_s) is None:
             granted = self._grant(job, position, effects, need)
             if not granted and len(unread.records) > 1:
                 return False

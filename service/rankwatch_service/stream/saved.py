@@ -167,7 +167,7 @@ def _decode(code: int, data: memoryview) -> Any:
     return np.frombuffer(raw, np.dtype(dtype)).reshape(shape).copy()  # without it the array would be read-only
 
 
-VERSION: Final = "2"
+VERSION: Final = "3"
 """Version of the stream's own state; versions of detectors are in it. Raised when older states cannot be read."""
 
 CHUNK_BYTES: Final = 1024 * 1024

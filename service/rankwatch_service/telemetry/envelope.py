@@ -65,6 +65,8 @@ class Reason(StrEnum):
     """A rank, step, world size or age that is out of range."""
     FORGED = "forged"
     """It is not from the agent that it names, or that agent has nothing to say of a rank in it."""
+    NO_RANK = "no_rank"
+    """Its agent carries no rank of the attempt: one whose ranks another has taken over, or one that never had any."""
     LIMIT = "limit"
     """There is no room for one more job, or for its ranks and metrics. Sent again later, it may be accepted."""
     FAILED = "failed"

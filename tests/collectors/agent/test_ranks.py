@@ -15,7 +15,7 @@ import pytest
 from rankwatch import layout
 from rankwatch.agent import __main__ as command_line
 from rankwatch.agent import supervisor
-from rankwatch.agent.__main__ import main, spool_folder
+from rankwatch.agent.__main__ import main, recorders_of, spool_folder
 from rankwatch.agent.processes import ExitWatch, ProcessExit, RankProcess, catches, read_stat, take_lock, wait_channel
 from rankwatch.agent.ranks import ALL_TOLD, LocalRanks, jobs_in
 from rankwatch.spawn import lock_is_held
@@ -227,6 +227,15 @@ def test_a_daemon_sees_the_job_of_each_new_file(tmp_path: Path) -> None:
     assert LocalRanks(tmp_path / "gone", "gpt").scan() == [], "a directory that is gone is no error"
 
 
+def test_an_agent_that_is_started_by_hand_finds_the_folder_of_its_user(tmp_path: Path) -> None:
+    named = tmp_path / "named"
+    assert recorders_of({"RANKWATCH_DIR": str(named)}) != named, "it is not there"
+    named.mkdir()
+    assert recorders_of({"RANKWATCH_DIR": str(named)}) == named
+    elsewhere = recorders_of({"TMPDIR": str(tmp_path)})
+    assert elsewhere.name == f"rankwatch-{os.getuid()}"
+
+
 def test_the_spool_lies_beside_the_recorders_unless_those_lie_in_memory(tmp_path: Path) -> None:
     assert spool_folder(tmp_path, "gpt", {}).parent == tmp_path / "spool"
     memory = Path("/dev/shm/rankwatch-7")
@@ -238,9 +247,9 @@ def test_the_spool_lies_beside_the_recorders_unless_those_lie_in_memory(tmp_path
 
 def test_arguments_that_make_no_sense_are_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
-        main(["--job", "gpt"], {})
+        main(["--folder=/tmp/x", "--job", "gpt"], {})
     assert caught.value.code == 2
-    assert "--dir" in capsys.readouterr().err
+    assert "--folder" in capsys.readouterr().err
 
 
 def test_the_lock_is_seen_by_the_sdk_and_lasts_as_long_as_either_holder(tmp_path: Path) -> None:

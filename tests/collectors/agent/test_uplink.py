@@ -334,13 +334,18 @@ def test_a_service_that_does_not_know_the_enrolment_key_enrols_no_agent_and_gets
 
 
 def test_with_a_token_that_was_cut_or_enrols_nobody_no_service_is_asked(service, tmp_path, published):
-    cut = enrolment(service, tmp_path, key=b"")
+    trusts = [Trust()]
+    line = ServiceConnection(lambda: Endpoint(service.url, TOKEN, trusts[-1]))
+    cut = Enrolment(tmp_path / "gpt.agent.identity", "gpt", line)
+    cut.introduce("h")
     for _ in range(3):
         with pytest.raises(NotEnrolledError, match="no enrolment key: it was not copied as a whole"):
             cut.identity()
     assert isinstance(published(cut), Later)
     assert service.tokens == []
     assert service.agents == {}
+    trusts.append(Trust(enrolment_key=KEY))
+    assert cut.identity() is not None, "a person has mended the token"
 
 
 def test_a_file_that_cannot_be_read_is_replaced_and_who_has_enrolled_never_sends_unsigned_again(service, tmp_path):

@@ -18,7 +18,7 @@ from pathlib import Path
 from rankwatch import wire
 from rankwatch.agent.clock import HostClock
 from rankwatch.agent.draft import Parcel
-from rankwatch.agent.endpoint import Endpoint
+from rankwatch.agent.endpoint import Endpoint, endpoint_of
 from rankwatch.agent.enrolment import Enrolment
 from rankwatch.agent.kafka_publisher import KafkaPublisher
 from rankwatch.agent.sender import Publish, Sender, Spool, one_by_one
@@ -145,7 +145,7 @@ class Fleet:
 
     def _publisher(self, job: str, host: str) -> Publish:
         def find() -> Endpoint:
-            return Endpoint(self._settings.url, self._settings.token)
+            return endpoint_of(self._settings.url, self._settings.token, {})
 
         enrolment = Enrolment(Path(self._settings.folder, f"{job}-{host}.identity"), job, ServiceConnection(find))
         enrolment.introduce(host)
