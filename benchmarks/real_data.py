@@ -144,6 +144,7 @@ def missing_ranks(ranks: int, sequence: list[int]) -> list[int]:
             os_state=("S",) * ranks,
             cpu_s=np.zeros(ranks),
             outside_s=np.full(ranks, -1.0),
+            doing=("",) * ranks,
         )
         findings += detector.observe(Tick(float(second), presence))
     return list(findings[0].ranks) if findings else []

@@ -268,11 +268,24 @@ def test_a_loss_of_exactly_zero_and_a_norm_that_stands_still_is_training_that_is
     assert found.summary.startswith("The loss has been exactly 0 since step 60")
 
 
-@pytest.mark.parametrize("begin", [0, 40])
-def test_gradients_that_are_exactly_zero_for_long_train_nothing(begin: int) -> None:
+def rows_of_zeros(begin: int, *norms: float, local: bool = False) -> list[Finding]:
+    """What is found of a gradient norm that is 0 for 127 rows, after others and before these."""
+    names = ["grad_norm", *(["local_grad_norm"] if local else [])]
+    rows = enumerate([*[1.0] * begin, *[0.0] * 127, *norms])
+    return judged(*(frame(step, {"loss": [2.0794] * 4} | {name: [norm] * 4 for name in names}) for step, norm in rows))
+
+
+def test_a_gradient_norm_that_a_script_has_always_logged_as_zero_is_not_measured() -> None:
+    never, closed = rows_of_zeros(0, 0.0, *[1.0] * 5)
+    assert (never.severity, never.onset_step) == (Severity.INFO, 0)
+    assert (closed.change, closed.detected_step) == (Change.CLOSE, never.detected_step)
+    assert never.summary.startswith("The logged gradient norm has always been exactly 0: it is not measured, or")
+
+
+@pytest.mark.parametrize(("begin", "local"), [(0, True), (40, False)])
+def test_gradients_that_are_exactly_zero_for_long_train_nothing(begin: int, local: bool) -> None:
     def told(*norms: float) -> list[Finding]:
-        rows = enumerate([*[1.0] * begin, *[0.0] * 127, *norms])
-        return judged(*(frame(step, {"loss": [2.0794] * 4, "grad_norm": [norm] * 4}) for step, norm in rows))
+        return rows_of_zeros(begin, *norms, local=local)
 
     assert told(0.5, 0.0) == []
     dead, closed = told(0.0, *[1.0] * 5)

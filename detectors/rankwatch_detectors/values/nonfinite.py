@@ -91,13 +91,13 @@ class NonfiniteDetector(DispatchingDetector):
     kind: Kind = Kind.NONFINITE
     TAKES_LATE = True
     STATE: ClassVar[str] = (
-        "lockstep _parameters _bad _rows_left _skips _bouts _finite _losses _zeros _dead _exact _logged"
+        "lockstep _parameters _bad _rows_left _skips _bouts _finite _losses _zeros _dead _measured _exact _logged"
     )
 
     def __init__(self, config: NonfiniteConfig) -> None:
         super().__init__()
         self.name = "nonfinite"
-        self.version = 9
+        self.version = 10
         self._config = config
         self._parameters: list[str] = []
         self._bad: dict[str, int] = {}
@@ -115,6 +115,8 @@ class NonfiniteDetector(DispatchingDetector):
         """Of the current row of zeros: how many, the step of the first, the gradient norm in it, whether it changed."""
         self._dead = [0, 0]
         """Rows in a row in which the gradient norm was exactly 0, and the step of the first."""
+        self._measured = False
+        """Whether the gradient norm of this launch was ever another than 0, or is the probe's."""
         self._exact = False
         self._logged: dict[str, list[Any]] = {}
         """By metric: its frame family, the number of consecutive rows with it, and of rows without it since then."""
@@ -125,7 +127,7 @@ class NonfiniteDetector(DispatchingDetector):
             self._bad, self._rows_left, self._skips, self._exact, self._logged = {}, {}, 0, False, {}
             self._bouts, self._losses, self._zeros, self._dead = [], [], [], [0, 0]
         if new_launch:
-            self._finite = {}
+            self._finite, self._measured = {}, False
         return ()
 
     def _on_frame(self, frame: Frame) -> Sequence[Finding]:
@@ -196,16 +198,25 @@ class NonfiniteDetector(DispatchingDetector):
         return self._open(severity, frame, since, confidence, f"{summary}logged as 0.", evidence)
 
     def _look_at_norm(self, frame: Frame) -> list[Finding]:
-        """Tell of gradients that are exactly 0 for long, as of units that are dead, or a loss without its graph."""
+        """Tell of gradients that are exactly 0 for long, as of units that are dead, or a loss without its graph.
+
+        For information where they were so from the first row on, and a script logs them: many print 0 for what they do
+        not measure.
+        """
         norm, (count, since) = typical(frame, "grad_norm"), self._dead
         if norm is None:
             return []
+        self._measured = self._measured or norm != 0.0 or "local_grad_norm" in frame.values
         self._dead = [count + 1, since if count else frame.step] if norm == 0.0 else [0, 0]
         if self._dead[0] != self._config.dead_rows or len(self.episodes):
             return []
+        evidence = {"metrics": ["grad_norm"], "value": 0.0}
+        if not self._measured:
+            summary = "The logged gradient norm has always been exactly 0: it is not measured, or nothing is trained."
+            opened = self._open(Severity.INFO, frame, self._dead[1], 0.5, summary, evidence)
+            return [*opened, *self.episodes.close(WHOLE_JOB, frame.step, self.now_s, summary)]
         self._bad[DEAD] = 0
         summary = f"All gradients have been exactly 0 since step {self._dead[1]}: nothing is trained."
-        evidence = {"metrics": ["grad_norm"], "value": 0.0}
         return self._open(Severity.WARNING, frame, self._dead[1], 0.9, summary, evidence)
 
     def _open(
