@@ -6,6 +6,10 @@ error in the file and as an argument, but not in the environment, where collecto
 
 from __future__ import annotations
 
+import grp
+import os
+import pwd
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -15,7 +19,6 @@ from platformdirs import user_config_path, user_data_path
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
-from rankwatch.folders import others_write
 from rankwatch.kafka.settings import PREFIX, KafkaSettings
 from rankwatch.trust import is_loopback
 from rankwatch_service.allow_list import EVERY_ADDRESS, AllowList, allow_list
@@ -85,9 +88,34 @@ def config_file() -> Path | None:
     places = (Path(CONFIG_NAME), user_config_path("rankwatch") / CONFIG_NAME)
     place = next((place for place in places if place.is_file()), None)
     for path in () if place is None else (place.absolute().parent, place.absolute()):
-        if why := others_write(path):
+        if why := _others_write(path):
             raise PermissionError(f"{place} is not read, as {why}; it and its folder must be this user's or root's")
     return place
+
+
+def _others_write(path: Path) -> str:
+    """Why others than this user and root may write a file, or replace what is in a folder; "" if they may not.
+
+    Raises:
+        OSError: it does not exist or cannot be looked at.
+    """
+    found, uid = path.stat(), os.getuid()
+    if found.st_uid not in (uid, 0):
+        return f"{path} belongs to user {found.st_uid}"
+    # In a folder such as /tmp nobody replaces what is another's, and nobody writes what Kubernetes mounts to be read,
+    # with every right. Many systems give each user a group of its own.
+    if os.statvfs(path).f_flag & os.ST_RDONLY:
+        return ""
+    sticky = stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX
+    others = stat.S_IWOTH | stat.S_IWGRP * (not _is_group_of(uid, found.st_gid))
+    return f"others can write {path}" if found.st_mode & others and not sticky else ""
+
+
+def _is_group_of(uid: int, gid: int) -> bool:
+    try:
+        return gid == 0 or grp.getgrgid(gid).gr_name == pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return False
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,6 +142,21 @@ def test_the_ledger_is_not_emptied_by_an_agent_without_a_rank(world):
     assert verdicts(world)[first] is Verdict.GONE
 
 
+def test_the_ledger_is_not_emptied_by_the_name_of_an_earlier_launch(world):
+    one, two = host(0, ONE, "m.0"), host(1, TWO, "m.0")
+    world.send(one(1), two(1))
+    assert world.attempt == "m.0"
+    events = [
+        wire.Event("checkpoint_saved", 1, rank, 1, {"checkpoint": "a", "tier": "memory", "seconds": 1.0})
+        for rank in range(4)
+    ]
+    world.send(one(2, events=tuple(events[:2])), two(2, events=tuple(events[2:])))
+    (before,) = verdicts(world).items()
+    for rank in (None, 0, 5):
+        world.send(outsider("l.0")(**NOTHING | gone(before[0], rank)))
+    assert [*verdicts(world).items()] == [before]
+
+
 def test_a_checkpoint_goes_only_by_who_has_saved_a_part_of_it(world):
     one = wire.Event(
         "checkpoint_saved",

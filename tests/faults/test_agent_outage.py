@@ -26,6 +26,17 @@ def spooled_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.glob("**/*.seg"))
 
 
+def leave_a_spool(folder: Path, environment: dict[str, str], **told: str) -> str:
+    """Let a job of 50 steps end with 7 while nobody answers; the log of its agent."""
+    with RecordingRank(folder, **told) as rank, AgentProcess(folder, environment, job=told.get("job", "gpt")) as agent:
+        rank.do("steps", 50)
+        until(lambda: "rank 0" in agent.log)
+        rank.say("exit", 7)
+        rank.wait()
+        assert agent.wait() == 0
+        return agent.log
+
+
 def test_everything_of_an_outage_arrives_once_afterwards_and_in_order(tmp_path, service, rank, agent):
     rank.do("steps", 10)
     until(lambda: len(service.rows()) == 10)
@@ -67,12 +78,7 @@ def test_a_service_that_accepts_and_never_answers_holds_up_neither_the_loop_nor_
 
 def test_a_job_that_ends_during_an_outage_leaves_a_spool_that_the_next_agent_sends(tmp_path, service):
     service.stop()
-    with RecordingRank(tmp_path, launch="first") as rank, AgentProcess(tmp_path, service.environment) as agent:
-        rank.do("steps", 50)
-        until(lambda: "rank 0" in agent.log)
-        rank.say("exit", 7)
-        rank.wait()
-        assert agent.wait() == 0
+    leave_a_spool(tmp_path, service.environment, launch="first")
     assert not list(tmp_path.glob("*.ring"))
     service.start()
     with RecordingRank(tmp_path, launch="second") as rank, AgentProcess(tmp_path, service.environment):
@@ -85,18 +91,13 @@ def test_a_job_that_ends_during_an_outage_leaves_a_spool_that_the_next_agent_sen
 @pytest.mark.parametrize("by", ["the agent of another job", "rankwatch agent drain"])
 def test_what_a_job_left_in_its_spool_is_sent_though_it_never_starts_again(tmp_path, service, by: str) -> None:
     service.stop()
-    with RecordingRank(tmp_path, job="over") as rank, AgentProcess(tmp_path, service.environment, job="over") as agent:
-        rank.do("steps", 50)
-        until(lambda: "rank 0" in agent.log)
-        rank.say("exit", 7)
-        rank.wait()
-        assert agent.wait() == 0
+    log = leave_a_spool(tmp_path, service.environment, job="over")
     drain = [sys.executable, "-m", "rankwatch.agent", "drain", "--dir", str(tmp_path)]
     environment = {**os.environ, "RANKWATCH_DIR": str(tmp_path), **service.environment}
     assert subprocess.run(drain, env=environment, check=False).returncode == 1, "there is still no service"
     service.start()
     if by == "rankwatch agent drain":
-        assert subprocess.run(drain, env=environment, check=False).returncode == 0, agent.log
+        assert subprocess.run(drain, env=environment, check=False).returncode == 0, log
     else:
         with RecordingRank(tmp_path), AgentProcess(tmp_path, service.environment):
             until(lambda: service.events("process_exit"))
@@ -108,12 +109,7 @@ def test_what_a_job_left_in_its_spool_is_sent_though_it_never_starts_again(tmp_p
 def test_what_was_meant_for_one_service_is_not_sent_to_another_by_the_agent_of_another_job(tmp_path, service) -> None:
     with AgentService() as gone:
         gone.stop()
-        with RecordingRank(tmp_path, job="over") as rank, AgentProcess(tmp_path, gone.environment, job="over") as agent:
-            rank.do("steps", 50)
-            until(lambda: "rank 0" in agent.log)
-            rank.say("exit", 7)
-            rank.wait()
-            assert agent.wait() == 0
+        leave_a_spool(tmp_path, gone.environment, job="over")
     waiting = spooled_bytes(tmp_path)
     with RecordingRank(tmp_path) as rank, AgentProcess(tmp_path, service.environment) as agent:
         rank.do("steps", 5)

@@ -55,6 +55,6 @@ OWNERS: Final[Mapping[str, Owner]] = {
 """By kind. An event of another kind is of the host, as nothing but the feed shows it."""
 
 
-def rank_missing(event: wire.Event) -> str:
-    """Why an event is not taken: it is of a rank and names none; empty if it is taken."""
-    return f"{event.kind} of no rank" if event.rank is None and OWNERS.get(event.kind) is Owner.RANK else ""
+def is_of_a_rank(event: wire.Event) -> bool:
+    """Whether an event is of a rank, and says of which."""
+    return event.rank is not None and OWNERS.get(event.kind) is Owner.RANK

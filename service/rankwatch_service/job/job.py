@@ -25,7 +25,7 @@ from rankwatch_service.job.declarations import DECLARATION_STEPS, DECLARATIONS_M
 from rankwatch_service.job.detection import DetectionPipeline, MakeDetectors
 from rankwatch_service.job.device_boards import DeviceBoards, as_frame
 from rankwatch_service.job.effects import Effects, FeedEntry, brief
-from rankwatch_service.job.event_owners import rank_missing
+from rankwatch_service.job.event_owners import OWNERS, Owner, is_of_a_rank
 from rankwatch_service.job.history import JobHistory
 from rankwatch_service.job.summary import AttemptChange, SummaryBuilder
 from rankwatch_service.names import launch_of, number_of, series_of_devices
@@ -214,20 +214,20 @@ class JobStream:
         """Leave out what its sender has no right to tell, and report events of no rank.
 
         That a checkpoint is gone is only counted: where ranks have moved, whoever sees it may have saved no part of it.
-        Nothing of a host is taken from who never carried a rank.
+        From who never carried a rank only events of ranks are taken: how those of an earlier launch ended.
         """
         if not self._carriers.signed:
             return bundle
         batches, refused = [], Counter[tuple[str, str, str]]()
         for batch in bundle.batches:
             if not self._carriers.may_tell(batch, launch):
-                own = tuple(event for event in batch.events if event.rank is not None)
+                own = tuple(filter(is_of_a_rank, batch.events))
                 batches.append(replace(batch, events=own, devices=(), host_devices=()))
                 continue
             kept = []
             for event in batch.events:
-                if why := rank_missing(event):
-                    refused[batch.host, batch.agent, why] += 1
+                if OWNERS.get(event.kind) is Owner.RANK and not is_of_a_rank(event):
+                    refused[batch.host, batch.agent, f"{event.kind} of no rank"] += 1
                 elif event.kind == "checkpoint_gone" and not self._has_saved(batch, event):
                     self.history.counts["checkpoint_gone"] += 1
                 else:
