@@ -98,9 +98,12 @@ class DispatchingDetector(Stateful):
             return False
         if self.COMPARES_RANKS and not self.lockstep:
             return False
-        if frame.late and (self.lockstep or not self.TAKES_LATE):
+        if frame.late and not self._takes_late():
             return False
         return not frame.awaits_times if self.JUDGES_TIMES else frame.family != "timed"
+
+    def _takes_late(self) -> bool:
+        return self.TAKES_LATE and not self.lockstep
 
     def _begin(self, start: AttemptStart) -> list[Finding]:
         findings: list[Finding] = []

@@ -175,7 +175,25 @@ def test_at_their_own_pace_each_rank_that_has_it_is_named_and_each_must_be_well_
     assert [f.change for f in judged_at_own_pace(*ills, *well, *others)] == [Change.OPEN, Change.CLOSE]
 
 
-def test_what_comes_late_where_ranks_march_together_is_for_the_charts_alone() -> None:
+def test_the_late_row_of_the_rank_that_had_it_first_names_it() -> None:
+    others = frame(35, {"grad_norm": [NAN] * 4}, {"nonfinite": [0, 0, 0, 0]})
+    others.present["grad_norm"][3] = others.present["nonfinite"][3] = False
+    then = frame(36, {"loss": [NAN] * 4, "grad_norm": [NAN] * 4}, {"nonfinite": [9] * 4})
+    late = replace(frame(35, {"grad_norm": [NAN] * 4}, {"nonfinite": [0, 0, 0, 4]}), late=True)
+    late.present["grad_norm"][:3] = late.present["nonfinite"][:3] = False
+    opened, named = judged(others, then, late, late)
+    assert (opened.change, opened.ranks, str(opened.scope)) == (Change.OPEN, (), "job")
+    assert (named.change, named.ranks, named.onset_step) == (Change.UPDATE, (3,), 35)
+
+
+def test_a_late_row_of_a_later_step_names_nobody_and_ends_nothing() -> None:
+    everywhere = frame(8, {"loss": [NAN] * 4})
+    victim = replace(frame(9, {"grad_norm": [NAN] * 4}, {"nonfinite": [0, 0, 0, 4]}), late=True)
+    well = [replace(frame(step, {"loss": [1.0] * 4}), late=True) for step in range(3, 8)]
+    assert [one.change for one in judged(everywhere, victim, *well)] == [Change.OPEN]
+
+
+def test_what_comes_late_where_ranks_march_together_opens_nothing() -> None:
     assert judged(frame(9, {"loss": [1.0] * 4}), row(3, 2, "loss", NAN)) == []
 
 

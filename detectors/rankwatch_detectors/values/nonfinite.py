@@ -2,7 +2,8 @@
 
 After the gradient reduction a NaN is on every rank, so the culprit shows only in values measured before it: the exact
 columns `nonfinite` (how many local gradients were not finite) and `nonfinite_first` (which parameter). Without them the
-ranks whose own values are not finite are named, unless all are. A value that was not logged does not count. The norms
+ranks whose own values are not finite are named, unless all are. A row of that rank that comes late, as after an outage
+between its host and the service, still names it. A value that was not logged does not count. The norms
 of a step that the loss scaler skipped (`optimizer_skipped`) do not count either, unless many steps in a row are
 skipped: that is told once, and again only if it takes longer than before.
 
@@ -97,7 +98,7 @@ class NonfiniteDetector(DispatchingDetector):
     def __init__(self, config: NonfiniteConfig) -> None:
         super().__init__()
         self.name = "nonfinite"
-        self.version = 10
+        self.version = 11
         self._config = config
         self._parameters: list[str] = []
         self._bad: dict[str, int] = {}
@@ -130,10 +131,14 @@ class NonfiniteDetector(DispatchingDetector):
             self._finite, self._measured = {}, False
         return ()
 
+    def _takes_late(self) -> bool:
+        return super()._takes_late() or (self.lockstep and not self._exact and bool(self._bad))
+
     def _on_frame(self, frame: Frame) -> Sequence[Finding]:
         excused = _flagged(frame, SKIPPED)
         if frame.late:
-            return self._judge(frame, _bad_ranks(frame, excused), excused)
+            bad = _bad_ranks(frame, excused)
+            return self._name(frame, bad) if self.lockstep else self._judge(frame, bad, excused)
         if anyone(excused):
             self._skips += 1
         elif self._skips and anyone(_flagged(frame, "grad_norm")) and np.isfinite(frame.values["grad_norm"]).all():
@@ -307,11 +312,7 @@ class NonfiniteDetector(DispatchingDetector):
                 self._exact = exact and bool(ranks)
                 words = {"severity": Severity.CRITICAL, "confidence": 1.0} | self._words(frame, bad, ranks)
                 return self.episodes.update(open_scope, **words)
-            better = exact and not self._exact and bool(ranks) and frame.step <= told["onset_step"]
-            if not better:
-                return []
-            self._exact = True
-            return self.episodes.update(open_scope, **self._words(frame, bad, ranks))
+            return self._name(frame, bad)
         self._exact = exact and bool(ranks)
         critical = any(name in CRITICAL for name in bad)
         return self.episodes.open(
@@ -324,6 +325,15 @@ class NonfiniteDetector(DispatchingDetector):
             confidence=1.0 if critical and SKIPPED not in bad else 0.7,
             **self._words(frame, bad, ranks),
         )
+
+    def _name(self, frame: Frame, bad: dict[str, Bools]) -> list[Finding]:
+        """Name the ranks whose own gradients were not finite, if the open episode began in this step or later."""
+        ranks = _culprits(frame, bad, reduced=self.lockstep) if "nonfinite" in bad and not self._exact else ()
+        scope = next(iter(self.episodes), None)
+        if not ranks or scope is None or frame.step > self.episodes.told(scope)["onset_step"]:
+            return []
+        self._exact = True
+        return self.episodes.update(scope, **self._words(frame, bad, ranks))
 
     def _tell_others(self, frame: Frame, bad: dict[str, Bools], scope: IncidentScope, more: list[int]) -> list[Finding]:
         """Add further ranks with non-finite values, which each has by itself."""

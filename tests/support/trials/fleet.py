@@ -53,11 +53,15 @@ class FleetSettings:
 
 
 def small() -> dict[str, Job]:
-    """Three jobs of half a minute with one fault each. The hang outlasts any outage of the log."""
+    """Three jobs of half a minute with one fault each. The hang outlasts any outage of the log.
+
+    The steps of beta are long: after an outage its hosts may be heard seconds apart, and a rank that is heard 8 steps
+    after the others is named by an update of the job's incident, not by an incident of its own.
+    """
     size = {"step_s": 0.5, "placement": RankPlacement(ranks_per_host=4)}
     return {
         "alpha": Job(world_size=16, steps=62, seed=31, **size).inject(Slow(5, 30, 2.0, until_step=48)),
-        "beta": Job(world_size=8, steps=72, seed=32, **size).inject(NonFinite(3, 35)),
+        "beta": Job(world_size=8, steps=36, seed=32, **size | {"step_s": 1.0}).inject(NonFinite(3, 17)),
         "gamma": Job(world_size=8, steps=38, seed=33, **size).inject(Hang(2, 25, seconds=60.0)),
     }
 
