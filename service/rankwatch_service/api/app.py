@@ -17,6 +17,7 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.routing import BaseRoute
 
 from rankwatch_service.access.agents import Agents, AgentSecrets, Renewals
+from rankwatch_service.access.budgets import Budgets
 from rankwatch_service.access.identities import Authenticator
 from rankwatch_service.access.oidc_provider import OidcProvider
 from rankwatch_service.access.refusals import Refusals
@@ -173,6 +174,8 @@ def _context(settings: Settings, engine: Engine, intake: Intake, clock: Clock, s
     counters = Counters(registry)
     registry.register(StoreCollector(engine, clock, log_in_store=not settings.kafka))
     authenticator = Authenticator(engine, clock)
+    budgets = Budgets(clock, lambda what, whose: counters.budget_refused.labels(what, whose).inc())
+    counters.watch(budgets)
     refusals = Refusals(engine, clock, lambda status: counters.refused.labels(status).inc())
 
     controls = ControlLog(engine, clock)
@@ -208,6 +211,7 @@ def _context(settings: Settings, engine: Engine, intake: Intake, clock: Clock, s
         authenticator=authenticator,
         refusals=refusals,
         secret_key=secret_key,
+        budgets=budgets,
         new_jobs=new_jobs,
         cursors=CursorSigner(secret_key.derive("cursors")),
         changes=ChangeFeed(ChangeWatch(engine), driver_thread.wake),

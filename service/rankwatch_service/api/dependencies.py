@@ -17,6 +17,7 @@ from starlette.concurrency import run_in_threadpool
 from rankwatch.signed import Purpose, Signed, code_of
 from rankwatch.wire import SignedOrders
 from rankwatch_service.access.agents import Agents, ForgedError, Origin, Renewals, UnknownAgentError
+from rankwatch_service.access.budgets import STREAMS_MAX, Budgets
 from rankwatch_service.access.identities import Authenticator, Identity
 from rankwatch_service.access.oidc_provider import OidcProvider
 from rankwatch_service.access.refusals import Refusals
@@ -57,6 +58,7 @@ class Context:
     authenticator: Authenticator
     refusals: Refusals
     secret_key: SecretKey
+    budgets: Budgets
     new_jobs: NewJobs
     cursors: CursorSigner
     changes: ChangeFeed
@@ -268,9 +270,6 @@ class Idempotency:
 
 
 IdempotencyDep = Annotated[Idempotency, Depends()]
-
-STREAMS_MAX: Final = 4_096
-"""Open streams in one process: one for each host, and those of people. A stream costs 80 KB."""
 
 STREAMS_OF_A_PERSON_MAX: Final = 64
 """Open streams of one token of a person; an ingest token, which all hosts share, has no limit of its own."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Iterator
+from functools import partial
 from importlib.metadata import version
+from itertools import product
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -18,6 +20,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 from sqlalchemy import Connection, Engine, func, select
 
+from rankwatch_service.access.budgets import LIMITS, Budgets, Whose
 from rankwatch_service.alerts import waiting_count
 from rankwatch_service.api.background.health_facts import partitions, processes
 from rankwatch_service.clock import Clock
@@ -145,6 +148,15 @@ class Counters:
             "Agents that did not enrol because their token admits no more",
             registry=registry,
         )
+        self.budget_refused = Counter(
+            "rankwatch_budget_refused",
+            "What was refused to accounts of a kind, or taken from them for others",
+            ["what", "whose"],
+            registry=registry,
+        )
+        self._budget_held = Gauge(
+            "rankwatch_budget_held", "What accounts of a kind hold", ["what", "whose"], registry=registry
+        )
         self.alerts = Counter("rankwatch_alerts", "Alerts received, by result", ["result"], registry=registry)
         self.views = Counter("rankwatch_agent_views", "Views of agents that were stored", registry=registry)
         self.streams_refused = Counter(
@@ -168,6 +180,11 @@ class Counters:
         self.driver_failures = Counter(
             "rankwatch_driver_failures", "Passes over the orders that failed and were retried", registry=registry
         )
+
+    def watch(self, budgets: Budgets) -> None:
+        """Show what its accounts hold."""
+        for limit, whose in product(LIMITS, Whose):
+            self._budget_held.labels(limit.what, whose).set_function(partial(budgets.held, limit, whose))
 
 
 class StoreCollector(Collector):

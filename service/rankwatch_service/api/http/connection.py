@@ -25,6 +25,7 @@ from typing import Any, Final
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from rankwatch_service.access.budgets import CONNECTIONS_MAX
 from rankwatch_service.api.http.gate import TrustedProxies
 
 HEAD_BYTES_MAX: Final = 65_536
@@ -33,8 +34,6 @@ HEAD_S: Final = 10.0
 """From the connection, or the first byte of a further request, to the end of its headers. TLS included."""
 BODY_S: Final = 60.0
 """From there to the end of the body: 8 MB at 140 KB/s."""
-CONNECTIONS_MAX: Final = 8_192
-"""A host has three, a browser tab one or two."""
 RESERVED: Final = 2_048
 """Of these, for connections with a token."""
 ANONYMOUS_PER_ADDRESS_MAX: Final = 256
