@@ -30,6 +30,7 @@ class Purpose(StrEnum):
 
     BATCH = "batch"
     VIEW = "view"
+    LISTEN = "listen"
     ORDERS = "orders"
 
 
@@ -83,5 +84,8 @@ def split(body: bytes) -> Signed | None:
 
 
 def nonce_of(body: bytes) -> str:
-    """What the answer to a signed message must bring back: half of the message's own code, which differs each time."""
+    """What the answer to a signed message must bring back: half of the message's own code, which differs each time.
+
+    32 hexadecimal digits, whatever was sent.
+    """
     return body[HEAD_BYTES - CODE_BYTES // 2 : HEAD_BYTES].hex()

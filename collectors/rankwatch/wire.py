@@ -295,6 +295,10 @@ class OrderView(msgspec.Struct, frozen=True):
     """Number of renewals of the lease: when it grows, agents write the phase again, and the ranks' leases restart."""
 
 
+LISTEN_BYTES: Final = 16
+"""Random bytes that an agent signs to open its order stream."""
+
+
 class ResumeAdvice(msgspec.Struct, frozen=True):
     """The newest good checkpoint that survives the processes; agents write it to a file for the next launch."""
 

@@ -3,17 +3,18 @@
 An honest job of two hosts trains beside each attack, under `rankwatch up`; its agents are those of the collectors.
 """
 
+import os
 import time
 
 import pytest
 
 from rankwatch import wire
 from rankwatch.agent.endpoint import Endpoint, endpoint_of
-from rankwatch.agent.enrolment import Enrolment
+from rankwatch.agent.enrolment import Enrolment, ForgedOrdersError, OrderCheck
 from rankwatch.agent.service_connection import ServiceConnection
 from rankwatch.agent.uplink import HttpPublisher
 from rankwatch.outcome import Accepted
-from rankwatch.signed import Purpose
+from rankwatch.signed import Purpose, sign
 from tests.support.service.process import until
 from tests.support.values.batches import batch, progress, ranks, table
 
@@ -114,6 +115,49 @@ def test_a_view_of_ranks_that_nobody_has_makes_no_pause(hosts, admin, thief):
     for attempt in ("l.0", "zzz.0"):
         view = wire.encode(wire.View(JOB, attempt, "node-0", "thief", 1, told))
         assert thief.post("/api/v1/agents/view", content=view, headers=MSGPACK).status_code == 403
+
+
+def first_orders(asking_with, host: str, request: bytes | str) -> tuple[int, str]:
+    """The status, and the first orders, of a stream that is asked for with this request."""
+    query = {"job": JOB, "host": host, "boot": "b", "signed": request if isinstance(request, str) else request.hex()}
+    with asking_with.stream("GET", "/api/v1/agents/orders", params=query) as stream:
+        lines = (line.removeprefix("data: ") for line in stream.iter_lines() if line.startswith("data: "))
+        return stream.status_code, next(lines, "")
+
+
+def test_orders_are_signed_for_the_agent_that_asks_and_for_no_other(up, hosts, admin, thief, tmp_path):
+    """Whoever could have orders signed for another agent could hand them on where it took the service's address."""
+    train(hosts, admin, 1)
+    honest = hosts[0].enrolment.identity()
+    enemy = Host(7, endpoint_of(up.url, up.kept("ingest-token"), {}), tmp_path)
+    own = enemy.enrolment.identity()
+    nonce = bytes(wire.LISTEN_BYTES)
+    asked = {
+        "of nobody": ("node-0", ""),
+        "of another agent": ("node-0", sign(Purpose.LISTEN, honest.agent, own.secret, nonce)),
+        "of another host": ("node-0", own.sign(Purpose.LISTEN, nonce)),
+        "with a view that was overheard": ("node-0", honest.sign(Purpose.VIEW, nonce)),
+        "with a NUL in it": ("node-0", honest.sign(Purpose.LISTEN, nonce).hex() + "\0"),
+        "of another length": ("node-0", honest.sign(Purpose.LISTEN, b"00")),
+    }
+    statuses = {what: first_orders(thief, *how)[0] for what, how in asked.items()}
+    assert list(statuses.values()) == [403, 403, 409, 403, 422, 422]
+    for identity, host in ((honest, "node-0"), (own, "node-7")):
+        request = identity.sign(Purpose.LISTEN, os.urandom(wire.LISTEN_BYTES))
+        status, told = first_orders(thief, host, request)
+        assert status == 200
+        assert OrderCheck().event(identity, told, request, -1)[1] == 0
+        with pytest.raises(ForgedOrdersError):
+            OrderCheck().event(identity, told, identity.sign(Purpose.LISTEN, nonce), -1)
+    enemy.line.close()
+
+
+@pytest.mark.parametrize("nonce", ["n\0", "n" * 32, "0" * 31, "0" * 33, "0" * 32 + "\n"])
+def test_a_nonce_is_32_hexadecimal_digits(thief, nonce):
+    """It is signed beside other texts, and could not be told from them if it were any text."""
+    asked = {"job": "nonces", "host": "h", "nonce": nonce}
+    assert thief.post("/api/v1/agents/enrol", json=asked).status_code == 422
+    assert thief.post("/api/v1/agents/enrol", json=asked | {"nonce": "0" * 32}).status_code == 201
 
 
 def test_an_agent_that_enrols_with_the_stolen_token_carries_no_rank_of_others(up, hosts, admin, tmp_path):

@@ -221,20 +221,20 @@ class OrderCheck:
             self._ahead_ns = told.at_unix_ns - self._monotonic_ns()
         return _decoded(_ORDERS, told.orders)
 
-    def event(self, identity: AgentIdentity, data: str, nonce: str, sequence: int) -> tuple[wire.Orders, int]:
+    def event(self, identity: AgentIdentity, data: str, request: bytes, sequence: int) -> tuple[wire.Orders, int]:
         """The orders in an event of the stream, and the sequence number of the event.
 
         Args:
             identity: that the stream was opened for.
             data: of the event.
-            nonce: that the stream was opened with.
+            request: with which the stream was opened.
             sequence: number of the event before; -1 for the first.
 
         Raises:
             ForgedOrdersError: they are not from the service, not for this stream, repeated, or expired.
         """
         told: wire.SignedOrders = _decoded(_SIGNED, data)
-        _verify(identity, told, nonce)
+        _verify(identity, told, nonce_of(request))
         if told.sequence <= sequence:
             raise ForgedOrdersError(f"orders {told.sequence} came after {sequence}")
         with self._lock:

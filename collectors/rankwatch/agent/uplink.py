@@ -198,12 +198,12 @@ class OrderStream(threading.Thread):
             Unreachable: the service did not answer or fell silent, or an event is not from it.
         """
         identity = self._enrolment.identity()
-        nonce = os.urandom(16).hex()
-        asked = self._asked | {"agent": identity.agent, "nonce": nonce}
+        request = identity.sign(Purpose.LISTEN, os.urandom(wire.LISTEN_BYTES))
+        asked = self._asked | {"signed": request.hex()}
         sequence = -1
         for event, data in self._connection.stream(f"/api/v1/agents/orders?{urlencode(asked)}"):
             if event == "orders":
-                orders, sequence = self._check.event(identity, data, nonce, sequence)
+                orders, sequence = self._check.event(identity, data, request, sequence)
                 yield orders
 
 

@@ -79,7 +79,7 @@ class Context:
     streams: dict[str, int] = field(default_factory=dict)
     """Number of open event streams by token id."""
 
-    def signed_orders(self, origin: Origin, agent: str, orders: bytes, nonce: str, sequence: int) -> bytes:
+    def signed_orders(self, origin: Origin, agent: str, nonce: str, orders: bytes, sequence: int) -> bytes:
         """Orders for one agent, signed with its secret: `wire.SignedOrders` as JSON."""
         told = SignedOrders(orders.decode(), nonce, sequence, self.clock.unix_ns())
         secret = self.agents.secrets_of(origin.job, origin.host, agent)

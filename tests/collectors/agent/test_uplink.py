@@ -363,6 +363,8 @@ def test_nobody_answers(service, tmp_path):
 
 S = 10**9
 IDENTITY = AgentIdentity("00112233445566aa", bytes(range(32)))
+REQUEST = IDENTITY.sign(Purpose.LISTEN, bytes(16))
+NONCE = nonce_of(REQUEST)
 ORDERS = wire.Orders((wire.OrderView("o1", "gpt", "l.0", "kill", "relaunch"),))
 
 
@@ -376,7 +378,7 @@ def told(nonce: str, sequence: int = 0, at_s: float = 1_000.0, secret: bytes = I
 def test_orders_of_the_service_are_taken_on_both_ways():
     check, request = OrderCheck(), IDENTITY.sign(Purpose.VIEW, b"view")
     assert check.answer(IDENTITY, told(nonce_of(request)), request) == ORDERS
-    assert check.event(IDENTITY, told("n", 3).decode(), "n", 2) == (ORDERS, 3)
+    assert check.event(IDENTITY, told(NONCE, 3).decode(), REQUEST, 2) == (ORDERS, 3)
 
 
 def test_orders_that_are_not_signed_or_by_somebody_else_are_not_taken():
@@ -385,7 +387,7 @@ def test_orders_that_are_not_signed_or_by_somebody_else_are_not_taken():
         with pytest.raises(ForgedOrdersError):
             check.answer(IDENTITY, body, request)
         with pytest.raises(ForgedOrdersError):
-            check.event(IDENTITY, body.decode(), nonce_of(request), -1)
+            check.event(IDENTITY, body.decode(), REQUEST, -1)
 
 
 @pytest.mark.parametrize(
@@ -400,9 +402,9 @@ def test_orders_that_are_not_signed_or_by_somebody_else_are_not_taken():
     ],
 )
 def test_every_field_is_signed(changed):
-    on_its_way = msgspec.json.decode(told("n")) | changed
+    on_its_way = msgspec.json.decode(told(NONCE)) | changed
     with pytest.raises(ForgedOrdersError, match="not signed"):
-        OrderCheck().event(IDENTITY, msgspec.json.encode(on_its_way).decode(), changed.get("nonce", "n"), -1)
+        OrderCheck().event(IDENTITY, msgspec.json.encode(on_its_way).decode(), REQUEST, -1)
 
 
 def test_the_answer_to_another_request_is_not_taken():
@@ -410,22 +412,22 @@ def test_the_answer_to_another_request_is_not_taken():
     with pytest.raises(ForgedOrdersError, match="another request"):
         OrderCheck().answer(IDENTITY, told(nonce_of(first)), second)
     with pytest.raises(ForgedOrdersError, match="another request"):
-        OrderCheck().event(IDENTITY, told("an earlier stream").decode(), "this stream", -1)
+        OrderCheck().event(IDENTITY, told(nonce_of(first)).decode(), REQUEST, -1)
 
 
 @pytest.mark.parametrize("sequence", [4, 5])
 def test_an_event_that_comes_again_or_late_is_not_taken(sequence):
     with pytest.raises(ForgedOrdersError, match="came after 5"):
-        OrderCheck().event(IDENTITY, told("n", sequence).decode(), "n", 5)
+        OrderCheck().event(IDENTITY, told(NONCE, sequence).decode(), REQUEST, 5)
 
 
 def test_an_event_that_was_held_back_expires_by_the_service_s_clock():
     clock = FakeClock()
     check, request = OrderCheck(clock.unix_ns), IDENTITY.sign(Purpose.VIEW, b"view")
-    held_back = told("n", 1, at_s=1_000.0).decode()
+    held_back = told(NONCE, 1, at_s=1_000.0).decode()
     check.answer(IDENTITY, told(nonce_of(request), at_s=1_000.0), request)
     clock.advance(wire.ORDERS_VALID_S)
-    assert check.event(IDENTITY, held_back, "n", 0) == (ORDERS, 1)
+    assert check.event(IDENTITY, held_back, REQUEST, 0) == (ORDERS, 1)
     clock.advance(1.0)
     with pytest.raises(ForgedOrdersError, match="expired"):
-        check.event(IDENTITY, held_back, "n", 0)
+        check.event(IDENTITY, held_back, REQUEST, 0)

@@ -19,6 +19,7 @@ from tests.support.store.rows import add, command_row, rows_of
 from tests.support.values.batches import batch, progress
 
 CLOCK = FakeClock
+NONCE = "0123456789abcdef" * 2
 BODY = wire.encode(batch())
 VIEW = wire.encode(wire.View("gpt", "l.0", "node-1", "b", 1, (progress(0, 5),)))
 
@@ -111,9 +112,9 @@ def test_the_answer_to_a_view_is_signed_for_this_view(api, agent):
 def test_the_answer_to_an_enrolment_proves_that_the_service_has_issued_the_token(api, scopes):
     text = job_token(api) if scopes is None else api.token(*scopes)
     key = trust_of(text, {}).enrolment_key
-    told = enrol(api, token=text.partition(".")[0], nonce="n").json()
+    told = enrol(api, token=text.partition(".")[0], nonce=NONCE).json()
     assert len(key) == 16
-    assert told["proof"] == proof_of(key, "n", told["agent"], told["secret"])
+    assert told["proof"] == proof_of(key, NONCE, told["agent"], told["secret"])
     assert key.hex() not in api.ask("GET", "/api/v1/tokens").text
 
 

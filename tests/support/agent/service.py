@@ -220,11 +220,19 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if not self.api.streaming:
             self._answer(503, b"")
             return
+        asked = {name: value for name, [value] in parse_qs(urlsplit(self.path).query).items()}
+        request = bytes.fromhex(asked.get("signed", ""))
+        signed = split(request)
+        agent = signed.agent if signed else ""
+        if self.api.enrols and not (
+            signed and agent in self.api.agents and signed.is_by(self.api.agents[agent][1], Purpose.LISTEN)
+        ):
+            self._answer(409, b'{"detail": "enrol again"}')
+            return
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.end_headers()
         self.close_connection = True
-        asked = {name: value for name, [value] in parse_qs(urlsplit(self.path).query).items()}
         said: list[wire.Orders] = []
         sequence = 0
         server = self.api._server
@@ -233,7 +241,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 with self.api._changed:
                     self.api._changed.wait_for(lambda: [self.api._orders] != said, 0.5)
                     said[:] = [self.api._orders]
-                data = self.api.told(asked.get("agent", ""), asked.get("nonce", ""), sequence)
+                data = self.api.told(agent, nonce_of(request), sequence)
                 self.wfile.write(f"event: orders\ndata: {data}\n\n".encode())
                 sequence += 1
 

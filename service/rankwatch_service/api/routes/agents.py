@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Annotated, Final
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 from fastapi import APIRouter, Depends, Query, Request, Response
@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 
 from rankwatch import wire
-from rankwatch.signed import Purpose, nonce_of, proof_of, split
+from rankwatch.signed import HEAD_BYTES, Purpose, nonce_of, proof_of, split
 from rankwatch_service.access.agents import FullError, Origin
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.scopes import Scope
@@ -35,8 +35,8 @@ VIEW_RANKS_MAX: Final = 1_024
 _VIEW: Final = msgspec.msgpack.Decoder(wire.View)
 Name = Annotated[str, Query(min_length=1, max_length=NAME_CHARS_MAX)]
 Agent = Annotated[Identity, Depends(Require(Scope.INGEST))]
-AgentId = Annotated[str, Query(pattern=r"^([0-9a-f]{16})?$")]
-Nonce = Annotated[str, Query(max_length=64)]
+LISTEN_DIGITS: Final = 2 * (HEAD_BYTES + wire.LISTEN_BYTES)
+SignedRequest = Annotated[str, Query(pattern=rf"^([0-9a-f]{{{LISTEN_DIGITS}}})?$")]
 
 
 class NewAgent(BaseModel):
@@ -45,7 +45,7 @@ class NewAgent(BaseModel):
     model_config = ConfigDict(extra="forbid")
     job: Annotated[str, Field(min_length=1, max_length=NAME_CHARS_MAX)]
     host: Annotated[str, Field(min_length=1, max_length=NAME_CHARS_MAX)]
-    nonce: Annotated[str, Field(max_length=64)] = ""
+    nonce: Annotated[str, Field(pattern=r"^([0-9a-f]{32})?$")] = ""
     """What the proof in the answer is for."""
 
 
@@ -58,9 +58,21 @@ class EnrolledAgent(ApiReply):
     """HMAC-SHA256 by the token's enrolment key over nonce, agent and secret; empty if the token has none."""
 
 
-def _may_listen(identity: Agent, job: Name) -> None:
+class Listener(NamedTuple):
+    """Who opens an order stream."""
+
+    agent: str
+    """Empty: nobody who has enrolled."""
+    nonce: str
+
+
+def _listener(
+    request: Request, context: Ctx, identity: Agent, job: Name, host: Name, signed: SignedRequest = ""
+) -> Listener:
     """Refuse before the event stream begins; afterwards there is no way to."""
-    require_job(identity, job)
+    asked = bytes.fromhex(signed)
+    agent = verified(context, request, identity, split(asked), Purpose.LISTEN, Origin(job, host))
+    return Listener(agent, nonce_of(asked))
 
 
 @router.post("/enrol", status_code=201)
@@ -84,23 +96,23 @@ def enrol(body: NewAgent, request: Request, context: Ctx, identity: Agent) -> En
     return EnrolledAgent(agent=told.agent, secret=told.secret, proof=proof)
 
 
-@router.get("/orders", response_class=EventSourceResponse, dependencies=[Depends(_may_listen)])
+@router.get("/orders", response_class=EventSourceResponse)
 async def orders(
     context: Ctx,
-    _identity: Agent,
+    listener: Annotated[Listener, Depends(_listener)],
     stream: EventStreamDep,
     job: Name,
     host: Name,
     boot: Name,
-    agent: AgentId = "",
-    nonce: Nonce = "",
 ) -> AsyncIterator[ServerSentEvent]:
     """All open orders of the job, sent at once, after every change, and every 10 s.
 
-    `host` and `boot` identify the origin. For an agent that has enrolled, each event is signed with its secret, and
-    brings back the nonce.
+    `host` and `boot` identify the origin. An agent that has enrolled opens its own stream alone: `signed` is 16 bytes
+    of its choice in their signed form, in hexadecimal. Each event is signed with its secret, and brings back half of
+    the code of the request.
     """
     del boot
+    origin = Origin(job, host)
     sent, sent_at_s, sequence = b"", float("-inf"), 0
     async with stream:
         while not context.changes.stopping and await stream.still_allowed():
@@ -108,7 +120,7 @@ async def orders(
             body = await run_in_threadpool(context.orders.orders, job, generation)
             now_s = context.clock.monotonic_s()
             if body != sent or now_s - sent_at_s >= RESEND_S:
-                data = context.signed_orders(Origin(job, host), agent, body, nonce, sequence) if agent else body
+                data = context.signed_orders(origin, *listener, body, sequence) if listener.agent else body
                 yield ServerSentEvent(raw_data=data.decode(), event="orders")
                 sent, sent_at_s, sequence = body, now_s, sequence + 1
             await context.changes.wait(generation, RESEND_S)
@@ -146,7 +158,7 @@ async def view(request: Request, context: Ctx, identity: Agent) -> Response:
     context.driver.wake()
     answer = await run_in_threadpool(context.orders.orders, posted.job, context.changes.generation)
     if agent:
-        answer = context.signed_orders(origin, agent, answer, nonce_of(body), 0)
+        answer = context.signed_orders(origin, agent, nonce_of(body), answer, 0)
     return Response(answer, media_type="application/json")
 
 
