@@ -16,7 +16,6 @@ from rankwatch_service.access.secret_key import SecretKey, load_secret_key
 from rankwatch_service.api.app import create_app
 from rankwatch_service.api.dependencies import Context
 from rankwatch_service.api.http.connection import Connections, TlsServer
-from rankwatch_service.api.http.gate import TrustedProxies
 from rankwatch_service.api.ingest import Batcher
 from rankwatch_service.certificate import LOOK_EVERY_S, ServedCertificate
 from rankwatch_service.clock import Clock, SystemClock
@@ -71,8 +70,7 @@ def run(settings: Settings) -> None:
     app = once_it_answers(begin, clock)
     certificate = _certificate(settings, clock)
     connections = Connections(
-        lambda reason: app.state.context.counters.connections_closed.labels(reason).inc(),
-        TrustedProxies(settings.trusted_proxies),
+        lambda reason: app.state.context.counters.connections_closed.labels(reason).inc(), app.state.context.budgets
     )
     config = uvicorn.Config(
         app,

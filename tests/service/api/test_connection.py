@@ -1,4 +1,4 @@
-"""The limits of connections, on a server of its own with shorter time-outs."""
+"""The limits of connections, on a server of its own with shorter time-outs and few connections."""
 
 import socket
 import ssl
@@ -8,36 +8,48 @@ from collections import Counter
 import pytest
 import uvicorn
 
+from rankwatch_service.access.budgets import CONNECTIONS, UNREAD, Account, Budgets, Whose
 from rankwatch_service.api.http import connection
 from rankwatch_service.api.http.connection import Connections, TlsServer
-from rankwatch_service.api.http.gate import TrustedProxies
+from rankwatch_service.clock import SystemClock
 from tests.support.service.certificates import make_certificate
 from tests.support.service.process import until
 
 BEGUN = b"POST / HTTP/1.1\r\nHost: x\r\n"
 
+LONG = 8 * 1024 * 1024
+
 
 async def application(scope, receive, send):
-    """Answers once the body is there; a path of /token stands for a valid one."""
+    """Answers once the body is there.
+
+    A path of /agent/1 stands for its token, /long for an answer of `LONG` bytes, and /piece for one in one piece.
+    """
     if scope["type"] != "http":
         return
-    if scope["path"] == "/token":
-        scope["state"]["connection"].authenticated()
+    _, whose, name = scope["path"].split("/") if scope["path"].count("/") == 2 else ("", "", "")
+    if whose and not scope["state"]["connection"].charge(Account(Whose(whose), name)):
+        return
     while (message := await receive()).get("more_body"):
         pass
     if message["type"] == "http.request":
-        await send({"type": "http.response.start", "status": 204, "headers": []})
+        if scope["path"] == "/piece":
+            headers = [(b"connection", b"close"), (b"content-length", b"%d" % LONG)]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send({"type": "http.response.body", "body": bytes(LONG)})
+            return
+        if scope["path"] == "/long":
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            for _ in range(LONG // 65_536):
+                await send({"type": "http.response.body", "body": bytes(65_536), "more_body": True})
+        else:
+            await send({"type": "http.response.start", "status": 204, "headers": []})
         await send({"type": "http.response.body"})
 
 
 @pytest.fixture
 def closed():
     return Counter()
-
-
-@pytest.fixture
-def proxies():
-    return TrustedProxies()
 
 
 @pytest.fixture
@@ -51,10 +63,17 @@ def head_s():
 
 
 @pytest.fixture
-def connect(monkeypatch, closed, proxies, tls, head_s):
-    for name, value in {"HEAD_S": head_s, "BODY_S": 0.5, "SWEEP_S": 0.1, "ANONYMOUS_PER_ADDRESS_MAX": 3}.items():
+def budgets():
+    """Twelve connections, of which strangers have three at most and people three for themselves; two unread answers."""
+    return Budgets(SystemClock(), lambda _what, _whose: None, [CONNECTIONS._replace(most=12), UNREAD._replace(most=8)])
+
+
+@pytest.fixture
+def connect(monkeypatch, closed, budgets, tls, head_s):
+    for name, value in {"HEAD_S": head_s, "BODY_S": 0.5, "SWEEP_S": 0.1, "ANSWER_S": 0.5}.items():
         monkeypatch.setattr(connection, name, value)
-    connections = Connections(lambda reason: closed.update([reason]), proxies)
+    monkeypatch.setattr(connection, "_connections_max", lambda: 12)
+    connections = Connections(lambda reason: closed.update([reason]), budgets)
     config = uvicorn.Config(application, port=0, http=connections.protocol, lifespan="off", log_level="error")
     server, listener = TlsServer(config, connections, tls), socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=server.run, args=([listener],))
@@ -80,8 +99,22 @@ def test_a_slow_head_and_a_slow_body_are_answered_408_and_counted(connect, close
     assert closed == {"slow_head": 2, "slow_body": 1}
 
 
+def asking(path: bytes) -> bytes:
+    return BEGUN.replace(b"/ ", path + b" ") + b"Content-Length: 0\r\n\r\n"
+
+
+def is_closed(one: socket.socket) -> bool:
+    """After all that it may have been answered."""
+    try:
+        while one.recv(65_536):
+            pass
+    except ConnectionResetError:
+        pass
+    return True
+
+
 def test_the_oldest_connection_without_a_token_makes_room_and_none_with_one(connect, closed):
-    known = connect(BEGUN.replace(b"/ ", b"/token ") + b"Content-Length: 0\r\n\r\n")
+    known = connect(asking(b"/agent/1"))
     assert known.recv(1000).startswith(b"HTTP/1.1 204 ")
     first, *_ = [connect() for _ in range(4)]
     assert first.recv(1000).startswith(b"HTTP/1.1 503 ")
@@ -97,13 +130,62 @@ def test_a_malformed_request_is_answered_with_a_problem(connect, closed):
     assert closed == {"malformed": 1}
 
 
-@pytest.mark.parametrize("proxies", [TrustedProxies("127.0.0.0/8")])
-def test_the_connections_of_a_trusted_proxy_are_those_of_many_clients(connect, closed):
-    opened = [connect() for _ in range(6)]
-    for one in opened:
-        one.sendall(BEGUN + b"Content-Length: 0\r\n\r\n")
-    assert all(one.recv(1000).startswith(b"HTTP/1.1 204 ") for one in opened)
-    assert not closed
+def test_a_token_that_holds_all_that_is_free_makes_room_for_others_and_people_have_a_part_of_it(connect, closed):
+    def ask(path: bytes) -> socket.socket:
+        one = connect(asking(path))
+        assert one.recv(1000).startswith(b"HTTP/1.1 204 "), path
+        return one
+
+    hostile = [ask(b"/agent/hostile") for _ in range(9)]
+    people = [ask(b"/person/ann") for _ in range(3)]
+    honest = [ask(b"/agent/honest") for _ in range(4)]
+    assert all(is_closed(one) for one in hostile[:4]), "the oldest"
+    for one in [*hostile[4:], *people, *honest]:
+        one.sendall(asking(b"/"))
+        assert one.recv(1000).startswith(b"HTTP/1.1 204 ")
+    assert closed == {"crowded": 4}
+
+
+def test_an_answer_that_nobody_reads_is_closed_in_time_and_one_that_is_read_slowly_ends(connect, closed):
+    unread, slow = connect(asking(b"/long")), connect(asking(b"/long"))
+    received = 0
+    for _ in range(40):  # within 2 s, four times as long as the other has
+        received += len(slow.recv(256 * 1024))
+        threading.Event().wait(0.05)
+    while data := slow.recv(1 << 20):
+        received += len(data)
+        if received > LONG:
+            break
+    assert received > LONG
+    assert is_closed(unread)
+    assert closed == {"slow_answer": 1}
+
+
+def test_an_answer_in_one_piece_after_which_the_connection_ends_does_not_keep_it_open(connect, closed, budgets):
+    unread, read = connect(asking(b"/piece")), connect(asking(b"/piece"))
+    received = sum(iter(lambda: len(read.recv(65_536)), 0))
+    assert received > LONG
+    until("nobody waits", lambda: budgets.held(CONNECTIONS, Whose.ANONYMOUS) == 0, 10)
+    assert is_closed(unread)
+    assert closed == {"slow_answer": 1}
+
+
+def test_of_strangers_answers_that_nobody_reads_a_few_are_kept(connect, closed, budgets, monkeypatch):
+    monkeypatch.setattr(connection, "ANSWER_S", 60.0)
+    unread = [connect(asking(b"/long")) for _ in range(3)]
+    until("one has made room", lambda: closed["unread"] == 1, 10)
+    assert is_closed(unread[0])
+    assert budgets.held(UNREAD, Whose.ANONYMOUS) == 2
+
+
+def test_answers_that_nobody_reads_are_closed_before_those_that_are_served(connect, closed, monkeypatch):
+    monkeypatch.setattr(connection, "ANSWER_S", 60.0)
+    unread = connect(asking(b"/long"))
+    until("it waits", lambda: unread.recv(1, socket.MSG_PEEK), 10)
+    for _ in range(3):
+        assert connect(asking(b"/")).recv(1000).startswith(b"HTTP/1.1 204 ")
+    assert is_closed(unread)
+    assert closed == {"crowded": 1}
 
 
 class TestTls:

@@ -16,6 +16,7 @@ from rankwatch_service.access.scopes import Scope
 from rankwatch_service.access.secret_key import load_secret_key
 from rankwatch_service.access.tokens import TokenKind, create_token
 from rankwatch_service.api.app import create_app
+from rankwatch_service.api.http.connection import Connections, TlsServer
 from rankwatch_service.api.ingest import Batcher, Intake
 from rankwatch_service.clock import Clock, SystemClock
 from rankwatch_service.log.control_log import ControlLog
@@ -113,11 +114,16 @@ def running_api(
 
 
 @contextmanager
-def served_api(folder: Path) -> Iterator[tuple[Api, str]]:
-    """The api on a real port, in a thread of this process, and its URL."""
-    api = Api(folder)
-    listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(api.app, log_level="warning", timeout_graceful_shutdown=1))
+def served_api(folder: Path, **more: Any) -> Iterator[tuple[Api, str]]:
+    """The api on a real port, in a thread of this process, and its URL; `more`: settings of the service."""
+    api = Api(folder, **more)
+    context = api.app.state.context
+    connections = Connections(lambda reason: context.counters.connections_closed.labels(reason).inc(), context.budgets)
+    listener = socket.create_server(("127.0.0.1", 0), backlog=1_024)
+    config = uvicorn.Config(
+        api.app, log_level="warning", timeout_graceful_shutdown=1, proxy_headers=False, http=connections.protocol
+    )
+    server = TlsServer(config, connections, tls=None)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:

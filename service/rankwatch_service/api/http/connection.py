@@ -1,9 +1,9 @@
 """Limits of one connection and of all together, below the application, and uvicorn's server with TLS of our own.
 
-Against heads without end, slow senders and crowds. A connection is anonymous until a request on it had a valid token.
-If too many are, the oldest that waits for nothing is
-closed in favour of the newest: half-open connections never finish a request, so whoever has a token gets one in. An
-established connection with a token is never closed for others.
+Against heads without end, slow senders, slow readers and crowds. A connection counts in `Budgets` for its address until
+a request on it had a valid token, and for that token from then on; behind a trusted proxy for the client of its newest
+request. Where all are taken, whoever holds most loses the oldest that waits for its client: for a request, or for its
+reader. So a newcomer always has the time to show its token.
 
 To uvicorn a connection begins when its handshake is over. Here it counts, and has a time, as soon as it is accepted.
 Each handshake shows the certificate that is then in force.
@@ -25,8 +25,7 @@ from typing import Any, Final
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from rankwatch_service.access.budgets import CONNECTIONS_MAX
-from rankwatch_service.api.http.gate import TrustedProxies
+from rankwatch_service.access.budgets import CONNECTIONS, CONNECTIONS_MAX, UNREAD, Account, Budgets, account_at
 
 HEAD_BYTES_MAX: Final = 65_536
 HEADERS_MAX: Final = 100
@@ -34,14 +33,16 @@ HEAD_S: Final = 10.0
 """From the connection, or the first byte of a further request, to the end of its headers. TLS included."""
 BODY_S: Final = 60.0
 """From there to the end of the body: 8 MB at 140 KB/s."""
-RESERVED: Final = 2_048
-"""Of these, for connections with a token."""
-ANONYMOUS_PER_ADDRESS_MAX: Final = 256
-"""Does not hold for trusted proxies, whose connections are those of many clients."""
+ANSWER_S: Final = 10.0
+"""Within each such time a client takes `TAKEN_BYTES_MIN` of what waits for it, or all of it."""
+TAKEN_BYTES_MIN: Final = 16_384
 FILES_KEPT: Final = 256
 """Descriptors for the database, the log and the libraries."""
 WRITE_BUFFER_BYTES: Final = 65_536
-"""Of an answer that the client does not read; asyncio's default over TLS is eight times as much."""
+"""Of an answer that the client does not read; asyncio's default over TLS is eight times as much. From here on the
+answer counts as unread."""
+CLOSING_MAX: Final = 128
+"""Connections beyond the limit that are told why they are closed and have not gone yet; further ones are cut off."""
 SWEEP_S: Final = 1.0
 RETRY_AFTER_S: Final = 5
 
@@ -53,21 +54,20 @@ class HeadSizeError(Exception):
 class Connections:
     """All connections of this process. For the thread of the event loop only."""
 
-    def __init__(self, count: Callable[[str], None], proxies: TrustedProxies) -> None:
-        """Raise the limit of open files as far as allowed.
+    def __init__(self, count: Callable[[str], None], budgets: Budgets) -> None:
+        """Raise the limit of open files as far as allowed, and share no more connections than it leaves.
 
         Args:
             count: called with the reason of each connection that is refused or closed.
-            proxies: exempt from `ANONYMOUS_PER_ADDRESS_MAX`.
+            budgets: whose connections and unread answers these are.
         """
         self._count = count
-        self._proxies = proxies
+        self._budgets = budgets
         self._all: set[ClientConnection] = set()
-        self._anonymous: dict[ClientConnection, None] = {}
-        """Oldest first."""
-        self._by_address: dict[str, dict[ClientConnection, None]] = {}
+        self._closing: set[ClientConnection] = set()
         self._sweeping = False
-        self._max = _connections_max()
+        self._most = _connections_max()
+        budgets.shrink(CONNECTIONS, self._most)
 
     def protocol(self, **how: Any) -> ClientConnection:
         """A protocol for one connection, as `uvicorn.Config(http=...)` calls it."""
@@ -78,32 +78,36 @@ class Connections:
         if not self._sweeping:
             self._sweeping = True
             self._sweep()
-        if len(self._all) >= self._max:
-            self.refuse(one, "full", 503, "the service has no room for another connection")
-            return
         self._all.add(one)
-        self._anonymous[one] = None
-        if one.address not in self._proxies:
-            neighbours = self._by_address.setdefault(one.address, {})
-            neighbours[one] = None
-            if len(neighbours) > ANONYMOUS_PER_ADDRESS_MAX:
-                self._make_room(neighbours)
-        if len(self._anonymous) > max(self._max - RESERVED, 1):
-            self._make_room(self._anonymous)
+        gone = self._budgets.take(CONNECTIONS, one.account, one)
+        if gone is one:
+            self.refuse(one, "full", 503, "the service has no room for another connection")
+        elif gone is not None:
+            self.refuse(gone, "crowded", 503, "this connection made room for those of others")
 
-    def authenticated(self, one: ClientConnection) -> None:
-        """A request on this connection had a valid token."""
-        if one in self._anonymous:
-            del self._anonymous[one]
-            neighbours = self._by_address.get(one.address, {})
-            neighbours.pop(one, None)
-            if not neighbours:
-                self._by_address.pop(one.address, None)
+    def charge(self, one: ClientConnection) -> bool:
+        """A connection counts for another account from now on; False: that one has no room for it."""
+        gone = one if one in self._closing else self._budgets.take(CONNECTIONS, one.account, one)
+        if gone is not None and gone is not one:
+            self.refuse(gone, "crowded", 503, "this connection made room for those of others")
+        return gone is not one
+
+    def unread(self, one: ClientConnection) -> None:
+        """An answer waits for its reader."""
+        gone = self._budgets.take(UNREAD, one.account, one)
+        if gone is not None:
+            self.refuse(gone, "unread", 503, "too many answers wait for their readers")
+
+    def is_read(self, one: ClientConnection) -> None:
+        """The client has taken what waited."""
+        self._budgets.give_back(UNREAD, one)
 
     def remove(self, one: ClientConnection) -> None:
         """A connection was lost."""
         self._all.discard(one)
-        self.authenticated(one)
+        self._closing.discard(one)
+        self._budgets.give_back(CONNECTIONS, one)
+        self._budgets.give_back(UNREAD, one)
 
     def fail(self, one: ClientConnection) -> None:
         """A handshake failed, or the client went away in the middle of it."""
@@ -111,15 +115,15 @@ class Connections:
         self.remove(one)
 
     def refuse(self, one: ClientConnection, reason: str, status: int, detail: str) -> None:
-        """Answer, if an answer can still be sent, and close the connection."""
+        """Answer, if an answer can still be sent, and close the connection. It counts for nobody any more."""
         self._count(reason)
-        one.close_with(status, detail)
-
-    def _make_room(self, anonymous: dict[ClientConnection, None]) -> None:
-        """Close the oldest that is not being answered; the newest, which is last, if all others are."""
-        oldest = next(one for one in anonymous if one.is_idle)
-        self.authenticated(oldest)
-        self.refuse(oldest, "crowded", 503, "too many connections without a valid token")
+        self._budgets.give_back(CONNECTIONS, one)
+        self._budgets.give_back(UNREAD, one)
+        self._closing.add(one)
+        if len(self._all) > self._most + CLOSING_MAX:
+            one.abort()
+        else:
+            one.close_with(status, detail)
 
     def _sweep(self) -> None:
         loop = asyncio.get_running_loop()
@@ -127,6 +131,8 @@ class Connections:
         for one in [one for one in self._all if one.deadline_s < now_s]:
             what = "head" if one.in_head else "body"
             self.refuse(one, f"slow_{what}", 408, f"the {what} of the request took too long")
+        for one in [one for one in self._all if one.is_read_too_slowly()]:
+            self.refuse(one, "slow_answer", 408, "the answer was not read")
         loop.call_later(SWEEP_S, self._sweep)
 
 
@@ -138,18 +144,42 @@ class ClientConnection(HttpToolsProtocol):
         self._guard = guard
         self._head_bytes = 0
         self._too_large = False
-        self._abort: Callable[[], object] = lambda: None
+        self._has_begun = False
+        self._most_waiting = 0
+        """Bytes that waited for the client at most since it last took some."""
+        self._untaken = 0
+        """Sweeps since then."""
+        self.abort: Callable[[], object] = lambda: None
         self.is_open = False
         """Whether requests can come: over TLS, the handshake is over."""
         self.in_head = True
-        self.address = ""
+        self.account = account_at("")
+        """For which it counts."""
         self.deadline_s = float("inf")
         """When what is awaited must be there, by the event loop's clock; infinite between requests."""
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request on it is being answered."""
-        return self.cycle is None or self.cycle.response_complete
+        """Whether it waits for its client: for a request or the rest of one, or for the reader of an answer."""
+        return (
+            self.deadline_s < float("inf")
+            or self.cycle is None
+            or self.cycle.response_complete
+            or self._waiting_bytes() > 0
+        )
+
+    def _waiting_bytes(self) -> int:
+        """How much of an answer the client has not taken."""
+        return self.transport.get_write_buffer_size() if self.is_open else 0
+
+    def is_read_too_slowly(self) -> bool:
+        """Whether the client has not taken enough within `ANSWER_S`; called once in `SWEEP_S`."""
+        waiting = self._waiting_bytes()
+        if not waiting or self._most_waiting - waiting >= TAKEN_BYTES_MIN:
+            self._most_waiting, self._untaken = waiting, 0
+        else:
+            self._most_waiting, self._untaken = max(self._most_waiting, waiting), self._untaken + 1
+        return self._untaken * SWEEP_S > ANSWER_S
 
     def begin(self, address: str, abort: Callable[[], object]) -> None:
         """A client has connected.
@@ -158,7 +188,8 @@ class ClientConnection(HttpToolsProtocol):
             address: of the client.
             abort: ends the connection as long as it is not open.
         """
-        self.address, self._abort = address, abort
+        self.account, self.abort = account_at(address), abort
+        self._has_begun = True
         self.deadline_s = self.loop.time() + HEAD_S
         self._guard.add(self)
 
@@ -166,8 +197,8 @@ class ClientConnection(HttpToolsProtocol):
         """Requests can come: a client has connected, or its handshake is over."""
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
-        self.is_open = True
-        if not self.address:
+        self.is_open, self.abort = True, transport.abort
+        if not self._has_begun:
             self.begin(self.client[0] if self.client else "", transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -218,15 +249,29 @@ class ClientConnection(HttpToolsProtocol):
         else:
             self._guard.refuse(self, "malformed", 400, msg)
 
-    def authenticated(self) -> None:
-        """The request had a valid token."""
-        self._guard.authenticated(self)
+    def pause_writing(self) -> None:
+        """More than `WRITE_BUFFER_BYTES` wait for the client."""
+        super().pause_writing()
+        self._guard.unread(self)
+
+    def resume_writing(self) -> None:
+        """It has taken nearly all of them."""
+        super().resume_writing()
+        self._most_waiting = self._untaken = 0
+        self._guard.is_read(self)
+
+    def charge(self, account: Account) -> bool:
+        """Count for this account, whose request this is; False: it has no room, so the request should be refused."""
+        if account == self.account:
+            return True
+        self.account = account
+        return self._guard.charge(self)
 
     def close_with(self, status: int, detail: str) -> None:
         """Close the connection, with a problem as the answer unless another answer has begun."""
         self.deadline_s = float("inf")
-        if not self.is_open:
-            self._abort()
+        if not self.is_open or self.transport.is_closing() or self._waiting_bytes():
+            self.abort()  # what would be written would not be read
             return
         if self.cycle is None or not self.cycle.response_started or self.cycle.response_complete:
             phrase = HTTPStatus(status).phrase

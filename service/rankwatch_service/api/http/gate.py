@@ -19,13 +19,14 @@ from starlette.types import ASGIApp, Message, Receive, Send
 from starlette.types import Scope as AsgiScope
 
 from rankwatch.wire import BATCH_BYTES_MAX
+from rankwatch_service.access.budgets import account_at, account_of
 from rankwatch_service.access.identities import Authenticator, Identity
 from rankwatch_service.access.oidc_provider import CALLBACK_PATH
 from rankwatch_service.access.refusals import Refusal, Refusals
 from rankwatch_service.access.sessions import SESSION_S
 from rankwatch_service.access.tokens import TokenKind
 from rankwatch_service.allow_list import allow_list
-from rankwatch_service.api.http.problem import problem, unavailable
+from rankwatch_service.api.http.problem import RETRY_AFTER_S, problem, unavailable
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.errors import StoreError
 
@@ -227,8 +228,9 @@ class Gate:
         scope["request_id"] = request_id = secrets.token_hex(8)
         scope["identity"] = None
         headers = Headers(scope=scope)
-        if scope.get("client"):
-            scope["client"] = (self._proxies.client_of(source_of(scope), headers), 0)
+        peer = source_of(scope)
+        if peer:
+            scope["client"] = (self._proxies.client_of(peer, headers), 0)
         path, method = scope["path"], scope["method"]
         is_protected = path.startswith(PROTECTED)
         logs_in = path == CALLBACK_PATH or (path == LOGIN_PATH and method == "POST")
@@ -260,8 +262,15 @@ class Gate:
             await unavailable(request_id)(scope, receive, answers)
             return
         scope["identity"] = identity
-        if identity is not None and (connection := scope.get("state", {}).get("connection")):
-            connection.authenticated()
+        connection = scope.get("state", {}).get("connection")
+        # Without a token the address has been charged as it connected, unless it connected to a proxy.
+        account = (
+            account_of(identity) if identity else account_at(source_of(scope)) if peer != source_of(scope) else None
+        )
+        if connection and account and not connection.charge(account):
+            detail = "this token or address has its part of the connections"
+            await refuse(503, detail, **{"Retry-After": str(RETRY_AFTER_S), "Connection": "close"})
+            return
         if identity is None and is_protected and not logs_in:
             detail = self._authenticator.ended(token) or "the service refused the token, or there is none"
             await refuse(401, detail, **{"WWW-Authenticate": "Bearer"})

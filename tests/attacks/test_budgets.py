@@ -1,0 +1,154 @@
+"""Whoever takes all that is scarce keeps nobody else out: neither by address, nor by token, nor by not reading."""
+
+import socket
+from collections.abc import Callable
+from itertools import cycle
+
+import httpx2
+import pytest
+
+from rankwatch_service.access.budgets import CONNECTIONS, PART, UNREAD, Whose
+from rankwatch_service.access.scopes import Scope
+from rankwatch_service.api.http import connection
+from tests.support.service.api import Api, served_api
+from tests.support.service.process import until
+
+pytestmark = [pytest.mark.integration, pytest.mark.ci]
+
+ROOM = 64
+ADDRESSES = [f"127.0.0.{number}" for number in range(2, 7)]
+
+
+class Crowded:
+    """An api with room for `ROOM` connections, and whoever wants all of them."""
+
+    def __init__(self, api: Api, url: str) -> None:
+        self.api, self.url = api, url
+        self.opened: list[socket.socket] = []
+        self.tokens = {scope: api.token(scope) for scope in Scope}
+
+    def connect(self, sent: bytes, address: str = "127.0.0.1") -> socket.socket:
+        host, port = self.url.rpartition("/")[2].split(":")
+        self.opened.append(socket.create_connection((host, int(port)), 30, source_address=(address, 0)))
+        self.opened[-1].sendall(sent)
+        return self.opened[-1]
+
+    def asking(self, token: str, path: str = "/api/v1/jobs", **headers: str) -> bytes:
+        named = headers | ({"authorization": f"Bearer {token}"} if token else {})
+        lines = "".join(f"{name}: {value}\r\n" for name, value in named.items())
+        return f"GET {path} HTTP/1.1\r\nhost: 127.0.0.1\r\n{lines}\r\n".encode()
+
+    def answer(self, one: socket.socket, request: bytes) -> bytes:
+        """The head of the answer, if the connection is still open."""
+        try:
+            one.sendall(request)
+            return one.recv(65_536)[:12]
+        except (ConnectionResetError, BrokenPipeError):
+            return b""
+
+    def let_in(self, scope: Scope, **headers: str) -> bool:
+        """Whether somebody new with a token of this scope is answered, at the first try."""
+        path = "/api/v1/agents/view" if scope == Scope.INGEST else "/api/v1/jobs"
+        headers |= {"Authorization": f"Bearer {self.tokens[scope]}"}
+        with httpx2.Client(base_url=self.url, trust_env=False, timeout=30.0, headers=headers) as client:
+            return client.get(path).status_code in (200, 405)
+
+    def held(self, whose: Whose) -> int:
+        return self.api.app.state.context.budgets.held(CONNECTIONS, whose)
+
+    def counted(self, line: str) -> float:
+        text = self.api.get("/metrics").text
+        return sum(float(one.rpartition(" ")[2]) for one in text.splitlines() if one.startswith(line))
+
+
+@pytest.fixture
+def settings() -> dict[str, str]:
+    return {}
+
+
+@pytest.fixture
+def crowded(tmp_path, monkeypatch, settings):
+    monkeypatch.setattr(connection, "_connections_max", lambda: ROOM)
+    with served_api(tmp_path, **settings) as (api, url):
+        crowded = Crowded(api, url)
+        yield crowded
+        for one in crowded.opened:
+            one.close()
+
+
+@pytest.fixture
+def page(crowded: Crowded) -> bytes:
+    """Requests for 5 MB that need no token."""
+    return crowded.asking("", "/static/x/pages/job.js") * 300
+
+
+BODY = b"POST /api/v1/session HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 9\r\n\r\n{"
+STRANGERS: dict[str, Callable[[bytes], bytes]] = {
+    "unread": lambda page: page,
+    "half a head": lambda _page: b"GET / HTTP/1.1\r\nhost:",
+    "half a body": lambda _page: BODY,
+    "answered and kept": lambda _page: b"GET /livez HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("how", STRANGERS)
+def test_strangers_of_many_addresses_keep_nobody_out(crowded, page, how):
+    for address, _ in zip(cycle(ADDRESSES), range(2 * ROOM)):
+        crowded.connect(STRANGERS[how](page), address)
+    assert all(crowded.let_in(scope) for scope in (Scope.ADMIN, Scope.INGEST, Scope.READ))
+    assert crowded.held(Whose.ANONYMOUS) <= ROOM // PART
+    assert crowded.counted('rankwatch_budget_refused_total{what="connections",whose="anonymous"}') > ROOM
+
+
+def test_an_answer_that_nobody_reads_is_given_up_and_one_that_is_read_is_whole(crowded, page, monkeypatch):
+    monkeypatch.setattr(connection, "ANSWER_S", 2.0)
+    budgets = crowded.api.app.state.context.budgets
+    crowded.connect(page)
+    until("it waits", lambda: budgets.held(UNREAD, Whose.ANONYMOUS) == 1, 30)
+    with httpx2.Client(base_url=crowded.url, trust_env=False, timeout=30.0) as client:
+        assert len(client.get("/static/x/pages/job.js").content) > 10_000
+    until("it was given up", lambda: budgets.held(CONNECTIONS, Whose.ANONYMOUS) == 0, 30)
+    assert crowded.counted('rankwatch_connections_closed_total{reason="slow_answer"}') == 1
+
+
+@pytest.mark.parametrize("settings", [{"trusted_proxies": "127.0.0.1"}])
+@pytest.mark.parametrize("sent", ["unread", "answered and kept"])
+def test_behind_a_proxy_the_client_that_it_names_keeps_nobody_out(crowded, sent):
+    path, times = ("/static/x/pages/job.js", 300) if sent == "unread" else ("/livez", 1)
+    for number in range(2 * ROOM):
+        forwarded = {"x-forwarded-for": f"2001:db8:0:1::{number:x}"}  # of one /64
+        crowded.connect(crowded.asking("", path, **forwarded) * times)
+    kept = crowded.connect(b"")
+    other = crowded.asking("", "/livez", **{"x-forwarded-for": "192.0.2.9"})
+    assert crowded.answer(kept, other) == b"HTTP/1.1 200"
+    assert all(crowded.let_in(scope, **{"X-Forwarded-For": "192.0.2.8"}) for scope in (Scope.ADMIN, Scope.INGEST))
+    crowded.connect(crowded.asking("", path, **{"x-forwarded-for": "2001:db8:0:1::1"}) * times)
+    assert crowded.answer(kept, other) == b"HTTP/1.1 200", "who holds one keeps it"
+
+
+@pytest.mark.parametrize("scope", [Scope.INGEST, Scope.ALERT, Scope.READ, Scope.OPERATE, Scope.COMMAND])
+def test_a_token_that_opens_all_connections_and_keeps_them_alive_keeps_nobody_out(crowded, scope):
+    asking = crowded.asking(crowded.tokens[scope])
+    honest = {one: crowded.connect(crowded.asking(crowded.tokens[one])) for one in (Scope.ADMIN, Scope.INGEST)}
+    assert all(one.recv(65_536) for one in honest.values())
+    for _ in range(3):
+        for _ in range(ROOM):
+            crowded.answer(crowded.connect(b""), asking)
+        for one in crowded.opened[-ROOM:]:
+            crowded.answer(one, asking)
+        assert all(crowded.let_in(one) for one in {Scope.ADMIN, Scope.INGEST, Scope.READ} - {scope})
+    for one, kept in honest.items():
+        if one != scope:
+            assert crowded.answer(kept, crowded.asking(crowded.tokens[one])) in (b"HTTP/1.1 200", b"HTTP/1.1 403")
+
+
+def test_the_sessions_of_a_person_are_one_account(crowded):
+    token = crowded.tokens[Scope.READ]
+    for number in range(2 * ROOM):
+        with httpx2.Client(base_url=crowded.url, trust_env=False, headers={"Sec-Fetch-Site": "same-origin"}) as client:
+            logged_in = client.post("/api/v1/session", json={"token": token})
+            cookie = "; ".join(f"{name}={value}" for name, value in client.cookies.items())
+        assert logged_in.status_code == 201
+        assert crowded.answer(crowded.connect(b""), crowded.asking("", cookie=cookie)) == b"HTTP/1.1 200", number
+    assert all(crowded.let_in(one) for one in (Scope.ADMIN, Scope.INGEST))
+    assert crowded.held(Whose.PERSON) <= ROOM
