@@ -23,7 +23,6 @@ def upgrade() -> None:
         sa.Column("host", sa.Text(), nullable=False),
         sa.Column("token_id", sa.Text(), nullable=False),
         sa.Column("enrolled_unix_ns", sa.BigInteger(), nullable=False),
-        sa.Column("ended", sa.Boolean(), nullable=False),
         sa.PrimaryKeyConstraint("id", name="pk_agent"),
     )
     op.create_index("ix_agent_job", "agent", ["job"])
@@ -408,6 +407,12 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("name", name="pk_setting"),
     )
     op.create_table(
+        "signed_job",
+        sa.Column("job", sa.Text(), nullable=False),
+        sa.Column("enrolled_unix_ns", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("job", name="pk_signed_job"),
+    )
+    op.create_table(
         "silence",
         sa.Column("id", sa.Text(), nullable=False),
         sa.Column("job", sa.Text(), nullable=False),
@@ -621,6 +626,7 @@ def downgrade() -> None:
         "stream_grant",
         "snapshot",
         "silence",
+        "signed_job",
         "setting",
         "series_rollup",
         "series_chunk",

@@ -16,24 +16,34 @@ from threading import Lock
 from typing import Final
 
 import structlog
-from sqlalchemy import Connection, Engine, exists, func, insert, select, update
+from sqlalchemy import Connection, Engine, delete, exists, func, insert, select
 
 from rankwatch.signed import AGENT_BYTES, Purpose, Signed
 from rankwatch.wire import Enrolled
+from rankwatch_service.access.budgets import Rate
 from rankwatch_service.access.identities import Authenticator, Identity
 from rankwatch_service.access.secret_key import SecretKey
 from rankwatch_service.access.tokens import renew_token
 from rankwatch_service.clock import Clock
-from rankwatch_service.store.engine import read, write
+from rankwatch_service.store.engine import read, upsert, write
 from rankwatch_service.store.errors import StoreError
-from rankwatch_service.store.models import Agent, AgentView
+from rankwatch_service.store.models import Agent, AgentView, SignedJob
 from rankwatch_service.store.settings_rows import read_policy
 
 SILENT_NS: Final = 10 * 10**9
 """An agent that has posted no view for this long gives its place to another; agents post one every second."""
 
 AGENTS_MAX: Final = 131_072
-"""Agents of one job, silent ones included: one for each rank of the largest job."""
+"""Agents that a token admits at a time if it does not say how many: one for each rank of the largest job."""
+
+ENROLMENTS_MAX: Final = 1_024
+"""Agents that enrol by one token at once, or as many as it admits at a time if that is more; as many more in
+`ENROLMENTS_S`."""
+
+ENROLMENTS_S: Final = 60.0
+
+LEAVE_PART: Final = 64
+"""One in so many agents of a full token leaves at once if it is silent: to find them is a query over all."""
 
 SECRETS_MAX: Final = 65_536
 """Derived secrets that are kept, about 20 MB; deriving one again takes 3 us."""
@@ -106,19 +116,18 @@ class Agents:
         Args:
             origin: the job and the host that it speaks for.
             token_id: by which it asked.
-            hosts_max: how many agents this token admits at a time; None: as many as come.
+            hosts_max: how many agents this token admits at a time; None: `AGENTS_MAX`.
 
         Raises:
-            FullError: as many are enrolled and not silent, or the job has `AGENTS_MAX`.
+            FullError: as many are enrolled and not silent.
         """
         agent, now = secrets.token_hex(AGENT_BYTES), self._clock.unix_ns()
         with write(self._engine) as connection:
-            _make_room(connection, origin.job, token_id, hosts_max, now)
-            connection.execute(
-                insert(Agent).values(
-                    id=agent, job=origin.job, host=origin.host, token_id=token_id, enrolled_unix_ns=now, ended=False
-                )
-            )
+            _make_room(connection, token_id, AGENTS_MAX if hosts_max is None else hosts_max, now)
+            row = {"id": agent, "job": origin.job, "host": origin.host, "token_id": token_id, "enrolled_unix_ns": now}
+            connection.execute(insert(Agent).values(**row))
+            signed = {"job": origin.job, "enrolled_unix_ns": now}
+            connection.execute(upsert(connection, SignedJob, ("enrolled_unix_ns",)), signed)
         with self._lock:
             self._cache.pop((origin.job,), None)
         return Enrolled(agent, self.secrets_of(origin.job, origin.host, agent).hex())
@@ -161,16 +170,16 @@ class Agents:
         return self._until[1]
 
     def _is_known(self, *key: str) -> bool:
-        """Whether (job,) has agents, or (job, host, agent) is enrolled: one query, unless it was asked just now."""
+        """Whether agents of (job,), or (job, host, agent), have enrolled: one query, unless it was asked just now."""
         # Without the lock: a look-up in a dict is atomic.
         entry = self._cache.get(key)
         now_s = self._clock.monotonic_s()
         if entry is not None and now_s - entry[0] <= CACHE_S:
             return entry[1]
-        columns = (Agent.job, Agent.host, Agent.id)
-        where = [column == value for column, value in zip(columns, key, strict=False)]
+        columns = (SignedJob.job,) if len(key) == 1 else (Agent.job, Agent.host, Agent.id)
+        where = [column == value for column, value in zip(columns, key, strict=True)]
         with read(self._engine) as connection:
-            found = bool(connection.scalar(select(exists().where(*where, ~Agent.ended | (len(key) == 1)))))
+            found = bool(connection.scalar(select(exists().where(*where))))
         with self._lock:
             if len(self._cache) >= CACHE_MAX:
                 self._cache.clear()
@@ -180,33 +189,34 @@ class Agents:
 
 def jobs_with_agents(connection: Connection, jobs: Collection[str]) -> set[str]:
     """Those of the jobs for which an agent has enrolled."""
-    return set(connection.scalars(select(Agent.job).where(Agent.job.in_(jobs)).distinct()))
+    return set(connection.scalars(select(SignedJob.job).where(SignedJob.job.in_(jobs))))
 
 
-def _make_room(connection: Connection, job: str, token_id: str, hosts_max: int | None, now_unix_ns: int) -> None:
-    """End silent agents of a token that admits no more, oldest first.
+def enrolments(hosts_max: int | None) -> Rate:
+    """How fast agents may enrol by a token that admits so many at a time."""
+    return Rate("enrolments", max(ENROLMENTS_MAX, hosts_max or 0), ENROLMENTS_S)
+
+
+def _make_room(connection: Connection, token_id: str, most: int, now_unix_ns: int) -> None:
+    """Remove silent agents of a token that admits no more, oldest first, and of very many some more at once.
 
     Raises:
         FullError: those that are left are not silent.
     """
-    count = select(func.count()).select_from(Agent)
-    if (connection.scalar(count.where(Agent.job == job)) or 0) >= AGENTS_MAX:
-        raise FullError(f"job {job!r} has {AGENTS_MAX} agents, which is the limit")
-    if hosts_max is None:
+    mine = Agent.token_id == token_id
+    if (connection.scalar(select(func.count()).select_from(Agent).where(mine)) or 0) < most:
         return
     heard = select(func.max(AgentView.at_unix_ns)).where(AgentView.agent == Agent.id).scalar_subquery()
     newest = func.coalesce(heard, Agent.enrolled_unix_ns)
-    mine = (Agent.token_id == token_id) & ~Agent.ended
     admitted = connection.execute(select(Agent.id, newest).where(mine).order_by(newest)).all()
     silent = [agent for agent, heard_unix_ns in admitted if heard_unix_ns < now_unix_ns - SILENT_NS]
-    leave = silent[: max(0, len(admitted) + 1 - hosts_max)]
-    if len(admitted) - len(leave) >= hosts_max:
+    leave = silent[: max(len(admitted) + 1 - most, len(admitted) // LEAVE_PART)]
+    if len(admitted) - len(leave) >= most:
         raise FullError(
-            f"this token admits {hosts_max} hosts at a time, and as many report; "
+            f"this token admits {most} hosts at a time, and as many report; "
             f"another enters {SILENT_NS // 10**9} s after one has ended or fallen silent"
         )
-    if leave:
-        connection.execute(update(Agent).where(Agent.id.in_(leave)).values(ended=True))
+    connection.execute(delete(Agent).where(Agent.id.in_(leave)))
 
 
 PAUSE_S: Final = 60.0

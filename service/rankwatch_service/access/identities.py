@@ -48,7 +48,7 @@ class Identity:
     """Those that it may access."""
     expires_unix_ns: int | None
     hosts_max: int | None = None
-    """How many agents it admits at a time; None: as many as come."""
+    """How many agents it admits at a time; None: `AGENTS_MAX`."""
     loopback: bool = False
     """It is good on the machine of the service only."""
     enrolment_key: bytes = field(default=b"", repr=False)

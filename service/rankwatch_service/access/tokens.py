@@ -105,7 +105,7 @@ def create_token(
         job: the only job it may access; empty: every job.
         expires_unix_ns: when it expires; None: never.
         parent: id of the token that opened this session; revoking the parent revokes the session.
-        hosts_max: how many agents it admits at a time; None: as many as come.
+        hosts_max: how many agents it admits at a time; None: `AGENTS_MAX`.
         loopback: whether it is good on the machine of the service only.
         lasts_ns: by how much its expiry moves on while enrolled agents report with it; None: it does not.
         person: who has logged in with the OIDC provider, for their session.
@@ -179,7 +179,7 @@ def issue_token(
         makers: as of `create_token`, whoever asked for it first.
         job: the only job it may access; empty: every job.
         expires_unix_ns: when it expires; None: never.
-        hosts_max: how many agents it admits at a time; None: as many as come.
+        hosts_max: how many agents it admits at a time; None: `AGENTS_MAX`.
         project: of the jobs that begin by it; unless it is for one job, the only ones that it may access. Empty: none.
         owner: of the jobs that begin by it; empty: nobody.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from hashlib import sha256
+from math import ceil
 from types import TracebackType
 from typing import Annotated, Any, Final, Literal, TypeVar
 
@@ -17,7 +18,7 @@ from starlette.concurrency import run_in_threadpool
 from rankwatch.signed import Purpose, Signed, code_of
 from rankwatch.wire import SignedOrders
 from rankwatch_service.access.agents import Agents, ForgedError, Origin, Renewals, UnknownAgentError
-from rankwatch_service.access.budgets import STREAMS_MAX, Budgets
+from rankwatch_service.access.budgets import STREAMS_MAX, Budgets, Rate, account_of
 from rankwatch_service.access.identities import Authenticator, Identity
 from rankwatch_service.access.oidc_provider import OidcProvider
 from rankwatch_service.access.refusals import Refusals
@@ -334,6 +335,17 @@ def require_job(identity: Identity, job: str) -> None:
     """
     if not identity.may_send(job):
         raise ProblemError(403, f"this token is restricted to {identity.jobs}")
+
+
+def spend(context: Context, identity: Identity, rate: Rate, amount: float) -> None:
+    """Use up an amount of what the account of a token has.
+
+    Raises:
+        ProblemError: it has less now (429).
+    """
+    if wait_s := context.budgets.spend(rate, account_of(identity), amount):
+        detail = f"token {identity.name!r} has used up its {rate.what}: {rate.most:g} in {rate.period_s:g} s; try later"
+        raise ProblemError(429, detail, headers={"Retry-After": str(ceil(wait_s))})
 
 
 def begin_job(context: Context, request: Request, identity: Identity, job: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from sqlalchemy import Connection, Engine, delete, insert, select, update
+from sqlalchemy import Connection, Engine, delete, insert, select
 
 from rankwatch_service.access.secret_key import CHECK, SecretKey
 from rankwatch_service.clock import Clock
@@ -58,10 +58,9 @@ def forget_secret_key(connection: Connection, controls: ControlLog) -> list[str]
         Names of the receivers that were removed.
     """
     names = list(connection.scalars(select(Receiver.name).order_by(Receiver.name)))
-    for table in (Receiver, IdempotentReply):
+    for table in (Receiver, IdempotentReply, Agent):
         connection.execute(delete(table))
     connection.execute(delete(Setting).where(Setting.name == CHECK))
-    connection.execute(update(Agent).values(ended=True))
     publish_receivers(connection, controls)
     return names
 

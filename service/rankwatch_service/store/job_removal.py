@@ -27,6 +27,7 @@ from rankwatch_service.store.models import (
     JobProject,
     Outbox,
     RestingJob,
+    SignedJob,
     Snapshot,
 )
 
@@ -43,6 +44,7 @@ OF_JOB: Final[tuple[type[Base], ...]] = (
     JobHostDevice,
     JobProject,
     RestingJob,
+    SignedJob,
     Snapshot,  # with its chunks
 )
 """Tables whose rows belong to the job that their column `job` names."""

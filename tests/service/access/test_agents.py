@@ -1,7 +1,7 @@
 """Enrolment: who may enter, whose messages are whose."""
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import delete
 
 from rankwatch.signed import Purpose, sign, split
 from rankwatch_service.access import agents as agents_module
@@ -85,18 +85,21 @@ def test_a_token_admits_as_many_agents_at_a_time_as_it_says(agents, engine, cloc
         agents.verify(message(first), Purpose.BATCH, HERE)
 
 
-def test_a_job_has_a_limited_number_of_agents(agents, monkeypatch):
+def test_a_token_that_does_not_say_how_many_admits_a_limited_number_of_agents_that_report(agents, clock, monkeypatch):
     monkeypatch.setattr(agents_module, "AGENTS_MAX", 2)
     for _ in range(2):
         agents.enrol(HERE, "token", None)
-    with pytest.raises(FullError, match="2 agents"):
+    with pytest.raises(FullError, match="2 hosts"):
         agents.enrol(HERE, "token", None)
+    agents.enrol(HERE, "another token", None)
+    clock.advance(SILENT_NS / 1e9 + 1)
+    agents.enrol(HERE, "token", None)
 
 
 def test_an_agent_that_was_ended_elsewhere_is_known_for_as_long_as_a_revoked_token(agents, engine, clock):
     enrolled = agents.enrol(HERE, "token", None)
     agents.verify(message(enrolled), Purpose.BATCH, HERE)
-    change(engine, update(Agent).values(ended=True))
+    change(engine, delete(Agent))
     clock.advance(CACHE_S / 2)
     agents.verify(message(enrolled), Purpose.BATCH, HERE)
     clock.advance(CACHE_S)

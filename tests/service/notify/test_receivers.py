@@ -59,7 +59,7 @@ def test_after_a_lost_key_the_service_starts_with_a_new_one_and_without_receiver
     clock = SystemClock()
     controls = ControlLog(engine, clock)
     add_plain(engine)
-    agent = {"id": "a", "job": "j", "host": "h", "token_id": "t", "enrolled_unix_ns": 1, "ended": False}
+    agent = {"id": "a", "job": "j", "host": "h", "token_id": "t", "enrolled_unix_ns": 1}
     with write(engine) as connection:
         connection.execute(insert(Agent).values(**agent))
     lost, found = Settings(data_dir=tmp_path / "lost"), Settings(data_dir=tmp_path / "new")
@@ -71,7 +71,7 @@ def test_after_a_lost_key_the_service_starts_with_a_new_one_and_without_receiver
         assert forget_secret_key(connection, controls) == ["pager"]
     assert stored(engine) == {}
     with read(engine) as connection:
-        assert connection.scalar(select(Agent.ended)), "it has to enrol again, for a secret of the new key"
+        assert connection.scalar(select(Agent.id)) is None, "it has to enrol again, for a secret of the new key"
     (record,) = controls.read(begin, 10)
     assert decode_control(record.value) == ReceiversSet(())
     load_secret_key(found, engine, clock)

@@ -15,6 +15,7 @@ from rankwatch_service.names import ALL_JOBS
 from rankwatch_service.policy.control_records import PrecisionSet, encode_control
 from rankwatch_service.store.engine import read, upsert, write, write_aside
 from rankwatch_service.store.models import (
+    Agent,
     AgentView,
     AlertRow,
     Base,
@@ -26,8 +27,10 @@ from rankwatch_service.store.models import (
     Incident,
     IncidentFeedback,
     IncidentTransition,
+    Job,
     Outbox,
     Setting,
+    SignedJob,
     Token,
 )
 from rankwatch_service.store.settings_rows import precision_by_kind
@@ -38,7 +41,8 @@ FEED_ROWS_MAX: Final = 50_000
 """Rows that a browser can catch up with: a week of a busy installation, 15 MB."""
 
 VIEW_NS: Final = _DAY_NS
-"""Age at which the last view of a host is removed; its attempt ended long before."""
+"""Age at which the last view of an agent is removed, and an agent that has posted none since; its attempt ended long
+before."""
 
 REPLY_NS: Final = _DAY_NS
 """How long the reply to an `Idempotency-Key` is kept."""
@@ -68,10 +72,15 @@ def remove_expired(engine: Engine, now_unix_ns: int) -> int:
     settled = (Outbox.state != "waiting") & (Outbox.created_unix_ns < now_unix_ns - HISTORY_NS)
     ancient = select(Incident.id).where(Incident.resolved_unix_ns < now_unix_ns - RECORD_NS)
     tried = select(Delivery.id).where(Delivery.outbox_id == Outbox.id).exists()
+    viewed = exists().where(AgentView.agent == Agent.id)
+    # A job that has stored anything of its agents is known to stream, or its agents still report.
+    begun = exists().where(Job.name == SignedJob.job) | exists().where(Agent.job == SignedJob.job)
     expired: tuple[tuple[type[Base], ColumnElement[bool]], ...] = (
         (Feed, Feed.id <= newest - FEED_ROWS_MAX),
         (IdempotentReply, IdempotentReply.at_unix_ns < now_unix_ns - REPLY_NS),
         (AgentView, AgentView.at_unix_ns < now_unix_ns - VIEW_NS),
+        (Agent, (Agent.enrolled_unix_ns < now_unix_ns - VIEW_NS) & ~viewed),
+        (SignedJob, (SignedJob.enrolled_unix_ns < now_unix_ns - VIEW_NS) & ~begun),
         (Token, short_lived & (Token.expires_unix_ns < now_unix_ns - EXPIRED_NS)),
         (Command, Command.finished_unix_ns < now_unix_ns - HISTORY_NS),
         (Delivery, Delivery.outbox_id.in_(select(Outbox.id).where(settled))),

@@ -13,10 +13,10 @@ from starlette.concurrency import run_in_threadpool
 
 from rankwatch import wire
 from rankwatch.signed import HEAD_BYTES, Purpose, nonce_of, proof_of, split
-from rankwatch_service.access.agents import FullError, Origin
+from rankwatch_service.access.agents import FullError, Origin, enrolments
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.scopes import Scope
-from rankwatch_service.api.dependencies import Ctx, EventStreamDep, begin_job, require_job, verified
+from rankwatch_service.api.dependencies import Ctx, EventStreamDep, begin_job, require_job, spend, verified
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.problem import RETRY_AFTER_S, ProblemError
 from rankwatch_service.api.ingest import NotNowError
@@ -82,6 +82,7 @@ def enrol(body: NewAgent, request: Request, context: Ctx, identity: Agent) -> En
         if not is_name(name):
             raise ProblemError(422, f"{what} {name[:20]!r} is not a valid name")
     require_job(identity, body.job)
+    spend(context, identity, enrolments(identity.hosts_max), 1.0)
     if wait_s := context.new_jobs.wait_s(identity, body.job):
         detail = f"token {identity.name!r} has begun too many jobs; job {body.job!r} may begin later"
         raise ProblemError(429, detail, headers={"Retry-After": str(wait_s)})

@@ -44,7 +44,7 @@ class NewToken(BaseModel):
     expires_s: Annotated[float | None, Field(strict=True, ge=1, le=EXPIRES_S_MAX)] = DEFAULT_S
     """Seconds until it expires; null: never. While agents report with it, a token of scope ingest alone is renewed."""
     hosts_max: Annotated[int | None, Field(strict=True, ge=1, le=HOSTS_MAX)] = None
-    """How many agents it admits at a time; null: as many as come, of however many hosts."""
+    """How many agents it admits at a time; null: 131,072, of however many hosts."""
 
 
 class Token(ApiReply):

@@ -88,9 +88,7 @@ def job_token(
     job: JOB,
     hosts: Annotated[
         int | None,
-        typer.Option(
-            min=1, help="How many agents it admits at a time, usually one for each host. Default: as many as come."
-        ),
+        typer.Option(min=1, help="How many agents it admits at a time, usually one for each host. Default: 131072."),
     ] = None,
     project: Annotated[str, typer.Option(help="Project of the job, if it begins by this token.")] = "",
     owner: Annotated[str, typer.Option(help="Owner of the job, if it begins by this token.")] = "",

@@ -13,6 +13,7 @@ from rankwatch_service.store.models.access import (
     MetricRuleRow,
     PolicyRule,
     Setting,
+    SignedJob,
     Token,
     TuningVersion,
 )
@@ -92,6 +93,7 @@ __all__ = [
     "SeriesChunk",
     "SeriesRollup",
     "Setting",
+    "SignedJob",
     "Silence",
     "Snapshot",
     "SnapshotChunk",

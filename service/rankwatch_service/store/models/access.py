@@ -29,7 +29,7 @@ class Token(Base):
     last_used_unix_ns: Mapped[int | None]
     revoked: Mapped[bool] = mapped_column(default=False)
     hosts_max: Mapped[int | None]
-    """For a job's token: how many agents it admits at a time; null: as many as come."""
+    """For a job's token: how many agents it admits at a time; null: `AGENTS_MAX`."""
     loopback: Mapped[bool] = mapped_column(default=False)
     """It is good on the machine of the service only."""
     enrolment_key: Mapped[str] = mapped_column(default="")
@@ -49,7 +49,11 @@ class Token(Base):
 
 
 class Agent(Base):
-    """An agent that has enrolled for one job and host. Its secret is derived from the service's key."""
+    """An agent that has enrolled for one job and host. Its secret is derived from the service's key.
+
+    The row goes when the agent has been silent for a day, or another needs its place; if it comes back, it enrols
+    again.
+    """
 
     __tablename__ = "agent"
     id: Mapped[str] = mapped_column(primary_key=True)
@@ -58,8 +62,15 @@ class Agent(Base):
     token_id: Mapped[str] = mapped_column(index=True)
     """The token that admitted it."""
     enrolled_unix_ns: Mapped[int]
-    ended: Mapped[bool] = mapped_column(default=False)
-    """It was silent, and another has its place."""
+
+
+class SignedJob(Base):
+    """A job for which an agent has enrolled: its messages are signed, whatever becomes of the agent's row."""
+
+    __tablename__ = "signed_job"
+    job: Mapped[str] = mapped_column(primary_key=True)
+    enrolled_unix_ns: Mapped[int]
+    """When the newest of its agents did."""
 
 
 class PolicyRule(Base):
