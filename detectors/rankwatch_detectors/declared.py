@@ -13,9 +13,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar
 
+import numpy as np
+
 from rankwatch_detectors.base import Frame, Kind, Occurrence
 from rankwatch_detectors.dispatch import typical
 from rankwatch_detectors.state import Stateful
+from rankwatch_detectors.statistics.peers import median
 
 RATES = ("lr", "learning_rate")
 AMOUNTS = ("tokens", "batch_size", "global_batch_size")
@@ -52,6 +55,112 @@ def why_anew(occurrence: Occurrence, attempt: str, *kinds: Kind) -> str:
         return change.what
     accepted = occurrence.kind == "accepted" and not {*kinds}.isdisjoint(occurrence.fields.get("kinds", ()))
     return "The level was accepted." if accepted else ""
+
+
+@dataclass(frozen=True, slots=True)
+class GrowthConfig:
+    """What no declared change explains."""
+
+    points: int = 8
+    """The median of so many points is compared: a few bad batches are no growth."""
+    ratio: float = 10.0
+    """As for a curve that runs away (`SettlingConfig.away_ratio`): a new task may be several times as hard."""
+
+
+class Growth(Stateful):
+    """A curve compared with the level before a declared change, as long as the new level is not known.
+
+    The first points after the change may be higher, however much: they are the level then. Further changes in the
+    meantime do not move it, so that nobody hides a curve that grows by declaring one change after the other.
+    """
+
+    STATE: ClassVar[str] = "_former _unit _newest _pushed level now step"
+
+    def __init__(self, config: GrowthConfig) -> None:
+        self._config = config
+        self.clear()
+
+    def clear(self) -> None:
+        """No change is unknown in its effect."""
+        self._former, self._unit, self._newest, self._pushed = 0.0, 0.0, list[float](), 0
+        self.level = 0.0
+        """What the curve is compared with."""
+        self.now = 0.0
+        self.step = 0
+        """In which the change was declared."""
+
+    def begin(self, level: float, unit: float, step: int) -> None:
+        """A change is declared.
+
+        Args:
+            level: of the curve before it.
+            unit: for multiples of the level; positive.
+            step: in which it is declared.
+        """
+        if not self._unit:
+            self._former, self._unit, self.level, self.step = level, unit, level, step
+
+    def push(self, value: float) -> bool:
+        """Add one finite point; return whether the curve has grown beyond what a change explains."""
+        config = self._config
+        if not self._unit:
+            return False
+        self._newest, self._pushed = [*self._newest, value][-config.points :], self._pushed + 1
+        if len(self._newest) < config.points:
+            return False
+        self.now = median(np.asarray(self._newest))
+        if self._pushed == config.points and self.now > self.level:
+            self.level, self._unit = self.now, max(self._unit, abs(self.now))
+        if self.now <= self._former:
+            self.clear()
+            return False
+        return self.excess >= config.ratio - 1.0
+
+    @property
+    def excess(self) -> float:
+        """How far the curve is above the level, in its units."""
+        return (self.now - self.level) / self._unit if self._unit else 0.0
+
+
+class NewLevel(Stateful):
+    """The level of a series since a change was declared in an open episode. Memory: its points."""
+
+    STATE: ClassVar[str] = "_points"
+    POINTS: ClassVar[int] = 128
+    """A level that has not risen over so many points has stayed."""
+
+    def __init__(self) -> None:
+        self._points: list[float] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._points)
+
+    def begin(self, value: float) -> None:
+        """A change is declared; further ones before the level is known do not begin anew.
+
+        Args:
+            value: the newest point.
+        """
+        self._points = self._points or [value]
+
+    def clear(self) -> None:
+        """The episode is over."""
+        self._points = []
+
+    def push(self, value: float, least_rise: float) -> float | None:
+        """Add a point, if a change was declared; return the new level once it has stayed.
+
+        Args:
+            value: of the point.
+            least_rise: by how much its later half must be above its earlier half to rise.
+        """
+        if not self._points:
+            return None
+        self._points = [*self._points, value][-self.POINTS :]
+        if len(self._points) < self.POINTS:
+            return None
+        earlier, later = (median(half) for half in np.split(np.asarray(self._points), 2))
+        return None if later - earlier > least_rise else later
 
 
 class Declared(StrEnum):

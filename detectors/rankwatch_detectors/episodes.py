@@ -87,6 +87,19 @@ class Episodes(Stateful):
         """Report a material change of an open episode; fields that are not passed stay as last reported."""
         return [self._tell(scope, Change.UPDATE, changes)]
 
+    def mark(self, scope: IncidentScope, what: str, step: int) -> list[Finding]:
+        """Say in an open episode that a change was declared since. It stays open: declaring is no repair.
+
+        Args:
+            scope: of the episode.
+            what: the change, as a sentence.
+            step: the first with it; -1: not known.
+        """
+        told = self._open[str(scope)]
+        before, marks = told["evidence"].get("declared", ""), {"declared": what, "declared_step": step}
+        summary = f"{told['summary'].removesuffix(f' {before}')} {what}"
+        return self.update(scope, summary=summary, evidence={**told["evidence"], **marks})
+
     def note(self, scope: IncidentScope, evidence: Mapping[str, Any]) -> None:
         """Change the evidence of an open episode without a finding; the next finding includes it."""
         self._open[str(scope)]["evidence"] = plain(evidence)

@@ -274,18 +274,31 @@ def test_a_slowness_of_seconds_is_a_long_episode() -> None:
     assert judge(quick, [OwnPastDetector(OwnPastConfig())]) == []
 
 
-def test_a_change_that_the_job_declares_or_a_person_accepts_is_the_new_past() -> None:
+def told_of_a_slow_rank(said: Occurrence) -> list[Finding]:
+    """What is told of rank 5, three times as slow for good since 1,000 s, if this is said at 1,800 s."""
     observations = observed_rollouts(8, 400, 1, slow={5: (3.0, 1000.0, FOR_GOOD_S)})
     at = next(n for n, one in enumerate(observations) if isinstance(one, Frame) and one.time_s > 1800.0)
-    for kind, fields, why in (
-        ("declared", {"what": "longer episodes"}, "The job declared a change: longer episodes."),
-        ("declared", {"what": "another model: Net", "kind": "model"}, "Training goes on with another model: Net."),
-        ("accepted", {"kinds": ["straggler"]}, "The level was accepted."),
-    ):
-        said = Occurrence(kind, ATTEMPT, "", 0.0, None, None, fields)
-        findings = judge([*observations[:at], said, *observations[at:]], [OwnPastDetector(OwnPastConfig())])
-        assert [f.change for f in findings] == [Change.OPEN, Change.CLOSE]
-        assert findings[-1].summary == why
+    return judge([*observations[:at], said, *observations[at:]], [OwnPastDetector(OwnPastConfig())])
+
+
+def test_what_a_person_accepts_is_the_new_past() -> None:
+    findings = told_of_a_slow_rank(Occurrence("accepted", ATTEMPT, "", 0.0, None, None, {"kinds": ["straggler"]}))
+    assert [f.change for f in findings] == [Change.OPEN, Change.CLOSE]
+    assert findings[-1].summary == "The level was accepted."
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"what": "longer episodes"}, "The job declared a change: longer episodes."),
+        ({"what": "another model: Net", "kind": "model"}, "Training goes on with another model: Net."),
+    ],
+)
+def test_a_slow_rank_stays_one_after_a_declared_change_until_its_new_level_has_stayed(fields, why) -> None:
+    opened, marked, closed = told_of_a_slow_rank(Occurrence("declared", ATTEMPT, "", 0.0, None, None, fields))
+    assert (opened.change, marked.change, closed.change) == (Change.OPEN, Change.UPDATE, Change.CLOSE)
+    assert (marked.severity, marked.summary) == (opened.severity, f"{opened.summary} {why}")
+    assert closed.summary == "Rank 5 has stayed at a new level since a change was declared."
 
 
 def test_where_ranks_march_together_others_judge() -> None:

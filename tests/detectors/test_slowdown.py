@@ -488,10 +488,10 @@ def test_what_is_declared_is_the_level_from_then_on() -> None:
     assert opened(found) == []
 
 
-def test_a_declaration_ends_what_is_open() -> None:
+def test_a_climb_in_which_a_change_is_declared_ends_once_it_has_stopped() -> None:
     found = run({"loss": climbing(1, then=1500)}, [(2300, occurrence("declared", what="data mix"))])
     assert found[-1].change is Change.CLOSE
-    assert "data mix" in found[-1].summary
+    assert any("data mix" in one.summary for one in found if one.change is Change.UPDATE)
     assert len(opened(found)) == 1
 
 
@@ -580,12 +580,24 @@ def test_a_drift_that_came_and_went_belongs_to_the_pattern_of_a_pace_that_wander
     assert (pattern.change, pattern.evidence["times"]) == (Change.UPDATE, 3)
 
 
-def test_a_drift_that_is_declared_ends_and_one_that_is_accepted_is_the_level() -> None:
+def test_a_drift_that_is_declared_ends_once_it_has_stopped_and_one_that_is_accepted_at_once() -> None:
     job = Job(8, 2000, 1, ends=False).inject(Drift(600, 1.15, 600))
-    for kind, fields in (("declared", {"what": "longer texts"}), ("accepted", {"kinds": ["slowdown"]})):
+    for kind, fields, end in (
+        ("declared", {"what": "longer texts"}, 1526),
+        ("accepted", {"kinds": ["slowdown"]}, None),
+    ):
         findings = found(job, [(1400, Occurrence(kind, "launch0.0", "", 0.0, None, None, fields))])
-        changes = [finding.change for finding in findings if finding.change is not Change.UPDATE]
-        assert changes == [Change.OPEN, Change.CLOSE]
+        changes = [(one.change, one.detected_step) for one in findings if one.change is not Change.UPDATE]
+        assert [change for change, _ in changes] == [Change.OPEN, Change.CLOSE]
+        assert changes[-1][1] == end
+
+
+def test_changes_declared_while_a_job_becomes_slower_and_slower_end_nothing() -> None:
+    job = Job(8, 2000, 1, ends=False).inject(Drift(600, 1.6, 1400))
+    said = [
+        (at, Occurrence("declared", "launch0.0", "", 0.0, None, None, {"what": f"{at}"})) for at in range(900, 2000, 50)
+    ]
+    assert [one.change for one in found(job, said) if one.change is not Change.UPDATE] == [Change.OPEN]
 
 
 @pytest.mark.parametrize("seed", range(2))

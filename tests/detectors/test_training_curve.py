@@ -384,16 +384,54 @@ def test_another_model_begins_a_new_curve(points: int, before: int) -> None:
     assert [(found.kind, found.detected_step) for found in grave] == []
 
 
-def test_a_change_closes_what_is_open_with_a_sentence() -> None:
+def with_changes(series: np.ndarray[tuple[int], np.dtype[np.float64]], *steps: int, late: int = 0) -> list[Finding]:
+    """What is told of a loss in which a change was declared before each of these steps, or so many rows too late."""
+    observed: list[Observation] = [AttemptStart(ATTEMPT, topology(2), 0.0)]
+    for row in frames_of({"loss": series}):
+        observed += [declared(row.step - late)] if row.step - late in steps else []
+        observed.append(row)
+    return judge(observed, bank_of_curves())
+
+
+def raised(points: int, onset: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    series = curve(points)
+    series[onset:] += 5.0
+    return series
+
+
+def test_a_change_ends_nothing_that_is_open_before_the_new_level_has_stayed() -> None:
+    *_, marked, ended = with_changes(raised(1700, 1480), 1500)
+    assert (marked.kind, marked.change, marked.evidence["declared_step"]) == (Kind.LOSS_DIVERGENCE, Change.UPDATE, 1500)
+    assert marked.severity is Severity.CRITICAL
+    assert marked.summary.endswith("Training goes on with another model: Net, Adam.")
+    assert (ended.change, ended.detected_step) == (Change.CLOSE, 1626)
+    assert ended.summary == "The loss has stayed at a new level of 7.202 since a change was declared."
+
+
+def test_a_change_in_an_open_divergence_hides_no_growth() -> None:
+    series = raised(2000, 1480)
+    series[1500:] *= np.exp(np.arange(500) / 100)
+    found = [one for one in with_changes(series, *range(1500, 2000, 10)) if one.kind is Kind.LOSS_DIVERGENCE]
+    assert Change.CLOSE not in [one.change for one in found]
+    assert any("keeps growing" in one.summary for one in found if one.detected_step and one.detected_step > 1700)
+
+
+@pytest.mark.parametrize("apart", [10, 40, 200])
+def test_changes_declared_one_after_the_other_hide_no_loss_that_grows(apart: int) -> None:
     series = curve(1600)
-    series[1200:] += 5.0
-    rows = frames_of({"loss": series})
-    found = judge(
-        [AttemptStart(ATTEMPT, topology(2), 0.0), *rows[:1500], declared(1500), *rows[1500:]], bank_of_curves()
-    )
-    assert [(one.kind, one.change, one.summary) for one in found[-1:]] == [
-        (Kind.LOSS_DIVERGENCE, Change.CLOSE, "Training goes on with another model: Net, Adam.")
+    series[1000:] *= np.exp(np.arange(600) / 170)  # thirtyfold
+    opened = [one for one in with_changes(series, *range(1000, 1600, apart)) if one.change is Change.OPEN]
+    assert [(one.kind, one.severity) for one in opened if one.severity is not Severity.INFO][:1] == [
+        (Kind.LOSS_DIVERGENCE, Severity.WARNING)
     ]
+
+
+@pytest.mark.parametrize("late", [0, 1, 30])
+def test_a_loss_that_is_higher_from_a_declared_step_on_is_its_level(late: int) -> None:
+    found = with_changes(raised(1700, 1500), 1500, late=late)
+    assert bool(found) == bool(late)
+    changes = [one.change for one in found if one.change is not Change.UPDATE]
+    assert changes == [Change.OPEN, Change.CLOSE] * (len(changes) // 2)
 
 
 def grave(findings: Iterable[Finding]) -> list[tuple[Kind, int | None]]:

@@ -33,7 +33,7 @@ from rankwatch_detectors.base import (
     Severity,
     StepKind,
 )
-from rankwatch_detectors.declared import why_anew
+from rankwatch_detectors.declared import change_in, why_anew
 from rankwatch_detectors.dispatch import ATTEMPT_ENDED, OTHER_CLOCK, DispatchingDetector, finite, where_usable
 from rankwatch_detectors.episodes import Episodes
 from rankwatch_detectors.pace.witness import cpu_seconds, own_seconds, wanted_seconds
@@ -185,6 +185,14 @@ class OwnBlocks(Stateful):
         """Ranks of which enough is known to say what is usual."""
         return self._known >= self._config.known_min
 
+    def has_stayed(self, rank: int) -> bool:
+        """Whether a rank's newest blocks, as many as make it known, have not become slower."""
+        known = self._config.known_min
+        if self._known[rank] < known:
+            return False
+        earlier, later = np.split(self._levels[rank, -known:], 2)
+        return median(later) - median(earlier) < math.log(self._config.ratio_min)
+
     def usual(self, ranks: Ints) -> Floats:
         """The logarithm of what a step of each of these ranks usually takes; NaN where too little is known."""
         usual = np.full(ranks.size, math.nan)
@@ -232,7 +240,7 @@ class OwnPastDetector(DispatchingDetector):
     def __init__(self, config: OwnPastConfig) -> None:
         super().__init__()
         self.name = "own_past"
-        self.version = 4
+        self.version = 5
         self._config = config
         self._blocks = OwnBlocks(config.blocks)
         self._accelerated = False
@@ -263,7 +271,16 @@ class OwnPastDetector(DispatchingDetector):
 
     def _on_occurrence(self, occurrence: Occurrence) -> Sequence[Finding]:
         why = why_anew(occurrence, self.attempt, Kind.STRAGGLER, Kind.SLOWDOWN)
-        return self._begin_anew(why, self.world_size) if why and not self.lockstep else ()
+        if not why or self.lockstep:
+            return ()
+        change = change_in(occurrence, self.attempt)
+        if change is None:
+            return self._begin_anew(why, self.world_size)
+        for rank in range(self.world_size):
+            self._blocks.forget(rank, 0)
+        self._effect[:] = self._score[:] = 0.0
+        opened = ((episodes, scope) for episodes in (self.episodes, self._together) for scope in episodes)
+        return [finding for episodes, scope in opened for finding in episodes.mark(scope, change.what, change.step)]
 
     def _begin_anew(self, why: str, ranks: int) -> list[Finding]:
         self._restart(ranks)
@@ -386,6 +403,11 @@ class OwnPastDetector(DispatchingDetector):
         """Watch a slow rank: as fast as before, or slow for good?"""
         excess = self._blocks.newest_two(rank) - self._before[rank]
         if excess >= self._share(self.episodes.told(scope)):
+            if "declared" in self.episodes.told(scope)["evidence"] and self._blocks.has_stayed(rank):
+                self._before[rank] = math.nan
+                summary = f"Rank {rank} has stayed at a new level since a change was declared."
+                step = self._step_since(self.episodes, scope, frame)
+                return self.episodes.close(scope, step, self.now_s, summary)
             return self._grown_old(self.episodes, scope, frame)
         self._before[rank] = math.nan
         summary = f"Rank {rank} is as fast as it used to be again."
@@ -402,6 +424,10 @@ class OwnPastDetector(DispatchingDetector):
         # A rank that was not known then, whose `before` is NaN, decides nothing by itself.
         slow_rank = bool(self._blocks.newest_two(rank) - before[rank] >= share)
         if slow_rank or excess[(excess.size - 1) // 2] >= share:
+            if "declared" in self._together.told(WHOLE_JOB)["evidence"] and self._blocks.has_stayed(rank):
+                step = self._step_since(self._together, WHOLE_JOB, frame)
+                summary = "Steps have stayed at a new level since a change was declared."
+                return self._together.close(WHOLE_JOB, step, self.now_s, summary)
             return self._grown_old(self._together, WHOLE_JOB, frame)
         for each in range(self.world_size):
             self._blocks.forget(each, 1)

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from rankwatch_detectors.base import AttemptStart, Change, Finding, Frame, Kind, Occurrence, Severity, StepKind
-from rankwatch_detectors.declared import AMOUNTS, WORK, Schedule, ScheduleConfig, why_anew
+from rankwatch_detectors.declared import AMOUNTS, WORK, NewLevel, Schedule, ScheduleConfig, change_in, why_anew
 from rankwatch_detectors.dispatch import ATTEMPT_ENDED, OTHER_CLOCK, typical
 from rankwatch_detectors.episodes import Episodes
 from rankwatch_detectors.explanation import (
@@ -48,6 +48,7 @@ from rankwatch_detectors.statistics.anchor import (
 from rankwatch_detectors.statistics.baseline import BaselineConfig, PeerBaseline, Proof
 from rankwatch_detectors.statistics.peers import median
 from rankwatch_detectors.statistics.shift import Crossing, ShiftBank, threshold
+from rankwatch_detectors.words import duration
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,13 +225,14 @@ class SlowdownDetector(ExplainedSlowdown):
     JUDGES_TIMES: ClassVar[bool] = True
     STATE: ClassVar[str] = (
         "lockstep _baseline _bank _accelerated _rows _skipped_rows _step_s _trained_s _since_s _amount _anchor "
-        "_schedule _followed _grown _view _ramp _quiet _newest _works _queues _usual_work _wandering _parts standing"
+        "_schedule _followed _grown _view _ramp _quiet _newest _works _queues _usual_work _wandering _parts standing "
+        "_new_level"
     )
 
     def __init__(self, config: SlowdownConfig) -> None:
         super().__init__()
         self.name = "slowdown"
-        self.version = 14
+        self.version = 15
         self._config = config
         self._baseline = PeerBaseline(config.baseline, compared=False)
         self._bank = ShiftBank(tuple(map(math.log, config.ratios)), config.baseline.clip_sigmas, config.rows_min)
@@ -243,6 +245,7 @@ class SlowdownDetector(ExplainedSlowdown):
         self._parts = StepParts()
         self.standing = Episodes(self.kind)
         """The finding that the job's pace wanders, while it holds."""
+        self._new_level = NewLevel()
         self._relearn()
         self._reset()
 
@@ -298,6 +301,10 @@ class SlowdownDetector(ExplainedSlowdown):
         why = why_anew(occurrence, self.attempt, self.kind)
         if not why:
             return ()
+        change = change_in(occurrence, self.attempt)
+        if change is not None and len(self.episodes):
+            self._new_level.begin(self._newest[-1])
+            return self._audible(self.episodes.mark(WHOLE_JOB, change.what, change.step))
         self._relearn()
         self._anchor.clear()
         return self._audible(self.episodes.close_all(self.now_s, why))
@@ -345,7 +352,21 @@ class SlowdownDetector(ExplainedSlowdown):
             self._parts.learn()
         self._wandering.push(float(views[REST]))
         drift = self._drift(frame, float(views[REST])) if cpu_s is None else ()
-        return [*self._audible([*findings, *drift]), *self._pattern(frame, seconds)]
+        learned = self._learn_declared(float(views[self._view]), frame.step)
+        return [*self._audible([*findings, *drift, *learned]), *self._pattern(frame, seconds)]
+
+    def _learn_declared(self, log_seconds: float, step: int) -> list[Finding]:
+        """End an episode in which a change was declared, once steps have taken as long for long."""
+        if not len(self.episodes):
+            self._new_level.clear()
+        level = self._new_level.push(log_seconds, math.log(self._config.trend_ratio) / 2)
+        if level is None:
+            return []
+        self._new_level.clear()
+        self._relearn()
+        self._anchor.clear()
+        summary = f"Steps have stayed at a new level of {duration(math.exp(level))} since a change was declared."
+        return self.episodes.close(WHOLE_JOB, step, self.now_s, summary)
 
     def _audible(self, findings: Sequence[Finding]) -> list[Finding]:
         """What is told of the open episode: one that is like earlier ones only once it has become a warning."""

@@ -4,7 +4,9 @@ The series is the median over ranks of each train step, from the frame family th
 left to `nonfinite` and not learned here. A jump that comes back is a spike; one that stays, or a slow climb, is
 divergence; a change that stays but stops growing becomes the new level (a new data mix looks like that). The level
 follows the curve, so the loss also has an anchor, which finds climbs too slow for the level. Changes that a job
-declares, or logs as its schedule, reset both.
+declares, or logs as its schedule, reset both, but end nothing that is open: an open incident goes on against the level
+before, says what was declared, and ends when that level is reached again or a new one has stayed. A loss that grows
+tenfold while a declared level is still being learned is divergence too.
 """
 
 from __future__ import annotations
@@ -14,7 +16,16 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from rankwatch_detectors.base import GRAVITY, AttemptStart, Change, Finding, Frame, Kind, Occurrence, Severity, StepKind
-from rankwatch_detectors.declared import Declared, Schedule, ScheduleConfig, change_in
+from rankwatch_detectors.declared import (
+    Changed,
+    Declared,
+    Growth,
+    GrowthConfig,
+    NewLevel,
+    Schedule,
+    ScheduleConfig,
+    change_in,
+)
 from rankwatch_detectors.dispatch import typical
 from rankwatch_detectors.explanation import (
     DETECTABLE_ROWS,
@@ -166,6 +177,7 @@ class CurveConfig:
     """An excess this many times the reported one is reported again."""
     anchor: AnchorConfig = field(default_factory=AnchorConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    growth: GrowthConfig = field(default_factory=GrowthConfig)
     peaks: PeakConfig = field(default_factory=PeakConfig)
     peaks_before_points: int = 32
     """Peaks within this many points before the onset of a divergence are part of it; as many as the level's median."""
@@ -175,19 +187,21 @@ class CurveDetector(ExplainedCurve):
     """One kind's view of one series; scope "job"."""
 
     STATE: ClassVar[str] = (
-        "lockstep _watch _anchor _schedule _peaks _interval _last_step _last_s _step_s _launched _renewed _renewals"
+        "lockstep _watch _anchor _schedule _peaks _growth _interval _last_step _last_s _step_s _launched _renewed "
+        "_renewals _new_level"
     )
 
     def __init__(self, kind: Kind, config: CurveConfig) -> None:
         self.kind = kind
         super().__init__()
         self.name = kind.value
-        self.version = 14
+        self.version = 15
         self._config = config
         self._watch = LevelWatch(config.level)
         self._anchor = Anchor(config.anchor)
         self._schedule = Schedule(config.schedule)
         self._peaks = Peaks(config.peaks)
+        self._growth = Growth(config.growth)
         self._interval = 1
         """Steps from one logged point to the next."""
         self._last_step = -1
@@ -200,6 +214,7 @@ class CurveDetector(ExplainedCurve):
         """The step of the newest change with which the curve has begun anew."""
         self._renewals: list[list[Any]] = []
         """Changes that are still to come: the step of each, and what it is."""
+        self._new_level = NewLevel()
 
     def _on_attempt(self, start: AttemptStart, *, new_attempt: bool, new_launch: bool) -> Sequence[Finding]:
         self._watch.minimized = start.topology.optimizers <= 1
@@ -210,6 +225,8 @@ class CurveDetector(ExplainedCurve):
             self._anchor.accept()
             self._schedule.clear()
             self._peaks.clear()
+            self._growth.clear()
+            self._new_level.clear()
             self._last_step = -1
         return ()
 
@@ -233,16 +250,71 @@ class CurveDetector(ExplainedCurve):
         return [*self._begin_anew(frame.step), *self._judge(frame)]
 
     def _begin_anew(self, step: int) -> Sequence[Finding]:
-        """Begin a new curve if a change has come by this step."""
-        due = [change for change in self._renewals if change[0] <= step]
+        """Begin a new curve if a change has come by this step; mark what is open, which is no reason to end it."""
+        due = [Changed(what, first) for first, what in self._renewals if first <= step]
         if not due:
             return ()
-        self._renewed = max(self._renewed, *(change[0] for change in due))
-        self._renewals = [change for change in self._renewals if change[0] > step]
+        self._renewed = max(self._renewed, *(change.step for change in due))
+        self._renewals = [one for one in self._renewals if one[0] > step]
+        marked = self.episodes.mark(WHOLE_JOB, due[-1].what, due[-1].step) if WHOLE_JOB in self.episodes else []
+        if marked:
+            self._new_level.begin(self._watch.usual)
+        if not marked or self._is_explained(due[-1]):
+            if self._watch.ready:
+                self._growth.begin(self._watch.usual, self._watch.measure, max(due[-1].step, 0))
+            self._restart()
+        return marked
+
+    def _restart(self) -> None:
         self._watch.restart(fresh=True)
         self._anchor.clear()
         self._peaks.clear()
-        return self.episodes.close_all(self.now_s, due[-1][1])
+
+    def _is_explained(self, change: Changed) -> bool:
+        """Whether the open episode began with the change: its event came after the rows of its step."""
+        told = self.episodes.told(WHOLE_JOB)
+        return told["onset_step"] >= change.step >= 0 and "best" not in told["evidence"]
+
+    def _learn_declared(self, value: float, step: int) -> list[Finding]:
+        """End an episode in which a change was declared, once the curve has stayed at a new level."""
+        if WHOLE_JOB not in self.episodes:
+            self._new_level.clear()
+        level = self._new_level.push(value, max(self._watch.scale, self._config.anchor.share_min * self._watch.measure))
+        if level is None:
+            return []
+        self._new_level.clear()
+        self._growth.clear()
+        self._restart()
+        summary = f"The {self._name} has stayed at a new level of {level:.4g} since a change was declared."
+        return self.episodes.close(WHOLE_JOB, step, self.now_s, summary)
+
+    def _look_at_growth(self, value: float, frame: Frame) -> list[Finding]:
+        """Tell of a loss that grows tenfold while the level after a declared change is not known yet."""
+        if self._watch.ready and not self._watch.settling.young:
+            self._growth.clear()
+        growth = self._growth
+        if not growth.push(value) or WHOLE_JOB in self.episodes or not (self._watch.minimized and self.lockstep):
+            return []
+        self._new_level.begin(value)
+        return self.episodes.open(
+            WHOLE_JOB,
+            attempt=self.attempt,
+            severity=Severity.WARNING,
+            onset_step=growth.step,
+            detected_step=frame.step,
+            onset_time_s=self.now_s - self._lasted_s(frame, growth.step),
+            detected_time_s=self.now_s,
+            score=growth.excess,
+            confidence=0.8,
+            summary=f"The {self._name} has grown since a change was declared in step {growth.step}; in step "
+            f"{frame.step} it is {growth.now:.4g}, {self._above(growth.now, growth.level, 'the level before,')}.",
+            evidence={
+                "metric": self._config.metric,
+                "value": growth.now,
+                "usual": growth.level,
+                "declared_step": growth.step,
+            },
+        )
 
     def _judge(self, frame: Frame) -> Sequence[Finding]:
         self._heed(self._schedule.push(frame))
@@ -263,11 +335,11 @@ class CurveDetector(ExplainedCurve):
         findings = self._tell(turn, value, frame) if turn is not None else self._escalate(value, frame)
         if self.kind is Kind.LOSS_DIVERGENCE:
             self._anchor.push(value, frame.step, self._watch.measure or abs(value) or 1.0)
-            findings = [*findings, *self._climb(frame)]
+            findings = [*findings, *self._climb(frame), *self._look_at_growth(value, frame)]
             peaked = self._peaks.push(frame.step, value, self._watch.scale)
             if WHOLE_JOB in self.episodes and (peaked or any(one.change is Change.OPEN for one in findings)):
-                return self._with_peaks(findings)
-        return findings
+                findings = self._with_peaks(findings)
+        return [*findings, *self._learn_declared(value, frame.step)]
 
     def _with_peaks(self, findings: list[Finding]) -> list[Finding]:
         """Add the spikes within an open divergence, and just before it, with their step and height."""
@@ -402,6 +474,8 @@ class CurveDetector(ExplainedCurve):
             return ()
         if self.kind is Kind.LOSS_DIVERGENCE:
             return self._turned(turn, value, frame)
+        if turn is Turn.JUMP:  # of the curve since a declared change
+            return ()
         if turn is Turn.LASTING:
             if self.kind is Kind.GRAD_NORM:
                 severity = self._graver(Severity(self.episodes.told(WHOLE_JOB)["severity"]), frame)
@@ -434,6 +508,8 @@ class CurveDetector(ExplainedCurve):
                 summary=self._sentence(turn, value, frame),
                 evidence={**told["evidence"], **self._evidence(value)},
             )
+        if turn is Turn.SETTLED and self._new_level:  # it ends with the level since the change
+            return ()
         if turn is Turn.SETTLED and self._anchor.left:
             return self._tell_climb(frame, Severity(told["severity"]))
         if climbed and not self._anchor.back:
