@@ -1,5 +1,6 @@
 """Whoever takes all that is scarce keeps nobody else out: neither by address, nor by token, nor by not reading."""
 
+import os
 import socket
 from collections.abc import Callable
 from itertools import cycle
@@ -7,7 +8,10 @@ from itertools import cycle
 import httpx2
 import pytest
 
-from rankwatch_service.access.budgets import CONNECTIONS, PART, UNREAD, Whose
+from rankwatch import wire
+from rankwatch.agent.enrolment import AgentIdentity
+from rankwatch.signed import Purpose
+from rankwatch_service.access.budgets import CONNECTIONS, PART, STREAMS, UNREAD, Limit, Whose
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.api.http import connection
 from tests.support.service.api import Api, served_api
@@ -15,16 +19,18 @@ from tests.support.service.process import until
 
 pytestmark = [pytest.mark.integration, pytest.mark.ci]
 
-ROOM = 64
+ROOM, STREAMS_ROOM = 64, 16
 ADDRESSES = [f"127.0.0.{number}" for number in range(2, 7)]
 
 
 class Crowded:
-    """An api with room for `ROOM` connections, and whoever wants all of them."""
+    """An api with room for `ROOM` connections and `STREAMS_ROOM` event streams, and whoever wants all of them."""
 
     def __init__(self, api: Api, url: str) -> None:
         self.api, self.url = api, url
         self.opened: list[socket.socket] = []
+        self.budgets = api.app.state.context.budgets
+        self.budgets.shrink(STREAMS, STREAMS_ROOM)
         self.tokens = {scope: api.token(scope) for scope in Scope}
 
     def connect(self, sent: bytes, address: str = "127.0.0.1") -> socket.socket:
@@ -53,12 +59,41 @@ class Crowded:
         with httpx2.Client(base_url=self.url, trust_env=False, timeout=30.0, headers=headers) as client:
             return client.get(path).status_code in (200, 405)
 
-    def held(self, whose: Whose) -> int:
-        return self.api.app.state.context.budgets.held(CONNECTIONS, whose)
+    def agent(self, token: str, job: str, host: str) -> Callable[[], bytes]:
+        """Requests for the order stream of an agent that enrols."""
+        told = self.api.post("/api/v1/agents/enrol", {"job": job, "host": host}, token=token).json()
+        identity = AgentIdentity(told["agent"], bytes.fromhex(told["secret"]))
+
+        def listen() -> bytes:
+            signed = identity.sign(Purpose.LISTEN, os.urandom(wire.LISTEN_BYTES)).hex()
+            return self.asking(token, f"/api/v1/agents/orders?job={job}&host={host}&boot=b&signed={signed}")
+
+        return listen
+
+    def stream(self, request: bytes) -> tuple[bytes, socket.socket]:
+        """The status of an event stream, and its connection, from which its head was read."""
+        one = self.connect(request)
+        return one.recv(1_000)[:12], one
+
+    def held(self, whose: Whose, limit: Limit = CONNECTIONS) -> int:
+        return self.budgets.held(limit, whose)
 
     def counted(self, line: str) -> float:
         text = self.api.get("/metrics").text
         return sum(float(one.rpartition(" ")[2]) for one in text.splitlines() if one.startswith(line))
+
+
+def is_open(one: socket.socket) -> bool:
+    """Whether the service has not closed a connection, after all that it has sent."""
+    one.setblocking(False)
+    try:
+        while one.recv(65_536):
+            pass
+    except BlockingIOError:
+        return True
+    except ConnectionResetError:
+        pass
+    return False
 
 
 @pytest.fixture
@@ -102,12 +137,11 @@ def test_strangers_of_many_addresses_keep_nobody_out(crowded, page, how):
 
 def test_an_answer_that_nobody_reads_is_given_up_and_one_that_is_read_is_whole(crowded, page, monkeypatch):
     monkeypatch.setattr(connection, "ANSWER_S", 2.0)
-    budgets = crowded.api.app.state.context.budgets
     crowded.connect(page)
-    until("it waits", lambda: budgets.held(UNREAD, Whose.ANONYMOUS) == 1, 30)
+    until("it waits", lambda: crowded.held(Whose.ANONYMOUS, UNREAD) == 1, 30)
     with httpx2.Client(base_url=crowded.url, trust_env=False, timeout=30.0) as client:
         assert len(client.get("/static/x/pages/job.js").content) > 10_000
-    until("it was given up", lambda: budgets.held(CONNECTIONS, Whose.ANONYMOUS) == 0, 30)
+    until("it was given up", lambda: crowded.held(Whose.ANONYMOUS) == 0, 30)
     assert crowded.counted('rankwatch_connections_closed_total{reason="slow_answer"}') == 1
 
 
@@ -152,3 +186,41 @@ def test_the_sessions_of_a_person_are_one_account(crowded):
         assert crowded.answer(crowded.connect(b""), crowded.asking("", cookie=cookie)) == b"HTTP/1.1 200", number
     assert all(crowded.let_in(one) for one in (Scope.ADMIN, Scope.INGEST))
     assert crowded.held(Whose.PERSON) <= ROOM
+
+
+OK, REFUSED, FULL = b"HTTP/1.1 200", b"HTTP/1.1 403", b"HTTP/1.1 503"
+EVENTS = "/api/v1/events"
+
+
+def test_a_token_has_no_order_stream_without_an_agent_and_an_agent_has_one(crowded):
+    thief, honest = (crowded.api.token(Scope.INGEST) for _ in range(2))
+    unsigned = crowded.asking(thief, "/api/v1/agents/orders?job=empty&host=h&boot=b")
+    assert {crowded.stream(unsigned)[0] for _ in range(2 * STREAMS_ROOM)} == {REFUSED}
+    listen = crowded.agent(thief, "mine", "h")
+    assert {crowded.stream(listen())[0] for _ in range(2 * STREAMS_ROOM)} == {OK}
+    until("one is left", lambda: crowded.held(Whose.AGENT, STREAMS) == 1, 30)
+    assert crowded.stream(crowded.agent(honest, "gpt", "node-1")())[0] == OK
+    assert crowded.stream(crowded.asking(crowded.tokens[Scope.READ], EVENTS))[0] == OK
+
+
+def test_a_token_with_many_agents_leaves_the_agents_of_others_and_people_their_streams(crowded):
+    thief, honest = (crowded.api.token(Scope.INGEST) for _ in range(2))
+    _, first = crowded.stream(crowded.agent(honest, "gpt", "node-0")())
+    for number in range(2 * STREAMS_ROOM):
+        crowded.stream(crowded.agent(thief, "mine", f"h{number}")())
+    assert crowded.held(Whose.AGENT, STREAMS) == STREAMS_ROOM - STREAMS_ROOM // PART
+    for number in range(1, 6):  # as many as the other may have
+        assert crowded.stream(crowded.agent(honest, "gpt", f"node-{number}")())[0] == OK
+    for scope in (Scope.READ, Scope.ADMIN):
+        assert crowded.stream(crowded.asking(crowded.tokens[scope], EVENTS))[0] == OK
+    assert is_open(first)
+    assert crowded.counted('rankwatch_budget_refused_total{what="streams",whose="agent"}') >= STREAMS_ROOM
+
+
+def test_many_streams_of_one_person_leave_others_theirs(crowded):
+    hostile = crowded.asking(crowded.tokens[Scope.READ], EVENTS)
+    statuses = [crowded.stream(hostile)[0] for _ in range(2 * STREAMS_ROOM)]
+    assert statuses == [OK] * STREAMS_ROOM + [FULL] * STREAMS_ROOM
+    assert crowded.stream(crowded.asking(crowded.tokens[Scope.ADMIN], EVENTS))[0] == OK
+    honest = crowded.agent(crowded.tokens[Scope.INGEST], "gpt", "node-1")
+    assert crowded.stream(honest())[0] == OK

@@ -26,6 +26,8 @@ CONNECTIONS_MAX: Final = 8_192
 """A host has three, a browser tab one or two."""
 STREAMS_MAX: Final = 4_096
 """One for each host, and those of people."""
+STREAMS_OF_A_PERSON_MAX: Final = 64
+"""People leave tabs open, and each of their streams wakes up at every change."""
 UNREAD_MAX: Final = 256
 """Answers that wait for a reader who does not take them, each with `WRITE_BUFFER_BYTES` or one piece in memory."""
 PART: Final = 4
@@ -93,6 +95,8 @@ class Limit(NamedTuple):
     """As metrics name it."""
     most: int
     """Of all accounts together."""
+    of_a_person: int | None = None
+    """Of the account of a person; None: its share."""
 
 
 class Rate(NamedTuple):
@@ -107,7 +111,7 @@ class Rate(NamedTuple):
 
 
 CONNECTIONS: Final = Limit("connections", CONNECTIONS_MAX)
-STREAMS: Final = Limit("streams", STREAMS_MAX)
+STREAMS: Final = Limit("streams", STREAMS_MAX, STREAMS_OF_A_PERSON_MAX)
 UNREAD: Final = Limit("unread", UNREAD_MAX)
 LIMITS: Final = (CONNECTIONS, STREAMS, UNREAD)
 """Whoever holds most of it loses one to whoever holds less, as docs/operations.md says of each."""
@@ -126,21 +130,21 @@ class Budgets:
         """
         self._clock = clock
         self._refused = refused
-        self._holdings = {limit.what: _Holdings(limit.most) for limit in limits}
+        self._holdings = {limit.what: _Holdings(limit) for limit in limits}
         self._used: defaultdict[str, OrderedDict[Account, tuple[float, float]]] = defaultdict(OrderedDict)
         """By rate and account: what is left, and as of when; in the order of the last use."""
         self._lock = Lock()
 
     def shrink(self, limit: Limit, most: int) -> None:
         """There is less of it here than the limit says; call it before anybody takes one."""
-        self._holdings[limit.what] = _Holdings(min(limit.most, most))
+        self._holdings[limit.what] = _Holdings(limit._replace(most=min(limit.most, most)))
 
     def take(self, limit: Limit, account: Account, item: Held) -> Any:
         """Take one, or move to this account what another one has held. `item` may be any object that can be hashed.
 
         Returns:
             Whose place was needed, and which holds nothing any more: its caller closes it. None if there was room;
-            `item` itself if it was refused, since this account holds as much as any other.
+            `item` itself if it was refused, since this account holds as much as any other, or as a person may.
         """
         with self._lock:
             gone = self._holdings[limit.what].take(account, item)
@@ -183,16 +187,17 @@ class Budgets:
 class _Holdings:
     """What accounts hold of one thing."""
 
-    def __init__(self, most: int) -> None:
-        part = most // PART
+    def __init__(self, limit: Limit) -> None:
+        part = limit.most // PART
+        self._of_a_person = limit.most if limit.of_a_person is None else limit.of_a_person
         self.held = dict.fromkeys(Whose, 0)
         self._account: dict[Held, Account] = {}
         self._items: dict[Account, dict[Held, None]] = {}
         """Oldest first."""
         self._groups = (
             _Group((Whose.ANONYMOUS,), part),
-            _Group((Whose.ANONYMOUS, Whose.AGENT), most - part),
-            _Group(tuple(Whose), most),
+            _Group((Whose.ANONYMOUS, Whose.AGENT), limit.most - part),
+            _Group(tuple(Whose), limit.most),
         )
         """Each within the next."""
 
@@ -204,6 +209,8 @@ class _Holdings:
         full = next(
             (group for group in self._groups if group.count > group.most and account.whose in group.kinds), None
         )
+        if account.whose is Whose.PERSON and len(self._items[account]) > self._of_a_person:
+            return self.give_back(item), item
         if full is None:
             return None
         gone = self._whose_turn(full, account, item)

@@ -30,6 +30,7 @@ from rankwatch_service.api.background.forgeries import Forgeries
 from rankwatch_service.api.background.health_facts import HealthReader
 from rankwatch_service.api.background.housekeeping import AlertExpiry, remove_expired, tell_changed_precision
 from rankwatch_service.api.background.order_cache import OrderCache
+from rankwatch_service.api.background.order_feed import OrderFeed
 from rankwatch_service.api.dependencies import Context
 from rankwatch_service.api.http import problem
 from rankwatch_service.api.http.gate import Gate, TrustedProxies, own_names
@@ -203,6 +204,7 @@ def _context(settings: Settings, engine: Engine, intake: Intake, clock: Clock, s
 
     driver = Driver(engine, controls, clock)
     driver_thread = DriverThread(driver.run_once, housekeeping, counters.driver_failures.inc, clock)
+    changes, orders = ChangeFeed(ChangeWatch(engine), driver_thread.wake), OrderCache(engine, clock)
     return Context(
         settings=settings,
         engine=engine,
@@ -214,9 +216,10 @@ def _context(settings: Settings, engine: Engine, intake: Intake, clock: Clock, s
         budgets=budgets,
         new_jobs=new_jobs,
         cursors=CursorSigner(secret_key.derive("cursors")),
-        changes=ChangeFeed(ChangeWatch(engine), driver_thread.wake),
+        changes=changes,
         tail=FeedTail(engine),
-        orders=OrderCache(engine, clock),
+        orders=orders,
+        order_feed=OrderFeed(orders, changes),
         intake=intake,
         views=Batcher("views", keep_views),
         counters=counters,
@@ -236,9 +239,11 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     context.intake.start()
     context.views.start()
     context.changes.start()
+    context.order_feed.start()
     context.driver.start()
     yield
     await context.changes.close()
+    await context.order_feed.close()
     await context.intake.stop()
     await context.views.stop()
     context.driver.stop()

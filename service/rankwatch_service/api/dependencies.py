@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
 from math import ceil
@@ -18,7 +19,7 @@ from starlette.concurrency import run_in_threadpool
 from rankwatch.signed import Purpose, Signed, code_of
 from rankwatch.wire import SignedOrders
 from rankwatch_service.access.agents import Agents, ForgedError, Origin, Renewals, UnknownAgentError
-from rankwatch_service.access.budgets import STREAMS_MAX, Budgets, Rate, account_of
+from rankwatch_service.access.budgets import STREAMS, Budgets, Rate, account_of
 from rankwatch_service.access.identities import Authenticator, Identity
 from rankwatch_service.access.oidc_provider import OidcProvider
 from rankwatch_service.access.refusals import Refusals
@@ -30,8 +31,9 @@ from rankwatch_service.api.background.forgeries import Forgeries
 from rankwatch_service.api.background.health_facts import HealthReader
 from rankwatch_service.api.background.housekeeping import REPLY_NS
 from rankwatch_service.api.background.order_cache import OrderCache
+from rankwatch_service.api.background.order_feed import OrderFeed
 from rankwatch_service.api.background.single_flight import SingleFlight
-from rankwatch_service.api.http.gate import session_of, source_of
+from rankwatch_service.api.http.gate import presented_token, source_of
 from rankwatch_service.api.http.paging import CursorSigner, Key, Time, any_of, full_ids
 from rankwatch_service.api.http.problem import RETRY_AFTER_S, ProblemError
 from rankwatch_service.api.ingest import Batcher, Intake, NewJobs
@@ -65,6 +67,7 @@ class Context:
     changes: ChangeFeed
     tail: FeedTail
     orders: OrderCache
+    order_feed: OrderFeed
     intake: Intake
     views: Batcher[ReceivedView]
     counters: Counters
@@ -77,8 +80,8 @@ class Context:
     """By which people log in; None: with tokens alone."""
     totals: SingleFlight = field(default_factory=SingleFlight)
     """Of incidents and jobs: what all open pages ask for at once."""
-    streams: dict[str, int] = field(default_factory=dict)
-    """Number of open event streams by token id."""
+    listening: dict[str, EventStream] = field(default_factory=dict)
+    """The order stream of each agent."""
 
     def signed_orders(self, origin: Origin, agent: str, nonce: str, orders: bytes, sequence: int) -> bytes:
         """Orders for one agent, signed with its secret: `wire.SignedOrders` as JSON."""
@@ -272,59 +275,91 @@ class Idempotency:
 
 IdempotencyDep = Annotated[Idempotency, Depends()]
 
-STREAMS_OF_A_PERSON_MAX: Final = 64
-"""Open streams of one token of a person; an ingest token, which all hosts share, has no limit of its own."""
-
 CHECK_S: Final = 10.0
 """How often the token of an open stream is checked again."""
 
 
 class EventStream:
-    """One open stream, counted within `async with`. It ends if the database fails; clients then reconnect."""
+    """One open stream of an account. It ends if the database fails (`async with`); clients then reconnect."""
 
-    max_of_token = STREAMS_MAX
-
-    def __init__(self, request: Request, context: Ctx) -> None:
-        self._context: Context = context
-        self._identity: Identity = request.scope["identity"]
-        kind, _, bearer = request.headers.get("authorization", "").partition(" ")
-        self._token = bearer.strip() if kind.lower() == "bearer" else session_of(request.headers)
+    def __init__(self, context: Context, request: Request) -> None:
+        self._context = context
+        self._account = account_of(request.scope["identity"])
+        self._token, _ = presented_token(request.headers)
         self._checked_s = context.clock.monotonic_s()
-        by_token = context.streams.get(self._identity.id, 0)
-        if sum(context.streams.values()) >= STREAMS_MAX or by_token >= self.max_of_token:
-            context.counters.streams_refused.inc()
-            raise ProblemError(503, "too many event streams are open", headers={"Retry-After": str(RETRY_AFTER_S)})
+        self._connection = request.scope.get("state", {}).get("connection")
+        self.has_ended = False
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it waits for its reader."""
+        return self._connection is not None and self._connection.is_idle
+
+    def open(self) -> None:
+        """Take a stream of the account; `close` gives it back.
+
+        Raises:
+            ProblemError: the account has its part (503).
+        """
+        gone = self._context.budgets.take(STREAMS, self._account, self)
+        if gone is self:
+            detail = "too many event streams are open"
+            raise ProblemError(503, detail, headers={"Retry-After": str(RETRY_AFTER_S)})
+        if gone is not None:
+            gone.end()
+
+    def close(self) -> None:
+        """The response is over."""
+        self.has_ended = True
+        self._context.budgets.give_back(STREAMS, self)
+
+    def end(self) -> None:
+        """Let the client go, for another stream."""
+        self.close()
+        if self._connection is not None:
+            self._connection.abort()
 
     async def still_allowed(self) -> bool:
-        """Whether the token that opened it is still valid; queries the database every `CHECK_S`."""
+        """Whether nobody has ended it, and the token that opened it is valid, which is looked up every `CHECK_S`."""
         now_s = self._context.clock.monotonic_s()
         if now_s - self._checked_s < CHECK_S:
-            return True
+            return not self.has_ended
         self._checked_s = now_s
-        return await run_in_threadpool(self._context.authenticator.authenticate, self._token) is not None
+        authenticator = self._context.authenticator
+        if authenticator.cached(self._token) is None:  # the agents of a job have one token, and use it all the time
+            return await run_in_threadpool(authenticator.authenticate, self._token) is not None
+        return not self.has_ended
 
     async def __aenter__(self) -> None:
-        streams = self._context.streams
-        streams[self._identity.id] = streams.get(self._identity.id, 0) + 1
+        pass
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        streams = self._context.streams
-        streams[self._identity.id] -= 1
-        if not streams[self._identity.id]:
-            del streams[self._identity.id]
         return isinstance(error, StoreError)
 
 
-class PersonEventStream(EventStream):
-    """A stream of a person, who may leave many tabs open."""
+@asynccontextmanager
+async def opened_stream(context: Context, request: Request) -> AsyncIterator[EventStream]:
+    """A stream that counts for the account of the request until the response is over.
 
-    max_of_token = STREAMS_OF_A_PERSON_MAX
+    Raises:
+        ProblemError: see `EventStream.open`.
+    """
+    stream = EventStream(context, request)
+    stream.open()
+    try:
+        yield stream
+    finally:
+        stream.close()
 
 
-EventStreamDep = Annotated[EventStream, Depends()]
-PersonEventStreamDep = Annotated[PersonEventStream, Depends()]
+async def _event_stream(context: Ctx, request: Request) -> AsyncIterator[EventStream]:
+    async with opened_stream(context, request) as stream:
+        yield stream
+
+
+EventStreamDep = Annotated[EventStream, Depends(_event_stream)]
 
 
 def require_job(identity: Identity, job: str) -> None:

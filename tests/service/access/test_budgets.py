@@ -107,6 +107,14 @@ def test_of_many_addresses_with_one_each_the_oldest_that_waits_makes_room(room):
     assert gone == first
 
 
+def test_a_person_may_have_no_more_than_the_limit_says_of_one(room):
+    room.budgets = Budgets(room.clock, lambda *told: room.refused.update([told]), [SEATS._replace(of_a_person=2)])
+    seats, gone = room.take(ANN, 3)
+    assert gone == seats[2:]
+    assert not room.take(BOB, 2)[1]
+    assert not room.take(JOB, 3)[1]
+
+
 def test_what_is_moved_to_another_account_counts_there_alone(room):
     seats, _ = room.take(account_at("10.0.0.1"), 4)
     for seat in seats:

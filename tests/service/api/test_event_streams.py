@@ -1,12 +1,15 @@
 """Event streams of a real api process: what agents and browsers get, and when."""
 
 import json
+import os
 import threading
 import time
 
 import pytest
 
 from rankwatch import wire
+from rankwatch.agent.enrolment import AgentIdentity
+from rankwatch.signed import Purpose
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.access.tokens import TokenKind, create_token
 from rankwatch_service.clock import SystemClock
@@ -17,7 +20,7 @@ from tests.support.store.database import new_database
 
 pytestmark = pytest.mark.integration
 MSGPACK = {"content-type": "application/msgpack"}
-ORDERS = "/api/v1/agents/orders?job=j&host=h&boot=b"
+ORDERS = "/api/v1/agents/orders?job=j&host={}&boot=b&signed={}"
 
 
 class Service:
@@ -39,9 +42,24 @@ class Service:
         with write(self.engine) as connection:
             tell(connection, "incident", job, {"number": number}, number)
 
-    def view(self, *ranks):
-        body = wire.encode(wire.View("j", "l.0", "h", "b", 0, ranks))
-        return self.http.ask("POST", "/api/v1/agents/view", content=body, headers=MSGPACK)
+    def enrol(self, host, job="j"):
+        """An agent of a job."""
+        told = self.http.ask("POST", "/api/v1/agents/enrol", json={"job": job, "host": host}).json()
+        return AgentIdentity(told["agent"], bytes.fromhex(told["secret"]))
+
+    def view(self, agent):
+        """Post the view of an agent on host h; the orders in the answer."""
+        body = agent.sign(Purpose.VIEW, wire.encode(wire.View("j", "l.0", "h", "b", 0, ())))
+        return orders_in(self.http.ask("POST", "/api/v1/agents/view", content=body, headers=MSGPACK).json())
+
+
+def asking(agent, host="h"):
+    """The path of an agent's order stream."""
+    return ORDERS.format(host, agent.sign(Purpose.LISTEN, os.urandom(wire.LISTEN_BYTES)).hex())
+
+
+def orders_in(signed):
+    return json.loads(signed["orders"])["orders"]
 
 
 @pytest.fixture(scope="module")
@@ -109,25 +127,38 @@ def listen(service):
 
 
 def test_an_agent_gets_all_open_orders_at_once_and_each_change(service, listen):
-    service.view()
-    stream = listen(ORDERS, token=service.token(Scope.INGEST))
+    agent, other = service.enrol("h"), service.enrol("h2")
+    service.view(agent)
+    stream = listen(asking(agent), token=service.token(Scope.INGEST))
     [(event, _, first)] = stream.wait(1)
-    assert (event, first["orders"]) == ("orders", [])
+    assert (event, orders_in(first)) == ("orders", [])
     made = service.http.ask("POST", "/api/v1/jobs/j/commands", json={"action": "pause"}).json()
     _, (_, _, told) = stream.wait(2)
-    [order] = told["orders"]
+    [order] = orders_in(told)
     assert (order["order"], order["attempt"], order["phase"]) == (f"{made['id']}.1", "l.0", "view")
-    late = listen(ORDERS)
-    assert late.wait(1)[0][2]["orders"] == [order]
-    answer = service.view()
-    assert answer.json()["orders"] == [order]
+    late = listen(asking(other, "h2"))
+    assert orders_in(late.wait(1)[0][2]) == [order]
+    assert service.view(agent) == [order]
     service.http.ask("POST", f"/api/v1/commands/{made['id']}/cancel", json={})
     *_, (_, _, told) = stream.wait(3)
-    assert [one["phase"] for one in told["orders"]] == ["closed"]
+    assert [one["phase"] for one in orders_in(told)] == ["closed"]
+    assert [one["sequence"] for _, _, one in stream.came[:3]] == [0, 1, 2]
+
+
+def test_an_agent_has_one_stream_which_is_the_newest(service, listen):
+    agent = service.enrol("h")
+    first = listen(asking(agent))
+    first.wait(1)
+    second = listen(asking(agent))
+    second.wait(1)
+    assert first.ended.wait(60)
+    other = listen(asking(service.enrol("h2"), "h2"))
+    other.wait(1)
+    assert not second.ended.is_set()
 
 
 def test_a_token_for_one_job_gets_no_orders_of_another(service, listen):
-    stream = listen(ORDERS, token=service.token(Scope.INGEST, job="other"))
+    stream = listen(asking(service.enrol("h")), token=service.token(Scope.INGEST, job="other"))
     assert stream.ended.wait(60)
     assert (stream.status, stream.came) == (403, [])
 

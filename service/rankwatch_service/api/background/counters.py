@@ -159,9 +159,6 @@ class Counters:
         )
         self.alerts = Counter("rankwatch_alerts", "Alerts received, by result", ["result"], registry=registry)
         self.views = Counter("rankwatch_agent_views", "Views of agents that were stored", registry=registry)
-        self.streams_refused = Counter(
-            "rankwatch_streams_refused", "Event streams refused because too many are open", registry=registry
-        )
         self.refused = Counter(
             "rankwatch_requests_refused",
             "Requests without a valid token (401), without the scope (403), too many (429)",

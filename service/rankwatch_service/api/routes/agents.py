@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Annotated, Final, NamedTuple
 
 import msgspec
@@ -16,7 +18,7 @@ from rankwatch.signed import HEAD_BYTES, Purpose, nonce_of, proof_of, split
 from rankwatch_service.access.agents import FullError, Origin, enrolments
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.scopes import Scope
-from rankwatch_service.api.dependencies import Ctx, EventStreamDep, begin_job, require_job, spend, verified
+from rankwatch_service.api.dependencies import Ctx, EventStream, begin_job, opened_stream, require_job, spend, verified
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.problem import RETRY_AFTER_S, ProblemError
 from rankwatch_service.api.ingest import NotNowError
@@ -25,9 +27,6 @@ from rankwatch_service.names import NAME_CHARS_MAX, is_name
 from rankwatch_service.orders.running_attempt import ReceivedView
 
 router = APIRouter(prefix="/agents", tags=["agents"])
-
-RESEND_S: Final = 10.0
-"""How often everything is sent again: an agent that missed a change is out of date for no longer."""
 
 VIEW_RANKS_MAX: Final = 1_024
 """Ranks of one host; the view of so many is 150 KB."""
@@ -62,7 +61,6 @@ class Listener(NamedTuple):
     """Who opens an order stream."""
 
     agent: str
-    """Empty: nobody who has enrolled."""
     nonce: str
 
 
@@ -72,7 +70,24 @@ def _listener(
     """Refuse before the event stream begins; afterwards there is no way to."""
     asked = bytes.fromhex(signed)
     agent = verified(context, request, identity, split(asked), Purpose.LISTEN, Origin(job, host))
+    if not agent:
+        raise ProblemError(403, "only an agent that has enrolled has an order stream")
     return Listener(agent, nonce_of(asked))
+
+
+async def _order_stream(
+    context: Ctx, request: Request, listener: Annotated[Listener, Depends(_listener)]
+) -> AsyncIterator[EventStream]:
+    """The only stream of the agent: one that it opened before ends."""
+    if (older := context.listening.pop(listener.agent, None)) is not None:
+        older.end()
+    async with opened_stream(context, request) as stream:
+        context.listening[listener.agent] = stream
+        try:
+            yield stream
+        finally:
+            if context.listening.get(listener.agent) is stream:
+                del context.listening[listener.agent]
 
 
 @router.post("/enrol", status_code=201)
@@ -101,30 +116,25 @@ def enrol(body: NewAgent, request: Request, context: Ctx, identity: Agent) -> En
 async def orders(
     context: Ctx,
     listener: Annotated[Listener, Depends(_listener)],
-    stream: EventStreamDep,
+    stream: Annotated[EventStream, Depends(_order_stream)],
     job: Name,
     host: Name,
     boot: Name,
 ) -> AsyncIterator[ServerSentEvent]:
     """All open orders of the job, sent at once, after every change, and every 10 s.
 
-    `host` and `boot` identify the origin. An agent that has enrolled opens its own stream alone: `signed` is 16 bytes
+    `host` and `boot` identify the origin. Only an agent that has enrolled has a stream, and one: `signed` is 16 bytes
     of its choice in their signed form, in hexadecimal. Each event is signed with its secret, and brings back half of
     the code of the request.
     """
     del boot
-    origin = Origin(job, host)
-    sent, sent_at_s, sequence = b"", float("-inf"), 0
-    async with stream:
-        while not context.changes.stopping and await stream.still_allowed():
-            generation = context.changes.generation
-            body = await run_in_threadpool(context.orders.orders, job, generation)
-            now_s = context.clock.monotonic_s()
-            if body != sent or now_s - sent_at_s >= RESEND_S:
-                data = context.signed_orders(origin, *listener, body, sequence) if listener.agent else body
-                yield ServerSentEvent(raw_data=data.decode(), event="orders")
-                sent, sent_at_s, sequence = body, now_s, sequence + 1
-            await context.changes.wait(generation, RESEND_S)
+    origin, sequence = Origin(job, host), itertools.count()
+    async with stream, aclosing(context.order_feed.of(job)) as told:
+        async for body in told:
+            if not await stream.still_allowed():
+                break
+            data = context.signed_orders(origin, *listener, body, next(sequence))
+            yield ServerSentEvent(raw_data=data.decode(), event="orders")
 
 
 @router.post(

@@ -13,7 +13,7 @@ from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.api.background.change_feed import AGAIN_AFTER_S, FeedFilter, ends
 from rankwatch_service.api.background.health_facts import StreamState, partitions, processes
-from rankwatch_service.api.dependencies import Ctx, PersonEventStreamDep
+from rankwatch_service.api.dependencies import Ctx, EventStreamDep
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.store.engine import read
 
@@ -27,7 +27,7 @@ RETRY_MS: Final = 3_000
 async def events(
     context: Ctx,
     identity: Annotated[Identity, Depends(Require(Scope.READ))],
-    stream: PersonEventStreamDep,
+    stream: EventStreamDep,
     job: Annotated[list[str] | None, Query()] = None,
     after: Annotated[
         int | None, Query(ge=0, description="like Last-Event-ID, for clients that cannot set that header")

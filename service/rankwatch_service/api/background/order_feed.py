@@ -1,0 +1,115 @@
+"""The orders of each job that has order streams: read once after a change of the database, and told to all its streams.
+
+Streams need no thread, and wake up when the orders of their job have changed. One read is made at a time, and between
+two passes the feed rests as long as the last one took: however many jobs are followed, requests have the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Final
+
+from starlette.concurrency import run_in_threadpool
+
+from rankwatch_service.api.background.change_feed import ChangeFeed
+from rankwatch_service.api.background.order_cache import OrderCache
+from rankwatch_service.store.errors import StoreError
+
+RESEND_S: Final = 10.0
+"""How often everything is told again: an agent that missed a change is out of date for no longer."""
+
+
+class OrderFeed:
+    """Lives in the event loop."""
+
+    def __init__(self, orders: OrderCache, changes: ChangeFeed) -> None:
+        """Read nothing yet.
+
+        Args:
+            orders: reads the orders of a job.
+            changes: says when to read again.
+        """
+        self._orders = orders
+        self._changes = changes
+        self._jobs: dict[str, _Told] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Start to follow changes; call it inside the running loop."""
+        self._task = asyncio.create_task(self._run())
+
+    async def close(self) -> None:
+        """Stop; the feed of changes has stopped before."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def of(self, job: str) -> AsyncGenerator[bytes]:
+        """`wire.Orders` of a job as JSON: at once, after each change of them, and every `RESEND_S`, until the service
+        stops.
+
+        Raises:
+            StoreError: the database failed.
+        """
+        told = self._jobs.setdefault(job, _Told())
+        told.streams += 1
+        try:
+            async with told.first:
+                if told.body is None:
+                    told.tell(await run_in_threadpool(self._orders.orders, job, self._changes.generation))
+            while not self._changes.stopping:
+                changed = told.changed
+                if told.failed is not None:
+                    raise told.failed
+                assert told.body is not None
+                yield told.body
+                try:
+                    await asyncio.wait_for(changed.wait(), RESEND_S)
+                except TimeoutError:
+                    continue
+        finally:
+            told.streams -= 1
+            if not told.streams:
+                del self._jobs[job]
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        while not self._changes.stopping:
+            generation, began_s = self._changes.generation, loop.time()
+            for job, told in list(self._jobs.items()):
+                try:
+                    told.tell(await run_in_threadpool(self._orders.orders, job, generation))
+                except StoreError as error:
+                    told.fail(error)
+            await asyncio.sleep(loop.time() - began_s)
+            await self._changes.wait(generation, RESEND_S)
+        for told in self._jobs.values():
+            told.changed.set()
+
+
+class _Told:
+    """What the streams of one job were told last."""
+
+    def __init__(self) -> None:
+        self.streams = 0
+        self.first = asyncio.Lock()
+        """Held by the stream that reads before any pass."""
+        self.body: bytes | None = None
+        self.failed: StoreError | None = None
+        """The last read has; streams end."""
+        self.changed = asyncio.Event()
+
+    def tell(self, body: bytes) -> None:
+        self.failed = None
+        if body != self.body:
+            self.body = body
+            self._wake()
+
+    def fail(self, error: StoreError) -> None:
+        self.failed = error
+        self._wake()
+
+    def _wake(self) -> None:
+        changed, self.changed = self.changed, asyncio.Event()
+        changed.set()
