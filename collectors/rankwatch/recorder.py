@@ -165,10 +165,10 @@ class Recorder:
     # ---- names -------------------------------------------------------------------------------------------------------
 
     def metric(self, name: str, *, exact: bool = False) -> int:
-        """Index of a metric, which is added to the table if new; -1, and counted, if there is no room for the name.
+        """Index of a metric, which is added to the table if new; -1, and counted, if the name cannot be kept.
 
         Args:
-            name: at most 64 bytes of UTF-8.
+            name: at most 64 bytes of UTF-8, all of it printable.
             exact: its values are 64-bit integers, stored without rounding. The first call with a name decides.
         """
         index = self._metrics.get(name)
@@ -196,6 +196,8 @@ class Recorder:
     def _enter(self, known: dict[str, int], table: int, name: str, flags: int) -> int:
         text = name.encode("utf-8", "replace")
         if len(known) >= layout.NAMES_MAX or not 0 < len(text) <= layout.NAME_BYTES_MAX:
+            return -1
+        if not text.decode().isprintable():  # a service would refuse all that is sent with it
             return -1
         index = known[name] = len(known)
         layout.write_name(self._view, table, index, text, flags)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rankwatch.follow.command import FollowedRank, FollowLoop
+from rankwatch.follow.intake import LogIntake, PassedOver
 from rankwatch.follow.record_logs import EventFile, LogFormatError
 from rankwatch.follow.rows import CsvTable, End, LoggedStep, LoggedValues, TrainerState, known_name
 from rankwatch.follow.sources import FollowedLog
@@ -20,10 +21,10 @@ from tests.support.trainer_logs import FORMATS, nanogpt
 
 
 def entries(parser, data: bytes, part_bytes: int = 1 << 20):
-    found = []
+    intake, found = LogIntake(parser, PassedOver()), []
     for at in range(0, len(data), part_bytes):
-        found += parser.feed(data[at : at + part_bytes])
-    return [*found, *parser.flush()]
+        found += intake.feed(data[at : at + part_bytes])
+    return [*found, *intake.flush()]
 
 
 @pytest.mark.parametrize("part_bytes", [1, 7, 1 << 20])
@@ -196,7 +197,7 @@ def test_the_step_of_the_trainer_counts_where_a_table_numbers_its_rows_too():
 
 
 def test_the_history_of_a_trainer_state_goes_on_where_it_was():
-    parser = TrainerState()
+    parser = LogIntake(TrainerState(), PassedOver())
     history = [{"step": 10, "loss": 2.5, "grad_norm": 1.0, "learning_rate": 1e-4}, {"step": 10, "eval_loss": 2.4}]
     first = list(parser.feed(json.dumps({"log_history": history}).encode()))
     assert [type(entry) for entry in first] == [LoggedStep, LoggedValues]

@@ -21,6 +21,8 @@ from rankwatch.notices import say
 from rankwatch.run.command import NoTokenError, job_access
 from rankwatch.watch import Watch
 
+STEP_S_MAX: Final = 1e6
+"""A longer step, of eleven days, is none: what a log says of its time is not believed."""
 UNREPORTED: Final = "unreported"
 """The phase by which detectors know that only finished steps are reported, and nothing of what is between them."""
 
@@ -119,6 +121,8 @@ class FollowedRank:
             self._step_s = self._row_s / self._interval
         elif self._time_s is not None and row.time_s > self._time_s:
             self._step_s = (row.time_s - self._time_s) / self._interval
+        if not 0 <= self._step_s <= STEP_S_MAX:
+            self._step_s = 0.0
         return self._step_s
 
 
@@ -188,6 +192,7 @@ class FollowLoop:
         self._monotonic_s = monotonic_s
         self._rows = 0
         self._told = False
+        self._told_passed_over = False
 
     def run(self, stopping: Callable[[], bool]) -> int:
         """Read until `stopping`, the end of the job, or a file that is not what it seemed; returns the exit status."""
@@ -201,15 +206,18 @@ class FollowLoop:
                     changed_s = self._monotonic_s()
                 elif self._monotonic_s() - changed_s >= QUIET_S:
                     entries = list(self._source.flush())
+                self._tell_passed_over()
                 if self._take(entries):
                     self._say(f"{self._source.path} says that its job has ended")
                     break
                 if not self._source.behind:
                     self._sleep(READ_EVERY_S)
-        except ValueError as error:
+        except (ValueError, OSError) as error:
             self._say(f"{self._source.path} cannot be read as {self._source.format}: {error}")
             return FINDINGS
         finally:
+            if self._source.passed_over.count > 1:
+                self._say(f"{self._source.passed_over.count:,} lines were passed over, since they could not be read")
             self._watch.leave()
             self._watch.close()
         return SUCCESS
@@ -228,6 +236,14 @@ class FollowLoop:
             elif isinstance(entry, LoggedValues):
                 self._rank.values_of_newest(entry.values)
         return any(isinstance(entry, End) for entry in entries)
+
+    def _tell_passed_over(self) -> None:
+        passed_over = self._source.passed_over
+        if passed_over.count and not self._told_passed_over:
+            self._told_passed_over = True
+            self._say(
+                f"a line of {self._source.path} cannot be read ({passed_over.first}); it is passed over, and others too"
+            )
 
     def _tell(self, row: LoggedStep) -> None:
         if not self._told:

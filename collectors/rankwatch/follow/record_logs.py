@@ -14,6 +14,8 @@ from rankwatch.follow.rows import Entry, row_of
 
 RECORD_BYTES_MAX: Final = 64 << 20
 """A longer record is none: images and graphs of models are far smaller."""
+SCALARS_BYTES_MAX: Final = 1 << 20
+"""A longer record has no scalars that anybody reads: it is an image, or a graph."""
 
 Field = tuple[int, int | bytes]
 """Number of a protobuf field, and its value."""
@@ -84,18 +86,29 @@ class EventReader:
         Raises:
             LogFormatError: the file is none from here on.
         """
+        for record in self.records(data):
+            event = event_of(record)
+            if event.values:
+                yield event
+
+    def records(self, data: bytes) -> Iterator[bytes]:
+        """The records that these further bytes complete, but for those that are too long for scalars.
+
+        Raises:
+            LogFormatError: the file is none from here on; also whenever it is asked again.
+        """
         self._rest += data
         at, head = 0, self._HEAD
         while len(self._rest) - at >= head.size:
             (size, _) = head.unpack_from(self._rest, at)
             if size > RECORD_BYTES_MAX:
+                self._rest = self._rest[at : at + head.size]
                 raise LogFormatError(f"a record of {size} bytes")
             end = at + head.size + size + self._CHECKSUM_BYTES
             if end > len(self._rest):
                 break
-            event = _event(self._rest[at + head.size : end - self._CHECKSUM_BYTES])
-            if event.values:
-                yield event
+            if size <= SCALARS_BYTES_MAX:
+                yield self._rest[at + head.size : end - self._CHECKSUM_BYTES]
             at = end
         self._rest = self._rest[at:]
 
@@ -109,11 +122,16 @@ class EventFile:
         self._time_s = 0.0
         self._values: dict[str, float] = {}
 
-    def feed(self, data: bytes) -> Iterator[Entry]:
-        """See `Parser.feed`."""
-        for time_s, step, values in self._reader.feed(data):
-            if step != self._step or not values.keys().isdisjoint(self._values):
-                yield from self.flush()
+    def cut(self, data: bytes) -> Iterator[bytes]:
+        """See `Parser.cut`."""
+        return self._reader.records(data)
+
+    def parse(self, piece: bytes) -> Iterator[Entry]:
+        """See `Parser.parse`."""
+        time_s, step, values = event_of(piece)
+        if values and (step != self._step or not values.keys().isdisjoint(self._values)):
+            yield from self.flush()
+        if values:
             self._step, self._time_s = step, time_s
             self._values |= values
 
@@ -126,10 +144,15 @@ class EventFile:
                 yield row
 
 
-def _event(message: bytes) -> ScalarEvent:
+def event_of(message: bytes) -> ScalarEvent:
+    """The scalars in a record.
+
+    Raises:
+        LogFormatError: it is no event.
+    """
     step, time_s, values = 0, 0.0, dict[str, float]()
     for number, value in fields(message):
-        if number == 1 and isinstance(value, bytes):
+        if number == 1 and isinstance(value, bytes) and len(value) == 8:
             (time_s,) = struct.unpack("<d", value)
         elif number == 2 and isinstance(value, int):
             step = value - (value >> 63 << 64)  # a signed number
@@ -146,7 +169,7 @@ def _scalars(summary: bytes) -> Iterator[tuple[str, float]]:
         for inner, content in fields(value):
             if inner == 1 and isinstance(content, bytes):
                 tag = content.decode("utf-8", "replace")
-            elif inner == 2 and isinstance(content, bytes):
+            elif inner == 2 and isinstance(content, bytes) and len(content) == 4:
                 (scalar,) = struct.unpack("<f", content)
             elif inner == 8 and isinstance(content, bytes):
                 scalar = _tensor(content)

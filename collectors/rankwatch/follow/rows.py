@@ -10,10 +10,10 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
-LINE_BYTES_MAX: Final = 1 << 20
-"""A longer line is cut: it is no line of a log, but part of a file of another kind."""
+STEP_MAX: Final = 1 << 47
+"""Steps are below it: what a recorder can hold."""
 
 _KNOWN: Final = {
     "loss": "loss",
@@ -68,13 +68,47 @@ Entry = LoggedStep | LoggedValues | End
 
 
 class Parser(Protocol):
-    """Reads one format. A file that begins anew gets a new parser."""
+    """Reads one format. A file that begins anew gets a new parser. `LogIntake` calls it, and bears what it raises."""
 
-    def feed(self, data: bytes) -> Iterator[Entry]:
-        """The entries that these further bytes complete."""
+    def cut(self, data: bytes) -> Iterator[Any]:
+        """The pieces, such as lines, that these further bytes complete."""
+
+    def parse(self, piece: Any) -> Iterator[Entry]:
+        """The entries that a piece completes; none of a piece of another kind."""
 
     def flush(self) -> Iterator[Entry]:
         """Nothing came for a while: the entries that only a further one would have completed."""
+
+
+class LineCutter:
+    """Cuts bytes into lines, each with its end: a line feed or a carriage return, by which progress bars end."""
+
+    def __init__(self, bytes_max: int) -> None:
+        """Begin with an empty line.
+
+        Args:
+            bytes_max: of a longer line only more than these are kept, so that `text` knows it.
+        """
+        self._bytes_max = bytes_max
+        self._rest = b""
+
+    def cut(self, data: bytes) -> Iterator[bytes]:
+        """The lines that these further bytes complete."""
+        lines = (self._rest + data).splitlines(keepends=True)
+        complete = not lines or lines[-1].endswith((b"\n", b"\r"))
+        self._rest = b"" if complete else lines.pop()[: self._bytes_max + 1]
+        yield from lines
+
+    def text(self, line: bytes) -> str:
+        """A line without its end.
+
+        Raises:
+            ValueError: it is too long.
+        """
+        line = line.rstrip(b"\r\n")
+        if len(line) > self._bytes_max:
+            raise ValueError(f"longer than {self._bytes_max:,} bytes")
+        return line.decode("utf-8", "replace")
 
 
 def known_name(name: str) -> str:
@@ -91,12 +125,30 @@ def number(text: str) -> float | None:
         return None
 
 
+def step_number(text: str) -> int:
+    """The number of a step.
+
+    Raises:
+        ValueError: it is too large for one.
+    """
+    step = int(text)
+    if step >= STEP_MAX:
+        raise ValueError(f"a step of {len(text)} digits")
+    return step
+
+
 def row_of(fields: Mapping[str, float]) -> LoggedStep | None:
-    """The row of a table, by the names of its columns; None without the number of a step."""
+    """The row of a table, by the names of its columns; None without the number of a step.
+
+    Raises:
+        ValueError: the number is none of a step.
+    """
     by_name = {name.lower(): value for name, value in fields.items()}
     step, time_s = _first_of(STEP_NAMES, by_name), _first_of(TIME_NAMES, by_name)
-    if step is None or not 0 <= step < 1 << 47:
+    if step is None:
         return None
+    if not 0 <= step < STEP_MAX:
+        raise ValueError(f"no number of a step: {step:g}")
     values: dict[str, float] = {}
     for name, value in fields.items():
         if name.lower() not in _NO_VALUES:
@@ -109,6 +161,10 @@ def _first_of(names: Iterable[str], fields: Mapping[str, float]) -> float | None
 
 
 SEPARATORS: Final = ",;\t"
+ROW_BYTES_MAX: Final = 1 << 20
+"""Longest row of a table."""
+STATE_BYTES_MAX: Final = 16 << 20
+"""Largest `trainer_state.json`: 80,000 entries of 200 bytes."""
 _TRAINED: Final = frozenset({"loss", "grad_norm"})
 """A row of a step has one of these, if rows of other kinds stand beside them."""
 
@@ -127,7 +183,7 @@ class CsvTable:
                 columns, and the rows that it had are not read again.
         """
         self._before = before
-        self._rest = b""
+        self._lines = LineCutter(ROW_BYTES_MAX)
         self._names: list[str] = []
         self._separator = ","
         self._rank: float | None = None
@@ -135,14 +191,15 @@ class CsvTable:
         self._known = 0
         """Rows at the begin that were read before."""
 
-    def feed(self, data: bytes) -> Iterator[Entry]:
-        """See `Parser.feed`."""
-        *lines, rest = (self._rest + data).split(b"\n")
-        self._rest = rest[-LINE_BYTES_MAX:]
-        for line in lines:
-            entry = self._parsed(line.decode("utf-8-sig", "replace").strip())
-            if entry is not None:
-                yield entry
+    def cut(self, data: bytes) -> Iterator[bytes]:
+        """See `Parser.cut`."""
+        return self._lines.cut(data)
+
+    def parse(self, piece: bytes) -> Iterator[Entry]:
+        """See `Parser.parse`."""
+        entry = self._parsed(self._lines.text(piece).removeprefix("\ufeff").strip())
+        if entry is not None:
+            yield entry
 
     def flush(self) -> Iterator[Entry]:
         """See `Parser.flush`; an incomplete row may yet go on."""
@@ -192,20 +249,27 @@ class TrainerState:
     def __init__(self) -> None:
         self._known = 0
 
-    def feed(self, data: bytes) -> Iterator[Entry]:
-        """The further entries of the history; `data` is the whole file. Nothing while it is being written."""
+    def cut(self, data: bytes) -> Iterator[Mapping[str, Any]]:
+        """The further entries of the history; `data` is the whole file. Nothing while it is being written.
+
+        Raises:
+            ValueError: it is too large, or there are numbers in it that cannot be read.
+            RecursionError: it is nested too deeply.
+        """
+        if len(data) > STATE_BYTES_MAX:
+            raise ValueError(f"larger than {STATE_BYTES_MAX >> 20} MiB")
         try:
             history = json.loads(data)["log_history"]
-            further, self._known = history[self._known :], len(history)
-        except (ValueError, KeyError, TypeError):
+        except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError):
             return
-        for logged in further:
-            fields = {str(name): float(value) for name, value in logged.items() if isinstance(value, int | float)}
-            row = row_of(fields)
-            if row is not None and _TRAINED & row.values.keys():
-                yield row
-            elif row is not None:
-                yield LoggedValues(row.values)
+        further, self._known = history[self._known :], len(history)
+        yield from further
+
+    def parse(self, piece: Mapping[str, Any]) -> Iterator[Entry]:
+        """See `Parser.parse`."""
+        row = row_of({name: float(value) for name, value in piece.items() if isinstance(value, int | float)})
+        if row is not None:
+            yield row if _TRAINED & row.values.keys() else LoggedValues(row.values)
 
     def flush(self) -> Iterator[Entry]:
         """See `Parser.flush`; the file is whole."""

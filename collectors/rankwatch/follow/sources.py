@@ -6,12 +6,14 @@ Reads a file while it grows: what was appended, also after it was cut, replaced 
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+from rankwatch.follow.intake import LogIntake, PassedOver
 from rankwatch.follow.record_logs import EventFile
-from rankwatch.follow.rows import CsvTables, Entry, Parser, TrainerState
+from rankwatch.follow.rows import STATE_BYTES_MAX, CsvTables, Entry, Parser, TrainerState
 from rankwatch.follow.text_logs import FORMATS, TextLog
 
 READ_BYTES: Final = 1 << 20
@@ -21,13 +23,27 @@ HEAD_BYTES: Final = 1024
 enough for the header of a table, by which such files differ, and read in 1 us."""
 
 
+def opened_regular(path: Path) -> int:
+    """A descriptor of a regular file; opening waits for nobody.
+
+    Raises:
+        OSError: it cannot be opened.
+        ValueError: it is a pipe, a device or something else that is no regular file.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise ValueError("only regular files are followed, and this is none")
+
+
 class Tail:
     """One growing file. A file that begins anew is read by a new parser."""
 
-    def __init__(self, path: Path, parser: Callable[[], Parser]) -> None:
+    def __init__(self, path: Path, parser: Callable[[], Parser], passed_over: PassedOver) -> None:
         self.path = path
-        self._new_parser = parser
-        self._parser = parser()
+        self._new_intake: Callable[[], LogIntake] = lambda: LogIntake(parser(), passed_over)
+        self._intake = self._new_intake()
         self._descriptor = -1
         self._at = 0
         self._head = b""
@@ -38,18 +54,19 @@ class Tail:
         """The entries that were appended since the last call; at most `READ_BYTES` of them.
 
         Raises:
-            ValueError: the file is not of the parser's format.
+            ValueError: the file is not of the parser's format, or no regular file.
+            OSError: it cannot be read.
         """
         data = self._appended()
         self.behind = len(data) == READ_BYTES
         if data:
-            yield from self._parser.feed(data)
+            yield from self._intake.feed(data)
         if not self.behind and self._is_replaced():
             self.close()
 
     def flush(self) -> Iterator[Entry]:
         """The entries that only a further one would have completed."""
-        return self._parser.flush()
+        return self._intake.flush()
 
     def close(self) -> None:
         """Close the file; the next call of `read` begins with the file that is there then."""
@@ -60,7 +77,7 @@ class Tail:
     def _appended(self) -> bytes:
         if self._descriptor < 0:
             try:
-                self._descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+                self._descriptor = opened_regular(self.path)
             except FileNotFoundError:
                 return b""
             self._begin()
@@ -77,7 +94,7 @@ class Tail:
 
     def _begin(self) -> None:
         self._at, self._head = 0, b""
-        self._parser = self._new_parser()
+        self._intake = self._new_intake()
 
     def _is_replaced(self) -> bool:
         """Whether there is another file at the path; while there is none, the old one may yet grow."""
@@ -93,23 +110,28 @@ class Tail:
 class RewrittenFile:
     """A file that is replaced as a whole, and read again when it has changed."""
 
-    def __init__(self, path: Path, parser: Callable[[], Parser]) -> None:
+    def __init__(self, path: Path, parser: Callable[[], Parser], passed_over: PassedOver) -> None:
         self.path = path
         self.behind = False
-        self._parser = parser()
+        self._intake = LogIntake(parser(), passed_over)
         self._seen: tuple[int, int] | None = None
 
     def read(self) -> Iterator[Entry]:
-        """The further entries, if the file has changed."""
+        """The further entries, if the file has changed.
+
+        Raises:
+            ValueError: it is no regular file.
+        """
         try:
             found = os.stat(self.path)
             if (found.st_mtime_ns, found.st_ino) == self._seen:
                 return
-            data = self.path.read_bytes()
+            with open(opened_regular(self.path), "rb") as file:
+                data = file.read(STATE_BYTES_MAX + 1)
         except OSError:
             return
         self._seen = found.st_mtime_ns, found.st_ino
-        yield from self._parser.feed(data)
+        yield from self._intake.feed(data)
 
     def flush(self) -> Iterator[Entry]:
         """Nothing: the file is whole."""
@@ -146,12 +168,14 @@ class FollowedLog:
         self._open: Tail | RewrittenFile | None = None
         self.format = ""
         """The format being read; "" before there is a file."""
+        self.passed_over = PassedOver()
 
     def read(self) -> Iterator[Entry]:
         """The further entries.
 
         Raises:
-            ValueError: the file is not of its format.
+            ValueError: the file is not of its format, or no regular file.
+            OSError: it cannot be read.
         """
         found = self._newest()
         if found is not None and (self._open is None or found[1] != self._open.path):
@@ -160,7 +184,7 @@ class FollowedLog:
                 yield from self._open.flush()
                 self._open.close()
             self.format = found[0]
-            self._open = _opened(*found)
+            self._open = _opened(*found, self.passed_over)
         if self._open is not None:
             yield from self._open.read()
 
@@ -183,17 +207,17 @@ class FollowedLog:
             return (self._name or _format_of(self._path), self._path) if self._path.exists() else None
         wanted = {self._name: FILES.get(self._name, FILES["text"])} if self._name else FILES
         for name, pattern in wanted.items():
-            newest = max(self._path.glob(pattern), key=_changed_ns, default=None)
+            newest = max(filter(Path.is_file, self._path.glob(pattern)), key=_changed_ns, default=None)
             if newest is not None:
                 return name, newest
         return None
 
 
-def _opened(name: str, path: Path) -> Tail | RewrittenFile:
+def _opened(name: str, path: Path, passed_over: PassedOver) -> Tail | RewrittenFile:
     if name == "trainer_state":
-        return RewrittenFile(path, TrainerState)
+        return RewrittenFile(path, TrainerState, passed_over)
     parsers: Mapping[str, Callable[[], Parser]] = {"tensorboard": EventFile, "csv": CsvTables()}
-    return Tail(path, parsers.get(name) or (lambda: TextLog(None if name == "text" else name)))
+    return Tail(path, parsers.get(name) or (lambda: TextLog(None if name == "text" else name)), passed_over)
 
 
 def _format_of(path: Path) -> str:

@@ -14,10 +14,14 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final
 
-from rankwatch.follow.rows import LINE_BYTES_MAX, End, Entry, LoggedStep, LoggedValues, known_name, number
+from rankwatch.follow.rows import End, Entry, LineCutter, LoggedStep, LoggedValues, known_name, number, step_number
 
 _COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
-_LINE_END: Final = re.compile(rb"([\r\n])")  # progress bars end their lines by a carriage return
+LINE_BYTES_MAX: Final = 8 << 10
+"""Longest line: one of 100 values has half of that."""
+RUN_CHARACTERS_MAX: Final = 512
+"""Most blanks, or letters, digits and points, in a row: what the patterns take would grow with its square."""
+_RUN: Final = re.compile(rf"\s{{{RUN_CHARACTERS_MAX + 1}}}|[\w.,/-]{{{RUN_CHARACTERS_MAX + 1}}}")
 _NUMBER: Final = r"([-+]?(?:\d[\d.,]*(?:e[-+]?\d+)?|nan|inf(?:inity)?))"
 _LABEL: Final = re.compile(r"\[[\w.-]*\d+\]:|\[\d+,\d+\]<std(?:out|err)>:|\d+: ")
 """Names the rank that wrote a line: `[rank0]:` of torchrun, `[1,0]<stdout>:` of mpirun, `0: ` of `srun --label`."""
@@ -38,7 +42,7 @@ class MegatronLines:
     def __call__(self, line: str) -> Entry | None:
         """The entry of a line; None for any other line."""
         if (found := self._ITERATION.search(line)) is not None:
-            return self._row(int(found[1]), _pairs(found[2]))
+            return self._row(step_number(found[1]), _pairs(found[2]))
         if (found := self._VALIDATION.search(line)) is not None:
             return LoggedValues({self._VALIDATED + name: value for name, value in _pairs(found[1]).items()})
         return End() if self._DONE.search(line) else None
@@ -69,7 +73,7 @@ class NanoGptLines:
         if (found := self._ITERATION.search(line)) is not None:
             took_ms, mfu = number(found[3]), number(found[4] or "")
             values = {"loss": number(found[2]), "mfu": mfu if mfu is None or mfu >= 0 else None}  # -100: not known yet
-            return LoggedStep(int(found[1]), _known(values), took_ms / 1e3 if took_ms is not None else None)
+            return LoggedStep(step_number(found[1]), _known(values), took_ms / 1e3 if took_ms is not None else None)
         if (found := self._EVALUATION.search(line)) is not None:
             values = {"evaluated train loss": number(found[1]), "validation loss": number(found[2])}
             return LoggedValues(_known(values))
@@ -95,7 +99,7 @@ class TorchtitanLines:
         }
         if found[1]:
             return LoggedValues({f"validation {name}": value for name, value in values.items()})
-        return LoggedStep(int(found[2]), values)
+        return LoggedStep(step_number(found[2]), values)
 
 
 class HuggingFaceLines:
@@ -116,11 +120,12 @@ class HuggingFaceLines:
     def __call__(self, line: str) -> Entry | None:
         """The entry of a line; None for any other line."""
         for done, total in self._BAR.findall(line):
+            shown = step_number(done)
             self._total = self._total or total  # the first bar is that of training; evaluations have others
             if total == self._total:
-                if int(done) < self._shown:  # training was resumed from a checkpoint
-                    self._step = int(done) - 1
-                self._shown = int(done)
+                if shown < self._shown:  # training was resumed from a checkpoint
+                    self._step = shown - 1
+                self._shown = shown
         found = self._LOGGED.search(line)
         if found is None:
             return None
@@ -156,8 +161,8 @@ class TqdmLines:
             values = {known_name(name): number(text) for name, text in self._PAIR.findall(postfix)}
             if "loss" not in values or self._total not in (None, total):
                 continue  # an evaluation has a bar of another length
+            step = step_number(done or alone)
             self._total = total
-            step = int(done or alone)
             if step < self._done:
                 self._before += self._done
             self._done = step
@@ -190,7 +195,7 @@ class PlainLines:
             return LoggedValues(_known({name: one for name, one in losses.items() if self._OF_EVALUATION.match(name)}))
         values = {"loss": loss, "grad_norm": _first(self._NORM, line), "lr": _first(self._RATE, line)}
         took_ms = _first(self._TOOK, line)
-        return LoggedStep(int(found[1]), _known(values), took_ms / 1e3 if took_ms is not None else None)
+        return LoggedStep(step_number(found[1]), _known(values), took_ms / 1e3 if took_ms is not None else None)
 
 
 FORMATS: Final[Mapping[str, Callable[[], LineParser]]] = {
@@ -212,37 +217,41 @@ class TextLog:
 
     def __init__(self, name: str | None = None) -> None:
         self._parsers = [form() for known, form in FORMATS.items() if name in (None, known)]
-        self._rest = b""
+        self._lines = LineCutter(LINE_BYTES_MAX)
         self._label = ""
-        """Of the line that is being read, up to a line feed."""
+        """Of what was read since the last line feed."""
         self._followed: str | None = None
         """The label of the lines that are read; None before a step."""
 
-    def feed(self, data: bytes) -> Iterator[Entry]:
-        """See `Parser.feed`; a line is complete with its end."""
-        *parts, rest = _LINE_END.split(self._rest + data)
-        self._rest = rest[-LINE_BYTES_MAX:]
-        for line, end in zip(parts[::2], parts[1::2], strict=True):
-            text = _COLOUR.sub("", line[:LINE_BYTES_MAX].decode("utf-8", "replace"))
-            label = _LABEL.match(text.lstrip())
-            self._label = label[0] if label is not None else self._label
-            entry = self._parsed(text)
-            if entry is not None:
-                yield entry
-            if end == b"\n":
-                self._label = ""
+    def cut(self, data: bytes) -> Iterator[bytes]:
+        """See `Parser.cut`; a line is complete with its end."""
+        return self._lines.cut(data)
+
+    def parse(self, piece: bytes) -> Iterator[Entry]:
+        """See `Parser.parse`."""
+        label, self._label = self._label, ""
+        text = _COLOUR.sub("", self._lines.text(piece))
+        if len(text) > RUN_CHARACTERS_MAX and _RUN.search(text):
+            raise ValueError(f"more than {RUN_CHARACTERS_MAX} blanks, or signs without one, in a row")
+        named = _LABEL.match(text.lstrip())
+        label = named[0] if named is not None else label
+        if not piece.endswith(b"\n"):
+            self._label = label
+        entry = self._parsed(text, label)
+        if entry is not None:
+            yield entry
 
     def flush(self) -> Iterator[Entry]:
         """See `Parser.flush`; an incomplete line may yet go on."""
         return iter(())
 
-    def _parsed(self, line: str) -> Entry | None:
-        if self._followed not in (None, self._label):
+    def _parsed(self, line: str, label: str) -> Entry | None:
+        if self._followed not in (None, label):
             return self._parsed_of_others(line)
         for at, parser in enumerate(self._parsers):
             entry = parser(line)
             if isinstance(entry, LoggedStep):
-                self._followed, self._parsers = self._label, self._parsers[: at + 1]
+                self._followed, self._parsers = label, self._parsers[: at + 1]
                 return _timed(entry, line)
             if isinstance(entry, End):
                 return entry if at == len(self._parsers) - 1 else None
