@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
 from math import ceil
-from types import TracebackType
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
@@ -46,7 +45,6 @@ from rankwatch_service.policy.control_records import JobProject
 from rankwatch_service.policy.policy import Action
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.engine import write
-from rankwatch_service.store.errors import StoreError
 from rankwatch_service.store.models import Command, IdempotentReply, Incident
 
 
@@ -280,7 +278,7 @@ CHECK_S: Final = 10.0
 
 
 class EventStream:
-    """One open stream of an account. It ends if the database fails (`async with`); clients then reconnect."""
+    """One open stream of an account."""
 
     def __init__(self, context: Context, request: Request) -> None:
         self._context = context
@@ -329,14 +327,6 @@ class EventStream:
         if authenticator.cached(self._token) is None:  # the agents of a job have one token, and use it all the time
             return await run_in_threadpool(authenticator.authenticate, self._token) is not None
         return not self.has_ended
-
-    async def __aenter__(self) -> None:
-        pass
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        return isinstance(error, StoreError)
 
 
 @asynccontextmanager

@@ -23,12 +23,18 @@ LONG = 8 * 1024 * 1024
 async def application(scope, receive, send):
     """Answers once the body is there.
 
-    A path of /agent/1 stands for its token, /long for an answer of `LONG` bytes, and /piece for one in one piece.
+    A path of /agent/1 stands for its token, /gone for one that is valid after the client has left, /long for an answer
+    of `LONG` bytes, and /piece for one in one piece.
     """
     if scope["type"] != "http":
         return
     _, whose, name = scope["path"].split("/") if scope["path"].count("/") == 2 else ("", "", "")
     if whose and not scope["state"]["connection"].charge(Account(Whose(whose), name)):
+        return
+    if scope["path"] == "/gone":
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        assert not scope["state"]["connection"].charge(Account(Whose.AGENT, "1"))
         return
     while (message := await receive()).get("more_body"):
         pass
@@ -144,6 +150,14 @@ def test_a_token_that_holds_all_that_is_free_makes_room_for_others_and_people_ha
         one.sendall(asking(b"/"))
         assert one.recv(1000).startswith(b"HTTP/1.1 204 ")
     assert closed == {"crowded": 4}
+
+
+def test_a_client_that_is_gone_before_its_token_is_known_holds_nothing(connect, closed, budgets):
+    for _ in range(12):
+        connect(asking(b"/gone")).close()
+    until("they are gone", lambda: sum(budgets.held(CONNECTIONS, whose) for whose in Whose) == 0, 10)
+    assert connect(asking(b"/agent/1")).recv(1000).startswith(b"HTTP/1.1 204 ")
+    assert budgets.held(CONNECTIONS, Whose.AGENT) == 1
 
 
 def test_an_answer_that_nobody_reads_is_closed_in_time_and_one_that_is_read_slowly_ends(connect, closed):

@@ -25,7 +25,7 @@ from typing import Any, Final
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from rankwatch_service.access.budgets import CONNECTIONS, CONNECTIONS_MAX, UNREAD, Account, Budgets, account_at
+from rankwatch_service.access.budgets import CONNECTIONS, CONNECTIONS_MAX, PART, UNREAD, Account, Budgets, account_at
 
 HEAD_BYTES_MAX: Final = 65_536
 HEADERS_MAX: Final = 100
@@ -86,8 +86,9 @@ class Connections:
             self.refuse(gone, "crowded", 503, "this connection made room for those of others")
 
     def charge(self, one: ClientConnection) -> bool:
-        """A connection counts for another account from now on; False: that one has no room for it."""
-        gone = one if one in self._closing else self._budgets.take(CONNECTIONS, one.account, one)
+        """A connection counts for another account from now on; False: that one has no room, or it is gone already."""
+        is_here = one in self._all and one not in self._closing
+        gone = self._budgets.take(CONNECTIONS, one.account, one) if is_here else one
         if gone is not None and gone is not one:
             self.refuse(gone, "crowded", 503, "this connection made room for those of others")
         return gone is not one
@@ -170,7 +171,9 @@ class ClientConnection(HttpToolsProtocol):
 
     def _waiting_bytes(self) -> int:
         """How much of an answer the client has not taken."""
-        return self.transport.get_write_buffer_size() if self.is_open else 0
+        if not self.is_open or (self.scheme == "https" and self.transport.is_closing()):
+            return 0  # over TLS, a client has `CLOSE_S` then
+        return self.transport.get_write_buffer_size()
 
     def is_read_too_slowly(self) -> bool:
         """Whether the client has not taken enough within `ANSWER_S`; called once in `SWEEP_S`."""
@@ -261,7 +264,7 @@ class ClientConnection(HttpToolsProtocol):
         self._guard.is_read(self)
 
     def charge(self, account: Account) -> bool:
-        """Count for this account, whose request this is; False: it has no room, so the request should be refused."""
+        """Count for this account, whose request this is; False: there is no room, so the request should be refused."""
         if account == self.account:
             return True
         self.account = account
@@ -297,7 +300,9 @@ def _connections_max() -> int:
     if soft != resource.RLIM_INFINITY and soft < wanted:
         soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    return CONNECTIONS_MAX if soft == resource.RLIM_INFINITY else min(CONNECTIONS_MAX, soft - FILES_KEPT)
+    if soft == resource.RLIM_INFINITY:
+        return CONNECTIONS_MAX
+    return max(min(CONNECTIONS_MAX, soft - FILES_KEPT), PART)
 
 
 CLOSE_S: Final = 2.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import AsyncIterator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Annotated, Final, NamedTuple
 
 import msgspec
@@ -25,6 +25,7 @@ from rankwatch_service.api.ingest import NotNowError
 from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.names import NAME_CHARS_MAX, is_name
 from rankwatch_service.orders.running_attempt import ReceivedView
+from rankwatch_service.store.errors import StoreError
 
 router = APIRouter(prefix="/agents", tags=["agents"])
 
@@ -129,12 +130,13 @@ async def orders(
     """
     del boot
     origin, sequence = Origin(job, host), itertools.count()
-    async with stream, aclosing(context.order_feed.of(job)) as told:
-        async for body in told:
-            if not await stream.still_allowed():
-                break
-            data = context.signed_orders(origin, *listener, body, next(sequence))
-            yield ServerSentEvent(raw_data=data.decode(), event="orders")
+    with suppress(StoreError):  # the agent comes back
+        async with aclosing(context.order_feed.of(job)) as told:
+            async for body in told:
+                if not await stream.still_allowed():
+                    break
+                data = context.signed_orders(origin, *listener, body, next(sequence))
+                yield ServerSentEvent(raw_data=data.decode(), event="orders")
 
 
 @router.post(

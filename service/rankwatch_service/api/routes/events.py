@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Annotated, Final
 
 from fastapi import APIRouter, Depends, Header, Query
@@ -16,6 +17,7 @@ from rankwatch_service.api.background.health_facts import StreamState, partition
 from rankwatch_service.api.dependencies import Ctx, EventStreamDep
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.store.engine import read
+from rankwatch_service.store.errors import StoreError
 
 router = APIRouter()
 
@@ -38,7 +40,7 @@ async def events(
 
     If the id is too old or unknown, the first event is `reset`: read everything again, then continue from its id.
     """
-    async with stream:
+    with suppress(StoreError):  # the client comes back
         oldest, newest = await run_in_threadpool(ends, context.engine)
         since = int(last_event_id) if last_event_id is not None and last_event_id.isdecimal() else after
         place = newest if since is None else since
