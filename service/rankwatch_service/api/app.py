@@ -36,6 +36,7 @@ from rankwatch_service.api.http import problem
 from rankwatch_service.api.http.gate import Gate, TrustedProxies, own_names
 from rankwatch_service.api.http.openapi import describe
 from rankwatch_service.api.http.paging import CursorSigner, reject_unknown_parameters
+from rankwatch_service.api.http.turns import Turns
 from rankwatch_service.api.ingest import Batcher, Intake, NewJobs
 from rankwatch_service.api.routes import (
     agents,
@@ -152,6 +153,7 @@ def create_app(settings: Settings, engine: Engine, intake: Intake, clock: Clock,
         public_url=settings.public_url,
         own_names=own_names(settings, socket.gethostname()),
         proxies=TrustedProxies(settings.trusted_proxies),
+        turns=Turns(lambda account: context.counters.waited.labels(account.whose).inc()),
     )
     return app
 

@@ -159,6 +159,12 @@ class Counters:
         )
         self.alerts = Counter("rankwatch_alerts", "Alerts received, by result", ["result"], registry=registry)
         self.views = Counter("rankwatch_agent_views", "Views of agents that were stored", registry=registry)
+        self.waited = Counter(
+            "rankwatch_requests_waited",
+            "Requests that had to wait for their turn, by the kind of account",
+            ["whose"],
+            registry=registry,
+        )
         self.refused = Counter(
             "rankwatch_requests_refused",
             "Requests without a valid token (401), without the scope (403), too many (429)",

@@ -27,6 +27,7 @@ from rankwatch_service.access.sessions import SESSION_S
 from rankwatch_service.access.tokens import TokenKind
 from rankwatch_service.allow_list import allow_list
 from rankwatch_service.api.http.problem import RETRY_AFTER_S, problem, unavailable
+from rankwatch_service.api.http.turns import Turns
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.errors import StoreError
 
@@ -52,6 +53,30 @@ def limited(path: str, headers: Headers, receive: Receive) -> Receive:
         raise HTTPException(413, f"the body is longer than {limit} bytes")
 
     return limited_receive
+
+
+async def whole(receive: Receive) -> Receive:
+    """Wait for all of the body; returns a `receive` that has it, or raises what made it fail."""
+    pieces, failure = list[bytes](), None
+    message: Message | None = None
+    while message is None or message.get("more_body", False):
+        try:
+            message = await receive()
+        except HTTPException as error:
+            failure = error
+            break
+        pieces.append(message.get("body", b""))
+
+    async def received() -> Message:
+        nonlocal message
+        if failure is not None:
+            raise failure
+        if message is None:
+            return await receive()
+        first, message = message, None
+        return first if first["type"] != "http.request" else {"type": "http.request", "body": b"".join(pieces)}
+
+    return received
 
 
 _HOST: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]{2,45})\]|([A-Za-z0-9_.-]{1,253}))(?::[0-9]{1,5})?")
@@ -192,7 +217,7 @@ HEADERS: Final = {
 
 
 class Gate:
-    """ASGI middleware. Adds `identity` (or None) and `request_id` to the scope of each request."""
+    """ASGI middleware. Adds `identity` (or None), `request_id` and `turn` to the scope of each request."""
 
     def __init__(
         self,
@@ -202,6 +227,7 @@ class Gate:
         public_url: str,
         own_names: Collection[str],
         proxies: TrustedProxies,
+        turns: Turns,
     ) -> None:
         """Do no I/O.
 
@@ -212,8 +238,10 @@ class Gate:
             public_url: how browsers reach the service, also if a reverse proxy ends TLS before it.
             own_names: which names requests may ask for in `Host`, besides addresses.
             proxies: whose word about the address of a client counts.
+            turns: in which requests are worked on.
         """
         self._app = app
+        self._turns = turns
         self._authenticator = authenticator
         self._refusals = refusals
         self._public_origin = origin_of(public_url)
@@ -282,13 +310,22 @@ class Gate:
         if from_browser and method not in SAFE_METHODS and not self._is_same_origin(scope["scheme"], headers):
             await refuse(403, "cross-site request refused: a browser may write only from the pages of this service")
             return
-        await self._app(scope, limited(path, headers, receive), answers)
+        body = await whole(limited(path, headers, receive))
+        scope["turn"] = turn = await self._turns.begin(
+            account_of(identity) if identity else account_at(source_of(scope))
+        )
+        try:
+            await self._app(scope, body, answers)
+        finally:
+            turn.end()
 
     def _answering(self, scope: AsgiScope, send: Send, token: str, *, logs_in: bool) -> Send:
         """`send` that adds the headers of every answer, and counts what was refused."""
 
         async def answers(message: Message) -> None:
             if message["type"] == "http.response.start":
+                if "turn" in scope:
+                    scope["turn"].end()
                 headers, status = MutableHeaders(scope=message), message["status"]
                 headers["X-Request-Id"] = scope["request_id"]
                 for name, value in HEADERS.items():

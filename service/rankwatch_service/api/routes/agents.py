@@ -161,6 +161,7 @@ async def view(request: Request, context: Ctx, identity: Agent) -> Response:
     check_view(posted)
     origin = Origin(posted.job, posted.host)
     agent = await run_in_threadpool(verified, context, request, identity, signed, Purpose.VIEW, origin)
+    request.scope["turn"].end()
     try:
         await context.views.put(ReceivedView(posted, agent), 160 * len(posted.ranks))
     except NotNowError as error:

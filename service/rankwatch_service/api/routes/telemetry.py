@@ -69,6 +69,7 @@ async def telemetry(
             raise ProblemError(429, detail, headers={"Retry-After": str(wait_s)})
         await run_in_threadpool(begin_job, context, request, identity, batch.job)
         entry = Entry(batch.job, body if signed else batch.body)
+        request.scope["turn"].end()
         with context.counters.append_s.time():
             await context.intake.put(entry, len(entry.value))
     except BadBatchError as error:
