@@ -30,13 +30,13 @@ def upgrade() -> None:
     op.create_table(
         "agent_view",
         sa.Column("job", sa.Text(), nullable=False),
-        sa.Column("attempt", sa.Text(), nullable=False),
         sa.Column("host", sa.Text(), nullable=False),
+        sa.Column("attempt", sa.Text(), nullable=False),
         sa.Column("agent", sa.Text(), nullable=False),
         sa.Column("boot", sa.Text(), nullable=False),
         sa.Column("ranks", sa.LargeBinary(), nullable=False),
         sa.Column("at_unix_ns", sa.BigInteger(), nullable=False),
-        sa.PrimaryKeyConstraint("job", "attempt", "host", name="pk_agent_view"),
+        sa.PrimaryKeyConstraint("job", "host", "attempt", name="pk_agent_view"),
     )
     op.create_index("ix_agent_view_agent", "agent_view", ["agent"])
     op.create_table(

@@ -5,7 +5,7 @@ from contextlib import ExitStack
 import pytest
 from sqlalchemy import func, insert, select
 
-from rankwatch import wire
+from rankwatch import layout, wire
 from rankwatch.agent.enrolment import AgentIdentity
 from rankwatch.signed import Purpose
 from rankwatch_service.access import agents as agents_module
@@ -13,9 +13,10 @@ from rankwatch_service.access.agents import CACHE_S, ENROLMENTS_S, SILENT_NS
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.access.tokens import TokenKind, create_token
 from rankwatch_service.api.background.housekeeping import VIEW_NS, remove_expired
+from rankwatch_service.api.routes import agents as agents_routes
 from rankwatch_service.store.engine import read, write
-from rankwatch_service.store.models import Agent, Job, LogRecord, SignedJob
-from rankwatch_service.telemetry.envelope import read_envelope
+from rankwatch_service.store.models import Agent, AgentView, Job, LogRecord, SignedJob
+from rankwatch_service.telemetry.envelope import ANSWER_CHARS_MAX, read_envelope
 from tests.support.clock import FakeClock
 from tests.support.service.api import running_api
 from tests.support.service.signed_job import THIEF, host, job_of_two_hosts, secret_of
@@ -45,7 +46,7 @@ class World:
         return AgentIdentity(told["agent"], bytes.fromhex(told["secret"]))
 
     def view(self, token: str, by: AgentIdentity | None, name: str = "node-0", attempt: str = "l.0", **fields):
-        told = fields.pop("ranks", (progress(0, 5, **fields),))
+        told = fields.get("ranks") or (progress(0, 5, **fields),)
         body = wire.encode(wire.View("gpt", attempt, name, "b", 1, told))
         return self.api.send(by.sign(Purpose.VIEW, body) if by else body, "agents/view", token=token)
 
@@ -187,3 +188,83 @@ def test_the_stream_takes_what_an_agent_signed_before_its_row_went_and_what_it_s
     assert job.forged() == []
     assert job.refused() == []
     assert job.partition.jobs["gpt"]._carriers.ranks_of(read_envelope(again(4), secret_of)) == {0, 1}
+
+
+# ---- views -----------------------------------------------------------------------------------------------------------
+
+
+def kept(world) -> list[tuple[str, str]]:
+    return rows_of(world.api.engine, select(AgentView.host, AgentView.attempt).order_by(AgentView.at_unix_ns))
+
+
+def stored_bytes(world) -> int:
+    return sum(len(ranks) for (ranks,) in rows_of(world.api.engine, select(AgentView.ranks)))
+
+
+def test_a_view_holds_no_more_than_honest_agents_send(world):
+    token = world.token("gpt", hosts_max=2)
+    agent = world.agent(token)
+    long = "x" * 900_000
+    for field in ("answer_detail", "phase", "state", "order", "answer", "doing", "os_state"):
+        assert world.view(token, agent, **{field: long}).status_code == 422, field
+    assert world.view(token, agent, answer_detail="x" * (ANSWER_CHARS_MAX + 1)).status_code == 422
+    assert kept(world) == []
+    assert world.view(token, agent, phase="p" * layout.NAME_BYTES_MAX, answer_detail="x" * 400).status_code == 200
+    assert layout.DETAIL_CHARACTERS_MAX == ANSWER_CHARS_MAX
+
+
+@pytest.mark.parametrize("attempt", ["invented-{}.0", "l.{}", "{}.{}"])
+def test_views_of_invented_attempts_are_four_rows_of_the_agent(world, attempt):
+    token = world.token("gpt", hosts_max=2)
+    honest, thief = world.agent(token), world.agent(token, "node-1")
+    full = tuple(progress(rank, 5, answer_detail="x" * 400) for rank in range(1_024))
+    assert world.view(token, honest).status_code == 200
+    for number in range(10):
+        world.clock.advance(0.1)
+        assert world.view(token, thief, "node-1", attempt.format(number, number), ranks=full).status_code == 200
+    of_thief = [one for host, one in kept(world) if host == f"node-1/{thief.agent}"]
+    assert of_thief == [attempt.format(number, number) for number in range(6, 10)]
+    assert stored_bytes(world) < 4 * 1_024 * 700
+    assert (f"node-0/{honest.agent}", "l.0") in kept(world)
+
+
+@pytest.mark.parametrize("name", ["", "x" * 201, "a/b", "..", "no-number"])
+def test_a_view_of_no_attempt_is_refused(world, name):
+    token = world.token("gpt")
+    assert world.view(token, world.agent(token), attempt=name).status_code == 422
+
+
+def test_around_a_rollback_and_a_restart_an_agent_has_a_view_of_each_attempt(world):
+    token = world.token("gpt")
+    agent = world.agent(token)
+    for second in range(3):
+        world.clock.advance(1.0)
+        for attempt in ("l.0", "l.1", "next.0"):
+            assert world.view(token, agent, attempt=attempt, phase=f"{second}").status_code == 200
+    assert sorted(one for _, one in kept(world)) == ["l.0", "l.1", "next.0"]
+
+
+def test_what_a_token_stores_in_a_day_is_bounded_and_who_has_stored_goes_on(world, monkeypatch):
+    """Of a job without agents, where hosts are the sender's names too; others have an account of their own."""
+    monkeypatch.setattr(agents_routes, "VIEW_BYTES", agents_routes.VIEW_BYTES._replace(most=30_000))
+    thief, honest = world.token(), world.token()
+    statuses = [world.view(thief, None, f"made-up-{n}").status_code for n in range(200)]
+    assert set(statuses) == {200, 429}
+    assert statuses == sorted(statuses)
+    assert stored_bytes(world) < 30_000
+    assert world.refused("view_bytes") == statuses.count(429)
+    refused = world.view(thief, None, "made-up")
+    assert "view_bytes: 30,000 in 86,400 s" in refused.json()["detail"]
+    assert int(refused.headers["Retry-After"]) > 0
+    assert world.view(thief, None, "made-up-0").status_code == 200, "its row does not grow"
+    assert world.view(honest, None).status_code == 200
+    world.clock.advance(DAY_S)
+    assert world.view(thief, None, "made-up").status_code == 200
+
+
+def test_views_that_change_for_a_day_use_up_nothing(world, monkeypatch):
+    monkeypatch.setattr(agents_routes, "VIEW_BYTES", agents_routes.VIEW_BYTES._replace(most=2_000))
+    token = world.token("gpt")
+    agent = world.agent(token)
+    for step in range(300):
+        assert world.view(token, agent, phase="checkpoint_save" * (step % 2)).status_code == 200

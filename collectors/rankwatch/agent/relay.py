@@ -114,7 +114,11 @@ class Relay:
             why = self._refused.get(view.order)
             if why and rank.gone_since_s is None and progress.order != view.order and self._concerns(view, rank):
                 return msgspec.structs.replace(
-                    progress, order=view.order, answer="failed", answer_step=progress.step, answer_detail=why
+                    progress,
+                    order=view.order,
+                    answer="failed",
+                    answer_step=progress.step,
+                    answer_detail=why[: layout.DETAIL_CHARACTERS_MAX],
                 )
         return progress
 

@@ -75,7 +75,7 @@ from rankwatch_service.dashboard import mount
 from rankwatch_service.log.base import Entry
 from rankwatch_service.log.control_log import ControlLog
 from rankwatch_service.orders.driver import Driver
-from rankwatch_service.orders.running_attempt import ReceivedView, store_views
+from rankwatch_service.orders.running_attempt import ReceivedView, ViewSizes, store_views
 from rankwatch_service.policy.control_records import TelemetryRefused, encode_control
 from rankwatch_service.series.rows import tiers, trim
 from rankwatch_service.settings import Settings
@@ -224,6 +224,7 @@ def _context(settings: Settings, engine: Engine, intake: Intake, clock: Clock, s
         order_feed=OrderFeed(orders, changes),
         intake=intake,
         views=Batcher("views", keep_views),
+        view_sizes=ViewSizes(),
         counters=counters,
         driver=driver_thread,
         agents=Agents(engine, AgentSecrets(secret_key), clock),

@@ -40,7 +40,7 @@ from rankwatch_service.clock import Clock
 from rankwatch_service.log.control_log import ControlLog
 from rankwatch_service.names import is_name
 from rankwatch_service.orders import commands
-from rankwatch_service.orders.running_attempt import ReceivedView
+from rankwatch_service.orders.running_attempt import ReceivedView, ViewSizes
 from rankwatch_service.policy.control_records import JobProject
 from rankwatch_service.policy.policy import Action
 from rankwatch_service.settings import Settings
@@ -68,6 +68,7 @@ class Context:
     order_feed: OrderFeed
     intake: Intake
     views: Batcher[ReceivedView]
+    view_sizes: ViewSizes
     counters: Counters
     driver: DriverThread
     agents: Agents
@@ -369,7 +370,8 @@ def spend(context: Context, identity: Identity, rate: Rate, amount: float) -> No
         ProblemError: it has less now (429).
     """
     if wait_s := context.budgets.spend(rate, account_of(identity), amount):
-        detail = f"token {identity.name!r} has used up its {rate.what}: {rate.most:g} in {rate.period_s:g} s; try later"
+        most = f"{rate.most:,.0f} in {rate.period_s:,.0f} s"
+        detail = f"token {identity.name!r} has used up its {rate.what}: {most}; try again later"
         raise ProblemError(429, detail, headers={"Retry-After": str(ceil(wait_s))})
 
 

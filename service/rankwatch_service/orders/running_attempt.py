@@ -6,13 +6,14 @@ topology, which stream stores once the ranks have reported what they are.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import msgspec
-from sqlalchemy import Connection, Engine, func, select
+from sqlalchemy import Connection, Engine, bindparam, delete, func, select
+from sqlalchemy.orm import aliased
 
 from rankwatch.wire import Progress, View
 from rankwatch_service.names import launch_of
@@ -24,6 +25,13 @@ from rankwatch_service.store.rows import checkpoint_of
 
 LIVE_NS: Final = 5 * 10**9
 """An attempt with a view younger than this is running; agents post at least one every second."""
+
+ATTEMPTS_MAX: Final = 4
+"""Attempts of an agent whose newest view is kept: one, two around a rollback or a restart, and more where several
+launches have one name."""
+
+AGENTS_REMEMBERED: Final = 65_536
+"""Agents in `ViewSizes`, 26 MB."""
 
 _RANKS: Final = msgspec.msgpack.Decoder(tuple[Progress, ...])
 _ENCODER: Final = msgspec.msgpack.Encoder()
@@ -60,28 +68,76 @@ class ReceivedView(NamedTuple):
 
     view: View
     agent: str = ""
+    is_first: bool = False
+    """Whether there may be no row of this attempt yet."""
+
+    @property
+    def host(self) -> str:
+        """`AgentView.host`."""
+        return f"{self.view.host}/{self.agent}" if self.agent else self.view.host
+
+
+class ViewSizes:
+    """How large the views were that this process has stored: what a further one may add to its row."""
+
+    def __init__(self) -> None:
+        self._bytes: OrderedDict[tuple[str, str], dict[str, int]] = OrderedDict()
+        """By job and host, those heard last at the end; by attempt, likewise."""
+
+    def largest(self, one: ReceivedView) -> int:
+        """Bytes of the largest view of this agent and attempt; 0 if none is remembered."""
+        return self._bytes.get((one.view.job, one.host), {}).get(one.view.attempt, 0)
+
+    def store(self, one: ReceivedView, size_bytes: int) -> None:
+        """Remember a view that was stored."""
+        key, attempt = (one.view.job, one.host), one.view.attempt
+        attempts = self._bytes.setdefault(key, {})
+        self._bytes.move_to_end(key)
+        attempts[attempt] = max(size_bytes, attempts.pop(attempt, 0))
+        if len(attempts) > ATTEMPTS_MAX:
+            del attempts[next(iter(attempts))]
+        if len(self._bytes) > AGENTS_REMEMBERED:
+            self._bytes.popitem(last=False)
 
 
 def store_views(engine: Engine, views: Sequence[ReceivedView], now_unix_ns: int) -> None:
-    """Store the newest view of each agent, all in one transaction. A repeated view changes only its time."""
-    newest = {
-        (view.job, view.attempt, f"{view.host}/{agent}" if agent else view.host): (agent, view) for view, agent in views
-    }
+    """Store the newest view of each agent and attempt, and remove those of its earlier attempts beyond `ATTEMPTS_MAX`.
+
+    A repeated view changes only its time.
+    """
+    newest = {(one.view.job, one.host, one.view.attempt): one for one in views}
     rows = [
         {
             "job": job,
-            "attempt": attempt,
             "host": host,
-            "agent": agent,
-            "boot": view.boot,
-            "ranks": _ENCODER.encode(view.ranks),
+            "attempt": attempt,
+            "agent": one.agent,
+            "boot": one.view.boot,
+            "ranks": _ENCODER.encode(one.view.ranks),
             "at_unix_ns": now_unix_ns,
         }
         # In the order of their keys, as `write_aside` requires.
-        for (job, attempt, host), (agent, view) in sorted(newest.items())
+        for (job, host, attempt), one in sorted(newest.items())
     ]
     with write_aside(engine) as connection:
         connection.execute(upsert(connection, AgentView, ("agent", "boot", "ranks", "at_unix_ns")), rows)
+    first = sorted({(one.view.job, one.host) for one in views if one.is_first})
+    if first:
+        with write_aside(engine) as connection:
+            connection.execute(_EARLIER, [{"of_job": job, "of_host": host} for job, host in first])
+
+
+_OTHER: Final = aliased(AgentView)
+_KEPT: Final = (
+    select(_OTHER.attempt)
+    .where(_OTHER.job == bindparam("of_job"), _OTHER.host == bindparam("of_host"))
+    .order_by(_OTHER.at_unix_ns.desc())
+    .limit(ATTEMPTS_MAX)
+)
+_EARLIER: Final = delete(AgentView).where(
+    AgentView.job == bindparam("of_job"), AgentView.host == bindparam("of_host"), AgentView.attempt.not_in(_KEPT)
+)
+"""Removes the views of an agent that are not its newest."""
 
 
 def host_views(connection: Connection, training: Training, attempts: Sequence[str]) -> dict[str, HostView]:

@@ -30,6 +30,9 @@ LIST_MAX: Final = 8_192
 PARAMETERS_MAX: Final = 65_536
 """Parameter names that one rank may declare: 10 times those of the largest published models."""
 
+ANSWER_CHARS_MAX: Final = 400
+"""Characters of the detail of a rank's answer, as many as a rank can tell its agent."""
+
 FIELDS_DEPTH_MAX: Final = 4
 """Nesting of an event's fields. Agents send one level."""
 
@@ -166,7 +169,7 @@ def check_header(batch: wire.Batch) -> None:
     """
     if batch.schema != wire.SCHEMA_VERSION:
         raise BadBatchError(Reason.VERSION, f"schema {batch.schema}; this service reads {wire.SCHEMA_VERSION}")
-    _check_names(batch.job, batch.attempt, batch.host, batch.boot)
+    check_names(batch.job, batch.attempt, batch.host, batch.boot)
     if not (0 <= batch.seq <= STEP_MAX and 0 <= batch.sent_unix_ns < 2**63):
         raise BadBatchError(Reason.RANGE, f"seq {batch.seq} or sent_unix_ns {batch.sent_unix_ns} is out of range")
     # Most batches have only rows, and the test is cheaper than the call.
@@ -179,7 +182,7 @@ def _check_lists(batch: wire.Batch) -> None:
     if max(len(batch.ranks), len(batch.progress), devices, len(batch.events)) > LIST_MAX:
         raise BadBatchError(Reason.TOO_LARGE, f"more than {LIST_MAX} ranks, progress blocks, device samples or events")
     _check_ranks(batch.ranks)
-    _check_progress(batch.progress)
+    check_progress(batch.progress)
     for sample in batch.devices:
         check_range("time_unix_ns", sample.time_unix_ns, 0, 2**63 - 1)
     for host_sample in batch.host_devices:
@@ -191,7 +194,12 @@ def _check_lists(batch: wire.Batch) -> None:
 
 
 @lru_cache(maxsize=65_536)
-def _check_names(job: str, attempt: str, host: str, boot: str) -> None:
+def check_names(job: str, attempt: str, host: str, boot: str) -> None:
+    """Check the names that a batch or a view has.
+
+    Raises:
+        BadBatchError: one is not valid.
+    """
     # A sender repeats its names in every batch, so the answers are cached.
     for what, name in (("job", job), ("attempt", attempt), ("host", host), ("boot", boot)):
         if not is_name(name):
@@ -229,7 +237,12 @@ def _check_ranks(ranks: Sequence[wire.RankInfo]) -> None:
         raise BadBatchError(Reason.RANGE, "ranks of one attempt disagree on its world size")
 
 
-def _check_progress(progress: Sequence[wire.Progress]) -> None:
+def check_progress(progress: Sequence[wire.Progress]) -> None:
+    """Check progress blocks of a batch or a view.
+
+    Raises:
+        BadBatchError: a number is out of range, or a text is longer than agents send.
+    """
     for block in progress:
         if not (
             0 <= block.rank < WORLD_SIZE_MAX
@@ -240,8 +253,10 @@ def _check_progress(progress: Sequence[wire.Progress]) -> None:
             and 0 <= block.cpu_s < 1e9
             and -1 <= block.outside_s < 1e9
             and len(block.phase) + len(block.state) + len(block.os_state) + len(block.doing) <= NAME_CHARS_MAX
+            and len(block.order) + len(block.answer) <= NAME_CHARS_MAX
+            and len(block.answer_detail) <= ANSWER_CHARS_MAX
         ):
-            detail = f"progress of rank {block.rank}: a number is out of range, or a name too long, in {block}"[:500]
+            detail = f"progress of rank {block.rank}: a number is out of range, or a text too long, in {block}"[:500]
             raise BadBatchError(Reason.RANGE, detail)
 
 

@@ -16,6 +16,7 @@ from starlette.concurrency import run_in_threadpool
 from rankwatch import wire
 from rankwatch.signed import HEAD_BYTES, Purpose, nonce_of, proof_of, split
 from rankwatch_service.access.agents import FullError, Origin, enrolments
+from rankwatch_service.access.budgets import Rate
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.api.dependencies import Ctx, EventStream, begin_job, opened_stream, require_job, spend, verified
@@ -26,11 +27,20 @@ from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.names import NAME_CHARS_MAX, is_name
 from rankwatch_service.orders.running_attempt import ReceivedView
 from rankwatch_service.store.errors import StoreError
+from rankwatch_service.telemetry.envelope import BadBatchError, check_names, check_progress
 
 router = APIRouter(prefix="/agents", tags=["agents"])
 
 VIEW_RANKS_MAX: Final = 1_024
 """Ranks of one host; the view of so many is 150 KB."""
+
+PROGRESS_BYTES: Final = 160
+"""That a rank may take in a row beyond what it takes in a view, where values that are usual may be left out."""
+
+VIEW_BYTES_MAX: Final = 4 * 1024**3
+"""By which the stored views of a token may grow in a day: 40 attempts of 16,384 hosts with eight ranks each."""
+
+VIEW_BYTES: Final = Rate("view_bytes", VIEW_BYTES_MAX, 86_400.0)
 
 _VIEW: Final = msgspec.msgpack.Decoder(wire.View)
 Name = Annotated[str, Query(min_length=1, max_length=NAME_CHARS_MAX)]
@@ -161,13 +171,18 @@ async def view(request: Request, context: Ctx, identity: Agent) -> Response:
     check_view(posted)
     origin = Origin(posted.job, posted.host)
     agent = await run_in_threadpool(verified, context, request, identity, signed, Purpose.VIEW, origin)
+    received, size = ReceivedView(posted, agent), len(body) + PROGRESS_BYTES * len(posted.ranks)
+    before = context.view_sizes.largest(received)
+    if size > before:
+        spend(context, identity, VIEW_BYTES, size - before)
     request.scope["turn"].end()
     try:
-        await context.views.put(ReceivedView(posted, agent), 160 * len(posted.ranks))
+        await context.views.put(received._replace(is_first=not before), size)
     except NotNowError as error:
         raise ProblemError(
             503, "too many views are waiting to be stored; try again", headers={"Retry-After": str(RETRY_AFTER_S)}
         ) from error
+    context.view_sizes.store(received, size)
     context.counters.views.inc()
     context.driver.wake()
     answer = await run_in_threadpool(context.orders.orders, posted.job, context.changes.generation)
@@ -180,13 +195,12 @@ def check_view(view: wire.View) -> None:
     """Check a view.
 
     Raises:
-        ProblemError: a name is empty or too long, a number is out of range, or there are too many ranks.
+        ProblemError: a text is empty or too long, a number is out of range, or there are too many ranks.
     """
-    for what in ("job", "attempt", "host", "boot"):
-        name = getattr(view, what)
-        if not is_name(name):
-            raise ProblemError(422, f"{what} {name[:20]!r} is not a valid name")
     if len(view.ranks) > VIEW_RANKS_MAX:
         raise ProblemError(422, f"the view has {len(view.ranks)} ranks; a host may have at most {VIEW_RANKS_MAX}")
-    if any(not 0 <= rank.rank < 2**31 or not -1 <= rank.step < 2**53 for rank in view.ranks):
-        raise ProblemError(422, "a rank or step is out of range")
+    try:
+        check_names(view.job, view.attempt, view.host, view.boot)
+        check_progress(view.ranks)
+    except BadBatchError as error:
+        raise ProblemError(422, error.detail) from error

@@ -93,9 +93,10 @@ class AgentView(Base):
 
     __tablename__ = "agent_view"
     job: Mapped[str] = mapped_column(primary_key=True)
-    attempt: Mapped[str] = mapped_column(primary_key=True)
     host: Mapped[str] = mapped_column(primary_key=True)
     """HOST/AGENT if an agent that has enrolled signed it: two agents may say that they are on one host."""
+    attempt: Mapped[str] = mapped_column(primary_key=True)
+    """One of the `running_attempt.ATTEMPTS_MAX` that were reported last."""
     agent: Mapped[str] = mapped_column(default="", index=True)
     """Id of the agent that signed it; empty: it was not signed."""
     boot: Mapped[str]
