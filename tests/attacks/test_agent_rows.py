@@ -12,6 +12,7 @@ from rankwatch_service.access import agents as agents_module
 from rankwatch_service.access.agents import CACHE_S, ENROLMENTS_S, SILENT_NS
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.access.tokens import TokenKind, create_token
+from rankwatch_service.api import ingest
 from rankwatch_service.api.background.housekeeping import VIEW_NS, remove_expired
 from rankwatch_service.api.routes import agents as agents_routes
 from rankwatch_service.store.engine import read, write
@@ -268,3 +269,13 @@ def test_views_that_change_for_a_day_use_up_nothing(world, monkeypatch):
     agent = world.agent(token)
     for step in range(300):
         assert world.view(token, agent, phase="checkpoint_save" * (step % 2)).status_code == 200
+
+
+def test_a_view_that_cannot_be_stored_now_and_comes_again_is_paid_for_once(world, monkeypatch):
+    monkeypatch.setattr(agents_routes, "VIEW_BYTES", agents_routes.VIEW_BYTES._replace(most=1_000))
+    token = world.token("gpt")
+    agent = world.agent(token)
+    with monkeypatch.context() as full:
+        full.setattr(ingest, "PENDING_BYTES_MAX", 0)
+        assert {world.view(token, agent).status_code for _ in range(10)} == {503}
+    assert world.view(token, agent).status_code == 200

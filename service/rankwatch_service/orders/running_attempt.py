@@ -78,7 +78,7 @@ class ReceivedView(NamedTuple):
 
 
 class ViewSizes:
-    """How large the views were that this process has stored: what a further one may add to its row."""
+    """How large the views were that this process has taken: what a further one may add to its row."""
 
     def __init__(self) -> None:
         self._bytes: OrderedDict[tuple[str, str], dict[str, int]] = OrderedDict()
@@ -89,7 +89,7 @@ class ViewSizes:
         return self._bytes.get((one.view.job, one.host), {}).get(one.view.attempt, 0)
 
     def store(self, one: ReceivedView, size_bytes: int) -> None:
-        """Remember a view that was stored."""
+        """Remember a view."""
         key, attempt = (one.view.job, one.host), one.view.attempt
         attempts = self._bytes.setdefault(key, {})
         self._bytes.move_to_end(key)

@@ -175,6 +175,7 @@ async def view(request: Request, context: Ctx, identity: Agent) -> Response:
     before = context.view_sizes.largest(received)
     if size > before:
         spend(context, identity, VIEW_BYTES, size - before)
+    context.view_sizes.store(received, size)  # also if it is not stored now: it comes again
     request.scope["turn"].end()
     try:
         await context.views.put(received._replace(is_first=not before), size)
@@ -182,7 +183,6 @@ async def view(request: Request, context: Ctx, identity: Agent) -> Response:
         raise ProblemError(
             503, "too many views are waiting to be stored; try again", headers={"Retry-After": str(RETRY_AFTER_S)}
         ) from error
-    context.view_sizes.store(received, size)
     context.counters.views.inc()
     context.driver.wake()
     answer = await run_in_threadpool(context.orders.orders, posted.job, context.changes.generation)

@@ -391,7 +391,9 @@ class RankAnswer(ApiReply):
 
 
 class RankAnswers(ApiReply):
-    """The ranks of a command, in their order; empty while it has no order, and a day after the last report."""
+    """The ranks of a command, in their order; empty while it has no order, a day after the last report, and four
+    attempts later.
+    """
 
     order: str
     """Id of the order that they answer; empty: there is none."""
