@@ -12,6 +12,7 @@ import json
 import os
 import re
 import struct
+from hashlib import sha256
 from typing import Any, Final, NamedTuple
 from zlib import crc32
 
@@ -342,6 +343,11 @@ def devices_lock_path(directory: str, job: str) -> str:
 def agent_identity_path(directory: str, job: str) -> str:
     """The file with the id and the secret under which the job's agent on this host has enrolled."""
     return os.path.join(directory, f"{file_stem(job)}.agent.identity")
+
+
+def host_key_path(directory: str, host: str, url: str) -> str:
+    """The file by which this user's agents show a service that they are on one host."""
+    return os.path.join(directory, f"{file_stem(host)}.{sha256(url.encode()).hexdigest()[:16]}.host.key")
 
 
 def resume_path(directory: str, job: str) -> str:

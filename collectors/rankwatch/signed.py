@@ -23,6 +23,8 @@ VERSION: Final = 1
 AGENT_BYTES: Final = 8
 CODE_BYTES: Final = 32
 HEAD_BYTES: Final = 2 + AGENT_BYTES + CODE_BYTES
+HOST_ID_DIGITS: Final = AGENT_BYTES
+"""Half of an agent's id: the same for all agents of one host."""
 
 
 class Purpose(StrEnum):
@@ -73,6 +75,14 @@ def proof_of(enrolment_key: bytes, nonce: str, agent: str, secret: str) -> str:
         secret: the secret beside it, in hexadecimal.
     """
     return hmac.digest(enrolment_key, f"{nonce}\0{agent}\0{secret}".encode(), sha256).hex()
+
+
+def host_of(agent: str) -> str:
+    """The id of the host of an agent; empty for the empty id.
+
+    Agents share it that have shown that they read one folder, whatever they call their host.
+    """
+    return agent[:HOST_ID_DIGITS]
 
 
 def split(body: bytes) -> Signed | None:

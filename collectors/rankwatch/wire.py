@@ -356,7 +356,11 @@ class EnrolmentRequest(msgspec.Struct, frozen=True):
     job: str
     host: str
     nonce: str = ""
-    """What the proof of the answer is for; empty: none is wanted."""
+    """What the proofs are for; empty: there are none."""
+    host_id: str = ""
+    """`signed.host_of` an agent that has enrolled from this folder; empty: none has."""
+    host_proof: str = ""
+    """`signed.proof_of` job and host, by the key that this agent was given for the host."""
 
 
 class Enrolled(msgspec.Struct, frozen=True):
@@ -368,6 +372,8 @@ class Enrolled(msgspec.Struct, frozen=True):
     """64 hexadecimal digits."""
     proof: str = ""
     """`signed.proof_of` this answer; empty if the token has no enrolment key."""
+    host_key: str = ""
+    """Hexadecimal: by it further agents show that they are on the same host, under this name. It stays there."""
 
 
 class SignedOrders(msgspec.Struct, frozen=True):

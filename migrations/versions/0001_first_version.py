@@ -25,6 +25,7 @@ def upgrade() -> None:
         sa.Column("enrolled_unix_ns", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("id", name="pk_agent"),
     )
+    op.create_index("ix_agent_host", "agent", ["host"])
     op.create_index("ix_agent_job", "agent", ["job"])
     op.create_index("ix_agent_token_id", "agent", ["token_id"])
     op.create_table(
@@ -172,6 +173,7 @@ def upgrade() -> None:
         "host_record",
         sa.Column("id", sa.Text(), nullable=False),
         sa.Column("host", sa.Text(), nullable=False),
+        sa.Column("host_id", sa.Text(), nullable=False),
         sa.Column("device_uuid", sa.Text(), nullable=False),
         sa.Column("incident_id", sa.Text(), nullable=False),
         sa.Column("job", sa.Text(), nullable=False),

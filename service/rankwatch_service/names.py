@@ -38,6 +38,15 @@ def is_name(text: str) -> bool:
     )
 
 
+def plain_host(host: str) -> str:
+    """The name of a host as its agents say it, without what tells it from others of this name within a job.
+
+    >>> plain_host("node-1/3fa9c1d2")
+    'node-1'
+    """
+    return host.partition("/")[0]
+
+
 def series_of_devices(job: str, kind: str) -> str:
     """The name under which the series of a job's devices of a kind are kept."""
     return job + OF_DEVICES[kind]

@@ -4,7 +4,8 @@ The agent's identity with the service: enrolled once for each job and host, and 
 
 A new worker goes on with the identity of the one before. The service may stop knowing an identity (another database,
 another key, a place that another host took): then the agent enrols again. Only the service that issued the token can
-enrol it: it knows the token's enrolment key, or has the certificate.
+enrol it: it knows the token's enrolment key, or has the certificate. The first agent of a host gets a key for the host
+besides; others that read it in this folder are on the same host, whatever somebody else calls theirs.
 
 Checks that orders come from the service: signed by this agent's secret, for this request, in order and in time.
 
@@ -14,24 +15,26 @@ Whoever answers at the service's address without its key can neither make orders
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hmac
 import json
 import logging
 import os
+import re
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from hmac import compare_digest
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import BinaryIO, Final, TypeVar
 
 import msgspec
 
-from rankwatch import wire
+from rankwatch import layout, wire
 from rankwatch.agent.service_connection import FOR_A_PERSON, Reply, ServiceConnection, Unreachable, detail
-from rankwatch.signed import Purpose, code_of, nonce_of, proof_of, sign
+from rankwatch.signed import Purpose, code_of, host_of, nonce_of, proof_of, sign
 
 ENROL_AGAIN: Final = 409
 """Status by which the service answers a signed message of an agent that it does not know."""
@@ -41,6 +44,12 @@ REFUSED_FIRST_S: Final = 5.0
 sends twenty wrong tokens a minute for one that guesses."""
 REFUSED_MAX_S: Final = 30.0
 """The wait doubles up to this; another address or token is tried at once."""
+
+HOST_KEY_S: Final = 10.0
+"""How long an agent waits while another of this folder enrols. Then it enrols as if it were on another host."""
+HOST_KEY_LOOK_S: Final = 0.05
+HOST_KEY_BYTES: Final = 128
+_HOST_KEY: Final = re.compile(rb"([0-9a-f]{8}) ([0-9a-f]{64})\n")
 
 _log = logging.getLogger(__name__)
 _ENROLLED: Final = msgspec.json.Decoder(wire.Enrolled)
@@ -131,9 +140,23 @@ class Enrolment:
             text = "the token has no enrolment key: it was not copied as a whole, or is none with which agents enrol"
             raise NotEnrolledError(text, None, for_a_person=True)
         nonce = secrets.token_hex(16)
-        body = msgspec.json.encode(wire.EnrolmentRequest(self._job, self._host, nonce))
+        asked = wire.EnrolmentRequest(self._job, self._host, nonce)
+        with _host_key_file(self._path.parent, self._host, self._connection.url) as file:
+            if known := _host_key(file):
+                proof = proof_of(bytes.fromhex(known[1]), nonce, self._job, self._host)
+                asked = msgspec.structs.replace(asked, host_id=known[0], host_proof=proof)
+            told = self._ask(asked)
+            fresh = host_of(told.agent), told.host_key
+            if file and told.host_key and fresh != known:
+                _keep_host_key(file, *fresh)
+        self._store(told)
+        _log.info("enrolled as agent %s", told.agent)
+        return AgentIdentity(told.agent, bytes.fromhex(told.secret))
+
+    def _ask(self, asked: wire.EnrolmentRequest) -> wire.Enrolled:
+        """Ask the service for an identity, and check that it has issued the token."""
         try:
-            answer = self._connection.post("/api/v1/agents/enrol", body, "application/json")
+            answer = self._connection.post("/api/v1/agents/enrol", msgspec.json.encode(asked), "application/json")
         finally:
             self._connection.close()  # the next enrolment may be days away
         if answer.status != 201:
@@ -141,16 +164,16 @@ class Enrolment:
         self._refused, self._wait_s = None, REFUSED_FIRST_S
         try:
             told = _ENROLLED.decode(answer.body)
-            identity = AgentIdentity(told.agent, bytes.fromhex(told.secret))
+            bytes.fromhex(told.secret + told.host_key)
         except (msgspec.DecodeError, ValueError) as error:
             raise Unreachable(f"the answer to the enrolment cannot be read: {error}") from error
         key = self._connection.enrolment_key
-        if key and not compare_digest(told.proof.encode(), proof_of(key, nonce, told.agent, told.secret).encode()):
+        if key and not compare_digest(
+            told.proof.encode(), proof_of(key, asked.nonce, told.agent, told.secret).encode()
+        ):
             text = f"{self._connection.url} did not issue the token: it does not know its enrolment key"
             raise NotEnrolledError(text, None, for_a_person=True)
-        self._store(told)
-        _log.info("enrolled as agent %s", identity.agent)
-        return identity
+        return told
 
     def _refusal(self, answer: Reply) -> NotEnrolledError:
         """What the service says; it is not asked again before it may say something else."""
@@ -184,6 +207,49 @@ class Enrolment:
         except OSError as error:
             # The next worker enrols again.
             _log.warning("the agent's identity cannot be stored: %s", error)
+
+
+@contextlib.contextmanager
+def _host_key_file(folder: Path, host: str, url: str) -> Iterator[BinaryIO | None]:
+    """The file with the key of this host, while no other agent has it; None if it cannot be had."""
+    try:
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        opened = os.fdopen(os.open(layout.host_key_path(str(folder), host, url), flags, 0o600), "r+b", buffering=0)
+    except OSError as error:
+        _log.warning("the key of this host cannot be kept: %s", error)
+        yield None
+        return
+    with opened as file:
+        yield file if _is_locked(file) else None
+
+
+def _is_locked(file: BinaryIO) -> bool:
+    until_s = time.monotonic() + HOST_KEY_S
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            if time.monotonic() > until_s:
+                return False
+            time.sleep(HOST_KEY_LOOK_S)
+        else:
+            return True
+
+
+def _host_key(file: BinaryIO | None) -> tuple[str, str] | None:
+    """The id of this host, and its key in hexadecimal; None if there is none yet, or it is cut off."""
+    found = _HOST_KEY.fullmatch(file.read(HOST_KEY_BYTES)) if file else None
+    return (found[1].decode(), found[2].decode()) if found else None
+
+
+def _keep_host_key(file: BinaryIO, host_id: str, key: str) -> None:
+    try:
+        file.seek(0)
+        file.truncate()
+        file.write(f"{host_id} {key}\n".encode())
+    except OSError as error:
+        # The next agent of this folder counts as one of another host.
+        _log.warning("the key of this host cannot be stored: %s", error)
 
 
 T = TypeVar("T")

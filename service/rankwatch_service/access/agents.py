@@ -1,5 +1,9 @@
 """Enrolled agents: one for each job and host, with a secret that signs everything between it and the service.
 
+A host is who has its key, not who has its name. The first agent of a host gets the key; others that show it get an id
+that begins alike. Who does not is on another host of this name, with a record of its own, unless nobody of the project
+reports under the name any more: then what is on its record goes to who comes.
+
 A secret is derived from the service's key, the job, the host and the agent's id. So it is stored nowhere, every role
 can verify a signature without asking another, and it is good for no other job or host. An agent that reports renews the
 token of its job.
@@ -11,27 +15,33 @@ import secrets
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import lru_cache
+from hmac import compare_digest
 from math import inf
 from threading import Lock
 from typing import Final
 
 import structlog
-from sqlalchemy import Connection, Engine, delete, exists, func, insert, select
+from sqlalchemy import Connection, Engine, delete, exists, func, insert, select, update
 
-from rankwatch.signed import AGENT_BYTES, Purpose, Signed
+from rankwatch.signed import AGENT_BYTES, HOST_ID_DIGITS, Purpose, Signed, proof_of
 from rankwatch.wire import Enrolled
 from rankwatch_service.access.budgets import Rate
 from rankwatch_service.access.identities import Authenticator, Identity
+from rankwatch_service.access.job_filter import in_project, project_of
 from rankwatch_service.access.secret_key import SecretKey
 from rankwatch_service.access.tokens import renew_token
 from rankwatch_service.clock import Clock
 from rankwatch_service.store.engine import read, upsert, write
 from rankwatch_service.store.errors import StoreError
-from rankwatch_service.store.models import Agent, AgentView, SignedJob
+from rankwatch_service.store.models import Agent, AgentView, HostRecord, SignedJob
 from rankwatch_service.store.settings_rows import read_policy
 
 SILENT_NS: Final = 10 * 10**9
 """An agent that has posted no view for this long gives its place to another; agents post one every second."""
+
+HOST_FREE_NS: Final = 60 * 10**9
+"""After so long without an agent under the name of a host, who comes without its key has the name's record. The time
+includes a restart of this process, in which nobody could report."""
 
 AGENTS_MAX: Final = 131_072
 """Agents that a token admits at a time if it does not say how many: one for each rank of the largest job."""
@@ -81,15 +91,29 @@ class Origin:
     host: str
 
 
+@dataclass(frozen=True, slots=True)
+class HostProof:
+    """By which an agent shows on which host it is: `signed.proof_of` its job and host by the key of the host."""
+
+    host_id: str
+    nonce: str
+    proof: str
+
+
 class AgentSecrets:
     """The secrets of all agents. Thread-safe."""
 
     def __init__(self, key: SecretKey) -> None:
         self._derive = lru_cache(SECRETS_MAX)(lambda job, host, agent: key.derive(f"agent/{agent}/{host}/{job}"))
+        self._key = key
 
     def __call__(self, job: str, host: str, agent: str) -> bytes:
         """The secret of an agent, 32 bytes. Names hold no slash, so no two agents have the same."""
         return self._derive(job, host, agent)
+
+    def of_host(self, name: str, host_id: str) -> bytes:
+        """The key of the host of this id under this name, 32 bytes."""
+        return self._key.derive(f"host/{host_id}/{name}")
 
 
 class Agents:
@@ -103,6 +127,7 @@ class Agents:
             secrets_of: derives their secrets.
             clock: decides who is silent.
         """
+        self._began_unix_ns = clock.unix_ns()
         self.secrets_of = secrets_of
         self._engine = engine
         self._clock = clock
@@ -110,27 +135,57 @@ class Agents:
         self._until = (-inf, inf)
         self._lock = Lock()
 
-    def enrol(self, origin: Origin, token_id: str, hosts_max: int | None) -> Enrolled:
+    def enrol(self, origin: Origin, token_id: str, hosts_max: int | None, claimed: HostProof | None = None) -> Enrolled:
         """Give an agent its identity.
 
         Args:
             origin: the job and the host that it speaks for.
             token_id: by which it asked.
             hosts_max: how many agents this token admits at a time; None: `AGENTS_MAX`.
+            claimed: of an agent before it on its host; None, or one that is not right: it counts as another host.
 
         Raises:
             FullError: as many are enrolled and not silent.
         """
-        agent, now = secrets.token_hex(AGENT_BYTES), self._clock.unix_ns()
+        now = self._clock.unix_ns()
+        host_id = claimed.host_id if claimed and self._is_right(claimed, origin) else ""
         with write(self._engine) as connection:
             _make_room(connection, token_id, AGENTS_MAX if hosts_max is None else hosts_max, now)
+            if not host_id:
+                host_id = self._new_host(connection, origin, now)
+            agent = host_id + secrets.token_hex(AGENT_BYTES)[HOST_ID_DIGITS:]
             row = {"id": agent, "job": origin.job, "host": origin.host, "token_id": token_id, "enrolled_unix_ns": now}
             connection.execute(insert(Agent).values(**row))
             signed = {"job": origin.job, "enrolled_unix_ns": now}
             connection.execute(upsert(connection, SignedJob, ("enrolled_unix_ns",)), signed)
         with self._lock:
             self._cache.pop((origin.job,), None)
-        return Enrolled(agent, self.secrets_of(origin.job, origin.host, agent).hex())
+        host_key = self.secrets_of.of_host(origin.host, host_id).hex()
+        return Enrolled(agent, self.secrets_of(origin.job, origin.host, agent).hex(), host_key=host_key)
+
+    def _is_right(self, claimed: HostProof, origin: Origin) -> bool:
+        key = self.secrets_of.of_host(origin.host, claimed.host_id)
+        return compare_digest(claimed.proof, proof_of(key, claimed.nonce, origin.job, origin.host))
+
+    def _new_host(self, connection: Connection, origin: Origin, now_unix_ns: int) -> str:
+        """The id of a host that nobody has; it gets the record of its name if nobody of the project reports under it.
+
+        In the first `HOST_FREE_NS` of this process whoever is known counts as reporting.
+        """
+        project = project_of(connection, origin.job).project
+        same = (Agent.host == origin.host) & in_project(Agent.job, project)
+        since = now_unix_ns - HOST_FREE_NS if now_unix_ns - self._began_unix_ns >= HOST_FREE_NS else 0
+        heard = exists().where(AgentView.agent == Agent.id, AgentView.at_unix_ns >= since)
+        reports = select(exists().where(same, heard | (Agent.enrolled_unix_ns >= since)))
+        host_id = ""
+        while not host_id or connection.scalar(
+            select(exists().where(Agent.host == origin.host, Agent.id.startswith(host_id)))
+        ):
+            host_id = secrets.token_hex(AGENT_BYTES)[:HOST_ID_DIGITS]
+        if not connection.scalar(reports):
+            own = (HostRecord.host == origin.host) & (HostRecord.host_id != "") & in_project(HostRecord.job, project)
+            connection.execute(update(HostRecord).where(own).values(host_id=host_id))
+        return host_id
 
     def verify(self, signed: Signed | None, purpose: Purpose, origin: Origin) -> str:
         """The agent that a message is from.

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from glob import escape
 from threading import Lock
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from sqlalchemy import ColumnElement, Connection, Engine, and_, exists, literal, or_, select, true
 from sqlalchemy.ext.compiler import compiles
@@ -98,6 +98,13 @@ def set_project(
     audit_trail.append(connection, now_unix_ns, actor, "job.edit", whose.job, "ok", source=source, fields=fields)
 
 
+def in_project(job: Any, project: str) -> ColumnElement[bool]:
+    """The condition that a column names a job of this project; empty: of none."""
+    if project:
+        return cast("ColumnElement[bool]", job.in_(select(JobProjectRow.job).where(JobProjectRow.project == project)))
+    return cast("ColumnElement[bool]", job.not_in(select(JobProjectRow.job).where(JobProjectRow.project != "")))
+
+
 def _is_known(connection: Connection, job: str) -> bool:
     known = select(exists().where(Job.name == job) | exists().where(JobProjectRow.job == job))
     return bool(connection.scalar(known))
@@ -159,8 +166,7 @@ class JobFilter:
     def clause(self, column: Any) -> ColumnElement[bool]:
         """The condition on a column of names of jobs, on SQLite and PostgreSQL."""
         if self.project:
-            mine = select(JobProjectRow.job).where(JobProjectRow.project == self.project)
-            return and_(column.in_(mine), replace(self, project="").clause(column))
+            return and_(in_project(column, self.project), replace(self, project="").clause(column))
         if self.every:
             return true()
         wild = [pattern for pattern in self.patterns if _name_of(pattern) is None]

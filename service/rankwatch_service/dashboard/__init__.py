@@ -20,7 +20,7 @@ PAGES: Final = {
     "/topology/{job:path}": ("ranks/topology", "Topology"),
     "/ranks/{place:path}": ("ranks/rank", "Rank"),
     "/hosts": ("hosts", "Hosts"),
-    "/hosts/{host}": ("host", "Host"),
+    "/hosts/{host:path}": ("host", "Host"),
     "/commands": ("commands/commands", "Commands"),
     "/commands/{command}": ("commands/command", "Command"),
     "/policy": ("policy", "Policy"),

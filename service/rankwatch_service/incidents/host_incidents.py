@@ -14,6 +14,7 @@ from typing import Final
 from rankwatch_detectors.base import Kind, Severity
 from rankwatch_service.incidents.kinds import KINDS
 from rankwatch_service.incidents.model import Incident, Placement, derived, unix_ns
+from rankwatch_service.names import plain_host
 
 BY_EVIDENCE: Final[Mapping[Kind, Callable[[Incident], bool]]] = MappingProxyType(
     {
@@ -34,6 +35,8 @@ class HostIncident:
     """One incident on the record of one host and device."""
 
     host: str
+    host_id: str
+    """Which host of this name: of the agent of its ranks. Empty if that one has not enrolled."""
     device_uuid: str
     """Empty if the rank reported none."""
     incident_id: str
@@ -50,16 +53,18 @@ class HostIncident:
 
 def host_incidents(incident: Incident, placement: Placement, now_s: float) -> list[HostIncident]:
     """What goes on the record of the hosts of its ranks; nothing if it says nothing about hardware, or is information,
-    as what training did not feel is.
+    as what training did not feel is. Hosts on which the job has no rank have nothing of it on their record.
     """
     if incident.severity is Severity.INFO or not _is_of_hardware(incident):
         return []
     at = (incident.id, incident.job, incident.kind, incident.severity, unix_ns(now_s))
-    if not incident.ranks:
-        return [HostIncident(host, "", *at) for host in incident.hosts]
+    if incident.ranks:
+        places = [(rank, next(iter(placement.devices_of([rank])), "")) for rank in incident.ranks]
+    else:
+        places = [(rank, "") for host in incident.hosts for rank in placement.ranks_of(host)[:1]]
     return [
-        HostIncident(host, next(iter(placement.devices_of([rank])), ""), *at)
-        for rank in incident.ranks
+        HostIncident(plain_host(host), placement.host_id_of(rank), device, *at)
+        for rank, device in places
         for host in placement.hosts_of([rank])
     ]
 

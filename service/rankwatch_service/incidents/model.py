@@ -33,6 +33,10 @@ class Placement(Protocol):
         """Device UUIDs of these ranks, each once, in their order."""
         ...
 
+    def host_id_of(self, rank: int) -> str:
+        """The id of the host of this rank (`signed.host_of`); empty if its agent has not enrolled."""
+        ...
+
     def pids_of(self, ranks: Iterable[int]) -> dict[str, list[int]]:
         """Process ids of these ranks by host, as the processes see them, in the order of the ranks."""
         ...

@@ -18,7 +18,7 @@ attempt is another job of this name, or a forgery.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankwatch import wire
+from rankwatch.signed import host_of
 from rankwatch_detectors.base import Ints
 from rankwatch_service.job.allowance import CellCount
 from rankwatch_service.telemetry.bundle import Bundle, read_bundle
@@ -229,6 +230,38 @@ class Carriers:
         carriers._earlier = dict.fromkeys(state["earlier"])
         carriers._count()
         return carriers
+
+
+class HostNames:
+    """Which host of the running launch has which name: of two that say the same, the one that came first.
+
+    The other is called NAME/ID, so that nothing that one tells of its host is taken for the other's.
+    """
+
+    def __init__(self, ids: Mapping[str, str] | None = None) -> None:
+        """Know these ids by name."""
+        self._ids = dict(ids or {})
+
+    def told_apart(self, batch: Envelope, ranks_of: Callable[[str], Sequence[int]]) -> Envelope:
+        """A batch under the name by which its host is known.
+
+        Args:
+            batch: of who carries a rank of the running launch.
+            ranks_of: the ranks of the running attempt on a host.
+        """
+        mine = host_of(batch.agent)
+        if not mine or self._ids.setdefault(batch.host, mine) == mine:
+            return batch
+        if batch.ranks and {info.rank for info in batch.ranks}.issuperset(ranks_of(batch.host)):
+            self._ids[batch.host] = mine  # the other has no rank any more
+            return batch
+        name = f"{batch.host}/{mine}"
+        ranks = tuple(msgspec.structs.replace(info, host=name) for info in batch.ranks)
+        return msgspec.structs.replace(batch, host=name, ranks=ranks)
+
+    def state(self) -> dict[str, str]:
+        """Everything: the id of a host by its name."""
+        return dict(self._ids)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from rankwatch_service.incidents.host_incidents import host_incidents
 from rankwatch_service.incidents.model import MATTERS, Incident, Transition, TransitionKind, Update, hangs, unix_ns
 from rankwatch_service.job.allowance import NOTHING, Beyond, Need
 from rankwatch_service.job.assembler import Assembler
-from rankwatch_service.job.attempts import AHEAD_MAX, Carriers, Launch, Newcomers
+from rankwatch_service.job.attempts import AHEAD_MAX, Carriers, HostNames, Launch, Newcomers
 from rankwatch_service.job.declarations import DECLARATION_STEPS, DECLARATIONS_MAX, Declarations
 from rankwatch_service.job.detection import DetectionPipeline, MakeDetectors
 from rankwatch_service.job.device_boards import DeviceBoards, as_frame
@@ -60,6 +60,7 @@ class JobStream:
         self._links = links
         self._assembler = Assembler()
         self._carriers = Carriers()
+        self._host_names = HostNames()
         self._newcomers = Newcomers()
         self._declarations = Declarations()
         self._pipeline = DetectionPipeline(job, make_detectors, lambda: self.settings.rules_of(job))
@@ -160,6 +161,7 @@ class JobStream:
         # Of an older attempt only events count: who brings them then says nothing of the running one.
         if self._assembler.attempt in (None, bundle.attempt) or self._assembler.is_newer(bundle.attempt):
             self._carriers.take(bundle, now_s, self._world_size(bundle.attempt))
+            bundle = self._with_hosts_apart(bundle)
         bundle = self._without_foreign(bundle, launch, now_s, effects)
         fresh = self.devices.take(bundle.batches, len(self._assembler.topology_state.infos), now_s)
         effects.devices += [(self.job, device) for device in fresh]
@@ -174,7 +176,9 @@ class JobStream:
     def _begin(self, attempt: str, now_s: float, effects: Effects) -> None:
         """A newer attempt takes over, with those of its batches that waited for it."""
         before = self._assembler.attempt
-        self._carriers.begin(new_launch=before is None or launch_of(before) != launch_of(attempt))
+        if new_launch := before is None or launch_of(before) != launch_of(attempt):
+            self._host_names = HostNames()
+        self._carriers.begin(new_launch=new_launch)
         for bundle in self._newcomers.take(attempt):
             if (refusal := self.refusal(bundle, now_s)) is None:
                 self._take(bundle, now_s, effects)
@@ -209,6 +213,11 @@ class JobStream:
         """Ranks of an attempt; None where they are not known, or it is not of the running launch."""
         known = self._assembler.topology_state
         return known.world_size if self._launch_of(attempt) is Launch.RUNNING and known.infos_told else None
+
+    def _with_hosts_apart(self, bundle: Bundle) -> Bundle:
+        ranks_of = self._assembler.topology_state.ranks_of
+        batches = [self._host_names.told_apart(batch, ranks_of) for batch in bundle.batches]
+        return bundle if batches == list(bundle.batches) else Bundle(batches, bundle.tables)
 
     def _without_foreign(self, bundle: Bundle, launch: Launch, now_s: float, effects: Effects) -> Bundle:
         """Leave out what its sender has no right to tell, and report events of no rank.
@@ -474,6 +483,7 @@ class JobStream:
             "desk": self.settings.state(),
             "assembler": self._assembler.state(),
             "carriers": self._carriers.state(),
+            "host_names": self._host_names.state(),
             "newcomers": self._newcomers.state(),
             "declarations": self._declarations.state(),
             "devices": self.devices.state(),
@@ -493,6 +503,7 @@ class JobStream:
         self.adopt(SettingsInForce.restored(state["desk"]))
         self._assembler = Assembler.restored(state["assembler"])
         self._carriers = Carriers.restored(state["carriers"])
+        self._host_names = HostNames(state["host_names"])
         self._newcomers = Newcomers.restored(state["newcomers"])
         self._declarations = Declarations.restored(state["declarations"])
         self.devices = DeviceBoards.restored(state["devices"])

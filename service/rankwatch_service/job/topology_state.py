@@ -19,6 +19,7 @@ import numpy as np
 
 from rankwatch import wire
 from rankwatch.locations import ROOTS_MAX, checkpoint_root
+from rankwatch.signed import host_of
 from rankwatch_detectors.base import Frame, Ints, Topology, on_devices
 
 WHOLE: Final = "grad_norm"
@@ -210,6 +211,11 @@ class TopologyState:
         """Device UUIDs of these ranks, each once, in the order of the ranks."""
         told = (self._infos[rank].device_uuid for rank in ranks if rank in self._infos)
         return list(dict.fromkeys(device for device in told if device))
+
+    def host_id_of(self, rank: int) -> str:
+        """The id of the host of this rank (`signed.host_of`); empty if its agent has not enrolled."""
+        info = self._infos.get(rank)
+        return host_of(info.agent) if info else ""
 
     def pids_of(self, ranks: Iterable[int]) -> dict[str, list[int]]:
         """Process ids of these ranks by host, as the processes see them, in the order of the ranks."""

@@ -16,7 +16,7 @@ from sqlalchemy import Connection, Engine, bindparam, delete, func, select
 from sqlalchemy.orm import aliased
 
 from rankwatch.wire import Progress, View
-from rankwatch_service.names import launch_of
+from rankwatch_service.names import launch_of, plain_host
 from rankwatch_service.orders.order import HostView
 from rankwatch_service.policy.checkpoint_ledger import LedgerEntry
 from rankwatch_service.store.engine import upsert, write_aside
@@ -144,8 +144,9 @@ def host_views(connection: Connection, training: Training, attempts: Sequence[st
     """Each host's newest view in any of these attempts of a job: a rollback changes the attempt between two views.
 
     Of a rank that an agent has introduced, only this agent's views count. A host of several agents is as silent as the
-    most silent of them.
+    most silent of them. A host is called as in the topology, where two of one name are told apart.
     """
+    host_of_rank = {rank: host for host, ranks in training.hosts.items() for rank in ranks}
     rows = connection.execute(
         select(AgentView.host, AgentView.agent, AgentView.at_unix_ns, AgentView.ranks)
         .where(AgentView.job == training.job, AgentView.attempt.in_(attempts))
@@ -155,7 +156,8 @@ def host_views(connection: Connection, training: Training, attempts: Sequence[st
     for name, agent, at_unix_ns, ranks in rows:
         own = [rank for rank in _RANKS.decode(ranks) if training.agents.get(rank.rank, agent) == agent]
         if own or not training.agents:
-            newest[name.partition("/")[0], agent] = HostView(at_unix_ns, tuple(own))
+            host = host_of_rank.get(own[0].rank, plain_host(name)) if own else plain_host(name)
+            newest[host, agent] = HostView(at_unix_ns, tuple(own))
     views: dict[str, HostView] = {}
     for (host, _), view in newest.items():
         other = views.get(host)

@@ -18,7 +18,7 @@ from tests.support.values.incidents import NOON_UNIX_NS, incident_version, notif
 
 RULE = Rule("r1", Mode.ACT, kind="hang", severity="critical", confidence_min=0.9, action="rollback")
 ENTRY = LedgerEntry("l.0", 80, CheckpointTier.LOCAL, "/x", 2, (0, 1), 1.5, 20, NOON_UNIX_NS, Verdict.GOOD, "20 clean")
-ON_RECORD = HostIncident("node-1", "GPU-3", "inc_1", "gpt", Kind.HANG, Severity.CRITICAL, NOON_UNIX_NS)
+ON_RECORD = HostIncident("node-1", "3fa9c1d2", "GPU-3", "inc_1", "gpt", Kind.HANG, Severity.CRITICAL, NOON_UNIX_NS)
 
 
 def asked(**changes) -> CommandRequest:

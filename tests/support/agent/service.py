@@ -65,6 +65,8 @@ class AgentService:
         """Whether the command stream is offered."""
         self.agents: dict[str, tuple[str, bytes]] = {}
         """(host, secret) of each agent that has enrolled, by its id."""
+        self.host_keys: dict[str, str] = {}
+        """Of each host, by its id."""
         self.enrolment_key = KEY
         """By which it proves itself to agents that enrol; empty: it gives no proof."""
         self.enrols = True
@@ -210,11 +212,15 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if not self.api.enrols:
             self._answer(404, b'{"detail": "not found"}')
             return
-        agent, secret = os.urandom(8).hex(), os.urandom(32)
+        shown = bytes.fromhex(self.api.host_keys.get(asked.host_id, ""))
+        is_known = bool(shown) and asked.host_proof == proof_of(shown, asked.nonce, asked.job, asked.host)
+        host_id = asked.host_id if is_known else os.urandom(4).hex()
+        host_key = self.api.host_keys.setdefault(host_id, os.urandom(32).hex())
+        agent, secret = host_id + os.urandom(4).hex(), os.urandom(32)
         self.api.agents[agent] = (asked.host, secret)
         key = self.api.enrolment_key
         proof = proof_of(key, asked.nonce, agent, secret.hex()) if key else ""
-        self._answer(201, msgspec.json.encode(wire.Enrolled(agent, secret.hex(), proof)))
+        self._answer(201, msgspec.json.encode(wire.Enrolled(agent, secret.hex(), proof, host_key)))
 
     def do_GET(self) -> None:
         if not self.api.streaming:

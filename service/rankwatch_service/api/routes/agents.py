@@ -15,7 +15,7 @@ from starlette.concurrency import run_in_threadpool
 
 from rankwatch import wire
 from rankwatch.signed import HEAD_BYTES, Purpose, nonce_of, proof_of, split
-from rankwatch_service.access.agents import FullError, Origin, enrolments
+from rankwatch_service.access.agents import FullError, HostProof, Origin, enrolments
 from rankwatch_service.access.budgets import Rate
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.scopes import Scope
@@ -56,7 +56,11 @@ class NewAgent(BaseModel):
     job: Annotated[str, Field(min_length=1, max_length=NAME_CHARS_MAX)]
     host: Annotated[str, Field(min_length=1, max_length=NAME_CHARS_MAX)]
     nonce: Annotated[str, Field(pattern=r"^([0-9a-f]{32})?$")] = ""
-    """What the proof in the answer is for."""
+    """What the proofs are for."""
+    host_id: Annotated[str, Field(pattern=r"^([0-9a-f]{8})?$")] = ""
+    """Of the host, as an agent before it was given it: how that one's id begins; empty: it is the first of its host."""
+    host_proof: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
+    """HMAC-SHA256 by the host's key over nonce, job and host."""
 
 
 class EnrolledAgent(ApiReply):
@@ -66,6 +70,8 @@ class EnrolledAgent(ApiReply):
     secret: str
     proof: str
     """HMAC-SHA256 by the token's enrolment key over nonce, agent and secret; empty if the token has none."""
+    host_key: str
+    """By which further agents show that they are on the same host."""
 
 
 class Listener(NamedTuple):
@@ -113,14 +119,15 @@ def enrol(body: NewAgent, request: Request, context: Ctx, identity: Agent) -> En
         detail = f"token {identity.name!r} has begun too many jobs; job {body.job!r} may begin later"
         raise ProblemError(429, detail, headers={"Retry-After": str(wait_s)})
     begin_job(context, request, identity, body.job)
+    claimed = HostProof(body.host_id, body.nonce, body.host_proof) if body.host_id and body.nonce else None
     try:
-        told = context.agents.enrol(Origin(body.job, body.host), identity.id, identity.hosts_max)
+        told = context.agents.enrol(Origin(body.job, body.host), identity.id, identity.hosts_max, claimed)
     except FullError as error:
         context.counters.agents_refused.inc()
         raise ProblemError(429, str(error), headers={"Retry-After": str(RETRY_AFTER_S)}) from error
     key = identity.enrolment_key
     proof = proof_of(key, body.nonce, told.agent, told.secret) if key else ""
-    return EnrolledAgent(agent=told.agent, secret=told.secret, proof=proof)
+    return EnrolledAgent(agent=told.agent, secret=told.secret, proof=proof, host_key=told.host_key)
 
 
 @router.get("/orders", response_class=EventSourceResponse)

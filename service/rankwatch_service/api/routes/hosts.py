@@ -1,4 +1,7 @@
-"""Hosts and devices with their incidents over all jobs: ranks move between hosts, faulty hardware does not."""
+"""Hosts and devices with their incidents over the jobs of a project: ranks move, faulty hardware does not.
+
+A host is a project, a name, and who has the host's key (`access.agents`): a name alone makes no two jobs agree.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.paging import Page, Wanted, any_of, fetch_page
 from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.store.engine import read
-from rankwatch_service.store.models import HostRecord, Job, JobHostDevice
+from rankwatch_service.store.models import HostRecord, Job, JobHostDevice, JobProject
 
 router = APIRouter(prefix="/hosts", tags=["hosts"])
 
@@ -30,6 +33,12 @@ class Host(ApiReply):
     """A host's record over the last 28 days."""
 
     host: str
+    host_id: str
+    """Which host of this name, as agents have shown; empty: they have not enrolled, and the record is one job's."""
+    project: str
+    """Of the jobs whose agents were there; empty: of none."""
+    job: str
+    """The only job whose incidents these are; empty: any of the project, whose agents have shown to be there."""
     verdict: str
     """ok, watched (one incident), probation (two, or one critical), refused (three, or two critical)."""
     incidents: int
@@ -42,6 +51,8 @@ class HostIncident(ApiReply):
 
     id: str
     host: str
+    host_id: str
+    """Which host of this name; empty: its agents have not enrolled."""
     device_uuid: str
     incident_id: str
     job: str
@@ -73,18 +84,22 @@ class Hosts(ApiReply):
 
 @router.get("")
 def list_hosts(
-    context: Ctx, _identity: Reader, host: Annotated[list[str] | None, Query(description="Only these hosts")] = None
+    context: Ctx, _identity: Reader, host: Annotated[list[str] | None, Query(description="Only these names")] = None
 ) -> Hosts:
-    """Hosts with incidents in the last 28 days; all others are ok."""
+    """Hosts with incidents in the last 28 days; all others are ok. Several may have one name."""
     since = context.clock.unix_ns() - RECORD_NS
     # An incident on two devices of one host counts once.
     count = func.count(HostRecord.incident_id.distinct())
     critical = func.count(case((HostRecord.severity == "critical", HostRecord.incident_id)).distinct())
+    project = func.coalesce(JobProject.project, "")
+    only_job = case((HostRecord.host_id == "", HostRecord.job), else_="")
+    which = (HostRecord.host, HostRecord.host_id, project, only_job)
     query = (
-        select(HostRecord.host, count, critical, func.max(HostRecord.at_unix_ns))
+        select(*which, count, critical, func.max(HostRecord.at_unix_ns))
+        .outerjoin(JobProject, JobProject.job == HostRecord.job)
         .where(HostRecord.at_unix_ns > since)
-        .group_by(HostRecord.host)
-        .order_by(critical.desc(), count.desc(), HostRecord.host)
+        .group_by(*which)
+        .order_by(critical.desc(), count.desc(), *which)
         .limit(HOSTS_MAX)
     )
     query = any_of(query, HostRecord.host, host)
@@ -92,15 +107,24 @@ def list_hosts(
         rows = connection.execute(query).all()
     return Hosts(
         items=[
-            Host(host=host, verdict=verdict(n, worst), incidents=n, critical=worst, newest_unix_ns=newest)
-            for host, n, worst, newest in rows
+            Host(
+                host=host,
+                host_id=host_id,
+                project=whose,
+                job=job,
+                verdict=verdict(n, worst),
+                incidents=n,
+                critical=worst,
+                newest_unix_ns=newest,
+            )
+            for host, host_id, whose, job, n, worst, newest in rows
         ]
     )
 
 
 @router.get("/{host}")
 def show_host(host: str, context: Ctx, window: Wanted, _identity: Reader) -> Page[HostIncident]:
-    """Incidents on one host, newest first."""
+    """Incidents on all hosts of one name, newest first."""
     query = select(HostRecord.__table__).where(HostRecord.host == host)
     order = (HostRecord.at_unix_ns, HostRecord.id)
     with read(context.engine) as connection:

@@ -57,8 +57,9 @@ class Agent(Base):
 
     __tablename__ = "agent"
     id: Mapped[str] = mapped_column(primary_key=True)
+    """Its first half is the id of its host (`signed.host_of`)."""
     job: Mapped[str] = mapped_column(index=True)
-    host: Mapped[str]
+    host: Mapped[str] = mapped_column(index=True)
     token_id: Mapped[str] = mapped_column(index=True)
     """The token that admitted it."""
     enrolled_unix_ns: Mapped[int]

@@ -1,4 +1,4 @@
-// One host: its verdict, the incidents on its record over all jobs, and its counters while a job ran there.
+// The hosts of one name: the verdict on each, the incidents on record, and counters while a job ran there.
 
 import { get, path } from "../common/api.js";
 import { fill, h } from "../common/dom.js";
@@ -6,12 +6,12 @@ import { clock, kindName, moment } from "../common/format.js";
 import { everySecond, gathered, listen } from "../common/live.js";
 import { DevicesCard } from "../components/devices.js";
 import { card, empty, guarded, severityPill, shell } from "../components/shell.js";
-import { verdictPill } from "../components/verdict.js";
+import { plainHost, verdictPill, whose } from "../components/verdict.js";
 
 const POLL_S = 5;
 const LISTED = 50;
 
-const name = decodeURIComponent(location.pathname.slice("/hosts/".length));
+const name = plainHost(decodeURIComponent(location.pathname.slice("/hosts/".length)));
 const main = shell("Hosts");
 document.title = `${name} · rankwatch`;
 const pick = h("select", { class: "small", "aria-label": "Job", onchange: () => show(pick.value) });
@@ -36,8 +36,9 @@ everySecond(() => seconds++ % POLL_S === 0 && load());
 async function load() {
   await guarded(async () => {
     const [hosts, incidents, jobs] = await Promise.all([get("hosts", { host: name }), get(path("hosts", name), { limit: LISTED }), get(path("hosts", name, "jobs"))]);
-    // Hosts without an incident are not listed.
-    fill(verdict, verdictPill(hosts.items.find((one) => one.host === name)?.verdict ?? "ok"));
+    const several = hosts.items.length > 1;
+    const each = hosts.items.map((one) => [verdictPill(one.verdict), several && h("span", { class: "muted" }, ` ${whose(one)} `)]);
+    fill(verdict, each.length ? each : verdictPill("ok")); // hosts without an incident are not listed
     showRecord(incidents.items);
     const offered = jobs.items.map((one) => one.job);
     const before = [...pick.options].map((one) => one.value);

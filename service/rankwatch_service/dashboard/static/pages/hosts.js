@@ -6,7 +6,7 @@ import { age, moment, number } from "../common/format.js";
 import { gathered, listen } from "../common/live.js";
 import { keys } from "../components/keys.js";
 import { empty, guarded, shell } from "../components/shell.js";
-import { verdictPill } from "../components/verdict.js";
+import { verdictPill, whose } from "../components/verdict.js";
 
 const main = shell("Hosts");
 const list = h("div", { class: "card list" });
@@ -33,7 +33,7 @@ function row(one) {
   return h(
     "tr",
     { class: "link", onclick: (event) => !event.target.closest("a") && location.assign(where) },
-    h("td", { class: "break" }, h("a", { class: "title", href: where }, one.host)),
+    h("td", { class: "break" }, h("a", { class: "title", href: where }, one.host), h("span", { class: "muted" }, ` ${whose(one)}`)),
     h("td", {}, verdictPill(one.verdict)),
     h("td", { class: "right" }, number(one.incidents)),
     h("td", { class: "right" }, number(one.critical)),

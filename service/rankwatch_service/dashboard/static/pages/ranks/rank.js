@@ -8,7 +8,7 @@ import { everySecond, gathered, listen } from "../../common/live.js";
 import { DevicesCard } from "../../components/devices.js";
 import { notFound } from "../../components/error_page.js";
 import { card, empty, guarded, incidentPill, seesEveryJob, SEVERITIES, severityPill, shell, statePill, whenChanged } from "../../components/shell.js";
-import { verdictPill } from "../../components/verdict.js";
+import { HOST_ID_DIGITS, plainHost, verdictPill } from "../../components/verdict.js";
 import { RankGpuCard, RankSeriesCard } from "../../ranks/series_card.js";
 
 const POLL_S = 5;
@@ -42,12 +42,15 @@ async function load() {
   if (missing) return;
   await guarded(async () => {
     const all = await seesEveryJob();
-    const [attempts, incidents] = await Promise.all([get(path("jobs", name, "attempts"), { limit: LISTED }), Number.isInteger(rank) ? get("incidents", { job: name, rank, limit: LISTED }) : { items: [] }]).catch(unknown);
+    const [job, attempts, incidents] = await Promise.all([get(path("jobs", name)), get(path("jobs", name, "attempts"), { limit: LISTED }), Number.isInteger(rank) ? get("incidents", { job: name, rank, limit: LISTED }) : { items: [] }]).catch(unknown);
     if (missing) return;
     const ran = attempts.items.map((one) => ({ ...one, who: (one.topology.ranks ?? []).find((info) => info.rank === rank) })).filter((one) => one.who);
     if (!ran.length) return void unknown({ status: 404 });
-    const hosts = all ? await get("hosts", { host: ran[0].who.host }) : null;
-    const verdict = hosts && (hosts.items[0]?.verdict ?? "ok"); // a host without an incident is not listed
+    const { host, agent } = ran[0].who;
+    const hosts = all ? await get("hosts", { host: plainHost(host) }) : null;
+    const hostId = (agent ?? "").slice(0, HOST_ID_DIGITS);
+    const mine = hosts?.items.find((one) => one.host_id === hostId && one.project === job.project && ["", name].includes(one.job));
+    const verdict = hosts && (mine?.verdict ?? "ok"); // a host without an incident is not listed
     const open = incidents.items.filter((one) => one.state !== "resolved");
     showUnits(ran.map(({ attempt, started_unix_ns, ended_unix_ns, who }) => ({ attempt, started_unix_ns, ended_unix_ns, who })), verdict, SEVERITIES.find((severity) => open.some((one) => one.severity === severity)));
     showTroubles(incidents.items);
