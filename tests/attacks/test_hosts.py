@@ -223,6 +223,19 @@ def test_who_has_a_rank_of_the_job_tells_of_no_other_host_of_its_name(kind):
     assert ("node-1", host_of(TWO), "GPU-3") in world.on_record()
 
 
+def test_who_had_a_rank_of_an_earlier_launch_tells_of_no_host_of_the_running_one():
+    world = OneJob()
+    world.one, world.two = host(0, ONE, "m.0", world_size=4), host(1, TWO, "m.0", world_size=4)
+    world.send(world.one(), world.two())
+    world.send(world.one(1), world.two(1))
+    before = world.accused()
+    world.send(world.thief(of=[4], events=(wire.Event("device_error", int(world.now_s * 1e9), fields=XID_79),)))
+    world.send(world.one(2), world.two(2))
+    assert world.accused() <= before | {4}
+    world.told_by(world.two, [2, 3])
+    assert 3 in world.accused()
+
+
 def test_hosts_of_one_name_are_told_apart_after_a_restart_of_the_stream_too():
     world = OneJob()
     world.restart()

@@ -242,17 +242,20 @@ class HostNames:
         """Know these ids by name."""
         self._ids = dict(ids or {})
 
-    def told_apart(self, batch: Envelope, ranks_of: Callable[[str], Sequence[int]]) -> Envelope:
+    def told_apart(self, batch: Envelope, ranks_of: Callable[[str], Sequence[int]], *, runs: bool) -> Envelope:
         """A batch under the name by which its host is known.
 
         Args:
-            batch: of who carries a rank of the running launch.
+            batch: of who carries a rank of its launch.
             ranks_of: the ranks of the running attempt on a host.
+            runs: it is of the running launch, of which alone the names are.
         """
         mine = host_of(batch.agent)
-        if not mine or self._ids.setdefault(batch.host, mine) == mine:
+        if not mine or self._ids.get(batch.host, mine) == mine:
+            if mine and runs:
+                self._ids[batch.host] = mine
             return batch
-        if batch.ranks and {info.rank for info in batch.ranks}.issuperset(ranks_of(batch.host)):
+        if runs and batch.ranks and {info.rank for info in batch.ranks}.issuperset(ranks_of(batch.host)):
             self._ids[batch.host] = mine  # the other has no rank any more
             return batch
         name = f"{batch.host}/{mine}"

@@ -161,7 +161,7 @@ class JobStream:
         # Of an older attempt only events count: who brings them then says nothing of the running one.
         if self._assembler.attempt in (None, bundle.attempt) or self._assembler.is_newer(bundle.attempt):
             self._carriers.take(bundle, now_s, self._world_size(bundle.attempt))
-            bundle = self._with_hosts_apart(bundle)
+        bundle = self._with_hosts_apart(bundle, launch)
         bundle = self._without_foreign(bundle, launch, now_s, effects)
         fresh = self.devices.take(bundle.batches, len(self._assembler.topology_state.infos), now_s)
         effects.devices += [(self.job, device) for device in fresh]
@@ -214,9 +214,9 @@ class JobStream:
         known = self._assembler.topology_state
         return known.world_size if self._launch_of(attempt) is Launch.RUNNING and known.infos_told else None
 
-    def _with_hosts_apart(self, bundle: Bundle) -> Bundle:
-        ranks_of = self._assembler.topology_state.ranks_of
-        batches = [self._host_names.told_apart(batch, ranks_of) for batch in bundle.batches]
+    def _with_hosts_apart(self, bundle: Bundle, launch: Launch) -> Bundle:
+        ranks_of, runs = self._assembler.topology_state.ranks_of, launch is not Launch.EARLIER
+        batches = [self._host_names.told_apart(batch, ranks_of, runs=runs) for batch in bundle.batches]
         return bundle if batches == list(bundle.batches) else Bundle(batches, bundle.tables)
 
     def _without_foreign(self, bundle: Bundle, launch: Launch, now_s: float, effects: Effects) -> Bundle:
