@@ -80,7 +80,9 @@ def connect(monkeypatch, closed, budgets, tls, head_s):
         monkeypatch.setattr(connection, name, value)
     monkeypatch.setattr(connection, "_connections_max", lambda: 12)
     connections = Connections(lambda reason: closed.update([reason]), budgets)
-    config = uvicorn.Config(application, port=0, http=connections.protocol, lifespan="off", log_level="error")
+    config = uvicorn.Config(
+        application, port=0, http=connections.protocol, lifespan="off", log_level="error", timeout_graceful_shutdown=1
+    )
     server, listener = TlsServer(config, connections, tls), socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=server.run, args=([listener],))
     thread.start()
@@ -114,7 +116,7 @@ def is_closed(one: socket.socket) -> bool:
     try:
         while one.recv(65_536):
             pass
-    except ConnectionResetError:
+    except (ConnectionResetError, ssl.SSLError):
         pass
     return True
 
@@ -275,6 +277,14 @@ class TestTls:
         assert one.recv(1000).startswith(b"HTTP/1.1 204 ")
         assert first.recv(100) == b""
         assert closed["crowded"] == 1
+
+    @pytest.mark.parametrize("path", [b"/long", b"/piece"])
+    def test_an_answer_that_nobody_reads_is_closed_in_time(self, secured, closed, budgets, path):
+        one = secured()
+        one.sendall(asking(path))
+        until("it is gone", lambda: budgets.held(CONNECTIONS, Whose.ANONYMOUS) == 0, 10)
+        assert set(closed) <= {"slow_answer"}, "or it did not agree to the end in time"
+        assert is_closed(one)
 
     @pytest.mark.parametrize("head_s", [5.0])
     def test_a_slow_head_is_answered_within_tls(self, secured, closed):
