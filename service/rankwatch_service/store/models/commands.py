@@ -135,7 +135,7 @@ class HostRecord(Base):
     id: Mapped[str] = mapped_column(primary_key=True)
     """Hash of (incident, host, device)."""
     host: Mapped[str] = mapped_column(index=True)
-    host_id: Mapped[str]
+    host_id: Mapped[str] = mapped_column(default="")
     """Which host of this name (`signed.host_of` the agent of its ranks); empty: nobody who has enrolled says so."""
     device_uuid: Mapped[str]
     incident_id: Mapped[str]
