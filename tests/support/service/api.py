@@ -18,6 +18,7 @@ from rankwatch_service.access.tokens import TokenKind, create_token
 from rankwatch_service.api.app import create_app
 from rankwatch_service.api.http.connection import Connections, TlsServer
 from rankwatch_service.api.ingest import Batcher, Intake
+from rankwatch_service.api.serve import KEEP_ALIVE_S
 from rankwatch_service.clock import Clock, SystemClock
 from rankwatch_service.log.control_log import ControlLog
 from rankwatch_service.log.sql_log import SqlLog
@@ -121,7 +122,12 @@ def served_api(folder: Path, **more: Any) -> Iterator[tuple[Api, str]]:
     connections = Connections(lambda reason: context.counters.connections_closed.labels(reason).inc(), context.budgets)
     listener = socket.create_server(("127.0.0.1", 0), backlog=1_024)
     config = uvicorn.Config(
-        api.app, log_level="warning", timeout_graceful_shutdown=1, proxy_headers=False, http=connections.protocol
+        api.app,
+        log_level="warning",
+        timeout_graceful_shutdown=1,
+        proxy_headers=False,
+        http=connections.protocol,
+        timeout_keep_alive=KEEP_ALIVE_S,
     )
     server = TlsServer(config, connections, tls=None)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
