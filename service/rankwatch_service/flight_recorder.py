@@ -17,6 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
+from rankwatch_service.foreign_files import ForeignReader, ReaderEndedError, answer
+
 DEFAULT: Final = "0"
 """Name of the group of all ranks; gloo leaves it out where it lists the groups."""
 
@@ -67,9 +71,11 @@ def parsed(origin: object, rank: int, dump: Mapping[str, Any]) -> RankDump:
     """
     try:
         groups = dump.get("pg_config") or {}
-        members = {str(group["name"]) or DEFAULT: tuple(json.loads(group["ranks"])) for group in groups.values()}
+        members = {
+            str(group["name"]) or DEFAULT: tuple(map(int, json.loads(group["ranks"]))) for group in groups.values()
+        }
         entries = [_entry(one) for one in dump.get("entries") or ()]
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
         raise DumpError(f"{origin}: rank {rank}: not as torch writes it: {type(error).__name__}: {error}") from error
     return RankDump(rank, members, tuple(entries))
 
@@ -96,7 +102,8 @@ BYTES_MAX: Final = 256 * 1024 * 1024
 GZIP: Final = b"\x1f\x8b"
 
 _PICKLE: Final = b"\x80"
-_RANK: Final = re.compile(r"(\d+)\D*$")
+_RANK: Final = re.compile(r"(\d{1,9})\D*$")
+_RANK_DIGITS_MAX: Final = 9
 
 
 def read_dumps(paths: Sequence[Path]) -> list[RankDump]:
@@ -105,13 +112,65 @@ def read_dumps(paths: Sequence[Path]) -> list[RankDump]:
     Raises:
         DumpError: a file is missing, is a pickle, is no dump, or two have the same rank.
     """
-    found: dict[int, RankDump] = {}
+    dumps = Dumps()
     for path in paths:
+        dumps.read(path)
+    return dumps.by_rank()
+
+
+class Dumps:
+    """Dumps, one for each rank."""
+
+    def __init__(self) -> None:
+        self._found: dict[int, RankDump] = {}
+
+    def read(self, path: Path) -> None:
+        """Add those in a file; see `read_dumps`.
+
+        Raises:
+            DumpError: the file is missing, is a pickle, is no dump, or has a rank that another one has.
+        """
         for rank, dump in _ranks_of(path, _loaded(path)):
-            if rank in found:
+            if rank in self._found:
                 raise DumpError(f"{path}: there is another dump of rank {rank}")
-            found[rank] = parsed(path, rank, dump)
-    return [found[rank] for rank in sorted(found)]
+            self._found[rank] = parsed(path, rank, dump)
+
+    def by_rank(self) -> list[RankDump]:
+        """All of them."""
+        return [self._found[rank] for rank in sorted(self._found)]
+
+    def answer(self, question: list[Any]) -> tuple[Any, Any]:
+        """What a reader answers: to a path what is wrong with the dump in it; to "judge" the verdict, as JSON."""
+        try:
+            if question[0] == "read":
+                self.read(Path(question[1]))
+                return {}, b""
+            return {}, msgspec.json.encode(judge(self.by_rank()))
+        except DumpError as error:
+            return {"wrong": str(error)}, b""
+
+
+def judge_files(paths: Sequence[Path]) -> WaitVerdict:
+    """What the dumps in some files say; they are read in a child, within its limits.
+
+    Raises:
+        DumpError: see `read_dumps`; or the child has ended.
+    """
+    with ForeignReader(__name__) as reader:
+        for path in paths:
+            _asked(reader, path, "read", str(path))
+        body = _asked(reader, paths[-1], "judge")
+    return msgspec.json.decode(body, type=WaitVerdict)
+
+
+def _asked(reader: ForeignReader, path: Path, *question: str) -> bytes:
+    try:
+        told, body = reader.ask(*question)
+    except ReaderEndedError as error:
+        raise DumpError(f"{path}: {error}") from error
+    if "wrong" in told:
+        raise DumpError(told["wrong"])
+    return body
 
 
 def _loaded(path: Path) -> dict[str, Any]:
@@ -132,6 +191,8 @@ def _loaded(path: Path) -> dict[str, Any]:
         loaded = json.loads(raw)
     except ValueError as error:
         raise DumpError(f"{path}: not JSON: {error}") from error
+    except RecursionError as error:
+        raise DumpError(f"{path}: nested too deeply for a dump") from error
     if not isinstance(loaded, dict):
         raise DumpError(f"{path}: no object, so no dump of a flight recorder")
     return loaded
@@ -143,12 +204,16 @@ def _ranks_of(path: Path, loaded: dict[str, Any]) -> list[tuple[int, dict[str, A
         if match is None:
             raise DumpError(f"{path}: the name of the file does not end in the rank")
         return [(int(match[1]), loaded)]
-    if loaded and all(name.isdecimal() and isinstance(dump, dict) for name, dump in loaded.items()):
+    if loaded and all(_is_rank(name) and isinstance(dump, dict) for name, dump in loaded.items()):
         return [(int(name), dump) for name, dump in loaded.items()]
     raise DumpError(f"{path}: neither a dump of a rank nor an object of ranks")
 
 
-_MESSAGE: Final = re.compile(r"(send|recv) (\d+)(?:->|<-)(\d+)")
+def _is_rank(name: str) -> bool:
+    return name.isdecimal() and len(name) <= _RANK_DIGITS_MAX
+
+
+_MESSAGE: Final = re.compile(r"(send|recv) (\d{1,9})(?:->|<-)(\d{1,9})\b")
 _UNEVEN: Final = re.compile(r":(alltoall|all_to_all|allgather|all_gather|gather|scatter|broadcast|barrier)(_v|v)?$")
 """Collectives whose ranks may have different sizes; not their forms for one flat tensor (`_all_gather_base`)."""
 
@@ -274,3 +339,7 @@ def _mismatch(entries: Mapping[int, FlightEntry], sequence: int) -> Mismatch | N
     usual = counts.most_common(1)[0][0]
     others = {rank: " ".join(map(str, form)) for rank, form in sorted(forms.items()) if form != usual}
     return Mismatch(first.group_text, sequence, " ".join(map(str, usual)), others)
+
+
+if __name__ == "__main__":
+    answer(Dumps().answer)

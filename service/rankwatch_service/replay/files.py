@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +19,7 @@ from pyarrow import parquet
 
 from rankwatch.follow.record_logs import EventReader, LogFormatError, ScalarEvent
 from rankwatch_service.replay.layout import ReplayError
+from rankwatch_service.replay.rows import KNOWN_COLUMNS, is_number
 
 BLOCK_BYTES: Final = 1024 * 1024
 """Size of a block; only whole lines are parsed."""
@@ -49,6 +50,7 @@ class CsvFile:
             ReplayError: there is no header, or it is not one of a CSV file.
         """
         self.path = str(path)
+        self.left_out: list[str] = []
         self.total = path.stat().st_size
         self._row = 0
         with path.open("rb") as file:
@@ -181,29 +183,47 @@ BATCH_ROWS: Final = 131_072
 BATCH_CELLS: Final = 20 * BATCH_ROWS
 """Rows read at a time, whichever is less: 21 MB of numbers."""
 
+BATCH_BYTES_MAX: Final = 256 * 1024 * 1024
+"""Most bytes of these rows: ten times as much as numbers take."""
+
 COLUMN_BYTES: Final = 64 * 1024
 """Bytes of each column read from the file at a time."""
 
 
 class ParquetFile:
-    """A Parquet file whose columns keep their types."""
+    """A Parquet file whose columns keep their types. Of text only the known columns are read, as dictionaries."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, mapped: Collection[str] = ()) -> None:
         """Read the footer.
+
+        Args:
+            path: of the file.
+            mapped: names of columns that are read too, whatever they hold.
 
         Raises:
             ReplayError: it is no Parquet file.
         """
         self.path = str(path)
         try:
+            footer = parquet.read_metadata(path)
+            schema = footer.schema.to_arrow_schema()
             # Without these a whole row group stays in memory, and by default every one that was read.
             self._file = parquet.ParquetFile(
-                path, pre_buffer=False, buffer_size=COLUMN_BYTES, page_checksum_verification=True
+                path,
+                metadata=footer,
+                read_dictionary=[field.name for field in schema if _is_string(field.type)],
+                pre_buffer=False,
+                buffer_size=COLUMN_BYTES,
+                page_checksum_verification=True,
             )
         except (pa.ArrowException, OSError) as error:
             raise ReplayError(self.path, f"no Parquet file: {str(error).splitlines()[0]}") from error
-        self.names = list(self._file.schema_arrow.names)
-        self.total = int(self._file.metadata.num_rows)
+        self.names = list(schema.names)
+        wanted = {*KNOWN_COLUMNS, *mapped}
+        self._read = [field.name for field in schema if field.name in wanted or is_number(field)]
+        read = set(self._read)
+        self.left_out = [field.name for field in schema if field.name not in read and not pa.types.is_null(field.type)]
+        self.total = int(footer.num_rows)
 
     def batches(self) -> Iterator[tuple[Any, int]]:
         """Record batches, each with the number of rows read so far.
@@ -214,12 +234,21 @@ class ParquetFile:
         done = 0
         rows = min(BATCH_ROWS, BATCH_CELLS // max(len(self.names), 1) + 1)
         try:
-            for batch in self._file.iter_batches(batch_size=rows, use_threads=False):
+            for batch in self._file.iter_batches(batch_size=rows, columns=self._read, use_threads=False):
+                if batch.nbytes > BATCH_BYTES_MAX:
+                    what = f"{batch.num_rows} rows have more than {BATCH_BYTES_MAX // 2**20} MiB"
+                    raise ReplayError(self.path, what, done + 1)
                 done += batch.num_rows
                 if batch.num_rows:
                     yield batch, done
+        except MemoryError:
+            raise
         except (pa.ArrowException, OSError) as error:
             raise ReplayError(self.path, str(error).splitlines()[0], done + 1) from error
+
+
+def _is_string(kind: Any) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 OPEN_STEPS: Final = 64
@@ -245,6 +274,7 @@ class TensorBoardFile:
             ReplayError: it has no scalars.
         """
         self.path = str(path)
+        self.left_out: list[str] = []
         self.total = 0
         self._launch = path.name.rpartition("tfevents.")[2] or path.name
         tags: dict[str, None] = {}

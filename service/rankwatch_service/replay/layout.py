@@ -46,7 +46,9 @@ class ReplayError(Exception):
         if column is not None:
             where.append(f"column {column}")
         super().__init__(f"{', '.join(where)}: {what}")
+        self.what = what
         self.row = row
+        self.column = column
 
 
 def renamed(path: str, names: Sequence[str], mapping: Mapping[str, str]) -> dict[str, str]:

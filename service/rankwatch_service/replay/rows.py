@@ -4,7 +4,7 @@ row.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
@@ -20,6 +20,9 @@ from rankwatch_service.telemetry.columns import EXACT, FINGERPRINTS, Exact, Reco
 from rankwatch_service.telemetry.envelope import STEP_MAX, WORLD_SIZE_MAX
 
 SHOWN_CHARS: Final = 40
+TEXT_BYTES_MAX: Final = 4096
+"""Longest name of a host, an attempt or another thing: they are kept as long as rows name them."""
+KNOWN_COLUMNS: Final = frozenset(("time_s", "step", "rank", "attempt", "kind", *HARDWARE, *PLACES, *EXACT, *METRICS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +81,10 @@ def counts(column: Any, place: CellPlace, highest: int) -> tuple[Ints, Bools | N
         ReplayError: a field is something else.
     """
     if _is_text(column) and not pa.types.is_null(column.type):
-        plain = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+        known, codes = _distinct(column)
         for word, number in (("true", "1"), ("false", "0")):
-            plain = pc.if_else(pc.match_substring_regex(plain, rf"^\s*{word}\s*$", ignore_case=True), number, plain)
-        column = plain
+            known = pc.if_else(pc.match_substring_regex(known, rf"^\s*{word}\s*$", ignore_case=True), number, known)
+        column = pa.DictionaryArray.from_arrays(codes, known)
     return integers(column, place, highest)
 
 
@@ -93,9 +96,9 @@ def bits(column: Any, place: CellPlace) -> tuple[Ints, Bools | None]:
     """
     present = None if column.null_count == 0 else pc.is_valid(column).to_numpy(zero_copy_only=False)
     if _is_text(column):
-        coded = column.dictionary_encode() if not pa.types.is_dictionary(column.type) else column
-        hashes = [_hashed(text) for text in _decoded(coded.dictionary, place)]
-        codes = coded.indices.fill_null(0).to_numpy(zero_copy_only=False)
+        known, indices = _distinct(column)
+        hashes = [_hashed(text) for text in _decoded(known, place)]
+        codes = indices.fill_null(0).to_numpy(zero_copy_only=False)
         return np.asarray(hashes or [0], dtype=np.int64)[codes], present
     if not (pa.types.is_floating(column.type) or pa.types.is_integer(column.type)):
         raise place.error(f"of type {column.type}, neither whole numbers nor texts")
@@ -107,16 +110,27 @@ def texts(column: Any, place: CellPlace) -> tuple[list[str], Ints]:
     """The distinct texts of a column, and which of them each row has; an empty field is "".
 
     Raises:
-        ReplayError: they are of a type that has no text.
+        ReplayError: they are of a type that has no text, or one is too long.
     """
     try:
         as_text = column if _is_text(column) else pc.cast(column, pa.string())
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise place.error(f"of type {column.type}, not texts") from error
-    coded = as_text if pa.types.is_dictionary(as_text.type) else as_text.dictionary_encode()
-    known = _decoded(coded.dictionary, place)
-    codes = coded.indices.fill_null(len(known)).to_numpy(zero_copy_only=False)
+    distinct, indices = _distinct(as_text)
+    if len(distinct) and (pc.max(pc.binary_length(distinct)).as_py() or 0) > TEXT_BYTES_MAX:
+        raise place.error(f"a text of more than {TEXT_BYTES_MAX} bytes")
+    known = _decoded(distinct, place)
+    codes = indices.fill_null(len(known)).to_numpy(zero_copy_only=False)
     return [*known, ""], np.asarray(codes, dtype=np.int64)
+
+
+def _distinct(column: Any) -> tuple[Any, Any]:
+    """The distinct texts of a column in the order in which they appear, and which of them each row has."""
+    if not pa.types.is_dictionary(column.type):
+        coded = column.dictionary_encode()
+        return coded.dictionary, coded.indices
+    used = pc.unique(column.indices.drop_null())  # a dictionary is that of other rows too
+    return column.dictionary.take(used), pc.index_in(column.indices, value_set=used)
 
 
 def _decoded(known: Any, place: CellPlace) -> list[str]:
@@ -132,8 +146,13 @@ def _is_text(column: Any) -> bool:
 
 
 def _cast(column: Any, place: CellPlace) -> Any:
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
+    if not pa.types.is_dictionary(column.type):
+        return _as_numbers(column, place, lambda index: index)
+    known, codes = _distinct(column)
+    return _as_numbers(known, place, lambda index: int(pc.index(codes, index).as_py())).take(codes)
+
+
+def _as_numbers(column: Any, place: CellPlace, row_of: Callable[[int], int]) -> Any:
     with suppress(pa.ArrowInvalid):
         return pc.cast(column, pa.float64(), safe=False)
     try:
@@ -147,7 +166,7 @@ def _cast(column: Any, place: CellPlace) -> Any:
         index = _first_wrong(trimmed)
         text = trimmed[index].as_py()
         hint = "; decimals need a point" if "," in text else ""
-        raise place.error(f"{text[:SHOWN_CHARS]!r} is not a number{hint}", index) from None
+        raise place.error(f"{text[:SHOWN_CHARS]!r} is not a number{hint}", row_of(index)) from None
 
 
 def _first_wrong(column: Any) -> int:
@@ -220,6 +239,8 @@ class FileSource(Protocol):
 
     path: str
     names: list[str]
+    left_out: list[str]
+    """Those that `batches` has not, since there are texts in them of which nothing is known."""
     total: int
 
     def batches(self) -> Iterator[tuple[Any, int]]:
@@ -240,7 +261,7 @@ class RowReader:
         self.total = source.total
         self.ours = renamed(source.path, source.names, mapping)
         self.known = set(self.ours.values())
-        self.left_out: set[str] = set()
+        self.left_out = set(source.left_out)
         self._source = source
         self._row = 1
         self._numeric: set[str] = set()
@@ -357,7 +378,7 @@ class RowReader:
 
     def _is_metric(self, name: str, column: Any) -> bool:
         """Whether a column of another name has numbers; its first batch with values decides."""
-        if name in ("time_s", "step", "rank", "attempt", "kind", *HARDWARE, *PLACES, *EXACT) or name in self.left_out:
+        if name in KNOWN_COLUMNS or name in self.left_out:
             return False
         if name in self._numeric or is_number(column):
             return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
@@ -13,12 +14,27 @@ PARQUET: Final = b"PAR1"
 ZIP: Final = b"PK\x03\x04"
 
 
-def open_source(path: Path) -> FileSource:
+HEADER_NAMES_MAX: Final = 10_000
+"""Most columns of a file."""
+
+
+def open_source(path: Path, mapped: Collection[str] = ()) -> FileSource:
     """Open a CSV, Parquet or TensorBoard event file.
 
+    Args:
+        path: of the file.
+        mapped: names of columns that are read whatever they hold, beside the known ones.
+
     Raises:
-        ReplayError: it is not there, cannot be read, or the extra that reads it is not installed.
+        ReplayError: it is not there, cannot be read, has too many columns, or the extra that reads it is not installed.
     """
+    source = _opened(path, mapped)
+    if len(source.names) > HEADER_NAMES_MAX:
+        raise ReplayError(str(path), f"has {len(source.names):,} columns; at most {HEADER_NAMES_MAX:,} are read")
+    return source
+
+
+def _opened(path: Path, mapped: Collection[str]) -> FileSource:
     if path.is_dir():
         raise ReplayError(str(path), "is a folder; name the files in it")
     if not path.is_file():
@@ -35,7 +51,7 @@ def open_source(path: Path) -> FileSource:
         if head == PARQUET or path.suffix in (".parquet", ".pq"):
             from rankwatch_service.replay.files import ParquetFile  # noqa: PLC0415 - an extra
 
-            return ParquetFile(path)
+            return ParquetFile(path, mapped)
         from rankwatch_service.replay.files import CsvFile  # noqa: PLC0415 - an extra
 
         return CsvFile(path)

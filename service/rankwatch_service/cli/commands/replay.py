@@ -110,18 +110,21 @@ def played(
         CliError: a file cannot be read.
         typer.BadParameter: the mapping is wrong.
     """
+    from rankwatch_service.foreign_files import ForeignReader
     from rankwatch_service.replay.layout import ReplayError, parse_mapping
-    from rankwatch_service.replay.run import replay as run
-    from rankwatch_service.replay.sources import open_source
 
     try:
         columns = parse_mapping(",".join(mapping or []))
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     try:
-        sources = [open_source(path) for path in files]
-        with _progress(sum(source.total for source in sources)) as progress:
-            return run(sources, columns, configs, job=job, until_step=until_step, progress=progress, rules=rules)
+        with ForeignReader("rankwatch_service.replay.foreign") as reader:
+            from rankwatch_service.replay.foreign import ForeignFile  # meanwhile the reader starts
+            from rankwatch_service.replay.run import replay as run
+
+            sources = [ForeignFile(reader, path, columns) for path in files]
+            with _progress(sum(source.total for source in sources)) as progress:
+                return run(sources, columns, configs, job=job, until_step=until_step, progress=progress, rules=rules)
     except ReplayError as error:
         raise CliError(Status.FINDINGS, str(error)) from error
 
