@@ -1,4 +1,4 @@
-"""How child processes are started: nowhere else in the product. Standard library only."""
+"""How child processes that run this product's code are started. Standard library only."""
 
 from __future__ import annotations
 
@@ -32,15 +32,3 @@ def start(command: Sequence[str], *, cwd: str | None = "/", **options: Any) -> s
     import subprocess  # noqa: PLC0415 - a sixth of rankwatch's import time, and only one rank of a host needs it
 
     return subprocess.Popen(command, cwd=cwd, **options)
-
-
-def run(command: Sequence[str], *, cwd: str | None = "/", **options: Any) -> subprocess.CompletedProcess[Any]:
-    """Start a child and wait for its end; see `start` and `subprocess.run`.
-
-    Raises:
-        OSError: it cannot be started.
-        subprocess.SubprocessError: with `check` it has failed, with `timeout` it has not ended in time.
-    """
-    import subprocess  # noqa: PLC0415
-
-    return subprocess.run(command, cwd=cwd, **options)  # noqa: PLW1510 - the caller says

@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from rankwatch import layout
 from rankwatch.folders import directories, others_reach
+from rankwatch.terminal import printable
 
 SUFFIX: Final = ".notice"
 TEXT_CHARACTERS_MAX: Final = 600
@@ -32,7 +33,7 @@ FLOWS_AGAIN: Final = "telemetry reaches the service again, and what was kept on 
 def say(line: str) -> None:
     """Write one line to stderr, independent of logging. Never raises, even if the job has closed stderr."""
     with contextlib.suppress(Exception):
-        sys.stderr.write(f"rankwatch: {line}\n")
+        sys.stderr.write(f"rankwatch: {printable(line)}\n")
         sys.stderr.flush()
 
 

@@ -6,9 +6,11 @@ import logging
 import sys
 import threading
 from types import TracebackType
-from typing import Final
+from typing import Any, Final
 
 import structlog
+
+from rankwatch.terminal import printable
 
 FIELD_CHARS_MAX: Final = 4_000
 """Longest text value, since names and errors come from outside."""
@@ -48,12 +50,17 @@ def say(message: str) -> None:
     if structlog.is_configured() and not sys.stderr.isatty():
         _log.error("ended", reason=message)
     else:
-        sys.stderr.write(f"rankwatch: {message}\n")
+        sys.stderr.write(f"rankwatch: {printable(message)}\n")
+
+
+def _shown(value: Any) -> Any:
+    return printable(value) if isinstance(value, str) else value
 
 
 def _renderer() -> structlog.typing.Processor:
     if sys.stderr.isatty():
-        return structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+        render = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+        return lambda log, method, event: render(log, method, {name: _shown(value) for name, value in event.items()})
     return structlog.processors.JSONRenderer()
 
 

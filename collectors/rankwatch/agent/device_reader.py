@@ -22,6 +22,7 @@ import msgspec
 from rankwatch.agent.devices import BUSY_STATUS, NO_DEVICES_STATUS, DeviceError, Reading, encoded
 from rankwatch.agent.nvml import NoDevicesError, open_nvml
 from rankwatch.agent.processes import take_lock
+from rankwatch.terminal import printable
 
 KERNEL_LOG: Final = "/dev/kmsg"
 TEXT_CHARS_MAX: Final = 500
@@ -198,7 +199,7 @@ def _write(reading: Reading) -> None:
 
 
 def _say(line: str) -> None:
-    sys.stderr.write(f"devices: {line}\n")
+    sys.stderr.write(f"devices: {printable(line)}\n")
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ Names of jobs and comments may contain control codes; none of them reaches the t
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
@@ -14,6 +13,8 @@ from typing import Any, Final, TextIO
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from rankwatch.terminal import json_line, printable
 
 SEVERITY_STYLES: Final[Mapping[str, str]] = {"critical": "bold red", "warning": "yellow", "info": "cyan"}
 
@@ -47,7 +48,7 @@ def print_json(things: Iterable[Mapping[str, Any]], out: TextIO | None = None) -
     """Print each as one line of JSON, to stdout or a file."""
     out = out or sys.stdout
     for thing in things:
-        out.write(json.dumps(thing, ensure_ascii=False) + "\n")
+        out.write(json_line(thing))
 
 
 def print_table(headings: Iterable[str], rows: Iterable[Iterable[Cell]], empty: str) -> None:
@@ -66,7 +67,7 @@ def new_table(headings: Iterable[str], rows: Iterable[Iterable[Cell]]) -> Table:
     for at, heading in enumerate(headings):
         table.add_column(heading, overflow="fold", no_wrap=any(_is_identifier(line[at]) for line in lines))
     for line in lines:
-        table.add_row(*line)
+        table.add_row(*(cell if isinstance(cell, Text) else Text(printable(cell)) for cell in line))
     return table
 
 
@@ -76,7 +77,7 @@ def print_fields(fields: Iterable[tuple[str, Cell]]) -> None:
     table.add_column(style="bold dim")
     table.add_column(overflow="fold")
     for name, value in fields:
-        table.add_row(name, value)
+        table.add_row(name, value if isinstance(value, Text) else Text(printable(value)))
     _console().print(table)
 
 
@@ -91,7 +92,8 @@ def _console() -> Console:
 
 def note(message: str) -> None:
     """Print a message that is not data, to stderr."""
-    Console(stderr=True).print(Text(message), soft_wrap=True)  # a path that is broken over lines cannot be copied
+    # A path that is broken over lines cannot be copied.
+    Console(stderr=True).print(Text(printable(message)), soft_wrap=True)
 
 
 def plain(value: Any) -> Text:
@@ -102,7 +104,7 @@ def plain(value: Any) -> Text:
         value = f"{value:.4g}"
     if isinstance(value, (list, tuple)):
         value = " ".join(str(one) for one in value)
-    return Text("".join(sign if sign.isprintable() else "�" for sign in str(value)))
+    return Text(printable(value))
 
 
 def identifier(value: Any) -> Text:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rankwatch.terminal import json_line, printable
 from rankwatch_service.cli.errors import CliError, Status
 
 if TYPE_CHECKING:
@@ -43,9 +43,9 @@ def flight_recorder(files: FILES, as_json: JSON = False) -> None:
     except DumpError as error:
         raise CliError(Status.FINDINGS, str(error)) from error
     if as_json:
-        sys.stdout.write(json.dumps(asdict(verdict)) + "\n")
+        sys.stdout.write(json_line(asdict(verdict)))
     else:
-        sys.stdout.write("\n".join(_lines(verdict)) + "\n")
+        sys.stdout.write(printable("\n".join(_lines(verdict))) + "\n")
     if verdict.awaited or verdict.mismatches:
         raise typer.Exit(Status.FINDINGS)
 

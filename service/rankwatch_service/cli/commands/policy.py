@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -10,6 +11,7 @@ from urllib.parse import quote
 
 import typer
 
+from rankwatch.terminal import json_line, printable
 from rankwatch_service.cli import output
 from rankwatch_service.cli.commands.replay import FILES, MAP, describe, played
 from rankwatch_service.cli.configuration import read_rules
@@ -162,13 +164,14 @@ def preview_rules(document: RULES_FILE, job: JOB, as_json: JSON = False, url: UR
     for rule in read_rules(document):
         found = client.post(f"/api/v1/jobs/{quote(job, safe='')}/rules/preview", rule.model_dump(mode="json"))
         if as_json:
-            print(json.dumps({"rule": rule.name, **found}))
+            sys.stdout.write(json_line({"rule": rule.name, **found}))
             continue
         incidents = found["opens"]
-        print(f"{rule.name}: {len(incidents)} incident{'s' * (len(incidents) != 1)} in {found['steps']:,} steps")
+        opened = f"{len(incidents)} incident{'s' * (len(incidents) != 1)}"
+        print(printable(f"{rule.name}: {opened} in {found['steps']:,} steps"))
         for one in incidents:
             ended = "would be open still" if one["is_open"] else f"over in step {one['resolved_step']}"
-            print(f"  step {one['detected_step']}: {one['summary']} {ended}")
+            print(printable(f"  step {one['detected_step']}: {one['summary']} {ended}"))
 
 
 def _condition(rule: dict[str, Any]) -> str:
@@ -197,13 +200,13 @@ def tried(document: RULES_FILE, files: FILES, mapping: MAP = None, as_json: JSON
     if as_json:
         for name, incidents in found.items():
             told: list[dict[str, Any]] = [incident_as_json(incident, outcome.named) for incident in incidents]
-            print(json.dumps({"rule": name, "incidents": told}))
+            sys.stdout.write(json_line({"rule": name, "incidents": told}))
         return
     console = Console(highlight=False)
     for rule in rules:
         opened = found[rule.name]
         seen = "" if rule.metric in outcome.metrics else f" ({rule.metric} is not in the files)"
-        console.print(f"{rule.name}: {len(opened)} incident{'s' * (len(opened) != 1)}{seen}", markup=False)
+        console.print(printable(f"{rule.name}: {len(opened)} incident{'s' * (len(opened) != 1)}{seen}"), markup=False)
         for incident in opened:
             describe(console, incident, outcome)
 

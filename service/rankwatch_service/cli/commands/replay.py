@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from rankwatch.terminal import json_line, printable
 from rankwatch_service.cli.configuration import read_rules
 from rankwatch_service.cli.errors import CliError, Status
 from rankwatch_service.cli.options import JSON
@@ -155,7 +155,7 @@ def _print_json(outcome: ReplayResult, seconds: float, names: tuple[str, str]) -
     from rankwatch_service.replay.report import as_json, summary
 
     def line(thing: dict[str, Any]) -> None:
-        sys.stdout.write(json.dumps(thing, ensure_ascii=False) + "\n")
+        sys.stdout.write(json_line(thing))
 
     for which, incidents in _lists(outcome, names):
         for incident in incidents:
@@ -170,7 +170,7 @@ def _print(outcome: ReplayResult, seconds: float, names: tuple[str, str]) -> Non
 
     console = Console(highlight=False)
     if outcome.rows or outcome.broken is None:
-        console.print(what_was_read(outcome, seconds), markup=False)
+        console.print(printable(what_was_read(outcome, seconds)), markup=False)
     lists = _lists(outcome, names)
     if len(lists) > 1:
         shared = len(outcome.incidents[0]) - len(lists[0][1])
@@ -190,9 +190,9 @@ def _print(outcome: ReplayResult, seconds: float, names: tuple[str, str]) -> Non
         notes.append(f"Skipped columns of text: {', '.join(outcome.left_out_columns)}")
     console.print()
     for note in notes:
-        console.print(note, style="dim", markup=False)
+        console.print(printable(note), style="dim", markup=False)
     for failure in outcome.failures:
-        console.print(f"A detector failed: {failure}", style="red", markup=False)
+        console.print(f"A detector failed: {printable(failure)}", style="red", markup=False)
 
 
 def describe(console: Any, incident: Incident, outcome: ReplayResult) -> None:
