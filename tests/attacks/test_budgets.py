@@ -4,6 +4,7 @@ import os
 import socket
 from collections.abc import Callable
 from itertools import cycle
+from typing import Any
 
 import httpx2
 import pytest
@@ -52,6 +53,12 @@ class Crowded:
         except (ConnectionResetError, BrokenPipeError):
             return b""
 
+    def ask(self, method: str, path: str, token: str, **how: Any) -> httpx2.Response:
+        """The answer to somebody new."""
+        headers = {"Authorization": f"Bearer {token}"}
+        with httpx2.Client(base_url=self.url, trust_env=False, timeout=30.0, headers=headers) as client:
+            return client.request(method, path, **how)
+
     def let_in(self, scope: Scope, **headers: str) -> bool:
         """Whether somebody new with a token of this scope is answered, at the first try."""
         path = "/api/v1/agents/view" if scope == Scope.INGEST else "/api/v1/jobs"
@@ -61,7 +68,7 @@ class Crowded:
 
     def agent(self, token: str, job: str, host: str) -> Callable[[], bytes]:
         """Requests for the order stream of an agent that enrols."""
-        told = self.api.post("/api/v1/agents/enrol", {"job": job, "host": host}, token=token).json()
+        told = self.ask("POST", "/api/v1/agents/enrol", token, json={"job": job, "host": host}).json()
         identity = AgentIdentity(told["agent"], bytes.fromhex(told["secret"]))
 
         def listen() -> bytes:
@@ -79,7 +86,7 @@ class Crowded:
         return self.budgets.held(limit, whose)
 
     def counted(self, line: str) -> float:
-        text = self.api.get("/metrics").text
+        text = self.ask("GET", "/metrics", self.tokens[Scope.ADMIN]).text
         return sum(float(one.rpartition(" ")[2]) for one in text.splitlines() if one.startswith(line))
 
 

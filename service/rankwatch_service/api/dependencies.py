@@ -316,7 +316,7 @@ class EventStream:
         """Let the client go, for another stream."""
         self.close()
         if self._connection is not None:
-            self._connection.abort()
+            self._connection.cut_off()
 
     async def still_allowed(self) -> bool:
         """Whether nobody has ended it, and the token that opened it is valid, which is looked up every `CHECK_S`."""

@@ -23,7 +23,7 @@ from http import HTTPStatus
 from typing import Any, Final
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from rankwatch_service.access.budgets import CONNECTIONS, CONNECTIONS_MAX, PART, UNREAD, Account, Budgets, account_at
 
@@ -122,19 +122,19 @@ class Connections:
         self._budgets.give_back(UNREAD, one)
         self._closing.add(one)
         if len(self._all) > self._most + CLOSING_MAX:
-            one.abort()
+            one.cut_off()
         else:
             one.close_with(status, detail)
 
     def _sweep(self) -> None:
         loop = asyncio.get_running_loop()
+        loop.call_later(SWEEP_S, self._sweep)
         now_s = loop.time()
         for one in [one for one in self._all if one.deadline_s < now_s]:
             what = "head" if one.in_head else "body"
             self.refuse(one, f"slow_{what}", 408, f"the {what} of the request took too long")
         for one in [one for one in self._all if one.is_read_too_slowly()]:
             self.refuse(one, "slow_answer", 408, "the answer was not read")
-        loop.call_later(SWEEP_S, self._sweep)
 
 
 class ClientConnection(HttpToolsProtocol):
@@ -146,6 +146,7 @@ class ClientConnection(HttpToolsProtocol):
         self._head_bytes = 0
         self._too_large = False
         self._has_begun = False
+        self._answering: RequestResponseCycle | None = None
         self._most_waiting = 0
         """Bytes that waited for the client at most since it last took some."""
         self._untaken = 0
@@ -173,7 +174,10 @@ class ClientConnection(HttpToolsProtocol):
         """How much of an answer the client has not taken."""
         if not self.is_open or (self.scheme == "https" and self.transport.is_closing()):
             return 0  # over TLS, a client has `CLOSE_S` then
-        return self.transport.get_write_buffer_size()
+        try:
+            return self.transport.get_write_buffer_size()
+        except RuntimeError:
+            return 0  # uvloop has closed it, and says so in the next round of the loop
 
     def is_read_too_slowly(self) -> bool:
         """Whether the client has not taken enough within `ANSWER_S`; called once in `SWEEP_S`."""
@@ -270,11 +274,21 @@ class ClientConnection(HttpToolsProtocol):
         self.account = account
         return self._guard.charge(self)
 
+    def cut_off(self) -> None:
+        """End the connection at once. What a request still answers goes nowhere."""
+        if self._answering is not None:
+            self._answering.disconnected = True
+        self.abort()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answering = cycle  # `self.cycle` is the newest request, which may wait for this one
+        super()._start_asgi_task(cycle, app)
+
     def close_with(self, status: int, detail: str) -> None:
         """Close the connection, with a problem as the answer unless another answer has begun."""
         self.deadline_s = float("inf")
         if not self.is_open or self.transport.is_closing() or self._waiting_bytes():
-            self.abort()  # what would be written would not be read
+            self.cut_off()  # what would be written would not be read
             return
         if self.cycle is None or not self.cycle.response_started or self.cycle.response_complete:
             phrase = HTTPStatus(status).phrase
