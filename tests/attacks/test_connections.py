@@ -76,6 +76,15 @@ def test_who_sends_too_many_headers_is_told_the_limit(connect):
     assert answer(other).startswith(b"HTTP/1.1 200 ")
 
 
+def test_of_whoever_has_no_token_no_body_is_awaited(connect):
+    for path in ("/livez", "/api/v1/telemetry", "/nothing"):
+        one = connect()
+        one.sendall(
+            f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000000\r\n\r\n".encode() + bytes(1_000)
+        )
+        assert one.recv(100).split()[1] in (b"401", b"404", b"405")
+
+
 def test_half_open_connections_are_closed_and_others_are_answered_meanwhile(up, connect):
     waiting = [connect() for _ in range(HALF_OPEN)]
     for one in waiting:

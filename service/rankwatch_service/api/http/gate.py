@@ -310,7 +310,9 @@ class Gate:
         if from_browser and method not in SAFE_METHODS and not self._is_same_origin(scope["scheme"], headers):
             await refuse(403, "cross-site request refused: a browser may write only from the pages of this service")
             return
-        body = await whole(limited(path, headers, receive))
+        body = limited(path, headers, receive)
+        if identity is not None or logs_in:  # no page takes a body
+            body = await whole(body)
         scope["turn"] = turn = await self._turns.begin(
             account_of(identity) if identity else account_at(source_of(scope))
         )
