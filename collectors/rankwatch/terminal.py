@@ -6,12 +6,9 @@ Names, lines of logs and messages of others may hold escape sequences, with whic
 from __future__ import annotations
 
 import json
-import re
 from typing import Any, Final
 
 KEPT: Final = "\n\t"
-_CONTROL: Final = re.compile(r"[\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
-"""Signs that JSON leaves as they are, and that a terminal obeys or does not show."""
 
 
 def printable(text: object) -> str:
@@ -25,4 +22,6 @@ def printable(text: object) -> str:
 def json_line(thing: Any) -> str:
     """A value as one line of JSON with its line break, in which signs that are not shown are escaped."""
     text = json.dumps(thing, ensure_ascii=False)
-    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text) + "\n"
+    if not text.isprintable():
+        text = "".join(sign if sign.isprintable() else json.dumps(sign)[1:-1] for sign in text)
+    return text + "\n"

@@ -426,6 +426,21 @@ def test_changes_declared_one_after_the_other_hide_no_loss_that_grows(apart: int
     ]
 
 
+def test_growth_that_a_person_accepts_is_not_told_again() -> None:
+    series = curve(1200)
+    series[1000:1100] *= np.exp(np.arange(100) / 40)
+    series[1100:] *= np.exp(2.5)
+    observed: list[Observation] = [AttemptStart(ATTEMPT, topology(2), 0.0)]
+    for row in frames_of({"loss": series}):
+        observed += [declared(1000)] if row.step == 1000 else []
+        if row.step == 1150:
+            fields = {"kinds": ["loss_divergence"]}
+            observed.append(Occurrence("accepted", ATTEMPT, "", 0.0, None, None, fields))
+        observed.append(row)
+    found = [one for one in judge(observed, bank_of_curves()) if one.kind is Kind.LOSS_DIVERGENCE]
+    assert [one.change for one in found if one.change is not Change.UPDATE] == [Change.OPEN, Change.CLOSE]
+
+
 @pytest.mark.parametrize("late", [0, 1, 30])
 def test_a_loss_that_is_higher_from_a_declared_step_on_is_its_level(late: int) -> None:
     found = with_changes(raised(1700, 1500), 1500, late=late)

@@ -11,6 +11,7 @@ tenfold while a declared level is still being learned is divergence too.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -241,6 +242,8 @@ class CurveDetector(ExplainedCurve):
         if occurrence.kind == "accepted" and self.kind.value in occurrence.fields.get("kinds", ()):
             self._watch.accept()
             self._anchor.accept()
+            self._growth.clear()
+            self._new_level.clear()
             return self.episodes.close_all(self.now_s, f"The level of the {self._name} was accepted.")
         return ()
 
@@ -258,7 +261,7 @@ class CurveDetector(ExplainedCurve):
         self._renewals = [one for one in self._renewals if one[0] > step]
         marked = self.episodes.mark(WHOLE_JOB, due[-1].what, due[-1].step) if WHOLE_JOB in self.episodes else []
         if marked:
-            self._new_level.begin(self._watch.usual)
+            self._new_level.begin(self._watch.level)
         if not marked or self._is_explained(due[-1]):
             if self._watch.ready:
                 self._growth.begin(self._watch.usual, self._watch.measure, max(due[-1].step, 0))
@@ -279,9 +282,13 @@ class CurveDetector(ExplainedCurve):
         """End an episode in which a change was declared, once the curve has stayed at a new level."""
         if WHOLE_JOB not in self.episodes:
             self._new_level.clear()
-        level = self._new_level.push(value, max(self._watch.scale, self._config.anchor.share_min * self._watch.measure))
+        watch, logarithmic = self._watch, self._level.logarithmic
+        unit = 1.0 if logarithmic else watch.measure
+        least_rise = max(watch.scale, self._config.anchor.share_min * unit)
+        level = self._new_level.push(math.log(value) if logarithmic else value, least_rise)
         if level is None:
             return []
+        level = math.exp(level) if logarithmic else level
         self._new_level.clear()
         self._growth.clear()
         self._restart()

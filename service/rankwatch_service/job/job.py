@@ -121,6 +121,7 @@ class JobStream:
         """
         self._heard_s, self._resting = now_s, False
         self.report("limit", {**asdict(limit), "host": bundle.batches[0].host}, now_s, effects)
+        bundle = self._with_hosts_apart(bundle, self._launch_of(bundle.attempt))
         need = self._assembler.introduction(bundle)
         if need.cells and (need.cells <= self.held.cells or may_have(need)):
             self._assembler.introduce(bundle, now_s)

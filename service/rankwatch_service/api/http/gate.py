@@ -74,7 +74,9 @@ async def whole(receive: Receive) -> Receive:
         if message is None:
             return await receive()
         first, message = message, None
-        return first if first["type"] != "http.request" else {"type": "http.request", "body": b"".join(pieces)}
+        body = b"".join(pieces)
+        pieces.clear()
+        return first if first["type"] != "http.request" else {"type": "http.request", "body": body}
 
     return received
 

@@ -74,22 +74,24 @@ class Turns:
         self._working[account] -= 1
         if not self._working[account]:
             del self._working[account]
-        if self._waiting:
+        while self._free and self._waiting:
             following = next((one for one in self._waiting if one not in self._working), next(iter(self._waiting)))
-            self._start(following)
             turn = self._waiting[following].popleft()
             if self._waiting[following]:
                 self._waiting.move_to_end(following)
             else:
                 del self._waiting[following]
-            turn.set_result(None)
+            if not turn.cancelled():  # its client went away in this round of the loop
+                self._start(following)
+                turn.set_result(None)
 
     def _start(self, account: Account) -> None:
         self._free -= 1
         self._working[account] += 1
 
     def _leave(self, account: Account, turn: asyncio.Future[None]) -> None:
-        waiting = self._waiting[account]
-        waiting.remove(turn)
-        if not waiting:
-            del self._waiting[account]
+        waiting = self._waiting.get(account, deque())
+        if turn in waiting:
+            waiting.remove(turn)
+            if not waiting:
+                del self._waiting[account]
