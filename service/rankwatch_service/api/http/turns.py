@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
+from threading import Lock
 from typing import Final
 
 from rankwatch_service.access.budgets import Account
@@ -36,7 +37,7 @@ class RequestTurn:
 
 
 class Turns:
-    """The requests of an api process. For the thread of the event loop only."""
+    """The requests of an api process. Thread-safe, for event loops of several threads."""
 
     def __init__(self, waited: Callable[[Account], None]) -> None:
         """Do no I/O.
@@ -47,17 +48,19 @@ class Turns:
         self._waited = waited
         self._working: Counter[Account] = Counter()
         self._free = TURNS_MAX
+        self._lock = Lock()
         self._waiting: OrderedDict[Account, deque[asyncio.Future[None]]] = OrderedDict()
 
     async def begin(self, account: Account) -> RequestTurn:
         """Wait for a turn."""
         loop = asyncio.get_running_loop()
-        if self._free:
-            self._start(account)
-            return RequestTurn(self, account, loop)
+        with self._lock:
+            if self._free:
+                self._start(account)
+                return RequestTurn(self, account, loop)
+            turn = loop.create_future()
+            self._waiting.setdefault(account, deque()).append(turn)
         self._waited(account)
-        turn = loop.create_future()
-        self._waiting.setdefault(account, deque()).append(turn)
         try:
             await turn
         except asyncio.CancelledError:
@@ -70,28 +73,36 @@ class Turns:
 
     def end(self, account: Account) -> None:
         """A turn of this account is over: the next begins."""
-        self._free += 1
-        self._working[account] -= 1
-        if not self._working[account]:
-            del self._working[account]
-        while self._free and self._waiting:
+        with self._lock:
+            self._free += 1
+            self._working[account] -= 1
+            if not self._working[account]:
+                del self._working[account]
+            if not self._waiting:
+                return
             following = next((one for one in self._waiting if one not in self._working), next(iter(self._waiting)))
+            self._start(following)
             turn = self._waiting[following].popleft()
             if self._waiting[following]:
                 self._waiting.move_to_end(following)
             else:
                 del self._waiting[following]
-            if not turn.cancelled():  # its client went away in this round of the loop
-                self._start(following)
-                turn.set_result(None)
+        turn.get_loop().call_soon_threadsafe(self._grant, following, turn)
+
+    def _grant(self, account: Account, turn: asyncio.Future[None]) -> None:
+        if turn.cancelled():  # its client has gone away in the meantime
+            self.end(account)
+        else:
+            turn.set_result(None)
 
     def _start(self, account: Account) -> None:
         self._free -= 1
         self._working[account] += 1
 
     def _leave(self, account: Account, turn: asyncio.Future[None]) -> None:
-        waiting = self._waiting.get(account, deque())
-        if turn in waiting:
-            waiting.remove(turn)
-            if not waiting:
-                del self._waiting[account]
+        with self._lock:
+            waiting = self._waiting.get(account, deque())
+            if turn in waiting:
+                waiting.remove(turn)
+                if not waiting:
+                    del self._waiting[account]
