@@ -17,7 +17,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Final, Self
 
-from rankwatch.children import python_module, start
+from rankwatch.children import python_module
 
 MEMORY_BYTES: Final = 4 << 30
 """Address space that a reader has at least, and half of the machine's memory where that is more."""
@@ -43,8 +43,8 @@ class ForeignReader:
             module: calls `answer` when it is run. It has the working directory of this process.
         """
         self._trouble = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the reader
-        self._child = start(
-            python_module(module), cwd=None, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._trouble
+        self._child = subprocess.Popen(
+            python_module(module), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._trouble
         )
 
     def __enter__(self) -> Self:

@@ -85,6 +85,13 @@ def test_of_whoever_has_no_token_no_body_is_awaited(connect):
         assert one.recv(100).split()[1] in (b"401", b"404", b"405")
 
 
+def test_a_login_is_short(connect):
+    one = connect()
+    head = "POST /api/v1/session HTTP/1.1\r\nHost: 127.0.0.1\r\nSec-Fetch-Site: same-origin\r\n"
+    one.sendall(f"{head}Content-Length: 100000\r\n\r\n".encode())
+    assert one.recv(100).split()[1] == b"413"
+
+
 def test_half_open_connections_are_closed_and_others_are_answered_meanwhile(up, connect):
     waiting = [connect() for _ in range(HALF_OPEN)]
     for one in waiting:

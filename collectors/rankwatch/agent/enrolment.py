@@ -141,13 +141,13 @@ class Enrolment:
             raise NotEnrolledError(text, None, for_a_person=True)
         nonce = secrets.token_hex(16)
         asked = wire.EnrolmentRequest(self._job, self._host, nonce)
-        with _host_key_file(self._path.parent, self._host, self._connection.url) as file:
+        with _host_key_file(self._path.parent, self._host, self._connection.url) as (file, is_mine):
             if known := _host_key(file):
                 proof = proof_of(bytes.fromhex(known[1]), nonce, self._job, self._host)
                 asked = msgspec.structs.replace(asked, host_id=known[0], host_proof=proof)
             told = self._ask(asked)
             fresh = host_of(told.agent), told.host_key
-            if file and told.host_key and fresh != known:
+            if file and is_mine and told.host_key and fresh != known:
                 _keep_host_key(file, *fresh)
         self._store(told)
         _log.info("enrolled as agent %s", told.agent)
@@ -210,17 +210,19 @@ class Enrolment:
 
 
 @contextlib.contextmanager
-def _host_key_file(folder: Path, host: str, url: str) -> Iterator[BinaryIO | None]:
-    """The file with the key of this host, while no other agent has it; None if it cannot be had."""
+def _host_key_file(folder: Path, host: str, url: str) -> Iterator[tuple[BinaryIO | None, bool]]:
+    """The file with the key of this host, or None if it cannot be had; and whether it may be written: no other agent
+    has it.
+    """
     try:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         opened = os.fdopen(os.open(layout.host_key_path(str(folder), host, url), flags, 0o600), "r+b", buffering=0)
     except OSError as error:
         _log.warning("the key of this host cannot be kept: %s", error)
-        yield None
+        yield None, False
         return
     with opened as file:
-        yield file if _is_locked(file) else None
+        yield file, _is_locked(file)
 
 
 def _is_locked(file: BinaryIO) -> bool:

@@ -129,19 +129,27 @@ class EventFile:
     def parse(self, piece: bytes) -> Iterator[Entry]:
         """See `Parser.parse`."""
         time_s, step, values = event_of(piece)
-        if values and (step != self._step or not values.keys().isdisjoint(self._values)):
-            yield from self.flush()
-        if values:
-            self._step, self._time_s = step, time_s
-            self._values |= values
+        if not values:
+            return
+        complete = step != self._step or not values.keys().isdisjoint(self._values)
+        before = self._taken() if complete else {}
+        self._step, self._time_s = step, time_s
+        self._values |= values
+        yield from _rows(before)
 
     def flush(self) -> Iterator[Entry]:
         """See `Parser.flush`."""
+        return _rows(self._taken())
+
+    def _taken(self) -> dict[str, float]:
         values, self._values = self._values, {}
-        if values:
-            row = row_of({"step": float(self._step), "time_s": self._time_s, **values})
-            if row is not None:
-                yield row
+        return {"step": float(self._step), "time_s": self._time_s, **values} if values else {}
+
+
+def _rows(values: dict[str, float]) -> Iterator[Entry]:
+    row = row_of(values) if values else None
+    if row is not None:
+        yield row
 
 
 def event_of(message: bytes) -> ScalarEvent:

@@ -75,13 +75,21 @@ class Tail:
             self._descriptor = -1
 
     def _appended(self) -> bytes:
-        if self._descriptor < 0:
+        if self._descriptor >= 0:
             try:
-                self._descriptor = opened_regular(self.path)
-            except FileNotFoundError:
+                return self._more()
+            except OSError:  # on a network file system another client has replaced it, or the server is away
+                self.close()
                 return b""
-            self._begin()
-        elif os.fstat(self._descriptor).st_size < self._at or self._head != self._begins_with(len(self._head)):
+        try:
+            self._descriptor = opened_regular(self.path)
+        except FileNotFoundError:
+            return b""
+        self._begin()
+        return self._more()
+
+    def _more(self) -> bytes:
+        if os.fstat(self._descriptor).st_size < self._at or self._head != self._begins_with(len(self._head)):
             self._begin()
         data = os.pread(self._descriptor, READ_BYTES, self._at)
         self._at += len(data)
@@ -101,10 +109,9 @@ class Tail:
         if self._descriptor < 0:
             return False
         try:
-            there = os.stat(self.path)
+            return not os.path.samestat(os.stat(self.path), os.fstat(self._descriptor))
         except OSError:
             return False
-        return not os.path.samestat(there, os.fstat(self._descriptor))
 
 
 class RewrittenFile:

@@ -1,4 +1,4 @@
-"""What is scarce in an api process, and whose: connections, event streams, unread answers, and what is counted in time.
+"""What is scarce in an api process, and whose: connections, event streams, answers, bodies, and what has a rate.
 
 Everything scarce is taken from an account. A token of agents is one, so is a person by whatever tokens and sessions,
 and whoever shows no token is the address that the request comes from. No account has a fixed share. While there is
@@ -30,6 +30,9 @@ STREAMS_OF_A_PERSON_MAX: Final = 64
 """People leave tabs open, and each of their streams wakes up at every change."""
 UNREAD_MAX: Final = 256
 """Answers that wait for a reader who does not take them, each with `WRITE_BUFFER_BYTES` or one piece in memory."""
+BODIES_MAX: Final = 64
+"""Requests whose body is longer than `BODY_SMALL_BYTES` and is being received, or waits for its turn: 512 MB of the
+largest batches."""
 PART: Final = 4
 """One in so many of each is for people alone, and clients without a token have at most as many."""
 PREFIX_BITS: Final = 64
@@ -113,7 +116,8 @@ class Rate(NamedTuple):
 CONNECTIONS: Final = Limit("connections", CONNECTIONS_MAX)
 STREAMS: Final = Limit("streams", STREAMS_MAX, STREAMS_OF_A_PERSON_MAX)
 UNREAD: Final = Limit("unread", UNREAD_MAX)
-LIMITS: Final = (CONNECTIONS, STREAMS, UNREAD)
+BODIES: Final = Limit("bodies", BODIES_MAX)
+LIMITS: Final = (CONNECTIONS, STREAMS, UNREAD, BODIES)
 """Whoever holds most of it loses one to whoever holds less, as docs/operations.md says of each."""
 
 

@@ -48,7 +48,7 @@ class HostIncident:
     @property
     def id(self) -> str:
         """The same for the same incident, host and device."""
-        return derived(self.incident_id, self.host, self.device_uuid)
+        return derived(self.incident_id, self.host, self.host_id, self.device_uuid)
 
 
 def host_incidents(incident: Incident, placement: Placement, now_s: float) -> list[HostIncident]:

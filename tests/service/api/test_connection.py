@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 import uvicorn
 
-from rankwatch_service.access.budgets import CONNECTIONS, UNREAD, Account, Budgets, Whose
+from rankwatch_service.access.budgets import BODIES, CONNECTIONS, UNREAD, Account, Budgets, Whose
 from rankwatch_service.api.http import connection
 from rankwatch_service.api.http.connection import Connections, TlsServer
 from rankwatch_service.clock import SystemClock
@@ -71,7 +71,9 @@ def head_s():
 @pytest.fixture
 def budgets():
     """Twelve connections, of which strangers have three at most and people three for themselves; two unread answers."""
-    return Budgets(SystemClock(), lambda _what, _whose: None, [CONNECTIONS._replace(most=12), UNREAD._replace(most=8)])
+    return Budgets(
+        SystemClock(), lambda _what, _whose: None, [CONNECTIONS._replace(most=12), UNREAD._replace(most=8), BODIES]
+    )
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from rankwatch_service.access.budgets import Account, Whose
-from rankwatch_service.api.http.turns import TURN_S, TURNS_MAX, RequestTurn, Turns
+from rankwatch_service.api.http.turns import LATE_MAX, TURN_S, TURNS_MAX, RequestTurn, Turns
 
 GREEDY, HONEST, OTHER = (Account(Whose.AGENT, name) for name in ("greedy", "honest", "other"))
 
@@ -82,6 +82,19 @@ def test_a_turn_is_over_after_a_while_by_itself_and_only_once() -> None:
 
     work = played(story)
     assert work.began == [GREEDY] * TURNS_MAX + [HONEST] * TURNS_MAX + [OTHER] * TURNS_MAX
+
+
+def test_who_has_many_late_requests_waits_for_their_answers_while_others_go_on() -> None:
+    async def story(work: Work) -> None:
+        await work.ask(GREEDY, LATE_MAX + 5)
+        await asyncio.sleep(4 * TURN_S)
+        assert work.began == [GREEDY] * LATE_MAX
+        await work.ask(HONEST, TURNS_MAX)
+        assert work.began == [GREEDY] * LATE_MAX + [HONEST] * TURNS_MAX
+        await asyncio.sleep(2 * TURN_S)
+        await work.end()
+
+    assert played(story).began == [GREEDY] * LATE_MAX + [HONEST] * TURNS_MAX + [GREEDY]
 
 
 @pytest.mark.parametrize("granted", [False, True])

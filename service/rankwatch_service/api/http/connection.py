@@ -25,7 +25,16 @@ from typing import Any, Final
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from rankwatch_service.access.budgets import CONNECTIONS, CONNECTIONS_MAX, PART, UNREAD, Account, Budgets, account_at
+from rankwatch_service.access.budgets import (
+    BODIES,
+    CONNECTIONS,
+    CONNECTIONS_MAX,
+    PART,
+    UNREAD,
+    Account,
+    Budgets,
+    account_at,
+)
 
 HEAD_BYTES_MAX: Final = 65_536
 HEADERS_MAX: Final = 100
@@ -103,12 +112,26 @@ class Connections:
         """The client has taken what waited."""
         self._budgets.give_back(UNREAD, one)
 
+    def receive(self, one: ClientConnection) -> bool:
+        """A large body is about to come; False: this account has its part of them, so the request should be refused."""
+        gone = self._budgets.take(BODIES, one.account, one)
+        if gone is not None and gone is not one:
+            self.refuse(gone, "bodies", 503, "too many large bodies are being received; try again")
+        return gone is not one
+
+    def is_received(self, one: ClientConnection) -> None:
+        """Its body is worked on, or gone."""
+        self._budgets.give_back(BODIES, one)
+
     def remove(self, one: ClientConnection) -> None:
         """A connection was lost."""
         self._all.discard(one)
         self._closing.discard(one)
-        self._budgets.give_back(CONNECTIONS, one)
-        self._budgets.give_back(UNREAD, one)
+        self._give_back(one)
+
+    def _give_back(self, one: ClientConnection) -> None:
+        for limit in (CONNECTIONS, UNREAD, BODIES):
+            self._budgets.give_back(limit, one)
 
     def fail(self, one: ClientConnection) -> None:
         """A handshake failed, or the client went away in the middle of it."""
@@ -118,8 +141,7 @@ class Connections:
     def refuse(self, one: ClientConnection, reason: str, status: int, detail: str) -> None:
         """Answer, if an answer can still be sent, and close the connection. It counts for nobody any more."""
         self._count(reason)
-        self._budgets.give_back(CONNECTIONS, one)
-        self._budgets.give_back(UNREAD, one)
+        self._give_back(one)
         self._closing.add(one)
         if len(self._all) > self._most + CLOSING_MAX:
             one.cut_off()
@@ -273,6 +295,14 @@ class ClientConnection(HttpToolsProtocol):
             return True
         self.account = account
         return self._guard.charge(self)
+
+    def receive_large(self) -> bool:
+        """A large body is about to come; False: there is no room, so the request should be refused."""
+        return self._guard.receive(self)
+
+    def is_received(self) -> None:
+        """The body is worked on, or gone."""
+        self._guard.is_received(self)
 
     def cut_off(self) -> None:
         """End the connection at once. What a request still answers goes nowhere."""

@@ -36,11 +36,21 @@ BODY_BYTES_MAX: Final = 1024 * 1024
 """Limit for all but telemetry: a policy of 200 rules has 60 KB, the view of a host with 1,024 ranks 150 KB."""
 
 
-def limited(path: str, headers: Headers, receive: Receive) -> Receive:
-    """Wrap `receive`, so that it raises a 413 for a body that is too long."""
-    limit = BATCH_BYTES_MAX if path == TELEMETRY_PATH else BODY_BYTES_MAX
+LOGIN_BYTES_MAX: Final = 8_192
+"""Of a request that logs in, which anybody may send."""
+BODY_SMALL_BYTES: Final = 65_536
+"""Bodies up to here are bounded by the number of connections: 512 MB of them."""
+
+
+def announced_bytes(headers: Headers) -> int:
+    """The length of a body; one byte too many for any limit if it comes in chunks of an unknown number."""
     length = headers.get("content-length", "0")
-    announced = int(length) if length.isdecimal() else 0
+    return BATCH_BYTES_MAX + 1 if "transfer-encoding" in headers else int(length) if length.isdecimal() else 0
+
+
+def limited(limit: int, headers: Headers, receive: Receive) -> Receive:
+    """Wrap `receive`, so that it raises a 413 for a body that is longer than `limit` bytes."""
+    announced = 0 if "transfer-encoding" in headers else announced_bytes(headers)
     received = 0
 
     async def limited_receive() -> Message:
@@ -312,12 +322,21 @@ class Gate:
         if from_browser and method not in SAFE_METHODS and not self._is_same_origin(scope["scheme"], headers):
             await refuse(403, "cross-site request refused: a browser may write only from the pages of this service")
             return
-        body = limited(path, headers, receive)
-        if identity is not None or logs_in:  # no page takes a body
-            body = await whole(body)
-        scope["turn"] = turn = await self._turns.begin(
-            account_of(identity) if identity else account_at(source_of(scope))
-        )
+        limit = BATCH_BYTES_MAX if path == TELEMETRY_PATH else LOGIN_BYTES_MAX if logs_in else BODY_BYTES_MAX
+        body, is_awaited = limited(limit, headers, receive), identity is not None or logs_in  # no page takes a body
+        is_large = connection is not None and is_awaited and announced_bytes(headers) > BODY_SMALL_BYTES
+        if is_large and not connection.receive_large():
+            detail = "too many large bodies of this token are being received; try again"
+            await refuse(503, detail, **{"Retry-After": str(RETRY_AFTER_S), "Connection": "close"})
+            return
+        try:
+            body = await whole(body) if is_awaited else body
+            scope["turn"] = turn = await self._turns.begin(
+                account_of(identity) if identity else account_at(source_of(scope))
+            )
+        finally:
+            if is_large:
+                connection.is_received()
         try:
             await self._app(scope, body, answers)
         finally:
