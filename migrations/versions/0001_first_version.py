@@ -512,6 +512,7 @@ def upgrade() -> None:
         sa.Column("project", sa.Text(), nullable=False),
         sa.Column("owner", sa.Text(), nullable=False),
         sa.Column("makers", sa.JSON(), nullable=False),
+        sa.Column("admitted", sa.Boolean(), nullable=False),
         sa.PrimaryKeyConstraint("id", name="pk_token"),
     )
     op.create_table(

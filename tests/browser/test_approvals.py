@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import expect
 
 from rankwatch.children import python_module
-from tests.browser.conftest import spoil, until
+from tests.browser.conftest import spoil
 
 pytestmark = [pytest.mark.browser, pytest.mark.ci]
 
@@ -30,15 +30,23 @@ def guarded(site):
     feed.stop()
 
 
-def request_as(site, name, **body):
-    """Request a command as another person than the one at the browser, who has not made their token."""
+def post_as(site, name, path, body):
+    """Post as another person than the one at the browser, who has not made their token."""
     made = python_module("rankwatch_service", "token", "create", name, "--scope", "command")
     told = subprocess.run([*made, "--database-url", site.database_url], capture_output=True, text=True, check=True)
-    token = told.stdout.strip()
-    url = f"{site.service.url}/api/v1/jobs/{JOB}/commands"
-    made = httpx2.post(url, json=body, headers={"Authorization": f"Bearer {token}"}, timeout=30)
-    assert made.status_code == 201, made.text
-    return made.json()
+    headers = {"Authorization": f"Bearer {told.stdout.strip()}"}
+    answer = httpx2.post(f"{site.service.url}/api/v1/{path}", json=body, headers=headers, timeout=30)
+    assert answer.is_success, answer.text
+    return answer.json()
+
+
+def request_as(site, name, **body):
+    return post_as(site, name, f"jobs/{JOB}/commands", body)
+
+
+def approve_as(site, name, action):
+    [asked] = [one for one in site.service.items("/api/v1/commands", waiting=True) if one["action"] == action]
+    return post_as(site, name, f"commands/{asked['id']}/approve", {})
 
 
 def waiting(page):
@@ -112,11 +120,13 @@ def test_the_policy_page_shows_the_rules_and_turns_the_switches(guarded, visit):
         switch = page.get_by_label("Two people")
         expect(switch).to_be_checked()
         expect(page.locator(".switch").last).to_contain_text(f"more than {RANKS_WITHOUT_APPROVAL} ranks")
-        switch.uncheck()
-        expect(page.locator(".toast")).to_contain_text("Two people: off")
-        assert guarded.service.get("/api/v1/policy")["two_people"] is False
-        until(page, "!document.querySelectorAll('.switch input')[1].checked")
-        page.get_by_label("Two people").check()
+        switch.click()
+        expect(page.locator(".toast")).to_contain_text("Two people stays on until another person approves the change")
+        expect(switch).to_be_checked()
+        approve_as(guarded, "carol", action="set_approvals")
+        page.reload()
+        expect(switch).not_to_be_checked()
+        switch.check()
         expect(page.locator(".toast")).to_contain_text("Two people: on")
         assert guarded.service.get("/api/v1/policy")["rules"][0]["id"] == "nan"
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")

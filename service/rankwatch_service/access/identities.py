@@ -138,7 +138,7 @@ class Authenticator:
         return digest(text) in self._known
 
     def ended(self, text: str) -> str:
-        """Why a token is not valid any more, as a sentence; "" for any other token. Does no I/O.
+        """Why a token is not valid now, as a sentence; "" for any other token. Does no I/O.
 
         It is known for `ENDED_S` after `authenticate` has found it out.
         """
@@ -157,7 +157,7 @@ class Authenticator:
         matches = compare_digest(row.secret_sha256 if row else "", digest(parts.secret))
         if row is None or not matches or row.kind != parts.kind:
             return None
-        if why := _why_ended(row.revoked, row.expires_unix_ns, now):
+        if why := _why_not_valid(row.revoked, row.admitted, row.expires_unix_ns, now):
             with self._lock:
                 _put_last(self._ended, digest(text), (self._clock.monotonic_s(), why), CACHE_MAX)
                 _put_last(self._known, digest(text), None, KNOWN_MAX)
@@ -181,9 +181,10 @@ class Authenticator:
         return identity
 
     def clear_cache(self) -> None:
-        """Query every token again; call it after a token was revoked."""
+        """Query every token again; call it after a token was revoked or admitted."""
         with self._lock:
             self._cache.clear()
+            self._ended.clear()
 
     def store_last_used(self) -> None:
         """Write when tokens were last used, for those whose stored time is older than `LAST_USED_EVERY_NS`."""
@@ -196,10 +197,12 @@ class Authenticator:
                     connection.execute(update(Token).where(Token.id == token_id).values(last_used_unix_ns=at_unix_ns))
 
 
-def _why_ended(revoked: bool, expires_unix_ns: int | None, now_unix_ns: int) -> str:
+def _why_not_valid(revoked: bool, admitted: bool, expires_unix_ns: int | None, now_unix_ns: int) -> str:
     """Why a token with the right secret is not valid; "" if it is."""
     if revoked:
         return "this token was revoked"
+    if not admitted:
+        return "this token waits for the approval of a second person"
     if expires_unix_ns is not None and now_unix_ns >= expires_unix_ns:
         return f"this token expired {(now_unix_ns - expires_unix_ns) / 1e9:.0f} s ago"
     return ""

@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Collection, Iterable, Sequence
 from enum import StrEnum
 from hashlib import sha256
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from sqlalchemy import Connection, insert, select, update
 
@@ -93,6 +93,7 @@ def create_token(
     project: str = "",
     owner: str = "",
     makers: Sequence[str] = (),
+    admitted: bool = True,
 ) -> tuple[str, str]:
     """Add a token in a write transaction.
 
@@ -113,6 +114,7 @@ def create_token(
         project: of the jobs that begin by it; unless it is for one job, the only ones that it may access. Empty: none.
         owner: of the jobs that begin by it; empty: nobody.
         makers: who has made it, who has made the token that they used, and so on.
+        admitted: it can be used; False: once `admit_token` has admitted it.
 
     Returns:
         Its id and its text. The text cannot be read again later.
@@ -143,6 +145,7 @@ def create_token(
             project=project,
             owner=owner,
             makers=list(dict.fromkeys(makers)),
+            admitted=admitted,
         )
     )
     text = f"{PREFIX}_{kind}_{token_id}_{secret}"
@@ -167,6 +170,7 @@ def issue_token(
     hosts_max: int | None = None,
     project: str = "",
     owner: str = "",
+    admitted: bool = True,
 ) -> tuple[str, str]:
     """Create a token that a person asked for, and record it in the audit trail.
 
@@ -182,6 +186,7 @@ def issue_token(
         hosts_max: how many agents it admits at a time; None: `AGENTS_MAX`.
         project: of the jobs that begin by it; unless it is for one job, the only ones that it may access. Empty: none.
         owner: of the jobs that begin by it; empty: nobody.
+        admitted: as of `create_token`.
 
     Returns:
         Its id and its text.
@@ -203,6 +208,7 @@ def issue_token(
         project=project,
         owner=owner,
         makers=makers,
+        admitted=admitted,
     )
     fields = {
         "name": name,
@@ -227,10 +233,26 @@ def makers_of(connection: Connection, actor: str) -> Sequence[str]:
     return connection.scalar(select(Token.makers).where(Token.id == token_id)) or ()
 
 
-def token_state(revoked: bool, expires_unix_ns: int | None, now_unix_ns: int) -> str:
-    """valid, revoked or expired."""
+def can_approve(scopes: Collection[str]) -> bool:
+    """Whether who holds these scopes can approve commands, or make a token that can."""
+    return not {Scope.COMMAND, Scope.ADMIN}.isdisjoint(scopes)
+
+
+def admit_token(connection: Connection, token_id: str) -> bool:
+    """Let a token be used from now on, in a write transaction; False if it was revoked or is gone."""
+    waiting = update(Token).where((Token.id == token_id) & ~Token.revoked).values(admitted=True)
+    return connection.execute(waiting).rowcount == 1
+
+
+TokenState = Literal["valid", "waiting", "expired", "revoked"]
+
+
+def token_state(revoked: bool, admitted: bool, expires_unix_ns: int | None, now_unix_ns: int) -> TokenState:
+    """valid, waiting (for an approval), revoked or expired."""
     if revoked:
         return "revoked"
+    if not admitted:
+        return "waiting"
     return "valid" if expires_unix_ns is None or now_unix_ns < expires_unix_ns else "expired"
 
 

@@ -24,6 +24,10 @@ TRACE_STEPS_MAX: Final = 10
 TRACE_RANKS_MAX: Final = 8
 """Most ranks of a trace: a named one and peers of it. All others wait for them while they start and stop."""
 
+SET_APPROVALS: Final = "set_approvals"
+MAKE_TOKEN: Final = "make_token"  # noqa: S105 - an action, not a secret
+"""Commands to all jobs that change who can approve: see `orders.approvals`."""
+
 FROM_SCRATCH: Final = "from_scratch"
 """The parameter of a relaunch that shall begin without a checkpoint, as the script says. Only people set it."""
 
@@ -38,7 +42,7 @@ class CommandRequest:
     attempt: str
     """The only attempt that it may act on."""
     action: str
-    """One of `policy.Action`, or `hang.STACKS`."""
+    """One of `policy.Action`, or `hang.STACKS`, `SET_APPROVALS`, `MAKE_TOKEN`."""
     params: Mapping[str, Any]
     """Rollback: {"checkpoint": id, "mode": mode}; relaunch: {"culprits": [ranks],
     "from_scratch": bool}; stacks: {"ranks": [ranks]}, without ranks for

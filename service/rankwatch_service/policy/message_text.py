@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from datetime import UTC, datetime
 from typing import Final
@@ -20,7 +21,7 @@ from rankwatch_service.incidents.hang import rank_ranges
 from rankwatch_service.incidents.kinds import ENDED_BY_ITSELF, ENDED_WITH_JOB, KINDS, has_norm_alone
 from rankwatch_service.incidents.lost_time import HOUR_NS
 from rankwatch_service.incidents.model import LISTED_MAX, IncidentVersion
-from rankwatch_service.names import one_line
+from rankwatch_service.names import ALL_JOBS, one_line
 from rankwatch_service.policy.command import CommandRequest
 from rankwatch_service.policy.what_now import COST_MIN, PLACES_MAX, hours, what_now
 from rankwatch_service.short_ids import short
@@ -83,12 +84,22 @@ def command_text(request: CommandRequest) -> str:
     """Three lines: which command, on what and who asked; until when it waits; what to do.
 
     Args:
-        request: a command that needs an approval.
+        request: a command that needs an approval, or a change of who can approve that was made without one.
     """
     what = f"{request.action} of all {request.world_size or ''} ranks".replace("  ", " ")
+    where = f"in job {request.job}"
+    if request.job == ALL_JOBS:
+        params = ", ".join(f"{name} {json.dumps(value)}" for name, value in request.params.items())
+        what, where = f"{request.action} with {params}", "for all jobs"
     reason = one_line(request.reason) or "no reason"
-    asked = f"APPROVAL NEEDED in job {request.job}: {what}, asked by {request.requested_by}: {reason}"
+    head = "APPROVAL NEEDED" if request.approval_required else "DONE WITHOUT APPROVAL"
+    asked = f"{head} {where}: {what}, asked by {request.requested_by}: {reason}"
     id_ = short(request.id)
+    if not request.approval_required:
+        done = "It was done on the machine of the service, where nobody has to approve it"
+        return _lines(
+            asked, done, "If you did not expect it: rankwatch token list, and revoke what should not be there"
+        )
     minutes = round((request.expires_unix_ns - request.requested_unix_ns) / 60e9)
     waits = f"Nothing happens until another person approves it; it expires after {minutes} min"
     return _lines(asked, waits, f"Decide: rankwatch commands approve {id_}, or: rankwatch commands refuse {id_}")

@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 from rankwatch_service.incidents.answers import confidence_words
 from rankwatch_service.incidents.model import IncidentVersion, Transition
+from rankwatch_service.names import ALL_JOBS
 from rankwatch_service.numbers import as_json, plain
 from rankwatch_service.policy.command import CommandRequest
 from rankwatch_service.policy.control_records import JobProject
@@ -33,6 +34,9 @@ MESSAGE_TYPES: Final[Mapping[str, str]] = {
 
 APPROVAL_NEEDED: Final = "command.approval_needed"
 """Type of the message about a command that waits until a person approves it."""
+
+NOT_APPROVED: Final = "command.not_approved"
+"""Type of the message about a change that weakens approvals and was made on the machine of the service."""
 
 TRIAL: Final = "receiver.test"
 """Type of the message that a person sends to try a receiver."""
@@ -74,6 +78,11 @@ def page_links(public_url: str, job: str, incident_id: str | None, runbook_url: 
     incident = {} if incident_id is None else {"incident": f"{public_url}/incidents/{incident_id}"}
     runbook = {"runbook": runbook_url} if runbook_url else {}
     return incident | {"job": f"{public_url}/jobs/{quote(job, safe='')}"} | runbook
+
+
+def service_links(public_url: str) -> dict[str, str]:
+    """URL of the page about commands to all jobs, by name."""
+    return {"service": f"{public_url}/commands"}
 
 
 def incident_message(
@@ -127,7 +136,7 @@ def incident_message(
 
 
 def command_message(request: CommandRequest, links: Mapping[str, str], whose: JobProject = NOBODYS) -> bytes:
-    """Compose the JSON body {type, timestamp, data} for a command that needs an approval.
+    """Compose the JSON body {type, timestamp, data} for a command that needs an approval, or is done without.
 
     Args:
         request: the command.
@@ -142,7 +151,7 @@ def command_message(request: CommandRequest, links: Mapping[str, str], whose: Jo
         "id": request.id,
         "short_id": short(request.id),
         "text": command_text(request),
-        "job": request.job,
+        "job": "" if request.job == ALL_JOBS else request.job,
         "project": whose.project,
         "owner": whose.owner,
         "attempt": request.attempt,
@@ -155,7 +164,8 @@ def command_message(request: CommandRequest, links: Mapping[str, str], whose: Jo
         "expires_time": iso_time(request.expires_unix_ns),
         "links": {name: url for name, url in links.items() if KIND_PLACE not in url},
     }
-    return encoded({"type": APPROVAL_NEEDED, "timestamp": iso_time(request.requested_unix_ns), "data": data})
+    message_type = APPROVAL_NEEDED if request.approval_required else NOT_APPROVED
+    return encoded({"type": message_type, "timestamp": iso_time(request.requested_unix_ns), "data": data})
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,6 +115,11 @@ class Policy:
         many = world_size > self.limits.approval_ranks or world_size == 0
         return self.two_people and action in COSTLY and many
 
+    def is_weakened_by(self, wanted: Policy) -> bool:
+        """Whether another policy in its place would ask for fewer approvals by a second person."""
+        fewer = wanted.limits.approval_ranks > self.limits.approval_ranks
+        return self.two_people and (fewer or not wanted.two_people)
+
 
 @dataclass(frozen=True, slots=True)
 class IncidentFacts:

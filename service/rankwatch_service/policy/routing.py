@@ -9,6 +9,7 @@ from typing import Final
 
 from rankwatch_service.incidents.model import IncidentVersion, Transition
 from rankwatch_service.labels import Labels, incident_labels, match_all, parse_matchers
+from rankwatch_service.names import ALL_JOBS
 from rankwatch_service.policy.command import CommandRequest
 from rankwatch_service.policy.control_records import JobProject, ReceiverRoute, SilenceSet
 from rankwatch_service.policy.message_limit import MESSAGES_PER_HOUR
@@ -140,7 +141,7 @@ def command_notifications(
     incident: IncidentVersion | None = None,
     whose: JobProject = NOBODYS,
 ) -> list[Notification]:
-    """Compose the notifications of a command that needs an approval; none for any other.
+    """Compose the notifications of a command that needs an approval, or weakens approvals; none for any other.
 
     Silences do not mute them: somebody waits for an answer.
 
@@ -148,14 +149,16 @@ def command_notifications(
         request: the command.
         receivers: all of them.
         links: URLs of the pages on which it can be approved or seen, by name.
-        incident: notify the receivers that it concerns; None: all receivers of the job, whatever kinds,
-            severities and labels they subscribe to.
+        incident: notify the receivers that it concerns; None: all receivers of the job, or of any if it is for all
+            jobs, whatever kinds, severities and labels they subscribe to.
         whose: project and owner of the job.
     """
-    if not request.approval_required:
+    if not request.approval_required and request.job != ALL_JOBS:
         return []
     body = command_message(request, links, whose)
-    if incident is None:
+    if request.job == ALL_JOBS:
+        concerned = [receiver for receiver in receivers if receiver.enabled]
+    elif incident is None:
         labels = {"job": request.job, "project": whose.project}
         concerned = [receiver for receiver in receivers if not _objection_to_job(receiver, labels)]
     else:

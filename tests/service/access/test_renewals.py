@@ -139,7 +139,7 @@ def test_a_renewal_that_fails_is_tried_again_and_keeps_no_message_away(engine, m
 
 
 def test_a_token_is_valid_until_it_expires_or_is_revoked():
-    assert token_state(False, None, 5) == "valid"
-    assert token_state(False, 6, 5) == "valid"
-    assert token_state(False, 5, 5) == "expired"
-    assert token_state(True, 5, 5) == "revoked"
+    assert token_state(False, True, None, 5) == "valid"
+    assert token_state(False, True, 6, 5) == "valid"
+    assert token_state(False, True, 5, 5) == "expired"
+    assert token_state(True, True, 5, 5) == "revoked"

@@ -8,7 +8,9 @@ from sqlalchemy import select, update
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.access.tokens import TokenKind, create_token
 from rankwatch_service.orders import commands
+from rankwatch_service.orders.driver import Driver
 from rankwatch_service.policy.command import APPROVAL_S, CommandRequest
+from rankwatch_service.policy.control_records import PolicySet
 from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import Attempt, Command, Feed, Outbox
 from tests.support.service.api import OURS
@@ -124,10 +126,18 @@ def named(api, name):
         return create_token(connection, TokenKind.API, name, scopes, api.clock.unix_ns())[1]
 
 
+def make(api, token, name, *scopes, **more):
+    """Make a token, as the holder of another one."""
+    reply = api.post("/api/v1/tokens", {"name": name, "scopes": scopes or ["command", "admin"]} | more, token=token)
+    assert reply.status_code == 201, reply.text
+    return reply.json()
+
+
 def made_by(api, token, name):
-    """A token with scopes command and admin that the holder of another one has made."""
-    body = {"name": name, "scopes": ["command", "admin"]}
-    return api.post("/api/v1/tokens", body, token=token).json()["token"]
+    """A token with scopes command and admin that the holder of another one has made, and somebody has approved."""
+    made = make(api, token, name)
+    assert decide(api, "approve", {"id": made["approval"]}, token=None).status_code == 200
+    return made["token"]
 
 
 def test_who_makes_a_token_under_another_name_is_no_second_person(careful):
@@ -147,6 +157,125 @@ def test_who_makes_a_token_under_another_name_is_no_second_person(careful):
         assert by_cookie.status_code == 409
         assert decide(careful, "approve", made, token=carol).json()["state"] == "approved"
         change(careful.engine, update(Command).values(state="applied"))
+
+
+def set_approvals(api, token=None, **wanted):
+    return api.ask("PUT", "/api/v1/policy/approvals", json=wanted, token=token)
+
+
+def two_people(api):
+    policy = api.get("/api/v1/policy").json()
+    return policy["two_people"], policy["limits"]["approval_ranks"]
+
+
+@pytest.mark.parametrize(
+    "weaker",
+    [
+        {},
+        {"two_people": False},
+        {"two_people": True, "limits": {"approval_ranks": 65}},
+        {"limits": {"approval_ranks": 0}},
+    ],
+)
+def test_a_policy_that_asks_for_fewer_approvals_is_refused_whole(careful, weaker):
+    answer = careful.ask("PUT", "/api/v1/policy", json=weaker | {"hands_off": True})
+    assert (answer.status_code, "PUT policy/approvals" in answer.json()["detail"]) == (409, True)
+    assert careful.get("/api/v1/policy").json()["hands_off"] is False
+    assert careful.ask("PUT", "/api/v1/policy", json={"two_people": True, "hands_off": True}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("wanted", "after"),
+    [
+        ({"two_people": False}, (False, 64)),
+        ({"two_people": True, "approval_ranks": 1_000_000}, (True, 1_000_000)),
+        ({"two_people": False, "approval_ranks": 8}, (False, 8)),
+    ],
+)
+def test_fewer_approvals_need_an_approval_of_which_all_receivers_hear(careful, wanted, after):
+    alice, bob = named(careful, "alice"), someone_else(careful)
+    receivers(careful)
+    asked = set_approvals(careful, alice, **wanted, reason="too slow")
+    assert (asked.status_code, asked.json()["job"], asked.json()["state"]) == (202, "*", "requested")
+    again = set_approvals(careful, named(careful, "carol"), **wanted)
+    assert (again.status_code, "waits for approval already" in again.json()["detail"]) == (409, True)
+    assert decide(careful, "approve", asked.json(), token=alice).status_code == 409
+    assert two_people(careful) == (True, 64)
+
+    sent = messages(careful)
+    assert [receiver for receiver, _ in sent] == ["all", "hangs", "others"]
+    data = sent[0][1]["data"]
+    assert data["text"].startswith("APPROVAL NEEDED for all jobs: set_approvals with two_people")
+    assert (data["job"], data["reason"], data["params"]["two_people"]) == ("", "too slow", wanted["two_people"])
+
+    assert decide(careful, "approve", asked.json(), token=bob).json()["state"] == "applied"
+    assert two_people(careful) == after
+    assert [line["actor"][:5] for line in trail(careful, "policy.approvals")] == ["alice"]
+    assert careful.told(PolicySet)[-1].two_people is after[0]
+
+
+@pytest.mark.parametrize("wanted", [{"two_people": True}, {"two_people": True, "approval_ranks": 8}])
+def test_as_many_approvals_or_more_need_none(careful, wanted):
+    answer = set_approvals(careful, **wanted)
+    assert (answer.status_code, answer.json()["two_people"]) == (200, True)
+    assert two_people(careful) == (True, wanted.get("approval_ranks", 64))
+    assert messages(careful) == []
+
+
+def test_who_may_decide_about_some_jobs_alone_decides_nothing_about_approvals(careful):
+    asked = set_approvals(careful, two_people=False).json()
+    assert decide(careful, "approve", asked, token=careful.token(Scope.COMMAND, job="gpt")).status_code == 404
+    assert decide(careful, "approve", asked, token=careful.token(Scope.OPERATE)).status_code == 403
+    refused = decide(careful, "refuse", asked, token=someone_else(careful), reason="no")
+    assert (refused.json()["state"], two_people(careful)) == ("refused", (True, 64))
+
+
+def test_a_change_of_approvals_that_nobody_approves_expires(careful):
+    asked = set_approvals(careful, two_people=False).json()
+    change(careful.engine, update(Command).values(expires_unix_ns=careful.clock.unix_ns() - 1))
+    Driver(careful.engine, careful.controls, careful.clock).run_once()
+    assert careful.get(f"/api/v1/commands/{asked['id']}").json()["state"] == "expired"
+    assert two_people(careful) == (True, 64)
+
+
+@pytest.mark.parametrize("scopes", [["command"], ["admin"], ["read", "command"]])
+def test_a_token_that_can_approve_is_of_no_use_before_it_is_approved(careful, scopes):
+    alice, bob = named(careful, "alice"), someone_else(careful)
+    made = make(careful, alice, "eve", *scopes, job="gpt")
+    assert (made["state"], made["scopes"]) == ("waiting", sorted(scopes))
+    for answer in (careful.get("/api/v1/session", token=made["token"]), careful.log_in(made["token"])):
+        assert answer.status_code == 401
+        assert "waits for the approval of a second person" in answer.json()["detail"]
+    assert decide(careful, "approve", {"id": made["approval"]}, token=alice).status_code == 409
+    assert decide(careful, "approve", {"id": made["approval"]}, token=bob).json()["state"] == "applied"
+    assert careful.log_in(made["token"]).status_code == 201
+    careful.client.cookies.clear()
+
+
+@pytest.mark.parametrize("scopes", [["read"], ["operate", "read"], ["ingest"], ["alert"]])
+def test_a_token_that_approves_nothing_needs_no_approval(careful, scopes):
+    made = make(careful, None, "grafana", *scopes)
+    assert (made["state"], made["approval"], messages(careful)) == ("valid", "", [])
+
+
+def test_a_token_that_was_refused_or_revoked_stays_of_no_use(careful):
+    refused, revoked = make(careful, None, "eve"), make(careful, None, "mallory")
+    bob = someone_else(careful)
+    assert decide(careful, "refuse", {"id": refused["approval"]}, token=bob, reason="no").status_code == 200
+    assert careful.ask("DELETE", f"/api/v1/tokens/{revoked['id']}").status_code == 204
+    decided = decide(careful, "approve", {"id": revoked["approval"]}, token=bob).json()
+    assert (decided["state"], decided["result"]) == ("failed", "the token was revoked")
+    for one in (refused, revoked):
+        assert careful.get("/api/v1/jobs", token=one["token"]).status_code == 401
+
+
+def test_two_tokens_that_one_has_made_approve_nothing_for_each_other_before_somebody_approved_them(careful):
+    alice = named(careful, "alice")
+    x, y = make(careful, alice, "x"), make(careful, alice, "y")
+    assert careful.post("/api/v1/jobs/gpt/commands", {"action": "stop"}, token=x["token"]).status_code == 401
+    asked = careful.post("/api/v1/jobs/gpt/commands", {"action": "stop"}, token=alice).json()
+    assert decide(careful, "approve", asked, token=y["token"]).status_code == 401
+    assert decide(careful, "approve", {"id": x["approval"]}, token=y["token"]).status_code == 401
 
 
 def test_whoever_started_the_service_is_one_person_by_its_login_link_and_on_its_command_line(careful):

@@ -9,9 +9,11 @@ import pytest
 
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.orders import traces
+from rankwatch_service.policy.policy import Policy
 from rankwatch_service.short_ids import short
 from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import Attempt, Job
+from rankwatch_service.store.settings_rows import write_policy
 from tests.support.store.rows import add, attempt_row, job_row, report
 from tests.support.values.traces import trace_answer
 
@@ -33,7 +35,8 @@ def bob(api):
 
 
 def test_the_policy_is_printed_changed_and_replaced(terminal, api, ann, tmp_path):
-    api.ask("PUT", "/api/v1/policy", json={})
+    with write(api.engine) as connection:
+        write_policy(connection, Policy(), 1)
     status, out, _ = terminal.run("policy", *ann)
     policy = json.loads(out)
     assert (status, policy["two_people"]) == (0, False)
@@ -51,6 +54,17 @@ def test_a_document_that_is_no_policy_changes_nothing(terminal, ann, tmp_path, c
     status, out, err = terminal.run("policy", "set", str(document), *ann)
     assert (status, out, bool(err.strip())) == (2, "", True)
     assert terminal.run("policy", *ann)[1] == before
+
+
+def test_two_people_are_switched_off_by_two_people(terminal, api, ann, bob):
+    api.ask("PUT", "/api/v1/policy", json={"two_people": True})
+    status, _, told = terminal.run("policy", "approvals", "--one-person", "--reason", "too slow", *ann)
+    assert (status, "for the approval of another person: rankwatch commands approve" in told) == (0, True)
+    asked = json.loads(terminal.run("commands", "--waiting", "--json", *bob)[1])
+    assert (asked["job"], asked["action"], asked["reason"]) == ("*", "set_approvals", "too slow")
+    assert "applied" in terminal.run("commands", "approve", short(asked["id"]), *bob)[2]
+    assert json.loads(terminal.run("policy", *ann)[1])["two_people"] is False
+    assert terminal.run("policy", "approvals", "--two-people", "--approval-ranks", "64", *ann)[0] == 0
 
 
 def test_one_person_requests_and_another_decides(terminal, api, ann, bob):

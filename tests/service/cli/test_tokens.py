@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import select, update
 from typer.testing import CliRunner
 
 from rankwatch_service.access.identities import Authenticator
@@ -15,10 +15,13 @@ from rankwatch_service.access.tokens import revoke_token
 from rankwatch_service.cli.app import app
 from rankwatch_service.cli.errors import CliError
 from rankwatch_service.clock import SystemClock
+from rankwatch_service.policy.policy import Policy
 from rankwatch_service.store.engine import open_engine, write
-from rankwatch_service.store.models import Token
+from rankwatch_service.store.models import Outbox, Receiver, Token
+from rankwatch_service.store.settings_rows import write_policy
 from tests.support.store.database import new_database
-from tests.support.store.rows import change
+from tests.support.store.rows import add, change, values_of
+from tests.support.values.incidents import receiver_row
 
 
 @pytest.fixture
@@ -48,6 +51,21 @@ def test_the_list_tells_expired_tokens_from_valid_and_revoked_ones(data: Path) -
         "good": "valid",
     }
     assert table["good"].count("never") == 2, "it never expires, and was never used"
+
+
+def test_where_two_people_are_wanted_receivers_hear_of_a_token_that_can_approve(data: Path) -> None:
+    engine = open_engine(f"sqlite:///{data}/rankwatch.db")
+    with write(engine) as connection:
+        write_policy(connection, Policy(two_people=True), 1)
+    add(engine, Receiver, receiver_row("pager"))
+    invoke(data, "create", "grafana", "--scope", "read")
+    text = invoke(data, "create", "eve", "--scope", "command").strip()
+    [body] = values_of(engine, select(Outbox.body))
+    message = json.loads(body)
+    assert message["type"] == "command.not_approved"
+    assert message["data"]["text"].startswith('DONE WITHOUT APPROVAL for all jobs: make_token with name "eve"')
+    assert Authenticator(engine, SystemClock()).authenticate(text) is not None
+    engine.dispose()
 
 
 @pytest.mark.parametrize("command", [("create", "x", "--scope", "read"), ("job", "gpt")])

@@ -27,9 +27,9 @@ from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.paging import Contents, Page, Wanted, fetch_page, full_id, new_id
 from rankwatch_service.api.http.problem import ProblemError, not_found
 from rankwatch_service.api.reply import ApiReply
-from rankwatch_service.names import launch_of
+from rankwatch_service.names import ALL_JOBS, launch_of
 from rankwatch_service.notify.receivers import receiver_routes
-from rankwatch_service.orders import commands, traces
+from rankwatch_service.orders import approvals, commands, traces
 from rankwatch_service.orders.driver import NOT_PAUSED, open_orders
 from rankwatch_service.orders.order import CommandOutcome, S
 from rankwatch_service.orders.running_attempt import checkpoints, current_attempt, host_views, read_training
@@ -88,8 +88,10 @@ class Command(ApiReply):
 
     id: str
     job: str
+    """`*`: all jobs."""
     attempt: str
     action: str
+    """One of those that can be requested; stacks; or for all jobs set_approvals or make_token."""
     params: Contents
     reason: str
     requested_by: str
@@ -495,8 +497,13 @@ def _decide(
         raise ProblemError(409, f"the command expired at {expired:%Y-%m-%d %H:%M:%S}Z")
     if identity.has_requested(row["requester"], row["requested_by"]):
         raise ProblemError(409, "a command must be approved or refused by somebody other than its requester")
+    if row["job"] == ALL_JOBS and not identity.jobs.every:
+        raise ProblemError(403, "a token for every job is required")
     if row["requester"] in identity.makers or identity.person in makers_of(connection, row["requested_by"]):
         detail = "nobody approves or refuses what was requested by who made their token, or by a token that they made"
         raise ProblemError(409, detail)
     commands.settle(connection, row["id"], outcome, identity.actor, now)
+    if row["job"] == ALL_JOBS and outcome.state == "approved":
+        approvals.carry_out(connection, row, context.controls, now)
+        context.authenticator.clear_cache()
     return Command.model_validate(find_command(connection, row["id"], identity))

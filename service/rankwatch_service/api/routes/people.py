@@ -97,7 +97,7 @@ def _projects(connection: Connection, owners: set[str]) -> defaultdict[str, list
 
 def _shown(sessions: list[RowMapping], projects: list[str], now_unix_ns: int) -> PersonAccess:
     newest = sessions[0]
-    states = [token_state(one["revoked"], one["expires_unix_ns"], now_unix_ns) for one in sessions]
+    states = [token_state(one["revoked"], one["admitted"], one["expires_unix_ns"], now_unix_ns) for one in sessions]
     return PersonAccess(
         person=newest["person"],
         name=newest["name"],

@@ -5,29 +5,35 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Response
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, model_validator
-from sqlalchemy import Connection
+from starlette.responses import JSONResponse
 
 from rankwatch_detectors.base import Kind, Severity
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.scopes import Scope
-from rankwatch_service.api.dependencies import Context, Ctx, PreconditionDep
+from rankwatch_service.api.dependencies import Ctx, PreconditionDep
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.problem import ProblemError
 from rankwatch_service.api.reply import ApiReply
-from rankwatch_service.log.base import Entry
-from rankwatch_service.names import ALL_JOBS
+from rankwatch_service.api.routes.commands import REASON_CHARS_MAX, Command
+from rankwatch_service.notify.receivers import receiver_routes
+from rankwatch_service.orders.approvals import is_requested, request_change, set_policy, with_approvals
 from rankwatch_service.policy import policy
-from rankwatch_service.policy.control_records import encode_control
+from rankwatch_service.policy.command import SET_APPROVALS
+from rankwatch_service.policy.notification import service_links
 from rankwatch_service.policy.rollback import RollbackMode
-from rankwatch_service.store import audit_trail
 from rankwatch_service.store.engine import read, write
-from rankwatch_service.store.settings_rows import read_policy, write_policy
+from rankwatch_service.store.rows import command_row
+from rankwatch_service.store.settings_rows import read_policy
 
 router = APIRouter(prefix="/policy", tags=["policy"])
 
 RULES_MAX: Final = 200
+WEAKENED: Final = (
+    "this policy asks for fewer approvals by a second person, which needs one: change two_people and approval_ranks by "
+    "PUT policy/approvals (rankwatch policy approvals)"
+)
 Reader = Annotated[Identity, Depends(Require(Scope.READ, every_job=True))]
 Operator = Annotated[Identity, Depends(Require(Scope.OPERATE, every_job=True))]
 Admin = Annotated[Identity, Depends(Require(Scope.ADMIN, every_job=True))]
@@ -79,7 +85,7 @@ class Policy(BaseModel):
     hands_off: StrictBool = False
     two_people: StrictBool = False
     """A person who requests rollback, relaunch or stop of a job with more than `approval_ranks` ranks needs the
-    approval of another person, or breaks the glass."""
+    approval of another person."""
     unsigned_until_unix_ns: Annotated[int | None, Field(strict=True, ge=0, lt=2**63)] = None
     """When unsigned telemetry, as of agents that cannot enrol, is refused in all jobs; null: there is no date."""
     limits: Limits = Limits()
@@ -124,6 +130,16 @@ class PolicyInForce(Policy, ApiReply):
     """The policy in force. It can be sent back with changes; `unsigned_until_at` is not read."""
 
 
+class Approvals(BaseModel):
+    """Which commands need the approval of a second person."""
+
+    model_config = ConfigDict(extra="forbid")
+    two_people: StrictBool
+    approval_ranks: Annotated[int | None, Field(strict=True, ge=0, le=2**31)] = None
+    """As in the limits of the policy; null: as it is."""
+    reason: Annotated[str, Field(max_length=REASON_CHARS_MAX)] = ""
+
+
 class HandsOff(BaseModel):
     """The switch that stops all automatic actions."""
 
@@ -139,13 +155,50 @@ def show_policy(context: Ctx, precondition: PreconditionDep, _identity: Reader) 
 
 
 @router.put("")
-def set_policy(body: Policy, context: Ctx, precondition: PreconditionDep, identity: Admin) -> PolicyInForce:
-    """Replace the policy; with `If-Match`, only if it is still the one that was read."""
+def replace_policy(body: Policy, context: Ctx, precondition: PreconditionDep, identity: Admin) -> PolicyInForce:
+    """Replace the policy; with `If-Match`, only if it is still the one that was read.
+
+    One that asks for fewer approvals by a second person is refused (409): see `PUT policy/approvals`.
+    """
     wanted = body.policy()
     with write(context.engine) as connection:
-        precondition.check(_shown(read_policy(connection)))
-        _store(context, connection, identity, wanted, "policy.set")
+        before = read_policy(connection)
+        precondition.check(_shown(before))
+        if before.is_weakened_by(wanted):
+            raise ProblemError(409, WEAKENED)
+        set_policy(connection, context.controls, wanted, identity.actor, "policy.set", context.clock.unix_ns())
     return precondition.show(_shown(wanted))
+
+
+@router.put("/approvals", response_model=PolicyInForce, responses={202: {"model": Command}})
+def set_approvals(body: Approvals, context: Ctx, identity: Admin) -> PolicyInForce | Response:
+    """Set which commands need the approval of a second person.
+
+    Fewer than before need one themselves: the change is a command (202) that is carried out once another person has
+    approved it. All receivers are notified of it. While one waits, another is refused (409).
+    """
+    now = context.clock.unix_ns()
+    with write(context.engine) as connection:
+        before = read_policy(connection)
+        ranks = before.limits.approval_ranks if body.approval_ranks is None else body.approval_ranks
+        wanted = with_approvals(before, body.two_people, ranks)
+        if not before.is_weakened_by(wanted):
+            set_policy(connection, context.controls, wanted, identity.actor, "policy.approvals", now)
+            return _shown(wanted)
+        if is_requested(connection, SET_APPROVALS, now):
+            raise ProblemError(409, "another change of approvals waits for approval already")
+        request = request_change(
+            connection,
+            SET_APPROVALS,
+            {"two_people": body.two_people, "approval_ranks": ranks},
+            receiver_routes(connection),
+            service_links(context.settings.public_url),
+            now,
+            requested_by=identity.actor,
+            requester=identity.person,
+            reason=body.reason,
+        )
+    return JSONResponse(Command(**command_row(request)).model_dump(mode="json"), 202)
 
 
 @router.put("/hands-off")
@@ -156,16 +209,8 @@ def set_hands_off(body: HandsOff, context: Ctx, identity: Operator) -> PolicyInF
         raise ProblemError(403, f"a token with scope {Scope.COMMAND} is required to lift hands-off")
     with write(context.engine) as connection:
         wanted = replace(read_policy(connection), hands_off=body.hands_off)
-        _store(context, connection, identity, wanted, "policy.hands_off")
+        set_policy(connection, context.controls, wanted, identity.actor, "policy.hands_off", context.clock.unix_ns())
     return _shown(wanted)
-
-
-def _store(context: Context, connection: Connection, identity: Identity, wanted: policy.Policy, what: str) -> None:
-    now = context.clock.unix_ns()
-    write_policy(connection, wanted, now)
-    record = policy.policy_record(wanted)
-    context.controls.append_in(connection, [Entry(ALL_JOBS, encode_control(record))])
-    audit_trail.append(connection, now, identity.actor, what, "policy", "ok", fields=asdict(wanted))
 
 
 def _shown(stored: policy.Policy) -> PolicyInForce:

@@ -73,7 +73,8 @@ def log_in(body: NewSession, context: Ctx, request: Request, response: Response)
     """Exchange a token for a session cookie. A login token can be used once."""
     identity = context.authenticator.authenticate(body.token.get_secret_value())
     if identity is None or identity.kind == TokenKind.SESSION:
-        raise ProblemError(401, "this token is not valid", headers={"WWW-Authenticate": "Bearer"})
+        why = context.authenticator.ended(body.token.get_secret_value()) or "this token is not valid"
+        raise ProblemError(401, why, headers={"WWW-Authenticate": "Bearer"})
     source = request.client.host if request.client else ""
     try:
         with write(context.engine) as connection:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends
 from pydantic import BaseModel, ConfigDict, Field
@@ -10,7 +10,15 @@ from sqlalchemy import RowMapping, select
 
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.scopes import Scope
-from rankwatch_service.access.tokens import DEFAULT_S, issue_token, revoke_token, token_state, with_pin
+from rankwatch_service.access.tokens import (
+    DEFAULT_S,
+    TokenState,
+    can_approve,
+    issue_token,
+    revoke_token,
+    token_state,
+    with_pin,
+)
 from rankwatch_service.api.dependencies import Ctx, NameOrNone
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.paging import Page, Wanted, fetch_page
@@ -18,9 +26,14 @@ from rankwatch_service.api.http.problem import RETRY_AFTER_S, ProblemError, not_
 from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.certificate import CertificateError, token_pin
 from rankwatch_service.names import NAME_CHARS_MAX
+from rankwatch_service.notify.receivers import receiver_routes
+from rankwatch_service.orders.approvals import request_change
+from rankwatch_service.policy.command import MAKE_TOKEN
+from rankwatch_service.policy.notification import service_links
 from rankwatch_service.store import audit_trail
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Token as TokenRow
+from rankwatch_service.store.settings_rows import read_policy
 
 router = APIRouter(prefix="/tokens", tags=["access"])
 Admin = Annotated[Identity, Depends(Require(Scope.ADMIN, every_job=True))]
@@ -61,7 +74,8 @@ class Token(ApiReply):
     expires_unix_ns: int | None
     last_used_unix_ns: int | None
     revoked: bool
-    state: Literal["valid", "expired", "revoked"]
+    state: TokenState
+    """valid, expired, revoked, or waiting until a second person approves it."""
     hosts_max: int | None
     loopback: bool
     """It is good on the machine of the service only."""
@@ -71,6 +85,8 @@ class CreatedToken(Token):
     """A new token with its text, which is shown only now."""
 
     token: str
+    approval: str
+    """Id of the command that must be approved before it can be used; empty: none."""
 
 
 @router.get("")
@@ -92,7 +108,8 @@ def make_token(body: NewToken, context: Ctx, identity: Admin) -> CreatedToken:
     """Create a token. Does not support Idempotency-Key, since the stored reply would contain the secret.
 
     If the api's certificate signs itself, a token for agents ends with the certificate's SHA-256, by which agents know
-    the api.
+    the api. If the policy has `two_people`, one with scope command or admin can be used once another person has
+    approved it (`approval`); all receivers are notified of it.
     """
     certificate = context.settings.tls_cert
     try:
@@ -101,7 +118,9 @@ def make_token(body: NewToken, context: Ctx, identity: Admin) -> CreatedToken:
         raise ProblemError(503, str(error), headers={"Retry-After": str(RETRY_AFTER_S)}) from error
     now = context.clock.unix_ns()
     expires = None if body.expires_s is None else now + int(body.expires_s * 1e9)
+    approval = ""
     with write(context.engine) as connection:
+        waits = read_policy(connection).two_people and can_approve(body.scopes)
         token_id, text = issue_token(
             connection,
             identity.actor,
@@ -114,9 +133,21 @@ def make_token(body: NewToken, context: Ctx, identity: Admin) -> CreatedToken:
             hosts_max=body.hosts_max,
             project=body.project,
             owner=body.owner,
+            admitted=not waits,
         )
+        if waits:
+            approval = request_change(
+                connection,
+                MAKE_TOKEN,
+                {"name": body.name, "scopes": sorted(body.scopes), "token": token_id},
+                receiver_routes(connection),
+                service_links(context.settings.public_url),
+                now,
+                requested_by=identity.actor,
+                requester=identity.person,
+            ).id
         row = connection.execute(select(TokenRow.__table__).where(TokenRow.id == token_id)).mappings().one()
-    return CreatedToken(**_with_state(row, now), token=with_pin(text, pin))
+    return CreatedToken(**_with_state(row, now), token=with_pin(text, pin), approval=approval)
 
 
 @router.delete("/{token_id}", status_code=204)
@@ -130,4 +161,4 @@ def revoke(token_id: str, context: Ctx, identity: Admin) -> None:
 
 
 def _with_state(row: RowMapping, now_unix_ns: int) -> dict[str, Any]:
-    return {**row, "state": token_state(row["revoked"], row["expires_unix_ns"], now_unix_ns)}
+    return {**row, "state": token_state(row["revoked"], row["admitted"], row["expires_unix_ns"], now_unix_ns)}

@@ -50,13 +50,18 @@ def create(
     """Create a token and print it. It cannot be shown again.
 
     If the api's certificate signs itself, a token for agents ends with the certificate's SHA-256, by which agents know
-    the api.
+    the api. Nobody has to approve it, but if the policy has two_people, all receivers are notified of one with scope
+    command or admin.
     """
     from rankwatch_service.access.scopes import Scope
-    from rankwatch_service.access.tokens import LOCAL_NAME, issue_token, with_pin
+    from rankwatch_service.access.tokens import LOCAL_NAME, can_approve, issue_token, with_pin
     from rankwatch_service.cli.configuration import seconds
     from rankwatch_service.clock import SystemClock
+    from rankwatch_service.notify.receivers import receiver_routes
+    from rankwatch_service.orders.approvals import request_change
+    from rankwatch_service.policy.command import MAKE_TOKEN
     from rankwatch_service.store.engine import write
+    from rankwatch_service.store.settings_rows import read_policy
 
     try:
         scopes = {Scope(one) for one in scope}
@@ -69,7 +74,7 @@ def create(
     expires = None if lasting == "never" else now + seconds(lasting) * 1_000_000_000
     pin = token_pin_in_force(data, database_url) if scopes == {Scope.INGEST} else ""
     with existing_database(data, database_url) as engine, write(engine) as connection:
-        _, text = issue_token(
+        token_id, text = issue_token(
             connection,
             "command line",
             name,
@@ -80,6 +85,11 @@ def create(
             expires_unix_ns=expires,
             project=project,
         )
+        if can_approve(scopes) and read_policy(connection).two_people:
+            made = {"name": name, "scopes": sorted(scopes), "token": token_id}
+            receivers = receiver_routes(connection)
+            who = {"requested_by": "command line"}
+            request_change(connection, MAKE_TOKEN, made, receivers, {}, now, **who, approval_required=False)
     print(with_pin(text, pin))
 
 
@@ -184,7 +194,7 @@ def list_tokens(as_json: JSON = False, data: DATA = None, database_url: DATABASE
     with existing_database(data, database_url) as engine, read(engine) as connection:
         rows = connection.execute(select(*columns).order_by(Token.created_unix_ns.desc())).mappings().all()
     output.show(
-        ({**row, "state": token_state(row["revoked"], row["expires_unix_ns"], now)} for row in rows),
+        ({**row, "state": token_state(row["revoked"], row["admitted"], row["expires_unix_ns"], now)} for row in rows),
         as_json,
         {
             "id": lambda one: output.identifier(one["id"]),

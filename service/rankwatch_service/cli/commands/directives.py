@@ -190,10 +190,7 @@ def request(client: CliClient, job: str, body: dict[str, Any], wait_s: float | N
     """
     command = client.post(f"{job_path(job)}/commands", body)
     if command["approval_required"]:
-        output.note(
-            f"waits until {output.moment(command['expires_unix_ns'])} for the approval of another person: "
-            f"rankwatch commands approve {output.short_id(command['id'])}"
-        )
+        output.note(awaited(command))
     if wait_s is not None:
         command = _ended(client, command, wait_s)
     if as_json:
@@ -205,6 +202,12 @@ def request(client: CliClient, job: str, body: dict[str, Any], wait_s: float | N
         output.note(f"{command['action']} {job}: {state}{step}{result} ({short_id})")
     if wait_s is not None and command["state"] != "applied":
         raise typer.Exit(Status.FINDINGS)
+
+
+def awaited(command: dict[str, Any]) -> str:
+    """Until when a command waits for its approval, and how it is given."""
+    until, id_ = output.moment(command["expires_unix_ns"]), output.short_id(command["id"])
+    return f"waits until {until} for the approval of another person: rankwatch commands approve {id_}"
 
 
 def _ended(client: CliClient, command: dict[str, Any], wait_s: float) -> dict[str, Any]:

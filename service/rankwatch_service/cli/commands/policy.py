@@ -13,6 +13,7 @@ import typer
 
 from rankwatch.terminal import json_line, printable
 from rankwatch_service.cli import output
+from rankwatch_service.cli.commands.directives import awaited
 from rankwatch_service.cli.commands.replay import FILES, MAP, describe, played
 from rankwatch_service.cli.configuration import read_rules
 from rankwatch_service.cli.errors import CliError, Status
@@ -60,6 +61,28 @@ def set_policy(
         raise CliError(Status.USAGE, f"{document.name} is not a JSON object")
     connect(url, token).put(POLICY_PATH, wanted)
     output.note("the policy is replaced")
+
+
+@policy.command("approvals")
+def set_approvals(
+    two_people: Annotated[
+        bool,
+        typer.Option("--two-people/--one-person", help="Whether costly commands need the approval of a second person."),
+    ],
+    approval_ranks: Annotated[
+        int | None, typer.Option(min=0, help="Of jobs with more ranks than this. Default: as it is.")
+    ] = None,
+    reason: Annotated[str, typer.Option(help="Reason, for who approves it and the audit trail.")] = "",
+    url: URL = None,
+    token: TOKEN = None,
+) -> None:
+    """Set which commands need the approval of a second person. Fewer need an approval too. Requires scope admin."""
+    wanted = {"two_people": two_people, "approval_ranks": approval_ranks, "reason": reason}
+    found = connect(url, token).put(f"{POLICY_PATH}/approvals", wanted)
+    if found.get("approval_required"):
+        output.note(awaited(found))
+    else:
+        output.note("the approvals are set")
 
 
 def precision(

@@ -46,6 +46,8 @@ class Token(Base):
     """Of the jobs that begin by it."""
     makers: Mapped[list[Any]] = mapped_column(default=list)
     """Who has made it, who has made the token that they used, and so on."""
+    admitted: Mapped[bool] = mapped_column(default=True)
+    """False: it cannot be used before a second person has approved it."""
 
 
 class Agent(Base):

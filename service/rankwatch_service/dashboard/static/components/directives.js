@@ -15,6 +15,9 @@ export const DIRECTIVES = {
   stop: { icon: "stop", name: "Stop", does: "The training loop ends on all ranks at the same step.", danger: true },
 };
 
+// The job of commands that are about all jobs; `GET commands` shows them, and nothing here requests them.
+export const ALL_JOBS = "*";
+
 const COSTLY = ["rollback", "relaunch", "stop"];
 
 const MODES = {

@@ -58,7 +58,7 @@ function personRow(one) {
 
 function tokenRow(token) {
   const jobs = [token.job || (token.project ? `project ${token.project}` : "every job"), token.hosts_max && `${token.hosts_max} hosts`, token.loopback && "this machine only"];
-  const usable = token.state === "valid";
+  const usable = ["valid", "waiting"].includes(token.state);
   return h(
     "tr",
     {},
@@ -102,7 +102,7 @@ async function create() {
   const send = ({ name, scope, job, project, days: until }) => post("tokens", { name: name.trim(), scopes: [scope], job: job.trim(), project: project.trim(), expires_s: Number(until) * DAY_S });
   const made = await ask("New token", "It is shown once.", fields, "Create", false, send);
   if (!made) return;
-  await ask("Token", "Copy it now: it cannot be shown again.", [h("textarea", { readOnly: true, rows: 3, "aria-label": "Token" }, made.token)], "Done");
+  await ask("Token", `Copy it now: it cannot be shown again.${made.approval ? " It can be used once another person has approved it." : ""}`, [h("textarea", { readOnly: true, rows: 3, "aria-label": "Token" }, made.token)], "Done");
   load();
 }
 

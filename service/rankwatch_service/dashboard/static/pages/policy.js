@@ -32,7 +32,7 @@ const show = whenChanged((policy, mayTurn, admin, precision, ofJobs, [inForce, s
         "div",
         { class: "body column" },
         toggle("Hands off", "No rule acts; what it would do becomes a suggestion.", handsOff, mayTurn, (on) => put("policy/hands-off", { hands_off: on })),
-        toggle("Two people", `Rollback, relaunch and stop of jobs with more than ${limits.approval_ranks} ranks wait for the approval of a second person.`, twoPeople, admin, (on) => put("policy", { ...policy, two_people: on })),
+        toggle("Two people", `Rollback, relaunch and stop of jobs with more than ${limits.approval_ranks} ranks wait for the approval of a second person.`, twoPeople, admin, setTwoPeople),
         h("div", { class: "muted" }, policy.unsigned_until_unix_ns === null ? "Telemetry of agents that have not enrolled is accepted, and no date is set for its end." : ["Telemetry of agents that have not enrolled is accepted until ", moment(policy.unsigned_until_unix_ns), "."]),
       ),
     ),
@@ -48,9 +48,16 @@ function toggle(name, does, on, may, turn) {
   return h("label", { class: "switch" }, box, h("span", {}, h("b", {}, name), h("div", { class: "muted" }, does)));
 }
 
+// Off needs the approval of a second person, unless nobody needs one now.
+async function setTwoPeople(on) {
+  const reply = await put("policy/approvals", { two_people: on });
+  if (reply?.approval_required) toast(["Two people stays on until another person approves the change ", h("a", { href: `/commands/${encodeURIComponent(reply.id)}` }, "Progress")]);
+  return reply;
+}
+
 async function turned(name, box, turn) {
-  if (await guarded(() => turn(box.checked))) {
-    toast(`${name}: ${box.checked ? "on" : "off"}`);
-    load();
-  } else box.checked = !box.checked;
+  const reply = await guarded(() => turn(box.checked));
+  if (reply && !reply.approval_required) toast(`${name}: ${box.checked ? "on" : "off"}`);
+  if (reply) load();
+  if (!reply || reply.approval_required) box.checked = !box.checked;
 }

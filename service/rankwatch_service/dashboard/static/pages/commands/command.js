@@ -5,7 +5,7 @@ import { fill, h } from "../../common/dom.js";
 import { ago, clock, duration, moment, number, words } from "../../common/format.js";
 import { everySecond, gathered, listen } from "../../common/live.js";
 import { approvals } from "../../components/approvals.js";
-import { DIRECTIVES, outcome, people } from "../../components/directives.js";
+import { ALL_JOBS, DIRECTIVES, outcome, people } from "../../components/directives.js";
 import { notFound } from "../../components/error_page.js";
 import { card, guarded, mayDo, said, shell, viewer, whenChanged } from "../../components/shell.js";
 import { traceFold } from "../../components/traces.js";
@@ -50,9 +50,9 @@ function unknown(error) {
 
 const showHead = whenChanged((command, may) => {
   const name = DIRECTIVES[command.action]?.name ?? words(command.action);
-  document.title = `${name} ${command.job} · rankwatch`;
+  document.title = `${name} ${command.job === ALL_JOBS ? "" : command.job} · rankwatch`;
   const cancel = async () => (await said(post(path("commands", command.id, "cancel"), {}), `${name} is cancelled`)) && load();
-  fill(head, h("div", { class: "line" }, h("h1", { class: "break" }, `${name} `, h("a", { href: `/jobs/${encodeURIComponent(command.job)}` }, command.job)), outcome(command), may && h("div", { class: "actions" }, h("button", { onclick: cancel }, "Cancel"))), command.result && h("p", { class: "under break" }, command.result));
+  fill(head, h("div", { class: "line" }, h("h1", { class: "break" }, `${name} `, command.job !== ALL_JOBS && h("a", { href: `/jobs/${encodeURIComponent(command.job)}` }, command.job)), outcome(command), may && h("div", { class: "actions" }, h("button", { onclick: cancel }, "Cancel"))), command.result && h("p", { class: "under break" }, command.result));
 });
 
 const showWaiting = whenChanged((command, session) => {

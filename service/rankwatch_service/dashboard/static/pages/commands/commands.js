@@ -5,7 +5,7 @@ import { fill, h } from "../../common/dom.js";
 import { ago, moment, number, words } from "../../common/format.js";
 import { everySecond, gathered, listen } from "../../common/live.js";
 import { approvals } from "../../components/approvals.js";
-import { outcome, people } from "../../components/directives.js";
+import { ALL_JOBS, outcome, people } from "../../components/directives.js";
 import { keys } from "../../components/keys.js";
 import { empty, guarded, shell, viewer, whenChanged } from "../../components/shell.js";
 
@@ -71,7 +71,7 @@ function row(one) {
     { class: "link", onclick: (event) => !event.target.closest("a") && location.assign(where) },
     h("td", { class: "nowrap", title: moment(one.requested_unix_ns) }, h("span", { "data-at": one.requested_unix_ns }, ago(one.requested_unix_ns))),
     h("td", {}, h("a", { class: "title", href: where }, words(one.action)), one.applied_step !== null && h("div", { class: "under" }, `at step ${number(one.applied_step)}`)),
-    h("td", { class: "break" }, h("a", { href: `/jobs/${encodeURIComponent(one.job)}` }, one.job), one.incident_id && h("div", { class: "under" }, h("a", { href: `/incidents/${encodeURIComponent(one.incident_id)}` }, "incident"))),
+    h("td", { class: "break" }, one.job === ALL_JOBS ? "all jobs" : h("a", { href: `/jobs/${encodeURIComponent(one.job)}` }, one.job), one.incident_id && h("div", { class: "under" }, h("a", { href: `/incidents/${encodeURIComponent(one.incident_id)}` }, "incident"))),
     h("td", {}, outcome(one)),
     h("td", { class: "break" }, people(one), one.reason && h("div", { class: "under" }, one.reason)),
     h("td", { class: "break" }, one.result),
