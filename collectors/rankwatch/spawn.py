@@ -13,8 +13,7 @@ from collections.abc import Mapping
 from struct import Struct
 from typing import Final
 
-from rankwatch import layout
-from rankwatch.children import python_module
+from rankwatch import children, layout
 
 _FLOCK: Final = Struct("hhqqi4x")
 START_S_MAX: Final = 10.0
@@ -46,14 +45,14 @@ def ensure_agent(
     """
     if lock_is_held(layout.agent_lock_path(directory, job)):
         return False
-    command = python_module("rankwatch.agent", "--dir", directory, "--job", job)
+    command = children.python_module("rankwatch.agent", "--dir", children.absolute(directory), "--job", job)
     command += ["--url", url] if url else []
-    command += ["--token-file", token_file] if token_file else []
-    import subprocess  # noqa: PLC0415 - a sixth of rankwatch's import time, and only one rank of a host needs it
+    command += ["--token-file", children.absolute(token_file)] if token_file else []
+    import subprocess  # noqa: PLC0415 - as in `children`
 
     try:
         # Started by a shell that ends at once, so that the training process need not reap the agent as its child.
-        subprocess.run(
+        children.run(
             ["/bin/sh", "-c", '"$@" &', "sh", *command],
             env=_agent_environment(env),
             stdin=subprocess.DEVNULL,

@@ -284,7 +284,7 @@ def _make_current(watch: Watch) -> None:
         sys.excepthook = note_then_tell
         processes = sys.modules.get("multiprocessing.process")  # not imported: this process is none of it
         if processes is not None and processes.parent_process() is not None:
-            from multiprocessing.util import Finalize  # noqa: PLC0415 - a script without it need not load it
+            from multiprocessing.util import Finalize  # noqa: PLC0415, TID251 - rarely needed; starts none
 
             Finalize(None, _note_end_of_child, exitpriority=0)
 

@@ -158,7 +158,7 @@ def judge_files(paths: Sequence[Path]) -> WaitVerdict:
     """
     with ForeignReader(__name__) as reader:
         for path in paths:
-            _asked(reader, path, "read", str(path))
+            _asked(reader, path, "read", str(path.absolute()))
         body = _asked(reader, paths[-1], "judge")
     return msgspec.json.decode(body, type=WaitVerdict)
 

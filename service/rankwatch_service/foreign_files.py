@@ -10,14 +10,14 @@ import json
 import os
 import resource
 import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from subprocess import PIPE
 from types import TracebackType
 from typing import Any, Final, Self
 
-from rankwatch.children import python_module
+from rankwatch import children
 
 MEMORY_BYTES: Final = 4 << 30
 """Address space that a reader has at least, and half of the machine's memory where that is more."""
@@ -40,12 +40,10 @@ class ForeignReader:
         """Start a reader.
 
         Args:
-            module: calls `answer` when it is run. It has the working directory of this process.
+            module: calls `answer` when it is run. Paths in what it is asked are absolute.
         """
         self._trouble = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the reader
-        self._child = subprocess.Popen(
-            python_module(module), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._trouble
-        )
+        self._child = children.start(children.python_module(module), stdin=PIPE, stdout=PIPE, stderr=self._trouble)
 
     def __enter__(self) -> Self:
         return self

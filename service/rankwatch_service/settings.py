@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final, Literal
 from urllib.parse import urlsplit
 
 from platformdirs import user_config_path, user_data_path
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 from rankwatch.kafka.settings import PREFIX, KafkaSettings
@@ -30,6 +30,9 @@ PORT: Final = 8770
 SECRET_KEY_CHARS_MIN: Final = 32
 """Characters of the secret key: 128 bits if they are hexadecimal digits. The service creates keys of 64."""
 
+AbsolutePath = Annotated[Path, AfterValidator(Path.absolute)]
+"""A relative path is meant from where the command starts, also by the roles that `up` starts."""
+
 Pattern = Annotated[str, Field(min_length=1, max_length=NAME_CHARS_MAX)]
 
 _MAIL_PORTS: Final = {"smtp": 587, "smtps": 465}
@@ -38,11 +41,11 @@ CONFIG_NAME: Final = "rankwatch.toml"
 
 
 def _database_url(values: dict[str, Any]) -> str:
-    return f"sqlite:///{Path(values['data_dir']).absolute() / 'rankwatch.db'}"
+    return f"sqlite:///{values['data_dir'] / 'rankwatch.db'}"
 
 
 def _secret_key_file(values: dict[str, Any]) -> Path:
-    return Path(values["data_dir"]) / "secret.key"
+    return Path(values["data_dir"], "secret.key")
 
 
 def _public_url(values: dict[str, Any]) -> str:
@@ -174,20 +177,20 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="RANKWATCH_", frozen=True, extra="forbid")
 
-    data_dir: Path = Field(default_factory=lambda: user_data_path("rankwatch"))
+    data_dir: AbsolutePath = Field(default_factory=lambda: user_data_path("rankwatch"))
     """Folder of everything that `up` stores: the SQLite database, the secret key and the tokens."""
     database_url: str = Field(default_factory=_database_url, repr=False)
     """The database: sqlite:///PATH or postgresql://USER:PASSWORD@HOST:PORT/NAME."""
     secret_key: str | None = Field(default=None, min_length=SECRET_KEY_CHARS_MIN, repr=False)
     """Encrypts the secrets in the database; the same text in all roles. None: it is in `secret_key_file`."""
-    secret_key_file: Path = Field(default_factory=_secret_key_file)
+    secret_key_file: AbsolutePath = Field(default_factory=_secret_key_file)
     """File of the secret key, which only its owner may read; created with a new key for a new database."""
     host: str = "127.0.0.1"
     """Address the api listens on."""
     port: int = Field(default=PORT, ge=0, le=65_535)
-    tls_cert: Path | None = None
+    tls_cert: AbsolutePath | None = None
     """PEM file of the api's certificate, with those between it and its authority: the api then speaks https alone."""
-    tls_key: Path | None = None
+    tls_key: AbsolutePath | None = None
     """PEM file of its key, without a passphrase. Both files are read again when they change."""
     insecure: bool = False
     """The api may listen without TLS where other machines reach it."""
@@ -195,7 +198,7 @@ class Settings(BaseSettings):
     """Addresses and networks of reverse proxies, with commas. Their X-Forwarded-For or Forwarded names the client."""
     public_url: str = Field(default_factory=_public_url)
     """URL at which people and agents reach the api, also used in notifications. https makes cookies Secure."""
-    ingest_config: Path | None = Field(default_factory=lambda: user_config_path("rankwatch") / "ingest.json")
+    ingest_config: AbsolutePath | None = Field(default_factory=lambda: user_config_path("rankwatch") / "ingest.json")
     """File in which `up` stores {url, token} for collectors on this machine, with `local_config` for commands beside
     it; None: neither is written."""
     allowed_hosts: str = ""
@@ -313,6 +316,17 @@ class Settings(BaseSettings):
         if self.tls_cert and self.public_url.startswith("http:"):
             raise ValueError(f"public_url is {self.public_url}, but with tls_cert the api speaks https alone")
         return self
+
+    @field_validator("database_url")
+    @classmethod
+    def _database_is_absolute(cls, url: str) -> str:
+        scheme, _, path = url.partition(":///")
+        return f"{scheme}:///{Path(path).absolute()}" if scheme == "sqlite" and path not in ("", ":memory:") else url
+
+    @field_validator("kafka_ssl_cafile", "kafka_ssl_certfile", "kafka_ssl_keyfile")
+    @classmethod
+    def _files_are_absolute(cls, path: str) -> str:
+        return path and str(Path(path).absolute())
 
     @field_validator("runbook_url")
     @classmethod

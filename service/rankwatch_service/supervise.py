@@ -12,6 +12,7 @@ from typing import Final
 
 import structlog
 
+from rankwatch import children
 from rankwatch_service.clock import Clock
 
 RESTART_FIRST_S: Final = 0.1
@@ -33,7 +34,7 @@ _log = structlog.get_logger(__name__)
 class _Child:
     name: str
     command: Sequence[str]
-    process: subprocess.Popen[bytes] | None = None
+    process: children.Child | None = None
     started_s: float = 0.0
     pause_s: float = RESTART_FIRST_S
     restart_at_s: float = 0.0
@@ -98,13 +99,13 @@ class Supervisor:
 
     def _start(self, child: _Child) -> None:
         child.started_s = self._clock.monotonic_s()
-        child.process = subprocess.Popen(
+        child.process = children.start(
             child.command,
-            env=self._environment,
+            self._environment,
             stdin=subprocess.DEVNULL,
             # Ctrl-C reaches only the parent, which then ends the children in order.
             start_new_session=True,
-            preexec_fn=die_with_parent(os.getpid()),  # noqa: PLW1509 - this process has one thread
+            preexec_fn=die_with_parent(os.getpid()),  # this process has one thread
         )
 
 

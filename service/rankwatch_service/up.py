@@ -15,7 +15,7 @@ from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
 from typing import Final
 
-from rankwatch.children import python_module
+from rankwatch import children
 from rankwatch.trust import Trust, pin_of
 from rankwatch_service.access.secret_key import load_secret_key
 from rankwatch_service.access.sessions import LOGIN_S, issue_login
@@ -53,7 +53,7 @@ def run(settings: Settings) -> None:
     with data_folder(settings.data_dir):
         settings = _with_private_targets(_with_port(settings))
         login = prepare(settings, clock)
-        roles = {role: python_module("rankwatch_service", role) for role in ROLES}
+        roles = {role: children.python_module("rankwatch_service", role) for role in ROLES}
         supervisor = Supervisor(roles, {**os.environ, **as_environment(settings)}, clock)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda _number, _frame: supervisor.stop())
@@ -84,7 +84,7 @@ def prepare(settings: Settings, clock: Clock) -> str:
         local = ensure_token_file(engine, settings.local_token_path, clock, TokenKind.LOCAL)
         address = {"url": settings.public_url, "token": ingest} | _trust(settings)
         _write_address(settings.ingest_config, address)
-        places = {"database_url": settings.database_url, "data_dir": str(settings.data_dir.absolute())}
+        places = {"database_url": settings.database_url, "data_dir": str(settings.data_dir)}
         _write_address(local_config(settings.ingest_config), address | {"token": local} | places)
     with write(engine) as connection:
         login = issue_login(connection, "up", clock.unix_ns())
@@ -104,7 +104,7 @@ def as_environment(settings: Settings) -> dict[str, str]:
 def _trust(settings: Settings) -> dict[str, object]:
     """What clients on this machine need besides: the certificate to expect, or that none is wanted."""
     if settings.tls_cert is not None:
-        return {"certificate": str(settings.tls_cert.absolute())}
+        return {"certificate": str(settings.tls_cert)}
     return {"insecure": True} if settings.insecure else {}
 
 

@@ -34,6 +34,25 @@ def test_an_argument_beats_the_environment_beats_the_file_beats_the_default(else
     assert Settings(port=1004).port == 1004
 
 
+def test_relative_paths_are_meant_from_here_by_the_roles_that_are_started_too(elsewhere, monkeypatch):
+    given = {
+        "data_dir": "data",
+        "database_url": "sqlite:///data/other.db",
+        "tls_cert": "c.pem",
+        "tls_key": "k.pem",
+        "ingest_config": "ingest.json",
+        "kafka_ssl_cafile": "ca.pem",
+    }
+    told = as_environment(Settings(**given))
+    monkeypatch.chdir("/")
+    for name, path in given.items():
+        scheme, _, rest = path.rpartition(":///")
+        assert told[f"RANKWATCH_{name.upper()}"] == f"{scheme and 'sqlite:///'}{elsewhere / rest}"
+    assert told["RANKWATCH_SECRET_KEY_FILE"] == str(elsewhere / "data" / "secret.key")
+    assert told["RANKWATCH_KAFKA_SSL_KEYFILE"] == ""
+    assert Settings(database_url="postgresql://h/d").database_url == "postgresql://h/d"
+
+
 def test_a_key_that_does_not_exist_is_an_error(elsewhere):
     with pytest.raises(ValidationError, match="prot"):
         Settings(prot=1)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from rankwatch import layout
 from rankwatch.agent.processes import lower_priority, take_lock, use_all_cores
-from rankwatch.children import python_module
+from rankwatch.children import python_module, run
 from rankwatch.folders import directories, others_reach
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ def main(arguments: list[str], environment: Mapping[str, str]) -> int:
     if options.dir is None and options.what is None:
         options.dir = recorders_of(environment)
     options.dir = options.dir and options.dir.absolute()
+    options.token_file = options.token_file and options.token_file.absolute()
     if options.kafka:
         environment = {**environment, "RANKWATCH_KAFKA": options.kafka}
     if options.insecure:
@@ -72,8 +73,6 @@ def recorders_of(environment: Mapping[str, str]) -> Path:
 
 def _drain(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     """Let an agent send each spool that is left, one after the other; 1 if messages still wait afterwards."""
-    import subprocess  # noqa: PLC0415
-
     from rankwatch.agent.sender import left_spools  # noqa: PLC0415
     from rankwatch.notices import say  # noqa: PLC0415
 
@@ -81,7 +80,7 @@ def _drain(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     for left in left_spools(folder):
         say(f"sending what job {left.job!r} has left")
         command = python_module("rankwatch.agent", "--dir", left.directory, "--job", left.job, *_passed_on(options))
-        subprocess.run(command, env=environment, check=False)
+        run(command, environment, check=False)
     waiting = left_spools(folder)
     for left in waiting:
         say(f"messages of job {left.job!r} still wait in {folder}: the service does not accept them")
@@ -93,7 +92,7 @@ def _drain_beside(options: argparse.Namespace, environment: Mapping[str, str]) -
     from rankwatch.agent.sender import left_spools  # noqa: PLC0415
     from rankwatch.spawn import ensure_agent  # noqa: PLC0415
 
-    token = options.token_file and str(options.token_file.absolute())
+    token = options.token_file and str(options.token_file)
     service = _service(options, environment)
     left = [one for one in left_spools(spool_base(options.dir, environment)) if one.service in ("", service)]
     for one in left[:DRAINED_MAX]:
@@ -117,7 +116,7 @@ def _service(options: argparse.Namespace, environment: Mapping[str, str]) -> str
 def _passed_on(options: argparse.Namespace) -> list[str]:
     """The options that agents and workers which this one starts get too."""
     passed = ["--url", options.url] if options.url else []
-    passed += ["--token-file", str(options.token_file.absolute())] if options.token_file else []
+    passed += ["--token-file", str(options.token_file)] if options.token_file else []
     passed += ["--kafka", options.kafka] if options.kafka else []
     return [*passed, "--insecure"] if options.insecure else passed
 

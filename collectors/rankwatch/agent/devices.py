@@ -32,9 +32,8 @@ from typing import IO, Any, Final, NamedTuple
 
 import msgspec
 
-from rankwatch import wire
+from rankwatch import children, wire
 from rankwatch.agent.clock import AgentClock
-from rankwatch.children import python_module
 from rankwatch.wire import DeviceSample
 
 LENGTH: Final = struct.Struct("<I")
@@ -183,7 +182,7 @@ class ThrottledDevices:
         return Throttling(minutes, tuple(name for bit, name in REASONS.items() if met & bit))
 
 
-READER: Final = tuple(python_module("rankwatch.agent.device_reader"))
+READER: Final = tuple(children.python_module("rankwatch.agent.device_reader"))
 SILENT_S: Final = 3.0
 """Silence of a reader that reads once a second, after which its driver does not answer."""
 OPEN_WITHIN_S: Final = 60.0
@@ -261,7 +260,7 @@ class DeviceSampler(threading.Thread):
         """Start a reader and follow it to its end; returns its exit status, None if it does not end."""
         try:
             # Its standard error is the agent's log.
-            reader = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+            reader = children.start(self._command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
         except OSError as error:
             _log.warning("no GPU counters: %s", error)
             return NO_DEVICES_STATUS
@@ -366,7 +365,7 @@ def _named(device: DeviceIdentity) -> dict[str, Any]:
     return {"device_uuid": device.uuid, "index": device.index, "pci_bus_id": device.pci_bus_id, "serial": device.serial}
 
 
-def _ended(reader: subprocess.Popen[bytes], *, ask: bool) -> int | None:
+def _ended(reader: children.Child, *, ask: bool) -> int | None:
     """The status of a reader whose pipe is closed; it is asked to end, but never killed, which can freeze a device."""
     if ask:
         reader.terminate()

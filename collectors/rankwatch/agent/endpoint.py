@@ -48,7 +48,7 @@ def configuration_path(environment: Mapping[str, str]) -> Path:
 
 def _configuration_folder(environment: Mapping[str, str]) -> Path:
     base = environment.get("XDG_CONFIG_HOME", "")
-    return Path(base) if base else _home(environment) / ".config"
+    return Path(base) if os.path.isabs(base) else _home(environment) / ".config"
 
 
 def _home(environment: Mapping[str, str]) -> Path:

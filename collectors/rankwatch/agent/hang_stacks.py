@@ -30,7 +30,6 @@ import logging
 import os
 import queue
 import re
-import shutil
 import subprocess
 import threading
 from collections import OrderedDict
@@ -40,7 +39,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
-from rankwatch import layout, wire
+from rankwatch import children, layout, wire
 from rankwatch.agent.clock import AgentClock
 from rankwatch.agent.processes import RankProcess, catches, read_stat, wait_channel
 from rankwatch.agent.ranks import LocalRank, Look
@@ -339,7 +338,7 @@ class NativeStacks:
 
     def __init__(self, clock: AgentClock, program: str = PROGRAM) -> None:
         self._clock = clock
-        self._program = shutil.which(program)
+        self._program = children.program(program)
         self._asked: queue.SimpleQueue[StackedRank] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[tuple[StackedRank, str]] = queue.SimpleQueue()
         self._newest, self._count = "", 0
@@ -395,11 +394,11 @@ def dumped(command: Sequence[str]) -> str:
     Raises:
         OSError, subprocess.SubprocessError: it cannot be started, fails, or does not end within `DUMP_WITHIN_S`.
     """
-    done = subprocess.run(
+    done = children.run(
         command, capture_output=True, check=True, timeout=DUMP_WITHIN_S, stdin=subprocess.DEVNULL, text=True,
         errors="replace",
     )  # fmt: skip
-    return done.stdout[:NATIVE_BYTES_MAX]
+    return str(done.stdout[:NATIVE_BYTES_MAX])
 
 
 _log = logging.getLogger(__name__)

@@ -11,13 +11,13 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
+from rankwatch import children
 from rankwatch.agent.ranks import jobs_in
 from rankwatch.spawn import ensure_agent
 
@@ -39,18 +39,20 @@ def supervise(worker: list[str], lock: int, tell: Callable[[str], None]) -> int:
     Returns:
         The exit status for this process: 0, or 143 (128 + SIGTERM) after a signal to stop.
     """
-    os.set_inheritable(lock, True)
     stop = _Stop()
     for number in STOP_SIGNALS:
         signal.signal(number, stop)
     restarts: deque[float] = deque(maxlen=RESTARTS_MAX)
     count = 0
     while True:
-        # The signals stay blocked until the worker has handlers; an earlier one would end it.
-        stop.pid = os.posix_spawn(sys.executable, [*worker, str(count)], os.environ, setsigmask=STOP_SIGNALS)
+        # In the worker the signals stay blocked until it has handlers; an earlier one would end it.
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+        process = children.start([*worker, str(count)], pass_fds=(lock,))
+        stop.pid = process.pid
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         if stop.told():
             stop(signal.SIGTERM, None)  # the signal came while there was no worker to forward it to
-        status = os.waitstatus_to_exitcode(os.waitpid(stop.pid, 0)[1])
+        status = process.wait()
         stop.pid = 0
         # A lock file without a directory entry protects nothing, and its directory, with the recorders, is gone.
         if status == 0 or os.fstat(lock).st_nlink == 0 or (stop.told() and len(restarts) == RESTARTS_MAX):

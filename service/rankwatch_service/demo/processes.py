@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from rankwatch import children
 from rankwatch_service.supervise import die_with_parent
 
 RESTARTS_MAX = 5
@@ -37,7 +38,7 @@ class Launcher:
     restarts_max: int = RESTARTS_MAX
     number: int = -1
     """Number of the current launch; the first is 0."""
-    ranks: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
+    ranks: dict[int, children.Child] = field(default_factory=dict)
     finished: bool = False
     """All ranks ended by themselves, with status 0."""
 
@@ -53,9 +54,9 @@ class Launcher:
         self.logs.mkdir(parents=True, exist_ok=True)
         for rank in range(self.world_size):
             with (self.logs / f"{self.launch}-{rank}.log").open("wb") as log:
-                self.ranks[rank] = subprocess.Popen(
+                self.ranks[rank] = children.start(
                     self.command,
-                    env=self._rank_environment(rank),
+                    self._rank_environment(rank),
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
@@ -137,7 +138,7 @@ class ChildError(Exception):
 
 def started(
     command: Sequence[str], log: Path, answers: Callable[[], bool], within_s: float, **how: Any
-) -> subprocess.Popen[bytes]:
+) -> children.Child:
     """Start a child that the kernel ends with this process; returns when it answers.
 
     Args:
@@ -145,20 +146,20 @@ def started(
         log: file to which its output is appended.
         answers: returns whether the child answers requests.
         within_s: how long the child may take to answer, in seconds; after that it is killed.
-        how: further arguments of `subprocess.Popen`: user, environment, folder.
+        how: further arguments of `children.start`: user, environment.
 
     Raises:
         ChildError: the child ended, or does not answer.
     """
     with log.open("ab") as said:
-        child = subprocess.Popen(
+        child = children.start(
             command,
             stdin=subprocess.DEVNULL,
             stdout=said,
             stderr=said,
             # Ctrl-C reaches only the parent, which then ends everything in order.
             start_new_session=True,
-            preexec_fn=die_with_parent(os.getpid()),  # noqa: PLW1509 - nothing but two system calls
+            preexec_fn=die_with_parent(os.getpid()),  # nothing but two system calls
             **how,
         )
     deadline_s = time.monotonic() + within_s
@@ -171,7 +172,7 @@ def started(
     return child
 
 
-def end(child: subprocess.Popen[bytes], within_s: float, number: int = signal.SIGTERM) -> None:
+def end(child: children.Child, within_s: float, number: int = signal.SIGTERM) -> None:
     """End a child with a signal, and after `within_s` with SIGKILL."""
     child.send_signal(number)
     try:

@@ -19,7 +19,7 @@ from typing import Any, NoReturn, TypeVar
 from rich.console import Console
 from rich.markup import escape
 
-from rankwatch.children import python_module
+from rankwatch import children
 from rankwatch_service.demo import processes
 from rankwatch_service.demo.display import DemoView, table, verdict
 from rankwatch_service.demo.processes import JobFailedError, Launcher, own_environment
@@ -390,7 +390,7 @@ def opened_stage(options: DemoOptions, view: DemoView) -> Iterator[Stage]:
         stack.callback(receiver.close)
         _configure(service, receiver, secret)
         arguments = ("--job", JOB, "--seed", str(options.seed), "--directory", str(folder))
-        command = python_module("rankwatch_service.demo.training", *arguments)
+        command = children.python_module("rankwatch_service.demo.training", *arguments)
         launcher = Launcher(command, WORLD_SIZE, JOB, folder / "ranks", environment)
         stack.callback(launcher.stop)
         beside = ThrottledJob(service, view) if options.faults else None

@@ -23,6 +23,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
+from rankwatch import children
 from rankwatch.kafka.settings import KafkaSettings, from_environment
 from rankwatch_service.demo.processes import ChildError, end, free_port, started
 
@@ -164,7 +165,7 @@ class Postgres:
         self._programs = _programs()
         self._port = free_port()
         self._password = secrets.token_urlsafe(16)
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: children.Child | None = None
 
     def url(self, database: str = "postgres") -> str:
         """The URL of one of its databases, with the password. It stays the same over restarts."""
@@ -182,9 +183,8 @@ class Postgres:
         given = {"port": str(self._port), "listen_addresses": "127.0.0.1", "unix_socket_directories": ""}
         options = [part for name, value in (given | self._settings).items() for part in ("-c", f"{name}={value}")]
         command = [str(self._programs / "postgres"), "-D", str(data), *options]
-        where: dict[str, Any] = {"cwd": self._folder} | self._user
         try:
-            self._process = started(command, self._folder / "log", self._ready, START_S, **where)
+            self._process = started(command, self._folder / "log", self._ready, START_S, **self._user)
         except ChildError as error:
             raise PostgresError(str(error)) from error
 
@@ -229,12 +229,11 @@ class Postgres:
 
     def _run(self, command: Sequence[str]) -> None:
         name, *arguments = command
-        done = subprocess.run(
-            [self._programs / name, *arguments],
+        done = children.run(
+            [str(self._programs / name), *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            cwd=self._folder,
             check=False,
             **self._user,
         )
@@ -243,7 +242,7 @@ class Postgres:
 
     def _ready(self) -> bool:
         question = [str(self._programs / "pg_isready"), "--quiet", "--host=127.0.0.1", f"--port={self._port}"]
-        return subprocess.run(question, check=False).returncode == 0
+        return children.run(question, check=False).returncode == 0
 
 
 def _programs() -> Path:

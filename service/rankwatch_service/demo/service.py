@@ -7,7 +7,6 @@ import hashlib
 import hmac
 import json
 import re
-import subprocess
 import threading
 import time
 import uuid
@@ -19,7 +18,7 @@ from typing import Any
 
 import httpx2
 
-from rankwatch.children import python_module
+from rankwatch import children
 from rankwatch_service.clock import Clock, SystemClock
 from rankwatch_service.demo.processes import ChildError, end, started
 
@@ -56,7 +55,7 @@ class ServiceProcess:
         self._log = folder / "service.log"
         self._environment = environment
         self._port = port
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: children.Child | None = None
         self._client = httpx2.Client(timeout=ANSWER_S)
         self._login = ""
         self.url = ""
@@ -71,7 +70,7 @@ class ServiceProcess:
         arguments = ("up", "--data", str(self._folder), "--port", str(self._port))
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._log.unlink(missing_ok=True)  # the login link of an earlier start is no longer valid
-        command = python_module("rankwatch_service", *arguments)
+        command = children.python_module("rankwatch_service", *arguments)
         try:
             self._process = started(command, self._log, self._answers, START_S, env=dict(self._environment))
         except ChildError as error:
@@ -95,8 +94,8 @@ class ServiceProcess:
         Raises:
             ServiceError: no link could be made; the message has the output of the command.
         """
-        command = python_module("rankwatch_service", "token", "login", "--data", str(self._folder))
-        made = subprocess.run(command, env=dict(self._environment), capture_output=True, text=True, check=False)
+        command = children.python_module("rankwatch_service", "token", "login", "--data", str(self._folder))
+        made = children.run(command, self._environment, capture_output=True, text=True, check=False)
         link = LOGIN.search(made.stdout)
         if link is None:
             raise ServiceError(f"no login link: {made.stderr.strip()}")

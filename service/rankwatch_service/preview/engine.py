@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 from sqlalchemy import Engine, func, select
 
-from rankwatch.children import python_module
+from rankwatch import children
 from rankwatch_detectors.base import Kind
 from rankwatch_detectors.catalogue import CatalogueConfig, detectors
 from rankwatch_detectors.metric_detector import MetricDetector
@@ -276,9 +276,9 @@ def preview(engine: Engine, steps: StoredSteps, proposal: Proposal) -> dict[str,
 
 
 def _in_a_process(path: Path, job: str, proposal: Proposal) -> dict[str, Any]:
-    command = python_module(__name__, str(path), job)
+    command = children.python_module(__name__, str(path), job)
     try:
-        done = subprocess.run(
+        done = children.run(
             command, input=msgspec.json.encode(proposal), capture_output=True, timeout=PREVIEW_S_MAX, check=True
         )
     except subprocess.TimeoutExpired as error:

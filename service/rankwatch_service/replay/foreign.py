@@ -25,7 +25,7 @@ class ForeignFile:
         """
         self.path = str(path)
         self._reader = reader
-        told, _ = self._ask("open", self.path, sorted({*mapping, *mapping.values()}))
+        told, _ = self._ask("open", str(path.absolute()), sorted({*mapping, *mapping.values()}))
         self.names: list[str] = told["names"]
         self.left_out: list[str] = told["left_out"]
         self.total: int = told["total"]

@@ -20,7 +20,7 @@ import msgspec
 import typer
 from rich.text import Text
 
-from rankwatch.children import python_module
+from rankwatch import children
 from rankwatch_service.cli import output
 from rankwatch_service.cli.commands.database import data_dir_in_force, database_in_force
 from rankwatch_service.cli.errors import CliError, Status
@@ -126,10 +126,10 @@ def host_checks(named: str) -> Iterator[CheckResult]:
     Args:
         named: `RANKWATCH_HOST_ROOT`; empty: /.
     """
-    root = named or "/"
-    command = python_module("rankwatch.agent.host", root)
+    root = children.absolute(named or "/")
+    command = children.python_module("rankwatch.agent.host", root)
     try:
-        told = subprocess.run(command, capture_output=True, check=True, timeout=PROGRAM_ANSWER_WITHIN_S).stdout
+        told = children.run(command, capture_output=True, check=True, timeout=PROGRAM_ANSWER_WITHIN_S).stdout
     except subprocess.TimeoutExpired:
         yield CheckResult("host", "finding", f"{root} does not answer within {PROGRAM_ANSWER_WITHIN_S:.0f} s")
         return
@@ -157,8 +157,8 @@ _CONTAINER: Final = "in a container, start it with NVIDIA's runtime (`--gpus all
 
 def gpu_checks() -> Iterator[CheckResult]:
     """Ask the driver in a process of its own, which may hang."""
-    command = python_module("rankwatch.agent.device_reader", "survey")
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    command = children.python_module("rankwatch.agent.device_reader", "survey")
+    process = children.start(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         told, trouble = process.communicate(timeout=ANSWER_WITHIN_S)
         found = msgspec.json.decode(told, type=dict[str, Any])
