@@ -210,9 +210,12 @@ class Event(msgspec.Struct, frozen=True):
 EVENT_KINDS: Final = (
     "rank_start",  # pid
     "rank_left",  # reason: end | break | stop; of a break: where, and type and message of what broke it, if known
+    # the loop is left by break or an exception, and whether that ends the process is not known: where, type, message
+    "loop_broken_off",
     # code: int | None, signal: int | None, how: pidfd | zombie | excepthook | unknown, error: str, where (in its code),
     # pid, phase, left: its loop had ended normally, exit_order: index among the ended ranks of this launch and host,
-    # abrupt: how is unknown, and Python did not shut down, grace_s: the launcher's grace, as the job declares it
+    # abrupt: how is unknown, and Python did not shut down, grace_s: the launcher's grace, as the job declares it,
+    # broken_off_unix_ns: of a process that a signal ended: when it had broken off its loop, without one since
     "process_exit",
     "exception",  # ends the process: type, message, where, code, left: its loop had ended before, grace_s
     "checkpoint_saved",  # checkpoint, tier, location, seconds, bytes, shards

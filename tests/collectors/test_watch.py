@@ -42,10 +42,12 @@ def test_a_loop_that_is_broken_off_has_left_and_its_cut_step_is_not_recorded(ran
             break
     assert [entry.step for entry in rank.steps] == [0, 1]
     assert (rank.state, rank.notes("rank_left")) == ("left", [])  # it may yet be an exception on its way out
+    (broken_off,) = rank.notes("loop_broken_off")
     rank.watch._loop.exit.tell()
     (note,) = rank.notes("rank_left")
     assert note["reason"] == "break"
     assert note["where"].endswith("in test_a_loop_that_is_broken_off_has_left_and_its_cut_step_is_not_recorded")
+    assert broken_off == {"where": note["where"]}
 
 
 def test_a_loop_that_an_exception_ends_has_not_left(rank):
@@ -60,6 +62,13 @@ def test_a_loop_that_an_exception_ends_has_not_left(rank):
     assert rank.notes("rank_left") == []
     (note,) = rank.notes("exception")
     assert (note["type"], note["message"], note["left"]) == ("ZeroDivisionError", "division by zero", False)
+
+
+@pytest.mark.parametrize(("error", "noted"), [(SystemExit(3), ["SystemExit"]), (ValueError("oops"), [])])
+def test_what_leaves_a_step_to_end_the_process_is_noted_at_once(rank, error, noted):
+    with pytest.raises(type(error)), rank.watch.step():
+        raise error
+    assert [note["type"] for note in rank.notes("loop_broken_off")] == noted
 
 
 def test_an_exception_that_this_package_raises_or_passes_on_is_placed_in_the_script(rank):

@@ -28,6 +28,7 @@ import msgspec
 from rankwatch import layout, wire
 from rankwatch.agent.processes import TICKS_PER_S, ProcessExit, read_stat
 from rankwatch.agent.ranks import LocalRank
+from rankwatch.loop.loop_exit import ENDS_PROCESS
 from rankwatch.reader import Entry, ProgressBlock, StepEntry, ValuesEntry
 from rankwatch.wire import Column, Table
 
@@ -225,7 +226,8 @@ def exit_event(rank: LocalRank, block: ProgressBlock, ended: ProcessExit, seen_u
     """The event that says how a rank's process ended, and when it began to end.
 
     If the kernel does not have the exit status, Python's note of an exception does. If there is no note either, Python
-    had no time to write one: the end was `abrupt`, by a signal or `os._exit`.
+    had no time to write one: the end was `abrupt`, by a signal or `os._exit`. A process that a signal ended may have
+    begun to end before, which shows in the note that its loop was broken off.
     """
     code, number, how = ended.code, ended.signal, ended.how
     if how == "unknown" and rank.status is not None:
@@ -234,8 +236,14 @@ def exit_event(rank: LocalRank, block: ProgressBlock, ended: ProcessExit, seen_u
     # A loop that `break` left counts as finished only if the process did not fail afterwards.
     left = block.state == "left" and (rank.left_by in ("end", "stop") or not failed)
     broken_off = block.state == "left" and rank.left_by == "break"
-    said = rank.status is not None or broken_off
+    broken = rank.broke_off(block) if number is not None and rank.status is None and not left else None
+    said = rank.status is not None or (broken_off and broken is None)
     error = rank.error if said and not left else ""
+    where = rank.where if said else ""
+    if broken is not None:
+        kind, ends = broken.fields.get("type"), broken.fields.get("code") != 0
+        error = f"{kind}: {broken.fields.get('message', '')}" if kind in ENDS_PROCESS and ends else ""
+        where = str(broken.fields.get("where", ""))
     if broken_off and code and not error:
         error = f"SystemExit: {code}"  # Python shut down normally, and no exception explains the status
     fields: dict[str, Any] = {
@@ -243,7 +251,7 @@ def exit_event(rank: LocalRank, block: ProgressBlock, ended: ProcessExit, seen_u
         "signal": number,
         "how": how,
         "error": error,
-        "where": rank.where if said else "",
+        "where": where,
         "pid": rank.header.pid,
         "left": left,
         "exit_order": rank.exit_order,
@@ -252,6 +260,8 @@ def exit_event(rank: LocalRank, block: ProgressBlock, ended: ProcessExit, seen_u
     }
     if "grace_s" in rank.identity:
         fields["grace_s"] = rank.identity["grace_s"]
+    if broken is not None:
+        fields["broken_off_unix_ns"] = broken.time_unix_ns
     unix_ns = (rank.said_unix_ns if said else rank.last_sign_unix_ns) or seen_unix_ns
     return wire.Event("process_exit", unix_ns, rank.rank, block.step, fields)
 

@@ -19,7 +19,7 @@ from zlib import crc32
 from rankwatch import layout, wire
 from rankwatch.agent.processes import RankProcess
 from rankwatch.layout import NOTHING_STANDING, Directive, Standing
-from rankwatch.reader import Header, Note, Poll, RingReader
+from rankwatch.reader import Header, Note, Poll, ProgressBlock, RingReader
 
 ALL_TOLD: Final = 2**63
 """Position beyond every entry: the last record and the exit are settled, and the recorder can be removed."""
@@ -69,6 +69,8 @@ class LocalRank:
     """True while an exception that left the loop is ending the process."""
     left_by: str = ""
     """How the rank left its loop, by its own note: end, break or stop."""
+    broken_off: Note | None = None
+    """Its newest note that its loop was broken off."""
     said_unix_ns: int = 0
     """When the rank noted its exception or that it left."""
     last_sign_unix_ns: int = 0
@@ -135,6 +137,8 @@ class LocalRank:
     def learn_end(self, note: Note) -> None:
         """Store what the rank itself notes about its end."""
         fields = note.fields
+        if note.kind == "loop_broken_off":
+            self.broken_off = note
         if note.kind not in ("exception", "rank_left"):
             return
         if fields.get("type"):
@@ -148,6 +152,12 @@ class LocalRank:
         # For an uncaught KeyboardInterrupt Python ends the process by SIGINT, so there is no exit code.
         interrupted = fields.get("type") == "KeyboardInterrupt" and "code" not in fields
         self.status = (None, signal.SIGINT) if interrupted else (fields.get("code", 1), None)
+
+    def broke_off(self, block: ProgressBlock) -> Note | None:
+        """The note that its loop was broken off, unless a later step has begun since."""
+        entered_unix_ns = self.header.start_unix_ns + block.step_entered_ns - self.header.start_monotonic_ns
+        since = self.broken_off is not None and self.broken_off.time_unix_ns >= entered_unix_ns
+        return self.broken_off if since else None
 
     def refresh_identity(self) -> bool:
         """Read the identity again if the rank has declared more; True if so."""

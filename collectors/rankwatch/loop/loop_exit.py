@@ -172,7 +172,9 @@ class LoopExit:
             self.runs = False
             self._recorder.words[layout.STATE] = layout.LEFT
             self._left("the loop ended")
-            if reason != "break":
+            if reason == "break":
+                self._note_broken_off()
+            else:
                 self.tell()
 
     def broken_off(self, holder: FrameType | None) -> None:
@@ -187,6 +189,8 @@ class LoopExit:
         """An exception leaves a step, which is then not recorded: remember it, in case it ends the process."""
         with self._faults:
             self._broken_by = described(error, trace)
+            if self._broken_by["type"] in ENDS_PROCESS:
+                self._note_broken_off()
         self._left("an exception left a step")
 
     def process_ends(self, in_step: bool) -> None:
@@ -214,6 +218,12 @@ class LoopExit:
                 by = self._broken_by if self._reason == "break" else {}
                 self._meter.note("rank_left", {"reason": self._reason, **by})
             self._reason = "told"
+
+    def _note_broken_off(self) -> None:
+        # At once: what the script holds is freed before Python tells of its end, and a peer that loses it meanwhile may
+        # make the launcher end this process.
+        with self._faults:
+            self._meter.note("loop_broken_off", self._broken_by)
 
     def _note_end(self, by: dict[str, Any]) -> None:
         with self._faults:

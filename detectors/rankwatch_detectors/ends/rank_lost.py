@@ -20,12 +20,15 @@ import numpy as np
 from rankwatch_detectors.base import AttemptStart, Bools, Finding, Kind, Occurrence, Presence, Severity
 from rankwatch_detectors.dispatch import DispatchingDetector
 from rankwatch_detectors.ends.teardown import (
+    LEFT,
+    UNREAD,
     End,
     Teardown,
     end_of,
     evidence_of,
     is_broken_connection,
     is_closed_terminal,
+    is_near,
     is_request,
     told,
 )
@@ -59,12 +62,12 @@ class RankLostDetector(DispatchingDetector):
     """One episode for each first mover, scope "rank:N". Memory: one entry for each rank that ended."""
 
     kind: Kind = Kind.RANK_LOST
-    STATE: ClassVar[str] = "lockstep _gone _left _finished _expected _quiet _unread _ends _scope _began_s _said"
+    STATE: ClassVar[str] = "lockstep _gone _left _finished _expected _quiet _unread _ends _scope _closed _began_s _said"
 
     def __init__(self, config: RankLostConfig) -> None:
         super().__init__()
         self.name = "rank_lost"
-        self.version = 8
+        self.version = 9
         self._config = config
         self._ends = Teardown()
         self._forget()
@@ -77,7 +80,7 @@ class RankLostDetector(DispatchingDetector):
         self._finished: Bools = np.zeros(self.world_size, dtype=np.bool_)
         """Those of them whose loop was over: no step was left to make."""
         self._expected = False
-        """An order ends the processes, or they have all ended on request."""
+        """An order ends the processes."""
         self._quiet: dict[str, End] = {}
         """The first ranks that ended with code 0 or left their loop by break; they count as missing if others go on."""
         self._unread: dict[str, float] = {}
@@ -87,9 +90,11 @@ class RankLostDetector(DispatchingDetector):
         self._ends = Teardown()
         self._scope = ""
         """Scope of the episode about these ends; "" if there is none."""
+        self._closed = False
+        """They have all ended on request, as far as is known: an end that is heard later may show that it was none."""
         self._began_s = self.now_s
         self._said: list[Any] = []
-        """The last report: first mover, severity, whether its process is gone, how many others; empty before it."""
+        """The last report: first mover, severity, how its process ended, how many others; empty before it."""
 
     def _on_attempt(self, start: AttemptStart, *, new_attempt: bool, new_launch: bool) -> Sequence[Finding]:  # noqa: ARG002
         if new_attempt:
@@ -113,7 +118,7 @@ class RankLostDetector(DispatchingDetector):
                 self._quiet[str(rank)] = end_of(occurrence, self.now_s)
         if occurrence.kind == "exception" and not (self._gone[rank] or fields.get("left")):
             return self._ended(rank, end_of(occurrence, self.now_s))
-        if occurrence.kind == "process_exit" and not self._gone[rank]:
+        if occurrence.kind == "process_exit" and (not self._gone[rank] or self._is_unread(rank)):
             self._gone[rank] = True
             # A loop that was left by break counts as left, unless the exit code is not 0.
             self._left[rank] &= fields.get("left") is not False or fields.get("code") == 0
@@ -126,19 +131,25 @@ class RankLostDetector(DispatchingDetector):
             return []
         noted = self._ends.has_noted(rank)
         quiet = self._left[rank] or (end["code"] == 0 and not is_request(end))
-        if quiet and not noted and not (self._ends.first and self._is_missed_by(self._ends.first, end)):
+        missed = any(self._is_missed_by(other, end) for other in (self._ends.first, self._ends.victim) if other)
+        if quiet and not noted and not missed:
             if len(self._quiet) < EPISODES_MAX or str(rank) in self._quiet:
                 self._quiet[str(rank)] = end
             return self._tell()
         self._quiet.pop(str(rank), None)
         apart = end["code"] != 0 if self._done_alone else self.now_s - self._began_s > self._window_s()
-        if not noted and self._ends.first and apart:
+        if not noted and self._ends.first and apart and not self._closed:
             self._begin_teardown()
         if not self._ends.first:
             self._began_s = self.now_s
+        if not self._ends.first or is_broken_connection(end):
             self._miss([quiet for quiet in self._quiet.values() if self._is_missed_by(end, quiet)])
         self._ends.hear(end)
         return self._tell()
+
+    def _is_unread(self, rank: int) -> bool:
+        """Whether it was told without its exit, which may yet come."""
+        return self._ends.has_noted(rank) or self._quiet.get(str(rank), {}).get("how") == UNREAD
 
     def _miss(self, quiet: list[End]) -> None:
         for end in quiet:
@@ -152,11 +163,14 @@ class RankLostDetector(DispatchingDetector):
         return quiet["step"] is not None and step is not None and step > quiet["step"]
 
     def _is_missed_by(self, end: End, quiet: End) -> bool:
-        """Whether a rank that ended normally was missed by one that ended: a broken connection misses it in the step
-        that it left as well.
+        """Whether a rank that ended normally was missed by one that ended.
+
+        A broken connection misses one whose loop was not over in whatever step, if it ended at about that time, and at
+        any time in the step that it left.
         """
         broken = is_broken_connection(end) and not self._finished[quiet["rank"]]
-        return self._is_missed(quiet, None if end["step"] is None else end["step"] + broken)
+        near = broken and is_near(end, quiet)
+        return near or self._is_missed(quiet, None if end["step"] is None else end["step"] + broken)
 
     def _on_tick(self, presence: Presence | None) -> Sequence[Finding]:
         if presence is None:
@@ -204,7 +218,8 @@ class RankLostDetector(DispatchingDetector):
             since = self._unread.setdefault(str(rank), self.now_s)
             if self.now_s - since >= self._config.exit_unread_s and not self._ends.has_noted(rank):
                 self._gone[rank] = True
-                unknown = Occurrence("process_exit", self.attempt, "", self.now_s, rank, int(presence.step[rank]), {})
+                fields = {"how": UNREAD}
+                unknown = Occurrence("process_exit", self.attempt, "", since, rank, int(presence.step[rank]), fields)
                 findings.extend(self._ended(rank, end_of(unknown, self.now_s)))
         return findings
 
@@ -223,7 +238,7 @@ class RankLostDetector(DispatchingDetector):
 
     def _is_harmless(self) -> bool:
         first = self._ends.first
-        harmless = first["code"] == 0 or first["how"] == "left"
+        harmless = first["code"] == 0 or first["how"] == LEFT
         return harmless and all(end["code"] == 0 or is_request(end) for end in self._ends.also)
 
     def _window_s(self) -> float:
@@ -241,17 +256,23 @@ class RankLostDetector(DispatchingDetector):
             absent: ranks without telemetry.
         """
         first = self._ends.first
-        if not first:
+        if not first or (self._closed and is_request(first) and not self._is_open()):
             return []
-        gone = self._gone | self._left
+        gone = self._gone | self._finished
         if over and absent is not None:
-            gone |= absent
+            gone |= self._left | absent
         all_gone = bool(gone.all())
         if not self._scope and self.now_s < self._due_s(first) and not all_gone:
             return []
         severity = self._severity(all_gone=all_gone, over=over)
         on_request = severity is not Severity.CRITICAL and all_gone and is_request(first)
-        saying = [first["rank"], severity.value, first["exited"], len(self._ends.alike), self._ends.count]
+        saying = [
+            first["rank"],
+            severity.value,
+            first["exited"] and first["how"],
+            len(self._ends.alike),
+            self._ends.count,
+        ]
         # Only the first and the last of the other ends are reported at once; the rest waits for the next tick.
         news = saying[:4] != self._said[:4] or self._ends.count in (1, self.world_size - 1)
         findings = []
@@ -259,7 +280,7 @@ class RankLostDetector(DispatchingDetector):
             self._said = saying
             findings = self._say(first, severity, missing=int((~gone).sum()))
         if on_request and self._is_open():
-            self._expected = True
+            self._closed = True
             scope = IncidentScope.parse(self._scope)
             summary = self.episodes.told(scope)["summary"]
             findings += self.episodes.close(scope, first["step"], self.now_s, summary, {"ended_on_request": True})

@@ -74,7 +74,10 @@ def locate(incident: Incident, placement: Placement) -> None:
 
     The scope is a host or a switch if most of its ranks are affected, and the job has ranks elsewhere.
     """
-    incident.scope = incident.first.scope if len(incident.first.hosts) < 2 else WHOLE_JOB
+    named = incident.first.scope
+    if incident.kind is Kind.RANK_LOST and incident.ranks:
+        named = IncidentScope.of_rank(incident.ranks[0])  # an end that is heard later may have been the first
+    incident.scope = named if len(incident.first.hosts) < 2 else WHOLE_JOB
     incident.hosts = placement.hosts_of(incident.ranks) or list(incident.first.hosts)
     incident.devices = placement.devices_of(incident.ranks)
     if incident.scope.host is not None and not incident.hosts:

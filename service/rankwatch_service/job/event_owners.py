@@ -26,6 +26,7 @@ class Owner(StrEnum):
 OWNERS: Final[Mapping[str, Owner]] = {
     "rank_start": Owner.RANK,
     "rank_left": Owner.RANK,
+    "loop_broken_off": Owner.RANK,
     "process_exit": Owner.RANK,
     "exception": Owner.RANK,
     "checkpoint_saved": Owner.RANK,

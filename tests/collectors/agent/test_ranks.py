@@ -12,15 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch import layout
+from rankwatch import layout, wire
 from rankwatch.agent import __main__ as command_line
 from rankwatch.agent import supervisor
 from rankwatch.agent.__main__ import main, recorders_of, spool_folder
+from rankwatch.agent.draft import exit_event
 from rankwatch.agent.processes import ExitWatch, ProcessExit, RankProcess, catches, read_stat, take_lock, wait_channel
 from rankwatch.agent.ranks import ALL_TOLD, LocalRanks, jobs_in
+from rankwatch.reader import Note
 from rankwatch.spawn import lock_is_held
 from tests.support.agent.service import until
-from tests.support.ranks.recorders import a_recorder
+from tests.support.ranks.recorders import UNIX_NS, Rank, a_recorder, local_rank
 from tests.support.ranks.recording_rank import RecordingRank
 
 PARENT = """
@@ -291,3 +293,58 @@ def test_a_rank_that_begins_while_the_agent_ends_gets_its_agent_all_the_same(tmp
         os.close(standard_error)
     assert len(ranks) == 2
     assert not lock_is_held(layout.agent_lock_path(str(tmp_path), "gpt"))
+
+
+SIGTERM, SIGKILL = ProcessExit(None, signal.SIGTERM, "pidfd"), ProcessExit(None, signal.SIGKILL, "pidfd")
+
+
+def exit_of(rank: Rank, ended: ProcessExit) -> wire.Event:
+    """What the agent tells of the end of a process that has recorded this."""
+    with local_rank(rank.recorder) as local:
+        for entry in local.poll().entries:
+            if isinstance(entry, Note):
+                local.learn_end(entry)
+        return exit_event(local, local.reader.progress(), ended, UNIX_NS + 10**12)
+
+
+@pytest.fixture
+def broken_off(tmp_path: Path) -> Rank:
+    """A rank whose loop was left by `break` a second after its second step began."""
+    rank = Rank(tmp_path)
+    for step in rank.watch.steps(9):
+        rank.clock.advance(1)
+        if step == 1:
+            break
+    return rank
+
+
+@pytest.mark.parametrize("ended", [SIGTERM, SIGKILL])
+def test_of_a_process_that_a_signal_ends_after_its_loop_the_exit_says_where_and_when_that_was_left(broken_off, ended):
+    left_ns = broken_off.clock.unix_ns()
+    told = exit_of(broken_off, ended)
+    assert (told.fields["broken_off_unix_ns"], told.time_unix_ns) == (left_ns, UNIX_NS + 10**12)
+    assert "test_ranks.py:" in told.fields["where"]
+    assert (told.fields["left"], told.fields["error"]) == (False, "")
+
+
+def test_it_says_so_too_if_python_has_begun_to_shut_down(broken_off):
+    left_ns = broken_off.clock.unix_ns()
+    broken_off.clock.advance(5)
+    broken_off.watch.at_exit()
+    told = exit_of(broken_off, SIGTERM)
+    assert (told.fields["broken_off_unix_ns"], told.time_unix_ns) == (left_ns, UNIX_NS + 10**12)
+    assert "broken_off_unix_ns" not in exit_of(broken_off, ProcessExit(3, None, "pidfd")).fields
+
+
+def test_what_broke_off_an_earlier_loop_is_not_how_a_process_ended(broken_off):
+    broken_off.clock.advance(1)
+    for _ in broken_off.watch.steps(9):
+        assert "broken_off_unix_ns" not in exit_of(broken_off, SIGTERM).fields
+    assert "broken_off_unix_ns" not in exit_of(broken_off, SIGTERM).fields
+
+
+def test_an_exit_that_python_had_not_finished_is_told_with_its_status(tmp_path):
+    rank = Rank(tmp_path)
+    with pytest.raises(SystemExit), rank.watch.step():
+        sys.exit(3)
+    assert exit_of(rank, SIGTERM).fields["error"] == "SystemExit: 3"

@@ -4,6 +4,7 @@ It goes on from step 30 once there is a file `go` beside its recorder. A rank wh
 gloo would.
 """
 
+import atexit
 import os
 import signal
 import socket
@@ -17,7 +18,7 @@ AT_STEP = 30
 
 def end(how: str) -> None:
     match how:
-        case "exit":
+        case "exit" | "exit and free" | "exit and shut down":
             sys.exit(3)
         case "raise":
             raise ValueError("broken batch")
@@ -44,10 +45,21 @@ def hold_on(where: str, rank: int) -> socket.socket:
         return peer
 
 
+class Slow:
+    """What takes longer to be freed than a launcher waits."""
+
+    def __del__(self) -> None:
+        time.sleep(60)
+
+
 def main(how: str, whose: int) -> None:
     rank = int(os.environ["RANK"])
     peer = hold_on(os.path.join(os.environ["RANKWATCH_DIR"], "meet"), rank)
     peer.setblocking(False)
+    if how == "exit and free" and rank == whose:
+        held = Slow()  # noqa: F841 - freed after the connection, and before Python's shutdown
+    if how == "exit and shut down" and rank == whose:
+        atexit.register(time.sleep, 60)
     if how == "stubborn" and rank == whose:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     watch = rankwatch.start("ends", grace_s=5.0)
@@ -59,7 +71,7 @@ def main(how: str, whose: int) -> None:
                 time.sleep(0.01)
             if rank == whose:
                 end(how)
-        if how in ("peers", "raise", "exit") and gone(peer):
+        if how not in ("train", "stubborn", "quit") and gone(peer):
             raise RuntimeError("Connection closed by peer")
 
 
