@@ -221,7 +221,7 @@ def _context(settings: Settings, engine: Engine, intake: Intake, clock: Clock, s
         changes=changes,
         tail=FeedTail(engine),
         orders=orders,
-        order_feed=OrderFeed(orders, changes),
+        order_feed=OrderFeed(orders, changes, counters.order_failures.inc),
         intake=intake,
         views=Batcher("views", keep_views),
         view_sizes=ViewSizes(),

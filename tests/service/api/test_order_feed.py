@@ -7,7 +7,7 @@ from contextlib import aclosing
 import pytest
 
 from rankwatch_service.api.background.change_feed import ChangeFeed
-from rankwatch_service.api.background.order_feed import OrderFeed
+from rankwatch_service.api.background.order_feed import OrderFeed, OrdersUnreadError
 from rankwatch_service.store.errors import StoreBusyError
 
 STREAMS = 50
@@ -21,11 +21,15 @@ class Database:
         self.reads = Counter()
         self.has_changed = False
         self.fails = False
+        self.broken = set()
+        """Jobs with something in their rows that nobody expects."""
 
     def orders(self, job, _generation):
         self.reads[job] += 1
         if self.fails:
             raise StoreBusyError("locked")
+        if job in self.broken:
+            raise KeyError(job)
         return self.orders_of.get(job, b"{}")
 
     def changed(self):
@@ -39,7 +43,8 @@ class Database:
 class Streams:
     def __init__(self, database):
         self.changes = ChangeFeed(database, lambda: None)
-        self.feed = OrderFeed(database, self.changes)
+        self.failures = 0
+        self.feed = OrderFeed(database, self.changes, self.fail)
         self.told = Counter()
         self.open = []
 
@@ -52,6 +57,9 @@ class Streams:
         await self.changes.close()
         await self.feed.close()
         await asyncio.wait_for(asyncio.gather(*self.open, return_exceptions=True), 30)
+
+    def fail(self):
+        self.failures += 1
 
     def follow(self, job, count):
         async def follow():
@@ -102,6 +110,29 @@ def test_streams_end_where_the_database_fails_and_those_that_come_back_are_told(
             database.fails = False
             streams.follow("gpt", 1)
             await until(lambda: streams.told["gpt", b"{}"] == 3)
+
+    asyncio.run(run())
+
+
+def test_one_job_whose_orders_cannot_be_read_ends_no_other_and_is_told_once_they_can(database):
+    async def run():
+        async with Streams(database) as streams:
+            streams.follow("gpt", 1)
+            streams.follow("other", 1)
+            await until(lambda: streams.told["gpt", b"{}"] and streams.told["other", b"{}"])
+            database.broken.add("gpt")
+            database.orders_of["other"], database.has_changed = b"{1}", True
+            await until(lambda: streams.told["other", b"{1}"] and streams.open[0].done())
+            assert isinstance(streams.open[0].exception(), OrdersUnreadError)
+            streams.follow("gpt", 1)
+            await until(streams.open[2].done)
+            assert isinstance(streams.open[2].exception(), OrdersUnreadError)
+            assert streams.failures >= 2
+            database.broken.clear()
+            streams.follow("gpt", 1)
+            database.orders_of["gpt"] = database.orders_of["other"] = b"{2}"
+            database.has_changed = True
+            await until(lambda: streams.told["gpt", b"{2}"] and streams.told["other", b"{2}"])
 
     asyncio.run(run())
 

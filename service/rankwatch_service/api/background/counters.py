@@ -183,6 +183,9 @@ class Counters:
         self.driver_failures = Counter(
             "rankwatch_driver_failures", "Passes over the orders that failed and were retried", registry=registry
         )
+        self.order_failures = Counter(
+            "rankwatch_order_reads_failed", "Orders of a job that could not be read for its streams", registry=registry
+        )
 
     def watch(self, budgets: Budgets) -> None:
         """Show what its accounts hold."""

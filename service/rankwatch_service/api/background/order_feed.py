@@ -2,14 +2,16 @@
 
 Streams need no thread, and wake up when the orders of their job have changed. One read is made at a time, and between
 two passes the feed rests as long as the last one took: however many jobs are followed, requests have the rest.
+Where the orders of a job cannot be read, its streams end, and agents that come back have them read again.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Final
 
+import structlog
 from starlette.concurrency import run_in_threadpool
 
 from rankwatch_service.api.background.change_feed import ChangeFeed
@@ -20,18 +22,27 @@ RESEND_S: Final = 10.0
 """How often everything is told again: an agent that missed a change is out of date for no longer."""
 
 
+_log = structlog.get_logger(__name__)
+
+
+class OrdersUnreadError(Exception):
+    """The orders of a job cannot be read, for a reason that nobody expects; it is in the log."""
+
+
 class OrderFeed:
     """Lives in the event loop."""
 
-    def __init__(self, orders: OrderCache, changes: ChangeFeed) -> None:
+    def __init__(self, orders: OrderCache, changes: ChangeFeed, on_failure: Callable[[], None]) -> None:
         """Read nothing yet.
 
         Args:
             orders: reads the orders of a job.
             changes: says when to read again.
+            on_failure: called when the orders of a job cannot be read.
         """
         self._orders = orders
         self._changes = changes
+        self._on_failure = on_failure
         self._jobs: dict[str, _Told] = {}
         self._task: asyncio.Task[None] | None = None
 
@@ -51,13 +62,14 @@ class OrderFeed:
 
         Raises:
             StoreError: the database failed.
+            OrdersUnreadError: something else did.
         """
         told = self._jobs.setdefault(job, _Told())
         told.streams += 1
         try:
             async with told.first:
                 if told.body is None:
-                    told.tell(await run_in_threadpool(self._orders.orders, job, self._changes.generation))
+                    await self._read(job, told, self._changes.generation)
             while not self._changes.stopping:
                 changed = told.changed
                 if told.failed is not None:
@@ -73,15 +85,28 @@ class OrderFeed:
             if not told.streams:
                 del self._jobs[job]
 
+    async def _read(self, job: str, told: _Told, generation: int) -> None:
+        try:
+            told.tell(await run_in_threadpool(self._orders_of, job, generation))
+        except (StoreError, OrdersUnreadError) as error:
+            self._on_failure()
+            told.fail(error)
+
+    def _orders_of(self, job: str, generation: int) -> bytes:
+        try:
+            return self._orders.orders(job, generation)
+        except StoreError:
+            raise
+        except Exception as error:
+            _log.exception("orders_unread", job=job)
+            raise OrdersUnreadError(job) from error
+
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         while not self._changes.stopping:
             generation, began_s = self._changes.generation, loop.time()
             for job, told in list(self._jobs.items()):
-                try:
-                    told.tell(await run_in_threadpool(self._orders.orders, job, generation))
-                except StoreError as error:
-                    told.fail(error)
+                await self._read(job, told, generation)
             await asyncio.sleep(loop.time() - began_s)
             await self._changes.wait(generation, RESEND_S)
         for told in self._jobs.values():
@@ -96,7 +121,7 @@ class _Told:
         self.first = asyncio.Lock()
         """Held by the stream that reads before any pass."""
         self.body: bytes | None = None
-        self.failed: StoreError | None = None
+        self.failed: StoreError | OrdersUnreadError | None = None
         """The last read has; streams end."""
         self.changed = asyncio.Event()
 
@@ -106,7 +131,7 @@ class _Told:
             self.body = body
             self._wake()
 
-    def fail(self, error: StoreError) -> None:
+    def fail(self, error: StoreError | OrdersUnreadError) -> None:
         self.failed = error
         self._wake()
 

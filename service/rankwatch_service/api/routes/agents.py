@@ -19,6 +19,7 @@ from rankwatch_service.access.agents import FullError, HostProof, Origin, enrolm
 from rankwatch_service.access.budgets import Rate
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.scopes import Scope
+from rankwatch_service.api.background.order_feed import OrdersUnreadError
 from rankwatch_service.api.dependencies import Ctx, EventStream, begin_job, opened_stream, require_job, spend, verified
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.problem import RETRY_AFTER_S, ProblemError
@@ -147,7 +148,7 @@ async def orders(
     """
     del boot
     origin, sequence = Origin(job, host), itertools.count()
-    with suppress(StoreError):  # the agent comes back
+    with suppress(StoreError, OrdersUnreadError):  # the agent comes back
         async with aclosing(context.order_feed.of(job)) as told:
             async for body in told:
                 if not await stream.still_allowed():
