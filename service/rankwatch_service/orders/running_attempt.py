@@ -7,7 +7,7 @@ topology, which stream stores once the ranks have reported what they are.
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -182,17 +182,21 @@ def current_attempt(connection: Connection, job: str, now_unix_ns: int) -> str |
 def launches_at_once(connection: Connection, jobs: Sequence[str], now_unix_ns: int) -> dict[str, list[str]]:
     """Those of the jobs that have several launches training now, with these launches, sorted.
 
-    They are several jobs under one name: their steps, checkpoints and orders are mixed up.
+    They are several jobs under one name: their steps, checkpoints and orders are mixed up. Where agents have enrolled,
+    only those count that carry ranks; that others report beside them is an incident of the job.
     """
     live = (AgentView.job.in_(jobs), AgentView.at_unix_ns > now_unix_ns - LIVE_NS)
-    launches = defaultdict(set)
+    attempts = defaultdict(set)
     for job, attempt in connection.execute(select(AgentView.job, AgentView.attempt).where(*live).distinct()):
-        launches[job].add(launch_of(attempt))
-    several = [job for job, mine in launches.items() if len(mine) > 1]
+        attempts[job].add(attempt)
+    several = [job for job, mine in attempts.items() if len(set(map(launch_of, mine))) > 1]
     # Agents still report a launch that has just ended: only ranks that train count. There is rarely one to decode.
     training = defaultdict(set)
-    ranks_of = select(AgentView.job, AgentView.attempt, AgentView.ranks)
-    for job, attempt, ranks in connection.execute(ranks_of.where(*live, AgentView.job.in_(several))):
+    ranks_of = select(AgentView.job, AgentView.attempt, AgentView.agent, AgentView.ranks)
+    carriers = {job: _carriers(connection, job, attempts[job]) for job in several}
+    for job, attempt, agent, ranks in connection.execute(ranks_of.where(*live, AgentView.job.in_(several))):
+        if carriers[job] and agent not in carriers[job]:
+            continue  # it may say that it is of any attempt
         if any(rank.state in ("running", "held") for rank in _RANKS.decode(ranks)):
             training[job].add(launch_of(attempt))
     return {job: sorted(mine) for job, mine in training.items() if len(mine) > 1}
@@ -271,6 +275,14 @@ def _agents(topologies: Mapping[str, Mapping[str, Any]]) -> dict[int, str]:
     """By rank, the agents in these topologies, the last of which counts."""
     ranks = (rank for topology in topologies.values() for rank in topology.get("ranks", ()))
     return {rank["rank"]: rank["agent"] for rank in ranks if rank.get("agent")}
+
+
+def _carriers(connection: Connection, job: str, attempts: Iterable[str]) -> set[str]:
+    """The agents that carry ranks of any of these attempts, or of the job's newest one."""
+    newest = select(Job.attempt).where(Job.name == job).scalar_subquery()
+    any_of = Attempt.attempt.in_(attempts) | (Attempt.attempt == newest)
+    topologies = connection.scalars(select(Attempt.topology).where(Attempt.job == job, any_of))
+    return {agent for topology in topologies for agent in _agents({"": topology}).values()}
 
 
 def _number(connection: Connection, job: str, launch: str) -> int:

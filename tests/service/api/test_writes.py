@@ -273,6 +273,27 @@ def test_two_launches_under_one_name_are_reported_until_one_of_them_ends(api):
     assert at_once(l="left", m="running") == []
 
 
+def test_an_agent_that_carries_no_rank_shows_no_second_launch_and_one_that_does_shows_it(api):
+    add(api.engine, Job, job_row("signed", world_size=1))
+
+    def accepted(launch, agent):
+        ranks = [{"rank": 0, "host": "h", "tp": 0, "pp": 0, "cp": 0, "ep": 0, "agent": agent}]
+        add(
+            api.engine, Attempt, attempt_row("signed", attempt=f"{launch}.0", ranks=ranks, can=("pause",), world_size=1)
+        )
+
+    def at_once():
+        return api.get("/api/v1/jobs/signed").json()["launches_at_once"]
+
+    for launch, agent in (("l", "one"), ("invented", "two")):
+        running = Progress(0, 7, "", 0.0, 0.0, state="running")
+        report(api.engine, "signed", api.clock.unix_ns(), running, attempt=f"{launch}.0", agent=agent)
+    accepted("l", "one")
+    assert at_once() == []
+    accepted("invented", "two")
+    assert at_once() == ["invented", "l"]
+
+
 @pytest.mark.parametrize("can", [(), ("stop",), ("rollback_memory", "resume", "stop")])
 def test_a_command_that_the_job_does_not_support_is_refused(api, can):
     told(api, "steered", *can)

@@ -49,9 +49,11 @@ def command_row(name: str = "cmd_1", **changes: Any) -> dict[str, Any]:
     return {"id": name, "job": "j", "attempt": "l.0"} | asked | became | changes
 
 
-def report(engine: Engine, job: str = "j", at_unix_ns: int = FAR_NS, *ranks: Progress, attempt: str = "l.0") -> None:
+def report(
+    engine: Engine, job: str = "j", at_unix_ns: int = FAR_NS, *ranks: Progress, attempt: str = "l.0", agent: str = ""
+) -> None:
     """What an agent would tell of a job at this time; nothing answers its orders."""
-    store_views(engine, [ReceivedView(View(job, attempt, f"of-{attempt}", "b", 0, ranks))], at_unix_ns)
+    store_views(engine, [ReceivedView(View(job, attempt, f"of-{attempt}", "b", 0, ranks), agent)], at_unix_ns)
 
 
 def numbered_incident(number: int, **changes: Any) -> dict[str, Any]:
