@@ -15,6 +15,7 @@ from rankwatch_service.access.tokens import TokenKind, create_token
 from rankwatch_service.api import ingest
 from rankwatch_service.api.background.housekeeping import VIEW_NS, remove_expired
 from rankwatch_service.api.routes import agents as agents_routes
+from rankwatch_service.orders.running_attempt import ATTEMPTS_MAX
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Agent, AgentView, Job, LogRecord, SignedJob
 from rankwatch_service.telemetry.envelope import ANSWER_CHARS_MAX, read_envelope
@@ -279,3 +280,17 @@ def test_a_view_that_cannot_be_stored_now_and_comes_again_is_paid_for_once(world
         full.setattr(ingest, "PENDING_BYTES_MAX", 0)
         assert {world.view(token, agent).status_code for _ in range(10)} == {503}
     assert world.view(token, agent).status_code == 200
+
+
+def test_the_oldest_views_go_for_one_that_could_not_be_stored_at_first(world, monkeypatch):
+    token = world.token("gpt")
+    agent = world.agent(token)
+    *earlier, newest = [f"l.{number}" for number in range(ATTEMPTS_MAX + 1)]
+    for attempt in earlier:
+        assert world.view(token, agent, attempt=attempt).status_code == 200
+        world.clock.advance(1)
+    with monkeypatch.context() as full:
+        full.setattr(ingest, "PENDING_BYTES_MAX", 0)
+        assert world.view(token, agent, attempt=newest).status_code == 503
+    assert world.view(token, agent, attempt=newest).status_code == 200
+    assert [attempt for _, attempt in kept(world)] == [*earlier[1:], newest]

@@ -77,27 +77,38 @@ class ReceivedView(NamedTuple):
         return f"{self.view.host}/{self.agent}" if self.agent else self.view.host
 
 
+@dataclass(slots=True)
+class ViewSize:
+    """What this process knows of the row of an agent and attempt."""
+
+    largest_bytes: int = 0
+    """Of its views; 0: there was none."""
+    is_stored: bool = False
+    """Whether it was stored, and the agent's earlier attempts removed for it."""
+
+
 class ViewSizes:
     """How large the views were that this process has taken: what a further one may add to its row."""
 
     def __init__(self) -> None:
-        self._bytes: OrderedDict[tuple[str, str], dict[str, int]] = OrderedDict()
+        self._sizes: OrderedDict[tuple[str, str], dict[str, ViewSize]] = OrderedDict()
         """By job and host, those heard last at the end; by attempt, likewise."""
 
-    def largest(self, one: ReceivedView) -> int:
-        """Bytes of the largest view of this agent and attempt; 0 if none is remembered."""
-        return self._bytes.get((one.view.job, one.host), {}).get(one.view.attempt, 0)
+    def of(self, one: ReceivedView) -> ViewSize:
+        """What is known of the row of a view; the caller changes it."""
+        return self._sizes.get((one.view.job, one.host), {}).get(one.view.attempt) or ViewSize()
 
-    def store(self, one: ReceivedView, size_bytes: int) -> None:
-        """Remember a view."""
+    def remember(self, one: ReceivedView, size: ViewSize) -> None:
+        """Keep what is known of the row of a view that was heard now."""
         key, attempt = (one.view.job, one.host), one.view.attempt
-        attempts = self._bytes.setdefault(key, {})
-        self._bytes.move_to_end(key)
-        attempts[attempt] = max(size_bytes, attempts.pop(attempt, 0))
+        attempts = self._sizes.setdefault(key, {})
+        self._sizes.move_to_end(key)
+        attempts.pop(attempt, None)
+        attempts[attempt] = size
         if len(attempts) > ATTEMPTS_MAX:
             del attempts[next(iter(attempts))]
-        if len(self._bytes) > AGENTS_REMEMBERED:
-            self._bytes.popitem(last=False)
+        if len(self._sizes) > AGENTS_REMEMBERED:
+            self._sizes.popitem(last=False)
 
 
 def store_views(engine: Engine, views: Sequence[ReceivedView], now_unix_ns: int) -> None:

@@ -180,17 +180,19 @@ async def view(request: Request, context: Ctx, identity: Agent) -> Response:
     origin = Origin(posted.job, posted.host)
     agent = await run_in_threadpool(verified, context, request, identity, signed, Purpose.VIEW, origin)
     received, size = ReceivedView(posted, agent), len(body) + PROGRESS_BYTES * len(posted.ranks)
-    before = context.view_sizes.largest(received)
-    if size > before:
-        spend(context, identity, VIEW_BYTES, size - before)
-    context.view_sizes.store(received, size)  # also if it is not stored now: it comes again
+    row = context.view_sizes.of(received)
+    if size > row.largest_bytes:
+        spend(context, identity, VIEW_BYTES, size - row.largest_bytes)
+        row.largest_bytes = size
+    context.view_sizes.remember(received, row)  # also if it is not stored now: it comes again
     request.scope["turn"].end()
     try:
-        await context.views.put(received._replace(is_first=not before), size)
+        await context.views.put(received._replace(is_first=not row.is_stored), size)
     except NotNowError as error:
         raise ProblemError(
             503, "too many views are waiting to be stored; try again", headers={"Retry-After": str(RETRY_AFTER_S)}
         ) from error
+    row.is_stored = True
     context.counters.views.inc()
     context.driver.wake()
     answer = await run_in_threadpool(context.orders.orders, posted.job, context.changes.generation)
