@@ -2,6 +2,7 @@
 
 import os
 import socket
+import threading
 from collections.abc import Callable
 from itertools import cycle
 from typing import Any
@@ -15,6 +16,8 @@ from rankwatch.signed import Purpose
 from rankwatch_service.access.budgets import CONNECTIONS, PART, STREAMS, UNREAD, Limit, Whose
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.api.http import connection
+from rankwatch_service.api.http.problem import not_found
+from rankwatch_service.api.routes import steps
 from tests.support.service.api import Api, served_api
 from tests.support.service.process import until
 
@@ -231,3 +234,43 @@ def test_many_streams_of_one_person_leave_others_theirs(crowded):
     assert crowded.stream(crowded.asking(crowded.tokens[Scope.ADMIN], EVENTS))[0] == OK
     honest = crowded.agent(crowded.tokens[Scope.INGEST], "gpt", "node-1")
     assert crowded.stream(honest())[0] == OK
+
+
+def test_for_whoever_has_gone_away_nothing_is_worked_on(crowded, monkeypatch):
+    asked, answer = [], threading.Event()
+
+    def metrics_of(_context: Any, job: str) -> None:
+        asked.append(job)
+        answer.wait(30.0)
+        raise not_found("job", job)
+
+    monkeypatch.setattr(steps, "_require_job", metrics_of)
+    requests = [crowded.asking(crowded.tokens[Scope.READ], f"/api/v1/jobs/{n}/metrics") for n in range(12)]
+    first = crowded.connect(requests[0])
+    opened = [crowded.connect(request) for request in requests[1:]]
+    until("they wait for their turns", lambda: crowded.held(Whose.PERSON) == 12, 30)
+    for one in opened:
+        one.close()
+    until("they are gone", lambda: crowded.held(Whose.PERSON) == 1, 30)
+    worked_on = len(asked)
+    answer.set()
+    assert first.recv(65_536)[:12] == b"HTTP/1.1 404"
+    assert crowded.ask("GET", "/api/v1/jobs/last/metrics", crowded.tokens[Scope.READ]).status_code == 404
+    assert len(asked) == worked_on + 1 < 12
+
+
+def test_requests_that_come_together_with_one_token_look_it_up_once(crowded, monkeypatch):
+    authenticator, asked, answer = crowded.api.app.state.context.authenticator, [], threading.Event()
+    look_up = authenticator.authenticate
+
+    def slowly(text: str) -> Any:
+        asked.append(text)
+        answer.wait(30.0)
+        return look_up(text)
+
+    monkeypatch.setattr(authenticator, "authenticate", slowly)
+    opened = [crowded.connect(crowded.asking(crowded.tokens[Scope.READ])) for _ in range(12)]
+    until("all are connected", lambda: crowded.held(Whose.ANONYMOUS) == 12, 30)
+    answer.set()
+    assert {one.recv(65_536)[:12] for one in opened} == {OK}
+    assert asked == [crowded.tokens[Scope.READ]]

@@ -153,7 +153,7 @@ def create_app(settings: Settings, engine: Engine, intake: Intake, clock: Clock,
         public_url=settings.public_url,
         own_names=own_names(settings, socket.gethostname()),
         proxies=TrustedProxies(settings.trusted_proxies),
-        turns=Turns(lambda account: context.counters.waited.labels(account.whose).inc()),
+        turns=Turns(clock, lambda account: context.counters.waited.labels(account.whose).inc()),
     )
     return app
 

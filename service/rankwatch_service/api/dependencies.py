@@ -90,7 +90,7 @@ class Context:
         return msgspec.json.encode(msgspec.structs.replace(told, code=code))
 
 
-def _context(request: Request) -> Context:
+async def _context(request: Request) -> Context:  # not in a thread, as all that does not wait
     context: Context = request.app.state.context
     return context
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from types import FrameType
 from typing import Final
@@ -30,6 +31,10 @@ from rankwatch_service.text_log import configure
 KEEP_ALIVE_S: Final = 75
 DRAIN_S: Final = 5
 """How long running requests may take after SIGTERM. Event streams end at once."""
+
+SWITCH_S: Final = 0.0002
+"""How long a thread may keep the interpreter while others wait: the event loop and each short request need it many
+times, and would wait Python's 5 ms each time while a long request computes."""
 
 _log = structlog.get_logger(__name__)
 
@@ -59,6 +64,7 @@ def run(settings: Settings) -> None:
         CertificateError: the certificate cannot be used.
     """
     configure(settings.log_level, "api")
+    sys.setswitchinterval(SWITCH_S)
     engine = open_engine(settings.database_url, "api")
     clock = SystemClock()
 

@@ -7,6 +7,7 @@ import pytest
 
 from rankwatch_service.access.budgets import Account, Whose
 from rankwatch_service.api.http.turns import LATE_MAX, TURN_S, TURNS_MAX, RequestTurn, Turns
+from tests.support.clock import FakeClock
 
 GREEDY, HONEST, OTHER = (Account(Whose.AGENT, name) for name in ("greedy", "honest", "other"))
 
@@ -17,7 +18,8 @@ class Work:
     def __init__(self) -> None:
         self.waited: list[Account] = []
         self.began: list[Account] = []
-        self.turns = Turns(self.waited.append)
+        self.clock = FakeClock()
+        self.turns = Turns(self.clock, self.waited.append)
         self.open: list[RequestTurn] = []
         self.tasks: list[asyncio.Task[None]] = []
 
@@ -64,11 +66,11 @@ def test_who_asks_without_a_pause_waits_for_itself_and_others_are_next() -> None
 
 def test_while_nobody_else_asks_an_account_has_every_turn() -> None:
     async def story(work: Work) -> None:
-        await work.ask(GREEDY, 10)
+        await work.ask(GREEDY, TURNS_MAX + 6)
         for _ in range(6):
             await work.end()
 
-    assert played(story).began == [GREEDY] * 10
+    assert played(story).began == [GREEDY] * (TURNS_MAX + 6)
 
 
 def test_a_turn_is_over_after_a_while_by_itself_and_only_once() -> None:
@@ -84,17 +86,36 @@ def test_a_turn_is_over_after_a_while_by_itself_and_only_once() -> None:
     assert work.began == [GREEDY] * TURNS_MAX + [HONEST] * TURNS_MAX + [OTHER] * TURNS_MAX
 
 
-def test_who_has_many_late_requests_waits_for_their_answers_while_others_go_on() -> None:
+def test_who_has_late_requests_waits_for_their_answers_while_others_go_on() -> None:
     async def story(work: Work) -> None:
-        await work.ask(GREEDY, LATE_MAX + 5)
+        await work.ask(GREEDY, TURNS_MAX + 5)
         await asyncio.sleep(4 * TURN_S)
-        assert work.began == [GREEDY] * LATE_MAX
+        assert work.began == [GREEDY] * TURNS_MAX
         await work.ask(HONEST, TURNS_MAX)
-        assert work.began == [GREEDY] * LATE_MAX + [HONEST] * TURNS_MAX
+        assert work.began == [GREEDY] * TURNS_MAX + [HONEST] * TURNS_MAX
         await asyncio.sleep(2 * TURN_S)
+        for _ in range(TURNS_MAX - LATE_MAX):
+            await work.end()
+        assert len(work.began) == 2 * TURNS_MAX
         await work.end()
 
-    assert played(story).began == [GREEDY] * LATE_MAX + [HONEST] * TURNS_MAX + [GREEDY]
+    assert played(story).began == [GREEDY] * TURNS_MAX + [HONEST] * TURNS_MAX + [GREEDY]
+
+
+def test_the_next_turn_is_of_whoever_was_worked_for_least_lately() -> None:
+    async def story(work: Work) -> None:
+        for account, took_s in ((GREEDY, 2.0), (HONEST, 0.1)):
+            await work.ask(account)
+            work.clock.advance(took_s)
+            await work.end()
+        work.began.clear()
+        await work.ask(OTHER, TURNS_MAX)
+        await work.ask(GREEDY)
+        await work.ask(HONEST)
+        await work.end()
+        await work.end()
+
+    assert played(story).began == [OTHER] * TURNS_MAX + [HONEST, GREEDY]
 
 
 @pytest.mark.parametrize("granted", [False, True])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fastapi import Request
+from starlette.concurrency import run_in_threadpool
 
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.scopes import Scope
@@ -22,7 +23,7 @@ class Require:
         self.scope = scope
         self.every_job = every_job
 
-    def __call__(self, request: Request) -> Identity:
+    async def __call__(self, request: Request) -> Identity:
         """The identity of a request, with the jobs in which it holds the scope.
 
         Raises:
@@ -37,9 +38,9 @@ class Require:
         if self.every_job and not holder.jobs.every:
             raise ProblemError(403, f"this token is restricted to {holder.jobs}")
         job = request.path_params.get("job")
-        if job is not None and not holder.may_see(job):
+        if job is not None and not await run_in_threadpool(holder.may_see, job):
             reader = identity.within(Scope.READ)
-            if reader is not None and reader.may_see(job):
+            if reader is not None and await run_in_threadpool(reader.may_see, job):
                 raise ProblemError(403, f"scope {self.scope} is required in job {job!r}")
             raise ProblemError(404, f"there is no job {job!r}")
         return holder

@@ -192,6 +192,11 @@ class ClientConnection(HttpToolsProtocol):
             or self._waiting_bytes() > 0
         )
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether nobody waits for an answer any more."""
+        return self._answering is not None and self._answering.disconnected
+
     def _waiting_bytes(self) -> int:
         """How much of an answer the client has not taken."""
         if not self.is_open or (self.scheme == "https" and self.transport.is_closing()):

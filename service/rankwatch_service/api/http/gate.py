@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import secrets
 from collections.abc import Collection, Iterator, Sequence
@@ -259,6 +260,8 @@ class Gate:
         self._public_origin = origin_of(public_url)
         self._own_names = own_names
         self._proxies = proxies
+        self._asked: dict[tuple[asyncio.AbstractEventLoop, str], asyncio.Future[Identity | None]] = {}
+        """Tokens that are being looked up."""
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         """Pass one request on, or refuse it."""
@@ -338,7 +341,8 @@ class Gate:
             if is_large:
                 connection.is_received()
         try:
-            await self._app(scope, body, answers)
+            if connection is None or not connection.is_gone:
+                await self._app(scope, body, answers)
         finally:
             turn.end()
 
@@ -388,7 +392,13 @@ class Gate:
         found = self._authenticator.cached(text)
         if found is not None or self._authenticator.ended(text):
             return found
-        return await run_in_threadpool(self._authenticator.authenticate, text)
+        # Requests that come together with one token share a query, so that they do not fill the threads.
+        key = asyncio.get_running_loop(), text
+        asked = self._asked.get(key)
+        if asked is None:
+            asked = self._asked[key] = asyncio.ensure_future(run_in_threadpool(self._authenticator.authenticate, text))
+            asked.add_done_callback(lambda _: self._asked.pop(key))
+        return await asyncio.shield(asked)
 
 
 def source_of(scope: AsgiScope) -> str:

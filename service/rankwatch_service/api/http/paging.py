@@ -21,6 +21,7 @@ from pydantic import BaseModel, Field, PlainSerializer, WithJsonSchema
 from sqlalchemy import ColumnElement, Connection, RowMapping, Select, and_, func, or_, select
 from sqlalchemy.orm import InstrumentedAttribute
 from sqlalchemy.sql.elements import KeyedColumnElement
+from starlette.concurrency import run_in_threadpool
 
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.api.http.problem import ProblemError
@@ -39,15 +40,18 @@ Contents = Annotated[dict[str, Any], PlainSerializer(plain, return_type=dict[str
 """An object whose fields depend on what it is about."""
 
 
-def reject_unknown_parameters(request: Request) -> None:
+async def reject_unknown_parameters(request: Request) -> None:
     """Dependency of every API route.
 
     Raises:
         ProblemError: a parameter is unknown, or is repeated though the route takes one value.
     """
     route = request.scope.get("route")
-    if not request.query_params or not isinstance(route, APIRoute):
-        return
+    if request.query_params and isinstance(route, APIRoute):
+        await run_in_threadpool(_reject_unknown_parameters, request, route)
+
+
+def _reject_unknown_parameters(request: Request, route: APIRoute) -> None:
     fields = [field for field in get_flat_params(route.dependant) if isinstance(field.field_info, params.Query)]
     known = {field.alias for field in fields}
     unknown = sorted(set(request.query_params) - known)

@@ -2,27 +2,32 @@
 
 An api process has one interpreter, so what one token asks for delays all others. Requests that have come as a whole
 therefore take turns: a few are worked on at a time, and once as many are, the next turn is of an account that has none,
-in the order in which accounts began to wait. So a token that asks without a pause waits for itself. A turn ends when
-the answer begins, when a batch waits to be stored, or after `TURN_S`. What takes longer is late: it lets others work,
-and an account with `LATE_MAX` late requests has no further turn before one of them is answered, so that none fills the
-threads in which requests wait for the database.
+and of those of whoever was worked for least lately. So a token that asks without a pause, or for what takes long, waits
+for itself. A turn ends when the answer begins, when a request waits for others, or after `TURN_S`. What takes longer is
+late: it lets others work, and an account with `LATE_MAX` late requests has no further turn before one of them is
+answered, so that none fills the threads, or takes the interpreter from all others by many of them at once.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator
 from threading import Lock
 from typing import Final
 
 from rankwatch_service.access.budgets import Account
+from rankwatch_service.clock import Clock
 
 TURNS_MAX: Final = 4
 """Requests that are worked on at a time: as many threads share the interpreter without delaying each other by much."""
 TURN_S: Final = 0.1
-LATE_MAX: Final = 8
-"""Requests of an account that are late or worked on, of the 40 threads that all have."""
+LATE_MAX: Final = 2
+"""Requests of an account of which one is late: each delays all others by as much as one that is worked on."""
+USE_S: Final = 10.0
+"""After this time what was done for an account counts for a third as much."""
+USE_FORGOTTEN_S: Final = 60.0
 
 
 class RequestTurn:
@@ -31,6 +36,8 @@ class RequestTurn:
     def __init__(self, turns: Turns, account: Account, loop: asyncio.AbstractEventLoop) -> None:
         self._turns = turns
         self._account = account
+        self._clock = turns.clock
+        self._since_s = self._clock.monotonic_s()
         self._is_late = self._has_ended = False
         self._over = loop.call_later(TURN_S, self._let_others)
 
@@ -39,23 +46,32 @@ class RequestTurn:
         if not self._has_ended:
             self._has_ended = True
             self._over.cancel()
-            self._turns.end(self._account, was_late=self._is_late)
+            self._turns.end(self._account, self._took_s(), was_late=self._is_late)
 
     def _let_others(self) -> None:
         self._is_late = True
-        self._turns.be_late(self._account)
+        self._turns.be_late(self._account, self._took_s())
+
+    def _took_s(self) -> float:
+        """Since the last call, or the beginning of the turn."""
+        before_s, self._since_s = self._since_s, self._clock.monotonic_s()
+        return self._since_s - before_s
 
 
 class Turns:
     """The requests of an api process. Thread-safe, for event loops of several threads."""
 
-    def __init__(self, waited: Callable[[Account], None]) -> None:
+    def __init__(self, clock: Clock, waited: Callable[[Account], None]) -> None:
         """Do no I/O.
 
         Args:
+            clock: says how long requests take.
             waited: called with the account of each request that had to wait.
         """
+        self.clock = clock
         self._waited = waited
+        self._used: OrderedDict[Account, tuple[float, float]] = OrderedDict()
+        """Seconds for which an account was worked for, and as of when; in the order of the last use."""
         self._working: Counter[Account] = Counter()
         self._late: Counter[Account] = Counter()
         self._free = TURNS_MAX
@@ -82,17 +98,19 @@ class Turns:
             raise
         return RequestTurn(self, account, loop)
 
-    def be_late(self, account: Account) -> None:
+    def be_late(self, account: Account, took_s: float) -> None:
         """A turn of this account is over, and its request is not answered."""
         with self._lock:
+            self._charge(account, took_s)
             self._late[account] += 1
             self._stop(account)
             following = list(self._following())
         self._grant_all(following)
 
-    def end(self, account: Account, *, was_late: bool = False) -> None:
+    def end(self, account: Account, took_s: float = 0.0, *, was_late: bool = False) -> None:
         """A request of this account is answered."""
         with self._lock:
+            self._charge(account, took_s)
             if was_late:
                 self._late[account] -= 1
                 if not self._late[account]:
@@ -104,8 +122,8 @@ class Turns:
 
     def _following(self) -> Iterator[tuple[Account, asyncio.Future[None]]]:
         while self._free:
-            may = [one for one in self._waiting if self._may_work(one)] if self._late else self._waiting
-            account = next((one for one in may if one not in self._working), next(iter(may), None))
+            may = [one for one in self._waiting if self._may_work(one)]
+            account = min(may, key=lambda one: (self._working[one], self._use_s(one)), default=None)
             if account is None:
                 return
             self._start(account)
@@ -127,7 +145,19 @@ class Turns:
             turn.set_result(None)
 
     def _may_work(self, account: Account) -> bool:
-        return self._late[account] + self._working[account] < LATE_MAX
+        late = self._late[account]
+        return not late or late + self._working[account] < LATE_MAX
+
+    def _use_s(self, account: Account) -> float:
+        used_s, at_s = self._used.get(account, (0.0, 0.0))
+        return used_s * math.exp((at_s - self.clock.monotonic_s()) / USE_S)
+
+    def _charge(self, account: Account, took_s: float) -> None:
+        now_s = self.clock.monotonic_s()
+        while self._used and now_s - next(iter(self._used.values()))[1] > USE_FORGOTTEN_S:
+            self._used.popitem(last=False)
+        self._used[account] = self._use_s(account) + took_s, now_s
+        self._used.move_to_end(account)
 
     def _start(self, account: Account) -> None:
         self._free -= 1

@@ -52,23 +52,11 @@ async def telemetry(
     request: Request, context: Ctx, identity: Annotated[Identity, Depends(Require(Scope.INGEST))]
 ) -> AcceptedBatch:
     """Accept one batch, as msgpack or as plain JSON."""
-    content_type = request.headers.get("content-type", "")
-    encoding = request.headers.get("content-encoding", "identity")
     body = b""
     try:
         body = await read_body(request)
-        signed = split(body)
-        # Validating a large batch takes milliseconds, so do it outside the event loop.
-        batch = await run_in_threadpool(read_batch, signed.message if signed else body, content_type, encoding)
-        origin = Origin(batch.job, batch.host)
-        await run_in_threadpool(verified, context, request, identity, signed, Purpose.BATCH, origin)
-        if wait_s := context.new_jobs.wait_s(identity, batch.job):
-            context.counters.batches.labels("too_many_jobs").inc()
-            await run_in_threadpool(context.new_jobs.report_due)
-            detail = f"token {identity.name!r} has begun too many jobs; job {batch.job!r} may begin later"
-            raise ProblemError(429, detail, headers={"Retry-After": str(wait_s)})
-        await run_in_threadpool(begin_job, context, request, identity, batch.job)
-        entry = Entry(batch.job, body if signed else batch.body)
+        # One thread for all of it: each change of threads waits for the interpreter where many work.
+        entry = await run_in_threadpool(admit, request, context, identity, body)
         request.scope["turn"].end()
         with context.counters.append_s.time():
             await context.intake.put(entry, len(entry.value))
@@ -94,6 +82,27 @@ async def read_body(request: Request) -> bytes:
         return await request.body()
     except HTTPException as error:
         raise BadBatchError(Reason.TOO_LARGE, str(error.detail)) from error
+
+
+def admit(request: Request, context: Context, identity: Identity, body: bytes) -> Entry:
+    """A batch as the log stores it, if its sender may send it. May query.
+
+    Raises:
+        BadBatchError: it can never be accepted.
+        ProblemError: see `verified` and `begin_job`; or its token has begun too many jobs (429).
+    """
+    content_type = request.headers.get("content-type", "")
+    encoding = request.headers.get("content-encoding", "identity")
+    signed = split(body)
+    batch = read_batch(signed.message if signed else body, content_type, encoding)
+    verified(context, request, identity, signed, Purpose.BATCH, Origin(batch.job, batch.host))
+    if wait_s := context.new_jobs.wait_s(identity, batch.job):
+        context.counters.batches.labels("too_many_jobs").inc()
+        context.new_jobs.report_due()
+        detail = f"token {identity.name!r} has begun too many jobs; job {batch.job!r} may begin later"
+        raise ProblemError(429, detail, headers={"Retry-After": str(wait_s)})
+    begin_job(context, request, identity, batch.job)
+    return Entry(batch.job, body if signed else batch.body)
 
 
 def read_batch(body: bytes, content_type: str, encoding: str) -> ValidBatch:
