@@ -15,10 +15,10 @@ from rankwatch_detectors.alerts import NAMES_MAX, host_key, is_same_host
 from rankwatch_detectors.base import Severity
 from rankwatch_service.log.base import Entry
 from rankwatch_service.log.control_log import ControlLog
-from rankwatch_service.names import is_name
+from rankwatch_service.names import is_name, plain_host
 from rankwatch_service.policy.control_records import AlertsReceived, ReportedAlert, encode_control
 from rankwatch_service.store.engine import read, upsert, write
-from rankwatch_service.store.models import AgentView, AlertRow, Job
+from rankwatch_service.store.models import AgentView, AlertRow, Attempt, Job
 
 LASTS_S: Final = 300
 """How long an alert without `endsAt` counts as firing after it was reported, as in Alertmanager."""
@@ -188,7 +188,7 @@ def _link(url: str) -> str:
 
 
 SEEN_NS: Final = 3_600 * 10**9
-"""A host is one of a job if an agent on it has reported within this time: when it fails, its alert comes later."""
+"""A host is one of a job if the agent of a rank there has reported within this time: its alert comes after it fails."""
 
 JOBS_PER_ALERT_MAX: Final = 16
 """Jobs that one alert is reported in; further ones on the host are left out."""
@@ -211,7 +211,7 @@ def read_jobs(
     found = {key: [name for name in names if name in running][:1] for key, names in named.items()}
     by_host = [alert for alert in alerts if not found[alert.fingerprint] and alert.hosts]
     if by_host:
-        hosts = _hosts(connection, now_unix_ns)
+        hosts = _hosts(connection, {host_key(name) for alert in by_host for name in alert.hosts}, now_unix_ns)
         for alert in by_host:
             found[alert.fingerprint] = _on_hosts(alert, hosts)
     return found
@@ -222,14 +222,29 @@ def visible(jobs: Mapping[str, Sequence[str]], may_see: Callable[[str], bool]) -
     return {key: [name for name in names if may_see(name)] for key, names in jobs.items()}
 
 
-def _hosts(connection: Connection, now_unix_ns: int) -> dict[str, list[tuple[str, str]]]:
-    """Hosts with the jobs whose running attempt is on them, by the key of the host."""
+def _hosts(connection: Connection, keys: Collection[str], now_unix_ns: int) -> dict[str, list[tuple[str, str]]]:
+    """Hosts with the jobs whose running attempt has ranks on them, by the key of the host.
+
+    An agent says itself where it is: it counts if it carries a rank there.
+    """
     running = and_(Job.name == AgentView.job, Job.attempt == AgentView.attempt, Job.state != "ended")
-    seen = select(AgentView.host, AgentView.job).join(Job, running).where(AgentView.at_unix_ns > now_unix_ns - SEEN_NS)
+    seen = select(AgentView.host, AgentView.agent, AgentView.job).join(Job, running)
+    rows = connection.execute(seen.where(AgentView.at_unix_ns > now_unix_ns - SEEN_NS).order_by(AgentView.job))
+    named = [(plain_host(host), agent, job) for host, agent, job in rows if host_key(plain_host(host)) in keys]
+    current = and_(Attempt.job == Job.name, Attempt.attempt == Job.attempt)
+    topologies = (
+        select(Job.name, Attempt.topology).join(Attempt, current).where(Job.name.in_({job for *_, job in named}))
+    )
+    carrying = {
+        (job, plain_host(rank["host"]), rank.get("agent") or "")
+        for job, topology in connection.execute(topologies)
+        for rank in topology.get("ranks", ())
+    }
     found: dict[str, list[tuple[str, str]]] = {}
-    for host_and_agent, job in connection.execute(seen.order_by(AgentView.job)):
-        host = host_and_agent.partition("/")[0]
-        found.setdefault(host_key(host), []).append((host, job))
+    for host, agent, job in named:
+        # Who carries a rank is not known where it was introduced before its agent had enrolled.
+        if not carrying.isdisjoint({(job, host, agent), (job, host, "")}):
+            found.setdefault(host_key(host), []).append((host, job))
     return found
 
 

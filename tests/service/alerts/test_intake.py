@@ -12,9 +12,9 @@ from rankwatch_service.log.control_log import ControlLog
 from rankwatch_service.policy.control_records import decode_control
 from rankwatch_service.store.engine import write
 from rankwatch_service.store.job_removal import delete_job
-from rankwatch_service.store.models import AgentView, AlertRow, Job
+from rankwatch_service.store.models import AgentView, AlertRow, Attempt, Job
 from tests.support.clock import FakeClock
-from tests.support.store.rows import add, change, job_row, rows_of
+from tests.support.store.rows import add, attempt_row, change, job_row, rows_of
 
 LABELS = ("rankwatch_job", "job_name")
 
@@ -30,10 +30,21 @@ class Site:
         seen = dict.fromkeys(("first_seen_unix_ns", "last_seen_unix_ns"), now)
         states = {"gpt": "running", "bert": "stalled", "old": "ended"}
         add(engine, Job, *[job_row(job, state=state, **seen) for job, state in states.items()])
-        hosts = [("gpt", "node-1/agt_1"), ("gpt", "node-2"), ("bert", "node-2"), ("old", "node-3")]
-        views = [{"job": job, "host": host, "attempt": "l.0"} for job, host in hosts]
-        seen = {"boot": "b", "ranks": b"", "at_unix_ns": now}
-        add(engine, AgentView, *[one | seen for one in views])
+        self.report(("gpt", "node-1", "agt_1"), ("gpt", "node-2", ""), ("bert", "node-2", ""), ("old", "node-3", ""))
+        carried = {
+            "gpt": [("node-1", "agt_1"), ("node-2", "")],
+            "bert": [("node-2/3fa9c1d2", "")],
+            "old": [("node-3", "")],
+        }
+        for job, hosts in carried.items():
+            ranks = [{"rank": rank, "host": host, "agent": agent} for rank, (host, agent) in enumerate(hosts)]
+            add(engine, Attempt, attempt_row(job, ranks=ranks))
+
+    def report(self, *who):
+        """Views of agents, each of a job and at a host as it says itself."""
+        seen = {"attempt": "l.0", "boot": "b", "ranks": b"", "at_unix_ns": self.clock.unix_ns()}
+        views = [{"job": job, "host": f"{host}/{agent}" if agent else host, "agent": agent} for job, host, agent in who]
+        add(self.engine, AgentView, *[one | seen for one in views])
 
     def post(self, *alerts, may_see=lambda _job: True):
         """Alerts as `alert` gives them; returns what became of each."""
@@ -88,6 +99,13 @@ def test_the_jobs_are_those_that_labels_name_else_those_on_the_host(site):
         before = len(site.told())
         site.post(alert(**labels))
         assert [job for job, _ in site.told()[before:]] == expected, labels
+
+
+def test_an_agent_that_says_that_it_is_on_a_host_and_carries_no_rank_there_gets_no_alerts_of_it(site):
+    site.report(("gpt", "node-9", "agt_1"), ("bert", "node-1", "agt_2"), ("bert", "node-9", ""))
+    assert site.post(alert(instance="node-9")) == ["waiting"]
+    site.post(alert(instance="node-1"))
+    assert [job for job, _ in site.told()] == ["gpt"]
 
 
 def test_alerts_that_come_together_are_one_record_for_each_job(site):
