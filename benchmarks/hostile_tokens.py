@@ -198,7 +198,7 @@ def api(url: str, folder: Path) -> Iterator[tuple[int, int]]:
         return False
 
     command = [sys.executable, "-m", "rankwatch_service", "api"]
-    process = started(command, folder / "api.log", answers, 60.0, env=environment, cwd=folder)
+    process = started(command, folder / "api.log", answers, 60.0, env=environment)
     try:
         yield port, process.pid
     finally:
