@@ -123,6 +123,7 @@ class HonestFleet:
     async def _post(self, job: str, host: int, identity: AgentIdentity, due_s: float) -> None:
         seq = 0
         while True:
+            await asyncio.sleep(due_s - time.monotonic())  # a connection that asks nothing is closed
             with contextlib.suppress(OSError, EOFError):
                 async with connected(self._port, self._tokens[job]) as one:
                     while True:
