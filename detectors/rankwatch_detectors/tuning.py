@@ -13,25 +13,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
-from rankwatch_detectors.base import Kind
 from rankwatch_detectors.catalogue import CatalogueConfig
 
-PREVIEWABLE: Final = frozenset(
-    (
-        Kind.NONFINITE,
-        Kind.LOSS_SPIKE,
-        Kind.LOSS_DIVERGENCE,
-        Kind.GRAD_NORM,
-        Kind.CORRUPTION,
-        Kind.STRAGGLER,
-        Kind.SLOWDOWN,
-    )
-)
-"""Kinds that step metrics decide, so that a replay of stored series finds them. `hang`, `rank_lost` and
-`telemetry_lost` depend on when somebody was heard of, others on events and counters of devices."""
-
 _OF_METRICS: Final = frozenset(("straggler", "slowdown", "loss"))
-"""Detectors of these kinds, as far as they have a setting."""
+"""Detectors with a setting that judge step metrics alone."""
 
 
 class Profile(StrEnum):

@@ -7,6 +7,7 @@ after an upgrade.
 from __future__ import annotations
 
 import gzip
+import json
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -18,6 +19,8 @@ from posixpath import dirname, normpath
 from typing import Final
 
 from starlette.responses import Response
+
+from rankwatch_service.incidents.kinds import KINDS
 
 TYPES: Final[Mapping[str, str]] = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 
@@ -32,7 +35,9 @@ class Assets:
     def __init__(self) -> None:
         folder = files(__package__) / "static"
         self._files = dict(_files(folder))
-        self._shell = (folder / "page.html").read_text(encoding="utf-8")
+        kinds = {kind: {"label": row.label, "chart": row.chart} for kind, row in KINDS.items()}
+        shell = (folder / "page.html").read_text(encoding="utf-8")
+        self._shell = shell.replace("{{kinds}}", escape(json.dumps(kinds)))
         self._gzipped: dict[str, bytes] = {}
         self._imports = {
             name: {normpath(f"{dirname(name)}/{imported}") for imported in _IMPORTED.findall(content.decode())}

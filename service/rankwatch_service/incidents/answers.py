@@ -12,56 +12,6 @@ from rankwatch_service.incidents.hang import PIDS, seconds_of
 from rankwatch_service.incidents.kinds import ENDED_BY_ITSELF, ENDED_WITH_JOB, KINDS, LIKELY, has_norm_alone
 from rankwatch_service.names import one_line
 
-_NORMAL: Final[Mapping[Kind, str]] = {
-    Kind.DEVICE_FAULT: "a device reports no faults",
-    Kind.NETWORK_DEGRADED: "links keep their speed and lose almost nothing",
-    Kind.DEVICE_DEGRADED: "a device keeps its clocks, as its neighbours do",
-    Kind.HOST_DEGRADED: "a host has cores, memory and disk to spare",
-    Kind.RESTORE_FAILED: "all ranks load the checkpoint and train on",
-    Kind.CHECKPOINT_FAILED: "every save succeeds on all ranks",
-    Kind.RANK_LOST: "all ranks live until the job ends",
-    Kind.CORRUPTION: "replicas have the same weights, bit for bit",
-    Kind.NONFINITE: "every value is finite",
-    Kind.STRAGGLER: "ranks that do the same work take equally long",
-    Kind.TELEMETRY_LOST: "every host reports every second",
-    Kind.HANG: "all ranks go on to the next step",
-    Kind.GRAD_NORM: "the gradient norm stays near its usual level",
-    Kind.LOSS_SPIKE: "the loss stays near its trend",
-    Kind.LOSS_DIVERGENCE: "the loss falls or stays level",
-    Kind.SLOWDOWN: "steps take as long as before",
-    Kind.RESTART_LOOP: "a launch gets further than the one before",
-    Kind.CHECKPOINT_OVERDUE: "checkpoints are saved at their usual pace",
-    Kind.FORGED_TELEMETRY: "all telemetry comes from enrolled agents",
-    Kind.LIMIT_REACHED: "a job stays below every limit",
-    Kind.METRIC: "the condition of the rule does not hold",
-    Kind.ALERT: "the alert does not fire",
-}
-
-_IMPACT: Final[Mapping[Kind, str]] = {
-    Kind.DEVICE_FAULT: "what was computed on that device is in doubt, and it may end the job",
-    Kind.NETWORK_DEGRADED: "communication over that link may slow all ranks down",
-    Kind.DEVICE_DEGRADED: "its rank may become slow, and the others wait for it",
-    Kind.HOST_DEGRADED: "its ranks may become slow, or be killed",
-    Kind.RESTORE_FAILED: "the job cannot go on until a checkpoint is loaded",
-    Kind.CHECKPOINT_FAILED: "a fault now would lose all steps since the last good checkpoint",
-    Kind.RANK_LOST: "the other ranks wait for it, or end with it",
-    Kind.CORRUPTION: "as its gradients go into the weights of all ranks, steps and checkpoints since then are in doubt",
-    Kind.NONFINITE: "it goes into the weights: steps and checkpoints since then are ruined",
-    Kind.STRAGGLER: "the other ranks wait for the slow one",
-    Kind.TELEMETRY_LOST: "nobody knows whether these ranks train, and their faults are not found",
-    Kind.HANG: "training stands still",
-    Kind.GRAD_NORM: "nothing is lost yet; the loss may follow",
-    Kind.LOSS_SPIKE: "nothing is lost if the loss comes back",
-    Kind.LOSS_DIVERGENCE: "training since the onset is probably wasted",
-    Kind.SLOWDOWN: "every step takes longer",
-    Kind.RESTART_LOOP: "the job makes no progress, however often it restarts",
-    Kind.CHECKPOINT_OVERDUE: "a fault now would lose more steps than usual",
-    Kind.FORGED_TELEMETRY: "none on training: what was refused has changed nothing",
-    Kind.LIMIT_REACHED: "none on training; what is above the limit is not watched",
-    Kind.METRIC: "what its rule says; nothing else is known to be wrong",
-    Kind.ALERT: "what the rule in Prometheus says, in the evidence",
-}
-
 _START: Final = re.compile(r"attempt \S+ began(?P<before> after )?")
 """The change that the start of an attempt is (`JobHistory.begin`)."""
 
@@ -118,7 +68,7 @@ def normal(kind: str, evidence: Mapping[str, Any]) -> str:
     """
     if kind == Kind.CORRUPTION and "local_grad_norm" in evidence:
         return "the gradients of all ranks have norms of about one size"
-    return _NORMAL[Kind(kind)]
+    return KINDS[Kind(kind)].normal
 
 
 def impact(kind: str, severity: str, evidence: Mapping[str, Any], state: str = "open") -> str:
@@ -148,7 +98,7 @@ def impact(kind: str, severity: str, evidence: Mapping[str, Any], state: str = "
     if kind == Kind.NONFINITE and severity != Severity.CRITICAL:
         return "none is proven while loss and gradients stay finite"
     if kind == Kind.LOSS_DIVERGENCE and severity == Severity.INFO:
-        return _IMPACT[Kind.LOSS_SPIKE]
+        return KINDS[Kind.LOSS_SPIKE].impact
     if "straggler" in evidence:
         return "its ranks are slow, and the others wait for them"
     if kind == Kind.TELEMETRY_LOST and evidence.get("steps_go_on"):
@@ -157,7 +107,7 @@ def impact(kind: str, severity: str, evidence: Mapping[str, Any], state: str = "
         return "none is proven; if its gradients are wrong, they go into the weights of all ranks alike"
     if kind == Kind.DEVICE_FAULT and {one.get("class") for one in evidence.get("xids") or ()} == {"wear"}:
         return "the device has contained it, so what is saved is good; it may end the job"
-    return _IMPACT[Kind(kind)]
+    return KINDS[Kind(kind)].impact
 
 
 def may_be_skipped(kind: str, severity: str, evidence: Mapping[str, Any]) -> bool:

@@ -1,8 +1,7 @@
 """The table of kinds: all that is known of a kind of incident, in one row.
 
-A new kind needs a row here, a member in `rankwatch_detectors.base.Kind`, a runbook in docs/incidents and a label in the
-dashboard's `format.js`; `tests/service/incidents/test_kinds.py` compares them. The severity of an incident depends on
-its findings, not on its kind.
+A new kind needs a row here, a member in `rankwatch_detectors.base.Kind` and a runbook in docs/incidents. Pages, replays
+and previews read this table. The severity of an incident depends on its findings, not on its kind.
 """
 
 from __future__ import annotations
@@ -27,6 +26,10 @@ class KindTraits:
 
     label: str
     """Its name on pages."""
+    normal: str
+    """What is normal where there is no such incident, as a clause."""
+    impact: str
+    """What it does to its job while it lasts, as a clause without figures."""
     may_cause: frozenset[Kind]
     """Kinds that it may cause. If two kinds may cause each other, the earlier incident is the cause."""
     first_steps: tuple[str, ...]
@@ -59,6 +62,13 @@ class KindTraits:
     the ranks that it names."""
     spans_attempts: bool = False
     """A new attempt says nothing about it: only its detector knows when it ends."""
+    chart: str = ""
+    """The chart of its page: level, ranks, peers, fingerprints, or phases (`incidents/kind_chart.js`); empty: none."""
+    in_files: tuple[tuple[str, ...], ...] | None = ()
+    """Columns of a recorded file that show it, of each group one; None: no file shows it. A silent host looks there
+    like ranks that ended, and a file has no counters of devices and hosts, no events, no sender and no alerts."""
+    is_previewable: bool = False
+    """Step metrics decide it, so that a replay of stored series finds it."""
     needs_own_rule: bool = False
     """A rule of the policy that matches every kind does not act on it: it is about who sent telemetry, or comes from
     outside, and whoever sends such messages could steer the job."""
@@ -67,6 +77,8 @@ class KindTraits:
 KINDS: Final[dict[Kind, KindTraits]] = {
     Kind.DEVICE_FAULT: KindTraits(
         label="Device fault",
+        normal="a device reports no faults",
+        impact="what was computed on that device is in doubt, and it may end the job",
         may_cause=frozenset(Kind) - _ALONE,
         first_steps=(
             "Leave that device out, or its host: one that has failed once fails again.",
@@ -78,9 +90,12 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         is_of_device=True,
         is_host_wide=True,
         is_on_record=True,
+        in_files=None,
     ),
     Kind.NETWORK_DEGRADED: KindTraits(
         label="Network degraded",
+        normal="links keep their speed and lose almost nothing",
+        impact="communication over that link may slow all ranks down",
         may_cause=frozenset({Kind.STRAGGLER, Kind.SLOWDOWN, Kind.HANG, Kind.NETWORK_DEGRADED}),
         first_steps=(
             "Look at the link and the switch port: error counters, speed, a flapping port.",
@@ -90,9 +105,13 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         is_lasting=True,
         is_host_wide=True,
         is_on_record=True,
+        chart="peers",
+        in_files=None,
     ),
     Kind.DEVICE_DEGRADED: KindTraits(
         label="Device degraded",
+        normal="a device keeps its clocks, as its neighbours do",
+        impact="its rank may become slow, and the others wait for it",
         # A rank dies of memory errors alone (`causes`): heat or a slow clock ends nothing.
         may_cause=frozenset({Kind.STRAGGLER, Kind.SLOWDOWN, Kind.HANG, Kind.RANK_LOST, Kind.DEVICE_DEGRADED}),
         first_steps=(
@@ -104,9 +123,13 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         is_of_device=True,
         is_host_wide=True,
         is_on_record=True,
+        chart="peers",
+        in_files=None,
     ),
     Kind.HOST_DEGRADED: KindTraits(
         label="Host degraded",
+        normal="a host has cores, memory and disk to spare",
+        impact="its ranks may become slow, or be killed",
         may_cause=frozenset(
             {Kind.STRAGGLER, Kind.SLOWDOWN, Kind.HANG, Kind.RANK_LOST, Kind.TELEMETRY_LOST, Kind.HOST_DEGRADED}
         ),
@@ -119,9 +142,13 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         is_lasting=True,
         is_host_wide=True,
         is_on_record=True,
+        chart="peers",
+        in_files=None,
     ),
     Kind.RESTORE_FAILED: KindTraits(
         label="Restore failed",
+        normal="all ranks load the checkpoint and train on",
+        impact="the job cannot go on until a checkpoint is loaded",
         may_cause=_ENDS,
         first_steps=(
             "Read the error in the evidence: a file that is missing or cut short, or a model that does not fit it.",
@@ -131,9 +158,12 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         stands_still=True,
         is_lasting=True,
         spans_attempts=True,
+        in_files=None,
     ),
     Kind.CHECKPOINT_FAILED: KindTraits(
         label="Checkpoint failed",
+        normal="every save succeeds on all ranks",
+        impact="a fault now would lose all steps since the last good checkpoint",
         # A script that does not catch the exception ends, or hangs where the other ranks wait for it.
         may_cause=_ENDS | {Kind.CHECKPOINT_OVERDUE},
         first_steps=(
@@ -143,9 +173,12 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         actions=("checkpoint", "wait"),
         is_lasting=True,
         spans_attempts=True,
+        in_files=None,
     ),
     Kind.RANK_LOST: KindTraits(
         label="Rank lost",
+        normal="all ranks live until the job ends",
+        impact="the other ranks wait for it, or end with it",
         # A dead rank leaves the others waiting; then the launcher ends them, and with them their agent.
         may_cause=_ENDS | {Kind.STRAGGLER, Kind.SLOWDOWN},
         first_steps=(
@@ -155,9 +188,12 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         actions=("wait", "relaunch"),
         ends_job=True,
         stands_still=True,
+        in_files=(("rank",),),
     ),
     Kind.CORRUPTION: KindTraits(
         label="Data corruption",
+        normal="replicas have the same weights, bit for bit",
+        impact="as its gradients go into the weights of all ranks, steps and checkpoints since then are in doubt",
         # The next reduction spreads the wrong numbers of one rank to all ranks.
         may_cause=_LOSS | {Kind.NONFINITE, Kind.CORRUPTION, Kind.RESTART_LOOP},
         first_steps=(
@@ -166,9 +202,14 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         actions=("rollback", "relaunch", "pause"),
         spoils_weights=True,
         is_on_record=True,
+        chart="fingerprints",
+        in_files=(("rank",), ("fingerprint", "local_grad_norm")),
+        is_previewable=True,
     ),
     Kind.NONFINITE: KindTraits(
         label="NaN / Inf",
+        normal="every value is finite",
+        impact="it goes into the weights: steps and checkpoints since then are ruined",
         # A script that checks for NaN may end because of it.
         may_cause=_LOSS | {Kind.NONFINITE, Kind.CORRUPTION, Kind.RANK_LOST, Kind.RESTART_LOOP},
         first_steps=(
@@ -177,9 +218,14 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         ),
         actions=("rollback", "relaunch", "pause"),
         spoils_weights=True,
+        chart="ranks",
+        in_files=(("loss", "grad_norm", "nonfinite"),),
+        is_previewable=True,
     ),
     Kind.STRAGGLER: KindTraits(
         label="Straggler",
+        normal="ranks that do the same work take equally long",
+        impact="the other ranks wait for the slow one",
         # Not TELEMETRY_LOST: a slow rank alone does not make a host silent.
         may_cause=frozenset({Kind.STRAGGLER, Kind.SLOWDOWN, Kind.HANG, Kind.RANK_LOST}),
         first_steps=(
@@ -191,9 +237,14 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         is_lasting=True,
         is_host_wide=True,
         is_on_record=True,
+        chart="peers",
+        in_files=(("rank",), ("busy_s", "device_busy_s")),
+        is_previewable=True,
     ),
     Kind.TELEMETRY_LOST: KindTraits(
         label="Telemetry lost",
+        normal="every host reports every second",
+        impact="nobody knows whether these ranks train, and their faults are not found",
         may_cause=_ENDS | {Kind.SLOWDOWN},
         first_steps=(
             "Look at the log of the agent on that host, at its disk and network; if steps stand still, at its console.",
@@ -201,9 +252,12 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         ),
         ends_job=True,
         flaps=True,
+        in_files=None,
     ),
     Kind.HANG: KindTraits(
         label="Hang",
+        normal="all ranks go on to the next step",
+        impact="training stands still",
         # Somebody or something ends a hanging rank sooner or later.
         may_cause=_ENDS | {Kind.STRAGGLER, Kind.SLOWDOWN},
         first_steps=(
@@ -215,27 +269,41 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         stands_still=True,
         flaps=True,
         is_host_wide=True,
+        chart="phases",
+        in_files=(("time_s", "step_time_s"),),
     ),
     Kind.GRAD_NORM: KindTraits(
         label="Gradient norm",
+        normal="the gradient norm stays near its usual level",
+        impact="nothing is lost yet; the loss may follow",
         may_cause=_LOSS,
         first_steps=(
             "Nothing to do now: while the loss stays at its level, nothing is lost; if it follows, you get a message.",
             "If norms jump again and again, lower the learning rate or the clipping threshold.",
         ),
         becomes=_SPOILT,
+        chart="level",
+        in_files=(("grad_norm",),),
+        is_previewable=True,
     ),
     Kind.LOSS_SPIKE: KindTraits(
         label="Loss spike",
+        normal="the loss stays near its trend",
+        impact="nothing is lost if the loss comes back",
         may_cause=_LOSS,
         first_steps=(
             "Nothing to do now: most spikes pass within 16 steps; you get a message if the loss stays high.",
             "If it jumps again and again, look at the batches of these steps, and lower the learning rate.",
         ),
         becomes=_SPOILT,
+        chart="level",
+        in_files=(("loss",),),
+        is_previewable=True,
     ),
     Kind.LOSS_DIVERGENCE: KindTraits(
         label="Loss divergence",
+        normal="the loss falls or stays level",
+        impact="training since the onset is probably wasted",
         # A loss that keeps growing overflows in the end.
         may_cause=_LOSS | {Kind.NONFINITE},
         first_steps=(
@@ -244,9 +312,14 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         ),
         actions=("rollback", "relaunch", "pause"),
         spoils_weights=True,
+        chart="level",
+        in_files=(("loss",),),
+        is_previewable=True,
     ),
     Kind.SLOWDOWN: KindTraits(
         label="Slowdown",
+        normal="steps take as long as before",
+        impact="every step takes longer",
         may_cause=frozenset({Kind.SLOWDOWN}),
         first_steps=(
             "It is not known which part of the steps grew: look at the devices' clocks, and at what else runs there.",
@@ -254,9 +327,13 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         ),
         actions=("wait", "trace", "pause"),
         is_lasting=True,
+        in_files=(("step_time_s",),),
+        is_previewable=True,
     ),
     Kind.RESTART_LOOP: KindTraits(
         label="Restart loop",
+        normal="a launch gets further than the one before",
+        impact="the job makes no progress, however often it restarts",
         # While the loop lasts, each further end of the job belongs to it.
         may_cause=_ENDS,
         first_steps=(
@@ -271,6 +348,8 @@ KINDS: Final[dict[Kind, KindTraits]] = {
     ),
     Kind.CHECKPOINT_OVERDUE: KindTraits(
         label="Checkpoint overdue",
+        normal="checkpoints are saved at their usual pace",
+        impact="a fault now would lose more steps than usual",
         may_cause=frozenset(),
         first_steps=(
             "Look at the disk of the checkpoints (`df`, quota, mount), and at the log of rank 0 for errors of a save.",
@@ -278,9 +357,12 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         ),
         actions=("checkpoint", "wait"),
         becomes=frozenset({Kind.CHECKPOINT_FAILED}),
+        in_files=None,
     ),
     Kind.FORGED_TELEMETRY: KindTraits(
         label="Forged telemetry",
+        normal="all telemetry comes from enrolled agents",
+        impact="none on training: what was refused has changed nothing",
         may_cause=frozenset(),
         first_steps=(
             "Find who sent it: agent and host are in the evidence, the address is in the log of the api or the broker.",
@@ -290,9 +372,12 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         actions=("wait",),
         spans_attempts=True,
         needs_own_rule=True,
+        in_files=None,
     ),
     Kind.LIMIT_REACHED: KindTraits(
         label="Limit reached",
+        normal="a job stays below every limit",
+        impact="none on training; what is above the limit is not watched",
         may_cause=frozenset(),
         first_steps=(
             "Read in the evidence which limit was reached, by how much, and who sent it.",
@@ -302,17 +387,23 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         actions=("wait",),
         spans_attempts=True,
         needs_own_rule=True,
+        in_files=None,
     ),
     Kind.METRIC: KindTraits(
         label="Metric rule",
+        normal="the condition of the rule does not hold",
+        impact="what its rule says; nothing else is known to be wrong",
         may_cause=frozenset(),
         first_steps=(
             "Look at the metric's chart around that step, on the page of the job, and at what else changed then.",
             "If the new level is right, resolve the incident: it is accepted. If the rule is wrong, change the rule.",
         ),
+        chart="level",
     ),
     Kind.ALERT: KindTraits(
         label="Alert",
+        normal="the alert does not fire",
+        impact="what the rule in Prometheus says, in the evidence",
         may_cause=frozenset(),
         first_steps=(
             "Follow the link in the evidence: it shows the query of the alert in its Prometheus.",
@@ -325,9 +416,14 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         flaps=True,
         spans_attempts=True,
         needs_own_rule=True,
+        in_files=None,
     ),
 }
 """In the order of causes: of findings with the same onset, the one whose kind comes first here is the cause."""
+
+PREVIEWABLE: Final = frozenset(kind for kind, row in KINDS.items() if row.is_previewable)
+"""Kinds that a replay of stored series finds. The others depend on who was heard of when, or on events and counters
+of devices."""
 
 CAUSE_ORDER: Final = tuple(KINDS)
 

@@ -28,7 +28,7 @@ from rankwatch_detectors.base import Kind
 from rankwatch_detectors.catalogue import CatalogueConfig, detectors
 from rankwatch_detectors.metric_detector import MetricDetector
 from rankwatch_detectors.metric_rule import Condition, MetricRule
-from rankwatch_detectors.tuning import PREVIEWABLE
+from rankwatch_service.incidents.kinds import PREVIEWABLE
 from rankwatch_service.job.detection import MakeDetectors
 from rankwatch_service.replay.layout import HARDWARE, METRICS, PLACES
 from rankwatch_service.replay.report import as_json, unshared

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from rankwatch_detectors.base import Kind
 from rankwatch_detectors.words import listed
+from rankwatch_service.incidents.kinds import KINDS
 from rankwatch_service.incidents.lost_time import cost_unit
 from rankwatch_service.incidents.model import Incident
 from rankwatch_service.numbers import plain
@@ -14,38 +15,8 @@ from rankwatch_service.replay.run import ReplayResult
 
 RANKS_SHOWN: Final = 8
 
-NEEDS: Final[Sequence[tuple[str, Sequence[Sequence[str]], str]]] = (
-    (
-        "straggler",
-        (("rank",), ("busy_s", "device_busy_s")),
-        "rank, and busy_s, device_busy_s, or forward_s and backward_s",
-    ),
-    ("slowdown", (("step_time_s",),), "step_time_s"),
-    ("hang", (("time_s", "step_time_s"),), "time_s or step_time_s"),
-    ("loss_spike", (("loss",),), "loss"),
-    ("loss_divergence", (("loss",),), "loss"),
-    ("grad_norm", (("grad_norm",),), "grad_norm"),
-    ("nonfinite", (("loss", "grad_norm", "nonfinite"),), "loss, grad_norm or nonfinite"),
-    ("rank_lost", (("rank",),), "rank"),
-    ("corruption", (("rank",), ("fingerprint", "local_grad_norm")), "rank, and fingerprint or local_grad_norm"),
-)
-"""By kind: of each of these groups of columns a file must have one; and the same in words."""
-
-NOT_IN_FILES: Final = (
-    Kind.TELEMETRY_LOST,
-    Kind.DEVICE_FAULT,
-    Kind.DEVICE_DEGRADED,
-    Kind.HOST_DEGRADED,
-    Kind.NETWORK_DEGRADED,
-    Kind.CHECKPOINT_FAILED,
-    Kind.CHECKPOINT_OVERDUE,
-    Kind.RESTORE_FAILED,
-    Kind.LIMIT_REACHED,
-    Kind.FORGED_TELEMETRY,
-    Kind.ALERT,
-)
-"""Kinds that no file shows: a host without telemetry looks like ranks that ended, and a file has no counters of devices
-and hosts, no events, no sender and no alerts."""
+NOT_IN_FILES: Final = [kind for kind, row in KINDS.items() if row.in_files is None]
+"""Kinds that no file shows."""
 
 FIRST_STEP: Final[Mapping[Kind, str]] = {Kind.HANG: "See what the ranks did at that time; a file has no stacks."}
 """What a person does first about an incident in a file, where `KindTraits.first_steps` needs more."""
@@ -125,7 +96,18 @@ def _end(incident: Incident) -> float:
 def missing(outcome: ReplayResult) -> list[tuple[str, str]]:
     """Kinds that these files cannot show, and the columns that they lack."""
     here = outcome.columns
-    return [(kind, words) for kind, groups, words in NEEDS if not all(here & set(group) for group in groups)]
+    needed = {kind: row.in_files for kind, row in KINDS.items() if row.in_files is not None}
+    return [
+        (str(kind), ", and ".join(map(_either, groups)))
+        for kind, groups in needed.items()
+        if not all(here & set(group) for group in groups)
+    ]
+
+
+def _either(columns: Sequence[str]) -> str:
+    """One of these columns, for people."""
+    *others, last = [*columns, *(["forward_s and backward_s"] if "busy_s" in columns else [])]
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def what_was_read(outcome: ReplayResult, seconds: float) -> str:

@@ -8,9 +8,9 @@ import pyarrow.parquet
 import pytest
 from typer.testing import CliRunner
 
-from rankwatch_detectors.tuning import PREVIEWABLE
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.cli.app import app
+from rankwatch_service.incidents.kinds import PREVIEWABLE
 from rankwatch_service.preview import engine
 from rankwatch_service.series.rows import stored_chunk
 from rankwatch_service.simulate.faults import LossSpike, Slow

@@ -1,6 +1,5 @@
 """The table of kinds, and every other place that names them: all tell of the same ones."""
 
-import re
 from pathlib import Path
 
 import pytest
@@ -11,10 +10,8 @@ from rankwatch_service.incidents.answers import impact, normal
 from rankwatch_service.incidents.kinds import KINDS
 from rankwatch_service.policy.policy import POLICY_ACTIONS, Action
 from rankwatch_service.policy.suggestion import WAIT
-from rankwatch_service.replay.report import NEEDS, NOT_IN_FILES
 
 ROOT = Path(__file__).parents[3]
-DASHBOARD = ROOT / "service" / "rankwatch_service" / "dashboard" / "static" / "common" / "format.js"
 
 
 def test_every_kind_has_its_row():
@@ -27,15 +24,6 @@ def test_every_kind_has_a_runbook_and_every_runbook_a_kind():
 
 def test_a_receiver_can_be_limited_to_any_kind():
     assert ReceiverSettings(url="kafka:", kinds=list(KINDS)).kinds == list(KINDS)
-
-
-def test_the_dashboard_shows_every_kind_under_its_label():
-    (table,) = re.findall(r"const KIND_NAMES = \{(.*?)\n\};", DASHBOARD.read_text(), re.DOTALL)
-    assert dict(re.findall(r'(\w+): "([^"]+)",', table)) == {str(kind): row.label for kind, row in KINDS.items()}
-
-
-def test_replay_knows_what_a_file_must_have_only_for_kinds_that_there_are():
-    assert {kind for kind, _, _ in NEEDS} | {str(kind) for kind in NOT_IN_FILES} <= {str(kind) for kind in KINDS}
 
 
 @pytest.mark.parametrize("kind", KINDS)

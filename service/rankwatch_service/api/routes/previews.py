@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Engine
 
 from rankwatch_detectors.base import Kind
-from rankwatch_detectors.tuning import PREVIEWABLE, SETTINGS
+from rankwatch_detectors.tuning import SETTINGS
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.api.dependencies import Ctx
@@ -22,6 +22,7 @@ from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.api.routes.jobs import find_job
 from rankwatch_service.api.routes.policy import Policy
 from rankwatch_service.api.routes.tuning import Tuning, tunings_in_force
+from rankwatch_service.incidents.kinds import PREVIEWABLE
 from rankwatch_service.orders.running_attempt import checkpoints
 from rankwatch_service.policy.policy import Decision, Mode
 from rankwatch_service.preview import engine as previews

@@ -122,30 +122,10 @@ export function words(name) {
   return spelt.charAt(0).toUpperCase() + spelt.slice(1);
 }
 
-export const KIND_NAMES = {
-  nonfinite: "NaN / Inf",
-  loss_spike: "Loss spike",
-  loss_divergence: "Loss divergence",
-  grad_norm: "Gradient norm",
-  corruption: "Data corruption",
-  straggler: "Straggler",
-  slowdown: "Slowdown",
-  hang: "Hang",
-  rank_lost: "Rank lost",
-  telemetry_lost: "Telemetry lost",
-  device_fault: "Device fault",
-  device_degraded: "Device degraded",
-  host_degraded: "Host degraded",
-  network_degraded: "Network degraded",
-  restart_loop: "Restart loop",
-  checkpoint_failed: "Checkpoint failed",
-  checkpoint_overdue: "Checkpoint overdue",
-  restore_failed: "Restore failed",
-  limit_reached: "Limit reached",
-  metric: "Metric rule",
-  alert: "Alert",
-  forged_telemetry: "Forged telemetry",
-};
+// The table of kinds of the service (`incidents.kinds`), as far as pages need it: {kind: {label, chart}}.
+export const KINDS = JSON.parse(document.querySelector('meta[name="kinds"]').content);
+
+export const KIND_NAMES = Object.fromEntries(Object.entries(KINDS).map(([kind, { label }]) => [kind, label]));
 
 export function kindName(kind) {
   return KIND_NAMES[kind] ?? words(kind);

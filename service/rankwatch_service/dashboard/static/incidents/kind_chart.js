@@ -6,7 +6,7 @@ import { Chart } from "../charts/line_chart.js";
 import { around, gpuBesideMedian, metricsOf } from "../charts/series.js";
 import { get, path } from "../common/api.js";
 import { fill, h } from "../common/dom.js";
-import { lastStep, number, words } from "../common/format.js";
+import { KINDS, lastStep, number, words } from "../common/format.js";
 import { card, whenChanged } from "../components/shell.js";
 import { fingerprints, standing } from "./kind_tables.js";
 
@@ -20,19 +20,14 @@ const AROUND_NS = 600e9; // of the series of GPUs
 const GPU_COUNTERS = ["sm_clock_hz", "temperature_celsius"];
 const MEAN = { mean: { name: "mean", colour: "--accent" } };
 
-const KINDS = {
-  loss_spike: ofLevel,
-  loss_divergence: ofLevel,
-  grad_norm: ofLevel,
-  metric: ofLevel,
-  nonfinite: ofRanks,
-  straggler: besidePeers,
-  device_degraded: besidePeers,
-  host_degraded: besidePeers,
-  network_degraded: besidePeers,
-  corruption: async (incident) => ({ name: "Fingerprints by replica", parts: fingerprints(incident.evidence) }),
-  hang: async (incident) => (incident.evidence.missing?.length ? { name: "Ranks by collective and phase", parts: standing(incident.evidence) } : null),
+const CHARTS = {
+  level: ofLevel,
+  ranks: ofRanks,
+  peers: besidePeers,
+  fingerprints: async (incident) => ({ name: "Fingerprints by replica", parts: fingerprints(incident.evidence) }),
+  phases: async (incident) => (incident.evidence.missing?.length ? { name: "Ranks by collective and phase", parts: standing(incident.evidence) } : null),
 };
+const chartOf = (incident) => CHARTS[KINDS[incident.kind]?.chart];
 
 // A card that `show(incident, job, events, reasons)` fills; it is hidden for kinds that no chart shows. `events` are
 // {step, text}, `reasons` explanations of the incident.
@@ -42,7 +37,7 @@ export function kindCard() {
   element.hidden = true;
   let begun = false;
   const draw = whenChanged(async (incident, upTo, events, reasons) => {
-    const found = await KINDS[incident.kind](incident, { from: Math.max(0, onset(incident) - BEFORE), to: upTo, events, reasons }).catch(refused);
+    const found = await chartOf(incident)(incident, { from: Math.max(0, onset(incident) - BEFORE), to: upTo, events, reasons }).catch(refused);
     element.hidden = !found;
     if (!found) return;
     element.querySelector("h2").textContent = found.name;
@@ -53,7 +48,7 @@ export function kindCard() {
   return {
     element,
     show(incident, job, events, reasons) {
-      if (!KINDS[incident.kind]) return;
+      if (!chartOf(incident)) return;
       if (!begun) element.hidden = false; // what follows must not move when the chart comes
       begun = true;
       const end = Math.max(incident.detected_step ?? 0, onset(incident)) + AFTER;
