@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from threading import Lock
+from typing import Any, Final, NamedTuple
 
 import msgspec
-from sqlalchemy import Connection, Engine, select
+from sqlalchemy import Connection, Engine, func, select
 
 from rankwatch.wire import Orders, ResumeAdvice, StackRequest
 from rankwatch_service.clock import Clock
@@ -19,37 +21,103 @@ from rankwatch_service.policy.command import FROM_SCRATCH
 from rankwatch_service.policy.policy import Action
 from rankwatch_service.policy.rollback import USABLE, resumed_from
 from rankwatch_service.store.engine import read
-from rankwatch_service.store.models import Command, Job
+from rankwatch_service.store.models import Command, Feed, Job
 from rankwatch_service.store.models import Order as OrderRow
 
 CLOSED_NS: Final = 10 * 10**9
 """How long a closed order is still sent, so that agents clear its slots; event streams resend everything that often."""
 
+KEPT_NS: Final = 10 * 10**9
+"""How long orders are kept of which the feed tells no change."""
+
+TOPICS: Final = ("command", "checkpoint", "job")
+"""Of the feed: what orders follow from."""
+
 JOBS_MAX: Final = 4_096
-"""Jobs in the cache; one entry serves all hosts of a job until the database changes."""
+"""Jobs in the cache; one entry serves all hosts of a job."""
 
 _ENCODER: Final = msgspec.json.Encoder()
 
 
+class KeptOrders(NamedTuple):
+    """The orders of a job as they were read."""
+
+    body: bytes
+    generation: int
+    """Of the database, at least."""
+    place: int
+    """Up to which id of the feed they hold."""
+    read_unix_ns: int
+    is_empty: bool
+    """Nothing is asked of the job: only what the feed tells of can change that."""
+
+
 class OrderCache:
-    """Caches the orders of each job until the database changes. Thread-safe: a race costs one extra query."""
+    """Keeps the orders of each job until the feed tells of a change of them. Thread-safe: a race costs a reading.
+
+    A busy service commits many times a second, mostly telemetry. Orders of a job of which something is asked are read
+    again after each commit, since leases are not in the feed; those of all others after a row of the feed about the
+    job's commands, checkpoints or attempt, and every `KEPT_NS`.
+    """
 
     def __init__(self, engine: Engine, clock: Clock) -> None:
         self._engine = engine
         self._clock = clock
-        self._cache: dict[str, tuple[int, bytes]] = {}
+        self._lock = Lock()
+        self._cache: dict[str, KeptOrders] = {}
+        self._generation = self._place = -1
+        """The feed was read up to this id, as of this generation; -1: it was not."""
+        self._changed: dict[str, int] = {}
+        """By job, the newest id of the feed with a change of its orders."""
+        self._attempts: dict[str, Any] = {}
+        """By job, attempt and state in the newest row of the feed about it."""
 
     def orders(self, job: str, generation: int) -> bytes:
         """`wire.Orders` of a job as JSON, as of a generation of the database (`ChangeFeed.generation`)."""
-        entry = self._cache.get(job)
-        if entry is not None and entry[0] == generation:
-            return entry[1]
+        kept, now = self._cache.get(job), self._clock.unix_ns()
+        if kept is not None and kept.generation >= generation:
+            return kept.body
+        place = self._follow(generation)
+        may_stay = kept is not None and kept.is_empty and now - kept.read_unix_ns < KEPT_NS
+        if may_stay and kept is not None and kept.place >= self._changed.get(job, 0):
+            self._cache[job] = kept._replace(generation=generation)
+            return kept.body
         with read(self._engine) as connection:
-            body = _ENCODER.encode(orders_of(connection, job, self._clock.unix_ns()))
+            orders = orders_of(connection, job, now)
+        body = _ENCODER.encode(orders)
         if len(self._cache) >= JOBS_MAX:
             self._cache.clear()
-        self._cache[job] = (generation, body)
+        is_empty = not (orders.orders or orders.stacks or orders.traces)
+        self._cache[job] = KeptOrders(body, generation, place, now, is_empty)
         return body
+
+    def _follow(self, generation: int) -> int:
+        """Note which jobs the feed tells of, up to a generation at least; up to which id it is read."""
+        with self._lock:
+            if generation <= self._generation:
+                return self._place
+            with read(self._engine) as connection:
+                if self._place < 0:
+                    self._place = connection.scalar(select(func.max(Feed.id))) or 0
+                else:
+                    news = select(Feed.id, Feed.job, Feed.topic, Feed.data).where(Feed.id > self._place)
+                    for row in connection.execute(news.where(Feed.topic.in_(TOPICS)).order_by(Feed.id)):
+                        self._note(row.id, row.job, row.topic, row.data)
+                        self._place = row.id
+            self._generation = generation
+            return self._place
+
+    def _note(self, place: int, job: str, topic: str, data: Mapping[str, Any]) -> None:
+        if topic == "job":  # a row a second while the job trains
+            attempt = (data.get("attempt"), data.get("state"))
+            if self._attempts.get(job) == attempt:
+                return
+            self._attempts[job] = attempt
+        self._changed[job] = place
+        if len(self._changed) > JOBS_MAX:
+            self._changed.clear()
+            self._attempts.clear()
+            self._cache.clear()
 
 
 def orders_of(connection: Connection, job: str, now_unix_ns: int) -> Orders:

@@ -1,14 +1,14 @@
 """The orders of each job that has order streams: read once after a change of the database, and told to all its streams.
 
-Streams need no thread, and wake up when the orders of their job have changed. One read is made at a time, and between
-two passes the feed rests as long as the last one took: however many jobs are followed, requests have the rest.
-Where the orders of a job cannot be read, its streams end, and agents that come back have them read again.
+Streams need no thread, and wake up when the orders of their job have changed. One thread reads, and between two passes
+the feed rests as long as the last one took: however many jobs are followed, requests have the rest. Where the orders of
+a job cannot be read, its streams end, and agents that come back have them read again.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Final
 
 import structlog
@@ -69,7 +69,7 @@ class OrderFeed:
         try:
             async with told.first:
                 if told.body is None:
-                    await self._read(job, told, self._changes.generation)
+                    await self._read({job: told}, self._changes.generation)
             while not self._changes.stopping:
                 changed = told.changed
                 if told.failed is not None:
@@ -85,28 +85,30 @@ class OrderFeed:
             if not told.streams:
                 del self._jobs[job]
 
-    async def _read(self, job: str, told: _Told, generation: int) -> None:
-        try:
-            told.tell(await run_in_threadpool(self._orders_of, job, generation))
-        except (StoreError, OrdersUnreadError) as error:
-            self._on_failure()
-            told.fail(error)
+    async def _read(self, jobs: Mapping[str, _Told], generation: int) -> None:
+        found = await run_in_threadpool(lambda: {job: self._orders_of(job, generation) for job in jobs})
+        for job, told in jobs.items():
+            orders = found[job]
+            if isinstance(orders, bytes):
+                told.tell(orders)
+            else:
+                self._on_failure()
+                told.fail(orders)
 
-    def _orders_of(self, job: str, generation: int) -> bytes:
+    def _orders_of(self, job: str, generation: int) -> bytes | StoreError | OrdersUnreadError:
         try:
             return self._orders.orders(job, generation)
-        except StoreError:
-            raise
-        except Exception as error:
+        except StoreError as error:
+            return error
+        except Exception:  # noqa: BLE001 - it ends the streams of this job alone
             _log.exception("orders_unread", job=job)
-            raise OrdersUnreadError(job) from error
+            return OrdersUnreadError(job)
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         while not self._changes.stopping:
             generation, began_s = self._changes.generation, loop.time()
-            for job, told in list(self._jobs.items()):
-                await self._read(job, told, generation)
+            await self._read(dict(self._jobs), generation)
             await asyncio.sleep(loop.time() - began_s)
             await self._changes.wait(generation, RESEND_S)
         for told in self._jobs.values():
