@@ -21,6 +21,7 @@ from typing import Final
 from starlette.responses import Response
 
 from rankwatch_service.incidents.kinds import KINDS
+from rankwatch_service.notify.receiver_types.table import RECEIVER_TYPES
 
 TYPES: Final[Mapping[str, str]] = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 
@@ -37,7 +38,10 @@ class Assets:
         self._files = dict(_files(folder))
         kinds = {kind: {"label": row.label, "chart": row.chart} for kind, row in KINDS.items()}
         shell = (folder / "page.html").read_text(encoding="utf-8")
-        self._shell = shell.replace("{{kinds}}", escape(json.dumps(kinds)))
+        types = {name: [one.label, one.example, one.key_help] for name, one in RECEIVER_TYPES.items()}
+        for name, table in {"kinds": kinds, "receiver_types": types}.items():
+            shell = shell.replace(f"{{{{{name}}}}}", escape(json.dumps(table)))
+        self._shell = shell
         self._gzipped: dict[str, bytes] = {}
         self._imports = {
             name: {normpath(f"{dirname(name)}/{imported}") for imported in _IMPORTED.findall(content.decode())}

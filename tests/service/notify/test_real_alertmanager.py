@@ -9,7 +9,7 @@ import pytest
 
 from rankwatch_service.notify.receiver_types.base import ReceiverType, SendContext
 from rankwatch_service.notify.receiver_types.message import OutgoingMessage
-from rankwatch_service.notify.receiver_types.table import WEB_TYPES
+from rankwatch_service.notify.receiver_types.table import RECEIVER_TYPES
 from rankwatch_service.policy.control_records import JobProject
 from rankwatch_service.policy.notification import incident_message
 from tests.support.service.monitoring import amtool, needs_alertmanager, running_alertmanager
@@ -31,7 +31,7 @@ def message(what="opened", number=1, **incident):
 
 
 def request(type_, told, url):
-    return WEB_TYPES[type_].request(told, SendContext(url, "", time.time_ns(), "https://watch.example"))
+    return RECEIVER_TYPES[type_].request(told, SendContext(url, "", time.time_ns(), "https://watch.example"))
 
 
 def test_it_takes_an_incident_that_opens_becomes_graver_and_ends(tmp_path):

@@ -10,7 +10,7 @@ from rankwatch_service.incidents.model import Consequence
 from rankwatch_service.notify.receiver_types import alertmanager, slack
 from rankwatch_service.notify.receiver_types.base import ReceiverType, SendContext
 from rankwatch_service.notify.receiver_types.message import OutgoingMessage, encoded
-from rankwatch_service.notify.receiver_types.table import WEB_TYPES, check_receiver
+from rankwatch_service.notify.receiver_types.table import RECEIVER_TYPES, check_receiver
 from rankwatch_service.notify.receiver_types.target import Target
 from rankwatch_service.policy.command import CommandRequest
 from rankwatch_service.policy.control_records import JobProject
@@ -37,7 +37,7 @@ def command():
 
 def sent(type_, of, url="https://hooks.example/x", secret="", thread=""):
     context = SendContext(url, secret, NOON_UNIX_NS, "https://watch.example", thread)
-    request = WEB_TYPES[type_].request(of, context)
+    request = RECEIVER_TYPES[type_].request(of, context)
     return request, json.loads(request.body)
 
 
@@ -83,7 +83,7 @@ def test_a_key_that_is_too_long_for_pagerduty_is_hashed(chars, is_hashed):
     [(202, True, False), (400, False, True), (429, False, False), (500, False, False), (403, False, True)],
 )
 def test_pagerduty_is_asked_again_unless_the_event_itself_is_wrong(status, delivered, is_final):
-    reading = WEB_TYPES[ReceiverType.PAGERDUTY].read(status, '{"message":"Event object is invalid"}')
+    reading = RECEIVER_TYPES[ReceiverType.PAGERDUTY].read(status, '{"message":"Event object is invalid"}')
     assert (not reading.error, reading.is_final) == (delivered, is_final)
     assert delivered or "invalid" in reading.error
 
@@ -222,6 +222,49 @@ def test_markdown_and_mentions_of_a_job_stay_text_in_teams():
     assert "entities" not in card["msteams"]
 
 
+# ---- Discord and Google Chat -----------------------------------------------------------------------------------------
+
+HOOK = "https://discord.com/api/webhooks/1/x"
+SPACE = "https://chat.googleapis.com/v1/spaces/A/messages?key=k&token=t"
+
+
+def test_discord_gets_an_embed_with_three_lines_and_links_and_mentions_nobody():
+    _, found = sent(ReceiverType.DISCORD, message(), HOOK)
+    (embed,) = found["embeds"]
+    assert found["allowed_mentions"] == {"parse": []}
+    assert (embed["title"], embed["color"]) == ("warning: straggler", 0xF9A825)
+    *lines, incident, job = embed["description"].split("\n\n")
+    assert len(lines) == 3
+    assert (incident, job) == (f"[Open incident]({LINKS['incident']})", f"[Open job]({LINKS['job']})")
+    assert sent(ReceiverType.DISCORD, message("resolved"), HOOK)[1]["embeds"][0]["title"] == "resolved: straggler"
+
+
+def test_markdown_links_and_mentions_of_a_job_stay_text_in_discord():
+    text = sent(ReceiverType.DISCORD, telling("[x](https://evil) @everyone **b** `c`"), HOOK)[1]["embeds"][0][
+        "description"
+    ]
+    assert text.startswith(r"\[x\]\(https\:\/\/evil\) \@everyone \*\*b\*\* \`c\`")
+
+
+def test_google_chat_gets_a_card_in_the_thread_of_its_incident():
+    request, found = sent(ReceiverType.GOOGLE_CHAT, message(), SPACE)
+    card = found["cardsV2"][0]["card"]
+    assert request.url == f"{SPACE}&messageReplyOption=REPLY_MESSAGE_FALLBACK_TO_NEW_THREAD"
+    assert card["header"] == {"title": "warning: straggler", "subtitle": "gpt-small"}
+    *texts, buttons = card["sections"][0]["widgets"]
+    assert len(texts) == 3
+    links = [one["onClick"]["openLink"]["url"] for one in buttons["buttonList"]["buttons"]]
+    assert links == [LINKS["incident"], LINKS["job"]]
+    later = sent(ReceiverType.GOOGLE_CHAT, message("resolved"), SPACE)[1]
+    assert later["thread"] == found["thread"]
+
+
+def test_tags_of_a_job_stay_text_in_google_chat():
+    card = sent(ReceiverType.GOOGLE_CHAT, telling('<a href="https://evil">x</a>'), SPACE)[1]["cardsV2"][0]["card"]
+    text = card["sections"][0]["widgets"][0]["textParagraph"]["text"]
+    assert text == "&lt;a href=&quot;https://evil&quot;&gt;x&lt;/a&gt;"
+
+
 # ---- Alertmanager ----------------------------------------------------------------------------------------------------
 
 V4_KEYS = {
@@ -292,6 +335,8 @@ GOOD = {
     "pagerduty": (EVENTS_URL, KEY),
     "slack": (BOT_URL, "xoxb-1"),
     "teams": ("https://prod.example.com/workflows/x?sig=1", ""),
+    "discord": (HOOK, ""),
+    "google-chat": (SPACE, ""),
     "email": ("mailto:oncall@example.com", ""),
 }
 
@@ -321,6 +366,10 @@ def test_what_an_earlier_version_stored_is_a_webhook():
         ("slack", "https://slack.com/api/chat.postMessage", "xoxb-1", "channel"),
         ("slack", BOT_URL, "", "xoxb-"),
         ("teams", "https://prod.example.com/x", "y", "no secret"),
+        ("discord", HOOK, "y", "no secret"),
+        ("discord", "https://discord.com/channels/1/2", "", "/api/webhooks/"),
+        ("google-chat", SPACE, "y", "no secret"),
+        ("google-chat", "https://chat.google.com/room/A", "", "/messages?key="),
         ("alertmanager", "https://am.example/", "", "/api/v2/alerts"),
         ("email", "https://example.com", "", "mailto:"),
         ("email", "mailto:a@example.com,b@example.com", "", "one address"),
@@ -333,7 +382,7 @@ def test_what_can_never_work_is_refused_with_what_it_should_be(type_, url, secre
         check_receiver(Target(ReceiverType(type_), url), secret)
 
 
-@pytest.mark.parametrize("type_", sorted(WEB_TYPES))
+@pytest.mark.parametrize("type_", [one for one in ReceiverType if one is not ReceiverType.EMAIL])
 def test_every_type_can_send_what_an_earlier_version_has_composed(type_):
     body = json.loads(message().body)
     for name in ("text", "world_size", "confidence_words", "first_steps", "command"):
@@ -432,3 +481,18 @@ def test_a_text_that_no_body_holds_is_cut_for_teams_between_characters(char):
     assert len(request.body) <= 28 * 1_024
     lines = [block["inlines"][0]["text"] for block in content["attachments"][0]["content"]["body"]]
     assert all(set(line) == {char, "…"} for line in lines)
+
+
+@pytest.mark.parametrize("char", [*CHARS, "*", "\\"])
+def test_the_largest_body_fits_into_an_embed(char):
+    for of in (filling(char) if char in CHARS else telling(char * 9_000), telling("\n".join([char * 30_000] * 3))):
+        (embed,) = sent(ReceiverType.DISCORD, of, HOOK)[1]["embeds"]
+        assert len(embed["description"]) <= 4_096
+        assert len(embed["title"]) <= 256
+        assert not re.search(r"(?<!\\)(\\\\)*\\…", embed["description"]), "an escape was cut in two"
+
+
+@pytest.mark.parametrize("char", [*CHARS, "<", "\\"])
+def test_the_largest_body_is_a_message_of_32_kb_at_most_for_google_chat(char):
+    for of in (filling(char) if char in CHARS else telling(char * 9_000), telling("\n".join([char * 30_000] * 3))):
+        assert len(sent(ReceiverType.GOOGLE_CHAT, of, SPACE)[0].body) <= 32_000

@@ -12,6 +12,7 @@ from rankwatch_service.cli import output
 from rankwatch_service.cli.configuration import seconds
 from rankwatch_service.cli.errors import Status
 from rankwatch_service.cli.options import JSON, LIMIT, PROJECTS, TOKEN, URL, connect
+from rankwatch_service.notify.receiver_types.base import ReceiverType
 
 TRIED_S: Final = 30.0
 """How long to wait for the reply about a notification that was sent by hand: the service waits 20 s for the try."""
@@ -111,11 +112,7 @@ def add_receiver(
     target: Annotated[str, typer.Argument(metavar="TARGET", help="URL, or mailto:ADDRESS for e-mail.")],
     receiver_type: Annotated[
         str | None,
-        typer.Option(
-            "--type",
-            help="webhook, alertmanager, alertmanager-webhook, pagerduty, slack, teams or email. Default: webhook, "
-            "or email for mailto:.",
-        ),
+        typer.Option("--type", help=f"One of {', '.join(ReceiverType)}. Default: webhook, or email for mailto:."),
     ] = None,
     secret_file: Annotated[
         typer.FileText | None,

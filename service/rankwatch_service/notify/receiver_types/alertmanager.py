@@ -139,5 +139,17 @@ def _iso(unix_ns: int) -> str:
     return datetime.fromtimestamp(unix_ns // 10**9, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-ALERTMANAGER = WebType(check=check_api, request=alerts_request, read=read_status)
-ALERTMANAGER_WEBHOOK = WebType(check=without_secret, request=webhook_request, read=read_status)
+ALERTMANAGER = WebType(
+    label="Alertmanager",
+    example="https://alertmanager:9093/api/v2/alerts",
+    check=check_api,
+    request=alerts_request,
+    read=read_status,
+)
+ALERTMANAGER_WEBHOOK = WebType(
+    label="Webhook as Alertmanager sends it",
+    example="https://example.com/hook",
+    check=without_secret,
+    request=webhook_request,
+    read=read_status,
+)

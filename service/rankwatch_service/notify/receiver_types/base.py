@@ -24,6 +24,8 @@ class ReceiverType(StrEnum):
     PAGERDUTY = "pagerduty"
     SLACK = "slack"
     TEAMS = "teams"
+    DISCORD = "discord"
+    GOOGLE_CHAT = "google-chat"
     EMAIL = "email"
 
 
@@ -65,11 +67,23 @@ class ReplyReading:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WebType:
-    """A type of receiver that is reached by a POST."""
+class ReceiverTraits:
+    """What a type of receiver declares of itself; pages, help and checks derive from it."""
 
+    label: str
+    """Its name on pages."""
+    example: str
+    """A URL, or an address, as it looks."""
+    key_help: str | None = None
+    """What its secret is, for people; None: it has none."""
     check: Callable[[str, str], None]
     """Raises ValueError, with what to do, for a URL and a secret that can never work."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WebType(ReceiverTraits):
+    """A type of receiver that is reached by a POST."""
+
     request: Callable[[OutgoingMessage, SendContext], WebRequest]
     read: Callable[[int, str], ReplyReading]
     """Reads status and body of a reply."""

@@ -12,6 +12,7 @@ from typing import Final
 from urllib.parse import unquote
 
 from rankwatch_service.names import is_address
+from rankwatch_service.notify.receiver_types.base import ReceiverTraits
 from rankwatch_service.notify.receiver_types.message import OutgoingMessage, cut
 
 SCHEME: Final = "mailto:"
@@ -88,3 +89,6 @@ def email(message: OutgoingMessage, to: str, sender: str) -> Email:
 def _links(message: OutgoingMessage) -> list[str]:
     links = "\n".join(f"{title}: {url}" for title, url in message.buttons())
     return [links] if links else []
+
+
+EMAIL = ReceiverTraits(label="E-mail", example="mailto:oncall@example.com", check=check)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
@@ -104,6 +104,19 @@ def cut(text: str, chars_max: int) -> str:
     'abc…'
     """
     return text if len(text) <= chars_max else text[: chars_max - 1] + "…"
+
+
+def escaped(text: str, escape: Callable[[str], str], chars_max: int) -> str:
+    """The text with each character escaped: at most `chars_max` characters. An escape is not cut in two."""
+    parts = [escape(char) for char in text]
+    if sum(map(len, parts)) <= chars_max:
+        return "".join(parts)
+    length, kept = 0, []
+    for part in parts:
+        if (length := length + len(part)) > chars_max - 1:
+            break
+        kept.append(part)
+    return "".join(kept) + "…"
 
 
 def encoded(content: Any) -> bytes:

@@ -81,4 +81,11 @@ def _links(message: OutgoingMessage) -> list[dict[str, str]]:
     return [{"href": url, "text": title} for title, url in message.buttons()]
 
 
-PAGERDUTY = WebType(check=check, request=request, read=read_status)
+PAGERDUTY = WebType(
+    label="PagerDuty",
+    example="https://events.pagerduty.com/v2/enqueue",
+    key_help="integration key",
+    check=check,
+    request=request,
+    read=read_status,
+)

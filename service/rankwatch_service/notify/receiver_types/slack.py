@@ -10,6 +10,7 @@ import re
 from typing import Any, Final
 from urllib.parse import urldefrag, urlsplit
 
+from rankwatch_service.notify.receiver_types import message as texts
 from rankwatch_service.notify.receiver_types.base import (
     JSON_HEADERS,
     ReplyReading,
@@ -35,6 +36,7 @@ LINE_CHARS_MAX: Final = 2_500
 """Of a line with its escapes: `SECTION_CHARS_MAX` less what stands around it."""
 
 _CHANNEL: Final = re.compile(r"[A-Za-z0-9._-]{1,80}", re.ASCII)
+_ESCAPES: Final = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 _EMOJI: Final = {"critical": ":red_circle:", "warning": ":large_orange_circle:", "info": ":large_blue_circle:"}
 _PASSES: Final = frozenset(
     {"fatal_error", "internal_error", "ratelimited", "rate_limited", "request_timeout", "service_unavailable"}
@@ -107,15 +109,7 @@ def escaped(text: str, chars_max: int) -> str:
     >>> escaped("<!channel> & co", 40)
     '&lt;!channel&gt; &amp; co'
     """
-    parts = [{"&": "&amp;", "<": "&lt;", ">": "&gt;"}.get(char, char) for char in text]
-    if sum(map(len, parts)) <= chars_max:
-        return "".join(parts)
-    length, kept = 0, []
-    for part in parts:
-        if (length := length + len(part)) > chars_max - 1:
-            break
-        kept.append(part)
-    return "".join(kept) + "…"
+    return texts.escaped(text, lambda char: _ESCAPES.get(char, char), chars_max)
 
 
 def read(status: int, body: str) -> ReplyReading:
@@ -154,4 +148,11 @@ def _button(title: str, url: str) -> dict[str, Any]:
     return {"type": "button", "text": text, "url": url, "action_id": title.lower().replace(" ", "_")}
 
 
-SLACK = WebType(check=check, request=request, read=read)
+SLACK = WebType(
+    label="Slack",
+    example="https://hooks.slack.com/services/…",
+    key_help="token of a bot, for chat.postMessage",
+    check=check,
+    request=request,
+    read=read,
+)

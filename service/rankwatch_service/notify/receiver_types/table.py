@@ -5,24 +5,29 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from rankwatch_service.notify.receiver_types import email
 from rankwatch_service.notify.receiver_types.alertmanager import ALERTMANAGER, ALERTMANAGER_WEBHOOK
-from rankwatch_service.notify.receiver_types.base import ReceiverType, WebType
+from rankwatch_service.notify.receiver_types.base import ReceiverTraits, ReceiverType
+from rankwatch_service.notify.receiver_types.discord import DISCORD
+from rankwatch_service.notify.receiver_types.email import EMAIL
+from rankwatch_service.notify.receiver_types.google_chat import GOOGLE_CHAT
 from rankwatch_service.notify.receiver_types.pagerduty import PAGERDUTY
 from rankwatch_service.notify.receiver_types.slack import SLACK
 from rankwatch_service.notify.receiver_types.target import Target
 from rankwatch_service.notify.receiver_types.teams import TEAMS
 from rankwatch_service.notify.receiver_types.webhook import WEBHOOK
 
-WEB_TYPES: Final[Mapping[ReceiverType, WebType]] = {
+RECEIVER_TYPES: Final[Mapping[ReceiverType, ReceiverTraits]] = {
     ReceiverType.WEBHOOK: WEBHOOK,
     ReceiverType.ALERTMANAGER: ALERTMANAGER,
     ReceiverType.ALERTMANAGER_WEBHOOK: ALERTMANAGER_WEBHOOK,
     ReceiverType.PAGERDUTY: PAGERDUTY,
     ReceiverType.SLACK: SLACK,
     ReceiverType.TEAMS: TEAMS,
+    ReceiverType.DISCORD: DISCORD,
+    ReceiverType.GOOGLE_CHAT: GOOGLE_CHAT,
+    ReceiverType.EMAIL: EMAIL,
 }
-"""All types but e-mail."""
+"""In the order in which people choose from them."""
 
 
 def check_receiver(target: Target, secret: str) -> None:
@@ -31,5 +36,4 @@ def check_receiver(target: Target, secret: str) -> None:
     Raises:
         ValueError: what is wrong, and what it should be.
     """
-    check = email.check if target.type is ReceiverType.EMAIL else WEB_TYPES[target.type].check
-    check(target.url, secret)
+    RECEIVER_TYPES[target.type].check(target.url, secret)

@@ -55,4 +55,10 @@ def _text(line: str, **style: str) -> dict[str, Any]:
     return {"type": "RichTextBlock", "inlines": [{"type": "TextRun", "text": cut(line, LINE_CHARS_MAX), **style}]}
 
 
-TEAMS = WebType(check=without_secret, request=request, read=read_status)
+TEAMS = WebType(
+    label="Microsoft Teams",
+    example="https://….webhook.office.com/…",
+    check=without_secret,
+    request=request,
+    read=read_status,
+)

@@ -33,4 +33,12 @@ def read(status: int, body: str) -> ReplyReading:
     return ReplyReading() if 200 <= status < 300 else ReplyReading(f"answered {status}")
 
 
-WEBHOOK = WebType(check=check, request=request, read=read, reads_body=False)
+WEBHOOK = WebType(
+    label="Webhook, signed",
+    example="https://example.com/hook",
+    key_help="whsec_…, or empty for a new one",
+    check=check,
+    request=request,
+    read=read,
+    reads_body=False,
+)

@@ -8,15 +8,8 @@ import { ask, card, empty, REFUSAL_MS, said, SEVERITIES, statePill, toast, whenC
 const RECEIVERS_MAX = 100;
 
 // By type: its name, what its URL looks like, and what its secret is (null: it has none).
-const TYPES = {
-  webhook: ["Webhook, signed", "https://example.com/hook", "whsec_…, or empty for a new one"],
-  alertmanager: ["Alertmanager", "https://alertmanager:9093/api/v2/alerts", null],
-  "alertmanager-webhook": ["Webhook as Alertmanager sends it", "https://example.com/hook", null],
-  pagerduty: ["PagerDuty", "https://events.pagerduty.com/v2/enqueue", "integration key"],
-  slack: ["Slack", "https://hooks.slack.com/services/…", "token of a bot, for chat.postMessage"],
-  teams: ["Microsoft Teams", "https://….webhook.office.com/…", null],
-  email: ["E-mail", "oncall@example.com", null],
-};
+// By type: its label, a URL as it looks, and what its secret is (null: it has none), as the service declares them.
+const TYPES = JSON.parse(document.querySelector('meta[name="receiver_types"]').content);
 
 export class ReceiversCard {
   // `changed` runs after a receiver was changed, and `open` shows the messages to one.
