@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from sqlalchemy import Connection, Engine, RowMapping, func, insert, select, update
+from sqlalchemy import Connection, Engine, RowMapping, exists, func, insert, select, update
 
 from rankwatch_service.clock import Clock
 from rankwatch_service.incidents.model import STACKS
@@ -59,6 +59,14 @@ KEEP_PAUSED: Final = frozenset({Action.PAUSE, Action.CHECKPOINT})
 """Commands that leave a job paused; any other one ends the pause."""
 
 
+_BEFORE_ORDER: Final = (*commands.WAITING, "sent")
+"""States of commands that may be due."""
+
+_ANYTHING_OPEN: Final = select(
+    exists().where(OrderRow.phase != Phase.CLOSED) | exists().where(Command.state.in_(_BEFORE_ORDER))
+)
+
+
 class Driver:
     """Advances all open orders. Call it from one thread; any number of processes may have one."""
 
@@ -75,6 +83,9 @@ class Driver:
             Whether there was any. The caller should come again soon: time alone may advance an order.
         """
         with read(self._engine) as connection:
+            # Every commit of the service wakes the driver, and mostly there is nothing to drive.
+            if not connection.scalar(_ANYTHING_OPEN):
+                return False
             orders = open_orders(connection)
             waiting = _to_begin(connection, {order.command_id for order in orders}, self._clock.unix_ns())
         for order in orders:
@@ -167,7 +178,7 @@ class Driver:
         with write(self._engine) as connection:
             # Another driver may have begun or settled it since it was found to be due.
             row = commands.get(connection, command_id)
-            if row is None or row["state"] not in (*commands.WAITING, "sent"):
+            if row is None or row["state"] not in _BEFORE_ORDER:
                 return
             orders = open_orders(connection, row["job"])
             if any(order.command_id == command_id for order in orders):
@@ -246,7 +257,7 @@ def _to_begin(connection: Connection, with_order: set[str], now_unix_ns: int) ->
     """Commands that are due, oldest first: new, approved, to be tried again, expired."""
     query = (
         select(Command.__table__)
-        .where(Command.state.in_((*commands.WAITING, "sent")), Command.id.not_in(with_order))
+        .where(Command.state.in_(_BEFORE_ORDER), Command.id.not_in(with_order))
         # Of commands requested at the same time, stacks come first: a relaunch would end the processes that have them.
         .order_by(Command.requested_unix_ns, Command.action != STACKS, Command.id)
     )
