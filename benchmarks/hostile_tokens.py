@@ -114,9 +114,11 @@ class HonestFleet:
                     one.listen(identity, job, f"node-{host}")
                     if b" 200 " in await one.reader.readline():
                         self.listening += 1
-                        while await one.reader.read(65_536):
-                            pass
-                        self.listening -= 1
+                        try:
+                            while await one.reader.read(65_536):
+                                pass
+                        finally:
+                            self.listening -= 1
             self.phase.failed["stream"] += 1
             await asyncio.sleep(1.0)
 
@@ -247,6 +249,8 @@ async def compare(
     try:
         while fleet.listening < options.agents:
             await asyncio.wait([running], timeout=0.1)
+            if running.done():
+                running.result()
         await asyncio.sleep(options.every)
         for _ in range(options.rounds):
             for title, attacks in beside.items():

@@ -321,7 +321,11 @@ class Settings(BaseSettings):
     @classmethod
     def _database_is_absolute(cls, url: str) -> str:
         scheme, _, path = url.partition(":///")
-        return f"{scheme}:///{Path(path).absolute()}" if scheme == "sqlite" and path not in ("", ":memory:") else url
+        return (
+            f"{scheme}:///{Path(path).absolute()}"
+            if scheme.partition("+")[0] == "sqlite" and path not in ("", ":memory:")
+            else url
+        )
 
     @field_validator("kafka_ssl_cafile", "kafka_ssl_certfile", "kafka_ssl_keyfile")
     @classmethod

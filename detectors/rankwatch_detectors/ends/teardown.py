@@ -285,7 +285,8 @@ def signal_name(number: int) -> str:
 class Teardown(Stateful):
     """Ends that belong together: the first one and its consequences, the same in whatever order they are heard.
 
-    Memory: the ends that are listed, those that lead on their host, and one for each rank whose exit is to come.
+    Memory: the ends that are listed, those that lead on their host, and one for each rank that was heard of before its
+    exit.
     """
 
     STATE: ClassVar[str] = "count _ends _leading _candidates _first"

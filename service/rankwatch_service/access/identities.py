@@ -201,11 +201,9 @@ def _why_not_valid(revoked: bool, admitted: bool, expires_unix_ns: int | None, n
     """Why a token with the right secret is not valid; "" if it is."""
     if revoked:
         return "this token was revoked"
-    if not admitted:
-        return "this token waits for the approval of a second person"
     if expires_unix_ns is not None and now_unix_ns >= expires_unix_ns:
         return f"this token expired {(now_unix_ns - expires_unix_ns) / 1e9:.0f} s ago"
-    return ""
+    return "" if admitted else "this token waits for the approval of a second person"
 
 
 def _put_last(entries: dict[str, _Entry], key: str, entry: _Entry, most: int) -> None:

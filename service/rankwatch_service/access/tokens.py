@@ -114,7 +114,7 @@ def create_token(
         project: of the jobs that begin by it; unless it is for one job, the only ones that it may access. Empty: none.
         owner: of the jobs that begin by it; empty: nobody.
         makers: who has made it, who has made the token that they used, and so on.
-        admitted: it can be used; False: once `admit_token` has admitted it.
+        admitted: it can be used; False: after `admit_token` has admitted it.
 
     Returns:
         Its id and its text. The text cannot be read again later.
@@ -251,9 +251,9 @@ def token_state(revoked: bool, admitted: bool, expires_unix_ns: int | None, now_
     """valid, waiting (for an approval), revoked or expired."""
     if revoked:
         return "revoked"
-    if not admitted:
-        return "waiting"
-    return "valid" if expires_unix_ns is None or now_unix_ns < expires_unix_ns else "expired"
+    if expires_unix_ns is not None and now_unix_ns >= expires_unix_ns:
+        return "expired"
+    return "valid" if admitted else "waiting"
 
 
 def renew_token(connection: Connection, token_id: str, actor: str, expires_unix_ns: int, now_unix_ns: int) -> bool:

@@ -38,7 +38,7 @@ from rankwatch_service.api.http.problem import RETRY_AFTER_S, ProblemError
 from rankwatch_service.api.ingest import Batcher, Intake, NewJobs
 from rankwatch_service.clock import Clock
 from rankwatch_service.log.control_log import ControlLog
-from rankwatch_service.names import is_name
+from rankwatch_service.names import ALL_JOBS, is_name
 from rankwatch_service.orders import commands
 from rankwatch_service.orders.running_attempt import ReceivedView, ViewSizes
 from rankwatch_service.policy.control_records import JobProject
@@ -118,6 +118,10 @@ ORDERS: Final[dict[CommandOrder, tuple[Key, ...]]] = {
 ORDERS_MEAN: Final = "newest, oldest: by request; changed: requested, applied or finished last comes first"
 
 
+OtherAction = Literal["stacks", "set_approvals", "make_token"]
+"""What commands can be besides those that people request of a job."""
+
+
 class CommandFilters:
     """The filters of a request. All must match; one that is given several times matches each of its values."""
 
@@ -128,7 +132,7 @@ class CommandFilters:
         state: Annotated[list[str] | None, Query()] = None,
         incident: Annotated[list[str] | None, Query()] = None,
         waiting: Annotated[bool, Query(description="Only those that wait for an approval")] = False,
-        action: Annotated[list[Action] | None, Query()] = None,
+        action: Annotated[list[Action | OtherAction] | None, Query()] = None,
         attempt: Annotated[list[str] | None, Query()] = None,
         from_unix_ns: Time = None,
         to_unix_ns: Time = None,
@@ -149,6 +153,8 @@ class CommandFilters:
             ProblemError: the id of an incident is a prefix of several.
         """
         query = query.where(identity.jobs.clause(Command.job))
+        if not identity.jobs.every:
+            query = query.where(Command.job != ALL_JOBS)
         for column, values in self._columns.items():
             query = any_of(query, column, values)
         query = any_of(query, Command.incident_id, full_ids(connection, Incident, self._incidents, identity))

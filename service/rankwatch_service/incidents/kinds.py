@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from rankwatch_detectors.base import Kind, Severity
 
@@ -62,11 +62,11 @@ class KindTraits:
     the ranks that it names."""
     spans_attempts: bool = False
     """A new attempt says nothing about it: only its detector knows when it ends."""
-    chart: str = ""
-    """The chart of its page: level, ranks, peers, fingerprints, or phases (`incidents/kind_chart.js`); empty: none."""
+    chart: Literal["", "level", "ranks", "peers", "fingerprints", "phases"] = ""
+    """The chart of its page (`incidents/kind_chart.js`); empty: none."""
     in_files: tuple[tuple[str, ...], ...] | None = ()
-    """Columns of a recorded file that show it, of each group one; None: no file shows it. A silent host looks there
-    like ranks that ended, and a file has no counters of devices and hosts, no events, no sender and no alerts."""
+    """Columns of a recorded file that show it, of each group one; empty: any file may; None: no file. A silent host
+    looks there like ranks that ended, and a file has no counters of devices and hosts, no events and no alerts."""
     is_previewable: bool = False
     """Step metrics decide it, so that a replay of stored series finds it."""
     needs_own_rule: bool = False

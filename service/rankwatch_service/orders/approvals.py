@@ -48,7 +48,7 @@ def request_change(
     Args:
         connection: of the `write`.
         action: `SET_APPROVALS` or `MAKE_TOKEN`.
-        params: {"two_people", "approval_ranks"}, or of a token that is not admitted {"token": id, "name", "scopes"}.
+        params: {"two_people", "approval_ranks"}, or of a token that is not admitted {"token": id} and what it may do.
         receivers: all of them.
         links: URLs of pages, by name.
         now_unix_ns: the time.
@@ -88,14 +88,15 @@ def carry_out(connection: Connection, command: RowMapping, controls: ControlLog,
     if command["action"] == MAKE_TOKEN and not admit_token(connection, params["token"]):
         outcome = CommandOutcome("failed", "the token was revoked")
     if command["action"] == SET_APPROVALS:
-        wanted = with_approvals(read_policy(connection), params["two_people"], params["approval_ranks"])
+        wanted = with_approvals(read_policy(connection), params["two_people"], params.get("approval_ranks"))
         set_policy(connection, controls, wanted, actor, "policy.approvals", now_unix_ns)
     commands.settle(connection, command["id"], outcome, actor, now_unix_ns)
 
 
-def with_approvals(policy: Policy, two_people: bool, approval_ranks: int) -> Policy:
-    """The policy with other approvals."""
-    return replace(policy, two_people=two_people, limits=replace(policy.limits, approval_ranks=approval_ranks))
+def with_approvals(policy: Policy, two_people: bool, approval_ranks: int | None) -> Policy:
+    """The policy with other approvals; `approval_ranks` None: as it is."""
+    ranks = policy.limits.approval_ranks if approval_ranks is None else approval_ranks
+    return replace(policy, two_people=two_people, limits=replace(policy.limits, approval_ranks=ranks))
 
 
 def set_policy(

@@ -13,8 +13,9 @@ from typing import Any, Final
 
 from sqlalchemy import ColumnElement, Connection, RowMapping, and_, insert, select, update
 
+from rankwatch_service.access.tokens import revoke_token
 from rankwatch_service.orders.order import CommandOutcome
-from rankwatch_service.policy.command import CommandRequest
+from rankwatch_service.policy.command import MAKE_TOKEN, CommandRequest
 from rankwatch_service.policy.routing import Notification
 from rankwatch_service.store import audit_trail
 from rankwatch_service.store.engine import in_turn
@@ -87,10 +88,12 @@ def settle(
     if final:
         changes["finished_unix_ns"] = now_unix_ns
     moved = update(Command).where(Command.id == command_id, Command.state.in_(OPEN)).values(**changes)
-    returned = (Command.job, Command.action, Command.requested_by, Command.approved_by)
+    returned = (Command.job, Command.action, Command.params, Command.requested_by, Command.approved_by)
     row = connection.execute(moved.returning(*returned)).one_or_none()
     if row is None:
         return False
+    if row.action == MAKE_TOKEN and final and outcome.state != "applied":
+        revoke_token(connection, row.params["token"])
     if final or outcome.state == "approved":
         fields = {"result": outcome.result, "step": outcome.step, "requested_by": row.requested_by}
         fields |= {name: text for name, text in (("mode", mode), ("approved_by", row.approved_by)) if text}

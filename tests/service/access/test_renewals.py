@@ -142,4 +142,6 @@ def test_a_token_is_valid_until_it_expires_or_is_revoked():
     assert token_state(False, True, None, 5) == "valid"
     assert token_state(False, True, 6, 5) == "valid"
     assert token_state(False, True, 5, 5) == "expired"
+    assert token_state(False, False, 6, 5) == "waiting"
+    assert token_state(False, False, 5, 5) == "expired"
     assert token_state(True, True, 5, 5) == "revoked"

@@ -1,4 +1,4 @@
-"""What costs much needs a second person, or a reason that all hear of; what waits for an approval is asked for."""
+"""What costs much needs a second person, and so does what weakens that; what waits for an approval is asked for."""
 
 import json
 
@@ -269,13 +269,55 @@ def test_a_token_that_was_refused_or_revoked_stays_of_no_use(careful):
         assert careful.get("/api/v1/jobs", token=one["token"]).status_code == 401
 
 
-def test_two_tokens_that_one_has_made_approve_nothing_for_each_other_before_somebody_approved_them(careful):
+def test_two_tokens_that_one_has_made_are_two_people_once_somebody_has_approved_both(careful):
     alice = named(careful, "alice")
-    x, y = make(careful, alice, "x"), make(careful, alice, "y")
-    assert careful.post("/api/v1/jobs/gpt/commands", {"action": "stop"}, token=x["token"]).status_code == 401
-    asked = careful.post("/api/v1/jobs/gpt/commands", {"action": "stop"}, token=alice).json()
-    assert decide(careful, "approve", asked, token=y["token"]).status_code == 401
-    assert decide(careful, "approve", {"id": x["approval"]}, token=y["token"]).status_code == 401
+    x, y = made_by(careful, alice, "x"), made_by(careful, alice, "y")
+    asked = careful.post("/api/v1/jobs/gpt/commands", {"action": "stop"}, token=x).json()
+    assert decide(careful, "approve", asked, token=alice).status_code == 409
+    assert decide(careful, "approve", asked, token=y).status_code == 200
+
+
+@pytest.mark.parametrize("end", ["refused", "cancelled", "expired"])
+def test_a_token_that_nobody_approves_is_revoked(careful, end):
+    made = make(careful, None, "eve")
+    if end == "refused":
+        decide(careful, "refuse", {"id": made["approval"]}, token=someone_else(careful), reason="no")
+    elif end == "cancelled":
+        careful.post(f"/api/v1/commands/{made['approval']}/cancel")
+    else:
+        change(careful.engine, update(Command).values(expires_unix_ns=careful.clock.unix_ns() - 1))
+        Driver(careful.engine, careful.controls, careful.clock).run_once()
+    assert careful.get(f"/api/v1/commands/{made['approval']}").json()["state"] == end
+    [eve] = [one for one in careful.get("/api/v1/tokens").json()["items"] if one["name"] == "eve"]
+    assert eve["state"] == "revoked"
+    assert "revoked" in careful.log_in(made["token"]).json()["detail"]
+
+
+def test_who_approves_a_token_sees_what_it_may_do(careful):
+    receivers(careful)
+    made = make(careful, None, "eve", "command", job="gpt", expires_s=None)
+    params = careful.get(f"/api/v1/commands/{made['approval']}").json()["params"]
+    may = {"name": "eve", "scopes": ["command"], "job": "gpt", "project": "", "expires_s": None, "token": made["id"]}
+    assert params == may
+    assert '"eve"' in messages(careful)[0][1]["data"]["text"]
+
+
+def test_an_approval_changes_only_what_was_asked_for(careful):
+    asked = set_approvals(careful, named(careful, "alice"), two_people=False).json()
+    assert set_approvals(careful, two_people=True, approval_ranks=8).status_code == 200
+    assert decide(careful, "approve", asked, token=someone_else(careful)).json()["state"] == "applied"
+    assert two_people(careful) == (False, 8)
+
+
+@pytest.mark.parametrize("job", ["gpt", "g*"])
+def test_commands_to_all_jobs_are_seen_and_cancelled_by_who_may_see_all_jobs_alone(careful, job):
+    asked = set_approvals(careful, two_people=False).json()
+    limited = careful.token(Scope.COMMAND, Scope.READ, job=job)
+    assert careful.get("/api/v1/commands", token=limited).json()["items"] == []
+    assert careful.get(f"/api/v1/commands/{asked['id']}", token=limited).status_code == 404
+    assert careful.post(f"/api/v1/commands/{asked['id']}/cancel", token=limited).status_code == 404
+    listed = careful.get("/api/v1/commands?action=set_approvals").json()["items"]
+    assert [one["id"] for one in listed] == [asked["id"]]
 
 
 def test_whoever_started_the_service_is_one_person_by_its_login_link_and_on_its_command_line(careful):

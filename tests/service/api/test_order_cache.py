@@ -110,6 +110,15 @@ def test_orders_are_not_kept_for_long(reader):
     assert reader.reads == 1
 
 
+def test_a_change_is_read_also_where_more_jobs_changed_than_are_remembered(reader, monkeypatch):
+    monkeypatch.setattr(order_cache, "JOBS_MAX", 3)
+    reader.commit("checkpoint", id="local:l.0:4")
+    for job in "abcd":
+        reader.commit("checkpoint", job=job, id="local:l.0:4")
+    add(reader.engine, Checkpoint, checkpoint_row(step=4))
+    assert reader.ask()["resume"]["step"] == 4
+
+
 def test_what_is_committed_during_a_reading_is_read_next(reader, monkeypatch):
     orders_of = order_cache.orders_of
 

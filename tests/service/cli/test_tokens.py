@@ -60,8 +60,10 @@ def test_where_two_people_are_wanted_receivers_hear_of_a_token_that_can_approve(
     add(engine, Receiver, receiver_row("pager"))
     invoke(data, "create", "grafana", "--scope", "read")
     text = invoke(data, "create", "eve", "--scope", "command").strip()
-    [body] = values_of(engine, select(Outbox.body))
-    message = json.loads(body)
+    invoke(data, "login")
+    bodies = values_of(engine, select(Outbox.body).order_by(Outbox.created_unix_ns))
+    message, login = map(json.loads, bodies)
+    assert "first login" in login["data"]["text"]
     assert message["type"] == "command.not_approved"
     assert message["data"]["text"].startswith('DONE WITHOUT APPROVAL for all jobs: make_token with name "eve"')
     assert Authenticator(engine, SystemClock()).authenticate(text) is not None

@@ -28,7 +28,7 @@ CLOSED_NS: Final = 10 * 10**9
 """How long a closed order is still sent, so that agents clear its slots; event streams resend everything that often."""
 
 KEPT_NS: Final = 10 * 10**9
-"""How long orders are kept of which the feed tells no change."""
+"""How long orders are kept while the feed tells of no change."""
 
 TOPICS: Final = ("command", "checkpoint", "job")
 """Of the feed: what orders follow from."""
@@ -44,9 +44,9 @@ class KeptOrders(NamedTuple):
 
     body: bytes
     generation: int
-    """Of the database, at least."""
+    """They were right as of this generation of the database."""
     place: int
-    """Up to which id of the feed they hold."""
+    """They hold every change that the feed tells of up to this id."""
     read_unix_ns: int
     is_empty: bool
     """Nothing is asked of the job: only what the feed tells of can change that."""
@@ -69,6 +69,8 @@ class OrderCache:
         """The feed was read up to this id, as of this generation; -1: it was not."""
         self._changed: dict[str, int] = {}
         """By job, the newest id of the feed with a change of its orders."""
+        self._forgotten = 0
+        """Changes up to this id are not in `_changed` any more."""
         self._attempts: dict[str, Any] = {}
         """By job, attempt and state in the newest row of the feed about it."""
 
@@ -79,7 +81,7 @@ class OrderCache:
             return kept.body
         place = self._follow(generation)
         may_stay = kept is not None and kept.is_empty and now - kept.read_unix_ns < KEPT_NS
-        if may_stay and kept is not None and kept.place >= self._changed.get(job, 0):
+        if may_stay and kept is not None and kept.place >= self._changed.get(job, self._forgotten):
             self._cache[job] = kept._replace(generation=generation)
             return kept.body
         with read(self._engine) as connection:
@@ -115,9 +117,9 @@ class OrderCache:
             self._attempts[job] = attempt
         self._changed[job] = place
         if len(self._changed) > JOBS_MAX:
+            self._forgotten = place
             self._changed.clear()
             self._attempts.clear()
-            self._cache.clear()
 
 
 def orders_of(connection: Connection, job: str, now_unix_ns: int) -> Orders:

@@ -86,14 +86,27 @@ class OrderFeed:
                 del self._jobs[job]
 
     async def _read(self, jobs: Mapping[str, _Told], generation: int) -> None:
-        found = await run_in_threadpool(lambda: {job: self._orders_of(job, generation) for job in jobs})
-        for job, told in jobs.items():
-            orders = found[job]
-            if isinstance(orders, bytes):
-                told.tell(orders)
-            else:
-                self._on_failure()
-                told.fail(orders)
+        loop = asyncio.get_running_loop()
+
+        def read() -> None:
+            failed: StoreError | None = None
+            for job, told in jobs.items():
+                if self._changes.stopping:
+                    return
+                # A database that does not answer is asked once in a pass.
+                orders = failed or self._orders_of(job, generation)
+                if isinstance(orders, StoreError):
+                    failed = orders
+                loop.call_soon_threadsafe(self._tell, told, orders)
+
+        await run_in_threadpool(read)
+
+    def _tell(self, told: _Told, orders: bytes | StoreError | OrdersUnreadError) -> None:
+        if isinstance(orders, bytes):
+            told.tell(orders)
+        else:
+            self._on_failure()
+            told.fail(orders)
 
     def _orders_of(self, job: str, generation: int) -> bytes | StoreError | OrdersUnreadError:
         try:

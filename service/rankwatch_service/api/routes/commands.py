@@ -40,7 +40,7 @@ from rankwatch_service.policy.policy import Action
 from rankwatch_service.policy.rollback import USABLE, RollbackMode, resumed_from, way_back, why_from_scratch, why_none
 from rankwatch_service.policy.routing import command_notifications
 from rankwatch_service.short_ids import short
-from rankwatch_service.store.engine import read
+from rankwatch_service.store.engine import after_commit, read
 from rankwatch_service.store.models import AgentView, Incident
 from rankwatch_service.store.models import Command as CommandRow
 from rankwatch_service.store.models import Order as OrderRow
@@ -269,7 +269,7 @@ def find_command(connection: Connection, command_id: str, identity: Identity) ->
         ProblemError: there is none that this identity may see.
     """
     row = commands.get(connection, full_id(connection, CommandRow, command_id, identity))
-    if row is None or not identity.may_see(row["job"]):
+    if row is None or not identity.may_see(row["job"]) or (row["job"] == ALL_JOBS and not identity.jobs.every):
         raise not_found("command", command_id)
     return row
 
@@ -497,13 +497,11 @@ def _decide(
         raise ProblemError(409, f"the command expired at {expired:%Y-%m-%d %H:%M:%S}Z")
     if identity.has_requested(row["requester"], row["requested_by"]):
         raise ProblemError(409, "a command must be approved or refused by somebody other than its requester")
-    if row["job"] == ALL_JOBS and not identity.jobs.every:
-        raise ProblemError(403, "a token for every job is required")
     if row["requester"] in identity.makers or identity.person in makers_of(connection, row["requested_by"]):
         detail = "nobody approves or refuses what was requested by who made their token, or by a token that they made"
         raise ProblemError(409, detail)
     commands.settle(connection, row["id"], outcome, identity.actor, now)
     if row["job"] == ALL_JOBS and outcome.state == "approved":
         approvals.carry_out(connection, row, context.controls, now)
-        context.authenticator.clear_cache()
+        after_commit(connection, context.authenticator.clear_cache)
     return Command.model_validate(find_command(connection, row["id"], identity))

@@ -180,8 +180,7 @@ def set_approvals(body: Approvals, context: Ctx, identity: Admin) -> PolicyInFor
     now = context.clock.unix_ns()
     with write(context.engine) as connection:
         before = read_policy(connection)
-        ranks = before.limits.approval_ranks if body.approval_ranks is None else body.approval_ranks
-        wanted = with_approvals(before, body.two_people, ranks)
+        wanted = with_approvals(before, body.two_people, body.approval_ranks)
         if not before.is_weakened_by(wanted):
             set_policy(connection, context.controls, wanted, identity.actor, "policy.approvals", now)
             return _shown(wanted)
@@ -190,7 +189,7 @@ def set_approvals(body: Approvals, context: Ctx, identity: Admin) -> PolicyInFor
         request = request_change(
             connection,
             SET_APPROVALS,
-            {"two_people": body.two_people, "approval_ranks": ranks},
+            body.model_dump(exclude={"reason"}, exclude_none=True),
             receiver_routes(connection),
             service_links(context.settings.public_url),
             now,

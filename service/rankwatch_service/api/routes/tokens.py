@@ -40,6 +40,7 @@ Admin = Annotated[Identity, Depends(Require(Scope.ADMIN, every_job=True))]
 
 EXPIRES_S_MAX: Final = 400 * 86_400.0
 HOSTS_MAX: Final = 131_072
+SHOWN_TO_APPROVER: Final = {"name", "scopes", "job", "project", "expires_s"}
 
 
 class NewToken(BaseModel):
@@ -48,7 +49,7 @@ class NewToken(BaseModel):
     model_config = ConfigDict(extra="forbid")
     name: Annotated[str, Field(min_length=1, max_length=NAME_CHARS_MAX)]
     scopes: Annotated[list[Scope], Field(min_length=1)]
-    job: Annotated[str, Field(max_length=NAME_CHARS_MAX)] = ""
+    job: NameOrNone = ""
     """The only job it may access; empty: every job."""
     project: NameOrNone = ""
     """Of the jobs that begin by it; unless it is for one job, it may access the jobs of this project alone."""
@@ -108,7 +109,7 @@ def make_token(body: NewToken, context: Ctx, identity: Admin) -> CreatedToken:
     """Create a token. Does not support Idempotency-Key, since the stored reply would contain the secret.
 
     If the api's certificate signs itself, a token for agents ends with the certificate's SHA-256, by which agents know
-    the api. If the policy has `two_people`, one with scope command or admin can be used once another person has
+    the api. If the policy has `two_people`, one with scope command or admin can be used after another person has
     approved it (`approval`); all receivers are notified of it.
     """
     certificate = context.settings.tls_cert
@@ -139,7 +140,7 @@ def make_token(body: NewToken, context: Ctx, identity: Admin) -> CreatedToken:
             approval = request_change(
                 connection,
                 MAKE_TOKEN,
-                {"name": body.name, "scopes": sorted(body.scopes), "token": token_id},
+                body.model_dump(mode="json", include=SHOWN_TO_APPROVER) | {"token": token_id},
                 receiver_routes(connection),
                 service_links(context.settings.public_url),
                 now,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,6 +12,9 @@ from rankwatch_service.cli import output
 from rankwatch_service.cli.commands.database import existing_database, service_in_force, token_pin_in_force
 from rankwatch_service.cli.errors import CliError, Status
 from rankwatch_service.cli.options import DATA, DATABASE_URL, INSECURE, JOB, JSON
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
 
 token = typer.Typer(help="Create, list and revoke access tokens, directly in the database.", no_args_is_help=True)
 
@@ -51,17 +55,13 @@ def create(
 
     If the api's certificate signs itself, a token for agents ends with the certificate's SHA-256, by which agents know
     the api. Nobody has to approve it, but if the policy has two_people, all receivers are notified of one with scope
-    command or admin.
+    command or admin, as they are of a login link.
     """
     from rankwatch_service.access.scopes import Scope
     from rankwatch_service.access.tokens import LOCAL_NAME, can_approve, issue_token, with_pin
     from rankwatch_service.cli.configuration import seconds
     from rankwatch_service.clock import SystemClock
-    from rankwatch_service.notify.receivers import receiver_routes
-    from rankwatch_service.orders.approvals import request_change
-    from rankwatch_service.policy.command import MAKE_TOKEN
     from rankwatch_service.store.engine import write
-    from rankwatch_service.store.settings_rows import read_policy
 
     try:
         scopes = {Scope(one) for one in scope}
@@ -85,11 +85,9 @@ def create(
             expires_unix_ns=expires,
             project=project,
         )
-        if can_approve(scopes) and read_policy(connection).two_people:
-            made = {"name": name, "scopes": sorted(scopes), "token": token_id}
-            receivers = receiver_routes(connection)
-            who = {"requested_by": "command line"}
-            request_change(connection, MAKE_TOKEN, made, receivers, {}, now, **who, approval_required=False)
+        if can_approve(scopes):
+            made = {"name": name, "scopes": sorted(scopes), "job": job, "project": project, "expires": lasting}
+            _tell_receivers(connection, made | {"token": token_id}, now)
     print(with_pin(text, pin))
 
 
@@ -168,15 +166,33 @@ def login_link(data: DATA = None, database_url: DATABASE_URL = None) -> None:
     import os
 
     from rankwatch.client.connection import user_places
+    from rankwatch_service.access.scopes import Scope
     from rankwatch_service.access.sessions import issue_login
+    from rankwatch_service.access.tokens import LOGIN_NAME
     from rankwatch_service.cli.client import find_endpoint
     from rankwatch_service.clock import SystemClock
     from rankwatch_service.store.engine import write
 
     url = find_endpoint(None, None, os.environ, user_places(os.environ)).url
+    now = SystemClock().unix_ns()
     with existing_database(data, database_url) as engine, write(engine) as connection:
-        text = issue_login(connection, "command line", SystemClock().unix_ns())
+        text = issue_login(connection, "command line", now)
+        _tell_receivers(connection, {"name": LOGIN_NAME, "scopes": [Scope.ADMIN]}, now)
     print(f"{url}/login#{text}")
+
+
+def _tell_receivers(connection: Connection, made: Mapping[str, Any], now_unix_ns: int) -> None:
+    """Tell receivers of a token that can approve, if the policy has `two_people`."""
+    from rankwatch_service.notify.receivers import receiver_routes
+    from rankwatch_service.orders.approvals import request_change
+    from rankwatch_service.policy.command import MAKE_TOKEN
+    from rankwatch_service.store.settings_rows import read_policy
+
+    if read_policy(connection).two_people:
+        told = receiver_routes(connection)
+        request_change(
+            connection, MAKE_TOKEN, made, told, {}, now_unix_ns, requested_by="command line", approval_required=False
+        )
 
 
 @token.command("list")

@@ -79,7 +79,7 @@ def alert(message: OutgoingMessage, ends_at: str) -> dict[str, Any]:
     """
     data = message.data
     what, normal, first = message.lines
-    page = message.links.get("incident") or message.links.get("job") or ""
+    page = next((message.links[name] for name in ("incident", "job", "service") if name in message.links), "")
     annotations = {
         "summary": what,
         "description": "\n".join(line for line in (normal, first) if line),

@@ -7,7 +7,6 @@ import { ask, card, empty, REFUSAL_MS, said, SEVERITIES, statePill, toast, whenC
 
 const RECEIVERS_MAX = 100;
 
-// By type: its name, what its URL looks like, and what its secret is (null: it has none).
 // By type: its label, a URL as it looks, and what its secret is (null: it has none), as the service declares them.
 const TYPES = JSON.parse(document.querySelector('meta[name="receiver_types"]').content);
 

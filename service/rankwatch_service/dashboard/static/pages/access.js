@@ -102,7 +102,7 @@ async function create() {
   const send = ({ name, scope, job, project, days: until }) => post("tokens", { name: name.trim(), scopes: [scope], job: job.trim(), project: project.trim(), expires_s: Number(until) * DAY_S });
   const made = await ask("New token", "It is shown once.", fields, "Create", false, send);
   if (!made) return;
-  await ask("Token", `Copy it now: it cannot be shown again.${made.approval ? " It can be used once another person has approved it." : ""}`, [h("textarea", { readOnly: true, rows: 3, "aria-label": "Token" }, made.token)], "Done");
+  await ask("Token", `Copy it now: it cannot be shown again.${made.approval ? " It can be used after another person has approved it." : ""}`, [h("textarea", { readOnly: true, rows: 3, "aria-label": "Token" }, made.token)], "Done");
   load();
 }
 

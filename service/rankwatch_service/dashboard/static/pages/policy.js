@@ -48,7 +48,7 @@ function toggle(name, does, on, may, turn) {
   return h("label", { class: "switch" }, box, h("span", {}, h("b", {}, name), h("div", { class: "muted" }, does)));
 }
 
-// Off needs the approval of a second person, unless nobody needs one now.
+// Switching it off needs the approval of a second person.
 async function setTwoPeople(on) {
   const reply = await put("policy/approvals", { two_people: on });
   if (reply?.approval_required) toast(["Two people stays on until another person approves the change ", h("a", { href: `/commands/${encodeURIComponent(reply.id)}` }, "Progress")]);
