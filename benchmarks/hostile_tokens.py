@@ -27,29 +27,26 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-import httpx2
 import numpy as np
 from sqlalchemy import insert
 
 from rankwatch.agent.enrolment import AgentIdentity
-from rankwatch.agent.processes import TICKS_PER_S, read_stat
 from rankwatch.agent.service_connection import REQUEST_TIMEOUT_S
 from rankwatch.signed import Purpose
 from rankwatch_detectors.base import Frame, StepKind
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.access.tokens import TokenKind, create_token
 from rankwatch_service.clock import SystemClock
-from rankwatch_service.demo.processes import end, free_port, started
 from rankwatch_service.demo.servers import OWN, Backing, stand_on
 from rankwatch_service.series.writer import SeriesWriter
 from rankwatch_service.store.engine import open_engine, write
 from rankwatch_service.store.migrate import upgrade
 from rankwatch_service.store.models import Attempt, Incident, Job
+from tests.support.service.api_process import api_process, cpu_seconds
 from tests.support.service.hostile import (
     ATTACKS,
     HOSTILE_JOB,
@@ -188,33 +185,6 @@ def store(url: str, jobs: list[str]) -> tuple[dict[str, str], dict[str, str], li
     return honest, {str(scope): text for scope, text in own.items()}, [str(one["id"]) for one in found]
 
 
-@contextlib.contextmanager
-def api(url: str, folder: Path) -> Iterator[tuple[int, int]]:
-    """A real api process; its port and its PID."""
-    port = free_port()
-    own = {"RANKWATCH_DATABASE_URL": url, "RANKWATCH_PORT": str(port), "RANKWATCH_DATA_DIR": str(folder)}
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("RANKWATCH_")} | own
-
-    def answers() -> bool:
-        with contextlib.suppress(httpx2.TransportError):
-            return httpx2.get(f"http://127.0.0.1:{port}/readyz").is_success
-        return False
-
-    command = [sys.executable, "-m", "rankwatch_service", "api"]
-    process = started(command, folder / "api.log", answers, 60.0, env=environment)
-    try:
-        yield port, process.pid
-    finally:
-        end(process, 10.0)
-
-
-def cpu_seconds(pid: int) -> float:
-    """CPU time that a process has used."""
-    stat = read_stat(pid)
-    assert stat is not None, "the api process has ended"
-    return stat.cpu_ticks / TICKS_PER_S
-
-
 async def measured(fleet: HonestFleet, pid: int, target: HostileTarget, names: list[str], seconds: float) -> LoadPhase:
     """One phase, beside a hostile process that does all of `names`."""
     spawn = multiprocessing.get_context("spawn")
@@ -293,7 +263,7 @@ def main() -> None:
         named = stack.enter_context(stand_on(backing, folder, {}))
         url = named.get("RANKWATCH_DATABASE_URL", f"sqlite:///{folder / 'rankwatch.db'}")
         honest, own, incidents = store(url, jobs)
-        port, pid = stack.enter_context(api(url, folder))
+        port, pid = stack.enter_context(api_process(url, folder))
         fleet = HonestFleet(port, honest, options.agents, options.every)
         found = asyncio.run(compare(pid, fleet, HostileTarget(port, own, incidents), options))
     print(f"python benchmarks/hostile_tokens.py {' '.join(sys.argv[1:])}")

@@ -22,11 +22,8 @@ import os
 import platform
 import shutil
 import statistics
-import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -36,12 +33,10 @@ import numpy as np
 from playwright.sync_api import Browser, BrowserContext, sync_playwright
 from sqlalchemy import Engine, insert
 
-from rankwatch.agent.processes import TICKS_PER_S, read_stat
 from rankwatch_detectors.base import Frame, StepKind
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.access.tokens import TokenKind, create_token
 from rankwatch_service.clock import SystemClock
-from rankwatch_service.demo.processes import end, free_port, started
 from rankwatch_service.incidents.model import derived
 from rankwatch_service.orders.commands import tell
 from rankwatch_service.series.writer import SeriesWriter
@@ -49,6 +44,7 @@ from rankwatch_service.store.engine import open_engine, write
 from rankwatch_service.store.migrate import upgrade
 from rankwatch_service.store.models import Attempt, Incident, Job
 from tests.browser.conftest import FLAGS
+from tests.support.service.api_process import api_process, cpu_seconds
 from tests.support.values.incidents import incident_row
 
 S: Final = 10**9
@@ -129,28 +125,6 @@ def incident(n: int, job: str, now: int) -> dict[str, object]:
         resolved_unix_ns=onset + 600 * S if state == "resolved" else None,
         acknowledged_by="ada@example.com" if state == "acknowledged" else None, **times, **who,
     )  # fmt: skip
-
-
-@contextmanager
-def api(url: str, folder: Path) -> Iterator[tuple[str, int]]:
-    """A real api process; its address and its PID."""
-    port = free_port()
-    address = f"http://127.0.0.1:{port}"
-    own = {"RANKWATCH_DATABASE_URL": url, "RANKWATCH_PORT": str(port), "RANKWATCH_DATA_DIR": str(folder)}
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("RANKWATCH_")} | own
-
-    def answers() -> bool:
-        try:
-            return httpx2.get(f"{address}/readyz").is_success
-        except httpx2.TransportError:
-            return False
-
-    command = [sys.executable, "-m", "rankwatch_service", "api"]
-    process = started(command, folder / "api.log", answers, 60.0, env=environment)
-    try:
-        yield address, process.pid
-    finally:
-        end(process, 10.0)
 
 
 def session(address: str, engine: Engine) -> str:
@@ -246,13 +220,6 @@ async def watch_home(
     return delays_s, used_s, resident
 
 
-def cpu_seconds(pid: int) -> float:
-    """CPU time that a process has used."""
-    stat = read_stat(pid)
-    assert stat is not None, "the api process has ended"
-    return stat.cpu_ticks / TICKS_PER_S
-
-
 def resident_bytes(pid: int) -> int:
     """Memory of a process."""
     return int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -320,7 +287,8 @@ def main() -> None:
         engine = open_engine(f"sqlite:///{folder / 'rankwatch.db'}")
         upgrade(engine)
         incident_id = store(engine, options.incidents, options.ranks)
-        with api(str(engine.url), folder) as (address, pid):
+        with api_process(str(engine.url), folder) as (port, pid):
+            address = f"http://127.0.0.1:{port}"
             cookie = session(address, engine)
             with sync_playwright() as playwright:
                 browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=list(FLAGS))

@@ -12,7 +12,7 @@ from sqlalchemy import Engine, select, update
 from rankwatch_service.access.grants import GroupGrant
 from rankwatch_service.access.job_filter import JobFilter, JobProjects
 from rankwatch_service.access.scopes import Scope
-from rankwatch_service.access.tokens import LOCAL_NAME, LOGIN_NAME, digest, split_token
+from rankwatch_service.access.tokens import LOCAL_NAME, LOGIN_NAME, digest, split_token, token_state
 from rankwatch_service.clock import Clock
 from rankwatch_service.store.engine import read, write_aside
 from rankwatch_service.store.models import Token
@@ -199,11 +199,14 @@ class Authenticator:
 
 def _why_not_valid(revoked: bool, admitted: bool, expires_unix_ns: int | None, now_unix_ns: int) -> str:
     """Why a token with the right secret is not valid; "" if it is."""
-    if revoked:
-        return "this token was revoked"
-    if expires_unix_ns is not None and now_unix_ns >= expires_unix_ns:
-        return f"this token expired {(now_unix_ns - expires_unix_ns) / 1e9:.0f} s ago"
-    return "" if admitted else "this token waits for the approval of a second person"
+    match token_state(revoked, admitted, expires_unix_ns, now_unix_ns):
+        case "revoked":
+            return "this token was revoked"
+        case "expired":
+            return f"this token expired {(now_unix_ns - (expires_unix_ns or 0)) / 1e9:.0f} s ago"
+        case "waiting":
+            return "this token waits for the approval of a second person"
+    return ""
 
 
 def _put_last(entries: dict[str, _Entry], key: str, entry: _Entry, most: int) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from typing import Any, Final
 
-from sqlalchemy import Connection, RowMapping, exists, select
+from sqlalchemy import Connection, RowMapping
 
 from rankwatch_service.access.tokens import admit_token
 from rankwatch_service.log.base import Entry
@@ -24,7 +24,6 @@ from rankwatch_service.policy.control_records import ReceiverRoute, encode_contr
 from rankwatch_service.policy.policy import Policy, policy_record
 from rankwatch_service.policy.routing import command_notifications
 from rankwatch_service.store import audit_trail
-from rankwatch_service.store.models import Command
 from rankwatch_service.store.settings_rows import read_policy, write_policy
 
 ID_BYTES: Final = 12
@@ -73,12 +72,6 @@ def request_change(
     if not approval_required:
         commands.settle(connection, request.id, CommandOutcome("applied"), requested_by, now_unix_ns)
     return request
-
-
-def is_requested(connection: Connection, action: str, now_unix_ns: int) -> bool:
-    """Whether a change of this kind waits for an approval."""
-    same = (Command.job == ALL_JOBS, Command.action == action, commands.waits_for_approval(now_unix_ns))
-    return bool(connection.scalar(select(exists().where(*same))))
 
 
 def carry_out(connection: Connection, command: RowMapping, controls: ControlLog, now_unix_ns: int) -> None:

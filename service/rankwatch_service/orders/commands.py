@@ -59,6 +59,12 @@ def waits_for_approval(now_unix_ns: int) -> ColumnElement[bool]:
     return and_(*waits)
 
 
+def waiting(connection: Connection, job: str, action: str, now_unix_ns: int) -> str | None:
+    """Id of a command of this action that waits for an approval; None: none does."""
+    same = (Command.job == job, Command.action == action, waits_for_approval(now_unix_ns))
+    return connection.scalar(select(Command.id).where(*same).limit(1))
+
+
 def get(connection: Connection, command_id: str) -> RowMapping | None:
     """A command's row."""
     return connection.execute(select(Command.__table__).where(Command.id == command_id)).mappings().one_or_none()

@@ -198,7 +198,7 @@ def test_fewer_approvals_need_an_approval_of_which_all_receivers_hear(careful, w
     asked = set_approvals(careful, alice, **wanted, reason="too slow")
     assert (asked.status_code, asked.json()["job"], asked.json()["state"]) == (202, "*", "requested")
     again = set_approvals(careful, named(careful, "carol"), **wanted)
-    assert (again.status_code, "waits for approval already" in again.json()["detail"]) == (409, True)
+    assert (again.status_code, "already waits for approval" in again.json()["detail"]) == (409, True)
     assert decide(careful, "approve", asked.json(), token=alice).status_code == 409
     assert two_people(careful) == (True, 64)
 

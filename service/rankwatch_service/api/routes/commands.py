@@ -363,8 +363,7 @@ def _world_size(connection: Connection, job: str, attempt: str) -> int:
 
 def _refuse_second_wait(connection: Connection, job: str, action: str, now_unix_ns: int) -> None:
     """Refuse a command that would wait for an approval beside another of the same action."""
-    same = (CommandRow.job == job, CommandRow.action == action, commands.waits_for_approval(now_unix_ns))
-    if (other := connection.scalar(select(CommandRow.id).where(*same).limit(1))) is not None:
+    if (other := commands.waiting(connection, job, action, now_unix_ns)) is not None:
         raise ProblemError(409, f"{action} of job {job} already waits for approval: {short(other)}")
 
 

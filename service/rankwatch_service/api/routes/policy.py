@@ -17,12 +17,15 @@ from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.problem import ProblemError
 from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.api.routes.commands import REASON_CHARS_MAX, Command
+from rankwatch_service.names import ALL_JOBS
 from rankwatch_service.notify.receivers import receiver_routes
-from rankwatch_service.orders.approvals import is_requested, request_change, set_policy, with_approvals
+from rankwatch_service.orders import commands
+from rankwatch_service.orders.approvals import request_change, set_policy, with_approvals
 from rankwatch_service.policy import policy
 from rankwatch_service.policy.command import SET_APPROVALS
 from rankwatch_service.policy.notification import service_links
 from rankwatch_service.policy.rollback import RollbackMode
+from rankwatch_service.short_ids import short
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.rows import command_row
 from rankwatch_service.store.settings_rows import read_policy
@@ -184,8 +187,8 @@ def set_approvals(body: Approvals, context: Ctx, identity: Admin) -> PolicyInFor
         if not before.is_weakened_by(wanted):
             set_policy(connection, context.controls, wanted, identity.actor, "policy.approvals", now)
             return _shown(wanted)
-        if is_requested(connection, SET_APPROVALS, now):
-            raise ProblemError(409, "another change of approvals waits for approval already")
+        if (other := commands.waiting(connection, ALL_JOBS, SET_APPROVALS, now)) is not None:
+            raise ProblemError(409, f"another change of approvals already waits for approval: {short(other)}")
         request = request_change(
             connection,
             SET_APPROVALS,
