@@ -50,6 +50,28 @@ def test_a_loop_that_is_broken_off_has_left_and_its_cut_step_is_not_recorded(ran
     assert broken_off == {"where": note["where"]}
 
 
+def test_an_exception_that_was_caught_before_is_not_what_breaks_a_loop_off(rank):
+    kept = [RuntimeError("never raised"), SystemExit(3)]
+    rank.watch._faults.caught(RuntimeError("an error of the SDK"))
+    for step in rank.watch.steps(5):
+        if step == 2:
+            break
+    (broken_off,) = rank.notes("loop_broken_off")
+    assert broken_off.keys() == {"where"}, kept
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), ValueError("oops")])
+def test_an_exception_made_elsewhere_that_leaves_a_loop_is_what_breaks_it_off(rank, error):
+    def train(raised: BaseException) -> None:
+        for _ in rank.watch.steps(5):
+            raise raised
+
+    with pytest.raises(type(error)):
+        train(type(error)(*error.args))
+    (broken_off,) = rank.notes("loop_broken_off")
+    assert broken_off["type"] == type(error).__name__
+
+
 def test_a_loop_that_an_exception_ends_has_not_left(rank):
     def train() -> None:
         for _ in rank.watch.steps(5):

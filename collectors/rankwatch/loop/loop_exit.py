@@ -81,12 +81,18 @@ def _on_its_way(frame: FrameType | None) -> BaseException | None:
     while frame is not None:
         holders.add(frame)
         frame = frame.f_back
-    for one in reversed(gc.get_objects(generation=0)):
+    objects = gc.get_objects(generation=0)
+    for one in reversed(objects):
         if issubclass(type(one), BaseException) and not issubclass(type(one), GeneratorExit | StopIteration):
             trace = one.__traceback__
-            if trace is None or trace.tb_frame in holders:
+            if (trace is None and not _is_kept(one, objects)) or (trace is not None and trace.tb_frame in holders):
                 return one  # type: ignore[no-any-return]
     return None
+
+
+def _is_kept(error: BaseException, objects: list[Any]) -> bool:
+    """An object of the program holds this exception: it was caught, or never raised. One on its way only frames hold."""
+    return any(one is not objects and not isinstance(one, FrameType) for one in gc.get_referrers(error))
 
 
 def _was_interrupted(error: BaseException) -> bool:
