@@ -230,10 +230,12 @@ def test_a_daemon_sees_the_job_of_each_new_file(tmp_path: Path) -> None:
 
 
 def test_an_agent_that_is_started_by_hand_finds_the_folder_of_its_user(tmp_path: Path) -> None:
-    named = tmp_path / "named"
-    assert recorders_of({"RANKWATCH_DIR": str(named)}) != named, "it is not there"
+    named, temporary = tmp_path / "named", tmp_path / f"rankwatch-{os.getuid()}"
+    temporary.mkdir()
+    environment = {"RANKWATCH_DIR": str(named), "TMPDIR": str(tmp_path)}
+    assert recorders_of(environment) != named, "it is not there"
     named.mkdir()
-    assert recorders_of({"RANKWATCH_DIR": str(named)}) == named
+    assert recorders_of(environment) == named
     elsewhere = recorders_of({"TMPDIR": str(tmp_path)})
     assert elsewhere.name == f"rankwatch-{os.getuid()}"
 
