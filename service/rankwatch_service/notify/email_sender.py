@@ -12,11 +12,10 @@ from typing import Final
 
 from rankwatch.trust import is_loopback
 from rankwatch_service.clock import Clock
-from rankwatch_service.notify.receiver_types.base import ReceiverType
 from rankwatch_service.notify.receiver_types.email import Email, address, email
 from rankwatch_service.notify.receiver_types.message import OutgoingMessage
 from rankwatch_service.notify.receiver_types.target import Target
-from rankwatch_service.notify.sender import MessageSender, TryOutcome
+from rankwatch_service.notify.sender import TryOutcome
 from rankwatch_service.settings import MailServer
 
 SESSION_TIMEOUT_S: Final = 15.0
@@ -33,13 +32,12 @@ SESSIONS_MAX: Final = 4
 
 
 class EmailSender:
-    """Sends messages to `mailto:` receivers, and passes all others on. Use as an async context manager."""
+    """Sends messages to `mailto:` receivers. Use as an async context manager."""
 
     def __init__(
         self,
         server: MailServer | None,
         clock: Clock,
-        others: MessageSender,
         timeout_s: float = SESSION_TIMEOUT_S,
         trusted: ssl.SSLContext | None = None,
     ) -> None:
@@ -48,13 +46,11 @@ class EmailSender:
         Args:
             server: of the service; None: there is none, and e-mails fail until there is.
             clock: measures how long a try takes.
-            others: sends messages for all other receivers.
             timeout_s: time limit of one try.
             trusted: checks the server's certificate; None: the system's authorities.
         """
         self._server = server
         self._clock = clock
-        self._others = others
         self._timeout_s = timeout_s
         self._trusted = trusted or ssl.create_default_context()
         self._threads = ThreadPoolExecutor(SESSIONS_MAX, "smtp")
@@ -68,12 +64,10 @@ class EmailSender:
 
     async def send(self, url: str, secret: str, message_id: str, body: bytes) -> TryOutcome:
         """See `MessageSender.send`."""
-        target = Target.read(url)
-        if target.type is not ReceiverType.EMAIL:
-            return await self._others.send(url, secret, message_id, body)
+        del secret  # the login is the mail server's
         if self._server is None:
             return TryOutcome(None, "cannot be sent: the service has no mail server; set RANKWATCH_SMTP_URL", 0.0)
-        content = email(OutgoingMessage(message_id, body), address(target.url), self._server.sender)
+        content = email(OutgoingMessage(message_id, body), address(Target.read(url).url), self._server.sender)
         async with self._free:
             began_s = self._clock.monotonic_s()
             status, error, is_final = await self._session(

@@ -12,9 +12,9 @@ import httpx2
 from rankwatch_service.allow_list import AllowList
 from rankwatch_service.clock import Clock
 from rankwatch_service.notify.address import AddressError, checked_url, resolved
-from rankwatch_service.notify.receiver_types.base import ReplyReading, SendContext, WebRequest, WebType
+from rankwatch_service.notify.receiver_types.base import ReplyReading, SendContext, WebRequest
 from rankwatch_service.notify.receiver_types.message import OutgoingMessage
-from rankwatch_service.notify.receiver_types.table import RECEIVER_TYPES
+from rankwatch_service.notify.receiver_types.table import WEB_TYPES
 from rankwatch_service.notify.receiver_types.target import Target
 from rankwatch_service.notify.retry import retry_after_s
 from rankwatch_service.notify.sender import TryOutcome
@@ -71,8 +71,7 @@ class HttpSender:
         """See `MessageSender.send`."""
         began_s = self._clock.monotonic_s()
         target = Target.read(url)
-        web = RECEIVER_TYPES[target.type]
-        assert isinstance(web, WebType)  # e-mail goes another way
+        web = WEB_TYPES[target.type]
         status: int | None = None
         retry_s: float | None = None
         try:

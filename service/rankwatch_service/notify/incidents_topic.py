@@ -13,8 +13,7 @@ from typing import Final
 from rankwatch.kafka.producer import Message, Producer
 from rankwatch.outcome import Accepted, Refused
 from rankwatch_service.clock import Clock
-from rankwatch_service.notify.receivers import TOPIC_URL
-from rankwatch_service.notify.sender import MessageSender, TryOutcome
+from rankwatch_service.notify.sender import TryOutcome
 
 ANSWER_WITHIN_S: Final = 15.0
 """The same limit as for a webhook."""
@@ -23,9 +22,9 @@ EVENT_TYPE: Final = "io.rankwatch."
 
 
 class TopicSender:
-    """Publishes messages for `kafka:` to the incidents topic, and passes all others on."""
+    """Publishes messages for `kafka:` to the incidents topic."""
 
-    def __init__(self, producer: Producer, topic: str, source: str, clock: Clock, others: MessageSender) -> None:
+    def __init__(self, producer: Producer, topic: str, source: str, clock: Clock) -> None:
         """Send nothing yet.
 
         Args:
@@ -33,18 +32,15 @@ class TopicSender:
             topic: name of the incidents topic.
             source: `ce_source` of the events, the service's public URL.
             clock: measures how long a try takes.
-            others: sends messages for all other receivers.
         """
         self._producer = producer
         self._topic = topic
         self._source = source
         self._clock = clock
-        self._others = others
 
     async def send(self, url: str, secret: str, message_id: str, body: bytes) -> TryOutcome:
         """See `MessageSender.send`."""
-        if url != TOPIC_URL:
-            return await self._others.send(url, secret, message_id, body)
+        del url, secret  # the topic and how to reach it are settings
         began_s = self._clock.monotonic_s()
         answer = asyncio.wrap_future(self._producer.submit(self._event(message_id, body)))
         try:

@@ -10,7 +10,6 @@ from enum import StrEnum
 from hashlib import sha256
 from typing import Any, Final
 
-from rankwatch_service.notify.receivers import TOPIC_URL
 from rankwatch_service.notify.sender import MessageSender, TryOutcome
 from rankwatch_service.policy.notification import encoded
 
@@ -82,13 +81,12 @@ class SignedLinks:
 
 
 class LinkSender:
-    """Hands messages on with links in them; the incidents topic, which many may read, gets none."""
+    """Sends messages with links in them."""
 
-    def __init__(self, links: SignedLinks, others: MessageSender) -> None:
+    def __init__(self, links: SignedLinks, sender: MessageSender) -> None:
         self._links = links
-        self._others = others
+        self._sender = sender
 
     async def send(self, url: str, secret: str, message_id: str, body: bytes) -> TryOutcome:
         """See `MessageSender.send`."""
-        linked = body if url == TOPIC_URL else self._links.added(message_id, body)
-        return await self._others.send(url, secret, message_id, linked)
+        return await self._sender.send(url, secret, message_id, self._links.added(message_id, body))

@@ -1,11 +1,13 @@
-"""The interface between the notifier and the ways to deliver a message: one try, and its outcome."""
+"""The ways to deliver a message, by the scheme of a receiver's URL: one try, and its outcome."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 from rankwatch_service.access.secret_key import SecretKey
+from rankwatch_service.notify.receiver_types.target import Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,7 @@ class TryOutcome:
 
 
 class MessageSender(Protocol):
-    """Delivers messages to receivers."""
+    """Delivers messages to receivers of one kind."""
 
     async def send(self, url: str, secret: str, message_id: str, body: bytes) -> TryOutcome:
         """Try once to deliver a message. Whatever the receiver does is an outcome and not an exception.
@@ -44,17 +46,27 @@ class MessageSender(Protocol):
         ...
 
 
-class DecryptingSender:
-    """Decrypts a receiver's URL and secret, as the database holds them, for the sender behind it."""
+class SenderTable:
+    """Decrypts a receiver's URL and secret, as the database holds them, and sends with the sender for the URL."""
 
-    def __init__(self, secret_key: SecretKey, sender: MessageSender) -> None:
+    def __init__(self, secret_key: SecretKey, senders: Mapping[str, MessageSender]) -> None:
+        """Send nothing yet.
+
+        Args:
+            secret_key: of the service.
+            senders: by the scheme of the URLs that each delivers to: https, mailto, kafka.
+        """
         self._secret_key = secret_key
-        self._sender = sender
+        self._senders = senders
 
     async def send(self, url: str, secret: str, message_id: str, body: bytes) -> TryOutcome:
-        """See `MessageSender.send`."""
+        """See `MessageSender.send`; URL and secret are encrypted."""
         try:
             url, secret = self._secret_key.decrypt(url), self._secret_key.decrypt(secret)
         except ValueError as error:
             return TryOutcome(None, f"cannot be sent: {error}", 0.0)
-        return await self._sender.send(url, secret, message_id, body)
+        scheme = Target.read(url).url.partition(":")[0].lower()
+        sender = self._senders.get(scheme)
+        if sender is None:
+            return TryOutcome(None, f"cannot be sent: this service does not deliver to {scheme}:", 0.0)
+        return await sender.send(url, secret, message_id, body)

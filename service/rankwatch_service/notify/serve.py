@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Final
@@ -19,7 +19,7 @@ from rankwatch_service.notify.lease import Lease
 from rankwatch_service.notify.message_links import PURPOSE, LinkSender, SignedLinks
 from rankwatch_service.notify.notifier import Notifier
 from rankwatch_service.notify.outbox import OutboxTable
-from rankwatch_service.notify.sender import DecryptingSender, MessageSender
+from rankwatch_service.notify.sender import MessageSender, SenderTable
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.change_watch import ChangeWatch
 from rankwatch_service.store.engine import open_engine
@@ -58,13 +58,16 @@ async def _run(settings: Settings) -> None:
     with ThreadPoolExecutor(1, "database") as database:
         async with (
             HttpSender(clock, settings.private_targets(), settings.public_url) as http,
-            EmailSender(settings.mail_server(), clock, http) as email,
-            _with_topic(settings, clock, email) as sender,
+            EmailSender(settings.mail_server(), clock) as email,
+            _topic(settings, clock) as topic,
         ):
+            web, mail = _with_links(settings, secret_key, http), _with_links(settings, secret_key, email)
+            # The incidents topic, which many may read, gets no links.
+            senders = {"http": web, "https": web, "mailto": mail, **topic}
             notifier = Notifier(
                 OutboxTable(engine, lease),
                 lease,
-                DecryptingSender(secret_key, _with_links(settings, secret_key, sender)),
+                SenderTable(secret_key, senders),
                 changes,
                 clock,
                 random.SystemRandom(),
@@ -78,11 +81,11 @@ async def _run(settings: Settings) -> None:
     engine.dispose()
 
 
-def _with_links(settings: Settings, secret_key: SecretKey, others: MessageSender) -> MessageSender:
-    """The sender that adds links, if messages shall have them."""
+def _with_links(settings: Settings, secret_key: SecretKey, sender: MessageSender) -> MessageSender:
+    """The sender with links in its messages, if they shall have them."""
     if not settings.message_links:
-        return others
-    return LinkSender(SignedLinks(secret_key.derive(PURPOSE), settings.public_url), others)
+        return sender
+    return LinkSender(SignedLinks(secret_key.derive(PURPOSE), settings.public_url), sender)
 
 
 @asynccontextmanager
@@ -98,17 +101,17 @@ async def _beating(settings: Settings, heartbeat: Heartbeat) -> AsyncIterator[No
 
 
 @asynccontextmanager
-async def _with_topic(settings: Settings, clock: Clock, others: MessageSender) -> AsyncIterator[MessageSender]:
-    """The sender for all receivers and, if Kafka is configured, for the incidents topic."""
+async def _topic(settings: Settings, clock: Clock) -> AsyncIterator[Mapping[str, MessageSender]]:
+    """The sender for the incidents topic, by its scheme, if Kafka is configured."""
     kafka = settings.kafka_settings()
     if kafka is None:
-        yield others
+        yield {}
         return
     # Imported here because the Kafka client is an optional extra.
     from rankwatch.kafka.producer import Producer  # noqa: PLC0415
     from rankwatch_service.notify.incidents_topic import TopicSender  # noqa: PLC0415
 
     producer = Producer(kafka)
-    yield TopicSender(producer, kafka.incidents_topic, settings.public_url, clock, others)
+    yield {"kafka": TopicSender(producer, kafka.incidents_topic, settings.public_url, clock)}
     # Without waiting: a message that is not acknowledged is still in the outbox.
     await asyncio.to_thread(producer.close, 0.0)

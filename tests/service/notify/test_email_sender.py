@@ -11,7 +11,6 @@ from rankwatch_service.clock import SystemClock
 from rankwatch_service.notify.email_sender import EmailSender
 from rankwatch_service.notify.receiver_types import email
 from rankwatch_service.notify.receiver_types.message import OutgoingMessage
-from rankwatch_service.notify.sender import TryOutcome
 from rankwatch_service.policy.notification import incident_message
 from rankwatch_service.settings import MailServer
 from tests.support.service.certificates import make_certificate
@@ -21,17 +20,11 @@ from tests.support.values.incidents import transition
 LINKS = {"incident": "https://watch.example/incidents/inc_1"}
 BODY = incident_message(transition(), LINKS, world_size=64)
 TARGET = "email+mailto:oncall@example.com"
-OTHER = TryOutcome(204, "", 0.0)
-
-
-class Others:
-    async def send(self, _url, _secret, _message_id, _body):
-        return OTHER
 
 
 def send(server, url=TARGET, *, trusted=None, timeout_s=10.0):
     async def once():
-        async with EmailSender(server, SystemClock(), Others(), timeout_s, trusted) as sender:
+        async with EmailSender(server, SystemClock(), timeout_s, trusted) as sender:
             return await sender.send(url, "", "msg_1", BODY)
 
     return asyncio.run(once())
@@ -138,10 +131,6 @@ def test_a_refused_connection_is_reported():
 
 def test_without_a_mail_server_the_error_says_what_to_set():
     assert "RANKWATCH_SMTP_URL" in send(None).error
-
-
-def test_what_is_no_email_goes_to_the_others():
-    assert send(None, "https://hooks.example/x") is OTHER
 
 
 @pytest.mark.parametrize(

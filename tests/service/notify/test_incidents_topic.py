@@ -37,18 +37,11 @@ SOURCE = "https://watch.example"
 BODY = incident_message(transition(), {})
 
 
-class Web:
-    """Says how it was asked."""
-
-    async def send(self, url, secret, message_id, body):
-        return TryOutcome(204, f"{url} {secret} {message_id}", 0.0)
-
-
-def send(kafka: KafkaSettings, url: str) -> TryOutcome:
+def send(kafka: KafkaSettings) -> TryOutcome:
     async def once() -> TryOutcome:
         producer = Producer(kafka)
-        sender = TopicSender(producer, kafka.incidents_topic, SOURCE, SystemClock(), Web())
-        outcome = await sender.send(url, "whsec_x", "msg_1", BODY)
+        sender = TopicSender(producer, kafka.incidents_topic, SOURCE, SystemClock())
+        outcome = await sender.send(TOPIC_URL, "whsec_x", "msg_1", BODY)
         await asyncio.to_thread(producer.close, 1.0)
         return outcome
 
@@ -64,7 +57,7 @@ def settings_at(bootstrap: str) -> Settings:
 @pytest.mark.integration
 def test_a_message_is_a_cloud_event_with_the_notification_s_id(any_broker):
     kafka = settings_at(any_broker.bootstrap).kafka_settings()
-    outcome = send(kafka, TOPIC_URL)
+    outcome = send(kafka)
     assert outcome.delivered, outcome.error
     (event,) = read_topic(kafka.bootstrap, kafka.incidents_topic, bool)
     told = json.loads(BODY)
@@ -81,13 +74,11 @@ def test_a_message_is_a_cloud_event_with_the_notification_s_id(any_broker):
     }
 
 
-def test_without_a_broker_it_is_a_failure_that_says_why_and_webhooks_go_on(monkeypatch):
+def test_without_a_broker_it_is_a_failure_that_says_why(monkeypatch):
     monkeypatch.setattr(producer_module, "CONNECT_S", 0.5)
-    nobody = KafkaSettings("127.0.0.1:1")
-    outcome = send(nobody, TOPIC_URL)
+    outcome = send(KafkaSettings("127.0.0.1:1"))
     assert (outcome.status, outcome.delivered) == (None, False)
     assert "ECONNREFUSED" in outcome.error
-    assert send(nobody, "https://a.example/hook").error == "https://a.example/hook whsec_x msg_1"
 
 
 def test_the_topic_becomes_a_receiver_once_and_stream_learns_of_it(engine):

@@ -9,7 +9,7 @@ from rankwatch_service.access.secret_key import SecretKey, SecretKeyError, load_
 from rankwatch_service.clock import SystemClock
 from rankwatch_service.log.control_log import ControlLog
 from rankwatch_service.notify.receivers import forget_secret_key
-from rankwatch_service.notify.sender import DecryptingSender, TryOutcome
+from rankwatch_service.notify.sender import SenderTable, TryOutcome
 from rankwatch_service.policy.control_records import ReceiversSet, decode_control
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.engine import read, write
@@ -43,16 +43,35 @@ class Sender:
 
 def test_the_notifier_decrypts_what_it_sends():
     behind = Sender()
-    sender = DecryptingSender(KEY, behind)
+    sender = SenderTable(KEY, {"https": behind})
     asyncio.run(sender.send(KEY.encrypt(URL), KEY.encrypt(SECRET), "msg_1", b"{}"))
     assert behind.sent == [(URL, SECRET, "msg_1", b"{}")]
 
 
 def test_what_another_key_encrypted_is_a_failure_that_says_so_and_reaches_nobody():
     behind, other = Sender(), SecretKey(b"l" * 32)
-    outcome = asyncio.run(DecryptingSender(KEY, behind).send(other.encrypt(URL), KEY.encrypt(SECRET), "msg_1", b"{}"))
+    sender = SenderTable(KEY, {"https": behind})
+    outcome = asyncio.run(sender.send(other.encrypt(URL), KEY.encrypt(SECRET), "msg_1", b"{}"))
     assert (outcome.delivered, behind.sent) == (False, [])
     assert outcome.error == "cannot be sent: it cannot be decrypted with the secret key of this service"
+
+
+@pytest.mark.parametrize(
+    ("url", "chosen"),
+    [(URL, "https"), (f"slack+{URL}", "https"), ("email+mailto:ann@example.com", "mailto"), ("kafka:", "kafka")],
+)
+def test_the_url_of_a_receiver_chooses_its_sender(url, chosen):
+    senders = {scheme: Sender() for scheme in ("http", "https", "mailto", "kafka")}
+    asyncio.run(SenderTable(KEY, senders).send(KEY.encrypt(url), KEY.encrypt(""), "msg_1", b"{}"))
+    assert {scheme: [url for url, *_ in sender.sent] for scheme, sender in senders.items() if sender.sent} == {
+        chosen: [url]
+    }
+
+
+def test_the_topic_without_kafka_is_a_failure_that_says_so():
+    outcome = asyncio.run(SenderTable(KEY, {}).send(KEY.encrypt("kafka:"), KEY.encrypt(""), "msg_1", b"{}"))
+    assert (outcome.delivered, outcome.is_final) == (False, False)
+    assert outcome.error == "cannot be sent: this service does not deliver to kafka:"
 
 
 def test_after_a_lost_key_the_service_starts_with_a_new_one_and_without_receivers(engine, tmp_path):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from rankwatch_service.notify.receiver_types.alertmanager import ALERTMANAGER, ALERTMANAGER_WEBHOOK
-from rankwatch_service.notify.receiver_types.base import ReceiverTraits, ReceiverType
+from rankwatch_service.notify.receiver_types.base import ReceiverTraits, ReceiverType, WebType
 from rankwatch_service.notify.receiver_types.discord import DISCORD
 from rankwatch_service.notify.receiver_types.email import EMAIL
 from rankwatch_service.notify.receiver_types.google_chat import GOOGLE_CHAT
@@ -16,7 +16,7 @@ from rankwatch_service.notify.receiver_types.target import Target
 from rankwatch_service.notify.receiver_types.teams import TEAMS
 from rankwatch_service.notify.receiver_types.webhook import WEBHOOK
 
-RECEIVER_TYPES: Final[Mapping[ReceiverType, ReceiverTraits]] = {
+WEB_TYPES: Final[Mapping[ReceiverType, WebType]] = {
     ReceiverType.WEBHOOK: WEBHOOK,
     ReceiverType.ALERTMANAGER: ALERTMANAGER,
     ReceiverType.ALERTMANAGER_WEBHOOK: ALERTMANAGER_WEBHOOK,
@@ -25,8 +25,10 @@ RECEIVER_TYPES: Final[Mapping[ReceiverType, ReceiverTraits]] = {
     ReceiverType.TEAMS: TEAMS,
     ReceiverType.DISCORD: DISCORD,
     ReceiverType.GOOGLE_CHAT: GOOGLE_CHAT,
-    ReceiverType.EMAIL: EMAIL,
 }
+"""Those that are reached by a POST."""
+
+RECEIVER_TYPES: Final[Mapping[ReceiverType, ReceiverTraits]] = {**WEB_TYPES, ReceiverType.EMAIL: EMAIL}
 """In the order in which people choose from them."""
 
 
