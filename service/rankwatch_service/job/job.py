@@ -263,7 +263,7 @@ class JobStream:
                 step = record.step if record.step >= 0 else None
                 self._observe([Occurrence("order", record.attempt, "", now_s, None, step, told)], now_s, effects)
             case Judgement():
-                self._judgement(record, now_s, effects)
+                self._review(record, now_s, effects)
             case _ if isinstance(record, ServiceReport):
                 self.report(record.kind, record.fields, now_s, effects)
             case JobProject():
@@ -278,9 +278,9 @@ class JobStream:
 
     def report(self, kind: str, fields: Mapping[str, Any], now_s: float, effects: Effects) -> None:
         """Report what the service itself knows of the job: a kind of `SERVICE_KINDS`, with its fields."""
-        self._observe([Occurrence(kind, self._summary.attempt, "", now_s, None, None, fields)], now_s, effects)
+        self._observe([self._report_of(kind, fields, now_s)], now_s, effects)
         if self._resting:  # no tick will show whether it comes back
-            self._tell(self.correlator.settle(), now_s, effects)
+            self._publish(self.correlator.settle(), now_s, effects)
 
     def tick(self, now_s: float, blind_s: float, effects: Effects) -> None:
         """Advance to `now_s`; for `blind_s` of the time since the last tick the service could not receive anything."""
@@ -302,45 +302,54 @@ class JobStream:
             if incident.state == "open" and incident.goes_on:
                 commands = self._responder.reconsider(incident, situation, self.settings, self.history.ledger)
                 self._request(commands, incident, effects)
-        self._tell(self._hang_evidence.due(self.correlator.open, situation.world_size, now_s), now_s, effects)
+        self._publish(self._hang_evidence.due(self.correlator.open, situation.world_size, now_s), now_s, effects)
         effects.stacks += [(self.job, received) for received in self._hang_evidence.received]
         if self._assembler.finished:
-            self._tell(self.correlator.finish(self._assembler.last_step, now_s), now_s, effects)
-        self._tell_held(now_s, effects)
+            self._publish(self.correlator.finish(self._assembler.last_step, now_s), now_s, effects)
+        self._publish_held_back(now_s, effects)
         self._summarize(now_s, effects)
         if now_s - self._heard_s > REST_AFTER_S and not self._limit.waiting:
             self._resting, self._assembler = True, Assembler()
             self._carriers.begin(new_launch=True)
             self._pipeline.rest()
-            self._tell(self.correlator.settle(), now_s, effects)
+            self._publish(self.correlator.settle(), now_s, effects)
 
     # ---- observations ----------------------------------------------------------------------------------------------
 
     def _observe(self, observations: Iterable[Observation], now_s: float, effects: Effects) -> None:
-        for observation in observations:
+        """Handle each observation, with all that follows from it, before the next one is taken.
+
+        The order within one is: the attempt that it starts; the updates of incidents that detectors make of it; the
+        checkpoints that it changes; the updates of incidents whose advised checkpoint is gone by that. An update leads
+        to no further one, since it makes checkpoints suspect and never gone.
+        """
+        for given in observations:
+            observation = self._within_limits(given, now_s)
             if isinstance(observation, AttemptStart):
-                self._attempt_start(observation, now_s, effects)
-            elif isinstance(observation, Occurrence) and not self._is_heeded(observation, now_s, effects):
-                continue
-            told, failures = self._pipeline.observe(observation, self._assembler.topology_state, self._assembler.coming)
+                self._start_attempt(observation, now_s, effects)
+            assembler = self._assembler
+            updates, failures = self._pipeline.observe(observation, assembler.topology_state, assembler.coming)
             effects.failures += [(self.job, failure) for failure in failures]
-            self._tell(told, now_s, effects)
-            if isinstance(observation, Frame):
-                self._frame(observation, now_s, effects)
-            elif isinstance(observation, Occurrence):
-                self._occurrence(observation, now_s, effects)
+            self._publish(updates, now_s, effects)
+            if entries := self._record(observation, now_s, effects):
+                self._store(entries, now_s, effects)
+                self._publish(advice_gone(self.correlator.open, entries), now_s, effects)
 
-    def _is_heeded(self, occurrence: Occurrence, now_s: float, effects: Effects) -> bool:
-        """Whether an event is no change of the running attempt, or the job may declare one more; if not, report it."""
-        if (occurrence.kind, occurrence.attempt) != ("declared", self._assembler.attempt):
-            return True
-        if self._declarations.allow(occurrence, self._assembler.last_step):
-            return True
+    def _within_limits(self, observation: Observation, now_s: float) -> Observation:
+        """The observation; in place of a change that is declared beyond the limit of these, the report of that."""
+        if not isinstance(observation, Occurrence) or observation.kind != "declared":
+            return observation
+        running, step = self._assembler.attempt, self._assembler.last_step
+        if observation.attempt != running or self._declarations.allow(observation, step):
+            return observation
         limit = f"{DECLARATIONS_MAX}, and one in {DECLARATION_STEPS} steps,"
-        self.report("limit", {"what": "declared changes", "limit": limit, "host": occurrence.host}, now_s, effects)
-        return False
+        fields = {"what": "declared changes", "limit": limit, "host": observation.host}
+        return self._report_of("limit", fields, now_s)
 
-    def _attempt_start(self, start: AttemptStart, now_s: float, effects: Effects) -> None:
+    def _report_of(self, kind: str, fields: Mapping[str, Any], now_s: float) -> Occurrence:
+        return Occurrence(kind, self._summary.attempt, "", now_s, None, None, fields)
+
+    def _start_attempt(self, start: AttemptStart, now_s: float, effects: Effects) -> None:
         before = self._summary.attempt
         if start.attempt != before:
             if before:
@@ -349,52 +358,60 @@ class JobStream:
         change = self._summary.attempt_started(start, self._assembler.topology_state, now_s)
         effects.change_attempt(self.job, start.attempt, change)
 
-    def _frame(self, frame: Frame, now_s: float, effects: Effects) -> None:
-        effects.chart(self.job, frame)
-        if frame.late:
-            return
-        self._summary.frame(frame, now_s)
-        if frame.family == "steps":
-            self._store(self.history.progressed(frame.attempt, frame.step, self.correlator.open), now_s, effects)
+    def _record(self, observation: Observation, now_s: float, effects: Effects) -> Sequence[LedgerEntry]:
+        """Record an observation in charts, summary and history; returns the checkpoints that it changes."""
+        if isinstance(observation, Occurrence):
+            return self._record_event(observation, effects)
+        if not isinstance(observation, Frame):
+            return ()
+        effects.chart(self.job, observation)
+        if observation.late:
+            return ()
+        self._summary.frame(observation, now_s)
+        if observation.family != "steps":
+            return ()
+        return self.history.progressed(observation.attempt, observation.step, self.correlator.open)
 
-    def _occurrence(self, occurrence: Occurrence, now_s: float, effects: Effects) -> None:
-        if occurrence.kind == "checkpoint_saved":
-            running = self._assembler.attempt or ""
-            self._store(self.history.saved(occurrence, self._assembler.topology_state, running), now_s, effects)
-        elif occurrence.kind in ("checkpoint_gone", "process_exit"):
-            self._store(self.history.gone(occurrence), now_s, effects)
-        elif occurrence.kind in ("location_refused", "declared", "checkpoint_loaded", "checkpoint_failed"):
-            self.history.take(occurrence)
-        elif occurrence.kind == "trace":
-            effects.traces += self.history.traced(self.job, occurrence)
-        elif occurrence.kind in ANSWERS:
-            self._hang_evidence.take(occurrence, self.correlator.open)
+    def _record_event(self, event: Occurrence, effects: Effects) -> Sequence[LedgerEntry]:
+        if event.kind == "checkpoint_saved":
+            return self.history.saved(event, self._assembler.topology_state, self._assembler.attempt or "")
+        if event.kind in ("checkpoint_gone", "process_exit"):
+            return self.history.gone(event)
+        if event.kind in ("location_refused", "declared", "checkpoint_loaded", "checkpoint_failed"):
+            self.history.take(event)
+        elif event.kind == "trace":
+            effects.traces += self.history.traced(self.job, event)
+        elif event.kind in ANSWERS:
+            self._hang_evidence.take(event, self.correlator.open)
+        return ()
 
-    def _judgement(self, record: Judgement, now_s: float, effects: Effects) -> None:
+    def _review(self, record: Judgement, now_s: float, effects: Effects) -> None:
+        """Apply what a person says of an incident."""
         incident = self.correlator.get(record.incident)
         standing = [] if incident is None else [part for part in incident.parts if part.is_open]
         update = judged(self.correlator, record, self._assembler.last_step, now_s)
         if update is None:
             return
-        self._tell([update], now_s, effects)
+        self._publish([update], now_s, effects)
         if update.what is TransitionKind.RESOLVED:
             self._observe([acceptance(standing, self._summary.attempt, now_s)], now_s, effects)
 
     # ---- effects ---------------------------------------------------------------------------------------------------
 
-    def _tell(self, told: Sequence[Update], now_s: float, effects: Effects) -> None:
-        for item in told:
-            incident = item.incident
-            if item.what in MATTERS and incident.state != "resolved":
-                self._respond(item, now_s, effects)
+    def _publish(self, updates: Iterable[Update], now_s: float, effects: Effects) -> None:
+        """Turn updates of incidents into transitions and messages, after what the policy does about each."""
+        for update in updates:
+            incident = update.incident
+            if update.what in MATTERS and incident.state != "resolved":
+                self._respond(update, now_s, effects)
             incident.transitions += 1
             incident.updated_time_s = now_s
             transition = Transition(
-                incident.transitions, item.what, item.actor, item.text, item.fields, now_s, incident.version()
+                incident.transitions, update.what, update.actor, update.text, update.fields, now_s, incident.version()
             )
             effects.transitions.append(transition)
             topology, now_ns = self._assembler.topology_state, unix_ns(now_s)
-            allowed = self._limit.allows(transition.incident, item.what, now_ns)
+            allowed = self._limit.allows(transition.incident, update.what, now_ns)
             messages = notifications(
                 transition,
                 self.settings.receivers,
@@ -409,17 +426,17 @@ class JobStream:
                 held_before=self._limit.held(transition.incident),
             )
             # What is kept back does not count: the first that a receiver gets is `incident.opened`.
-            told_to = [message.receiver for message in messages if message.state == "waiting"]
-            incident.tell(told_to)
-            if told_to:
-                self._limit.tell(transition.incident, item.what, now_ns)
+            receivers = [message.receiver for message in messages if message.state == "waiting"]
+            incident.tell(receivers)
+            if receivers:
+                self._limit.tell(transition.incident, update.what, now_ns)
             elif any(message.state == "held" for message in messages):
                 self._limit.hold(transition.incident)
             effects.notifications += messages
             effects.feed.append(FeedEntry("incident", self.job, brief(transition), now_ns))
 
-    def _tell_held(self, now_s: float, effects: Effects) -> None:
-        """Tell what was held back and there is room for: what is open and nobody was told of, and ends."""
+    def _publish_held_back(self, now_s: float, effects: Effects) -> None:
+        """Publish what was held back and there is room for: what is open and nobody was told of, and ends."""
         for incident_id in list(self._limit.waiting):
             incident = self.correlator.get(incident_id)
             over = incident is not None and incident.state == "resolved"
@@ -429,11 +446,11 @@ class JobStream:
             what = TransitionKind.RESOLVED if over else TransitionKind.UPDATED
             if not incident.is_over and self._limit.allows(incident.version(), what, unix_ns(now_s)):
                 self._limit.drop(incident_id)  # once, also where a silence mutes it, or nobody gets it any more
-                self._tell([Update(incident, what, HELD)], now_s, effects)
+                self._publish([Update(incident, what, HELD)], now_s, effects)
 
-    def _respond(self, item: Update, now_s: float, effects: Effects) -> None:
-        incident = item.incident
-        if item.what is TransitionKind.OPENED:
+    def _respond(self, update: Update, now_s: float, effects: Effects) -> None:
+        incident = update.incident
+        if update.what is TransitionKind.OPENED:
             incident.changes_before = self.history.before(incident.first.onset_time_s, incident.kind)
         self._store(self.history.doubt(incident), now_s, effects)
         commands = self._responder.respond(incident, self._situation(now_s), self.settings, self.history.ledger)
@@ -451,7 +468,6 @@ class JobStream:
             effects.checkpoints.append((self.job, entry))
             data = {"id": entry.id, "step": entry.step, "tier": str(entry.tier), "verdict": str(entry.verdict)}
             effects.feed.append(FeedEntry("checkpoint", self.job, data, unix_ns(now_s)))
-        self._tell(advice_gone(self.correlator.open, entries), now_s, effects)
 
     def _summarize(self, now_s: float, effects: Effects) -> None:
         hung = hangs(self.correlator.open, self._assembler.attempt)
