@@ -7,6 +7,7 @@ error in the file and as an argument, but not in the environment, where collecto
 from __future__ import annotations
 
 import grp
+import json
 import os
 import pwd
 import stat
@@ -415,3 +416,12 @@ class Settings(BaseSettings):
     def local_token_path(self) -> Path:
         """The file in which `up` stores the token for commands on this machine (0600)."""
         return self.data_dir / "local-token"
+
+
+def as_environment(settings: Settings) -> dict[str, str]:
+    """The settings as environment variables, for other processes of the service."""
+    return {
+        f"RANKWATCH_{name.upper()}": value if isinstance(value, str) else json.dumps(value)
+        for name, value in settings.model_dump(mode="json").items()
+        if value is not None
+    }

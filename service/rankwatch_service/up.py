@@ -22,7 +22,7 @@ from rankwatch_service.access.sessions import LOGIN_S, issue_login
 from rankwatch_service.access.token_files import ensure_token_file, write_secret
 from rankwatch_service.access.tokens import TokenKind
 from rankwatch_service.clock import Clock, SystemClock
-from rankwatch_service.settings import Settings, local_config
+from rankwatch_service.settings import Settings, as_environment, local_config
 from rankwatch_service.store.engine import open_engine, write
 from rankwatch_service.store.migrate import upgrade
 from rankwatch_service.supervise import Supervisor
@@ -90,15 +90,6 @@ def prepare(settings: Settings, clock: Clock) -> str:
         login = issue_login(connection, "up", clock.unix_ns())
     engine.dispose()
     return login
-
-
-def as_environment(settings: Settings) -> dict[str, str]:
-    """The settings as environment variables, for the processes of the roles."""
-    return {
-        f"RANKWATCH_{name.upper()}": value if isinstance(value, str) else json.dumps(value)
-        for name, value in settings.model_dump(mode="json").items()
-        if value is not None
-    }
 
 
 def _trust(settings: Settings) -> dict[str, object]:

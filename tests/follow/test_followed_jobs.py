@@ -74,11 +74,16 @@ class World:
         return (self._folder / f"{job}.output").read_text()
 
     def kinds(self, job: str) -> dict[str, dict]:
-        """Each kind of incident, those that are consequences of others too."""
+        """The newest incident of each kind, those that are consequences of others too."""
         found = {}
-        for incident in self.service.items("/api/v1/incidents", job=job):
+        for incident in self.service.items("/api/v1/incidents", job=job, order="oldest"):
             found[incident["kind"]] = incident
         return found
+
+    def _has_ended_in_a_hang(self, job: str) -> bool:
+        """Whether the log is read to its end, where it hangs: a machine that stood still is a hang before it, too."""
+        hang = self.kinds(job).get("hang", {"state": ""})
+        return hang["state"] == "open" and self.service.find(f"/api/v1/jobs/{job}")["step"] == ENDS
 
     def followed(self, job: str, line_of: LineOf) -> Followed:
         """Follow a log of 300 lines that grows by a hundred, with a spike and a NaN, and then no more."""
@@ -94,7 +99,7 @@ class World:
                 growing.flush()
                 time.sleep(LINE_S / 2)
             deadline_s = time.monotonic() + FOUND_S
-            while time.monotonic() < deadline_s and "hang" not in self.kinds(job):
+            while time.monotonic() < deadline_s and not self._has_ended_in_a_hang(job):
                 time.sleep(0.2)
         return Followed(self.kinds(job), self.output(job), process.returncode)
 

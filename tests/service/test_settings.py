@@ -1,8 +1,7 @@
 import pytest
 from pydantic import ValidationError
 
-from rankwatch_service.settings import PORT, Settings
-from rankwatch_service.up import as_environment
+from rankwatch_service.settings import PORT, Settings, as_environment
 
 
 @pytest.fixture(autouse=True)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import cache
 from importlib.metadata import version
+from pathlib import Path
 from typing import Final
 
 from fastapi import APIRouter, Depends, FastAPI
@@ -36,6 +37,7 @@ from rankwatch_service.api.http import problem
 from rankwatch_service.api.http.gate import Gate, TrustedProxies, own_names
 from rankwatch_service.api.http.openapi import describe
 from rankwatch_service.api.http.paging import CursorSigner, reject_unknown_parameters
+from rankwatch_service.api.http.relay import Relay, Relayed
 from rankwatch_service.api.http.turns import Turns
 from rankwatch_service.api.ingest import Batcher, Intake, NewJobs
 from rankwatch_service.api.routes import (
@@ -74,6 +76,7 @@ from rankwatch_service.clock import Clock
 from rankwatch_service.dashboard import mount
 from rankwatch_service.log.base import Entry
 from rankwatch_service.log.control_log import ControlLog
+from rankwatch_service.log.sql_log import SqlLog
 from rankwatch_service.orders.driver import Driver
 from rankwatch_service.orders.running_attempt import ReceivedView, ViewSizes, store_views
 from rankwatch_service.policy.control_records import TelemetryRefused, encode_control
@@ -116,7 +119,9 @@ RESOURCES: Final = (
 )
 
 
-def create_app(settings: Settings, engine: Engine, intake: Intake, clock: Clock, secret_key: SecretKey) -> FastAPI:
+def create_app(
+    settings: Settings, engine: Engine, intake: Intake, clock: Clock, secret_key: SecretKey, people: Path | None = None
+) -> FastAPI:
     """Build the application.
 
     Args:
@@ -125,27 +130,23 @@ def create_app(settings: Settings, engine: Engine, intake: Intake, clock: Clock,
         intake: stores accepted telemetry.
         clock: the clock for the whole application.
         secret_key: the one of this database.
+        people: where the process that answers people listens; None if there is none.
     """
     context = _context(settings, engine, intake, clock, secret_key)
-    app = FastAPI(
-        title="rankwatch",
-        version=version("rankwatch"),
-        docs_url=None,
-        redoc_url=None,
-        openapi_url=None,
-        lifespan=_lifespan,
-    )
-    app.state.context = context
-    problem.install(app)
-    app.router.routes.extend(_routes())
-    describe(app)
+    app = _application(context, _lifespan)
     provider = context.provider
     page = mount(app, provider.name if provider else "", provider.begin_url if provider else "")
     LinkRoutes(context).mount(app)
     if provider is not None:
         LoginRoutes(context, provider, page).mount(app)
+
+    def turns() -> Turns:
+        return Turns(clock, lambda account: context.counters.waited.labels(account.whose).inc())
+
+    # What is added later is further outside.
     app.add_middleware(GZipMiddleware, minimum_size=1_024)
-    # Added last, so that it is the outermost: it refuses requests before any other code sees them.
+    if people is not None:
+        app.add_middleware(Relay, socket=people, answered_here=context.counters.not_relayed.inc)
     app.add_middleware(
         Gate,
         authenticator=context.authenticator,
@@ -153,8 +154,41 @@ def create_app(settings: Settings, engine: Engine, intake: Intake, clock: Clock,
         public_url=settings.public_url,
         own_names=own_names(settings, socket.gethostname()),
         proxies=TrustedProxies(settings.trusted_proxies),
-        turns=Turns(clock, lambda account: context.counters.waited.labels(account.whose).inc()),
+        turns=turns(),
+        relayed_turns=turns(),
     )
+    return app
+
+
+def create_people_app(settings: Settings, engine: Engine, clock: Clock, secret_key: SecretKey) -> FastAPI:
+    """Build the application of the process that answers people: it takes requests from the first process alone.
+
+    Args:
+        settings: settings of the service.
+        engine: an open database with this version's tables.
+        clock: the clock for the whole application.
+        secret_key: the one of this database.
+    """
+    context = _context(settings, engine, Batcher("append", SqlLog(engine, clock).append), clock, secret_key)
+    app = _application(context, _people_lifespan)
+    app.add_middleware(GZipMiddleware, minimum_size=1_024)
+    app.add_middleware(Relayed, authenticator=context.authenticator)
+    return app
+
+
+def _application(context: Context, lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]]) -> FastAPI:
+    app = FastAPI(
+        title="rankwatch",
+        version=version("rankwatch"),
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        lifespan=lifespan,
+    )
+    app.state.context = context
+    problem.install(app)
+    app.router.routes.extend(_routes())
+    describe(app)
     return app
 
 
@@ -252,3 +286,11 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     context.driver.stop()
     context.authenticator.store_last_used()
     context.refusals.store()
+
+
+@asynccontextmanager
+async def _people_lifespan(app: FastAPI) -> AsyncIterator[None]:
+    context: Context = app.state.context
+    context.changes.start()
+    yield
+    await context.changes.close()

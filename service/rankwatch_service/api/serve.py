@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
+from pathlib import Path
 from types import FrameType
 from typing import Final
 
@@ -18,6 +19,7 @@ from rankwatch_service.api.app import create_app
 from rankwatch_service.api.dependencies import Context
 from rankwatch_service.api.http.connection import Connections, TlsServer
 from rankwatch_service.api.ingest import Batcher
+from rankwatch_service.api.people_process import PeopleProcess
 from rankwatch_service.certificate import LOOK_EVERY_S, ServedCertificate
 from rankwatch_service.clock import Clock, SystemClock
 from rankwatch_service.log.control_log import ControlLog
@@ -67,11 +69,12 @@ def run(settings: Settings) -> None:
     sys.setswitchinterval(SWITCH_S)
     engine = open_engine(settings.database_url, "api")
     clock = SystemClock()
+    people = PeopleProcess(settings, clock)
 
     def begin() -> FastAPI:
         upgrade(engine)
         secret_key = load_secret_key(settings, engine, clock)
-        return _application(settings, engine, clock, secret_key)
+        return _application(settings, engine, clock, secret_key, people.socket)
 
     app = once_it_answers(begin, clock)
     certificate = _certificate(settings, clock)
@@ -96,7 +99,9 @@ def run(settings: Settings) -> None:
     # uvicorn handles these signals, and raises them again after it has stopped: they must not kill us then.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, server.handle_exit)
+    people.start()
     server.run()
+    people.stop()
     engine.dispose()
 
 
@@ -115,10 +120,10 @@ def _certificate(settings: Settings, clock: Clock) -> ServedCertificate | None:
     return certificate
 
 
-def _application(settings: Settings, engine: Engine, clock: Clock, secret_key: SecretKey) -> FastAPI:
+def _application(settings: Settings, engine: Engine, clock: Clock, secret_key: SecretKey, people: Path) -> FastAPI:
     kafka = settings.kafka_settings()
     if kafka is None:
-        return create_app(settings, engine, Batcher("append", SqlLog(engine, clock).append), clock, secret_key)
+        return create_app(settings, engine, Batcher("append", SqlLog(engine, clock).append), clock, secret_key, people)
     # Imported here because the Kafka client is an optional extra.
     from rankwatch_service.api.kafka_intake import KafkaIntake, ProducerCollector  # noqa: PLC0415
     from rankwatch_service.log.kafka_topics import ensure_topics_soon  # noqa: PLC0415
@@ -126,6 +131,6 @@ def _application(settings: Settings, engine: Engine, clock: Clock, secret_key: S
     add_topic_receiver(engine, ControlLog(engine, clock), clock, secret_key)
     ensure_topics_soon(settings, clock)
     intake = KafkaIntake(kafka)
-    app = create_app(settings, engine, intake, clock, secret_key)
+    app = create_app(settings, engine, intake, clock, secret_key, people)
     app.state.context.counters.registry.register(ProducerCollector(intake.producer))
     return app

@@ -15,9 +15,10 @@ from starlette.testclient import TestClient
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.access.secret_key import load_secret_key
 from rankwatch_service.access.tokens import TokenKind, create_token
-from rankwatch_service.api.app import create_app
+from rankwatch_service.api.app import create_app, create_people_app
 from rankwatch_service.api.http.connection import Connections, TlsServer
 from rankwatch_service.api.ingest import Batcher, Intake
+from rankwatch_service.api.people_process import people_server
 from rankwatch_service.api.serve import KEEP_ALIVE_S
 from rankwatch_service.clock import Clock, SystemClock
 from rankwatch_service.log.control_log import ControlLog
@@ -28,6 +29,7 @@ from rankwatch_service.settings import Settings
 from rankwatch_service.store.engine import open_engine, write
 from rankwatch_service.store.models import Lease
 from rankwatch_service.stream.process import PartitionReport, Reporter
+from tests.support.service.process import until
 from tests.support.store.database import new_database, without_sync
 from tests.support.store.rows import add
 
@@ -45,6 +47,7 @@ class Api:
         clock: Clock | None = None,
         intake: Intake | None = None,
         database_url: str = "",
+        people: Path | None = None,
         **more: Any,
     ) -> None:
         self.clock = clock or SystemClock()
@@ -56,7 +59,7 @@ class Api:
         )
         secret_key = load_secret_key(self.settings, self.engine, self.clock)
         self.app: FastAPI = create_app(
-            self.settings, self.engine, intake or Batcher("append", self.log.append), self.clock, secret_key
+            self.settings, self.engine, intake or Batcher("append", self.log.append), self.clock, secret_key, people
         )
         self.client = TestClient(self.app, raise_server_exceptions=False)
         self.admin = self.token(Scope.ADMIN)
@@ -139,6 +142,22 @@ def served_api(folder: Path, **more: Any) -> Iterator[tuple[Api, str]]:
         thread.join()
         listener.close()
         api.engine.dispose()
+
+
+@contextmanager
+def people_app(api: Api, path: Path) -> Iterator[None]:
+    """The second application, which answers people, in a thread of this process; on the database of the first."""
+    secret_key = load_secret_key(api.settings, api.engine, api.clock)
+    app = create_people_app(api.settings, api.engine, api.clock, secret_key)
+    server = people_server(app, path)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        until("the second application is served", lambda: server.started)
+        yield
+    finally:
+        server.should_exit = True
+        thread.join()
 
 
 def stream_reports(api: Api, tick_s: int = 0) -> None:

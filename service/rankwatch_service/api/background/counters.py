@@ -165,6 +165,11 @@ class Counters:
             ["whose"],
             registry=registry,
         )
+        self.not_relayed = Counter(
+            "rankwatch_requests_not_relayed",
+            "Requests of people that the first api process answered, since the second did not run",
+            registry=registry,
+        )
         self.refused = Counter(
             "rankwatch_requests_refused",
             "Requests without a valid token (401), without the scope (403), too many (429)",

@@ -32,6 +32,7 @@ from rankwatch_service.api.http.turns import Turns
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.errors import StoreError
 
+API_PATH: Final = "/api/v1/"
 TELEMETRY_PATH: Final = "/api/v1/telemetry"
 BODY_BYTES_MAX: Final = 1024 * 1024
 """Limit for all but telemetry: a policy of 200 rules has 60 KB, the view of a host with 1,024 ranks 150 KB."""
@@ -205,6 +206,9 @@ PROTECTED: Final = ("/api/", "/metrics")
 
 LOGIN_PATH: Final = "/api/v1/session"
 
+OWN: Final = frozenset({"telemetry", "agents", "events", "health", "session"})
+"""First parts of paths of the api that are never relayed: what agents ask, and what is about this process."""
+
 FROM_HERE_ONLY: Final = (
     "this token is for the machine of the service; for agents on other hosts create one with `rankwatch token job JOB`"
 )
@@ -241,6 +245,7 @@ class Gate:
         own_names: Collection[str],
         proxies: TrustedProxies,
         turns: Turns,
+        relayed_turns: Turns,
     ) -> None:
         """Do no I/O.
 
@@ -252,9 +257,11 @@ class Gate:
             own_names: which names requests may ask for in `Host`, besides addresses.
             proxies: whose word about the address of a client counts.
             turns: in which requests are worked on.
+            relayed_turns: the same for those of people, which another process works on.
         """
         self._app = app
         self._turns = turns
+        self._relayed_turns = relayed_turns
         self._authenticator = authenticator
         self._refusals = refusals
         self._public_origin = origin_of(public_url)
@@ -334,9 +341,8 @@ class Gate:
             return
         try:
             body = await whole(body) if is_awaited else body
-            scope["turn"] = turn = await self._turns.begin(
-                account_of(identity) if identity else account_at(source_of(scope))
-            )
+            turns = self._relayed_turns if is_relayed(scope) else self._turns
+            scope["turn"] = turn = await turns.begin(account_of(identity) if identity else account_at(source_of(scope)))
         finally:
             if is_large:
                 connection.is_received()
@@ -399,6 +405,12 @@ class Gate:
             asked = self._asked[key] = asyncio.ensure_future(run_in_threadpool(self._authenticator.authenticate, text))
             asked.add_done_callback(lambda _: self._asked.pop(key))
         return await asyncio.shield(asked)
+
+
+def is_relayed(scope: AsgiScope) -> bool:
+    """Whether this is a request of people, which the second process answers where there is one."""
+    path: str = scope["path"]
+    return path.startswith(API_PATH) and path[len(API_PATH) :].partition("/")[0] not in OWN
 
 
 def source_of(scope: AsgiScope) -> str:

@@ -1,0 +1,150 @@
+"""Requests of people are answered by a second api process, so that they do not delay agents.
+
+A process has one interpreter: while it computes a heat map or a list of incidents, it accepts no telemetry. The api
+process therefore does for all requests what is quick (token, budgets, turns, headers), answers agents itself, and
+passes the others over a Unix socket to a second process, which answers them from the same database. While the second
+process does not run, the first answers everything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from rankwatch_service.access.identities import Authenticator
+from rankwatch_service.api.http.gate import is_relayed, presented_token, source_of
+from rankwatch_service.api.http.problem import problem, unavailable
+from rankwatch_service.store.errors import StoreError
+
+_HEADER: Final = "x-rankwatch-relayed"
+"""Request id, scheme and client's address, for the second process. One that a client sends is removed."""
+_PIECE_BYTES: Final = 65_536
+_HEAD_BYTES_MAX: Final = 65_536
+
+
+class Relay:
+    """ASGI middleware of the first process, behind the gate."""
+
+    def __init__(self, app: ASGIApp, socket: Path, answered_here: Callable[[], None]) -> None:
+        """Do no I/O.
+
+        Args:
+            app: answers what is not relayed, and all while the second process does not run.
+            socket: where the second process listens.
+            answered_here: called for each request that it should have answered.
+        """
+        self._app = app
+        self._socket = socket
+        self._answered_here = answered_here
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http" or scope["identity"] is None or not is_relayed(scope):
+            await self._app(scope, receive, send)
+            return
+        try:
+            reader, writer = await asyncio.open_unix_connection(self._socket, limit=_HEAD_BYTES_MAX)
+        except OSError:
+            self._answered_here()
+            await self._app(scope, receive, send)
+            return
+        try:
+            writer.write(_request(scope, await _body(receive)))
+            try:
+                status, headers = _head(await reader.readuntil(b"\r\n\r\n"))
+            except (OSError, EOFError):  # it has just ended; a write may have been done
+                await unavailable(scope["request_id"])(scope, receive, send)
+                return
+            is_chunked = (b"transfer-encoding", b"chunked") in headers
+            kept = [field for field in headers if field[0] not in (b"connection", b"transfer-encoding")]
+            await send({"type": "http.response.start", "status": status, "headers": kept})
+            connection = scope.get("state", {}).get("connection")
+            async for piece in _chunks(reader) if is_chunked else _pieces(reader):
+                if connection is not None and connection.is_gone:
+                    return
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+        finally:
+            writer.transport.abort()
+
+
+async def _pieces(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    """A body up to the end of the connection: the server that sends it on compares its length with the header."""
+    while piece := await reader.read(_PIECE_BYTES):
+        yield piece
+
+
+async def _chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    """A chunked body; EOFError if it breaks off."""
+    while size := int(await reader.readuntil(b"\r\n"), 16):
+        yield (await reader.readexactly(size + 2))[:-2]
+
+
+async def _body(receive: Receive) -> bytes:
+    pieces, more = list[bytes](), True
+    while more:
+        message = await receive()
+        pieces.append(message.get("body", b""))
+        more = message.get("more_body", False)
+    return b"".join(pieces)
+
+
+def _request(scope: Scope, body: bytes) -> bytes:
+    query = scope["query_string"]
+    target = scope["raw_path"] + (b"?" + query if query else b"")
+    relayed = f"{scope['request_id']} {scope['scheme']} {source_of(scope)}".encode()
+    ours = {b"connection", b"content-length", b"transfer-encoding", b"expect", _HEADER.encode()}
+    lines = [
+        scope["method"].encode() + b" " + target + b" HTTP/1.1",
+        *(name + b": " + value for name, value in scope["headers"] if name not in ours),
+        b"content-length: %d" % len(body),
+        b"connection: close",
+        _HEADER.encode() + b": " + relayed,
+    ]
+    return b"\r\n".join([*lines, b"", body])
+
+
+def _head(text: bytes) -> tuple[int, list[tuple[bytes, bytes]]]:
+    first, *lines = text[:-4].split(b"\r\n")
+    fields = [line.partition(b":") for line in lines]
+    return int(first.split(b" ", 2)[1]), [(name.lower(), value.strip()) for name, _, value in fields]
+
+
+class Relayed:
+    """ASGI middleware of the second process: finds again what the gate of the first has found."""
+
+    def __init__(self, app: ASGIApp, authenticator: Authenticator) -> None:
+        """Do no I/O.
+
+        Args:
+            app: answers requests.
+            authenticator: finds the identity behind a token.
+        """
+        self._app = app
+        self._authenticator = authenticator
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] == "http":
+            headers = Headers(scope=scope)
+            scope["request_id"], scope["scheme"], source = headers[_HEADER].split(" ")
+            scope["client"] = (source, 0)
+            token, by_cookie = presented_token(headers)
+            try:
+                found = self._authenticator.cached(token)
+                found = found or await run_in_threadpool(self._authenticator.authenticate, token)
+            except StoreError:
+                await unavailable(scope["request_id"])(scope, receive, send)
+                return
+            if found is None:  # it has ended since the gate looked it up
+                await problem(scope["request_id"], 401, "the service refused the token")(scope, receive, send)
+                return
+            scope["identity"] = replace(found, by_cookie=by_cookie)
+        await self._app(scope, receive, send)
