@@ -32,7 +32,7 @@ from rankwatch_service.text_log import configure
 RESTART_S: Final = 2.0
 """Time between the end of one process and the start of the next."""
 END_S: Final = 5.0
-NICE: Final = 5
+NICE: Final = 10
 """How far it steps back behind agents and the stream where processor time is short."""
 
 _log = structlog.get_logger(__name__)

@@ -79,7 +79,7 @@ def test_nobody_outside_says_for_whom_a_request_is_relayed(relaying, tmp_path):
         answer = relaying.ask("DELETE", "/api/v1/jobs/j", headers=claimed)
     assert answer.status_code == 202, answer.text
     assert answer.headers["x-request-id"] != "0"
-    assert set(values_of(relaying.engine, select(Audit.source))) == {"", "testclient"}
+    assert set(values_of(relaying.engine, select(Audit.source))) - {""} == {"testclient"}
 
 
 def test_a_token_without_the_scope_or_that_ends_meanwhile_is_refused(relaying, tmp_path):
