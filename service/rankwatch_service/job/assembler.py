@@ -15,7 +15,7 @@ import numpy as np
 
 from rankwatch import wire
 from rankwatch_detectors.base import SERVICE_KINDS, AttemptStart, Frame, Observation, Occurrence, Tick
-from rankwatch_service.job.allowance import NOTHING, RANK_CELLS, CellCount, Need, highest_rank
+from rankwatch_service.job.admission import NOTHING, RANK_CELLS, CellCount, CellDemand, highest_rank
 from rankwatch_service.job.frames import NAMES_MAX, FrameWindow
 from rankwatch_service.job.gaps import Arrival, GapTracker
 from rankwatch_service.job.progress_board import GONE_STATES, LockstepCheck, ProgressBoard
@@ -43,6 +43,11 @@ STEP_TIME_WEIGHT: Final = 0.1
 _DEPARTURES: Final = {"rank_left": "left", "process_exit": "exited", "exception": "exited"}
 
 
+def is_plain(batch: wire.Batch) -> bool:
+    """Whether a batch has only rows, and progress of ranks that go on, so that it may share a bundle with others."""
+    return not (batch.ranks or batch.events or any(block.state in GONE_STATES for block in batch.progress))
+
+
 class Assembler:
     """Assembles the frames, presence and events of one job. `counts` counts what was dropped, by reason."""
 
@@ -57,8 +62,6 @@ class Assembler:
         """Frames that closed together with the one just given, and are given next."""
         self.board: ProgressBoard | None = None
         self.cells = CellCount()
-        self.allowed: int | None = None
-        """Cells that the job may have; None: there is no limit."""
         self._lockstep = LockstepCheck()
         self._gaps = GapTracker()
         self._launches: list[str] = []
@@ -83,31 +86,18 @@ class Assembler:
         """Whether every rank has finished its training loop."""
         return self._ended and self.board is not None and self.board.left()
 
-    def may_join(self, batch: wire.Batch) -> bool:
-        """Whether a bundle of several may contain this batch: it has only rows and progress of the running attempt."""
+    def fits(self, bundle: Bundle, now_s: float) -> bool:
+        """Whether taking several batches whole has the same outcome as taking them one by one. Changes nothing.
+
+        Each of them satisfies `is_plain`.
+        """
         return (
-            batch.attempt == self.attempt
+            bundle.attempt == self.attempt
             and self.board is not None
             and self.topology_state.infos_told
-            and not batch.ranks
-            and not batch.events
-            and not (batch.progress and any(block.state in GONE_STATES for block in batch.progress))
-        )
-
-    def fits(self, bundle: Bundle, now_s: float) -> bool:
-        """Whether taking the bundle whole has the same outcome as taking its batches one by one. Changes nothing.
-
-        True for a single batch. Each of several batches must satisfy `may_join`.
-        """
-        return len(bundle.batches) == 1 or (
-            self._gaps.are_new(bundle.batches)
+            and self._gaps.are_new(bundle.batches)
             and all(self._windows[family].fits(table, now_s) for family, table in bundle.tables.items())
         )
-
-    @property
-    def held(self) -> Need:
-        """What the job is allowed to have."""
-        return Need(self.allowed or 0, self.cells.is_heard)
 
     def count_for(self, attempt: str) -> CellCount:
         """The count to which a bundle of this attempt belongs: the running one's, or a new one."""
@@ -115,12 +105,12 @@ class Assembler:
             return self.cells
         return self.cells.next_attempt() if self._is_of_launch(attempt) else CellCount()
 
-    def introduction(self, bundle: Bundle) -> Need:
+    def introduction(self, bundle: Bundle) -> CellDemand:
         """What the job has once it knows who the ranks of a bundle are; nothing if it does not take that of it."""
         introduced = {info.rank for batch in bundle.batches for info in batch.ranks}
         if self.board is not None or self.attempt not in (None, bundle.attempt) or not introduced:
             return NOTHING
-        return Need(RANK_CELLS * len(introduced.union(info.rank for info in self.topology_state.infos)))
+        return CellDemand(RANK_CELLS * len(introduced.union(info.rank for info in self.topology_state.infos)))
 
     def introduce(self, bundle: Bundle, now_s: float) -> None:
         """Learn who the ranks of a bundle are and nothing else of it, before its attempt may start."""
@@ -129,11 +119,16 @@ class Assembler:
         self.topology_state.learn(info for batch in bundle.batches for info in batch.ranks)
         self.cells.take(Bundle(bundle.batches, {}))
 
-    def take(self, bundle: Bundle, now_s: float) -> Iterator[Observation]:
-        """Take the next bundle in log order, which must fit. Of what is not allowed, names and ranks are left out.
+    def take(self, bundle: Bundle, now_s: float, *, may_grow: bool = True) -> Iterator[Observation]:
+        """Take the next bundle in log order; several batches must fit.
 
         Lazy: while the caller handles an observation, this object is in the state that belongs to it, so the caller may
         read `last_step`, `step_time_s` and `topology_state`. Iterate to the end.
+
+        Args:
+            bundle: of any attempt.
+            now_s: stream time.
+            may_grow: whether the job may have state for all of it; if not, its new metric names and ranks are left out.
         """
         ranks = self.topology_state.world_size
         arrivals = [self._gaps.arrive(batch.host, batch.boot, batch.seq, now_s, ranks) for batch in bundle.batches]
@@ -147,10 +142,9 @@ class Assembler:
                 return
             yield from self._flush(now_s)
             self._begin(bundle.attempt, now_s)
-        allowed = self.allowed is None or self.cells.need(bundle).cells <= self.allowed
-        if allowed:
+        if may_grow:
             self.cells.take(bundle)
-        changed = allowed and self.topology_state.learn(info for batch in bundle.batches for info in batch.ranks)
+        changed = may_grow and self.topology_state.learn(info for batch in bundle.batches for info in batch.ranks)
         if self.board is None:
             self._pending.append(bundle)
             self._pending_rows += bundle.row_count
@@ -160,7 +154,7 @@ class Assembler:
             return
         if changed:
             yield self._announce(now_s)
-        yield from self._absorb(bundle, Arrival.LATE not in arrivals, now_s, allowed=allowed)
+        yield from self._absorb(bundle, Arrival.LATE not in arrivals, now_s, may_grow=may_grow)
 
     def tick(self, now_s: float, blind_s: float) -> Iterator[Observation]:
         """Advance to `now_s`, lazily as `take`.
@@ -248,9 +242,9 @@ class Assembler:
 
     # ---- batches ---------------------------------------------------------------------------------------------------
 
-    def _absorb(self, bundle: Bundle, newest: bool, now_s: float, *, allowed: bool = True) -> Iterator[Observation]:
+    def _absorb(self, bundle: Bundle, newest: bool, now_s: float, *, may_grow: bool = True) -> Iterator[Observation]:
         assert self.board is not None
-        if allowed and self._see(bundle):
+        if may_grow and self._see(bundle):
             yield self._announce(now_s)
         events = list(self._occurrences(bundle, now_s))
         yield from (event for event in events if event.kind == "declared")  # before the rows that it explains
@@ -352,7 +346,6 @@ class Assembler:
         return {
             "counts": dict(self.counts),
             "cells": self.cells.state(),
-            "allowed": self.allowed,
             "attempt": self.attempt,
             "roster": self.topology_state.state(),
             "step_time_s": self.step_time_s,
@@ -380,7 +373,7 @@ class Assembler:
         assembler._launches = list(state["launches"])
         assembler._windows = {family: FrameWindow.restored(saved) for family, saved in state["windows"].items()}
         assembler.last_step = assembler._windows["steps"].last_closed if assembler._windows else -1
-        assembler.cells, assembler.allowed = CellCount.restored(state["cells"]), state["allowed"]
+        assembler.cells = CellCount.restored(state["cells"])
         assembler._pending = [read_bundle([decode_envelope(body)]) for body in state["pending"]]
         assembler._pending_rows = sum(bundle.row_count for bundle in assembler._pending)
         assembler._began_s, assembler._ended = state["began_s"], state["ended"]

@@ -30,9 +30,9 @@ from numpy.typing import NDArray
 from rankwatch import wire
 from rankwatch.signed import host_of
 from rankwatch_detectors.base import Ints
-from rankwatch_service.job.allowance import CellCount
+from rankwatch_service.job.admission import BundleRefused, CellCount
 from rankwatch_service.telemetry.bundle import Bundle, read_bundle
-from rankwatch_service.telemetry.envelope import WORLD_SIZE_MAX, Envelope, decode_envelope
+from rankwatch_service.telemetry.envelope import WORLD_SIZE_MAX, Envelope, Reason, decode_envelope
 
 RANK_FREE_S: Final = 10.0
 """Silence of an agent after which another may bring its ranks, as it may enrol in its place."""
@@ -86,53 +86,41 @@ class Carriers:
             self._numbers, self._heard_s, self._ranks = {}, [], []
             self._of_rank = np.zeros(0, dtype=np.int32)
 
-    def objection(self, bundle: Bundle, now_s: float, launch: Launch) -> str:
-        """Why a bundle is forged; empty if it is not. Changes nothing.
+    def refusal(self, bundle: Bundle, launch: Launch, world_size: int | None, now_s: float) -> BundleRefused | None:
+        """Why a bundle is forged, or which sender has no rank of its attempt; None if it is taken. Changes nothing.
 
         Of several batches also why they must be taken one by one: one of them may decide on a later one.
 
         Args:
             bundle: of any attempt.
-            now_s: stream time.
             launch: of its attempt.
+            world_size: ranks of the running attempt; None: not known yet.
+            now_s: stream time.
         """
         agents = [batch.agent for batch in bundle.batches]
         if not self.signed:
             if not any(agents):
-                return ""
+                return None
             if len(agents) > 1:
-                return "the first signed batch"
+                return BundleRefused(Reason.FORGED, "the first signed batch")
         elif not all(agents):
             host = bundle.batches[agents.index("")].host
-            return f"a batch of host {host!r} is not signed, and agents of this job have enrolled"
-        return self._objection_to_ranks(bundle, now_s) if self.signed and launch is Launch.RUNNING else ""
-
-    def lacks_rank(self, bundle: Bundle, launch: Launch, world_size: int | None) -> str:
-        """Who sends of an attempt and neither carries nor brings a rank of it; empty if nobody does. Changes nothing.
-
-        Of an earlier launch it is enough to name a rank: the host that is first heard when it is over is honest.
-
-        Args:
-            bundle: of any attempt.
-            launch: of its attempt.
-            world_size: ranks of the running attempt; None: not known yet.
-        """
-        if not (self.signed or any(batch.agent for batch in bundle.batches)):
-            return ""
-        lacking = [n for n, batch in enumerate(bundle.batches) if not self.may_tell(batch, launch)]
-        if not lacking:
-            return ""
+            why = f"a batch of host {host!r} is not signed, and agents of this job have enrolled"
+            return BundleRefused(Reason.FORGED, why)
         named = _named(bundle)
+        if self.signed and launch is Launch.RUNNING and (why := self._forgery_reason(bundle, named, now_s)):
+            return BundleRefused(Reason.FORGED, why)
+        # Of an earlier launch it is enough to name a rank: the host that is first heard when it is over is honest.
         brought = named.batches if launch is Launch.EARLIER else named.brought(world_size)[1]
-        lacking = sorted(set(lacking).difference(brought.tolist()))
-        if not lacking:
-            return ""
-        batch = bundle.batches[lacking[0]]
-        return f"agent {batch.agent} of host {batch.host!r} has no rank of attempt {batch.attempt}"
+        bringing = set(brought.tolist())
+        for number, batch in enumerate(bundle.batches):
+            if number not in bringing and not self.may_tell(batch, launch):
+                why = f"agent {batch.agent} of host {batch.host!r} has no rank of attempt {batch.attempt}"
+                return BundleRefused(Reason.NO_RANK, why)
+        return None
 
-    def _objection_to_ranks(self, bundle: Bundle, now_s: float) -> str:
+    def _forgery_reason(self, bundle: Bundle, named: _Named, now_s: float) -> str:
         """Names a rank that another agent carries; empty if the bundle names none."""
-        named = _named(bundle)
         mine = self._numbers_of(bundle)[named.batches]
         owners = np.append(self._of_rank, np.int32(_NOBODY))[np.minimum(named.ranks, len(self._of_rank))]
         several = len(bundle.batches) > 1
@@ -149,7 +137,7 @@ class Carriers:
         return self._carries(name) or (launch is not Launch.RUNNING and name in self._earlier)
 
     def take(self, bundle: Bundle, now_s: float, world_size: int | None) -> None:
-        """Take a bundle of the running launch to which there is no objection; arguments as of `lacks_rank`."""
+        """Take a bundle of the running launch that is not refused; arguments as of `refusal`."""
         if not self.signed and any(batch.agent for batch in bundle.batches):
             self.begin(new_launch=True)  # hosts without an agent carry nothing any more
             self.signed = True

@@ -13,7 +13,7 @@ from rankwatch_detectors.base import Frame
 from rankwatch_service.incidents.hang import StacksReceived
 from rankwatch_service.incidents.host_incidents import HostIncident
 from rankwatch_service.incidents.model import Transition
-from rankwatch_service.job.allowance import Grant
+from rankwatch_service.job.admission import Grant
 from rankwatch_service.job.detection import Failure
 from rankwatch_service.job.device_boards import DeviceNumber
 from rankwatch_service.job.summary import AttemptChange, JobSummary

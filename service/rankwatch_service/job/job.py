@@ -18,7 +18,17 @@ from rankwatch_service.incidents.correlator import Correlator
 from rankwatch_service.incidents.hang import ANSWERS, HangEvidence
 from rankwatch_service.incidents.host_incidents import host_incidents
 from rankwatch_service.incidents.model import MATTERS, Incident, Transition, TransitionKind, Update, hangs, unix_ns
-from rankwatch_service.job.allowance import NOTHING, Beyond, Need
+from rankwatch_service.job.admission import (
+    NOTHING,
+    Admission,
+    Allowance,
+    BundleAccepted,
+    BundleRefused,
+    BundleSplit,
+    CellCount,
+    CellDemand,
+    limit_of,
+)
 from rankwatch_service.job.assembler import Assembler
 from rankwatch_service.job.attempts import AHEAD_MAX, Carriers, HostNames, Launch, Newcomers
 from rankwatch_service.job.declarations import DECLARATION_STEPS, DECLARATIONS_MAX, Declarations
@@ -37,7 +47,7 @@ from rankwatch_service.policy.response import JobSituation, Responder, acceptanc
 from rankwatch_service.policy.routing import command_notifications, notifications
 from rankwatch_service.policy.settings_in_force import SettingsInForce
 from rankwatch_service.telemetry.bundle import Bundle
-from rankwatch_service.telemetry.envelope import BadBatchError, Envelope, Reason
+from rankwatch_service.telemetry.envelope import Envelope, Reason
 
 REST_AFTER_S: Final = 3_600.0
 """A job without telemetry for this long becomes idle: it drops its frames and detectors and keeps its incidents."""
@@ -59,6 +69,7 @@ class JobStream:
         """Detectors whose state could not be restored."""
         self._links = links
         self._assembler = Assembler()
+        self._allowed_cells = 0
         self._carriers = Carriers()
         self._host_names = HostNames()
         self._newcomers = Newcomers()
@@ -68,7 +79,7 @@ class JobStream:
         self._summary = SummaryBuilder(job)
         self._responder, self._hang_evidence, self._limit = Responder(), HangEvidence(), MessageLimit()
         self._heard_s, self._resting = 0.0, False
-        self.devices, self.whose = DeviceBoards(), JobProject(job)
+        self.devices, self.ownership = DeviceBoards(), JobProject(job)
         """What its devices count; its project and owner."""
 
     def adopt(self, settings: SettingsInForce) -> None:
@@ -97,67 +108,97 @@ class JobStream:
         self._summary.begin_without_snapshot(first_seen_unix_ns, attempt, attempts)
 
     @property
-    def held(self) -> Need:
-        """What the job is allowed to have state for."""
-        return self._assembler.held
+    def allowed(self) -> CellDemand:
+        """What the job is allowed to have state for, until it is idle."""
+        return CellDemand(self._allowed_cells, self._assembler.cells.is_heard)
 
-    def allow(self, cells: int) -> None:
-        """Allow it so many cells, until it is idle."""
-        self._assembler.allowed = cells
+    # ---- admission -------------------------------------------------------------------------------------------------
 
-    def need(self, bundle: Bundle) -> Need:
-        """What the job has once it has taken the bundle; nothing if its attempt is an earlier one. Changes nothing."""
-        assembler, attempt = self._assembler, bundle.attempt
-        if attempt != assembler.attempt and not assembler.is_newer(attempt):
-            return NOTHING
-        return (self._newcomers.cells(attempt) or assembler.count_for(attempt)).need(bundle)
+    def admit(self, bundle: Bundle, allowance: Allowance, now_s: float, effects: Effects) -> Admission:
+        """Take the next bundle in log order, if it may be taken.
 
-    def go_without(
-        self, bundle: Bundle, limit: Beyond, may_have: Callable[[Need], bool], now_s: float, effects: Effects
-    ) -> bool:
-        """Report that the job may not have what it needs for a bundle; returns whether its attempt runs all the same.
-
-        If it does not, who its ranks are is taken, where the job `may_have` that, and nothing else.
-        """
-        self._heard_s, self._resting = now_s, False
-        self.report("limit", {**asdict(limit), "host": bundle.batches[0].host}, now_s, effects)
-        bundle = self._with_hosts_apart(bundle, self._launch_of(bundle.attempt))
-        need = self._assembler.introduction(bundle)
-        if need.cells and (need.cells <= self.held.cells or may_have(need)):
-            self._assembler.introduce(bundle, now_s)
-        if self._summary.is_new:
-            self._summarize(now_s, effects)  # a job with an incident is listed
-        return bundle.attempt == self._assembler.attempt and self._assembler.board is not None
-
-    def may_join(self, batch: wire.Batch) -> bool:
-        """Whether `take` accepts this batch in a bundle of several."""
-        return not self._summary.is_new and self._assembler.may_join(batch)
-
-    def take(self, bundle: Bundle, now_s: float, effects: Effects) -> bool:
-        """Take the next bundle in log order, with the same outcome as taking its batches one by one.
+        Args:
+            bundle: of any attempt; each of several batches satisfies `is_plain`.
+            allowance: what the job may have at the bundle.
+            now_s: stream time.
+            effects: what follows is added here.
 
         Returns:
-            False if that is not possible for the whole bundle; then nothing has changed.
+            Accepted, if it was taken, with the same outcome as its batches one by one. Split only for several batches,
+            and refused only for one. A batch that is refused for want of room may still have told who its ranks are.
         """
-        if not self._assembler.fits(bundle, now_s):
-            return False
-        if refusal := self.refusal(bundle, now_s):
-            if len(bundle.batches) > 1:
-                return False
-            raise refusal
+        several = len(bundle.batches) > 1
+        if several and not self._assembler.fits(bundle, now_s):
+            return BundleSplit()
+        if refused := self._refusal(bundle, now_s):
+            return BundleSplit() if several else refused
+        count = self._count_of(bundle.attempt)
+        demand = count.demand(bundle) if count else NOTHING
+        may_grow = self._may_have(demand, allowance, effects)
+        if several and not may_grow:
+            return BundleSplit()
         self._heard_s, self._resting = now_s, False
-        if self._assembler.is_newer(bundle.attempt):
+        if not may_grow:
+            self._exceed(demand, bundle, allowance, now_s, effects)
+            if bundle.attempt != self._assembler.attempt or self._assembler.board is None:
+                return BundleRefused(Reason.LIMIT, str(limit_of(demand)))
+        if count and self._assembler.is_newer(bundle.attempt):
             if not (self._may_take_over(now_s) or self._carriers.has(bundle.batches[0])):
-                count = self._assembler.count_for(bundle.attempt)
                 self._assembler.counts["newcomer_batches"] += self._newcomers.add(bundle, count, now_s)
-                return True
+                return BundleAccepted()
             self._begin(bundle.attempt, now_s, effects)
-        self._take(bundle, now_s, effects)
+            may_grow = self._is_allowed(bundle)  # beside its batches that waited
+        self._take(bundle, now_s, effects, may_grow=may_grow)
         if self._summary.is_new:
             self._summarize(now_s, effects)  # so that a new job is listed before its first tick
+        return BundleAccepted()
+
+    def _refusal(self, bundle: Bundle, now_s: float) -> BundleRefused | None:
+        """Why a bundle is forged, or which sender has no rank of its attempt; None if it is taken."""
+        until_ns = self.settings.policy.unsigned_until_unix_ns
+        if until_ns is not None and unix_ns(now_s) >= until_ns and not all(batch.agent for batch in bundle.batches):
+            return BundleRefused(Reason.FORGED, "unsigned telemetry is not accepted any more")
+        running, attempt = self._assembler.attempt, bundle.attempt
+        launch = self._launch_of(attempt)
+        if launch is Launch.RUNNING and number_of(attempt) > number_of(running or attempt) + AHEAD_MAX:
+            return BundleRefused(Reason.FORGED, f"attempt {attempt} does not follow {running}")
+        return self._carriers.refusal(bundle, launch, self._world_size(attempt), now_s)
+
+    def _count_of(self, attempt: str) -> CellCount | None:
+        """The count to which a bundle of an attempt belongs; None for an earlier attempt, of which nothing is kept."""
+        if attempt != self._assembler.attempt and not self._assembler.is_newer(attempt):
+            return None
+        return self._newcomers.cells(attempt) or self._assembler.count_for(attempt)
+
+    def _is_allowed(self, bundle: Bundle) -> bool:
+        """Whether the job may have state for all of a bundle, without a further grant."""
+        count = self._count_of(bundle.attempt)
+        return count is None or count.demand(bundle).cells <= self._allowed_cells
+
+    def _may_have(self, demand: CellDemand, allowance: Allowance, effects: Effects) -> bool:
+        """Whether the job may have what it demands, which it is granted now if it was not before."""
+        if demand.cells <= self._allowed_cells:
+            return True
+        if (grant := allowance.grant(demand)) is None:
+            return False
+        effects.grants.append(grant)
+        self._allowed_cells = grant.cells
         return True
 
-    def _take(self, bundle: Bundle, now_s: float, effects: Effects) -> None:
+    def _exceed(self, demand: CellDemand, bundle: Bundle, allowance: Allowance, now_s: float, effects: Effects) -> None:
+        """Report that the job may not have what it demands for a bundle.
+
+        If the attempt does not run yet, who its ranks are is taken, where the job may have that.
+        """
+        self.report("limit", {**asdict(limit_of(demand)), "host": bundle.batches[0].host}, now_s, effects)
+        named = self._with_hosts_apart(bundle, self._launch_of(bundle.attempt))
+        introduction = self._assembler.introduction(named)
+        if introduction.cells and self._may_have(introduction, allowance, effects):
+            self._assembler.introduce(named, now_s)
+        if self._summary.is_new:
+            self._summarize(now_s, effects)  # a job with an incident is listed
+
+    def _take(self, bundle: Bundle, now_s: float, effects: Effects, *, may_grow: bool) -> None:
         launch = self._launch_of(bundle.attempt)
         # Of an older attempt only events count: who brings them then says nothing of the running one.
         if self._assembler.attempt in (None, bundle.attempt) or self._assembler.is_newer(bundle.attempt):
@@ -166,7 +207,7 @@ class JobStream:
         bundle = self._without_foreign(bundle, launch, now_s, effects)
         fresh = self.devices.take(bundle.batches, len(self._assembler.topology_state.infos), now_s)
         effects.devices += [(self.job, device) for device in fresh]
-        self._observe(self._assembler.take(bundle, now_s), now_s, effects)
+        self._observe(self._assembler.take(bundle, now_s, may_grow=may_grow), now_s, effects)
 
     # ---- attempts --------------------------------------------------------------------------------------------------
 
@@ -181,28 +222,11 @@ class JobStream:
             self._host_names = HostNames()
         self._carriers.begin(new_launch=new_launch)
         for bundle in self._newcomers.take(attempt):
-            if (refusal := self.refusal(bundle, now_s)) is None:
-                self._take(bundle, now_s, effects)
-            elif refusal.reason is Reason.FORGED:
-                fields = {"what": "rank", "detail": refusal.detail, "host": bundle.batches[0].host}
+            if (refused := self._refusal(bundle, now_s)) is None:
+                self._take(bundle, now_s, effects, may_grow=self._is_allowed(bundle))
+            elif refused.reason is Reason.FORGED:
+                fields = {"what": "rank", "detail": refused.detail, "host": bundle.batches[0].host}
                 self.report("forged", fields, now_s, effects)
-
-    def refusal(self, bundle: Bundle, now_s: float) -> BadBatchError | None:
-        """Why a bundle is forged, or that a sender has no rank of its attempt; None if it is taken."""
-        launch = self._launch_of(bundle.attempt)
-        if forged := self._forged(bundle, launch, now_s):
-            return BadBatchError(Reason.FORGED, forged)
-        lacking = self._carriers.lacks_rank(bundle, launch, self._world_size(bundle.attempt))
-        return BadBatchError(Reason.NO_RANK, lacking) if lacking else None
-
-    def _forged(self, bundle: Bundle, launch: Launch, now_s: float) -> str:
-        until_ns = self.settings.policy.unsigned_until_unix_ns
-        if until_ns is not None and unix_ns(now_s) >= until_ns and not all(batch.agent for batch in bundle.batches):
-            return "unsigned telemetry is not accepted any more"
-        running, attempt = self._assembler.attempt, bundle.attempt
-        if launch is Launch.RUNNING and number_of(attempt) > number_of(running or attempt) + AHEAD_MAX:
-            return f"attempt {attempt} does not follow {running}"
-        return self._carriers.objection(bundle, now_s, launch)
 
     def _launch_of(self, attempt: str) -> Launch:
         running = self._assembler.attempt
@@ -267,7 +291,7 @@ class JobStream:
             case _ if isinstance(record, ServiceReport):
                 self.report(record.kind, record.fields, now_s, effects)
             case JobProject():
-                self.whose = record
+                self.ownership = record
             case _:
                 rules, changed = self.settings.rules, self.settings.take_for(self.job, record)
                 if self._pipeline.tune(self.settings.tuning):
@@ -309,7 +333,7 @@ class JobStream:
         self._publish_held_back(now_s, effects)
         self._summarize(now_s, effects)
         if now_s - self._heard_s > REST_AFTER_S and not self._limit.waiting:
-            self._resting, self._assembler = True, Assembler()
+            self._resting, self._assembler, self._allowed_cells = True, Assembler(), 0
             self._carriers.begin(new_launch=True)
             self._pipeline.rest()
             self._publish(self.correlator.settle(), now_s, effects)
@@ -419,7 +443,7 @@ class JobStream:
                 self._links(self.job, incident.id),
                 now_ns,
                 incident.told_to,
-                self.whose,
+                self.ownership,
                 topology.world_size,
                 topology.accelerated,
                 allowed=allowed,
@@ -459,7 +483,7 @@ class JobStream:
 
     def _request(self, commands: Sequence[CommandRequest], incident: Incident, effects: Effects) -> None:
         effects.commands += commands
-        told = (self.settings.receivers, self._links(self.job, incident.id), incident.version(), self.whose)
+        told = (self.settings.receivers, self._links(self.job, incident.id), incident.version(), self.ownership)
         for command in commands:
             effects.notifications += command_notifications(command, *told)
 
@@ -489,7 +513,7 @@ class JobStream:
             step_time_s=self._assembler.step_time_s or 0.0,
             can=self._assembler.topology_state.can,
             now_s=now_s,
-            project=self.whose.project,
+            project=self.ownership.project,
         )
 
     # ---- snapshot --------------------------------------------------------------------------------------------------
@@ -499,6 +523,7 @@ class JobStream:
         return {
             "desk": self.settings.state(),
             "assembler": self._assembler.state(),
+            "allowed_cells": self._allowed_cells,
             "carriers": self._carriers.state(),
             "host_names": self._host_names.state(),
             "newcomers": self._newcomers.state(),
@@ -512,13 +537,13 @@ class JobStream:
             "portrait": self._summary.state(),
             "heard_s": self._heard_s,
             "resting": self._resting,
-            "whose": [self.whose.project, self.whose.owner],
+            "ownership": [self.ownership.project, self.ownership.owner],
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` gave; `detectors_without_snapshot` then names the detectors that begin anew."""
         self.adopt(SettingsInForce.restored(state["desk"]))
-        self._assembler = Assembler.restored(state["assembler"])
+        self._assembler, self._allowed_cells = Assembler.restored(state["assembler"]), state["allowed_cells"]
         self._carriers = Carriers.restored(state["carriers"])
         self._host_names = HostNames(state["host_names"])
         self._newcomers = Newcomers.restored(state["newcomers"])
@@ -531,4 +556,4 @@ class JobStream:
         self._responder.restore(state["history"])
         self._summary.restore(state["portrait"])
         self._heard_s, self._resting = state["heard_s"], state["resting"]
-        self.whose = JobProject(self.job, *state["whose"])
+        self.ownership = JobProject(self.job, *state["ownership"])

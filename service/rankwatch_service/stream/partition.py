@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from itertools import takewhile
 from operator import attrgetter
+from types import MappingProxyType
 from typing import Any, Final
 
 from rankwatch_service.incidents.model import unix_ns
-from rankwatch_service.job.allowance import Beyond, Grant, Need, fits, limit_of
+from rankwatch_service.job.admission import Admission, Allowance, BundleRefused, BundleSplit, LimitExceeded
+from rankwatch_service.job.assembler import is_plain
 from rankwatch_service.job.detection import MakeDetectors
 from rankwatch_service.job.effects import Effects, RefusedRecord
 from rankwatch_service.job.job import JobStream, Links
@@ -22,7 +23,7 @@ from rankwatch_service.log.base import Control, Controls, Record
 from rankwatch_service.names import ALL_JOBS
 from rankwatch_service.policy.control_records import JobDeleted, JobProject, decode_control
 from rankwatch_service.policy.settings_in_force import SettingsInForce
-from rankwatch_service.stream.place import Granted, Place, Saved, StoredTick
+from rankwatch_service.stream.place import Place, Saved, StoredTick
 from rankwatch_service.telemetry.bundle import read_bundle
 from rankwatch_service.telemetry.envelope import BadBatchError, Envelope, Reason, SecretOf, no_secrets, read_envelope
 
@@ -113,8 +114,8 @@ def _no_idle_jobs(job: JobStream) -> Place:
 
 
 @dataclass(slots=True)
-class _Unread:
-    """Records of one job that will be taken as one bundle, with their batches."""
+class _Group:
+    """Records of one attempt that will be taken as one bundle, with their batches."""
 
     records: list[Record] = field(default_factory=list)
     batches: list[Envelope] = field(default_factory=list)
@@ -125,9 +126,12 @@ class _Unread:
         self.batches.append(batch)
         self.bytes += len(record.value)
 
-    def one_by_one(self) -> Iterator[_Unread]:
+    def may_take(self, batch: Envelope) -> bool:
+        return self.batches[0].attempt == batch.attempt and self.bytes < BUNDLE_BYTES_MAX
+
+    def singles(self) -> Iterator[_Group]:
         for record, batch in zip(self.records, self.batches, strict=True):
-            yield _Unread([record], [batch], len(record.value))
+            yield _Group([record], [batch], len(record.value))
 
 
 class Partition:
@@ -161,8 +165,8 @@ class Partition:
         """Names of evicted jobs."""
         self._accepted: Container[str] | None = None
         """During a replay: the jobs that were accepted the first time; no other may begin."""
-        self._granted = Granted()
-        """During a replay: what jobs were allowed the first time."""
+        self._granted: Mapping[tuple[str, int], int] = {}
+        """During a replay: the cells that jobs were granted the first time, by job and position."""
         self.settings = SettingsInForce()
         self._make_detectors = make_detectors
         self._links = links
@@ -181,12 +185,88 @@ class Partition:
         a dead letter, and the stream goes on.
         """
         refused_before = len(effects.refused)
-        for unread in self._bundles(records, effects):
-            self._take(unread, effects)
+        for group in self._groups(records, effects):
+            self._take(group, effects)
         # Bundles of several jobs are taken in another order than that of the log.
         effects.refused[refused_before:] = sorted(effects.refused[refused_before:], key=attrgetter("position"))
         if records:
             self.place = replace(self.place, position=records[-1].position + 1)
+
+    def _groups(self, records: Iterable[Record], effects: Effects) -> Iterator[_Group]:
+        """The records by job, in log order. Only plain batches of one attempt are in a group of several."""
+        waiting: dict[str, _Group] = {}
+        for record in records:
+            batch = self._batch(record, effects)
+            if batch is None:
+                continue
+            shares = record.key in self.jobs and is_plain(batch)
+            group = waiting.get(record.key)
+            if group is not None and not (shares and group.may_take(batch)):
+                yield waiting.pop(record.key)
+                group = None
+            if group is None:
+                group = _Group()
+            group.add(record, batch)
+            if shares:
+                waiting[record.key] = group
+            else:
+                yield group
+        yield from waiting.values()
+
+    def _batch(self, record: Record, effects: Effects) -> Envelope | None:
+        """The batch of a record; None if it is refused, or if its job has processed it already."""
+        if self._is_known(record):
+            return None
+        try:
+            batch = read_envelope(record.value, self._secret_of)
+        except Exception as error:  # noqa: BLE001 - one record must not stop all jobs, now and at every restart
+            self._refuse([record], _refused(error), effects)
+            return None
+        if batch.job != record.key:
+            detail = f"a batch of job {batch.job!r} under the key {record.key!r}"
+            self._refuse([record], BundleRefused(Reason.NAME, detail), effects)
+            return None
+        # Not in the `try`: a store that fails must end the stream, and refuse no record.
+        if batch.job in self._idle:
+            self._look_up(batch.job)
+            if self._is_known(record):
+                return None
+        return batch
+
+    def _take(self, group: _Group, effects: Effects) -> None:
+        """Take records as one bundle. A bundle that cannot be taken whole is split here, and nowhere else."""
+        record = group.records[0]
+        try:
+            bundle = read_bundle(group.batches)
+            job = self.jobs.get(record.key) or self._new(record.key, record.position, effects)
+            admission: Admission = job.admit(bundle, self._allowance(record), self._now_s, effects)
+        except Exception as error:  # noqa: BLE001 - one record must not stop all jobs, now and at every restart
+            # Of several batches only the bad one is refused. Another error may have left part of the bundle applied.
+            is_one_bad = isinstance(error, BadBatchError) and len(group.records) > 1
+            admission = BundleSplit() if is_one_bad else _refused(error)
+        match admission:
+            case BundleSplit():
+                for single in group.singles():
+                    self._take(single, effects)
+            case BundleRefused():
+                self._refuse(group.records, admission, effects)
+
+    def _allowance(self, record: Record) -> Allowance:
+        """What the job of a record may have at it."""
+        if self._accepted is not None:
+            place = record.key, record.position
+            return Allowance(*place, replayed_cells=self._granted.get(place, 0))
+        return Allowance(
+            record.key, record.position, lambda: [job.allowed for name, job in self.jobs.items() if name != record.key]
+        )
+
+    def _refuse(self, records: Sequence[Record], refused: BundleRefused, effects: Effects) -> None:
+        reason, detail = refused.reason, refused.detail
+        effects.refused += [RefusedRecord(r.position, reason, detail, r.value, self.now_ns) for r in records]
+        job = self.jobs.get(records[0].key)
+        if reason is Reason.FORGED and job is not None:
+            fields = {"what": "telemetry", "detail": detail, "count": len(records)}
+            job.report("forged", fields, self._now_s, effects)
 
     def tick(self, tick: StoredTick, controls: Sequence[Control], effects: Effects) -> None:
         """The next tick, with the control records below its control position that are not applied yet.
@@ -224,7 +304,7 @@ class Partition:
         snapshots: Iterable[Saved],
         idle: Mapping[str, Place],
         known: Container[str],
-        granted: Granted = Granted(),  # noqa: B008 - frozen
+        granted: Mapping[tuple[str, int], int] = MappingProxyType({}),
     ) -> None:
         """Restore snapshots of different places. The replay that follows may begin at the earliest of them.
 
@@ -232,7 +312,7 @@ class Partition:
             snapshots: of active jobs, and of the settings.
             idle: evicted jobs, with the places of their rows.
             known: the jobs that were accepted the first time; no other may begin until `settled`.
-            granted: what jobs were allowed the first time.
+            granted: the cells that jobs were granted the first time, by job and position.
         """
         self._granted = granted
         self._new_from |= idle
@@ -270,7 +350,7 @@ class Partition:
 
     def settled(self) -> None:
         """The replay is over: nothing is skipped any more, and new jobs may begin."""
-        self._new_from, self._accepted, self._granted = {}, None, Granted()
+        self._new_from, self._accepted, self._granted = {}, None, {}
 
     @property
     def _now_s(self) -> float:
@@ -298,97 +378,6 @@ class Partition:
         self.settings.waiting.pop(control.key, None)
         effects.delete_job(control.key)
 
-    def _bundles(self, records: Iterable[Record], effects: Effects) -> Iterator[_Unread]:
-        """The records by job, in log order. A batch that may not join others is a bundle of its own."""
-        waiting: dict[str, _Unread] = {}
-        for record in records:
-            batch = self._envelope(record, effects)
-            if batch is None:
-                continue
-            job = self.jobs.get(record.key)
-            joins = job is not None and job.may_join(batch)
-            unread = waiting.get(record.key)
-            if unread is not None and (not joins or unread.bytes >= BUNDLE_BYTES_MAX):
-                yield waiting.pop(record.key)
-                unread = None
-            if unread is None:
-                unread = _Unread()
-            unread.add(record, batch)
-            if joins:
-                waiting[record.key] = unread
-            else:
-                yield unread
-        yield from waiting.values()
-
-    def _envelope(self, record: Record, effects: Effects) -> Envelope | None:
-        """The batch of a record; None if it is refused, or if its job has processed it already."""
-        if self._is_known(record):
-            return None
-        try:
-            batch = _decoded(record, self._secret_of)
-        except Exception as error:  # noqa: BLE001 - one record must not stop all jobs, now and at every restart
-            self._refuse([record], error, effects)
-            return None
-        # Not in the `try`: a store that fails must end the stream, and refuse no record.
-        if batch.job in self._idle:
-            self._look_up(batch.job)
-            if self._is_known(record):
-                return None
-        return batch
-
-    def _take(self, unread: _Unread, effects: Effects) -> None:
-        """Take records as one bundle. A bundle that cannot be taken whole is split here, and nowhere else."""
-        try:
-            split = not self._take_whole(unread, effects)
-        except Exception as error:  # noqa: BLE001 - one record must not stop all jobs, now and at every restart
-            # Of several batches only the bad one is refused. Another error may have left part of the bundle applied.
-            split = isinstance(error, BadBatchError) and len(unread.records) > 1
-            if not split:
-                self._refuse(unread.records, error, effects)
-        if split:
-            for one in unread.one_by_one():
-                self._take(one, effects)
-
-    def _take_whole(self, unread: _Unread, effects: Effects) -> bool:
-        bundle = read_bundle(unread.batches)
-        name = unread.records[0].key
-        position = unread.records[0].position
-        job = self.jobs.get(name) or self._new(name, position, effects)
-        need = job.need(bundle)
-        if need.cells > job.held.cells and job.refusal(bundle, self._now_s) is None:
-            granted = self._grant(job, position, effects, need)
-            if not granted and len(unread.records) > 1:
-                return False
-            limit = limit_of(need, heard=need.is_heard)
-            may_have = partial(self._grant, job, position, effects)
-            if not (granted or job.go_without(bundle, limit, may_have, self._now_s, effects)):
-                raise BadBatchError(Reason.LIMIT, str(limit))
-        return job.take(bundle, self._now_s, effects)
-
-    def _grant(self, job: JobStream, position: int, effects: Effects, need: Need) -> bool:
-        """Allow a job what it needs, if there is room."""
-        if self._accepted is not None:
-            cells = self._granted.cells_for(Grant(job.job, position, need.cells))
-        else:
-            others = (other.held for name, other in self.jobs.items() if name != job.job)
-            cells = need.cells if fits(need, others) else None
-        if cells is None:
-            return False
-        effects.grants.append(Grant(job.job, position, cells))
-        job.allow(cells)
-        return True
-
-    def _refuse(self, records: Sequence[Record], error: Exception, effects: Effects) -> None:
-        if isinstance(error, BadBatchError):
-            reason, detail = error.reason, error.detail
-        else:
-            reason, detail = Reason.FAILED, f"{type(error).__name__}: {error}"[:500]
-        effects.refused += [RefusedRecord(r.position, reason, detail, r.value, self.now_ns) for r in records]
-        job = self.jobs.get(records[0].key)
-        if reason is Reason.FORGED and job is not None:
-            fields = {"what": "telemetry", "detail": detail, "count": len(records)}
-            job.report("forged", fields, self._now_s, effects)
-
     def _is_known(self, record: Record) -> bool:
         return bool(self._new_from) and record.position < self._new_from.get(record.key, _START).position
 
@@ -414,7 +403,7 @@ class Partition:
             self._report_full(position, effects)
             raise BadBatchError(Reason.LIMIT, f"more than {JOBS_MAX} jobs in one partition")
         job = self._begin(name)
-        job.whose = self.settings.waiting.pop(name, job.whose)
+        job.ownership = self.settings.waiting.pop(name, job.ownership)
         return job
 
     def _report_full(self, position: int, effects: Effects) -> None:
@@ -422,7 +411,7 @@ class Partition:
         begun = [job for job in self.jobs.values() if 0 < (job.first_seen_unix_ns or 0) <= unix_ns(self._now_s)]
         newest = max(begun, key=lambda job: (job.first_seen_unix_ns, job.job), default=None)
         if newest is not None and position >= self._new_from.get(newest.job, _START).position:
-            limit = Beyond("active jobs in a partition", JOBS_MAX, JOBS_MAX + 1)
+            limit = LimitExceeded("active jobs in a partition", JOBS_MAX, JOBS_MAX + 1)
             newest.report("limit", asdict(limit), self._now_s, effects)
 
     def _has_room_for(self, name: str) -> bool:
@@ -445,8 +434,7 @@ def together(records: Sequence[Record], first: int) -> Sequence[Record]:
     return records[first : first + TOGETHER_MAX]
 
 
-def _decoded(record: Record, secret_of: SecretOf) -> Envelope:
-    batch = read_envelope(record.value, secret_of)
-    if batch.job != record.key:
-        raise BadBatchError(Reason.NAME, f"a batch of job {batch.job!r} under the key {record.key!r}")
-    return batch
+def _refused(error: Exception) -> BundleRefused:
+    if isinstance(error, BadBatchError):
+        return BundleRefused(error.reason, error.detail)
+    return BundleRefused(Reason.FAILED, f"{type(error).__name__}: {error}"[:500])

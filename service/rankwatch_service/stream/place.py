@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
-
-from rankwatch_service.job.allowance import Grant
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,16 +71,3 @@ class Saved:
     job: str
     place: Place
     state: Any
-
-
-@dataclass(frozen=True, slots=True)
-class Granted:
-    """What the jobs of one partition were allowed, for a replay."""
-
-    cells: Mapping[tuple[str, int], int] = field(default_factory=dict)
-    """By job and position."""
-
-    def cells_for(self, grant: Grant) -> int | None:
-        """How much the job was allowed at that record; None if that is less than what it asks for."""
-        cells = self.cells.get((grant.job, grant.position), -1)
-        return cells if cells >= grant.cells else None

@@ -32,7 +32,7 @@ import numpy as np
 import zstandard
 from sqlalchemy import Connection, Engine, delete, func, insert, select, update
 
-from rankwatch_service.job.allowance import Grant
+from rankwatch_service.job.admission import Grant
 from rankwatch_service.job.device_boards import DeviceBoards, DeviceNumber
 from rankwatch_service.job.job import JobStream
 from rankwatch_service.log.base import Control, Controls
@@ -58,7 +58,7 @@ from rankwatch_service.store.models import (
 from rankwatch_service.store.models import JobProject as ProjectRow
 from rankwatch_service.store.rows import incident_of
 from rankwatch_service.stream.partition import CONTROLS_MAX
-from rankwatch_service.stream.place import Claim, Granted, Place, Saved, StoredTick, earliest
+from rankwatch_service.stream.place import Claim, Place, Saved, StoredTick, earliest
 
 
 class FencedError(Exception):
@@ -344,13 +344,12 @@ def load_idle_job(engine: Engine, partition: int, job: str) -> Saved:
     return Saved(job, Place(row.position, row.tick_number, row.control_position), unpack(row.data))
 
 
-def load_grants(engine: Engine, partition: int) -> Granted:
-    """The grants of a partition that a replay may need."""
+def load_grants(engine: Engine, partition: int) -> dict[tuple[str, int], int]:
+    """The grants of a partition that a replay may need: cells by job and position."""
     columns = (StreamGrant.job, StreamGrant.position, StreamGrant.cells)
     with read(engine) as connection:
         rows = connection.execute(select(*columns).where(StreamGrant.partition == partition))
-        cells = {(job, position): cells for job, position, cells in rows}
-    return Granted(cells)
+        return {(job, position): cells for job, position, cells in rows}
 
 
 def store_grants(connection: Connection, partition: int, grants: Iterable[Grant]) -> None:
@@ -382,7 +381,7 @@ def restore_from_tables(engine: Engine, job: JobStream) -> None:
         whose = connection.execute(
             select(ProjectRow.project, ProjectRow.owner).where(ProjectRow.job == job.job)
         ).first()
-        job.whose = JobProject(job.job, *(whose or ()))
+        job.ownership = JobProject(job.job, *(whose or ()))
         first_seen = connection.scalar(select(JobRow.first_seen_unix_ns).where(JobRow.name == job.job))
         attempts = select(AttemptRow.attempt, AttemptRow.number).where(AttemptRow.job == job.job)
         newest = connection.execute(attempts.order_by(AttemptRow.number.desc()).limit(1)).one_or_none()

@@ -201,9 +201,9 @@ def test_usual_telemetry_is_taken_in_bundles(monkeypatch):
     taken: list[int] = []
     real = Assembler.take
 
-    def noted(self: Assembler, bundle: Any, now_s: float) -> Any:
+    def noted(self: Assembler, bundle: Any, now_s: float, **how: Any) -> Any:
         taken.append(len(bundle.batches))
-        return real(self, bundle, now_s)
+        return real(self, bundle, now_s, **how)
 
     agents = Agents(np.random.default_rng(1))
     world = World()

@@ -5,7 +5,7 @@ import pytest
 from sqlalchemy import select
 
 from rankwatch import wire
-from rankwatch_service.job import allowance
+from rankwatch_service.job import admission
 from rankwatch_service.store import models
 from rankwatch_service.stream.saved import pack
 from tests.support.service.stream import Service
@@ -40,8 +40,8 @@ def test_what_a_batch_declares_and_does_not_bring_takes_no_memory_and_opens_an_i
     service.second(stream)
     assert limits(service) == [f"forged-{number:02}" for number in range(20)]
     assert service.column(select(models.DeadLetter.reason)) == ["limit"] * 20
-    held = [job.held.cells for name, job in stream.partition.jobs.items() if name != "gpt"]
-    assert held == [allowance.RANK_CELLS] * 20
+    held = [job.allowed.cells for name, job in stream.partition.jobs.items() if name != "gpt"]
+    assert held == [admission.RANK_CELLS] * 20
     service.second(stream, 3.0)
     assert service.column(select(models.Attempt.job)) == ["gpt"], "no other attempt has begun"
 
@@ -59,7 +59,7 @@ def test_a_job_of_16384_ranks_whose_hosts_introduce_themselves_within_seconds_st
 
 
 def test_beside_a_flood_a_large_job_starts_once_a_64th_of_its_ranks_introduced_itself(service, monkeypatch):
-    monkeypatch.setattr(allowance, "UNHEARD_CELLS_MAX", 0)
+    monkeypatch.setattr(admission, "UNHEARD_CELLS_MAX", 0)
     stream = service.started()
     for low in range(0, 32, 8):
         service.send("wide", ranks=infos(range(low, low + 8), 2_048), steps=rows(1, list(range(low, low + 8))))
@@ -74,7 +74,7 @@ def test_beside_a_flood_a_large_job_starts_once_a_64th_of_its_ranks_introduced_i
 def test_an_attempt_that_runs_goes_on_without_the_metrics_that_it_may_not_have(service, stream, monkeypatch):
     service.send("gpt", ranks=infos(range(4), 4), steps=rows(1, [0, 1, 2, 3], {"loss": 2.0}))
     service.second(stream)
-    monkeypatch.setattr(allowance, "CELLS_MAX", stream.partition.jobs["gpt"].held.cells)
+    monkeypatch.setattr(admission, "CELLS_MAX", stream.partition.jobs["gpt"].allowed.cells)
     service.send("gpt", steps=rows(2, [0, 1, 2, 3], {"loss": 2.0, "more": 1.0}))
     service.second(stream)
     assert limits(service) == ["gpt"]
@@ -87,7 +87,7 @@ def test_an_attempt_that_runs_goes_on_without_the_metrics_that_it_may_not_have(s
 def test_the_next_launch_of_a_job_may_have_what_the_last_one_had(service, stream, monkeypatch):
     service.send("wide", attempt="a.0", ranks=infos(range(2_048), 2_048), steps=rows(1, list(range(2_048))))
     service.second(stream)
-    monkeypatch.setattr(allowance, "UNHEARD_CELLS_MAX", 0)
+    monkeypatch.setattr(admission, "UNHEARD_CELLS_MAX", 0)
     service.send("wide", attempt="b.0", ranks=infos(range(8), 2_048))
     service.second(stream)
     service.second(stream, 2.0)
@@ -98,10 +98,10 @@ def test_the_next_launch_of_a_job_may_have_what_the_last_one_had(service, stream
 @pytest.mark.parametrize("seed", [0, *in_ci(range(1, 4))])
 def test_a_replay_from_snapshots_of_different_times_allows_the_same(service, monkeypatch, seed):
     """Jobs grow, are relaunched and are refused in turn; some have snapshots, which are of different places."""
-    monkeypatch.setattr(allowance, "CELLS_MAX", 2_000)
-    monkeypatch.setattr(allowance, "RESERVED_CELLS", 400)
-    monkeypatch.setattr(allowance, "SMALL_CELLS", 100)
-    monkeypatch.setattr(allowance, "UNHEARD_CELLS_MAX", 500)
+    monkeypatch.setattr(admission, "CELLS_MAX", 2_000)
+    monkeypatch.setattr(admission, "RESERVED_CELLS", 400)
+    monkeypatch.setattr(admission, "SMALL_CELLS", 100)
+    monkeypatch.setattr(admission, "UNHEARD_CELLS_MAX", 500)
     random = np.random.default_rng(seed)
     stream = service.started()
     for step in range(1, 60):
@@ -121,8 +121,8 @@ def test_a_replay_from_snapshots_of_different_times_allows_the_same(service, mon
     again = service.started()
     jobs = stream.partition.jobs
     assert again.partition.jobs.keys() == jobs.keys()
-    assert {name: job.held for name, job in again.partition.jobs.items()} == {
-        name: job.held for name, job in jobs.items()
+    assert {name: job.allowed for name, job in again.partition.jobs.items()} == {
+        name: job.allowed for name, job in jobs.items()
     }
     for name, job in jobs.items():
         assert pack(again.partition.snapshot(name)) == pack(job.state()), name

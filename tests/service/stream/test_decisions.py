@@ -103,7 +103,7 @@ def test_a_deleted_job_loses_its_project(service, stream):
     service.seq.clear()
     service.train(0)
     service.second(stream)
-    assert stream.partition.jobs["gpt"].whose == JobProject("gpt")
+    assert stream.partition.jobs["gpt"].ownership == JobProject("gpt")
     assert service.column(select(models.JobProject.job)) == []
 
 
@@ -119,7 +119,7 @@ def test_a_job_without_snapshot_has_the_project_of_the_table(service, stream):
     stream = service.started()
     service.train(11)
     service.second(stream)
-    assert stream.partition.jobs["gpt"].whose == NLP
+    assert stream.partition.jobs["gpt"].ownership == NLP
 
 
 def test_jobs_that_wait_have_a_limit_beyond_which_the_first_makes_room(service, monkeypatch):

@@ -238,7 +238,7 @@ def test_a_record_that_breaks_something_of_ours_becomes_a_dead_letter(service, s
     service.train(1)
     stream.step()
 
-    def broken(*_args):
+    def broken(*_args, **_how):
         raise RuntimeError("ours")
 
     with monkeypatch.context() as patch:

@@ -6,6 +6,7 @@ from typing import Any
 
 from rankwatch import wire
 from rankwatch_detectors.base import Change, Finding, Kind, Observation, Occurrence, Severity
+from rankwatch_service.job.admission import Allowance, BundleAccepted
 from rankwatch_service.job.effects import Effects
 from rankwatch_service.job.job import JobStream
 from rankwatch_service.policy.control_records import ReceiverRoute
@@ -103,7 +104,8 @@ class World:
         self.job = job
 
     def send(self, attempt="l.0", **fields) -> None:
-        self.job.take(bundle(batch(next(self.seq), attempt=attempt, **fields)), self.now_s, self.effects)
+        sent = bundle(batch(next(self.seq), attempt=attempt, **fields))
+        assert self.job.admit(sent, Allowance("gpt", 0), self.now_s, self.effects) == BundleAccepted()
 
     def train(self, *steps: int, attempt="l.0") -> None:
         for step in steps:

@@ -1,4 +1,4 @@
-"""How much state a job may have in its partition, in cells: ranks times metrics. Pure.
+"""What a job answers to a bundle, and how much state it may have for it, in cells: ranks times metrics. Pure.
 
 What a job declares costs nothing; what it makes the stream remember does. A cell takes about 1 KB, most of it the 128
 steps of its chart that are open; a rank by itself takes as much as `RANK_CELLS` cells. A job is allowed the cells of an
@@ -8,12 +8,13 @@ depends on what other jobs of the partition have at that moment, so it is stored
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from rankwatch_service.job.frames import NAMES_MAX
 from rankwatch_service.telemetry.bundle import FAMILIES, Bundle
+from rankwatch_service.telemetry.envelope import Reason
 
 RANK_CELLS: Final = 4
 """Cells that a rank counts for besides its metrics: infos, progress and the state of detectors are 3 to 4 KB."""
@@ -41,8 +42,29 @@ CELL_CHARS: Final = 1_024
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
-    """The cells that a job has, or will have once it has taken some batch."""
+class BundleAccepted:
+    """The bundle was taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class BundleSplit:
+    """Its batches must be taken one by one to have the right outcome; nothing of it was taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class BundleRefused:
+    """A batch was not taken, and never will be."""
+
+    reason: Reason
+    detail: str
+
+
+Admission = BundleAccepted | BundleSplit | BundleRefused
+
+
+@dataclass(frozen=True, slots=True)
+class CellDemand:
+    """The cells that a job is allowed, or would have once it has taken a bundle."""
 
     cells: int
     is_heard: bool = True
@@ -54,8 +76,8 @@ class Need:
         return self.cells <= SMALL_CELLS
 
 
-NOTHING: Final = Need(0)
-"""What a batch needs that brings nothing to remember."""
+NOTHING: Final = CellDemand(0)
+"""Of a bundle that brings nothing to remember."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +91,26 @@ class Grant:
 
 
 @dataclass(frozen=True, slots=True)
-class Beyond:
+class Allowance:
+    """What a job may have at one of its records: what other jobs leave it or, in a replay, what it was granted then."""
+
+    job: str
+    position: int
+    """Of the record."""
+    others: Callable[[], Iterable[CellDemand]] = tuple
+    """What the other jobs of the partition are allowed; called only when this one demands more than it is."""
+    replayed_cells: int | None = None
+    """In a replay: what was granted at this record, 0 if nothing was."""
+
+    def grant(self, demand: CellDemand) -> Grant | None:
+        """The grant of a demand; None if the job may not have that."""
+        if self.replayed_cells is None:
+            return Grant(self.job, self.position, demand.cells) if has_room(demand, self.others()) else None
+        return Grant(self.job, self.position, self.replayed_cells) if self.replayed_cells >= demand.cells else None
+
+
+@dataclass(frozen=True, slots=True)
+class LimitExceeded:
     """A limit that a job would exceed."""
 
     what: str
@@ -83,24 +124,27 @@ class Beyond:
         return f"{self.figure} {self.what}; all jobs of a partition may have {self.limit}"
 
 
-def fits(need: Need, others: Iterable[Need]) -> bool:
-    """Whether a job may have what it needs beside what the other jobs of the partition have."""
-    held = list(others)
-    if need.cells + sum(other.cells for other in held) > limit_of(need, heard=True).limit:
+def has_room(demand: CellDemand, others: Iterable[CellDemand]) -> bool:
+    """Whether a job may have what it demands beside what the other jobs of the partition are allowed."""
+    allowed = list(others)
+    limit = CELLS_MAX if demand.is_small else CELLS_MAX - RESERVED_CELLS
+    if demand.cells + sum(other.cells for other in allowed) > limit:
         return False
-    if need.is_small or need.is_heard:
+    if demand.is_small or demand.is_heard:
         return True
-    unheard = sum(other.cells for other in held if not (other.is_small or other.is_heard))
-    return need.cells + unheard <= UNHEARD_CELLS_MAX
+    unheard = sum(other.cells for other in allowed if not (other.is_small or other.is_heard))
+    return demand.cells + unheard <= UNHEARD_CELLS_MAX
 
 
-def limit_of(need: Need, *, heard: bool) -> Beyond:
+def limit_of(demand: CellDemand) -> LimitExceeded:
     """The limit that holds for a job, by its size, and by whether it counts as heard."""
-    if need.is_small:
-        return Beyond("cells (ranks times metrics)", CELLS_MAX, need.cells)
-    if heard:
-        return Beyond("cells (ranks times metrics) of large jobs", CELLS_MAX - RESERVED_CELLS, need.cells)
-    return Beyond("cells (ranks times metrics) of jobs few of whose ranks were heard", UNHEARD_CELLS_MAX, need.cells)
+    if demand.is_small:
+        return LimitExceeded("cells (ranks times metrics)", CELLS_MAX, demand.cells)
+    if demand.is_heard:
+        what = "cells (ranks times metrics) of large jobs"
+        return LimitExceeded(what, CELLS_MAX - RESERVED_CELLS, demand.cells)
+    what = "cells (ranks times metrics) of jobs few of whose ranks were heard"
+    return LimitExceeded(what, UNHEARD_CELLS_MAX, demand.cells)
 
 
 class CellCount:
@@ -110,8 +154,8 @@ class CellCount:
     """
 
     def __init__(self) -> None:
-        self._told = 0
-        """The world size that infos tell; 0: none has come."""
+        self._declared = 0
+        """The world size that infos declare; 0: none has come."""
         self._ranks = 0
         """World size."""
         self._extra = 0
@@ -121,7 +165,8 @@ class CellCount:
     def next_attempt(self) -> CellCount:
         """The count of the next attempt of the same launch: its ranks are the same."""
         after = CellCount()
-        after._told, after._ranks, after._extra, after._heard = self._told, self._ranks, self._extra, set(self._heard)
+        after._declared, after._ranks, after._extra = self._declared, self._ranks, self._extra
+        after._heard = set(self._heard)
         return after
 
     @property
@@ -133,7 +178,7 @@ class CellCount:
         """How many metric names of a family there are."""
         return len(self._names[family])
 
-    def need(self, bundle: Bundle) -> Need:
+    def demand(self, bundle: Bundle) -> CellDemand:
         """What the attempt has once it has taken this bundle of it. Changes nothing."""
         _, ranks, extra = self._sizes(bundle)
         names = 0
@@ -144,31 +189,31 @@ class CellCount:
         heard = len(self._heard)
         if HEARD_SHARE * heard < ranks:
             heard = len(self._heard.union(_ranks(bundle)))
-        return Need(ranks * (RANK_CELLS + names) + extra, HEARD_SHARE * heard >= ranks)
+        return CellDemand(ranks * (RANK_CELLS + names) + extra, HEARD_SHARE * heard >= ranks)
 
     def take(self, bundle: Bundle) -> None:
         """Count a bundle that was taken."""
-        self._told, self._ranks, self._extra = self._sizes(bundle)
+        self._declared, self._ranks, self._extra = self._sizes(bundle)
         for family, table in bundle.tables.items():
             self._names[family].update(table.rows.names)
         if not self.is_heard:
             self._heard.update(_ranks(bundle))
 
     def _sizes(self, bundle: Bundle) -> tuple[int, int, int]:
-        """As told, world size, and cells of parameter names, with this bundle."""
-        told, extra = self._told, self._extra
+        """Declared and actual world size, and cells of parameter names, with this bundle."""
+        declared, extra = self._declared, self._extra
         for batch in bundle.batches:
             for info in batch.ranks:
-                told = told or info.world_size
+                declared = declared or info.world_size
                 extra = extra or sum(map(len, info.parameters)) // CELL_CHARS
-        return told, max(told, self._ranks, 0 if told else highest_rank(bundle) + 1), extra
+        return declared, max(declared, self._ranks, 0 if declared else highest_rank(bundle) + 1), extra
 
     # ---- snapshot --------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
         """Everything, as JSON types."""
         return {
-            "told": self._told,
+            "declared": self._declared,
             "ranks": self._ranks,
             "extra": self._extra,
             "names": {family: sorted(names) for family, names in self._names.items()},
@@ -179,7 +224,7 @@ class CellCount:
     def restored(cls, state: Mapping[str, Any]) -> CellCount:
         """The count that gave this state."""
         count = cls()
-        count._told, count._ranks, count._extra = state["told"], state["ranks"], state["extra"]
+        count._declared, count._ranks, count._extra = state["declared"], state["ranks"], state["extra"]
         count._names = {family: set(state["names"][family]) for family in FAMILIES}
         count._heard = set(state["heard"])
         return count
