@@ -24,6 +24,8 @@ from rankwatch_service.clock import Clock
 
 CONNECTIONS_MAX: Final = 8_192
 """A host has three, a browser tab one or two."""
+CONNECTIONS_OF_A_PERSON_MAX: Final = 256
+"""A browser opens six at most, and a script of theirs seldom more than it has threads."""
 STREAMS_MAX: Final = 4_096
 """One for each host, and those of people."""
 STREAMS_OF_A_PERSON_MAX: Final = 64
@@ -113,7 +115,7 @@ class Rate(NamedTuple):
     """Time in which as much comes back, evenly."""
 
 
-CONNECTIONS: Final = Limit("connections", CONNECTIONS_MAX)
+CONNECTIONS: Final = Limit("connections", CONNECTIONS_MAX, CONNECTIONS_OF_A_PERSON_MAX)
 STREAMS: Final = Limit("streams", STREAMS_MAX, STREAMS_OF_A_PERSON_MAX)
 UNREAD: Final = Limit("unread", UNREAD_MAX)
 BODIES: Final = Limit("bodies", BODIES_MAX)

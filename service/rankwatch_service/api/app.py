@@ -37,7 +37,7 @@ from rankwatch_service.api.http import problem
 from rankwatch_service.api.http.gate import Gate, TrustedProxies, own_names
 from rankwatch_service.api.http.openapi import describe
 from rankwatch_service.api.http.paging import CursorSigner, reject_unknown_parameters
-from rankwatch_service.api.http.relay import Relay, Relayed
+from rankwatch_service.api.http.relay import PeopleRelay, Relayed
 from rankwatch_service.api.http.turns import Turns
 from rankwatch_service.api.ingest import Batcher, Intake, NewJobs
 from rankwatch_service.api.routes import (
@@ -146,7 +146,10 @@ def create_app(
     # What is added later is further outside.
     app.add_middleware(GZipMiddleware, minimum_size=1_024)
     if people is not None:
-        app.add_middleware(Relay, socket=people, answered_here=context.counters.not_relayed.inc)
+        counters = context.counters
+        app.add_middleware(
+            PeopleRelay, socket=people, answered_here=counters.not_relayed.inc, count_alerts=counters.count_alerts
+        )
     app.add_middleware(
         Gate,
         authenticator=context.authenticator,

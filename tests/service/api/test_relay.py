@@ -72,6 +72,17 @@ def test_a_write_is_done_once_and_its_client_is_in_the_audit_trail(relaying, tmp
     assert "testclient" in values_of(relaying.engine, select(Audit.source))
 
 
+def test_alerts_are_counted_where_metrics_are_asked_for(relaying, tmp_path):
+    add(relaying.engine, Job, job_row())
+    firing = [{"labels": {"alertname": "disk full", "job": "j"}}, {"labels": {"alertname": "late"}}]
+    with people_app(relaying, tmp_path / "people"):
+        answer = relaying.post("/api/v2/alerts", firing, headers={"X-Rankwatch-Alerts": '{"accepted": 100}'})
+    assert answer.status_code == 200
+    assert "x-rankwatch-alerts" not in answer.headers
+    counted = [line for line in relaying.get("/metrics").text.splitlines() if line.startswith("rankwatch_alerts_total")]
+    assert sum(float(line.split()[-1]) for line in counted) == 2
+
+
 def test_nobody_outside_says_for_whom_a_request_is_relayed(relaying, tmp_path):
     add(relaying.engine, Job, job_row(state="ended", last_seen_unix_ns=1))
     claimed = {"X-Rankwatch-Relayed": "0 https 10.0.0.1"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from importlib.metadata import version
 from itertools import product
@@ -21,7 +21,7 @@ from prometheus_client.registry import Collector
 from sqlalchemy import Connection, Engine, func, select
 
 from rankwatch_service.access.budgets import LIMITS, Budgets, Whose
-from rankwatch_service.alerts import waiting_count
+from rankwatch_service.alerts import AlertResult, waiting_count
 from rankwatch_service.api.background.health_facts import partitions, processes
 from rankwatch_service.clock import Clock
 from rankwatch_service.incidents.lost_time import HOUR_NS
@@ -191,6 +191,11 @@ class Counters:
         self.order_failures = Counter(
             "rankwatch_order_reads_failed", "Orders of a job that could not be read for its streams", registry=registry
         )
+
+    def count_alerts(self, results: Mapping[AlertResult, int] | Mapping[str, int]) -> None:
+        """Count alerts that were received, by `AlertResult`."""
+        for result, count in results.items():
+            self.alerts.labels(result).inc(count)
 
     def watch(self, budgets: Budgets) -> None:
         """Show what its accounts hold."""

@@ -32,7 +32,6 @@ from rankwatch_service.api.http.turns import Turns
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.errors import StoreError
 
-API_PATH: Final = "/api/v1/"
 TELEMETRY_PATH: Final = "/api/v1/telemetry"
 BODY_BYTES_MAX: Final = 1024 * 1024
 """Limit for all but telemetry: a policy of 200 rules has 60 KB, the view of a host with 1,024 ranks 150 KB."""
@@ -213,6 +212,9 @@ FROM_HERE_ONLY: Final = (
     "this token is for the machine of the service; for agents on other hosts create one with `rankwatch token job JOB`"
 )
 
+REFUSED_S: Final = 1.0
+"""How long whoever guesses tokens waits for a 429: a connection that asks again at once takes no time from others."""
+
 REFUSED: Final = (401, 403, 421)
 """Statuses that are counted and recorded in the audit trail."""
 
@@ -303,6 +305,7 @@ class Gate:
         # The token that a login tries is in its body: one that came beside it vouches for nothing.
         if wait_s and (logs_in or not self._authenticator.knows(token)):
             self._refusals.add(Refusal(429, source_of(scope), ""), path, invalid_token=False)
+            await asyncio.sleep(REFUSED_S)
             detail = "too many requests with an invalid token came from this address"
             await refuse(429, detail, **{"Retry-After": str(wait_s)})
             return
@@ -409,8 +412,8 @@ class Gate:
 
 def is_relayed(scope: AsgiScope) -> bool:
     """Whether this is a request of people, which the second process answers where there is one."""
-    path: str = scope["path"]
-    return path.startswith(API_PATH) and path[len(API_PATH) :].partition("/")[0] not in OWN
+    _, api, version, resource, *_ = f"{scope['path']}///".split("/")
+    return api == "api" and (version == "v2" or (version == "v1" and resource not in OWN))
 
 
 def source_of(scope: AsgiScope) -> str:

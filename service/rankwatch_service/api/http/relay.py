@@ -14,9 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+import msgspec
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rankwatch_service.access.identities import Authenticator
 from rankwatch_service.api.http.gate import is_relayed, presented_token, source_of
@@ -25,24 +26,34 @@ from rankwatch_service.store.errors import StoreError
 
 _HEADER: Final = "x-rankwatch-relayed"
 """Request id, scheme and client's address, for the second process. One that a client sends is removed."""
+_ALERTS: Final = b"x-rankwatch-alerts"
+"""What has become of alerts, from the second process, as a JSON object: result to number."""
 _PIECE_BYTES: Final = 65_536
 _HEAD_BYTES_MAX: Final = 65_536
 
 
-class Relay:
+class PeopleRelay:
     """ASGI middleware of the first process, behind the gate."""
 
-    def __init__(self, app: ASGIApp, socket: Path, answered_here: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        socket: Path,
+        answered_here: Callable[[], None],
+        count_alerts: Callable[[dict[str, int]], None],
+    ) -> None:
         """Do no I/O.
 
         Args:
             app: answers what is not relayed, and all while the second process does not run.
             socket: where the second process listens.
             answered_here: called for each request that it should have answered.
+            count_alerts: called with what has become of alerts that it has received, since nobody asks for its metrics.
         """
         self._app = app
         self._socket = socket
         self._answered_here = answered_here
+        self._count_alerts = count_alerts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -63,7 +74,9 @@ class Relay:
                 await unavailable(scope["request_id"])(scope, receive, send)
                 return
             is_chunked = (b"transfer-encoding", b"chunked") in headers
-            kept = [field for field in headers if field[0] not in (b"connection", b"transfer-encoding")]
+            kept = [field for field in headers if field[0] not in (b"connection", b"transfer-encoding", _ALERTS)]
+            for _, results in (field for field in headers if field[0] == _ALERTS):
+                self._count_alerts(msgspec.json.decode(results, type=dict[str, int]))
             await send({"type": "http.response.start", "status": status, "headers": kept})
             connection = scope.get("state", {}).get("connection")
             async for piece in _chunks(reader) if is_chunked else _pieces(reader):
@@ -147,4 +160,13 @@ class Relayed:
                 await problem(scope["request_id"], 401, "the service refused the token")(scope, receive, send)
                 return
             scope["identity"] = replace(found, by_cookie=by_cookie)
-        await self._app(scope, receive, send)
+        await self._app(scope, receive, _with_alerts(scope, send))
+
+
+def _with_alerts(scope: Scope, send: Send) -> Send:
+    async def sent(message: Message) -> None:
+        if message["type"] == "http.response.start" and "alerts" in scope:
+            message["headers"] = [*message["headers"], (_ALERTS, msgspec.json.encode(scope["alerts"]))]
+        await send(message)
+
+    return sent

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Depends, Query, Request
 from pydantic import AwareDatetime, BaseModel, Field
 from sqlalchemy import Connection, select
 
@@ -107,7 +107,10 @@ class ShownAlert(ApiReply):
 
 @router.post("")
 def receive_alerts(
-    body: Annotated[list[PostedAlert], Field(max_length=ALERTS_PER_REQUEST_MAX)], context: Ctx, identity: Sender
+    request: Request,
+    body: Annotated[list[PostedAlert], Field(max_length=ALERTS_PER_REQUEST_MAX)],
+    context: Ctx,
+    identity: Sender,
 ) -> AlertResults:
     """Take alerts that fire or are over, as Prometheus and amtool send them. Repeats change nothing.
 
@@ -130,8 +133,8 @@ def receive_alerts(
     known = context.settings.alert_job_label_names
     results = take_alerts(context.engine, context.controls, taken, known, identity.may_see, now) if taken else []
     counts.update(results)
-    for result, count in counts.items():
-        context.counters.alerts.labels(result).inc(count)
+    context.counters.count_alerts(counts)
+    request.scope["alerts"] = counts  # for the metrics of the process that has relayed the request
     if errors:
         detail = f"{len(errors)} of {len(body)} alerts cannot be accepted; all others were taken"
         raise ProblemError(400, detail, errors=errors[:LISTED_MAX])
