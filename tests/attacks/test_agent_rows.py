@@ -189,7 +189,7 @@ def test_the_stream_takes_what_an_agent_signed_before_its_row_went_and_what_it_s
     job.tick(1.0)
     assert job.forged() == []
     assert job.refused() == []
-    assert job.partition.jobs["gpt"]._carriers.ranks_of(read_envelope(again(4), secret_of)) == {0, 1}
+    assert job.partition.jobs["gpt"]._rank_owners.ranks_of(read_envelope(again(4), secret_of)) == {0, 1}
 
 
 # ---- views -----------------------------------------------------------------------------------------------------------

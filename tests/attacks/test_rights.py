@@ -274,7 +274,7 @@ def test_what_is_remembered_of_agents_does_not_grow(world):
         world.tick(RANK_FREE_S + 1)
         for rank in range(4):
             world.send(host(9, f"{number}{rank}".rjust(16, "a"), world_size=4)(of=[rank]))
-    carriers = world.partition.jobs["gpt"]._carriers
+    carriers = world.partition.jobs["gpt"]._rank_owners
     assert len(carriers.state()["names"]) <= 64
     for launch in range(8):
         world.send(host(0, f"{launch}".rjust(16, "b"), f"n{launch}.0", world_size=2)(1))

@@ -18,6 +18,7 @@ attempt is another job of this name, or a forgery.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -31,6 +32,9 @@ from rankwatch import wire
 from rankwatch.signed import host_of
 from rankwatch_detectors.base import Ints
 from rankwatch_service.job.admission import BundleRefused, CellCount
+from rankwatch_service.job.event_owners import OWNERS, Owner, is_of_a_rank
+from rankwatch_service.job.topology_state import TopologyState
+from rankwatch_service.policy.checkpoint_ledger import Ledger
 from rankwatch_service.telemetry.bundle import Bundle, read_bundle
 from rankwatch_service.telemetry.envelope import WORLD_SIZE_MAX, Envelope, Reason, decode_envelope
 
@@ -60,7 +64,19 @@ class Launch(StrEnum):
     LATER = "later"
 
 
-class Carriers:
+@dataclass(frozen=True, slots=True)
+class OwnTelemetry:
+    """What the senders of a bundle have a right to tell."""
+
+    bundle: Bundle
+    """Without the rest, and with hosts of one name told apart."""
+    rankless_events: Mapping[tuple[str, str, str], int]
+    """By host, agent and kind, how many events of a rank were left out that name none."""
+    strange_checkpoints: int
+    """Reports left out that a checkpoint is gone, by who saved no part of it: honest where ranks have moved."""
+
+
+class RankOwners:
     """Who carries which rank of the running launch. Memory: 4 bytes for each rank, 100 for each carrier."""
 
     def __init__(self) -> None:
@@ -74,19 +90,25 @@ class Carriers:
         self._of_rank: NDArray[np.int32] = np.zeros(0, dtype=np.int32)
         self._earlier: dict[str, None] = {}
         """Those that carried ranks of earlier launches, the newest last."""
+        self._host_names = HostNames()
 
     def begin(self, *, new_launch: bool) -> None:
         """An attempt begins; in a new launch the ranks are others."""
         if new_launch:
-            for name in self._numbers:
-                self._earlier.pop(name, None)
-                self._earlier[name] = None
-            for name in [*self._earlier][:-EARLIER_MAX]:
-                del self._earlier[name]
-            self._numbers, self._heard_s, self._ranks = {}, [], []
-            self._of_rank = np.zeros(0, dtype=np.int32)
+            self._begin_anew()
+            self._host_names = HostNames()
 
-    def refusal(self, bundle: Bundle, launch: Launch, world_size: int | None, now_s: float) -> BundleRefused | None:
+    def _begin_anew(self) -> None:
+        """Nobody carries a rank any more; who did is remembered."""
+        for name in self._numbers:
+            self._earlier.pop(name, None)
+            self._earlier[name] = None
+        for name in [*self._earlier][:-EARLIER_MAX]:
+            del self._earlier[name]
+        self._numbers, self._heard_s, self._ranks = {}, [], []
+        self._of_rank = np.zeros(0, dtype=np.int32)
+
+    def refusal(self, bundle: Bundle, launch: Launch, topology: TopologyState, now_s: float) -> BundleRefused | None:
         """Why a bundle is forged, or which sender has no rank of its attempt; None if it is taken. Changes nothing.
 
         Of several batches also why they must be taken one by one: one of them may decide on a later one.
@@ -94,7 +116,7 @@ class Carriers:
         Args:
             bundle: of any attempt.
             launch: of its attempt.
-            world_size: ranks of the running attempt; None: not known yet.
+            topology: of the running attempt.
             now_s: stream time.
         """
         agents = [batch.agent for batch in bundle.batches]
@@ -111,7 +133,7 @@ class Carriers:
         if self.signed and launch is Launch.RUNNING and (why := self._forgery_reason(bundle, named, now_s)):
             return BundleRefused(Reason.FORGED, why)
         # Of an earlier launch it is enough to name a rank: the host that is first heard when it is over is honest.
-        brought = named.batches if launch is Launch.EARLIER else named.brought(world_size)[1]
+        brought = named.batches if launch is Launch.EARLIER else named.brought(_world_size(launch, topology))[1]
         bringing = set(brought.tolist())
         for number, batch in enumerate(bundle.batches):
             if number not in bringing and not self.may_tell(batch, launch):
@@ -136,11 +158,23 @@ class Carriers:
         name = _name(batch)
         return self._carries(name) or (launch is not Launch.RUNNING and name in self._earlier)
 
-    def take(self, bundle: Bundle, now_s: float, world_size: int | None) -> None:
-        """Take a bundle of the running launch that is not refused; arguments as of `refusal`."""
+    def take(
+        self, bundle: Bundle, launch: Launch, topology: TopologyState, ledger: Ledger, now_s: float, *, is_older: bool
+    ) -> OwnTelemetry:
+        """Take a bundle that is not refused; arguments as of `refusal`.
+
+        Of an older attempt only events count: who brings them says nothing of the running one.
+        """
+        if not is_older:
+            self._take_ranks(bundle, launch, topology, now_s)
+        bundle = self.told_apart(bundle, launch, topology)
+        return self._own(bundle, launch, ledger) if self.signed else OwnTelemetry(bundle, {}, 0)
+
+    def _take_ranks(self, bundle: Bundle, launch: Launch, topology: TopologyState, now_s: float) -> None:
         if not self.signed and any(batch.agent for batch in bundle.batches):
-            self.begin(new_launch=True)  # hosts without an agent carry nothing any more
+            self._begin_anew()  # hosts without an agent carry nothing any more
             self.signed = True
+        world_size = _world_size(launch, topology)
         ranks, batches = _named(bundle).brought(world_size)
         if not len(ranks):
             return
@@ -158,6 +192,40 @@ class Carriers:
             self._count()
         if len(self._numbers) > max(CARRIERS_MIN, 2 * len(self._of_rank)):
             self._drop_others()
+
+    def told_apart(self, bundle: Bundle, launch: Launch, topology: TopologyState) -> Bundle:
+        """A bundle under the names by which its hosts are known."""
+        runs = launch is not Launch.EARLIER
+        batches = [self._host_names.told_apart(batch, topology.ranks_of, runs=runs) for batch in bundle.batches]
+        return _with_batches(bundle, batches)
+
+    def _own(self, bundle: Bundle, launch: Launch, ledger: Ledger) -> OwnTelemetry:
+        """Leave out what its senders have no right to tell.
+
+        From who never carried a rank only events of ranks are taken: how those of an earlier launch ended.
+        """
+        batches, rankless, strange = list[Envelope](), Counter[tuple[str, str, str]](), 0
+        for batch in bundle.batches:
+            if not self.may_tell(batch, launch):
+                events = tuple(filter(is_of_a_rank, batch.events))
+                batches.append(msgspec.structs.replace(batch, events=events, devices=(), host_devices=()))
+                continue
+            own = []
+            for event in batch.events:
+                if OWNERS.get(event.kind) is Owner.RANK and not is_of_a_rank(event):
+                    rankless[batch.host, batch.agent, event.kind] += 1
+                elif event.kind == "checkpoint_gone" and not self._has_saved(batch, event, ledger):
+                    strange += 1
+                else:
+                    own.append(event)
+            is_whole = len(own) == len(batch.events)
+            batches.append(batch if is_whole else msgspec.structs.replace(batch, events=tuple(own)))
+        return OwnTelemetry(_with_batches(bundle, batches), rankless, strange)
+
+    def _has_saved(self, batch: Envelope, event: wire.Event, ledger: Ledger) -> bool:
+        """Whether the sender of a batch carries a rank that saved a part of the checkpoint that an event names."""
+        savers = ledger.savers(event.fields.get("checkpoint"))
+        return savers is None or not self.ranks_of(batch).isdisjoint(savers)
 
     def ranks_of(self, batch: Envelope) -> set[int]:
         """The ranks that the sender of this batch carries."""
@@ -206,18 +274,20 @@ class Carriers:
             "heard_s": list(self._heard_s),
             "of_rank": self._of_rank,
             "earlier": list(self._earlier),
+            "host_names": self._host_names.state(),
         }
 
     @classmethod
-    def restored(cls, state: Mapping[str, Any]) -> Carriers:
+    def restored(cls, state: Mapping[str, Any]) -> RankOwners:
         """The object that gave this state."""
-        carriers = cls()
-        carriers.signed = state["signed"]
-        carriers._numbers = {name: number for number, name in enumerate(state["names"])}
-        carriers._heard_s, carriers._of_rank = list(state["heard_s"]), state["of_rank"]
-        carriers._earlier = dict.fromkeys(state["earlier"])
-        carriers._count()
-        return carriers
+        owners = cls()
+        owners.signed = state["signed"]
+        owners._numbers = {name: number for number, name in enumerate(state["names"])}
+        owners._heard_s, owners._of_rank = list(state["heard_s"]), state["of_rank"]
+        owners._earlier = dict.fromkeys(state["earlier"])
+        owners._host_names = HostNames(state["host_names"])
+        owners._count()
+        return owners
 
 
 class HostNames:
@@ -272,6 +342,15 @@ class _Named:
         return ranks[inside], batches[inside]
 
 
+def _world_size(launch: Launch, topology: TopologyState) -> int | None:
+    """Ranks of an attempt; None where they are not known, or it is not of the running launch."""
+    return topology.world_size if launch is Launch.RUNNING and topology.infos_told else None
+
+
+def _with_batches(bundle: Bundle, batches: Sequence[Envelope]) -> Bundle:
+    return bundle if batches == list(bundle.batches) else Bundle(batches, bundle.tables)
+
+
 def _named(bundle: Bundle) -> _Named:
     ranks = [table.rows.rank for table in bundle.tables.values()]
     batches = [table.batch for table in bundle.tables.values()]
@@ -313,7 +392,7 @@ ITEM_BYTES: Final = 512
 
 
 @dataclass(slots=True)
-class Newcomer:
+class PendingAttempt:
     """One attempt that waits."""
 
     attempt: str
@@ -328,16 +407,16 @@ class Newcomer:
     bundles: list[Bundle] = field(default_factory=list)
 
 
-class Newcomers:
+class PendingAttempts:
     """The attempts that wait. Memory: `ATTEMPTS_MAX` x (`BYTES_MAX` and `BATCHES_MAX` headers)."""
 
     def __init__(self) -> None:
-        self._waiting: dict[str, Newcomer] = {}
+        self._waiting: dict[str, PendingAttempt] = {}
 
     def cells(self, attempt: str) -> CellCount | None:
         """The count of an attempt that waits; None if it does not."""
-        newcomer = self._waiting.get(attempt)
-        return newcomer.cells if newcomer else None
+        waiting = self._waiting.get(attempt)
+        return waiting.cells if waiting else None
 
     def add(self, bundle: Bundle, count: CellCount, now_s: float) -> int:
         """Keep a bundle of one batch until its attempt takes over; returns how many batches were dropped instead.
@@ -348,41 +427,41 @@ class Newcomers:
             now_s: stream time.
         """
         batch = bundle.batches[0]
-        newcomer = self._waiting.pop(batch.attempt, None) or Newcomer(batch.attempt, now_s, batch.host, count)
-        newcomer.cells.take(bundle)
+        waiting = self._waiting.pop(batch.attempt, None) or PendingAttempt(batch.attempt, now_s, batch.host, count)
+        waiting.cells.take(bundle)
         dropped = 0
         if len(self._waiting) >= ATTEMPTS_MAX:
             dropped += len(self._waiting.pop(next(iter(self._waiting))).bundles)
-        self._waiting[batch.attempt] = newcomer
-        newcomer.heard_s = now_s
-        if len(newcomer.bundles) >= BATCHES_MAX:
+        self._waiting[batch.attempt] = waiting
+        waiting.heard_s = now_s
+        if len(waiting.bundles) >= BATCHES_MAX:
             return dropped + 1
         size = _size(bundle)
-        if newcomer.reported or newcomer.size + size > BYTES_MAX:
+        if waiting.reported or waiting.size + size > BYTES_MAX:
             bundle = _without_tables(bundle)
             size = _size(bundle)
-            if not (batch.ranks or batch.events) or newcomer.size + size > BYTES_MAX:
+            if not (batch.ranks or batch.events) or waiting.size + size > BYTES_MAX:
                 return dropped + 1
-        newcomer.bundles.append(bundle)
-        newcomer.size += size
+        waiting.bundles.append(bundle)
+        waiting.size += size
         return dropped
 
     def take(self, attempt: str) -> list[Bundle]:
         """The bundles of an attempt that takes over, oldest first; nothing of it waits afterwards."""
-        newcomer = self._waiting.pop(attempt, None)
-        return newcomer.bundles if newcomer else []
+        waiting = self._waiting.pop(attempt, None)
+        return waiting.bundles if waiting else []
 
     def newest(self) -> str:
         """The attempt that was heard last; empty if none waits."""
         return next(reversed(self._waiting), "")
 
-    def beside(self, now_s: float) -> list[Newcomer]:
+    def beside(self, now_s: float) -> list[PendingAttempt]:
         """Those that have become `BESIDE_S` old, each once. Their tables are dropped."""
         old = [one for one in self._waiting.values() if not one.reported and one.heard_s - one.since_s >= BESIDE_S]
-        for newcomer in old:
-            newcomer.reported = True
-            newcomer.bundles = [_without_tables(bundle) for bundle in newcomer.bundles]
-            newcomer.size = sum(map(_size, newcomer.bundles))
+        for waiting in old:
+            waiting.reported = True
+            waiting.bundles = [_without_tables(bundle) for bundle in waiting.bundles]
+            waiting.size = sum(map(_size, waiting.bundles))
         for attempt in [name for name, one in self._waiting.items() if now_s - one.heard_s > BESIDE_S]:
             del self._waiting[attempt]
         return old
@@ -403,22 +482,22 @@ class Newcomers:
         ]
 
     @classmethod
-    def restored(cls, state: list[Mapping[str, Any]]) -> Newcomers:
+    def restored(cls, state: list[Mapping[str, Any]]) -> PendingAttempts:
         """The object that gave this state."""
-        newcomers = cls()
-        for told in state:
-            bundles = [read_bundle([decode_envelope(body)]) for body in told["batches"]]
-            newcomers._waiting[told["attempt"]] = Newcomer(
-                told["attempt"],
-                told["since_s"],
-                told["host"],
-                CellCount.restored(told["cells"]),
-                told["heard_s"],
-                told["reported"],
+        pending = cls()
+        for saved in state:
+            bundles = [read_bundle([decode_envelope(body)]) for body in saved["batches"]]
+            pending._waiting[saved["attempt"]] = PendingAttempt(
+                saved["attempt"],
+                saved["since_s"],
+                saved["host"],
+                CellCount.restored(saved["cells"]),
+                saved["heard_s"],
+                saved["reported"],
                 sum(map(_size, bundles)),
                 bundles,
             )
-        return newcomers
+        return pending
 
 
 def _size(bundle: Bundle) -> int:

@@ -1,7 +1,7 @@
 """Whose an event is, and who may tell of it. Pure.
 
-Who sends an event carries a rank of its attempt, or its batch is refused (`attempts.Carriers`). Of a rank only its own
-agent tells, and of a host only an agent of that host, since ranks of other hosts are never its own. This table says
+Who sends an event carries a rank of its attempt, or its batch is refused (`attempts.RankOwners`). Of a rank only its
+own agent tells, and of a host only an agent of that host, since ranks of other hosts are never its own. This table says
 besides which events name a rank, so that nobody tells of a job as a whole. That a checkpoint is gone counts only from
 an agent of one of the ranks that have saved it.
 """

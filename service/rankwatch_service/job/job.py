@@ -5,14 +5,10 @@ Connects the parts: assembler -> detectors -> correlator -> ledger, policy and n
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
-from msgspec.structs import replace
-
-from rankwatch import wire
 from rankwatch_detectors.base import AttemptStart, Frame, Observation, Occurrence
 from rankwatch_service.incidents.correlator import Correlator
 from rankwatch_service.incidents.hang import ANSWERS, HangEvidence
@@ -30,12 +26,11 @@ from rankwatch_service.job.admission import (
     limit_of,
 )
 from rankwatch_service.job.assembler import Assembler
-from rankwatch_service.job.attempts import AHEAD_MAX, Carriers, HostNames, Launch, Newcomers
+from rankwatch_service.job.attempts import AHEAD_MAX, Launch, PendingAttempts, RankOwners
 from rankwatch_service.job.declarations import DECLARATION_STEPS, DECLARATIONS_MAX, Declarations
 from rankwatch_service.job.detection import DetectionPipeline, MakeDetectors
 from rankwatch_service.job.device_boards import DeviceBoards, as_frame
 from rankwatch_service.job.effects import Effects, FeedEntry, brief
-from rankwatch_service.job.event_owners import OWNERS, Owner, is_of_a_rank
 from rankwatch_service.job.history import JobHistory
 from rankwatch_service.job.summary import AttemptChange, SummaryBuilder
 from rankwatch_service.names import launch_of, number_of, series_of_devices
@@ -47,7 +42,7 @@ from rankwatch_service.policy.response import JobSituation, Responder, acceptanc
 from rankwatch_service.policy.routing import command_notifications, notifications
 from rankwatch_service.policy.settings_in_force import SettingsInForce
 from rankwatch_service.telemetry.bundle import Bundle
-from rankwatch_service.telemetry.envelope import Envelope, Reason
+from rankwatch_service.telemetry.envelope import Reason
 
 REST_AFTER_S: Final = 3_600.0
 """A job without telemetry for this long becomes idle: it drops its frames and detectors and keeps its incidents."""
@@ -70,9 +65,8 @@ class JobStream:
         self._links = links
         self._assembler = Assembler()
         self._allowed_cells = 0
-        self._carriers = Carriers()
-        self._host_names = HostNames()
-        self._newcomers = Newcomers()
+        self._rank_owners = RankOwners()
+        self._pending_attempts = PendingAttempts()
         self._declarations = Declarations()
         self._pipeline = DetectionPipeline(job, make_detectors, lambda: self.settings.rules_of(job))
         self.adopt(settings)
@@ -139,12 +133,12 @@ class JobStream:
             return BundleSplit()
         self._heard_s, self._resting = now_s, False
         if not may_grow:
-            self._exceed(demand, bundle, allowance, now_s, effects)
+            self._report_limit(demand, bundle, allowance, now_s, effects)
             if bundle.attempt != self._assembler.attempt or self._assembler.board is None:
                 return BundleRefused(Reason.LIMIT, str(limit_of(demand)))
         if count and self._assembler.is_newer(bundle.attempt):
-            if not (self._may_take_over(now_s) or self._carriers.has(bundle.batches[0])):
-                self._assembler.counts["newcomer_batches"] += self._newcomers.add(bundle, count, now_s)
+            if not (self._may_take_over(now_s) or self._rank_owners.has(bundle.batches[0])):
+                self._assembler.counts["newcomer_batches"] += self._pending_attempts.add(bundle, count, now_s)
                 return BundleAccepted()
             self._begin(bundle.attempt, now_s, effects)
             may_grow = self._is_allowed(bundle)  # beside its batches that waited
@@ -162,13 +156,13 @@ class JobStream:
         launch = self._launch_of(attempt)
         if launch is Launch.RUNNING and number_of(attempt) > number_of(running or attempt) + AHEAD_MAX:
             return BundleRefused(Reason.FORGED, f"attempt {attempt} does not follow {running}")
-        return self._carriers.refusal(bundle, launch, self._world_size(attempt), now_s)
+        return self._rank_owners.refusal(bundle, launch, self._assembler.topology_state, now_s)
 
     def _count_of(self, attempt: str) -> CellCount | None:
         """The count to which a bundle of an attempt belongs; None for an earlier attempt, of which nothing is kept."""
         if attempt != self._assembler.attempt and not self._assembler.is_newer(attempt):
             return None
-        return self._newcomers.cells(attempt) or self._assembler.count_for(attempt)
+        return self._pending_attempts.cells(attempt) or self._assembler.count_for(attempt)
 
     def _is_allowed(self, bundle: Bundle) -> bool:
         """Whether the job may have state for all of a bundle, without a further grant."""
@@ -185,13 +179,16 @@ class JobStream:
         self._allowed_cells = grant.cells
         return True
 
-    def _exceed(self, demand: CellDemand, bundle: Bundle, allowance: Allowance, now_s: float, effects: Effects) -> None:
+    def _report_limit(
+        self, demand: CellDemand, bundle: Bundle, allowance: Allowance, now_s: float, effects: Effects
+    ) -> None:
         """Report that the job may not have what it demands for a bundle.
 
         If the attempt does not run yet, who its ranks are is taken, where the job may have that.
         """
         self.report("limit", {**asdict(limit_of(demand)), "host": bundle.batches[0].host}, now_s, effects)
-        named = self._with_hosts_apart(bundle, self._launch_of(bundle.attempt))
+        launch = self._launch_of(bundle.attempt)
+        named = self._rank_owners.told_apart(bundle, launch, self._assembler.topology_state)
         introduction = self._assembler.introduction(named)
         if introduction.cells and self._may_have(introduction, allowance, effects):
             self._assembler.introduce(named, now_s)
@@ -199,29 +196,30 @@ class JobStream:
             self._summarize(now_s, effects)  # a job with an incident is listed
 
     def _take(self, bundle: Bundle, now_s: float, effects: Effects, *, may_grow: bool) -> None:
-        launch = self._launch_of(bundle.attempt)
-        # Of an older attempt only events count: who brings them then says nothing of the running one.
-        if self._assembler.attempt in (None, bundle.attempt) or self._assembler.is_newer(bundle.attempt):
-            self._carriers.take(bundle, now_s, self._world_size(bundle.attempt))
-        bundle = self._with_hosts_apart(bundle, launch)
-        bundle = self._without_foreign(bundle, launch, now_s, effects)
-        fresh = self.devices.take(bundle.batches, len(self._assembler.topology_state.infos), now_s)
-        effects.devices += [(self.job, device) for device in fresh]
-        self._observe(self._assembler.take(bundle, now_s, may_grow=may_grow), now_s, effects)
+        assembler, attempt = self._assembler, bundle.attempt
+        launch, topology = self._launch_of(attempt), assembler.topology_state
+        is_older = assembler.attempt not in (None, attempt) and not assembler.is_newer(attempt)
+        own = self._rank_owners.take(bundle, launch, topology, self.history.ledger, now_s, is_older=is_older)
+        if own.strange_checkpoints:
+            self.history.counts["checkpoint_gone"] += own.strange_checkpoints
+        for (host, agent, kind), count in own.rankless_events.items():
+            fields = {"what": "event", "detail": f"{kind} of no rank", "host": host, "agent": agent, "count": count}
+            self.report("forged", fields, now_s, effects)
+        new_devices = self.devices.take(own.bundle.batches, len(topology.infos), now_s)
+        effects.devices += [(self.job, device) for device in new_devices]
+        self._observe(assembler.take(own.bundle, now_s, may_grow=may_grow), now_s, effects)
 
     # ---- attempts --------------------------------------------------------------------------------------------------
 
     def _may_take_over(self, now_s: float) -> bool:
         """Whether any attempt may: none runs."""
-        return self._assembler.attempt is None or self._assembler.ended or self._carriers.silent(now_s)
+        return self._assembler.attempt is None or self._assembler.ended or self._rank_owners.silent(now_s)
 
     def _begin(self, attempt: str, now_s: float, effects: Effects) -> None:
         """A newer attempt takes over, with those of its batches that waited for it."""
         before = self._assembler.attempt
-        if new_launch := before is None or launch_of(before) != launch_of(attempt):
-            self._host_names = HostNames()
-        self._carriers.begin(new_launch=new_launch)
-        for bundle in self._newcomers.take(attempt):
+        self._rank_owners.begin(new_launch=before is None or launch_of(before) != launch_of(attempt))
+        for bundle in self._pending_attempts.take(attempt):
             if (refused := self._refusal(bundle, now_s)) is None:
                 self._take(bundle, now_s, effects, may_grow=self._is_allowed(bundle))
             elif refused.reason is Reason.FORGED:
@@ -233,49 +231,6 @@ class JobStream:
         if running is not None and launch_of(running) == launch_of(attempt):
             return Launch.RUNNING
         return Launch.LATER if self._assembler.is_newer(attempt) else Launch.EARLIER
-
-    def _world_size(self, attempt: str) -> int | None:
-        """Ranks of an attempt; None where they are not known, or it is not of the running launch."""
-        known = self._assembler.topology_state
-        return known.world_size if self._launch_of(attempt) is Launch.RUNNING and known.infos_told else None
-
-    def _with_hosts_apart(self, bundle: Bundle, launch: Launch) -> Bundle:
-        ranks_of, runs = self._assembler.topology_state.ranks_of, launch is not Launch.EARLIER
-        batches = [self._host_names.told_apart(batch, ranks_of, runs=runs) for batch in bundle.batches]
-        return bundle if batches == list(bundle.batches) else Bundle(batches, bundle.tables)
-
-    def _without_foreign(self, bundle: Bundle, launch: Launch, now_s: float, effects: Effects) -> Bundle:
-        """Leave out what its sender has no right to tell, and report events of no rank.
-
-        That a checkpoint is gone is only counted: where ranks have moved, whoever sees it may have saved no part of it.
-        From who never carried a rank only events of ranks are taken: how those of an earlier launch ended.
-        """
-        if not self._carriers.signed:
-            return bundle
-        batches, refused = [], Counter[tuple[str, str, str]]()
-        for batch in bundle.batches:
-            if not self._carriers.may_tell(batch, launch):
-                own = tuple(filter(is_of_a_rank, batch.events))
-                batches.append(replace(batch, events=own, devices=(), host_devices=()))
-                continue
-            kept = []
-            for event in batch.events:
-                if OWNERS.get(event.kind) is Owner.RANK and not is_of_a_rank(event):
-                    refused[batch.host, batch.agent, f"{event.kind} of no rank"] += 1
-                elif event.kind == "checkpoint_gone" and not self._has_saved(batch, event):
-                    self.history.counts["checkpoint_gone"] += 1
-                else:
-                    kept.append(event)
-            batches.append(replace(batch, events=tuple(kept)) if len(kept) < len(batch.events) else batch)
-        for (host, agent, why), count in refused.items():
-            fields = {"what": "event", "detail": why, "host": host, "agent": agent, "count": count}
-            self.report("forged", fields, now_s, effects)
-        return bundle if batches == list(bundle.batches) else Bundle(batches, bundle.tables)
-
-    def _has_saved(self, batch: Envelope, event: wire.Event) -> bool:
-        """Whether the sender of a batch carries a rank that saved a part of the checkpoint that an event names."""
-        savers = self.history.ledger.savers(event.fields.get("checkpoint"))
-        return savers is None or not self._carriers.ranks_of(batch).isdisjoint(savers)
 
     def control(self, record: ControlRecord, now_s: float, effects: Effects) -> None:
         """Take the next control record about this job, or about all jobs."""
@@ -310,11 +265,11 @@ class JobStream:
         """Advance to `now_s`; for `blind_s` of the time since the last tick the service could not receive anything."""
         if self._resting:
             return
-        self._carriers.blind(blind_s)
+        self._rank_owners.blind(blind_s)
         self._observe(self._assembler.tick(now_s, blind_s), now_s, effects)
-        if (newest := self._newcomers.newest()) and self._may_take_over(now_s):
+        if (newest := self._pending_attempts.newest()) and self._may_take_over(now_s):
             self._begin(newest, now_s, effects)
-        for newcomer in self._newcomers.beside(now_s):
+        for newcomer in self._pending_attempts.beside(now_s):
             detail = f"attempt {newcomer.attempt} reports beside the running one"
             self.report("forged", {"what": "attempt", "detail": detail, "host": newcomer.host}, now_s, effects)
         for counters in self.devices.due(now_s):
@@ -334,7 +289,7 @@ class JobStream:
         self._summarize(now_s, effects)
         if now_s - self._heard_s > REST_AFTER_S and not self._limit.waiting:
             self._resting, self._assembler, self._allowed_cells = True, Assembler(), 0
-            self._carriers.begin(new_launch=True)
+            self._rank_owners.begin(new_launch=True)
             self._pipeline.rest()
             self._publish(self.correlator.settle(), now_s, effects)
 
@@ -524,9 +479,8 @@ class JobStream:
             "desk": self.settings.state(),
             "assembler": self._assembler.state(),
             "allowed_cells": self._allowed_cells,
-            "carriers": self._carriers.state(),
-            "host_names": self._host_names.state(),
-            "newcomers": self._newcomers.state(),
+            "rank_owners": self._rank_owners.state(),
+            "pending_attempts": self._pending_attempts.state(),
             "declarations": self._declarations.state(),
             "devices": self.devices.state(),
             "hang_evidence": self._hang_evidence.state(),
@@ -544,9 +498,8 @@ class JobStream:
         """Restore what `state` gave; `detectors_without_snapshot` then names the detectors that begin anew."""
         self.adopt(SettingsInForce.restored(state["desk"]))
         self._assembler, self._allowed_cells = Assembler.restored(state["assembler"]), state["allowed_cells"]
-        self._carriers = Carriers.restored(state["carriers"])
-        self._host_names = HostNames(state["host_names"])
-        self._newcomers = Newcomers.restored(state["newcomers"])
+        self._rank_owners = RankOwners.restored(state["rank_owners"])
+        self._pending_attempts = PendingAttempts.restored(state["pending_attempts"])
         self._declarations = Declarations.restored(state["declarations"])
         self.devices = DeviceBoards.restored(state["devices"])
         self._hang_evidence = HangEvidence.restored(state["hang_evidence"])
