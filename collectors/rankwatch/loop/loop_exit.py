@@ -91,7 +91,7 @@ def _on_its_way(frame: FrameType | None) -> BaseException | None:
 
 
 def _is_kept(error: BaseException, objects: list[Any]) -> bool:
-    """An object of the program holds this exception: it was caught, or never raised. One on its way only frames hold."""
+    """Whether an object of the program holds this exception: it was caught, or never raised. Frames do not count."""
     return any(one is not objects and not isinstance(one, FrameType) for one in gc.get_referrers(error))
 
 
