@@ -155,7 +155,7 @@ def test_a_service_that_is_started_there_keeps_its_data_there_and_its_roles_are_
             url, _ = LOGIN.findall(output.read_text())[0]
             until(lambda: httpx2.get(f"{url}/readyz").is_success, START_S)
             roles = working_for(str(planted / "data"), "rankwatch_service")
-            assert [os.readlink(f"/proc/{pid}/cwd") for pid in roles] == ["/"] * 3
+            assert [os.readlink(f"/proc/{pid}/cwd") for pid in roles] == ["/"] * 4, "the api has two processes"
         finally:
             up.terminate()
     assert {path.name for path in (planted / "data").iterdir()} > {"rankwatch.db", "secret.key", "ingest-token"}
