@@ -34,6 +34,14 @@ def test_a_path_exists(path):
     assert (ROOT / path.partition("…")[0]).exists()
 
 
+@pytest.mark.parametrize(
+    "folder", ["collectors/rankwatch", "detectors/rankwatch_detectors", "service/rankwatch_service"]
+)
+def test_each_package_is_named(folder):
+    packages = [entry.name for entry in (ROOT / folder).iterdir() if (entry / "__init__.py").exists()]
+    assert [name for name in packages if f"{name}/" not in TEXT] == []
+
+
 def test_a_step_passes_no_more_functions_than_a_newcomer_can_follow():
     assert 0 < len(re.findall(r"^\| \d+ \| `", TEXT, re.MULTILINE)) <= HOPS_MAX
 

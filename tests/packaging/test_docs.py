@@ -25,7 +25,6 @@ from rankwatch_service.cli.app import app
 from rankwatch_service.telemetry.validate import JsonBatch, from_json
 from tests.packaging.pages import PAGES, ROOT, Code, all_code, blocks, files, prose, rest_description, words
 
-DESIGN = (ROOT / "docs" / "design.md").read_text()
 RUNBOOKS = ROOT / "docs" / "incidents"
 ROOMS = (
     *("", "docs", "detectors", "tests"),
@@ -55,21 +54,6 @@ NAMES_OUTSIDE = {
 WIDTH = 120
 LOAD = re.compile(r"torch\.load\((?:[^()]|\([^()]*\))*\)")
 """A call of torch.load, up to its closing parenthesis."""
-
-
-def packages() -> list[str]:
-    folders = [ROOT / "collectors" / "rankwatch", ROOT / "service" / "rankwatch_service"]
-    return sorted(
-        entry.name
-        for folder in folders
-        for entry in folder.iterdir()
-        if entry.is_dir() and (entry / "__init__.py").exists()
-    )
-
-
-@pytest.mark.parametrize("name", packages())
-def test_the_design_page_names_each_package(name: str) -> None:
-    assert f"{name}/" in DESIGN
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
