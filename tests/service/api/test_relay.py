@@ -36,20 +36,21 @@ def not_relayed(api: Api) -> float:
 
 def test_both_processes_answer_alike(relaying, tmp_path):
     add(relaying.engine, Incident, *(numbered_incident(n) for n in range(1, 40)))
-    asked = (LIST, "/api/v1/jobs/none", "/api/v1/incidents?nothing=1", "/api/v1/policy", "/api/v1/nothing")
-    alone = [relaying.get(path) for path in asked]
+    paths = (LIST, "/api/v1/jobs/none", "/api/v1/incidents?nothing=1", "/api/v1/policy", "/api/v1/nothing")
+    asked = [*(("GET", path) for path in paths), ("OPTIONS", LIST), ("HEAD", LIST)]
+    alone = [relaying.ask(method, path) for method, path in asked]
     assert not_relayed(relaying) == len(asked)
     with people_app(relaying, tmp_path / "people"):
-        relayed = [relaying.get(path) for path in asked]
+        relayed = [relaying.ask(method, path) for method, path in asked]
     assert not_relayed(relaying) == len(asked)
 
     def shown(answer):
         own = {"x-request-id", "date", "content-length"}
         fields = {name: value for name, value in answer.headers.items() if name not in own}
-        return answer.status_code, fields, {**answer.json(), "request_id": ""}
+        return answer.status_code, fields, {**answer.json(), "request_id": ""} if answer.content else {}
 
     assert [shown(answer) for answer in relayed] == [shown(answer) for answer in alone]
-    assert [answer.status_code for answer in relayed] == [200, 404, 422, 200, 404]
+    assert [answer.status_code for answer in relayed] == [200, 404, 422, 200, 404, 204, 405]
     assert relayed[0].headers["content-encoding"] == "gzip"
     assert relayed[2].json()["request_id"] == relayed[2].headers["x-request-id"]
 

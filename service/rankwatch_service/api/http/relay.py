@@ -24,8 +24,11 @@ from rankwatch_service.api.http.gate import is_relayed, presented_token, source_
 from rankwatch_service.api.http.problem import problem, unavailable
 from rankwatch_service.store.errors import StoreError
 
+BEGINS_WITHIN_S: Final = 360.0
+"""How long an answer may take to begin: longer than the longest preview."""
 _HEADER: Final = "x-rankwatch-relayed"
 """Request id, scheme and client's address, for the second process. One that a client sends is removed."""
+_UNKNOWN: Final = "-"
 _ALERTS: Final = b"x-rankwatch-alerts"
 """What has become of alerts, from the second process, as a JSON object: result to number."""
 _PIECE_BYTES: Final = 65_536
@@ -69,8 +72,9 @@ class PeopleRelay:
         try:
             writer.write(_request(scope, await _body(receive)))
             try:
-                status, headers = _head(await reader.readuntil(b"\r\n\r\n"))
-            except (OSError, EOFError):  # it has just ended; a write may have been done
+                async with asyncio.timeout(BEGINS_WITHIN_S):
+                    status, headers = _head(await reader.readuntil(b"\r\n\r\n"))
+            except (OSError, EOFError):  # it has just ended, or stands still; a write may have been done
                 await unavailable(scope["request_id"])(scope, receive, send)
                 return
             is_chunked = (b"transfer-encoding", b"chunked") in headers
@@ -112,7 +116,7 @@ async def _body(receive: Receive) -> bytes:
 def _request(scope: Scope, body: bytes) -> bytes:
     query = scope["query_string"]
     target = scope["raw_path"] + (b"?" + query if query else b"")
-    relayed = f"{scope['request_id']} {scope['scheme']} {source_of(scope)}".encode()
+    relayed = f"{scope['request_id']} {scope['scheme']} {source_of(scope) or _UNKNOWN}".encode()
     ours = {b"connection", b"content-length", b"transfer-encoding", b"expect", _HEADER.encode()}
     lines = [
         scope["method"].encode() + b" " + target + b" HTTP/1.1",
@@ -148,7 +152,7 @@ class Relayed:
         if scope["type"] == "http":
             headers = Headers(scope=scope)
             scope["request_id"], scope["scheme"], source = headers[_HEADER].split(" ")
-            scope["client"] = (source, 0)
+            scope["client"] = None if source == _UNKNOWN else (source, 0)
             token, by_cookie = presented_token(headers)
             try:
                 found = self._authenticator.cached(token)
