@@ -18,7 +18,7 @@ from rankwatch_detectors.base import SERVICE_KINDS, AttemptStart, Frame, Observa
 from rankwatch_service.job.admission import NOTHING, RANK_CELLS, CellCount, CellDemand, highest_rank
 from rankwatch_service.job.frames import NAMES_MAX, FrameWindow
 from rankwatch_service.job.gaps import Arrival, GapTracker
-from rankwatch_service.job.progress_board import GONE_STATES, LockstepCheck, ProgressBoard
+from rankwatch_service.job.progress_board import LockstepCheck, ProgressBoard
 from rankwatch_service.job.topology_state import TopologyState
 from rankwatch_service.names import launch_of
 from rankwatch_service.telemetry.bundle import Bundle, read_bundle
@@ -41,11 +41,6 @@ STEP_TIME_WEIGHT: Final = 0.1
 """Weight of the newest step in the running mean of step times, which spans about ten steps."""
 
 _DEPARTURES: Final = {"rank_left": "left", "process_exit": "exited", "exception": "exited"}
-
-
-def is_plain(batch: wire.Batch) -> bool:
-    """Whether a batch has only rows, and progress of ranks that go on, so that it may share a bundle with others."""
-    return not (batch.ranks or batch.events or any(block.state in GONE_STATES for block in batch.progress))
 
 
 class Assembler:
@@ -89,7 +84,7 @@ class Assembler:
     def fits(self, bundle: Bundle, now_s: float) -> bool:
         """Whether taking several batches whole has the same outcome as taking them one by one. Changes nothing.
 
-        Each of them satisfies `is_plain`.
+        Each of them has only rows, and progress of ranks that go on.
         """
         return (
             bundle.attempt == self.attempt

@@ -112,7 +112,7 @@ class JobStream:
         """Take the next bundle in log order, if it may be taken.
 
         Args:
-            bundle: of any attempt; each of several batches satisfies `is_plain`.
+            bundle: of any attempt; each of several batches has only rows, and progress of ranks that go on.
             allowance: what the job may have at the bundle.
             now_s: stream time.
             effects: what follows is added here.
@@ -238,9 +238,9 @@ class JobStream:
             case OrderPhase():
                 self._summary.order(record.action, record.phase, now_s, paused=record.paused)
                 self.history.ordered(record, now_s)
-                told = {name: getattr(record, name) for name in ("order", "phase", "action", "step")}
+                fields = {name: getattr(record, name) for name in ("order", "phase", "action", "step")}
                 step = record.step if record.step >= 0 else None
-                self._observe([Occurrence("order", record.attempt, "", now_s, None, step, told)], now_s, effects)
+                self._observe([Occurrence("order", record.attempt, "", now_s, None, step, fields)], now_s, effects)
             case Judgement():
                 self._review(record, now_s, effects)
             case _ if isinstance(record, ServiceReport):
@@ -451,8 +451,8 @@ class JobStream:
     def _summarize(self, now_s: float, effects: Effects) -> None:
         hung = hangs(self.correlator.open, self._assembler.attempt)
         counts = self.history.counts + self.devices.counts + self._pipeline.counts
-        told = self._assembler, self._heard_s, now_s, hung, counts, self.history.configuration
-        if (summary := self._summary.changed(*told)) is None:
+        summary = self._summary.changed(self._assembler, self._heard_s, now_s, hung, counts, self.history.configuration)
+        if summary is None:
             return
         effects.jobs[self.job] = summary
         ended_unix_ns = unix_ns(now_s) if summary.state == "ended" else None

@@ -15,10 +15,10 @@ from typing import Any, Final
 
 from rankwatch_service.incidents.model import unix_ns
 from rankwatch_service.job.admission import Admission, Allowance, BundleRefused, BundleSplit, LimitExceeded
-from rankwatch_service.job.assembler import is_plain
 from rankwatch_service.job.detection import MakeDetectors
 from rankwatch_service.job.effects import Effects, RefusedRecord
 from rankwatch_service.job.job import JobStream, Links
+from rankwatch_service.job.progress_board import GONE_STATES
 from rankwatch_service.log.base import Control, Controls, Record
 from rankwatch_service.names import ALL_JOBS
 from rankwatch_service.policy.control_records import JobDeleted, JobProject, decode_control
@@ -199,7 +199,7 @@ class Partition:
             batch = self._batch(record, effects)
             if batch is None:
                 continue
-            shares = record.key in self.jobs and is_plain(batch)
+            shares = record.key in self.jobs and _is_plain(batch)
             group = waiting.get(record.key)
             if group is not None and not (shares and group.may_take(batch)):
                 yield waiting.pop(record.key)
@@ -438,3 +438,8 @@ def _refused(error: Exception) -> BundleRefused:
     if isinstance(error, BadBatchError):
         return BundleRefused(error.reason, error.detail)
     return BundleRefused(Reason.FAILED, f"{type(error).__name__}: {error}"[:500])
+
+
+def _is_plain(batch: Envelope) -> bool:
+    """Whether a batch has only rows, and progress of ranks that go on, so that it may share a bundle with others."""
+    return not (batch.ranks or batch.events or any(block.state in GONE_STATES for block in batch.progress))
