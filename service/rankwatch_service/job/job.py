@@ -128,7 +128,7 @@ class JobStream:
             return BundleSplit() if several else refused
         count = self._count_of(bundle.attempt)
         demand = count.demand(bundle) if count else NOTHING
-        may_grow = self._may_have(demand, allowance, effects)
+        may_grow = demand.cells <= self._allowed_cells or self._grant(demand, allowance, effects)
         if several and not may_grow:
             return BundleSplit()
         self._heard_s, self._resting = now_s, False
@@ -169,10 +169,8 @@ class JobStream:
         count = self._count_of(bundle.attempt)
         return count is None or count.demand(bundle).cells <= self._allowed_cells
 
-    def _may_have(self, demand: CellDemand, allowance: Allowance, effects: Effects) -> bool:
-        """Whether the job may have what it demands, which it is granted now if it was not before."""
-        if demand.cells <= self._allowed_cells:
-            return True
+    def _grant(self, demand: CellDemand, allowance: Allowance, effects: Effects) -> bool:
+        """Grant the job what it demands; returns whether it may have that."""
         if (grant := allowance.grant(demand)) is None:
             return False
         effects.grants.append(grant)
@@ -190,7 +188,8 @@ class JobStream:
         launch = self._launch_of(bundle.attempt)
         named = self._rank_owners.told_apart(bundle, launch, self._assembler.topology_state)
         introduction = self._assembler.introduction(named)
-        if introduction.cells and self._may_have(introduction, allowance, effects):
+        allowed = introduction.cells <= self._allowed_cells or self._grant(introduction, allowance, effects)
+        if introduction.cells and allowed:
             self._assembler.introduce(named, now_s)
         if self._summary.is_new:
             self._summarize(now_s, effects)  # a job with an incident is listed
