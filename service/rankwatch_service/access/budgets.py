@@ -25,7 +25,7 @@ from rankwatch_service.clock import Clock
 CONNECTIONS_MAX: Final = 8_192
 """A host has three, a browser tab one or two."""
 CONNECTIONS_OF_A_PERSON_MAX: Final = 256
-"""A browser opens six at most, and a script of theirs seldom more than it has threads."""
+"""A browser opens six at most. Once a person has as many, the oldest that idles makes room."""
 STREAMS_MAX: Final = 4_096
 """One for each host, and those of people."""
 STREAMS_OF_A_PERSON_MAX: Final = 64
@@ -216,7 +216,8 @@ class _Holdings:
             (group for group in self._groups if group.count > group.most and account.whose in group.kinds), None
         )
         if account.whose is Whose.PERSON and len(self._items[account]) > self._of_a_person:
-            return self.give_back(item), item
+            gone = next((held for held in self._items[account] if held is not item and held.is_idle), item)
+            return self.give_back(gone), gone
         if full is None:
             return None
         gone = self._whose_turn(full, account, item)

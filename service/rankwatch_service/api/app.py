@@ -18,7 +18,7 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.routing import BaseRoute
 
 from rankwatch_service.access.agents import Agents, AgentSecrets, Renewals
-from rankwatch_service.access.budgets import Budgets
+from rankwatch_service.access.budgets import Account, Budgets
 from rankwatch_service.access.identities import Authenticator
 from rankwatch_service.access.oidc_provider import OidcProvider
 from rankwatch_service.access.refusals import Refusals
@@ -140,15 +140,20 @@ def create_app(
     if provider is not None:
         LoginRoutes(context, provider, page).mount(app)
 
-    def turns() -> Turns:
-        return Turns(clock, lambda account: context.counters.waited.labels(account.whose).inc())
+    def waited(account: Account) -> None:
+        context.counters.waited.labels(account.whose).inc()
 
+    turns = Turns(clock, waited)
     # What is added later is further outside.
     app.add_middleware(GZipMiddleware, minimum_size=1_024)
     if people is not None:
         counters = context.counters
         app.add_middleware(
-            PeopleRelay, socket=people, answered_here=counters.not_relayed.inc, count_alerts=counters.count_alerts
+            PeopleRelay,
+            socket=people,
+            authenticator=context.authenticator,
+            answered_here=counters.not_relayed.inc,
+            count_alerts=counters.count_alerts,
         )
     app.add_middleware(
         Gate,
@@ -157,8 +162,8 @@ def create_app(
         public_url=settings.public_url,
         own_names=own_names(settings, socket.gethostname()),
         proxies=TrustedProxies(settings.trusted_proxies),
-        turns=turns(),
-        relayed_turns=turns(),
+        turns=turns,
+        relayed_turns=turns if people is None else Turns(clock, waited),
     )
     return app
 

@@ -18,6 +18,7 @@ from rankwatch_service.access.secret_key import SecretKey, load_secret_key
 from rankwatch_service.api.app import create_app
 from rankwatch_service.api.dependencies import Context
 from rankwatch_service.api.http.connection import Connections, TlsServer
+from rankwatch_service.api.http.turns import SWITCH_S
 from rankwatch_service.api.ingest import Batcher
 from rankwatch_service.api.people_process import PeopleProcess
 from rankwatch_service.certificate import LOOK_EVERY_S, ServedCertificate
@@ -34,10 +35,6 @@ KEEP_ALIVE_S: Final = 75
 DRAIN_S: Final = 5
 """How long running requests may take after SIGTERM. Event streams end at once."""
 
-SWITCH_S: Final = 0.0002
-"""How long a thread may keep the interpreter while others wait: the event loop and each short request need it many
-times, and would wait Python's 5 ms each time while a long request computes."""
-
 _log = structlog.get_logger(__name__)
 
 
@@ -45,15 +42,22 @@ class _Server(TlsServer):
     """Ends event streams on a signal; uvicorn would wait for them."""
 
     def __init__(
-        self, config: uvicorn.Config, connections: Connections, certificate: ServedCertificate | None, context: Context
+        self,
+        config: uvicorn.Config,
+        connections: Connections,
+        certificate: ServedCertificate | None,
+        context: Context,
+        people: PeopleProcess,
     ) -> None:
         super().__init__(config, connections, (lambda: certificate.context) if certificate else None)
         self._context = context
+        self._people = people
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Stop serving; gracefully at the first signal."""
         # Runs in the main thread, between two callbacks of the event loop.
         self._context.changes.stop()
+        self._people.end()
         super().handle_exit(sig, frame)
 
 
@@ -95,7 +99,7 @@ def run(settings: Settings) -> None:
         timeout_graceful_shutdown=DRAIN_S,
     )
     _log.info("api_started", host=settings.host, port=settings.port, tls=certificate is not None)
-    server = _Server(config, connections, certificate, app.state.context)
+    server = _Server(config, connections, certificate, app.state.context, people)
     # uvicorn handles these signals, and raises them again after it has stopped: they must not kill us then.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, server.handle_exit)

@@ -9,9 +9,13 @@ import httpx2
 import pytest
 from sqlalchemy import select, update
 
+from rankwatch_service.access.refusals import TRIES_MAX
 from rankwatch_service.access.scopes import Scope
+from rankwatch_service.api import people_process
+from rankwatch_service.api.http.gate import BODY_BYTES_MAX
 from rankwatch_service.api.people_process import PeopleProcess
 from rankwatch_service.clock import SystemClock
+from rankwatch_service.settings import Settings
 from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import Audit, Incident, Job, Token
 from tests.support.service.api import Api, people_app, served_api
@@ -105,6 +109,25 @@ def test_a_token_without_the_scope_or_that_ends_meanwhile_is_refused(relaying, t
         until("the token is refused", lambda: relaying.get(LIST, token=reader).status_code == 401)
 
 
+def test_a_body_that_is_too_long_is_a_413_also_here(relaying, tmp_path):
+    with people_app(relaying, tmp_path / "people"):
+        answer = relaying.ask("POST", "/api/v1/silences", content=b"x" * (BODY_BYTES_MAX + 1))
+    assert (answer.status_code, answer.headers["x-frame-options"]) == (413, "DENY")
+
+
+def test_who_sends_a_revoked_token_does_not_guess(relaying, tmp_path):
+    reader = relaying.token(Scope.READ)
+    with people_app(relaying, tmp_path / "people") as second:
+        assert relaying.get(LIST, token=reader).status_code == 200
+        with write(relaying.engine) as connection:
+            connection.execute(update(Token).where(Token.name == "read").values(revoked=True))
+        second.state.context.authenticator.clear_cache()
+        answers = [relaying.get(LIST, token=reader) for _ in range(2 * TRIES_MAX)]
+    assert {answer.status_code for answer in answers} == {401}
+    assert {answer.json()["detail"] for answer in answers} == {"this token was revoked"}
+    assert answers[0].headers["www-authenticate"] == "Bearer"
+
+
 def test_a_second_process_that_dies_while_it_answers_is_a_503_that_may_be_tried_again(relaying, tmp_path):
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "people"))
@@ -139,6 +162,34 @@ def test_an_answer_that_breaks_off_is_not_taken_for_a_whole_one(tmp_path, head):
         with served_api(tmp_path, people=tmp_path / "people") as (api, url), pytest.raises(httpx2.RemoteProtocolError):
             httpx2.get(url + LIST, headers={"Authorization": f"Bearer {api.admin}"})
         thread.join()
+
+
+@pytest.mark.integration
+def test_a_second_process_that_stands_still_is_replaced(tmp_path, monkeypatch):
+    monkeypatch.setattr(people_process, "ANSWER_S", 1.0)
+    with served_api(tmp_path) as (api, _):
+        keeper = PeopleProcess(api.settings, SystemClock())
+        keeper.start()
+        until("it listens", lambda: answers(keeper))
+        first = keeper._child.pid
+        os.kill(first, signal.SIGSTOP)
+        until("another one listens", lambda: keeper._child.pid != first and answers(keeper))
+        keeper.stop()
+
+
+def test_one_that_cannot_be_started_is_tried_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(people_process, "RESTART_FIRST_S", 0.0)
+    tries = []
+
+    def fail(*arguments, **named):
+        tries.append(arguments)
+        raise OSError("no more processes")
+
+    monkeypatch.setattr(people_process.children, "start", fail)
+    keeper = PeopleProcess(Settings(data_dir=tmp_path), SystemClock())
+    keeper.start()
+    until("it is tried again", lambda: len(tries) > 1)
+    keeper.stop()
 
 
 @pytest.mark.integration

@@ -18,7 +18,7 @@ from rankwatch_service.access.tokens import TokenKind, create_token
 from rankwatch_service.api.app import create_app, create_people_app
 from rankwatch_service.api.http.connection import Connections, TlsServer
 from rankwatch_service.api.ingest import Batcher, Intake
-from rankwatch_service.api.people_process import people_server
+from rankwatch_service.api.people_process import PeopleServer
 from rankwatch_service.api.serve import KEEP_ALIVE_S
 from rankwatch_service.clock import Clock, SystemClock
 from rankwatch_service.log.control_log import ControlLog
@@ -145,16 +145,16 @@ def served_api(folder: Path, **more: Any) -> Iterator[tuple[Api, str]]:
 
 
 @contextmanager
-def people_app(api: Api, path: Path) -> Iterator[None]:
+def people_app(api: Api, path: Path) -> Iterator[FastAPI]:
     """The second application, which answers people, in a thread of this process; on the database of the first."""
     secret_key = load_secret_key(api.settings, api.engine, api.clock)
     app = create_people_app(api.settings, api.engine, api.clock, secret_key)
-    server = people_server(app, path)
+    server = PeopleServer(app, path)
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
         until("the second application is served", lambda: server.started)
-        yield
+        yield app
     finally:
         server.should_exit = True
         thread.join()

@@ -45,8 +45,8 @@ BODY_S: Final = 60.0
 ANSWER_S: Final = 10.0
 """Within each such time a client takes `TAKEN_BYTES_MIN` of what waits for it, or all of it."""
 TAKEN_BYTES_MIN: Final = 16_384
-FILES_KEPT: Final = 256
-"""Descriptors for the database, the log and the libraries."""
+FILES_KEPT: Final = 512
+"""Descriptors for the database, the log, the libraries, and requests that the second process answers."""
 WRITE_BUFFER_BYTES: Final = 65_536
 """Of an answer that the client does not read; asyncio's default over TLS is eight times as much. From here on the
 answer counts as unread."""

@@ -205,15 +205,19 @@ PROTECTED: Final = ("/api/", "/metrics")
 
 LOGIN_PATH: Final = "/api/v1/session"
 
-OWN: Final = frozenset({"telemetry", "agents", "events", "health", "session"})
-"""First parts of paths of the api that are never relayed: what agents ask, and what is about this process."""
+OWN: Final = frozenset({"telemetry", "agents", "events", "health", "session", "tokens", "commands"})
+"""First parts of paths of the api that are never relayed: what agents ask, streams, what is about this process, and
+what changes which tokens are valid, which this process remembers."""
 
 FROM_HERE_ONLY: Final = (
     "this token is for the machine of the service; for agents on other hosts create one with `rankwatch token job JOB`"
 )
 
 REFUSED_S: Final = 1.0
-"""How long whoever guesses tokens waits for a 429: a connection that asks again at once takes no time from others."""
+"""A guess waits so long for its 429, so that a loop of guesses takes little time from others."""
+
+GUESSES_WAITING_MAX: Final = 64
+"""Guesses that wait; further ones are answered at once, so that they hold few connections."""
 
 REFUSED: Final = (401, 403, 421)
 """Statuses that are counted and recorded in the audit trail."""
@@ -269,6 +273,7 @@ class Gate:
         self._public_origin = origin_of(public_url)
         self._own_names = own_names
         self._proxies = proxies
+        self._guesses_waiting = 0
         self._asked: dict[tuple[asyncio.AbstractEventLoop, str], asyncio.Future[Identity | None]] = {}
         """Tokens that are being looked up."""
 
@@ -305,7 +310,7 @@ class Gate:
         # The token that a login tries is in its body: one that came beside it vouches for nothing.
         if wait_s and (logs_in or not self._authenticator.knows(token)):
             self._refusals.add(Refusal(429, source_of(scope), ""), path, invalid_token=False)
-            await asyncio.sleep(REFUSED_S)
+            await self._slow_down()
             detail = "too many requests with an invalid token came from this address"
             await refuse(429, detail, **{"Retry-After": str(wait_s)})
             return
@@ -354,6 +359,14 @@ class Gate:
                 await self._app(scope, body, answers)
         finally:
             turn.end()
+
+    async def _slow_down(self) -> None:
+        if self._guesses_waiting < GUESSES_WAITING_MAX:
+            self._guesses_waiting += 1
+            try:
+                await asyncio.sleep(REFUSED_S)
+            finally:
+                self._guesses_waiting -= 1
 
     def _answering(self, scope: AsgiScope, send: Send, token: str, *, logs_in: bool) -> Send:
         """`send` that adds the headers of every answer, and counts what was refused."""

@@ -23,6 +23,9 @@ from rankwatch_service.clock import Clock
 TURNS_MAX: Final = 4
 """Requests that are worked on at a time: as many threads share the interpreter without delaying each other by much."""
 TURN_S: Final = 0.1
+SWITCH_S: Final = 0.0002
+"""How long a thread may keep the interpreter while others wait: the event loop and each short request need it many
+times, and would wait Python's 5 ms each time while a long request computes."""
 LATE_MAX: Final = 2
 """Requests of an account of which one is late: each delays all others by as much as one that is worked on."""
 USE_S: Final = 10.0
