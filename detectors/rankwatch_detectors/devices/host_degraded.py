@@ -137,10 +137,13 @@ class HostDegradedDetector(CounterDetector):
                 return f"The hypervisor gives the processors of host {host} to others {share('cpu_steal_ratio')}."
             case "memory":
                 return f"On host {host} all processes wait for memory {share('memory_pressure_ratio')}."
-        killed = "1 process (`dmesg -T | grep -i oom` names it)"
-        if (new := round(figure["new_errors"])) > 1:
-            killed = f"{new} processes (`dmesg -T | grep -i oom` names them)"
-        return f"Host {host} ran out of memory: the kernel killed {killed}."
+            case "oom":
+                killed = "1 process (`dmesg -T | grep -i oom` names it)"
+                if (new := round(figure["new_errors"])) > 1:
+                    killed = f"{new} processes (`dmesg -T | grep -i oom` names them)"
+                return f"Host {host} ran out of memory: the kernel killed {killed}."
+            case other:
+                raise AssertionError(f"{other} has a limit and no sentence")
 
 
 def _when(fields: Mapping[str, str]) -> str:

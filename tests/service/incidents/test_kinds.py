@@ -44,7 +44,7 @@ def test_the_page_of_answers_says_of_every_kind_what_the_incident_says():
         f"| [{row.label}](incidents/{kind}.md) | {usual} | {impact(kind, 'critical', {})} | {row.first_steps[0]} |"
         for kind, row in KINDS.items()
         for usual in [normal(kind, {})]
-    ]
+    ], "docs/answers.md has the rows of KINDS, in that order"
 
 
 def test_what_is_no_fault_or_has_ended_by_itself_has_no_impact():

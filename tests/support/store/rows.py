@@ -15,9 +15,9 @@ FAR_NS = 2**62
 
 
 def add(engine: Engine, model: type[Base], *rows: dict[str, Any], **columns: Any) -> None:
-    """Insert rows, or the one that the columns are."""
+    """Insert rows; the columns are those of one row, or what all rows have in common."""
     with write(engine) as connection:
-        connection.execute(insert(model), list(rows or [columns]))
+        connection.execute(insert(model), [row | columns for row in rows or [{}]])
 
 
 def job_row(name: str = "j", **changes: Any) -> dict[str, Any]:
