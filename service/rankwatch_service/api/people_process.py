@@ -46,7 +46,7 @@ YOUNG_S: Final = 60.0
 END_S: Final = 3.0
 DRAIN_S: Final = 2
 """How long running requests may take after SIGTERM."""
-NICE: Final = 5
+NICE: Final = 10
 """How far it steps back behind agents and the stream where processor time is short."""
 
 _log = structlog.get_logger(__name__)
