@@ -3,7 +3,7 @@
     python benchmarks/cascades.py [--seeds 3] [--sizes 16,64,256] [--only TEXT] [--list] [--markdown FILE]
 
 Every line is a synthetic job of `rankwatch_service.simulate`, judged by the detectors at their defaults and the
-correlator, and routed (`notify.route`) as the stream does it to two receivers: one as it is by default, and one that
+correlator, and routed (`notify.pipeline`) without a limit to two receivers: one as it is by default, and one that
 asked for everything, information included. "Told" counts messages other than the resolution of what was told,
 "resolved" counts those. An incident is right if its kind and ranks are those of the root cause in the end.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,8 +23,9 @@ from rankwatch_detectors.catalogue import detectors
 from rankwatch_service.api.routes.receivers import NewReceiver
 from rankwatch_service.incidents.model import Incident, Transition, TransitionKind, unix_ns
 from rankwatch_service.job.detection import DetectionPipeline
-from rankwatch_service.policy.control_records import ReceiverRoute
-from rankwatch_service.policy.routing import notifications
+from rankwatch_service.notify.message_limit import MessageLimit
+from rankwatch_service.notify.pipeline import ReceiverRoute, Situation, notifications
+from rankwatch_service.policy.announcement import incident_announcement
 from rankwatch_service.simulate.faults import (
     BitFlip,
     Congestion,
@@ -299,6 +300,7 @@ def judged(job: Job) -> tuple[list[Incident], list[Transition], CascadeCount]:
     pipeline, topology_state = DetectionPipeline("benchmark", detectors), topology_state_of(job.topology())
     incidents: dict[str, Incident] = {}
     transitions: list[Transition] = []
+    told: defaultdict[str, set[str]] = defaultdict(set)
     count = CascadeCount()
     now_s = 0.0
     for observation in generate(job):
@@ -311,10 +313,12 @@ def judged(job: Job) -> tuple[list[Incident], list[Transition], CascadeCount]:
             version = incident.version()
             transition = Transition(incident.transitions, news.what, news.actor, news.text, news.fields, now_s, version)
             transitions.append(transition)
-            messages = notifications(transition, RECEIVERS, [], {}, unix_ns(now_s), incident.told_to)
-            incident.tell(message.receiver for message in messages)
-            counter = count.resolved if news.what is TransitionKind.RESOLVED else count.told
-            counter.update(message.receiver for message in messages)
+            if announcement := incident_announcement(transition, {}):
+                situation = Situation(announcement, (), told[incident.id], MessageLimit(), unix_ns(now_s))
+                names = [one.receiver.name for one in notifications(situation, RECEIVERS)]
+                told[incident.id].update(names)
+                counter = count.resolved if news.what is TransitionKind.RESOLVED else count.told
+                counter.update(names)
     return list(incidents.values()), transitions, count
 
 

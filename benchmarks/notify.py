@@ -1,4 +1,4 @@
-"""How long from a notification committed to the outbox to its webhook received, with a real notifier process on SQLite.
+"""How long from the commit of an announcement to its webhook received, with a real notifier process on SQLite.
 
     python benchmarks/notify.py [--samples 300] [--rate 20]
 
@@ -28,14 +28,14 @@ from sqlalchemy import Engine, func, insert, select
 from rankwatch_service.access.secret_key import load_secret_key
 from rankwatch_service.clock import SystemClock
 from rankwatch_service.notify.signature import new_secret
+from rankwatch_service.policy.notification import message_id
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.engine import open_engine, read, write
 from rankwatch_service.store.migrate import upgrade
-from rankwatch_service.store.models import Delivery, Outbox, Receiver
+from rankwatch_service.store.models import Announcement, Delivery, Outbox, Receiver
 
 DEADLINE_S = 60.0
 HANG_S = 60.0
-BODY = b'{"type":"incident.opened","timestamp":"2026-01-01T00:00:00.000Z","data":{}}'
 RUN = (
     "import sys; from rankwatch_service.notify.serve import run; from rankwatch_service.settings import Settings;"
     "run(Settings(database_url=sys.argv[1], data_dir=sys.argv[2], notify_allow_private=True, log_level='ERROR'))"
@@ -72,23 +72,37 @@ class Receiving(BaseHTTPRequestHandler):
         """Say nothing."""
 
 
-def tell(engine: Engine, receivers: list[str], name: str) -> float:
-    """Commit one notification to each receiver; returns when the commit returned."""
+def tell(engine: Engine, project: str, name: str) -> float:
+    """Commit one announcement of an incident; returns when the commit returned.
+
+    Args:
+        engine: of the database.
+        project: "alone" concerns the good receiver, "beside" all of them.
+        name: of the incident, and of its job, so that there are never too many messages like it.
+    """
     now = time.time_ns()
-    common = {"incident_id": name, "transition": 1, "body": BODY, "state": "waiting", "tries": 0}
-    times = {"next_try_unix_ns": now, "created_unix_ns": now, "delivered_unix_ns": None}
-    rows = [{"id": f"msg_{name}_{receiver}", "receiver": receiver} | common | times for receiver in receivers]
+    labels = {"kind": "hang", "severity": "critical", "job": name, "project": project, "scope": "job"}
+    about = {
+        "incident_id": name,
+        "transition": 1,
+        "command_id": "",
+        "labels": labels,
+        "kinds": ["hang"],
+        "places": ["job"],
+    }
+    times = {"detected_unix_ns": now, "at_unix_ns": now}
+    row = {"type": "incident.opened", "job": name, "data": {"id": name, "job": name}, **about, **times}
     with write(engine) as connection:
-        connection.execute(insert(Outbox), rows)
+        connection.execute(insert(Announcement).values(row))
     return time.monotonic()
 
 
-def measure(engine: Engine, receivers: list[str], samples: int, rate: float, label: str) -> list[float]:
+def measure(engine: Engine, project: str, samples: int, rate: float) -> list[float]:
     """Seconds from commit to arrival at the good receiver."""
     committed: dict[str, float] = {}
     for number in range(samples):
-        name = f"{label}{number}"
-        committed[f"msg_{name}_good"] = tell(engine, receivers, name)
+        name = f"{project}{number}"
+        committed[message_id(name, 1, "good")] = tell(engine, project, name)
         time.sleep(1 / rate)
     deadline_s = time.monotonic() + DEADLINE_S
     while not committed.keys() <= Receiving.came.keys():
@@ -136,14 +150,15 @@ def main() -> None:
         key = load_secret_key(settings, engine, SystemClock())
         for name, url in urls.items():
             row = {"name": name, "url": key.encrypt(url), "secret": key.encrypt(new_secret())}
-            lists = {"kinds": [], "severities": [], "jobs": [], "created_unix_ns": 0}
+            projects = [] if name == "good" else ["beside"]
+            lists = {"kinds": [], "severities": [], "jobs": [], "projects": projects, "created_unix_ns": 0}
             with write(engine) as connection:
                 connection.execute(insert(Receiver).values(**row, **lists))
         notifier = subprocess.Popen([sys.executable, "-c", RUN, str(engine.url), folder])
         try:
-            measure(engine, ["good"], 5, options.rate, "warm")
-            alone = measure(engine, ["good"], options.samples, options.rate, "alone")
-            beside = measure(engine, list(urls), options.samples, options.rate, "beside")
+            measure(engine, "warm", 5, options.rate)
+            alone = measure(engine, "alone", options.samples, options.rate)
+            beside = measure(engine, "beside", options.samples, options.rate)
         finally:
             notifier.terminate()
             notifier.wait()

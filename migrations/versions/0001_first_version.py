@@ -56,6 +56,24 @@ def upgrade() -> None:
     )
     op.create_index("ix_alert_ends_unix_ns", "alert", ["ends_unix_ns"])
     op.create_table(
+        "announcement",
+        sa.Column("id", AUTO_ID, autoincrement=True, nullable=False),
+        sa.Column("type", sa.Text(), nullable=False),
+        sa.Column("job", sa.Text(), nullable=False),
+        sa.Column("incident_id", sa.Text(), nullable=False),
+        sa.Column("transition", sa.BigInteger(), nullable=False),
+        sa.Column("command_id", sa.Text(), nullable=False),
+        sa.Column("labels", sa.JSON(), nullable=False),
+        sa.Column("kinds", sa.JSON(), nullable=False),
+        sa.Column("places", sa.JSON(), nullable=False),
+        sa.Column("detected_unix_ns", sa.BigInteger(), nullable=False),
+        sa.Column("at_unix_ns", sa.BigInteger(), nullable=False),
+        sa.Column("data", sa.JSON(), nullable=False),
+        sa.Column("held", sa.Boolean(), nullable=False),
+        sa.PrimaryKeyConstraint("id", name="pk_announcement"),
+    )
+    op.create_index("ix_announcement_job", "announcement", ["job"])
+    op.create_table(
         "attempt",
         sa.Column("job", sa.Text(), nullable=False),
         sa.Column("attempt", sa.Text(), nullable=False),
@@ -298,6 +316,12 @@ def upgrade() -> None:
         sa.Column("value", sa.LargeBinary(), nullable=False),
         sa.Column("appended_unix_ns", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("partition", "position", name="pk_log_record"),
+    )
+    op.create_table(
+        "message_limit",
+        sa.Column("job", sa.Text(), nullable=False),
+        sa.Column("state", sa.JSON(), nullable=False),
+        sa.PrimaryKeyConstraint("job", name="pk_message_limit"),
     )
     op.create_table(
         "metric_rule",
@@ -637,6 +661,8 @@ def downgrade() -> None:
         "receiver",
         "policy_rule",
         "outbox",
+        "message_limit",
+        "announcement",
         "metric_rule",
         "log_record",
         "log_partition",

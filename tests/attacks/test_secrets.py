@@ -13,7 +13,6 @@ from rankwatch_service.access.tokens import TokenKind, create_token
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.engine import open_engine, read, write
 from rankwatch_service.store.models import Delivery, Outbox
-from rankwatch_service.store.rows import outbox_row
 from tests.support.service.process import Http, Role, free_port, running_up, until
 from tests.support.service.webhook_receiver import Answer, webhook_receiver
 from tests.support.store.database import new_database
@@ -41,10 +40,7 @@ class Roles:
 
     def outcome(self, receiver: str = "pager") -> tuple[int | None, str]:
         """Status and error of the first try to send this receiver a message."""
-        rows = [
-            outbox_row(one)
-            for one in notified("opened", 1, (receiver,), now_unix_ns=time.time_ns(), id=f"inc_{receiver}")
-        ]
+        rows = notified("opened", 1, (receiver,), now_unix_ns=time.time_ns(), id=f"inc_{receiver}")
         with write(self.engine) as connection:
             connection.execute(insert(Outbox), rows)
         query = select(Delivery.status, Delivery.error).where(Delivery.outbox_id == rows[0]["id"])

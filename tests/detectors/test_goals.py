@@ -10,7 +10,7 @@ import math
 
 import pytest
 
-from rankwatch_service.policy.message_limit import MESSAGES_PER_HOUR
+from rankwatch_service.notify.message_limit import MESSAGES_PER_HOUR
 from suite.cases import FAULTS, SILENT, Case, straggler, stragglers
 from suite.conditions import combined, conditions_alone, on_accelerators, slow_changes, wandering_pace
 from suite.scoring import score

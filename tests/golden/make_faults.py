@@ -1,4 +1,4 @@
-"""Plays 40 simulated faults through the stream, and the order driver where the policy acts.
+"""Plays 40 simulated faults through the stream, the router, and the order driver where the policy acts.
 
 `python -m tests.golden.make_faults` writes `faults.jsonl`: for each fault one line that names it, then one line for
 each row of what users see and the database holds. `test_faults.py` plays them again and compares line by line. A
@@ -26,10 +26,11 @@ from rankwatch_detectors.metric_rule import Condition, MetricRule
 from rankwatch_service.log.base import Entry
 from rankwatch_service.log.control_log import ControlLog
 from rankwatch_service.names import ALL_JOBS
+from rankwatch_service.notify.pipeline import ReceiverRoute
 from rankwatch_service.orders.driver import Driver, open_orders
 from rankwatch_service.orders.order import Order, Phase
 from rankwatch_service.orders.running_attempt import ReceivedView, k_of, read_training, store_views
-from rankwatch_service.policy.control_records import ReceiverRoute, ReceiversSet, RulesSet, encode_control
+from rankwatch_service.policy.control_records import RulesSet, encode_control
 from rankwatch_service.policy.policy import Mode, Policy, PolicyLimits, Rule, policy_record
 from rankwatch_service.simulate.batches import batches
 from rankwatch_service.simulate.generate import generate
@@ -40,6 +41,7 @@ from rankwatch_service.store import models
 from rankwatch_service.store.engine import read, write
 from tests.support.clock import FakeClock
 from tests.support.recordings.recording import RecordedLog, declared, saves, stream_over
+from tests.support.service.routing import route_all, subscribe
 from tests.support.store.database import new_database
 
 FILE: Final = Path(__file__).parent / "faults.jsonl"
@@ -61,7 +63,7 @@ POLICY: Final = Policy(
     ),
     PolicyLimits(cool_down_s=20.0, confidence_min=0.5),
 )
-RECEIVERS: Final = ReceiversSet((ReceiverRoute("oncall"), ReceiverRoute("pager", severities=("critical",))))
+RECEIVERS: Final = (ReceiverRoute("oncall"), ReceiverRoute("pager", severities=("critical",)))
 RULES: Final = RulesSet(
     (
         MetricRule("slow steps", "step_time_s", Condition.ABOVE, 1.2, hold_s=5.0, severity="info", jobs=("rule-*",)),
@@ -183,7 +185,8 @@ class _Play:
         self._driver = Driver(engine, self._controls, self._clock)
 
     def run(self) -> None:
-        records = (policy_record(POLICY), RECEIVERS, RULES)
+        subscribe(self._engine, *RECEIVERS)
+        records = (policy_record(POLICY), RULES)
         with write(self._engine) as connection:
             self._controls.append_in(connection, [Entry(ALL_JOBS, encode_control(record)) for record in records])
         self._stream.start()
@@ -194,6 +197,7 @@ class _Play:
             self._read_all()
             self._carry_out()
         self._read_all()
+        route_all(self._engine, self._clock.now_ns)
 
     def _read_all(self) -> None:
         while self._stream.step():

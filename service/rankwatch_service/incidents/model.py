@@ -273,8 +273,6 @@ class Incident:
     """Only devices have trouble, and training does not feel it: the severity is one grade below that of findings."""
     steps: int = 0
     """Steps that training has made since it opened; of incidents of devices alone."""
-    told_to: list[str] = field(default_factory=list)
-    """Receivers that were notified of it."""
 
     @property
     def first(self) -> Part:
@@ -347,10 +345,6 @@ class Incident:
             # The last one, since the first is the first mover.
             del self.parts[-1]
         self.parts.append(part)
-
-    def tell(self, receivers: Iterable[str]) -> None:
-        """Record that these receivers are notified of it."""
-        self.told_to = sorted({*self.told_to, *receivers})
 
     def _evidence(self) -> dict[str, Any]:
         rest = {name: value for name, value in self.evidence.items() if name != ENDED_BY_ITSELF}

@@ -18,9 +18,9 @@ from rankwatch_service.job.detection import Failure
 from rankwatch_service.job.device_boards import DeviceNumber
 from rankwatch_service.job.summary import AttemptChange, JobSummary
 from rankwatch_service.names import series_of
+from rankwatch_service.policy.announcement import Announcement
 from rankwatch_service.policy.checkpoint_ledger import LedgerEntry
 from rankwatch_service.policy.command import CommandRequest
-from rankwatch_service.policy.routing import Notification
 from rankwatch_service.policy.traces import TraceAnswer
 
 VALUE_BYTES: Final = 9
@@ -69,7 +69,7 @@ class Effects:
     """Changes of one or more jobs, in the order in which they arose."""
 
     transitions: list[Transition] = field(default_factory=list)
-    notifications: list[Notification] = field(default_factory=list)
+    announcements: list[Announcement] = field(default_factory=list)
     commands: list[CommandRequest] = field(default_factory=list)
     checkpoints: list[tuple[str, LedgerEntry]] = field(default_factory=list)
     """(job, entry)"""
@@ -113,9 +113,8 @@ class Effects:
 
     def delete_job(self, job: str) -> None:
         """Delete a job, with all that was collected of it."""
-        incidents = {one.incident.id for one in self.transitions if one.incident.job == job}
         self.transitions = [one for one in self.transitions if one.incident.job != job]
-        self.notifications = [one for one in self.notifications if one.incident_id not in incidents]
+        self.announcements = [one for one in self.announcements if one.job != job]
         self.commands = [one for one in self.commands if one.job != job]
         self.checkpoints = [one for one in self.checkpoints if one[0] != job]
         self.host_incidents = [one for one in self.host_incidents if one.job != job]

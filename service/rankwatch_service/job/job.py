@@ -1,6 +1,6 @@
 """One job: bundles, ticks and control records in, effects out. Pure and deterministic: a replay ends in the same state.
 
-Connects the parts: assembler -> detectors -> correlator -> ledger, policy and notifications.
+Connects the parts: assembler -> detectors -> correlator -> ledger, policy and announcements.
 """
 
 from __future__ import annotations
@@ -34,21 +34,17 @@ from rankwatch_service.job.effects import Effects, FeedEntry, brief
 from rankwatch_service.job.history import JobHistory
 from rankwatch_service.job.summary import AttemptChange, SummaryBuilder
 from rankwatch_service.names import launch_of, number_of, series_of_devices
+from rankwatch_service.policy.announcement import command_announcement, incident_announcement
 from rankwatch_service.policy.checkpoint_ledger import LedgerEntry
 from rankwatch_service.policy.command import CommandRequest
 from rankwatch_service.policy.control_records import ControlRecord, JobProject, Judgement, OrderPhase, ServiceReport
-from rankwatch_service.policy.message_limit import MessageLimit
 from rankwatch_service.policy.response import JobSituation, Responder, acceptance, advice_gone, judged
-from rankwatch_service.policy.routing import command_notifications, notifications
 from rankwatch_service.policy.settings_in_force import SettingsInForce
 from rankwatch_service.telemetry.bundle import Bundle
 from rankwatch_service.telemetry.envelope import Reason
 
 REST_AFTER_S: Final = 3_600.0
 """A job without telemetry for this long becomes idle: it drops its frames and detectors and keeps its incidents."""
-
-HELD: Final = "told now: before, there were enough messages like it within an hour"
-"""Text of the transition with which receivers are told of what was held back."""
 
 Links = Callable[[str, str], Mapping[str, str]]
 """(job, incident id) -> URLs of pages about the incident, by name."""
@@ -71,7 +67,7 @@ class JobStream:
         self._pipeline = DetectionPipeline(job, make_detectors, lambda: self.settings.rules_of(job))
         self.adopt(settings)
         self._summary = SummaryBuilder(job)
-        self._responder, self._hang_evidence, self._limit = Responder(), HangEvidence(), MessageLimit()
+        self._responder, self._hang_evidence = Responder(), HangEvidence()
         self._heard_s, self._resting = 0.0, False
         self.devices, self.ownership = DeviceBoards(), JobProject(job)
         """What its devices count; its project and owner."""
@@ -284,9 +280,8 @@ class JobStream:
         effects.stacks += [(self.job, received) for received in self._hang_evidence.received]
         if self._assembler.finished:
             self._publish(self.correlator.finish(self._assembler.last_step, now_s), now_s, effects)
-        self._publish_held_back(now_s, effects)
         self._summarize(now_s, effects)
-        if now_s - self._heard_s > REST_AFTER_S and not self._limit.waiting:
+        if now_s - self._heard_s > REST_AFTER_S:
             self._resting, self._assembler, self._allowed_cells = True, Assembler(), 0
             self._rank_owners.begin(new_launch=True)
             self._pipeline.rest()
@@ -388,43 +383,11 @@ class JobStream:
                 incident.transitions, update.what, update.actor, update.text, update.fields, now_s, incident.version()
             )
             effects.transitions.append(transition)
-            topology, now_ns = self._assembler.topology_state, unix_ns(now_s)
-            allowed = self._limit.allows(transition.incident, update.what, now_ns)
-            messages = notifications(
-                transition,
-                self.settings.receivers,
-                self.settings.silences.values(),
-                self._links(self.job, incident.id),
-                now_ns,
-                incident.told_to,
-                self.ownership,
-                topology.world_size,
-                topology.accelerated,
-                allowed=allowed,
-                held_before=self._limit.held(transition.incident),
-            )
-            # What is kept back does not count: the first that a receiver gets is `incident.opened`.
-            receivers = [message.receiver for message in messages if message.state == "waiting"]
-            incident.tell(receivers)
-            if receivers:
-                self._limit.tell(transition.incident, update.what, now_ns)
-            elif any(message.state == "held" for message in messages):
-                self._limit.hold(transition.incident)
-            effects.notifications += messages
-            effects.feed.append(FeedEntry("incident", self.job, brief(transition), now_ns))
-
-    def _publish_held_back(self, now_s: float, effects: Effects) -> None:
-        """Publish what was held back and there is room for: what is open and nobody was told of, and ends."""
-        for incident_id in list(self._limit.waiting):
-            incident = self.correlator.get(incident_id)
-            over = incident is not None and incident.state == "resolved"
-            if incident is None or incident.state == "acknowledged" or over is not bool(incident.told_to):
-                self._limit.drop(incident_id)
-                continue
-            what = TransitionKind.RESOLVED if over else TransitionKind.UPDATED
-            if not incident.is_over and self._limit.allows(incident.version(), what, unix_ns(now_s)):
-                self._limit.drop(incident_id)  # once, also where a silence mutes it, or nobody gets it any more
-                self._publish([Update(incident, what, HELD)], now_s, effects)
+            topology = self._assembler.topology_state
+            about = (self._links(self.job, incident.id), self.ownership, topology.world_size, topology.accelerated)
+            if announcement := incident_announcement(transition, *about):
+                effects.announcements.append(announcement)
+            effects.feed.append(FeedEntry("incident", self.job, brief(transition), unix_ns(now_s)))
 
     def _respond(self, update: Update, now_s: float, effects: Effects) -> None:
         incident = update.incident
@@ -437,9 +400,9 @@ class JobStream:
 
     def _request(self, commands: Sequence[CommandRequest], incident: Incident, effects: Effects) -> None:
         effects.commands += commands
-        told = (self.settings.receivers, self._links(self.job, incident.id), incident.version(), self.ownership)
-        for command in commands:
-            effects.notifications += command_notifications(command, *told)
+        about = (self._links(self.job, incident.id), incident.version(), self.ownership)
+        announced = (command_announcement(command, *about) for command in commands)
+        effects.announcements += filter(None, announced)
 
     def _store(self, entries: Sequence[LedgerEntry], now_s: float, effects: Effects) -> None:
         for entry in entries:
@@ -483,7 +446,6 @@ class JobStream:
             "declarations": self._declarations.state(),
             "devices": self.devices.state(),
             "hang_evidence": self._hang_evidence.state(),
-            "limit": self._limit.state(),
             **self._pipeline.state(),
             "books": self.history.state(),
             "history": [[past.action, past.at_unix_ns] for past in self._responder.history],
@@ -502,7 +464,6 @@ class JobStream:
         self._declarations = Declarations.restored(state["declarations"])
         self.devices = DeviceBoards.restored(state["devices"])
         self._hang_evidence = HangEvidence.restored(state["hang_evidence"])
-        self._limit = MessageLimit.restored(state["limit"])
         self.detectors_without_snapshot = self._pipeline.restore(state, self._assembler.start(state["heard_s"]))
         self.history = JobHistory.restored(state["books"])
         self._responder.restore(state["history"])

@@ -1,7 +1,7 @@
-"""The notifier's loop: detects new messages in the outbox, sends them concurrently, and records the outcomes.
+"""The notifier's loop: routes announcements into the outbox, sends what is due, and records the outcomes.
 
-All state is in the outbox. A notifier that is killed loses nothing: a message whose try was not recorded is sent again
-under the same id. The notifier that holds the lease delivers; others wait.
+All state is in the database. A notifier that is killed loses nothing: a message whose try was not recorded is sent
+again under the same id. The notifier that holds the lease delivers; others wait.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from rankwatch_service.clock import Clock
 from rankwatch_service.notify.lease import RENEW_S, Lease, LeaseLostError
 from rankwatch_service.notify.outbox import DueMessage, EndedTry, OutboxTable
 from rankwatch_service.notify.retry import after_try
+from rankwatch_service.notify.router import Router
 from rankwatch_service.notify.sender import MessageSender, TryOutcome
 from rankwatch_service.store.change_watch import Changes
 from rankwatch_service.store.errors import StoreError
@@ -30,6 +31,9 @@ COMMIT_POLL_S: Final = 0.02
 
 DUE_POLL_S: Final = 0.5
 """How often the outbox is read even without a commit, for retries that have become due."""
+
+RELEASE_POLL_S: Final = 1.0
+"""How often what the limit of messages held back is looked at again."""
 
 GIVE_UP_POLL_S: Final = 60.0
 """How often messages that are too old, or have no receiver, are given up."""
@@ -43,10 +47,11 @@ _log = structlog.get_logger(__name__)
 
 
 class Notifier:
-    """Delivers the messages of the outbox while it holds the lease."""
+    """Routes announcements and delivers the messages of the outbox while it holds the lease."""
 
     def __init__(
         self,
+        router: Router,
         outbox: OutboxTable,
         lease: Lease,
         sender: MessageSender,
@@ -58,6 +63,7 @@ class Notifier:
         """Do nothing until `run`.
 
         Args:
+            router: decides who is notified.
             outbox: the messages.
             lease: which of several notifiers delivers.
             sender: sends one message.
@@ -66,6 +72,7 @@ class Notifier:
             jitter: spreads retries.
             blocking: one thread, for all work on the database: outbox and lease are not thread-safe.
         """
+        self._router = router
         self._outbox = outbox
         self._lease = lease
         self._sender = sender
@@ -83,7 +90,8 @@ class Notifier:
     async def run(self) -> None:
         """Deliver until `stop` is called, then wait up to `STOP_S` for running tries."""
         loop = asyncio.get_running_loop()
-        look_s = give_up_s = loop.time()
+        look_s = give_up_s = release_s = loop.time()
+        more = False
         while not self._stopping:
             self._wake.clear()
             await self._hold_lease(loop.time())
@@ -92,9 +100,15 @@ class Notifier:
             if self._lease.valid and loop.time() >= give_up_s:
                 await self._give_up()
                 give_up_s = loop.time() + GIVE_UP_POLL_S
-            if self._lease.valid and (changed or recorded or loop.time() >= look_s):
+            if self._lease.valid and (changed or recorded or more or loop.time() >= look_s):
+                more = await self._decide(self._router.route)
+                if loop.time() >= release_s:
+                    await self._decide(self._router.release, self._clock.unix_ns())
+                    release_s = loop.time() + RELEASE_POLL_S
                 await self._start_due()
                 look_s = loop.time() + DUE_POLL_S
+            if more and self._lease.valid:
+                continue
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), COMMIT_POLL_S)
         await self._finish()
@@ -115,6 +129,16 @@ class Notifier:
         if self._leads != self._lease.valid:
             self._leads = self._lease.valid
             _log.info("lease_acquired" if self._leads else "lease_lost")
+
+    async def _decide(self, decide: Callable[..., Any], *arguments: Any) -> bool:
+        """Decide who is notified; returns whether there is more to decide at once."""
+        try:
+            return bool(await self._in_thread(decide, *arguments))
+        except LeaseLostError:
+            return False
+        except _DATABASE_ERRORS as error:
+            _log.warning("announcements_not_routed", error=str(error))
+            return False
 
     async def _start_due(self) -> None:
         in_flight = {receiver: tuple(tasks) for receiver, tasks in self._in_flight.items() if tasks}

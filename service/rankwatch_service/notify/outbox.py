@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import msgspec
 from sqlalchemy import Connection, Engine, RowMapping, and_, func, insert, select, update
 from sqlalchemy.orm import aliased
 
+from rankwatch_service.access.job_filter import project_of
 from rankwatch_service.labels import incident_labels
 from rankwatch_service.notify.counts import NotificationCounts, ReceiverCounts
 from rankwatch_service.notify.lease import Lease
+from rankwatch_service.notify.pipeline import still_needed
+from rankwatch_service.notify.receivers import silences_at
 from rankwatch_service.notify.retry import GIVE_UP_AFTER_S, RetryDecision
 from rankwatch_service.notify.sender import TryOutcome
-from rankwatch_service.policy.control_records import SilenceSet
-from rankwatch_service.policy.notification import MESSAGE_TYPES, encoded
-from rankwatch_service.policy.routing import mutes
 from rankwatch_service.store.engine import read, write
-from rankwatch_service.store.models import Delivery, Incident, Outbox, Receiver, Silence
+from rankwatch_service.store.models import Announcement, Delivery, Incident, Outbox, Receiver
 
 RECEIVER_IN_FLIGHT_MAX: Final = 8
 """Messages in flight to one receiver. There is no limit over all receivers, so a slow one cannot delay another."""
@@ -61,9 +59,8 @@ class OutboxTable:
         """Messages to send now, oldest first for each receiver.
 
         Only the oldest undelivered message of an incident to a receiver is due, so `opened` arrives before
-        `resolved`. Messages about commands wait for none. Messages to disabled receivers wait. A message to a receiver
-        with `after_s` that was not notified of the incident before is due only while nobody has acknowledged it; else
-        it is marked as unneeded, or silenced.
+        `resolved`. Messages about commands wait for none. Messages to disabled receivers wait. What a receiver with
+        `after_s` was to be told is looked at once more (`pipeline.still_needed`), unless it was told of the incident.
 
         Args:
             now_unix_ns: the time.
@@ -85,13 +82,18 @@ class OutboxTable:
                 busy = in_flight.get(name, ())
                 if len(busy) < RECEIVER_IN_FLIGHT_MAX:
                     found += _heads(connection, name, now_unix_ns, busy)
-        heads, unneeded = _held(self._engine, found, now_unix_ns)
-        if unneeded:
+            states = [_state(connection, row, now_unix_ns) for row in found]
+        if set(states) - {"waiting"}:
             with write(self._engine) as connection:
                 self._lease.confirm(connection)
-                for message_id, state in unneeded.items():
-                    connection.execute(update(Outbox).where(Outbox.id == message_id).values(state=state))
-        return heads
+                for row, state in zip(found, states, strict=True):
+                    if state != "waiting":
+                        _keep_back(connection, row, state, now_unix_ns)
+        return [
+            DueMessage(**{name: row[name] for name in DueMessage.__slots__})
+            for row, state in zip(found, states, strict=True)
+            if state == "waiting"
+        ]
 
     def record(self, ended: Sequence[EndedTry]) -> None:
         """Commit the outcomes of tries in one transaction: deliveries, states of messages, and states of receivers.
@@ -138,6 +140,14 @@ class OutboxTable:
                 counts.of(receiver).failed += count
             counts.store(now_unix_ns)
         return sum(count for _, count in found)
+
+
+def undelivered(connection: Connection) -> tuple[int, int | None]:
+    """How many messages wait, and since when the oldest is due; announcements that nobody has decided on count too."""
+    waiting = select(func.count(), func.min(Outbox.created_unix_ns)).where(Outbox.state == "waiting")
+    new = select(func.count(), func.min(Announcement.at_unix_ns)).where(~Announcement.held)
+    found = [tuple(connection.execute(query).one()) for query in (waiting, new)]
+    return sum(count for count, _ in found), min((oldest for _, oldest in found if oldest is not None), default=None)
 
 
 def _count(counts: ReceiverCounts, one: EndedTry) -> None:
@@ -204,25 +214,17 @@ def _heads(connection: Connection, receiver: str, now_unix_ns: int, busy: Collec
         .exists()
     )
     tried = aliased(Outbox)
-    other_tried = (
+    is_told = (
         select(Delivery.id)
         .join(tried, tried.id == Delivery.outbox_id)
-        .where(
-            tried.incident_id == Outbox.incident_id,
-            tried.receiver == Outbox.receiver,
-            tried.command_id == "",
-            tried.id != Outbox.id,
-        )
+        .where(tried.incident_id == Outbox.incident_id, tried.receiver == Outbox.receiver, tried.command_id == "")
         .exists()
     )
-    is_held = and_(Receiver.after_s > 0, Outbox.command_id == "", ~other_tried)
-    was_tried = select(Delivery.id).where(Delivery.outbox_id == Outbox.id).exists()
-    columns = (Outbox.id, Outbox.receiver, Outbox.body, Outbox.tries, Outbox.created_unix_ns)
-    held = (is_held.label("is_held"), was_tried.label("was_tried"), Incident.state.label("incident_state"))
+    is_delayed = and_(Receiver.after_s > 0, Outbox.command_id == "", ~is_told)
+    columns = (Outbox.id, Outbox.receiver, Outbox.incident_id, Outbox.body, Outbox.tries, Outbox.created_unix_ns)
     rows = connection.execute(
-        select(*columns, Receiver.url, Receiver.secret, *held)
+        select(*columns, Receiver.url, Receiver.secret, is_delayed.label("is_delayed"))
         .join(Receiver, Receiver.name == Outbox.receiver)
-        .outerjoin(Incident, Incident.id == Outbox.incident_id)
         .where(
             Outbox.receiver == receiver,
             Receiver.enabled,
@@ -237,30 +239,21 @@ def _heads(connection: Connection, receiver: str, now_unix_ns: int, busy: Collec
     return rows.mappings().all()
 
 
-def _held(engine: Engine, rows: Sequence[RowMapping], now_unix_ns: int) -> tuple[list[DueMessage], dict[str, str]]:
-    """The messages to send, and the states of those that nobody needs any more, by id."""
-    messages: list[DueMessage] = []
-    unneeded: dict[str, str] = {}
-    silences = _silences(engine, now_unix_ns) if any(row["is_held"] for row in rows) else []
-    for row in rows:
-        body = row["body"]
-        if row["is_held"]:
-            content = json.loads(body)
-            labels = incident_labels(content["data"])
-            if not row["was_tried"] and row["incident_state"] in ("acknowledged", "resolved"):
-                unneeded[row["id"]] = "unneeded"
-                continue
-            if not row["was_tried"] and any(mutes(silence, labels, now_unix_ns) for silence in silences):
-                unneeded[row["id"]] = "silenced"
-                continue
-            # The first message of an incident to a receiver says that it opened.
-            body = encoded(content | {"type": MESSAGE_TYPES["opened"]})
-        message = {name: row[name] for name in ("id", "receiver", "url", "secret", "tries", "created_unix_ns")}
-        messages.append(DueMessage(**message, body=body))
-    return messages, unneeded
+def _state(connection: Connection, row: RowMapping, now_unix_ns: int) -> str:
+    """What becomes of a message that is due: waiting, so it is sent, unneeded or silenced."""
+    if not row["is_delayed"]:
+        return "waiting"
+    query = select(Incident.__table__).where(Incident.id == row["incident_id"])
+    incident = connection.execute(query).mappings().one_or_none()
+    if incident is None:
+        return "waiting"
+    whose = project_of(connection, incident["job"])
+    labels = incident_labels({**incident, "project": whose.project, "owner": whose.owner})
+    return still_needed(incident["state"], labels, silences_at(connection, now_unix_ns), now_unix_ns)
 
 
-def _silences(engine: Engine, now_unix_ns: int) -> list[SilenceSet]:
-    with read(engine) as connection:
-        active = select(Silence.__table__).where(Silence.ends_unix_ns > now_unix_ns)
-        return [msgspec.convert(dict(row), SilenceSet) for row in connection.execute(active).mappings()]
+def _keep_back(connection: Connection, row: RowMapping, state: str, now_unix_ns: int) -> None:
+    """Keep all back that the receiver was to be told of the incident by now."""
+    same = (Outbox.receiver == row["receiver"], Outbox.incident_id == row["incident_id"], Outbox.command_id == "")
+    due = (Outbox.state == "waiting", Outbox.created_unix_ns <= now_unix_ns)
+    connection.execute(update(Outbox).where(*same, *due).values(state=state))

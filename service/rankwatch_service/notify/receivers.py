@@ -1,4 +1,4 @@
-"""Receivers of notifications: publishes them to the stream, adds the incidents topic as one, encrypts their secrets.
+"""Receivers of notifications, and silences: reads them, adds the incidents topic as a receiver, encrypts secrets.
 
 A receiver's URL and signing secret are encrypted with the secret key of the service: the path of most chat webhooks is
 a secret too.
@@ -12,23 +12,16 @@ from sqlalchemy import Connection, Engine, delete, insert, select
 
 from rankwatch_service.access.secret_key import CHECK, SecretKey
 from rankwatch_service.clock import Clock
-from rankwatch_service.log.base import Entry
-from rankwatch_service.log.control_log import ControlLog
-from rankwatch_service.names import ALL_JOBS
+from rankwatch_service.notify.pipeline import ReceiverRoute, Silence
 from rankwatch_service.notify.signature import new_secret
-from rankwatch_service.policy.control_records import ReceiverRoute, ReceiversSet, encode_control
 from rankwatch_service.store import audit_trail
 from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import Agent, IdempotentReply, Receiver, Setting
+from rankwatch_service.store.models import Silence as SilenceRow
 
 TOPIC_URL: Final = "kafka:"
 """URL of the receiver that is the incidents topic, whatever the topic's name."""
 TOPIC_RECEIVER: Final = "incidents-topic"
-
-
-def publish_receivers(connection: Connection, controls: ControlLog) -> None:
-    """Append all receivers to the control log, for the stream, in the write transaction that changed them."""
-    controls.append_in(connection, [Entry(ALL_JOBS, encode_control(ReceiversSet(receiver_routes(connection))))])
 
 
 def receiver_routes(connection: Connection) -> tuple[ReceiverRoute, ...]:
@@ -49,7 +42,15 @@ def receiver_routes(connection: Connection) -> tuple[ReceiverRoute, ...]:
     )
 
 
-def forget_secret_key(connection: Connection, controls: ControlLog) -> list[str]:
+def silences_at(connection: Connection, unix_ns: int) -> tuple[Silence, ...]:
+    """The silences in force at a time, which may be past: a change may be decided on late."""
+    in_force = (SilenceRow.starts_unix_ns <= unix_ns, SilenceRow.ends_unix_ns > unix_ns)
+    rows = connection.execute(select(SilenceRow.__table__).where(*in_force)).mappings()
+    names = ("job", "kind", "scope", "starts_unix_ns", "ends_unix_ns")
+    return tuple(Silence(**{name: row[name] for name in names}, matchers=tuple(row["matchers"])) for row in rows)
+
+
+def forget_secret_key(connection: Connection) -> list[str]:
     """Let the next start take a new key, in a write transaction; what the old one encrypted is removed.
 
     Agents, whose secrets are derived from the key, enrol again.
@@ -61,11 +62,10 @@ def forget_secret_key(connection: Connection, controls: ControlLog) -> list[str]
     for table in (Receiver, IdempotentReply, Agent):
         connection.execute(delete(table))
     connection.execute(delete(Setting).where(Setting.name == CHECK))
-    publish_receivers(connection, controls)
     return names
 
 
-def add_topic_receiver(engine: Engine, controls: ControlLog, clock: Clock, secret_key: SecretKey) -> None:
+def add_topic_receiver(engine: Engine, clock: Clock, secret_key: SecretKey) -> None:
     """Add the incidents topic as a receiver, unless there is one of its name; users can disable it.
 
     Raises:
@@ -89,5 +89,4 @@ def add_topic_receiver(engine: Engine, controls: ControlLog, clock: Clock, secre
         secret = secret_key.encrypt(new_secret())
         row = topic | {"secret": secret, "enabled": True, "disabled_reason": "", "created_unix_ns": now}
         connection.execute(insert(Receiver).values(**row))
-        publish_receivers(connection, controls)
         audit_trail.append(connection, now, "api", "receiver.add", TOPIC_RECEIVER, "ok", fields={"host": TOPIC_URL})

@@ -19,6 +19,7 @@ from rankwatch_service.notify.lease import Lease
 from rankwatch_service.notify.message_links import PURPOSE, LinkSender, SignedLinks
 from rankwatch_service.notify.notifier import Notifier
 from rankwatch_service.notify.outbox import OutboxTable
+from rankwatch_service.notify.router import Router
 from rankwatch_service.notify.sender import MessageSender, SenderTable
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.change_watch import ChangeWatch
@@ -65,6 +66,7 @@ async def _run(settings: Settings) -> None:
             # The incidents topic, which many may read, gets no links.
             senders = {"http": web, "https": web, "mailto": mail, **topic}
             notifier = Notifier(
+                Router(engine, lease),
                 OutboxTable(engine, lease),
                 lease,
                 SenderTable(secret_key, senders),

@@ -7,7 +7,7 @@ line does in the database, on the machine of the service, needs no approval. Rec
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any, Final
 
@@ -19,10 +19,10 @@ from rankwatch_service.log.control_log import ControlLog
 from rankwatch_service.names import ALL_JOBS
 from rankwatch_service.orders import commands
 from rankwatch_service.orders.order import CommandOutcome
+from rankwatch_service.policy.announcement import command_announcement
 from rankwatch_service.policy.command import MAKE_TOKEN, SET_APPROVALS, CommandRequest
-from rankwatch_service.policy.control_records import ReceiverRoute, encode_control
+from rankwatch_service.policy.control_records import encode_control
 from rankwatch_service.policy.policy import Policy, policy_record
-from rankwatch_service.policy.routing import command_notifications
 from rankwatch_service.store import audit_trail
 from rankwatch_service.store.settings_rows import read_policy, write_policy
 
@@ -33,7 +33,6 @@ def request_change(
     connection: Connection,
     action: str,
     params: Mapping[str, Any],
-    receivers: Iterable[ReceiverRoute],
     links: Mapping[str, str],
     now_unix_ns: int,
     *,
@@ -42,13 +41,12 @@ def request_change(
     reason: str = "",
     approval_required: bool = True,
 ) -> CommandRequest:
-    """Store a change that weakens approvals, and tell all receivers, in a `write`.
+    """Store a change that weakens approvals, and announce it, in a `write`.
 
     Args:
         connection: of the `write`.
         action: `SET_APPROVALS` or `MAKE_TOKEN`.
         params: {"two_people", "approval_ranks"}, or of a token that is not admitted {"token": id} and what it may do.
-        receivers: all of them.
         links: URLs of pages, by name.
         now_unix_ns: the time.
         requested_by: who, as the audit trail names people.
@@ -68,7 +66,7 @@ def request_change(
         requested_unix_ns=now_unix_ns,
         approval_required=approval_required,
     )
-    commands.add(connection, request, notifications=command_notifications(request, receivers, links))
+    commands.add(connection, request, announcement=command_announcement(request, links))
     if not approval_required:
         commands.settle(connection, request.id, CommandOutcome("applied"), requested_by, now_unix_ns)
     return request

@@ -8,19 +8,19 @@ states are final.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from sqlalchemy import ColumnElement, Connection, RowMapping, and_, insert, select, update
 
 from rankwatch_service.access.tokens import revoke_token
 from rankwatch_service.orders.order import CommandOutcome
+from rankwatch_service.policy.announcement import Announcement as Announced
 from rankwatch_service.policy.command import MAKE_TOKEN, CommandRequest
-from rankwatch_service.policy.routing import Notification
 from rankwatch_service.store import audit_trail
 from rankwatch_service.store.engine import in_turn
-from rankwatch_service.store.models import Command, Feed, Outbox
-from rankwatch_service.store.rows import command_row, outbox_row
+from rankwatch_service.store.models import Announcement, Command, Feed
+from rankwatch_service.store.rows import announcement_row, command_row
 
 WAITING: Final = ("requested", "approved")
 """States before the first order."""
@@ -30,13 +30,13 @@ OPEN: Final = (*WAITING, "sent", "accepted")
 
 
 def add(
-    connection: Connection, request: CommandRequest, *, source: str = "", notifications: Iterable[Notification] = ()
+    connection: Connection, request: CommandRequest, *, source: str = "", announcement: Announced | None = None
 ) -> None:
-    """Store a command that a person requested, and whom it is told to, in a `write`."""
+    """Store a command that a person requested, with its announcement, in a `write`."""
     connection.execute(insert(Command).values(**command_row(request)))
     record_request(connection, request, request.requested_unix_ns, source)
-    if rows := list(map(outbox_row, notifications)):
-        connection.execute(insert(Outbox), rows)
+    if announcement:
+        connection.execute(insert(Announcement).values(**announcement_row(announcement)))
 
 
 def record_request(connection: Connection, request: CommandRequest, now_unix_ns: int, source: str = "") -> None:

@@ -106,44 +106,6 @@ class JobProject(msgspec.Struct, frozen=True, tag="project", tag_field="record")
     owner: str = ""
 
 
-class SilenceSet(msgspec.Struct, frozen=True, tag="silence", tag_field="record"):
-    """A silence was created or changed. One that was ended early has its end in the past."""
-
-    id: str
-    job: str
-    """Empty: every job; the same for kind and scope."""
-    kind: str
-    scope: str
-    starts_unix_ns: int
-    ends_unix_ns: int
-    matchers: tuple[str, ...] = ()
-    """On labels, as `labels.matcher` reads them; all of them must match too."""
-
-
-class ReceiverRoute(msgspec.Struct, frozen=True):
-    """Which incidents a receiver subscribes to; an empty list matches all, and all lists must match.
-
-    Its URL and secret are not in the control log: only the notifier needs them.
-    """
-
-    name: str
-    kinds: tuple[str, ...] = ()
-    severities: tuple[str, ...] = ()
-    jobs: tuple[str, ...] = ()
-    enabled: bool = True
-    projects: tuple[str, ...] = ()
-    matchers: tuple[str, ...] = ()
-    """On labels, as `labels.matcher` reads them; all of them must match too."""
-    after_s: int = 0
-    """It is notified only if nobody has acknowledged the incident by then."""
-
-
-class ReceiversSet(msgspec.Struct, frozen=True, tag="receivers", tag_field="record"):
-    """All receivers; appended whenever one of them changes."""
-
-    receivers: tuple[ReceiverRoute, ...]
-
-
 class PolicyRuleRecord(msgspec.Struct, frozen=True):
     """One policy rule, see `policy.Rule`."""
 
@@ -192,8 +154,6 @@ ControlRecord = (
     | AlertsReceived
     | JobDeleted
     | JobProject
-    | SilenceSet
-    | ReceiversSet
     | PolicySet
     | PrecisionSet
     | RulesSet

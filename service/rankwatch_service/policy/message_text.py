@@ -47,7 +47,7 @@ def command_to_type(incident: IncidentVersion) -> str:
     return what_now(incident).command or f"rankwatch incidents show {short(incident.id)}"
 
 
-def incident_text(incident: IncidentVersion, world_size: int, accelerated: bool = True, held_before: int = 0) -> str:
+def incident_text(incident: IncidentVersion, world_size: int, accelerated: bool = True) -> str:
     """Three lines: what, where, since when and how bad; how sure it is, what it comes from and what changed shortly
     before, where that is known; what happens by itself, what to do first, and then. Of a resolved incident: what and
     where; how long it lasted, and whether the job ended before it was over; the command that shows it.
@@ -56,16 +56,14 @@ def incident_text(incident: IncidentVersion, world_size: int, accelerated: bool 
         incident: as it is now.
         world_size: ranks of the job; 0: unknown.
         accelerated: an hour of a rank is one of a GPU.
-        held_before: messages like it that the limit held back before.
     """
     head = str(incident.severity).upper()
     if incident.state == "resolved":
         head = "ENDED" if _ended_with_job(incident) else "RESOLVED"
     where = _where(incident, world_size)
     what = f"{head} in job {incident.job}: {one_line(incident.summary).removesuffix('.')}{where}"
-    held = f". {held_before} more like this {'was' if held_before == 1 else 'were'} not sent before" * bool(held_before)
     if incident.state == "resolved":
-        lasted = _lasted(incident) + _cost(incident, world_size, accelerated) + held
+        lasted = _lasted(incident) + _cost(incident, world_size, accelerated)
         return _lines(what, lasted, f"Details: {command_to_type(incident)}")
     what += f". {_since(incident)}"
     what += f". Impact: {impact(incident.kind, incident.severity, incident.evidence)}"
@@ -76,8 +74,15 @@ def incident_text(incident: IncidentVersion, world_size: int, accelerated: bool 
     if incident.cause and not KINDS[incident.kind].is_of_device:
         usual += f". Likely cause: {cause_words(incident.cause, incident.evidence)}"
     before = changed(incident.changes_before, incident.onset_unix_ns)
-    usual += f". Changed before it: {before}" * (not before.startswith(NOTHING_CHANGED)) + held
+    usual += f". Changed before it: {before}" * (not before.startswith(NOTHING_CHANGED))
     return _lines(what, usual, _what_now(incident, world_size, accelerated))
+
+
+def with_held(text: str, held_before: int) -> str:
+    """The text of an incident, which says in its second line how many messages like it were held back before."""
+    what, sure, first = text.split("\n")
+    were = "was" if held_before == 1 else "were"
+    return _lines(what, f"{sure}. {held_before} more like this {were} not sent before", first)
 
 
 def command_text(request: CommandRequest) -> str:

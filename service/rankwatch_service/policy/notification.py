@@ -13,12 +13,12 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from rankwatch_service.incidents.answers import confidence_words
-from rankwatch_service.incidents.model import IncidentVersion, Transition
+from rankwatch_service.incidents.model import Transition
 from rankwatch_service.names import ALL_JOBS
 from rankwatch_service.numbers import as_json, plain
 from rankwatch_service.policy.command import CommandRequest
 from rankwatch_service.policy.control_records import JobProject
-from rankwatch_service.policy.message_text import command_text, command_to_type, incident_text, trial_text
+from rankwatch_service.policy.message_text import command_text, command_to_type, incident_text, trial_text, with_held
 from rankwatch_service.policy.what_now import what_now
 from rankwatch_service.short_ids import short
 
@@ -46,6 +46,9 @@ NOBODYS: Final = JobProject("")
 
 BODY_BYTES_MAX: Final = 20 * 1024
 """Largest body; receivers may refuse more. Long texts (stack dumps) are cut first, then whole fields are left out."""
+
+SPARE: Final = ("evidence", "consequences", "suggestion", "devices")
+"""Fields of an incident that a body which is too large leaves out, in this order."""
 
 LISTED_MAX: Final = 64
 """Ranks, hosts, devices and consequences listed in a message; `cut` names longer lists. 64 x 40 bytes = 2.5 KB each."""
@@ -85,69 +88,41 @@ def service_links(public_url: str) -> dict[str, str]:
     return {"service": f"{public_url}/commands"}
 
 
-def incident_message(
-    transition: Transition,
-    links: Mapping[str, str],
-    whose: JobProject = NOBODYS,
-    world_size: int = 0,
-    accelerated: bool = True,
-    *,
-    first: bool = False,
-    held_before: int = 0,
-) -> bytes:
-    """Compose the JSON body {type, timestamp, data} for one transition of an incident.
+def message_body(message_type: str, at_unix_ns: int, data: Mapping[str, Any], held_before: int = 0) -> bytes:
+    """Compose the JSON body {type, timestamp, data} of a message.
 
     Args:
-        transition: of a kind in `MESSAGE_TYPES`, with the incident as it is after it.
-        links: URLs of pages about it, by name, for instance {"incident": "https://…", "job": "https://…"}.
-        whose: project and owner of the job.
-        world_size: ranks of the job; 0: unknown.
-        accelerated: an hour of a rank is one of a GPU.
-        first: the receiver has not been notified of the incident before: the message is of type `incident.opened`,
-            whatever the transition is.
-        held_before: messages like it that the limit held back before.
+        message_type: such as incident.opened.
+        at_unix_ns: when it happened.
+        data: of `incident_data` or `command_data`.
+        held_before: messages like it that the limit held back before; of an incident alone.
 
     Returns:
-        UTF-8 JSON of at most `BODY_BYTES_MAX` bytes. Non-finite numbers are the strings NaN, Inf, -Inf; long lists and
-        texts are cut, and `data.cut` names which.
-
-    Raises:
-        ValueError: receivers are not notified of this kind of transition.
+        UTF-8 JSON. That of an incident has at most `BODY_BYTES_MAX` bytes; `data.cut` names what was left out.
     """
-    what = transition.what
-    if what not in MESSAGE_TYPES:
-        raise ValueError(f"receivers are not notified of the transition {str(what)!r}")
-    data = _incident_data(transition.incident, links, whose, world_size, accelerated, held_before)
-    data["transition"] = {
-        "number": transition.number,
-        "what": what,
-        "actor": _shortened(transition.actor),
-        "text": _shortened(transition.text),
-    }
-    message_type = MESSAGE_TYPES["opened" if first else what]
-    message = {"type": message_type, "timestamp": iso_time(transition.at_unix_ns), "data": data}
-    for spare in ("evidence", "consequences", "suggestion", "devices"):
+    data = dict(data)
+    if held_before:
+        data |= {"held_before": held_before, "text": with_held(data["text"], held_before)}
+    message = {"type": message_type, "timestamp": iso_time(at_unix_ns), "data": data}
+    for spare in SPARE:
         body = encoded(message)
-        if len(body) <= BODY_BYTES_MAX:
+        if len(body) <= BODY_BYTES_MAX or spare not in data:
             return body
         data[spare] = type(data[spare])()
-        data["cut"].append(spare)
+        data["cut"] = [*data["cut"], spare]
     return encoded(message)
 
 
-def command_message(request: CommandRequest, links: Mapping[str, str], whose: JobProject = NOBODYS) -> bytes:
-    """Compose the JSON body {type, timestamp, data} for a command that needs an approval, or is done without.
+def command_data(request: CommandRequest, links: Mapping[str, str], whose: JobProject = NOBODYS) -> dict[str, Any]:
+    """What a message says of a command that needs an approval, or is done without, in JSON types.
 
     Args:
         request: the command.
         links: URLs of the pages on which it can be approved or seen, by name.
         whose: project and owner of the job.
-
-    Returns:
-        UTF-8 JSON of at most `BODY_BYTES_MAX` bytes; long lists and texts are cut.
     """
     params = {name: value[:LISTED_MAX] if isinstance(value, list) else value for name, value in request.params.items()}
-    data = {
+    return {
         "id": request.id,
         "short_id": short(request.id),
         "text": command_text(request),
@@ -164,8 +139,6 @@ def command_message(request: CommandRequest, links: Mapping[str, str], whose: Jo
         "expires_time": iso_time(request.expires_unix_ns),
         "links": {name: url for name, url in links.items() if KIND_PLACE not in url},
     }
-    message_type = APPROVAL_NEEDED if request.approval_required else NOT_APPROVED
-    return encoded({"type": message_type, "timestamp": iso_time(request.requested_unix_ns), "data": data})
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,14 +164,25 @@ def trial_message(receiver: str, actor: str, public_url: str, at_unix_ns: int) -
     return TrialMessage(id_, encoded({"type": TRIAL, "timestamp": iso_time(at_unix_ns), "data": data}))
 
 
-def _incident_data(
-    incident: IncidentVersion,
+def incident_data(
+    transition: Transition,
     links: Mapping[str, str],
-    whose: JobProject,
-    world_size: int,
-    accelerated: bool,
-    held_before: int,
+    whose: JobProject = NOBODYS,
+    world_size: int = 0,
+    accelerated: bool = True,
 ) -> dict[str, Any]:
+    """What a message says of one transition of an incident, in JSON types.
+
+    Non-finite numbers are the strings NaN, Inf, -Inf; long lists and texts are cut, and `cut` names which.
+
+    Args:
+        transition: with the incident as it is after it.
+        links: URLs of pages about it, by name, for instance {"incident": "https://…", "job": "https://…"}.
+        whose: project and owner of the job.
+        world_size: ranks of the job; 0: unknown.
+        accelerated: an hour of a rank is one of a GPU.
+    """
+    incident = transition.incident
     cut: list[str] = []
 
     def listed(name: str, values: Sequence[Any]) -> list[Any]:
@@ -212,7 +196,7 @@ def _incident_data(
     return {
         "id": incident.id,
         "short_id": short(incident.id),
-        "text": incident_text(incident, world_size, accelerated, held_before),
+        "text": incident_text(incident, world_size, accelerated),
         "job": incident.job,
         "project": whose.project,
         "owner": whose.owner,
@@ -243,10 +227,16 @@ def _incident_data(
         "suggestion": _shortened_in(incident.suggestion),
         "first_steps": what_now(incident, world_size, accelerated).listed,
         "command": command_to_type(incident),
-        "held_before": held_before,
+        "held_before": 0,
         "checkpoint": incident.checkpoint,
         "links": {name: url.replace(KIND_PLACE, incident.kind) for name, url in links.items()},
         "cut": cut,
+        "transition": {
+            "number": transition.number,
+            "what": str(transition.what),
+            "actor": _shortened(transition.actor),
+            "text": _shortened(transition.text),
+        },
     }
 
 

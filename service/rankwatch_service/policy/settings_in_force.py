@@ -1,4 +1,4 @@
-"""What people have set (policy, receivers, silences, feedback, rules, tunings) as of a position of the control log."""
+"""What people have set (policy, feedback, rules, tunings) as of a position of the control log."""
 
 from __future__ import annotations
 
@@ -9,35 +9,20 @@ import msgspec
 
 from rankwatch_detectors.metric_rule import MetricRule
 from rankwatch_service.names import matches_any
-from rankwatch_service.policy.control_records import (
-    ControlRecord,
-    JobProject,
-    PolicySet,
-    PrecisionSet,
-    ReceiverRoute,
-    ReceiversSet,
-    RulesSet,
-    SilenceSet,
-)
+from rankwatch_service.policy.control_records import ControlRecord, JobProject, PolicySet, PrecisionSet, RulesSet
 from rankwatch_service.policy.policy import Policy, policy_of, policy_record
 from rankwatch_service.policy.precision import Precision
 from rankwatch_service.tuning import TuningSet
-
-SILENCES_MAX: Final = 1_000
-"""Silences kept; beyond, the one that ends first is dropped. People set a few dozen."""
-
 
 WAITING_MAX: Final = 1_000
 """Jobs with a project that have not begun; beyond, the first of them begins without. As many as a partition takes."""
 
 
 class SettingsInForce:
-    """The settings that decide what is told, who is notified of what, and what is done."""
+    """The settings that decide what is told and what is done."""
 
     def __init__(self) -> None:
         self.policy = Policy()
-        self.receivers: tuple[ReceiverRoute, ...] = ()
-        self.silences: dict[str, SilenceSet] = {}
         self.precision: Mapping[str, Precision] = {}
         """By kind of incident; a kind that is missing has none that is judged."""
         self.rules: tuple[MetricRule, ...] = ()
@@ -57,14 +42,6 @@ class SettingsInForce:
                 self.rules = record.rules
             case TuningSet():
                 self.tuning = record
-            case ReceiversSet():
-                self.receivers = record.receivers
-            case SilenceSet():
-                # A new dict, since the copies for single jobs share the old one.
-                silences = {**self.silences, record.id: record}
-                if len(silences) > SILENCES_MAX:
-                    del silences[min(silences, key=lambda silence: silences[silence].ends_unix_ns)]
-                self.silences = silences
             case JobProject():
                 self.waiting[record.job] = record
                 if len(self.waiting) > WAITING_MAX:
@@ -82,8 +59,8 @@ class SettingsInForce:
     def copy(self) -> SettingsInForce:
         """A copy for one job, which changes alone while that job's past is replayed."""
         settings = SettingsInForce()
-        settings.policy, settings.receivers, settings.silences = self.policy, self.receivers, self.silences
-        settings.precision, settings.rules, settings.tuning = self.precision, self.rules, self.tuning
+        settings.policy, settings.precision = self.policy, self.precision
+        settings.rules, settings.tuning = self.rules, self.tuning
         return settings
 
     def rules_of(self, job: str) -> tuple[MetricRule, ...]:
@@ -94,8 +71,6 @@ class SettingsInForce:
         """The settings for a snapshot, as JSON types."""
         return {
             "policy": msgspec.to_builtins(policy_record(self.policy)),
-            "receivers": [msgspec.structs.asdict(receiver) for receiver in self.receivers],
-            "silences": [msgspec.structs.asdict(silence) for silence in self.silences.values()],
             "precision": {kind: [of_kind.useful, of_kind.noise] for kind, of_kind in self.precision.items()},
             "rules": [rule.fields() for rule in self.rules],
             "tuning": msgspec.to_builtins(self.tuning),
@@ -107,8 +82,6 @@ class SettingsInForce:
         """The settings of which `state` returned this."""
         settings = cls()
         settings.policy = policy_of(msgspec.convert(state["policy"], PolicySet))
-        settings.receivers = tuple(msgspec.convert(state["receivers"], list[ReceiverRoute]))
-        settings.silences = {one.id: one for one in msgspec.convert(state["silences"], list[SilenceSet])}
         settings.precision = {kind: Precision(*counts) for kind, counts in state["precision"].items()}
         settings.rules = tuple(MetricRule.of(rule) for rule in state["rules"])
         settings.tuning = msgspec.convert(state["tuning"], TuningSet)

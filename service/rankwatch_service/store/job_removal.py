@@ -13,6 +13,7 @@ from rankwatch_service.store.models import (
     Agent,
     AgentView,
     AlertRow,
+    Announcement,
     Attempt,
     Base,
     Checkpoint,
@@ -25,6 +26,7 @@ from rankwatch_service.store.models import (
     JobDevice,
     JobHostDevice,
     JobProject,
+    MessageLimitRow,
     Outbox,
     RestingJob,
     SignedJob,
@@ -35,6 +37,7 @@ OF_JOB: Final[tuple[type[Base], ...]] = (
     Agent,
     AgentView,
     AlertRow,
+    Announcement,
     Attempt,
     Checkpoint,
     Command,  # with its orders and traces
@@ -43,6 +46,7 @@ OF_JOB: Final[tuple[type[Base], ...]] = (
     JobDevice,
     JobHostDevice,
     JobProject,
+    MessageLimitRow,
     RestingJob,
     SignedJob,
     Snapshot,  # with its chunks

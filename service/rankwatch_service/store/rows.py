@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -15,10 +15,10 @@ from rankwatch_service.incidents.model import Incident, IncidentVersion, Part, T
 from rankwatch_service.job.effects import FeedEntry
 from rankwatch_service.job.summary import AttemptChange, AttemptTopology, JobSummary
 from rankwatch_service.numbers import plain
+from rankwatch_service.policy.announcement import Announcement
 from rankwatch_service.policy.checkpoint_ledger import CheckpointTier, LedgerEntry, Verdict
 from rankwatch_service.policy.command import CommandRequest
 from rankwatch_service.policy.policy import Mode, Rule
-from rankwatch_service.policy.routing import Notification
 
 
 def incident_row(incident: IncidentVersion) -> dict[str, Any]:
@@ -45,13 +45,8 @@ def version_of(row: Mapping[Any, Any]) -> IncidentVersion:
     return IncidentVersion(**values)
 
 
-def incident_of(row: Mapping[Any, Any], told_to: Sequence[str]) -> Incident:
-    """The incident of a row of `incident`, without its consequences, for a job that is restored from the tables.
-
-    Args:
-        row: columns of `incident`.
-        told_to: receivers that were notified of it.
-    """
+def incident_of(row: Mapping[Any, Any]) -> Incident:
+    """The incident of a row of `incident`, without its consequences, for a job that is restored from the tables."""
     part = Part(
         kind=Kind(row["kind"]),
         scope=IncidentScope.parse(row["scope"]),
@@ -77,7 +72,6 @@ def incident_of(row: Mapping[Any, Any], told_to: Sequence[str]) -> Incident:
         ranks=part.ranks,
         scope=part.scope,
         opened_time_s=row["detected_unix_ns"] / 1e9,
-        told_to=list(told_to),
         evidence=dict(row["evidence"]),
         updated_time_s=row["updated_unix_ns"] / 1e9,
         acknowledged_by=row["acknowledged_by"],
@@ -98,21 +92,16 @@ def transition_row(transition: Transition) -> dict[str, Any]:
     }
 
 
-def outbox_row(notification: Notification) -> dict[str, Any]:
-    """Columns of `outbox`."""
-    return {
-        "id": notification.id,
-        "receiver": notification.receiver,
-        "incident_id": notification.incident_id,
-        "transition": notification.transition,
-        "body": notification.body,
-        "state": notification.state,
-        "tries": 0,
-        "next_try_unix_ns": notification.created_unix_ns,
-        "created_unix_ns": notification.created_unix_ns,
-        "delivered_unix_ns": None,
-        "command_id": notification.command_id,
-    }
+def announcement_row(announcement: Announcement) -> dict[str, Any]:
+    """Columns of `announcement`, but the id."""
+    row = {name: getattr(announcement, name) for name in Announcement.__slots__}
+    return row | {"kinds": list(announcement.kinds), "places": list(announcement.places)}
+
+
+def announcement_of(row: Mapping[Any, Any]) -> Announcement:
+    """The announcement that a row of `announcement` holds."""
+    values = {name: row[name] for name in Announcement.__slots__}
+    return Announcement(**values | {"kinds": tuple(row["kinds"]), "places": tuple(row["places"])})
 
 
 def host_record_row(entry: HostIncident) -> dict[str, Any]:

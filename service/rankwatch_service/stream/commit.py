@@ -23,6 +23,7 @@ from rankwatch_service.orders.order import CommandOutcome
 from rankwatch_service.store import job_removal
 from rankwatch_service.store.engine import upsert
 from rankwatch_service.store.models import (
+    Announcement,
     Attempt,
     Checkpoint,
     Command,
@@ -33,7 +34,6 @@ from rankwatch_service.store.models import (
     Job,
     JobDevice,
     JobHostDevice,
-    Outbox,
     RestingJob,
     Snapshot,
     StreamGrant,
@@ -41,6 +41,7 @@ from rankwatch_service.store.models import (
     StreamTick,
 )
 from rankwatch_service.store.rows import (
+    announcement_row,
     attempt_columns,
     attempt_row,
     checkpoint_row,
@@ -49,7 +50,6 @@ from rankwatch_service.store.rows import (
     host_record_row,
     incident_row,
     job_row,
-    outbox_row,
     transition_row,
 )
 from rankwatch_service.stream.place import Place, StoredTick
@@ -168,8 +168,8 @@ def _incidents(connection: Connection, effects: Effects) -> None:
         connection.execute(upsert(connection, Incident, row), row)
     for transition in effects.transitions:
         connection.execute(upsert(connection, IncidentTransition), transition_row(transition))
-    for notification in effects.notifications:
-        connection.execute(upsert(connection, Outbox), outbox_row(notification))
+    if announcements := list(map(announcement_row, effects.announcements)):
+        connection.execute(insert(Announcement), announcements)
     for entry in effects.host_incidents:
         row = host_record_row(entry)
         told = [name for name in row if name != "host_id"]  # a later host of its name may have its record by now

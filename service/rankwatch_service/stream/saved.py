@@ -47,7 +47,6 @@ from rankwatch_service.store.models import Job as JobRow
 from rankwatch_service.store.models import (
     JobDevice,
     JobHostDevice,
-    Outbox,
     RestingJob,
     Snapshot,
     SnapshotChunk,
@@ -167,7 +166,7 @@ def _decode(code: int, data: memoryview) -> Any:
     return np.frombuffer(raw, np.dtype(dtype)).reshape(shape).copy()  # without it the array would be read-only
 
 
-VERSION: Final = "3"
+VERSION: Final = "4"
 """Version of the stream's own state; versions of detectors are in it. Raised when older states cannot be read."""
 
 CHUNK_BYTES: Final = 1024 * 1024
@@ -370,13 +369,7 @@ def restore_from_tables(engine: Engine, job: JobStream) -> None:
         mine = IncidentRow.job == job.job
         unresolved = select(IncidentRow.__table__).where(mine, IncidentRow.state != "resolved")
         rows = connection.execute(unresolved.order_by(IncidentRow.detected_unix_ns, IncidentRow.id))
-        notified: dict[str, list[str]] = {}
-        # A receiver without a notification of the opening is not notified of the end either.
-        reached = select(Outbox.incident_id, Outbox.receiver).join(IncidentRow, IncidentRow.id == Outbox.incident_id)
-        of_incidents = (mine, Outbox.state.not_in(("silenced", "held", "unneeded")), Outbox.command_id == "")
-        for incident_id, receiver in connection.execute(reached.where(*of_incidents).distinct()):
-            notified.setdefault(incident_id, []).append(receiver)
-        incidents = [incident_of(row, sorted(notified.get(row["id"], []))) for row in rows.mappings()]
+        incidents = list(map(incident_of, rows.mappings()))
         episode = connection.scalar(select(func.max(IncidentRow.episode)).where(mine))
         whose = connection.execute(
             select(ProjectRow.project, ProjectRow.owner).where(ProjectRow.job == job.job)

@@ -14,6 +14,7 @@ from rankwatch_service.policy.control_records import PolicySet
 from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import Attempt, Command, Feed, Outbox
 from tests.support.service.api import OURS
+from tests.support.service.routing import route_all
 from tests.support.store.rows import add, attempt_row, change, report, rows_of, values_of
 
 ON_BOTH_DATABASES = True
@@ -53,6 +54,7 @@ def someone_else(api):
 
 
 def messages(api):
+    route_all(api.engine)
     rows = rows_of(api.engine, select(Outbox.receiver, Outbox.body).order_by(Outbox.receiver))
     return [(receiver, json.loads(body)) for receiver, body in rows]
 

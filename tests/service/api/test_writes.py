@@ -5,7 +5,7 @@ from sqlalchemy import select
 
 from rankwatch.wire import Progress
 from rankwatch_service.access.scopes import Scope
-from rankwatch_service.policy.control_records import PolicySet, ReceiversSet, SilenceSet
+from rankwatch_service.policy.control_records import PolicySet
 from rankwatch_service.policy.policy import Mode, policy_of
 from rankwatch_service.store.models import Attempt, Base, Checkpoint, Job
 from tests.support.store.rows import add, attempt_row, checkpoint_row, job_row, report, rows_of
@@ -78,19 +78,16 @@ def test_a_waiting_command_can_be_cancelled_once(api, job):
     assert api.get(f"/api/v1/commands/{made['id']}").json()["state"] == "cancelled"
 
 
-def test_stream_learns_of_a_receiver_without_its_url_and_secret(api):
+def test_a_receiver_is_added_once_listed_without_its_secret_and_removed(api):
     made = api.post("/api/v1/receivers", RECEIVER | {"kinds": ["hang"]})
     assert made.status_code == 201
     assert made.json()["secret"].startswith("whsec_")
-    [record] = api.told(ReceiversSet)
-    assert [(one.name, one.kinds) for one in record.receivers] == [("pager", ("hang",))]
-    raw = b"".join(one.value for one in api.controls.read(0, 10))
-    assert b"hooks.example" not in raw
-    assert b"whsec_" not in raw
-    assert "secret" not in api.get("/api/v1/receivers").json()["items"][0]
+    (listed,) = api.get("/api/v1/receivers").json()["items"]
+    assert (listed["name"], listed["kinds"], "secret" in listed) == ("pager", ["hang"], False)
+    assert api.controls.read(0, 10) == [], "stream need not know"
     assert api.post("/api/v1/receivers", RECEIVER).status_code == 409
     assert api.ask("DELETE", "/api/v1/receivers/pager").status_code == 204
-    assert api.told(ReceiversSet)[-1].receivers == ()
+    assert api.get("/api/v1/receivers").json()["items"] == []
 
 
 def test_the_database_holds_neither_url_nor_secret_of_a_receiver_in_plain_text(api):
@@ -139,9 +136,7 @@ def test_a_silence_begins_is_listed_and_ends(api):
     assert [one["comment"] for one in api.get("/api/v1/silences?active=true").json()["items"]] == ["known"]
     assert api.ask("DELETE", path).status_code == 204
     assert api.get("/api/v1/silences?active=true").json()["items"] == []
-    begun, ended = api.told(SilenceSet)
-    assert (begun.ends_unix_ns, ended.id) == (ends, begun.id)
-    assert ended.ends_unix_ns < ends
+    assert api.get(path).json()["ends_unix_ns"] < ends
 
 
 @pytest.mark.parametrize("ends", [0, 2**62, -1])
@@ -149,14 +144,12 @@ def test_a_silence_ends_in_the_future_and_within_30_days(api, ends):
     assert api.post("/api/v1/silences", {"ends_unix_ns": ends, "comment": "known"}).status_code == 422
 
 
-def test_a_silence_has_matchers_on_labels_which_stream_gets(api):
+def test_a_silence_has_matchers_on_labels(api):
     body = {"ends_unix_ns": api.clock.unix_ns() + 10**12, "comment": "known"}
     made = api.post("/api/v1/silences", body | {"matchers": ['{host=node-a,severity!="critical"}', "job=~gpt-.*"]})
     shown = ['host="node-a"', 'severity!="critical"', 'job=~"gpt-.*"']
     assert (made.status_code, made.json()["matchers"]) == (201, shown)
     assert api.get("/api/v1/silences").json()["items"][0]["matchers"] == shown
-    (record,) = api.told(SilenceSet)
-    assert list(record.matchers) == shown
 
 
 @pytest.mark.parametrize("matchers", [["host"], ["hots=node-a"], ["job=~("], ["job=~(a)\\1"], ["job=j"] * 21])

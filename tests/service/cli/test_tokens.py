@@ -19,6 +19,7 @@ from rankwatch_service.policy.policy import Policy
 from rankwatch_service.store.engine import open_engine, write
 from rankwatch_service.store.models import Outbox, Receiver, Token
 from rankwatch_service.store.settings_rows import write_policy
+from tests.support.service.routing import route_all
 from tests.support.store.database import new_database
 from tests.support.store.rows import add, change, values_of
 from tests.support.values.incidents import receiver_row
@@ -61,6 +62,7 @@ def test_where_two_people_are_wanted_receivers_hear_of_a_token_that_can_approve(
     invoke(data, "create", "grafana", "--scope", "read")
     text = invoke(data, "create", "eve", "--scope", "command").strip()
     invoke(data, "login")
+    route_all(engine)
     bodies = values_of(engine, select(Outbox.body).order_by(Outbox.created_unix_ns))
     message, login = map(json.loads, bodies)
     assert "first login" in login["data"]["text"]

@@ -29,7 +29,7 @@ from rankwatch_service.incidents.correlator import Correlator
 from rankwatch_service.incidents.kinds import LIKELY
 from rankwatch_service.incidents.model import IncidentVersion
 from rankwatch_service.job.detection import DetectionPipeline
-from rankwatch_service.policy.message_text import incident_text
+from rankwatch_service.policy.message_text import incident_text, with_held
 from rankwatch_service.policy.response import impact_gpu_hours_per_hour
 from rankwatch_service.policy.what_now import what_now
 from rankwatch_service.simulate import faults as scripted
@@ -274,6 +274,6 @@ def test_no_message_about_10_000_drawn_findings_contradicts_itself() -> None:
             incident.transitions += 1
             now = incident.version()
             assert now.impact_gpu_hours_per_hour >= 0
-            texts += [incident_text(now, 8, held_before=number % 3), *what_now(now, 8).listed]
+            texts += [with_held(incident_text(now, 8), number % 3 + 1), *what_now(now, 8).listed]
         wrong = {text: wrong for text in texts if (wrong := faults_of(text))}
         assert wrong == {}, found

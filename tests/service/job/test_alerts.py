@@ -49,8 +49,8 @@ def test_an_alert_is_an_incident_until_it_ends(world):
     assert (incident.kind, str(incident.scope), incident.severity) == ("alert", "alert:DiskFull", "critical")
     assert (incident.ranks, incident.hosts) == ((2, 3), ("node-1",))
     assert incident.onset_unix_ns == 900 * 10**9
-    (message,) = world.effects.notifications
-    assert b"Alert DiskFull: Disk of node-1 is full" in message.body
+    (announcement,) = world.effects.announcements
+    assert "Alert DiskFull: Disk of node-1 is full" in announcement.data["text"]
     end(world)
     assert world.told() == ["opened", "evidence", "resolved"]
     resolved = world.effects.transitions[-1].incident
@@ -65,7 +65,7 @@ def test_an_alert_that_comes_and_goes_is_one_incident_and_two_messages(world):
         world.tick(30.0)
     world.tick(FLAPPING_QUIET_S)
     assert [what for what in world.told() if what != "evidence"] == ["opened", "resolved"]
-    assert len(world.effects.notifications) == 2
+    assert len(world.effects.announcements) == 2
     assert world.effects.transitions[-1].incident.evidence["flaps"] == 4
 
 

@@ -16,13 +16,7 @@ from rankwatch_service.incidents.correlator import WHY
 from rankwatch_service.incidents.hang import StacksReceived
 from rankwatch_service.job.detection import DETECTOR_OFF, FAILURES_MAX, DetectionPipeline, DetectorBank
 from rankwatch_service.job.job import JobStream
-from rankwatch_service.policy.control_records import (
-    Judgement,
-    ReceiverRoute,
-    TelemetryRefused,
-    decode_control,
-    encode_control,
-)
+from rankwatch_service.policy.control_records import Judgement, TelemetryRefused, decode_control, encode_control
 from rankwatch_service.policy.policy import Mode, Rule
 from rankwatch_service.policy.settings_in_force import SettingsInForce
 from rankwatch_service.store.rows import incident_row
@@ -48,9 +42,9 @@ def test_an_incident_opens_with_everything_a_person_needs(world):
         "checkpoint local:l.0:99 saved",
     ]
     assert incident.transitions == transition.number == 1
-    (notification,) = world.effects.notifications
-    assert (notification.receiver, notification.state) == ("oncall", "waiting")
-    assert b'"incident.opened"' in notification.body
+    (announcement,) = world.effects.announcements
+    assert (announcement.type, announcement.incident_id) == ("incident.opened", incident.id)
+    assert (announcement.kinds, announcement.places) == (("hang",), (3,))
     assert world.effects.host_incidents == []
 
 
@@ -130,7 +124,7 @@ def test_what_the_policy_may_do_by_itself_asks_nobody():
     world = World(Rule("r1", Mode.ACT, kind="hang", action="relaunch"), approval_ranks=4)
     good_on_disk(world)
     world.find("hang", ranks=[3], onset_step=100)
-    assert [one.command_id for one in world.effects.notifications] == [""]
+    assert [one.command_id for one in world.effects.announcements] == [""]
 
 
 def test_policy_acts_on_the_second_incident_after_the_cool_down():
@@ -174,8 +168,7 @@ def test_judgements_of_people_become_transitions(world):
     assert [t.number for t in world.effects.transitions] == [1, 2, 3, 4, 5]
     assert world.effects.transitions[1].incident.acknowledged_by == "ann"
     assert world.effects.transitions[-1].incident.state == "resolved"
-    types = [body for body in (b"opened", b"resolved") if any(body in row.body for row in world.effects.notifications)]
-    assert (len(types), len(world.effects.notifications)) == (2, 2)
+    assert [one.type for one in world.effects.announcements] == ["incident.opened", "incident.resolved"]
 
 
 def test_an_incident_is_taken_over_and_given_back(world):
@@ -197,7 +190,7 @@ def test_an_incident_is_taken_over_and_given_back(world):
         ("unacknowledged", "open", None),
         ("resolved", "resolved", None),
     ]
-    assert len(world.effects.notifications) == 2
+    assert len(world.effects.announcements) == 2
 
 
 def test_detectors_observe_that_a_person_accepted_what_is_still_open():
@@ -233,29 +226,6 @@ def test_what_a_job_declares_is_listed_beside_what_opens_soon_after(world):
     world.send(events=(wire.Event("declared", 1, 0, 1, {"what": "curriculum", "detail": ""}),))
     world.find("slowdown")
     assert "declared: curriculum" in json.dumps(incident_row(world.effects.transitions[0].incident))
-
-
-def test_the_first_notification_to_a_receiver_is_that_the_incident_opened(world):
-    severe = ReceiverRoute("severe", severities=("warning", "critical"))
-    world.job.settings.receivers = (*world.job.settings.receivers, severe)
-    world.find("slowdown", severity="info")
-    world.find("slowdown", change="update", severity="warning")
-    world.find("slowdown", change="close")
-    told = [(row.receiver, json.loads(row.body)["type"]) for row in world.effects.notifications]
-    assert told == [
-        ("oncall", "incident.opened"),
-        ("oncall", "incident.updated"),
-        ("severe", "incident.opened"),
-        ("oncall", "incident.resolved"),
-        ("severe", "incident.resolved"),
-    ]
-
-
-def test_a_receiver_without_a_notification_of_the_opening_gets_none_of_the_end(world):
-    world.job.settings.receivers = (ReceiverRoute("oncall", severities=("critical",)),)
-    world.find("slowdown", severity="warning")
-    world.find("slowdown", change="close")
-    assert world.effects.notifications == []
 
 
 def test_a_judgement_about_an_unknown_incident_changes_nothing(world):
@@ -362,7 +332,7 @@ def test_the_stacks_of_all_ranks_of_a_hang_are_requested_and_become_its_evidence
     world.find("hang", ranks=[3])
     (command,) = world.effects.commands
     assert (command.action, command.params, command.attempt) == ("stacks", {"ranks": []}, "l.0")
-    notified = len(world.effects.notifications)
+    notified = len(world.effects.announcements)
     for rank in (3, 1, 0, 2):
         world.send(events=(stack_dump(rank, command.id, "load" if rank == 3 else "step"),))
     world.restart()
@@ -378,7 +348,7 @@ def test_the_stacks_of_all_ranks_of_a_hang_are_requested_and_become_its_evidence
     world.send(events=(stack_dump(1, command.id, "load"),))
     world.tick()
     assert world.told() == ["opened", "evidence"], "each rank answers once"
-    assert len(world.effects.notifications) == notified
+    assert len(world.effects.announcements) == notified
 
 
 def test_the_answers_of_many_ranks_are_told_every_ten_seconds(world, monkeypatch):

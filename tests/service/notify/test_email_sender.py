@@ -11,11 +11,10 @@ from rankwatch_service.clock import SystemClock
 from rankwatch_service.notify.email_sender import EmailSender
 from rankwatch_service.notify.receiver_types import email
 from rankwatch_service.notify.receiver_types.message import OutgoingMessage
-from rankwatch_service.policy.notification import incident_message
 from rankwatch_service.settings import MailServer
 from tests.support.service.certificates import make_certificate
 from tests.support.service.mail_server import mail_server
-from tests.support.values.incidents import transition
+from tests.support.values.incidents import incident_message, transition
 
 LINKS = {"incident": "https://watch.example/incidents/inc_1"}
 BODY = incident_message(transition(), LINKS, world_size=64)

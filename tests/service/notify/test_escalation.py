@@ -1,6 +1,7 @@
 """Receivers that are notified only of what nobody has acknowledged in time."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from sqlalchemy import insert, select, update
@@ -8,13 +9,13 @@ from sqlalchemy import insert, select, update
 from rankwatch_service.notify.lease import Lease
 from rankwatch_service.notify.outbox import EndedTry, OutboxTable
 from rankwatch_service.notify.retry import after_try
+from rankwatch_service.notify.router import Router
 from rankwatch_service.notify.sender import TryOutcome
-from rankwatch_service.policy.routing import notifications
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Incident, Outbox, Receiver, Silence
-from rankwatch_service.store.rows import outbox_row
 from tests.support.clock import FakeClock
-from tests.support.values.incidents import NOON_UNIX_NS, incident_row, receiver_route, receiver_row, transition
+from tests.support.service.routing import announce
+from tests.support.values.incidents import NOON_UNIX_NS, announced, incident_row, receiver_row
 
 AFTER_S = 900
 NUMBERS = {"opened": 1, "updated": 2, "resolved": 3}
@@ -28,6 +29,7 @@ class Escalation:
         self.clock = FakeClock(NOON_UNIX_NS)
         self.lease = Lease(engine, "notify", self.clock)
         self.lease.hold()
+        self.router = Router(engine, self.lease)
         self.outbox = OutboxTable(engine, self.lease)
         with write(engine) as connection:
             connection.execute(insert(Incident).values(**incident_row()))
@@ -36,12 +38,10 @@ class Escalation:
         self.happens("opened")
 
     def happens(self, what):
-        routes = [receiver_route("pager"), receiver_route("lead", after_s=AFTER_S)]
-        told_to = () if what == "opened" else ("pager", "lead")
-        change = transition(what, NUMBERS[what], detected_unix_ns=NOON_UNIX_NS)
-        with write(self.engine) as connection:
-            for one in notifications(change, routes, [], {}, self.clock.now_ns, told_to):
-                connection.execute(insert(Outbox).values(**outbox_row(one)))
+        change = announced(what, NUMBERS[what], detected_unix_ns=NOON_UNIX_NS)
+        announce(self.engine, [replace(change, at_unix_ns=self.clock.now_ns)])
+        self.lease.hold()
+        self.router.route()
         if what == "resolved":
             self.becomes("resolved")
 

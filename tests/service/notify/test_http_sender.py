@@ -15,10 +15,9 @@ from rankwatch_service.allow_list import EVERY_ADDRESS, allow_list
 from rankwatch_service.clock import SystemClock
 from rankwatch_service.notify.http_sender import HttpSender
 from rankwatch_service.notify.signature import new_secret, signed_headers, signing_key
-from rankwatch_service.policy.notification import incident_message
 from tests.support.service.certificates import make_certificate
 from tests.support.service.webhook_receiver import Answer, webhook_receiver
-from tests.support.values.incidents import SECRET, transition
+from tests.support.values.incidents import SECRET, incident_message, transition
 
 BODY = '{"type":"incident.opened","data":{"id":"inc_1","job":"größe"}}'.encode()
 

@@ -15,21 +15,17 @@ from rankwatch.kafka.producer import Producer
 from rankwatch.kafka.settings import KafkaSettings
 from rankwatch_service.access.secret_key import SecretKey, load_secret_key
 from rankwatch_service.clock import SystemClock
-from rankwatch_service.log.control_log import ControlLog
 from rankwatch_service.log.kafka_topics import ensure_topics
 from rankwatch_service.notify.incidents_topic import TopicSender
 from rankwatch_service.notify.receivers import TOPIC_RECEIVER, TOPIC_URL, add_topic_receiver
 from rankwatch_service.notify.sender import TryOutcome
-from rankwatch_service.policy.control_records import ReceiversSet, decode_control
-from rankwatch_service.policy.notification import incident_message
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Audit, Outbox, Receiver
-from rankwatch_service.store.rows import outbox_row
 from tests.support.kafka.broker import new_prefix
 from tests.support.kafka.topic import read_topic
 from tests.support.service.process import until
-from tests.support.values.incidents import notified, transition
+from tests.support.values.incidents import incident_message, notified, transition
 
 KEY = SecretKey(b"k" * 32)
 SECRET = "a secret key for tests, long enough"
@@ -81,21 +77,15 @@ def test_without_a_broker_it_is_a_failure_that_says_why(monkeypatch):
     assert "ECONNREFUSED" in outcome.error
 
 
-def test_the_topic_becomes_a_receiver_once_and_stream_learns_of_it(engine):
+def test_the_topic_becomes_a_receiver_once(engine):
     clock = SystemClock()
-    controls = ControlLog(engine, clock)
-    begin = controls.end()
-    add_topic_receiver(engine, controls, clock, KEY)
-    add_topic_receiver(engine, controls, clock, KEY)
+    add_topic_receiver(engine, clock, KEY)
+    add_topic_receiver(engine, clock, KEY)
     with read(engine) as connection:
         (row,) = connection.execute(select(Receiver.__table__)).mappings()
         (audited,) = connection.execute(select(Audit.__table__)).mappings()
     assert (row["name"], KEY.decrypt(row["url"]), row["enabled"]) == (TOPIC_RECEIVER, TOPIC_URL, True)
     assert audited["target"] == TOPIC_RECEIVER
-    (record,) = controls.read(begin, 10)
-    told = decode_control(record.value)
-    assert isinstance(told, ReceiversSet)
-    assert [route.name for route in told.receivers] == [TOPIC_RECEIVER]
 
 
 @pytest.mark.ci
@@ -112,12 +102,12 @@ def test_the_notifier_publishes_committed_messages_to_the_topic_in_order(any_bro
     }
     clock = SystemClock()
     key = load_secret_key(Settings(secret_key=SECRET), engine, clock)
-    add_topic_receiver(engine, ControlLog(engine, clock), clock, key)
+    add_topic_receiver(engine, clock, key)
     rows = []
     for n in range(5):
         for number, what in enumerate(("opened", "updated", "resolved"), 1):
             sent = notified(what, number, (TOPIC_RECEIVER,), now_unix_ns=time.time_ns(), id=f"inc_{n}")
-            rows += [outbox_row(one) for one in sent]
+            rows += sent
     with write(engine) as connection:
         connection.execute(insert(Outbox), rows)
     command = [sys.executable, "-m", "rankwatch_service", "notify"]

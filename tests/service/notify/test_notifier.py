@@ -14,15 +14,16 @@ from rankwatch_service.notify.lease import Lease
 from rankwatch_service.notify.notifier import Notifier
 from rankwatch_service.notify.outbox import RECEIVER_IN_FLIGHT_MAX, OutboxTable
 from rankwatch_service.notify.retry import GIVE_UP_AFTER_S, RETRY_AFTER_MAX_S, RETRY_DELAYS_S, after_try, retry_after_s
+from rankwatch_service.notify.router import ROUTED_MAX, Router
 from rankwatch_service.notify.sender import TryOutcome
 from rankwatch_service.store.change_watch import ChangeWatch
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.errors import StoreBusyError
 from rankwatch_service.store.models import Delivery, Outbox, Receiver
 from rankwatch_service.store.models import Lease as LeaseRow
-from rankwatch_service.store.rows import outbox_row
 from tests.support.clock import FakeClock
-from tests.support.values.incidents import NOON_UNIX_NS, notified, receiver_row
+from tests.support.service.routing import announce
+from tests.support.values.incidents import NOON_UNIX_NS, announced, notified, receiver_row
 
 DEADLINE_S = 60.0
 OK = TryOutcome(204, "", 0.01)
@@ -67,7 +68,7 @@ class Desk:
             connection.execute(insert(Receiver).values(**receiver_row(name, url=f"http://127.0.0.1:9/{name}")))
 
     def told(self, incident="inc_1", what="opened", number=1, to=("pager",)):
-        rows = [outbox_row(one) for one in notified(what, number, to, now_unix_ns=self.clock.now_ns, id=incident)]
+        rows = notified(what, number, to, now_unix_ns=self.clock.now_ns, id=incident)
         with write(self.engine) as connection:
             connection.execute(insert(Outbox), rows)
         return [row["id"] for row in rows]
@@ -89,7 +90,8 @@ class Desk:
 
     async def _work(self, sender, until, outbox):
         with contextlib.closing(ChangeWatch(self.engine)) as changes, ThreadPoolExecutor(1) as database:
-            notifier = Notifier(outbox, self.lease, sender, changes, self.clock, random.Random(1), database)
+            parts = (Router(self.engine, self.lease), outbox, self.lease, sender, changes, self.clock)
+            notifier = Notifier(*parts, random.Random(1), database)
             running = asyncio.create_task(notifier.run())
             try:
                 async with asyncio.timeout(DEADLINE_S):
@@ -424,3 +426,13 @@ def test_a_longer_retry_after_is_honoured_and_a_shorter_one_does_not_hurry_us():
 )
 def test_retry_after_is_read_in_seconds_or_as_a_date(header, seconds):
     assert retry_after_s(header, NOON_UNIX_NS / 1e9) == seconds
+
+
+def test_what_was_announced_while_no_notifier_ran_is_routed_and_delivered_once(desk):
+    count = 2 * ROUTED_MAX + 1
+    desk.clock.advance(1)
+    announce(desk.engine, [announced(id=f"inc_{n:02}", job=f"j{n}") for n in range(count)])
+    sender = ScriptedSender()
+    desk.work(sender, lambda: len(sender.sent) == count and not desk.waiting())
+    assert [message for _, message in sorted(sender.sent)] == sorted(desk.states())
+    assert len(set(sender.sent)) == count

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 from sqlalchemy import func, insert, select
@@ -14,13 +15,14 @@ from standardwebhooks import Webhook
 
 from rankwatch_service.access.secret_key import load_secret_key
 from rankwatch_service.clock import SystemClock
+from rankwatch_service.policy.notification import message_id
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Outbox, Receiver
-from rankwatch_service.store.rows import outbox_row
+from tests.support.service.routing import announce
 from tests.support.service.webhook_receiver import Answer, webhook_receiver
 from tests.support.trials.selection import trials
-from tests.support.values.incidents import SECRET, notified, receiver_row
+from tests.support.values.incidents import SECRET, announced, receiver_row
 
 pytestmark = [pytest.mark.integration, pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)]
 
@@ -44,10 +46,10 @@ def notifier(engine):
 
 
 def tell(engine, incident, what, number):
-    rows = [outbox_row(one) for one in notified(what, number, now_unix_ns=time.time_ns(), id=incident)]
-    with write(engine) as connection:
-        connection.execute(insert(Outbox), rows)
-    return rows[0]["id"]
+    # Each in a job of its own, so that there are never too many messages like it.
+    change = announced(what, number, id=incident, job=incident)
+    announce(engine, [replace(change, at_unix_ns=time.time_ns())])
+    return message_id(incident, number, "pager")
 
 
 def add_receiver(engine, url):

@@ -11,11 +11,10 @@ from rankwatch_service.notify.receiver_types.base import ReceiverType, SendConte
 from rankwatch_service.notify.receiver_types.message import OutgoingMessage
 from rankwatch_service.notify.receiver_types.table import RECEIVER_TYPES
 from rankwatch_service.policy.control_records import JobProject
-from rankwatch_service.policy.notification import incident_message
 from tests.support.service.monitoring import amtool, needs_alertmanager, running_alertmanager
 from tests.support.service.process import until
 from tests.support.service.webhook_receiver import webhook_receiver
-from tests.support.values.incidents import transition
+from tests.support.values.incidents import incident_message, transition
 
 pytestmark = [pytest.mark.integration, needs_alertmanager]
 

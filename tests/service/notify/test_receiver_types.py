@@ -14,8 +14,8 @@ from rankwatch_service.notify.receiver_types.table import RECEIVER_TYPES, check_
 from rankwatch_service.notify.receiver_types.target import Target
 from rankwatch_service.policy.command import CommandRequest
 from rankwatch_service.policy.control_records import JobProject
-from rankwatch_service.policy.notification import BODY_BYTES_MAX, command_message, incident_message
-from tests.support.values.incidents import NOON_UNIX_NS, SECRET, transition
+from rankwatch_service.policy.notification import BODY_BYTES_MAX
+from tests.support.values.incidents import NOON_UNIX_NS, SECRET, command_message, incident_message, transition
 
 KEY = "0123456789abcdef0123456789ABCDEF"
 LINKS = {"incident": "https://watch.example/incidents/inc_1", "job": "https://watch.example/jobs/gpt"}

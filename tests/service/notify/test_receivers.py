@@ -7,10 +7,8 @@ from sqlalchemy import insert, select
 
 from rankwatch_service.access.secret_key import SecretKey, SecretKeyError, load_secret_key
 from rankwatch_service.clock import SystemClock
-from rankwatch_service.log.control_log import ControlLog
 from rankwatch_service.notify.receivers import forget_secret_key
 from rankwatch_service.notify.sender import SenderTable, TryOutcome
-from rankwatch_service.policy.control_records import ReceiversSet, decode_control
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Agent, IdempotentReply, Receiver
@@ -76,7 +74,6 @@ def test_the_topic_without_kafka_is_a_failure_that_says_so():
 
 def test_after_a_lost_key_the_service_starts_with_a_new_one_and_without_receivers(engine, tmp_path):
     clock = SystemClock()
-    controls = ControlLog(engine, clock)
     add_plain(engine)
     agent = {"id": "a", "job": "j", "host": "h", "token_id": "t", "enrolled_unix_ns": 1}
     with write(engine) as connection:
@@ -85,12 +82,9 @@ def test_after_a_lost_key_the_service_starts_with_a_new_one_and_without_receiver
     load_secret_key(lost, engine, clock)
     with pytest.raises(SecretKeyError, match="forget-key"):
         load_secret_key(found, engine, clock)
-    begin = controls.end()
     with write(engine) as connection:
-        assert forget_secret_key(connection, controls) == ["pager"]
+        assert forget_secret_key(connection) == ["pager"]
     assert stored(engine) == {}
     with read(engine) as connection:
         assert connection.scalar(select(Agent.id)) is None, "it has to enrol again, for a secret of the new key"
-    (record,) = controls.read(begin, 10)
-    assert decode_control(record.value) == ReceiversSet(())
     load_secret_key(found, engine, clock)

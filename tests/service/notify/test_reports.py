@@ -15,7 +15,6 @@ from rankwatch_service.notify.retry import GIVE_UP_AFTER_S, after_try
 from rankwatch_service.notify.sender import TryOutcome
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Outbox, Receiver, Setting, StreamReport
-from rankwatch_service.store.rows import outbox_row
 from tests.support.clock import FakeClock
 from tests.support.values.incidents import NOON_UNIX_NS, notified, receiver_row
 
@@ -51,7 +50,7 @@ def test_tries_deliveries_and_what_was_given_up_are_counted_by_receiver(engine):
 def test_what_is_given_up_for_its_age_is_counted(engine):
     with write(engine) as connection:
         connection.execute(insert(Receiver).values(**receiver_row("pager")))
-        [row] = [outbox_row(one) for one in notified("opened", 1, ("pager",), now_unix_ns=NOON_UNIX_NS)]
+        [row] = notified("opened", 1, ("pager",), now_unix_ns=NOON_UNIX_NS)
         connection.execute(insert(Outbox).values(**row))
     outbox = OutboxTable(engine, HELD)
     for late_s, given_up in ((GIVE_UP_AFTER_S, 0), (GIVE_UP_AFTER_S + 1, 1), (GIVE_UP_AFTER_S + 2, 0)):
@@ -116,7 +115,7 @@ def test_the_url_is_asked_for_while_every_partition_has_a_stream_process(chain):
 
 def test_a_receiver_that_does_not_answer_does_not_stop_it(chain):
     chain.report()
-    [row] = [outbox_row(one) for one in notified("opened", 1, ("pager",), now_unix_ns=NOON_UNIX_NS)]
+    [row] = notified("opened", 1, ("pager",), now_unix_ns=NOON_UNIX_NS)
     with write(chain.engine) as connection:
         connection.execute(insert(Outbox).values(**row | {"state": "waiting", "tries": 9}))
     chain.clock.advance(SILENT_S + 1)

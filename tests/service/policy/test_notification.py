@@ -12,12 +12,12 @@ from rankwatch_service.policy.notification import (
     BODY_BYTES_MAX,
     LISTED_MAX,
     TEXT_CHARS_MAX,
-    command_message,
-    incident_message,
+    incident_data,
+    message_body,
     message_id,
     page_links,
 )
-from tests.support.values.incidents import NOON_UNIX_NS, transition
+from tests.support.values.incidents import NOON_UNIX_NS, command_message, incident_message, transition
 
 LINKS = {"incident": "http://127.0.0.1:8770/incidents/inc_1"}
 
@@ -53,9 +53,12 @@ def test_each_told_transition_has_its_type(what):
     assert composed(what)["type"] == f"incident.{what}"
 
 
-def test_a_transition_that_is_not_told_is_refused():
-    with pytest.raises(ValueError, match="commented"):
-        composed("commented")
+def test_a_message_counts_what_was_held_back_before_it_in_its_second_line():
+    data = incident_data(transition(), LINKS, world_size=64)
+    told, before = (json.loads(message_body("incident.opened", 0, data, held))["data"] for held in (2, 0))
+    assert (told["held_before"], before["held_before"]) == (2, 0)
+    what, sure, first = before["text"].split("\n")
+    assert told["text"].split("\n") == [what, f"{sure}. 2 more like this were not sent before", first]
 
 
 def test_numbers_that_are_not_finite_are_told_as_strings():

@@ -7,8 +7,8 @@ from sqlalchemy import insert, select
 
 from rankwatch_detectors.metric_rule import RULES_PER_JOB_MAX, Condition, MetricRule
 from rankwatch_service.incidents.hang import HangEvidence, StacksReceived
-from rankwatch_service.job.job import JobStream
 from rankwatch_service.names import ALL_JOBS
+from rankwatch_service.notify.pipeline import ReceiverRoute
 from rankwatch_service.orders import commands
 from rankwatch_service.policy import settings_in_force
 from rankwatch_service.policy.command import CommandRequest
@@ -19,8 +19,6 @@ from rankwatch_service.policy.control_records import (
     PolicyRuleRecord,
     PolicySet,
     PrecisionSet,
-    ReceiverRoute,
-    ReceiversSet,
     RulesSet,
     decode_control,
     encode_control,
@@ -28,25 +26,25 @@ from rankwatch_service.policy.control_records import (
 from rankwatch_service.policy.policy import Mode, Policy, PolicyLimits, Rule, policy_record
 from rankwatch_service.policy.settings_in_force import SettingsInForce
 from rankwatch_service.store import models
-from rankwatch_service.store.engine import write
-from rankwatch_service.store.rows import outbox_row
-from rankwatch_service.stream.saved import pack, restore_from_tables, unpack
-from tests.support.service.stream import no_links
+from rankwatch_service.store.engine import read, write
+from rankwatch_service.stream.saved import pack, unpack
+from tests.support.service.routing import announce, route_all, subscribe
 from tests.support.values.batches import table
-from tests.support.values.incidents import NOON_UNIX_NS, incident_row, notified
+from tests.support.values.incidents import NOON_UNIX_NS, announced, notified
 
 NLP = JobProject("gpt", "nlp", "ann")
-ROUTED = ReceiversSet(tuple(ReceiverRoute(project, projects=(project,)) for project in ("nlp", "vision")))
+ROUTED = tuple(ReceiverRoute(project, projects=(project,)) for project in ("nlp", "vision"))
 
 
 def told(service):
+    route_all(service.engine, service.clock.now_ns)
     query = select(models.Outbox.receiver).order_by(models.Outbox.created_unix_ns, models.Outbox.id)
     return service.column(query)
 
 
 @pytest.mark.parametrize("when", ["before it begins", "with its first telemetry", "later"])
 def test_an_incident_goes_to_the_receivers_of_its_project_whenever_the_project_was_set(service, stream, when):
-    service.tell(ALL_JOBS, ROUTED)
+    subscribe(service.engine, *ROUTED)
     if when == "before it begins":
         service.tell("gpt", NLP)
         service.second(stream)
@@ -67,7 +65,7 @@ def test_an_incident_goes_to_the_receivers_of_its_project_whenever_the_project_w
 
 
 def test_a_job_that_is_moved_notifies_the_receivers_of_its_new_project(service, stream):
-    service.tell(ALL_JOBS, ROUTED)
+    subscribe(service.engine, *ROUTED)
     service.tell("gpt", NLP)
     service.train(*range(10))
     service.second(stream)
@@ -247,7 +245,7 @@ def test_the_rules_in_force_survive_their_record_and_their_snapshot():
 def test_a_rule_for_many_ranks_asks_for_an_approval_in_the_transaction_of_its_command(service):
     rules = (Rule("r1", Mode.ACT, kind="nonfinite", action="pause"),)
     service.tell(ALL_JOBS, policy_record(Policy(rules, PolicyLimits(approval_ranks=1))))
-    service.tell(ALL_JOBS, ReceiversSet((ReceiverRoute("pager"), ReceiverRoute("other", jobs=("other",)))))
+    subscribe(service.engine, ReceiverRoute("pager"), ReceiverRoute("other", jobs=("other",)))
     stream = service.started()
     service.able()
     stream.step()
@@ -255,25 +253,27 @@ def test_a_rule_for_many_ranks_asks_for_an_approval_in_the_transaction_of_its_co
     stream.step()
     again = service.started()
     again.step()
+    assert told(service) == ["pager", "pager"]
     [command] = service.column(select(models.Command.id).where(models.Command.approval_required))
     asked = select(models.Outbox.body).where(models.Outbox.command_id == command)
     [message] = map(json.loads, service.column(asked))
     assert (message["type"], message["data"]["id"]) == ("command.approval_needed", command)
     assert message["data"]["incident"] == service.column(select(models.Incident.id))[0]
     assert service.column(select(models.Command.world_size)) == [2]
-    assert service.column(select(models.Outbox.receiver)) == ["pager", "pager"]
 
 
 def test_a_receiver_that_was_only_asked_for_an_approval_has_not_heard_of_the_incident(engine):
+    subscribe(engine, ReceiverRoute("pager"), ReceiverRoute("other"))
     (opened,) = notified("opened", 1, ("pager",), now_unix_ns=NOON_UNIX_NS)
     (asked,) = notified("opened", 2, ("other",), now_unix_ns=NOON_UNIX_NS)
     with write(engine) as connection:
-        connection.execute(insert(models.Incident).values(**incident_row()))
-        connection.execute(insert(models.Outbox).values(**outbox_row(opened)))
-        connection.execute(insert(models.Outbox).values(**outbox_row(asked) | {"command_id": "cmd_1", "transition": 0}))
-    job = JobStream("gpt-small", list, no_links, SettingsInForce())
-    restore_from_tables(engine, job)
-    assert [incident.told_to for incident in job.correlator.open] == [["pager"]]
+        connection.execute(insert(models.Outbox).values(**opened))
+        connection.execute(insert(models.Outbox).values(**asked | {"command_id": "cmd_1", "transition": 0}))
+    announce(engine, [announced("resolved", 3)])
+    route_all(engine)
+    with read(engine) as connection:
+        ended = select(models.Outbox.receiver).where(models.Outbox.transition == 3)
+        assert list(connection.scalars(ended)) == ["pager"]
 
 
 def test_stacks_that_have_come_end_the_command_that_requested_them(service, stream, monkeypatch):

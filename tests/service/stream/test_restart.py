@@ -20,8 +20,6 @@ from rankwatch_service.policy.control_records import (
     JobProject,
     Judgement,
     PrecisionSet,
-    ReceiverRoute,
-    ReceiversSet,
     ReportedAlert,
     RulesSet,
 )
@@ -59,7 +57,6 @@ def alerts(service: Service) -> Moments:
 
 
 def projects(service: Service) -> Moments:
-    service.tell(ALL_JOBS, ReceiversSet(tuple(ReceiverRoute(name, projects=(name,)) for name in ("nlp", "vision"))))
     service.tell("gpt", JobProject("gpt", "nlp", "ann"))
     service.tell("waits", JobProject("waits", "vision"))
     yield None

@@ -9,7 +9,6 @@ from rankwatch_detectors.base import Change, Finding, Kind, Observation, Occurre
 from rankwatch_service.job.admission import Allowance, BundleAccepted
 from rankwatch_service.job.effects import Effects
 from rankwatch_service.job.job import JobStream
-from rankwatch_service.policy.control_records import ReceiverRoute
 from rankwatch_service.policy.policy import Policy, PolicyLimits, Rule
 from rankwatch_service.policy.settings_in_force import SettingsInForce
 from rankwatch_service.stream.saved import pack, unpack
@@ -75,7 +74,6 @@ class World:
         self.effects = Effects()
         settings = SettingsInForce()
         settings.policy = Policy(rules, PolicyLimits(**limits))
-        settings.receivers = (ReceiverRoute("oncall"),)
         self._detector = detector
         self.job = self._new(settings)
         self.now_s = 1_000.0

@@ -14,9 +14,11 @@ from pathlib import Path
 from sqlalchemy import Engine, select, true
 
 from rankwatch_detectors.catalogue import detectors
+from rankwatch_service.notify.pipeline import ReceiverRoute
 from rankwatch_service.store.engine import open_engine, read
 from rankwatch_service.store.models import Command, DeadLetter, Incident, IncidentTransition, Outbox
 from tests.support.recordings.recording import Timed, end_of, record_log, stream_over
+from tests.support.service.routing import route_all, subscribe
 
 
 @dataclass(frozen=True)
@@ -102,11 +104,14 @@ class Lived:
 
 
 def live_through(folder: Path, entries: list[Timed], make_detectors=detectors) -> Lived:
-    """Record the entries in a new SQLite database in `folder` and let a stream process all of it."""
+    """Record the entries in a new SQLite database in `folder` and let a stream and a router process all of it."""
     folder.mkdir(parents=True, exist_ok=True)
     engine = open_engine(f"sqlite:///{record_log(folder, entries)}")
-    stream = stream_over(engine, end_of(entries), make_detectors)
+    subscribe(engine, ReceiverRoute("oncall"))
+    clock = end_of(entries)
+    stream = stream_over(engine, clock, make_detectors)
     stream.start()
     while stream.step():
         pass
+    route_all(engine, clock.now_ns)
     return Lived(engine, outcome_of(engine))

@@ -18,16 +18,7 @@ from rankwatch_service.incidents.model import incident_id
 from rankwatch_service.log.base import Entry, Record
 from rankwatch_service.log.control_log import ControlLog
 from rankwatch_service.names import ALL_JOBS
-from rankwatch_service.policy.control_records import (
-    AlertsReceived,
-    Judgement,
-    ReceiverRoute,
-    ReceiversSet,
-    ReportedAlert,
-    RulesSet,
-    SilenceSet,
-    encode_control,
-)
+from rankwatch_service.policy.control_records import AlertsReceived, Judgement, ReportedAlert, RulesSet, encode_control
 from rankwatch_service.policy.policy import Mode, Policy, PolicyLimits, Rule, policy_record
 from rankwatch_service.series.writer import SeriesWriter
 from rankwatch_service.simulate.batches import batches
@@ -127,7 +118,7 @@ def alerts(state: str, *hosts: str) -> AlertsReceived:
 
 
 def recording() -> list[Timed]:
-    """About 1,200 records: five kinds of faults, what people set, a silence, an acknowledgement, alerts that outlast a
+    """About 1,200 records: five kinds of faults, what people set, an acknowledgement, alerts that outlast a
     launch, repeats, rubbish."""
     size = {"world_size": 8, "step_s": 0.5}
     nan = Job(steps=130, seed=1, **size, placement=RankPlacement(ranks_per_host=4)).inject(
@@ -143,10 +134,8 @@ def recording() -> list[Timed]:
     policy = Policy(rules, PolicyLimits(cool_down_s=5.0))
     people = [
         control(0.0, ALL_JOBS, policy_record(policy)),
-        control(0.0, ALL_JOBS, ReceiversSet((ReceiverRoute("oncall"), ReceiverRoute("lab", jobs=("slow",))))),
         control(0.5, ALL_JOBS, RulesSet((UNEVEN, MOVED, HIGH))),
         control(20.0, ALL_JOBS, RulesSet((UNEVEN, MOVED, replace(HIGH, value=1.5)))),
-        control(1.0, ALL_JOBS, SilenceSet("s1", "slow", "", "", START_NS, START_NS + 10**18)),
         control(20.0, ALL_JOBS, TuningSet(1, (Tuning("s*", settings={"straggler.wall.ratio_min": 1.5}),))),
         control(33.0, ALL_JOBS, TuningSet(2, (Tuning("slow", Profile.SENSITIVE), Tuning("*", Profile.QUIET)))),
         control(60.0, ALL_JOBS, TuningSet(3)),
@@ -224,7 +213,7 @@ def results(engine: Engine) -> dict[str, list[dict[str, Any]]]:
     tables = (
         models.Incident,
         models.IncidentTransition,
-        models.Outbox,
+        models.Announcement,
         models.Command,
         models.Checkpoint,
         models.HostRecord,
@@ -238,7 +227,7 @@ def results(engine: Engine) -> dict[str, list[dict[str, Any]]]:
         for model in tables:
             rows = [dict(row) for row in connection.execute(select(model.__table__)).mappings()]
             for row in rows:
-                if model in (models.Feed, models.DeadLetter):
+                if model in (models.Announcement, models.Feed, models.DeadLetter):
                     del row["id"]
             found[model.__tablename__] = sorted(rows, key=repr)
     return found

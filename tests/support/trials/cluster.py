@@ -22,6 +22,7 @@ from rankwatch.kafka.settings import KafkaSettings, client_options
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.access.tokens import TokenKind, create_token
 from rankwatch_service.clock import SystemClock
+from rankwatch_service.notify.outbox import undelivered
 from rankwatch_service.notify.receivers import TOPIC_RECEIVER
 from rankwatch_service.store.engine import StoreBusyError, open_engine, read, write
 from rankwatch_service.store.migrate import upgrade
@@ -201,8 +202,7 @@ class Cluster:
     def undelivered(self) -> int:
         """Messages that are still to be delivered, to whomever."""
         with read(self.engine) as connection:
-            waiting = select(Outbox.id).where(Outbox.state == "waiting")
-            return len(connection.scalars(waiting).all())
+            return undelivered(connection)[0]
 
     def owed_to_the_topic(self) -> frozenset[str]:
         """Ids of the messages for the incidents topic; none without Kafka."""

@@ -19,14 +19,13 @@ from rankwatch_detectors.base import Frame
 from rankwatch_detectors.catalogue import detectors
 from rankwatch_service.log.base import Entry
 from rankwatch_service.log.control_log import ControlLog
-from rankwatch_service.names import ALL_JOBS
-from rankwatch_service.policy.control_records import ReceiverRoute, ReceiversSet, encode_control
+from rankwatch_service.notify.pipeline import ReceiverRoute
 from rankwatch_service.series.query import POINTS_MAX, RANKS_MAX, Reduce, series
-from rankwatch_service.store.engine import write
 from rankwatch_service.stream.loop import Stream
 from tests.support.clock import FakeClock
 from tests.support.recordings.outcome import Outcome, outcome_of
 from tests.support.recordings.recording import RecordedLog
+from tests.support.service.routing import route_all, subscribe
 from tests.support.service.webhook_receiver import WebhookReceiver
 from tests.support.store.database import new_database
 from tests.support.trials.cluster import RECEIVER, Cluster
@@ -59,9 +58,7 @@ def reference(scenario: str) -> Outcome:
     with tempfile.TemporaryDirectory() as folder:
         engine = new_database(Path(folder))
         controls = ControlLog(engine, clock)
-        with write(engine) as connection:
-            routes = ReceiversSet((ReceiverRoute(RECEIVER),))
-            controls.append_in(connection, [Entry(ALL_JOBS, encode_control(routes))])
+        subscribe(engine, ReceiverRoute(RECEIVER))
         log = RecordedLog()
         for message in sent(scenario, START_NS):
             clock.now_ns = START_NS + round(message.time_s * 1e9)
@@ -70,6 +67,7 @@ def reference(scenario: str) -> Outcome:
         stream.start()
         while stream.step():
             pass
+        route_all(engine, clock.now_ns)
         outcome = outcome_of(engine)
         engine.dispose()
     return outcome

@@ -1,12 +1,18 @@
 """Incidents, transitions, receivers and silences: as values, and as rows of their tables."""
 
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from rankwatch_detectors.base import Kind, Severity
 from rankwatch_detectors.scope import IncidentScope
 from rankwatch_service.incidents.model import IncidentVersion, Transition, TransitionKind
-from rankwatch_service.policy.control_records import ReceiverRoute, SilenceSet
-from rankwatch_service.policy.routing import Notification, notifications
+from rankwatch_service.notify.message_limit import MessageLimit
+from rankwatch_service.notify.pipeline import Notification, ReceiverRoute, Silence, Situation, notifications
+from rankwatch_service.notify.router import outbox_row
+from rankwatch_service.policy.announcement import Announcement, incident_announcement
+from rankwatch_service.policy.command import CommandRequest
+from rankwatch_service.policy.control_records import JobProject
+from rankwatch_service.policy.notification import MESSAGE_TYPES, NOBODYS, command_data, incident_data, message_body
 from rankwatch_service.store.rows import incident_row as row_of
 
 NOON_UNIX_NS = 1_760_000_000_000_000_000
@@ -64,22 +70,53 @@ def transition(what: str = "opened", number: int = 1, text: str = "", **incident
     return Transition(number, TransitionKind(what), "stream", text, {}, time_s, incident_version(**incident))
 
 
+def announced(what: str = "opened", number: int = 1, whose: JobProject = NOBODYS, **incident: Any) -> Announcement:
+    """The announcement of a transition of an incident with these fields."""
+    announcement = incident_announcement(transition(what, number, **incident), {}, whose)
+    assert announcement is not None
+    return announcement
+
+
+def routed(
+    announcement: Announcement,
+    receivers: Iterable[ReceiverRoute],
+    silences: Sequence[Silence] = (),
+    told: Collection[str] = (),
+    now_unix_ns: int = NOON_UNIX_NS,
+) -> list[Notification]:
+    """Who is notified of an announcement, if there were no messages like it."""
+    return notifications(Situation(announcement, silences, told, MessageLimit(), now_unix_ns), receivers)
+
+
 def notified(
     what: str, number: int, to: tuple[str, ...] = ("pager",), *, now_unix_ns: int, **incident: Any
-) -> list[Notification]:
-    """What these receivers are sent."""
-    routes = [receiver_route(name) for name in to]
-    told_to = () if what == "opened" else to
-    return notifications(transition(what, number, **incident), routes, [], {}, now_unix_ns, told_to)
+) -> list[dict[str, Any]]:
+    """Rows of the outbox: what these receivers are sent."""
+    announcement, told = announced(what, number, **incident), () if what == "opened" else to
+    sent = routed(announcement, [receiver_route(name) for name in to], told=told, now_unix_ns=now_unix_ns)
+    return [outbox_row(announcement, one) for one in sent]
+
+
+def incident_message(
+    change: Transition, links: Mapping[str, str], whose: JobProject = NOBODYS, world_size: int = 0
+) -> bytes:
+    """The body of the message about a transition."""
+    data = incident_data(change, links, whose, world_size)
+    return message_body(MESSAGE_TYPES[change.what], change.at_unix_ns, data)
+
+
+def command_message(request: CommandRequest, links: Mapping[str, str]) -> bytes:
+    """The body of the message that asks for an approval."""
+    return message_body("command.approval_needed", request.requested_unix_ns, command_data(request, links))
 
 
 def receiver_route(name: str = "pager", **changes: Any) -> ReceiverRoute:
     return ReceiverRoute(name, **changes)
 
 
-def silence(**changes: Any) -> SilenceSet:
-    values = {"id": "sil_1", "job": "", "kind": "", "scope": "", "starts_unix_ns": NOON_UNIX_NS - 1}
-    return SilenceSet(**values | {"ends_unix_ns": NOON_UNIX_NS + 60_000_000_000} | changes)
+def silence(**changes: Any) -> Silence:
+    values = {"job": "", "kind": "", "scope": "", "starts_unix_ns": NOON_UNIX_NS - 1}
+    return Silence(**values | {"ends_unix_ns": NOON_UNIX_NS + 60_000_000_000} | changes)
 
 
 def receiver_row(name: str = "pager", **changes: Any) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from rankwatch_service.incidents.lost_time import HOUR_NS
 from rankwatch_service.notify.counts import NotificationCounts
 from rankwatch_service.notify.heartbeat import SETTING as HEARTBEAT
 from rankwatch_service.notify.lease import LEASE_NS
+from rankwatch_service.notify.outbox import undelivered
 from rankwatch_service.policy.precision import Feedback
 from rankwatch_service.series.rows import kept_bytes
 from rankwatch_service.store.engine import read
@@ -51,8 +52,7 @@ SWITCHED_OFF: Final = "switched off"
 
 def notification_metrics(connection: Connection, now_unix_ns: int) -> Iterator[Metric]:
     """All families."""
-    waiting = select(func.count(), func.min(Outbox.created_unix_ns)).where(Outbox.state == "waiting")
-    depth, oldest = connection.execute(waiting).one()
+    depth, oldest = undelivered(connection)
     yield GaugeMetricFamily("rankwatch_outbox_depth", "Notifications not yet delivered", depth)
     age_s = 0.0 if oldest is None else max(now_unix_ns - oldest, 0) / 1e9
     yield GaugeMetricFamily(

@@ -17,6 +17,7 @@ from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.clock import Clock
 from rankwatch_service.job.detection import DETECTOR_OFF
 from rankwatch_service.notify.lease import LEASE_NS
+from rankwatch_service.notify.outbox import undelivered
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import (
@@ -183,8 +184,7 @@ def _facts(connection: Connection, now_unix_ns: int, data_dir: Path, in_store: b
 
 def _notifier(connection: Connection) -> NotifierState:
     until = connection.scalar(select(Lease.expires_unix_ns).where(Lease.name == "notify"))
-    waiting = select(func.count(), func.min(Outbox.created_unix_ns)).where(Outbox.state == "waiting")
-    count, oldest = connection.execute(waiting).one()
+    count, oldest = undelivered(connection)
     return NotifierState(
         reported_unix_ns=None if until is None else max(until - LEASE_NS, 0),
         waiting=count,

@@ -28,17 +28,16 @@ from rankwatch_service.api.http.paging import Contents, Page, Wanted, fetch_page
 from rankwatch_service.api.http.problem import ProblemError, not_found
 from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.names import ALL_JOBS, launch_of
-from rankwatch_service.notify.receivers import receiver_routes
 from rankwatch_service.orders import approvals, commands, traces
 from rankwatch_service.orders.driver import NOT_PAUSED, open_orders
 from rankwatch_service.orders.order import CommandOutcome, S
 from rankwatch_service.orders.running_attempt import checkpoints, current_attempt, host_views, read_training
+from rankwatch_service.policy.announcement import command_announcement
 from rankwatch_service.policy.checkpoint_ledger import SURVIVES_PROCESSES, LedgerEntry
 from rankwatch_service.policy.command import FROM_SCRATCH, TRACE_S, CommandRequest
 from rankwatch_service.policy.notification import page_links
 from rankwatch_service.policy.policy import Action
 from rankwatch_service.policy.rollback import USABLE, RollbackMode, resumed_from, way_back, why_from_scratch, why_none
-from rankwatch_service.policy.routing import command_notifications
 from rankwatch_service.short_ids import short
 from rankwatch_service.store.engine import after_commit, read
 from rankwatch_service.store.models import AgentView, Incident
@@ -202,8 +201,8 @@ def request_command(
         )
         links = page_links(context.settings.public_url, job, request.incident_id)
         whose = project_of(connection, job)
-        told = command_notifications(request, receiver_routes(connection), links, whose=whose)
-        commands.add(connection, request, source=idempotency.source, notifications=told)
+        announcement = command_announcement(request, links, whose=whose)
+        commands.add(connection, request, source=idempotency.source, announcement=announcement)
         return Command(**command_row(request))
 
     answer = idempotency.write(identity, body, 201, work)

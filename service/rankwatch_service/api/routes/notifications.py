@@ -18,10 +18,10 @@ from rankwatch_service.api.http.problem import ProblemError, not_found
 from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.api.routes.incidents import find_incident, last_error, notifications_about
 from rankwatch_service.labels import incident_labels
+from rankwatch_service.notify.pipeline import objection, why_sent
 from rankwatch_service.notify.receivers import receiver_routes
 from rankwatch_service.notify.retry import GIVE_UP_AFTER_S
 from rankwatch_service.policy.notification import trial_message
-from rankwatch_service.policy.routing import objection, why_sent
 from rankwatch_service.store import audit_trail
 from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import Delivery as DeliveryRow

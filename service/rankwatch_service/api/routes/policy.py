@@ -18,7 +18,6 @@ from rankwatch_service.api.http.problem import ProblemError
 from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.api.routes.commands import REASON_CHARS_MAX, Command
 from rankwatch_service.names import ALL_JOBS
-from rankwatch_service.notify.receivers import receiver_routes
 from rankwatch_service.orders import commands
 from rankwatch_service.orders.approvals import request_change, set_policy, with_approvals
 from rankwatch_service.policy import policy
@@ -193,7 +192,6 @@ def set_approvals(body: Approvals, context: Ctx, identity: Admin) -> PolicyInFor
             connection,
             SET_APPROVALS,
             body.model_dump(exclude={"reason"}, exclude_none=True),
-            receiver_routes(connection),
             service_links(context.settings.public_url),
             now,
             requested_by=identity.actor,

@@ -25,7 +25,7 @@ from rankwatch_service.notify.receiver_types.base import ReceiverType
 from rankwatch_service.notify.receiver_types.email import address
 from rankwatch_service.notify.receiver_types.table import check_receiver
 from rankwatch_service.notify.receiver_types.target import Target
-from rankwatch_service.notify.receivers import TOPIC_URL, publish_receivers
+from rankwatch_service.notify.receivers import TOPIC_URL
 from rankwatch_service.notify.signature import new_secret
 from rankwatch_service.store import audit_trail
 from rankwatch_service.store.engine import read, write
@@ -34,7 +34,7 @@ from rankwatch_service.store.models import Receiver as ReceiverRow
 router = APIRouter(tags=["notifications"])
 
 RECEIVERS_MAX: Final = 100
-"""Stream matches every incident against all of them within its transaction."""
+"""The notifier matches every announcement against all of them within its transaction."""
 
 AFTER_S_MAX: Final = 86_400
 """Longest wait of a receiver for an acknowledgement; messages are given up after three days."""
@@ -279,8 +279,7 @@ async def _check_target(context: Context, receiver: ReceiverSettings) -> None:
 def _record(
     context: Context, connection: Connection, identity: Identity, what: str, name: str, target: Target | None
 ) -> None:
-    """Publish the receivers to stream, and record in the audit trail who changed them."""
-    publish_receivers(connection, context.controls)
+    """Record in the audit trail who changed a receiver."""
     # The path of a webhook often contains its secret.
     host = urlsplit(masked_url(target.url)).hostname or "" if target else ""
     audit_trail.append(connection, context.clock.unix_ns(), identity.actor, what, name, "ok", fields={"host": host})

@@ -17,10 +17,7 @@ from rankwatch_service.api.http.paging import Page, Wanted, fetch_page, full_id,
 from rankwatch_service.api.http.problem import ProblemError, not_found
 from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.labels import check_label_name, parse_matchers
-from rankwatch_service.log.base import Entry
-from rankwatch_service.names import ALL_JOBS
 from rankwatch_service.orders import commands
-from rankwatch_service.policy.control_records import SilenceSet, encode_control
 from rankwatch_service.short_ids import short
 from rankwatch_service.store import audit_trail
 from rankwatch_service.store.engine import read, write
@@ -172,11 +169,7 @@ def _find(connection: Connection, silence_id: str, identity: Identity) -> RowMap
 
 
 def _record(context: Context, connection: Connection, actor: str, what: str, silence: Silence) -> None:
-    """Publish a changed silence to stream, the audit trail and the live feed."""
-    values = silence.model_dump(exclude={"created_by", "comment", "short_id"})
-    control = SilenceSet(**values | {"matchers": tuple(silence.matchers)})
-    key = silence.job or ALL_JOBS
-    context.controls.append_in(connection, [Entry(key, encode_control(control))])
+    """Tell the audit trail and the live feed of a changed silence."""
     now = context.clock.unix_ns()
     fields = silence.model_dump()
     audit_trail.append(connection, now, actor, what, silence.id, "ok", fields=fields)

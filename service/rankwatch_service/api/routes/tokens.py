@@ -26,7 +26,6 @@ from rankwatch_service.api.http.problem import RETRY_AFTER_S, ProblemError, not_
 from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.certificate import CertificateError, token_pin
 from rankwatch_service.names import NAME_CHARS_MAX
-from rankwatch_service.notify.receivers import receiver_routes
 from rankwatch_service.orders.approvals import request_change
 from rankwatch_service.policy.command import MAKE_TOKEN
 from rankwatch_service.policy.notification import service_links
@@ -141,7 +140,6 @@ def make_token(body: NewToken, context: Ctx, identity: Admin) -> CreatedToken:
                 connection,
                 MAKE_TOKEN,
                 body.model_dump(mode="json", include=SHOWN_TO_APPROVER) | {"token": token_id},
-                receiver_routes(connection),
                 service_links(context.settings.public_url),
                 now,
                 requested_by=identity.actor,

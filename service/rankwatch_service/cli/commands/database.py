@@ -161,14 +161,13 @@ def check_database(data: DATA = None, database_url: DATABASE_URL = None) -> None
 def forget_key(data: DATA = None, database_url: DATABASE_URL = None) -> None:
     """Let the next start take a new secret key. What the old key encrypted is removed: all receivers."""
     from rankwatch_service.clock import SystemClock
-    from rankwatch_service.log.control_log import ControlLog
     from rankwatch_service.notify.receivers import forget_secret_key
     from rankwatch_service.store import audit_trail
     from rankwatch_service.store.engine import write
 
     clock = SystemClock()
     with existing_database(data, database_url) as engine, write(engine) as connection:
-        names = forget_secret_key(connection, ControlLog(engine, clock))
+        names = forget_secret_key(connection)
         audit_trail.append(connection, clock.unix_ns(), "command line", "secret_key.forget", "", "ok")
     output.note(f"the secret key is forgotten; receivers to add again: {', '.join(names) or 'none'}")
 

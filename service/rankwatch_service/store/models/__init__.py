@@ -2,8 +2,9 @@
 
 Times are integer nanoseconds since the Unix epoch.
 
-`stream` writes positions, ticks, incidents, outbox and the commands that it requests, in one transaction for each
-batch; `api` writes commands, orders, tokens, settings and audit; `notify` writes states of the outbox and deliveries.
+`stream` writes positions, ticks, incidents, announcements and the commands that it requests, in one transaction for
+each batch; `api` writes commands, orders, tokens, settings and audit; `notify` turns announcements into the outbox, and
+writes deliveries.
 """
 
 from rankwatch_service.store.models.access import (
@@ -21,12 +22,14 @@ from rankwatch_service.store.models.base import Base
 from rankwatch_service.store.models.commands import AgentView, Checkpoint, Command, HostRecord, Order, RankTrace
 from rankwatch_service.store.models.incidents import (
     AlertRow,
+    Announcement,
     Delivery,
     Feed,
     Incident,
     IncidentFeedback,
     IncidentTransition,
     Lease,
+    MessageLimitRow,
     Outbox,
     Receiver,
     Silence,
@@ -61,6 +64,7 @@ __all__ = [
     "Agent",
     "AgentView",
     "AlertRow",
+    "Announcement",
     "Attempt",
     "Audit",
     "Base",
@@ -83,6 +87,7 @@ __all__ = [
     "Lease",
     "LogPartition",
     "LogRecord",
+    "MessageLimitRow",
     "MetricRuleRow",
     "Order",
     "Outbox",

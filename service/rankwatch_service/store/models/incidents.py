@@ -139,6 +139,39 @@ class Silence(Base):
     """On labels, as text; all of them must match too."""
 
 
+class Announcement(Base):
+    """A change of an incident, or a command, that receivers may be notified of: see `policy.announcement`.
+
+    It is written once, in the transaction of the change, and removed when the notifier has decided who gets it.
+    """
+
+    __tablename__ = "announcement"
+    id: Mapped[int] = mapped_column(AutoId, primary_key=True, autoincrement=True)
+    """In the order of the changes."""
+    type: Mapped[str]
+    job: Mapped[str] = mapped_column(index=True)
+    incident_id: Mapped[str]
+    transition: Mapped[int]
+    command_id: Mapped[str]
+    labels: Mapped[dict[str, Any]]
+    kinds: Mapped[list[Any]]
+    places: Mapped[list[Any]]
+    detected_unix_ns: Mapped[int]
+    at_unix_ns: Mapped[int]
+    data: Mapped[dict[str, Any]]
+    held: Mapped[bool] = mapped_column(default=False)
+    """The limit of messages keeps it back: it is looked at again until there is room, or nobody needs it any more."""
+
+
+class MessageLimitRow(Base):
+    """What receivers were told of a job lately, for the limit of messages."""
+
+    __tablename__ = "message_limit"
+    job: Mapped[str] = mapped_column(primary_key=True)
+    state: Mapped[dict[str, Any]]
+    """See `notify.message_limit.MessageLimit.state`."""
+
+
 class Outbox(Base):
     """One notification to one receiver. The id is the webhook-id, the same for all tries."""
 

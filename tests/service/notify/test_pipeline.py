@@ -1,6 +1,4 @@
-"""Who is told: receivers' lists, silences, and what the outbox gets."""
-
-import json
+"""The stages that decide who is notified: receivers' lists, silences, and what the outbox gets."""
 
 import pytest
 
@@ -8,21 +6,32 @@ from rankwatch_detectors.base import Kind
 from rankwatch_detectors.scope import WHOLE_JOB, IncidentScope
 from rankwatch_service.incidents.model import Consequence
 from rankwatch_service.labels import incident_labels
+from rankwatch_service.names import ALL_JOBS
+from rankwatch_service.notify.pipeline import mutes, why_sent
+from rankwatch_service.notify.router import outbox_row
+from rankwatch_service.policy.announcement import command_announcement, incident_announcement, labels_of
 from rankwatch_service.policy.command import CommandRequest
 from rankwatch_service.policy.control_records import JobProject
 from rankwatch_service.policy.notification import message_id
-from rankwatch_service.policy.routing import command_notifications, labels_of, mutes, notifications, why_sent
-from rankwatch_service.store.rows import outbox_row
-from tests.support.values.incidents import NOON_UNIX_NS, incident_version, receiver_route, silence, transition
+from tests.support.values.incidents import (
+    NOON_UNIX_NS,
+    announced,
+    incident_version,
+    notified,
+    receiver_route,
+    routed,
+    silence,
+    transition,
+)
 
 
-def routed(receivers, silences=(), **incident):
-    sent = notifications(transition(**incident), receivers, silences, {}, NOON_UNIX_NS)
-    return [(one.receiver, one.state == "silenced") for one in sent]
+def sent(receivers, silences=(), **incident):
+    found = routed(announced(**incident), receivers, silences)
+    return [(one.receiver.name, one.state == "silenced") for one in found]
 
 
 def test_an_empty_list_matches_everything_and_names_come_in_order():
-    assert routed([receiver_route("b"), receiver_route("a")]) == [("a", False), ("b", False)]
+    assert sent([receiver_route("b"), receiver_route("a")]) == [("a", False), ("b", False)]
 
 
 @pytest.mark.parametrize(
@@ -44,25 +53,25 @@ def test_an_empty_list_matches_everything_and_names_come_in_order():
 )
 def test_a_receiver_is_told_only_what_it_wants(wants, told):
     whose = JobProject("gpt-small", "nlp")
-    assert bool(notifications(transition(), [receiver_route(**wants)], [], {}, NOON_UNIX_NS, whose=whose)) is told
+    assert bool(routed(announced(whose=whose), [receiver_route(**wants)])) is told
 
 
 def test_who_is_told_of_one_project_is_not_told_of_jobs_without():
-    assert routed([receiver_route(projects=["nlp"]), receiver_route("all")]) == [("all", False)]
+    assert sent([receiver_route(projects=["nlp"]), receiver_route("all")]) == [("all", False)]
     whose = JobProject("gpt-small", "nlp", "ann")
-    (one,) = notifications(transition(), [receiver_route(projects=["nlp"])], [], {}, NOON_UNIX_NS, whose=whose)
-    data = json.loads(one.body)["data"]
-    assert (data["project"], data["owner"]) == ("nlp", "ann")
+    announcement = announced(whose=whose)
+    assert [one.receiver.name for one in routed(announcement, [receiver_route(projects=["nlp"])])] == ["pager"]
+    assert (announcement.data["project"], announcement.data["owner"]) == ("nlp", "ann")
     routes = [receiver_route("nlp", projects=["nlp"]), receiver_route("vision", projects=["vision"])]
-    (asked,) = command_notifications(requested(), routes, {}, whose=whose)
-    assert asked.receiver == "nlp"
-    assert json.loads(asked.body)["data"]["owner"] == "ann"
+    asked = command_announcement(requested(), {}, whose=whose)
+    assert [one.receiver.name for one in routed(asked, routes)] == ["nlp"]
+    assert asked.data["owner"] == "ann"
 
 
 def test_who_wants_to_hear_of_hangs_hears_of_one_that_a_slow_rank_has_brought():
     brought = [Consequence(kind, "job", (), "", None) for kind in (Kind.SLOWDOWN, Kind.HANG)]
-    assert routed([receiver_route(kinds=["hang"])], consequences=brought) == [("pager", False)]
-    assert routed([receiver_route(kinds=["nonfinite"])], consequences=brought) == []
+    assert sent([receiver_route(kinds=["hang"])], consequences=brought) == [("pager", False)]
+    assert sent([receiver_route(kinds=["nonfinite"])], consequences=brought) == []
 
 
 @pytest.mark.parametrize(
@@ -92,30 +101,24 @@ def test_a_silence_mutes_what_lies_inside_it_while_it_lasts(fields, incident, mu
     whose = JobProject("gpt-small", "nlp", "ann")
     labels = labels_of(incident_version(**incident), whose)
     assert mutes(silence(**fields), labels, NOON_UNIX_NS) is muted
-    (message,) = notifications(transition(**incident), [receiver_route()], [], {}, NOON_UNIX_NS, whose=whose)
-    assert incident_labels(json.loads(message.body)["data"]) == labels
+    announcement = announced(whose=whose, **incident)
+    assert announcement.labels == incident_labels(announcement.data) == labels
 
 
 def test_a_muted_receiver_is_still_named_with_the_silence():
-    assert routed([receiver_route()], [silence(id="z"), silence(id="m")]) == [("pager", True)]
+    assert sent([receiver_route()], [silence(), silence()]) == [("pager", True)]
 
 
 def test_the_outbox_gets_one_due_row_for_each_receiver():
-    sent = notifications(transition(), [receiver_route("a"), receiver_route("b")], [], {}, NOON_UNIX_NS)
-    assert [one.id for one in sent] == [message_id("inc_1", 1, "a"), message_id("inc_1", 1, "b")]
-    assert [outbox_row(one)["state"] for one in sent] == ["waiting"] * 2
-    assert [outbox_row(one)["next_try_unix_ns"] for one in sent] == [NOON_UNIX_NS] * 2
-
-
-def test_a_silenced_notification_is_kept_and_says_so():
-    (one,) = notifications(transition(), [receiver_route()], [silence()], {}, NOON_UNIX_NS)
-    assert one.state == "silenced"
-    assert outbox_row(one)["state"] == "silenced"
+    rows = notified("opened", 1, ("a", "b"), now_unix_ns=NOON_UNIX_NS)
+    assert [row["id"] for row in rows] == [message_id("inc_1", 1, "a"), message_id("inc_1", 1, "b")]
+    assert [row["state"] for row in rows] == ["waiting"] * 2
+    assert [row["next_try_unix_ns"] for row in rows] == [NOON_UNIX_NS] * 2
 
 
 @pytest.mark.parametrize("what", ["acknowledged", "commented", "evidence"])
-def test_transitions_for_the_pages_only_notify_nobody(what):
-    assert notifications(transition(what), [receiver_route()], [], {}, NOON_UNIX_NS) == []
+def test_transitions_for_the_pages_only_are_not_announced(what):
+    assert incident_announcement(transition(what), {}) is None
 
 
 def requested(**changes):
@@ -126,58 +129,65 @@ def requested(**changes):
 
 def test_a_command_that_needs_an_approval_is_told_to_the_receivers_of_its_incident():
     receivers = [receiver_route("b"), receiver_route("a"), receiver_route("hangs", kinds=["hang"])]
-    incident = incident_version()
-    sent = command_notifications(requested(incident_id="inc_1"), receivers, {}, incident)
-    assert [(one.receiver, one.incident_id, one.command_id) for one in sent] == [
+    asked = command_announcement(requested(incident_id="inc_1"), {}, incident_version())
+    assert types(asked, receivers) == {"a": "command.approval_needed", "b": "command.approval_needed"}
+    rows = [outbox_row(asked, one) for one in routed(asked, receivers)]
+    assert [(row["receiver"], row["incident_id"], row["command_id"]) for row in rows] == [
         ("a", "inc_1", "cmd_1"),
         ("b", "inc_1", "cmd_1"),
     ]
-    assert [one.id for one in sent] == [message_id("cmd_1", 0, "a"), message_id("cmd_1", 0, "b")]
-    assert types(sent) == {"a": "command.approval_needed", "b": "command.approval_needed"}
+    assert [row["id"] for row in rows] == [message_id("cmd_1", 0, "a"), message_id("cmd_1", 0, "b")]
+
+
+def test_no_silence_mutes_a_command():
+    asked = command_announcement(requested(incident_id="inc_1"), {}, incident_version())
+    assert [one.state for one in routed(asked, [receiver_route()], [silence()])] == ["waiting"]
 
 
 def test_a_command_without_an_incident_is_told_to_all_receivers_of_its_job():
     receivers = [
-        receiver_route("hangs", kinds=["hang"], severities=["critical"]),
+        receiver_route("hangs", kinds=["hang"], severities=["critical"], matchers=["severity=critical"]),
         receiver_route("other", jobs=["other"]),
         receiver_route("off", enabled=False),
     ]
-    sent = command_notifications(requested(), receivers, {})
-    assert types(sent) == {"hangs": "command.approval_needed"}
-    assert outbox_row(sent[0])["incident_id"] == ""
+    asked = command_announcement(requested(), {})
+    assert types(asked, receivers) == {"hangs": "command.approval_needed"}
+    assert asked.incident_id == ""
 
 
-def test_a_command_that_needs_nobody_is_told_to_nobody():
-    assert command_notifications(requested(approval_required=False), [receiver_route()], {}) == []
+def test_what_weakens_approvals_is_told_to_all_receivers_that_are_not_disabled():
+    receivers = [receiver_route("other", jobs=["other"], kinds=["hang"]), receiver_route("off", enabled=False)]
+    done = command_announcement(requested(job=ALL_JOBS, approval_required=False), {})
+    assert types(done, receivers) == {"other": "command.not_approved"}
 
 
-def types(sent):
-    return {one.receiver: json.loads(one.body)["type"] for one in sent}
+def test_a_command_that_needs_nobody_is_not_announced():
+    assert command_announcement(requested(approval_required=False), {}) is None
+
+
+def types(announcement, receivers, told=()):
+    return {one.receiver.name: one.type for one in routed(announcement, receivers, told=told)}
 
 
 def test_to_a_receiver_that_hears_of_it_for_the_first_time_an_incident_opens_whatever_the_transition_is():
     receivers = [receiver_route("all"), receiver_route("pager", severities=["warning", "critical"])]
-
-    def sent(what, told_to, **incident):
-        return notifications(transition(what, 2, **incident), receivers, [], {}, NOON_UNIX_NS, told_to)
-
-    assert types(sent("opened", [], severity="info")) == {"all": "incident.opened"}
-    assert types(sent("updated", ["all"])) == {"all": "incident.updated", "pager": "incident.opened"}
-    assert types(sent("updated", ["all", "pager"])) == {"all": "incident.updated", "pager": "incident.updated"}
+    assert types(announced("opened", severity="info"), receivers) == {"all": "incident.opened"}
+    updated = announced("updated", 2)
+    assert types(updated, receivers, ["all"]) == {"all": "incident.updated", "pager": "incident.opened"}
+    assert types(updated, receivers, ["all", "pager"]) == {"all": "incident.updated", "pager": "incident.updated"}
 
 
 def test_an_incident_does_not_end_for_who_never_heard_of_it():
     receivers = [receiver_route("all"), receiver_route("pager")]
-    sent = notifications(transition("resolved", 2), receivers, [], {}, NOON_UNIX_NS, ["all"])
-    assert types(sent) == {"all": "incident.resolved"}
+    assert types(announced("resolved", 2), receivers, ["all"]) == {"all": "incident.resolved"}
 
 
 def test_what_goes_to_a_receiver_that_waits_is_due_when_the_incident_is_as_old():
     opened_unix_ns = NOON_UNIX_NS - 60 * 10**9
     receivers = [receiver_route("lead", after_s=900), receiver_route("pager"), receiver_route("soon", after_s=30)]
-    sent = notifications(transition(detected_unix_ns=opened_unix_ns), receivers, [silence()], {}, NOON_UNIX_NS)
+    found = routed(announced(detected_unix_ns=opened_unix_ns), receivers, [silence()])
     # A silence of now says nothing of when it is due.
-    assert [(one.receiver, one.created_unix_ns, one.state == "silenced") for one in sent] == [
+    assert [(one.receiver.name, one.due_unix_ns, one.state == "silenced") for one in found] == [
         ("lead", opened_unix_ns + 900 * 10**9, False),
         ("pager", NOON_UNIX_NS, True),
         ("soon", NOON_UNIX_NS, True),

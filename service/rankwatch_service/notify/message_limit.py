@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from rankwatch_detectors.base import GRAVITY
+from rankwatch_detectors.base import GRAVITY, Severity
 from rankwatch_service.incidents.lost_time import HOUR_NS
-from rankwatch_service.incidents.model import IncidentVersion
+from rankwatch_service.policy.announcement import Announcement
+from rankwatch_service.policy.notification import MESSAGE_TYPES
 
 MESSAGES_PER_HOUR: Final = 3
 
@@ -43,38 +44,39 @@ class MessageLimit:
         self.waiting: list[str] = []
         """Ids of incidents of which a message is held back."""
 
-    def held(self, incident: IncidentVersion) -> int:
+    def held(self, announcement: Announcement) -> int:
         """Messages about other incidents of this kind that were held back since the last one."""
-        counts = self._held.get(incident.kind, Counter())
-        return counts.total() - counts[incident.id]
+        counts = self._held.get(announcement.labels["kind"], Counter())
+        return counts.total() - counts[announcement.incident_id]
 
-    def allows(self, incident: IncidentVersion, what: str, now_unix_ns: int) -> bool:
-        """Whether receivers may be told of a transition now.
+    def allows(self, announcement: Announcement, now_unix_ns: int) -> bool:
+        """Whether receivers may be told of the change of an incident now.
 
         Args:
-            incident: as it is after it.
-            what: the kind of transition.
-            now_unix_ns: stream time.
+            announcement: of the change.
+            now_unix_ns: the time of the change, or when it is looked at again.
         """
-        told = self._lately(incident.kind, now_unix_ns)
+        told = self._lately(announcement.labels["kind"], now_unix_ns)
         new = sum(one.is_new for one in told)
-        if _is_new(told, incident, what):
+        if _is_new(told, announcement):
             return new < NEW_CAUSES_PER_HOUR
         return len(told) - new < MESSAGES_PER_HOUR
 
-    def tell(self, incident: IncidentVersion, what: str, now_unix_ns: int) -> None:
+    def tell(self, announcement: Announcement, now_unix_ns: int) -> None:
         """Take that receivers are told."""
-        told = self._lately(incident.kind, now_unix_ns)
-        gravity, is_new = GRAVITY.index(incident.severity), _is_new(told, incident, what)
-        self._told[incident.kind] = [*told, _Told(now_unix_ns, incident.id, gravity, _places(incident), is_new)]
-        self._held.pop(incident.kind, None)
-        self.drop(incident.id)
+        kind = announcement.labels["kind"]
+        told = self._lately(kind, now_unix_ns)
+        about = (announcement.incident_id, _gravity(announcement), list(announcement.places))
+        self._told[kind] = [*told, _Told(now_unix_ns, *about, _is_new(told, announcement))]
+        self._held.pop(kind, None)
+        self.drop(announcement.incident_id)
 
-    def hold(self, incident: IncidentVersion) -> None:
+    def hold(self, announcement: Announcement) -> None:
         """Take that a message about it is held back."""
-        self._held.setdefault(incident.kind, Counter())[incident.id] += 1
-        self.drop(incident.id)
-        self.waiting.append(incident.id)
+        incident_id = announcement.incident_id
+        self._held.setdefault(announcement.labels["kind"], Counter())[incident_id] += 1
+        self.drop(incident_id)
+        self.waiting.append(incident_id)
 
     def drop(self, incident_id: str) -> None:
         """Forget what is held back about an incident, as nobody need be told any more."""
@@ -84,7 +86,7 @@ class MessageLimit:
         return [one for one in self._told.get(kind, ()) if now_unix_ns - one.at_unix_ns < HOUR_NS]
 
     def state(self) -> dict[str, Any]:
-        """For a snapshot, as JSON types."""
+        """To be stored, as JSON types."""
         told = {kind: [asdict(one) for one in all_] for kind, all_ in self._told.items()}
         held = {kind: dict(counts) for kind, counts in self._held.items()}
         return {"told": told, "held": held, "waiting": list(self.waiting)}
@@ -99,14 +101,14 @@ class MessageLimit:
         return limit
 
 
-def _is_new(told: list[_Told], incident: IncidentVersion, what: str) -> bool:
+def _is_new(told: list[_Told], announcement: Announcement) -> bool:
     """Whether a message tells a new cause, or ends an incident that did; the first of an hour is none."""
-    if what == "resolved":
-        return any(one.is_new and one.incident == incident.id for one in told)
+    if announcement.type == MESSAGE_TYPES["resolved"]:
+        return any(one.is_new and one.incident == announcement.incident_id for one in told)
     known = {place for one in told for place in one.places}
-    graver = GRAVITY.index(incident.severity) > max((one.gravity for one in told), default=len(GRAVITY))
-    return graver or bool(told and not known.issuperset(_places(incident)))
+    graver = _gravity(announcement) > max((one.gravity for one in told), default=len(GRAVITY))
+    return graver or bool(told and not known.issuperset(announcement.places))
 
 
-def _places(incident: IncidentVersion) -> list[int | str]:
-    return [*(incident.ranks or incident.hosts or (str(incident.scope),))]
+def _gravity(announcement: Announcement) -> int:
+    return GRAVITY.index(Severity(announcement.labels["severity"]))
