@@ -17,7 +17,7 @@ import json
 import resource
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from http import HTTPStatus
 from typing import Any, Final
@@ -152,11 +152,22 @@ class Connections:
         loop = asyncio.get_running_loop()
         loop.call_later(SWEEP_S, self._sweep)
         now_s = loop.time()
-        for one in [one for one in self._all if one.deadline_s < now_s]:
-            what = "head" if one.in_head else "body"
-            self.refuse(one, f"slow_{what}", 408, f"the {what} of the request took too long")
-        for one in [one for one in self._all if one.is_read_too_slowly()]:
-            self.refuse(one, "slow_answer", 408, "the answer was not read")
+        slow = [one for one in self._all if one.deadline_s < now_s]
+        untaken = [one for one in self._all if one.is_read_too_slowly()]
+        for begin in range(0, max(len(slow), len(untaken)), CLOSED_TOGETHER):
+            together = slice(begin, begin + CLOSED_TOGETHER)
+            loop.call_later(begin * CLOSE_EVERY_S / CLOSED_TOGETHER, self._close, slow[together], untaken[together])
+
+    def _close(self, slow: Sequence[ClientConnection], untaken: Sequence[ClientConnection]) -> None:
+        """Close those of these that are still too slow."""
+        now_s = asyncio.get_running_loop().time()
+        for one in slow:
+            if one.deadline_s < now_s and one in self._all:
+                what = "head" if one.in_head else "body"
+                self.refuse(one, f"slow_{what}", 408, f"the {what} of the request took too long")
+        for one in untaken:
+            if one in self._all:
+                self.refuse(one, "slow_answer", 408, "the answer was not read")
 
 
 class ClientConnection(HttpToolsProtocol):
@@ -354,6 +365,9 @@ def _connections_max() -> int:
     return max(min(CONNECTIONS_MAX, soft - FILES_KEPT), PART)
 
 
+CLOSED_TOGETHER: Final = 32
+CLOSE_EVERY_S: Final = 0.01
+"""So many slow connections are closed at once, and as many after this time: others are answered between."""
 CLOSE_S: Final = 2.0
 """How long a client may take to agree to the end of a connection."""
 ACCEPT_AGAIN_S: Final = 1.0
@@ -361,7 +375,7 @@ ACCEPT_AGAIN_S: Final = 1.0
 
 
 class TlsServer(uvicorn.Server):
-    """Serves plain http without a context for TLS."""
+    """Accepts one connection at a time, so that who connects without a pause delays no requests of others."""
 
     def __init__(
         self, config: uvicorn.Config, connections: Connections, tls: Callable[[], ssl.SSLContext] | None
@@ -371,7 +385,7 @@ class TlsServer(uvicorn.Server):
         Args:
             config: whose `http` is `connections.protocol`.
             connections: limits them.
-            tls: how the next connection is secured; None: connections are plain.
+            tls: how the next connection is secured; None: connections are plain http.
         """
         super().__init__(config)
         self._connections = connections
@@ -381,14 +395,11 @@ class TlsServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen."""
-        if self._tls is None:
-            await super().startup(sockets)
-            return
         [listener] = sockets or [self.config.bind_socket()]
         listener.listen(self.config.backlog)
         listener.setblocking(False)
         await super().startup([])  # the application alone
-        self._accepting = asyncio.get_running_loop().create_task(self._accept(listener, self._tls))
+        self._accepting = asyncio.get_running_loop().create_task(self._accept(listener))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop listening, and end what is open."""
@@ -396,7 +407,7 @@ class TlsServer(uvicorn.Server):
             task.cancel()
         await super().shutdown(sockets)
 
-    async def _accept(self, listener: socket.socket, tls: Callable[[], ssl.SSLContext]) -> None:
+    async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         with listener:
             while True:
@@ -408,10 +419,11 @@ class TlsServer(uvicorn.Server):
                 one: ClientConnection = self.config.http_protocol_class(  # type: ignore[call-arg,assignment]
                     config=self.config, server_state=self.server_state, app_state=self.lifespan.state
                 )
-                task = loop.create_task(_shake_hands(one, accepted, tls()))
+                task = loop.create_task(_open(one, accepted, self._tls() if self._tls else None))
                 self._handshakes.add(task)
                 task.add_done_callback(partial(self._shaken, one, accepted))
                 one.begin(peer[0], task.cancel)
+                await asyncio.sleep(0)
 
     def _shaken(self, one: ClientConnection, accepted: socket.socket, task: asyncio.Task[None]) -> None:
         """A handshake has ended; if it failed, so has the connection."""
@@ -425,6 +437,8 @@ class TlsServer(uvicorn.Server):
             self._connections.fail(one)
 
 
-async def _shake_hands(one: ClientConnection, accepted: socket.socket, context: ssl.SSLContext) -> None:
+async def _open(one: ClientConnection, accepted: socket.socket, context: ssl.SSLContext | None) -> None:
+    within_s = CLOSE_S if context else None
     with contextlib.suppress(OSError):  # ssl.SSLError is one
-        await one.loop.connect_accepted_socket(lambda: one, accepted, ssl=context, ssl_shutdown_timeout=CLOSE_S)
+        accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        await one.loop.connect_accepted_socket(lambda: one, accepted, ssl=context, ssl_shutdown_timeout=within_s)
