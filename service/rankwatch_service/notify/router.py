@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, Final
 
+import structlog
 from sqlalchemy import ColumnElement, Connection, Engine, delete, exists, select, update
 from sqlalchemy.orm import aliased
 
@@ -27,6 +28,8 @@ from rankwatch_service.store.rows import announcement_of
 
 ROUTED_MAX: Final = 20
 """Announcements decided on in one transaction: about 1 ms each, and other writers wait."""
+
+_log = structlog.get_logger(__name__)
 
 UNTOLD: Final = ("silenced", "held", "unneeded")
 """States of notifications that did not tell their receiver of the incident."""
@@ -185,7 +188,8 @@ class _Routing:
         limit = MessageLimit() if is_command else self._limit(announcement.job)
         told = set(self._connection.scalars(select(models.Outbox.receiver).where(*_told(announcement.incident_id))))
         silences = silences_at(self._connection, now_unix_ns)
-        found = notifications(Situation(announcement, silences, told, limit, now_unix_ns), self._receivers)
+        situation = Situation(announcement, silences, told, limit, now_unix_ns)
+        found = [one for receiver in self._receivers for one in _for_receiver(situation, receiver)]
         held_before = 0 if is_command else limit.held(announcement)
         if rows := [outbox_row(announcement, one, held_before) for one in found]:
             self._connection.execute(upsert(self._connection, models.Outbox, changed), rows)
@@ -204,6 +208,15 @@ class _Routing:
             state = self._connection.scalar(select(row.state).where(row.job == job))
             self._limits[job] = MessageLimit() if state is None else MessageLimit.restored(state)
         return self._limits[job]
+
+
+def _for_receiver(situation: Situation, receiver: ReceiverRoute) -> list[Notification]:
+    """The notification of one receiver, if it is notified: one that fails keeps nothing back from the others."""
+    try:
+        return notifications(situation, [receiver])
+    except Exception:  # noqa: BLE001 - logged
+        _log.exception("receiver_not_routed", receiver=receiver.name, incident=situation.announcement.incident_id)
+        return []
 
 
 _SENT: Final = ("body", "state", "next_try_unix_ns", "created_unix_ns")

@@ -58,6 +58,13 @@ def test_a_silence_counts_as_of_the_time_of_the_change_however_late_the_decision
     assert [state for *_, state in outbox(engine)] == ["waiting", "silenced", "silenced", "waiting"]
 
 
+def test_a_receiver_that_cannot_be_decided_on_keeps_nothing_back_from_the_others(engine):
+    subscribe(engine, ReceiverRoute("broken", matchers=("kind ~ [",)), ReceiverRoute("pager"))
+    announce(engine, [announced()])
+    route_all(engine)
+    assert ([receiver for receiver, *_ in outbox(engine)], undecided(engine)) == (["pager"], 0)
+
+
 def test_many_announcements_are_decided_on_in_several_transactions(engine):
     subscribe(engine, ReceiverRoute("pager"))
     announce(engine, [announced(id=f"inc_{n}", job=f"j{n}") for n in range(ROUTED_MAX + 1)])
