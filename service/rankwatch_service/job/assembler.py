@@ -342,11 +342,11 @@ class Assembler:
             "counts": dict(self.counts),
             "cells": self.cells.state(),
             "attempt": self.attempt,
-            "roster": self.topology_state.state(),
+            "topology": self.topology_state.state(),
             "step_time_s": self.step_time_s,
             "board": None if self.board is None else self.board.state(),
-            "march": self._lockstep.state(),
-            "senders": self._gaps.state(),
+            "lockstep": self._lockstep.state(),
+            "gaps": self._gaps.state(),
             "launches": self._launches,
             "windows": {family: window.state() for family, window in self._windows.items()},
             "pending": [wire.encode(bundle.batches[0]) for bundle in self._pending],
@@ -360,11 +360,11 @@ class Assembler:
         assembler = cls()
         assembler.counts.update(state["counts"])
         assembler.attempt = state["attempt"]
-        assembler.topology_state = TopologyState.restored(state["roster"])
+        assembler.topology_state = TopologyState.restored(state["topology"])
         assembler.step_time_s = state["step_time_s"]
         assembler.board = None if state["board"] is None else ProgressBoard.restored(state["board"])
-        assembler._lockstep = LockstepCheck.restored(state["march"])
-        assembler._gaps.restore(state["senders"])
+        assembler._lockstep = LockstepCheck.restored(state["lockstep"])
+        assembler._gaps.restore(state["gaps"])
         assembler._launches = list(state["launches"])
         assembler._windows = {family: FrameWindow.restored(saved) for family, saved in state["windows"].items()}
         assembler.last_step = assembler._windows["steps"].last_closed if assembler._windows else -1

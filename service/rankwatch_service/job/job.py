@@ -438,7 +438,7 @@ class JobStream:
     def state(self) -> dict[str, Any]:
         """Everything that decides the future: JSON types, bytes and arrays. Copy it before the next call."""
         return {
-            "desk": self.settings.state(),
+            "settings": self.settings.state(),
             "assembler": self._assembler.state(),
             "allowed_cells": self._allowed_cells,
             "rank_owners": self._rank_owners.state(),
@@ -447,9 +447,9 @@ class JobStream:
             "devices": self.devices.state(),
             "hang_evidence": self._hang_evidence.state(),
             **self._pipeline.state(),
-            "books": self.history.state(),
-            "history": [[past.action, past.at_unix_ns] for past in self._responder.history],
-            "portrait": self._summary.state(),
+            "job_history": self.history.state(),
+            "commands": [[past.action, past.at_unix_ns] for past in self._responder.history],
+            "summary": self._summary.state(),
             "heard_s": self._heard_s,
             "resting": self._resting,
             "ownership": [self.ownership.project, self.ownership.owner],
@@ -457,7 +457,7 @@ class JobStream:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` gave; `detectors_without_snapshot` then names the detectors that begin anew."""
-        self.adopt(SettingsInForce.restored(state["desk"]))
+        self.adopt(SettingsInForce.restored(state["settings"]))
         self._assembler, self._allowed_cells = Assembler.restored(state["assembler"]), state["allowed_cells"]
         self._rank_owners = RankOwners.restored(state["rank_owners"])
         self._pending_attempts = PendingAttempts.restored(state["pending_attempts"])
@@ -465,8 +465,8 @@ class JobStream:
         self.devices = DeviceBoards.restored(state["devices"])
         self._hang_evidence = HangEvidence.restored(state["hang_evidence"])
         self.detectors_without_snapshot = self._pipeline.restore(state, self._assembler.start(state["heard_s"]))
-        self.history = JobHistory.restored(state["books"])
-        self._responder.restore(state["history"])
-        self._summary.restore(state["portrait"])
+        self.history = JobHistory.restored(state["job_history"])
+        self._responder.restore(state["commands"])
+        self._summary.restore(state["summary"])
         self._heard_s, self._resting = state["heard_s"], state["resting"]
         self.ownership = JobProject(self.job, *state["ownership"])

@@ -296,7 +296,7 @@ class Partition:
     def snapshot(self, name: str) -> dict[str, Any]:
         """The state of one job, or of the settings (`ALL_JOBS`)."""
         if name == ALL_JOBS:
-            return {"desk": self.settings.state()}
+            return {"settings": self.settings.state()}
         return self.jobs[name].state()
 
     def restore(
@@ -321,7 +321,7 @@ class Partition:
         for saved in snapshots:
             self._new_from[saved.job] = saved.place
             if saved.job == ALL_JOBS:
-                self.settings = SettingsInForce.restored(saved.state["desk"])
+                self.settings = SettingsInForce.restored(saved.state["settings"])
             else:
                 self._begin(saved.job).restore(saved.state)
 
