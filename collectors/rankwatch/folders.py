@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 
 class UnsafeFolderError(OSError):
-    """Another user could rename or replace what is recorded in this directory."""
+    """Another user can write to this directory, and so rename or replace recorder files."""
 
 
 def directories(env: Mapping[str, str], uid: int) -> list[str]:

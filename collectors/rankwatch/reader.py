@@ -334,7 +334,7 @@ class DirectiveSlot:
         return directive if directive is not None and directive.phase != "closed" else None
 
     def clear(self, order: str, attempt: str, standing: Standing = NOTHING_STANDING) -> None:
-        """Close the order: the rank has nothing left to do but what is `standing`."""
+        """Clear the order, and keep what is `standing`."""
         self.write(Directive(order, attempt, "closed", **standing._asdict()))
 
     @property

@@ -191,7 +191,7 @@ class HostDeviceSample(msgspec.Struct, array_like=True, frozen=True):
     kind: str
     """`PORT` or `HOST`."""
     name: str
-    """Of a port (eth0, mlx5_0/1); of the host empty."""
+    """Name of a port (eth0, mlx5_0/1); empty for the host itself."""
     time_unix_ns: int
     counters: dict[str, float]
     """What it has, by name; units are part of the names."""

@@ -203,7 +203,7 @@ class Schedule(Stateful):
         self._reference: float | None = None
         """The lowest rate since the last declared change."""
         self._amounts: dict[str, list[float]] = {}
-        """By metric: its average, and that average at the last declared change."""
+        """Its average, and that average at the last declared change, by metric."""
         self._work, self._other = [0.0, 1.0], [0.0, 1.0]
         """For how many rows the work in a step has been so much, and another amount since."""
 

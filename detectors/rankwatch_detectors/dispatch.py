@@ -29,7 +29,7 @@ from rankwatch_detectors.state import Stateful
 from rankwatch_detectors.statistics.peers import anyone, everyone, median
 
 ATTEMPT_ENDED = "The attempt ended."
-OTHER_CLOCK = "Ranks compute on devices, so CPU time judges nobody from here on."
+OTHER_CLOCK = "Ranks now report devices, so CPU time is no longer evaluated."
 OWN_PACE = "Ranks go at their own pace: they are not compared."
 
 

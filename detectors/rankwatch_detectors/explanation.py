@@ -137,7 +137,7 @@ SOON: Final = {
 """Why not earlier, where nothing else is known."""
 
 FIELDS: Final = ("step", "at_unix_ns", "value", "threshold", "rows", "size", "missing")
-"""Of a point of a trail, in order."""
+"""Fields of a point of a trail, in order."""
 
 
 def explanation(
@@ -272,7 +272,7 @@ class Detectable:
     """Standard deviation of one row, or of the mean over the rows that `fault` names: as a share of what is usual, or
     of the curve's value."""
     sizes: tuple[tuple[int, float | None], ...]
-    """By rows since the onset: the smallest size; None: none is reported so early."""
+    """The smallest size, by rows since the onset; None: none is reported so early."""
 
 
 class FrameCounts(Stateful):

@@ -12,7 +12,7 @@ ALL_JOBS: Final = "*"
 """Means every job: the key of control records for all jobs. No job can have this name."""
 
 OF_DEVICES: Final = {"gpu": "/devices", "port": "/ports", "host": "/hosts"}
-"""By kind of device: the end of the name of their series. No job's name contains a slash."""
+"""The end of the name of their series, by kind of device. No job's name contains a slash."""
 
 NAME_CHARS_MAX: Final = 200
 """Longest job, attempt, host and boot name: a DNS name has at most 253, a URL wants less."""

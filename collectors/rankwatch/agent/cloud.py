@@ -20,7 +20,7 @@ from rankwatch.agent.clock import AgentClock
 ASK_EVERY_S: Final = 5.0
 """As AWS recommends; its shortest notice is two minutes."""
 TELL_AGAIN_S: Final = 60.0
-"""A notice is told so often as long as it stands: whoever hears nothing more of it takes it for withdrawn."""
+"""Interval at which an active notice is sent again; receivers drop it when it is no longer repeated."""
 ANSWER_WITHIN_S: Final = 2.0
 ANSWER_BYTES_MAX: Final = 65_536
 LINK_LOCAL: Final = "http://169.254.169.254"

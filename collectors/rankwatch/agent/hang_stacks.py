@@ -96,7 +96,7 @@ class StackPlace:
     text: str
     """The innermost frame of the thread that trains, and that of the job's own code if it is another one."""
     frames: tuple[StackFrame, ...]
-    """Of the thread that trains, innermost first."""
+    """Frames of the thread that trains, innermost first."""
 
     def doing(self, os_state: str, wchan: str) -> str:
         """What it does, by its stack and by what the kernel says of its process; see `wire.Progress.doing`."""
@@ -324,7 +324,7 @@ NATIVE_BYTES_MAX: Final = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class StackedRank:
-    """Whose frames are wanted."""
+    """A rank whose frames are wanted."""
 
     request: str
     attempt: str
@@ -412,7 +412,7 @@ class HangAnswers:
         self._stacks = Stacks(clock)
         self._native_stacks = NativeStacks(clock)
         self._processes: dict[int, RankProcess] = {}
-        """By rank, the process that was asked last."""
+        """The process that was asked last, by rank."""
 
     @property
     def pending(self) -> bool:

@@ -165,7 +165,7 @@ class HostResources:
         return known(counts)
 
     def _disks(self, counts: dict[str, float], before: dict[str, float], seconds: float) -> dict[str, float | None]:
-        """Of the disk that is busiest, and of the one whose requests take longest."""
+        """Counters of the busiest disk, and of the one whose requests take longest."""
         busy, waits = list[float](), list[float]()
         for disk in {name.removesuffix(" done") for name in counts if name.endswith(" done")}:
             used, done, waited = (
@@ -233,7 +233,7 @@ class NetworkPorts:
         self._before_s = 0.0
         self._was_up: set[str] = set()
         self._summed: dict[Path, tuple[Path, ...]] = {}
-        """By folder, the counts that were there at the first reading."""
+        """The counts that were there at the first reading, by folder."""
         self.left_out = 0
         """Ports in use for which there was no room."""
 
@@ -258,7 +258,7 @@ class NetworkPorts:
         return told
 
     def _counts(self) -> dict[str, dict[str, float]]:
-        """Of ports in use, those of collectives first."""
+        """Counters of the ports in use; ports of collectives come first."""
         found = dict[str, dict[str, float]]()
         for card in _below(self._rdma_folder):
             for port in _below(card / "ports"):
@@ -504,9 +504,9 @@ class HostSurvey(msgspec.Struct, frozen=True):
     """A host, as JSON for `rankwatch doctor`."""
 
     missing: tuple[str, ...]
-    """Of /proc and /sys, those that are not under the folder."""
+    """Which of /proc and /sys are not under the folder."""
     counters: tuple[str, ...]
-    """Of the host, those that one reading has; there are no rates among them."""
+    """Counters of the host that one reading has; rates need two."""
     ports: tuple[str, ...]
     """Those in use."""
 

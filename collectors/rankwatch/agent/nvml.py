@@ -109,13 +109,13 @@ class Nvml:
         self.found = tuple(self._identity(index) for index in range(count))
         """By index."""
         self.refused: dict[int, dict[str, str]] = {}
-        """By index: what the device did not tell in the newest sample that asked for it, with the driver's reason."""
+        """What the device did not tell in the newest sample that asked for it, with the driver's reason, by index."""
         self._lost: set[int] = set()
         self._samples = 0
         self._link_fields: dict[int, frozenset[int]] = {}
-        """By index, the fields of single links that the device had at the first reading."""
+        """The fields of single links that the device had at the first reading, by index."""
         self._gpm: dict[int, list[Any]] = {}
-        """By index: the reading before and one to read into; empty where the device has none."""
+        """The reading before and one to read into, by index; empty where the device has none."""
         self._events = self._registered()
 
     @property

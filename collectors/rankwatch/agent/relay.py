@@ -72,7 +72,7 @@ class Relay:
         self.trouble = ""
         """For people: why the newest advice for a relaunch is not written."""
         self._refused: dict[str, str] = {}
-        """By open order, why its location is not passed on."""
+        """Why its location is not passed on, by open order."""
         self._refused_last: RefusedLocation | None = None
         self._untold: list[RefusedLocation] = []
 

@@ -52,10 +52,10 @@ _STRIPPED: Final = ".rest"
 
 @dataclass(frozen=True, slots=True)
 class SpoolOrigin:
-    """Of a spool, for an agent that sends later what is left in it."""
+    """Where a spool comes from, for an agent that later sends what is left in it."""
 
     directory: str
-    """Of the recorders."""
+    """Folder of the recorders."""
     job: str
     service: str = ""
     """The service, or the brokers, that its messages are for; empty: the agent knew none."""

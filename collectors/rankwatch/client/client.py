@@ -136,7 +136,7 @@ class JobDetail(Job, frozen=True, kw_only=True):
     two_people: bool = False
     """Whether a costly command needs another person's approval."""
     etag: str = ""
-    """Of project and owner as they were read."""
+    """ETag of project and owner as they were read."""
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True):
@@ -226,7 +226,7 @@ POLL_S: Final = 1.0
 """Pause between two looks at a command that is waited for."""
 
 FINAL_STATES: Final = frozenset({"applied", "refused", "expired", "failed", "cancelled"})
-"""Of commands."""
+"""Final states of commands."""
 
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -447,7 +447,7 @@ class _Silences(_Resource):
         matchers: Sequence[str] = (),
         starts_at: datetime | None = None,
     ) -> Silence:
-        """Tell nobody of the incidents that match, until `ends_at`."""
+        """Create a silence for matching incidents until `ends_at`."""
         body: dict[str, Any] = {"comment": comment, "job": job, "kind": kind, "scope": scope, "matchers": [*matchers]}
         body |= {"ends_unix_ns": _unix_ns(ends_at), "starts_unix_ns": _unix_ns(starts_at)}
         return self._one(Silence, "POST", "silences", body=body)

@@ -113,7 +113,7 @@ SILENT_S: Final = 45.0
 """After so long without an event or a comment, which comes every 15 s, a stream of events is taken for broken."""
 
 TRIES: Final = 3
-"""Of a request whose connection is lost before the reply."""
+"""Tries of a request whose connection is lost before the reply."""
 
 RETRY_S: Final = 1.0
 """Pause before a request whose connection was lost is sent again."""

@@ -155,7 +155,7 @@ FILES: Final[Mapping[str, str]] = {
     "csv": "**/*.csv",
     "text": "*.log",
 }
-"""By format, where its files lie in a folder; the first format that a folder has is followed."""
+"""Where its files lie in a folder, by format; the first format that a folder has is followed."""
 NAMES: Final = (*FORMATS, "tensorboard", "trainer_state", "csv")
 """What `--format` takes."""
 

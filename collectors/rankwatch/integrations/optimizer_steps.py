@@ -220,9 +220,9 @@ class OptimizerSteps:
         self._boundaries = 0
         self._lead: weakref.ref[Optimizer] | None = None
         self._known: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
-        """By optimizer: how many parameters it had when its models were looked for."""
+        """How many parameters it had when its models were looked for, by optimizer."""
         self._newest: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
-        """By optimizer: the boundaries before its newest step."""
+        """The boundaries before its newest step, by optimizer."""
         self._replaced: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         """Those that were idle when another one came. One that comes back takes turns, and is not replaced again."""
         self._accumulated = 0

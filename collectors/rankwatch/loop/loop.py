@@ -196,7 +196,7 @@ class Loop:
         return step
 
     def _begin_probe(self, step: int) -> None:
-        """Start the probe's step. Called before the meter's, so that phases still open then belong to no step."""
+        """Start the probe's step. Called before the meter's, so that open phases are not attributed to the step."""
         assert self.probe is not None
         try:
             self.probe.step_begin(step, self._meter.k)

@@ -205,7 +205,7 @@ class CollectiveWaits:
         """One of the functions is running for the training, and may call others of them."""
         self._removed = False
         self._replaced: list[tuple[Any, str, Any, Any]] = []
-        """By owner and name, what was replaced and by what."""
+        """What was replaced and by what, by owner and name."""
         group, work = torch.distributed.ProcessGroup, torch.distributed.Work
         of_dtensor = sys.modules.get("torch.distributed._functional_collectives")  # not imported: not used
         places = [*((group, name) for name in _OF_GROUPS), (work, "wait"), (of_dtensor, "wait_tensor")]

@@ -197,7 +197,7 @@ class HostNorms:
         self._grouping = grouping
         self._copies: torch.Tensor | None = None
         self._norms: list[torch.Tensor] = []
-        """Of the large tensors."""
+        """Norms of the large tensors."""
         self.total = math.nan if grouping is None else self._read_together(tensors, grouping)
         if not math.isfinite(self.total):
             found = norms(list(tensors.values()))

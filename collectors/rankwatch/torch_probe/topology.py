@@ -169,7 +169,7 @@ def _of_deepspeed() -> dict[str, int]:
 
 
 def _answers(asked: Mapping[str, tuple[Callable[[], Any] | None, ...]]) -> dict[str, int]:
-    """By axis, the first of these functions that gives an index."""
+    """The first of these functions that gives an index, by axis."""
     found: dict[str, int] = {}
     for axis, functions in asked.items():
         for function in functions:

@@ -96,7 +96,7 @@ class DeviceProblem:
     """Something that is wrong with a device, in the newest slot."""
 
     number: int
-    """Of the device."""
+    """Number of the device."""
     what: str
     """The rule that it breaks."""
     slots: int
@@ -123,17 +123,17 @@ class HeldRules(Stateful, ABC):
     def begin_launch(self) -> None:
         """Forget what was wrong, and the counts: nobody has read them meanwhile."""
         self._held: dict[str, Any] = {}
-        """By rule and device: readings in a row in which it was bad."""
+        """Readings in a row in which it was bad, by rule and device."""
         self._since: dict[str, Any] = {}
-        """By rule and device: the slot of the first of them; some counters are not read in every slot."""
+        """The slot of the first of them, by rule and device; some counters are not read in every slot."""
         self._calm: dict[str, Any] = {}
         self._open: dict[str, Any] = {}
         self._last: dict[str, Any] = {}
-        """By counter and device: the newest value of a count; -1: none."""
+        """The newest value of a count, by counter and device; -1: none."""
         self._hit: dict[str, Any] = {}
-        """By rule and device: the slot in which a count last rose, or it was bad."""
+        """The slot in which a count last rose, or it was bad, by rule and device."""
         self._risen: dict[str, Any] = {}
-        """By rule and device: how many new ones its counts had since they were last still for long."""
+        """How many new ones its counts had since they were last still for long, by rule and device."""
 
     def see(self, counters: DeviceCounters, *, trains: bool = True) -> Iterator[DeviceProblem]:
         """Take the next slot; one that is older than the newest is not judged.

@@ -36,12 +36,12 @@ POWER_CAP: Final = 0x4
 """Bit of NVML's clocks event reasons: an operator's power cap, under which a heavier load lowers the clock."""
 
 BITS_PER_S: Final = {1: 2.5e9, 2: 5e9, 3: 8e9, 4: 16e9, 5: 32e9, 6: 64e9}
-"""Of a lane, by generation of PCIe."""
+"""Bits per second of a lane, by generation of PCIe."""
 BIT_ERRORS: Final = 1e-12
 """Share of bits that may be wrong by the specification of PCIe, each of which costs a replay: DCGM's limit too."""
 
 FLAGS: Final = {"remap": "remap_failed", "pending": "remap_pending", "recovery": "recovery_action"}
-"""By rule: counters by which the driver itself says that something is wrong, if they are not 0."""
+"""Counters by which the driver itself says that something is wrong, if they are not 0, by rule."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +99,10 @@ class GpuRules(HeldRules):
         self._links: Any = None
         """The most NVLinks that each device had active."""
         self._usual: dict[str, Any] = {}
-        """By rule and device: its usual share of its peers' median."""
+        """Its usual share of its peers' median, by rule and device."""
         self._seen: dict[str, Any] = {}
         self._level: dict[str, list[float]] = {}
-        """By rule and kind: usual median of the peers, and slots that it was learned from."""
+        """Usual median of the peers, and slots that it was learned from, by rule and kind."""
 
     def _rules(self, counters: DeviceCounters) -> Iterator[DeviceProblem]:
         size = len(counters.devices)

@@ -176,7 +176,7 @@ DEVICE_EVENTS: Final[dict[str, tuple[str, XidClass, str]]] = {
     "unavailable": ("the device is not available", XidClass.HARDWARE, _RESET),
     "recovery_action": ("recovery action changed", XidClass.CONSEQUENCE, ""),
 }
-"""By event of NVML: what it says, its class, and what to do at once."""
+"""Text, class and first step of each error, by event of NVML."""
 
 FATAL: Final = re.compile(r"\bFatal\b")
 NOT_FATAL: Final = re.compile(r"\bNon-?fatal\b")
@@ -251,9 +251,9 @@ class DeviceFaultDetector(DispatchingDetector):
         self._places = DevicePlaces()
         self._step = -1
         self._bursts: dict[str, dict[str, Any]] = {}
-        """By text of the scope: what was heard of a device since it was last quiet."""
+        """What was heard of a device since it was last quiet, by text of the scope."""
         self._repeats: dict[str, list[float]] = {}
-        """By device and unit of it, when an error of the program occurred there."""
+        """When an error of the program occurred there, by device and unit of it."""
 
     def _begin(self, start: AttemptStart) -> list[Finding]:
         findings: list[Finding] = []

@@ -27,7 +27,7 @@ LIMITS: Final[Mapping[str, tuple[str, float]]] = MappingProxyType(
         "memory": ("memory_pressure_ratio", 0.1),
     }
 )
-"""By rule: the share of time that it is about, and from which on it is told."""
+"""The share of time that it is about, and from which on it is told, by rule."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class HostRules(HeldRules):
         """What is usual is that of a launch, from its first step on: what it loads and compiles before says nothing."""
         super().begin_launch()
         self._usual: dict[str, Any] = {}
-        """By rule and host: the mean share of its first slots."""
+        """The mean share of its first slots, by rule and host."""
         self._seen: dict[str, Any] = {}
 
     def _rules(self, counters: DeviceCounters) -> Iterator[DeviceProblem]:

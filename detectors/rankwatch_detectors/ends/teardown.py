@@ -300,7 +300,7 @@ class Teardown(Stateful):
         """By host and blame, the rank that ended first: the order on one host is certain, across hosts it may not be.
         """
         self._candidates: dict[str, list[str]] = {}
-        """By blame, the earliest of those: ranks of `CANDIDATES_MAX` hosts."""
+        """The earliest of those: ranks of `CANDIDATES_MAX` hosts, by blame."""
         self._first = ""
         """Rank of the first mover; "" before the first end."""
 

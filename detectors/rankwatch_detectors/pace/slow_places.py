@@ -222,7 +222,7 @@ class SlowPlaces(Stateful):
         self._source = ""
         """The quantity that is judged: the name of a witness of ranks."""
         self._slow: dict[str, list[float]] = {}
-        """By open scope: the reported excess, the smoothed excess, calm blocks, blocks that differ from the report."""
+        """The reported excess, the smoothed excess, calm blocks, blocks that differ from the report, by open scope."""
         self.shift: Floats = np.zeros(0)
         """How much longer each rank takes since its host or switch is slow, in logarithms; empty: none is."""
         self._usual: Floats = np.zeros(0)

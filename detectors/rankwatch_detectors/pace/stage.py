@@ -79,11 +79,11 @@ class StageDetector(DispatchingDetector):
         self._stage_of: Ints = np.zeros(0, dtype=np.int64)
         self._rows = 0
         self._excess: dict[str, list[float]] = {}
-        """By open scope: the reported excess, the smoothed excess, calm rows."""
+        """The reported excess, the smoothed excess, calm rows, by open scope."""
         self.standing = Episodes(self.kind)
         """The finding about heavier stages, at most one. These stages are tested for changes like all others."""
         self._heavier: dict[str, list[float]] = {}
-        """By number of a stage in that finding: the same three values."""
+        """The same three values, by number of a stage in that finding."""
 
     @property
     def _stages(self) -> int:

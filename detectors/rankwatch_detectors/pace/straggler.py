@@ -293,7 +293,7 @@ class ExplainedStraggler(WitnessedDetector):
         return super().needed(crossed, rows)
 
     def detectable(self) -> Sequence[Detectable]:
-        """By each witness for ranks, and for hosts and switches as a whole."""
+        """Effects that each witness can detect, for ranks, and for hosts and switches as a whole."""
         return [*super().detectable(), *self._places.detectable()]
 
 

@@ -402,7 +402,7 @@ class WitnessedDetector(ExplainedDetector):
         return _ratio(self.witnesses[crossed.source].detectable(crossed.scope.number, rows))
 
     def detectable(self) -> Sequence[Detectable]:
-        """By each witness, for a rank with the median noise and for the noisiest."""
+        """Effects that each witness can detect, for a rank with the median noise and for the noisiest."""
         found = []
         for name, witness in self.witnesses.items():
             ranks = np.flatnonzero(witness.baseline.ready())

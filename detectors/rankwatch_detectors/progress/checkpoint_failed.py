@@ -60,12 +60,12 @@ class SaveParts(Stateful):
     def __init__(self, config: SavePartsConfig) -> None:
         self._config = config
         self.newest_step: int | None = None
-        """Of the newest save that no part is missing of; None before the first of the launch."""
+        """Step of the newest complete save; None before the first of the launch."""
         self.missed_step = -1
-        """Of the save that `missing` told of last."""
+        """Step of the save that `missing` reported last."""
         self._stopped = False
         self._usual: dict[str, dict[str, None]] = {}
-        """By tier, the ranks of the fullest save."""
+        """The ranks of the fullest save, by tier."""
         self._span_s = 0.0
         self._saves: dict[str, dict[str, Any]] = {}
 

@@ -103,7 +103,7 @@ class HangDetector(DispatchingDetector):
         """By rank, when the newest step was first seen: CPU seconds, stream time of the reading, its step, and when it
         entered that step by its host's clock."""
         self._way_s: Floats = np.full(ranks, math.nan)
-        """By rank, the least difference between stream time and its host's clock: clock offset plus transport."""
+        """The least difference between stream time and its host's clock: clock offset plus transport, by rank."""
         self._way_at_s = self.now_s
         self._rested: Floats = np.zeros((3, ranks))
         """By rank: its step, seconds that it was outside of the work of that step before it went on with it, and how

@@ -243,7 +243,7 @@ class Excursions(Stateful):
         """Forget all: another curve begins."""
         self._points = 0
         self._kept: list[list[float]] = []
-        """By height: point of the end, height and length in points of each."""
+        """Point of the end, height and length in points of each, by height."""
         self.count = 0
         """How many came back since the last time that none was remembered."""
 

@@ -218,7 +218,7 @@ class LocalNormDetector(DispatchingDetector):
         self._witness = Witness(config.witness, config.baseline, config.load, config.budget)
         self._peers: Ints = np.zeros(0, dtype=np.int64)
         self._state: dict[str, list[float]] = {}
-        """By open scope: reported excess, smoothed excess, calm rows."""
+        """Reported excess, smoothed excess, calm rows, by open scope."""
         self._last_step = -1
 
     def _on_attempt(self, start: AttemptStart, *, new_attempt: bool, new_launch: bool) -> Sequence[Finding]:

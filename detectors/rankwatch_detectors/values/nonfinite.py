@@ -109,7 +109,7 @@ class NonfiniteDetector(DispatchingDetector):
         self._bouts: list[int] = []
         """Lengths of the newest bouts of skipped steps that were told or were in character."""
         self._finite: dict[str, bool] = {}
-        """By metric that had a value in this launch: whether one was finite."""
+        """Whether one was finite, by metric that had a value in this launch."""
         self._losses: list[float] = []
         """The newest losses before the zeros."""
         self._zeros: list[Any] = []
@@ -120,7 +120,7 @@ class NonfiniteDetector(DispatchingDetector):
         """Whether the gradient norm of this launch was ever another than 0, or is the probe's."""
         self._exact = False
         self._logged: dict[str, list[Any]] = {}
-        """By metric: its frame family, the number of consecutive rows with it, and of rows without it since then."""
+        """Its frame family, the number of consecutive rows with it, and of rows without it since then, by metric."""
 
     def _on_attempt(self, start: AttemptStart, *, new_attempt: bool, new_launch: bool) -> Sequence[Finding]:
         self._parameters = list(start.topology.parameters)
@@ -415,7 +415,7 @@ class NonfiniteDetector(DispatchingDetector):
 
 
 def _bad_ranks(frame: Frame, excused: Bools) -> dict[str, Bools]:
-    """By metric, the ranks whose present value is not finite; `excused` ranks' norms do not count."""
+    """The ranks whose present value is not finite, by metric; `excused` ranks' norms do not count."""
     bad: dict[str, Bools] = {}
     for name in () if frame.finite else _suspects(frame):
         if name in NOT_TRAINING or name.startswith(NOT_TRAINING_PREFIXES):

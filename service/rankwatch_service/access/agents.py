@@ -93,7 +93,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class HostProof:
-    """By which an agent shows on which host it is: `signed.proof_of` its job and host by the key of the host."""
+    """Proof of the host that an agent is on: `signed.proof_of` its job and host by the key of the host."""
 
     host_id: str
     nonce: str

@@ -38,7 +38,7 @@ largest batches."""
 PART: Final = 4
 """One in so many of each is for people alone, and clients without a token have at most as many."""
 PREFIX_BITS: Final = 64
-"""Of an IPv6 address, which are one account: a network has all addresses behind them."""
+"""Leading bits of an IPv6 address that make one account: a network owns all addresses behind them."""
 
 
 class Whose(StrEnum):
@@ -99,9 +99,9 @@ class Limit(NamedTuple):
     what: str
     """As metrics name it."""
     most: int
-    """Of all accounts together."""
+    """Limit for all accounts together."""
     of_a_person: int | None = None
-    """Of the account of a person; None: its share."""
+    """Limit for the account of one person; None: its share."""
 
 
 class Rate(NamedTuple):
@@ -138,7 +138,7 @@ class Budgets:
         self._refused = refused
         self._holdings = {limit.what: _Holdings(limit) for limit in limits}
         self._used: defaultdict[str, OrderedDict[Account, tuple[float, float]]] = defaultdict(OrderedDict)
-        """By rate and account: what is left, and as of when; in the order of the last use."""
+        """What is left, and as of when, by rate and account; in the order of the last use."""
         self._lock = Lock()
 
     def shrink(self, limit: Limit, most: int) -> None:

@@ -32,7 +32,7 @@ PATH_CHARS_MAX: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A refused request, as far as the audit trail tells one from another."""
+    """Key by which the audit trail groups refused requests."""
 
     status: int
     source: str

@@ -76,9 +76,9 @@ class Context:
     renewals: Renewals
     health: HealthReader
     provider: OidcProvider | None
-    """By which people log in; None: with tokens alone."""
+    """OIDC provider for logins; None: people log in with tokens only."""
     totals: SingleFlight = field(default_factory=SingleFlight)
-    """Of incidents and jobs: what all open pages ask for at once."""
+    """Shared reads of the totals of incidents and jobs, which all open pages request at once."""
     listening: dict[str, EventStream] = field(default_factory=dict)
     """The order stream of each agent."""
 

@@ -41,7 +41,7 @@ PIPE_COLUMNS: Final = 2_000
 
 Cell = Text | str
 Columns = Mapping[str, Callable[[dict[str, Any]], Cell]]
-"""By heading, what stands in the column."""
+"""What stands in the column, by heading."""
 
 
 def print_json(things: Iterable[Mapping[str, Any]], out: TextIO | None = None) -> None:

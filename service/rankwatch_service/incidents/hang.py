@@ -202,7 +202,7 @@ class StackGroups:
     def __init__(self) -> None:
         self._place_of: dict[int, str] = {}
         self._dumps: dict[str, dict[str, Any]] = {}
-        """By place: the dump of the lowest of its ranks that has sent the text, and which rank it is (`rank`)."""
+        """The dump of the lowest of its ranks that has sent the text, and which rank it is (`rank`), by place."""
 
     def __len__(self) -> int:
         """Ranks that have answered."""

@@ -17,7 +17,7 @@ _SPOILT: Final = frozenset({Kind.LOSS_DIVERGENCE, Kind.NONFINITE, Kind.CORRUPTIO
 _ENDS: Final = frozenset({Kind.HANG, Kind.RANK_LOST, Kind.TELEMETRY_LOST, Kind.RESTART_LOOP})
 _OF_SENDERS: Final = frozenset({Kind.LIMIT_REACHED, Kind.FORGED_TELEMETRY})
 _ALONE: Final = _OF_SENDERS | {Kind.METRIC, Kind.ALERT}
-"""Kinds that nothing causes: whoever wrote a rule wants to be told of what it finds, whatever else is wrong."""
+"""Kinds that never have a cause: a rule that a user wrote always opens an incident of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -77,7 +77,7 @@ class CellDemand:
 
 
 NOTHING: Final = CellDemand(0)
-"""Of a bundle that brings nothing to remember."""
+"""Demand of a bundle that needs no state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Grant:
 
     job: str
     position: int
-    """Of the record."""
+    """Position of the record."""
     cells: int
 
 
@@ -96,7 +96,7 @@ class Allowance:
 
     job: str
     position: int
-    """Of the record."""
+    """Position of the record."""
     others: Callable[[], Iterable[CellDemand]] = tuple
     """What the other jobs of the partition are allowed; called only when this one demands more than it is."""
     replayed_cells: int | None = None

@@ -53,11 +53,11 @@ CARRIERS_MIN: Final = 64
 """So many carriers, or two for each rank if that is more, are remembered before those without a rank are forgotten."""
 
 AHEAD_MAX: Final = 16
-"""By how much the number of an attempt may grow at once. Rollbacks in quick succession leave numbers out."""
+"""Largest step from one attempt number to the next: rollbacks in quick succession skip numbers."""
 
 
 class Launch(StrEnum):
-    """Of a bundle, as seen from the running attempt."""
+    """Launch of a bundle, relative to the running attempt."""
 
     RUNNING = "running"
     EARLIER = "earlier"
@@ -71,7 +71,7 @@ class OwnTelemetry:
     bundle: Bundle
     """Without the rest, and with hosts of one name told apart."""
     rankless_events: Mapping[tuple[str, str, str], int]
-    """By host, agent and kind, how many events of a rank were left out that name none."""
+    """Number of events that need a rank, name none and were left out, by host, agent and kind."""
     strange_checkpoints: int
     """Reports left out that a checkpoint is gone, by who saved no part of it: honest where ranks have moved."""
 
@@ -84,9 +84,9 @@ class RankOwners:
         """Whether an agent of this job has enrolled: from then on unsigned batches are forged."""
         self._numbers: dict[str, int] = {}
         self._heard_s: list[float] = []
-        """By number, when it last brought a rank that it carries."""
+        """When it last brought a rank that it carries, by number."""
         self._ranks: list[int] = []
-        """By number, how many ranks it carries."""
+        """How many ranks it carries, by number."""
         self._of_rank: NDArray[np.int32] = np.zeros(0, dtype=np.int32)
         self._earlier: dict[str, None] = {}
         """Those that carried ranks of earlier launches, the newest last."""
@@ -400,7 +400,7 @@ class PendingAttempt:
     host: str
     """That brought it first."""
     cells: CellCount
-    """Of all its bundles, those included that were dropped."""
+    """Cells of all its bundles, including dropped ones."""
     heard_s: float = 0.0
     reported: bool = False
     size: int = 0

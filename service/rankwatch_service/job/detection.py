@@ -202,7 +202,7 @@ class Failure:
     error: str
     """Type and message of the exception, at most 500 characters."""
     failures: int
-    """Of this detector in this job so far."""
+    """Failures of this detector in this job so far."""
     off: bool
     """Whether it was switched off."""
 

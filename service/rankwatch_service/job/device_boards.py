@@ -82,7 +82,7 @@ class DeviceNumber:
 
 
 Slot = dict[str, tuple[Floats, Ints]]
-"""By counter: the sum of each device's values, and how many they are, by its number."""
+"""Sum and number of each device's values, by counter; arrays by the device's number."""
 
 NONE: Final[tuple[Floats, Ints]] = (np.zeros(0), np.zeros(0, dtype=np.int64))
 

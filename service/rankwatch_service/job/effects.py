@@ -75,7 +75,7 @@ class Effects:
     """(job, entry)"""
     host_incidents: list[HostIncident] = field(default_factory=list)
     jobs: dict[str, JobSummary] = field(default_factory=dict)
-    """By name, the newest summary."""
+    """The newest summary, by name."""
     attempts: dict[tuple[str, str], AttemptChange] = field(default_factory=dict)
     """By (job, attempt), merged."""
     devices: list[tuple[str, DeviceNumber]] = field(default_factory=list)
@@ -86,7 +86,7 @@ class Effects:
     frames: list[tuple[str, Frame]] = field(default_factory=list)
     """(one of `series_of` a job; frame), for the series, which are written beside the transaction."""
     frames_bytes: int = 0
-    """Of the values in `frames`."""
+    """Size of the values in `frames`."""
     frames_left_out: int = 0
     """Frames that are not charted, because `frames` had no room for them."""
     traces: list[TraceAnswer] = field(default_factory=list)

@@ -16,7 +16,7 @@ from rankwatch import wire
 
 
 class Owner(StrEnum):
-    """Of what an event tells."""
+    """What an event is about."""
 
     RANK = "rank"
     HOST = "host"

@@ -45,7 +45,7 @@ SHOWN: Final = (
 
 @dataclass(frozen=True, slots=True)
 class JobSummary:
-    """A job as people see it."""
+    """Summary of a job, as pages and the REST API show it."""
 
     name: str
     state: str

@@ -40,7 +40,7 @@ class MessageLimit:
     def __init__(self) -> None:
         self._told: dict[str, list[_Told]] = {}
         self._held: dict[str, Counter[str]] = {}
-        """By kind and incident: messages that were held back since one of that kind was sent."""
+        """Messages that were held back since one of that kind was sent, by kind and incident."""
         self.waiting: list[str] = []
         """Ids of incidents of which a message is held back."""
 

@@ -75,7 +75,7 @@ class Situation:
     told: Collection[str]
     """Names of the receivers that were notified of the incident before."""
     limit: MessageLimit
-    """Of the job."""
+    """Message limit of the job."""
     now_unix_ns: int
     """Time of the change; of one that was held back: when there is room for it."""
 
@@ -124,10 +124,10 @@ def limited(situation: Situation, notifications: Sequence[Notification]) -> list
 
 
 INCIDENT_PIPELINE: Final[tuple[Stage, ...]] = (filtered, introduced, delayed, silenced, limited)
-"""Of the change of an incident."""
+"""Stages for a change of an incident."""
 
 COMMAND_PIPELINE: Final[tuple[Stage, ...]] = (filtered,)
-"""Of a command: somebody waits for an answer, so nothing keeps it back."""
+"""Stages for a command: somebody waits for an answer, so nothing delays it."""
 
 
 def notifications(situation: Situation, receivers: Iterable[ReceiverRoute]) -> list[Notification]:

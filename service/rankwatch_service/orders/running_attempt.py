@@ -46,7 +46,7 @@ class Training:
     hosts: Mapping[str, tuple[int, ...]]
     """Ranks by host; empty until stream has stored the topology."""
     agents: Mapping[int, str]
-    """By rank, the agent that has introduced it; without ranks of agents that have not enrolled."""
+    """The agent that has introduced it, by rank; without ranks of agents that have not enrolled."""
     can: frozenset[str]
     """What every rank can be asked to do; empty while unknown."""
     replicas: tuple[tuple[int, ...], ...]
@@ -82,7 +82,7 @@ class ViewSize:
     """What this process knows of the row of an agent and attempt."""
 
     largest_bytes: int = 0
-    """Of its views; 0: there was none."""
+    """Size of its largest view; 0: there was none."""
     is_stored: bool = False
     """Whether it was stored, and the agent's earlier attempts removed for it."""
 
@@ -283,7 +283,7 @@ def _topologies(connection: Connection, job: str, launch: str) -> dict[str, dict
 
 
 def _agents(topologies: Mapping[str, Mapping[str, Any]]) -> dict[int, str]:
-    """By rank, the agents in these topologies, the last of which counts."""
+    """The agents in these topologies, the last of which counts, by rank."""
     ranks = (rank for topology in topologies.values() for rank in topology.get("ranks", ()))
     return {rank["rank"]: rank["agent"] for rank in ranks if rank.get("agent")}
 

@@ -30,7 +30,7 @@ class Announcement:
     """One change, with what decides who is notified of it, and the data of the message."""
 
     type: str
-    """Of the message: incident.opened, command.approval_needed and so on."""
+    """Type of the message: incident.opened, command.approval_needed and so on."""
     job: str
     """`ALL_JOBS`: a command to all jobs."""
     incident_id: str
@@ -40,7 +40,7 @@ class Announcement:
     command_id: str = ""
     """Empty: it is about an incident."""
     labels: Labels
-    """Of the incident. A command without one has those of its job, and a command to all jobs none."""
+    """Labels of the incident. A command without an incident has those of its job; a command to all jobs has none."""
     kinds: tuple[str, ...] = ()
     """The incident's kind and those of its consequences."""
     places: tuple[int | str, ...] = ()

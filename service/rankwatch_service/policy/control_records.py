@@ -135,7 +135,7 @@ class PrecisionSet(msgspec.Struct, frozen=True, tag="precision", tag_field="reco
     """The precision of all kinds of incidents; appended whenever any of it changes, also because time passes."""
 
     kinds: dict[str, tuple[int, int]]
-    """By kind, how many incidents were useful and how many noise. A kind of which none is judged may be missing."""
+    """How many incidents were useful and how many noise, by kind. A kind of which none is judged may be missing."""
 
 
 class RulesSet(msgspec.Struct, frozen=True, tag="rules", tag_field="record"):

@@ -134,7 +134,7 @@ class IncidentFacts:
     ranks: tuple[int, ...]
     world_size: int
     project: str = ""
-    """Of the job; empty: none."""
+    """Project of the job; empty: none."""
     hung: bool = False
     """Ranks may never reach the next step boundary."""
     processes_lost: bool = False

@@ -33,7 +33,7 @@ class Feedback(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """Of how many incidents people say that they were useful, and of how many that they were noise."""
+    """How many incidents people rated as useful, and how many as noise."""
 
     useful: int = 0
     noise: int = 0

@@ -63,7 +63,7 @@ class TraceSummary(msgspec.Struct, frozen=True):
     on_device: bool
     """Whether kernels of a device were recorded; else times are of operations on the host."""
     wall_s: Seconds
-    """Of all of these steps."""
+    """Wall time of all of these steps."""
     idle_ratio: Annotated[float, Meta(ge=0, le=1)] | None
     """Share of `wall_s` in which nothing ran on the device; None: no device."""
     spans: Count

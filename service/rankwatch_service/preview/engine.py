@@ -148,7 +148,7 @@ def _chunks(engine: Engine, wanted: StoredSteps) -> tuple[Sequence[tuple[str, in
 
 
 def _topologies(engine: Engine, job: str) -> dict[str, dict[int, Mapping[str, Any]]]:
-    """By attempt and rank, where it runs and what it works on."""
+    """Where it runs and what it works on, by attempt and rank."""
     with read(engine) as connection:
         rows = connection.execute(select(Attempt.attempt, Attempt.topology).where(Attempt.job == job)).all()
     return {row.attempt: {one["rank"]: one for one in row.topology.get("ranks", ())} for row in rows}

@@ -57,7 +57,7 @@ def blank(*shape: int) -> NDArray[np.float32]:
 
 
 def absent(cells: NDArray[np.float32]) -> NDArray[np.bool_]:
-    """Of the same shape: where nothing is measured."""
+    """Mask of the same shape: where nothing is measured."""
     return np.asarray(cells.view(np.uint32) == ABSENT_BITS)
 
 

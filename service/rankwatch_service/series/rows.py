@@ -162,7 +162,7 @@ class Tier:
     keep_ns: int
     bytes_max: int
     projects_keep_ns: Mapping[str, int] = field(default_factory=dict)
-    """By project, what holds for its jobs instead of `keep_ns`."""
+    """What holds for its jobs instead of `keep_ns`, by project."""
 
 
 @dataclass(frozen=True, slots=True)

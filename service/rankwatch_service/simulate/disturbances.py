@@ -96,7 +96,7 @@ class Disturbances:
     waits: tuple[Wait, ...]
     factors: tuple[Factor, ...]
     nonfinites: dict[int, tuple[tuple[int, ...], bool]]
-    """By step: the ranks with NaN or infinite gradients, and whether the loss scaler skips the step."""
+    """The ranks with NaN or infinite gradients, and whether the loss scaler skips the step, by step."""
     silences: tuple[HostSilence, ...]
     levels: tuple[tuple[int, float], ...]
     """Step and factor: from this step until the next entry, steps of the whole job take this many times as long."""

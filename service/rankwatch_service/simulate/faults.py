@@ -191,7 +191,7 @@ class Throttle:
     rank: int
     from_step: int
     factor: float
-    """Of its busy time; 1: training does not feel it."""
+    """Factor of its busy time; 1: training does not feel it."""
     until_step: int | None = None
 
 

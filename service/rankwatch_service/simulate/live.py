@@ -276,7 +276,7 @@ class DeviceReader:
             (topology.device_uuid[fault.rank], fault) for fault in job.faults if isinstance(fault, Throttle)
         ]
         self._devices: dict[str, list[tuple[str, float]]] = {}
-        """By host: UUID of each device, and how much warmer it is than others."""
+        """UUID of each device, and how much warmer it is than others, by host."""
         for host, uuid in zip(topology.host, topology.device_uuid, strict=True):
             if uuid:
                 self._devices.setdefault(host, []).append((uuid, float(self._chance.normal(0, 2))))

@@ -24,9 +24,9 @@ class Transit:
     """Probability that a batch is late, and arrives after its successors."""
     late_s: float = 0.0
     skews_s: Mapping[str, float] = field(default_factory=dict)
-    """By host: how far its clock is ahead."""
+    """How far its clock is ahead, by host."""
     collector_restarts_s: Mapping[str, float] = field(default_factory=dict)
-    """By host: the job's time at which its collector restarts and numbers its batches from 0."""
+    """The job's time at which its collector restarts and numbers its batches from 0, by host."""
 
 
 def disturbed(messages: Iterable[TimedBatch], transit: Transit, seed: int) -> Iterator[TimedBatch]:

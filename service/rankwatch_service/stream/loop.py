@@ -79,7 +79,7 @@ class Started:
     jobs_without_snapshot: tuple[str, ...] = ()
     """Jobs that had to be restored from the tables, and `ALL_JOBS` if the settings were lost."""
     detectors_without_snapshot: dict[str, list[str]] = field(default_factory=dict)
-    """By job, the detectors that begin anew because their state is of another version."""
+    """The detectors that begin anew because their state is of another version, by job."""
     lost_records: int = 0
     """Records that were removed from the log before they were processed."""
     is_new_log: bool = False

@@ -322,7 +322,7 @@ def store_idle_job(
 
 
 def idle_places(engine: Engine, partition: int) -> dict[str, Place]:
-    """By name, the places of the rows of idle jobs. A job may have come back after its row was written."""
+    """The places of the rows of idle jobs, by name. A job may have come back after its row was written."""
     columns = (RestingJob.position, RestingJob.tick_number, RestingJob.control_position)
     with read(engine) as connection:
         rows = connection.execute(select(RestingJob.job, *columns).where(RestingJob.partition == partition))
@@ -387,7 +387,7 @@ def restore_from_tables(engine: Engine, job: JobStream) -> None:
 
 
 def _known_devices(connection: Connection, job: str) -> list[DeviceNumber]:
-    """Of each kind in the order of their numbers."""
+    """Known devices of each kind, in the order of their numbers."""
     names = ("number", "host", "index", "uuid")
     gpus = select(*(getattr(JobDevice, name) for name in names)).where(JobDevice.job == job)
     others = select(*(getattr(JobHostDevice, name) for name in (*names, "kind"))).where(JobHostDevice.job == job)

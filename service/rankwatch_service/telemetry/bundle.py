@@ -58,7 +58,7 @@ class BundleTable:
         return _in_order(self.rows.step, self.rows.rank)
 
     def last_batches(self) -> dict[int, int]:
-        """By step, the number of the last batch with rows of that step."""
+        """The number of the last batch with rows of that step, by step."""
         return {step: int(self.batch[chosen].max()) for step, chosen in self.by_step}
 
     def chosen(self, rows: NDArray[np.intp]) -> BundleTable:

@@ -342,7 +342,7 @@ _INTEGERS: Final = {
     0xD2: ">i4",
     0xD3: ">i8",
 }
-"""By first byte in msgpack, the type of the integer after it. A small integer is the first byte itself."""
+"""The type of the integer after it, by first byte in msgpack. A small integer is the first byte itself."""
 
 _SMALLEST: Final = -32
 """The smallest integer that msgpack encodes as one byte."""

@@ -31,7 +31,7 @@ KEPT_NS: Final = 10 * 10**9
 """How long orders are kept while the feed tells of no change."""
 
 TOPICS: Final = ("command", "checkpoint", "job")
-"""Of the feed: what orders follow from."""
+"""Topics of the feed that change orders."""
 
 JOBS_MAX: Final = 4_096
 """Jobs in the cache; one entry serves all hosts of a job."""
@@ -68,11 +68,11 @@ class OrderCache:
         self._generation = self._place = -1
         """The feed was read up to this id, as of this generation; -1: it was not."""
         self._changed: dict[str, int] = {}
-        """By job, the newest id of the feed with a change of its orders."""
+        """The newest id of the feed with a change of its orders, by job."""
         self._forgotten = 0
         """Changes up to this id are not in `_changed` any more."""
         self._attempts: dict[str, Any] = {}
-        """By job, attempt and state in the newest row of the feed about it."""
+        """Attempt and state in the newest row of the feed about it, by job."""
 
     def orders(self, job: str, generation: int) -> bytes:
         """`wire.Orders` of a job as JSON, as of a generation of the database (`ChangeFeed.generation`)."""

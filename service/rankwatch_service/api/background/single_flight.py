@@ -19,7 +19,7 @@ class SingleFlight:
         self._turn = threading.Lock()
         self._guard = threading.Lock()
         self._waiting: dict[Hashable, Future[Any]] = {}
-        """By key, reads that have not begun."""
+        """Reads that have not begun, by key."""
 
     def read(self, key: Hashable, read: Callable[[], Value]) -> Value:
         """The value of the next read of this key; blocks until it is made, and raises its error."""

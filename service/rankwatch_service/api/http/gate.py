@@ -38,7 +38,7 @@ BODY_BYTES_MAX: Final = 1024 * 1024
 
 
 LOGIN_BYTES_MAX: Final = 8_192
-"""Of a request that logs in, which anybody may send."""
+"""Longest body of a login, which anybody may send."""
 BODY_SMALL_BYTES: Final = 65_536
 """Bodies up to here are bounded by the number of connections: 512 MB of them."""
 

@@ -72,7 +72,7 @@ class EnrolledAgent(ApiReply):
     proof: str
     """HMAC-SHA256 by the token's enrolment key over nonce, agent and secret; empty if the token has none."""
     host_key: str
-    """By which further agents show that they are on the same host."""
+    """Key by which further agents prove that they are on the same host."""
 
 
 class Listener(NamedTuple):

@@ -134,7 +134,7 @@ def show_device_series(
 
 
 def _users(context: Context, job: str) -> dict[tuple[str, str], list[int]]:
-    """By host and UUID, the ranks of the newest attempt that use a device; 404 if there is no such job."""
+    """The ranks of the newest attempt that use a device, by host and UUID; 404 if there is no such job."""
     newest = select(Attempt.topology).where(Attempt.job == job).order_by(Attempt.number.desc()).limit(1)
     with read(context.engine) as connection:
         if connection.scalar(select(Job.name).where(Job.name == job)) is None:

@@ -36,7 +36,7 @@ class Host(ApiReply):
     host_id: str
     """Which host of this name, as agents have shown; empty: they have not enrolled, and the record is one job's."""
     project: str
-    """Of the jobs whose agents were there; empty: of none."""
+    """Project of the jobs whose agents were there; empty: none."""
     job: str
     """The only job whose incidents these are; empty: any of the project, whose agents have shown to be there."""
     verdict: str

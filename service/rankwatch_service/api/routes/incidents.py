@@ -332,7 +332,7 @@ def show_incident(incident_id: str, context: Ctx, identity: Reader) -> IncidentD
 
 class _Recorded(ApiReply):
     transitions: int
-    """Of the incident, before the judgement reached stream."""
+    """Transitions of the incident before the stream received the review."""
 
 
 class _Judge:

@@ -87,7 +87,7 @@ def list_people(context: Ctx, _identity: Admin) -> People:
 
 
 def _projects(connection: Connection, owners: set[str]) -> defaultdict[str, list[str]]:
-    """By owner, the projects of their jobs."""
+    """The projects of their jobs, by owner."""
     query = select(ProjectRow.owner, ProjectRow.project).where(ProjectRow.owner.in_(owners), ProjectRow.project != "")
     found = defaultdict[str, list[str]](list)
     for owner, project in connection.execute(query.distinct().order_by(ProjectRow.owner, ProjectRow.project)):

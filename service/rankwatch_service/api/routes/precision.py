@@ -90,7 +90,7 @@ Reader = Annotated[Identity, Depends(Require(Scope.READ))]
 
 
 class Precision(ApiReply):
-    """How many incidents were what, by people's feedback. Each counts once, by what most people say of it."""
+    """Totals of people's feedback. Each incident counts once, by majority."""
 
     kind: str
     useful: int

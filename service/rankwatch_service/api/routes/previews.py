@@ -97,7 +97,7 @@ class TuningPreview(Preview):
     """What other tunings would have found."""
 
     version: int
-    """Of the tunings in force."""
+    """Version of the tunings in force."""
     not_previewed: list[str]
     """Kinds of incidents that cannot be previewed: series do not have what decides about them."""
     settings_not_previewed: list[str]

@@ -21,7 +21,7 @@ class ServiceHealth(HealthFacts):
     """The parts of rankwatch, and what is wrong with them."""
 
     version: str
-    """Of the api process that answers."""
+    """Version of the api process that answers."""
     state: Literal["ok", "warning", "critical"]
     """The severity of the worst problem."""
     problems: list[HealthProblem]

@@ -53,7 +53,7 @@ class NewToken(BaseModel):
     project: NameOrNone = ""
     """Of the jobs that begin by it; unless it is for one job, it may access the jobs of this project alone."""
     owner: NameOrNone = ""
-    """Of the jobs that begin by it."""
+    """Owner of the jobs that it starts."""
     expires_s: Annotated[float | None, Field(strict=True, ge=1, le=EXPIRES_S_MAX)] = DEFAULT_S
     """Seconds until it expires; null: never. While agents report with it, a token of scope ingest alone is renewed."""
     hosts_max: Annotated[int | None, Field(strict=True, ge=1, le=HOSTS_MAX)] = None

@@ -36,7 +36,7 @@ def _not_started(why: Exception) -> CliError:
 
 @contextmanager
 def _secrets_kept() -> Iterator[None]:
-    """Let nobody else read what a role creates, SQLite's files included, and report a key that it cannot use."""
+    """Restrict the umask for all that a role creates, SQLite's files included; report an unusable secret key."""
     from rankwatch_service.access.secret_key import SecretKeyError
 
     before = os.umask(0o077)

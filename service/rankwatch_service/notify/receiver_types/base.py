@@ -34,7 +34,7 @@ class SendContext:
     """What a request depends on besides its message."""
 
     url: str
-    """Of the receiver."""
+    """URL of the receiver."""
     secret: str
     """Its signing secret, key or token; empty: it has none."""
     unix_ns: int

@@ -11,7 +11,7 @@ CARD_BYTES_MAX: Final = 28 * 1024
 """Largest message. Ours: three lines of together 1,920 characters of at most four bytes, and six links of 2,048."""
 
 LINE_CHARS_MAX: Final = 1_000
-"""Of each line; those that we compose are shorter."""
+"""Longest line; lines that rankwatch composes are shorter."""
 
 ACTIONS_MAX: Final = 6
 """Buttons that a card shows."""

@@ -41,9 +41,9 @@ class Token(Base):
     lasts_ns: Mapped[int | None]
     """By how much its expiry moves on while enrolled agents report with it; null: it does not."""
     project: Mapped[str] = mapped_column(default="")
-    """Of the jobs that begin by it. One that is not for one job may access the jobs of this project alone."""
+    """Owner of the jobs that it starts. One that is not for one job may access the jobs of this project alone."""
     owner: Mapped[str] = mapped_column(default="")
-    """Of the jobs that begin by it."""
+    """Owner of the jobs that it starts."""
     makers: Mapped[list[Any]] = mapped_column(default=list)
     """Who has made it, who has made the token that they used, and so on."""
     admitted: Mapped[bool] = mapped_column(default=True)

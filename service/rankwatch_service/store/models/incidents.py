@@ -73,7 +73,7 @@ class IncidentFeedback(Base):
     person: Mapped[str] = mapped_column(primary_key=True)
     """As `Identity.person` names people."""
     name: Mapped[str]
-    """Of the token, for people."""
+    """Name of the token, for people."""
     answer: Mapped[str]
     """useful, noise, duplicate."""
     at_unix_ns: Mapped[int]
@@ -88,7 +88,7 @@ class AlertRow(Base):
     """A job that it concerns; empty: it concerns none that is known."""
     name: Mapped[str]
     is_reported: Mapped[bool]
-    """Stream was told of it, so that an incident of the job has it."""
+    """Whether the stream has received this alert."""
     labels: Mapped[dict[str, Any]]
     annotations: Mapped[dict[str, Any]]
     url: Mapped[str]

@@ -89,7 +89,7 @@ class JobHostDevice(Base):
     host: Mapped[str] = mapped_column(index=True)
     index: Mapped[int]
     uuid: Mapped[str]
-    """Of a port its name; of a host empty."""
+    """UUID of a GPU, name of a port; empty for a host."""
 
 
 class SeriesChunk(Base):

@@ -11,7 +11,7 @@ export function editButton(current, reload) {
 
 async function edit(job) {
   const field = (label, name) => h("label", {}, label, h("input", { name, value: job[name], maxlength: 200, autocomplete: "off" }));
-  const text = "Receivers and rules of the project hold from now on. The owner is whom to ask.";
+  const text = "The project's receivers and rules apply from now on. The owner is the contact for this job.";
   const send = ({ project, owner }) => patch(path("jobs", job.name), { project: project.trim(), owner: owner.trim() });
   const edited = await ask(`Edit ${job.name}`, text, [field("Project", "project"), field("Owner", "owner")], "Save", false, send);
   if (edited) toast("Job edited");

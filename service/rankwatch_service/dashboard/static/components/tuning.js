@@ -34,7 +34,7 @@ function row({ jobs, profile, settings }, drop) {
 }
 
 async function add(tunings, settings, set, done) {
-  const text = "It comes first, in place of one with the same pattern. Running jobs have it at once, and learn nothing anew.";
+  const text = "Added as the first tuning; replaces one with the same pattern. Applies to running jobs at once; baselines are kept.";
   const stored = await ask("Add a tuning", text, fields(settings), "Add", false, (given) => set(placed(tunings, given)));
   done(stored, stored && `The tuning of ${stored.tunings[0].jobs} is set`);
 }

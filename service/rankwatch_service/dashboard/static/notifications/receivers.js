@@ -30,7 +30,7 @@ export class ReceiversCard {
   }
 
   show(items, states, may) {
-    if (!items.length) return void empty(this.body, "None: incidents are on these pages alone, and nobody is woken.");
+    if (!items.length) return void empty(this.body, "No receivers: incidents appear on this dashboard only.");
     const titles = ["Receiver", "Gets", "State", ""];
     fill(this.body, h("div", { class: "wide" }, h("table", { class: "compact stack" }, h("thead", {}, h("tr", {}, titles.map((name) => h("th", {}, name)))), h("tbody", {}, items.map((one) => this.row(one, states[one.name], may))))));
   }
