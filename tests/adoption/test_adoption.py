@@ -64,7 +64,7 @@ def test_a_fault_is_named_and_nothing_else_and_nothing_is_told_of_a_script_with_
     outcomes: Outcomes, case: Case, fault: Fault | None
 ):
     outcome = outcomes(case, fault)
-    assert outcome.right(fault), outcome
+    assert outcome.right(fault), str(outcome)
     if fault not in ENDS:
         arrived = outcome.loss is not None
         assert arrived == case.loss_falls, f"the loss that the script logs did not arrive: {outcome}"
