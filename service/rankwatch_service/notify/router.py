@@ -189,11 +189,11 @@ class _Routing:
         told = set(self._connection.scalars(select(models.Outbox.receiver).where(*_told(announcement.incident_id))))
         silences = silences_at(self._connection, now_unix_ns)
         situation = Situation(announcement, silences, told, limit, now_unix_ns)
-        found = [one for receiver in self._receivers for one in _for_receiver(situation, receiver)]
         held_before = 0 if is_command else limit.held(announcement)
-        if rows := [outbox_row(announcement, one, held_before) for one in found]:
+        rows = [row for receiver in self._receivers for row in _rows_for(receiver, situation, held_before)]
+        if rows:
             self._connection.execute(upsert(self._connection, models.Outbox, changed), rows)
-        return {one.state for one in found}
+        return {row["state"] for row in rows}
 
     def _remove(self, id_: int) -> None:
         self._connection.execute(delete(models.Announcement).where(models.Announcement.id == id_))
@@ -210,12 +210,13 @@ class _Routing:
         return self._limits[job]
 
 
-def _for_receiver(situation: Situation, receiver: ReceiverRoute) -> list[Notification]:
+def _rows_for(receiver: ReceiverRoute, situation: Situation, held_before: int) -> list[dict[str, Any]]:
     """The notification of one receiver, if it is notified: one that fails keeps nothing back from the others."""
+    announcement = situation.announcement
     try:
-        return notifications(situation, [receiver])
+        return [outbox_row(announcement, one, held_before) for one in notifications(situation, [receiver])]
     except Exception:  # noqa: BLE001 - logged
-        _log.exception("receiver_not_routed", receiver=receiver.name, incident=situation.announcement.incident_id)
+        _log.exception("receiver_not_routed", receiver=receiver.name, incident=announcement.incident_id)
         return []
 
 

@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 import threading
+from contextlib import contextmanager
 
 import httpx2
 import pytest
@@ -128,40 +129,40 @@ def test_who_sends_a_revoked_token_does_not_guess(relaying, tmp_path):
     assert answers[0].headers["www-authenticate"] == "Bearer"
 
 
-def test_a_second_process_that_dies_while_it_answers_is_a_503_that_may_be_tried_again(relaying, tmp_path):
+@contextmanager
+def breaking_off(path, sent):
+    """A second process that answers one request with these bytes, and ends."""
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(tmp_path / "people"))
+        listener.bind(str(path))
         listener.listen()
 
-        def hang_up() -> None:
+        def answer() -> None:
             accepted, _ = listener.accept()
             accepted.recv(65_536)
+            accepted.sendall(sent)
             accepted.close()
 
-        thread = threading.Thread(target=hang_up)
+        thread = threading.Thread(target=answer)
         thread.start()
-        answer = relaying.get(LIST)
+        yield
         thread.join()
+
+
+@pytest.mark.parametrize("sent", [b"", b"HTTP/1.1 200 OK\r\ncontent-le", b"what\r\n\r\n"])
+def test_a_second_process_that_dies_before_it_answers_is_a_503_that_may_be_tried_again(relaying, tmp_path, sent):
+    with breaking_off(tmp_path / "people", sent):
+        answer = relaying.get(LIST)
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
 
 
 @pytest.mark.parametrize("head", [b"content-length: 1000", b"transfer-encoding: chunked"])
 def test_an_answer_that_breaks_off_is_not_taken_for_a_whole_one(tmp_path, head):
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(tmp_path / "people"))
-        listener.listen()
-
-        def break_off() -> None:
-            accepted, _ = listener.accept()
-            accepted.recv(65_536)
-            accepted.sendall(b"HTTP/1.1 200 OK\r\n" + head + b"\r\n\r\n5\r\n{")
-            accepted.close()
-
-        thread = threading.Thread(target=break_off)
-        thread.start()
-        with served_api(tmp_path, people=tmp_path / "people") as (api, url), pytest.raises(httpx2.RemoteProtocolError):
-            httpx2.get(url + LIST, headers={"Authorization": f"Bearer {api.admin}"})
-        thread.join()
+    with (
+        breaking_off(tmp_path / "people", b"HTTP/1.1 200 OK\r\n" + head + b"\r\n\r\n5\r\n{"),
+        served_api(tmp_path, people=tmp_path / "people") as (api, url),
+        pytest.raises(httpx2.RemoteProtocolError),
+    ):
+        httpx2.get(url + LIST, headers={"Authorization": f"Bearer {api.admin}"})
 
 
 @pytest.mark.integration

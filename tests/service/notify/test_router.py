@@ -8,9 +8,11 @@ import pytest
 from sqlalchemy import insert, select
 
 from rankwatch_service.api.background.counters import notification_metrics
+from rankwatch_service.notify import router
 from rankwatch_service.notify.lease import Lease, LeaseLostError
 from rankwatch_service.notify.pipeline import ReceiverRoute
 from rankwatch_service.notify.router import ROUTED_MAX, Router
+from rankwatch_service.policy.notification import message_body
 from rankwatch_service.store import models
 from rankwatch_service.store.engine import read, write
 from tests.support.clock import FakeClock
@@ -58,6 +60,18 @@ def test_a_silence_counts_as_of_the_time_of_the_change_however_late_the_decision
     assert [state for *_, state in outbox(engine)] == ["waiting", "silenced", "silenced", "waiting"]
 
 
+def test_a_message_that_cannot_be_composed_stops_no_other(engine, monkeypatch):
+    def compose(message_type, at_unix_ns, data, held_before):
+        return message_body(message_type, data["at"], data, held_before)
+
+    monkeypatch.setattr(router, "message_body", compose)
+    subscribe(engine, ReceiverRoute("pager"))
+    whole = replace(announced(id="inc_2", job="j2"), data={"at": 0})
+    announce(engine, [replace(whole, incident_id="inc_1", job="j", data={}), whole])
+    route_all(engine)
+    assert ([incident for _, incident, *_ in outbox(engine)], undecided(engine)) == (["inc_2"], 0)
+
+
 def test_a_receiver_that_cannot_be_decided_on_keeps_nothing_back_from_the_others(engine):
     subscribe(engine, ReceiverRoute("broken", matchers=("kind ~ [",)), ReceiverRoute("pager"))
     announce(engine, [announced()])
@@ -68,10 +82,10 @@ def test_a_receiver_that_cannot_be_decided_on_keeps_nothing_back_from_the_others
 def test_many_announcements_are_decided_on_in_several_transactions(engine):
     subscribe(engine, ReceiverRoute("pager"))
     announce(engine, [announced(id=f"inc_{n}", job=f"j{n}") for n in range(ROUTED_MAX + 1)])
-    router = Router(engine, HeldLease(engine))
-    assert router.route()
+    deciding = Router(engine, HeldLease(engine))
+    assert deciding.route()
     assert undecided(engine) == 1
-    assert not router.route()
+    assert not deciding.route()
     assert len(outbox(engine)) == ROUTED_MAX + 1
 
 

@@ -95,7 +95,13 @@ class PeopleRelay:
             return
         try:
             status, headers = _head(await _whole_head(reader, lambda: connection is not None and connection.is_gone))
-        except (OSError, EOFError, ValueError, asyncio.LimitOverrunError):  # a write may have been done all the same
+        except (
+            OSError,
+            EOFError,
+            LookupError,
+            ValueError,
+            asyncio.LimitOverrunError,
+        ):  # a write may have been done all the same
             detail = "the process that answers people has ended or stands still; try again"
             await problem(request_id, 503, detail, {"Retry-After": str(RETRY_AFTER_S)})(scope, receive, send)
             return
