@@ -33,6 +33,9 @@ ENDS = 400
 FOUND_S = 150.0
 """On a busy machine too few readings come within ten seconds for a usual pace: then a hang is told after 60 s."""
 
+CRITICAL_S = 59.0
+"""From this age on a hang may be critical: `HangConfig.pause_s`, less one interval of blocks."""
+
 
 def loss_at(step: int, random_number: random.Random) -> float:
     if step == NAN:
@@ -124,7 +127,9 @@ def test_a_nan_a_spike_and_a_hang_are_found_in_a_log(followed: dict[str, Followe
     assert found.kinds.keys() == {"loss_spike", "nonfinite", "hang"}, (found.kinds, found.output)
     assert found.kinds["loss_spike"]["onset_step"] == SPIKE
     assert found.kinds["nonfinite"]["onset_step"] == NAN
-    assert found.kinds["hang"]["severity"] == "info"  # an evaluation looks the same, so it is critical a minute later
+    hang = found.kinds["hang"]
+    # An evaluation looks the same. Where a busy machine makes no pace known, it is told a minute late, as critical.
+    assert hang["severity"] == "info" or hang["evidence"]["age_s"] >= CRITICAL_S, hang
     assert f"as job '{name}'" in found.output
     assert found.code == 0
     states = [one for key, one in walk(found.kinds["hang"]["evidence"]) if key == "os_state"]
