@@ -21,7 +21,7 @@ from threading import Lock
 from typing import Final
 
 import structlog
-from sqlalchemy import Connection, Engine, delete, exists, func, insert, select, update
+from sqlalchemy import Connection, Engine, bindparam, delete, exists, func, insert, select, update
 
 from rankwatch.signed import AGENT_BYTES, HOST_ID_DIGITS, Purpose, Signed, proof_of
 from rankwatch.wire import Enrolled
@@ -231,15 +231,21 @@ class Agents:
         now_s = self._clock.monotonic_s()
         if entry is not None and now_s - entry[0] <= CACHE_S:
             return entry[1]
-        columns = (SignedJob.job,) if len(key) == 1 else (Agent.job, Agent.host, Agent.id)
-        where = [column == value for column, value in zip(columns, key, strict=True)]
         with read(self._engine) as connection:
-            found = bool(connection.scalar(select(exists().where(*where))))
+            found = bool(connection.scalar(_KNOWN[len(key)], dict(zip(("job", "host", "id"), key, strict=False))))
         with self._lock:
             if len(self._cache) >= CACHE_MAX:
                 self._cache.clear()
             self._cache[key] = (now_s, found)
         return found
+
+
+_KNOWN: Final = {
+    len(columns): select(exists().where(*(column == bindparam(column.key) for column in columns)))
+    for columns in ((SignedJob.job,), (Agent.job, Agent.host, Agent.id))
+}
+"""Queries of `Agents._is_known`, by the length of its key. Built once: a statement refers to itself, so that only a
+garbage collection frees it."""
 
 
 def jobs_with_agents(connection: Connection, jobs: Collection[str]) -> set[str]:

@@ -32,7 +32,7 @@ class SqlLog:
         Raises:
             StoreBusyError: the store is busy; try again with the same entries.
         """
-        with write(self._engine) as connection:
+        with write(self._engine, first=True) as connection:
             now = self._clock.unix_ns()
             first = _reserve(connection, len(entries))
             rows = [

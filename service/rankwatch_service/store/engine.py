@@ -21,10 +21,12 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
+from threading import Lock
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect
 from sqlalchemy.dialects import postgresql, sqlite
@@ -35,6 +37,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from rankwatch_service.store import postgres
 from rankwatch_service.store.errors import StoreAddressError, StoreBusyError
 from rankwatch_service.store.models import Base
+from rankwatch_service.store.write_queue import WriteQueue
 
 LOOK_S: Final = 0.001
 """Pause between looks at a lock; a turn lasts 5 to 20 ms."""
@@ -140,16 +143,20 @@ def address_of(database_url: str) -> URL:
 
 
 @contextmanager
-def write(engine: Engine) -> Iterator[Connection]:
+def write(engine: Engine, *, first: bool = False) -> Iterator[Connection]:
     """One writing transaction: committed at the end of the block, undone if the block raises.
 
     It runs alone: no other `write` of any process comes between its begin and its commit. So do no I/O in the block
     except in the database, and stay below 20 ms.
 
+    Args:
+        engine: of the database.
+        first: go before other threads of this process that wait to write; for telemetry.
+
     Raises:
         StoreBusyError: the database cannot be used now.
     """
-    with _transaction(engine, _IN_TURN) as connection:
+    with _transaction(engine, _IN_TURN, first=first) as connection:
         if _is_postgres(engine):
             postgres.take_turn(connection)
         yield connection
@@ -192,10 +199,10 @@ def after_commit(connection: Connection, call: Callable[[], None]) -> None:
 
 
 @contextmanager
-def _transaction(engine: Engine, kind: str) -> Iterator[Connection]:
+def _transaction(engine: Engine, kind: str, *, first: bool = False) -> Iterator[Connection]:
     calls: list[Callable[[], None]] = []
     options = {_WRITE: kind, _AFTER_COMMIT: calls}
-    with _temporary_errors(), _turn(engine), engine.connect().execution_options(**options) as connection:
+    with _temporary_errors(), _turn(engine, kind, first=first), engine.connect().execution_options(**options) as connection:
         _begin(connection)
         try:
             yield connection
@@ -250,11 +257,28 @@ def _is_postgres(engine: Engine) -> bool:
     return engine.dialect.name == "postgresql"
 
 
-def _turn(engine: Engine) -> AbstractContextManager[None]:
-    # A database in memory belongs to one process, and has no file to put the locks beside.
-    if _is_postgres(engine) or engine.url.database in (None, "", ":memory:"):
-        return nullcontext()
-    return turn(engine.url.database, BUSY_TIMEOUT_MS / 1000)
+@contextmanager
+def _turn(engine: Engine, kind: str, *, first: bool) -> Iterator[None]:
+    """Wait for the turn to write: in this process, then among the processes of a SQLite file."""
+    # On PostgreSQL, what is written aside waits for nobody. A database in memory belongs to one thread.
+    if (_is_postgres(engine) and kind == _ASIDE) or engine.url.database in (None, "", ":memory:"):
+        yield
+        return
+    with _queue_of(engine).place(BUSY_TIMEOUT_MS / 1000, first=first) as left_s:
+        if _is_postgres(engine):
+            yield
+        else:
+            with turn(str(engine.url.database), left_s):
+                yield
+
+
+_QUEUES: Final[WeakKeyDictionary[Engine, WriteQueue]] = WeakKeyDictionary()
+_QUEUES_LOCK: Final = Lock()
+
+
+def _queue_of(engine: Engine) -> WriteQueue:
+    with _QUEUES_LOCK:
+        return _QUEUES.setdefault(engine, WriteQueue())
 
 
 def _begin(connection: Connection) -> None:

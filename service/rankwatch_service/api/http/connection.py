@@ -180,6 +180,7 @@ class ClientConnection(HttpToolsProtocol):
         self._too_large = False
         self._has_begun = False
         self._answering: RequestResponseCycle | None = None
+        self._is_lost = False
         self._most_waiting = 0
         """Bytes that waited for the client at most since it last took some."""
         self._untaken = 0
@@ -206,7 +207,7 @@ class ClientConnection(HttpToolsProtocol):
     @property
     def is_gone(self) -> bool:
         """Whether nobody waits for an answer any more."""
-        return self._answering is not None and self._answering.disconnected
+        return self._is_lost or (self._answering is not None and self._answering.disconnected)
 
     def _waiting_bytes(self) -> int:
         """How much of an answer the client has not taken."""
@@ -250,6 +251,10 @@ class ClientConnection(HttpToolsProtocol):
         """The connection is gone."""
         self._guard.remove(self)
         super().connection_lost(exc)
+        self._is_lost, self.abort, self._answering = True, lambda: None, None
+        # What refers to itself is freed by a garbage collection alone, which stops all threads.
+        if self.scope:
+            self.scope["state"].pop("connection", None)
 
     def data_received(self, data: bytes) -> None:
         """Bytes came: parse them, unless a head goes on for too long."""

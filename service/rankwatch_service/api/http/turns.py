@@ -26,6 +26,10 @@ TURN_S: Final = 0.1
 SWITCH_S: Final = 0.0002
 """How long a thread may keep the interpreter while others wait: the event loop and each short request need it many
 times, and would wait Python's 5 ms each time while a long request computes."""
+BUSY_S: Final = 4.0
+"""An account for which this much was done lately is busy: with `USE_S`, one that has a tenth of all turns."""
+BUSY_TURNS_MAX: Final = 2
+"""Turns of all busy accounts together, so that who asks little never waits for who asks a lot."""
 LATE_MAX: Final = 2
 """Requests of an account of which one is late: each delays all others by as much as one that is worked on."""
 USE_S: Final = 10.0
@@ -149,7 +153,13 @@ class Turns:
 
     def _may_work(self, account: Account) -> bool:
         late = self._late[account]
-        return not late or late + self._working[account] < LATE_MAX
+        if late and late + self._working[account] >= LATE_MAX:
+            return False
+        busy = sum(turns for one, turns in self._working.items() if self._is_busy(one))
+        return busy < BUSY_TURNS_MAX or not self._is_busy(account)
+
+    def _is_busy(self, account: Account) -> bool:
+        return self._use_s(account) >= BUSY_S
 
     def _use_s(self, account: Account) -> float:
         used_s, at_s = self._used.get(account, (0.0, 0.0))
