@@ -202,7 +202,11 @@ def after_commit(connection: Connection, call: Callable[[], None]) -> None:
 def _transaction(engine: Engine, kind: str, *, first: bool = False) -> Iterator[Connection]:
     calls: list[Callable[[], None]] = []
     options = {_WRITE: kind, _AFTER_COMMIT: calls}
-    with _temporary_errors(), _turn(engine, kind, first=first), engine.connect().execution_options(**options) as connection:
+    with (
+        _temporary_errors(),
+        _turn(engine, kind, first=first),
+        engine.connect().execution_options(**options) as connection,
+    ):
         _begin(connection)
         try:
             yield connection
