@@ -1,8 +1,10 @@
 """The limits of connections, on a server of its own with shorter time-outs and few connections."""
 
+import gc
 import socket
 import ssl
 import threading
+import weakref
 from collections import Counter
 
 import pytest
@@ -131,6 +133,30 @@ def test_the_oldest_connection_without_a_token_makes_room_and_none_with_one(conn
     known.sendall(BEGUN + b"Content-Length: 0\r\n\r\n")
     assert known.recv(1000).startswith(b"HTTP/1.1 204 ")
     assert closed["crowded"] == 1
+
+
+def test_a_lost_connection_is_freed_without_a_garbage_collection(monkeypatch, connect):
+    alive = weakref.WeakSet()
+
+    class Kept(connection.ClientConnection):
+        def __init__(self, *how, **more):
+            super().__init__(*how, **more)
+            alive.add(self)
+
+    monkeypatch.setattr(connection, "ClientConnection", Kept)
+    gc.disable()
+    try:
+        answered = connect(asking(b"/agent/1"))
+        assert answered.recv(1000).startswith(b"HTTP/1.1 204 ")
+        half_sent = connect(BEGUN + b"Content-Length: 9\r\n\r\nhalf")
+        until("both have begun", lambda: len(alive) == 2)
+        answered.close()
+        half_sent.close()
+        newest = connect()  # the one that was accepted last is known until the next comes
+        until("both are freed", lambda: len(alive) == 1)
+        newest.close()
+    finally:
+        gc.enable()
 
 
 def test_a_malformed_request_is_answered_with_a_problem(connect, closed):

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from rankwatch_service.access.budgets import Account, Whose
-from rankwatch_service.api.http.turns import LATE_MAX, TURN_S, TURNS_MAX, RequestTurn, Turns
+from rankwatch_service.api.http.turns import BUSY_S, BUSY_TURNS_MAX, LATE_MAX, TURN_S, TURNS_MAX, RequestTurn, Turns
 from tests.support.clock import FakeClock
 
 GREEDY, HONEST, OTHER = (Account(Whose.AGENT, name) for name in ("greedy", "honest", "other"))
@@ -71,6 +71,33 @@ def test_while_nobody_else_asks_an_account_has_every_turn() -> None:
             await work.end()
 
     assert played(story).began == [GREEDY] * (TURNS_MAX + 6)
+
+
+def test_busy_accounts_leave_turns_to_those_that_ask_little() -> None:
+    async def story(work: Work) -> None:
+        await work.ask(GREEDY)
+        await work.ask(OTHER)
+        work.clock.advance(BUSY_S)
+        for _ in (GREEDY, OTHER):
+            await work.end()
+        await work.ask(GREEDY, 100)
+        await work.ask(OTHER, 100)
+        await work.ask(HONEST, TURNS_MAX - BUSY_TURNS_MAX)
+
+    work = played(story)
+    assert work.began[2:] == [GREEDY] * BUSY_TURNS_MAX + [HONEST] * (TURNS_MAX - BUSY_TURNS_MAX)
+    assert HONEST not in work.waited
+
+
+def test_an_account_is_busy_no_more_when_it_has_asked_little_for_a_while() -> None:
+    async def story(work: Work) -> None:
+        await work.ask(GREEDY)
+        work.clock.advance(BUSY_S + 1.0)
+        await work.end()
+        work.clock.advance(60.0)
+        await work.ask(GREEDY, TURNS_MAX)
+
+    assert played(story).began == [GREEDY] * (1 + TURNS_MAX)
 
 
 def test_a_turn_is_over_after_a_while_by_itself_and_only_once() -> None:

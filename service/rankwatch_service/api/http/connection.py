@@ -170,6 +170,10 @@ class Connections:
                 self.refuse(one, "slow_answer", 408, "the answer was not read")
 
 
+def _nothing() -> None:
+    """End a connection that has not begun, or is lost."""
+
+
 class ClientConnection(HttpToolsProtocol):
     """One connection. uvicorn parses and answers; this limits what is parsed, and how long it may take."""
 
@@ -185,7 +189,7 @@ class ClientConnection(HttpToolsProtocol):
         """Bytes that waited for the client at most since it last took some."""
         self._untaken = 0
         """Sweeps since then."""
-        self.abort: Callable[[], object] = lambda: None
+        self.abort: Callable[[], object] = _nothing
         self.is_open = False
         """Whether requests can come: over TLS, the handshake is over."""
         self.in_head = True
@@ -251,10 +255,10 @@ class ClientConnection(HttpToolsProtocol):
         """The connection is gone."""
         self._guard.remove(self)
         super().connection_lost(exc)
-        self._is_lost, self.abort, self._answering = True, lambda: None, None
-        # What refers to itself is freed by a garbage collection alone, which stops all threads.
-        if self.scope:
-            self.scope["state"].pop("connection", None)
+        self._is_lost = True
+        # A request refers to its connection. Without the way back, both are freed without a garbage collection.
+        self.abort = _nothing
+        self._answering = self.cycle = self.scope = None  # type: ignore[assignment]
 
     def data_received(self, data: bytes) -> None:
         """Bytes came: parse them, unless a head goes on for too long."""
