@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import httpx2
 import pytest
 from sqlalchemy import select, update
+from structlog.testing import capture_logs
 
 from rankwatch_service.access.refusals import TRIES_MAX
 from rankwatch_service.access.scopes import Scope
@@ -156,13 +157,16 @@ def test_a_second_process_that_dies_before_it_answers_is_a_503_that_may_be_tried
 
 
 @pytest.mark.parametrize("head", [b"content-length: 1000", b"transfer-encoding: chunked"])
-def test_an_answer_that_breaks_off_is_not_taken_for_a_whole_one(tmp_path, head):
+def test_an_answer_that_breaks_off_is_not_taken_for_a_whole_one(tmp_path, head, caplog):
     with (
+        capture_logs() as logged,
         breaking_off(tmp_path / "people", b"HTTP/1.1 200 OK\r\n" + head + b"\r\n\r\n5\r\n{"),
         served_api(tmp_path, people=tmp_path / "people") as (api, url),
         pytest.raises(httpx2.RemoteProtocolError),
     ):
         httpx2.get(url + LIST, headers={"Authorization": f"Bearer {api.admin}"})
+    assert [line["path"] for line in logged if line["event"] == "answer_broken_off"] == [LIST.partition("?")[0]]
+    assert caplog.messages == []
 
 
 @pytest.mark.integration

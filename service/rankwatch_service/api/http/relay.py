@@ -17,6 +17,7 @@ from typing import Final
 from urllib.parse import quote, unquote
 
 import msgspec
+import structlog
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -40,6 +41,8 @@ _LOOK_S: Final = 1.0
 """How often it is looked whether a client that waits has gone."""
 _PIECE_BYTES: Final = 65_536
 _HEAD_BYTES_MAX: Final = 65_536
+
+_log = structlog.get_logger(__name__)
 
 
 class PeopleRelay:
@@ -113,10 +116,18 @@ class PeopleRelay:
         for _, results in (field for field in headers if field[0] == _ALERTS):
             self._count_alerts(msgspec.json.decode(results, type=dict[str, int]))
         await send({"type": "http.response.start", "status": status, "headers": kept})
-        async for piece in _chunks(reader) if is_chunked else _pieces(reader):
-            if connection is not None and connection.is_gone:
-                return
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        length = 0 if scope["method"] == "HEAD" else int(dict(headers).get(b"content-length", b"0"))
+        try:
+            async for piece in _chunks(reader) if is_chunked else _pieces(reader, length):
+                if connection is not None and connection.is_gone:
+                    return
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+        except (OSError, EOFError, ValueError) as error:
+            _log.warning("answer_broken_off", path=scope["path"], request_id=request_id, why=repr(error))
+            if connection is None:
+                raise
+            connection.cut_off()
+            return
         await send({"type": "http.response.body", "body": b""})
 
     async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -146,9 +157,13 @@ async def _whole_head(reader: asyncio.StreamReader, is_gone: Callable[[], bool])
         head.cancel()
 
 
-async def _pieces(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    """A body up to the end of the connection: the server that sends it on compares its length with the header."""
-    while piece := await reader.read(_PIECE_BYTES):
+async def _pieces(reader: asyncio.StreamReader, length: int) -> AsyncIterator[bytes]:
+    """A body of so many bytes; EOFError if it breaks off."""
+    while length:
+        piece = await reader.read(min(length, _PIECE_BYTES))
+        if not piece:
+            raise EOFError
+        length -= len(piece)
         yield piece
 
 
