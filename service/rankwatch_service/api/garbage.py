@@ -14,8 +14,8 @@ from typing import Final
 
 from rankwatch_service.clock import Clock
 
-GROWN_PART: Final = 0.5
-"""All objects are looked through when there is this part more in memory than after the last time."""
+GROWN_FACTOR: Final = 2
+"""All objects are looked through when there are so many times as many in memory as after the last time."""
 LOOK_S: Final = 5.0
 """Pause between looks at how many there are."""
 NEVER: Final = 2**31 - 1
@@ -37,6 +37,6 @@ def _keep_looking(clock: Clock) -> None:
     had = sys.getallocatedblocks()
     while True:
         clock.sleep(LOOK_S)
-        if sys.getallocatedblocks() - had > had * GROWN_PART:
+        if sys.getallocatedblocks() > had * GROWN_FACTOR:
             gc.collect()
             had = sys.getallocatedblocks()

@@ -29,7 +29,7 @@ class Looks(FakeClock):
         step()
 
 
-def test_all_objects_are_looked_through_once_there_are_half_as_many_more():
+def test_all_objects_are_looked_through_once_they_have_doubled():
     kept: list[object] = []
     full: list[int] = []
 
@@ -47,8 +47,8 @@ def test_all_objects_are_looked_through_once_there_are_half_as_many_more():
     before = sys.getallocatedblocks()
     try:
         with pytest.raises(EndedError):
-            garbage._keep_looking(Looks(lambda: None, grow(0.3), grow(0.3), lambda: None, grow(0.3)))
+            garbage._keep_looking(Looks(lambda: None, grow(0.6), grow(0.6), lambda: None, grow(0.6)))
     finally:
         gc.callbacks.remove(collected)
         gc.set_threshold(*limits)
-    assert full == [2 * int(before * 0.3)]
+    assert full == [2 * int(before * 0.6)]
