@@ -267,6 +267,10 @@ class Watch:
         """The loop is over and the process goes on; it takes orders again from the next `begin` on."""
         self._loop.exit.leave("end")
 
+    def failed(self, kind: str, message: str) -> None:
+        """An exception has ended the rank, as somebody else has seen it."""
+        self._loop.exit.crashed(type(kind, (Exception,), {})(message), None)
+
     def pause(self, name: str = "eval") -> stepping.TrainingPause:
         """A part that is no training, between two steps or within one; a context manager and a decorator.
 

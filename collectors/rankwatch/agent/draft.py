@@ -325,7 +325,7 @@ class Draft:
         """
         self.positions[rank.path] = entry.sequence
         if isinstance(entry, StepEntry):
-            return self._add_step(rank.rank, entry)
+            return self._add_step(rank, entry)
         if isinstance(entry, ValuesEntry):
             floats, integers, refused = _split(entry)
             self._values.add(entry.step, rank.rank, floats, integers)
@@ -396,14 +396,17 @@ class Draft:
         )
         return Parcel(wire.encode(batch), self.positions)
 
-    def _add_step(self, rank: int, entry: StepEntry) -> int:
+    def _add_step(self, rank: LocalRank, entry: StepEntry) -> int:
         floats, integers, refused = _split(entry)
-        floats += (
-            ("step_time_s", entry.step_time_s),
-            ("busy_s", entry.busy_s),
-            ("busy_cpu_s", entry.busy_cpu_s),
-            ("wait_s", entry.wait_s),
-        )
+        if not rank.is_followed:
+            floats += (
+                ("step_time_s", entry.step_time_s),
+                ("busy_s", entry.busy_s),
+                ("busy_cpu_s", entry.busy_cpu_s),
+                ("wait_s", entry.wait_s),
+            )
+        elif entry.step_time_s > 0:  # a log knows no more, and perhaps not even that
+            floats.append(("step_time_s", entry.step_time_s))
         if not math.isnan(entry.queued_s):
             floats.append(("queued_s", entry.queued_s))
         floats.extend((layout.PHASE_PREFIX + name, seconds) for name, seconds in entry.phases.items())
@@ -411,7 +414,7 @@ class Draft:
         integers["relative_step"] = entry.relative_step
         integers["kind"] = entry.kind
         self._only_train = self._only_train and entry.kind == 0
-        self._steps.add(entry.step, rank, floats, integers)
+        self._steps.add(entry.step, rank.rank, floats, integers)
         return refused
 
 

@@ -1,4 +1,4 @@
-"""`rankwatch follow FILE|DIR [--job NAME] [--format FORMAT]`, until it is stopped or the log says its job has ended.
+"""`rankwatch follow FILE|DIR [--job NAME] [--step NAME] ...`, until it is stopped or the log says its job has ended.
 
 Records what a log says as the steps of one rank, which an agent sends as any other.
 """
@@ -6,6 +6,7 @@ Records what a log says as the steps of one rank, which an agent sends as any ot
 from __future__ import annotations
 
 import argparse
+import re
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,8 +15,9 @@ from types import FrameType
 from typing import Final
 
 from rankwatch import layout, startup
-from rankwatch.follow.rows import End, Entry, LoggedStep, LoggedValues
+from rankwatch.follow.rows import End, Entry, LoggedFailure, LoggedStep, LoggedValues, NotUnderstood, Understood
 from rankwatch.follow.sources import NAMES, FollowedLog
+from rankwatch.follow.text_logs import Hints
 from rankwatch.identity import JOB_VARIABLE
 from rankwatch.notices import say
 from rankwatch.run.command import NoTokenError, job_access
@@ -51,6 +53,8 @@ class FollowedRank:
         """Seconds between two rows of the newest reading; 0 if unknown."""
         self._time_s: float | None = None
         self._step_s = 0.0
+        self._recorded: set[str] = set()
+        """Names of the values of the newest step."""
         self._recorder.declare({"can": [], "followed": True})
         self._recorder.words[layout.PHASE] = self._recorder.phase(UNREPORTED)
 
@@ -79,6 +83,7 @@ class FollowedRank:
         self._rows += 1
         took_ns = int(took_s * 1e9)
         mask = self._put(row.values)
+        self._recorded = set(row.values)
         self._recorder.write_step(
             step=row.step,
             k=self._k,
@@ -92,14 +97,16 @@ class FollowedRank:
             phases_ns=[],
             mask=mask,
         )
+        self._meter.step, self._meter.k = row.step + 1, self._k  # that of whatever is noted from here on
         words = self._recorder.words
         words[layout.STEP_ENTERED] = words[layout.PHASE_ENTERED] = now_ns
         words[layout.POSITION] = self._k << 48 | row.step + 2
 
     def values_of_newest(self, values: Mapping[str, float]) -> None:
-        """Record values of the newest step."""
+        """Record values of the newest step; those that it has already are only said once more."""
         if self._rows:
-            put = {self._meter.metric(name): value for name, value in values.items()}
+            put = {self._meter.metric(name): value for name, value in values.items() if name not in self._recorded}
+            self._recorded |= values.keys()
             put = {index: value for index, value in put.items() if not self._recorder.is_exact(index)}
             self._recorder.write_values(self._step, self._k, self._now(), put)
 
@@ -128,6 +135,10 @@ class FollowedRank:
 
 READ_EVERY_S: Final = 0.2
 """Interval between two looks at the file; an agent's messages are as far apart."""
+FAILED_QUIET_S: Final = 3.0
+"""After this time without a line after a failure the job has ended by it; a launcher may yet start it again."""
+COMPLAIN_EVERY_S: Final = 600.0
+"""Interval between two complaints about a log that is not understood."""
 QUIET_S: Final = 1.0
 """After this time without a further entry the newest one is taken as complete."""
 ROWS_AT_ONCE: Final = 1_000
@@ -149,9 +160,22 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     )
     parser.add_argument("path", type=Path, metavar="FILE|DIR", help="a log, or the folder in which it is or will be")
     parser.add_argument("--job", help="name of the job; else RANKWATCH_JOB, or the name of the file or folder")
-    parser.add_argument("--format", choices=NAMES, help="format of the log; else as its name and its lines show")
+    parser.add_argument("--format", choices=NAMES, help="kind of file; else as its name shows")
+    parser.add_argument("--step", metavar="NAME", help="what the log calls the step; else as its lines show")
+    parser.add_argument("--loss", metavar="NAME", help="what it calls the loss")
+    parser.add_argument("--time", metavar="NAME", help="what it calls the time of a step")
+    parser.add_argument(
+        "--pattern",
+        metavar="REGEX",
+        help="how its lines are read, with groups for numbers: '(?P<step>\\d+) .* loss (?P<loss>\\S+)'",
+    )
     options = parser.parse_args(arguments)
     path = options.path.absolute()
+    try:
+        hints = _hints(options)
+    except re.error as error:
+        say(f"follow: --pattern is no regular expression: {error}")
+        return USAGE
     job = options.job or environment.get(JOB_VARIABLE) or path.stem
     try:
         environment = {**environment, **job_access(job, environment)}
@@ -169,7 +193,12 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
 
     for number in STOP_SIGNALS:
         signal.signal(number, stop)
-    return FollowLoop(watch, FollowedLog(path, options.format), say).run(lambda: bool(stopping))
+    return FollowLoop(watch, FollowedLog(path, options.format, hints), say).run(lambda: bool(stopping))
+
+
+def _hints(options: argparse.Namespace) -> Hints:
+    names = {role: getattr(options, role) for role in ("step", "loss", "time") if getattr(options, role)}
+    return Hints(names, re.compile(options.pattern) if options.pattern else None)
 
 
 class FollowLoop:
@@ -191,8 +220,12 @@ class FollowLoop:
         self._sleep = sleep
         self._monotonic_s = monotonic_s
         self._rows = 0
+        self._understood = ""
         self._told = False
         self._told_passed_over = False
+        self._complained_s: float | None = None
+        self._end: End | LoggedFailure | None = None
+        """How the job has ended, if the log says so and no step came after it."""
 
     def run(self, stopping: Callable[[], bool]) -> int:
         """Read until `stopping`, the end of the job, or a file that is not what it seemed; returns the exit status."""
@@ -202,40 +235,78 @@ class FollowLoop:
         try:
             while not stopping():
                 entries = list(self._source.read())
+                quiet_s = self._monotonic_s() - changed_s
                 if entries:
                     changed_s = self._monotonic_s()
-                elif self._monotonic_s() - changed_s >= QUIET_S:
+                elif quiet_s >= QUIET_S:
                     entries = list(self._source.flush())
                 self._tell_passed_over()
-                if self._take(entries):
-                    self._say(f"{self._source.path} says that its job has ended")
+                self._take(entries)
+                if self._has_ended(quiet_s):
                     break
                 if not self._source.behind:
                     self._sleep(READ_EVERY_S)
+            self._take(list(self._source.flush()))
         except (ValueError, OSError) as error:
             self._say(f"{self._source.path} cannot be read as {self._source.format}: {error}")
             return FINDINGS
         finally:
             if self._source.passed_over.count > 1:
                 self._say(f"{self._source.passed_over.count:,} lines were passed over, since they could not be read")
+            if isinstance(self._end, LoggedFailure):
+                self._watch.failed(self._end.kind, self._end.message)
             self._watch.leave()
             self._watch.close()
         return SUCCESS
 
-    def _take(self, entries: Sequence[Entry]) -> bool:
-        """Record what was read; True if the log says that its job has ended."""
+    def _has_ended(self, quiet_s: float) -> bool:
+        """Whether the log says that its job has ended in order, and nothing came after it; tells of a failure."""
+        if self._end is None or self._source.behind:
+            return False
+        if isinstance(self._end, End):
+            self._say(f"{self._source.path} says that its job has ended")
+            return True
+        if quiet_s >= FAILED_QUIET_S:
+            self._say(f"{self._source.path} ends with: {self._end.kind}: {self._end.message}")
+            self._watch.failed(self._end.kind, self._end.message)
+            self._end = None
+        return False
+
+    def _take(self, entries: Sequence[Entry]) -> None:
+        """Record what was read."""
         rows = sum(isinstance(entry, LoggedStep) for entry in entries)
         self._rank.reading(rows, behind=self._source.behind)
         for entry in entries:
             if isinstance(entry, LoggedStep):
                 self._rank.take(entry)
                 self._tell(entry)
+                self._end, self._complained_s = None, None
                 self._rows += 1
                 if self._rows % ROWS_AT_ONCE == 0:
                     self._sleep(ROWS_PAUSE_S)
             elif isinstance(entry, LoggedValues):
                 self._rank.values_of_newest(entry.values)
-        return any(isinstance(entry, End) for entry in entries)
+            elif isinstance(entry, Understood):
+                if self._told:
+                    self._say(f"lines of {self._source.path} are now read otherwise: {entry.text}")
+                self._understood = entry.text
+            elif isinstance(entry, NotUnderstood):
+                self._complain(entry)
+            elif isinstance(entry, End | LoggedFailure):
+                self._end = entry
+
+    def _complain(self, entry: NotUnderstood) -> None:
+        """Say that no step is found, once in a while."""
+        now_s = self._monotonic_s()
+        if self._told or (self._complained_s is not None and now_s - self._complained_s < COMPLAIN_EVERY_S):
+            return
+        self._complained_s = now_s
+        self._say(
+            f"LOG NOT UNDERSTOOD: no line of {self._source.path} is read as a step, and nothing is watched. Name what "
+            "it prints with --step, --loss and --time, or give --pattern. The lines most like a step:"
+        )
+        for line in entry.lines:
+            self._say(f"  {line}")
 
     def _tell_passed_over(self) -> None:
         passed_over = self._source.passed_over
@@ -248,7 +319,7 @@ class FollowLoop:
     def _tell(self, row: LoggedStep) -> None:
         if not self._told:
             self._told = True
-            names = ", ".join(row.values) or "steps only"
             self._say(
-                f"following {self._source.path} as job {self._watch.identity.job!r} from step {row.step}: {names}"
+                f"following {self._source.path} as job {self._watch.identity.job!r} from step {row.step}: "
+                f"{self._understood}"
             )

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from rankwatch.follow.record_logs import LogFormatError
-from rankwatch.follow.rows import STEP_MAX, Entry, LoggedStep, LoggedValues, Parser
+from rankwatch.follow.rows import STEP_MAX, Entry, LoggedStep, LoggedValues, Parser, Unreadable
 
 VALUES_MAX: Final = 4_096
 """Values in one line; a recorder has room for 64 names."""
@@ -76,7 +76,11 @@ class LogIntake:
             self._passed_over.add(error)
             return
         self._is_known |= bool(found)
-        yield from found
+        for entry in found:
+            if isinstance(entry, Unreadable):
+                self._passed_over.add(ValueError(entry.reason))
+            else:
+                yield entry
 
 
 def _checked(entry: Entry) -> Entry:

@@ -10,7 +10,10 @@ import struct
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from rankwatch.follow.rows import Entry, row_of
+from rankwatch.follow.fields import Field as Number
+from rankwatch.follow.fields import Line
+from rankwatch.follow.reader import LogReader
+from rankwatch.follow.rows import Entry
 
 RECORD_BYTES_MAX: Final = 64 << 20
 """A longer record is none: images and graphs of models are far smaller."""
@@ -116,15 +119,16 @@ class EventReader:
 class EventFile:
     """A TensorBoard event file. The scalars of one step are one row, which a scalar of another step completes."""
 
-    def __init__(self) -> None:
-        self._reader = EventReader()
+    def __init__(self, reader: LogReader | None = None) -> None:
+        self._events = EventReader()
+        self._reader = reader or LogReader(is_table=True)
         self._step = -1
         self._time_s = 0.0
         self._values: dict[str, float] = {}
 
     def cut(self, data: bytes) -> Iterator[bytes]:
         """See `Parser.cut`."""
-        return self._reader.records(data)
+        return self._events.records(data)
 
     def parse(self, piece: bytes) -> Iterator[Entry]:
         """See `Parser.parse`."""
@@ -132,24 +136,21 @@ class EventFile:
         if not values:
             return
         complete = step != self._step or not values.keys().isdisjoint(self._values)
-        before = self._taken() if complete else {}
+        before = list(self._taken()) if complete else []
         self._step, self._time_s = step, time_s
         self._values |= values
-        yield from _rows(before)
+        yield from before
 
     def flush(self) -> Iterator[Entry]:
         """See `Parser.flush`."""
-        return _rows(self._taken())
+        yield from self._taken()
+        yield from self._reader.flush()
 
-    def _taken(self) -> dict[str, float]:
+    def _taken(self) -> Iterator[Entry]:
         values, self._values = self._values, {}
-        return {"step": float(self._step), "time_s": self._time_s, **values} if values else {}
-
-
-def _rows(values: dict[str, float]) -> Iterator[Entry]:
-    row = row_of(values) if values else None
-    if row is not None:
-        yield row
+        if values:
+            fields = {name: Number(name, value) for name, value in {"step": float(self._step), **values}.items()}
+            yield from self._reader.take(Line(fields, "", clock_s=self._time_s))
 
 
 def event_of(message: bytes) -> ScalarEvent:

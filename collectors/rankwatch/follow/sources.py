@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Final
 
 from rankwatch.follow.intake import LogIntake, PassedOver
+from rankwatch.follow.reader import LogReader
 from rankwatch.follow.record_logs import EventFile
-from rankwatch.follow.rows import STATE_BYTES_MAX, CsvTables, Entry, Parser, TrainerState
-from rankwatch.follow.text_logs import FORMATS, TextLog
+from rankwatch.follow.rows import Entry, Parser
+from rankwatch.follow.text_logs import STATE_BYTES_MAX, Hints, TextLogs, TrainerState
 
 READ_BYTES: Final = 1 << 20
 """Read at once: a long log is read in parts, so that its rows can be recorded in between."""
@@ -141,8 +142,8 @@ class RewrittenFile:
         yield from self._intake.feed(data)
 
     def flush(self) -> Iterator[Entry]:
-        """Nothing: the file is whole."""
-        return iter(())
+        """The entries that only a further one would have completed."""
+        return self._intake.flush()
 
     def close(self) -> None:
         """Nothing is open."""
@@ -156,21 +157,23 @@ FILES: Final[Mapping[str, str]] = {
     "text": "*.log",
 }
 """Where its files lie in a folder, by format; the first format that a folder has is followed."""
-NAMES: Final = (*FORMATS, "tensorboard", "trainer_state", "csv")
+NAMES: Final = tuple(FILES)
 """What `--format` takes."""
 
 
 class FollowedLog:
     """The newest file of one format, at a path or in a folder. A newer one takes its place, as of a restarted run."""
 
-    def __init__(self, path: Path, name: str | None) -> None:
+    def __init__(self, path: Path, name: str | None, hints: Hints | None = None) -> None:
         """Choose nothing yet; the path need not exist.
 
         Args:
             path: a file or a folder.
-            name: one of `NAMES`; None: as its name or its content shows.
+            name: one of `NAMES`; None: as its name shows.
+            hints: what a person says of its lines.
         """
         self._path = path
+        self._hints = hints or Hints()
         self._name = name
         self._open: Tail | RewrittenFile | None = None
         self.format = ""
@@ -191,7 +194,7 @@ class FollowedLog:
                 yield from self._open.flush()
                 self._open.close()
             self.format = found[0]
-            self._open = _opened(*found, self.passed_over)
+            self._open = self._opened(*found)
         if self._open is not None:
             yield from self._open.read()
 
@@ -212,19 +215,21 @@ class FollowedLog:
     def _newest(self) -> tuple[str, Path] | None:
         if not self._path.is_dir():
             return (self._name or _format_of(self._path), self._path) if self._path.exists() else None
-        wanted = {self._name: FILES.get(self._name, FILES["text"])} if self._name else FILES
+        wanted = {self._name: FILES[self._name]} if self._name else FILES
         for name, pattern in wanted.items():
             newest = max(filter(Path.is_file, self._path.glob(pattern)), key=_changed_ns, default=None)
             if newest is not None:
                 return name, newest
         return None
 
-
-def _opened(name: str, path: Path, passed_over: PassedOver) -> Tail | RewrittenFile:
-    if name == "trainer_state":
-        return RewrittenFile(path, TrainerState, passed_over)
-    parsers: Mapping[str, Callable[[], Parser]] = {"tensorboard": EventFile, "csv": CsvTables()}
-    return Tail(path, parsers.get(name) or (lambda: TextLog(None if name == "text" else name)), passed_over)
+    def _opened(self, name: str, path: Path) -> Tail | RewrittenFile:
+        if name == "trainer_state":
+            return RewrittenFile(
+                path, lambda: TrainerState(LogReader(self._hints.wanted, is_table=True)), self.passed_over
+            )
+        if name == "tensorboard":
+            return Tail(path, lambda: EventFile(LogReader(self._hints.wanted, is_table=True)), self.passed_over)
+        return Tail(path, TextLogs(self._hints, is_table=name == "csv"), self.passed_over)
 
 
 def _format_of(path: Path) -> str:

@@ -1,227 +1,132 @@
-"""The lines that trainers print: Megatron-LM, nanoGPT, torchtitan, Hugging Face Trainer; bars of tqdm, and plain lines.
-
-Written after the sources of Megatron-LM core 0.20 (`training_log`), nanoGPT at 3adf61e (`train.py`), torchtitan 0.2.2
-(`components/metrics.py`), transformers 5.23 (`trainer_callback.py`) and llm.c at f1e2ace (`train_gpt2.cu`, also in
-Python and C). Lines of other forms are passed over.
-"""
+"""Cuts files of text into lines with their numbers: lines of any form, tables, and `trainer_state.json`."""
 
 from __future__ import annotations
 
-import math
+import csv
+import json
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
-from datetime import UTC, datetime
-from typing import Final
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
 
-from rankwatch.follow.rows import End, Entry, LineCutter, LoggedStep, LoggedValues, known_name, number, step_number
+from rankwatch.follow.fields import Field, Line, from_mapping, line_of, named, value_of
+from rankwatch.follow.reader import LogReader
+from rankwatch.follow.roles import is_epoch, loss_score, step_score
+from rankwatch.follow.rows import Entry, LineCutter
 
-_COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
 LINE_BYTES_MAX: Final = 8 << 10
 """Longest line: one of 100 values has half of that."""
+ROW_BYTES_MAX: Final = 1 << 20
+"""Longest row of a table, and line of JSON."""
 RUN_CHARACTERS_MAX: Final = 512
 """Most blanks, or letters, digits and points, in a row: what the patterns take would grow with its square."""
 _RUN: Final = re.compile(rf"\s{{{RUN_CHARACTERS_MAX + 1}}}|[\w.,/-]{{{RUN_CHARACTERS_MAX + 1}}}")
-_NUMBER: Final = r"([-+]?(?:\d[\d.,]*(?:e[-+]?\d+)?|nan|inf(?:inity)?))"
-_LABEL: Final = re.compile(r"\[[\w.-]*\d+\]:|\[\d+,\d+\]<std(?:out|err)>:|\d+: ")
-"""Names the rank that wrote a line: `[rank0]:` of torchrun, `[1,0]<stdout>:` of mpirun, `0: ` of `srun --label`."""
-_CLOCK: Final = re.compile(r"\b\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d[.,]\d{3,6}")
-"""The time of a line. Whole seconds would say too little of steps."""
-
-LineParser = Callable[[str], Entry | None]
+SEPARATORS: Final = ",;\t|"
+_BLANKS: Final = re.compile(r"\s{2,}|\t")
+_CELL: Final = re.compile(r"#?\s?[A-Za-z_][\w ./()%@-]{0,39}\Z")
+STATE_BYTES_MAX: Final = 16 << 20
+"""Largest `trainer_state.json`: 80,000 entries of 200 bytes."""
 
 
-class MegatronLines:
-    """` iteration 10/ 100 | consumed samples: 80 | elapsed time per iteration (ms): 512.1 | lm loss: 8.1E+00 | ...`."""
+@dataclass(frozen=True, slots=True)
+class Hints:
+    """What a person says of a log."""
 
-    _ITERATION: Final = re.compile(r"\biteration\s+(\d+)/\s*(?:\d+|infinity)\s*\|(.*)")
-    _VALIDATION: Final = re.compile(r"validation\S* loss at iteration \d+[^|]*\|(.*)")
-    _DONE: Final = re.compile(r"\[after training is done\]|\[exiting program")
-    _VALIDATED: Final = "validation "
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Those of `step`, `loss` and `time`."""
+    pattern: re.Pattern[str] | None = None
+    """Has a group for each number, by the name of the group."""
 
-    def __call__(self, line: str) -> Entry | None:
-        """The entry of a line; None for any other line."""
-        if (found := self._ITERATION.search(line)) is not None:
-            return self._row(step_number(found[1]), _pairs(found[2]))
-        if (found := self._VALIDATION.search(line)) is not None:
-            return LoggedValues({self._VALIDATED + name: value for name, value in _pairs(found[1]).items()})
-        return End() if self._DONE.search(line) else None
-
-    def _row(self, step: int, pairs: Mapping[str, float]) -> LoggedStep:
-        values: dict[str, float] = {}
-        for name, value in pairs.items():
-            values.setdefault(known_name(name), value)
-        took_ms = values.pop("elapsed time per iteration (ms)", None)
-        if "loss" not in values:
-            # It leaves the loss out where no iteration had a finite one. Otherwise the first loss is that of the model.
-            losses = [value for name, value in values.items() if "loss" in name and "scale" not in name]
-            if losses:
-                values["loss"] = losses[0]
-            elif values.get("number of nan iterations", 0) > 0:
-                values["loss"] = math.nan
-        return LoggedStep(step, values, took_ms / 1e3 if took_ms is not None else None)
+    @property
+    def wanted(self) -> dict[str, str]:
+        """The names of the fields."""
+        groups = self.pattern.groupindex if self.pattern is not None else {}
+        return {**{role: role for role in ("step", "loss", "time") if role in groups}, **self.names}
 
 
-class NanoGptLines:
-    """`iter 100: loss 2.5000, time 35.20ms, mfu 12.00%`."""
+class LoggedTable:
+    """The header of a table, by which its rows are read."""
 
-    _ITERATION: Final = re.compile(rf"\biter (\d+): loss {_NUMBER}, time {_NUMBER}ms(?:.*?mfu {_NUMBER}%)?", re.I)
-    _EVALUATION: Final = re.compile(rf"\bstep \d+: train loss {_NUMBER}, val loss {_NUMBER}", re.I)
+    def __init__(self, separator: str, names: list[str], *, is_file: bool) -> None:
+        self.names = names
+        self._separator = separator
+        self._is_file = is_file
+        steps = [step_score(name) or is_epoch(name) for name in names]
+        self._needed = [names[steps.index(max(steps))], *(name for name in names if loss_score(name))][:2]
 
-    def __call__(self, line: str) -> Entry | None:
-        """The entry of a line; None for any other line."""
-        if (found := self._ITERATION.search(line)) is not None:
-            took_ms, mfu = number(found[3]), number(found[4] or "")
-            values = {"loss": number(found[2]), "mfu": mfu if mfu is None or mfu >= 0 else None}  # -100: not known yet
-            return LoggedStep(step_number(found[1]), _known(values), took_ms / 1e3 if took_ms is not None else None)
-        if (found := self._EVALUATION.search(line)) is not None:
-            values = {"evaluated train loss": number(found[1]), "validation loss": number(found[2])}
-            return LoggedValues(_known(values))
+    def row(self, text: str) -> list[Field] | None:
+        """The numbers of a row; None if the line is none.
+
+        Raises:
+            csv.Error: a field is too long.
+        """
+        cells = _cells(text, self._separator)
+        if not self._is_file and (
+            len(cells) < len(self.names) or (len(cells) > len(self.names) and self._separator in SEPARATORS)
+        ):
+            return None
+        found = {name: value_of(cell) for name, cell in zip(self.names, cells, strict=False)}
+        if not self._is_file and any(found[name] is None for name in self._needed):
+            return None
+        return [value._replace(name=name, unit="") for name, value in found.items() if value is not None]
+
+
+def header_of(text: str, *, is_file: bool) -> LoggedTable | None:
+    """The table whose header a line is; None for any other line.
+
+    Args:
+        text: the line.
+        is_file: the file is a table, so that its first line is a header.
+    """
+    if is_file:
+        separator = max(",;\t", key=text.count)
+        return LoggedTable(separator, _cells(text, separator), is_file=True)
+    if "=" in text or ": " in text or len(text) > 1_000:
         return None
+    separator = max(SEPARATORS, key=text.count)
+    if not text.count(separator):
+        separator = " " * (2 if len(_BLANKS.split(text)) > 2 else 1)
+    names = _cells(text, separator)
+    losses = [name for name in names if "loss" in name.lower()]
+    if len(names) < 2 or not losses or not all(map(_CELL.match, names)) or not any(map(loss_score, losses)):
+        return None
+    return LoggedTable(separator, names, is_file=False) if any(map(step_score, names)) else None
 
 
-class TorchtitanLines:
-    """`[titan] ... - step: 10  loss: 8.1000  grad_norm: 1.2000  memory: 1.00GiB(2.00%)  tps: 1,000  mfu: 5.00%`."""
-
-    _STEP: Final = re.compile(r"(validate )?\bstep:\s*(\d+)\s+(loss:.*)")
-    _PAIR: Final = re.compile(rf"(\w+):\s*{_NUMBER}", re.I)
-    _DONE: Final = re.compile(r"Training completed")
-
-    def __call__(self, line: str) -> Entry | None:
-        """The entry of a line; None for any other line."""
-        found = self._STEP.search(line)
-        if found is None:
-            return End() if self._DONE.search(line) else None
-        values = {
-            known_name(name): value
-            for name, text in self._PAIR.findall(found[3])
-            if (value := number(text)) is not None
-        }
-        if found[1]:
-            return LoggedValues({f"validation {name}": value for name, value in values.items()})
-        return LoggedStep(step_number(found[2]), values)
-
-
-class HuggingFaceLines:
-    """`{'loss': '2.345', 'grad_norm': '1.2', 'learning_rate': '5e-05', 'epoch': '0.1'}`, of each logging interval.
-
-    These lines have no number of their step. It is that of the newest progress bar, else the number of the line.
-    """
-
-    _LOGGED: Final = re.compile(r"\{('\w+': .*)\}")
-    _PAIR: Final = re.compile(rf"'([^']+)': '?{_NUMBER}'?(?=[,}}]|$)", re.I)
-    _BAR: Final = re.compile(r"\|\s*(\d+)/(\d+) \[")
-
-    def __init__(self) -> None:
-        self._step = 0
-        self._shown = 0
-        self._total = ""
-
-    def __call__(self, line: str) -> Entry | None:
-        """The entry of a line; None for any other line."""
-        for done, total in self._BAR.findall(line):
-            shown = step_number(done)
-            self._total = self._total or total  # the first bar is that of training; evaluations have others
-            if total == self._total:
-                if shown < self._shown:  # training was resumed from a checkpoint
-                    self._step = shown - 1
-                self._shown = shown
-        found = self._LOGGED.search(line)
-        if found is None:
-            return None
-        logged = {name: value for name, text in self._PAIR.findall(found[1]) if (value := number(text)) is not None}
-        if "train_runtime" in logged:
-            return End()
-        values = {known_name(name): value for name, value in logged.items()}
-        if not {"loss", "grad_norm"} & values.keys():
-            return LoggedValues(values) if values else None
-        self._step = max(self._shown, self._step + 1)
-        return LoggedStep(self._step, values)
-
-
-class TqdmLines:
-    """`Epoch 1:  45%|████▌     | 450/1000 [00:45<00:55, 9.9it/s, loss=2.31]`, of Lightning too.
-
-    Each epoch may have a bar of its own; their steps are numbered on.
-    """
-
-    _BAR: Final = re.compile(r"(?:\|\s*(\d+)/(\d+)|(\d+)it) \[([^\]]*)\]")
-    _PAIR: Final = re.compile(rf"([\w/.]+)={_NUMBER}", re.I)
-
-    def __init__(self) -> None:
-        self._before = 0
-        """Steps of the epochs before."""
-        self._done = 0
-        self._total: str | None = None
-
-    def __call__(self, line: str) -> Entry | None:
-        """The entry of a line, of which the newest bar counts; None for any other line."""
-        entry = None
-        for done, total, alone, postfix in self._BAR.findall(line):
-            values = {known_name(name): number(text) for name, text in self._PAIR.findall(postfix)}
-            if "loss" not in values or self._total not in (None, total):
-                continue  # an evaluation has a bar of another length
-            step = step_number(done or alone)
-            self._total = total
-            if step < self._done:
-                self._before += self._done
-            self._done = step
-            entry = LoggedStep(self._before + step, _known(values))
-        return entry
-
-
-class PlainLines:
-    """`step 10/1000 | loss 2.31 (+0.10z)| norm 1.2 | lr 3.0e-04 | 52.00 ms`: a line with a step and a loss.
-
-    llm.c prints these, and many loops of one's own, also with `:` or `=` between name and number.
-    """
-
-    _STEP: Final = re.compile(r"\b(?:global[_ ])?(?:step|iter|iteration)s?\s*[:=#]?\s*\[?(\d+)\b", re.I)
-    _LOSS: Final = re.compile(rf"(?<![\w/])((?:[a-z]+[ _/])?loss)\s*[:=]?\s*{_NUMBER}", re.I)
-    _NORM: Final = re.compile(rf"\b(?:grad(?:ient)?[ _-]?)?norm\s*[:=]?\s*{_NUMBER}", re.I)
-    _RATE: Final = re.compile(rf"\b(?:lr|learning[ _]rate)\s*[:=]?\s*{_NUMBER}", re.I)
-    _TOOK: Final = re.compile(rf"(?:\b(?:dt|took|time|step_time|step_avg)\s*[:=]?|[|(])\s*{_NUMBER}\s*ms\b", re.I)
-    _OF_TRAINING: Final = ("loss", "train loss", "training loss", "mean loss", "avg loss", "total loss")
-    _OF_EVALUATION: Final = re.compile("(val|valid|validation|eval|test) loss")
-
-    def __call__(self, line: str) -> Entry | None:
-        """The entry of a line; None for any other line."""
-        found = self._STEP.search(line)
-        if found is None:
-            return None
-        losses = {re.sub("[_/]", " ", name.lower()): number(text) for name, text in self._LOSS.findall(line)}
-        loss = next((losses[name] for name in self._OF_TRAINING if name in losses), None)
-        if loss is None:
-            return LoggedValues(_known({name: one for name, one in losses.items() if self._OF_EVALUATION.match(name)}))
-        values = {"loss": loss, "grad_norm": _first(self._NORM, line), "lr": _first(self._RATE, line)}
-        took_ms = _first(self._TOOK, line)
-        return LoggedStep(step_number(found[1]), _known(values), took_ms / 1e3 if took_ms is not None else None)
-
-
-FORMATS: Final[Mapping[str, Callable[[], LineParser]]] = {
-    "megatron": MegatronLines,
-    "nanogpt": NanoGptLines,
-    "torchtitan": TorchtitanLines,
-    "huggingface": HuggingFaceLines,
-    "tqdm": TqdmLines,
-    "plain": PlainLines,
-}
-"""The more particular before the others."""
+def _cells(text: str, separator: str) -> list[str]:
+    if separator == "|":
+        return [cell.strip() for cell in text.strip("| ").split("|")]
+    if separator in SEPARATORS:
+        return [cell.strip() for cell in next(csv.reader([text], delimiter=separator))]
+    return _BLANKS.split(text) if len(separator) > 1 else text.split()
 
 
 class TextLog:
-    """Lines of one of these formats, and of one rank: the first that has reported a step.
+    """Lines of any form, also of tables; of several ranks those of the first one that reports a step."""
 
-    Unless the format is named, the first one whose lines are found is read, until a more particular one is found.
-    """
+    def __init__(self, hints: Hints | None = None, before: TextLog | None = None, *, is_table: bool = False) -> None:
+        """Read a file from its begin.
 
-    def __init__(self, name: str | None = None) -> None:
-        self._parsers = [form() for known, form in FORMATS.items() if name in (None, known)]
-        self._lines = LineCutter(LINE_BYTES_MAX)
+        Args:
+            hints: what a person says of it.
+            before: read what the file was until it began anew. Lightning writes its table anew when it has further
+                columns, and the rows that it had are not read again.
+            is_table: the first line is a header.
+        """
+        hints = hints or Hints()
+        self._hints = hints
+        self._reader: LogReader = LogReader(
+            hints.wanted, before._reader if before is not None else None, is_table=is_table
+        )
+        self._before = before
+        self._is_table = is_table
+        self._table: LoggedTable | None = None
+        self._table_rows = 0
+        self._known_rows = 0
+        """Rows of a table at the begin that were read before."""
+        self._lines = LineCutter(ROW_BYTES_MAX)
         self._label = ""
         """Of what was read since the last line feed."""
-        self._followed: str | None = None
-        """The label of the lines that are read; None before a step."""
 
     def cut(self, data: bytes) -> Iterator[bytes]:
         """See `Parser.cut`; a line is complete with its end."""
@@ -230,65 +135,104 @@ class TextLog:
     def parse(self, piece: bytes) -> Iterator[Entry]:
         """See `Parser.parse`."""
         label, self._label = self._label, ""
-        text = _COLOUR.sub("", self._lines.text(piece))
-        if len(text) > RUN_CHARACTERS_MAX and _RUN.search(text):
-            raise ValueError(f"more than {RUN_CHARACTERS_MAX} blanks, or signs without one, in a row")
-        named = _LABEL.match(text.lstrip())
-        label = named[0] if named is not None else label
+        text = self._lines.text(piece)
+        line = self._line(text)
+        if line is None:
+            return
+        label = line.label or label
         if not piece.endswith(b"\n"):
             self._label = label
-        entry = self._parsed(text, label)
-        if entry is not None:
-            yield entry
+        yield from self._reader.take(line._replace(label=label))
 
     def flush(self) -> Iterator[Entry]:
         """See `Parser.flush`; an incomplete line may yet go on."""
-        return iter(())
+        return self._reader.flush()
 
-    def _parsed(self, line: str, label: str) -> Entry | None:
-        if self._followed not in (None, label):
-            return self._parsed_of_others(line)
-        for at, parser in enumerate(self._parsers):
-            entry = parser(line)
-            if isinstance(entry, LoggedStep):
-                self._followed, self._parsers = label, self._parsers[: at + 1]
-                return _timed(entry, line)
-            if isinstance(entry, End):
-                return entry if at == len(self._parsers) - 1 else None
-            if entry is not None and entry.values:
-                return entry
-        return None
+    def _line(self, text: str) -> Line | None:
+        bare = text.removeprefix("\ufeff").strip()
+        if not bare:
+            return None
+        if self._is_table and self._table is None:
+            self._begin(header_of(bare, is_file=True))
+            return None
+        if self._table is not None and (row := self._table.row(bare)) is not None:
+            return self._row(row, bare)
+        if len(text) > LINE_BYTES_MAX and not bare.startswith("{"):
+            raise ValueError(f"longer than {LINE_BYTES_MAX:,} bytes")
+        if len(text) > RUN_CHARACTERS_MAX and _RUN.search(text):
+            raise ValueError(f"more than {RUN_CHARACTERS_MAX} blanks, or signs without one, in a row")
+        if self._hints.pattern is not None:
+            return _matched(self._hints.pattern, text)
+        table = header_of(bare, is_file=False) if "loss" in bare.lower() else None
+        if table is not None:
+            self._begin(table)
+            return None
+        return line_of(text)
 
-    def _parsed_of_others(self, line: str) -> Entry | None:
-        """Megatron-LM's last rank prints its steps, and its first one the end."""
-        parser = self._parsers[-1]
-        entry = parser(line) if isinstance(parser, MegatronLines) else None
-        return entry if isinstance(entry, End) else None
+    def _begin(self, table: LoggedTable | None) -> None:
+        before = self._before._table if self._before is not None else None
+        if table is not None and before is not None and set(before.names) < set(table.names):
+            assert self._before is not None
+            self._known_rows = max(self._before._table_rows, self._before._known_rows)
+        self._table, self._before = table, None
+
+    def _row(self, row: list[Field], text: str) -> Line | None:
+        self._table_rows += 1
+        if self._table_rows <= self._known_rows:
+            return None
+        rank = next((f"{field.value:g}" for field in row if field.name.lower() == "rank"), "")
+        return Line(named(field for field in row if field.name.lower() != "rank"), "", rank, line_of(text[:64]).clock_s)
 
 
-def _timed(row: LoggedStep, line: str) -> LoggedStep:
-    """A step with the time of its line, where that has one and the step none."""
-    found = _CLOCK.search(line) if row.step_time_s is None else None
+class TextLogs:
+    """Makes the parsers of one file, each of which knows the one before it."""
+
+    def __init__(self, hints: Hints | None = None, *, is_table: bool = False) -> None:
+        self._hints = hints
+        self._is_table = is_table
+        self._newest: TextLog | None = None
+
+    def __call__(self) -> TextLog:
+        """A parser for the file, which begins or begins anew."""
+        self._newest = TextLog(self._hints, self._newest, is_table=self._is_table)
+        return self._newest
+
+
+def _matched(pattern: re.Pattern[str], text: str) -> Line | None:
+    found = pattern.search(text)
     if found is None:
-        return row
-    try:
-        time_s = datetime.fromisoformat(found[0]).replace(tzinfo=UTC).timestamp()  # only differences count
-    except ValueError:
-        return row
-    return replace(row, time_s=time_s)
+        return None
+    numbers = {name: value_of(part) for name, part in found.groupdict().items() if part}
+    return Line({name: one._replace(name=name) for name, one in numbers.items() if one is not None}, text)
 
 
-def _known(values: Mapping[str, float | None]) -> dict[str, float]:
-    return {name: value for name, value in values.items() if value is not None}
+class TrainerState:
+    """A `trainer_state.json`, which is written as a whole with each checkpoint: the entries after the newest known."""
 
+    def __init__(self, reader: LogReader | None = None) -> None:
+        self._reader = reader or LogReader(is_table=True)
+        self._known = 0
 
-def _first(pattern: re.Pattern[str], line: str) -> float | None:
-    found = pattern.search(line)
-    return number(found[1]) if found is not None else None
+    def cut(self, data: bytes) -> Iterator[Mapping[str, Any]]:
+        """The further entries of the history; `data` is the whole file. Nothing while it is being written.
 
+        Raises:
+            ValueError: it is too large, or there are numbers in it that cannot be read.
+            RecursionError: it is nested too deeply.
+        """
+        if len(data) > STATE_BYTES_MAX:
+            raise ValueError(f"larger than {STATE_BYTES_MAX >> 20} MiB")
+        try:
+            history = json.loads(data)["log_history"]
+        except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError):
+            return
+        further, self._known = history[self._known :], len(history)
+        yield from further
 
-def _pairs(text: str) -> dict[str, float]:
-    """`name: value | name: value |`; of `value/mean` the value."""
-    parts = (part.rpartition(":") for part in text.split("|"))
-    numbers = ((name.strip(), number(value.split("/")[0])) for name, _, value in parts)
-    return {name: value for name, value in numbers if name and value is not None}
+    def parse(self, piece: Mapping[str, Any]) -> Iterator[Entry]:
+        """See `Parser.parse`."""
+        yield from self._reader.take(Line(named(from_mapping(piece)), ""))
+
+    def flush(self) -> Iterator[Entry]:
+        """See `Parser.flush`; the file is whole."""
+        return self._reader.flush()

@@ -178,12 +178,18 @@ def run(
 def follow(
     path: Annotated[Path, typer.Argument(metavar="FILE|DIR", help="A log, or the folder in which it is or will be.")],
     job: JOB = "",
-    form: Annotated[str, typer.Option("--format", help="Format of the log. Default: as it shows.")] = "",
+    form: Annotated[str, typer.Option("--format", help="Kind of file. Default: as its name shows.")] = "",
+    step: Annotated[str, typer.Option(help="What the log calls the step. Default: as its lines show.")] = "",
+    loss: Annotated[str, typer.Option(help="What it calls the loss.")] = "",
+    time: Annotated[str, typer.Option(help="What it calls the time of a step.")] = "",
+    pattern: Annotated[str, typer.Option(help="Regular expression for its lines, with groups step, loss, time.")] = "",
 ) -> None:
-    """Watch a job by the log that it writes: lines of trainers, TensorBoard or CSV."""
+    """Watch a job by the log that it writes, of whatever form: the log's lines show which numbers count."""
     from rankwatch.follow.command import main
 
-    sys.exit(main([str(path), *_job(job), *(["--format", form] if form else [])], os.environ))
+    given = {"format": form, "step": step, "loss": loss, "time": time, "pattern": pattern}
+    options = [f"--{name}={value}" for name, value in given.items() if value]
+    sys.exit(main([str(path), *_job(job), *options], os.environ))
 
 
 def _job(name: str) -> list[str]:

@@ -1,0 +1,229 @@
+"""The numbers in a line of a log, with the names and units that stand beside them; whatever the line's form.
+
+Pure: nothing of earlier lines is known here. A name is what stands before a number, up to the number or the sign
+before it that separates; so `key=value`, `key: value`, `| key value |`, bars, JSON and Python's dicts are one.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
+
+NAME_CHARACTERS_MAX: Final = 64
+NESTING_MAX: Final = 4
+"""Depth to which JSON is read."""
+FIELDS_MAX: Final = 4_096
+"""Numbers in one line; a recorder has room for 64 names."""
+
+
+class Field(NamedTuple):
+    """A number of a line."""
+
+    name: str
+    """As written; "" if nothing names it."""
+    value: float
+    unit: str = ""
+    """As written behind the value, in lower case."""
+    total: float | None = None
+    """Of `3250/5808` the second number."""
+
+    @property
+    def key(self) -> str:
+        """What it is known by from line to line: its name, else its unit; "/" of a bare fraction."""
+        if self.name:
+            return self.name
+        return "/" if self.total is not None else f"[{self.unit}]"
+
+
+class Line(NamedTuple):
+    """A line that was cut into its parts."""
+
+    fields: dict[str, Field]
+    """By key; of several with one key the first."""
+    text: str
+    """Without colours, prefix and clock."""
+    label: str = ""
+    """Names the rank that wrote it; "" if nothing does."""
+    clock_s: float | None = None
+    """When it was written, by its own clock, whose zone and day may be unknown: only differences count."""
+
+
+_ESCAPE: Final = re.compile(r"\x1b(?:\[[0-9;?]*[A-Za-z]|\][^\x07]*\x07)|\x08+|\ufeff")
+_LABEL: Final = re.compile(
+    r"""\s*(?:(\[[\w.-]*\d+\]:            # torchrun: [rank0]:  [default0]:
+      |\[\d+,\d+\]<std(?:out|err)>:       # mpirun
+      |\d+:(?=\s)                         # srun --label
+      |\[pod/[\w./-]+\]                   # kubectl logs --prefix
+      |[\w.-]+-\d+\s+\|(?=\s)             # docker compose
+      |\([\w.]*\s*pid=\d+[^)]{0,80}\)     # Ray
+      |\[?[Rr]ank[ =:_]?\d+\]?:?(?=\s))   # loops of one's own
+      |\S{20,40}\s(?:stdout|stderr)\s[FP](?=\s))""",  # a container's log, of which nothing names a rank
+    re.VERBOSE,
+)
+_TIME: Final = r"(\d\d):(\d\d):(\d\d)([.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?(?![\d:])"
+_CLOCK: Final = re.compile(rf"(?<![\d-])(\d{{4}})[-/](\d\d)[-/](\d\d)(?:[T_ ]|,\s?|\s-\s){_TIME}")
+_TIME_OF_DAY: Final = re.compile(
+    rf"\W{{0,3}}(?:[IWEF]\d{{4}}\s|\d\d/\d\d(?:/\d\d(?:\d\d)?)?\s|[A-Z][a-z]{{2}}\s+\d{{1,2}}\s)?{_TIME}"
+    r"(?:\s+\d+(?=\s[\w./-]+\.(?:py|cc):))?"
+)
+"""At the begin of a line, where no duration stands; the last part is the thread that a Google logger names."""
+_SOURCE: Final = re.compile(r"[\w./-]*\w\.(?:py|cc|cpp|cu|h|rs):\d+(?::\w+)?")
+"""A place in the code, as loggers print it."""
+_SPAN: Final = re.compile(
+    r"(?<![\w.])\d+(?: days?, \d+)?:\d\d(?::\d\d)?(?:\.\d+)?(?![\w:])|(?<![\w.])(?:\d+[dhms]\s?){2,4}(?!\w)"
+)
+"""A duration, such as the time that is left."""
+_DIGITS: Final = r"(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?"
+_NOT_FINITE: Final = r"(?:nan|inf(?:inity)?)"
+_VALUE_FOLLOWS: Final = re.compile(r"(?:[:=,|(\[\t'\"]|loss|norm|ppl)\s*\Z", re.I)
+_UNIT: Final = (
+    r"\s?(?:(?:[mµun]?s|secs?|seconds?|mins?)(?:/\w{2,9})?|[A-Za-z]{2,9}/s(?:ec(?:ond)?)?|/s(?:ec)?|"
+    r"%|it|[KMGT]i?B|[kKMGTB])(?![\w/]|\s*[:=])"
+)
+_NUMBER: Final = re.compile(
+    rf"(?<![\w.@%-])([-+]?(?:{_DIGITS}|{_NOT_FINITE}))(?:\s*/\s*({_DIGITS}|infinity)(?![\w.]))?({_UNIT})?(?!\.?\w)",
+    re.I,
+)
+_BARE: Final = re.compile(r"(?<=[\s:])(?:(nan)|\+?inf(?:inity)?)(?=\s*[,}])", re.I)
+"""Numbers that JSON writes otherwise."""
+_CALL: Final = re.compile(r"(?:tensor|array|(?:np\.|numpy\.|jnp\.)?float\d*)\(\[?$", re.I)
+_BREAK: Final = re.compile(r"[\]}{|,;<>\t:=\u2500-\u259f]|\s{2,}|\s-\s|\.\s|(?<=\w)\s?\[")
+_NAME: Final = re.compile(r"[A-Za-z_#][\w ./()\[\]@%+&#*-]*\Z")
+_EDGE: Final = " \t'\"`*"
+
+
+def line_of(text: str) -> Line:
+    """A line without its end, cut into its parts."""
+    text = _ESCAPE.sub("", text) if "\x1b" in text or "\x08" in text or "\ufeff" in text else text
+    label = ""
+    while (found := _LABEL.match(text)) is not None:
+        label, text = found[1] or label, text[found.end() :].lstrip()
+    clock_s, text = _clock(text)
+    return Line(named(_fields(text, 0)), text, label.strip(), clock_s)
+
+
+def named(fields: Iterator[Field]) -> dict[str, Field]:
+    """Fields by their key, of each the first."""
+    found: dict[str, Field] = {}
+    for field in fields:
+        found.setdefault(field.key, field)
+        if len(found) > FIELDS_MAX:
+            raise ValueError(f"more than {FIELDS_MAX:,} values")
+    return found
+
+
+def value_of(text: str) -> Field | None:
+    """The number that a text is as a whole, such as a cell of a table; without a name."""
+    found = _NUMBER.fullmatch(text.strip(_EDGE))
+    return _field("", found) if found is not None else None
+
+
+def from_mapping(mapping: Mapping[str, Any], depth: int = 0, before: str = "") -> Iterator[Field]:
+    """The numbers of a JSON object, those within it with a path as a name; and of a line that it wraps."""
+    for name, value in mapping.items():
+        path = f"{before}{name}"
+        if isinstance(value, bool):
+            continue
+        if isinstance(value, int | float):
+            yield Field(path, float(value) if abs(value) < 1e300 or value != value else float("inf"))
+        elif isinstance(value, str):
+            field = value_of(value)
+            if field is not None:
+                yield field._replace(name=path)
+            elif name in ("log", "message", "msg", "text", "textPayload"):
+                yield from line_of(value.rstrip()).fields.values()
+        elif isinstance(value, Mapping) and depth < NESTING_MAX:
+            yield from from_mapping(value, depth + 1, f"{path}/")
+
+
+@lru_cache(1024)
+def words(name: str) -> tuple[str, ...]:
+    """The words of a name, in lower case: of `reduced_train_loss`, `LanguageCrossEntropy` or `lr/group0`."""
+    return tuple(re.findall(r"[a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower()))
+
+
+def _fields(text: str, at: int) -> Iterator[Field]:
+    begins, ends = text.find('{"'), text.rfind("}")
+    if 0 <= begins < ends:
+        content = _json(text[begins : ends + 1])
+        if content is not None:
+            yield from _fields(text[:begins], at)
+            yield from from_mapping(content)
+            return
+    spans = [span.span() for span in _SPAN.finditer(text)]
+    before: Field | None = None
+    for found in _NUMBER.finditer(text):
+        start = found.start()
+        if any(begin <= start < end for begin, end in spans):
+            at = found.end()
+            continue
+        gap = text[at:start]
+        if found[1][-1].isalpha() and not (
+            _VALUE_FOLLOWS.search(gap) or not text[found.end() :].lstrip()[:1].isalpha()
+        ):
+            continue  # prose: `number of nan iterations`
+        at = found.end()
+        field = _field(_name(gap), found)
+        is_mean = before is not None and gap.strip() == "(" and field.total is None and field.unit in ("", before.unit)
+        before = field
+        if field.name or (not is_mean and field.unit != "%" and (field.unit or field.total is not None)):
+            yield field
+
+
+def _json(text: str) -> dict[str, Any] | None:
+    for written in (text, _BARE.sub(lambda found: "NaN" if found[1] else "Infinity", text)):
+        try:
+            content = json.loads(written)
+        except (ValueError, RecursionError):
+            continue
+        return content if isinstance(content, dict) else None
+    return None
+
+
+def _field(name: str, found: re.Match[str]) -> Field:
+    total = found[2]
+    return Field(
+        name,
+        float(found[1].replace(",", "")),
+        (found[3] or "").strip().lower(),
+        float(total.replace(",", "")) if total else None,
+    )
+
+
+def _name(gap: str) -> str:
+    gap = _CALL.sub("", gap).rstrip(" \t'\"`:=([#~>")
+    part = _BREAK.split(gap)[-1].strip(_EDGE).lstrip("[()].-/ ")
+    if part.count(" ") > 5:
+        part = " ".join(part.split(" ")[-3:])
+    return part if len(part) <= NAME_CHARACTERS_MAX and _NAME.match(part) else ""
+
+
+def _clock(text: str) -> tuple[float | None, str]:
+    """The first clock of a line, and the line without clocks and places in code."""
+    clock_s = None
+    if text.count(":") >= 2:
+        found = _CLOCK.search(text)
+        if found is not None:
+            year, month, day, *time = found.groups()
+            clock_s = _day_s(int(year), int(month), int(day)) + _seconds(*time)
+            text = _CLOCK.sub("  ", text)
+        elif (found := _TIME_OF_DAY.match(text)) is not None:
+            clock_s = _seconds(*found.groups())
+            text = text[found.end() :]
+    return clock_s, _SOURCE.sub("  ", text) if ":" in text else text
+
+
+def _seconds(hours: str, minutes: str, seconds: str, fraction: str | None) -> float:
+    return int(hours) * 3600 + int(minutes) * 60 + int(seconds) + float(f"0.{fraction[1:]}" if fraction else 0)
+
+
+@lru_cache(64)
+def _day_s(year: int, month: int, day: int) -> float:
+    try:
+        return datetime(year, month, day, tzinfo=UTC).timestamp()
+    except ValueError:
+        return 0.0

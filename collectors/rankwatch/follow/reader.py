@@ -1,0 +1,415 @@
+"""Reads a log of any form: finds out which numbers are step, loss and time, and makes rows of them.
+
+The first lines decide, and are read once that is known. What was understood of few lines is checked when there are
+more, and may change once more later, as when a second phase prints lines of another form.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from statistics import median
+from typing import Final
+
+from rankwatch.follow.fields import Field, Line
+from rankwatch.follow.roles import (
+    CLOCK_S_MIN,
+    SURE,
+    TIMESTAMPS,
+    Format,
+    clock_of,
+    is_epoch,
+    is_evaluated,
+    is_evaluation,
+    known_name,
+    loss_score,
+    step_score,
+    steps_at,
+    time_of,
+    understood,
+)
+from rankwatch.follow.rows import (
+    STEP_MAX,
+    End,
+    Entry,
+    LoggedFailure,
+    LoggedStep,
+    LoggedValues,
+    NotUnderstood,
+    Understood,
+    Unreadable,
+)
+
+KEPT_LINES: Final = 64
+"""Newest lines with numbers by which a format is found."""
+ENOUGH_LINES: Final = 20
+"""Lines after which it is told what was understood, and rows after which that is checked."""
+ENOUGH_LOSSES: Final = 6
+UNREAD_LINES: Final = 50
+"""After so many lines without a step it is told; and another format is looked for."""
+CHECK_LINES: Final = 10
+CHECK_ROWS: Final = (4, 6)
+BACK_ROWS: Final = 20
+"""A step that is so many rows back is that of a restarted job; a nearer one may be late, until the next one comes."""
+_SKIPPED: Final = re.compile(r"\bOVERFLOW!|overflow\b.*\bskip|skipping (?:step|update)|gradient overflow", re.I)
+_ENDED: Final = re.compile(
+    r"\[after training is done\]|\[exiting program|training (?:has )?(?:completed|finished)\b|['\"]train_runtime['\"]",
+    re.I,
+)
+_FAILED: Final = re.compile(
+    r"^Killed\b|slurmstepd: error:|DUE TO TIME LIMIT|oom[-_]kill|Out of memory: Killed|Bus error\b|Segmentation fault|"
+    r"Watchdog caught collective operation timeout|"
+    r"^(?P<kind>(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*(?:Error|Exception|Interrupt)|Exception))\b:?"
+)
+"""What a log may end with; an exception that is caught is followed by further steps."""
+FAILURE_CHARACTERS_MAX: Final = 200
+LIKELY_LINES: Final = 3
+
+
+class LogReader:
+    """Makes entries of lines, of which it finds out what they say."""
+
+    def __init__(
+        self, wanted: Mapping[str, str] | None = None, before: LogReader | None = None, *, is_table: bool = False
+    ) -> None:
+        """Begin with a file.
+
+        Args:
+            wanted: the names that a person gave for `step`, `loss` and `time`.
+            before: read what the file was until it began anew; what it understood is kept.
+            is_table: its numbers have columns, tags or keys as names, which leave fewer doubts than words in a line.
+        """
+        self._wanted = dict(wanted or {})
+        self._is_table = is_table
+        self._format: Format | None = before._format if before is not None else None
+        self._checked: bool = before is not None and before._checked
+        self._changed: bool = before is not None and before._changed
+        self._label: str = before._label if before is not None else ""
+        self._kept: deque[Line] = deque(maxlen=KEPT_LINES)
+        self._unread: deque[Line] = deque(maxlen=KEPT_LINES)
+        """Lines since the newest row."""
+        self._read_lines = 0
+        self._lines = 0
+        """Since the newest row."""
+        self._losses = 0
+        self._rows = 0
+        self._places = _Places()
+        self._seen: dict[str, Field] = {}
+        """Fields since the newest row."""
+        self._epoch: float | None = None
+        self._usual: frozenset[str] = frozenset()
+        self._skipped = 0
+        self._is_clocked: bool = before is not None and before._is_clocked
+        self._order = _Order()
+
+    def take(self, line: Line) -> Iterator[Entry]:
+        """The entries that a further line completes."""
+        if _ENDED.search(line.text):
+            yield from self.flush()
+            yield End()
+            return
+        if (failed := _FAILED.search(line.text)) is not None:
+            kind = (failed["kind"] or "Ended").rpartition(".")[2]
+            message = line.text[failed.end("kind") + 1 :] if failed["kind"] else line.text
+            yield LoggedFailure(kind, message.strip()[:FAILURE_CHARACTERS_MAX])
+        self._skipped += _SKIPPED.search(line.text) is not None
+        self._lines += 1
+        if self._lines % UNREAD_LINES == 0:
+            yield NotUnderstood(self._likely())
+        if not line.fields:
+            if self._format is None and self._lines >= ENOUGH_LINES and self._kept:
+                yield from self._understand()
+            return
+        self._kept.append(line)
+        if self._format is None:
+            self._losses += any(map(loss_score, line.fields))
+            if (
+                self._losses == ENOUGH_LOSSES
+                or (self._is_table and _is_sure(line))
+                or (self._lines >= ENOUGH_LINES and self._lines % 4 == 0)
+            ):
+                yield from self._understand()
+            return
+        yield from self._read(line)
+        self._read_lines += 1
+        if not self._checked and (self._rows in CHECK_ROWS or self._read_lines % CHECK_LINES == 0):
+            self._checked = self._rows >= ENOUGH_LINES or self._read_lines >= KEPT_LINES
+            yield from self._check(list(self._kept))
+        elif self._lines and self._lines % UNREAD_LINES == 0 and not self._changed:
+            before = self._format
+            yield from self._check(list(self._unread))
+            self._changed = self._format is not before
+
+    def flush(self) -> Iterator[Entry]:
+        """Nothing came for a while: what waits for further lines."""
+        if self._format is None and self._kept:
+            yield from self._understand(rows_min=1 if self._is_table or any(map(_is_sure, self._kept)) else 3)
+        yield from self._order.flush()
+
+    def _understand(self, rows_min: int = 1) -> Iterator[Entry]:
+        """Find the format by the lines that were kept, and read these."""
+        for label in dict.fromkeys(line.label for line in self._kept):
+            lines = [line for line in self._kept if line.label == label]
+            found = understood(lines, self._wanted, lossless=self._is_table or self._lines >= UNREAD_LINES)
+            if found is not None and found.rows >= rows_min:
+                self._label = label
+                yield from self._begin(found, lines)
+                yield from self._read_kept(lines)
+                return
+
+    def _check(self, lines: list[Line]) -> Iterator[Entry]:
+        """Look whether lines show another format, and read on by that, from the newest row on."""
+        lines = [line for line in lines if line.label == self._label]
+        found, unread = understood(lines, self._wanted), list(self._unread)
+        assert self._format is not None
+        if found is None or found.rows < CHECK_ROWS[0] or _same(found, self._format):
+            return
+        yield from self._begin(found, lines)
+        yield from self._read_kept(unread)
+
+    def _read_kept(self, lines: list[Line]) -> Iterator[Entry]:
+        for line in lines:
+            try:
+                yield from self._read(line)
+            except ValueError as error:
+                yield Unreadable(str(error))
+
+    def _begin(self, found: Format, lines: list[Line]) -> Iterator[Entry]:
+        self._format = found
+        rows = [line for line in lines if (found.loss or found.step) in line.fields]
+        clocks = [clock for line in rows if (clock := clock_of(line)) is not None]
+        apart = [b - a for a, b in itertools.pairwise(clocks) if b > a]
+        stamped = any(key.lower() in TIMESTAMPS for line in rows for key in line.fields)
+        self._is_clocked = stamped or any(clock % 1 for clock in clocks) or bool(apart and median(apart) >= CLOCK_S_MIN)
+        self._usual = frozenset(rows[0].fields) if rows else frozenset()
+        at = [at for at, line in enumerate(lines) if (found.loss or found.step) in line.fields]
+        steps = steps_at(lines, at, found.step, found.total) if found.step is not None else []
+        yield Understood(self._described(found, [b - a for a, b in itertools.pairwise(steps) if b > a]))
+
+    def _described(self, found: Format, apart: list[float]) -> str:
+        step = f"step `{_shown(found.step)}`" if found.step is not None else "no step, so that lines are counted"
+        time = f"time `{_shown(found.time)}`" if found.time is not None else ""
+        if found.time_kind in ("step", "plain", "interval", "elapsed"):
+            time += {1e-3: " in ms", 1e-6: " in us", 60.0: " in min"}.get(found.time_scale_s, " in s")
+        if not time or found.time_kind == "amount":
+            time = "time by the clock of its lines" if self._is_clocked else "time as its lines arrive"
+        every = median(apart) if apart else 1
+        pace = f", every {every:g} steps" if every > 1 else ""
+        loss = f"loss `{_shown(found.loss)}`" if found.loss is not None else "no loss"
+        return f"{step}, {loss}, {time}{pace}"
+
+    def _read(self, line: Line) -> Iterator[Entry]:
+        """The entries of a line, by the format that is known."""
+        found = self._format
+        assert found is not None
+        if line.label != self._label:
+            return
+        self._unread.append(line)
+        if not found.evaluates and is_evaluation(line):
+            yield from _values({f"validation {key}": field.value for key, field in line.fields.items() if field.name})
+            return
+        fields = line.fields
+        if found.epoch in fields and fields[found.epoch].value.is_integer() and fields[found.epoch].value < STEP_MAX:
+            self._epoch = fields[found.epoch].value
+        placed = fields.get(found.step or "")
+        if placed is not None and (found.total is None or placed.total == found.total):
+            if not 0 <= placed.value < STEP_MAX:
+                raise ValueError(f"no number of a step: {placed.value:g}")
+            total = placed.total if placed.total is not None and 0 < placed.total < STEP_MAX else None
+            self._places.move(placed.value, total, self._epoch, found)
+        else:
+            placed = None
+        loss = fields.get(found.loss or "")
+        is_row = loss is not None or (found.is_one_line and placed is not None and self._is_usual(fields, found))
+        if not is_row or (found.step is not None and found.is_one_line and placed is None):
+            self._seen |= fields
+            if not found.is_one_line or placed is not None or any(map(is_evaluated, fields)):
+                yield from _values(_values_of(fields, found, evaluated=found.is_one_line and placed is None))
+            return
+        if found.step is None or self._places.is_known:
+            yield from self._row(line, loss, found)
+
+    def _is_usual(self, fields: Mapping[str, Field], found: Format) -> bool:
+        """Whether a line without a loss is one of those that have one otherwise."""
+        if found.loss is None:
+            return True
+        shared = len(self._usual & fields.keys())
+        return shared > max(2, 0.6 * len(self._usual)) and not any(map(is_evaluated, fields))
+
+    def _row(self, line: Line, loss: Field | None, found: Format) -> Iterator[Entry]:
+        self._rows, self._lines = self._rows + 1, 0
+        self._unread.clear()
+        step = self._places.step(found)
+        if not 0 <= step < STEP_MAX:
+            raise ValueError(f"no number of a step: {step:g}")
+        values = _values_of(line.fields, found)
+        if loss is not None:
+            values["loss"] = loss.value
+        every = self._order.every(int(step))
+        nan = values.get("number of nan iterations", 0.0)
+        if loss is None and nan > 0:
+            values["loss"] = math.nan  # Megatron-LM leaves out a loss that is not finite
+        skipped = max(self._skipped, values.get("number of skipped iterations", 0.0))
+        if skipped or self._order.has_skipped:
+            self._order.has_skipped = True
+            values["optimizer_skipped"] = float(skipped >= every)
+        timed = line.fields.get(found.time or "") or self._seen.get(found.time or "")
+        step_time_s = time_s = None
+        if timed is not None:
+            step_time_s, time_s = _times(found, timed.value, every)
+        if step_time_s is None and time_s is None and self._is_clocked:
+            time_s = clock_of(line)
+        self._seen, self._skipped = {}, 0
+        yield from self._order.put(LoggedStep(int(step), values, step_time_s, time_s))
+
+    def _likely(self) -> tuple[str, ...]:
+        """The lines that look most like steps."""
+
+        def score(line: Line) -> float:
+            scores = (max(step_score(key, field.unit), loss_score(key)) for key, field in line.fields.items())
+            return sum(scores) + 0.1 * len(line.fields)
+
+        return tuple(line.text.strip()[:160] for line in sorted(self._kept, key=score, reverse=True)[:LIKELY_LINES])
+
+
+class _Places:
+    """Steps of the whole job, from what is counted anew in each epoch."""
+
+    def __init__(self) -> None:
+        self._base = 0.0
+        self._value = -1.0
+        self._epoch: float | None = None
+        self._is_moved = False
+        """Since the newest row."""
+        self._newest = 0.0
+        """The step of the newest row."""
+        self.is_known = False
+
+    def move(self, value: float, total: float | None, epoch: float | None, found: Format) -> None:
+        """The position is another."""
+        begins = self._value < 0 or (epoch is not None and self._epoch is not None and epoch < self._epoch)
+        if begins:
+            self._base = self._begin(total, epoch, found)
+        elif value < self._value or (epoch is not None and epoch != self._epoch):
+            is_next = epoch is not None and self._epoch is not None and epoch > self._epoch
+            if is_next and value <= self._value:
+                assert epoch is not None
+                assert self._epoch is not None
+                self._base += (epoch - self._epoch) * total if total else self._value + (value == 0)
+            elif value < self._value and not is_next:
+                is_full = epoch is None and total is not None and found.total is None and self._value >= 0.95 * total
+                self._base = self._base + (total or 0.0) if is_full else self._begin(total, epoch, found)
+        self._is_moved |= value != self._value or epoch != self._epoch
+        if value < self._value:
+            self._newest = min(self._newest, self._base + value - 1)
+        self._value, self._epoch, self.is_known = value, epoch, True
+
+    def step(self, found: Format) -> float:
+        """The step of a row here."""
+        if found.step is None:
+            self._newest += 1
+        elif found.is_one_line or found.total is None:
+            self._newest = self._base + self._value
+        else:  # a bar lags: lines come faster than it is drawn
+            self._newest = max(self._base + self._value, self._newest + 1)
+        return self._newest
+
+    def _begin(self, total: float | None, epoch: float | None, found: Format) -> float:
+        """What was before an epoch that is the first one seen."""
+        if epoch is None or not total or step_score(found.step or "") > 6.0:
+            return 0.0
+        return (epoch - 1.0 if epoch else 0.0) * total
+
+
+class _Order:
+    """Steps that go back: those of a restarted job are given, and late ones of another rank are not."""
+
+    def __init__(self) -> None:
+        self._newest: int | None = None
+        self._every = 1
+        self._held: LoggedStep | None = None
+        self.has_skipped = False
+
+    def every(self, step: int) -> int:
+        """Steps from row to row."""
+        if self._newest is not None and step > self._newest:
+            self._every = step - self._newest
+        return self._every
+
+    def put(self, row: LoggedStep) -> Iterator[Entry]:
+        """A further row."""
+        newest, held = self._newest, self._held
+        if newest is None or row.step >= newest or newest - row.step > BACK_ROWS * self._every:
+            self._held = None
+            yield from self._give(row)
+        elif held is None or row.step < held.step:
+            self._held = row
+        elif row.step > held.step:
+            yield from self.flush()
+            yield from self._give(row)
+
+    def flush(self) -> Iterator[Entry]:
+        """No further row has come that tells."""
+        held, self._held = self._held, None
+        if held is not None:
+            yield from self._give(held)
+
+    def _give(self, row: LoggedStep) -> Iterator[Entry]:
+        self._newest = row.step
+        yield row
+
+
+def _is_sure(line: Line) -> bool:
+    """Whether the names in a line leave no doubt, so that it need not be compared with others."""
+    sure = max(map(loss_score, line.fields), default=0.0) >= SURE and not any(map(is_evaluated, line.fields))
+    return sure and any(step_score(key, field.unit) >= SURE for key, field in line.fields.items())
+
+
+def _same(one: Format, other: Format) -> bool:
+    return replace(one, rows=0) == replace(other, rows=0)
+
+
+def _shown(key: str | None) -> str:
+    return {"/": "N/M", "[it]": "Nit"}.get(key or "", (key or "").strip("[]"))
+
+
+def _values_of(fields: Mapping[str, Field], found: Format, *, evaluated: bool = False) -> dict[str, float]:
+    """The values of a line by the names that detectors know; without step, time and the like."""
+    values: dict[str, float] = {}
+    for key, field in fields.items():
+        if (
+            not field.name.isprintable()
+            or not field.name
+            or field.total is not None
+            or key in (found.step, found.loss, found.time)
+        ):
+            continue
+        said = time_of(field.name, field.unit)
+        if said is not None and said.kind == "elapsed":
+            continue
+        if key.lower() in TIMESTAMPS or step_score(key) > 1.0 or (is_epoch(key) and key == found.epoch):
+            continue
+        if not evaluated or is_evaluated(key):
+            name = known_name(key)
+            values.setdefault(name if name != "loss" else f"other {name}", field.value)
+    return values
+
+
+def _values(values: dict[str, float]) -> Iterator[Entry]:
+    if values:
+        yield LoggedValues(values)
+
+
+def _times(found: Format, value: float, every: int) -> tuple[float | None, float | None]:
+    """Seconds of a step, or the time of the row."""
+    if found.time_kind == "elapsed":
+        return None, value * found.time_scale_s
+    if found.time_kind == "amount" or not math.isfinite(value) or value < 0:
+        return None, None
+    if found.time_kind == "rate":
+        return (1.0 / value if value else None), None
+    return value * found.time_scale_s / (every if found.time_kind == "interval" else 1), None
