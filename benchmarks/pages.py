@@ -7,10 +7,11 @@ jobs; the wide job has 2,000 steps. *Painted* is when the browser has drawn what
 list, the first steps of an incident, the heat map. *First visit*: nothing is in the browser's cache; *again*: the files
 of the pages are. Bytes are those on the wire.
 
-*Open pages* are home pages that are open somewhere, 50 to a session: each has an event stream, and asks for what that
+*Open pages* are home pages that are open somewhere, 50 to a person: each has an event stream, and asks for what that
 page asks for, which is the totals after each change of an incident, and health and totals every 15 s. Meanwhile a
 writer commits as a busy stream does: ten times a second, with the step of a job, and an incident every 5 s. Memory and
-CPU time are those of the api process; the line without pages has the same writer.
+CPU time are those of both api processes; the line without pages has the same writer. Memory is proportional set size:
+what they share counts once.
 """
 
 from __future__ import annotations
@@ -127,10 +128,10 @@ def incident(n: int, job: str, now: int) -> dict[str, object]:
     )  # fmt: skip
 
 
-def session(address: str, engine: Engine) -> str:
+def session(address: str, engine: Engine, person: str) -> str:
     """The cookie of a new session."""
     with write(engine) as connection:
-        _, token = create_token(connection, TokenKind.API, "bench", [Scope.ADMIN], time.time_ns())
+        _, token = create_token(connection, TokenKind.API, person, [Scope.ADMIN], time.time_ns())
     answer = httpx2.post(f"{address}/api/v1/session", json={"token": token}, headers={"Origin": address})
     answer.raise_for_status()
     return answer.headers["set-cookie"].split(";")[0]
@@ -190,7 +191,7 @@ def loads(browser: Browser, address: str, cookie: str, incident_id: str, rounds:
 
 def open_pages(address: str, engine: Engine, pid: int, pages: int) -> None:
     """Print what so many open home pages cost the api process."""
-    cookies = [session(address, engine) for _ in range(-(-pages // SESSION_PAGES))]
+    cookies = [session(address, engine, f"person {n}") for n in range(-(-pages // SESSION_PAGES))]
     print("\n| open pages | memory, MB | CPU, % of a core | changes received, median s after the commit (largest) |")
     print("| ---: | ---: | ---: | ---: |")
     for count in (0, pages):
@@ -202,16 +203,17 @@ def open_pages(address: str, engine: Engine, pid: int, pages: int) -> None:
 async def watch_home(
     address: str, engine: Engine, pid: int, cookies: list[str], count: int
 ) -> tuple[list[float], float, int]:
-    """Keep pages open for `OPEN_S`: delays of the changes they receive, CPU seconds and memory of the api process."""
+    """Keep pages open for `OPEN_S`: delays of the changes they receive, CPU seconds and memory of the api processes."""
     delays_s: list[float] = []
     async with httpx2.AsyncClient(base_url=address, timeout=60.0, limits=httpx2.Limits(max_connections=None)) as client:
         own = [{"cookie": cookies[n // SESSION_PAGES]} for n in range(count)]
         tasks = [asyncio.create_task(home(client, headers, n, delays_s)) for n, headers in enumerate(own)]
         await asyncio.sleep(SETTLE_S)
         delays_s.clear()
-        began_s = cpu_seconds(pid)
+        pids = [pid, *children_of(pid)]
+        began_s = sum(map(cpu_seconds, pids))
         await asyncio.to_thread(commit_for, engine, OPEN_S)
-        used_s, resident = cpu_seconds(pid) - began_s, resident_bytes(pid)
+        used_s, resident = sum(map(cpu_seconds, pids)) - began_s, sum(map(resident_bytes, pids))
         for task in tasks:
             if task.done():
                 task.result()  # raises what ended it
@@ -220,9 +222,16 @@ async def watch_home(
     return delays_s, used_s, resident
 
 
+def children_of(pid: int) -> list[int]:
+    """Processes that any thread of a process has started."""
+    threads = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for thread in threads for child in thread.read_text(encoding="ascii").split()]
+
+
 def resident_bytes(pid: int) -> int:
-    """Memory of a process."""
-    return int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    """Memory of a process; what it shares with another counts half."""
+    rollup = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").split()
+    return int(rollup[rollup.index("Pss:") + 1]) * 1024
 
 
 async def home(client: httpx2.AsyncClient, headers: dict[str, str], number: int, delays_s: list[float]) -> None:
@@ -289,7 +298,7 @@ def main() -> None:
         incident_id = store(engine, options.incidents, options.ranks)
         with api_process(str(engine.url), folder) as (port, pid):
             address = f"http://127.0.0.1:{port}"
-            cookie = session(address, engine)
+            cookie = session(address, engine, "first")
             with sync_playwright() as playwright:
                 browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=list(FLAGS))
                 print(f"Chromium {browser.version}; load of the machine (1 min): {os.getloadavg()[0]:.1f}")

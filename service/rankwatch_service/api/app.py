@@ -38,7 +38,7 @@ from rankwatch_service.api.http.gate import Gate, TrustedProxies, own_names
 from rankwatch_service.api.http.openapi import describe
 from rankwatch_service.api.http.paging import CursorSigner, reject_unknown_parameters
 from rankwatch_service.api.http.relay import PeopleRelay, Relayed
-from rankwatch_service.api.http.turns import Turns
+from rankwatch_service.api.http.turns import BUSY_TURNS_MAX, Turns
 from rankwatch_service.api.ingest import Batcher, Intake, NewJobs
 from rankwatch_service.api.routes import (
     agents,
@@ -143,7 +143,7 @@ def create_app(
     def waited(account: Account) -> None:
         context.counters.waited.labels(account.whose).inc()
 
-    turns = Turns(clock, waited)
+    turns = Turns(clock, waited, BUSY_TURNS_MAX)
     # What is added later is further outside.
     app.add_middleware(GZipMiddleware, minimum_size=1_024)
     if people is not None:

@@ -19,7 +19,7 @@ class Work:
         self.waited: list[Account] = []
         self.began: list[Account] = []
         self.clock = FakeClock()
-        self.turns = Turns(self.clock, self.waited.append)
+        self.turns = Turns(self.clock, self.waited.append, BUSY_TURNS_MAX)
         self.open: list[RequestTurn] = []
         self.tasks: list[asyncio.Task[None]] = []
 

@@ -68,15 +68,17 @@ class RequestTurn:
 class Turns:
     """The requests of an api process. Thread-safe, for event loops of several threads."""
 
-    def __init__(self, clock: Clock, waited: Callable[[Account], None]) -> None:
+    def __init__(self, clock: Clock, waited: Callable[[Account], None], busy_most: int = TURNS_MAX) -> None:
         """Do no I/O.
 
         Args:
             clock: says how long requests take.
             waited: called with the account of each request that had to wait.
+            busy_most: turns of all busy accounts together.
         """
         self.clock = clock
         self._waited = waited
+        self._busy_most = busy_most
         self._used: OrderedDict[Account, tuple[float, float]] = OrderedDict()
         """Seconds for which an account was worked for, and as of when; in the order of the last use."""
         self._working: Counter[Account] = Counter()
@@ -156,7 +158,7 @@ class Turns:
         if late and late + self._working[account] >= LATE_MAX:
             return False
         busy = sum(turns for one, turns in self._working.items() if self._is_busy(one))
-        return busy < BUSY_TURNS_MAX or not self._is_busy(account)
+        return busy < self._busy_most or not self._is_busy(account)
 
     def _is_busy(self, account: Account) -> bool:
         return self._use_s(account) >= BUSY_S
