@@ -19,7 +19,7 @@ class Sample(NamedTuple):
     """Of row and loss."""
     step: Callable[[int], int] = lambda n: 10 * n + 10
     step_s: float | None = STEP_S
-    """Seconds of a step; None where the log does not say."""
+    """Seconds of a step; None where the log does not say, and 1 where it only says how many of something a second."""
     clock: bool = False
     """The clock of the lines says it, row by row."""
     head: str = ""
@@ -150,7 +150,7 @@ SAMPLES: Final[dict[str, Sample]] = {
     "torchtune file": Sample(
         lambda n, loss: f"Step {n + 1} | loss:{loss} lr:2e-05 tokens_per_second_per_gpu:1500.5 grad_norm:3.25\n",
         step=lambda n: n + 1,
-        step_s=None,
+        step_s=1.0,
     ),
     "nanoGPT": Sample(
         lambda n, loss: f"iter {10 * n + 10}: loss {loss:.4f}, time 250.00ms, mfu 31.20%\n",
@@ -285,6 +285,7 @@ SAMPLES: Final[dict[str, Sample]] = {
             "val_accuracy: 0.5 - 58s/epoch - 250ms/step\n"
         ),
         step=lambda n: n + 1,
+        step_s=58.0,
     ),
     "TF-Slim": Sample(
         lambda n, loss: f"INFO:tensorflow:global step {10 * n + 10}: loss = {loss:.4f} (0.250 sec/step)\n"
@@ -427,6 +428,90 @@ SAMPLES: Final[dict[str, Sample]] = {
             f"learning_rate: 0.0001 loss: {loss} loss_cls: 0.8 eta: 5 days, 1:02:03 batch_cost: 0.250 "
             "data_cost: 0.0012 ips: 8.1 images/s\n"
         )
+    ),
+    "verl": Sample(
+        lambda n, loss: (
+            f"step:{n + 1} - actor/entropy_loss:0.4 - actor/pg_loss:{loss} - actor/grad_norm:0.5 - "
+            "perf/time_per_step:0.25 - timing_s/gen:10.0 - perf/throughput:900.1\n"
+        ),
+        step=lambda n: n + 1,
+    ),
+    "OpenRLHF": Sample(
+        lambda n, loss: (
+            f"\rTrain step of epoch 0:  1%|#  | {n + 1}/400 [00:10<01:30,  4.00it/s, gpt_loss={loss}, loss_mean=5.1]"
+        ),
+        step=lambda n: n + 1,
+    ),
+    "LitGPT": Sample(
+        lambda n, loss: (
+            f"Epoch 1 | iter {10 * n + 10} step {5 * n + 5} | loss train: {loss:.3f}, val: n/a | "
+            "iter time: 250.00 ms (step) remaining time: 1 day, 0:01:02\n"
+        )
+    ),
+    "DETR": Sample(
+        lambda n, loss: (
+            f"Epoch: [0]  [{10 * n + 10:>5}/7393]  eta: 5:01:02  lr: 0.000100  class_error: 90.1  loss: {loss} (5.9)  "
+            "loss_ce: 1.5 (1.7)  loss_ce_unscaled: 1.5 (1.6)  time: 0.2500  data: 0.0103  max mem: 5103\n"
+        )
+    ),
+    "DINOv2": Sample(
+        lambda n, loss: (
+            f"I20250506 10:00:00 140 dinov2 helpers.py:103] Training  [{10 * n + 10:>5}/125000]  eta: 1 day, 0:00:01  "
+            f"total_loss: {loss} (11.2)  dino_local_crops_loss: 8.1 (8.1)  time: 0.250000  data: 0.001\n"
+        )
+    ),
+    "Swin": Sample(
+        lambda n, loss: (
+            f"[2025-05-06 10:00:00 tiny] (main.py 200): INFO Train: [0/300][{10 * n + 10}/1251]\teta 0:10:01 "
+            f"lr 0.000001\ttime 0.2500 (0.3012)\tloss {loss:.4f} (6.9)\tgrad_norm 1.5 (inf)\tmem 9000MB\n"
+        )
+    ),
+    "Caffe": Sample(
+        lambda n, loss: (
+            f"I0506 10:00:00.123456 140 solver.cpp:218] Iteration {10 * n + 10} (4 iter/s, 5s/9 iters), loss = {loss}\n"
+            "I0506 10:00:00.123456 140 solver.cpp:237]     Train net output #0: loss_bbox = 0.2 (* 1 = 0.2 loss)\n"
+        )
+    ),
+    "OpenNMT": Sample(
+        lambda n, loss: (
+            f"[2025-05-06 10:00:00,123 INFO] Step {50 * n + 50}/100000; acc: 3.5; ppl: 90.1; xent: {loss}; "
+            f"lr: 0.00001; bsz: 900/900/9; {12.5 * n + 12.5} sec;\n"
+        ),
+        step=lambda n: 50 * n + 50,
+        clock=True,
+    ),
+    "NeMo RL": Sample(
+        lambda n, loss: (
+            f"========== Step {n + 1}/900 ==========\n  \u2022 Loss: {loss:.4f}\n  \u2022 Total step time: 0.25s\n"
+        ),
+        step=lambda n: n + 1,
+    ),
+    "Stable-Baselines3": Sample(
+        lambda n, loss: (
+            f"| time/                   |      |\n|    iterations           | {n + 1} |\n"
+            f"| train/                  |      |\n|    approx_kl            | 0.01 |\n|    loss   | {loss} |\n"
+        ),
+        step=lambda n: n + 1,
+        step_s=None,
+    ),
+    "PyTorch's word language model": Sample(
+        lambda n, loss: (
+            f"| epoch   1 | {10 * n + 10:5d}/ 2983 batches | lr 20.00 | ms/batch 250.00 | loss {loss:5.2f} | ppl 14.4\n"
+        )
+    ),
+    "MMDetection's JSON": Sample(
+        lambda n, loss: (
+            f'{{"mode": "train", "epoch": {1 + n // 6}, "iter": {50 * (n % 6 + 1)}, "lr": 0.01, "data_time": 0.01, '
+            f'"loss_cls": 0.5, "loss": {loss}, "time": 0.25}}\n'
+            + ('{"mode": "val", "epoch": 1, "iter": 625, "bbox_mAP": 0.3}\n' if n == 5 else "")
+        ),
+        step=lambda n: 50 * n + 50,
+    ),
+    "a table with tabs and padded names": Sample(
+        lambda n, loss: f"{10 * n + 10}\t{loss}\t1e-4\t0.25\n", head="step\t loss \t lr\ttime/step (s)\n"
+    ),
+    "step, loss and time in lines of their own": Sample(
+        lambda n, loss: f"Step: {10 * n + 10}\nLoss: {loss}\nTime per step: 0.25 s\n\n"
     ),
     "wandb's summary lines": Sample(
         lambda n, loss: (

@@ -15,7 +15,7 @@ from rankwatch.follow.record_logs import EventFile, LogFormatError
 from rankwatch.follow.rows import LoggedStep, LoggedValues, Understood
 from rankwatch.follow.sources import FollowedLog
 from rankwatch.follow.text_logs import TextLog, TrainerState
-from rankwatch.reader import RingReader, StepEntry, ValuesEntry
+from rankwatch.reader import Note, RingReader, StepEntry, ValuesEntry
 from tests.support.ranks.recorders import Rank
 from tests.support.trainer_logs import nanogpt
 
@@ -273,3 +273,61 @@ def test_it_waits_for_a_file_and_stops_when_it_is_asked_to(tmp_path):
     loop = FollowLoop(rank.watch, FollowedLog(tmp_path / "later.log", None), said.append, sleep=lambda _: None)
     assert loop.run(lambda: next(asked)) == 0
     assert said == [f"waiting for {tmp_path / 'later.log'}"]
+
+
+class Loop:
+    """A follower under a clock that moves while it sleeps."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "train.log"
+        self.path.touch()
+        self.said: list[str] = []
+        self.rank = Rank(folder)
+        self.entries: list[object] = []
+        self._s = 0.0
+
+    def run(self, *appended: tuple[float, str]) -> None:
+        """Append these texts at these times, and follow until ten seconds after the last one."""
+        left, place = list(appended), self.rank.recorder.path
+
+        def sleep(seconds: float) -> None:
+            self._s += seconds
+            while left and left[0][0] <= self._s:
+                with self.path.open("a") as file:
+                    file.write(left.pop(0)[1])
+
+        loop = FollowLoop(
+            self.rank.watch, FollowedLog(self.path, None), self.said.append, sleep=sleep, monotonic_s=lambda: self._s
+        )
+        loop.run(lambda: self._s > appended[-1][0] + 10)
+        self.entries = RingReader(place).poll().entries
+
+    def notes(self, kind: str) -> list[Note]:
+        return [entry for entry in self.entries if isinstance(entry, Note) and entry.kind == kind]
+
+
+def test_a_log_that_is_not_understood_is_told_at_once_and_every_ten_minutes(tmp_path):
+    loop = Loop(tmp_path)
+    loop.run(*((60.0 * minute, "part 7 of the data is there\n" * 50) for minute in range(25)))
+    told = [line for line in loop.said if line.startswith("LOG NOT UNDERSTOOD")]
+    assert len(told) == 3
+    assert "--step, --loss and --time" in told[0]
+
+
+@pytest.mark.parametrize(
+    ("after", "ends"),
+    [("", ["OutOfMemoryError"]), (nanogpt(3, 2.5), []), ("retrying\n", ["OutOfMemoryError"])],
+    ids=["nothing", "a step", "words"],
+)
+def test_a_log_that_ends_with_an_exception_is_a_rank_that_is_lost_unless_further_steps_come(tmp_path, after, ends):
+    loop = Loop(tmp_path)
+    trace = "Traceback (most recent call last):\ntorch.OutOfMemoryError: CUDA out of memory.\n"
+    loop.run((0.2, lines(1, 2) + trace), (1.5, after))
+    assert [note.fields["type"] for note in loop.notes("exception")] == ends
+    assert all(note.step == 3 for note in loop.notes("exception"))
+
+
+def test_an_exception_before_the_first_step_was_caught(tmp_path):
+    loop = Loop(tmp_path)
+    loop.run((0.2, "ImportError: no module named flash_attn\n"), (8.0, lines(1, 2)))
+    assert loop.notes("exception") == []

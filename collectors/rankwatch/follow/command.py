@@ -49,7 +49,7 @@ class FollowedRank:
         self._rows = 0
         self._read_ns: int | None = None
         """When rows were last read that were as new as they can be; None: not yet, or older ones were read since."""
-        self._row_s = 0.0
+        self.row_s = 0.0
         """Seconds between two rows of the newest reading; 0 if unknown."""
         self._time_s: float | None = None
         self._step_s = 0.0
@@ -67,7 +67,7 @@ class FollowedRank:
         """
         if rows:
             now_ns = self._now()
-            self._row_s = (now_ns - self._read_ns) * 1e-9 / rows if self._read_ns is not None else 0.0
+            self.row_s = (now_ns - self._read_ns) * 1e-9 / rows if self._read_ns is not None else 0.0
             self._read_ns = None if behind else now_ns
 
     def take(self, row: LoggedStep) -> None:
@@ -125,7 +125,7 @@ class FollowedRank:
         if row.step_time_s is not None:
             self._step_s = row.step_time_s
         elif row.time_s is None:
-            self._step_s = self._row_s / self._interval
+            self._step_s = self.row_s / self._interval
         elif self._time_s is not None and row.time_s > self._time_s:
             self._step_s = (row.time_s - self._time_s) / self._interval
         if not 0 <= self._step_s <= STEP_S_MAX:
@@ -136,7 +136,8 @@ class FollowedRank:
 READ_EVERY_S: Final = 0.2
 """Interval between two looks at the file; an agent's messages are as far apart."""
 FAILED_QUIET_S: Final = 3.0
-"""After this time without a line after a failure the job has ended by it; a launcher may yet start it again."""
+"""After this time, and twice that between two rows, without a line after a failure the job has ended by it; a launcher
+may yet start it again. What failed before the first step was caught, or nothing was watched."""
 COMPLAIN_EVERY_S: Final = 600.0
 """Interval between two complaints about a log that is not understood."""
 QUIET_S: Final = 1.0
@@ -266,7 +267,7 @@ class FollowLoop:
         if isinstance(self._end, End):
             self._say(f"{self._source.path} says that its job has ended")
             return True
-        if quiet_s >= FAILED_QUIET_S:
+        if quiet_s >= max(FAILED_QUIET_S, 2 * self._rank.row_s):
             self._say(f"{self._source.path} ends with: {self._end.kind}: {self._end.message}")
             self._watch.failed(self._end.kind, self._end.message)
             self._end = None
@@ -292,7 +293,7 @@ class FollowLoop:
                 self._understood = entry.text
             elif isinstance(entry, NotUnderstood):
                 self._complain(entry)
-            elif isinstance(entry, End | LoggedFailure):
+            elif isinstance(entry, End) or (isinstance(entry, LoggedFailure) and self._rows):
                 self._end = entry
 
     def _complain(self, entry: NotUnderstood) -> None:

@@ -158,7 +158,7 @@ def _fields(text: str, at: int) -> Iterator[Field]:
     before: Field | None = None
     for found in _NUMBER.finditer(text):
         start = found.start()
-        if any(begin <= start < end for begin, end in spans):
+        if spans and any(begin <= start < end for begin, end in spans):
             at = found.end()
             continue
         gap = text[at:start]
@@ -195,8 +195,8 @@ def _field(name: str, found: re.Match[str]) -> Field:
 
 
 def _name(gap: str) -> str:
-    gap = _CALL.sub("", gap).rstrip(" \t'\"`:=([#~>")
-    part = _BREAK.split(gap)[-1].strip(_EDGE).lstrip("[()].-/ ")
+    gap = _CALL.sub("", gap).rstrip(" \t'\"`:=([#~>|")
+    part = _BREAK.split(gap)[-1].strip(_EDGE).lstrip("[()].-/\u2022 ")
     if part.count(" ") > 5:
         part = " ".join(part.split(" ")[-3:])
     return part if len(part) <= NAME_CHARACTERS_MAX and _NAME.match(part) else ""

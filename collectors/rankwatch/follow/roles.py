@@ -29,17 +29,18 @@ _EVALUATION: Final = re.compile(
     re.I,
 )
 
-LOSS_WORDS: Final = _set("loss losses nll elbo objective")
+LOSS_WORDS: Final = _set("loss losses nll elbo objective xent cost")
 _NO_LOSS: Final = _set(
-    "scale scaler weight weights coef coeff factor best min max lowest highest prev previous delta lr ppl spike"
+    "scale scaler weight weights coef coeff factor best min max lowest highest prev previous delta lr ppl spike "
+    "reader data time comm"
 )
 _OTHER_LOSS: Final = _set(
     "aux auxiliary balance balancing lb z zloss router moe kl reg regularization mtp penalty commitment grad"
 )
 _OF_THE_MODEL: Final = _set(
-    "loss losses train training lm total model reduced global avg average mean step running batch smoothed iter "
-    "iteration inner current is the epoch metrics cross entropy ce overall sum final language nll mlm value "
-    "metric per"
+    "loss losses gpt xent cost train training lm total model reduced global avg average mean step running batch "
+    "smoothed iter iteration inner current is the epoch metrics cross entropy ce overall sum final language nll "
+    "mlm value metric per"
 )
 _MEAN: Final = _set("avg average mean running smoothed epoch")
 
@@ -104,6 +105,7 @@ class Format:
     time_kind: str = ""
     """A kind of `Time`, `elapsed` also where a plain one rises, or `interval` where it is that between two lines."""
     time_scale_s: float = 1.0
+    """Of one unit; of an `amount` what a step has of it."""
     epoch: str | None = None
     """With which the step begins anew."""
     total: float | None = None
@@ -123,6 +125,9 @@ def is_evaluated(name: str) -> bool:
 
 def is_evaluation(line: Line) -> bool:
     """Whether a line tells of an evaluation: a word of it stands before its numbers."""
+    begin = line.text[:120].lower()
+    if "val" not in begin and "test" not in begin and "dev" not in begin:
+        return False
     return _EVALUATION.search(line.text, 0, 120) is not None and _EVALUATION.search(_head(line)) is not None
 
 
@@ -141,6 +146,8 @@ def loss_score(name: str) -> float:
         return 0.0
     if of & _OTHER_LOSS:
         return 2.0
+    if {"batch", "cost"} <= of:
+        return 0.0  # a time
     score = 10.0 - 0.01 * len(name) - (not of & {"loss", "losses"}) - 3.0 * bool(of - _OF_THE_MODEL) - bool(of & _MEAN)
     return score + 0.5 * ("total" in of) - 2.0 * ("epoch" in of)
 
@@ -298,9 +305,11 @@ def _with_step(lines: Sequence[Line], rows: Sequence[int], loss: str, wanted: Ma
     if "step" in wanted:
         named = _named(lines, wanted["step"])
         keys = {named: ""} if named is not None else {}
+    counts = {key for at in rows for key, field in lines[at].fields.items() if field.total is not None}
     best, best_score = Format(None, loss, rows=len(rows)), 3.0
     for key, unit in keys.items():
         base = 10.0 if "step" in wanted else step_score(key, unit if key != "[it]" else "")
+        base = base or 3.5 * (key in counts)
         if not base:
             continue
         totals: list[float | None] = [None]
@@ -317,8 +326,8 @@ def _with_step(lines: Sequence[Line], rows: Sequence[int], loss: str, wanted: Ma
             rises = sum(one < other for one, other in pairs) / max(len(pairs), 1)
             still = sum(one == other for one, other in pairs) / max(len(pairs), 1)
             share = len(seen) / len(rows)
-            score = base + 4.0 * share * (beside / len(rows) if beside else 0.5) + 4.0 * rises - 6.0 * (still > 0.7)
-            score -= 3.0 * (1 - rises - still) * (base != 5.0)
+            score = base + 4.0 * share * (beside / len(rows) if beside else 0.5) + 4.0 * rises - 8.0 * (still > 0.7)
+            score -= 3.0 * (1 - rises - still) * (base > 5.0)
             score += 0.001 * (total or 0.0) ** 0.25
             if (len(rows) == 1 or rises or beside) and score > best_score:
                 best_score = score
@@ -373,6 +382,8 @@ def _with_time(found: Format, lines: Sequence[Line], rows: Sequence[int], wanted
         if said is None or len(seen) < 0.3 * len(rows) or key in TIMESTAMPS or key in (found.step, found.loss):
             continue
         kind, scale_s, score = said
+        if kind in ("step", "rate") and named is None and is_epoch(found.step or ""):
+            continue  # of what an epoch consists of
         if kind == "elapsed" and not TIMESTAMPS.isdisjoint(fields):
             continue
         values = [field.value for field in seen]
@@ -380,6 +391,8 @@ def _with_time(found: Format, lines: Sequence[Line], rows: Sequence[int], wanted
             if all(map(float.is_integer, values)):
                 continue  # it counts
             kind, score = "elapsed", 4.0
+        if kind == "amount":
+            scale_s = median(values) * (_pace_s(found, lines, rows) or 1.0)
         if kind == "plain" and _is_interval(values, scale_s, found, lines, rows):
             kind = "interval"
         if score > best_score:
@@ -400,6 +413,15 @@ def _is_interval(
         return False
     took_s, apart_s = median(values) * scale_s, median(apart)
     return abs(took_s - apart_s) < 0.3 * apart_s and took_s * median(every) > 2 * apart_s
+
+
+def _pace_s(found: Format, lines: Sequence[Line], rows: Sequence[int]) -> float | None:
+    """Seconds of a step by the clocks of the first and the last line, if these are far enough apart."""
+    clocks = [clock for at in (rows[0], rows[-1]) if (clock := lines[at].clock_s) is not None]
+    steps = steps_at(lines, rows, found.step, found.total) if found.step is not None else []
+    if len(clocks) < 2 or len(steps) < 2 or clocks[1] - clocks[0] < CLOCK_S_MIN or steps[-1] <= steps[0]:
+        return None
+    return (clocks[1] - clocks[0]) / (steps[-1] - steps[0])
 
 
 def clock_of(line: Line) -> float | None:

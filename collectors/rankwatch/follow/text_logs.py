@@ -68,7 +68,10 @@ class LoggedTable:
         found = {name: value_of(cell) for name, cell in zip(self.names, cells, strict=False)}
         if not self._is_file and any(found[name] is None for name in self._needed):
             return None
-        return [value._replace(name=name, unit="") for name, value in found.items() if value is not None]
+        row = [value._replace(name=name, unit="") for name, value in found.items() if value is not None]
+        if self._separator in SEPARATORS:
+            return row
+        return [*row, *line_of(" ".join(cells[len(self.names) - 1 :])).fields.values()]  # such as a bar
 
 
 def header_of(text: str, *, is_file: bool) -> LoggedTable | None:
