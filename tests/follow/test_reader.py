@@ -258,6 +258,14 @@ def test_of_several_ranks_the_first_that_reports_a_step_is_followed(prefix: str)
     assert found == [(n, 2.5) for n in range(8)]
 
 
+def test_another_rank_is_followed_once_the_first_one_is_silent():
+    first = "".join(line(n, 2.5, "[rank0]: ") + line(n, 9.0, "[rank1]: ") for n in range(9))
+    second = "".join(line(n, 2.0, "[rank1]: ") for n in range(9, 4_000))
+    found = rows(read(first + second))
+    assert found[8].values["loss"] == 2.5
+    assert found[3_999].values["loss"] == 2.0
+
+
 def test_a_second_phase_of_another_form_is_read_once_with_a_note():
     first = "".join(f"warm step {n} loss {9 - n / 10}\n" for n in range(30))
     second = "".join(f"[{n}/9000] train_loss=2.{n} it/s=4.0\n" for n in range(100))

@@ -227,9 +227,14 @@ class FollowLoop:
         self._complained_s: float | None = None
         self._end: End | LoggedFailure | None = None
         """How the job has ended, if the log says so and no step came after it."""
+        self._has_failed = False
 
     def run(self, stopping: Callable[[], bool]) -> int:
-        """Read until `stopping`, the end of the job, or a file that is not what it seemed; returns the exit status."""
+        """Read until `stopping`, the end of the job, or a file that is not what it seemed.
+
+        Returns:
+            The exit status: 1 for such a file, and if the log ends with a failure of its job.
+        """
         if not self._source.path.exists():
             self._say(f"waiting for {self._source.path}")
         changed_s = self._monotonic_s()
@@ -255,10 +260,10 @@ class FollowLoop:
             if self._source.passed_over.count > 1:
                 self._say(f"{self._source.passed_over.count:,} lines were passed over, since they could not be read")
             if isinstance(self._end, LoggedFailure):
-                self._watch.failed(self._end.kind, self._end.message)
+                self._tell_failure(self._end)
             self._watch.leave()
             self._watch.close()
-        return SUCCESS
+        return FINDINGS if self._has_failed else SUCCESS
 
     def _has_ended(self, quiet_s: float) -> bool:
         """Whether the log says that its job has ended in order, and nothing came after it; tells of a failure."""
@@ -268,10 +273,14 @@ class FollowLoop:
             self._say(f"{self._source.path} says that its job has ended")
             return True
         if quiet_s >= max(FAILED_QUIET_S, 2 * self._rank.row_s):
-            self._say(f"{self._source.path} ends with: {self._end.kind}: {self._end.message}")
-            self._watch.failed(self._end.kind, self._end.message)
+            self._tell_failure(self._end)
             self._end = None
         return False
+
+    def _tell_failure(self, failure: LoggedFailure) -> None:
+        self._say(f"{self._source.path} ends with: {failure.kind}: {failure.message}")
+        self._watch.failed(failure.kind, failure.message)
+        self._has_failed = True
 
     def _take(self, entries: Sequence[Entry]) -> None:
         """Record what was read."""
@@ -281,7 +290,7 @@ class FollowLoop:
             if isinstance(entry, LoggedStep):
                 self._rank.take(entry)
                 self._tell(entry)
-                self._end, self._complained_s = None, None
+                self._end, self._has_failed, self._complained_s = None, False, None
                 self._rows += 1
                 if self._rows % ROWS_AT_ONCE == 0:
                     self._sleep(ROWS_PAUSE_S)

@@ -51,6 +51,8 @@ ENOUGH_LINES: Final = 20
 ENOUGH_LOSSES: Final = 6
 UNREAD_LINES: Final = 50
 """After so many lines without a step it is told; and another format is looked for."""
+OTHERS_LINES: Final = 2_000
+"""After so many lines of other ranks without a step of the followed one another rank is followed."""
 CHECK_LINES: Final = 10
 CHECK_ROWS: Final = (4, 6)
 BACK_ROWS: Final = 20
@@ -98,6 +100,10 @@ class LogReader:
         self._unread: deque[Line] = deque(maxlen=KEPT_LINES)
         """Lines since the newest row."""
         self._read_lines = 0
+        self._others = 0
+        """Lines of other ranks since the newest row ..."""
+        self._of_others: deque[Line] = deque(maxlen=KEPT_LINES)
+        """... and those of them that are kept to find out about them."""
         self._lines = 0
         """Since the newest row."""
         self._losses = 0
@@ -125,6 +131,9 @@ class LogReader:
             yield from self.flush()
             yield LoggedFailure(kind, message.strip()[:FAILURE_CHARACTERS_MAX])
         self._skipped += notable and _SKIPPED.search(text) is not None
+        if self._format is not None and line.label != self._label:
+            yield from self._pass_over(line)
+            return
         self._lines += 1
         if self._lines % UNREAD_LINES == 0:
             yield NotUnderstood(self._likely())
@@ -151,6 +160,16 @@ class LogReader:
             before = self._format
             yield from self._check(list(self._unread))
             self._changed = self._format is not before
+
+    def _pass_over(self, line: Line) -> Iterator[Entry]:
+        """A line of another rank; if only others print since long, one of them is followed."""
+        self._others += 1
+        if self._others > OTHERS_LINES and line.fields:
+            self._of_others.append(line)
+        if self._others == OTHERS_LINES + KEPT_LINES:
+            self._kept, self._of_others, self._others = self._of_others, self._kept, 0
+            self._of_others.clear()
+            yield from self._understand(rows_min=CHECK_ROWS[0])
 
     def flush(self) -> Iterator[Entry]:
         """Nothing came for a while: what waits for further lines."""
@@ -216,8 +235,6 @@ class LogReader:
         """The entries of a line, by the format that is known."""
         found = self._format
         assert found is not None
-        if line.label != self._label:
-            return
         self._unread.append(line)
         if not found.evaluates and is_evaluation(line):
             yield from _values({f"validation {key}": field.value for key, field in line.fields.items() if field.name})
@@ -253,6 +270,7 @@ class LogReader:
     def _row(self, line: Line, loss: Field | None, found: Format) -> Iterator[Entry]:
         self._rows, self._lines = self._rows + 1, 0
         self._unread.clear()
+        self._others = 0
         step = self._places.step(found)
         if not 0 <= step < STEP_MAX:
             raise ValueError(f"no number of a step: {step:g}")
