@@ -7,14 +7,16 @@ import math
 import random
 import re
 import time
+from pathlib import Path
 
 import pytest
 
 from rankwatch.follow.fields import line_of, words
+from rankwatch.follow.hints import Hints, hints_of, remembered
 from rankwatch.follow.intake import LogIntake, PassedOver
 from rankwatch.follow.roles import known_name, loss_score, step_score, time_of
 from rankwatch.follow.rows import End, Entry, LoggedFailure, LoggedStep, LoggedValues, NotUnderstood, Understood
-from rankwatch.follow.text_logs import Hints, TextLog
+from rankwatch.follow.text_logs import TextLog
 from tests.follow.samples import ROWS, SAMPLES, Sample
 
 LOSSES = [round(5 - n / 10, 3) for n in range(ROWS)]
@@ -91,6 +93,24 @@ def test_a_pattern_reads_lines_of_any_kind():
     text = "".join(f"<{n}> energy is -{n}.5 after 250\n" for n in range(1, 9))
     hints = Hints(pattern=re.compile(r"<(?P<step>\d+)> energy is (?P<loss>\S+)"))
     assert [row.values["loss"] for row in rows(read(text, hints=hints)).values()] == [-n - 0.5 for n in range(1, 9)]
+
+
+def test_names_are_remembered_for_each_job_until_others_are_given(tmp_path: Path):
+    path, none = tmp_path / "config" / "follow.json", dict.fromkeys(("step", "loss", "time", "pattern"))
+    assert remembered(path, "a", none) == {}
+    assert remembered(path, "a", {**none, "step": "it_no"}) == {"step": "it_no"}
+    remembered(path, "b", {**none, "pattern": r"(?P<step>\d+)"})
+    assert remembered(path, "a", none) == {"step": "it_no"}
+    assert hints_of(remembered(path, "b", none)).wanted == {"step": "step"}
+    remembered(path, "a", {**none, "loss": "score"})
+    assert remembered(path, "a", none) == {"loss": "score"}
+
+
+@pytest.mark.parametrize("content", ["", "[1]", '{"a": 7}', '{"a": {"step": 7}}', "[" * 9_000])
+def test_a_file_of_names_that_is_none_remembers_nothing(tmp_path: Path, content: str):
+    path = tmp_path / "follow.json"
+    path.write_text(content)
+    assert remembered(path, "a", {"step": None}) == {}
 
 
 @pytest.mark.parametrize(

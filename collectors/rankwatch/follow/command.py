@@ -15,9 +15,10 @@ from types import FrameType
 from typing import Final
 
 from rankwatch import layout, startup
+from rankwatch.agent.endpoint import configuration_path
+from rankwatch.follow.hints import hints_of, remembered
 from rankwatch.follow.rows import End, Entry, LoggedFailure, LoggedStep, LoggedValues, NotUnderstood, Understood
 from rankwatch.follow.sources import NAMES, FollowedLog
-from rankwatch.follow.text_logs import Hints
 from rankwatch.identity import JOB_VARIABLE
 from rankwatch.notices import say
 from rankwatch.run.command import NoTokenError, job_access
@@ -150,6 +151,8 @@ ROWS_PAUSE_S: Final = 0.5
 SUCCESS: Final = 0
 FINDINGS: Final = 1
 USAGE: Final = 2
+REMEMBERED: Final = "follow.json"
+"""Names of fields by job, beside the user's configuration."""
 STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -172,12 +175,14 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     )
     options = parser.parse_args(arguments)
     path = options.path.absolute()
+    job = options.job or environment.get(JOB_VARIABLE) or path.stem
+    given = {name: getattr(options, name) for name in ("step", "loss", "time", "pattern")}
     try:
-        hints = _hints(options)
+        hints_of(given)
+        hints = hints_of(remembered(configuration_path(environment).with_name(REMEMBERED), job, given))
     except re.error as error:
         say(f"follow: --pattern is no regular expression: {error}")
         return USAGE
-    job = options.job or environment.get(JOB_VARIABLE) or path.stem
     try:
         environment = {**environment, **job_access(job, environment)}
     except NoTokenError as error:
@@ -195,11 +200,6 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     for number in STOP_SIGNALS:
         signal.signal(number, stop)
     return FollowLoop(watch, FollowedLog(path, options.format, hints), say).run(lambda: bool(stopping))
-
-
-def _hints(options: argparse.Namespace) -> Hints:
-    names = {role: getattr(options, role) for role in ("step", "loss", "time") if getattr(options, role)}
-    return Hints(names, re.compile(options.pattern) if options.pattern else None)
 
 
 class FollowLoop:

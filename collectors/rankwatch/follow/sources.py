@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+from rankwatch.follow.hints import Hints
 from rankwatch.follow.intake import LogIntake, PassedOver
 from rankwatch.follow.reader import LogReader
 from rankwatch.follow.record_logs import EventFile
 from rankwatch.follow.rows import Entry, Parser
-from rankwatch.follow.text_logs import STATE_BYTES_MAX, Hints, TextLogs, TrainerState
+from rankwatch.follow.text_logs import STATE_BYTES_MAX, TextLogs, TrainerState
 
 READ_BYTES: Final = 1 << 20
 """Read at once: a long log is read in parts, so that its rows can be recorded in between."""

@@ -6,10 +6,10 @@ import csv
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 from rankwatch.follow.fields import Field, Line, from_mapping, line_of, named, value_of
+from rankwatch.follow.hints import Hints
 from rankwatch.follow.reader import LogReader
 from rankwatch.follow.roles import is_epoch, loss_score, step_score
 from rankwatch.follow.rows import Entry, LineCutter
@@ -26,22 +26,6 @@ _BLANKS: Final = re.compile(r"\s{2,}|\t")
 _CELL: Final = re.compile(r"#?\s?[A-Za-z_][\w ./()%@-]{0,39}\Z")
 STATE_BYTES_MAX: Final = 16 << 20
 """Largest `trainer_state.json`: 80,000 entries of 200 bytes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Hints:
-    """What a person says of a log."""
-
-    names: Mapping[str, str] = field(default_factory=dict)
-    """Those of `step`, `loss` and `time`."""
-    pattern: re.Pattern[str] | None = None
-    """Has a group for each number, by the name of the group."""
-
-    @property
-    def wanted(self) -> dict[str, str]:
-        """The names of the fields."""
-        groups = self.pattern.groupindex if self.pattern is not None else {}
-        return {**{role: role for role in ("step", "loss", "time") if role in groups}, **self.names}
 
 
 class LoggedTable:
