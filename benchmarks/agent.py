@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rankwatch import wire
-from rankwatch.agent.draft import Draft, Numbering
+from rankwatch.agent.batch_builder import BatchBuilder, SenderIdentity
 from rankwatch.reader import StepEntry
 from rankwatch_service.log.kafka_topics import ensure_topics
 from rankwatch_service.settings import Settings
@@ -72,15 +72,15 @@ def memory_bytes(pid: int) -> tuple[int, int]:
 
 def wire_bytes_per_rank_step(rows: int = 64) -> float:
     """One message of 64 rank-steps of 16 metrics, as the agent encodes it."""
-    draft = Draft("gpt", "l.0")
+    batch_builder = BatchBuilder("gpt", "l.0")
     ranks = [_Numbered(rank) for rank in range(8)]
     for index in range(rows):
         values = {f"metric_{metric}": 1 / (index + metric + 1) for metric in range(12)}
         entry = StepEntry(
             index, index // 8, 0, 0, index // 8, 10**18 + index * 12_500_000, 0.1, 0.05, 0.04, 0.01, values, {}
         )
-        draft.add(ranks[index % 8], entry)  # type: ignore[arg-type]
-    return len(draft.parcel(Numbering("node-1"), 10**18).body) / rows
+        batch_builder.add(ranks[index % 8], entry)  # type: ignore[arg-type]
+    return len(batch_builder.encoded_batch(SenderIdentity("node-1"), 10**18).body) / rows
 
 
 class _Numbered:

@@ -26,7 +26,7 @@ import numpy as np
 
 from rankwatch_detectors.base import AttemptStart, Finding, Kind, Presence, Tick, Topology
 from rankwatch_detectors.progress.hang import HangDetector
-from rankwatch_detectors.progress.patience import HangConfig
+from rankwatch_detectors.progress.progress_timeout import HangConfig
 from rankwatch_detectors.scope import IncidentScope
 from suite.recorded import ANSWERS, LabelledEvent, ScoredSeries, curve, faults, listen, metric, steps_and_power
 

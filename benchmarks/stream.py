@@ -226,7 +226,7 @@ def streaming(log: Source, load: Load, folder: Path, charts: bool) -> tuple[floa
     stream = Stream(engine, log, ControlLog(engine, clock), clock, detectors, lambda _job, _incident: {}, series)
     stream.start()
     began, done = (0.0, 0.0), 0
-    while (position := stream.partition.place.position) < load.messages_in_all:
+    while (position := stream.partition.offsets.position) < load.messages_in_all:
         if position == load.warm_messages:
             gc.collect()  # else it falls into this line or the next, as the objects before it are counted
             began = (time.process_time(), time.monotonic())

@@ -281,7 +281,7 @@ def faults(folder: Path, name: str, labels: dict[str, Any]) -> ScoredSeries:
     series, incidents = ScoredSeries(name, len(rows)), dict[str, Incident]()
     correlator.begin(ATTEMPT)
     for index, row in enumerate(rows):
-        told = correlator.judge(records.findings(row), topology_state)
+        told = correlator.evaluate(records.findings(row), topology_state)
         incidents |= {one.incident.id: one.incident for one in told}
         if row["event"] == "fault_start":
             # A second fault of a node while the first lasts belongs to the incident that is open.

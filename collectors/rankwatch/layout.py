@@ -152,12 +152,12 @@ class Directive(NamedTuple):
     """How many steps it is to have."""
 
     @property
-    def standing(self) -> Standing:
+    def persistent(self) -> PersistentRequests:
         """What does not depend on the order."""
-        return Standing(self.proven, self.trace, self.trace_steps)
+        return PersistentRequests(self.proven, self.trace, self.trace_steps)
 
 
-class Standing(NamedTuple):
+class PersistentRequests(NamedTuple):
     """What a directive says besides its order. Fields as in `Directive`."""
 
     proven: str = ""
@@ -165,7 +165,7 @@ class Standing(NamedTuple):
     trace_steps: int = 0
 
 
-NOTHING_STANDING: Final = Standing()
+NO_REQUESTS: Final = PersistentRequests()
 
 
 class Answer(NamedTuple):

@@ -18,7 +18,7 @@ from typing import Any, Final
 from zlib import crc32
 
 from rankwatch import layout
-from rankwatch.layout import NOTHING_STANDING, Answer, Cell, Directive, Standing
+from rankwatch.layout import NO_REQUESTS, Answer, Cell, Directive, PersistentRequests
 
 _FLOCK: Final = struct.Struct("hhqqi4x")
 _HEAD: Final = struct.Struct("<I4sQ")
@@ -333,15 +333,15 @@ class DirectiveSlot:
         directive = layout.decode_directive(found[1]) if found is not None else None
         return directive if directive is not None and directive.phase != "closed" else None
 
-    def clear(self, order: str, attempt: str, standing: Standing = NOTHING_STANDING) -> None:
-        """Clear the order, and keep what is `standing`."""
-        self.write(Directive(order, attempt, "closed", **standing._asdict()))
+    def clear(self, order: str, attempt: str, persistent: PersistentRequests = NO_REQUESTS) -> None:
+        """Clear the order, and keep what is `persistent`."""
+        self.write(Directive(order, attempt, "closed", **persistent._asdict()))
 
     @property
-    def standing(self) -> Standing:
+    def persistent(self) -> PersistentRequests:
         """What this agent or an earlier one asked of the rank beside orders."""
         found = self.cell.read()
-        return layout.decode_directive(found[1]).standing if found is not None else NOTHING_STANDING
+        return layout.decode_directive(found[1]).persistent if found is not None else NO_REQUESTS
 
 
 def _checked_header(path: str, view: memoryview) -> tuple[int, int, int, int, int]:

@@ -101,7 +101,7 @@ class Recorder:
     @classmethod
     def off(cls) -> Recorder:
         """A recorder without a file."""
-        return cls(_scrap(), None)
+        return cls(_anonymous_mapping(), None)
 
     @classmethod
     def _create_in(cls, place: str, name: str) -> Recorder:
@@ -125,7 +125,7 @@ class Recorder:
     def switch_off(self) -> None:
         """Write into private memory from now on; the file does not change any more."""
         self.path = None
-        self._map(_scrap())
+        self._map(_anonymous_mapping())
         for take_new_views in self.on_switch_off:
             take_new_views()
 
@@ -374,7 +374,7 @@ class _Scratch:
         self.pages = [values[page * page_bytes : (page + 1) * page_bytes] for page in range(layout.PAGES)]
 
 
-def _scrap() -> memoryview:
+def _anonymous_mapping() -> memoryview:
     return memoryview(bytearray(layout.RING_OFFSET + layout.ENTRY_BYTES))
 
 

@@ -158,7 +158,7 @@ def is_insecure(environment: Mapping[str, str]) -> bool:
     return environment.get(INSECURE, "").lower() in ("1", "true")
 
 
-def doubt(url: str, error: BaseException | None) -> str:
+def explain_tls_error(url: str, error: BaseException | None) -> str:
     """One line for people: why the service at this URL was not believed; empty if the error has another cause."""
     while error is not None and not isinstance(error, ssl.SSLCertVerificationError):
         error = error.__cause__ or error.__context__

@@ -22,7 +22,7 @@ from rankwatch_detectors.progress.checkpoint_failed import CheckpointFailedConfi
 from rankwatch_detectors.progress.checkpoint_overdue import CheckpointOverdueConfig, CheckpointOverdueDetector
 from rankwatch_detectors.progress.hang import HangDetector
 from rankwatch_detectors.progress.own_pace import OwnPaceDetector
-from rankwatch_detectors.progress.patience import HangConfig
+from rankwatch_detectors.progress.progress_timeout import HangConfig
 from rankwatch_detectors.progress.restore_failed import RestoreFailedConfig, RestoreFailedDetector
 from rankwatch_detectors.refusals import RefusalConfig, RefusalDetector
 from rankwatch_detectors.statistics.level import LevelConfig

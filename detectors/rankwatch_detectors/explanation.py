@@ -39,7 +39,7 @@ class Statistic(StrEnum):
     AGE = "seconds_without_progress"
 
 
-class Shortfall(StrEnum):
+class UnmetCriterion(StrEnum):
     """What a statistic beyond its threshold still lacks."""
 
     NOTHING = ""
@@ -67,7 +67,7 @@ class Suspect(NamedTuple):
     size: float = math.nan
     """How large it is, NaN if not known: for `DISTANCE`, `SUM` and `LASTED` the value of a curve, else the ratio to
     what is usual (of a run its mean)."""
-    missing: Shortfall = Shortfall.NOTHING
+    missing: UnmetCriterion = UnmetCriterion.NOTHING
     source: str = ""
     """Which of several views of the scope it is, such as a witness."""
 
@@ -119,11 +119,11 @@ OF_RUNS: Final = frozenset({Statistic.EVIDENCE, Statistic.SUM})
 """Statistics that a larger fault reaches in fewer rows."""
 
 LACKS: Final = {
-    Shortfall.CERTAINTY: "it could still be chance, or was too small to report",
-    Shortfall.DURATION: "it had not lasted long enough",
-    Shortfall.AGREEMENT: "the whole step did not show it",
-    Shortfall.ONSET: "it grew as slowly as by a schedule",
-    Shortfall.VALUE: "the rank did not measure the step",
+    UnmetCriterion.CERTAINTY: "it could still be chance, or was too small to report",
+    UnmetCriterion.DURATION: "it had not lasted long enough",
+    UnmetCriterion.AGREEMENT: "the whole step did not show it",
+    UnmetCriterion.ONSET: "it grew as slowly as by a schedule",
+    UnmetCriterion.VALUE: "the rank did not measure the step",
 }
 
 SOON: Final = {
@@ -152,7 +152,7 @@ def explanation(
     Args:
         finding: the finding.
         crossed: its statistic when it was opened.
-        points: the statistic over time, the newest last: as `Trails` keeps them.
+        points: the statistic over time, the newest last: as `StatisticHistories` keeps them.
         rows: rows of the attempt by what became of them.
         needed: the size that would have been reported a number of rows after the onset.
     """
@@ -363,7 +363,7 @@ def split(taken: int, first: int, warm: int) -> dict[str, int]:
 POINTS_MAX: Final = 240
 """Points of a trail. When it is full, every second one of its older half is dropped."""
 
-TRAILS_MAX: Final = 32
+HISTORIES_MAX: Final = 32
 """Trails kept of a detector, the newest: those of 16 ranks by two witnesses. Five detectors have 38,400 points at most,
 which take 2 MB; usually there are a hundred."""
 
@@ -374,14 +374,14 @@ Points = dict[str, list[list[Any]]]
 """By statistic of a scope: step, stream time, value, threshold, rows, size, what is missing."""
 
 
-class Trails(Stateful):
+class StatisticHistories(Stateful):
     """The trails of one job, and the frames of its attempt."""
 
-    STATE: ClassVar[str] = "counts _trails"
+    STATE: ClassVar[str] = "counts _histories"
 
     def __init__(self) -> None:
         self.counts = FrameCounts()
-        self._trails: dict[str, Points] = {}
+        self._histories: dict[str, Points] = {}
         """By detector."""
 
     def count(self, observations: Sequence[Observation]) -> list[FrameCounts]:
@@ -390,7 +390,7 @@ class Trails(Stateful):
         for one in observations:
             if isinstance(one, Frame):
                 if one.attempt != self.counts.attempt:
-                    self._trails = {}
+                    self._histories = {}
                 self.counts = self.counts.after(one)
             counts.append(self.counts)
         return counts
@@ -414,36 +414,36 @@ class Trails(Stateful):
         if frame.kind is StepKind.TRAIN and not frame.late:
             suspects = detector.suspects(frame)
             if suspects:
-                _follow(self._trails.setdefault(detector.name, {}), suspects, frame)
+                _follow(self._histories.setdefault(detector.name, {}), suspects, frame)
         return told
 
     def forget(self, detector: str) -> None:
         """Drop the trails of a detector."""
-        self._trails.pop(detector, None)
+        self._histories.pop(detector, None)
 
     def _why(self, detector: ExplainedDetector, finding: Finding, counts: FrameCounts) -> dict[str, Any] | None:
         crossed = detector.crossed(finding)
         if crossed is None:
             return None
-        known = self._trails.get(detector.name, {}).get(_key(crossed), [])
+        known = self._histories.get(detector.name, {}).get(_key(crossed), [])
         at = (finding.detected_step or 0, finding.detected_time_s)
         before = known or [_point(one.suspect, one.step, one.time_s) for one in detector.before(crossed, *at)]
         points = [*before, _point(crossed, *at)]
         return explanation(finding, crossed, points, detector.rows(counts), detector.needed)
 
 
-def _follow(trails: Points, suspects: Sequence[Suspect], frame: Frame) -> None:
+def _follow(histories: Points, suspects: Sequence[Suspect], frame: Frame) -> None:
     for suspect in suspects:
         key = _key(suspect)
-        points = trails.pop(key, [])
+        points = histories.pop(key, [])
         if points and frame.step - points[-1][0] > GAP_STEPS:
             points = []
         points.append(_point(suspect, frame.step, frame.time_s))
         if len(points) >= POINTS_MAX:
             del points[: POINTS_MAX // 2 : 2]
-        trails[key] = points
-    while len(trails) > TRAILS_MAX:
-        del trails[next(iter(trails))]
+        histories[key] = points
+    while len(histories) > HISTORIES_MAX:
+        del histories[next(iter(histories))]
 
 
 def _key(suspect: Suspect) -> str:

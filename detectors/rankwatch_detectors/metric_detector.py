@@ -62,7 +62,7 @@ class HeldCells(Stateful):
         """Whether any cell is open."""
         return bool(self.open.any())
 
-    def update(self, bad: Bools, good: Bools, step: int, now_s: float, hold_s: float, calm_s: float) -> None:
+    def update(self, bad: Bools, good: Bools, step: int, now_s: float, hold_s: float, clear_s: float) -> None:
         """Take an observation.
 
         Args:
@@ -71,7 +71,7 @@ class HeldCells(Stateful):
             step: of the observation.
             now_s: its time.
             hold_s: seconds for which a cell must be bad to open.
-            calm_s: seconds for which an open cell must be good to close.
+            clear_s: seconds for which an open cell must be good to close.
         """
         begins = bad & np.isnan(self.since_s)
         self.since_s[begins], self.since_step[begins] = now_s, step
@@ -79,7 +79,7 @@ class HeldCells(Stateful):
         self.open |= bad & ~self._accepted & (now_s - self.since_s >= hold_s)
         self._good_s[good & np.isnan(self._good_s)] = now_s
         waits = self.open | self._accepted
-        over = good & (~waits | (now_s - self._good_s >= calm_s))
+        over = good & (~waits | (now_s - self._good_s >= clear_s))
         self.open[over] = self._accepted[over] = False
         self.since_s[over], self.since_step[over] = np.nan, -1
 
@@ -131,9 +131,9 @@ class RuleWatch(Stateful, ABC):
         """The ranks that are beyond; empty: the whole job."""
         return ()
 
-    def _hold(self, bad: Bools, good: Bools, frame: Frame, now_s: float, calm_s: float | None = None) -> None:
+    def _hold(self, bad: Bools, good: Bools, frame: Frame, now_s: float, clear_s: float | None = None) -> None:
         hold_s = self.rule.hold_s
-        self.held.update(bad, good, frame.step, now_s, hold_s, hold_s if calm_s is None else calm_s)
+        self.held.update(bad, good, frame.step, now_s, hold_s, hold_s if clear_s is None else clear_s)
 
 
 class ThresholdWatch(RuleWatch):
@@ -179,7 +179,7 @@ class AbsenceWatch(RuleWatch):
             return False
         present = frame.present.get(self.rule.metric)
         here = np.array([present is not None and bool(present.any())])
-        self._hold(~here, here, frame, now_s, calm_s=0.0)
+        self._hold(~here, here, frame, now_s, clear_s=0.0)
         since_s = float(self.held.since_s[0])
         self.value = 0.0 if here[0] else now_s - since_s
         return True

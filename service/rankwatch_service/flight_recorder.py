@@ -145,12 +145,12 @@ class Dumps:
             if question[0] == "read":
                 self.read(Path(question[1]))
                 return {}, b""
-            return {}, msgspec.json.encode(judge(self.by_rank()))
+            return {}, msgspec.json.encode(evaluate(self.by_rank()))
         except DumpError as error:
             return {"wrong": str(error)}, b""
 
 
-def judge_files(paths: Sequence[Path]) -> WaitVerdict:
+def evaluate_files(paths: Sequence[Path]) -> WaitVerdict:
     """What the dumps in some files say; they are read in a child, within its limits.
 
     Raises:
@@ -159,7 +159,7 @@ def judge_files(paths: Sequence[Path]) -> WaitVerdict:
     with ForeignReader(__name__) as reader:
         for path in paths:
             _asked(reader, path, "read", str(path.absolute()))
-        body = _asked(reader, paths[-1], "judge")
+        body = _asked(reader, paths[-1], "evaluate")
     return msgspec.json.decode(body, type=WaitVerdict)
 
 
@@ -255,7 +255,7 @@ class WaitVerdict:
     """Ranks of the groups that gave no dump; they count as ranks that have launched nothing."""
 
 
-def judge(dumps: Sequence[RankDump]) -> WaitVerdict:
+def evaluate(dumps: Sequence[RankDump]) -> WaitVerdict:
     """Find out who the others wait for."""
     members = {name: ranks for dump in dumps for name, ranks in dump.members.items()}
     told = {dump.rank for dump in dumps}

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from rankwatch_service import foreign_files
 from rankwatch_service.cli.app import app
-from rankwatch_service.flight_recorder import DumpError, judge_files, read_dumps
+from rankwatch_service.flight_recorder import DumpError, evaluate_files, read_dumps
 from rankwatch_service.foreign_files import ForeignReader, ReaderEndedError
 from rankwatch_service.replay.files import BATCH_BYTES_MAX
 from rankwatch_service.replay.layout import ReplayError
@@ -204,7 +204,7 @@ def test_a_message_whose_ranks_have_many_digits_is_none(tmp_path: Path) -> None:
     }  # fmt: skip
     group = {"name": "0", "ranks": "[0, 1]"}
     (tmp_path / "rank_0.json").write_text(json.dumps({"entries": [entry], "pg_config": {"0": group}}))
-    verdict = judge_files([tmp_path / "rank_0.json"])
+    verdict = evaluate_files([tmp_path / "rank_0.json"])
     assert (verdict.awaited, verdict.without_dump) == ((), (1,))
 
 

@@ -274,7 +274,7 @@ def test_forked_children_write_nothing_and_their_end_changes_nothing(script):
 
 
 def test_the_stack_signal_writes_where_the_process_stands_even_in_c_code(script):
-    standing = script(
+    persistent = script(
         "import threading\n"
         "def stand_here():\n"
         "    print('ready', flush=True)\n"
@@ -282,19 +282,19 @@ def test_the_stack_signal_writes_where_the_process_stands_even_in_c_code(script)
         "    lock = threading.Lock(); lock.acquire(); lock.acquire()\n"
         "with watch.step(): stand_here()"
     )
-    assert standing.line() == "ready"
-    number = standing.read()[2].identity["stack_signal"]
+    assert persistent.line() == "ready"
+    number = persistent.read()[2].identity["stack_signal"]
     assert number == signal.SIGRTMIN + 7
     deadline = time.monotonic() + 30
     text = ""
     while "in stand_here" not in text:
         assert time.monotonic() < deadline
-        standing.process.send_signal(number)
+        persistent.process.send_signal(number)
         time.sleep(0.05)
-        with open(layout.stack_path(standing.ring)) as file:
+        with open(layout.stack_path(persistent.ring)) as file:
             text = file.read()
-    assert standing.process.poll() is None
-    beside = Path(standing.ring).parent
+    assert persistent.process.poll() is None
+    beside = Path(persistent.ring).parent
     assert {path.name: path.stat().st_mode & 0o077 for path in beside.iterdir()} == dict.fromkeys(os.listdir(beside), 0)
 
 

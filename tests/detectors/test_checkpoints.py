@@ -21,7 +21,7 @@ from rankwatch_detectors.progress.checkpoint_failed import (
 )
 from rankwatch_detectors.progress.checkpoint_overdue import CheckpointOverdueConfig, CheckpointOverdueDetector
 from rankwatch_detectors.progress.restore_failed import RestoreFailedConfig, RestoreFailedDetector
-from tests.support.detection.verdicts import closed, judge, opened
+from tests.support.detection.verdicts import closed, evaluate, opened
 from tests.support.values.presences import ATTEMPT, frame, topology
 
 NO_ROOM = {"type": "OSError", "message": "[Errno 28] No space left on device", "errno": errno.ENOSPC}
@@ -576,7 +576,7 @@ def disk(host: str = "node-1", **fields: Any) -> Occurrence:
 
 
 def found(observations: list[Observation]) -> list[Finding]:
-    return judge(observations, [CheckpointOverdueDetector(CheckpointOverdueConfig())])
+    return evaluate(observations, [CheckpointOverdueDetector(CheckpointOverdueConfig())])
 
 
 def test_a_job_that_has_stopped_saving_is_reported_after_three_of_its_gaps() -> None:

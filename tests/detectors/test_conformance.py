@@ -45,7 +45,7 @@ from rankwatch_service.simulate.job import Job
 from rankwatch_service.simulate.noise import Noise
 from rankwatch_service.simulate.placement import RankPlacement
 from rankwatch_service.stream.saved import pack, unpack
-from tests.support.detection.verdicts import judge, opened
+from tests.support.detection.verdicts import evaluate, opened
 from tests.support.trials.selection import trials
 
 Order = NDArray[np.int64]
@@ -121,7 +121,7 @@ Spoiling = tuple[str, range, list[int], float]
 """A field of frames or progress blocks, and in which steps it holds what, on which ranks."""
 
 
-def spoilt(observation: Observation, spoiling: Spoiling) -> Observation:
+def corrupted(observation: Observation, spoiling: Spoiling) -> Observation:
     field, steps, ranks, value = spoiling
 
     def written(column: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -358,7 +358,7 @@ def test_a_snapshot_holds_nothing_but_plain_types_and_arrays(observations: list[
 def test_observations_are_never_written_to(job: Job) -> None:
     observations = [frozen(observation) for observation in generate(job)]
     before = pickle.dumps(observations)
-    judge(observations)
+    evaluate(observations)
     for observation in observations:
         for kept in (observation, getattr(observation, "presence", None)):
             if isinstance(kept, Frame | Presence):
@@ -400,16 +400,16 @@ def test_on_a_slower_clock_with_patience_to_match_the_same_is_found(job: Job, fa
         return [(f.kind, f.change, f.scope, f.ranks, f.severity, f.onset_step, f.detected_step) for f in found]
 
     observations = list(generate(job))
-    slower = judge([scaled(observation, factor) for observation in observations], detectors(scaled_config(factor)))
-    assert told(slower) == told(judge(observations))
+    slower = evaluate([scaled(observation, factor) for observation in observations], detectors(scaled_config(factor)))
+    assert told(slower) == told(evaluate(observations))
 
 
 @pytest.mark.parametrize("factor", [0.1, 2.0, 15.0])
 def test_a_job_of_longer_steps_has_the_same_slow_ranks_since_the_same_steps(factor: float) -> None:
     """With the settings as they are: only ratios between ranks, and to the past, count."""
     job = {"world_size": 8, "steps": 150, "seed": 4}
-    plain = opened(judge(generate(Job(**job).inject(Slow(3, 90, 1.5)))))
-    other = opened(judge(generate(Job(**job, step_s=factor).inject(Slow(3, 90, 1.5)))))
+    plain = opened(evaluate(generate(Job(**job).inject(Slow(3, 90, 1.5)))))
+    other = opened(evaluate(generate(Job(**job, step_s=factor).inject(Slow(3, 90, 1.5)))))
     assert [(f.kind, f.scope, f.onset_step) for f in other] == [(f.kind, f.scope, f.onset_step) for f in plain]
     assert [f.detected_step for f in other] == pytest.approx([f.detected_step for f in plain], abs=4)
 
@@ -430,7 +430,7 @@ def calm_then_trouble(step_s: float, accelerated: bool) -> list[Observation]:
 
 @cache
 def found_in_trouble(step_s: float, accelerated: bool) -> set[Any]:
-    findings = opened(judge(calm_then_trouble(step_s, accelerated)))
+    findings = opened(evaluate(calm_then_trouble(step_s, accelerated)))
     found = {(f.kind, f.scope) for f in findings if (f.detected_step or 0) >= CALM_STEPS}
     assert len(found) >= 7, found
     return found
@@ -456,7 +456,7 @@ def test_awkward_numbers_break_nothing_and_silence_nothing(spoilings, step_s, ac
     """Whatever cells of the calm part hold, four steps long: the faults that come later are found all the same."""
     tampered = calm_then_trouble(step_s, accelerated)
     for spoiling in spoilings:
-        tampered = [spoilt(observation, spoiling) for observation in tampered]
+        tampered = [corrupted(observation, spoiling) for observation in tampered]
     said = answers(detectors(), tampered)
     late: set[Any] = set()
     for name in NAMES:
@@ -521,9 +521,9 @@ def test_memory_is_constant_in_steps_whatever_happens() -> None:
 def test_strange_but_legal_frames_say_nothing(spoil: str) -> None:
     bank = detectors()
     for observation in generate(Job(world_size=4, steps=30, seed=8)):
-        judge([observation], bank)
+        evaluate([observation], bank)
         if isinstance(observation, Frame):
-            assert judge([spoiled(observation, spoil)], bank) == []
+            assert evaluate([spoiled(observation, spoil)], bank) == []
 
 
 def spoiled(frame: Frame, how: str) -> Frame:
@@ -547,18 +547,18 @@ def test_seconds_that_add_up_to_more_than_a_number_holds_are_no_measurement(who:
             values = {**observation.values, "busy_s": vast, "phase.data_wait": vast}
             present = {**observation.present, "phase.data_wait": observation.present["busy_s"]}
             observation = dataclasses.replace(observation, values=values, present=present)  # noqa: PLW2901
-        judge([observation], bank)
+        evaluate([observation], bank)
 
 
 def test_without_an_attempt_nothing_is_said() -> None:
     observations = [o for o in generate(Job(world_size=4, steps=20)) if not isinstance(o, AttemptStart)]
-    assert judge(observations) == []
+    assert evaluate(observations) == []
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_in_the_smallest_jobs_a_hang_is_found_and_of_two_or_more_the_slow_rank_is_named(world_size: int) -> None:
     job = Job(world_size=world_size, steps=120, seed=2).inject(Slow(0, 60, 3.0), Hang(0, 100, 20))
-    found = {(finding.kind.value, finding.ranks) for finding in opened(judge(generate(job)))}
+    found = {(finding.kind.value, finding.ranks) for finding in opened(evaluate(generate(job)))}
     who = {("straggler", (0,))} if world_size > 1 else set()
     assert found - {("slowdown", ())} == who | {("hang", (0,))}
 
@@ -566,7 +566,7 @@ def test_in_the_smallest_jobs_a_hang_is_found_and_of_two_or_more_the_slow_rank_i
 @pytest.mark.parametrize("gone", [Frame, Tick])
 def test_a_job_of_which_only_one_half_is_heard_is_followed_without_error(gone: type[Frame | Tick]) -> None:
     job = Job(world_size=4, steps=60, seed=3).inject(Hang(1, 40, 20.0))
-    judge([observation for observation in generate(job) if not isinstance(observation, gone)])
+    evaluate([observation for observation in generate(job) if not isinstance(observation, gone)])
 
 
 def test_an_occurrence_of_an_unknown_kind_or_rank_is_ignored() -> None:
@@ -580,7 +580,7 @@ def test_an_occurrence_of_an_unknown_kind_or_rank_is_ignored() -> None:
         ("order", "", None),
     ]
     strange = [Occurrence(kind, attempt, host, 1.0, rank, None, {}) for kind, host, rank in told]
-    assert judge([*observations, *strange], bank) == []
+    assert evaluate([*observations, *strange], bank) == []
 
 
 def test_a_step_told_twice_opens_nothing() -> None:
@@ -588,7 +588,7 @@ def test_a_step_told_twice_opens_nothing() -> None:
     doubled: list[Observation] = []
     for observation in generate(Job(world_size=8, steps=120, seed=9)):
         doubled += [observation] * (2 if isinstance(observation, Frame) else 1)
-    assert opened(judge(doubled)) == []
+    assert opened(evaluate(doubled)) == []
 
 
 @pytest.mark.parametrize("ranks", [4, 12])
@@ -596,8 +596,8 @@ def test_an_attempt_that_turns_out_to_have_other_ranks_is_begun_anew(ranks: int)
     bank = detectors()
     before = list(generate(Job(world_size=8, steps=120, seed=1, ends=False).inject(Slow(7, 60, 2.0), BitFlip(7, 60))))
     after = list(generate(Job(world_size=ranks, steps=120, seed=1, ends=False)))
-    assert opened(judge(before, bank))
-    assert all(finding.change.value == "close" for finding in judge(after, bank))
+    assert opened(evaluate(before, bank))
+    assert all(finding.change.value == "close" for finding in evaluate(after, bank))
 
 
 def test_presence_of_another_attempt_is_not_judged() -> None:
@@ -606,4 +606,4 @@ def test_presence_of_another_attempt_is_not_judged() -> None:
     presence = last.presence
     assert isinstance(presence, Presence)
     other = dataclasses.replace(presence, attempt="older.0", step_age_s=presence.step_age_s + 1e6)
-    assert judge([*observations, Tick(last.now_s + 1, other)]) == []
+    assert evaluate([*observations, Tick(last.now_s + 1, other)]) == []

@@ -12,7 +12,7 @@ from rankwatch_detectors.values.corruption import FingerprintDetector, LocalNorm
 from rankwatch_service.simulate.faults import LocalGradient
 from rankwatch_service.simulate.generate import generate
 from rankwatch_service.simulate.job import Job
-from tests.support.detection.verdicts import judge, opened
+from tests.support.detection.verdicts import evaluate, opened
 from tests.support.values.presences import ATTEMPT, frame, topology
 
 
@@ -24,7 +24,7 @@ def prints(step: int, *values: int, absent: tuple[int, ...] = ()) -> Frame:
 
 def compared(*frames: Frame, ranks: int = 4, replicated: bool = True) -> list[Finding]:
     start = AttemptStart(ATTEMPT, topology(ranks, replicated=replicated), 0.0)
-    return judge([start, *frames], [FingerprintDetector()])
+    return evaluate([start, *frames], [FingerprintDetector()])
 
 
 BIG = 2**62 + 1
@@ -59,8 +59,8 @@ def test_sharded_parameters_are_not_compared() -> None:
 def test_replicas_are_compared_within_their_shard_only() -> None:
     shards = dataclasses.replace(topology(8, replicated=True), tp=np.asarray([0, 1] * 4, dtype=np.int64))
     start = AttemptStart(ATTEMPT, shards, 0.0)
-    assert judge([start, prints(10, 5, 6, 5, 6, 5, 6, 5, 6)], [FingerprintDetector()]) == []
-    (finding,) = judge([start, prints(10, 5, 6, 5, 6, 5, 0, 5, 6)], [FingerprintDetector()])
+    assert evaluate([start, prints(10, 5, 6, 5, 6, 5, 6, 5, 6)], [FingerprintDetector()]) == []
+    (finding,) = evaluate([start, prints(10, 5, 6, 5, 6, 5, 0, 5, 6)], [FingerprintDetector()])
     assert finding.ranks == (5,)
 
 
@@ -71,12 +71,12 @@ def slices_of(step: int, *values: int) -> Frame:
 def test_slices_are_compared_between_the_ranks_that_hold_the_same_and_no_others() -> None:
     held = np.array([0, 0, 0, -1, 1, 1], dtype=np.int64)
     start = AttemptStart(ATTEMPT, dataclasses.replace(topology(6), slices=(held,)), 0.0)
-    assert judge([start, slices_of(10, 7, 7, 7, 1, 8, 8)], [FingerprintDetector()]) == []
-    (finding,) = judge(
+    assert evaluate([start, slices_of(10, 7, 7, 7, 1, 8, 8)], [FingerprintDetector()]) == []
+    (finding,) = evaluate(
         [start, slices_of(10, 7, 7, 7, 1, 8, 8), slices_of(20, 7, 9, 7, 2, 8, 8)], [FingerprintDetector()]
     )
     assert (finding.ranks, finding.onset_step, finding.confidence) == ((1,), 11, 1.0)
-    (finding,) = judge([start, slices_of(10, 7, 7, 7, 1, 8, 9)], [FingerprintDetector()])
+    (finding,) = evaluate([start, slices_of(10, 7, 7, 7, 1, 8, 9)], [FingerprintDetector()])
     assert (finding.ranks, finding.confidence) == ((4, 5), 0.7)
 
 
@@ -87,8 +87,8 @@ def test_the_same_slice_is_compared_whichever_number_a_rank_gives_it() -> None:
     def both(ours: tuple[int, int], theirs: tuple[int, int]) -> Frame:
         return frame(10, {}, {"fingerprint.0": (ours[0], theirs[0]), "fingerprint.1": (ours[1], theirs[1])})
 
-    assert judge([start, both((7, 8), (8, 7))], [FingerprintDetector()]) == []
-    assert len(judge([start, both((7, 8), (7, 8))], [FingerprintDetector()])) == 1
+    assert evaluate([start, both((7, 8), (8, 7))], [FingerprintDetector()]) == []
+    assert len(evaluate([start, both((7, 8), (7, 8))], [FingerprintDetector()])) == 1
 
 
 def test_peers_that_are_known_late_are_compared_from_then_on() -> None:
@@ -99,7 +99,7 @@ def test_peers_that_are_known_late_are_compared_from_then_on() -> None:
     at = next(index for index, one in enumerate(observed) if isinstance(one, Frame) and one.step == 20)
     observed.insert(at, AttemptStart(start.attempt, half, observed[at].time_s))
     detector = LocalNormDetector(LocalNormConfig())
-    findings = opened(judge(observed, [detector]))
+    findings = opened(evaluate(observed, [detector]))
     assert [f.ranks for f in findings] == [(20,)]
     assert findings[0].evidence["peers_compared"] < 32
 
@@ -112,10 +112,10 @@ def test_late_ranks_are_left_out_and_do_not_prove_agreement() -> None:
 @pytest.mark.parametrize("factor", [0.4, 3.0])
 def test_local_norms_may_leave_in_either_direction(factor: float) -> None:
     job = Job(world_size=8, steps=260, seed=4).inject(LocalGradient(2, 200, factor))
-    assert [f.ranks for f in opened(judge(generate(job), [LocalNormDetector(LocalNormConfig())]))] == [(2,)]
+    assert [f.ranks for f in opened(evaluate(generate(job), [LocalNormDetector(LocalNormConfig())]))] == [(2,)]
 
 
 @pytest.mark.parametrize("world_size", [4, 64])
 def test_norms_that_differ_with_the_data_raise_nothing(world_size: int) -> None:
     job = Job(world_size=world_size, steps=1500, seed=5)
-    assert judge(generate(job), [LocalNormDetector(LocalNormConfig())]) == []
+    assert evaluate(generate(job), [LocalNormDetector(LocalNormConfig())]) == []

@@ -12,9 +12,9 @@ import pytest
 from rankwatch_detectors.base import AttemptStart, Bools, Finding, Floats, Frame, Kind, Observation, Severity, Topology
 from rankwatch_detectors.catalogue import CatalogueConfig, detectors
 from rankwatch_detectors.pace.own_past import OwnPastConfig, OwnPastDetector
+from rankwatch_detectors.pace.peer_test import device_seconds
 from rankwatch_detectors.pace.slowdown import SlowdownConfig, SlowdownDetector
 from rankwatch_detectors.pace.straggler import StragglerConfig, StragglerDetector, came_from, units_of
-from rankwatch_detectors.pace.witness import device_seconds
 from rankwatch_service.replay.run import replay
 from rankwatch_service.replay.sources import open_source
 from rankwatch_service.simulate.faults import Restart, Slow, SlowJob
@@ -22,7 +22,7 @@ from rankwatch_service.simulate.files import write_job
 from rankwatch_service.simulate.generate import generate
 from rankwatch_service.simulate.job import Job
 from rankwatch_service.simulate.placement import RankPlacement
-from tests.support.detection.verdicts import closed, judge, opened
+from tests.support.detection.verdicts import closed, evaluate, opened
 from tests.support.values.presences import ATTEMPT, frame, topology
 
 AT = 150
@@ -33,7 +33,7 @@ PARTS = {"work": {}, "data": {"data_wait": True}, "launches": {"wall_only": True
 def found(observations: Iterable[Observation]) -> list[Finding]:
     """What opens: whether ranks or the whole job are slow."""
     bank = [StragglerDetector(StragglerConfig()), SlowdownDetector(SlowdownConfig())]
-    return opened(judge(observations, bank))
+    return opened(evaluate(observations, bank))
 
 
 def slow(factor: float, part: str, placement: RankPlacement, *, late_values: bool = False) -> Finding:
@@ -65,7 +65,7 @@ def test_device_times_that_come_later_than_their_step_are_judged_as_those_that_c
 
 def test_it_ends_when_the_device_is_as_fast_as_before() -> None:
     job = Job(16, 300, 1, placement=DEVICE_TIMES).inject(Slow(5, 100, 1.3, until_step=200))
-    (end,) = closed(judge(generate(job), [StragglerDetector(StragglerConfig())]))
+    (end,) = closed(evaluate(generate(job), [StragglerDetector(StragglerConfig())]))
     assert 200 < (end.detected_step or 0) <= 240
 
 
@@ -101,7 +101,7 @@ def rows(host_s: Floats, device_s: Floats, *, wait: bool) -> list[Finding]:
         values = {"busy_s": [*hosts], "device_busy_s": [*devices], "step_time_s": [step_s] * 4}
         values |= {"device_wait_s": [*(step_s - done)]} if wait else {}
         observations.append(frame(step, values, time_s=float(step)))
-    return opened(judge(observations, [StragglerDetector(StragglerConfig())]))
+    return opened(evaluate(observations, [StragglerDetector(StragglerConfig())]))
 
 
 def test_a_slow_device_is_the_cause_also_where_its_own_times_come_too_seldom_to_decide() -> None:
@@ -114,7 +114,7 @@ def test_a_slow_device_is_the_cause_also_where_its_own_times_come_too_seldom_to_
         values = {"device_busy_s": [*device], "device_wait_s": [*(step_s - device)], "step_time_s": [step_s] * 4}
         row = frame(step, values, time_s=float(step))
         observations.append(without(row, 2) if step % 2 else row)
-    (finding,) = opened(judge(observations, [StragglerDetector(StragglerConfig())]))
+    (finding,) = opened(evaluate(observations, [StragglerDetector(StragglerConfig())]))
     assert (finding.ranks, finding.evidence["witness"], finding.cause) == ((2,), "arrival", "device")
 
 
@@ -129,7 +129,7 @@ def test_where_hosts_decide_how_long_steps_take_who_keeps_the_others_waiting_is_
         values = {"device_wait_s": [*(step_s - own)], "device_step_s": [step_s] * 4}
         values |= {"step_time_s": [*(step_s * np.exp(0.3 * random.standard_normal(4)))]}
         observations.append(frame(step, values, time_s=float(step)))
-    (finding,) = opened(judge(observations, [StragglerDetector(StragglerConfig())]))
+    (finding,) = opened(evaluate(observations, [StragglerDetector(StragglerConfig())]))
     assert (finding.ranks, finding.evidence["witness"], finding.cause) == ((2,), "arrival", "host")
 
 
@@ -150,7 +150,7 @@ def test_where_devices_compute_cpu_times_judge_nobody(lockstep: bool, known_by: 
         observations.append(frame(step, values, time_s=20.0 * step))
     bank = [SlowdownDetector(SlowdownConfig())] if lockstep else [OwnPastDetector(OwnPastConfig())]
     slow = () if lockstep else (1,)
-    assert [one.ranks for one in opened(judge(observations, bank))] == ([] if known_by == "nothing" else [slow])
+    assert [one.ranks for one in opened(evaluate(observations, bank))] == ([] if known_by == "nothing" else [slow])
 
 
 @pytest.mark.parametrize("wait", [True, False])
@@ -183,7 +183,7 @@ def test_a_time_that_is_not_finite_is_no_fault_of_training() -> None:
     for step in range(5):
         values = {"loss": [1.0, 1.0], "device_busy_s": [np.inf, 0.5], "device_wait_s": [np.nan, 0.5]}
         observations.append(frame(step, values))
-    assert judge(observations, detectors()) == []
+    assert evaluate(observations, detectors()) == []
 
 
 def test_a_recording_of_device_times_is_replayed_by_them(tmp_path: Path) -> None:
@@ -265,7 +265,7 @@ def test_what_cpu_time_had_said_ends_when_the_devices_are_known(at_step: int) ->
     known = dataclasses.replace(start, topology=dataclasses.replace(start.topology, device_type=("cuda",) * 8))
     at = next(i for i, one in enumerate(observations) if isinstance(one, Frame) and one.step == 200)
     detector = StragglerDetector(StragglerConfig())
-    findings = judge([*observations[:at], known, *observations[at:]], [detector])
+    findings = evaluate([*observations[:at], known, *observations[at:]], [detector])
     (by_cpu, by_device), (end,) = opened(findings), closed(findings)
     by = "own" if at_step else "cpu"
     assert (by_cpu.evidence["witness"], end.ranks, by_device.evidence["witness"]) == (by, (3,), "wall")

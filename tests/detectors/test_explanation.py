@@ -10,14 +10,14 @@ import pytest
 from rankwatch_detectors.base import Frame, Kind, Observation, StepKind
 from rankwatch_detectors.catalogue import detectors
 from rankwatch_detectors.explanation import (
+    HISTORIES_MAX,
     POINTS_MAX,
-    TRAILS_MAX,
     Detectable,
     ExplainedDetector,
     FrameCounts,
     Statistic,
+    StatisticHistories,
     Suspect,
-    Trails,
 )
 from rankwatch_detectors.scope import IncidentScope
 from rankwatch_service.simulate.faults import Fault, LossClimb, LossLevel, LossSpike, Slow, SlowJob
@@ -32,23 +32,23 @@ class Explained:
 
     def __init__(self, observations: list[Observation], saved_at: int = -1) -> None:
         self.bank = detectors()
-        self.trails = Trails()
+        self.histories = StatisticHistories()
         self.told: list[dict] = []
         for number, one in enumerate(observations):
             if number == saved_at:
-                before, self.bank, trails = self.bank, detectors(), self.trails
+                before, self.bank, histories = self.bank, detectors(), self.histories
                 for old, new in zip(before, self.bank, strict=True):
                     new.restore(unpack(pack(old.snapshot())))
-                self.trails = Trails()
-                self.trails.restore(unpack(pack(trails.snapshot())))
+                self.histories = StatisticHistories()
+                self.histories.restore(unpack(pack(histories.snapshot())))
             self.observe(one)
 
     def observe(self, one: Observation) -> None:
-        (counts,) = self.trails.count([one])
+        (counts,) = self.histories.count([one])
         for detector in self.bank:
             found = detector.observe(one)
             if isinstance(one, Frame) and isinstance(detector, ExplainedDetector):
-                self.told += self.trails.take(detector, one, found, counts)
+                self.told += self.histories.take(detector, one, found, counts)
 
     @property
     def explained(self) -> list[ExplainedDetector]:
@@ -99,13 +99,13 @@ def test_every_row_is_judged_or_left_out_for_a_reason() -> None:
 def test_the_rank_of_a_job_of_one_is_compared_with_nobody() -> None:
     job = explained(None, 50, ranks=1)
     (straggler,) = (one for one in job.explained if one.kind is Kind.STRAGGLER)
-    assert straggler.rows(job.trails.counts) == {"no other rank to compare with": 50}
+    assert straggler.rows(job.histories.counts) == {"no other rank to compare with": 50}
 
 
 def test_evaluations_late_rows_and_values_that_are_not_finite_are_left_out() -> None:
     job = explained(None, 200)
     usual, bad = [2.0] * 8, [math.nan] * 8
-    attempt = job.trails.counts.attempt
+    attempt = job.histories.counts.attempt
     for one in (
         frame(200, {"loss": usual}, attempt=attempt, kind=StepKind.EVAL),
         replace(frame(201, {"loss": usual}, attempt=attempt), late=True),
@@ -115,10 +115,10 @@ def test_evaluations_late_rows_and_values_that_are_not_finite_are_left_out() -> 
     straggler, spike = (
         next(one for one in job.explained if one.kind is kind) for kind in (Kind.STRAGGLER, Kind.LOSS_SPIKE)
     )
-    assert straggler.rows(job.trails.counts)["evaluation or checkpoint"] == 1
-    assert straggler.rows(job.trails.counts)["arrived after its step had closed"] == 1
-    assert spike.rows(job.trails.counts)["not finite"] == 1
-    assert spike.rows(job.trails.counts)["judged"] == 200 - 32
+    assert straggler.rows(job.histories.counts)["evaluation or checkpoint"] == 1
+    assert straggler.rows(job.histories.counts)["arrived after its step had closed"] == 1
+    assert spike.rows(job.histories.counts)["not finite"] == 1
+    assert spike.rows(job.histories.counts)["judged"] == 200 - 32
 
 
 def test_the_smallest_fault_found_today_is_found_and_half_of_it_is_not() -> None:
@@ -154,7 +154,7 @@ class Endless(ExplainedDetector):
     name = "endless"
 
     def suspects(self, frame):
-        ranks = range(3) if frame.step < 5_000 else range(3 * TRAILS_MAX)
+        ranks = range(3) if frame.step < 5_000 else range(3 * HISTORIES_MAX)
         return [Suspect(IncidentScope.of_rank(rank), Statistic.EVIDENCE, 9.0, 10.0, frame.step + 1) for rank in ranks]
 
     def _rows_of_steps(self, counts):
@@ -164,11 +164,11 @@ class Endless(ExplainedDetector):
 
 
 def test_trails_do_not_grow_with_steps_or_ranks() -> None:
-    trails, detector, counts = Trails(), Endless(), FrameCounts()
+    histories, detector, counts = StatisticHistories(), Endless(), FrameCounts()
     for step in range(5_001):
-        trails.take(detector, frame(step, {"loss": [2.0]}), [], counts)
-    kept = trails.snapshot()["_trails"]["endless"]
-    assert len(kept) == TRAILS_MAX
+        histories.take(detector, frame(step, {"loss": [2.0]}), [], counts)
+    kept = histories.snapshot()["_trails"]["endless"]
+    assert len(kept) == HISTORIES_MAX
     for step in range(5_001, 5_001 + 2 * POINTS_MAX):
-        trails.take(detector, frame(step, {"loss": [2.0]}), [], counts)
-    assert max(map(len, trails.snapshot()["_trails"]["endless"].values())) <= POINTS_MAX
+        histories.take(detector, frame(step, {"loss": [2.0]}), [], counts)
+    assert max(map(len, histories.snapshot()["_trails"]["endless"].values())) <= POINTS_MAX

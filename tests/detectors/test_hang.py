@@ -11,7 +11,7 @@ import pytest
 from rankwatch_detectors.base import UNREPORTED, Change, Finding, Occurrence
 from rankwatch_detectors.episodes import since
 from rankwatch_detectors.progress.hang import HangDetector
-from rankwatch_detectors.progress.patience import HangConfig, Patience
+from rankwatch_detectors.progress.progress_timeout import HangConfig, ProgressTimeout
 from tests.support.detection.verdicts import opened
 from tests.support.values.presences import Clockwork
 
@@ -178,10 +178,10 @@ def test_a_standstill_is_told_within_eight_seconds_or_twice_the_slowest_steps(st
     ("step_s", "slow_s", "critical_s"), [(0.03, 0.03, 5.0), (1.0, 1.0, 5.0), (1.6, 1.6, 7.2), (1.0, 3.9, 7.8)]
 )
 def test_a_standstill_within_a_step_is_critical_after_the_longest_of_three(step_s, slow_s, critical_s):
-    patience = Patience(HangConfig())
+    progress_timeout = ProgressTimeout(HangConfig())
     for took_s in (*[step_s] * 97, *[slow_s] * 3):
-        patience.learn_steps(took_s, 1)
-    assert patience.in_step(log=False, cold=False, first="").critical_s == pytest.approx(critical_s)
+        progress_timeout.learn_steps(took_s, 1)
+    assert progress_timeout.in_step(log=False, cold=False, first="").critical_s == pytest.approx(critical_s)
 
 
 def test_the_runbook_has_the_figures_of_the_settings() -> None:

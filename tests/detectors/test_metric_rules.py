@@ -128,8 +128,8 @@ def test_nan_is_present_and_beyond_no_threshold_and_does_not_silence_a_rule() ->
     job, random = Watched(*rules), np.random.default_rng(1)
     for value in random.normal(5.0, 0.1, 200):
         job.log("reward", value)
-        for spoilt in (math.nan, math.inf, -math.inf):
-            job.log("reward", spoilt)
+        for corrupted in (math.nan, math.inf, -math.inf):
+            job.log("reward", corrupted)
     assert job.found == []
     job.follow("reward", random.normal(-5.0, 0.1, 40))
     assert [str(found.scope) for found in opened(job.found)] == ["rule:low", "rule:moved"]

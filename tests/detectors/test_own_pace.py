@@ -12,9 +12,9 @@ from rankwatch_detectors.base import AttemptStart, Change, Finding, Floats, Fram
 from rankwatch_detectors.pace.own_past import OwnPastConfig, OwnPastDetector
 from rankwatch_detectors.progress.hang import HangDetector
 from rankwatch_detectors.progress.own_pace import OwnPaceDetector
-from rankwatch_detectors.progress.patience import HangConfig
+from rankwatch_detectors.progress.progress_timeout import HangConfig
 from rankwatch_detectors.scope import WHOLE_JOB, IncidentScope
-from tests.support.detection.verdicts import closed, judge, opened, restored_all_along
+from tests.support.detection.verdicts import closed, evaluate, opened, restored_all_along
 from tests.support.values.presences import ATTEMPT, Clockwork, topology
 
 STEP_S = (1, 3, 7, 20)
@@ -196,7 +196,7 @@ def one_row(ranks: int, rank: int, step: int, time_s: float, seconds: float, *, 
 
 
 def found(*args: object, **options: object) -> list[Finding]:
-    return judge(observed_rollouts(*args, **options), [OwnPastDetector(OwnPastConfig())])  # type: ignore[arg-type]
+    return evaluate(observed_rollouts(*args, **options), [OwnPastDetector(OwnPastConfig())])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("draw", [lognormal, some_long, two_kinds, slowly_longer])
@@ -241,7 +241,7 @@ def test_a_rank_that_becomes_slower_still_than_its_slow_job_is_named() -> None:
     for one in observations:
         if isinstance(one, Frame) and one.time_s > 3500.0 and one.present["step_time_s"][3]:
             one.values["step_time_s"][3] *= 3.0
-    told = opened(judge(observations, [OwnPastDetector(OwnPastConfig())]))
+    told = opened(evaluate(observations, [OwnPastDetector(OwnPastConfig())]))
     assert [(f.kind, f.ranks) for f in told] == [(Kind.SLOWDOWN, ()), (Kind.STRAGGLER, (3,))]
 
 
@@ -251,7 +251,7 @@ def test_a_job_of_two_that_is_slow_outlives_the_slowness_of_each_rank_by_itself(
         for rank, begin_s in enumerate((6000.0, 4000.0)):
             if isinstance(one, Frame) and one.present["step_time_s"][rank] and begin_s < one.time_s < begin_s + 1200.0:
                 one.values["step_time_s"][rank] *= 4.0
-    findings = judge(observations, [OwnPastDetector(OwnPastConfig())])
+    findings = evaluate(observations, [OwnPastDetector(OwnPastConfig())])
     kinds = [(f.kind, f.ranks) for f in opened(findings)]
     assert kinds[:3] == [(Kind.SLOWDOWN, ()), (Kind.STRAGGLER, (1,)), (Kind.STRAGGLER, (0,))]
     assert {f.kind for f in closed(findings)} == {Kind.STRAGGLER}
@@ -271,14 +271,14 @@ def test_a_slowness_of_seconds_is_a_long_episode() -> None:
         else one
         for one in observations
     ]
-    assert judge(quick, [OwnPastDetector(OwnPastConfig())]) == []
+    assert evaluate(quick, [OwnPastDetector(OwnPastConfig())]) == []
 
 
 def told_of_a_slow_rank(said: Occurrence) -> list[Finding]:
     """What is told of rank 5, three times as slow for good since 1,000 s, if this is said at 1,800 s."""
     observations = observed_rollouts(8, 400, 1, slow={5: (3.0, 1000.0, FOR_GOOD_S)})
     at = next(n for n, one in enumerate(observations) if isinstance(one, Frame) and one.time_s > 1800.0)
-    return judge([*observations[:at], said, *observations[at:]], [OwnPastDetector(OwnPastConfig())])
+    return evaluate([*observations[:at], said, *observations[at:]], [OwnPastDetector(OwnPastConfig())])
 
 
 def test_what_a_person_accepts_is_the_new_past() -> None:

@@ -20,7 +20,7 @@ from rankwatch_service.simulate.noise import Noise
 from rankwatch_service.simulate.placement import RankPlacement
 from suite.cluster_model import ClusterJob
 from tests.detectors.test_explanation import Explained
-from tests.support.detection.verdicts import judge, opened, restored_all_along
+from tests.support.detection.verdicts import evaluate, opened, restored_all_along
 
 AT = 320
 
@@ -31,7 +31,7 @@ def job(steps: int = 400, seed: int = 1, **more: int) -> Job:
 
 
 def found(observations: Iterable[Observation]) -> list[Finding]:
-    return judge(observations, [StragglerDetector(StragglerConfig())])
+    return evaluate(observations, [StragglerDetector(StragglerConfig())])
 
 
 def scopes(observations: Iterable[Observation]) -> list[str]:
@@ -147,7 +147,7 @@ def test_means_over_runs_are_known_once_eight_of_them_are_kept_and_follow_the_un
 def test_the_smallest_faults_of_hosts_and_switches_are_known_and_found() -> None:
     """They are smaller than that of a rank, in whose noise they hide, and take longer."""
     quiet, detector = Job(64, 500, 3, placement=RankPlacement(hosts_per_switch=2)), StragglerDetector(StragglerConfig())
-    judge(generate(quiet), [detector])
+    evaluate(generate(quiet), [detector])
     sizes = {one.fault: dict(one.sizes) for one in detector.detectable()}
     host = sizes["a host that is slow as a whole, by wall time over 8 rows"]
     switch = sizes["a switch that is slow as a whole, by wall time over 8 rows"]
@@ -158,7 +158,7 @@ def test_the_smallest_faults_of_hosts_and_switches_are_known_and_found() -> None
 
 
 def told(job: Job) -> list[Finding]:
-    return [finding for finding in judge(generate(job)) if finding.kind in (Kind.STRAGGLER, Kind.SLOWDOWN)]
+    return [finding for finding in evaluate(generate(job)) if finding.kind in (Kind.STRAGGLER, Kind.SLOWDOWN)]
 
 
 STAGE_ONE = tuple(range(16, 32))

@@ -44,7 +44,7 @@ from rankwatch_service.simulate.job import Job
 from rankwatch_service.simulate.noise import Noise
 from rankwatch_service.simulate.placement import RankPlacement
 from suite.scoring import judged
-from tests.support.detection.verdicts import judge, opened, restored_all_along
+from tests.support.detection.verdicts import evaluate, opened, restored_all_along
 from tests.support.values.presences import ATTEMPT, frame, topology
 
 
@@ -97,7 +97,7 @@ def of_log(levels: Floats, seed: int, *, noise: float, work: Floats | None = Non
     for step, row in enumerate(seconds):
         more = {} if work is None or (work[: step + 1] == 1.0).all() else {"step_work": [work[step]]}
         observations.append(frame(step, {"step_time_s": [row]} | more, time_s=step * 0.2))
-    return judge(observations, [SlowdownDetector(SlowdownConfig())])
+    return evaluate(observations, [SlowdownDetector(SlowdownConfig())])
 
 
 def lengthening(stairs: int, ratio: float) -> Floats:
@@ -243,7 +243,7 @@ def crowded(*, ratio: float, cpu_ratio: float = 1.1, rows: int = 1500, explained
             seconds["queued_s"] = [0.0] * 4
             seconds["queued_s"][step % 4] = explained * step_s * (1 - 1 / ratio) * late
         observations.append(frame(step, seconds, time_s=now_s))
-    return judge(observations, [detector, StragglerDetector(StragglerConfig())])
+    return evaluate(observations, [detector, StragglerDetector(StragglerConfig())])
 
 
 @pytest.mark.parametrize("ratio", [5.0, 10.0])
@@ -297,7 +297,7 @@ def test_a_job_that_warms_up_wakes_nobody(steps: int, factor: float) -> None:
     noise = Noise(warm_up_steps=steps, warm_up_factor=factor)
     assert {finding.severity for finding in found(Job(8, 400, 1, noise=noise))} <= {Severity.INFO}
     staged = Job(16, 45, 3, placement=RankPlacement(pp=4, heavy_stage=(3, 1.25)), noise=noise)
-    assert judge(generate(staged), [StageDetector(StageConfig())]) == []
+    assert evaluate(generate(staged), [StageDetector(StageConfig())]) == []
 
 
 def test_bouts_that_take_a_third_of_the_job_are_told_each_time() -> None:
@@ -348,7 +348,7 @@ def without(observations: Iterator[Observation], *names: str) -> Iterator[Observ
 
 
 def slowdown(observations: Iterator[Observation]) -> Finding:
-    (finding,) = opened(judge(observations, [SlowdownDetector(SlowdownConfig())]))
+    (finding,) = opened(evaluate(observations, [SlowdownDetector(SlowdownConfig())]))
     assert finding.onset_step is not None
     assert 295 <= finding.onset_step <= 305
     return finding
@@ -397,7 +397,7 @@ def test_nothing_but_the_step_time_tells_no_cause() -> None:
 
 
 def test_one_slow_device_is_a_straggler_by_its_device_and_no_communication_although_all_others_wait() -> None:
-    findings = opened(judge(job(DEVICES, Throttle(5, 300, 1.4))))
+    findings = opened(evaluate(job(DEVICES, Throttle(5, 300, 1.4))))
     causes = {(finding.kind, finding.cause) for finding in findings}
     assert (Kind.STRAGGLER, "device") in causes
     assert (Kind.SLOWDOWN, "communication") not in causes
@@ -444,7 +444,7 @@ def run(
         if step in events:
             observations.append(events[step])
         observations.append(frame(step, {name: [value] * 2 for name, value in zip(columns, row, strict=True)}))
-    return judge(observations, [one for one in detectors() if one.name.startswith("loss")])
+    return evaluate(observations, [one for one in detectors() if one.name.startswith("loss")])
 
 
 def climbing(seed: int, then: int = 0) -> Floats:

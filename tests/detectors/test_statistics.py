@@ -9,7 +9,7 @@ import pytest
 
 from rankwatch_detectors.base import Floats, Frame, StepKind
 from rankwatch_detectors.pace.load import LoadConfig, LoadModel
-from rankwatch_detectors.statistics.anchor import BlockSpread
+from rankwatch_detectors.statistics.best_level import BlockSpread
 from rankwatch_detectors.statistics.peers import PeerGroups
 from rankwatch_detectors.statistics.series import RollingQuantiles
 from rankwatch_detectors.statistics.shift import MANY_RANKS, NO_RUN, ROWS_BEYOND_MIN, ShiftBank

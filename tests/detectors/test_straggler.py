@@ -10,10 +10,10 @@ import pytest
 
 from rankwatch_detectors.base import AttemptStart, Change, Finding, Frame, Observation, Severity
 from rankwatch_detectors.catalogue import CatalogueConfig
-from rankwatch_detectors.pace.load import Crowding, CrowdingConfig
+from rankwatch_detectors.pace.load import CpuContention, CpuContentionConfig
+from rankwatch_detectors.pace.peer_test import PeerTestConfig
 from rankwatch_detectors.pace.stage import StageConfig, StageDetector
 from rankwatch_detectors.pace.straggler import StragglerConfig, StragglerDetector
-from rankwatch_detectors.pace.witness import WitnessConfig
 from rankwatch_detectors.words import slower_than
 from rankwatch_service.incidents.model import Incident
 from rankwatch_service.replay.run import replay
@@ -24,12 +24,12 @@ from rankwatch_service.simulate.job import Job
 from rankwatch_service.simulate.noise import Noise
 from rankwatch_service.simulate.placement import RankPlacement
 from suite.scoring import judged
-from tests.support.detection.verdicts import judge, opened, restored_all_along
+from tests.support.detection.verdicts import evaluate, opened, restored_all_along
 from tests.support.values.presences import ATTEMPT, frame, topology
 
 
 def found(job: Job, config: StragglerConfig | None = None) -> list[Finding]:
-    return judge(generate(job), [StragglerDetector(config or StragglerConfig())])
+    return evaluate(generate(job), [StragglerDetector(config or StragglerConfig())])
 
 
 def demo_job(steps: int = 400, seed: int = 0, contention: float = 0.3) -> Job:
@@ -73,7 +73,7 @@ def sleepers(
         now_s += step_s
         seconds = {"busy_s": [*busy], "busy_cpu_s": [*cpu], "queued_s": [*queued], "step_time_s": [step_s] * 4}
         observations.append(frame(step, seconds, time_s=now_s))
-    return judge(observations, [detector])
+    return evaluate(observations, [detector])
 
 
 @pytest.mark.parametrize(("more_s", "queued_s"), [(0.03, 0.0), (0.06, 0.0), (0.15, 0.0), (0.06, 0.05), (0.15, 0.2)])
@@ -183,7 +183,7 @@ def test_missing_rows_are_unknown_and_neither_accuse_nor_clear() -> None:
 def test_false_findings_keep_the_budget_when_it_is_set_a_thousand_times_higher() -> None:
     """At the default budget nothing would ever be seen to fail; at 20,000 a week a short run shows the rate."""
     steps, budget = 1500, 20_000.0
-    wall = WitnessConfig(ratios=(1.05, 1.1), ratio_min=1.0, rows_min=1)
+    wall = PeerTestConfig(ratios=(1.05, 1.1), ratio_min=1.0, rows_min=1)
     config = StragglerConfig(budget=3 * budget, wall=wall)
     allowed = budget * steps / 604_800
     for world_size in (8, 256):
@@ -196,9 +196,11 @@ def test_pauses_that_only_add_time_are_judged_by_a_higher_threshold() -> None:
     limits = []
     for probability in (0.0, 0.1):
         detector = StragglerDetector(StragglerConfig())
-        judge(generate(Job(64, 300, 3, noise=Noise(hiccup_probability=probability, hiccup_s=0.3))), [detector])
-        witness = detector.witnesses["wall"]
-        limits.append(witness.limit + math.log(witness.step_s))  # pauses make steps longer, of which a week has fewer
+        evaluate(generate(Job(64, 300, 3, noise=Noise(hiccup_probability=probability, hiccup_s=0.3))), [detector])
+        peer_test = detector.peer_tests["wall"]
+        limits.append(
+            peer_test.limit + math.log(peer_test.step_s)
+        )  # pauses make steps longer, of which a week has fewer
     even, skewed = limits
     assert skewed - even == pytest.approx(math.log(5))
 
@@ -229,7 +231,7 @@ def crowded(shift: float, rows: int, *, wall: float, seed: int, lasts_s: float =
         now_s += step_s
         seconds = {"busy_s": [*busy], "busy_cpu_s": [*cpu], "step_time_s": [step_s] * 2}
         observations.append(frame(step, seconds, time_s=now_s))
-    return judge(observations, [detector])
+    return evaluate(observations, [detector])
 
 
 @pytest.mark.parametrize("shift", [1.25, 1.5])
@@ -254,10 +256,10 @@ def test_a_rank_with_a_third_more_work_on_a_crowded_host_is_named_once_it_has_la
 
 
 def test_the_more_ranks_wait_for_cores_the_less_a_row_says() -> None:
-    crowding = Crowding(CrowdingConfig())
-    crowding.regroup(("a", "a", "a", "b", "b", "b"))
+    cpu_contention = CpuContention(CpuContentionConfig())
+    cpu_contention.regroup(("a", "a", "a", "b", "b", "b"))
     cpu = np.ones(6)
-    doubt = crowding.doubt(np.array([1.0, 1.5, 1.5, 1.0, 1.0, 9.0]), cpu)
+    doubt = cpu_contention.doubt(np.array([1.0, 1.5, 1.5, 1.0, 1.0, 9.0]), cpu)
     assert doubt[:3] == pytest.approx(0.25 * math.log(1.5))
     assert doubt[3:] == pytest.approx(0.0)
 
@@ -303,7 +305,7 @@ def test_several_heavy_stages_are_one_fact() -> None:
 
 
 def test_a_stage_that_is_lighter_later_is_no_fact_any_more() -> None:
-    findings = judge(generate(heavy(500).inject(Slow(LAST_STAGE, 300, 1 / 1.25))), [StageDetector(StageConfig())])
+    findings = evaluate(generate(heavy(500).inject(Slow(LAST_STAGE, 300, 1 / 1.25))), [StageDetector(StageConfig())])
     assert [(f.change, f.evidence["standing"]) for f in findings] == [(Change.OPEN, True), (Change.CLOSE, True)]
 
 
@@ -353,7 +355,7 @@ def test_a_slow_rank_that_goes_into_a_relaunch_is_no_standing_one() -> None:
 
 def test_a_rollback_leaves_a_fact_as_it_is() -> None:
     job = heavy(500).inject(Restart(200, 150, relaunch=False))
-    findings = judge(generate(job), [StageDetector(StageConfig())])
+    findings = evaluate(generate(job), [StageDetector(StageConfig())])
     assert [f.change for f in findings] == [Change.OPEN]
 
 

@@ -27,7 +27,7 @@ from rankwatch_detectors.catalogue import CatalogueConfig
 from rankwatch_detectors.statistics.level import Settling, SettlingConfig
 from rankwatch_detectors.values.training_curve import CurveDetector
 from suite.networks import NETWORKS, adversaries, trained
-from tests.support.detection.verdicts import judge
+from tests.support.detection.verdicts import evaluate
 from tests.support.values.presences import ATTEMPT, frame, topology
 
 
@@ -195,7 +195,7 @@ def test_a_gradient_norm_that_is_measured_in_every_eighth_step_is_judged_like_an
         for step in range(8 * len(norms))
     )
     detector = CurveDetector(Kind.GRAD_NORM, CatalogueConfig().grad_norm)
-    findings = judge([AttemptStart(ATTEMPT, topology(2), 0.0), *frames], [detector])
+    findings = evaluate([AttemptStart(ATTEMPT, topology(2), 0.0), *frames], [detector])
     assert [finding.change for finding in findings][:1] == ([Change.OPEN] if exploded else [])
     assert all(finding.detected_step == 600 * 8 for finding in findings[:1])
 
@@ -293,7 +293,7 @@ def watched_curve(
 ) -> list[Finding]:
     """What is told of a curve that two ranks log from step 0 on."""
     start = AttemptStart(ATTEMPT, dataclasses.replace(topology(2), optimizers=optimizers), 0.0)
-    return judge([start, *frames_of(curve, family=family, step_s=step_s)], bank_of_curves())
+    return evaluate([start, *frames_of(curve, family=family, step_s=step_s)], bank_of_curves())
 
 
 def bank_of_curves() -> list[CurveDetector]:
@@ -380,7 +380,7 @@ def test_another_model_begins_a_new_curve(points: int, before: int) -> None:
     for row in frames_of({"loss": losses, "grad_norm": 4 * losses}):
         fold, within = divmod(row.step + before, points)
         observed += [*[declared(fold * points)] * (3 if fold and not within else 0), row]
-    grave = [found for found in judge(observed, bank_of_curves()) if found.severity is not Severity.INFO]
+    grave = [found for found in evaluate(observed, bank_of_curves()) if found.severity is not Severity.INFO]
     assert [(found.kind, found.detected_step) for found in grave] == []
 
 
@@ -390,7 +390,7 @@ def with_changes(series: np.ndarray[tuple[int], np.dtype[np.float64]], *steps: i
     for row in frames_of({"loss": series}):
         observed += [declared(row.step - late)] if row.step - late in steps else []
         observed.append(row)
-    return judge(observed, bank_of_curves())
+    return evaluate(observed, bank_of_curves())
 
 
 def raised(points: int, onset: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
@@ -437,7 +437,7 @@ def test_growth_that_a_person_accepts_is_not_told_again() -> None:
             fields = {"kinds": ["loss_divergence"]}
             observed.append(Occurrence("accepted", ATTEMPT, "", 0.0, None, None, fields))
         observed.append(row)
-    found = [one for one in judge(observed, bank_of_curves()) if one.kind is Kind.LOSS_DIVERGENCE]
+    found = [one for one in evaluate(observed, bank_of_curves()) if one.kind is Kind.LOSS_DIVERGENCE]
     assert [one.change for one in found if one.change is not Change.UPDATE] == [Change.OPEN, Change.CLOSE]
 
 
@@ -571,7 +571,7 @@ def resumed(at: int, ratio: float, attempt: str = "run.1", ahead: int = 600, noi
     after = frames_of({"loss": again, "grad_norm": norms[at : at + ahead]}, first=at, attempt=attempt)
     after = [dataclasses.replace(one, time_s=one.time_s + 900) for one in after]
     starts = [AttemptStart(ATTEMPT, topology(2), 0.0), AttemptStart(attempt, topology(2), 900.0)]
-    return judge([starts[0], *before, starts[1], *after], bank_of_curves())
+    return evaluate([starts[0], *before, starts[1], *after], bank_of_curves())
 
 
 @pytest.mark.parametrize("attempt", ["run.1", "again.0"], ids=["same process", "relaunch"])

@@ -175,7 +175,7 @@ TRAINED = ("loss", "grad_norm", "local_grad_norm")
 MEASURED = ("step_time_s", "busy_s", "busy_cpu_s", "wait_s", "tokens")
 
 
-def spoilt(metric: str, at_step: int, steps: int = 1) -> list[Timed]:
+def corrupted(metric: str, at_step: int, steps: int = 1) -> list[Timed]:
     """The job's telemetry with NaN in one metric of one rank; the metric is added where it is not reported."""
     job = Job(world_size=8, steps=170, step_s=0.5, seed=8).inject(Slow(5, 120, 1.6))
     return changed(job, lambda table, _: with_nan(table, metric, at_step, steps))
@@ -195,7 +195,7 @@ def with_nan(table: wire.Table, metric: str, at_step: int, steps: int) -> wire.T
     [*(("loss", step) for step in (0, 1, 63, 64, 100)), *((name, step) for name in TRAINED[1:] for step in (0, 64))],
 )
 def test_what_training_computed_as_nan_is_told_in_its_step_and_a_later_straggler_too(live, metric, at_step):
-    lived = live(spoilt(metric, at_step))
+    lived = live(corrupted(metric, at_step))
     found = lived.outcome.of("gpt")
     (nonfinite,) = [row for row in found if row[0] == "nonfinite"]
     assert nonfinite[3] == at_step
@@ -204,6 +204,6 @@ def test_what_training_computed_as_nan_is_told_in_its_step_and_a_later_straggler
 
 @pytest.mark.parametrize("metric", MEASURED)
 def test_a_measurement_that_failed_for_long_leaves_the_others_judged(live, metric):
-    lived = live(spoilt(metric, 20, steps=60))
+    lived = live(corrupted(metric, 20, steps=60))
     assert ("straggler", "rank:5", (5,)) in {row[:3] for row in lived.outcome.of("gpt")}
     assert {row[2] for row in lived.outcome.of("gpt") if row[0] == "straggler"} == {(5,)}

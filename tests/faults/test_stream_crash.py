@@ -131,12 +131,12 @@ def before_the_nan(form, reference):
                 stream.step(8)
             for name in ("*", *stream.partition.jobs):
                 stream.save(name)
-            stop = stream.partition.place.position + AHEAD
+            stop = stream.partition.offsets.position + AHEAD
         yield url, stop
 
 
 def run_to(stream, stop: int) -> None:
-    while (left := stop - stream.partition.place.position) > 0:
+    while (left := stop - stream.partition.offsets.position) > 0:
         stream.step(min(left, 8))
 
 
@@ -152,9 +152,9 @@ def test_each_call_of_the_commits_around_an_incident_may_fail_once(form, before_
     with form.copied(source) as url, form.opened(url, faults) as (engine, stream):
         stream.start()
         begun, opened = faults.calls, 0
-        while stream.partition.place.position < stop:
+        while stream.partition.offsets.position < stop:
             before = faults.calls
-            stream.step(min(8, stop - stream.partition.place.position))
+            stream.step(min(8, stop - stream.partition.offsets.position))
             if not opened and stream.partition.jobs["nan"].correlator.open:
                 begun, opened = before, faults.calls
         whole = results(engine)

@@ -35,7 +35,7 @@ TRAINS = """
 """
 
 
-class Place:
+class Offsets:
     """A folder with what a command needs, and the recorders that it leaves."""
 
     def __init__(self, folder: Path) -> None:
@@ -78,8 +78,8 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path) -> Place:
-    return Place(tmp_path)
+def place(tmp_path) -> Offsets:
+    return Offsets(tmp_path)
 
 
 def test_a_script_is_watched_without_a_line_in_it(place):

@@ -271,7 +271,7 @@ class DeviceSampler(threading.Thread):
 
     def _follow(self, pipe: IO[bytes]) -> None:
         """Take what the reader writes until it or the sampler ends."""
-        readings, since_s, patience_s = Readings(), self._clock.monotonic_s(), OPEN_WITHIN_S
+        readings, since_s, timeout_s = Readings(), self._clock.monotonic_s(), OPEN_WITHIN_S
         while not self._closed.is_set():
             readable, _, _ = select.select([pipe.fileno(), self._woken], [], [], SILENT_S / 3)
             if pipe.fileno() in readable:
@@ -285,8 +285,8 @@ class DeviceSampler(threading.Thread):
                     _log.warning("the reader of devices wrote something else: %s", error)
                     return
                 self._hear()
-                since_s, patience_s = self._heard_s, SILENT_S
-            self._look_for_silence(since_s, patience_s)
+                since_s, timeout_s = self._heard_s, SILENT_S
+            self._look_for_silence(since_s, timeout_s)
 
     # ---- what it tells -----------------------------------------------------------------------------------------------
 
@@ -348,9 +348,9 @@ class DeviceSampler(threading.Thread):
             self._silent_since_s = None
             self._tell("driver_answers", {"silent_s": silent_s})
 
-    def _look_for_silence(self, since_s: float, patience_s: float) -> None:
+    def _look_for_silence(self, since_s: float, timeout_s: float) -> None:
         silent_s = self._clock.monotonic_s() - since_s
-        if silent_s >= patience_s and self._silent_since_s is None:
+        if silent_s >= timeout_s and self._silent_since_s is None:
             self._silent_since_s = since_s
             self._tell("driver_silent", {"silent_s": silent_s})
 

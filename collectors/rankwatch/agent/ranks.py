@@ -18,10 +18,10 @@ from zlib import crc32
 
 from rankwatch import layout, wire
 from rankwatch.agent.processes import RankProcess
-from rankwatch.layout import NOTHING_STANDING, Directive, Standing
+from rankwatch.layout import NO_REQUESTS, Directive, PersistentRequests
 from rankwatch.reader import Header, Note, Poll, ProgressBlock, RingReader
 
-ALL_TOLD: Final = 2**63
+FULLY_SENT: Final = 2**63
 """Position beyond every entry: the last record and the exit are settled, and the recorder can be removed."""
 RANKS_MAX: Final = 512
 """Recorders read at once, living and dead: 1 GiB of mapped memory. Further ones wait until there is room."""
@@ -83,7 +83,7 @@ class LocalRank:
     """True if the process has closed its recorder and lives on."""
     exit_order: int | None = None
     """Place among the ranks of this launch and host in which its process ended; 0 is the first mover."""
-    exit_told: bool = False
+    exit_reported: bool = False
     shards: int = 0
     """How many ranks save a part of a checkpoint, by its own newest note that says so; 0: every rank."""
     introduced: tuple[str, int, tuple[str, ...], int] = ("", 0, (), 0)
@@ -92,7 +92,7 @@ class LocalRank:
     """The directive in its slot."""
     renewal: int = 0
     """Renewal number of the order that the directive belongs to."""
-    standing: Standing = NOTHING_STANDING
+    persistent: PersistentRequests = NO_REQUESTS
     """What the same slot asks of the rank beside orders."""
     trace: wire.TraceRequest | None = None
     """The trace that the service asks of the rank."""
@@ -236,7 +236,7 @@ class LocalRanks:
 
     def _open(self, path: str, name: str) -> LocalRank | None:
         settled = _read_position(path)
-        if settled == ALL_TOLD:
+        if settled == FULLY_SENT:
             _delete(path)
             return None
         try:
@@ -254,7 +254,7 @@ class LocalRanks:
             return None
         slot = reader.directives
         rank = LocalRank(
-            path, reader, header, _hold(header), settled, settled, directive=slot.read(), standing=slot.standing
+            path, reader, header, _hold(header), settled, settled, directive=slot.read(), persistent=slot.persistent
         )
         if rank.process is None and not reader.owner_alive():
             rank.last_sign_unix_ns = _last_sign_of_life(reader, header)

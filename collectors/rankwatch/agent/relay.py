@@ -25,7 +25,7 @@ import msgspec
 from rankwatch import layout, wire
 from rankwatch.agent.clock import AgentClock
 from rankwatch.agent.ranks import LocalRank
-from rankwatch.layout import Directive, Standing
+from rankwatch.layout import Directive, PersistentRequests
 
 ORDERS_REMEMBERED: Final = 256
 """Orders whose newest phase is remembered; a job has one open at a time, and closed ones do not come back."""
@@ -101,7 +101,7 @@ class Relay:
         told = (self._newest.get(view.order) for view in orders.orders)
         self._open = tuple(view for view in told if view is not None and view.phase != "closed")
         self._refused = {view.order: self._refused[view.order] for view in self._open if view.order in self._refused}
-        self._tell_standing(orders.proven)
+        self._report_persistent(orders.proven)
 
     def take_refused(self) -> list[RefusedLocation]:
         """The locations refused since the last call, each once in a row."""
@@ -167,7 +167,7 @@ class Relay:
                 _kill(rank, view)
             elif view.phase == "closed":
                 if rank.directive is not None and rank.directive.order == view.order:
-                    rank.reader.directives.clear(view.order, view.attempt, rank.standing)
+                    rank.reader.directives.clear(view.order, view.attempt, rank.persistent)
                     rank.directive, rank.renewal = None, 0
             elif view.phase in _IN_SLOT and (_has_location(rank, view) or self._may_load(view)):
                 _write(rank, view)
@@ -191,15 +191,19 @@ class Relay:
             return True  # it has begun this order, even if a rollback has moved it to the next attempt
         return rank.attempt(rank.reader.progress().k) == view.attempt
 
-    def _tell_standing(self, checkpoint: str) -> None:
+    def _report_persistent(self, checkpoint: str) -> None:
         """Write which capture to keep and what to trace into slots without an order; a slot with one gets it later."""
         for rank in self._ranks:
             # TIER:LAUNCH.k:STEP. A capture in memory ended with the processes of its launch.
             mine = checkpoint if checkpoint.startswith(f"memory:{rank.launch}.") else ""
-            asked = Standing(mine) if rank.trace is None else Standing(mine, rank.trace.request, rank.trace.steps)
-            if rank.gone_since_s is None and rank.directive is None and rank.standing != asked:
+            asked = (
+                PersistentRequests(mine)
+                if rank.trace is None
+                else PersistentRequests(mine, rank.trace.request, rank.trace.steps)
+            )
+            if rank.gone_since_s is None and rank.directive is None and rank.persistent != asked:
                 rank.reader.directives.clear("", rank.attempt(rank.reader.progress().k), asked)
-                rank.standing = asked
+                rank.persistent = asked
 
     def _write_resume(self, advice: wire.ResumeAdvice) -> None:
         why = self._why_not(advice.location) if advice.checkpoint else ""
@@ -243,7 +247,7 @@ def _write(rank: LocalRank, view: wire.OrderView) -> None:
         location=view.location,
         checkpoint_step=view.checkpoint_step,
         k=view.k,
-        **rank.standing._asdict(),
+        **rank.persistent._asdict(),
     )
     if rank.directive == directive and rank.renewal == view.renewal:
         return

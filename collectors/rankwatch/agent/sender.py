@@ -34,8 +34,8 @@ from zlib import crc32
 
 import msgspec
 
+from rankwatch.agent.batch_builder import EncodedBatch, Losses, all_records, without_records
 from rankwatch.agent.clock import AgentClock
-from rankwatch.agent.draft import Losses, Parcel, all_records, without_records
 from rankwatch.outcome import Later, Outcome, Refused
 
 SPOOL_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -236,7 +236,7 @@ MEMORY_BYTES_MAX: Final = 8 * 1024 * 1024
 of 10 s, 0.5 MB gather, so this limit is reached only if the spool cannot be written either."""
 MEMORY_EASY_BYTES: Final = 1024 * 1024
 """While the spool is being sent, newer parcels wait in memory up to this size; then they are appended to the spool."""
-CROWDED_PARCELS: Final = 3
+BUSY_BATCHES: Final = 3
 BACKOFF_FIRST_S: Final = 0.25
 BACKOFF_MAX_S: Final = 2.0
 """Short, because a refused connection costs little and a service that is back should learn of hangs at once."""
@@ -279,7 +279,7 @@ class Sender(threading.Thread):
         self._spool: Spool | None = None
         self._clock = clock
         self._condition = threading.Condition()
-        self._fresh: deque[Parcel] = deque()
+        self._fresh: deque[EncodedBatch] = deque()
         self._fresh_bytes = 0
         self._settled: dict[str, int] = {}
         self._losses = Losses()
@@ -300,7 +300,7 @@ class Sender(threading.Thread):
     @property
     def crowded(self) -> bool:
         """True while it cannot keep up, on a host whose cores are full: then too, fewer messages are better."""
-        return self.behind or len(self._fresh) > CROWDED_PARCELS
+        return self.behind or len(self._fresh) > BUSY_BATCHES
 
     @property
     def trouble(self) -> str:
@@ -323,11 +323,11 @@ class Sender(threading.Thread):
         with self._condition:
             return not self._fresh and (self.behind or not self._spool)
 
-    def put(self, parcel: Parcel) -> None:
+    def put(self, encoded_batch: EncodedBatch) -> None:
         """Hand over one parcel."""
         with self._condition:
-            self._fresh.append(parcel)
-            self._fresh_bytes += parcel.size
+            self._fresh.append(encoded_batch)
+            self._fresh_bytes += encoded_batch.size
             if self._fresh_bytes > MEMORY_BYTES_MAX:
                 self._shrink()
             self._condition.notify()
@@ -441,23 +441,23 @@ class Sender(threading.Thread):
             with self._condition:
                 if not self._fresh:
                     return
-                parcel = self._fresh[0]
+                encoded_batch = self._fresh[0]
             try:
-                if parcel.body:
-                    self._spool.append(parcel.body)
+                if encoded_batch.body:
+                    self._spool.append(encoded_batch.body)
             except OSError as error:
                 self._spool_failed(error)
                 return
             with self._condition:
                 self._losses += self._spool.losses
                 self._spool.losses.clear()
-                if self._fresh and self._fresh[0] is parcel:
+                if self._fresh and self._fresh[0] is encoded_batch:
                     self._settle()
 
     def _settle(self) -> None:
-        parcel = self._fresh.popleft()
-        self._fresh_bytes -= parcel.size
-        self._settled.update(parcel.positions)
+        encoded_batch = self._fresh.popleft()
+        self._fresh_bytes -= encoded_batch.size
+        self._settled.update(encoded_batch.positions)
 
     def _shrink(self) -> None:
         """Drop the oldest records in memory down to three quarters of the limit, step and values records first."""
@@ -465,23 +465,23 @@ class Sender(threading.Thread):
         # Keep the first parcel: it may be in a request right now.
         kept = deque([self._fresh.popleft()])
         while self._fresh and self._fresh_bytes > goal:
-            parcel = self._fresh.popleft()
-            rest, losses = without_records(parcel.body) if parcel.body else (None, Losses())
+            encoded_batch = self._fresh.popleft()
+            rest, losses = without_records(encoded_batch.body) if encoded_batch.body else (None, Losses())
             self._losses += losses
-            self._fresh_bytes -= parcel.size
-            kept.append(Parcel(rest or b"", parcel.positions))
+            self._fresh_bytes -= encoded_batch.size
+            kept.append(EncodedBatch(rest or b"", encoded_batch.positions))
             self._fresh_bytes += kept[-1].size
         positions: dict[str, int] = {}
         while len(kept) > 1 and self._fresh_bytes > goal:
-            parcel = kept[1]
+            encoded_batch = kept[1]
             del kept[1]
-            if parcel.body:
-                self._losses += all_records(parcel.body, "spool")
-            self._fresh_bytes -= parcel.size
-            positions.update(parcel.positions)
+            if encoded_batch.body:
+                self._losses += all_records(encoded_batch.body, "spool")
+            self._fresh_bytes -= encoded_batch.size
+            positions.update(encoded_batch.positions)
         if positions:
             # Dropped records count as settled, in their order: the rings need not keep them either.
-            kept.insert(1, Parcel(b"", positions))
+            kept.insert(1, EncodedBatch(b"", positions))
             self._fresh_bytes += kept[1].size
         kept.extend(self._fresh)
         self._fresh = kept

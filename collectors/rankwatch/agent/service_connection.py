@@ -15,7 +15,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from rankwatch.agent.endpoint import Endpoint
-from rankwatch.trust import doubt
+from rankwatch.trust import explain_tls_error
 
 REQUEST_TIMEOUT_S: Final = 10.0
 """How long a request waits for a service that accepts connections and never answers; the spool fills meanwhile."""
@@ -198,7 +198,7 @@ def detail(answer: Reply) -> str:
 
 def _reason(endpoint: Endpoint, error: Exception) -> Unreachable:
     if isinstance(error, ssl.SSLCertVerificationError):
-        return Unconfigured(doubt(endpoint.url, error))
+        return Unconfigured(explain_tls_error(endpoint.url, error))
     return Unreachable(f"{type(error).__name__}: {error}")
 
 

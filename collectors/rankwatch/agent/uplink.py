@@ -16,7 +16,7 @@ from typing import Final
 from urllib.parse import urlencode
 
 from rankwatch import wire
-from rankwatch.agent.draft import Numbering
+from rankwatch.agent.batch_builder import SenderIdentity
 from rankwatch.agent.enrolment import ENROL_AGAIN, Enrolment, NotEnrolledError, OrderCheck
 from rankwatch.agent.service_connection import (
     FOR_A_PERSON,
@@ -162,14 +162,20 @@ class OrderStream(threading.Thread):
     """Holds the command stream of one job open and opens it again when it ends."""
 
     def __init__(
-        self, find: FindEndpoint, inbox: Inbox, enrolment: Enrolment, check: OrderCheck, job: str, numbering: Numbering
+        self,
+        find: FindEndpoint,
+        inbox: Inbox,
+        enrolment: Enrolment,
+        check: OrderCheck,
+        job: str,
+        sender_identity: SenderIdentity,
     ) -> None:
         super().__init__(name="orders", daemon=True)
         self._connection = ServiceConnection(find)
         self._inbox = inbox
         self._enrolment = enrolment
         self._check = check
-        self._asked = {"job": job, "host": numbering.host, "boot": numbering.boot}
+        self._asked = {"job": job, "host": sender_identity.host, "boot": sender_identity.boot}
         self._condition = threading.Condition()
         self._closed = False
 

@@ -14,16 +14,24 @@ from pathlib import Path
 from typing import Final
 
 from rankwatch import wire
+from rankwatch.agent.batch_builder import (
+    BatchBuilder,
+    Losses,
+    SenderIdentity,
+    by_age,
+    exit_event,
+    progress_of,
+    start_event,
+)
 from rankwatch.agent.checkpoints import CheckpointRoots, SavedCheckpoints, roots_file
 from rankwatch.agent.clock import AgentClock
 from rankwatch.agent.cloud import CloudNotices
 from rankwatch.agent.devices import DeviceSampler
-from rankwatch.agent.draft import Draft, Losses, Numbering, by_age, exit_event, progress_of, start_event
 from rankwatch.agent.enrolment import Enrolment, OrderCheck
 from rankwatch.agent.hang_stacks import HangAnswers
 from rankwatch.agent.host import HostSampler
 from rankwatch.agent.processes import REAP_WAIT_S, UNKNOWN_EXIT, ExitWatch
-from rankwatch.agent.ranks import ALL_TOLD, LocalRank, LocalRanks
+from rankwatch.agent.ranks import FULLY_SENT, LocalRank, LocalRanks
 from rankwatch.agent.relay import Relay, Traces, resume_file
 from rankwatch.agent.sender import Sender
 from rankwatch.agent.service_connection import FindEndpoint
@@ -91,9 +99,9 @@ class Worker:
         self._hang_answers = HangAnswers(setting.clock)
         self._traces = Traces(setting.clock)
         self._held_back: wire.Orders | None = None
-        self._drafts: dict[str, Draft] = {}
+        self._builders: dict[str, BatchBuilder] = {}
         self._newest_attempt = ""
-        self._numbering: Numbering | None = None
+        self._sender_identity: SenderIdentity | None = None
         self._views: ViewPoster | None = None
         self._stream: OrderStream | None = None
         self._gone = Counter[str]()
@@ -115,14 +123,14 @@ class Worker:
         if self._newest_attempt:
             reason = "told to stop" if self._stopping() else "no rank is left"
             event = wire.Event("agent_stop", self._clock.unix_ns(), fields={"reason": reason})
-            self._draft(self._newest_attempt).tell(event)
+            self._builder(self._newest_attempt).tell(event)
         self._flush()
         for thread in (self._views, self._stream, self._setting.hardware):
             if thread is not None:
                 thread.close()
         self._setting.sender.close(CLOSE_WITHIN_S)
         self._ranks.settle(self._setting.sender.take_settled())
-        for rank in [rank for rank in self._ranks if rank.settled == ALL_TOLD]:
+        for rank in [rank for rank in self._ranks if rank.settled == FULLY_SENT]:
             self._ranks.remove(rank)
         self._ranks.close()
         self._exits.close()
@@ -178,7 +186,7 @@ class Worker:
 
     def _discover(self) -> None:
         for rank in self._ranks.scan():
-            if self._numbering is None:
+            if self._sender_identity is None:
                 self._introduce_ourselves(str(rank.identity.get("host", "")))
             if rank.process is not None:
                 self._by_fd[rank.process.fd] = rank
@@ -189,11 +197,11 @@ class Worker:
             _log.info("rank %d of attempt %s, pid %d", rank.rank, rank.attempt(0), rank.header.pid)
 
     def _introduce_ourselves(self, host: str) -> None:
-        self._numbering = Numbering(host)
+        self._sender_identity = SenderIdentity(host)
         find, enrolment, check = self._setting.find_endpoint, self._setting.enrolment, OrderCheck()
         enrolment.introduce(host)
         self._views = ViewPoster(find, self._inbox, enrolment, check)
-        self._stream = OrderStream(find, self._inbox, enrolment, check, self._setting.job, self._numbering)
+        self._stream = OrderStream(find, self._inbox, enrolment, check, self._setting.job, self._sender_identity)
         self._views.start()
         self._stream.start()
 
@@ -225,7 +233,7 @@ class Worker:
     def _tell_exits(self, now_s: float) -> None:
         # In the order in which they ended: the service takes the first for the first mover.
         for rank in sorted(self._ranks, key=lambda rank: (rank.last_sign_unix_ns, rank.exit_order or 0)):
-            if rank.gone_since_s is None or rank.exit_told:
+            if rank.gone_since_s is None or rank.exit_reported:
                 continue
             block = rank.reader.progress()
             if rank.closed:
@@ -241,19 +249,21 @@ class Worker:
             self._tell_last(rank, block, now_s, event)
 
     def _tell_last(self, rank: LocalRank, block: ProgressBlock, now_s: float, *events: wire.Event) -> None:
-        draft = self._draft_of(rank, block.k)
+        batch_builder = self._builder_of(rank, block.k)
         for event in events:
-            draft.tell(event)
-        draft.progress.append(progress_of(rank, block, now_s))
-        draft.positions[rank.path] = ALL_TOLD
-        rank.exit_told = True
+            batch_builder.tell(event)
+        batch_builder.progress.append(progress_of(rank, block, now_s))
+        batch_builder.positions[rank.path] = FULLY_SENT
+        rank.exit_reported = True
 
     def _clear_away(self, now_s: float) -> None:
-        for rank in [rank for rank in self._ranks if rank.settled == ALL_TOLD]:
+        for rank in [rank for rank in self._ranks if rank.settled == FULLY_SENT]:
             # Views report "exited" while other ranks of its launch live and no new process has its rank number.
-            comrades = [other for other in self._ranks if other.launch == rank.launch and other is not rank]
-            replaced = any(o.rank == rank.rank and o.header.start_unix_ns > rank.header.start_unix_ns for o in comrades)
-            alive = any(other.gone_since_s is None for other in comrades)
+            same_launch = [other for other in self._ranks if other.launch == rank.launch and other is not rank]
+            replaced = any(
+                o.rank == rank.rank and o.header.start_unix_ns > rank.header.start_unix_ns for o in same_launch
+            )
+            alive = any(other.gone_since_s is None for other in same_launch)
             if replaced or not (alive or self._relay.urgent):
                 self._ranks.remove(rank)
         if any(rank.gone_since_s is None for rank in self._ranks):
@@ -265,11 +275,11 @@ class Worker:
         alone_s = self._clock.monotonic_s() - self._alone_since_s
         if any(rank.gone_since_s is None for rank in self._ranks):
             return False
-        all_told = self._setting.sender.idle and not len(self._ranks)
+        fully_sent = self._setting.sender.idle and not len(self._ranks)
         if self._stopping():
-            return all_told or alone_s >= STOP_AT_LATEST_S
+            return fully_sent or alone_s >= STOP_AT_LATEST_S
         at_latest_s = END_AT_LATEST_S if self._setting.sender.behind else DRAINED_AT_LATEST_S
-        return alone_s >= END_AFTER_S and (all_told or alone_s >= at_latest_s)
+        return alone_s >= END_AFTER_S and (fully_sent or alone_s >= at_latest_s)
 
     # ---- reports -----------------------------------------------------------------------------------------------------
 
@@ -282,10 +292,10 @@ class Worker:
                 if isinstance(entry, Note):
                     self._roots.learn(rank, entry)  # before the event, so that the service knows them when it comes
                     self._saved.learn(entry)
-                draft = self._draft_of(rank, entry.k)
-                refused = draft.add(rank, entry)
+                batch_builder = self._builder_of(rank, entry.k)
+                refused = batch_builder.add(rank, entry)
                 if refused:
-                    self._losses[self._setting.job, draft.attempt, "reserved_names"] += refused
+                    self._losses[self._setting.job, batch_builder.attempt, "reserved_names"] += refused
                 if isinstance(entry, Note):
                     rank.learn_end(entry)
 
@@ -295,18 +305,18 @@ class Worker:
                 block = rank.reader.progress()
                 rank.refresh_identity()
                 self._hang_answers.look(rank, block)
-                self._draft_of(rank, block.k).progress.append(progress_of(rank, block, now_s))
+                self._builder_of(rank, block.k).progress.append(progress_of(rank, block, now_s))
         devices, host_devices = self._setting.hardware.take(self._saved.place)
-        for draft in self._drafts.values():
-            draft.carry(devices, host_devices)
+        for batch_builder in self._builders.values():
+            batch_builder.carry(devices, host_devices)
         for event in self._setting.hardware.take_events() if self._newest_attempt else ():
-            self._draft(self._newest_attempt).tell(event)
+            self._builder(self._newest_attempt).tell(event)
 
     def _tell_answers(self) -> None:
         for attempt, event in (*self._hang_answers.take(), *self._traces.take(self._ranks)):
-            if self._draft(attempt).full:
+            if self._builder(attempt).full:
                 self._flush()
-            self._draft(attempt).tell(event)
+            self._builder(attempt).tell(event)
 
     def _tell_checkpoints(self) -> None:
         if not self._newest_attempt:
@@ -315,7 +325,7 @@ class Worker:
         gone = [("checkpoint_gone", one._asdict()) for one in self._saved.missing()]
         disks = [("checkpoint_disk", one._asdict()) for one in self._saved.disks()]
         for kind, fields in refused + gone + disks:
-            self._draft(self._newest_attempt).tell(wire.Event(kind, self._clock.unix_ns(), fields=fields))
+            self._builder(self._newest_attempt).tell(wire.Event(kind, self._clock.unix_ns(), fields=fields))
 
     def _tell_losses(self) -> None:
         self._losses += self._setting.sender.take_losses()
@@ -323,42 +333,42 @@ class Worker:
             return
         for (_, attempt, reason), count in self._losses.items():
             fields = {"reason": reason, "count": count}
-            draft = self._draft(attempt or self._newest_attempt)
-            draft.tell(wire.Event("records_lost", self._clock.unix_ns(), fields=fields))
+            batch_builder = self._builder(attempt or self._newest_attempt)
+            batch_builder.tell(wire.Event("records_lost", self._clock.unix_ns(), fields=fields))
         self._losses.clear()
 
     def _flush(self) -> None:
         """Hand all drafts to the sender, older attempts first."""
         self._tell_losses()
-        for attempt in sorted(self._drafts, key=by_age):
-            draft = self._drafts.pop(attempt)
-            if not draft.empty and self._numbering is not None:
-                self._setting.sender.put(draft.parcel(self._numbering, self._clock.unix_ns()))
+        for attempt in sorted(self._builders, key=by_age):
+            batch_builder = self._builders.pop(attempt)
+            if not batch_builder.empty and self._sender_identity is not None:
+                self._setting.sender.put(batch_builder.encoded_batch(self._sender_identity, self._clock.unix_ns()))
 
-    def _draft_of(self, rank: LocalRank, k: int) -> Draft:
+    def _builder_of(self, rank: LocalRank, k: int) -> BatchBuilder:
         """The draft for a rank's records with this k; introduces the rank if it is new there."""
         attempt = rank.attempt(k)
-        draft = self._draft(attempt)
-        if draft.full:
+        batch_builder = self._builder(attempt)
+        if batch_builder.full:
             self._flush()
-            draft = self._draft(attempt)
+            batch_builder = self._builder(attempt)
         state = (attempt, rank.header.identity_number, self._roots.roots, rank.shards)
         if rank.introduced != state:
             if not rank.introduced[0] and not rank.settled:
-                draft.tell(start_event(rank))
+                batch_builder.tell(start_event(rank))
             rank.introduced = state
-            draft.introduce(rank, self._roots.roots)
+            batch_builder.introduce(rank, self._roots.roots)
             if attempt != self._newest_attempt:
                 self._newest_attempt = attempt
                 fields = {"restarts": self._setting.restarts}
-                draft.tell(wire.Event("agent_start", self._clock.unix_ns(), fields=fields))
-        return draft
+                batch_builder.tell(wire.Event("agent_start", self._clock.unix_ns(), fields=fields))
+        return batch_builder
 
-    def _draft(self, attempt: str) -> Draft:
-        draft = self._drafts.get(attempt)
-        if draft is None:
-            draft = self._drafts[attempt] = Draft(self._setting.job, attempt)
-        return draft
+    def _builder(self, attempt: str) -> BatchBuilder:
+        batch_builder = self._builders.get(attempt)
+        if batch_builder is None:
+            batch_builder = self._builders[attempt] = BatchBuilder(self._setting.job, attempt)
+        return batch_builder
 
     # ---- orders ------------------------------------------------------------------------------------------------------
 
@@ -383,7 +393,7 @@ class Worker:
             self._next_view_s = self._clock.monotonic_s()
 
     def _post_views(self, now_s: float) -> None:
-        if self._views is None or self._numbering is None:
+        if self._views is None or self._sender_identity is None:
             return
         shown: dict[str, dict[int, wire.Progress]] = {}
         # Oldest process first, so that the newest process of a rank replaces earlier ones in the view.
@@ -392,10 +402,17 @@ class Worker:
             attempt = self._relay.attempt_of(rank, block.k, block.answer.order)
             progress = self._relay.seen_by_service(rank, progress_of(rank, block, now_s))
             shown.setdefault(attempt, {})[rank.rank] = progress
-        unix_ns, numbering = self._clock.unix_ns(), self._numbering
+        unix_ns, sender_identity = self._clock.unix_ns(), self._sender_identity
         self._views.offer(
             [
-                wire.View(self._setting.job, attempt, numbering.host, numbering.boot, unix_ns, tuple(ranks.values()))
+                wire.View(
+                    self._setting.job,
+                    attempt,
+                    sender_identity.host,
+                    sender_identity.boot,
+                    unix_ns,
+                    tuple(ranks.values()),
+                )
                 for attempt, ranks in shown.items()
             ]
         )

@@ -20,7 +20,7 @@ from urllib.parse import quote, urlencode, urlsplit
 import msgspec
 
 from rankwatch.agent.endpoint import configuration_path
-from rankwatch.trust import Trust, doubt, split_token, trust_of
+from rankwatch.trust import Trust, explain_tls_error, split_token, trust_of
 
 URL_DEFAULT: Final = "http://127.0.0.1:8770"
 
@@ -344,7 +344,7 @@ class RestConnection:
 
     def _silence(self, error: Exception, remedy: str = "") -> RestError:
         """A refused connection mostly means that no service runs there."""
-        if why := doubt(self.url, error):
+        if why := explain_tls_error(self.url, error):
             return RestError(0, "not trusted", why)
         return RestError(0, "no answer", f"{self.url} does not answer: {error}", remedy)
 

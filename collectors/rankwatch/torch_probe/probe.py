@@ -23,7 +23,7 @@ from rankwatch.torch_probe.gradients import BackwardMarks, LocalGradients, Local
 from rankwatch.torch_probe.late import LateValues
 from rankwatch.torch_probe.phases import AutomaticPhases, Mark
 from rankwatch.torch_probe.sharded import ShardedModels, sharded_models
-from rankwatch.torch_probe.share import Share, judge, keep_faults, measured, shared_out
+from rankwatch.torch_probe.share import Share, evaluate, keep_faults, measured, shared_out
 from rankwatch.torch_probe.start import OVERHEAD_MAX, Sampling, Start
 from rankwatch.torch_probe.topology import placed_by
 from rankwatch.torch_probe.watched_model import (
@@ -217,7 +217,7 @@ class TorchProbe:
         value = value.detach()  # otherwise it would keep its step's whole graph in memory
         on_host = value.device.type == "cpu"
         if name == "grad_norm":
-            # Kept for `judge`: a loss scaler's overflow appears in the loop's norm too.
+            # Kept for `evaluate`: a loss scaler's overflow appears in the loop's norm too.
             self._logged_norm = float(value) if on_host else value
         elif on_host:
             self._sink.put(self._sink.metric(name), float(value))
@@ -360,14 +360,14 @@ class TorchProbe:
         self._late.collect()
         self._late.send(step, k, floats, ints, NO_SPANS if self._times is None else self._times.take())
 
-    def _judge(self, step: tuple[int, int], floats: dict[str, float], ints: dict[str, int]) -> None:
-        judge(self._shares, floats, ints)
+    def _evaluate(self, step: tuple[int, int], floats: dict[str, float], ints: dict[str, int]) -> None:
+        evaluate(self._shares, floats, ints)
         if step == self._cut_short:
             keep_faults(floats, ints)
 
     def _put(self, step: int, k: int, floats: dict[str, float], ints: dict[str, int]) -> None:
         """Record host values of the step that ends now."""
-        self._judge((step, k), floats, ints)
+        self._evaluate((step, k), floats, ints)
         for name, value in floats.items():
             self._sink.put(self._sink.metric(name), value)
         for name, number in ints.items():
@@ -375,7 +375,7 @@ class TorchProbe:
 
     def _arrived(self, step: int, k: int, floats: dict[str, float], ints: dict[str, int]) -> None:
         """Record device values of a step that has ended."""
-        self._judge((step, k), floats, ints)
+        self._evaluate((step, k), floats, ints)
         self._sink.late(step, k, {self._sink.metric(name): value for name, value in floats.items()}, ints)
 
     def _clear(self) -> None:

@@ -205,13 +205,13 @@ class Share:
         self.now, self._taken = Measures(), None
 
     def values(self) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
-        """Values and 64-bit integers by metric name; pass them to `judge` once they are numbers."""
+        """Values and 64-bit integers by metric name; pass them to `evaluate` once they are numbers."""
         floats, ints = (self._taken or self.now).values()
         if self._scaler is None and not self.ever_made:
             ints[_UNSEEN] = 1
         return floats, ints
 
-    def judge(self, floats: dict[str, float], ints: dict[str, int]) -> None:
+    def evaluate(self, floats: dict[str, float], ints: dict[str, int]) -> None:
         """Turn a step's measured values into recorded ones, in place. Call it for each step, in order."""
         excused, unseen = ints.pop(_EXCUSED, 0), ints.pop(_UNSEEN, 0)
         if ints.get("nonfinite") or not _is_finite(floats):
@@ -284,15 +284,15 @@ def measured(shares: Sequence[Share], logged_norm: Scalar | None) -> tuple[dict[
     return floats, ints
 
 
-def judge(shares: Sequence[Share], floats: dict[str, float], ints: dict[str, int]) -> None:
+def evaluate(shares: Sequence[Share], floats: dict[str, float], ints: dict[str, int]) -> None:
     """Turn a step's measured values into recorded ones, in place; names of all but the first have their number."""
     if len(shares) == 1:
-        shares[0].judge(floats, ints)
+        shares[0].evaluate(floats, ints)
         return
     judged = []
     for number, share in enumerate(shares):
         own = _own_values(floats, number), _own_values(ints, number)
-        share.judge(*own)
+        share.evaluate(*own)
         judged.append(own)
     all_floats, all_ints = _together(judged)
     floats |= all_floats
@@ -314,11 +314,11 @@ def _together(shares: Sequence[tuple[dict[str, float], dict[str, int]]]) -> tupl
     computed from them later in the step. These later gradients are not counted, as they are no fault of their rank.
     """
     floats, ints = dict[str, float](), dict[str, int]()
-    spoilt = False
+    corrupted = False
     for one_floats, one_ints in sorted(shares, key=lambda share: share[1].pop(PLACE)):
-        if spoilt and one_ints.get("nonfinite"):
+        if corrupted and one_ints.get("nonfinite"):
             one_ints |= {"nonfinite": 0}
-        spoilt |= bool(one_ints.get("nonfinite")) or not _is_finite(one_floats)
+        corrupted |= bool(one_ints.get("nonfinite")) or not _is_finite(one_floats)
         for name, value in one_floats.items():
             known = floats.get(name)
             floats[name] = value if known is None or name not in _NORMS else math.hypot(known, value)

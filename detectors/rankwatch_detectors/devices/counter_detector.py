@@ -110,7 +110,7 @@ class DeviceProblem:
 class HeldRules(Stateful, ABC):
     """Judges a job's devices of one kind slot by slot. Memory: linear in devices."""
 
-    STATE: ClassVar[str] = "_slot _trains _held _since _calm _open _last _hit _risen"
+    STATE: ClassVar[str] = "_slot _trains _held _since _normal _open _last _hit _risen"
 
     def __init__(self) -> None:
         self._slot = -1
@@ -126,7 +126,7 @@ class HeldRules(Stateful, ABC):
         """Readings in a row in which it was bad, by rule and device."""
         self._since: dict[str, Any] = {}
         """The slot of the first of them, by rule and device; some counters are not read in every slot."""
-        self._calm: dict[str, Any] = {}
+        self._normal: dict[str, Any] = {}
         self._open: dict[str, Any] = {}
         self._last: dict[str, Any] = {}
         """The newest value of a count, by counter and device; -1: none."""
@@ -202,12 +202,12 @@ class HeldRules(Stateful, ABC):
             figures = {name: float(f"{value[number]:.6g}") for name, value in evidence.items()}
             yield DeviceProblem(number, what, 1, severity, {**figures, "new_errors": float(risen[number])}, 0)
 
-    def _judge(
+    def _evaluate(
         self, what: str, bad: Bools, good: Bools, hold: int, figures: Mapping[str, Floats], warning: float = 0
     ) -> Iterator[DeviceProblem]:
         """Devices that are neither bad nor good stay as they are: they were not read, or nothing can be said."""
         held = self._held[what] = grown(self._held.get(what), len(bad))
-        calm = self._calm[what] = grown(self._calm.get(what), len(bad))
+        normal = self._normal[what] = grown(self._normal.get(what), len(bad))
         is_open = self._open[what] = grown(self._open.get(what), len(bad))
         since = self._since[what] = grown(self._since.get(what), len(bad))
         hit = self._hit[what] = grown(self._hit.get(what), len(bad))
@@ -215,10 +215,10 @@ class HeldRules(Stateful, ABC):
         hit[bad] = self._slot
         since[bad & (held == 0)] = self._slot
         held[bad] += 1
-        calm[bad] = 0
-        calm[good] += 1
+        normal[bad] = 0
+        normal[good] += 1
         held[good & (is_open == 0)] = 0
-        over = good & (is_open > 0) & (calm >= hold)
+        over = good & (is_open > 0) & (normal >= hold)
         held[over] = is_open[over] = 0
         is_open[bad & (held >= hold)] = 1
         for number in np.flatnonzero(over).tolist():

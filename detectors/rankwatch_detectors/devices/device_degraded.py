@@ -121,10 +121,10 @@ class GpuRules(HeldRules):
         yield from self._replayed(counters)
         for what, name in FLAGS.items():
             value, told = column(counters, name, size)
-            yield from self._judge(what, told & (value > 0), told & (value == 0), 1, {name: value})
+            yield from self._evaluate(what, told & (value > 0), told & (value == 0), 1, {name: value})
         value, told = column(counters, "temperature_margin_celsius", size)
         evidence = {"temperature_margin_celsius": value}
-        yield from self._judge("margin", told & (value <= 0), told & (value > 0), self._config.held_slots, evidence)
+        yield from self._evaluate("margin", told & (value <= 0), told & (value > 0), self._config.held_slots, evidence)
         quiet = self._config.quiet_slots
         yield from self._rising("ecc", ("ecc_uncorrected",), 1, counters, quiet_slots=quiet)
         yield from self._inactive_links(counters)
@@ -139,7 +139,7 @@ class GpuRules(HeldRules):
         told &= most_told
         less = told & (value < most)
         evidence = {name: value, f"{name}_max": most}
-        yield from self._judge(what, less & busy, told & ~less, self._config.held_slots, evidence)
+        yield from self._evaluate(what, less & busy, told & ~less, self._config.held_slots, evidence)
 
     def _unequal_clocks(self, counters: DeviceCounters, busy: Bools) -> Iterator[DeviceProblem]:
         """Devices that run further below their own highest clock than their peers, and always have."""
@@ -164,7 +164,7 @@ class GpuRules(HeldRules):
             bad |= low & ~capped & (usual <= config.unequal)
             good |= group & (share >= config.recovered * level)
         evidence = {"sm_clock_hz": clock, "sm_clock_max_hz": self._top_clock, "peers_share": peers}
-        yield from self._judge("unequal", bad, good, config.unequal_slots, evidence, config.warning_slots)
+        yield from self._evaluate("unequal", bad, good, config.unequal_slots, evidence, config.warning_slots)
 
     def _replayed(self, counters: DeviceCounters) -> Iterator[DeviceProblem]:
         """PCIe links that repeat more than their specification allows in the time between two readings."""
@@ -183,7 +183,7 @@ class GpuRules(HeldRules):
         many = known & (per_minute > allowed)
         evidence = {"pcie_replays_per_minute": per_minute, "allowed_per_minute": allowed}
         hold = self._config.replay_readings
-        yield from self._judge("replays", many, known & ~many, hold, evidence, self._config.warning_slots)
+        yield from self._evaluate("replays", many, known & ~many, hold, evidence, self._config.warning_slots)
 
     def _inactive_links(self, counters: DeviceCounters) -> Iterator[DeviceProblem]:
         """NVLinks that the device had before, or that most of its kind have."""
@@ -198,7 +198,7 @@ class GpuRules(HeldRules):
                 usual[group] = np.maximum(usual, np.median(active[group]))[group]
         few = told & (active < usual)
         evidence = {"nvlinks_active": active, "usual_nvlinks_active": usual}
-        yield from self._judge("links", few, told & ~few, self._config.links_readings, evidence)
+        yield from self._evaluate("links", few, told & ~few, self._config.links_readings, evidence)
 
     def _below_peers(
         self, what: str, name: str, share: float, warning: float, counters: DeviceCounters, busy: Bools
@@ -226,7 +226,7 @@ class GpuRules(HeldRules):
             seen[learn] += 1
             usual[learn] += (relative - usual)[learn] / np.minimum(seen[learn], config.learning_slots)
         evidence = {name: value, f"peers_{name}": peers, f"usual_{name}": usual * peers}
-        yield from self._judge(what, bad, good, config.held_slots, evidence, warning)
+        yield from self._evaluate(what, bad, good, config.held_slots, evidence, warning)
 
     def _is_steady(self, name: str, level: float) -> bool:
         """Whether the peers' median is near its own past."""

@@ -86,7 +86,7 @@ class HostRules(HeldRules):
         high = known & (value >= np.maximum(limit, config.of_usual * usual))
         bad = high & (peers < limit)
         figures = {name: value, f"usual_{name}": usual}
-        yield from self._judge(what, bad, known & ~high, config.held_slots, figures, config.warning_slots)
+        yield from self._evaluate(what, bad, known & ~high, config.held_slots, figures, config.warning_slots)
 
 
 NOTICE: Final = "host_notice"

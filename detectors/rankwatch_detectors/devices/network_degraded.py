@@ -68,7 +68,7 @@ class PortRules(HeldRules):
         self._was_up = was_up = grown(self._was_up, size)
         was_up[well] = 1
         down = told & (up == 0) & (was_up > 0)
-        yield from self._judge("down", down, well, 1, {}, config.dropped_slots)
+        yield from self._evaluate("down", down, well, 1, {}, config.dropped_slots)
         yield from self._rising(
             "flap", ("link_downs",), config.flaps, counters, quiet_slots=config.flap_slots, told=config.flaps, each=True
         )
@@ -86,7 +86,7 @@ class PortRules(HeldRules):
         fastest[told] = np.maximum(fastest, speed)[told]
         slow = told & (speed < fastest)
         figures = {"link_bits_per_s": speed, "usual_link_bits_per_s": fastest}
-        yield from self._judge("speed", slow, told & ~slow, config.rate_slots, figures, config.warning_slots)
+        yield from self._evaluate("speed", slow, told & ~slow, config.rate_slots, figures, config.warning_slots)
         yield from self._retransmits(counters)
 
     def _retransmits(self, counters: DeviceCounters) -> Iterator[DeviceProblem]:
@@ -97,7 +97,7 @@ class PortRules(HeldRules):
         usual = float(np.median(value[told]))
         many = told & (value > max(config.retransmissions_per_s, config.retransmissions_of_peers * usual))
         figures = {"retransmissions_per_s": value, "peers_retransmissions_per_s": np.full(size, usual)}
-        yield from self._judge("retransmissions", many, told & ~many, config.retransmissions_slots, figures, np.inf)
+        yield from self._evaluate("retransmissions", many, told & ~many, config.retransmissions_slots, figures, np.inf)
 
 
 @dataclass(frozen=True, slots=True)

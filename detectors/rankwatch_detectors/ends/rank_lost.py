@@ -194,8 +194,8 @@ class RankLostDetector(DispatchingDetector):
         furthest = int(presence.step[running].max())
         at_work = running & (presence.step == furthest) & (presence.outside_s < 0)
         # A rank that left by break and is still shutting down is reported sooner, before the others' wait is a hang.
-        patience_s = {True: self._config.goes_on_s, False: self._config.exit_unread_s}
-        quiet = [end for end in self._quiet.values() if self.now_s - end["heard_s"] >= patience_s[end["exited"]]]
+        timeout_s = {True: self._config.goes_on_s, False: self._config.exit_unread_s}
+        quiet = [end for end in self._quiet.values() if self.now_s - end["heard_s"] >= timeout_s[end["exited"]]]
         if self.lockstep:
             stood_s = float(np.fmin.reduce((presence.step_age_s + self.now_s - presence.heard_s)[running]))
             quiet = [one for one in quiet if not self._train_on(one, furthest, stood_s)]

@@ -118,8 +118,8 @@ class TelemetryLostDetector(DispatchingDetector):
         told = {host for group in self._groups.values() for host in group["hosts"]}
         # While the stream was away, hosts could not be heard, so silence counts from its return.
         listening_s = self.now_s - self._listening_s
-        patience_s = self._config.silent_s * self._config.all_silent_factor
-        waiting = all_silent and min(listening_s, least_s) <= patience_s and self._joinable("silent") is None
+        timeout_s = self._config.silent_s * self._config.all_silent_factor
+        waiting = all_silent and min(listening_s, least_s) <= timeout_s and self._joinable("silent") is None
         for reason in ("gaps",) if self._asked or waiting else ("silent", "gaps"):
             hosts = [
                 host

@@ -5,7 +5,7 @@ logarithm of busy time is fitted over all ranks and subtracted. If not, all rank
 have the same load, so the common part of a replica's ranks in a step is subtracted, as soon as these ranks are seen to
 vary together from step to step.
 
-`Crowding` is how much the ranks of a host wait for its cores: a delay of all ranks of a host is no fault of one of
+`CpuContention` is how much the ranks of a host wait for its cores: a delay of all ranks of a host is no fault of one of
 them. Work whose wall time exceeds its CPU time was waiting for a core. If most ranks of a host wait, it is chance which
 of them gets the cores in a step, and whose caches and clock frequency suffer from its neighbours. So the more ranks
 wait, the less the wall and CPU times of that step say about a single rank.
@@ -144,23 +144,23 @@ def _load_features(frame: Frame, usable: Bools, groups: PeerGroups) -> Floats | 
 
 
 @dataclass(frozen=True, slots=True)
-class CrowdingConfig:
+class CpuContentionConfig:
     """How waiting for cores widens the scatter of times."""
 
     memory_rows: int = 16
     """Rows over which crowding is averaged; the larger of this average and the current row counts."""
     share: float = 0.25
     """Added scatter, in logarithms, as a share of the waiting."""
-    doubt_max: float = 0.25
+    uncertainty_max: float = 0.25
     """Largest added scatter; with more, a rank with a third more work would be found only after hundreds of steps."""
 
 
-class Crowding(Stateful):
+class CpuContention(Stateful):
     """Crowding of each host. Memory: 16 bytes for each rank."""
 
     STATE: ClassVar[str] = "_hosts _waited"
 
-    def __init__(self, config: CrowdingConfig) -> None:
+    def __init__(self, config: CpuContentionConfig) -> None:
         self._config = config
         self._hosts = PeerGroups()
         self._waited: Floats = np.zeros(0)
@@ -171,10 +171,10 @@ class Crowding(Stateful):
         self._hosts.regroup(number)
         self._waited = np.zeros(number.size)
 
-    def doubt(self, wall: Floats, cpu: Floats) -> Floats:
+    def uncertainty(self, wall: Floats, cpu: Floats) -> Floats:
         """Added scatter of this row's times because of shared cores, by rank, in logarithms."""
         usable = (wall > 0) & (cpu > 0) & np.isfinite(wall) & np.isfinite(cpu)
         waited = np.log(np.where(usable, wall, 1.0) / np.where(usable, cpu, 1.0))
         now = np.maximum(self._hosts.location(waited, usable), 0.0)
         self._waited += (now - self._waited) / self._config.memory_rows
-        return np.minimum(self._config.share * np.maximum(now, self._waited), self._config.doubt_max)
+        return np.minimum(self._config.share * np.maximum(now, self._waited), self._config.uncertainty_max)

@@ -36,7 +36,7 @@ from rankwatch_detectors.base import (
 from rankwatch_detectors.declared import change_in, why_anew
 from rankwatch_detectors.dispatch import ATTEMPT_ENDED, OTHER_CLOCK, DispatchingDetector, finite, where_usable
 from rankwatch_detectors.episodes import Episodes
-from rankwatch_detectors.pace.witness import cpu_seconds, own_seconds, wanted_seconds
+from rankwatch_detectors.pace.peer_test import cpu_seconds, own_seconds, wanted_seconds
 from rankwatch_detectors.scope import WHOLE_JOB, IncidentScope
 from rankwatch_detectors.state import Stateful
 from rankwatch_detectors.statistics.peers import median
@@ -296,7 +296,7 @@ class OwnPastDetector(DispatchingDetector):
         self._seen[here] += 1
         here = here[self._seen[here] > self._config.skipped_rows]
         full = self._blocks.push(here, seconds[here], frame.step)
-        return [finding for rank in full for finding in self._judge(rank, frame)]
+        return [finding for rank in full for finding in self._evaluate(rank, frame)]
 
     def _seconds(self, frame: Frame) -> Floats | None:
         """Each rank's own time in the row, without waits for a core or, where ranks share cores, its CPU time."""
@@ -308,7 +308,7 @@ class OwnPastDetector(DispatchingDetector):
         step_s = finite(frame, "step_time_s")
         return None if step_s is None else where_usable(step_s, np.nan)
 
-    def _judge(self, rank: int, frame: Frame) -> list[Finding]:
+    def _evaluate(self, rank: int, frame: Frame) -> list[Finding]:
         """Look at a rank whose block is full."""
         slower = self._blocks.slower(rank)
         self._effect[rank], self._score[rank] = (slower.effect, slower.score) if slower else (0.0, 0.0)

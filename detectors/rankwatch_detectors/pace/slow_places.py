@@ -28,7 +28,7 @@ from rankwatch_detectors.dispatch import ATTEMPT_ENDED, OTHER_CLOCK, OWN_PACE
 from rankwatch_detectors.episodes import Episodes
 from rankwatch_detectors.explanation import DETECTABLE_ROWS, Detectable, Statistic, Suspect
 from rankwatch_detectors.pace.load import LoadConfig
-from rankwatch_detectors.pace.witness import SUSPECT_EVIDENCE, Witness, WitnessConfig
+from rankwatch_detectors.pace.peer_test import SUSPECT_EVIDENCE, PeerTest, PeerTestConfig
 from rankwatch_detectors.scope import IncidentScope
 from rankwatch_detectors.state import Stateful
 from rankwatch_detectors.statistics.baseline import BaselineConfig
@@ -43,9 +43,9 @@ class PlacesConfig:
 
     block_rows: int = 8
     """Rows of a block: a host of 8 ranks then has a fifth of the noise of a rank's row, and judging it costs little."""
-    witness: WitnessConfig = field(
+    peer_test: PeerTestConfig = field(
         # Three blocks at least: most disturbances of a host that are harmless last for seconds.
-        default_factory=lambda: WitnessConfig(ratios=(1.02, 1.05), ratio_min=1.015, rows_min=2)
+        default_factory=lambda: PeerTestConfig(ratios=(1.02, 1.05), ratio_min=1.015, rows_min=2)
     )
     baseline: BaselineConfig = field(
         # Hosts of different devices differ by more than silicon does, so any standing offset is accepted. They are
@@ -212,13 +212,13 @@ Described = Callable[[Sequence[int], float], tuple[dict[str, Any], str]]
 class SlowPlaces(Stateful):
     """Hosts and switches of a job, and which of them are slow. Memory: 57 bytes for each rank, 2 KB for each place."""
 
-    STATE: ClassVar[str] = "episodes _units _witness _source _sum _missed _usual _known _rows _first_step _slow shift"
+    STATE: ClassVar[str] = "episodes _units _peer_test _source _sum _missed _usual _known _rows _first_step _slow shift"
 
     def __init__(self, config: PlacesConfig, kind: Kind, budget: float) -> None:
         self._config = config
         self.episodes = Episodes(kind)
         self._units = PlaceUnits()
-        self._witness = Witness(config.witness, config.baseline, LoadConfig(), budget)
+        self._peer_test = PeerTest(config.peer_test, config.baseline, LoadConfig(), budget)
         self._source = ""
         """The quantity that is judged: the name of a witness of ranks."""
         self._slow: dict[str, list[float]] = {}
@@ -255,7 +255,7 @@ class SlowPlaces(Stateful):
         origins = np.asarray([before.get(text, -1) for text in units.texts], dtype=np.int64)
         self._units, self._slow = units, {}
         self._share()
-        self._witness.begin(_alike(units), origins)
+        self._peer_test.begin(_alike(units), origins)
         self._begin_block(topology.world_size)
         ends = {ATTEMPT_ENDED: new_attempt, OTHER_CLOCK: other_clock, OWN_PACE: not topology.lockstep, MOVED: True}
         return self.episodes.close_all(now_s, next(reason for reason, holds in ends.items() if holds))
@@ -266,7 +266,7 @@ class SlowPlaces(Stateful):
         """Rows of the block in which each rank has no value."""
         self._rows, self._first_step = 0, 0
 
-    def take(self, ranks: Witness, source: str, frame: Frame, now_s: float, describe: Described) -> list[Finding]:
+    def take(self, ranks: PeerTest, source: str, frame: Frame, now_s: float, describe: Described) -> list[Finding]:
         """Take a row of ranks that has just been judged, and is not learned yet.
 
         Args:
@@ -280,7 +280,7 @@ class SlowPlaces(Stateful):
             return []
         if source != self._source:
             self._source = source
-            self._witness.begin(_alike(self._units), np.full(self._units.count, -1, dtype=np.int64))
+            self._peer_test.begin(_alike(self._units), np.full(self._units.count, -1, dtype=np.int64))
             self._usual, self._known = np.zeros(self._sum.size), np.zeros(self._sum.size)
             self._begin_block(self._sum.size)
         deviation, usable = ranks.deviation, ranks.usable
@@ -296,39 +296,39 @@ class SlowPlaces(Stateful):
         self._rows += 1
         if self._rows < self._config.block_rows:
             return []
-        return self._judge(ranks.step_s, frame, now_s, describe)
+        return self._evaluate(ranks.step_s, frame, now_s, describe)
 
-    def _judge(self, step_s: float, frame: Frame, now_s: float, describe: Described) -> list[Finding]:
+    def _evaluate(self, step_s: float, frame: Frame, now_s: float, describe: Described) -> list[Finding]:
         """Judge the block of rows that is now complete."""
-        units, witness, rows = self._units, self._witness, self._rows
+        units, peer_test, rows = self._units, self._peer_test, self._rows
         seen = rows - self._missed
         means, usable = self._sum / np.maximum(seen, 1.0) - self._usual, 2 * seen > rows
         values = np.exp(units.values(means, usable & (self._known > 0.0)))
         block = Frame(frame.attempt, frame.family, self._first_step, frame.kind, frame.time_s, {}, {})
-        residual, crossings = witness.judge(values, block, step_s * rows, now_s, self._frozen())
+        residual, crossings = peer_test.evaluate(values, block, step_s * rows, now_s, self._frozen())
         findings = self._follow(residual, frame.step, now_s)
         for crossing in crossings:
             if crossing.rank in self._frozen():  # within a switch that was opened just now
                 continue
             run = replace(self._widest(crossing), rows=crossing.rows * rows)
-            findings += self._open(run, step_s, frame, now_s, describe, limit=witness.limit)
+            findings += self._open(run, step_s, frame, now_s, describe, limit=peer_test.limit)
         frozen = self._frozen()
-        witness.learn(frozen)
-        calm = witness.bank.strongest() < SUSPECT_EVIDENCE
-        calm[frozen] = False
-        self._learn_usual(means, usable if everyone(calm) else usable & units.ranks_within(calm))
+        peer_test.learn(frozen)
+        normal = peer_test.bank.strongest() < SUSPECT_EVIDENCE
+        normal[frozen] = False
+        self._learn_usual(means, usable if everyone(normal) else usable & units.ranks_within(normal))
         self._begin_block(self._sum.size)
         return findings
 
-    def _learn_usual(self, means: Floats, calm: Bools) -> None:
-        if not everyone(calm):
-            means = np.where(calm, means, 0.0)
-        self._known += calm
+    def _learn_usual(self, means: Floats, normal: Bools) -> None:
+        if not everyone(normal):
+            means = np.where(normal, means, 0.0)
+        self._known += normal
         self._usual += means / np.minimum(np.maximum(self._known, 1.0), self._config.usual_blocks)
 
     def _widest(self, run: Crossing) -> Crossing:
         """The run of a unit; of a host whose neighbours are suspected with it, or slow, as one of their switch."""
-        units, bank = self._units, self._witness.bank
+        units, bank = self._units, self._peer_test.bank
         switch, suspected = units.switch_of(run.rank), bank.strongest() >= SUSPECT_EVIDENCE
         slow = suspected.copy()
         slow[self._frozen()] = True
@@ -339,7 +339,7 @@ class SlowPlaces(Stateful):
 
     def spoken_for(
         self,
-        ranks: Witness,
+        ranks: PeerTest,
         crossings: Sequence[Crossing],
         named: Sequence[int],
         frame: Frame,
@@ -362,8 +362,8 @@ class SlowPlaces(Stateful):
         slow[list(named)] = True
         if self.shift.size:
             slow |= self.shift > 0.0
-        known = units.judged & self._witness.baseline.ready() & units.whole(slow)
-        sigma = self._witness.baseline.sigma()
+        known = units.judged & self._peer_test.baseline.ready() & units.whole(slow)
+        sigma = self._peer_test.baseline.sigma()
         findings: list[Finding] = []
         for crossing in crossings:
             host = units.host_of(crossing.rank)
@@ -406,7 +406,7 @@ class SlowPlaces(Stateful):
         if findings:
             self._slow[str(scope)] = [run.effect, run.effect, 0.0, 0.0]
             for each in self._with_hosts(unit):
-                self._witness.bank.clear_rank(each)
+                self._peer_test.bank.clear_rank(each)
             self._share()
         return findings
 
@@ -431,7 +431,7 @@ class SlowPlaces(Stateful):
         findings: list[Finding] = []
         for text, state in list(self._slow.items()):
             unit, scope = self._units.texts.index(text), IncidentScope.parse(text)
-            if not self._witness.judged[unit]:
+            if not self._peer_test.judged[unit]:
                 continue
             told = state[0]
             state[1] += (float(residual[unit]) - state[1]) / config.smooth_blocks
@@ -460,19 +460,19 @@ class SlowPlaces(Stateful):
         """How much longer the host or switch of a rank seems to take, in logarithms; 0: no longer than usual."""
         if not self._units.count:
             return 0.0
-        host, bank = self._units.host_of(rank), self._witness.bank
+        host, bank = self._units.host_of(rank), self._peer_test.bank
         places = [host, self._units.switch_of(host)]
         runs = [bank.run(place) for place in places if place is not None]
         return max([run.effect for run in runs if run.evidence >= SUSPECT_EVIDENCE], default=0.0)
 
     def suspects(self) -> list[Suspect]:
         """Hosts and switches with half of the evidence that is reported, or more, in a block that has just ended."""
-        if not self._witness.bank.near:
+        if not self._peer_test.bank.near:
             return []
         rows = self._config.block_rows
         return [
             one._replace(scope=IncidentScope.parse(self._units.texts[one.scope.number]), rows=one.rows * rows)
-            for one in self._witness.suspected(self._source)
+            for one in self._peer_test.suspected(self._source)
         ]
 
     def crossed(self, finding: Finding) -> Suspect:
@@ -488,7 +488,7 @@ class SlowPlaces(Stateful):
 
     def detectable(self) -> list[Detectable]:
         """The smallest fault of a host and of a switch with the median noise, and of the noisiest, of each kind."""
-        units, baseline = self._units, self._witness.baseline
+        units, baseline = self._units, self._peer_test.baseline
         known, sigma, found = units.judged & baseline.ready(), baseline.sigma(), list[Detectable]()
         for of_kind in (range(units.hosts), range(units.hosts, units.count)):
             ordered = sorted((unit for unit in of_kind if known[unit]), key=lambda unit: (float(sigma[unit]), unit))
@@ -501,7 +501,7 @@ class SlowPlaces(Stateful):
         return found
 
     def _detectable(self, unit: int, fault: str) -> Detectable:
-        noise, rows = float(self._witness.baseline.sigma()[unit]), self._config.block_rows
+        noise, rows = float(self._peer_test.baseline.sigma()[unit]), self._config.block_rows
         sizes, least = list[tuple[int, float | None]](), math.inf
         for count in DETECTABLE_ROWS:
             # The past shows less of longer runs, so what was found sooner is found too.
@@ -510,7 +510,7 @@ class SlowPlaces(Stateful):
         return Detectable(f"{fault}, by {self._source} time over {rows} rows", "ratio", math.expm1(noise), tuple(sizes))
 
     def _least(self, unit: int, rows: int) -> float | None:
-        shift = self._witness.detectable(unit, rows // self._config.block_rows)
+        shift = self._peer_test.detectable(unit, rows // self._config.block_rows)
         return None if shift is None or math.isinf(shift) else math.exp(shift)
 
 

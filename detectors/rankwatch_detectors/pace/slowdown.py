@@ -28,24 +28,24 @@ from rankwatch_detectors.explanation import (
     ExplainedDetector,
     FrameCounts,
     LeftOut,
-    Shortfall,
     Statistic,
     Suspect,
+    UnmetCriterion,
     least_shift,
     split,
 )
+from rankwatch_detectors.pace.peer_test import SUSPECT_EVIDENCE, added_by_one_s, of_most
 from rankwatch_detectors.pace.step_parts import WAITING, StepParts, cause_of, drifted, shifted, wanders
-from rankwatch_detectors.pace.witness import SUSPECT_EVIDENCE, added_by_one_s, of_most
 from rankwatch_detectors.scope import WHOLE_JOB
-from rankwatch_detectors.statistics.anchor import (
-    Anchor,
-    AnchorConfig,
+from rankwatch_detectors.statistics.baseline import BaselineConfig, PeerBaseline, Proof
+from rankwatch_detectors.statistics.best_level import (
+    BestLevel,
+    BestLevelConfig,
     Followed,
     FollowedConfig,
-    Wandering,
-    WanderingConfig,
+    RandomWalk,
+    RandomWalkConfig,
 )
-from rankwatch_detectors.statistics.baseline import BaselineConfig, PeerBaseline, Proof
 from rankwatch_detectors.statistics.peers import median
 from rankwatch_detectors.statistics.shift import Crossing, ShiftBank, threshold
 from rankwatch_detectors.words import duration
@@ -102,9 +102,9 @@ class SlowdownConfig:
     baseline: BaselineConfig = field(
         default_factory=lambda: BaselineConfig(warm_rows=32, offset_rows=256, scatter_rows=128)
     )
-    wandering: WanderingConfig = field(default_factory=WanderingConfig)
+    random_walk: RandomWalkConfig = field(default_factory=RandomWalkConfig)
     followed: FollowedConfig = field(default_factory=FollowedConfig)
-    anchor: AnchorConfig = field(default_factory=lambda: AnchorConfig(steady_share=0.005))
+    best_level: BestLevelConfig = field(default_factory=lambda: BestLevelConfig(steady_share=0.005))
     """Schedules that lengthen steps gradually from the start (attention windows) add 1 % in 128 rows; medians of as
     many rows of a steady job differ by 0.3 %."""
     retell_factor: float = 3.0
@@ -135,12 +135,12 @@ class ExplainedSlowdown(ExplainedDetector):
     _config: SlowdownConfig
     _baseline: PeerBaseline
     _bank: ShiftBank
-    _anchor: Anchor
-    _wandering: Wandering
+    _best_level: BestLevel
+    _random_walk: RandomWalk
     _rows: int
     _skipped_rows: int
     _step_s: float
-    _missing = Shortfall.NOTHING
+    _missing = UnmetCriterion.NOTHING
     """What a run beyond the threshold lacks in this row."""
     _bare = False
     """Only the step time is known."""
@@ -151,11 +151,11 @@ class ExplainedSlowdown(ExplainedDetector):
     def _limit(self) -> float:
         return threshold(self._bank.levels, self._step_s, self._config.budget)
 
-    def _lacks(self, proof: Proof, *, agreed: bool) -> Shortfall:
+    def _lacks(self, proof: Proof, *, agreed: bool) -> UnmetCriterion:
         """What a run beyond the threshold that was not reported lacks."""
         if proof is not Proof.GIVEN:
-            return Shortfall.CERTAINTY
-        return Shortfall.ONSET if agreed else Shortfall.AGREEMENT
+            return UnmetCriterion.CERTAINTY
+        return UnmetCriterion.ONSET if agreed else UnmetCriterion.AGREEMENT
 
     def _rows_of_steps(self, counts: FrameCounts) -> dict[str, int]:
         known = self._skipped_rows == self._config.settle_rows
@@ -168,16 +168,16 @@ class ExplainedSlowdown(ExplainedDetector):
         if frame.family == "values":
             return ()
         found = [self._shift()] if REST in self._bank.take_near() else []
-        return [*found, self._left_level()] if self._anchor.near else found
+        return [*found, self._left_level()] if self._best_level.near else found
 
     def _shift(self) -> Suspect:
         run, limit, missing = self._bank.run(REST), self._limit, self._missing
-        if run.evidence >= limit and missing is Shortfall.NOTHING and not len(self.episodes):
-            missing = Shortfall.DURATION
+        if run.evidence >= limit and missing is UnmetCriterion.NOTHING and not len(self.episodes):
+            missing = UnmetCriterion.DURATION
         return Suspect(WHOLE_JOB, Statistic.EVIDENCE, run.evidence, limit, run.rows, math.exp(run.effect), missing)
 
     def _left_level(self) -> Suspect:
-        excess, least = self._anchor.excess, self._anchor.least
+        excess, least = self._best_level.excess, self._best_level.least
         return Suspect(WHOLE_JOB, Statistic.LEFT_LEVEL, math.expm1(excess), math.expm1(least), 1, math.exp(excess))
 
     def crossed(self, finding: Finding) -> Suspect | None:
@@ -212,9 +212,9 @@ class ExplainedSlowdown(ExplainedDetector):
             return None
         least = config.shared_ratio_min if self._shared else config.least_ratio(bare=self._bare)
         brief = self._bare and lasted_s < config.bare_duration_s
-        ratios = (least, config.brief_ratio if brief else 1.0, math.exp(self._wandering.reach))
-        doubt = self._baseline.doubt(REST, self._limit, held)
-        return max(math.exp(max(shift, doubt)), *ratios)
+        ratios = (least, config.brief_ratio if brief else 1.0, math.exp(self._random_walk.reach))
+        uncertainty = self._baseline.uncertainty(REST, self._limit, held)
+        return max(math.exp(max(shift, uncertainty)), *ratios)
 
 
 class SlowdownDetector(ExplainedSlowdown):
@@ -224,8 +224,8 @@ class SlowdownDetector(ExplainedSlowdown):
     COMPARES_RANKS: ClassVar[bool] = True
     JUDGES_TIMES: ClassVar[bool] = True
     STATE: ClassVar[str] = (
-        "lockstep _baseline _bank _accelerated _rows _skipped_rows _step_s _trained_s _since_s _amount _anchor "
-        "_schedule _followed _grown _view _ramp _quiet _newest _works _queues _usual_work _wandering _parts standing "
+        "lockstep _baseline _bank _accelerated _rows _skipped_rows _step_s _trained_s _since_s _amount _best_level "
+        "_schedule _followed _grown _view _ramp _quiet _newest _works _queues _usual_work _random_walk _parts standing "
         "_new_level"
     )
 
@@ -236,12 +236,12 @@ class SlowdownDetector(ExplainedSlowdown):
         self._config = config
         self._baseline = PeerBaseline(config.baseline, compared=False)
         self._bank = ShiftBank(tuple(map(math.log, config.ratios)), config.baseline.clip_sigmas, config.rows_min)
-        self._anchor = Anchor(config.anchor)
+        self._best_level = BestLevel(config.best_level)
         self._schedule = Schedule(config.schedule)
         self._accelerated = False
         self._step_s = 1.0
         self._followed = Followed(config.followed)
-        self._wandering = Wandering(config.wandering)
+        self._random_walk = RandomWalk(config.random_walk)
         self._parts = StepParts()
         self.standing = Episodes(self.kind)
         """The finding that the job's pace wanders, while it holds."""
@@ -287,9 +287,9 @@ class SlowdownDetector(ExplainedSlowdown):
         if new_launch or other_clock:
             # Another launch may have another batch size, another code version, another number of ranks.
             self._relearn()
-            self._anchor.clear()
+            self._best_level.clear()
             self._schedule.clear()
-            self._wandering.clear()
+            self._random_walk.clear()
             why = OTHER_CLOCK if other_clock else ATTEMPT_ENDED
             findings = self._audible(self.episodes.close_all(self.now_s, why))
             findings += self.standing.close_all(self.now_s, why)
@@ -306,7 +306,7 @@ class SlowdownDetector(ExplainedSlowdown):
             self._new_level.begin(self._newest[-1])
             return self._audible(self.episodes.mark(WHOLE_JOB, change.what, change.step))
         self._relearn()
-        self._anchor.clear()
+        self._best_level.clear()
         return self._audible(self.episodes.close_all(self.now_s, why))
 
     def _on_frame(self, frame: Frame) -> Sequence[Finding]:
@@ -334,7 +334,7 @@ class SlowdownDetector(ExplainedSlowdown):
         residual = self._baseline.residual(views, here)
         limit = threshold(self._bank.levels, self._step_s, self._config.budget)
         self._bank.push(residual, self._baseline.sigma(), self._baseline.ready(), frame.step, limit)
-        self._missing, self._bare, self._shared = Shortfall.NOTHING, added_s is None, cpu_s is not None
+        self._missing, self._bare, self._shared = UnmetCriterion.NOTHING, added_s is None, cpu_s is not None
         least = self._config.least_ratio(bare=added_s is None)
         self._remember(float(views[REST]), frame)
         crossing = self._verified(limit, math.log(least))
@@ -344,13 +344,13 @@ class SlowdownDetector(ExplainedSlowdown):
             if crossing is None or crossing.effect < math.log(self._config.shared_ratio_min):
                 crossing = self._crowded(limit, seconds_of[WHOLE]) or crossing
         findings = self._decide(crossing, frame, float(residual[self._view]), seconds_of, shared=cpu_s is not None)
-        calm = here & (self._bank.strongest() < SUSPECT_EVIDENCE) & (not self._is_slow)
-        self._baseline.learn(views, residual, calm, calm)
-        if calm[REST]:
+        normal = here & (self._bank.strongest() < SUSPECT_EVIDENCE) & (not self._is_slow)
+        self._baseline.learn(views, residual, normal, normal)
+        if normal[REST]:
             self._learn_work()
-        if cpu_s is None and calm[REST]:
+        if cpu_s is None and normal[REST]:
             self._parts.learn()
-        self._wandering.push(float(views[REST]))
+        self._random_walk.push(float(views[REST]))
         drift = self._drift(frame, float(views[REST])) if cpu_s is None else ()
         learned = self._learn_declared(float(views[self._view]), frame.step)
         return [*self._audible([*findings, *drift, *learned]), *self._pattern(frame, seconds)]
@@ -364,7 +364,7 @@ class SlowdownDetector(ExplainedSlowdown):
             return []
         self._new_level.clear()
         self._relearn()
-        self._anchor.clear()
+        self._best_level.clear()
         summary = f"Steps have stayed at a new level of {duration(math.exp(level))} since a change was declared."
         return self.episodes.close(WHOLE_JOB, step, self.now_s, summary)
 
@@ -374,7 +374,7 @@ class SlowdownDetector(ExplainedSlowdown):
         for one in findings:
             if one.change is Change.OPEN:
                 effect = math.log(one.evidence["ratio"])
-                self._quiet = one.severity is Severity.INFO and self._wandering.is_like_before(effect)
+                self._quiet = one.severity is Severity.INFO and self._random_walk.is_like_before(effect)
             elif self._quiet and one.change is Change.UPDATE and one.severity is not Severity.INFO:
                 self._quiet, one = False, replace(one, change=Change.OPEN)  # noqa: PLW2901
             if not self._quiet:
@@ -385,29 +385,29 @@ class SlowdownDetector(ExplainedSlowdown):
 
     def _drift(self, frame: Frame, log_seconds: float) -> Sequence[Finding]:
         """Report that the job has left its best level, then its growth and its end."""
-        anchor = self._anchor
+        best_level = self._best_level
         if self._schedule.push(frame) is not None:
-            anchor.clear()
-        anchor.push(log_seconds, frame.step)
+            best_level.clear()
+        best_level.push(log_seconds, frame.step)
         if not len(self.episodes):
-            left = anchor.left and anchor.excess > self._wandering.range and not self._grown
+            left = best_level.left and best_level.excess > self._random_walk.range and not self._grown
             return self._open_drift(frame) if left else ()
         if not self._drifts:
             return ()
         told = self.episodes.told(WHOLE_JOB)
         before = math.log(told["evidence"]["told_ratio"])
-        if anchor.back:
-            self._wandering.came_and_went(before)
+        if best_level.back:
+            self._random_walk.came_and_went(before)
             return self.episodes.close(WHOLE_JOB, frame.step, self.now_s, "The step time is back at its best level.")
         words = self._words_of_drift(told["onset_time_s"])
-        if anchor.excess < self._config.retell_factor * before and words["severity"] == told["severity"]:
+        if best_level.excess < self._config.retell_factor * before and words["severity"] == told["severity"]:
             self.episodes.note(WHOLE_JOB, {**told["evidence"], **words["evidence"]})
             return ()
         words["evidence"]["told_ratio"] = words["evidence"]["ratio"]
         return self.episodes.update(WHOLE_JOB, detected_step=frame.step, detected_time_s=self.now_s, **words)
 
     def _open_drift(self, frame: Frame) -> list[Finding]:
-        onset = frame.step if self._anchor.onset_step is None else self._anchor.onset_step
+        onset = frame.step if self._best_level.onset_step is None else self._best_level.onset_step
         onset_time_s = self.now_s - (frame.step - onset) * self._step_s
         words = self._words_of_drift(onset_time_s)
         words["evidence"]["told_ratio"] = words["evidence"]["ratio"]
@@ -424,12 +424,12 @@ class SlowdownDetector(ExplainedSlowdown):
 
     def _words_of_drift(self, onset_time_s: float) -> dict[str, Any]:
         config = self._config
-        words = drifted(self._anchor, float(self._baseline.sigma()[REST]), self.world_size)
+        words = drifted(self._best_level, float(self._baseline.sigma()[REST]), self.world_size)
         # A steady job that drifts does not recover by itself; one whose pace wanders often does, and its best level is
         # about a bout below the usual one.
-        brief = bool(self._wandering.bouts) and self.now_s - onset_time_s < config.brief_s
-        mild = math.log(config.brief_ratio) + max(self._wandering.bouts) if brief else math.log(config.mild_ratio)
-        return {"severity": Severity.INFO if self._anchor.excess < mild else Severity.WARNING, **words}
+        brief = bool(self._random_walk.bouts) and self.now_s - onset_time_s < config.brief_s
+        mild = math.log(config.brief_ratio) + max(self._random_walk.bouts) if brief else math.log(config.mild_ratio)
+        return {"severity": Severity.INFO if self._best_level.excess < mild else Severity.WARNING, **words}
 
     def _added_load(self, frame: Frame) -> float:
         """Logarithm of how much more work a step has than at first; growing batches do not make a job slow."""
@@ -444,22 +444,22 @@ class SlowdownDetector(ExplainedSlowdown):
         crossing = next((crossing for crossing in self._bank.crossings(limit) if crossing.rank == REST), None)
         if crossing is None:
             return None
-        proof = self._baseline.verify(crossing, limit, max(effect_min, self._wandering.reach))
+        proof = self._baseline.verify(crossing, limit, max(effect_min, self._random_walk.reach))
         agreed = self._bank.strongest()[WHOLE] >= SUSPECT_EVIDENCE
         trend = self._is_trend(crossing)
         if proof is Proof.GIVEN and agreed and not trend:
             if self._is_slow or not self._is_explained(crossing):
                 return crossing
             self._relearn()
-            self._anchor.clear()
+            self._best_level.clear()
             return None
         self._missing = self._lacks(proof, agreed=bool(agreed))
         settled = crossing.rows > self._config.settle_rows and (trend or not agreed)
         if (proof is Proof.FAILED or settled) and not self._is_slow:
             self._baseline.absorb(REST, crossing.effect, crossing.rows)
             self._bank.clear_rank(REST)
-            if self._wandering.is_pattern and agreed and crossing.effect >= effect_min:
-                self._wandering.came_and_went(crossing.effect)
+            if self._random_walk.is_pattern and agreed and crossing.effect >= effect_min:
+                self._random_walk.came_and_went(crossing.effect)
         return None
 
     def _crowded(self, limit: float, seconds: float) -> Crossing | None:
@@ -520,7 +520,7 @@ class SlowdownDetector(ExplainedSlowdown):
         """Whether the run has no onset: steps grow gradually, as slowly as by a schedule."""
         config = self._config
         # `rows - 1`, because the blocks do not have the newest row yet.
-        before, *levels = self._wandering.newest(crossing.rows - 1) or [math.inf]
+        before, *levels = self._random_walk.newest(crossing.rows - 1) or [math.inf]
         if crossing.effect < 0 or len(levels) < config.trend_blocks_min:
             return False
         risen, halfway = levels[-1] - before, median(np.asarray(levels)) - before
@@ -553,7 +553,7 @@ class SlowdownDetector(ExplainedSlowdown):
             self._since_s = self._trained_s
         if shared and self._trained_s - self._since_s < config.shared_duration_s:
             return []
-        if self._drifts and crossing.effect <= self._anchor.excess:
+        if self._drifts and crossing.effect <= self._best_level.excess:
             # The baseline lags behind a drift, so this crossing is the same drift.
             self._baseline.absorb(REST, crossing.effect, crossing.rows)
             self._bank.clear_rank(REST)
@@ -578,18 +578,18 @@ class SlowdownDetector(ExplainedSlowdown):
         """Follow the open episode: close it, raise its severity, or report that the job is slower still."""
         config, followed, known = self._config, self._followed, self.episodes.told(WHOLE_JOB)
         told = math.log(known["evidence"]["ratio"])
-        followed.push(residual, self._wandering.reach)
+        followed.push(residual, self._random_walk.reach)
         if followed.is_over:
-            self._wandering.came_and_went(told)
+            self._random_walk.came_and_went(told)
             self._bank.clear(2)
             self._since_s = None
-            self._anchor.pass_over()
-            summary = f"Steps take as long as before again since step {frame.step - followed.calm_rows + 1}."
+            self._best_level.pass_over()
+            summary = f"Steps take as long as before again since step {frame.step - followed.normal_rows + 1}."
             return self.episodes.close(WHOLE_JOB, frame.step, self.now_s, summary)
         if followed.has_risen:
             return self._rise(frame, seconds, shared=shared)
         lasts = self.now_s - known["onset_time_s"] >= config.brief_s and told >= math.log(config.bare_ratio_min)
-        if known["severity"] == Severity.INFO and lasts and not followed.calm_rows and not self._ramp:
+        if known["severity"] == Severity.INFO and lasts and not followed.normal_rows and not self._ramp:
             share = 1 - math.exp(-told)
             summary = f"{known['summary']} It does not pass by itself, and costs {100 * share:.0f} % of the job's time."
             now = {"detected_step": frame.step, "detected_time_s": self.now_s}
@@ -626,7 +626,7 @@ class SlowdownDetector(ExplainedSlowdown):
         how: dict[str, Any] = {"shared": by_cpu, "grown_s": grown_s, "cause": cause}
         sigma = float(self._baseline.sigma()[crossing.rank])
         words = shifted(crossing, seconds[crossing.rank], sigma, self.world_size, **how)
-        bouts, ratio = self._wandering, math.exp(crossing.effect)
+        bouts, ratio = self._random_walk, math.exp(crossing.effect)
         grows = WHOLE_JOB in self.episodes
         self._ramp = self._ramp if grows else self._is_ramp(crossing)
         in_character = self._ramp and ratio < self._config.ramp_ratio_max
@@ -654,7 +654,7 @@ class SlowdownDetector(ExplainedSlowdown):
 
     def _pattern(self, frame: Frame, seconds: float) -> list[Finding]:
         """Report that the pace wanders, how often it did, and when it no longer does."""
-        bouts: Wandering = self._wandering
+        bouts: RandomWalk = self._random_walk
         now: dict[str, Any] = {"detected_step": frame.step, "detected_time_s": self.now_s}
         words = wanders(bouts.bouts, seconds, float(self._baseline.sigma()[REST])) if bouts.recurs else {}
         if WHOLE_JOB in self.standing:

@@ -29,7 +29,7 @@ from rankwatch_detectors.base import (
 from rankwatch_detectors.dispatch import ATTEMPT_ENDED, DispatchingDetector, typical
 from rankwatch_detectors.episodes import Episodes
 from rankwatch_detectors.pace.load import LoadConfig
-from rankwatch_detectors.pace.witness import Witness, WitnessConfig, device_seconds, own_seconds
+from rankwatch_detectors.pace.peer_test import PeerTest, PeerTestConfig, device_seconds, own_seconds
 from rankwatch_detectors.scope import IncidentScope
 from rankwatch_detectors.statistics.baseline import BaselineConfig
 from rankwatch_detectors.statistics.peers import GROUP_MIN, PeerGroups, median
@@ -43,7 +43,7 @@ class StageConfig:
 
     budget: float = 0.5
     """False incidents per job-week, in addition to the budget of the job's slowdown."""
-    witness: WitnessConfig = field(default_factory=lambda: WitnessConfig(ratios=(1.05, 1.10, 1.30), ratio_min=1.04))
+    peer_test: PeerTestConfig = field(default_factory=lambda: PeerTestConfig(ratios=(1.05, 1.10, 1.30), ratio_min=1.04))
     baseline: BaselineConfig = field(
         # Embeddings and heads make stages uneven by design, so any standing offset is accepted.
         default_factory=lambda: BaselineConfig(offset_max=math.inf, warm_reach=math.inf)
@@ -67,14 +67,14 @@ class StageDetector(DispatchingDetector):
     kind: Kind = Kind.SLOWDOWN
     COMPARES_RANKS: ClassVar[bool] = True
     JUDGES_TIMES: ClassVar[bool] = True
-    STATE: ClassVar[str] = "lockstep _witness _groups _stage_of _rows _excess standing _heavier"
+    STATE: ClassVar[str] = "lockstep _peer_test _groups _stage_of _rows _excess standing _heavier"
 
     def __init__(self, config: StageConfig) -> None:
         super().__init__()
         self.name = "stage"
         self.version = 8
         self._config = config
-        self._witness = Witness(config.witness, config.baseline, LoadConfig(), config.budget)
+        self._peer_test = PeerTest(config.peer_test, config.baseline, LoadConfig(), config.budget)
         self._groups = PeerGroups()
         self._stage_of: Ints = np.zeros(0, dtype=np.int64)
         self._rows = 0
@@ -101,7 +101,7 @@ class StageDetector(DispatchingDetector):
         if new_attempt or before != stages:
             known = before == stages and not new_launch
             came_from = np.arange(stages, dtype=np.int64) if known else np.full(stages, -1, dtype=np.int64)
-            self._witness.begin(_of_stages(stages), came_from)
+            self._peer_test.begin(_of_stages(stages), came_from)
             self._rows, self._excess = 0, {}
         return findings
 
@@ -120,12 +120,12 @@ class StageDetector(DispatchingDetector):
         frozen = self._changed()
         step_s = typical(frame, "step_time_s")
         bare = Frame(frame.attempt, frame.family, frame.step, frame.kind, frame.time_s, {}, {})
-        residual, crossings = self._witness.judge(by_stage, bare, step_s, self.now_s, frozen)
+        residual, crossings = self._peer_test.evaluate(by_stage, bare, step_s, self.now_s, frozen)
         findings = self._follow(residual, frame)
         for crossing in crossings:
             findings += self._open(crossing, by_stage, frame)
-            self._witness.bank.clear_rank(crossing.rank)
-        self._witness.learn(self._changed())
+            self._peer_test.bank.clear_rank(crossing.rank)
+        self._peer_test.learn(self._changed())
         return [*findings, *self._standing(by_stage, frame)]
 
     def _by_stage(self, seconds: Floats) -> Floats:
@@ -159,7 +159,7 @@ class StageDetector(DispatchingDetector):
             # the reported excess is gone.
             if self._has_passed(state, state[0] + float(residual[int(number)])):
                 del self._heavier[number]
-                self._witness.baseline.forget(int(number))
+                self._peer_test.baseline.forget(int(number))
         if not self._heavier:
             summary = f"No pipeline stage is heavier than the others any more in step {frame.step}."
             findings += [
@@ -178,7 +178,7 @@ class StageDetector(DispatchingDetector):
         config = self._config
         if self._rows != config.skipped_rows + config.standing_rows or len(self.standing):
             return []
-        offset = self._witness.baseline.offset
+        offset = self._peer_test.baseline.offset
         heavy = [stage for stage in np.argsort(-offset).tolist() if offset[stage] >= math.log(config.standing_ratio)]
         if not heavy:
             return []
@@ -192,9 +192,9 @@ class StageDetector(DispatchingDetector):
             severity=Severity.INFO,
             onset_step=frame.step - config.standing_rows,
             detected_step=frame.step,
-            onset_time_s=self.now_s - config.standing_rows * self._witness.step_s,
+            onset_time_s=self.now_s - config.standing_rows * self._peer_test.step_s,
             detected_time_s=self.now_s,
-            score=float(offset[heavy[0]] / self._witness.sigma[heavy[0]]),
+            score=float(offset[heavy[0]] / self._peer_test.sigma[heavy[0]]),
             confidence=0.9,
             summary=f"From the first step on pipeline stages take longer than the others: {told}. Layers are divided "
             "unevenly; no rank stands out.",
@@ -217,9 +217,9 @@ class StageDetector(DispatchingDetector):
             severity=Severity.WARNING,
             onset_step=crossing.onset_step,
             detected_step=frame.step,
-            onset_time_s=self.now_s - crossing.rows * self._witness.step_s,
+            onset_time_s=self.now_s - crossing.rows * self._peer_test.step_s,
             detected_time_s=self.now_s,
-            score=crossing.effect / float(self._witness.sigma[stage]),
+            score=crossing.effect / float(self._peer_test.sigma[stage]),
             confidence=0.9,
             summary=f"Pipeline stage {stage} is {slower_than(ratio, 'it was')}, compared with the others, since step "
             f"{crossing.onset_step}; none of its {int((self._stage_of == stage).sum())} ranks stands out.",

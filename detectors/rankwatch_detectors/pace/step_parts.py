@@ -13,9 +13,9 @@ import numpy as np
 
 from rankwatch_detectors.base import Frame, Severity
 from rankwatch_detectors.dispatch import typical
-from rankwatch_detectors.pace.witness import of_most
+from rankwatch_detectors.pace.peer_test import of_most
 from rankwatch_detectors.state import Stateful
-from rankwatch_detectors.statistics.anchor import Anchor
+from rankwatch_detectors.statistics.best_level import BestLevel
 from rankwatch_detectors.statistics.peers import median
 from rankwatch_detectors.statistics.shift import Crossing
 from rankwatch_detectors.words import duration, more_than, percent, slower_than
@@ -172,21 +172,21 @@ def shifted(
     }
 
 
-def drifted(anchor: Anchor, sigma: float, world_size: int) -> dict[str, Any]:
+def drifted(best_level: BestLevel, sigma: float, world_size: int) -> dict[str, Any]:
     """Summary and evidence of a step time that has left its best level; other parameters as in `shifted`."""
-    ratio = math.exp(anchor.excess)
-    best_s = math.exp(anchor.best)
-    since = f" since step {anchor.onset_step}" if anchor.onset_step is not None else ""
-    times_s = f"{duration(math.exp(anchor.now))}, at best {duration(best_s)}"
+    ratio = math.exp(best_level.excess)
+    best_s = math.exp(best_level.best)
+    since = f" since step {best_level.onset_step}" if best_level.onset_step is not None else ""
+    times_s = f"{duration(math.exp(best_level.now))}, at best {duration(best_s)}"
     return {
-        "score": anchor.excess / sigma,
+        "score": best_level.excess / sigma,
         "summary": f"Steps have become {slower_than(ratio, 'at their best')} little by little{since} ({times_s}).",
         "evidence": {
             "ratio": ratio,
-            "seconds": math.exp(anchor.now),
+            "seconds": math.exp(best_level.now),
             "best_s": best_s,
             "usual_s": best_s,
-            "least_ratio": math.exp(anchor.least),
+            "least_ratio": math.exp(best_level.least),
             "witness": "wall",
             "cost_gpu_hours_per_hour": world_size * (1 - 1 / ratio),
         },

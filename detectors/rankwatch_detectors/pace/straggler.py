@@ -40,20 +40,20 @@ from rankwatch_detectors.base import (
 from rankwatch_detectors.dispatch import ATTEMPT_ENDED, OTHER_CLOCK, finite, typical
 from rankwatch_detectors.episodes import Episodes
 from rankwatch_detectors.explanation import Detectable, Suspect
-from rankwatch_detectors.pace.load import Crowding, CrowdingConfig, LoadConfig
-from rankwatch_detectors.pace.slow_places import PlacesConfig, SlowPlaces
-from rankwatch_detectors.pace.witness import (
+from rankwatch_detectors.pace.load import CpuContention, CpuContentionConfig, LoadConfig
+from rankwatch_detectors.pace.peer_test import (
     MEASURED,
     PEERS_SHOWN_MAX,
-    Witness,
-    WitnessConfig,
-    WitnessedDetector,
+    PeerTest,
+    PeerTestConfig,
+    PeerTestDetector,
     arrival_seconds,
     cpu_seconds,
     device_seconds,
     own_seconds,
     wanted_seconds,
 )
+from rankwatch_detectors.pace.slow_places import PlacesConfig, SlowPlaces
 from rankwatch_detectors.scope import WHOLE_JOB, IncidentScope, ScopeLevel
 from rankwatch_detectors.state import Stateful
 from rankwatch_detectors.statistics.baseline import BaselineConfig
@@ -67,29 +67,29 @@ class StragglerConfig:
 
     budget: float = 1.0
     """False incidents per job-week, over all ranks, hosts, switches, levels and witnesses."""
-    wall: WitnessConfig = field(
+    wall: PeerTestConfig = field(
         # +3 %, +5 %, +10 %, +30 %: close enough that a shift in between is found only a few rows later.
-        default_factory=lambda: WitnessConfig(
+        default_factory=lambda: PeerTestConfig(
             ratios=(1.03, 1.05, 1.10, 1.30), ratio_min=1.022, rows_between=ROWS_BETWEEN
         )
     )
-    cpu: WitnessConfig = field(
+    cpu: PeerTestConfig = field(
         # CPU time on shared cores varies with caches, clock frequencies and hyper-threads although no rank is at fault:
         # mostly by 10 %, by 50 % for seconds while something else runs on the same core, and by more for tenths of one.
-        default_factory=lambda: WitnessConfig(
+        default_factory=lambda: PeerTestConfig(
             ratios=(1.25, 1.6), ratio_min=1.2, lasting_ratio=1.6, lasting_s=20.0, lasting_rows=24, large_s=1.0
         )
     )
-    host: WitnessConfig = field(
+    host: PeerTestConfig = field(
         # Being descheduled comes and goes; only a third more time for a minute needs a person's attention.
-        default_factory=lambda: WitnessConfig(ratios=(1.3, 2.0), ratio_min=1.3, duration_min_s=60.0)
+        default_factory=lambda: PeerTestConfig(ratios=(1.3, 2.0), ratio_min=1.3, duration_min_s=60.0)
     )
     baseline: BaselineConfig = field(default_factory=BaselineConfig)
     shared_baseline: BaselineConfig = field(
         # On CPU jobs rank 0 often writes logs too, which costs about 10 % and is no fault.
         default_factory=lambda: BaselineConfig(offset_max=math.log(1.15))
     )
-    crowding: CrowdingConfig = field(default_factory=CrowdingConfig)
+    cpu_contention: CpuContentionConfig = field(default_factory=CpuContentionConfig)
     load: LoadConfig = field(default_factory=LoadConfig)
     places: PlacesConfig = field(default_factory=PlacesConfig)
     skipped_rows: int = 2
@@ -177,7 +177,7 @@ def _has_no_device(unit: str) -> bool:
 class TrackedRank:
     """One rank that was reported as slow. Excesses are logarithms of a ratio to its peers."""
 
-    witness: str
+    peer_test: str
     """Which witness found it: one of `WITNESSES`."""
     told: float
     """The excess that was reported last."""
@@ -187,9 +187,9 @@ class TrackedRank:
     """Its excess before that, which its baseline attributes to silicon."""
     changed: int = 0
     """Rows in which the excess differs from the reported one."""
-    calm: int = 0
+    normal: int = 0
     """Rows in a row in which the excess is small, and the sum of their residuals."""
-    calm_sum: float = 0.0
+    normal_sum: float = 0.0
 
     @property
     def beyond_peers(self) -> float:
@@ -233,7 +233,7 @@ def phase_excess(frame: Frame, ranks: Sequence[int], peers: Sequence[int]) -> di
     return dict(longest[:PHASES_SHOWN])
 
 
-def cause_class(phase_excess_s: dict[str, float], added_s: float, *, witness: str, device: bool) -> str:
+def cause_class(phase_excess_s: dict[str, float], added_s: float, *, peer_test: str, device: bool) -> str:
     """Cause class of a slow rank: `device` if that works for longer, else by its phases, else `host` or `worker`.
 
     The longest excess that explains half of what is added decides: data_wait is `data`, checkpoint_save is `storage`.
@@ -241,7 +241,7 @@ def cause_class(phase_excess_s: dict[str, float], added_s: float, *, witness: st
     Args:
         phase_excess_s: of each phase of the host.
         added_s: seconds by which the rank takes longer.
-        witness: the quantity that shows it.
+        peer_test: the quantity that shows it.
         device: its device works for longer.
     """
     if device:
@@ -249,7 +249,7 @@ def cause_class(phase_excess_s: dict[str, float], added_s: float, *, witness: st
     grown = {name: seconds for name, seconds in phase_excess_s.items() if seconds > max(added_s / 2, 0.0)}
     longest = max(grown, key=lambda name: grown[name], default="")
     named = {"data_wait": "data", "checkpoint_save": "storage"}
-    return named.get(longest, "host" if witness in ("host", "arrival") else "worker")
+    return named.get(longest, "host" if peer_test in ("host", "arrival") else "worker")
 
 
 def waits_for(evidence: Mapping[str, Any]) -> str:
@@ -265,14 +265,14 @@ def waits_for(evidence: Mapping[str, Any]) -> str:
     return ""
 
 
-def _times(witness: str, figures: Mapping[str, Any]) -> str:
+def _times(peer_test: str, figures: Mapping[str, Any]) -> str:
     here, peers = duration(figures["busy_s"]), duration(figures["peers_busy_s"])
-    if witness == "device":
+    if peer_test == "device":
         return f"its device works for {here} in a step, theirs for {peers}"
-    return f"{here}{' of CPU time' * (witness == 'cpu')} a step, they {peers}"
+    return f"{here}{' of CPU time' * (peer_test == 'cpu')} a step, they {peers}"
 
 
-class ExplainedStraggler(WitnessedDetector):
+class ExplainedStraggler(PeerTestDetector):
     """Base of the straggler detector."""
 
     _places: SlowPlaces
@@ -297,7 +297,7 @@ class ExplainedStraggler(WitnessedDetector):
         return [*super().detectable(), *self._places.detectable()]
 
 
-WITNESSES = ("wall", "own", "cpu", "host", "device", "arrival")
+PEER_TESTS = ("wall", "own", "cpu", "host", "device", "arrival")
 """Judged is wall time; or wall time without waiting for a core, CPU time, and wall time; or device time and the time
 until host and device are done."""
 RANKS_SHOWN = 4
@@ -316,7 +316,7 @@ class StragglerDetector(ExplainedStraggler):
     JUDGES_TIMES: ClassVar[bool] = True
     STATE: ClassVar[str] = (
         "lockstep _wall _own _cpu _host _device _arrival _units _peers _names _accelerated _rows _excess standing "
-        "_stood _crowding _places"
+        "_stood _cpu_contention _places"
     )
 
     def __init__(self, config: StragglerConfig) -> None:
@@ -326,13 +326,13 @@ class StragglerDetector(ExplainedStraggler):
         self._config = config
         # Two witnesses of ranks at most judge a row, or three of which two share; the last third is for places.
         share = config.budget / 3
-        self._wall = Witness(config.wall, config.baseline, config.load, share)
-        self._own = Witness(config.cpu, config.shared_baseline, config.load, share / 2)
-        self._cpu = Witness(config.cpu, config.shared_baseline, config.load, share)
-        self._host = Witness(config.host, config.shared_baseline, config.load, share / 2)
-        self._device = Witness(config.wall, config.baseline, config.load, share)
-        self._arrival = Witness(config.wall, config.baseline, config.load, share)
-        self.witnesses = {name: getattr(self, f"_{name}") for name in WITNESSES}
+        self._wall = PeerTest(config.wall, config.baseline, config.load, share)
+        self._own = PeerTest(config.cpu, config.shared_baseline, config.load, share / 2)
+        self._cpu = PeerTest(config.cpu, config.shared_baseline, config.load, share)
+        self._host = PeerTest(config.host, config.shared_baseline, config.load, share / 2)
+        self._device = PeerTest(config.wall, config.baseline, config.load, share)
+        self._arrival = PeerTest(config.wall, config.baseline, config.load, share)
+        self.peer_tests = {name: getattr(self, f"_{name}") for name in PEER_TESTS}
         self._units: list[str] = []
         self._peers: Ints = np.zeros(0, dtype=np.int64)
         self._names: list[str] = []
@@ -342,7 +342,7 @@ class StragglerDetector(ExplainedStraggler):
         self.standing = Episodes(self.kind)
         """Differences from the first steps of the launch on: the baseline includes them, so ranks stay tested."""
         self._stood = TrackedRanks()
-        self._crowding = Crowding(config.crowding)
+        self._cpu_contention = CpuContention(config.cpu_contention)
         self._places = SlowPlaces(config.places, self.kind, share)
 
     def _on_attempt(self, start: AttemptStart, *, new_attempt: bool, new_launch: bool) -> Sequence[Finding]:
@@ -365,10 +365,10 @@ class StragglerDetector(ExplainedStraggler):
         )
         peers = topology.peer_group
         if new_attempt or moved or other_clock or not np.array_equal(peers, self._peers):
-            for witness in self.witnesses.values():
-                witness.begin(topology, origins)
+            for peer_test in self.peer_tests.values():
+                peer_test.begin(topology, origins)
         if new_attempt or units != self._units:
-            self._crowding.regroup(topology.host)
+            self._cpu_contention.regroup(topology.host)
         if new_attempt:
             self._rows = 0
         if new_attempt or other_clock:
@@ -389,123 +389,134 @@ class StragglerDetector(ExplainedStraggler):
         step_s, device = typical(frame, "step_time_s"), device_seconds(frame)
         arrival, findings = arrival_seconds(frame, device), list[Finding]()
         if device is not None:
-            findings = [*self._judge(self._device, device, frame, step_s), *self._lesser(self._device, device, frame)]
+            findings = [
+                *self._evaluate(self._device, device, frame, step_s),
+                *self._lesser(self._device, device, frame),
+            ]
         if arrival is not None:
-            return [*findings, *self._judge(self._arrival, arrival, frame, step_s)]
+            return [*findings, *self._evaluate(self._arrival, arrival, frame, step_s)]
         wall, cpu = own_seconds(frame), None if self._accelerated else cpu_seconds(frame)
         if wall is None:
             return ()
         if cpu is None:
-            return [*self._judge(self._wall, wall, frame, step_s), *self._lesser(self._wall, wall, frame)]
+            return [*self._evaluate(self._wall, wall, frame, step_s), *self._lesser(self._wall, wall, frame)]
         wanted = wanted_seconds(frame)
-        doubt = self._crowding.doubt(wall, cpu if wanted is None else wanted)
-        found = [] if wanted is None else self._judge(self._own, wanted, frame, step_s, doubt)
-        found += self._judge(self._cpu, cpu, frame, step_s, doubt)
-        return [*found, *self._judge(self._host, wall, frame, step_s, doubt)]
+        uncertainty = self._cpu_contention.uncertainty(wall, cpu if wanted is None else wanted)
+        found = [] if wanted is None else self._evaluate(self._own, wanted, frame, step_s, uncertainty)
+        found += self._evaluate(self._cpu, cpu, frame, step_s, uncertainty)
+        return [*found, *self._evaluate(self._host, wall, frame, step_s, uncertainty)]
 
-    def _judge(
-        self, witness: Witness, seconds: Floats, frame: Frame, step_s: float | None, doubt: Floats | None = None
+    def _evaluate(
+        self,
+        peer_test: PeerTest,
+        seconds: Floats,
+        frame: Frame,
+        step_s: float | None,
+        uncertainty: Floats | None = None,
     ) -> list[Finding]:
         shift, left_out, beyond = self._places.shift, list[int](), seconds
-        if shift.size and witness is self._device:
+        if shift.size and peer_test is self._device:
             # How much longer the devices of a slow host take is not known.
             shift, left_out = np.zeros(0), np.flatnonzero(shift).tolist()
         if shift.size:
             beyond = seconds * np.exp(-shift)
         named = self._named()
-        residual, crossings = witness.judge(beyond, frame, step_s, self.now_s, named + left_out, doubt)
+        residual, crossings = peer_test.evaluate(beyond, frame, step_s, self.now_s, named + left_out, uncertainty)
         if shift.size:
             residual = residual + shift
             crossings = [replace(one, effect=one.effect + float(shift[one.rank])) for one in crossings]
-        findings = [*self._follow(witness, residual, seconds, frame), *self._follow_standing(witness, residual, frame)]
-        if witness in (self._wall, self._device, self._arrival):
-            describe, places = partial(self._described, witness, seconds, frame), self._places
+        findings = [
+            *self._follow(peer_test, residual, seconds, frame),
+            *self._follow_standing(peer_test, residual, frame),
+        ]
+        if peer_test in (self._wall, self._device, self._arrival):
+            describe, places = partial(self._described, peer_test, seconds, frame), self._places
             if crossings:
-                findings += places.spoken_for(witness, crossings, named, frame, self.now_s, describe)
+                findings += places.spoken_for(peer_test, crossings, named, frame, self.now_s, describe)
                 # What its host or switch seems to share is not the rank's own, whether or not that is certain yet.
-                crossings = [one for one in crossings if one.effect - places.shared(one.rank) >= witness.effect_min]
-            if witness is not self._device:
-                name = "wall" if witness is self._wall else "arrival"
-                findings += places.take(witness, name, frame, self.now_s, describe)
+                crossings = [one for one in crossings if one.effect - places.shared(one.rank) >= peer_test.effect_min]
+            if peer_test is not self._device:
+                name = "wall" if peer_test is self._wall else "arrival"
+                findings += places.take(peer_test, name, frame, self.now_s, describe)
         if crossings or findings:
             placed = {rank for one in findings if one.change is Change.OPEN for rank in one.ranks}
             for crossing in crossings:
                 if crossing.rank not in placed:
-                    findings.extend(self._open(witness, crossing, seconds, frame))
+                    findings.extend(self._open(peer_test, crossing, seconds, frame))
             for rank in placed.union(one.rank for one in crossings):
-                for other in self.witnesses.values():
+                for other in self.peer_tests.values():
                     other.bank.clear_rank(rank)
-        witness.learn(self._named() + left_out)
+        peer_test.learn(self._named() + left_out)
         return findings
 
     def _named(self) -> list[int]:
         """Ranks with an open episode."""
         return [scope.number for scope in self.episodes]
 
-    def _follow(self, witness: Witness, residual: Floats, seconds: Floats, frame: Frame) -> list[Finding]:
+    def _follow(self, peer_test: PeerTest, residual: Floats, seconds: Floats, frame: Frame) -> list[Finding]:
         """Follow the open episodes of this witness: close those that recovered, and report changes."""
         config = self._config
         findings: list[Finding] = []
         for scope in self.episodes:
             rank = scope.number
             state = self._excess.ranks[rank]
-            if state.witness != self._name(witness) or not witness.judged[rank]:
+            if state.peer_test != self._name(peer_test) or not peer_test.judged[rank]:
                 continue
             state.excess += (float(residual[rank]) - state.excess) / config.smooth_rows
             as_peers = state.beyond_peers < math.log(config.excess_min)
-            calm = as_peers or state.excess < config.clear_share * state.told
+            normal = as_peers or state.excess < config.clear_share * state.told
             changed = abs(state.excess - state.told) > config.retell_share * state.told
-            state.calm = state.calm + 1 if calm else 0
-            state.calm_sum = state.calm_sum + float(residual[rank]) if calm else 0.0
+            state.normal = state.normal + 1 if normal else 0
+            state.normal_sum = state.normal_sum + float(residual[rank]) if normal else 0.0
             # An excess twice the reported one is certain after fewer rows.
             pace = 4 if state.excess > 2 * state.told else 1
-            state.changed = state.changed + pace if changed and not calm else 0
-            if state.calm >= config.clear_rows and self._as_usual(witness, rank, state):
+            state.changed = state.changed + pace if changed and not normal else 0
+            if state.normal >= config.clear_rows and self._as_usual(peer_test, rank, state):
                 since = frame.step - config.clear_rows
                 summary = f"{self._names[rank]} is as fast as its peers again since about step {since}."
                 findings.extend(self.episodes.close(scope, frame.step, self.now_s, summary))
                 del self._excess.ranks[rank]
-            elif state.calm >= config.clear_rows or state.changed >= config.retell_rows:
-                findings.extend(self._retell(witness, rank, state, seconds, frame))
+            elif state.normal >= config.clear_rows or state.changed >= config.retell_rows:
+                findings.extend(self._retell(peer_test, rank, state, seconds, frame))
         return findings
 
-    def _as_usual(self, witness: Witness, rank: int, state: TrackedRank) -> bool:
+    def _as_usual(self, peer_test: PeerTest, rank: int, state: TrackedRank) -> bool:
         """Whether a rank that is much faster than reported is as fast as its peers, and not only less slow."""
-        mean = state.calm_sum / state.calm
-        chance = self._config.clear_sigmas * float(witness.sigma[rank]) / math.sqrt(state.calm)
+        mean = state.normal_sum / state.normal
+        chance = self._config.clear_sigmas * float(peer_test.sigma[rank]) / math.sqrt(state.normal)
         least = math.log(self._config.excess_min)
-        if mean < max(witness.effect_min, chance) or mean + state.standing < least:
+        if mean < max(peer_test.effect_min, chance) or mean + state.standing < least:
             return True
         state.excess = mean
         return False
 
-    def _follow_standing(self, witness: Witness, residual: Floats, frame: Frame) -> list[Finding]:
+    def _follow_standing(self, peer_test: PeerTest, residual: Floats, frame: Frame) -> list[Finding]:
         """Follow ranks that were slow from the first step; the baseline forgets one that has recovered."""
         config = self._config
         findings: list[Finding] = []
         for rank, state in list(self._stood.ranks.items()):
-            if state.witness != self._name(witness) or not witness.judged[rank]:
+            if state.peer_test != self._name(peer_test) or not peer_test.judged[rank]:
                 continue
             state.excess += (state.told + float(residual[rank]) - state.excess) / config.smooth_rows
-            state.calm = state.calm + 1 if state.excess < config.clear_share * state.told else 0
-            if state.calm >= config.clear_rows:
+            state.normal = state.normal + 1 if state.excess < config.clear_share * state.told else 0
+            if state.normal >= config.clear_rows:
                 since = frame.step - config.clear_rows
                 summary = f"{self._names[rank]} is as fast as its peers since about step {since}."
                 findings.extend(self.standing.close(IncidentScope.of_rank(rank), frame.step, self.now_s, summary))
                 del self._stood.ranks[rank]
-                for each in self.witnesses.values():
+                for each in self.peer_tests.values():
                     each.baseline.forget(rank)
         return findings
 
-    def _lesser(self, witness: Witness, seconds: Floats, frame: Frame) -> list[Finding]:
+    def _lesser(self, peer_test: PeerTest, seconds: Floats, frame: Frame) -> list[Finding]:
         """Report once which ranks are slower from the first step by no more than silicon explains."""
         config = self._config
         if self._rows != config.skipped_rows + config.fact_rows:
             return []
-        offset = witness.baseline.offset
+        offset = peer_test.baseline.offset
         ranks = [
             rank
-            for rank in witness.baseline.outliers(config.fact_ratio).tolist()
+            for rank in peer_test.baseline.outliers(config.fact_ratio).tolist()
             if IncidentScope.of_rank(rank) not in self.episodes and IncidentScope.of_rank(rank) not in self.standing
         ]
         ranks = sorted(ranks, key=lambda rank: -offset[rank])[:RANKS_TOLD_MAX]
@@ -522,9 +533,9 @@ class StragglerDetector(ExplainedStraggler):
             ranks=tuple(ranks),
             onset_step=frame.step - config.fact_rows,
             detected_step=frame.step,
-            onset_time_s=self.now_s - config.fact_rows * witness.step_s,
+            onset_time_s=self.now_s - config.fact_rows * peer_test.step_s,
             detected_time_s=self.now_s,
-            score=float(offset[slowest] / witness.sigma[slowest]),
+            score=float(offset[slowest] / peer_test.sigma[slowest]),
             confidence=0.9,
             summary=f"Slower than their peers from the first step on: {shown}.",
             evidence={
@@ -532,16 +543,18 @@ class StragglerDetector(ExplainedStraggler):
                 "ratio": math.exp(offset[slowest]),
                 "ratios": ratios,
                 "busy_s": float(seconds[slowest]),
-                "witness": self._name(witness),
+                "witness": self._name(peer_test),
             },
-            cause="device" if witness is self._device else "worker",
+            cause="device" if peer_test is self._device else "worker",
         )
 
-    def _retell(self, witness: Witness, rank: int, state: TrackedRank, seconds: Floats, frame: Frame) -> list[Finding]:
-        state.told, state.changed, state.calm, state.calm_sum = state.excess, 0, 0, 0.0
+    def _retell(
+        self, peer_test: PeerTest, rank: int, state: TrackedRank, seconds: Floats, frame: Frame
+    ) -> list[Finding]:
+        state.told, state.changed, state.normal, state.normal_sum = state.excess, 0, 0, 0.0
         scope, ratio = IncidentScope.of_rank(rank), math.exp(state.beyond_peers)
-        name = self._name(witness)
-        figures = self._figures(seconds, [rank], witness.peers_of(rank), ratio, frame)
+        name = self._name(peer_test)
+        figures = self._figures(seconds, [rank], peer_test.peers_of(rank), ratio, frame)
         return self.episodes.update(
             scope,
             detected_step=frame.step,
@@ -550,10 +563,10 @@ class StragglerDetector(ExplainedStraggler):
             evidence={**self.episodes.told(scope)["evidence"], **figures},
         )
 
-    def _open(self, witness: Witness, crossing: Crossing, seconds: Floats, frame: Frame) -> list[Finding]:
-        rank, baseline = crossing.rank, witness.baseline
+    def _open(self, peer_test: PeerTest, crossing: Crossing, seconds: Floats, frame: Frame) -> list[Finding]:
+        rank, baseline = crossing.rank, peer_test.baseline
         scope, where = IncidentScope.of_rank(rank), self._names[rank]
-        first = self._from_the_first_step(witness, crossing)
+        first = self._from_the_first_step(peer_test, crossing)
         # The ratio to the peers includes the offset that the baseline attributes to silicon.
         standing = float(baseline.offset[rank]) if baseline.groups.proper[rank] else 0.0
         ratio = math.exp(crossing.effect + standing)
@@ -565,7 +578,7 @@ class StragglerDetector(ExplainedStraggler):
             baseline.accept(rank, crossing.effect, crossing.rows)
             if scope in self.standing:
                 return []
-        evidence, cause = self._evidence(witness, crossing, ratio, seconds, frame)
+        evidence, cause = self._evidence(peer_test, crossing, ratio, seconds, frame)
         rows = self._rows - 1 if first else crossing.rows
         since = "from the first step on" if first else f"since step {crossing.onset_step}"
         findings = (self.standing if first else self.episodes).open(
@@ -575,9 +588,9 @@ class StragglerDetector(ExplainedStraggler):
             ranks=(rank,),
             onset_step=frame.step - rows if first else crossing.onset_step,
             detected_step=frame.step,
-            onset_time_s=self.now_s - rows * witness.step_s,
+            onset_time_s=self.now_s - rows * peer_test.step_s,
             detected_time_s=self.now_s,
-            score=crossing.effect / float(witness.sigma[rank]) * math.sqrt(crossing.rows),
+            score=crossing.effect / float(peer_test.sigma[rank]) * math.sqrt(crossing.rows),
             confidence=1.0 - math.exp(-crossing.evidence / 4),
             summary=f"{where} is {slower_than(ratio, 'its peers')} {since} "
             f"({_times(evidence['witness'], evidence)}).{waits_for(evidence)}",
@@ -586,44 +599,44 @@ class StragglerDetector(ExplainedStraggler):
         )
         if findings:
             followed = self._stood if first else self._excess
-            followed.ranks[rank] = TrackedRank(self._name(witness), crossing.effect, crossing.effect, standing)
+            followed.ranks[rank] = TrackedRank(self._name(peer_test), crossing.effect, crossing.effect, standing)
         return findings
 
     def _described(
-        self, witness: Witness, seconds: Floats, frame: Frame, ranks: Sequence[int], ratio: float
+        self, peer_test: PeerTest, seconds: Floats, frame: Frame, ranks: Sequence[int], ratio: float
     ) -> tuple[dict[str, Any], str]:
         """Evidence about several ranks that need so many times as long as the others, and the cause class."""
-        others = np.setdiff1d(np.flatnonzero(witness.usable), ranks)[:PEERS_SHOWN_MAX].tolist()
+        others = np.setdiff1d(np.flatnonzero(peer_test.usable), ranks)[:PEERS_SHOWN_MAX].tolist()
         phases = phase_excess(frame, ranks, others)
         figures = self._figures(seconds, ranks, others, ratio, frame)
         device = 2 * sum(self._device.suspects(rank) for rank in ranks) > len(ranks)
-        added_s, by = figures["busy_s"] - figures["peers_busy_s"], self._name(witness)
+        added_s, by = figures["busy_s"] - figures["peers_busy_s"], self._name(peer_test)
         evidence = {**figures, "witness": by, "ranks": len(ranks), "phase_excess_s": phases}
-        return evidence, cause_class(phases, added_s, witness=by, device=device)
+        return evidence, cause_class(phases, added_s, peer_test=by, device=device)
 
     def _evidence(
-        self, witness: Witness, crossing: Crossing, ratio: float, seconds: Floats, frame: Frame
+        self, peer_test: PeerTest, crossing: Crossing, ratio: float, seconds: Floats, frame: Frame
     ) -> tuple[dict[str, Any], str]:
         """Evidence about a rank, and the cause class that its phases show."""
         rank = crossing.rank
-        peers = witness.peers_of(rank)
+        peers = peer_test.peers_of(rank)
         phases = phase_excess(frame, [rank], peers)
         figures = self._figures(seconds, [rank], peers, ratio, frame)
         evidence = {
             **figures,
-            "witness": self._name(witness),
+            "witness": self._name(peer_test),
             "peers_compared": len(peers),
             "rows": crossing.rows,
-            "sigma": float(witness.sigma[rank]),
+            "sigma": float(peer_test.sigma[rank]),
             "log_likelihood_ratio": crossing.evidence,
             "phase_excess_s": phases,
         }
         for what, name in (("cpu_excess_s", "busy_cpu_s"), ("queued_excess_s", "queued_s")):
-            if witness in (self._own, self._host) and (excess_s := excess_of(frame, name, [rank], peers)) is not None:
+            if peer_test in (self._own, self._host) and (excess_s := excess_of(frame, name, [rank], peers)) is not None:
                 evidence[what] = excess_s
-        device = witness is self._device or self._device.suspects(rank)
+        device = peer_test is self._device or self._device.suspects(rank)
         added_s = figures["busy_s"] - figures["peers_busy_s"]
-        return evidence, cause_class(phases, added_s, witness=self._name(witness), device=device)
+        return evidence, cause_class(phases, added_s, peer_test=self._name(peer_test), device=device)
 
     def _figures(
         self, seconds: Floats, ranks: Sequence[int], peers: Sequence[int], ratio: float, frame: Frame
@@ -638,9 +651,9 @@ class StragglerDetector(ExplainedStraggler):
         seconds_told = {"busy_s": busy_s, "peers_busy_s": peers_busy_s}
         return {"ratio": ratio, "rate": 1 / ratio, **seconds_told, "cost_gpu_hours_per_hour": cost}
 
-    def _from_the_first_step(self, witness: Witness, crossing: Crossing) -> bool:
+    def _from_the_first_step(self, peer_test: PeerTest, crossing: Crossing) -> bool:
         """Whether the rank was never seen at another speed."""
-        config, baseline = self._config, witness.baseline
+        config, baseline = self._config, peer_test.baseline
         if baseline.rows[crossing.rank] <= config.standing_rows:
             return True
         onset_row = self._rows - crossing.rows

@@ -51,10 +51,10 @@ def who_is_missing(presence: Presence, stuck: Bools, running: Bools, cpu_before:
     """
     cpu_share = _cpu_share(presence, cpu_before, block_s)
     decided: tuple[Bools, str, float] = (np.zeros_like(stuck), "no evidence distinguishes the ranks", 0.3)
-    for witness, reason, confidence in _witnesses(presence, stuck, running, cpu_share, SILENT_BLOCKS * block_s):
+    for candidates, reason, confidence in _evidence(presence, stuck, running, cpu_share, SILENT_BLOCKS * block_s):
         # A witness that applies to most ranks describes the waiting ranks.
-        if witness.any() and 2 * int(witness.sum()) <= max(int(running.sum()), 2):
-            decided = (witness, reason, confidence)
+        if candidates.any() and 2 * int(candidates.sum()) <= max(int(running.sum()), 2):
+            decided = (candidates, reason, confidence)
             break
     chosen = tuple(int(rank) for rank in np.flatnonzero(decided[0]))
     late_s = presence.heard_s[running].max() - presence.heard_s
@@ -66,7 +66,7 @@ def who_is_missing(presence: Presence, stuck: Bools, running: Bools, cpu_before:
     return Missing(chosen, decided[1], decided[2], described, _grouped(presence, running & ~decided[0]))
 
 
-def _witnesses(
+def _evidence(
     presence: Presence, stuck: Bools, running: Bools, cpu_share: Floats, silent_s: float
 ) -> list[tuple[Bools, str, float]]:
     left = presence.heard & presence.where("state", "left")

@@ -1,11 +1,11 @@
 """Finds a job that makes no progress, and the rank that did not arrive.
 
-It reads progress blocks and ticks only. Within a step the deadline is learned from the job (`Patience`): a standstill
-is reported early as information, and becomes critical when it is longer than in healthy jobs. Where all ranks are
-outside of a step, or do work of their own in one, nobody waits for anybody: loops evaluate, save and read there, so the
-deadline is longer. Where all wait in a collective, nobody will come, wherever they are. Phases that are long by nature
-(first step, compile, eval, checkpoint_save) have their own deadlines, learned from their earlier durations. Ranks that
-an order holds, silent hosts, and what ranks do after training are not evidence of a hang.
+It reads progress blocks and ticks only. Within a step the deadline is learned from the job (`ProgressTimeout`): a
+standstill is reported early as information, and becomes critical when it is longer than in healthy jobs. Where all
+ranks are outside of a step, or do work of their own in one, nobody waits for anybody: loops evaluate, save and read
+there, so the deadline is longer. Where all wait in a collective, nobody will come, wherever they are. Phases that are
+long by nature (first step, compile, eval, checkpoint_save) have their own deadlines, learned from their earlier
+durations. Ranks that an order holds, silent hosts, and what ranks do after training are not evidence of a hang.
 """
 
 from __future__ import annotations
@@ -43,7 +43,14 @@ from rankwatch_detectors.progress.arrival import (
     waiting_ranks,
     who_is_missing,
 )
-from rankwatch_detectors.progress.patience import PAUSE, PAUSE_APART, PAUSE_INSIDE, HangConfig, Limits, Patience
+from rankwatch_detectors.progress.progress_timeout import (
+    PAUSE,
+    PAUSE_APART,
+    PAUSE_INSIDE,
+    HangConfig,
+    Limits,
+    ProgressTimeout,
+)
 from rankwatch_detectors.scope import WHOLE_JOB
 from rankwatch_detectors.statistics.peers import anyone, everyone, median
 from rankwatch_detectors.words import listed
@@ -74,7 +81,7 @@ class HangDetector(DispatchingDetector):
     kind: Kind = Kind.HANG
     COMPARES_RANKS: ClassVar[bool] = True
     STATE: ClassVar[str] = (
-        "lockstep _patience _newest _newest_s _attempt_s _moved _cold_until _orders _was _way_s _way_at_s _phase_was "
+        "lockstep _timeout _newest _newest_s _attempt_s _moved _cold_until _orders _was _way_s _way_at_s _phase_was "
         "_rested _paused_s _inside_s _apart _stopped _stopped_at_s _hosts _leads _accelerated"
     )
 
@@ -85,7 +92,7 @@ class HangDetector(DispatchingDetector):
         self.name = "hang"
         self.version = 11
         self._config = config
-        self._patience = Patience(config)
+        self._timeout = ProgressTimeout(config)
         self._orders: list[str] = []
         self._hosts: list[str] = []
         self._leads: Bools = np.zeros(0, dtype=np.bool_)
@@ -206,11 +213,11 @@ class HangDetector(DispatchingDetector):
         if self._newest is not None:
             if not self._moved:
                 self._remember(self._first_step()[0], self.now_s - self._attempt_s)
-                self._cold_until = newest + self._config.cold_steps if self._patience.knows_steps else newest
+                self._cold_until = newest + self._config.cold_steps if self._timeout.knows_steps else newest
             elif not self._standing():
                 self._learn_steps(self._was - was, ahead, entered_s - self._newest_s)
-                self._patience.learn_pause(self._paused_s, PAUSE_APART if self._apart else PAUSE)
-                self._patience.learn_pause(self._inside_s, PAUSE_INSIDE)
+                self._timeout.learn_pause(self._paused_s, PAUSE_APART if self._apart else PAUSE)
+                self._timeout.learn_pause(self._inside_s, PAUSE_INSIDE)
             self._moved = True
         for name, lasted_s in self._phase_was.items():
             self._remember(name, lasted_s)
@@ -230,11 +237,11 @@ class HangDetector(DispatchingDetector):
             took = since[3, known]
             took_s = median(took) if not anyone(np.isnan(took)) else math.nan
             took_s = took_s if took_s > 0 else apart_s
-            self._patience.learn_steps(max(took_s - self._paused_s, 0.0), max(int(median(since[2, known])), 1))
+            self._timeout.learn_steps(max(took_s - self._paused_s, 0.0), max(int(median(since[2, known])), 1))
 
     def _remember(self, name: str, lasted_s: float) -> None:
         if not len(self.episodes):
-            self._patience.learn(name, lasted_s)
+            self._timeout.learn(name, lasted_s)
 
     def _first_step(self) -> tuple[str, float]:
         """Name and unlearned deadline of the first step of this attempt."""
@@ -330,20 +337,20 @@ class HangDetector(DispatchingDetector):
         """How long this standstill may last; the phase with the longest deadline on any rank decides for all."""
         # What is usual need not be known: a stopped rank makes no progress, and the others wait for it.
         stopped = self._stopped_at_s is not None and self.now_s - self._stopped_at_s >= self._config.stopped_s
-        named_s = [] if self._moved or stopped else [self._patience.named(*self._first_step())]
+        named_s = [] if self._moved or stopped else [self._timeout.named(*self._first_step())]
         phases = [phase for phase in self._config.long_phases if phase[0] in self._phase_was]
-        named_s += [self._patience.named(*phase) for phase in phases]
+        named_s += [self._timeout.named(*phase) for phase in phases]
         cold = self._newest is not None and self._newest < self._cold_until
         told = presence.told("phase")
-        limits = self._patience.in_step(log=UNREPORTED in told, cold=cold, first=self._first_step()[0])
+        limits = self._timeout.in_step(log=UNREPORTED in told, cold=cold, first=self._first_step()[0])
         if paused and told.isdisjoint(name for name, _ in phases) and together != COLLECTIVE:
             apart = _apart(presence, running, behind)
             leading = anyone(self._leads[behind])
-            limits = self._patience.pause_apart(limits, leading=leading) if apart else self._patience.pause()
+            limits = self._timeout.pause_apart(limits, leading=leading) if apart else self._timeout.pause()
         elif together == OWN:
-            limits = self._patience.pause_inside(limits)
+            limits = self._timeout.pause_inside(limits)
         elif together == DATA:
-            limits = self._patience.for_data(limits)
+            limits = self._timeout.for_data(limits)
         if stopped:
             limits = limits.not_after(self._config.stopped_s)
         return limits.but_not_before(max(named_s, default=0.0))
@@ -401,7 +408,7 @@ class HangDetector(DispatchingDetector):
             "deadline_s": still.limits.told_s,
             "critical_after_s": still.limits.critical_s,
             "outside": still.paused,
-            "usual_step_s": self._patience.usual_step_s() if self._patience.knows_steps else None,
+            "usual_step_s": self._timeout.usual_step_s() if self._timeout.knows_steps else None,
             "decided_by": missing.decided_by,
             "missing": missing.described,
             "waiting": missing.waiting,

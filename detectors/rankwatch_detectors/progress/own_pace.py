@@ -17,7 +17,7 @@ from rankwatch_detectors.base import AttemptStart, Bools, Finding, Floats, Kind,
 from rankwatch_detectors.dispatch import DispatchingDetector
 from rankwatch_detectors.episodes import since
 from rankwatch_detectors.progress.arrival import STOPPED, STOPPED_STATES, stopped_ranks
-from rankwatch_detectors.progress.patience import HangConfig
+from rankwatch_detectors.progress.progress_timeout import HangConfig
 from rankwatch_detectors.scope import IncidentScope
 
 STEPS_MIN = 4
@@ -72,7 +72,7 @@ class OwnPaceDetector(DispatchingDetector):
                 summary = f"Rank {rank} makes progress again: step {step}."
                 stood = {"age_s": self.now_s - self.episodes.told(scope)["onset_time_s"]}
                 findings += self.episodes.close(scope, step, self.now_s, summary, stood)
-        return [*findings, *self._judge(presence, running, stopped)]
+        return [*findings, *self._evaluate(presence, running, stopped)]
 
     def _learn(self, presence: Presence, running: Bools, stopped: Bools) -> Bools:
         """Learn from the newest blocks; returns the ranks that have begun another step."""
@@ -92,7 +92,7 @@ class OwnPaceDetector(DispatchingDetector):
         self._entered_s = np.where(fresh, entered_s, self._entered_s)
         return moved
 
-    def _judge(self, presence: Presence, running: Bools, stopped: Bools) -> list[Finding]:
+    def _evaluate(self, presence: Presence, running: Bools, stopped: Bools) -> list[Finding]:
         limit_s = self._limit_s(stopped)
         age_s = np.maximum(presence.step_age_s, 0.0) + (self.now_s - presence.heard_s)
         # Progress since the last block is not visible, so the age within the block itself must nearly reach the limit.

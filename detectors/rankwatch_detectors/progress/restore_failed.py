@@ -26,7 +26,7 @@ from rankwatch_detectors.progress.checkpoint_reports import (
     launch_of,
     ranks_of,
 )
-from rankwatch_detectors.progress.patience import HangConfig
+from rankwatch_detectors.progress.progress_timeout import HangConfig
 from rankwatch_detectors.scope import WHOLE_JOB
 
 _HANG = HangConfig()

@@ -101,21 +101,21 @@ class BlockCorrelation(Stateful):
         self._sum: Floats = np.zeros(ranks)
         self._row = 0
 
-    def add(self, noise: Floats, calm: Bools, variance: float) -> None:
+    def add(self, noise: Floats, normal: Bools, variance: float) -> None:
         """Add one row.
 
         Args:
             noise: each rank's deviation; 0 for ranks that are not calm.
-            calm: ranks that count if the block ends with this row.
+            normal: ranks that count if the block ends with this row.
             variance: of a row.
         """
         self._sum += noise
         self._row += 1
         if self._row < self._rows:
             return
-        count = int(np.count_nonzero(calm))
+        count = int(np.count_nonzero(normal))
         if count:
-            measured = float((self._sum[calm] ** 2).mean()) / self._rows / variance
+            measured = float((self._sum[normal] ** 2).mean()) / self._rows / variance
             # 1: independent rows; `rows`: all rows of a block move together. Values beyond are chance.
             bounded = min(max(measured, 1.0), float(self._rows))
             self.ratio += (bounded - self.ratio) * count / (count + PRIOR_BLOCKS)
@@ -260,7 +260,7 @@ class PeerBaseline(Stateful):
         """Ranks that have been seen often enough to be judged."""
         return self.rows >= self._config.warm_rows
 
-    def doubt(self, rank: int, limit: float, rows: int | None = None) -> float:
+    def uncertainty(self, rank: int, limit: float, rows: int | None = None) -> float:
         """How far the means before and after an onset may differ by chance, with probability exp(-limit).
 
         Args:
@@ -272,10 +272,10 @@ class PeerBaseline(Stateful):
         # An offset held at its bound has no error of estimation: it is the limit of what silicon explains.
         shares = 0.0 if self.pinned(rank) else self._lasting(before) / before
         shares += self._lasting(rows) / rows if rows else 0.0
-        doubt = math.sqrt(2.0 * limit * shares) * float(self.sigma()[rank])
+        uncertainty = math.sqrt(2.0 * limit * shares) * float(self.sigma()[rank])
         if rows and self._config.kept_rows:
-            doubt = max(doubt, math.sqrt(2.0 * limit) * self._history.spread(rank, rows))
-        return doubt
+            uncertainty = max(uncertainty, math.sqrt(2.0 * limit) * self._history.spread(rank, rows))
+        return uncertainty
 
     def _lasting(self, rows: float) -> float:
         """By how much noise that lasts widens a mean over so many rows, beyond what `sigma` contains."""
@@ -289,11 +289,11 @@ class PeerBaseline(Stateful):
     def verify(self, crossing: Crossing, limit: float, effect_min: float) -> Proof:
         """Second stage after a CUSUM: whether the shift is large enough and exceeds the baseline's own error."""
         effect = abs(crossing.effect)
-        if effect >= max(effect_min, self.doubt(crossing.rank, limit, crossing.rows)):
+        if effect >= max(effect_min, self.uncertainty(crossing.rank, limit, crossing.rows)):
             return Proof.GIVEN
         # Only a shift more than one standard error below the least effect is certainly too small.
-        error = self.doubt(crossing.rank, 0.5, crossing.rows)
-        hopeless = effect < max(effect_min - error, self.doubt(crossing.rank, limit))
+        error = self.uncertainty(crossing.rank, 0.5, crossing.rows)
+        hopeless = effect < max(effect_min - error, self.uncertainty(crossing.rank, limit))
         return Proof.FAILED if hopeless or crossing.rows > 2 * self._config.offset_rows else Proof.OPEN
 
     def absorb(self, rank: int, effect: float, rows: int) -> None:
@@ -322,31 +322,31 @@ class PeerBaseline(Stateful):
         beyond = self.groups.proper & (self.offset > limit) & (self.standing == 0.0)
         return np.flatnonzero(beyond).astype(np.int64)
 
-    def learn(self, logs: Floats, residual: Floats, calm: Bools, scattered: Bools) -> None:
+    def learn(self, logs: Floats, residual: Floats, normal: Bools, scattered: Bools) -> None:
         """Learn one row; call after deciding.
 
         Args:
             logs: the row.
             residual: the result of `residual` for this row.
-            calm: ranks whose own offset and scatter are learned.
+            normal: ranks whose own offset and scatter are learned.
             scattered: ranks from which the common scatter is learned. Leaving out suspicious ranks would cut off the
                 tails, so that rare but usual rows would look more and more suspicious.
         """
         config = self._config
         if config.kept_rows:
             self._history.push(residual, scattered)
-        taught: Floats | float = 1.0 if everyone(calm) else calm.astype(np.float64)
+        taught: Floats | float = 1.0 if everyone(normal) else normal.astype(np.float64)
         self.rows += taught
         gain: Floats = np.minimum(np.maximum(self.rows, 1.0) if self._any_warms else self.rows, config.offset_rows)
         np.divide(taught, gain, out=gain)
         reach = config.clip_sigmas * math.sqrt(max(self._pooled, config.sigma_floor**2))
         step = clipped = np.minimum(np.maximum(residual, -reach), reach)
-        settled = calm
+        settled = normal
         if self._any_warms:
             warm = self.rows <= config.warm_rows
             self._any_warms = anyone(warm)
         if self._any_warms:
-            settled = calm & ~warm
+            settled = normal & ~warm
             # In the first rows a residual is the offset itself, so it must not be clipped at the noise.
             near = np.where(self.groups.proper, np.clip(residual, -config.warm_reach, config.warm_reach), residual)
             step = np.where(warm, near, clipped)
@@ -357,11 +357,11 @@ class PeerBaseline(Stateful):
         self.level += gain
         self._bound_offsets()
         if anyone(settled):
-            self._learn_scatter(clipped, settled, scattered if settled is calm else scattered & ~warm)
-        elif anyone(calm & (self.rows > WARM_SCATTER_ROWS)):
+            self._learn_scatter(clipped, settled, scattered if settled is normal else scattered & ~warm)
+        elif anyone(normal & (self.rows > WARM_SCATTER_ROWS)):
             # No rank can be excluded as abnormal yet, so the scale uses the median, which is robust to a slow rank.
             self._pool_rows += 1
-            middle = median(residual[calm] ** 2) / CHI_SQUARE_MEDIAN
+            middle = median(residual[normal] ** 2) / CHI_SQUARE_MEDIAN
             self._pooled += (middle - self._pooled) / self._pool_rows
 
     def _bound_offsets(self) -> None:
@@ -379,7 +379,7 @@ class PeerBaseline(Stateful):
         """The largest standing offset that silicon explains here."""
         return max(self._config.offset_max, 4.0 * self._spread)
 
-    def _learn_scatter(self, clipped: Floats, calm: Bools, scattered: Bools) -> None:
+    def _learn_scatter(self, clipped: Floats, normal: Bools, scattered: Bools) -> None:
         config = self._config
         squares = clipped * clipped
         self._pool_rows += 1
@@ -390,15 +390,15 @@ class PeerBaseline(Stateful):
             self._pool(gain, squares[scattered], clipped[scattered])
         change: Floats = squares
         change -= self.variance
-        if everyone(calm):
+        if everyone(normal):
             change *= 1.0 / config.scatter_rows
         else:
-            change *= calm / config.scatter_rows
-            clipped = np.where(calm, clipped, 0.0)
+            change *= normal / config.scatter_rows
+            clipped = np.where(normal, clipped, 0.0)
         self.variance += change
         variance = max(self._pooled, config.sigma_floor**2 / 16)
-        self._short_blocks.add(clipped, calm, variance)
-        self._long_blocks.add(clipped, calm, variance)
+        self._short_blocks.add(clipped, normal, variance)
+        self._long_blocks.add(clipped, normal, variance)
 
     def _pool(self, gain: float, squares: Floats, clipped: Floats) -> None:
         self._pooled += gain * (float(np.add.reduce(squares)) / squares.size - self._pooled)

@@ -18,7 +18,7 @@ import numpy as np
 from rankwatch_detectors.base import AttemptStart, Finding, Floats, Frame, Ints, Kind, Severity, StepKind
 from rankwatch_detectors.dispatch import DispatchingDetector, finite, typical, where_usable
 from rankwatch_detectors.pace.load import LoadConfig
-from rankwatch_detectors.pace.witness import Witness, WitnessConfig
+from rankwatch_detectors.pace.peer_test import PeerTest, PeerTestConfig
 from rankwatch_detectors.scope import WHOLE_JOB, IncidentScope
 from rankwatch_detectors.statistics.baseline import BaselineConfig
 from rankwatch_detectors.statistics.shift import Crossing
@@ -190,9 +190,9 @@ class LocalNormConfig:
 
     budget: float = 0.5
     """False incidents per job-week; the other half of the kind's budget is unused, since fingerprints are exact."""
-    witness: WitnessConfig = field(
+    peer_test: PeerTestConfig = field(
         # A third larger, or a quarter smaller: data alone does not change one rank by so much for many steps.
-        default_factory=lambda: WitnessConfig(ratios=(1.35, 2.0, 1 / 1.35, 0.5), ratio_min=1.25)
+        default_factory=lambda: PeerTestConfig(ratios=(1.35, 2.0, 1 / 1.35, 0.5), ratio_min=1.25)
     )
     baseline: BaselineConfig = field(
         default_factory=lambda: BaselineConfig(
@@ -208,14 +208,14 @@ class LocalNormDetector(DispatchingDetector):
     """Finds ranks whose gradient norm before the reduction departs from their peers'; scope "rank:N"."""
 
     kind: Kind = Kind.CORRUPTION
-    STATE: ClassVar[str] = "_witness _peers _state _last_step"
+    STATE: ClassVar[str] = "_peer_test _peers _state _last_step"
 
     def __init__(self, config: LocalNormConfig) -> None:
         super().__init__()
         self.name = "local_grad_norm"
         self.version = 10
         self._config = config
-        self._witness = Witness(config.witness, config.baseline, config.load, config.budget)
+        self._peer_test = PeerTest(config.peer_test, config.baseline, config.load, config.budget)
         self._peers: Ints = np.zeros(0, dtype=np.int64)
         self._state: dict[str, list[float]] = {}
         """Reported excess, smoothed excess, calm rows, by open scope."""
@@ -225,12 +225,12 @@ class LocalNormDetector(DispatchingDetector):
         ranks, peers, before = start.topology.world_size, start.topology.peer_group, self._peers
         self._peers = peers
         if not new_attempt and not np.array_equal(peers, before):  # ranks have declared their places after the start
-            self._witness.begin(start.topology, np.arange(ranks, dtype=np.int64))
+            self._peer_test.begin(start.topology, np.arange(ranks, dtype=np.int64))
         if new_attempt:
             # The norm of a rank's gradients belongs to its data, so a new launch starts without any history.
-            known = not new_launch and self._witness.baseline.rows.size == ranks
+            known = not new_launch and self._peer_test.baseline.rows.size == ranks
             came_from = np.arange(ranks, dtype=np.int64) if known else np.full(ranks, -1, dtype=np.int64)
-            self._witness.begin(start.topology, came_from)
+            self._peer_test.begin(start.topology, came_from)
             self._state = {}
             self._last_step = -1
         return ()
@@ -242,7 +242,7 @@ class LocalNormDetector(DispatchingDetector):
         self._last_step = frame.step
         values = where_usable(found, np.nan)
         step_s = typical(frame, "step_time_s")
-        residual, crossings = self._witness.judge(values, frame, step_s, self.now_s, self._named())
+        residual, crossings = self._peer_test.evaluate(values, frame, step_s, self.now_s, self._named())
         findings = []
         for scope in self.episodes:
             rank = scope.number
@@ -255,8 +255,8 @@ class LocalNormDetector(DispatchingDetector):
                 del self._state[str(scope)]
         for crossing in crossings:
             findings.extend(self._open(crossing, values, frame))
-            self._witness.bank.clear_rank(crossing.rank)
-        self._witness.learn(self._named())
+            self._peer_test.bank.clear_rank(crossing.rank)
+        self._peer_test.learn(self._named())
         return findings
 
     def _named(self) -> list[int]:
@@ -266,7 +266,7 @@ class LocalNormDetector(DispatchingDetector):
     def _open(self, crossing: Crossing, values: Floats, frame: Frame) -> list[Finding]:
         rank, ratio = crossing.rank, math.exp(crossing.effect)
         scope = IncidentScope.of_rank(rank)
-        peers = self._witness.peers_of(rank)
+        peers = self._peer_test.peers_of(rank)
         findings = self.episodes.open(
             scope,
             attempt=self.attempt,
@@ -274,9 +274,9 @@ class LocalNormDetector(DispatchingDetector):
             ranks=(rank,),
             onset_step=crossing.onset_step,
             detected_step=frame.step,
-            onset_time_s=self.now_s - crossing.rows * self._witness.step_s,
+            onset_time_s=self.now_s - crossing.rows * self._peer_test.step_s,
             detected_time_s=self.now_s,
-            score=abs(crossing.effect) / float(self._witness.sigma[rank]) * math.sqrt(crossing.rows),
+            score=abs(crossing.effect) / float(self._peer_test.sigma[rank]) * math.sqrt(crossing.rows),
             confidence=0.6,
             summary=(
                 f"The gradients of rank {rank} are {compared(ratio)} their usual size since step "

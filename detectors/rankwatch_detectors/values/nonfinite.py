@@ -138,7 +138,7 @@ class NonfiniteDetector(DispatchingDetector):
         excused = _flagged(frame, SKIPPED)
         if frame.late:
             bad = _bad_ranks(frame, excused)
-            return self._name(frame, bad) if self.lockstep else self._judge(frame, bad, excused)
+            return self._name(frame, bad) if self.lockstep else self._evaluate(frame, bad, excused)
         if anyone(excused):
             self._skips += 1
         elif self._skips and anyone(_flagged(frame, "grad_norm")) and np.isfinite(frame.values["grad_norm"]).all():
@@ -152,7 +152,7 @@ class NonfiniteDetector(DispatchingDetector):
         silent = self._fallen_silent(frame)
         if silent and not bad:
             return self._tell_silent(frame, silent)
-        judged = self._judge(frame, bad, excused)
+        judged = self._evaluate(frame, bad, excused)
         return [*never, *judged, *self._look_at_zeros(frame), *self._look_at_norm(frame)]
 
     @property
@@ -255,7 +255,7 @@ class NonfiniteDetector(DispatchingDetector):
         middle, digit = median(sizes), min(map(last_digit, self._losses))
         return bool(sizes.min() >= middle / 10) and middle >= config.zero_digits * digit
 
-    def _judge(self, frame: Frame, bad: dict[str, Bools], excused: Bools) -> list[Finding]:
+    def _evaluate(self, frame: Frame, bad: dict[str, Bools], excused: Bools) -> list[Finding]:
         if bad or self._bad:
             self._count_rows(frame, bad, excused)
         return self._tell(frame, bad) if bad else self._recover(frame)

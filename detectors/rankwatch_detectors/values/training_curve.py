@@ -42,7 +42,7 @@ from rankwatch_detectors.explanation import (
     split,
 )
 from rankwatch_detectors.scope import WHOLE_JOB
-from rankwatch_detectors.statistics.anchor import Anchor, AnchorConfig
+from rankwatch_detectors.statistics.best_level import BestLevel, BestLevelConfig
 from rankwatch_detectors.statistics.level import LevelConfig, LevelWatch, PeakConfig, Peaks, Turn
 from rankwatch_detectors.words import column_words
 
@@ -51,7 +51,7 @@ class ExplainedCurve(ExplainedDetector):
     """Base of the detector of one training curve."""
 
     _watch: LevelWatch
-    _anchor: Anchor
+    _best_level: BestLevel
     _last_step: int
     _interval: int
     _step_s: float
@@ -83,8 +83,8 @@ class ExplainedCurve(ExplainedDetector):
         if self.kind is Kind.LOSS_DIVERGENCE:
             if watch.is_open and not watch.lasting:
                 found.append(self._lasted())
-            if self._anchor.near:
-                found.append(self._climbed())
+            if self._best_level.near:
+                found.append(self._risen())
         elif watch.score >= level.jump_sigmas / 2 and watch.ready and not watch.is_open:
             value = typical(frame, self._config.metric) or 0.0
             found.append(Suspect(WHOLE_JOB, Statistic.DISTANCE, watch.score, level.jump_sigmas, 1, value))
@@ -111,16 +111,16 @@ class ExplainedCurve(ExplainedDetector):
         watch = self._watch
         return Suspect(WHOLE_JOB, Statistic.SUM, watch.high_sum, self._level.drift_limit, watch.high_points, value)
 
-    def _climbed(self) -> Suspect:
-        anchor = self._anchor
-        least = anchor.least * anchor.share / anchor.excess if anchor.excess else anchor.least
-        return Suspect(WHOLE_JOB, Statistic.LEFT_LEVEL, anchor.share, least, 1, 1.0 + anchor.share)
+    def _risen(self) -> Suspect:
+        best_level = self._best_level
+        least = best_level.least * best_level.share / best_level.excess if best_level.excess else best_level.least
+        return Suspect(WHOLE_JOB, Statistic.LEFT_LEVEL, best_level.share, least, 1, 1.0 + best_level.share)
 
     def crossed(self, finding: Finding) -> Suspect | None:
         """The climb, the jump that lasted, the sum or the distance: whichever decided."""
         watch, level, told = self._watch, self._level, finding.evidence
         if "best" in told:
-            return self._climbed()
+            return self._risen()
         if self.kind is Kind.LOSS_DIVERGENCE and watch.high_points <= level.drift_run_points:
             return self._lasted()
         if watch.score < level.jump_sigmas and watch.high_sum >= level.drift_limit:
@@ -134,7 +134,7 @@ class ExplainedCurve(ExplainedDetector):
 
     def detectable(self) -> Sequence[Detectable]:
         """One point that jumps, a rise that lasts, and a climb too slow for the level."""
-        watch, anchor = self._watch, self._anchor
+        watch, best_level = self._watch, self._best_level
         if not watch.ready:
             return ()
         noise, found = watch.scale, []
@@ -143,8 +143,8 @@ class ExplainedCurve(ExplainedDetector):
         if self.kind is not Kind.LOSS_SPIKE:
             sizes = tuple((rows, watch.least_rise(rows)) for rows in DETECTABLE_ROWS)
             found.append(Detectable(f"a lasting rise of the {self._name}", "value", noise, sizes))
-        if self.kind is Kind.LOSS_DIVERGENCE and anchor.ready:
-            sizes = ((anchor.sustained_rows, anchor.best + anchor.least),)
+        if self.kind is Kind.LOSS_DIVERGENCE and best_level.ready:
+            sizes = ((best_level.sustained_rows, best_level.best + best_level.least),)
             found.append(Detectable(f"a slow climb of the {self._name}", "value", noise, sizes))
         return found
 
@@ -176,7 +176,7 @@ class CurveConfig:
     """... unless it has reached this multiple of the level."""
     retell_factor: float = 3.0
     """An excess this many times the reported one is reported again."""
-    anchor: AnchorConfig = field(default_factory=AnchorConfig)
+    best_level: BestLevelConfig = field(default_factory=BestLevelConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     growth: GrowthConfig = field(default_factory=GrowthConfig)
     peaks: PeakConfig = field(default_factory=PeakConfig)
@@ -188,7 +188,7 @@ class CurveDetector(ExplainedCurve):
     """One kind's view of one series; scope "job"."""
 
     STATE: ClassVar[str] = (
-        "lockstep _watch _anchor _schedule _peaks _growth _interval _last_step _last_s _step_s _launched _renewed "
+        "lockstep _watch _best_level _schedule _peaks _growth _interval _last_step _last_s _step_s _launched _renewed "
         "_renewals _new_level"
     )
 
@@ -199,7 +199,7 @@ class CurveDetector(ExplainedCurve):
         self.version = 15
         self._config = config
         self._watch = LevelWatch(config.level)
-        self._anchor = Anchor(config.anchor)
+        self._best_level = BestLevel(config.best_level)
         self._schedule = Schedule(config.schedule)
         self._peaks = Peaks(config.peaks)
         self._growth = Growth(config.growth)
@@ -223,7 +223,7 @@ class CurveDetector(ExplainedCurve):
             self._renewed, self._renewals = -1, []
             self._launched = self._launched or new_launch
             self._watch.restart()
-            self._anchor.accept()
+            self._best_level.accept()
             self._schedule.clear()
             self._peaks.clear()
             self._growth.clear()
@@ -241,7 +241,7 @@ class CurveDetector(ExplainedCurve):
             return self._begin_anew(self._last_step)
         if occurrence.kind == "accepted" and self.kind.value in occurrence.fields.get("kinds", ()):
             self._watch.accept()
-            self._anchor.accept()
+            self._best_level.accept()
             self._growth.clear()
             self._new_level.clear()
             return self.episodes.close_all(self.now_s, f"The level of the {self._name} was accepted.")
@@ -250,7 +250,7 @@ class CurveDetector(ExplainedCurve):
     def _on_frame(self, frame: Frame) -> Sequence[Finding]:
         if frame.kind is not StepKind.TRAIN:
             return ()
-        return [*self._begin_anew(frame.step), *self._judge(frame)]
+        return [*self._begin_anew(frame.step), *self._evaluate(frame)]
 
     def _begin_anew(self, step: int) -> Sequence[Finding]:
         """Begin a new curve if a change has come by this step; mark what is open, which is no reason to end it."""
@@ -270,7 +270,7 @@ class CurveDetector(ExplainedCurve):
 
     def _restart(self) -> None:
         self._watch.restart(fresh=True)
-        self._anchor.clear()
+        self._best_level.clear()
         self._peaks.clear()
 
     def _is_explained(self, change: Changed) -> bool:
@@ -284,7 +284,7 @@ class CurveDetector(ExplainedCurve):
             self._new_level.clear()
         watch, logarithmic = self._watch, self._level.logarithmic
         unit = 1.0 if logarithmic else watch.measure
-        least_rise = max(watch.scale, self._config.anchor.share_min * unit)
+        least_rise = max(watch.scale, self._config.best_level.share_min * unit)
         level = self._new_level.push(math.log(value) if logarithmic else value, least_rise)
         if level is None:
             return []
@@ -323,7 +323,7 @@ class CurveDetector(ExplainedCurve):
             },
         )
 
-    def _judge(self, frame: Frame) -> Sequence[Finding]:
+    def _evaluate(self, frame: Frame) -> Sequence[Finding]:
         self._heed(self._schedule.push(frame))
         if frame.step <= self._last_step:
             return ()
@@ -341,8 +341,8 @@ class CurveDetector(ExplainedCurve):
         turn = self._watch.push(value, frame.step)
         findings = self._tell(turn, value, frame) if turn is not None else self._escalate(value, frame)
         if self.kind is Kind.LOSS_DIVERGENCE:
-            self._anchor.push(value, frame.step, self._watch.measure or abs(value) or 1.0)
-            findings = [*findings, *self._climb(frame), *self._look_at_growth(value, frame)]
+            self._best_level.push(value, frame.step, self._watch.measure or abs(value) or 1.0)
+            findings = [*findings, *self._rise(frame), *self._look_at_growth(value, frame)]
             peaked = self._peaks.push(frame.step, value, self._watch.scale)
             if WHOLE_JOB in self.episodes and (peaked or any(one.change is Change.OPEN for one in findings)):
                 findings = self._with_peaks(findings)
@@ -365,77 +365,78 @@ class CurveDetector(ExplainedCurve):
     def _heed(self, declared: Declared | None) -> None:
         """Reset what a logged change of the schedule explains."""
         if declared is not None:
-            self._anchor.clear()
+            self._best_level.clear()
         if declared is Declared.SHARP:
             self._watch.settling.clear()
 
-    def _climb(self, frame: Frame) -> Sequence[Finding]:
+    def _rise(self, frame: Frame) -> Sequence[Finding]:
         """Report that the loss has left its best level, then its growth and its end."""
-        anchor = self._anchor
+        best_level = self._best_level
         if WHOLE_JOB not in self.episodes:
             # Without lockstep the median is over other ranks in each frame, so its slow changes mean nothing.
             kept_up = self._watch.minimized and self.lockstep
-            return self._open_climb(frame) if anchor.left and kept_up else ()
+            return self._open_rise(frame) if best_level.left and kept_up else ()
         told = self.episodes.told(WHOLE_JOB)
         if self._watch.is_open or "best" not in told["evidence"]:
             return ()
-        if anchor.back:
+        if best_level.back:
             return self.episodes.close(
                 WHOLE_JOB, frame.step, self.now_s, f"The {self._name} is back at its best level."
             )
-        grown = anchor.excess >= self._config.retell_factor * (told["evidence"]["value"] - anchor.best)
-        severity = max(Severity(told["severity"]), self._severity_of_climb(frame), key=GRAVITY.index)
+        grown = best_level.excess >= self._config.retell_factor * (told["evidence"]["value"] - best_level.best)
+        severity = max(Severity(told["severity"]), self._severity_of_rise(frame), key=GRAVITY.index)
         if not grown and severity == told["severity"]:
             return ()
-        return self._tell_climb(frame, severity)
+        return self._report_rise(frame, severity)
 
-    def _severity_of_climb(self, frame: Frame) -> Severity:
-        config, share = self._config, self._anchor.share
-        brief = self._lasted_s(frame, self._anchor.onset_step) < config.brief_s and share < config.sure_ratio - 1
+    def _severity_of_rise(self, frame: Frame) -> Severity:
+        config, share = self._config, self._best_level.share
+        brief = self._lasted_s(frame, self._best_level.onset_step) < config.brief_s and share < config.sure_ratio - 1
         return Severity.INFO if brief or share < config.slight_share else Severity.WARNING
 
     def _lasted_s(self, frame: Frame, onset_step: int | None) -> float:
         """Seconds since a step, by the recent duration of steps; 0 if the step is unknown."""
         return 0.0 if onset_step is None else (frame.step - onset_step) * self._step_s
 
-    def _tell_climb(self, frame: Frame, severity: Severity) -> list[Finding]:
+    def _report_rise(self, frame: Frame, severity: Severity) -> list[Finding]:
         return self.episodes.update(
             WHOLE_JOB,
             severity=severity,
             detected_step=frame.step,
             detected_time_s=self.now_s,
-            score=self._score_of_climb(),
-            summary=self._sentence_of_climb(),
-            evidence={**self.episodes.told(WHOLE_JOB)["evidence"], **self._evidence_of_climb()},
+            score=self._score_of_rise(),
+            summary=self._sentence_of_rise(),
+            evidence={**self.episodes.told(WHOLE_JOB)["evidence"], **self._evidence_of_rise()},
         )
 
-    def _open_climb(self, frame: Frame) -> list[Finding]:
-        onset = self._anchor.onset_step
+    def _open_rise(self, frame: Frame) -> list[Finding]:
+        onset = self._best_level.onset_step
         return self.episodes.open(
             WHOLE_JOB,
             attempt=self.attempt,
-            severity=self._severity_of_climb(frame),
+            severity=self._severity_of_rise(frame),
             onset_step=frame.step if onset is None else onset,
             detected_step=frame.step,
             onset_time_s=self.now_s,
             detected_time_s=self.now_s,
-            score=self._score_of_climb(),
+            score=self._score_of_rise(),
             confidence=0.8,
-            summary=self._sentence_of_climb(),
-            evidence={"metric": self._config.metric, **self._evidence_of_climb()},
+            summary=self._sentence_of_rise(),
+            evidence={"metric": self._config.metric, **self._evidence_of_rise()},
         )
 
-    def _evidence_of_climb(self) -> dict[str, Any]:
-        anchor = self._anchor
-        return {"value": anchor.now, "best": anchor.best, "share": anchor.share, "least": anchor.least}
+    def _evidence_of_rise(self) -> dict[str, Any]:
+        best_level = self._best_level
+        return {"value": best_level.now, "best": best_level.best, "share": best_level.share, "least": best_level.least}
 
-    def _score_of_climb(self) -> float:
-        return self._anchor.excess / (self._watch.scale or self._anchor.least)
+    def _score_of_rise(self) -> float:
+        return self._best_level.excess / (self._watch.scale or self._best_level.least)
 
-    def _sentence_of_climb(self) -> str:
-        anchor = self._anchor
-        since = f" since step {anchor.onset_step}" if anchor.onset_step is not None else ""
-        return f"The {self._name} has climbed{since}: {anchor.now:.4g}, {self._above(anchor.now, anchor.best, BEST)}."
+    def _sentence_of_rise(self) -> str:
+        best_level = self._best_level
+        since = f" since step {best_level.onset_step}" if best_level.onset_step is not None else ""
+        above = self._above(best_level.now, best_level.best, BEST)
+        return f"The {self._name} has climbed{since}: {best_level.now:.4g}, {above}."
 
     def _escalate(self, value: float, frame: Frame) -> Sequence[Finding]:
         """Report an open rise again each time its excess has tripled, or its severity has risen."""
@@ -502,7 +503,7 @@ class CurveDetector(ExplainedCurve):
     def _turned(self, turn: Turn, value: float, frame: Frame) -> Sequence[Finding]:
         """Update or close an open divergence: it is over only once both the level and the anchor say so."""
         told = self.episodes.told(WHOLE_JOB)
-        climbed = "best" in told["evidence"]
+        risen = "best" in told["evidence"]
         if turn is Turn.JUMP:
             return ()
         if turn is Turn.LASTING:
@@ -517,11 +518,11 @@ class CurveDetector(ExplainedCurve):
             )
         if turn is Turn.SETTLED and self._new_level:  # it ends with the level since the change
             return ()
-        if turn is Turn.SETTLED and self._anchor.left:
-            return self._tell_climb(frame, Severity(told["severity"]))
-        if climbed and not self._anchor.back:
+        if turn is Turn.SETTLED and self._best_level.left:
+            return self._report_rise(frame, Severity(told["severity"]))
+        if risen and not self._best_level.back:
             return ()
-        self._anchor.pass_over()
+        self._best_level.pass_over()
         return self._close(turn, value, frame)
 
     def _open(self, turn: Turn, value: float, frame: Frame) -> list[Finding]:

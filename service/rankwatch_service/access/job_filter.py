@@ -23,11 +23,11 @@ from rankwatch_service.clock import Clock
 from rankwatch_service.log.base import Entry
 from rankwatch_service.log.control_log import ControlLog
 from rankwatch_service.names import as_glob, matches, parts
-from rankwatch_service.policy.control_records import JobProject, encode_control
+from rankwatch_service.policy.control_records import JobOwnership, encode_control
 from rankwatch_service.store import audit_trail
 from rankwatch_service.store.engine import read, upsert, write
 from rankwatch_service.store.models import Job
-from rankwatch_service.store.models import JobProject as JobProjectRow
+from rankwatch_service.store.models import JobOwnership as JobProjectRow
 
 CACHE_S: Final = 1.0
 """How long the project of a job is remembered: as long as a valid token."""
@@ -62,15 +62,15 @@ class JobProjects:
         self._keep(job, found)
         return found
 
-    def begin(self, whose: JobProject, controls: ControlLog, actor: str, source: str) -> None:
+    def begin(self, ownership: JobOwnership, controls: ControlLog, actor: str, source: str) -> None:
         """Give a job that begins now its project and owner; one that is known keeps what it has. May query."""
-        if self.project_of(whose.job) is not None:
+        if self.project_of(ownership.job) is not None:
             return
         with write(self._engine) as connection:
-            if not _is_known(connection, whose.job):
-                set_project(connection, whose, controls, self._clock.unix_ns(), actor, source)
-            project = project_of(connection, whose.job).project
-        self._keep(whose.job, project)
+            if not _is_known(connection, ownership.job):
+                set_project(connection, ownership, controls, self._clock.unix_ns(), actor, source)
+            project = project_of(connection, ownership.job).project
+        self._keep(ownership.job, project)
 
     def _keep(self, job: str, project: str | None) -> None:
         with self._lock:
@@ -79,23 +79,23 @@ class JobProjects:
             self._cache[job] = (self._clock.monotonic_s(), project)
 
 
-def project_of(connection: Connection, job: str) -> JobProject:
+def project_of(connection: Connection, job: str) -> JobOwnership:
     """Project and owner of a job; both empty if nobody set them."""
     row = connection.execute(
         select(JobProjectRow.project, JobProjectRow.owner).where(JobProjectRow.job == job)
     ).one_or_none()
-    return JobProject(job, *(row or ()))
+    return JobOwnership(job, *(row or ()))
 
 
 def set_project(
-    connection: Connection, whose: JobProject, controls: ControlLog, now_unix_ns: int, actor: str, source: str
+    connection: Connection, ownership: JobOwnership, controls: ControlLog, now_unix_ns: int, actor: str, source: str
 ) -> None:
     """Set project and owner of a job, in a `write`, with a record for the stream and a line in the audit trail."""
-    row = {"job": whose.job, "project": whose.project, "owner": whose.owner}
+    row = {"job": ownership.job, "project": ownership.project, "owner": ownership.owner}
     connection.execute(upsert(connection, JobProjectRow, row), row)
-    controls.append_in(connection, [Entry(whose.job, encode_control(whose))])
-    fields = {"project": whose.project, "owner": whose.owner}
-    audit_trail.append(connection, now_unix_ns, actor, "job.edit", whose.job, "ok", source=source, fields=fields)
+    controls.append_in(connection, [Entry(ownership.job, encode_control(ownership))])
+    fields = {"project": ownership.project, "owner": ownership.owner}
+    audit_trail.append(connection, now_unix_ns, actor, "job.edit", ownership.job, "ok", source=source, fields=fields)
 
 
 def in_project(job: Any, project: str) -> ColumnElement[bool]:

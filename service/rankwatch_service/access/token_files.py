@@ -13,7 +13,7 @@ from rankwatch_service.access.identities import Authenticator
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.access.tokens import LOCAL_NAME, TokenKind, create_token
 from rankwatch_service.clock import Clock
-from rankwatch_service.policy.control_records import JobProject
+from rankwatch_service.policy.control_records import JobOwnership
 from rankwatch_service.store import audit_trail
 from rankwatch_service.store.engine import write
 
@@ -53,7 +53,7 @@ def ensure_token_file(engine: Engine, path: Path, clock: Clock, kind: TokenKind)
     return text
 
 
-def is_lasting_token_of(engine: Engine, path: Path, clock: Clock, whose: JobProject, pin: str, left_ns: int) -> bool:
+def is_lasting_token_of(engine: Engine, path: Path, clock: Clock, whose: JobOwnership, pin: str, left_ns: int) -> bool:
     """Whether a file holds a valid token of the agents of this job, with this pin, that is good for longer than this.
 
     It must also pass on the same project and owner.
@@ -66,7 +66,7 @@ def is_lasting_token_of(engine: Engine, path: Path, clock: Clock, whose: JobProj
     end = text.partition(".")[2]
     return (
         found is not None
-        and JobProject(found.jobs.only, found.project, found.owner) == whose
+        and JobOwnership(found.jobs.only, found.project, found.owner) == whose
         and (end == pin if pin else end == f"k{found.enrolment_key.hex()}")
         and (found.expires_unix_ns is None or found.expires_unix_ns - clock.unix_ns() > left_ns)
     )

@@ -41,7 +41,7 @@ from rankwatch_service.log.control_log import ControlLog
 from rankwatch_service.names import ALL_JOBS, is_name
 from rankwatch_service.orders import commands
 from rankwatch_service.orders.running_attempt import ReceivedView, ViewSizes
-from rankwatch_service.policy.control_records import JobProject
+from rankwatch_service.policy.control_records import JobOwnership
 from rankwatch_service.policy.policy import Action
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.engine import write
@@ -388,7 +388,7 @@ def begin_job(context: Context, request: Request, identity: Identity, job: str) 
         ProblemError: it has begun in another project meanwhile, to which the token is no access (403).
     """
     if identity.project or identity.owner:
-        whose = JobProject(job, identity.project, identity.owner)
+        whose = JobOwnership(job, identity.project, identity.owner)
         context.authenticator.projects.begin(whose, context.controls, identity.actor, source_of(request.scope))
         require_job(identity, job)
 

@@ -371,7 +371,7 @@ class Correlator:
         self._mark_resolved(incident, last.ended_step, last.ended_s or 0.0)
         return Update(incident, TransitionKind.RESOLVED, text)
 
-    def judge(self, findings: Sequence[Finding], placement: Placement) -> list[Update]:
+    def evaluate(self, findings: Sequence[Finding], placement: Placement) -> list[Update]:
         """Take the findings of one observation: causes before effects, ends last, since one kind may become another."""
         updates: list[Update] = []
         for finding in sorted(findings, key=precedence):

@@ -42,7 +42,7 @@ class KindTraits:
     """It ends the job, and ends it again after each restart while its cause is there."""
     stands_still: bool = False
     """The job stands still while it lasts: all GPUs are idle."""
-    spoils_weights: bool = False
+    corrupts_weights: bool = False
     """Checkpoints from after its onset cannot be trusted, and training is wasted while it lasts."""
     tells_all: bool = False
     """Each of its findings names all ranks that it is about; of those that an earlier one named, none is kept."""
@@ -200,7 +200,7 @@ KINDS: Final[dict[Kind, KindTraits]] = {
             "Go back to a checkpoint from before the onset: gradients may have spread the wrong numbers since then.",
         ),
         actions=("rollback", "relaunch", "pause"),
-        spoils_weights=True,
+        corrupts_weights=True,
         is_on_record=True,
         chart="fingerprints",
         in_files=(("rank",), ("fingerprint", "local_grad_norm")),
@@ -217,7 +217,7 @@ KINDS: Final[dict[Kind, KindTraits]] = {
             "If all ranks have it at once, look at the model and the learning rate.",
         ),
         actions=("rollback", "relaunch", "pause"),
-        spoils_weights=True,
+        corrupts_weights=True,
         chart="ranks",
         in_files=(("loss", "grad_norm", "nonfinite"),),
         is_previewable=True,
@@ -311,7 +311,7 @@ KINDS: Final[dict[Kind, KindTraits]] = {
             "If it diverges again at another step with the same data, suspect a device.",
         ),
         actions=("rollback", "relaunch", "pause"),
-        spoils_weights=True,
+        corrupts_weights=True,
         chart="level",
         in_files=(("loss",),),
         is_previewable=True,

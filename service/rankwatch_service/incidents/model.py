@@ -226,9 +226,9 @@ class Part:
     """Counters of its device have told of memory errors that could not be corrected, of which a rank may die."""
 
     @property
-    def spoils_weights(self) -> bool:
+    def corrupts_weights(self) -> bool:
         """Whether training is wasted while it lasts. A finding of severity info does not prove that."""
-        return self.is_open and KINDS[self.kind].spoils_weights and self.severity is not Severity.INFO
+        return self.is_open and KINDS[self.kind].corrupts_weights and self.severity is not Severity.INFO
 
     def consequence(self) -> Consequence:
         """The part as an incident lists its consequences."""

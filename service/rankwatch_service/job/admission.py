@@ -91,7 +91,7 @@ class Grant:
 
 
 @dataclass(frozen=True, slots=True)
-class Allowance:
+class CellQuota:
     """What a job may have at one of its records: what other jobs leave it or, in a replay, what it was granted then."""
 
     job: str

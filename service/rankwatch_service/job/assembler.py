@@ -89,7 +89,7 @@ class Assembler:
         return (
             bundle.attempt == self.attempt
             and self.board is not None
-            and self.topology_state.infos_told
+            and self.topology_state.has_rank_infos
             and self._gaps.are_new(bundle.batches)
             and all(self._windows[family].fits(table, now_s) for family, table in bundle.tables.items())
         )
@@ -151,19 +151,19 @@ class Assembler:
             yield self._announce(now_s)
         yield from self._absorb(bundle, Arrival.LATE not in arrivals, now_s, may_grow=may_grow)
 
-    def tick(self, now_s: float, blind_s: float) -> Iterator[Observation]:
+    def tick(self, now_s: float, outage_s: float) -> Iterator[Observation]:
         """Advance to `now_s`, lazily as `take`.
 
         Args:
             now_s: stream time.
-            blind_s: for how much of the time since the last tick the service could not receive anything.
+            outage_s: for how much of the time since the last tick the service could not receive anything.
         """
         if self.attempt is None:
             return
-        if blind_s > 0 and self.board is not None:
-            self.board.blind(blind_s)
+        if outage_s > 0 and self.board is not None:
+            self.board.discount_outage(outage_s)
             for window in self._windows.values():
-                window.blind(blind_s)
+                window.discount_outage(outage_s)
         # An attempt that has only introduced its ranks is not allowed to start.
         if self.board is None and self._pending and now_s - self._began_s >= START_WAIT_S:
             yield from self._start(now_s)
@@ -224,7 +224,7 @@ class Assembler:
         return AttemptStart(self.attempt, self.topology_state.topology(), now_s)
 
     def _see(self, bundle: Bundle) -> bool:
-        if self.topology_state.infos_told:
+        if self.topology_state.has_rank_infos:
             return False
         return self.topology_state.see(highest_rank(bundle))
 

@@ -49,7 +49,7 @@ EARLIER_MAX: Final = 4_096
 
 _NOBODY: Final = -1
 
-CARRIERS_MIN: Final = 64
+AGENTS_MIN: Final = 64
 """So many carriers, or two for each rank if that is more, are remembered before those without a rank are forgotten."""
 
 AHEAD_MAX: Final = 16
@@ -167,7 +167,7 @@ class RankOwners:
         """
         if not is_older:
             self._take_ranks(bundle, launch, topology, now_s)
-        bundle = self.told_apart(bundle, launch, topology)
+        bundle = self.disambiguate_hosts(bundle, launch, topology)
         return self._own(bundle, launch, ledger) if self.signed else OwnTelemetry(bundle, {}, 0)
 
     def _take_ranks(self, bundle: Bundle, launch: Launch, topology: TopologyState, now_s: float) -> None:
@@ -179,8 +179,8 @@ class RankOwners:
         if not len(ranks):
             return
         for number in np.unique(batches).tolist():
-            carrier = self._numbers.setdefault(_name(bundle.batches[number]), len(self._numbers))
-            self._heard_s[carrier : carrier + 1] = [now_s]
+            owner = self._numbers.setdefault(_name(bundle.batches[number]), len(self._numbers))
+            self._heard_s[owner : owner + 1] = [now_s]
         if world_size is not None and len(self._of_rank) > world_size:  # brought before its size was known
             self._of_rank = self._of_rank[:world_size]
             self._count()
@@ -190,13 +190,13 @@ class RankOwners:
         if len(self._ranks) < len(self._numbers) or (self._of_rank[ranks] != mine).any():
             self._of_rank[ranks] = mine
             self._count()
-        if len(self._numbers) > max(CARRIERS_MIN, 2 * len(self._of_rank)):
+        if len(self._numbers) > max(AGENTS_MIN, 2 * len(self._of_rank)):
             self._drop_others()
 
-    def told_apart(self, bundle: Bundle, launch: Launch, topology: TopologyState) -> Bundle:
+    def disambiguate_hosts(self, bundle: Bundle, launch: Launch, topology: TopologyState) -> Bundle:
         """A bundle under the names by which its hosts are known."""
         runs = launch is not Launch.EARLIER
-        batches = [self._host_names.told_apart(batch, topology.ranks_of, runs=runs) for batch in bundle.batches]
+        batches = [self._host_names.disambiguate_hosts(batch, topology.ranks_of, runs=runs) for batch in bundle.batches]
         return _with_batches(bundle, batches)
 
     def _own(self, bundle: Bundle, launch: Launch, ledger: Ledger) -> OwnTelemetry:
@@ -262,7 +262,7 @@ class RankOwners:
         self._heard_s = [self._heard_s[number] for number in kept]
         self._count()
 
-    def blind(self, seconds: float) -> None:
+    def discount_outage(self, seconds: float) -> None:
         """Discount time in which the service could not receive anything."""
         self._heard_s = [heard_s + seconds for heard_s in self._heard_s]
 
@@ -300,7 +300,7 @@ class HostNames:
         """Know these ids by name."""
         self._ids = dict(ids or {})
 
-    def told_apart(self, batch: Envelope, ranks_of: Callable[[str], Sequence[int]], *, runs: bool) -> Envelope:
+    def disambiguate_hosts(self, batch: Envelope, ranks_of: Callable[[str], Sequence[int]], *, runs: bool) -> Envelope:
         """A batch under the name by which its host is known.
 
         Args:
@@ -344,7 +344,7 @@ class _Named:
 
 def _world_size(launch: Launch, topology: TopologyState) -> int | None:
     """Ranks of an attempt; None where they are not known, or it is not of the running launch."""
-    return topology.world_size if launch is Launch.RUNNING and topology.infos_told else None
+    return topology.world_size if launch is Launch.RUNNING and topology.has_rank_infos else None
 
 
 def _with_batches(bundle: Bundle, batches: Sequence[Envelope]) -> Bundle:

@@ -22,7 +22,14 @@ from typing import Any, Final
 import numpy as np
 
 from rankwatch_detectors.base import AttemptStart, Bools, Change, Detector, Finding, Frame, Observation, StepKind, Tick
-from rankwatch_detectors.explanation import ExplainedDetector, FrameCounts, Trails, by_deadline, has_deadline, judged
+from rankwatch_detectors.explanation import (
+    ExplainedDetector,
+    FrameCounts,
+    StatisticHistories,
+    by_deadline,
+    has_deadline,
+    judged,
+)
 from rankwatch_detectors.metric_rule import RULES_PER_JOB_MAX, MetricRule
 from rankwatch_service.incidents.correlator import Correlator, explain
 from rankwatch_service.incidents.model import Update
@@ -208,7 +215,7 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class DetectorAnswer:
+class Evaluation:
     """What the detectors say of one observation, in the order of the catalogue."""
 
     findings: list[Finding] = field(default_factory=list)
@@ -225,7 +232,7 @@ class DetectorBank:
         self._detectors = {detector.name: detector for detector in make()}
         self._failures: dict[str, int] = {}
         self._start: AttemptStart | None = None
-        self.trails = Trails()
+        self.histories = StatisticHistories()
 
     @property
     def off(self) -> dict[str, int]:
@@ -239,26 +246,26 @@ class DetectorBank:
         on = [one for name, one in self._detectors.items() if name not in off]
         return [detector for detector in on if isinstance(detector, ExplainedDetector)]
 
-    def judge(self, groups: Sequence[Sequence[Observation]]) -> list[DetectorAnswer]:
+    def evaluate(self, groups: Sequence[Sequence[Observation]]) -> list[Evaluation]:
         """Pass observations to all detectors, in groups that have one answer each; returns the answers.
 
         Each detector judges all of them before the next detector does: a frame of few ranks is judged in less time than
         it takes to load the code of all detectors into the processor's caches. The start of an attempt comes alone.
         """
-        answers = [DetectorAnswer() for _ in groups]
+        answers = [Evaluation() for _ in groups]
         given = [(one, answer) for group, answer in zip(groups, answers, strict=True) for one in group]
         for observation, _ in given:
             if isinstance(observation, AttemptStart):
                 self._start = observation
-        counts = self.trails.count([observation for observation, _ in given])
+        counts = self.histories.count([observation for observation, _ in given])
         for name in self._detectors:
             for (observation, answer), counted in zip(given, counts, strict=True):
                 if self._failures.get(name, 0) >= FAILURES_MAX:
                     break
-                self._judge(name, observation, counted, answer)
+                self._evaluate(name, observation, counted, answer)
         return answers
 
-    def _judge(self, name: str, observation: Observation, counts: FrameCounts, answer: DetectorAnswer) -> None:
+    def _evaluate(self, name: str, observation: Observation, counts: FrameCounts, answer: Evaluation) -> None:
         detector = self._detectors[name]
         try:
             findings = detector.observe(observation)
@@ -270,9 +277,9 @@ class DetectorBank:
         answer.findings.extend(findings)
         if isinstance(observation, Frame) and isinstance(detector, ExplainedDetector):
             try:
-                answer.reasons.extend(self.trails.take(detector, observation, findings, counts))
+                answer.reasons.extend(self.histories.take(detector, observation, findings, counts))
             except Exception as error:  # noqa: BLE001 - what only explains must not stop detection
-                self.trails.forget(name)
+                self.histories.forget(name)
                 answer.failures.append(Failure("explanation", f"{type(error).__name__}: {error}"[:500], 1, False))
 
     def rest(self) -> None:
@@ -281,7 +288,7 @@ class DetectorBank:
         self._detectors = {detector.name: detector for detector in self._make()}
         for name, detector in self._detectors.items():
             detector.inherit(before[name])
-        self._failures, self._start, self.trails = {}, None, Trails()
+        self._failures, self._start, self.histories = {}, None, StatisticHistories()
 
     def retune(self, make: Callable[[], Sequence[Detector]]) -> None:
         """Replace the detectors by those of another configuration, which go on from the state of those before."""
@@ -378,7 +385,7 @@ class DetectionPipeline:
         self._tuning_version = 0
         self._bank = DetectorBank(make_detectors)
         self._timed = TimedFrames()
-        self._answers: deque[DetectorAnswer] = deque()
+        self._answers: deque[Evaluation] = deque()
         """To what was judged together with the newest observation and is observed next."""
 
     @property
@@ -407,12 +414,12 @@ class DetectionPipeline:
             observation = self._ruled(observation)
         if not self._answers:
             together = [observation, *islice(following, room_beside(observation))]
-            self._answers.extend(self._bank.judge([list(self._timed.observe(one)) for one in together]))
+            self._answers.extend(self._bank.evaluate([list(self._timed.observe(one)) for one in together]))
         answer = self._answers.popleft()
         findings = answer.findings
         if not self._tuning.is_default:
             findings = [self._with_version(finding) for finding in findings]
-        told = self.correlator.judge(findings, topology_state) if findings else []
+        told = self.correlator.evaluate(findings, topology_state) if findings else []
         if findings:
             explain(told, [*answer.reasons, *map(by_deadline, filter(has_deadline, findings))])
         if isinstance(observation, Frame) and observation.family == "steps" and not observation.late:
@@ -457,9 +464,9 @@ class DetectionPipeline:
             "bank": self._bank.state(),
             "timed": self._timed.state(),
             "correlator": self.correlator.state(),
-            "trails": self._bank.trails.snapshot(),
+            "trails": self._bank.histories.snapshot(),
             # Decides nothing: it is what the api reads of a job of which nothing is reported.
-            JUDGED: judged(self._bank.explained, self._bank.trails.counts),
+            JUDGED: judged(self._bank.explained, self._bank.histories.counts),
         }
 
     def restore(self, state: Mapping[str, Any], start: AttemptStart | None) -> list[str]:
@@ -474,7 +481,7 @@ class DetectionPipeline:
         """
         without_snapshot = self._bank.restore(state["bank"], None if start is None else self._ruled(start))
         self._timed.restore(state["timed"])
-        self._bank.trails.restore(state["trails"])
+        self._bank.histories.restore(state["trails"])
         self.correlator.restore(state["correlator"])
         return without_snapshot
 

@@ -363,7 +363,7 @@ class FrameWindow:
             self._gone[rank] = True
             self._expect()
 
-    def blind(self, seconds: float) -> None:
+    def discount_outage(self, seconds: float) -> None:
         """Discount time in which the service could not receive anything, so that it makes no frame late."""
         for frame in self._open.values():
             frame.opened_s += seconds

@@ -242,22 +242,22 @@ class JobHistory:
             changed += self.ledger.began(attempt, step)
         # Called for each frame: nothing is looked for while no entry can change.
         if any(entry.verdict is Verdict.UNPROVEN for entry in self.ledger.entries):
-            doubts = [
+            corrupted_since = [
                 step if part.onset_step is None else part.onset_step
                 for incident in incidents
                 for part in incident.parts
-                if part.spoils_weights and part.attempt == attempt
+                if part.corrupts_weights and part.attempt == attempt
             ]
-            changed += self.ledger.progressed(attempt, self._first_step, step, min(doubts, default=None))
+            changed += self.ledger.progressed(attempt, self._first_step, step, min(corrupted_since, default=None))
         return changed
 
-    def doubt(self, incident: Incident) -> list[LedgerEntry]:
+    def mark_suspect(self, incident: Incident) -> list[LedgerEntry]:
         """Mark as suspect what was saved since the onset of a part that spoils weights; returns the changed entries."""
         changed = []
         for part in incident.parts:
-            if part.spoils_weights and part.onset_step is not None:
+            if part.corrupts_weights and part.onset_step is not None:
                 reason = f"saved after the onset of incident {incident.id} ({part.kind})"
-                changed += self.ledger.doubt(part.attempt, part.onset_step, reason)
+                changed += self.ledger.mark_suspect(part.attempt, part.onset_step, reason)
         return changed
 
     def state(self) -> dict[str, Any]:

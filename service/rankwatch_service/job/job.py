@@ -17,12 +17,12 @@ from rankwatch_service.incidents.model import MATTERS, Incident, Transition, Tra
 from rankwatch_service.job.admission import (
     NOTHING,
     Admission,
-    Allowance,
     BundleAccepted,
     BundleRefused,
     BundleSplit,
     CellCount,
     CellDemand,
+    CellQuota,
     limit_of,
 )
 from rankwatch_service.job.assembler import Assembler
@@ -37,13 +37,19 @@ from rankwatch_service.names import launch_of, number_of, series_of_devices
 from rankwatch_service.policy.announcement import command_announcement, incident_announcement
 from rankwatch_service.policy.checkpoint_ledger import LedgerEntry
 from rankwatch_service.policy.command import CommandRequest
-from rankwatch_service.policy.control_records import ControlRecord, JobProject, Judgement, OrderPhase, ServiceReport
+from rankwatch_service.policy.control_records import (
+    ControlRecord,
+    IncidentReview,
+    JobOwnership,
+    OrderPhase,
+    ServiceReport,
+)
 from rankwatch_service.policy.response import JobSituation, Responder, acceptance, advice_gone, judged
 from rankwatch_service.policy.settings_in_force import SettingsInForce
 from rankwatch_service.telemetry.bundle import Bundle
 from rankwatch_service.telemetry.envelope import Reason
 
-REST_AFTER_S: Final = 3_600.0
+IDLE_AFTER_S: Final = 3_600.0
 """A job without telemetry for this long becomes idle: it drops its frames and detectors and keeps its incidents."""
 
 Links = Callable[[str, str], Mapping[str, str]]
@@ -68,8 +74,8 @@ class JobStream:
         self.adopt(settings)
         self._summary = SummaryBuilder(job)
         self._responder, self._hang_evidence = Responder(), HangEvidence()
-        self._heard_s, self._resting = 0.0, False
-        self.devices, self.ownership = DeviceBoards(), JobProject(job)
+        self._heard_s, self._is_idle = 0.0, False
+        self.devices, self.ownership = DeviceBoards(), JobOwnership(job)
         """What its devices count; its project and owner."""
 
     def adopt(self, settings: SettingsInForce) -> None:
@@ -88,13 +94,13 @@ class JobStream:
         return self._summary.first_seen_unix_ns
 
     @property
-    def resting(self) -> bool:
+    def is_idle(self) -> bool:
         """Whether the job is idle: only its incidents are kept until telemetry arrives again."""
-        return self._resting
+        return self._is_idle
 
     def begin_without_snapshot(self, first_seen_unix_ns: int | None, attempt: str, attempts: int) -> None:
         """Begin as an idle job whose past is lost; its row in the table of jobs stays until telemetry comes."""
-        self._resting = True
+        self._is_idle = True
         self._summary.begin_without_snapshot(first_seen_unix_ns, attempt, attempts)
 
     @property
@@ -104,12 +110,12 @@ class JobStream:
 
     # ---- admission -------------------------------------------------------------------------------------------------
 
-    def admit(self, bundle: Bundle, allowance: Allowance, now_s: float, effects: Effects) -> Admission:
+    def admit(self, bundle: Bundle, quota: CellQuota, now_s: float, effects: Effects) -> Admission:
         """Take the next bundle in log order, if it may be taken.
 
         Args:
             bundle: of any attempt; each of several batches has only rows, and progress of ranks that go on.
-            allowance: what the job may have at the bundle.
+            quota: what the job may have at the bundle.
             now_s: stream time.
             effects: what follows is added here.
 
@@ -124,12 +130,12 @@ class JobStream:
             return BundleSplit() if several else refused
         count = self._count_of(bundle.attempt)
         demand = count.demand(bundle) if count else NOTHING
-        may_grow = demand.cells <= self._allowed_cells or self._grant(demand, allowance, effects)
+        may_grow = demand.cells <= self._allowed_cells or self._grant(demand, quota, effects)
         if several and not may_grow:
             return BundleSplit()
-        self._heard_s, self._resting = now_s, False
+        self._heard_s, self._is_idle = now_s, False
         if not may_grow:
-            self._report_limit(demand, bundle, allowance, now_s, effects)
+            self._report_limit(demand, bundle, quota, now_s, effects)
             if bundle.attempt != self._assembler.attempt or self._assembler.board is None:
                 return BundleRefused(Reason.LIMIT, str(limit_of(demand)))
         if count and self._assembler.is_newer(bundle.attempt):
@@ -165,16 +171,16 @@ class JobStream:
         count = self._count_of(bundle.attempt)
         return count is None or count.demand(bundle).cells <= self._allowed_cells
 
-    def _grant(self, demand: CellDemand, allowance: Allowance, effects: Effects) -> bool:
+    def _grant(self, demand: CellDemand, quota: CellQuota, effects: Effects) -> bool:
         """Grant the job what it demands; returns whether it may have that."""
-        if (grant := allowance.grant(demand)) is None:
+        if (grant := quota.grant(demand)) is None:
             return False
         effects.grants.append(grant)
         self._allowed_cells = grant.cells
         return True
 
     def _report_limit(
-        self, demand: CellDemand, bundle: Bundle, allowance: Allowance, now_s: float, effects: Effects
+        self, demand: CellDemand, bundle: Bundle, quota: CellQuota, now_s: float, effects: Effects
     ) -> None:
         """Report that the job may not have what it demands for a bundle.
 
@@ -182,9 +188,9 @@ class JobStream:
         """
         self.report("limit", {**asdict(limit_of(demand)), "host": bundle.batches[0].host}, now_s, effects)
         launch = self._launch_of(bundle.attempt)
-        named = self._rank_owners.told_apart(bundle, launch, self._assembler.topology_state)
+        named = self._rank_owners.disambiguate_hosts(bundle, launch, self._assembler.topology_state)
         introduction = self._assembler.introduction(named)
-        allowed = introduction.cells <= self._allowed_cells or self._grant(introduction, allowance, effects)
+        allowed = introduction.cells <= self._allowed_cells or self._grant(introduction, quota, effects)
         if introduction.cells and allowed:
             self._assembler.introduce(named, now_s)
         if self._summary.is_new:
@@ -236,37 +242,37 @@ class JobStream:
                 fields = {name: getattr(record, name) for name in ("order", "phase", "action", "step")}
                 step = record.step if record.step >= 0 else None
                 self._observe([Occurrence("order", record.attempt, "", now_s, None, step, fields)], now_s, effects)
-            case Judgement():
+            case IncidentReview():
                 self._review(record, now_s, effects)
             case _ if isinstance(record, ServiceReport):
                 self.report(record.kind, record.fields, now_s, effects)
-            case JobProject():
+            case JobOwnership():
                 self.ownership = record
             case _:
                 rules, changed = self.settings.rules, self.settings.take_for(self.job, record)
                 if self._pipeline.tune(self.settings.tuning):
                     changed += (f"tuning: version {self.settings.tuning.version}",)
-                self.history.configured(() if self._resting else changed, self._assembler.last_step, now_s)
+                self.history.configured(() if self._is_idle else changed, self._assembler.last_step, now_s)
                 if self.settings.rules != rules:  # detectors get them with a start of the attempt
                     self._observe(filter(None, [self._assembler.start(now_s)]), now_s, effects)
 
     def report(self, kind: str, fields: Mapping[str, Any], now_s: float, effects: Effects) -> None:
         """Report what the service itself knows of the job: a kind of `SERVICE_KINDS`, with its fields."""
         self._observe([self._report_of(kind, fields, now_s)], now_s, effects)
-        if self._resting:  # no tick will show whether it comes back
+        if self._is_idle:  # no tick will show whether it comes back
             self._publish(self.correlator.settle(), now_s, effects)
 
-    def tick(self, now_s: float, blind_s: float, effects: Effects) -> None:
+    def tick(self, now_s: float, outage_s: float, effects: Effects) -> None:
         """Advance to `now_s`; for `blind_s` of the time since the last tick the service could not receive anything."""
-        if self._resting:
+        if self._is_idle:
             return
-        self._rank_owners.blind(blind_s)
-        self._observe(self._assembler.tick(now_s, blind_s), now_s, effects)
+        self._rank_owners.discount_outage(outage_s)
+        self._observe(self._assembler.tick(now_s, outage_s), now_s, effects)
         if (newest := self._pending_attempts.newest()) and self._may_take_over(now_s):
             self._begin(newest, now_s, effects)
-        for newcomer in self._pending_attempts.beside(now_s):
-            detail = f"attempt {newcomer.attempt} reports beside the running one"
-            self.report("forged", {"what": "attempt", "detail": detail, "host": newcomer.host}, now_s, effects)
+        for pending in self._pending_attempts.beside(now_s):
+            detail = f"attempt {pending.attempt} reports beside the running one"
+            self.report("forged", {"what": "attempt", "detail": detail, "host": pending.host}, now_s, effects)
         for counters in self.devices.due(now_s):
             effects.chart(series_of_devices(self.job, counters.kind), as_frame(counters))
             self._observe([counters], now_s, effects)
@@ -281,8 +287,8 @@ class JobStream:
         if self._assembler.finished:
             self._publish(self.correlator.finish(self._assembler.last_step, now_s), now_s, effects)
         self._summarize(now_s, effects)
-        if now_s - self._heard_s > REST_AFTER_S:
-            self._resting, self._assembler, self._allowed_cells = True, Assembler(), 0
+        if now_s - self._heard_s > IDLE_AFTER_S:
+            self._is_idle, self._assembler, self._allowed_cells = True, Assembler(), 0
             self._rank_owners.begin(new_launch=True)
             self._pipeline.rest()
             self._publish(self.correlator.settle(), now_s, effects)
@@ -358,7 +364,7 @@ class JobStream:
             self._hang_evidence.take(event, self.correlator.open)
         return ()
 
-    def _review(self, record: Judgement, now_s: float, effects: Effects) -> None:
+    def _review(self, record: IncidentReview, now_s: float, effects: Effects) -> None:
         """Apply what a person says of an incident."""
         incident = self.correlator.get(record.incident)
         standing = [] if incident is None else [part for part in incident.parts if part.is_open]
@@ -393,7 +399,7 @@ class JobStream:
         incident = update.incident
         if update.what is TransitionKind.OPENED:
             incident.changes_before = self.history.before(incident.first.onset_time_s, incident.kind)
-        self._store(self.history.doubt(incident), now_s, effects)
+        self._store(self.history.mark_suspect(incident), now_s, effects)
         commands = self._responder.respond(incident, self._situation(now_s), self.settings, self.history.ledger)
         self._request(commands, incident, effects)
         effects.host_incidents += host_incidents(incident, self._assembler.topology_state, now_s)
@@ -451,7 +457,7 @@ class JobStream:
             "commands": [[past.action, past.at_unix_ns] for past in self._responder.history],
             "summary": self._summary.state(),
             "heard_s": self._heard_s,
-            "resting": self._resting,
+            "resting": self._is_idle,
             "ownership": [self.ownership.project, self.ownership.owner],
         }
 
@@ -468,5 +474,5 @@ class JobStream:
         self.history = JobHistory.restored(state["job_history"])
         self._responder.restore(state["commands"])
         self._summary.restore(state["summary"])
-        self._heard_s, self._resting = state["heard_s"], state["resting"]
-        self.ownership = JobProject(self.job, *state["ownership"])
+        self._heard_s, self._is_idle = state["heard_s"], state["resting"]
+        self.ownership = JobOwnership(self.job, *state["ownership"])

@@ -93,7 +93,7 @@ class ProgressBoard:
         if self._texts["state"][rank] != "left":
             self._texts["state"][rank] = state
 
-    def blind(self, seconds: float) -> None:
+    def discount_outage(self, seconds: float) -> None:
         """Discount time in which the service could not receive anything, so that no rank counts as silent for it."""
         self._floats["heard_s"] += seconds
 

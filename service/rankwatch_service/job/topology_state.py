@@ -106,7 +106,7 @@ class TopologyState:
         return [self._infos[rank] for rank in sorted(self._infos)]
 
     @property
-    def infos_told(self) -> bool:
+    def has_rank_infos(self) -> bool:
         """Whether any rank info is known; if so, rows do not change the world size."""
         return bool(self._infos)
 

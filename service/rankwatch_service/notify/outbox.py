@@ -247,8 +247,8 @@ def _state(connection: Connection, row: RowMapping, now_unix_ns: int) -> str:
     incident = connection.execute(query).mappings().one_or_none()
     if incident is None:
         return "waiting"
-    whose = project_of(connection, incident["job"])
-    labels = incident_labels({**incident, "project": whose.project, "owner": whose.owner})
+    ownership = project_of(connection, incident["job"])
+    labels = incident_labels({**incident, "project": ownership.project, "owner": ownership.owner})
     return still_needed(incident["state"], labels, silences_at(connection, now_unix_ns), now_unix_ns)
 
 

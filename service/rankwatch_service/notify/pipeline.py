@@ -86,7 +86,7 @@ Stage = Callable[[Situation, Sequence[Notification]], list[Notification]]
 def filtered(situation: Situation, notifications: Sequence[Notification]) -> list[Notification]:
     """Only receivers that subscribe to it are notified."""
     labels, kinds = situation.announcement.labels, situation.announcement.kinds
-    return [one for one in notifications if not objection(one.receiver, labels, kinds)]
+    return [one for one in notifications if not rejection_reason(one.receiver, labels, kinds)]
 
 
 def introduced(situation: Situation, notifications: Sequence[Notification]) -> list[Notification]:
@@ -178,7 +178,7 @@ def mutes(silence: Silence, labels: Labels, now_unix_ns: int) -> bool:
     )
 
 
-def objection(receiver: ReceiverRoute, labels: Labels, kinds: Collection[str]) -> str:
+def rejection_reason(receiver: ReceiverRoute, labels: Labels, kinds: Collection[str]) -> str:
     """Why an announcement does not concern a receiver, for people; empty: it does.
 
     An empty list of a receiver matches all. The kinds of an incident's consequences count too: whoever subscribes to

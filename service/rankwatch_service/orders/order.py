@@ -284,8 +284,8 @@ def _view(order: Order, now: OrderSituation) -> Advance:
         steps = ceil(reach_s * 2 ** (order.try_number - 1) / now.step_time_s) + 1
         order = replace(order, step=newest + steps)
         # The step may take twice the expected time, plus HOLD_LEASE_S for a slow step.
-        patience_s = 2 * steps * now.step_time_s + HOLD_LEASE_S
-        return enter(order, Phase.HOLD, now.now_unix_ns, int(patience_s * S)), None
+        timeout_s = 2 * steps * now.step_time_s + HOLD_LEASE_S
+        return enter(order, Phase.HOLD, now.now_unix_ns, int(timeout_s * S)), None
     if now.now_unix_ns > order.lease_unix_ns:
         # Silent agents come first: what their old views say of held ranks may have changed.
         others = f"ranks {held} are still held by another order" if held else "ranks or the step time are not known yet"

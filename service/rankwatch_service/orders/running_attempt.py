@@ -204,9 +204,9 @@ def launches_at_once(connection: Connection, jobs: Sequence[str], now_unix_ns: i
     # Agents still report a launch that has just ended: only ranks that train count. There is rarely one to decode.
     training = defaultdict(set)
     ranks_of = select(AgentView.job, AgentView.attempt, AgentView.agent, AgentView.ranks)
-    carriers = {job: _carriers(connection, job, attempts[job]) for job in several}
+    owners = {job: _owners(connection, job, attempts[job]) for job in several}
     for job, attempt, agent, ranks in connection.execute(ranks_of.where(*live, AgentView.job.in_(several))):
-        if carriers[job] and agent not in carriers[job]:
+        if owners[job] and agent not in owners[job]:
             continue  # it may say that it is of any attempt
         if any(rank.state in ("running", "held") for rank in _RANKS.decode(ranks)):
             training[job].add(launch_of(attempt))
@@ -288,7 +288,7 @@ def _agents(topologies: Mapping[str, Mapping[str, Any]]) -> dict[int, str]:
     return {rank["rank"]: rank["agent"] for rank in ranks if rank.get("agent")}
 
 
-def _carriers(connection: Connection, job: str, attempts: Iterable[str]) -> set[str]:
+def _owners(connection: Connection, job: str, attempts: Iterable[str]) -> set[str]:
     """The agents that carry ranks of any of these attempts, or of the job's newest one."""
     newest = select(Job.attempt).where(Job.name == job).scalar_subquery()
     any_of = Attempt.attempt.in_(attempts) | (Attempt.attempt == newest)

@@ -14,7 +14,7 @@ from rankwatch_service.incidents.model import IncidentVersion, Transition
 from rankwatch_service.labels import Labels, incident_labels
 from rankwatch_service.names import ALL_JOBS
 from rankwatch_service.policy.command import CommandRequest
-from rankwatch_service.policy.control_records import JobProject
+from rankwatch_service.policy.control_records import JobOwnership
 from rankwatch_service.policy.notification import (
     APPROVAL_NEEDED,
     MESSAGE_TYPES,
@@ -56,7 +56,7 @@ class Announcement:
 def incident_announcement(
     transition: Transition,
     links: Mapping[str, str],
-    whose: JobProject = NOBODYS,
+    ownership: JobOwnership = NOBODYS,
     world_size: int = 0,
     accelerated: bool = True,
 ) -> Announcement | None:
@@ -65,7 +65,7 @@ def incident_announcement(
     Args:
         transition: with the incident as it is after it.
         links: URLs of pages about the incident, by name.
-        whose: project and owner of the job.
+        ownership: project and owner of the job.
         world_size: ranks of the job; 0: unknown.
         accelerated: an hour of a rank is one of a GPU.
     """
@@ -77,12 +77,12 @@ def incident_announcement(
         job=incident.job,
         incident_id=incident.id,
         transition=transition.number,
-        labels=labels_of(incident, whose),
+        labels=labels_of(incident, ownership),
         kinds=_kinds(incident),
         places=tuple(incident.ranks or incident.hosts or (str(incident.scope),)),
         detected_unix_ns=incident.detected_unix_ns,
         at_unix_ns=transition.at_unix_ns,
-        data=incident_data(transition, links, whose, world_size, accelerated),
+        data=incident_data(transition, links, ownership, world_size, accelerated),
     )
 
 
@@ -90,7 +90,7 @@ def command_announcement(
     request: CommandRequest,
     links: Mapping[str, str],
     incident: IncidentVersion | None = None,
-    whose: JobProject = NOBODYS,
+    ownership: JobOwnership = NOBODYS,
 ) -> Announcement | None:
     """The announcement of a command that needs an approval, or weakens approvals; None for any other.
 
@@ -98,29 +98,29 @@ def command_announcement(
         request: the command.
         links: URLs of the pages on which it can be approved or seen, by name.
         incident: that it responds to; None: it concerns the job, or all jobs.
-        whose: project and owner of the job.
+        ownership: project and owner of the job.
     """
     if not request.approval_required and request.job != ALL_JOBS:
         return None
-    labels: Labels = {} if request.job == ALL_JOBS else {"job": request.job, "project": whose.project}
+    labels: Labels = {} if request.job == ALL_JOBS else {"job": request.job, "project": ownership.project}
     return Announcement(
         type=APPROVAL_NEEDED if request.approval_required else NOT_APPROVED,
         job=request.job,
         incident_id=request.incident_id or "",
         command_id=request.id,
-        labels=labels if incident is None else labels_of(incident, whose),
+        labels=labels if incident is None else labels_of(incident, ownership),
         kinds=() if incident is None else _kinds(incident),
         detected_unix_ns=request.requested_unix_ns,
         at_unix_ns=request.requested_unix_ns,
-        data=command_data(request, links, whose),
+        data=command_data(request, links, ownership),
     )
 
 
-def labels_of(incident: IncidentVersion, whose: JobProject = NOBODYS) -> dict[str, str]:
+def labels_of(incident: IncidentVersion, ownership: JobOwnership = NOBODYS) -> dict[str, str]:
     """The labels of an incident of a job with this project and owner."""
     known = {name: getattr(incident, name) for name in ("kind", "severity", "job", "attempt", "scope")}
     places = {"hosts": incident.hosts, "ranks": incident.ranks}
-    return incident_labels({**known, **places, "project": whose.project, "owner": whose.owner})
+    return incident_labels({**known, **places, "project": ownership.project, "owner": ownership.owner})
 
 
 def _kinds(incident: IncidentVersion) -> tuple[str, ...]:

@@ -190,7 +190,7 @@ class Ledger:
             and entry.step + PROOF_STEPS <= limit
         )
 
-    def doubt(self, attempt: str, onset_step: int, reason: str) -> list[LedgerEntry]:
+    def mark_suspect(self, attempt: str, onset_step: int, reason: str) -> list[LedgerEntry]:
         """Mark an attempt's checkpoints from an onset on as suspect: an incident may have corrupted the weights."""
         return self._put(
             replace(entry, verdict=Verdict.SUSPECT, reason=reason)

@@ -2,7 +2,7 @@
 
 The api appends a record in the same transaction as the row that it explains, under the name of the job that it concerns
 ("*": all jobs). So stream reads it between the same two records of telemetry when it replays. Stream alone writes rows
-of incidents: for a `Judgement` the api only appends the record, and waits until stream has applied it.
+of incidents: for a `IncidentReview` the api only appends the record, and waits until stream has applied it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class OrderPhase(msgspec.Struct, frozen=True, tag="order", tag_field="record"):
     """Whether the ranks are paused, be it while a checkpoint is saved."""
 
 
-class Judgement(msgspec.Struct, frozen=True, tag="judgement", tag_field="record"):
+class IncidentReview(msgspec.Struct, frozen=True, tag="judgement", tag_field="record"):
     """A person acknowledged, unacknowledged, resolved or commented on an incident."""
 
     incident: str
@@ -97,7 +97,7 @@ class JobDeleted(msgspec.Struct, frozen=True, tag="job_deleted", tag_field="reco
     job: str
 
 
-class JobProject(msgspec.Struct, frozen=True, tag="project", tag_field="record"):
+class JobOwnership(msgspec.Struct, frozen=True, tag="project", tag_field="record"):
     """The project and the owner of a job, as a person set them or it inherited them when it began."""
 
     job: str
@@ -149,11 +149,11 @@ ServiceReport = TelemetryRefused | AlertsReceived
 
 ControlRecord = (
     OrderPhase
-    | Judgement
+    | IncidentReview
     | TelemetryRefused
     | AlertsReceived
     | JobDeleted
-    | JobProject
+    | JobOwnership
     | PolicySet
     | PrecisionSet
     | RulesSet

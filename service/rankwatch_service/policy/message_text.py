@@ -230,8 +230,8 @@ def _lasted(incident: IncidentVersion) -> str:
     if not _ended_with_job(incident):
         return lasted
     since = "" if incident.onset_step is None else f" since {incident.onset_step}"
-    spoils = KINDS[incident.kind].spoils_weights and not has_norm_alone(
+    corrupts = KINDS[incident.kind].corrupts_weights and not has_norm_alone(
         incident.kind, incident.severity, incident.evidence
     )
-    ruined = f"; steps{since} may be ruined" if spoils else ""
+    ruined = f"; steps{since} may be ruined" if corrupts else ""
     return f"{lasted}. The job ended before it was over{ruined}"

@@ -17,7 +17,7 @@ from rankwatch_service.incidents.model import Transition
 from rankwatch_service.names import ALL_JOBS
 from rankwatch_service.numbers import as_json, plain
 from rankwatch_service.policy.command import CommandRequest
-from rankwatch_service.policy.control_records import JobProject
+from rankwatch_service.policy.control_records import JobOwnership
 from rankwatch_service.policy.message_text import command_text, command_to_type, incident_text, trial_text, with_held
 from rankwatch_service.policy.what_now import what_now
 from rankwatch_service.short_ids import short
@@ -41,7 +41,7 @@ NOT_APPROVED: Final = "command.not_approved"
 TRIAL: Final = "receiver.test"
 """Type of the message that a person sends to try a receiver."""
 
-NOBODYS: Final = JobProject("")
+NOBODYS: Final = JobOwnership("")
 """Project and owner of a job of which nobody has said them."""
 
 BODY_BYTES_MAX: Final = 20 * 1024
@@ -113,13 +113,15 @@ def message_body(message_type: str, at_unix_ns: int, data: Mapping[str, Any], he
     return encoded(message)
 
 
-def command_data(request: CommandRequest, links: Mapping[str, str], whose: JobProject = NOBODYS) -> dict[str, Any]:
+def command_data(
+    request: CommandRequest, links: Mapping[str, str], ownership: JobOwnership = NOBODYS
+) -> dict[str, Any]:
     """What a message says of a command that needs an approval, or is done without, in JSON types.
 
     Args:
         request: the command.
         links: URLs of the pages on which it can be approved or seen, by name.
-        whose: project and owner of the job.
+        ownership: project and owner of the job.
     """
     params = {name: value[:LISTED_MAX] if isinstance(value, list) else value for name, value in request.params.items()}
     return {
@@ -127,8 +129,8 @@ def command_data(request: CommandRequest, links: Mapping[str, str], whose: JobPr
         "short_id": short(request.id),
         "text": command_text(request),
         "job": "" if request.job == ALL_JOBS else request.job,
-        "project": whose.project,
-        "owner": whose.owner,
+        "project": ownership.project,
+        "owner": ownership.owner,
         "attempt": request.attempt,
         "action": request.action,
         "params": _shortened_in(params),
@@ -167,7 +169,7 @@ def trial_message(receiver: str, actor: str, public_url: str, at_unix_ns: int) -
 def incident_data(
     transition: Transition,
     links: Mapping[str, str],
-    whose: JobProject = NOBODYS,
+    ownership: JobOwnership = NOBODYS,
     world_size: int = 0,
     accelerated: bool = True,
 ) -> dict[str, Any]:
@@ -178,7 +180,7 @@ def incident_data(
     Args:
         transition: with the incident as it is after it.
         links: URLs of pages about it, by name, for instance {"incident": "https://…", "job": "https://…"}.
-        whose: project and owner of the job.
+        ownership: project and owner of the job.
         world_size: ranks of the job; 0: unknown.
         accelerated: an hour of a rank is one of a GPU.
     """
@@ -198,8 +200,8 @@ def incident_data(
         "short_id": short(incident.id),
         "text": incident_text(incident, world_size, accelerated),
         "job": incident.job,
-        "project": whose.project,
-        "owner": whose.owner,
+        "project": ownership.project,
+        "owner": ownership.owner,
         "attempt": incident.attempt,
         "world_size": world_size or None,
         "kind": incident.kind,

@@ -19,7 +19,7 @@ from rankwatch_service.incidents.kinds import KINDS, LIKELY
 from rankwatch_service.incidents.lost_time import HOUR_NS
 from rankwatch_service.policy.checkpoint_ledger import SPEED, SURVIVES_HOSTS, SURVIVES_PROCESSES, CheckpointTier, Ledger
 from rankwatch_service.policy.control_records import PolicyRuleRecord, PolicySet
-from rankwatch_service.policy.precision import JUDGED_MIN, UNJUDGED, Precision
+from rankwatch_service.policy.precision import JUDGED_MIN, UNREVIEWED, Precision
 from rankwatch_service.policy.rollback import Way, possible, resumed_from, way_back, why_from_scratch
 
 
@@ -171,7 +171,7 @@ def decide(
     capabilities: Collection[str],
     ledger: Ledger,
     now_unix_ns: int,
-    precision: Precision = UNJUDGED,
+    precision: Precision = UNREVIEWED,
 ) -> Decision:
     """Decide about an incident that has just opened or become more severe.
 
@@ -202,7 +202,7 @@ def decide(
         return Decision(Mode.SUGGEST, obstacle, rule.id, rule.action, params)
     least = policy.limits.precision_min
     if not precision.reaches(least):
-        reason = _shortfall(incident.kind, precision, least)
+        reason = _unmet(incident.kind, precision, least)
         return Decision(Mode.SUGGEST, reason, rule.id, rule.action, params, withheld=True)
     approval = incident.world_size > policy.limits.approval_ranks
     return Decision(Mode.ACT, f"rule {rule.id}", rule.id, rule.action, params, approval)
@@ -264,7 +264,7 @@ def policy_of(record: PolicySet) -> Policy:
     return Policy(rules, PolicyLimits(**record.limits), *switches)
 
 
-def _shortfall(kind: str, precision: Precision, least: float) -> str:
+def _unmet(kind: str, precision: Precision, least: float) -> str:
     """Why a precision is too low for an action."""
     if precision.is_known:
         share = f"{precision.useful} of {precision.judged} incidents were useful"

@@ -74,4 +74,4 @@ class Precision:
         return self.is_known and self.useful / self.judged < DEMOTED_BELOW
 
 
-UNJUDGED: Final = Precision()
+UNREVIEWED: Final = Precision()

@@ -14,15 +14,15 @@ from rankwatch_service.incidents.kinds import KINDS
 from rankwatch_service.incidents.model import STACKS, Incident, Part, TransitionKind, Update, unix_ns
 from rankwatch_service.policy.checkpoint_ledger import Ledger, LedgerEntry, Verdict
 from rankwatch_service.policy.command import CommandRequest
-from rankwatch_service.policy.control_records import Judgement
+from rankwatch_service.policy.control_records import IncidentReview
 from rankwatch_service.policy.policy import Action, Decision, IncidentFacts, Mode, PastAction, decide
-from rankwatch_service.policy.precision import UNJUDGED
+from rankwatch_service.policy.precision import UNREVIEWED
 from rankwatch_service.policy.rollback import resumed_from
 from rankwatch_service.policy.settings_in_force import SettingsInForce
 from rankwatch_service.policy.suggestion import PASSED, Figures, suggest
 
 
-def judged(correlator: Correlator, record: Judgement, step: int, now_s: float) -> Update | None:
+def judged(correlator: Correlator, record: IncidentReview, step: int, now_s: float) -> Update | None:
     """Apply a judgement; None if there is no such incident any more, or it is in that state already."""
     incident = correlator.get(record.incident)
     if incident is None:
@@ -83,7 +83,7 @@ def impact_gpu_hours_per_hour(incident: Incident, world_size: int) -> float:
     # Parts of severity info do not count: a job that was asked to end stands still as well.
     grave = [part for part in incident.parts if part.is_open and part.severity is not Severity.INFO]
     stands_still = any(KINDS[part.kind].stands_still for part in grave)
-    wasted = any(part.spoils_weights and part.severity is Severity.CRITICAL for part in grave)
+    wasted = any(part.corrupts_weights and part.severity is Severity.CRITICAL for part in grave)
     if stands_still or wasted:
         return float(world_size)
     if incident.cost_gpu_hours_per_hour is not None:
@@ -101,8 +101,8 @@ def facts(incident: Incident, world_size: int, project: str = "") -> IncidentFac
     """
     gravest = incident.gravest
     kinds = {part.kind for part in incident.parts if part.is_open}
-    spoilt = [part.onset_step for part in incident.parts if part.spoils_weights]
-    onsets = [step for step in (gravest.onset_step, *spoilt) if step is not None]
+    corrupted = [part.onset_step for part in incident.parts if part.corrupts_weights]
+    onsets = [step for step in (gravest.onset_step, *corrupted) if step is not None]
     return IncidentFacts(
         id=incident.id,
         job=incident.job,
@@ -184,7 +184,7 @@ class Responder:
         self, looked: IncidentFacts, situation: JobSituation, settings: SettingsInForce, ledger: Ledger
     ) -> Decision:
         self.history = [past for past in self.history if unix_ns(situation.now_s - HISTORY_S) < past.at_unix_ns]
-        precision = settings.precision.get(looked.kind, UNJUDGED)
+        precision = settings.precision.get(looked.kind, UNREVIEWED)
         now = unix_ns(situation.now_s)
         return decide(looked, settings.policy, self.history, situation.can, ledger, now, precision)
 

@@ -9,7 +9,7 @@ import msgspec
 
 from rankwatch_detectors.metric_rule import MetricRule
 from rankwatch_service.names import matches_any
-from rankwatch_service.policy.control_records import ControlRecord, JobProject, PolicySet, PrecisionSet, RulesSet
+from rankwatch_service.policy.control_records import ControlRecord, JobOwnership, PolicySet, PrecisionSet, RulesSet
 from rankwatch_service.policy.policy import Policy, policy_of, policy_record
 from rankwatch_service.policy.precision import Precision
 from rankwatch_service.tuning import TuningSet
@@ -28,7 +28,7 @@ class SettingsInForce:
         self.rules: tuple[MetricRule, ...] = ()
         """On metrics, of all jobs."""
         self.tuning = TuningSet()
-        self.waiting: dict[str, JobProject] = {}
+        self.waiting: dict[str, JobOwnership] = {}
         """Project and owner of jobs that have not begun, in the order in which they were set. Copies have none."""
 
     def take(self, record: ControlRecord) -> None:
@@ -42,7 +42,7 @@ class SettingsInForce:
                 self.rules = record.rules
             case TuningSet():
                 self.tuning = record
-            case JobProject():
+            case JobOwnership():
                 self.waiting[record.job] = record
                 if len(self.waiting) > WAITING_MAX:
                     del self.waiting[next(iter(self.waiting))]
@@ -74,7 +74,7 @@ class SettingsInForce:
             "precision": {kind: [of_kind.useful, of_kind.noise] for kind, of_kind in self.precision.items()},
             "rules": [rule.fields() for rule in self.rules],
             "tuning": msgspec.to_builtins(self.tuning),
-            "waiting": [msgspec.structs.asdict(whose) for whose in self.waiting.values()],
+            "waiting": [msgspec.structs.asdict(ownership) for ownership in self.waiting.values()],
         }
 
     @classmethod
@@ -85,5 +85,5 @@ class SettingsInForce:
         settings.precision = {kind: Precision(*counts) for kind, counts in state["precision"].items()}
         settings.rules = tuple(MetricRule.of(rule) for rule in state["rules"])
         settings.tuning = msgspec.convert(state["tuning"], TuningSet)
-        settings.waiting = {whose["job"]: JobProject(**whose) for whose in state["waiting"]}
+        settings.waiting = {ownership["job"]: JobOwnership(**ownership) for ownership in state["waiting"]}
         return settings

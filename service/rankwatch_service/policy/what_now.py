@@ -197,7 +197,7 @@ class _Case:
         """What is left where a rollback or a relaunch is ordered, or will be; `instead`: what helps if it was not."""
         way, until = self.way(Action.RELAUNCH) or {}, self.at(at_unix_ns + GOES_ON_NS + 59e9)
         from_ = (self.policy.get("ordered") or way).get("checkpoint")
-        no_later = ", as later ones are in doubt" * KINDS[self.incident.kind].spoils_weights
+        no_later = ", as later ones are in doubt" * KINDS[self.incident.kind].corrupts_weights
         afresh = AFRESH + f": training goes on from {checkpoint(from_)}{no_later}" * bool(from_)
         else_ = (way.get("checkpoint") != from_ and self.command(Action.RELAUNCH)) or afresh
         if instead:

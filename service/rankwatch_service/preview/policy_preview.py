@@ -17,8 +17,8 @@ from sqlalchemy import Connection, exists, func, select
 from rankwatch_detectors.base import Kind
 from rankwatch_service.policy.checkpoint_ledger import Ledger, LedgerEntry, Verdict
 from rankwatch_service.policy.policy import Action, Decision, IncidentFacts, Mode, PastAction, Policy, decide
-from rankwatch_service.policy.precision import UNJUDGED, Precision
-from rankwatch_service.store.models import Attempt, Incident, JobProject
+from rankwatch_service.policy.precision import UNREVIEWED, Precision
+from rankwatch_service.store.models import Attempt, Incident, JobOwnership
 
 PAST_DAYS: Final = 7
 INCIDENTS_MAX: Final = 1_000
@@ -51,7 +51,7 @@ def past_incidents(connection: Connection, now_unix_ns: int) -> tuple[list[PastI
         (row.job, row.attempt): (row.world_size, frozenset(row.can or ()))
         for row in connection.execute(known.where(exists().where(mine, recent)))
     }
-    projects = {row.job: row.project for row in connection.execute(select(JobProject.job, JobProject.project))}
+    projects = {row.job: row.project for row in connection.execute(select(JobOwnership.job, JobOwnership.project))}
     named = ("id", "job", "attempt", "kind", "severity", "confidence", "onset_step", "ranks", "consequences")
     more = ("summary", "detected_unix_ns", "resolved_unix_ns")
     query = select(*(getattr(Incident, name) for name in named + more)).where(recent)
@@ -89,7 +89,7 @@ def previewed(
                 ledgers[job] = checkpoints(job)
             ledger = Ledger(_at(ledgers[job], at))
         history = done.setdefault(job, [])
-        of_kind = precision.get(past.facts.kind, UNJUDGED)
+        of_kind = precision.get(past.facts.kind, UNREVIEWED)
         decision = decide(past.facts, policy, history, past.can, ledger, at, of_kind)
         if decision.mode is Mode.ACT:
             history.append(PastAction(decision.action, at))

@@ -20,7 +20,7 @@ from rankwatch_service.series.chunks import Block, Cells, absent, by_resolution,
 from rankwatch_service.series.rollups import BRANCHES, Buckets, ValueMark, packed, unpacked
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.engine import read, write_aside
-from rankwatch_service.store.models import Base, JobProject, SeriesChunk, SeriesRollup
+from rankwatch_service.store.models import Base, JobOwnership, SeriesChunk, SeriesRollup
 
 WRITE_BYTES: Final = 1024 * 1024
 """Written in one transaction, which holds the write lock for 5 ms."""
@@ -225,9 +225,9 @@ def _by_project(model: Series, tier: Tier) -> Iterator[tuple[ColumnElement[bool]
     """The jobs that are kept equally long, as a condition, and how long."""
 
     def of(projects: Iterable[str]) -> ColumnElement[bool]:
-        jobs = select(JobProject.job).where(JobProject.project.in_(projects))
+        jobs = select(JobOwnership.job).where(JobOwnership.project.in_(projects))
         of_devices = (
-            model.job.in_(select(JobProject.job + end).where(JobProject.project.in_(projects)))
+            model.job.in_(select(JobOwnership.job + end).where(JobOwnership.project.in_(projects)))
             for end in OF_DEVICES.values()
         )
         return or_(model.job.in_(jobs), *of_devices)

@@ -227,7 +227,7 @@ class _Player:
                 factor = one.factor * (1 + one.growth) ** since
                 loss, norm = (loss * factor, norm) if one.metric == "loss" else (loss, norm * factor)
         loss = loss * math.prod(
-            _grown(self.step, climb.at_step, climb.factor, climb.steps) for climb in disturbances.climbs
+            _grown(self.step, rise.at_step, rise.factor, rise.steps) for rise in disturbances.climbs
         )
         local = self.usual_norm * np.exp(0.1 * self.random.standard_normal(ranks))
         for gradient in disturbances.gradients:

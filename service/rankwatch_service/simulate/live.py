@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from rankwatch import wire
-from rankwatch.trust import Trust, doubt, split_token
+from rankwatch.trust import Trust, explain_tls_error, split_token
 from rankwatch_service.clock import Clock
 from rankwatch_service.simulate.batches import batches
 from rankwatch_service.simulate.faults import Throttle
@@ -365,7 +365,7 @@ class HttpConnection:
         try:
             answer = self._client.post("/api/v1/telemetry", content=body)
         except httpx2.TransportError as error:
-            if why := doubt(self._url, error):
+            if why := explain_tls_error(self._url, error):
                 raise RefusedError(why) from error
             raise NotYetError(f"{self._client.base_url}: {type(error).__name__}: {error}") from error
         if answer.is_success:

@@ -21,14 +21,14 @@ from rankwatch_service.store.models import (
     Delivery,
     Feed,
     HostRecord,
+    IdleJob,
     Incident,
     Job,
     JobDevice,
     JobHostDevice,
-    JobProject,
+    JobOwnership,
     MessageLimitRow,
     Outbox,
-    RestingJob,
     SignedJob,
     Snapshot,
 )
@@ -45,9 +45,9 @@ OF_JOB: Final[tuple[type[Base], ...]] = (
     Incident,  # with its transitions and feedback
     JobDevice,
     JobHostDevice,
-    JobProject,
+    JobOwnership,
     MessageLimitRow,
-    RestingJob,
+    IdleJob,
     SignedJob,
     Snapshot,  # with its chunks
 )

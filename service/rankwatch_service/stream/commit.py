@@ -29,12 +29,12 @@ from rankwatch_service.store.models import (
     Command,
     Feed,
     HostRecord,
+    IdleJob,
     Incident,
     IncidentTransition,
     Job,
     JobDevice,
     JobHostDevice,
-    RestingJob,
     Snapshot,
     StreamGrant,
     StreamPosition,
@@ -52,7 +52,7 @@ from rankwatch_service.store.rows import (
     job_row,
     transition_row,
 )
-from rankwatch_service.stream.place import Place, StoredTick
+from rankwatch_service.stream.offsets import Offsets, StoredTick
 from rankwatch_service.stream.saved import own, store_grants, trim_grants
 
 TRIM_RECORDS: Final = 1_000
@@ -80,11 +80,11 @@ def _forget_old_log(connection: Connection, partition: int, position: int) -> No
     mine = Snapshot.partition == partition
     connection.execute(delete(Snapshot).where(mine, Snapshot.job != ALL_JOBS))
     connection.execute(update(Snapshot).where(mine).values(position=position))
-    connection.execute(delete(RestingJob).where(RestingJob.partition == partition))
+    connection.execute(delete(IdleJob).where(IdleJob.partition == partition))
     connection.execute(delete(StreamGrant).where(StreamGrant.partition == partition))
 
 
-def forget(connection: Connection, partition: int, kept: Place, partitions: int) -> None:
+def forget(connection: Connection, partition: int, kept: Offsets, partitions: int) -> None:
     """Remove the ticks and control records that no start needs any more, in the caller's write transaction.
 
     Args:
@@ -110,7 +110,7 @@ def commit(
     connection: Connection,
     partition: int,
     epoch: int,
-    place: Place,
+    offsets: Offsets,
     ticks: Sequence[StoredTick],
     effects: Effects,
     now_unix_ns: int,
@@ -123,7 +123,7 @@ def commit(
     Raises:
         FencedError: as in `own`.
     """
-    own(connection, partition, epoch, **asdict(place))
+    own(connection, partition, epoch, **asdict(offsets))
     if ticks:
         connection.execute(insert(StreamTick), [{"partition": partition, **asdict(tick)} for tick in ticks])
     for job in effects.deleted_jobs:

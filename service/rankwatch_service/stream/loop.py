@@ -22,13 +22,13 @@ from rankwatch_service.series.writer import SeriesSink
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Job
 from rankwatch_service.stream.commit import commit, forget, resume
+from rankwatch_service.stream.offsets import Claim, Offsets, StoredTick
 from rankwatch_service.stream.partition import Partition, Ticker, together
-from rankwatch_service.stream.place import Claim, Place, StoredTick
 from rankwatch_service.stream.recovery import Facts, Past, Plan, Replay, plan_start
 from rankwatch_service.stream.saved import (
     applied_controls,
     claim,
-    idle_places,
+    idle_offsets,
     load_grants,
     load_idle_job,
     load_snapshots,
@@ -132,7 +132,7 @@ class Stream:
         self._saved_ns: dict[str, int] = {}
         self._saved: set[str] = set()
         """Jobs in memory that have a snapshot since they began or were loaded."""
-        self._replay_end: Place | None = None
+        self._replay_end: Offsets | None = None
         """During a replay: where it ends."""
         self._rows: dict[str, int] = {}
 
@@ -166,7 +166,7 @@ class Stream:
             FencedError: another process has taken over the partition.
             Exception: the database failed. Whether the batch is committed is not known: drop this stream.
         """
-        position = self._partition.place.position
+        position = self._partition.offsets.position
         records = self._source.read(self._number, position, records_max)
         self._ticker.read_controls()
         effects, ticks = Effects(), list[StoredTick]()
@@ -181,12 +181,12 @@ class Stream:
             part = _appended_before(self._ticker.next_unix_ns(), together(records, done))
             self._partition.records(part, effects)
             done += len(part)
-        if done == len(records) < records_max and self._source.drained(self._number, self._partition.place.position):
+        if done == len(records) < records_max and self._source.drained(self._number, self._partition.offsets.position):
             self._ticker.tick_now(self._clock.unix_ns(), ticks, effects)
         if done or ticks:
             self._commit(ticks, effects)
         # Positions that were passed without a record: the log removed them before they were read.
-        self._count_lost(self._partition.place.position - position - done)
+        self._count_lost(self._partition.offsets.position - position - done)
         return done
 
     def save_due(self) -> int:
@@ -199,7 +199,7 @@ class Stream:
             FencedError: another process has taken over the partition.
         """
         self._series.flush_due()
-        idle = [name for name, job in self._partition.jobs.items() if job.resting]
+        idle = [name for name, job in self._partition.jobs.items() if job.is_idle]
         self._evict(idle[:EVICTED_TOGETHER])
         if len(idle) > EVICTED_TOGETHER:
             return 0  # the next calls evict the rest; snapshots of idle jobs would be deleted at once
@@ -210,7 +210,7 @@ class Stream:
             kept = needed_from(self._engine, self._number, (ALL_JOBS, *self._partition.jobs))
             if kept is not None:
                 self._forget(kept)
-        self._source.processed(self._number, self._partition.place.position, self._needed_position)
+        self._source.processed(self._number, self._partition.offsets.position, self._needed_position)
         return len(due)
 
     def save(self, name: str) -> None:
@@ -230,7 +230,7 @@ class Stream:
             self._series.flush(name)
         state = self._partition.snapshot(name)
         now = self._partition.now_ns
-        save_snapshot(self._engine, self._number, self._epoch, name, self._partition.place, state, now)
+        save_snapshot(self._engine, self._number, self._epoch, name, self._partition.offsets, state, now)
         self._saved_ns[name], self._rows[name] = now, 0
         self._saved.add(name)
 
@@ -244,28 +244,28 @@ class Stream:
             self._evict_together(names[first : first + EVICTED_TOGETHER])
 
     def _evict_together(self, names: Sequence[str]) -> None:
-        place = self._partition.place
+        offsets = self._partition.offsets
         for name in names:
             self._series.close(name)
         with write(self._engine) as connection:
             own(connection, self._number, self._epoch)
             for name in names:
                 state = self._partition.snapshot(name)
-                store_idle_job(connection, self._number, name, place, state, self._partition.now_ns)
+                store_idle_job(connection, self._number, name, offsets, state, self._partition.now_ns)
         for name in names:
             self._partition.evict(name)
             self._unschedule(name)
 
-    def _load_idle(self, job: JobStream) -> Place:
+    def _load_idle(self, job: JobStream) -> Offsets:
         try:
             saved = load_idle_job(self._engine, self._number, job.job)
         except ValueError as error:
             _log.error("idle_job_unreadable", job=job.job, error=str(error))
             restore_from_tables(self._engine, job)
             # The tables already have what follows from the rest of a replay.
-            return self._replay_end or self._partition.place
+            return self._replay_end or self._partition.offsets
         job.restore(saved.state)
-        return saved.place
+        return saved.offsets
 
     # ---- processing ------------------------------------------------------------------------------------------------
 
@@ -281,7 +281,7 @@ class Stream:
             self._publish_refused(self._number, effects.refused)
         with write(self._engine) as connection:
             now = self._clock.unix_ns()
-            commit(connection, self._number, self._epoch, self._partition.place, ticks, effects, now)
+            commit(connection, self._number, self._epoch, self._partition.offsets, ticks, effects, now)
         for refused in effects.refused:
             _log.warning("record_refused", position=refused.position, reason=refused.reason, detail=refused.detail)
         if effects.frames_left_out:
@@ -311,7 +311,7 @@ class Stream:
 
     def _count_lost(self, records: int) -> None:
         if records:
-            before = self._partition.place.position
+            before = self._partition.offsets.position
             _log.error("records_lost", partition=self._number, before=before, records=records)
             self._lost_records += records
 
@@ -322,7 +322,7 @@ class Stream:
         since_s = (now - self._saved_ns.setdefault(name, now - int(share * SNAPSHOT_S * 1e9))) / 1e9
         return since_s >= SNAPSHOT_S or self._rows.get(name, 0) >= SNAPSHOT_ROWS
 
-    def _forget(self, kept: Place) -> None:
+    def _forget(self, kept: Offsets) -> None:
         with write(self._engine) as connection:
             forget(connection, self._number, kept, self._source.partitions)
         self._needed_position = kept.position
@@ -330,7 +330,7 @@ class Stream:
     # ---- starting --------------------------------------------------------------------------------------------------
 
     def _facts(self, held: Claim) -> Facts:
-        found, unreadable = load_snapshots(self._engine, self._number, held.place)
+        found, unreadable = load_snapshots(self._engine, self._number, held.offsets)
         with read(self._engine) as connection:
             names = connection.scalars(select(Job.name)).all()
         return Facts(
@@ -339,7 +339,7 @@ class Stream:
             log_end=self._source.end(self._number),
             snapshots=found,
             unreadable=unreadable,
-            idle=idle_places(self._engine, self._number),
+            idle=idle_offsets(self._engine, self._number),
             jobs=frozenset(name for name in names if self._owns(name)),
             newest_settings=newest_settings(self._engine),
         )
@@ -354,7 +354,7 @@ class Stream:
         self._begin_from_tables(absent, plan.replay_to)
         self._replay_end = None
         self._partition.settled()
-        self._partition.place = plan.resume_at
+        self._partition.offsets = plan.resume_at
         self._ticker.go_on_at(plan.resume_at.control_position)
         self._saved_ns = {saved.job: self._partition.now_ns for saved in plan.snapshots}
         self._saved = set(self._saved_ns)
@@ -376,11 +376,11 @@ class Stream:
         self._needed_position, self._lost_records = plan.needed_position, plan.lost_records
         return Started(replay.records, replay.ticks, without_snapshot, begin_anew, plan.lost_records, plan.is_new_log)
 
-    def _begin_from_tables(self, names: Iterable[str], place: Place) -> None:
-        for job in self._partition.begin_without_snapshot(names, place):
+    def _begin_from_tables(self, names: Iterable[str], offsets: Offsets) -> None:
+        for job in self._partition.begin_without_snapshot(names, offsets):
             restore_from_tables(self._engine, job)
 
-    def _past(self, begin: Place, end: Place) -> Past:
+    def _past(self, begin: Offsets, end: Offsets) -> Past:
         ticks, since_ns = stored_ticks(self._engine, self._number, begin, end)
         controls = applied_controls(self._controls, self._concerns_us, begin, end)
         return Past(self._records(begin.position, end.position), ticks, controls, since_ns, end.position)

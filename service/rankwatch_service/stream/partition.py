@@ -14,16 +14,16 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from rankwatch_service.incidents.model import unix_ns
-from rankwatch_service.job.admission import Admission, Allowance, BundleRefused, BundleSplit, LimitExceeded
+from rankwatch_service.job.admission import Admission, BundleRefused, BundleSplit, CellQuota, LimitExceeded
 from rankwatch_service.job.detection import MakeDetectors
 from rankwatch_service.job.effects import Effects, RefusedRecord
 from rankwatch_service.job.job import JobStream, Links
 from rankwatch_service.job.progress_board import GONE_STATES
 from rankwatch_service.log.base import Control, Controls, Record
 from rankwatch_service.names import ALL_JOBS
-from rankwatch_service.policy.control_records import JobDeleted, JobProject, decode_control
+from rankwatch_service.policy.control_records import JobDeleted, JobOwnership, decode_control
 from rankwatch_service.policy.settings_in_force import SettingsInForce
-from rankwatch_service.stream.place import Place, Saved, StoredTick
+from rankwatch_service.stream.offsets import Offsets, Saved, StoredTick
 from rankwatch_service.telemetry.bundle import read_bundle
 from rankwatch_service.telemetry.envelope import BadBatchError, Envelope, Reason, SecretOf, no_secrets, read_envelope
 
@@ -74,13 +74,13 @@ class Ticker:
         if self._waiting or due:
             # The api that appended them may run on a host whose clock is ahead of this one's.
             latest = max((control.appended_unix_ns for control in self._waiting), default=now_unix_ns)
-            self._tick(max(now_unix_ns, latest), self._partition.place.position, ticks, effects)
+            self._tick(max(now_unix_ns, latest), self._partition.offsets.position, ticks, effects)
 
     def _tick(self, time_unix_ns: int, position: int, ticks: list[StoredTick], effects: Effects) -> None:
         taken = list(takewhile(lambda control: control.appended_unix_ns <= time_unix_ns, self._waiting))
         self._waiting = self._waiting[len(taken) :]
         control_position = self._waiting[0].position if self._waiting else self._read_to
-        tick = StoredTick(self._partition.place.tick_number + 1, position, control_position, time_unix_ns)
+        tick = StoredTick(self._partition.offsets.tick_number + 1, position, control_position, time_unix_ns)
         ticks.append(tick)
         self._partition.tick(tick, taken, effects)
 
@@ -88,7 +88,7 @@ class Ticker:
 TICK_S: Final = 1.0
 """Between ticks, while any job is active."""
 
-BLIND_S: Final = 3.0
+OUTAGE_MIN_S: Final = 3.0
 """A longer pause between ticks means that the service was down or behind: nobody's silence in that time counts."""
 
 JOBS_MAX: Final = 1_000
@@ -103,13 +103,13 @@ BUNDLE_BYTES_MAX: Final = 640 * 1024
 """A bundle with this many bytes of tables is full: 8,192 rank-steps of 16 metrics make 1 MB of numbers, which stay in a
 core's cache until they are in frames."""
 
-_START: Final = Place(0, 0, 0)
+_START: Final = Offsets(0, 0, 0)
 
-LoadIdle = Callable[[JobStream], Place]
+LoadIdle = Callable[[JobStream], Offsets]
 """Restores an evicted job; returns the place from which on records and ticks are new to it."""
 
 
-def _no_idle_jobs(job: JobStream) -> Place:
+def _no_idle_jobs(job: JobStream) -> Offsets:
     raise LookupError(f"job {job.job!r} was evicted, and there is nothing to load it from")
 
 
@@ -154,7 +154,7 @@ class Partition:
             load_idle: restores evicted jobs.
             secret_of: the secrets of agents that have enrolled.
         """
-        self.place = _START
+        self.offsets = _START
         self._owns = owns
         self._load_idle = load_idle
         self._secret_of = secret_of
@@ -170,13 +170,13 @@ class Partition:
         self.settings = SettingsInForce()
         self._make_detectors = make_detectors
         self._links = links
-        self._new_from: dict[str, Place] = {}
+        self._new_from: dict[str, Offsets] = {}
         """During a replay, by job: the place from which on records, ticks and control records are new to it."""
 
     @property
     def has_active_jobs(self) -> bool:
         """Whether any job needs ticks."""
-        return any(not job.resting for job in self.jobs.values())
+        return any(not job.is_idle for job in self.jobs.values())
 
     def records(self, records: Sequence[Record], effects: Effects) -> None:
         """The next records of telemetry, between two ticks.
@@ -190,7 +190,7 @@ class Partition:
         # Bundles of several jobs are taken in another order than that of the log.
         effects.refused[refused_before:] = sorted(effects.refused[refused_before:], key=attrgetter("position"))
         if records:
-            self.place = replace(self.place, position=records[-1].position + 1)
+            self.offsets = replace(self.offsets, position=records[-1].position + 1)
 
     def _groups(self, records: Iterable[Record], effects: Effects) -> Iterator[_Group]:
         """The records by job, in log order. Only plain batches of one attempt are in a group of several."""
@@ -239,7 +239,7 @@ class Partition:
         try:
             bundle = read_bundle(group.batches)
             job = self.jobs.get(record.key) or self._new(record.key, record.position, effects)
-            admission: Admission = job.admit(bundle, self._allowance(record), self._now_s, effects)
+            admission: Admission = job.admit(bundle, self._quota(record), self._now_s, effects)
         except Exception as error:  # noqa: BLE001 - one record must not stop all jobs, now and at every restart
             # Of several batches only the bad one is refused. Another error may have left part of the bundle applied.
             is_one_bad = isinstance(error, BadBatchError) and len(group.records) > 1
@@ -251,12 +251,12 @@ class Partition:
             case BundleRefused():
                 self._refuse(group.records, admission, effects)
 
-    def _allowance(self, record: Record) -> Allowance:
+    def _quota(self, record: Record) -> CellQuota:
         """What the job of a record may have at it."""
         if self._accepted is not None:
-            place = record.key, record.position
-            return Allowance(*place, replayed_cells=self._granted.get(place, 0))
-        return Allowance(
+            offsets = record.key, record.position
+            return CellQuota(*offsets, replayed_cells=self._granted.get(offsets, 0))
+        return CellQuota(
             record.key, record.position, lambda: [job.allowed for name, job in self.jobs.items() if name != record.key]
         )
 
@@ -275,13 +275,13 @@ class Partition:
         """
         before, self.now_ns = self.now_ns, max(self.now_ns, tick.time_unix_ns)
         pause_s = (self.now_ns - before) / 1e9
-        blind_s = pause_s - TICK_S if before and pause_s > BLIND_S else 0.0
+        outage_s = pause_s - TICK_S if before and pause_s > OUTAGE_MIN_S else 0.0
         for control in controls:
             self.control(control, effects)
-        self.place = Place(max(self.place.position, tick.position), tick.number, tick.control_position)
+        self.offsets = Offsets(max(self.offsets.position, tick.position), tick.number, tick.control_position)
         for name, job in self.jobs.items():
             if tick.number > self._new_from.get(name, _START).tick_number:
-                job.tick(self._now_s, blind_s, effects)
+                job.tick(self._now_s, outage_s, effects)
 
     def control(self, control: Control, effects: Effects) -> None:
         """Apply a control record at the time of the last tick. Settings hold for jobs that begin later too."""
@@ -302,7 +302,7 @@ class Partition:
     def restore(
         self,
         snapshots: Iterable[Saved],
-        idle: Mapping[str, Place],
+        idle: Mapping[str, Offsets],
         known: Container[str],
         granted: Mapping[tuple[str, int], int] = MappingProxyType({}),
     ) -> None:
@@ -319,7 +319,7 @@ class Partition:
         self._idle |= idle.keys()
         self._accepted = known
         for saved in snapshots:
-            self._new_from[saved.job] = saved.place
+            self._new_from[saved.job] = saved.offsets
             if saved.job == ALL_JOBS:
                 self.settings = SettingsInForce.restored(saved.state["settings"])
             else:
@@ -330,7 +330,7 @@ class Partition:
         del self.jobs[name]
         self._idle.add(name)
 
-    def begin_without_snapshot(self, names: Iterable[str], place: Place) -> list[JobStream]:
+    def begin_without_snapshot(self, names: Iterable[str], offsets: Offsets) -> list[JobStream]:
         """Begin jobs whose past cannot be replayed: records and ticks are new to them from `place` on.
 
         The settings (`ALL_JOBS`) are copied from the job with the latest place: every job has a copy.
@@ -340,7 +340,7 @@ class Partition:
         """
         begun = []
         for name in names:
-            self._new_from[name] = place
+            self._new_from[name] = offsets
             if name == ALL_JOBS:
                 newest = max(self.jobs, key=lambda job: self._new_from[job].position, default=None)
                 self.settings = self.settings if newest is None else self.jobs[newest].settings.copy()
@@ -362,7 +362,7 @@ class Partition:
             self._delete(control, effects)
             return
         waits = control.key not in self.jobs and control.key not in self._idle and self._owns(control.key)
-        if self._is_new_to(ALL_JOBS, control) and (waits or not isinstance(record, JobProject)):
+        if self._is_new_to(ALL_JOBS, control) and (waits or not isinstance(record, JobOwnership)):
             self.settings.take(record)
         for name, job in self.jobs.items():
             if control.key in (ALL_JOBS, name) and self._is_new_to(name, control):
@@ -389,9 +389,9 @@ class Partition:
         if name not in self._idle:
             return
         job = JobStream(name, self._make_detectors, self._links, self.settings.copy())
-        place = self._load_idle(job)
+        offsets = self._load_idle(job)
         if self._new_from:
-            self._new_from[name] = place
+            self._new_from[name] = offsets
         job.adopt(self.settings.copy())  # the row has those of its eviction; what was set since holds too
         self.jobs[name] = job
         self._idle.remove(name)
@@ -417,7 +417,7 @@ class Partition:
     def _has_room_for(self, name: str) -> bool:
         if self._accepted is not None:
             return name in self._accepted
-        return len(self.jobs) < JOBS_MAX or sum(not job.resting for job in self.jobs.values()) < JOBS_MAX
+        return len(self.jobs) < JOBS_MAX or sum(not job.is_idle for job in self.jobs.values()) < JOBS_MAX
 
     def _begin(self, name: str) -> JobStream:
         job = self.jobs[name] = JobStream(name, self._make_detectors, self._links, self.settings.copy())

@@ -253,7 +253,7 @@ class StreamProcess:
         for partition, slot in self._slots.items():
             if slot.stream is None:
                 continue
-            position = slot.stream.partition.place.position
+            position = slot.stream.partition.offsets.position
             end = max(self._source.last_known_end(partition), position)
             now_ns = slot.stream.partition.now_ns
             reports.append(PartitionReport(partition, slot.stream.epoch, position, end, now_ns, slot.lost_records))

@@ -27,8 +27,8 @@ from typing import Final
 from rankwatch_service.job.effects import Effects
 from rankwatch_service.log.base import Control, Record
 from rankwatch_service.names import ALL_JOBS
+from rankwatch_service.stream.offsets import Claim, Offsets, Saved, StoredTick, earliest
 from rankwatch_service.stream.partition import Partition, together
-from rankwatch_service.stream.place import Claim, Place, Saved, StoredTick, earliest
 
 _POSITION: Final = attrgetter("position")
 
@@ -103,9 +103,9 @@ class Facts:
     """The position that the next record will have."""
     snapshots: tuple[Saved, ...] = ()
     """The newest readable snapshot of each job that has one, none of them beyond the claim's place."""
-    unreadable: Mapping[str, Place]
+    unreadable: Mapping[str, Offsets]
     """Jobs that have snapshots of which none can be read, with the place of the newest."""
-    idle: Mapping[str, Place]
+    idle: Mapping[str, Offsets]
     """Jobs that have a row as idle jobs, with its place."""
     jobs: frozenset[str]
     """The known jobs: those of this partition that have a row in the store."""
@@ -119,17 +119,17 @@ class Plan:
 
     snapshots: tuple[Saved, ...]
     """1. Restore these. Each skips what the replay has from before its place."""
-    idle: Mapping[str, Place]
+    idle: Mapping[str, Offsets]
     """2. Leave these in their rows. They are loaded if the replay, or anything later, concerns them."""
     from_tables: tuple[str, ...]
     """3. Restore these from the tables, as of `replay_to`."""
-    replay_from: Place
-    replay_to: Place
+    replay_from: Offsets
+    replay_to: Offsets
     """4. Replay the log, the ticks and the control log between these places, without effects."""
     from_log: frozenset[str]
     """5. Expect these from the replay, and restore from the tables those that it did not bring back: their records are
     in another partition, because the number of partitions has changed."""
-    resume_at: Place
+    resume_at: Offsets
     """6. Go on from here."""
     is_new_log: bool
     """7. If true, remove what refers to positions in the old log."""
@@ -146,7 +146,7 @@ class Plan:
 def plan_start(facts: Facts) -> Plan:
     """Decide how each job starts, what is replayed, and where the stream goes on."""
     claim = facts.claim
-    committed = claim.place
+    committed = claim.offsets
     is_new_log = facts.log_end < committed.position
     # The log is complete if it lacks only records that no start needs.
     is_complete = not is_new_log and facts.log_begin <= claim.needed_position
@@ -154,11 +154,11 @@ def plan_start(facts: Facts) -> Plan:
     known = facts.jobs | {ALL_JOBS}
 
     snapshots = {saved.job: saved for saved in facts.snapshots if saved.job in known}
-    too_old = {name: saved.place for name, saved in snapshots.items() if not _can_replay(saved, complete_from)}
+    too_old = {name: saved.offsets for name, saved in snapshots.items() if not _can_replay(saved, complete_from)}
     unusable = {**facts.unreadable, **too_old}
     # Rows of idle jobs have positions in the old log, which the new one does not continue.
-    idle = {} if is_new_log else _idle(facts, {name: saved.place for name, saved in snapshots.items()} | unusable)
-    idle = {name: place for name, place in idle.items() if is_complete or place.position >= facts.log_begin}
+    idle = {} if is_new_log else _idle(facts, {name: saved.offsets for name, saved in snapshots.items()} | unusable)
+    idle = {name: offsets for name, offsets in idle.items() if is_complete or offsets.position >= facts.log_begin}
     usable = [saved for name, saved in snapshots.items() if name not in too_old.keys() | idle.keys()]
     restored = [_moved_into(saved, complete_from, committed) for saved in usable]
 
@@ -166,7 +166,7 @@ def plan_start(facts: Facts) -> Plan:
     save: tuple[str, ...] = ()
     if is_first_start and facts.newest_settings is not None:
         # A new partition begins with the newest settings of any other partition.
-        committed = replace(committed, control_position=facts.newest_settings.place.control_position)
+        committed = replace(committed, control_position=facts.newest_settings.offsets.control_position)
         restored = [Saved(ALL_JOBS, committed, facts.newest_settings.state)]
         save = (ALL_JOBS,)  # so that the next start begins with the same settings
 
@@ -179,9 +179,9 @@ def plan_start(facts: Facts) -> Plan:
         or (name in unusable and complete_from > 0)  # what its snapshot held is no longer in the log
     }
     from_log = missing - lost
-    places = [saved.place for saved in restored]
+    places = [saved.offsets for saved in restored]
     if from_log:
-        places.append(Place(complete_from, 0, claim.needed_control))
+        places.append(Offsets(complete_from, 0, claim.needed_control))
     lost_records = max(facts.log_begin - committed.position, 0)
     resumes_elsewhere = lost_records > 0 or is_new_log
     return Plan(
@@ -202,7 +202,7 @@ def plan_start(facts: Facts) -> Plan:
 
 def _complete_from(facts: Facts, is_new_log: bool, is_complete: bool) -> int:
     """The position from which on the log has everything that was processed."""
-    committed = facts.claim.place.position
+    committed = facts.claim.offsets.position
     if is_new_log:
         return committed  # the new log has nothing of what was processed
     return min(facts.claim.needed_position if is_complete else facts.log_begin, committed)
@@ -210,19 +210,19 @@ def _complete_from(facts: Facts, is_new_log: bool, is_complete: bool) -> int:
 
 def _can_replay(saved: Saved, complete_from: int) -> bool:
     """Whether the log has what came after a snapshot. Settings need the control log alone, which is complete."""
-    return saved.job == ALL_JOBS or saved.place.position >= complete_from
+    return saved.job == ALL_JOBS or saved.offsets.position >= complete_from
 
 
-def _idle(facts: Facts, newest: Mapping[str, Place]) -> dict[str, Place]:
+def _idle(facts: Facts, newest: Mapping[str, Offsets]) -> dict[str, Offsets]:
     """Jobs that have not come back since their row was written: they have no later snapshot."""
     return {
-        name: place
-        for name, place in facts.idle.items()
-        if place.is_within(facts.claim.place) and not (name in newest and newest[name].is_later(place))
+        name: offsets
+        for name, offsets in facts.idle.items()
+        if offsets.is_within(facts.claim.offsets) and not (name in newest and newest[name].is_later(offsets))
     }
 
 
-def _moved_into(saved: Saved, complete_from: int, committed: Place) -> Saved:
+def _moved_into(saved: Saved, complete_from: int, committed: Offsets) -> Saved:
     """The snapshot, at a position that the log has. Only that of the settings may be older than the log."""
-    position = min(max(saved.place.position, complete_from), committed.position)
-    return replace(saved, place=replace(saved.place, position=position))
+    position = min(max(saved.offsets.position, complete_from), committed.position)
+    return replace(saved, offsets=replace(saved.offsets, position=position))

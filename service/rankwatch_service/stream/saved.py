@@ -39,25 +39,25 @@ from rankwatch_service.log.base import Control, Controls
 from rankwatch_service.names import ALL_JOBS
 from rankwatch_service.orders.running_attempt import checkpoints
 from rankwatch_service.policy.checkpoint_ledger import Ledger
-from rankwatch_service.policy.control_records import JobProject
+from rankwatch_service.policy.control_records import JobOwnership
 from rankwatch_service.store.engine import read, upsert, write_aside
 from rankwatch_service.store.models import Attempt as AttemptRow
-from rankwatch_service.store.models import Incident as IncidentRow
-from rankwatch_service.store.models import Job as JobRow
 from rankwatch_service.store.models import (
+    IdleJob,
     JobDevice,
     JobHostDevice,
-    RestingJob,
     Snapshot,
     SnapshotChunk,
     StreamGrant,
     StreamPosition,
     StreamTick,
 )
-from rankwatch_service.store.models import JobProject as ProjectRow
+from rankwatch_service.store.models import Incident as IncidentRow
+from rankwatch_service.store.models import Job as JobRow
+from rankwatch_service.store.models import JobOwnership as ProjectRow
 from rankwatch_service.store.rows import incident_of
+from rankwatch_service.stream.offsets import Claim, Offsets, Saved, StoredTick, earliest
 from rankwatch_service.stream.partition import CONTROLS_MAX
-from rankwatch_service.stream.place import Claim, Place, Saved, StoredTick, earliest
 
 
 class FencedError(Exception):
@@ -70,11 +70,11 @@ def claim(connection: Connection, partition: int) -> Claim:
     row = connection.execute(select(StreamPosition.__table__).filter_by(partition=partition)).one_or_none()
     if row is None:
         connection.execute(insert(StreamPosition).values(partition=partition, position=0, tick_number=0, epoch=1))
-        return Claim(Place(0, 0, 0), 1, 0, 0)
+        return Claim(Offsets(0, 0, 0), 1, 0, 0)
     taken = update(StreamPosition).where(StreamPosition.partition == partition).values(epoch=row.epoch + 1)
     connection.execute(taken)
-    place = Place(row.position, row.tick_number, row.control_position)
-    return Claim(place, row.epoch + 1, row.position_needed, row.control_needed)
+    offsets = Offsets(row.position, row.tick_number, row.control_position)
+    return Claim(offsets, row.epoch + 1, row.position_needed, row.control_needed)
 
 
 def own(connection: Connection, partition: int, epoch: int, **columns: int) -> None:
@@ -89,7 +89,7 @@ def own(connection: Connection, partition: int, epoch: int, **columns: int) -> N
         raise FencedError(f"partition {partition} was taken over by another process")
 
 
-def stored_ticks(engine: Engine, partition: int, begin: Place, committed: Place) -> tuple[deque[StoredTick], int]:
+def stored_ticks(engine: Engine, partition: int, begin: Offsets, committed: Offsets) -> tuple[deque[StoredTick], int]:
     """The ticks after `begin` up to `committed`, and the time before the first of them; 0 if it is not known."""
     with read(engine) as connection:
         rows = connection.execute(
@@ -109,7 +109,7 @@ def stored_ticks(engine: Engine, partition: int, begin: Place, committed: Place)
 
 
 def applied_controls(
-    controls: Controls, concerns: Callable[[Control], bool], begin: Place, committed: Place
+    controls: Controls, concerns: Callable[[Control], bool], begin: Offsets, committed: Offsets
 ) -> deque[Control]:
     """The control records applied since `begin` that concern the partition: few, between two snapshots."""
     applied: deque[Control] = deque()
@@ -172,7 +172,7 @@ VERSION: Final = "4"
 CHUNK_BYTES: Final = 1024 * 1024
 """Written in one transaction. It takes 5 ms, so no other writer waits longer for it."""
 
-ANYWHERE: Final = Place(2**62, 2**62, 2**62)
+ANYWHERE: Final = Offsets(2**62, 2**62, 2**62)
 """No place is beyond it: those of another partition cannot be compared with those of this one."""
 
 KEPT: Final = 2
@@ -180,7 +180,7 @@ KEPT: Final = 2
 
 
 def save_snapshot(
-    engine: Engine, partition: int, epoch: int, job: str, place: Place, state: Any, now_unix_ns: int
+    engine: Engine, partition: int, epoch: int, job: str, offsets: Offsets, state: Any, now_unix_ns: int
 ) -> None:
     """Write a snapshot in short transactions, and delete all but the newest `KEPT` of the job.
 
@@ -195,7 +195,7 @@ def save_snapshot(
         begun = insert(Snapshot).values(
             partition=partition,
             job=job,
-            **asdict(place),
+            **asdict(offsets),
             version=VERSION,
             checksum="",
             chunks=len(parts),
@@ -224,7 +224,7 @@ def save_snapshot(
         connection.execute(delete(Snapshot).where(*old, Snapshot.id < snapshot_id))
 
 
-def load_snapshots(engine: Engine, partition: int, up_to: Place) -> tuple[tuple[Saved, ...], dict[str, Place]]:
+def load_snapshots(engine: Engine, partition: int, up_to: Offsets) -> tuple[tuple[Saved, ...], dict[str, Offsets]]:
     """The newest readable snapshot of each job; and by job, the place of the newest if none is readable.
 
     Args:
@@ -245,7 +245,7 @@ def load_snapshots(engine: Engine, partition: int, up_to: Place) -> tuple[tuple[
     for job, rows in by_job.items():
         saved = next((saved for row in reversed(rows) if (saved := _read(engine, row, up_to)) is not None), None)
         if saved is None:
-            unreadable[job] = Place(rows[-1].position, rows[-1].tick_number, rows[-1].control_position)
+            unreadable[job] = Offsets(rows[-1].position, rows[-1].tick_number, rows[-1].control_position)
         else:
             found.append(saved)
     return tuple(found), unreadable
@@ -271,17 +271,17 @@ def newest_of(engine: Engine, job: str) -> tuple[Any, int] | None:
     return next(((saved.state, at_unix_ns) for saved, at_unix_ns in read_ones if saved is not None), None)
 
 
-def needed_from(engine: Engine, partition: int, jobs: Iterable[str]) -> Place | None:
+def needed_from(engine: Engine, partition: int, jobs: Iterable[str]) -> Offsets | None:
     """The place from which both logs and the ticks are kept; None while a job has fewer than `KEPT` snapshots."""
-    positions: dict[str, list[Place]] = defaultdict(list)
+    positions: dict[str, list[Offsets]] = defaultdict(list)
     with read(engine) as connection:
         query = select(Snapshot.job, Snapshot.position, Snapshot.tick_number, Snapshot.control_position)
-        for job, *place in connection.execute(
+        for job, *offsets in connection.execute(
             query.where(Snapshot.partition == partition, Snapshot.complete).order_by(
                 Snapshot.position, Snapshot.tick_number, Snapshot.id
             )
         ):
-            positions[job].append(Place(*place))
+            positions[job].append(Offsets(*offsets))
     places = []
     for job in jobs:
         if len(positions[job]) < KEPT:
@@ -292,10 +292,10 @@ def needed_from(engine: Engine, partition: int, jobs: Iterable[str]) -> Place | 
     return earliest(places)
 
 
-def _read(engine: Engine, row: Any, up_to: Place) -> Saved | None:
+def _read(engine: Engine, row: Any, up_to: Offsets) -> Saved | None:
     """The snapshot of a row; None if it is of another version, beyond `up_to`, incomplete or damaged."""
-    place = Place(row.position, row.tick_number, row.control_position)
-    if row.version != VERSION or not place.is_within(up_to):
+    offsets = Offsets(row.position, row.tick_number, row.control_position)
+    if row.version != VERSION or not offsets.is_within(up_to):
         return None
     with read(engine) as connection:
         parts = connection.scalars(
@@ -305,28 +305,28 @@ def _read(engine: Engine, row: Any, up_to: Place) -> Saved | None:
     if len(parts) != row.chunks or checksum(data) != row.checksum:
         return None
     try:
-        return Saved(row.job, place, unpack(data))
+        return Saved(row.job, offsets, unpack(data))
     except ValueError:
         return None
 
 
 def store_idle_job(
-    connection: Connection, partition: int, job: str, place: Place, state: Any, now_unix_ns: int
+    connection: Connection, partition: int, job: str, offsets: Offsets, state: Any, now_unix_ns: int
 ) -> None:
     """Write the row of a job and delete its snapshots. `place` must be committed already."""
     data = pack(state)
-    row = {"partition": partition, **asdict(place), "version": VERSION, "checksum": checksum(data), "data": data}
+    row = {"partition": partition, **asdict(offsets), "version": VERSION, "checksum": checksum(data), "data": data}
     row |= {"job": job, "at_unix_ns": now_unix_ns}
-    connection.execute(upsert(connection, RestingJob, row), row)
+    connection.execute(upsert(connection, IdleJob, row), row)
     connection.execute(delete(Snapshot).where(Snapshot.partition == partition, Snapshot.job == job))
 
 
-def idle_places(engine: Engine, partition: int) -> dict[str, Place]:
+def idle_offsets(engine: Engine, partition: int) -> dict[str, Offsets]:
     """The places of the rows of idle jobs, by name. A job may have come back after its row was written."""
-    columns = (RestingJob.position, RestingJob.tick_number, RestingJob.control_position)
+    columns = (IdleJob.position, IdleJob.tick_number, IdleJob.control_position)
     with read(engine) as connection:
-        rows = connection.execute(select(RestingJob.job, *columns).where(RestingJob.partition == partition))
-        return {job: Place(*place) for job, *place in rows}
+        rows = connection.execute(select(IdleJob.job, *columns).where(IdleJob.partition == partition))
+        return {job: Offsets(*offsets) for job, *offsets in rows}
 
 
 def load_idle_job(engine: Engine, partition: int, job: str) -> Saved:
@@ -335,12 +335,12 @@ def load_idle_job(engine: Engine, partition: int, job: str) -> Saved:
     Raises:
         ValueError: its row is missing, damaged, or of another version.
     """
-    mine = (RestingJob.partition == partition, RestingJob.job == job)
+    mine = (IdleJob.partition == partition, IdleJob.job == job)
     with read(engine) as connection:
-        row = connection.execute(select(RestingJob.__table__).where(*mine)).one_or_none()
+        row = connection.execute(select(IdleJob.__table__).where(*mine)).one_or_none()
     if row is None or row.version != VERSION or checksum(row.data) != row.checksum:
         raise ValueError(f"the row of the idle job {job!r} is missing, damaged, or of another version")
-    return Saved(job, Place(row.position, row.tick_number, row.control_position), unpack(row.data))
+    return Saved(job, Offsets(row.position, row.tick_number, row.control_position), unpack(row.data))
 
 
 def load_grants(engine: Engine, partition: int) -> dict[tuple[str, int], int]:
@@ -374,7 +374,7 @@ def restore_from_tables(engine: Engine, job: JobStream) -> None:
         whose = connection.execute(
             select(ProjectRow.project, ProjectRow.owner).where(ProjectRow.job == job.job)
         ).first()
-        job.ownership = JobProject(job.job, *(whose or ()))
+        job.ownership = JobOwnership(job.job, *(whose or ()))
         first_seen = connection.scalar(select(JobRow.first_seen_unix_ns).where(JobRow.name == job.job))
         attempts = select(AttemptRow.attempt, AttemptRow.number).where(AttemptRow.job == job.job)
         newest = connection.execute(attempts.order_by(AttemptRow.number.desc()).limit(1)).one_or_none()

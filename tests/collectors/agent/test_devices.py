@@ -136,18 +136,18 @@ def test_links_that_are_down_and_errors_of_one_link_are_counted_and_the_second_r
 
 
 @pytest.mark.parametrize(
-    ("spoilt", "kind", "told_fields"),
+    ("corrupted", "kind", "told_fields"),
     [
         ({"xids": [[6, 79]]}, "device_error", {"device_uuid": "GPU-6", "xid": 79, "serial": "S6"}),
         ({"xids": [[6, 0, 0x800]]}, "device_event", {"device_uuid": "GPU-6", "event": "dram_retirement_failure"}),
     ],
 )
 def test_an_xid_names_the_device_and_an_event_without_a_number_is_told_by_its_name(
-    sampler: DeviceSampler, spoil: Spoil, spoilt: dict[str, Any], kind: str, told_fields: dict[str, Any]
+    sampler: DeviceSampler, spoil: Spoil, corrupted: dict[str, Any], kind: str, told_fields: dict[str, Any]
 ) -> None:
     sampler.start()
     taken(sampler)
-    spoil(**spoilt)
+    spoil(**corrupted)
     assert told_fields.items() <= told(sampler, kind).fields.items()
 
 

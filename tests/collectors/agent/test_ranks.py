@@ -16,9 +16,9 @@ from rankwatch import layout, wire
 from rankwatch.agent import __main__ as command_line
 from rankwatch.agent import supervisor
 from rankwatch.agent.__main__ import main, recorders_of, spool_folder
-from rankwatch.agent.draft import exit_event
+from rankwatch.agent.batch_builder import exit_event
 from rankwatch.agent.processes import ExitWatch, ProcessExit, RankProcess, catches, read_stat, take_lock, wait_channel
-from rankwatch.agent.ranks import ALL_TOLD, LocalRanks, jobs_in
+from rankwatch.agent.ranks import FULLY_SENT, LocalRanks, jobs_in
 from rankwatch.reader import Note
 from rankwatch.spawn import lock_is_held
 from tests.support.agent.service import until
@@ -194,7 +194,7 @@ def test_a_recorder_that_was_told_to_its_end_is_removed_by_the_next_worker(tmp_p
     Path(layout.trace_path(path) + layout.UNFINISHED_SUFFIX).write_text("{")
     first = LocalRanks(tmp_path, "gpt")
     first.scan()
-    first.settle({path: ALL_TOLD})
+    first.settle({path: FULLY_SENT})
     first.close()
     second = LocalRanks(tmp_path, "gpt")
     assert second.scan() == []

@@ -14,7 +14,7 @@ from rankwatch import layout, wire
 from rankwatch.agent.clock import HostClock
 from rankwatch.agent.ranks import LocalRank, LocalRanks
 from rankwatch.agent.relay import FOLLOWED_BY, Relay, Traces
-from rankwatch.layout import Standing
+from rankwatch.layout import PersistentRequests
 from rankwatch.reader import RingReader
 from rankwatch.recorder import Recorder
 from tests.support.ranks.recorders import a_recorder, local_rank
@@ -185,35 +185,35 @@ def keep(relay: Relay, checkpoint: str, *views: wire.OrderView) -> None:
 def test_the_capture_to_keep_is_written_once_and_asks_for_nothing(relay, rank):
     for _ in range(3):
         keep(relay, "memory:l.0:300")
-    assert (rank.reader.directives.standing.proven, writes(rank)) == ("memory:l.0:300", 1)
+    assert (rank.reader.directives.persistent.proven, writes(rank)) == ("memory:l.0:300", 1)
     assert slot(rank) is None
     keep(relay, "")
-    assert (rank.reader.directives.standing.proven, writes(rank)) == ("", 2)
+    assert (rank.reader.directives.persistent.proven, writes(rank)) == ("", 2)
 
 
 @pytest.mark.parametrize("checkpoint", ["memory:k.0:300", "local:l.0:300", "memory:l:300", ""])
 def test_what_no_process_of_this_launch_can_have_is_not_told(relay: Relay, rank: LocalRank, checkpoint: str) -> None:
     keep(relay, checkpoint)
-    assert (rank.reader.directives.standing.proven, writes(rank)) == ("", 0)
+    assert (rank.reader.directives.persistent.proven, writes(rank)) == ("", 0)
 
 
 def test_while_an_order_is_in_the_slot_it_is_not_touched_and_the_capture_to_keep_is_told_afterwards(relay, rank):
     keep(relay, "memory:l.0:300")
     keep(relay, "memory:l.0:400", HOLD)
-    assert (slot(rank), rank.reader.directives.standing.proven) == (("o1", "hold"), "memory:l.0:300")
+    assert (slot(rank), rank.reader.directives.persistent.proven) == (("o1", "hold"), "memory:l.0:300")
     keep(relay, "memory:l.0:400", HOLD)
     assert writes(rank) == 2
     keep(relay, "memory:l.0:400", msgspec.structs.replace(HOLD, phase="closed"))
-    assert (slot(rank), rank.reader.directives.standing.proven) == (None, "memory:l.0:400")
+    assert (slot(rank), rank.reader.directives.persistent.proven) == (None, "memory:l.0:400")
 
 
 def test_a_restarted_worker_knows_from_the_slot_what_was_told(rank: LocalRank, tmp_path: Path) -> None:
     keep(Relay([rank], tmp_path / "resume.json", "gpt", lambda _: ""), "memory:l.0:300")
     ranks = LocalRanks(tmp_path, "gpt")
     (found,) = ranks.scan()
-    assert found.standing.proven == "memory:l.0:300"
+    assert found.persistent.proven == "memory:l.0:300"
     keep(Relay(ranks, tmp_path / "resume.json", "gpt", lambda _: ""), "memory:l.0:300", HOLD)
-    assert (writes(rank), rank.reader.directives.standing.proven) == (2, "memory:l.0:300")
+    assert (writes(rank), rank.reader.directives.persistent.proven) == (2, "memory:l.0:300")
     ranks.close()
 
 
@@ -308,8 +308,8 @@ class Host:
         return [(attempt, event.step, event.fields) for attempt, event in self.traces.take([self.rank])]
 
     @property
-    def slot(self) -> Standing:
-        return self.rank.reader.directives.standing
+    def slot(self) -> PersistentRequests:
+        return self.rank.reader.directives.persistent
 
 
 @pytest.fixture
@@ -319,13 +319,13 @@ def host(rank: LocalRank, relay: Relay) -> Host:
 
 def test_a_request_is_written_into_the_slot_until_the_rank_has_answered(host):
     host.order(REQUEST)
-    assert host.slot == Standing("", "cmd_1", 3)
+    assert host.slot == PersistentRequests("", "cmd_1", 3)
     assert host.take() == []
     host.answer(request="cmd_1", step=7, spans=1)
     assert host.take() == [("l.0", 7, {"request": "cmd_1", "step": 7, "spans": 1})]
     assert host.take() == []
     host.order(REQUEST)
-    assert host.slot == Standing()
+    assert host.slot == PersistentRequests()
 
 
 @pytest.mark.parametrize(
@@ -333,7 +333,7 @@ def test_a_request_is_written_into_the_slot_until_the_rank_has_answered(host):
 )
 def test_requests_to_other_attempts_and_ranks_are_not_for_this_one(host, request_):
     host.order(request_)
-    assert (host.slot, host.take()) == (Standing(), [])
+    assert (host.slot, host.take()) == (PersistentRequests(), [])
 
 
 def test_an_open_order_keeps_the_slot_and_the_trace_follows_it(host):
@@ -370,13 +370,13 @@ def test_an_answer_that_comes_before_the_request_is_withdrawn_is_not_lost(host):
     host.answer(request="cmd_1", step=7)
     host.order()
     assert host.take() == [("l.0", 7, {"request": "cmd_1", "step": 7})]
-    assert host.slot == Standing()
+    assert host.slot == PersistentRequests()
 
 
 def test_a_request_that_an_older_state_of_the_orders_lacks_is_asked_again(host):
     for requests in ((REQUEST,), (), (REQUEST,)):
         host.order(*requests)
-    assert host.slot == Standing("", "cmd_1", 3)
+    assert host.slot == PersistentRequests("", "cmd_1", 3)
     host.answer(request="cmd_1", step=7)
     assert [attempt for attempt, _, _ in host.take()] == ["l.0"]
 

@@ -10,20 +10,20 @@ import pytest
 
 from rankwatch import wire
 from rankwatch.agent import sender as sender_module
+from rankwatch.agent.batch_builder import EncodedBatch, Rows
 from rankwatch.agent.clock import HostClock
-from rankwatch.agent.draft import Parcel, Rows
 from rankwatch.agent.sender import Sender, Spool, SpoolOrigin, left_spools, one_by_one
 from rankwatch.outcome import Accepted, Later, Outcome, Refused
 from tests.support.agent.service import until
 
 
-def parcel(number: int, rows: int = 10) -> Parcel:
+def encoded_batch(number: int, rows: int = 10) -> EncodedBatch:
     records = Rows()
     for step in range(rows):
         records.add(step, 0, [("loss", 1.0)], {})
     events = (wire.Event("note", number),)
     batch = wire.Batch(1, "gpt", "l.0", "h", "b", number, 0, steps=records.table(), events=events)
-    return Parcel(wire.encode(batch), {"ring": number})
+    return EncodedBatch(wire.encode(batch), {"ring": number})
 
 
 class Service:
@@ -85,7 +85,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_during_an_outage_parcels_are_settled_by_the_spool_and_sent_in_order_afterwards(sender, service):
     service.answer = lambda _seq: Later("status 503")
     for number in range(20):
-        sender.put(parcel(number))
+        sender.put(encoded_batch(number))
     until(lambda: sender.take_settled().get("ring") == 19)
     assert sender.behind
     service.answer = lambda _seq: Accepted()
@@ -99,7 +99,7 @@ def test_parcels_arrive_in_order_and_are_settled_and_what_will_never_be_taken_is
 ):
     service.answer = lambda seq: Refused("refused_422", "bad rank") if seq == 1 else Accepted()
     for number in range(20):
-        sender.put(parcel(number))
+        sender.put(encoded_batch(number))
     until(lambda: sender.idle)
     assert service.numbers() == [0, *range(2, 20)]
     assert sender.take_losses() == {("gpt", "l.0", "refused_422"): 11}
@@ -110,7 +110,7 @@ def test_parcels_arrive_in_order_and_are_settled_and_what_will_never_be_taken_is
 
 def test_a_service_that_says_when_to_come_back_is_not_asked_before(sender, service):
     service.answer = lambda _seq: Later("status 429", 30.0)
-    sender.put(parcel(0))
+    sender.put(encoded_batch(0))
     until(lambda: sender.take_settled().get("ring") == 0)
     assert service.asked == 1
 
@@ -124,7 +124,7 @@ def test_without_a_disk_memory_is_bounded_and_events_outlast_step_records(servic
     service.answer = lambda _seq: Later("connection refused")
     sender = start(no_disk)
     for number in range(200):
-        sender.put(parcel(number, rows=100))
+        sender.put(encoded_batch(number, rows=100))
         assert sender._fresh_bytes <= 100_000
     service.answer = lambda _seq: Accepted()
     until(lambda: sender.idle)
@@ -139,7 +139,7 @@ def test_without_a_disk_memory_is_bounded_and_events_outlast_step_records(servic
 
 def test_only_what_a_person_must_mend_or_what_lasts_is_trouble(sender, service):
     service.answer = lambda _seq: Later("status 503")
-    sender.put(parcel(0))
+    sender.put(encoded_batch(0))
     until(lambda: service.asked > 2)
     assert sender.trouble == ""
     service.answer = lambda _seq: Later("the token is not known", for_a_person=True)
@@ -156,14 +156,14 @@ def test_each_reason_of_an_outage_is_logged_once(service, sender, caplog):
         return [sum(reason in record.getMessage() for record in caplog.records) for reason in reasons]
 
     service.answer = lambda _seq: Later(reasons[service.asked > 1], after_s=0.0)
-    sender.put(parcel(0))
+    sender.put(encoded_batch(0))
     until(lambda: service.asked > 4)
     assert logged() == [1, 1]
     assert (sender.answered, sender.held) == (False, False)
     service.answer = lambda _seq: Accepted()
     until(lambda: sender.answered)
     service.answer = lambda _seq: Later(reasons[1], after_s=0.0, for_a_person=True)
-    sender.put(parcel(1))
+    sender.put(encoded_batch(1))
     until(lambda: sender.held)
     assert logged() == [1, 2]
 
@@ -171,7 +171,7 @@ def test_each_reason_of_an_outage_is_logged_once(service, sender, caplog):
 def test_a_disk_that_takes_nothing_and_telemetry_that_is_refused_are_trouble(service, start):
     service.answer = lambda _seq: Refused("refused_422", "no such metric")
     sender = start(no_disk)
-    sender.put(parcel(0))
+    sender.put(encoded_batch(0))
     until(lambda: "refused_422 no such metric" in sender.trouble)
     assert "the spool cannot be written" in sender.trouble
 
@@ -181,7 +181,7 @@ def test_without_a_disk_even_events_have_a_bound(service, start, monkeypatch):
     service.answer = lambda _seq: Later("connection refused")
     sender = start(no_disk)
     for number in range(500):
-        sender.put(parcel(number))
+        sender.put(encoded_batch(number))
         assert sender._fresh_bytes <= 20_000
     service.answer = lambda _seq: Accepted()
     until(lambda: sender.idle)
@@ -195,12 +195,12 @@ def test_closing_spools_what_could_not_be_sent_and_the_next_sender_sends_it(serv
     service.answer = lambda _seq: Later("connection refused")
     first = start()
     for number in range(5):
-        first.put(parcel(number))
+        first.put(encoded_batch(number))
     first.close(0.05)
     assert first.take_settled() == {"ring": 4}
     service.answer = lambda _seq: Accepted()
     second = start()
-    second.put(parcel(5))
+    second.put(encoded_batch(5))
     until(lambda: len(service.taken) == 6)
     second.close(1.0)
     assert service.numbers() == list(range(6))
@@ -216,7 +216,7 @@ def test_putting_does_not_wait_for_a_service_that_does_not_answer(service, sende
 
     service.answer = silent
     for number in range(100):
-        sender.put(parcel(number))
+        sender.put(encoded_batch(number))
     assert not sender.idle
     answering.set()
     until(lambda: sender.idle)
@@ -227,7 +227,7 @@ def test_while_a_long_spool_is_sent_newer_parcels_join_its_end_instead_of_fillin
     monkeypatch.setattr(sender_module, "MEMORY_EASY_BYTES", 2_000)
     service.answer = lambda _seq: Later("connection refused")
     for number in range(10):
-        sender.put(parcel(number))
+        sender.put(encoded_batch(number))
     until(lambda: sender.take_settled().get("ring") == 9)
     going_on = threading.Event()
 
@@ -239,7 +239,7 @@ def test_while_a_long_spool_is_sent_newer_parcels_join_its_end_instead_of_fillin
     service.answer = slow
     until(lambda: len(service.taken) == 3)
     for number in range(10, 60):
-        sender.put(parcel(number))
+        sender.put(encoded_batch(number))
     going_on.set()
     # Settled by the spool: the service has not taken them when the first of them is.
     until(lambda: sender.take_settled().get("ring") == 59)

@@ -12,7 +12,7 @@ from rankwatch import wire
 from rankwatch.agent.endpoint import CONFIGURATION, Endpoint, find_endpoint
 from rankwatch.agent.service_connection import ServiceConnection, Unconfigured
 from rankwatch.signed import HEAD_BYTES, MARK, Purpose, nonce_of, sign, split
-from rankwatch.trust import TokenText, Trust, doubt, is_loopback, pin_of, split_token, trust_of
+from rankwatch.trust import TokenText, Trust, explain_tls_error, is_loopback, pin_of, split_token, trust_of
 from tests.support.agent.service import TOKEN, AgentService
 from tests.support.service.certificates import make_certificate
 
@@ -158,7 +158,7 @@ def test_a_service_at_another_address_than_its_certificate_names_gets_nothing(tm
 def test_the_hint_fits_the_reason_for_which_a_certificate_is_not_trusted(code: int, hint: str) -> None:
     error = ssl.SSLCertVerificationError("certificate verify failed")
     error.verify_code, error.verify_message = code, "the reason."
-    told = doubt("https://head:8770", error)
+    told = explain_tls_error("https://head:8770", error)
     assert told.startswith(f"https://head:8770: the certificate is not trusted (the reason); {hint}")
     assert told.endswith(", or use a token that names the certificate")
 

@@ -14,7 +14,7 @@ import pytest
 
 from rankwatch import wire
 from rankwatch.agent import service_connection
-from rankwatch.agent.draft import Numbering
+from rankwatch.agent.batch_builder import SenderIdentity
 from rankwatch.agent.endpoint import Endpoint
 from rankwatch.agent.enrolment import AgentIdentity, Enrolment, ForgedOrdersError, NotEnrolledError, OrderCheck
 from rankwatch.agent.service_connection import FindEndpoint, ServiceConnection, Unreachable
@@ -204,7 +204,7 @@ def heard(inbox: Inbox, order: str) -> None:
 
 def test_orders_come_by_the_stream_and_again_after_it_broke(service: AgentService, enrol: Enrol) -> None:
     inbox, look = Inbox(), lambda: find(service)
-    stream = OrderStream(look, inbox, enrol(look), OrderCheck(), "gpt", Numbering("h"))
+    stream = OrderStream(look, inbox, enrol(look), OrderCheck(), "gpt", SenderIdentity("h"))
     stream.start()
     service.order(wire.OrderView("o1", "gpt", "l.0", "view", "pause"))
     heard(inbox, "o1")

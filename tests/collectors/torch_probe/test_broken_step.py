@@ -105,6 +105,6 @@ def test_the_service_names_the_rank_and_the_parameter_of_a_step_that_no_rank_has
     assembler, judges = Assembler(), detectors()
     seen = [one for number, part in enumerate(sent) for one in assembler.take(bundle(part), float(number))]
     seen += assembler.tick(100.0, 0.0)
-    findings = [finding for one in seen for judge in judges for finding in judge.observe(one)]
+    findings = [finding for one in seen for evaluate in judges for finding in evaluate.observe(one)]
     (finding,) = [finding for finding in findings if finding.kind is Kind.NONFINITE]
     assert (finding.onset_step, finding.ranks, finding.evidence["parameter"]) == (1, (1,), "1.weight")

@@ -9,7 +9,7 @@ from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.job_filter import JobFilter
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.api.ingest import ACTIVE_JOBS_MAX, ACTIVE_S, NEW_JOBS_MAX, REPORT_S, NewJobs
-from rankwatch_service.job.job import REST_AFTER_S
+from rankwatch_service.job.job import IDLE_AFTER_S
 from rankwatch_service.policy.control_records import TelemetryRefused
 from rankwatch_service.store.models import Job
 from tests.support.clock import FakeClock
@@ -68,7 +68,7 @@ def test_a_token_has_so_many_active_jobs_and_more_once_some_are_idle(world: Worl
 
 
 def test_a_job_is_idle_here_when_the_stream_drops_it() -> None:
-    assert ACTIVE_S == REST_AFTER_S
+    assert ACTIVE_S == IDLE_AFTER_S
 
 
 def test_the_newest_job_of_the_token_gets_one_record_for_many_refused_messages(world: World) -> None:

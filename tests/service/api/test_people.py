@@ -14,7 +14,7 @@ from rankwatch_service.access.sessions import LOGIN_S, SESSION_S
 from rankwatch_service.api.routes.sessions import own_page
 from rankwatch_service.clock import SystemClock
 from rankwatch_service.store.engine import read
-from rankwatch_service.store.models import Audit, Job, JobProject, Silence
+from rankwatch_service.store.models import Audit, Job, JobOwnership, Silence
 from tests.support.service.api import OURS, running_api
 from tests.support.service.oidc_provider import CLIENT_SECRET, new_key, oidc_provider
 from tests.support.store.rows import add, change, job_row
@@ -86,7 +86,7 @@ def test_an_admin_sees_who_was_here_and_what_they_may_do(api):
         {"job": job, "project": project, "owner": "ada@example.com"}
         for job, project in (("a", "nlp"), ("b", "nlp"), ("c", ""))
     ]
-    add(api.engine, JobProject, *owned)
+    add(api.engine, JobOwnership, *owned)
     (one,) = api.client.get("/api/v1/people").json()["items"]
     assert (one["name"], one["person"].endswith("#248289761001")) == ("ada@example.com", True)
     assert one["permissions"] == [{"scopes": ["admin"], "jobs": []}]

@@ -6,7 +6,7 @@ from rankwatch import wire
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.access.tokens import issue_token
 from rankwatch_service.api.ingest import NEW_JOBS_MAX
-from rankwatch_service.policy.control_records import JobProject, PolicySet
+from rankwatch_service.policy.control_records import JobOwnership, PolicySet
 from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import Incident, Job
 from tests.support.store.rows import add, job_row
@@ -42,8 +42,8 @@ def test_an_edit_sets_what_it_names_and_is_told_to_stream_and_audited_once(jobs)
     detail = jobs.get(f"{JOBS}/a").json()
     assert (detail["project"], detail["owner"]) == ("nlp", "bob")
     assert edit(jobs, "a", project="").json()["project"] == ""
-    of_a = [record for record in jobs.told(JobProject) if record.job == "a"]
-    assert of_a == [JobProject("a", "nlp", "ann"), JobProject("a", "nlp", "bob"), JobProject("a", "", "bob")]
+    of_a = [record for record in jobs.told(JobOwnership) if record.job == "a"]
+    assert of_a == [JobOwnership("a", "nlp", "ann"), JobOwnership("a", "nlp", "bob"), JobOwnership("a", "", "bob")]
     audited = jobs.get("/api/v1/audit?target=a").json()["items"]
     assert [(row["action"], row["fields"]["owner"]) for row in audited] == [
         ("job.edit", "bob"),
@@ -110,7 +110,7 @@ def enrol(api, job, by):
 def test_a_job_that_begins_inherits_what_its_token_says_once(jobs, how):
     mine = token(jobs, Scope.INGEST, job="new", project="nlp", owner="ann")
     assert [how(jobs, "new", mine) for _ in range(2)] in ([202, 202], [201, 201])
-    assert jobs.told(JobProject)[-1] == JobProject("new", "nlp", "ann")
+    assert jobs.told(JobOwnership)[-1] == JobOwnership("new", "nlp", "ann")
     told = jobs.get("/api/v1/audit?target=new&action=job.edit").json()["items"]
     assert [(row["fields"]["project"], row["actor"].split()[0]) for row in told] == [("nlp", "a")]
 
@@ -118,9 +118,9 @@ def test_a_job_that_begins_inherits_what_its_token_says_once(jobs, how):
 def test_the_token_of_one_job_goes_on_when_a_person_moves_the_job_and_moves_it_not_back(jobs):
     mine = token(jobs, Scope.INGEST, job="b", project="nlp")
     edit(jobs, "b", project="vision")
-    before = jobs.told(JobProject)
+    before = jobs.told(JobOwnership)
     assert send(jobs, "b", mine) == 202
-    assert jobs.told(JobProject) == before
+    assert jobs.told(JobOwnership) == before
     assert names(jobs, f"{JOBS}?project=vision") == ["b"]
 
 

@@ -15,7 +15,7 @@ from rankwatch_service.store.models import (
     IncidentTransition,
     Job,
     JobHostDevice,
-    JobProject,
+    JobOwnership,
 )
 from tests.support.store.rows import add, attempt_row, change, command_row, job_row
 from tests.support.store.rows import numbered_incident as incident
@@ -425,7 +425,7 @@ def test_jobs_are_found_by_owner_host_and_time_and_come_in_the_order_asked_for(a
     ]
     device = {"job": "c", "kind": "host", "number": 0, "host": "node-1", "index": 0, "uuid": ""}
     add(api.engine, Job, *rows)
-    add(api.engine, JobProject, job="b", project="nlp", owner="ann")
+    add(api.engine, JobOwnership, job="b", project="nlp", owner="ann")
     add(api.engine, JobHostDevice, device)
 
     def found(**query):

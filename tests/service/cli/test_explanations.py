@@ -6,7 +6,7 @@ import pytest
 
 from rankwatch.client.connection import ServiceEndpoint
 from rankwatch_detectors.base import Kind
-from rankwatch_detectors.explanation import Shortfall, Statistic, Suspect, explanation
+from rankwatch_detectors.explanation import Statistic, Suspect, UnmetCriterion, explanation
 from rankwatch_detectors.scope import IncidentScope
 from rankwatch_service.cli.client import CliClient
 from rankwatch_service.cli.errors import CliError
@@ -17,7 +17,7 @@ from tests.support.values.findings import finding
 from tests.support.values.incidents import incident_row
 
 SLOW = Suspect(IncidentScope.of_rank(1), Statistic.EVIDENCE, 21.0, 20.0, 9, 1.08, source="wall")
-POINTS = [[120, 1.0, 12.0, 20.0, 7, 1.07, ""], [121, 2.0, 20.5, 20.0, 8, 1.07, str(Shortfall.CERTAINTY)]]
+POINTS = [[120, 1.0, 12.0, 20.0, 7, 1.07, ""], [121, 2.0, 20.5, 20.0, 8, 1.07, str(UnmetCriterion.CERTAINTY)]]
 
 
 @pytest.fixture(scope="module", autouse=True)

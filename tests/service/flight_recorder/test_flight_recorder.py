@@ -14,7 +14,7 @@ import torch.distributed as dist
 from typer.testing import CliRunner
 
 from rankwatch_service.cli.app import app
-from rankwatch_service.flight_recorder import DumpError, WaitVerdict, judge, read_dumps
+from rankwatch_service.flight_recorder import DumpError, WaitVerdict, evaluate, read_dumps
 from tests.support.ranks.gloo import on_ranks
 
 GROUPS = {"0": [0, 1, 2, 3], "1": [0, 1], "2": [2, 3]}
@@ -47,7 +47,7 @@ def dump(*entries: dict[str, Any]) -> dict[str, Any]:
 def verdict(tmp_path: Path, *dumps: dict[str, Any]) -> WaitVerdict:
     path = tmp_path / "ranks.json"
     path.write_text(json.dumps({str(rank): one for rank, one in enumerate(dumps)}))
-    return judge(read_dumps([path]))
+    return evaluate(read_dumps([path]))
 
 
 def test_a_rank_that_launched_less_is_waited_for(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_real_recordings_of_gloo_name_the_rank_that_never_launched(tmp_path: Pat
     for rank, text in enumerate(on_ranks(3, recorded)):
         (tmp_path / f"rank_{rank}.json").write_bytes(text)
     paths = sorted(tmp_path.iterdir())
-    found = judge(read_dumps(paths))
+    found = evaluate(read_dumps(paths))
     assert found.awaited == (1,)
     assert "all_reduce" in found.waiting[0].operation
     done = CliRunner().invoke(app, ["flight-recorder", *map(str, paths)])

@@ -136,7 +136,7 @@ def told_of(findings: Sequence[Finding]) -> tuple[list[Incident], list[Update]]:
     """The incidents that are open in the end, and everything told, when findings come one by one."""
     correlator = Correlator("gpt")
     correlator.begin("l.0")
-    told = [news for one in findings for news in correlator.judge([one], TOPOLOGY)]
+    told = [news for one in findings for news in correlator.evaluate([one], TOPOLOGY)]
     return correlator.open, told
 
 
@@ -197,9 +197,9 @@ def test_an_incident_that_others_went_into_lasts_as_long_as_their_parts():
     correlator = Correlator("gpt")
     correlator.begin("l.0")
     for one in THREE:
-        correlator.judge([one], TOPOLOGY)
+        correlator.evaluate([one], TOPOLOGY)
     ends = [replace(one, change=Change.CLOSE) for one in THREE]
-    assert TransitionKind.RESOLVED not in [news.what for end in ends for news in correlator.judge([end], TOPOLOGY)]
+    assert TransitionKind.RESOLVED not in [news.what for end in ends for news in correlator.evaluate([end], TOPOLOGY)]
     assert [news.what for news in correlator.settle(ends[1].detected_time_s + QUIET_S)] == [TransitionKind.RESOLVED]
 
 
@@ -227,7 +227,7 @@ def lived_through(*ends: Finding, from_step: int = 280) -> tuple[Correlator, lis
     correlator, told = Correlator("gpt"), []
     for end, after in zip(ends, [*(end.onset_step for end in ends[1:]), ends[-1].onset_step + 3], strict=True):
         correlator.begin(end.attempt)
-        told += correlator.judge([end], TOPOLOGY)
+        told += correlator.evaluate([end], TOPOLOGY)
         launch = f"{chr(ord(end.attempt[0]) + 1)}.0"
         correlator.begin(launch)
         for step in range(from_step, after):

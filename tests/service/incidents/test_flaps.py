@@ -12,11 +12,11 @@ TOPOLOGY = topology_state()
 
 def begins(correlator, at_s, kind=Kind.HANG, **fields):
     times = {"onset_time_s": at_s - 5, "detected_time_s": at_s}
-    return correlator.judge([finding(kind, **(times | {"severity": Severity.CRITICAL} | fields))], TOPOLOGY)
+    return correlator.evaluate([finding(kind, **(times | {"severity": Severity.CRITICAL} | fields))], TOPOLOGY)
 
 
 def ends(correlator, at_s, kind=Kind.HANG, **fields):
-    return correlator.judge([finding(kind, Change.CLOSE, detected_time_s=at_s, **fields)], TOPOLOGY)
+    return correlator.evaluate([finding(kind, Change.CLOSE, detected_time_s=at_s, **fields)], TOPOLOGY)
 
 
 def what(told):
@@ -115,7 +115,7 @@ def test_one_that_opens_again_is_no_graver_than_what_came_back_until_it_is(corre
     begins(correlator, 1_500.0, severity=Severity.INFO)
     assert over.severity is Severity.INFO
     graver = finding(Kind.HANG, Change.UPDATE, detected_time_s=1_502.0, severity=Severity.CRITICAL)
-    assert what(correlator.judge([graver], TOPOLOGY)) == [TransitionKind.UPDATED]
+    assert what(correlator.evaluate([graver], TOPOLOGY)) == [TransitionKind.UPDATED]
     assert over.severity is Severity.CRITICAL
 
 

@@ -156,8 +156,8 @@ def look(evidence, hosts=()):
 def hang(topology: TopologyState, evidence, ranks=(5,)):
     correlator = Correlator("gpt")
     correlator.begin("l.0")
-    correlator.judge([finding(Kind.HANG, ranks=(), evidence={"decided_by": "no evidence"})], topology)
-    correlator.judge([finding(Kind.HANG, Change.UPDATE, ranks=ranks, evidence=evidence)], topology)
+    correlator.evaluate([finding(Kind.HANG, ranks=(), evidence={"decided_by": "no evidence"})], topology)
+    correlator.evaluate([finding(Kind.HANG, Change.UPDATE, ranks=ranks, evidence=evidence)], topology)
     return correlator.open[0]
 
 
@@ -239,10 +239,10 @@ ASLEEP = {"stack": "File", "place": "sleepy", "where": "sleepy (train.py:31)", "
 WAITING = {"stack": "File", "place": "backward", "where": "backward (graph.py:9)", "doing": "collective"}
 
 
-def judge(correlator: Correlator, *findings: Finding) -> None:
+def evaluate(correlator: Correlator, *findings: Finding) -> None:
     """One after the other."""
     for one in findings:
-        correlator.judge([one], TOPOLOGY)
+        correlator.evaluate([one], TOPOLOGY)
 
 
 def hang_of(correlator: Correlator) -> Incident:
@@ -259,8 +259,8 @@ def suspected(incident: Incident) -> list[str]:
     ids=lambda one: str(one.kind),
 )
 def test_a_hang_after_a_condition_is_an_incident_of_its_own_that_names_it(correlator, condition) -> None:
-    correlator.judge([condition], TOPOLOGY)
-    (opened, told) = correlator.judge([HANG], TOPOLOGY)
+    correlator.evaluate([condition], TOPOLOGY)
+    (opened, told) = correlator.evaluate([HANG], TOPOLOGY)
     assert (str(opened.what), opened.incident.kind, opened.incident.summary) == ("opened", Kind.HANG, HANG.summary)
     assert (str(told.what), suspected(told.incident)) == ("evidence", [condition.summary])
     unfelt = condition.kind is Kind.DEVICE_DEGRADED  # what training feels is an incident of its own
@@ -272,17 +272,17 @@ def test_a_hang_after_a_condition_is_an_incident_of_its_own_that_names_it(correl
 
 def test_a_condition_that_is_found_during_a_hang_is_suspected_once(correlator) -> None:
     worse = finding(Kind.NETWORK_DEGRADED, Change.UPDATE, "host:node-0", summary="Port eth1 is down again.")
-    judge(correlator, HANG, PORT, worse)
+    evaluate(correlator, HANG, PORT, worse)
     assert suspected(hang_of(correlator)) == [PORT.summary]
 
 
 def test_a_slow_rank_of_a_bad_link_that_then_hangs_is_titled_as_a_hang(correlator) -> None:
-    judge(correlator, PORT, finding(Kind.STRAGGLER, scope="rank:1"), HANG)
+    evaluate(correlator, PORT, finding(Kind.STRAGGLER, scope="rank:1"), HANG)
     assert [one.kind for one in correlator.open] == [Kind.NETWORK_DEGRADED, Kind.HANG]
 
 
 def test_a_device_fault_stays_the_title_of_the_hang_that_it_caused(correlator) -> None:
-    judge(correlator, finding(Kind.DEVICE_FAULT, scope="rank:1"), HANG)
+    evaluate(correlator, finding(Kind.DEVICE_FAULT, scope="rank:1"), HANG)
     assert [one.kind for one in correlator.open] == [Kind.DEVICE_FAULT]
 
 
@@ -296,14 +296,14 @@ def answer(correlator: Correlator, **dumps: dict[str, str]) -> Incident:
 
 
 def test_a_rank_that_sleeps_in_its_own_code_clears_the_network_and_not_its_host(correlator) -> None:
-    correlator.judge([PORT, finding(Kind.HOST_DEGRADED, scope="host:node-0", summary="Short of memory.")], TOPOLOGY)
-    correlator.judge([HANG], TOPOLOGY)
+    correlator.evaluate([PORT, finding(Kind.HOST_DEGRADED, scope="host:node-0", summary="Short of memory.")], TOPOLOGY)
+    correlator.evaluate([HANG], TOPOLOGY)
     hang = answer(correlator, rank0=WAITING | {"phase": "collective"}, rank1=ASLEEP)
     assert suspected(hang) == ["Short of memory."]
     assert hang.evidence["not_the_network"] == (
         "rank 1 stands in sleepy (train.py:31), in Python code outside of any collective"
     )
-    correlator.judge([finding(Kind.NETWORK_DEGRADED, scope="host:node-1")], TOPOLOGY)
+    correlator.evaluate([finding(Kind.NETWORK_DEGRADED, scope="host:node-1")], TOPOLOGY)
     assert suspected(hang_of(correlator)) == ["Short of memory."]
 
 
@@ -313,7 +313,7 @@ def test_a_rank_that_sleeps_in_its_own_code_clears_the_network_and_not_its_host(
     ids=["in a collective", "waits for what its stack does not tell", "no stack"],
 )
 def test_without_proof_the_network_stays_suspected(correlator, dump) -> None:
-    judge(correlator, PORT, HANG)
+    evaluate(correlator, PORT, HANG)
     hang = answer(correlator, rank1=dump)
     assert suspected(hang) == [PORT.summary]
     assert "not_the_network" not in hang.evidence

@@ -58,7 +58,7 @@ def on_record(*findings: Finding) -> set[tuple[str, str, str, str]]:
     """Host, device, kind and severity of all that is on record once these have been found."""
     correlator, placement = Correlator("gpt"), topology_state()
     for one in findings:
-        correlator.judge([one], placement)
+        correlator.evaluate([one], placement)
     entries = [entry for incident in correlator.open for entry in host_incidents(incident, placement, 1_000.0)]
     return {(entry.host, entry.device_uuid, str(entry.kind), str(entry.severity)) for entry in entries}
 

@@ -136,7 +136,7 @@ def test_127_hosts_whose_ranks_are_lost_at_once_are_one_page():
     ranks = [finding(Kind.RANK_LOST, scope=f"rank:{rank}", severity=Severity.CRITICAL) for rank in range(8, 1_024)]
     correlator = Correlator("gpt")
     correlator.begin("l.0")
-    (page,) = told_first(correlator.judge(ranks, topology_state(1_024, per_host=8)), set())
+    (page,) = told_first(correlator.evaluate(ranks, topology_state(1_024, per_host=8)), set())
     what = page.data["text"].split("\n")[0]
     assert what.startswith("CRITICAL in job gpt: rank_lost of rank:")
     assert " of 1024 on node-1, and at least 63 more ranks. Open since step 100, " in what

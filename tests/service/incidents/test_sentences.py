@@ -262,12 +262,12 @@ def test_no_message_about_10_000_drawn_findings_contradicts_itself() -> None:
         found = drawn_finding(draw, number)
         correlator = Correlator("gpt")
         correlator.begin(found.attempt)
-        (incident,) = (update.incident for update in correlator.judge([found], topology))
+        (incident,) = (update.incident for update in correlator.evaluate([found], topology))
         texts = []
         for then in ("", ("closed", "ended")[number // len(Kind) % 2]):
             if then == "closed":
                 over = replace(found, change=Change.CLOSE, detected_time_s=2e5, summary="It is over.")
-                correlator.judge([over], topology)
+                correlator.evaluate([over], topology)
             elif then == "ended":
                 correlator.finish(120, 2e5)
             incident.impact_gpu_hours_per_hour = impact_gpu_hours_per_hour(incident, 8)

@@ -25,7 +25,7 @@ class Room:
     def find(self, kind: Kind, severity: Severity = Severity.WARNING, **fields: object) -> str:
         """A finding about rank 5; returns what was told."""
         found: Finding = finding(kind, **{"scope": "rank:5", "severity": severity, **fields})
-        return str(self.correlator.judge([found], TOPOLOGY)[0].what)
+        return str(self.correlator.evaluate([found], TOPOLOGY)[0].what)
 
     def train(self, steps: int = UNFELT_STEPS, now_s: float = LATER_S) -> list[str]:
         return [str(one.what) for step in range(steps) for one in self.correlator.progress("l.0", 102 + step, now_s)]

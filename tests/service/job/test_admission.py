@@ -10,12 +10,12 @@ from rankwatch_service.job.admission import (
     SMALL_CELLS,
     UNHEARD_CELLS_MAX,
     Admission,
-    Allowance,
     BundleAccepted,
     BundleRefused,
     BundleSplit,
     CellCount,
     CellDemand,
+    CellQuota,
     Grant,
     has_room,
     limit_of,
@@ -65,22 +65,22 @@ def test_a_job_is_told_the_limit_that_holds_for_it():
 
 
 def test_a_job_is_granted_what_other_jobs_leave_it():
-    beside_a_large_one = Allowance("gpt", 7, lambda: [demand(LARGE)])
+    beside_a_large_one = CellQuota("gpt", 7, lambda: [demand(LARGE)])
     assert beside_a_large_one.grant(demand(SMALL_CELLS)) == Grant("gpt", 7, SMALL_CELLS)
     assert beside_a_large_one.grant(demand(SMALL_CELLS + 1)) is None
 
 
 def test_a_replay_grants_what_was_granted_at_that_record_whatever_other_jobs_have():
     crowded = [demand(CELLS_MAX)]
-    assert Allowance("gpt", 7, lambda: crowded, replayed_cells=20).grant(demand(10)) == Grant("gpt", 7, 20)
-    assert Allowance("gpt", 7, replayed_cells=20).grant(demand(21)) is None
-    assert Allowance("gpt", 7, replayed_cells=0).grant(demand(1)) is None
+    assert CellQuota("gpt", 7, lambda: crowded, replayed_cells=20).grant(demand(10)) == Grant("gpt", 7, 20)
+    assert CellQuota("gpt", 7, replayed_cells=20).grant(demand(21)) is None
+    assert CellQuota("gpt", 7, replayed_cells=0).grant(demand(1)) is None
 
 
 def test_a_job_takes_a_bundle_or_has_it_split_or_refuses_a_batch_for_a_reason(world):
     def admitted(*batches: wire.Batch, room: int = 20) -> Admission:
-        allowance = Allowance("gpt", 0, replayed_cells=room)
-        return world.job.admit(bundle(*batches), allowance, world.now_s, world.effects)
+        quota = CellQuota("gpt", 0, replayed_cells=room)
+        return world.job.admit(bundle(*batches), quota, world.now_s, world.effects)
 
     world.tick()
     rows = [batch(n, steps=table([n] * 4, range(4), loss=[1.0] * 4)) for n in (1, 2, 3, 4)]

@@ -5,10 +5,10 @@ import pytest
 from rankwatch import wire
 from rankwatch_detectors.alerts import AlertDetector
 from rankwatch_service.incidents.correlator import FLAPPING_QUIET_S, QUIET_S
-from rankwatch_service.job.job import REST_AFTER_S
+from rankwatch_service.job.job import IDLE_AFTER_S
 from rankwatch_service.policy.control_records import (
     AlertsReceived,
-    Judgement,
+    IncidentReview,
     ReportedAlert,
     decode_control,
     encode_control,
@@ -97,15 +97,15 @@ def test_the_end_of_an_attempt_does_not_end_it_and_neither_does_training(world):
 
 def test_it_ends_also_while_the_job_is_idle(world):
     receive(world)
-    world.tick(REST_AFTER_S + 1)
-    assert world.job.resting
+    world.tick(IDLE_AFTER_S + 1)
+    assert world.job.is_idle
     receive(world, "expired")
     assert world.told() == ["opened", "evidence", "resolved"]
 
 
 def test_it_ends_with_the_last_telemetry_of_a_job_where_nothing_will_show_whether_it_comes_back(world):
     receive(world)
-    world.tick(REST_AFTER_S)
+    world.tick(IDLE_AFTER_S)
     receive(world, "resolved")
     assert world.told() == ["opened", "evidence"]
     world.tick(1.0)
@@ -115,7 +115,7 @@ def test_it_ends_with_the_last_telemetry_of_a_job_where_nothing_will_show_whethe
 def test_a_person_who_resolves_it_accepts_what_fires(world):
     receive(world)
     incident = world.effects.transitions[0].incident.id
-    world.job.control(Judgement(incident, "resolved", "ann"), world.now_s, world.effects)
+    world.job.control(IncidentReview(incident, "resolved", "ann"), world.now_s, world.effects)
     launch(world, "m.0")
     receive(world, "resolved")
     assert world.told() == ["opened", "resolved"]

@@ -67,7 +67,7 @@ class World(PlayedPartition):
             "refused": refused,
             "failures": self.effects.failures,
             "jobs": self.effects.jobs,
-            "place": self.partition.place,
+            "place": self.partition.offsets,
             "state": {name: plain(self.partition.snapshot(name)) for name in self.partition.jobs},
         }
 

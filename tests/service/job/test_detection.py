@@ -44,13 +44,13 @@ def outcome(job: Job) -> tuple[list[Transition], dict[str, bytes]]:
 
 def test_frames_judged_together_have_the_outcome_of_frames_judged_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
-    judge = DetectorBank.judge
+    evaluate = DetectorBank.evaluate
 
     def counted(bank: DetectorBank, groups: Sequence[Sequence[Observation]]) -> Any:
         sizes.append(len(groups))
-        return judge(bank, groups)
+        return evaluate(bank, groups)
 
-    monkeypatch.setattr(DetectorBank, "judge", counted)
+    monkeypatch.setattr(DetectorBank, "evaluate", counted)
     transitions, states = outcome(TROUBLED)
     assert max(sizes) > 1
     explained = {why["kind"] for transition in transitions for why in transition.fields.get(WHY, ())}
@@ -91,7 +91,7 @@ class Counting(Listener):
 def test_a_detector_that_fails_in_one_of_several_frames_is_replaced_before_the_next() -> None:
     heard: list[tuple[str, int]] = []
     bank = DetectorBank(lambda: [Counting("frail", [1], heard), Counting("sound", [], heard)])
-    answers = bank.judge([[frame(step, {"loss": [1.0]})] for step in range(3)])
+    answers = bank.evaluate([[frame(step, {"loss": [1.0]})] for step in range(3)])
     assert [[failure.detector for failure in answer.failures] for answer in answers] == [[], ["frail"], []]
     assert sorted(heard) == sorted((name, step) for name in ("frail", "sound") for step in range(3))
 
@@ -100,6 +100,6 @@ def test_a_detector_that_fails_in_every_frame_is_switched_off_within_them() -> N
     heard: list[tuple[str, int]] = []
     steps = range(FAILURES_MAX + 3)
     bank = DetectorBank(lambda: [Counting("frail", steps, heard)])
-    answers = bank.judge([[frame(step, {"loss": [1.0]})] for step in steps])
+    answers = bank.evaluate([[frame(step, {"loss": [1.0]})] for step in steps])
     assert [len(answer.failures) for answer in answers] == [1] * FAILURES_MAX + [0] * 3
     assert len(heard) == FAILURES_MAX

@@ -208,7 +208,7 @@ def test_a_late_value_that_usually_comes_is_waited_for():
 
 def test_no_frame_is_late_because_the_service_could_not_receive(target):
     add(target, 0, [0])
-    target.blind(60.0)
+    target.discount_outage(60.0)
     assert list(target.ready(61.0, 1.0)) == []
     assert steps(list(target.ready(68.0, 1.0))) == [0]
 

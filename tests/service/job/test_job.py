@@ -16,7 +16,7 @@ from rankwatch_service.incidents.correlator import WHY
 from rankwatch_service.incidents.hang import StacksReceived
 from rankwatch_service.job.detection import DETECTOR_OFF, FAILURES_MAX, DetectionPipeline, DetectorBank
 from rankwatch_service.job.job import JobStream
-from rankwatch_service.policy.control_records import Judgement, TelemetryRefused, decode_control, encode_control
+from rankwatch_service.policy.control_records import IncidentReview, TelemetryRefused, decode_control, encode_control
 from rankwatch_service.policy.policy import Mode, Rule
 from rankwatch_service.policy.settings_in_force import SettingsInForce
 from rankwatch_service.store.rows import incident_row
@@ -153,7 +153,7 @@ def test_policy_does_not_act_on_an_acknowledged_incident():
     world.find("straggler", scope="rank:0")
     world.find("loss_divergence")
     second = world.effects.transitions[1].incident.id
-    world.job.control(Judgement(second, "acknowledged", "ann"), world.now_s, world.effects)
+    world.job.control(IncidentReview(second, "acknowledged", "ann"), world.now_s, world.effects)
     for _ in range(12):
         world.tick()
     assert len(world.effects.commands) == 1
@@ -163,7 +163,7 @@ def test_judgements_of_people_become_transitions(world):
     world.find("loss_spike")
     incident = world.effects.transitions[0].incident.id
     for what in ("acknowledged", "acknowledged", "commented", "resolved", "resolved", "commented"):
-        world.job.control(Judgement(incident, what, "ann", "well"), world.now_s, world.effects)
+        world.job.control(IncidentReview(incident, what, "ann", "well"), world.now_s, world.effects)
     assert world.told() == ["opened", "acknowledged", "commented", "resolved", "commented"]
     assert [t.number for t in world.effects.transitions] == [1, 2, 3, 4, 5]
     assert world.effects.transitions[1].incident.acknowledged_by == "ann"
@@ -182,7 +182,7 @@ def test_an_incident_is_taken_over_and_given_back(world):
         ("ann", "resolved"),
         ("ann", "acknowledged"),
     ):
-        world.job.control(Judgement(incident, what, actor), world.now_s, world.effects)
+        world.job.control(IncidentReview(incident, what, actor), world.now_s, world.effects)
     owners = [(t.what, t.incident.state, t.incident.acknowledged_by) for t in world.effects.transitions]
     assert owners[1:] == [
         ("acknowledged", "acknowledged", "ann"),
@@ -207,7 +207,7 @@ def test_detectors_observe_that_a_person_accepted_what_is_still_open():
     world.find("grad_norm")
     world.find("grad_norm", change="close")
     incident = world.effects.transitions[0].incident.id
-    world.job.control(Judgement(incident, "resolved", "ann", ""), world.now_s, world.effects)
+    world.job.control(IncidentReview(incident, "resolved", "ann", ""), world.now_s, world.effects)
     assert heard == [("l.0", ["loss_divergence"])]
 
 
@@ -229,7 +229,7 @@ def test_what_a_job_declares_is_listed_beside_what_opens_soon_after(world):
 
 
 def test_a_judgement_about_an_unknown_incident_changes_nothing(world):
-    world.job.control(Judgement("inc_0", "resolved", "ann"), world.now_s, world.effects)
+    world.job.control(IncidentReview("inc_0", "resolved", "ann"), world.now_s, world.effects)
     assert world.effects.transitions == []
 
 
@@ -277,7 +277,7 @@ def test_control_c_is_not_a_detectors_failure():
 
     bank = DetectorBank(lambda: [Interrupted()])
     with pytest.raises(KeyboardInterrupt):
-        bank.judge([[Occurrence("note", "l.0", "h", 0.0, None, None, {})]])
+        bank.evaluate([[Occurrence("note", "l.0", "h", 0.0, None, None, {})]])
 
 
 def test_detectors_of_another_version_begin_anew(world):

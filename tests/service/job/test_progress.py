@@ -10,7 +10,7 @@ from rankwatch import wire
 from rankwatch_detectors.base import AttemptStart, Change, Finding
 from rankwatch_detectors.catalogue import detectors
 from rankwatch_detectors.progress.hang import HangDetector
-from rankwatch_detectors.progress.patience import HangConfig
+from rankwatch_detectors.progress.progress_timeout import HangConfig
 from rankwatch_service.job.assembler import Assembler
 from rankwatch_service.job.progress_board import ProgressBoard
 from rankwatch_service.simulate.batches import batches

@@ -3,7 +3,7 @@
 from rankwatch import wire
 from rankwatch_detectors.base import AttemptStart
 from rankwatch_service.job.effects import Effects
-from rankwatch_service.job.job import REST_AFTER_S
+from rankwatch_service.job.job import IDLE_AFTER_S
 from rankwatch_service.job.summary import SummaryBuilder
 from rankwatch_service.job.topology_state import TopologyState
 from rankwatch_service.policy.control_records import OrderPhase
@@ -162,10 +162,10 @@ def test_a_silent_job_is_lost_then_idle_and_goes_on_with_new_telemetry(world):
     world.find("loss_divergence")
     world.tick(60)
     assert world.effects.jobs["gpt"].state == "lost"
-    world.tick(REST_AFTER_S)
-    assert world.job.resting
+    world.tick(IDLE_AFTER_S)
+    assert world.job.is_idle
     world.send("m.0", ranks=ranks(4))
-    assert not world.job.resting
+    assert not world.job.is_idle
     world.train(1, 2, 3, attempt="m.0")
     assert world.told() == ["opened", "resolved"]
 

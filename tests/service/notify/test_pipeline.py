@@ -11,7 +11,7 @@ from rankwatch_service.notify.pipeline import mutes, why_sent
 from rankwatch_service.notify.router import outbox_row
 from rankwatch_service.policy.announcement import command_announcement, incident_announcement, labels_of
 from rankwatch_service.policy.command import CommandRequest
-from rankwatch_service.policy.control_records import JobProject
+from rankwatch_service.policy.control_records import JobOwnership
 from rankwatch_service.policy.notification import message_id
 from tests.support.values.incidents import (
     NOON_UNIX_NS,
@@ -52,18 +52,18 @@ def test_an_empty_list_matches_everything_and_names_come_in_order():
     ],
 )
 def test_a_receiver_is_told_only_what_it_wants(wants, told):
-    whose = JobProject("gpt-small", "nlp")
-    assert bool(routed(announced(whose=whose), [receiver_route(**wants)])) is told
+    ownership = JobOwnership("gpt-small", "nlp")
+    assert bool(routed(announced(ownership=ownership), [receiver_route(**wants)])) is told
 
 
 def test_who_is_told_of_one_project_is_not_told_of_jobs_without():
     assert sent([receiver_route(projects=["nlp"]), receiver_route("all")]) == [("all", False)]
-    whose = JobProject("gpt-small", "nlp", "ann")
-    announcement = announced(whose=whose)
+    ownership = JobOwnership("gpt-small", "nlp", "ann")
+    announcement = announced(ownership=ownership)
     assert [one.receiver.name for one in routed(announcement, [receiver_route(projects=["nlp"])])] == ["pager"]
     assert (announcement.data["project"], announcement.data["owner"]) == ("nlp", "ann")
     routes = [receiver_route("nlp", projects=["nlp"]), receiver_route("vision", projects=["vision"])]
-    asked = command_announcement(requested(), {}, whose=whose)
+    asked = command_announcement(requested(), {}, ownership=ownership)
     assert [one.receiver.name for one in routed(asked, routes)] == ["nlp"]
     assert asked.data["owner"] == "ann"
 
@@ -98,10 +98,10 @@ def test_who_wants_to_hear_of_hangs_hears_of_one_that_a_slow_rank_has_brought():
     ],
 )
 def test_a_silence_mutes_what_lies_inside_it_while_it_lasts(fields, incident, muted):
-    whose = JobProject("gpt-small", "nlp", "ann")
-    labels = labels_of(incident_version(**incident), whose)
+    ownership = JobOwnership("gpt-small", "nlp", "ann")
+    labels = labels_of(incident_version(**incident), ownership)
     assert mutes(silence(**fields), labels, NOON_UNIX_NS) is muted
-    announcement = announced(whose=whose, **incident)
+    announcement = announced(ownership=ownership, **incident)
     assert announcement.labels == incident_labels(announcement.data) == labels
 
 

@@ -10,7 +10,7 @@ import pytest
 from rankwatch_service.notify.receiver_types.base import ReceiverType, SendContext
 from rankwatch_service.notify.receiver_types.message import OutgoingMessage
 from rankwatch_service.notify.receiver_types.table import RECEIVER_TYPES
-from rankwatch_service.policy.control_records import JobProject
+from rankwatch_service.policy.control_records import JobOwnership
 from tests.support.service.monitoring import amtool, needs_alertmanager, running_alertmanager
 from tests.support.service.process import until
 from tests.support.service.webhook_receiver import webhook_receiver
@@ -25,7 +25,7 @@ NEWER = {"notification_reason"}
 
 
 def message(what="opened", number=1, **incident):
-    body = incident_message(transition(what, number, **incident), LINKS, JobProject("gpt-small", "nlp", "ann"), 64)
+    body = incident_message(transition(what, number, **incident), LINKS, JobOwnership("gpt-small", "nlp", "ann"), 64)
     return OutgoingMessage(f"msg_{number}", body)
 
 

@@ -13,7 +13,7 @@ from rankwatch_service.notify.receiver_types.message import OutgoingMessage, enc
 from rankwatch_service.notify.receiver_types.table import RECEIVER_TYPES, check_receiver
 from rankwatch_service.notify.receiver_types.target import Target
 from rankwatch_service.policy.command import CommandRequest
-from rankwatch_service.policy.control_records import JobProject
+from rankwatch_service.policy.control_records import JobOwnership
 from rankwatch_service.policy.notification import BODY_BYTES_MAX
 from tests.support.values.incidents import NOON_UNIX_NS, SECRET, command_message, incident_message, transition
 
@@ -25,8 +25,8 @@ BOT_URL = "https://slack.com/api/chat.postMessage#C024BE91L"
 
 
 def message(what="opened", **incident):
-    whose = JobProject("gpt-small", "nlp", "sam")
-    return OutgoingMessage("msg_1", incident_message(transition(what, **incident), LINKS, whose, 64))
+    ownership = JobOwnership("gpt-small", "nlp", "sam")
+    return OutgoingMessage("msg_1", incident_message(transition(what, **incident), LINKS, ownership, 64))
 
 
 def command():

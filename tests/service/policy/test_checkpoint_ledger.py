@@ -95,7 +95,7 @@ def test_steps_after_an_onset_prove_nothing(ledger):
 def test_saves_from_the_onset_on_are_suspect_and_earlier_ones_stay_good(ledger):
     early, late = saved(ledger, 10), saved(ledger, 40)
     ledger.progressed("l.0", 0, 100)
-    ledger.doubt("l.0", 40, "a bit flipped")
+    ledger.mark_suspect("l.0", 40, "a bit flipped")
     assert verdicts(ledger) == {early: Verdict.GOOD, late: Verdict.SUSPECT}
     assert ledger.newest_good().id == early
 

@@ -16,7 +16,7 @@ from rankwatch_service.policy.policy import (
     policy_of,
     policy_record,
 )
-from rankwatch_service.policy.precision import UNJUDGED, Precision
+from rankwatch_service.policy.precision import UNREVIEWED, Precision
 from rankwatch_service.policy.suggestion import NOWHERE, Figures, suggest
 
 NOW = 10 * HOUR_NS
@@ -34,7 +34,7 @@ def ledger(*steps, tier=CheckpointTier.LOCAL):
     return made
 
 
-def told(incident=BIT, policy=ROLL_BACK, history=(), can=CAN, checkpoints=None, precision=UNJUDGED):
+def told(incident=BIT, policy=ROLL_BACK, history=(), can=CAN, checkpoints=None, precision=UNREVIEWED):
     found = ledger(40, 80, 120) if checkpoints is None else checkpoints
     return decide(incident, policy, history, can, found, NOW, precision)
 
@@ -93,7 +93,7 @@ def test_each_gate_turns_an_act_into_a_suggestion_with_its_reason(how, reason):
 @pytest.mark.parametrize(
     ("least", "precision", "withheld", "reason"),
     [
-        (0.0, UNJUDGED, False, "rule r"),
+        (0.0, UNREVIEWED, False, "rule r"),
         (0.0, Precision(0, 9), False, "rule r"),
         (0.6, Precision(4, 0), True, "the precision of corruption is not known: 4 of 5 incidents are judged"),
         (0.6, Precision(5, 4), True, "the precision of corruption is below 60%: 5 of 9 incidents were useful"),

@@ -47,7 +47,7 @@ class Desk:
     def find(self, *findings: Finding) -> Incident:
         for one in findings:
             self.correlator.begin(one.attempt)
-            for told in self.correlator.judge([one], TOPOLOGY):
+            for told in self.correlator.evaluate([one], TOPOLOGY):
                 situation = self.situation(one.attempt, one.detected_time_s)
                 self.commands += self.responder.respond(told.incident, situation, self.settings, self.ledger)
         (incident,) = self.correlator.open
@@ -130,9 +130,9 @@ def test_what_was_saved_after_a_consequence_that_spoils_weights_is_doubted():
         history.ledger.saved(Shard("l.0", step, 0, CheckpointTier.LOCAL, "x", 1.0, 10, 0), 1)
     slow = finding(Kind.STRAGGLER, scope="rank:3", onset_step=100)
     fault = finding(Kind.DEVICE_FAULT, scope="rank:3", onset_step=99)
-    history.doubt(desk.find(slow, fault))
+    history.mark_suspect(desk.find(slow, fault))
     assert {entry.verdict for entry in history.ledger.entries} == {Verdict.UNPROVEN}
-    history.doubt(desk.find(finding(Kind.NONFINITE, scope="rank:3", onset_step=105)))
+    history.mark_suspect(desk.find(finding(Kind.NONFINITE, scope="rank:3", onset_step=105)))
     assert [entry.verdict for entry in history.ledger.entries] == [Verdict.UNPROVEN, Verdict.SUSPECT]
 
 

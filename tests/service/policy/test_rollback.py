@@ -78,7 +78,9 @@ def test_only_what_is_older_than_the_trouble_and_survives_it_comes_into_question
 
 def test_a_refusal_says_what_is_missing():
     assert why_none([], WHOLE) == "there is no checkpoint to go back to"
-    spoilt = [entry("memory", 100, Verdict.SUSPECT), entry("memory", 50, Verdict.GONE)]
-    assert why_none(spoilt, WHOLE) == "there is no good checkpoint to go back to: 1 gone (memory), 1 suspect (memory)"
+    corrupted = [entry("memory", 100, Verdict.SUSPECT), entry("memory", 50, Verdict.GONE)]
+    assert (
+        why_none(corrupted, WHOLE) == "there is no good checkpoint to go back to: 1 gone (memory), 1 suspect (memory)"
+    )
     assert why_none(SAVES, ("pause",)) == "the job supports neither mode full nor relaunch"
     assert why_none(SAVES, ("relaunch",), "full") == "the job does not support mode full"

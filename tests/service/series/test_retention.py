@@ -8,7 +8,7 @@ from rankwatch_service.series import rows
 from rankwatch_service.series.rows import tiers, trim
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.engine import read, write
-from rankwatch_service.store.models import JobProject, SeriesChunk, SeriesRollup
+from rankwatch_service.store.models import JobOwnership, SeriesChunk, SeriesRollup
 from tests.support.clock import FakeClock
 
 HOUR_NS = 3_600 * 10**9
@@ -40,7 +40,7 @@ def world(engine):
     clock = FakeClock()
     with write(engine) as connection:
         for project in ("short", "long"):
-            connection.execute(insert(JobProject).values(job=f"of-{project}", project=project, owner=""))
+            connection.execute(insert(JobOwnership).values(job=f"of-{project}", project=project, owner=""))
     for _ in range(6):
         for job in ("of-short", "of-long", "of-none"):
             store(engine, clock, job)

@@ -223,22 +223,22 @@ def test_a_partition_that_is_new_begins_with_what_people_had_set(world):
     fresh.step()
     again, _ = world.again(other)
     assert again.partition.settings.policy.hands_off
-    assert again.partition.place == fresh.partition.place
+    assert again.partition.offsets == fresh.partition.offsets
 
 
 def test_a_job_that_moved_into_a_partition_which_had_others_before_is_restored_from_the_tables(world):
     count = next(count for count in range(2, 9) if ForgetfulLog(world.clock, partitions=count).partition_of("gpt"))
     before, after = (ForgetfulLog(world.clock, partitions=count) for _ in range(2))
-    place = before.partition_of("gpt")
+    offsets = before.partition_of("gpt")
     world.log = before
-    empty, _ = world.again(place)
+    empty, _ = world.again(offsets)
     world.clock.advance(1.0)
     empty.step()
     empty.save(ALL_JOBS)
     world.log = ForgetfulLog(world.clock)
     lived(world)
     world.log = after
-    again, started = world.again(place)
+    again, started = world.again(offsets)
     assert started.jobs_without_snapshot == ("gpt",)
     assert not started.is_new_log
     row = select(models.Job.state, models.Job.step, models.Job.first_seen_unix_ns, models.Job.last_seen_unix_ns)

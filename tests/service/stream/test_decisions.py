@@ -13,9 +13,9 @@ from rankwatch_service.orders import commands
 from rankwatch_service.policy import settings_in_force
 from rankwatch_service.policy.command import CommandRequest
 from rankwatch_service.policy.control_records import (
+    IncidentReview,
     JobDeleted,
-    JobProject,
-    Judgement,
+    JobOwnership,
     PolicyRuleRecord,
     PolicySet,
     PrecisionSet,
@@ -32,7 +32,7 @@ from tests.support.service.routing import announce, route_all, subscribe
 from tests.support.values.batches import table
 from tests.support.values.incidents import NOON_UNIX_NS, announced, notified
 
-NLP = JobProject("gpt", "nlp", "ann")
+NLP = JobOwnership("gpt", "nlp", "ann")
 ROUTED = tuple(ReceiverRoute(project, projects=(project,)) for project in ("nlp", "vision"))
 
 
@@ -69,7 +69,7 @@ def test_a_job_that_is_moved_notifies_the_receivers_of_its_new_project(service, 
     service.tell("gpt", NLP)
     service.train(*range(10))
     service.second(stream)
-    service.tell("gpt", JobProject("gpt", "vision"))
+    service.tell("gpt", JobOwnership("gpt", "vision"))
     service.second(stream)
     service.ill()
     service.second(stream)
@@ -92,7 +92,7 @@ def test_a_rule_of_a_project_decides_about_its_jobs_alone(service, stream):
 
 def test_a_deleted_job_loses_its_project(service, stream):
     with write(service.engine) as connection:
-        connection.execute(insert(models.JobProject).values(job="gpt", project="nlp", owner="ann"))
+        connection.execute(insert(models.JobOwnership).values(job="gpt", project="nlp", owner="ann"))
     service.tell("gpt", NLP)
     service.train(*range(10))
     service.second(stream)
@@ -101,13 +101,13 @@ def test_a_deleted_job_loses_its_project(service, stream):
     service.seq.clear()
     service.train(0)
     service.second(stream)
-    assert stream.partition.jobs["gpt"].ownership == JobProject("gpt")
-    assert service.column(select(models.JobProject.job)) == []
+    assert stream.partition.jobs["gpt"].ownership == JobOwnership("gpt")
+    assert service.column(select(models.JobOwnership.job)) == []
 
 
 def test_a_job_without_snapshot_has_the_project_of_the_table(service, stream):
     with write(service.engine) as connection:
-        connection.execute(insert(models.JobProject).values(job="gpt", project="nlp", owner="ann"))
+        connection.execute(insert(models.JobOwnership).values(job="gpt", project="nlp", owner="ann"))
     service.train(*range(10))
     service.second(stream)
     stream.close()
@@ -124,7 +124,7 @@ def test_jobs_that_wait_have_a_limit_beyond_which_the_first_makes_room(service, 
     monkeypatch.setattr(settings_in_force, "WAITING_MAX", 2)
     stream = service.started()
     for job in ("a", "b", "c"):
-        service.tell(job, JobProject(job, "nlp"))
+        service.tell(job, JobOwnership(job, "nlp"))
     service.second(stream)
     assert list(stream.partition.settings.waiting) == ["b", "c"]
 
@@ -218,7 +218,7 @@ def test_what_a_person_resolves_is_accepted_until_it_was_over(service, stream):
     service.tell(ALL_JOBS, RulesSet((HIGH,)))
     log(service, stream, 11.0, 11.0)
     ((incident,),) = incidents(service, "id")
-    service.tell("gpt", Judgement(incident, "resolved", "ann"))
+    service.tell("gpt", IncidentReview(incident, "resolved", "ann"))
     log(service, stream, *[11.0] * 5, first=2)
     assert incidents(service) == [("gpt", "resolved")]
     log(service, stream, 9.0, 11.0, first=7)

@@ -137,9 +137,9 @@ def test_a_crash_before_the_series_are_removed_leaves_none_behind(service, strea
 def test_an_idle_job_is_deleted_from_its_row(service, stream):
     service.rest(stream)
     stream.save_due()
-    assert service.column(select(models.RestingJob.job).order_by(models.RestingJob.job)) == ["gpt", "other"]
+    assert service.column(select(models.IdleJob.job).order_by(models.IdleJob.job)) == ["gpt", "other"]
     delete(service, stream)
-    assert service.column(select(models.RestingJob.job)) == ["other"]
+    assert service.column(select(models.IdleJob.job)) == ["other"]
     again = service.started()
     assert again.partition.jobs == {}
     begin_again(service, again, 0)

@@ -4,7 +4,7 @@ import pytest
 from sqlalchemy import delete, func, select, update
 
 from rankwatch_service.names import ALL_JOBS
-from rankwatch_service.policy.control_records import Judgement
+from rankwatch_service.policy.control_records import IncidentReview
 from rankwatch_service.store import models
 from rankwatch_service.store.engine import write
 from rankwatch_service.stream import loop, partition
@@ -39,7 +39,7 @@ def incidents(service):
 
 def test_an_idle_job_is_in_one_row_and_nowhere_else(service, rested):
     assert rested.partition.jobs == {}
-    assert service.column(select(models.RestingJob.job)) == ["gpt"]
+    assert service.column(select(models.IdleJob.job)) == ["gpt"]
     assert service.column(select(models.Snapshot.job).distinct()) in ([], [ALL_JOBS])
 
 
@@ -60,7 +60,7 @@ def test_a_job_that_comes_back_goes_on_where_it_was(service, rested):
     launch_ill(service)
     rested.step()
     (job,) = rested.partition.jobs.values()
-    assert not job.resting
+    assert not job.is_idle
     assert len(incidents(service)) == 2
     assert open_incidents(rested) == incidents(service)
     assert service.column(select(models.Attempt.number).order_by(models.Attempt.number)) == [*before, 2]
@@ -68,8 +68,8 @@ def test_a_job_that_comes_back_goes_on_where_it_was(service, rested):
 
 def test_a_judgement_on_an_incident_of_an_idle_job_counts(service, rested):
     (incident,) = service.column(select(models.Incident.id))
-    service.tell("gpt", Judgement(incident, "resolved", "ann"))
-    service.tell("nobody", Judgement("inc", "resolved", "ann"))
+    service.tell("gpt", IncidentReview(incident, "resolved", "ann"))
+    service.tell("nobody", IncidentReview("inc", "resolved", "ann"))
     service.clock.advance(1.0)
     rested.step()
     rested.save_due()
@@ -98,7 +98,7 @@ def test_only_active_jobs_count_against_the_limit(service, rested, monkeypatch):
 def returned(request, service, rested):
     """A stream whose job has come back although its row cannot be read."""
     with write(service.engine) as connection:
-        connection.execute(update(models.RestingJob).values(request.param))
+        connection.execute(update(models.IdleJob).values(request.param))
     launch_ill(service)
     rested.step()
     return rested
@@ -112,7 +112,7 @@ def test_a_row_that_cannot_be_read_costs_the_past_and_no_incident(service, retur
 
 def test_a_row_that_cannot_be_read_in_a_replay_costs_no_incident_either(service, returned):
     second = incidents(service)[1]
-    service.tell("gpt", Judgement(second, "resolved", "ann"))
+    service.tell("gpt", IncidentReview(second, "resolved", "ann"))
     service.clock.advance(1.0)
     returned.step()
     again = service.started()
@@ -145,7 +145,7 @@ def test_an_owner_that_was_fenced_evicts_nothing(service):
         old.save_due()
     with pytest.raises(FencedError):
         old.save("gpt")
-    assert service.column(select(models.RestingJob.job)) == []
+    assert service.column(select(models.IdleJob.job)) == []
     whole = select(func.count(models.Snapshot.id)).where(models.Snapshot.complete)
     assert service.column(whole) == kept
 

@@ -8,7 +8,7 @@ from sqlalchemy import delete, event, func, select, update
 from rankwatch import wire
 from rankwatch_service.log.base import Entry
 from rankwatch_service.names import ALL_JOBS
-from rankwatch_service.policy.control_records import Judgement
+from rankwatch_service.policy.control_records import IncidentReview
 from rankwatch_service.policy.policy import Mode, Policy, PolicyLimits, Rule, policy_record
 from rankwatch_service.store import models
 from rankwatch_service.store.engine import read, write
@@ -103,7 +103,7 @@ def test_a_start_replays_only_what_lies_behind_the_snapshot(service, stream):
     again, started = service.again()
     assert (started.replayed_records, started.jobs_without_snapshot, started.detectors_without_snapshot) == (2, (), {})
     assert again.partition.jobs["gpt"].state().keys() == stream.partition.jobs["gpt"].state().keys()
-    assert again.partition.place == stream.partition.place
+    assert again.partition.offsets == stream.partition.offsets
 
 
 def test_hundreds_of_records_are_replayed_to_the_very_same_state(service, stream):
@@ -116,7 +116,7 @@ def test_hundreds_of_records_are_replayed_to_the_very_same_state(service, stream
     while stream.step():
         pass
     again, started = service.again()
-    assert (started.replayed_records, started.replayed_ticks) == (300, stream.partition.place.tick_number)
+    assert (started.replayed_records, started.replayed_ticks) == (300, stream.partition.offsets.tick_number)
     assert pack(again.partition.snapshot("gpt")) == pack(stream.partition.snapshot("gpt"))
 
 
@@ -130,8 +130,8 @@ def test_a_spoilt_snapshot_is_passed_over_for_the_one_before(service, stream, da
     saved(service, stream)
     with write(service.engine) as connection:
         newest = connection.scalar(select(func.max(models.Snapshot.id)).where(models.Snapshot.job == "gpt"))
-        spoilt = update(models.SnapshotChunk).where(models.SnapshotChunk.snapshot_id == newest)
-        connection.execute(spoilt.values(data=data))
+        corrupted = update(models.SnapshotChunk).where(models.SnapshotChunk.snapshot_id == newest)
+        connection.execute(corrupted.values(data=data))
     started = service.stream().start()
     assert (started.replayed_records, started.jobs_without_snapshot) == (1, ())
 
@@ -271,7 +271,7 @@ def test_what_people_decide_counts_at_once_and_is_stored_with_a_tick(service, st
     assert service.column(select(models.StreamTick.control_position).order_by(models.StreamTick.number)) == [0, 1]
     again = service.started()
     assert again.partition.jobs["gpt"].settings.policy == rules
-    assert again.partition.place == stream.partition.place
+    assert again.partition.offsets == stream.partition.offsets
     ticks = service.column(select(func.count(models.StreamTick.number)))
     again.step()
     assert service.column(select(func.count(models.StreamTick.number))) == ticks
@@ -306,7 +306,7 @@ def test_a_decision_about_a_job_of_another_partition_moves_nothing_here(service)
     service.log = FirstOfTwo(service.engine, service.clock)
     stream = service.started()
     stream.step()
-    service.tell("elsewhere", Judgement("inc", "resolved", "ann"))
+    service.tell("elsewhere", IncidentReview("inc", "resolved", "ann"))
     service.clock.advance(0.01)
     stream.step()
     assert service.column(select(func.count(models.StreamTick.number))) == [1]

@@ -14,7 +14,7 @@ from rankwatch_service.store import models
 from rankwatch_service.store.engine import read
 from rankwatch_service.stream import process
 from rankwatch_service.stream.loop import Started
-from rankwatch_service.stream.place import Place
+from rankwatch_service.stream.offsets import Offsets
 from rankwatch_service.stream.process import Stop, StreamProcess, new_counts
 from rankwatch_service.stream.saved import FencedError
 from rankwatch_service.stream.serve import YOUNG_MAX
@@ -35,7 +35,7 @@ class OneStream:
 
     @property
     def partition(self):
-        self.place = Place(self.steps, 0, 0)
+        self.offsets = Offsets(self.steps, 0, 0)
         return self
 
     def start(self) -> Started:

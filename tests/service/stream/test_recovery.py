@@ -7,21 +7,21 @@ from typing import Any
 import pytest
 
 from rankwatch_service.names import ALL_JOBS
-from rankwatch_service.stream.place import Claim, Place, Saved
+from rankwatch_service.stream.offsets import Claim, Offsets, Saved
 from rankwatch_service.stream.recovery import Facts, Plan, plan_start
 
-COMMITTED = Place(100, 10, 5)
+COMMITTED = Offsets(100, 10, 5)
 NEEDED = 40
-BEFORE, RECENT, BEYOND = Place(30, 3, 1), Place(80, 8, 4), Place(130, 13, 6)
+BEFORE, RECENT, BEYOND = Offsets(30, 3, 1), Offsets(80, 8, 4), Offsets(130, 13, 6)
 GPT = Saved("gpt", RECENT, "gpt's state")
-SETTINGS = Saved(ALL_JOBS, Place(90, 9, 5), "settings")
+SETTINGS = Saved(ALL_JOBS, Offsets(90, 9, 5), "settings")
 OLD_SETTINGS = Saved(ALL_JOBS, BEFORE, "settings")
-ELSEWHERE = Saved(ALL_JOBS, Place(700, 70, 3), "settings of another partition")
+ELSEWHERE = Saved(ALL_JOBS, Offsets(700, 70, 3), "settings of another partition")
 
 
 def moved(saved: Saved, position: int) -> Saved:
-    place = saved.place
-    return Saved(saved.job, Place(position, place.tick_number, place.control_position), saved.state)
+    offsets = saved.offsets
+    return Saved(saved.job, Offsets(position, offsets.tick_number, offsets.control_position), saved.state)
 
 
 def facts(**found: Any) -> Facts:
@@ -47,13 +47,13 @@ class Case:
     """What is other than after a stop and a start at once: nothing is replayed, and nobody begins anew."""
 
 
-NEW = Claim(Place(0, 0, 0), 1, 0, 0)
+NEW = Claim(Offsets(0, 0, 0), 1, 0, 0)
 UNPROCESSED = Claim(COMMITTED, 7, 0, 0)
 QUIET = {
     "snapshots": (SETTINGS,),
     "idle": {},
     "from_tables": (),
-    "replay_from": SETTINGS.place,
+    "replay_from": SETTINGS.offsets,
     "replay_to": COMMITTED,
     "from_log": frozenset(),
     "resume_at": COMMITTED,
@@ -67,7 +67,7 @@ CASES = (
     Case(
         "the first start of all begins with nothing",
         facts(claim=NEW, log_begin=0, log_end=0, snapshots=(), jobs=frozenset(), newest_settings=None),
-        {"snapshots": (), "replay_from": NEW.place, "replay_to": NEW.place, "resume_at": NEW.place}
+        {"snapshots": (), "replay_from": NEW.offsets, "replay_to": NEW.offsets, "resume_at": NEW.offsets}
         | {"needed_position": 0},
     ),
     Case(
@@ -77,18 +77,18 @@ CASES = (
     ),
     Case(
         "the replay begins at the earliest record, tick and control record that any snapshot lacks",
-        facts(snapshots=(SETTINGS, GPT, Saved("bert", Place(60, 9, 2), "")), jobs=frozenset({"gpt", "bert"})),
-        {"snapshots": (SETTINGS, GPT, Saved("bert", Place(60, 9, 2), "")), "replay_from": Place(60, 8, 2)},
+        facts(snapshots=(SETTINGS, GPT, Saved("bert", Offsets(60, 9, 2), "")), jobs=frozenset({"gpt", "bert"})),
+        {"snapshots": (SETTINGS, GPT, Saved("bert", Offsets(60, 9, 2), "")), "replay_from": Offsets(60, 8, 2)},
     ),
     Case(
         "a young job without a snapshot is replayed from where the log is kept",
         facts(),
-        {"from_log": {"gpt"}, "replay_from": Place(NEEDED, 0, 2)},
+        {"from_log": {"gpt"}, "replay_from": Offsets(NEEDED, 0, 2)},
     ),
     Case(
         "an unreadable snapshot does not matter while the log has everything",
         facts(claim=UNPROCESSED, log_begin=0, unreadable={"gpt": RECENT}),
-        {"from_log": {"gpt"}, "replay_from": Place(0, 0, 0), "needed_position": 0},
+        {"from_log": {"gpt"}, "replay_from": Offsets(0, 0, 0), "needed_position": 0},
     ),
     Case(
         "a job whose snapshots are unreadable is restored from the tables once the log was trimmed",
@@ -108,7 +108,7 @@ CASES = (
     Case(
         "settings that were saved long ago are used all the same: control records are never missing",
         facts(snapshots=(OLD_SETTINGS, GPT)),
-        {"snapshots": (moved(OLD_SETTINGS, NEEDED), GPT), "replay_from": Place(NEEDED, 3, 1)},
+        {"snapshots": (moved(OLD_SETTINGS, NEEDED), GPT), "replay_from": Offsets(NEEDED, 3, 1)},
     ),
     Case("an idle job stays in its row", facts(idle={"gpt": BEFORE}), {"idle": {"gpt": BEFORE}}),
     Case(
@@ -123,13 +123,13 @@ CASES = (
     ),
     Case(
         "a snapshot that is older than the idle row is not used",
-        facts(idle={"gpt": Place(85, 9, 4)}, snapshots=(SETTINGS, GPT)),
-        {"idle": {"gpt": Place(85, 9, 4)}},
+        facts(idle={"gpt": Offsets(85, 9, 4)}, snapshots=(SETTINGS, GPT)),
+        {"idle": {"gpt": Offsets(85, 9, 4)}},
     ),
     Case(
         "an idle row of a place that was never committed is not used",
         facts(idle={"gpt": BEYOND}),
-        {"from_log": {"gpt"}, "replay_from": Place(NEEDED, 0, 2)},
+        {"from_log": {"gpt"}, "replay_from": Offsets(NEEDED, 0, 2)},
     ),
     Case(
         "a snapshot of a job that another partition has now is left alone",
@@ -168,45 +168,45 @@ CASES = (
     Case(
         "records that were forgotten unprocessed are counted, and the stream goes on behind them",
         facts(log_begin=115, snapshots=(SETTINGS, GPT)),
-        {"from_tables": ("gpt",), "lost_records": 15, "resume_at": Place(115, 10, 5), "needed_position": 115}
-        | {"snapshots": (moved(SETTINGS, 100),), "replay_from": Place(100, 9, 5)},
+        {"from_tables": ("gpt",), "lost_records": 15, "resume_at": Offsets(115, 10, 5), "needed_position": 115}
+        | {"snapshots": (moved(SETTINGS, 100),), "replay_from": Offsets(100, 9, 5)},
     ),
     Case(
         "a job that was saved at the very end survives the loss of unprocessed records",
         facts(log_begin=115, snapshots=(SETTINGS, Saved("gpt", COMMITTED, ""))),
-        {"lost_records": 15, "resume_at": Place(115, 10, 5), "needed_position": 115}
-        | {"snapshots": (moved(SETTINGS, 100), Saved("gpt", COMMITTED, "")), "replay_from": Place(100, 9, 5)},
+        {"lost_records": 15, "resume_at": Offsets(115, 10, 5), "needed_position": 115}
+        | {"snapshots": (moved(SETTINGS, 100), Saved("gpt", COMMITTED, "")), "replay_from": Offsets(100, 9, 5)},
     ),
     Case(
         "a log that ends before what is committed is another one, and is read from its beginning",
         facts(log_begin=0, log_end=25, snapshots=(SETTINGS, GPT)),
-        {"from_tables": ("gpt",), "is_new_log": True, "resume_at": Place(0, 10, 5), "needed_position": 0}
-        | {"snapshots": (moved(SETTINGS, 100),), "replay_from": Place(100, 9, 5)},
+        {"from_tables": ("gpt",), "is_new_log": True, "resume_at": Offsets(0, 10, 5), "needed_position": 0}
+        | {"snapshots": (moved(SETTINGS, 100),), "replay_from": Offsets(100, 9, 5)},
     ),
     Case(
         "idle rows of another log are not used",
         facts(log_begin=0, log_end=25, idle={"gpt": RECENT}),
-        {"from_tables": ("gpt",), "is_new_log": True, "resume_at": Place(0, 10, 5), "needed_position": 0}
-        | {"snapshots": (moved(SETTINGS, 100),), "replay_from": Place(100, 9, 5)},
+        {"from_tables": ("gpt",), "is_new_log": True, "resume_at": Offsets(0, 10, 5), "needed_position": 0}
+        | {"snapshots": (moved(SETTINGS, 100),), "replay_from": Offsets(100, 9, 5)},
     ),
     Case(
         "a partition that is new takes the settings from another one and saves them at once",
         facts(claim=NEW, log_begin=0, log_end=3, snapshots=(), jobs=frozenset(), newest_settings=ELSEWHERE),
-        {"snapshots": (Saved(ALL_JOBS, Place(0, 0, 3), ELSEWHERE.state),), "save": (ALL_JOBS,)}
-        | {"replay_from": Place(0, 0, 3), "replay_to": Place(0, 0, 3), "resume_at": Place(0, 0, 3)}
+        {"snapshots": (Saved(ALL_JOBS, Offsets(0, 0, 3), ELSEWHERE.state),), "save": (ALL_JOBS,)}
+        | {"replay_from": Offsets(0, 0, 3), "replay_to": Offsets(0, 0, 3), "resume_at": Offsets(0, 0, 3)}
         | {"needed_position": 0},
     ),
     Case(
         "a job that moved into a new partition is restored from the tables",
         facts(claim=NEW, log_begin=0, log_end=3, snapshots=(), newest_settings=ELSEWHERE),
-        {"snapshots": (Saved(ALL_JOBS, Place(0, 0, 3), ELSEWHERE.state),), "save": (ALL_JOBS,)}
-        | {"replay_from": Place(0, 0, 3), "replay_to": Place(0, 0, 3), "resume_at": Place(0, 0, 3)}
+        {"snapshots": (Saved(ALL_JOBS, Offsets(0, 0, 3), ELSEWHERE.state),), "save": (ALL_JOBS,)}
+        | {"replay_from": Offsets(0, 0, 3), "replay_to": Offsets(0, 0, 3), "resume_at": Offsets(0, 0, 3)}
         | {"from_tables": ("gpt",), "needed_position": 0},
     ),
     Case(
         "a job that moved into a new partition before anybody saved settings is restored from the tables",
         facts(claim=NEW, log_begin=0, log_end=3, snapshots=(), newest_settings=None),
-        {"snapshots": (), "replay_from": Place(0, 0, 0), "replay_to": NEW.place, "resume_at": NEW.place}
+        {"snapshots": (), "replay_from": Offsets(0, 0, 0), "replay_to": NEW.offsets, "resume_at": NEW.offsets}
         | {"from_tables": ("gpt",), "needed_position": 0},
     ),
 )

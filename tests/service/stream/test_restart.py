@@ -12,13 +12,13 @@ from rankwatch import wire
 from rankwatch_detectors.metric_rule import Condition, MetricRule
 from rankwatch_service.incidents.correlator import QUIET_S
 from rankwatch_service.job.detection import JUDGED
-from rankwatch_service.job.job import REST_AFTER_S
+from rankwatch_service.job.job import IDLE_AFTER_S
 from rankwatch_service.names import ALL_JOBS
 from rankwatch_service.policy.control_records import (
     AlertsReceived,
+    IncidentReview,
     JobDeleted,
-    JobProject,
-    Judgement,
+    JobOwnership,
     PrecisionSet,
     ReportedAlert,
     RulesSet,
@@ -57,8 +57,8 @@ def alerts(service: Service) -> Moments:
 
 
 def projects(service: Service) -> Moments:
-    service.tell("gpt", JobProject("gpt", "nlp", "ann"))
-    service.tell("waits", JobProject("waits", "vision"))
+    service.tell("gpt", JobOwnership("gpt", "nlp", "ann"))
+    service.tell("waits", JobOwnership("waits", "vision"))
     yield None
     service.train(*range(10))
     yield None
@@ -67,8 +67,8 @@ def projects(service: Service) -> Moments:
     service.train(*range(10), job="waits")
     service.ill("waits")
     yield None
-    yield REST_AFTER_S
-    yield REST_AFTER_S
+    yield IDLE_AFTER_S
+    yield IDLE_AFTER_S
     service.ill(attempt="m.0", step=3)
     yield None
 
@@ -101,8 +101,8 @@ def rules(service: Service) -> Moments:
     yield from log(5.0, *[11.0] * 4, first=0)
     service.tell(ALL_JOBS, RulesSet(()))
     yield from log(11.0, first=5)
-    yield REST_AFTER_S
-    yield REST_AFTER_S
+    yield IDLE_AFTER_S
+    yield IDLE_AFTER_S
     service.tell(ALL_JOBS, RulesSet((held,)))
     yield None
     yield from log(*[11.0] * 4, first=6)
@@ -121,8 +121,8 @@ def deletions(service: Service) -> Moments:
     yield None
     service.ill(step=5)
     yield None
-    yield REST_AFTER_S
-    yield REST_AFTER_S
+    yield IDLE_AFTER_S
+    yield IDLE_AFTER_S
     service.tell("other", JobDeleted("other"))
     yield None
     service.seq.pop("other")
@@ -134,12 +134,12 @@ def idle(service: Service) -> Moments:
     service.train(*range(10))
     service.ill()
     yield None
-    yield REST_AFTER_S
-    yield REST_AFTER_S
+    yield IDLE_AFTER_S
+    yield IDLE_AFTER_S
     service.train(*range(5), job="other")
     yield None
     (incident,) = service.column(select(models.Incident.id))
-    service.tell("gpt", Judgement(incident, "resolved", "ann"))
+    service.tell("gpt", IncidentReview(incident, "resolved", "ann"))
     yield None
     service.send(attempt="m.0", ranks=ranks(2))
     service.ill(attempt="m.0", step=3)
@@ -270,7 +270,7 @@ def test_what_is_open_of_dead_jobs_stays_as_it_is_over_restarts(service):
     stream = dead_jobs(service)
     for job, incident in service.rows(select(models.Incident.job, models.Incident.id)):
         if job in ("silent", "lost"):
-            service.tell(job, Judgement(incident, "acknowledged", "ada"))
+            service.tell(job, IncidentReview(incident, "acknowledged", "ada"))
     for _ in range(70):  # nobody answers with a stack, which is said after a minute
         service.second(stream)
     open_ = select(models.Incident.job, models.Incident.kind, models.Incident.state, models.Incident.transitions)

@@ -9,7 +9,7 @@ import numpy as np
 from rankwatch_detectors.base import AttemptStart, Finding, Observation, Topology
 from rankwatch_detectors.pace.slowdown import SlowdownConfig, SlowdownDetector
 from rankwatch_detectors.pace.straggler import StragglerConfig, StragglerDetector
-from tests.support.detection.verdicts import judge, opened
+from tests.support.detection.verdicts import evaluate, opened
 from tests.support.values.presences import ATTEMPT, frame
 
 
@@ -21,4 +21,4 @@ def findings(ranks: Sequence[Sequence[Mapping[str, float]]], topology: Topology)
         names = sorted({name for row in rows for name in row if name.startswith("device_")})
         devices = {name: [row.get(name, np.nan) for row in rows] for name in names}
         observations.append(frame(step, hosts | devices, time_s=0.05 * step))
-    return opened(judge(observations, [StragglerDetector(StragglerConfig()), SlowdownDetector(SlowdownConfig())]))
+    return opened(evaluate(observations, [StragglerDetector(StragglerConfig()), SlowdownDetector(SlowdownConfig())]))

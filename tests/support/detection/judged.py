@@ -5,7 +5,7 @@ from typing import Any
 
 from rankwatch import wire
 from rankwatch_detectors.catalogue import detectors
-from rankwatch_service.job.admission import Allowance, BundleAccepted
+from rankwatch_service.job.admission import BundleAccepted, CellQuota
 from rankwatch_service.job.effects import Effects
 from rankwatch_service.job.job import JobStream
 from rankwatch_service.policy.settings_in_force import SettingsInForce
@@ -24,7 +24,7 @@ def judged(batches: Sequence[wire.Batch], after_s: float = 90.0) -> list[dict[st
         while now_s + TICK_S <= batch.sent_unix_ns * 1e-9:
             now_s += TICK_S
             job.tick(now_s, 0.0, effects)
-        assert job.admit(bundle(batch), Allowance(batch.job, 0), now_s, effects) == BundleAccepted()
+        assert job.admit(bundle(batch), CellQuota(batch.job, 0), now_s, effects) == BundleAccepted()
     for _ in range(int(after_s / TICK_S)):
         now_s += TICK_S
         job.tick(now_s, 0.0, effects)

@@ -6,7 +6,7 @@ from typing import Any
 
 from rankwatch import wire
 from rankwatch_detectors.base import Change, Finding, Kind, Observation, Occurrence, Severity
-from rankwatch_service.job.admission import Allowance, BundleAccepted
+from rankwatch_service.job.admission import BundleAccepted, CellQuota
 from rankwatch_service.job.effects import Effects
 from rankwatch_service.job.job import JobStream
 from rankwatch_service.policy.policy import Policy, PolicyLimits, Rule
@@ -103,7 +103,7 @@ class World:
 
     def send(self, attempt="l.0", **fields) -> None:
         sent = bundle(batch(next(self.seq), attempt=attempt, **fields))
-        assert self.job.admit(sent, Allowance("gpt", 0), self.now_s, self.effects) == BundleAccepted()
+        assert self.job.admit(sent, CellQuota("gpt", 0), self.now_s, self.effects) == BundleAccepted()
 
     def train(self, *steps: int, attempt="l.0") -> None:
         for step in steps:

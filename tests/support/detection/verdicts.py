@@ -10,7 +10,7 @@ from rankwatch_service.job.detection import TimedFrames
 from rankwatch_service.stream.saved import pack, unpack
 
 
-def judge(observations: Iterable[Observation], bank: Sequence[Detector] | None = None) -> list[Finding]:
+def evaluate(observations: Iterable[Observation], bank: Sequence[Detector] | None = None) -> list[Finding]:
     """All findings of the whole catalogue (or of `bank`) in the order in which they were reported."""
     bank = detectors() if bank is None else bank
     timed = TimedFrames()

@@ -53,7 +53,7 @@ def told(
     for number, one in enumerate(sent):
         for observation in [*assembler.take(bundle(one), float(number))]:
             frames += [observation] if isinstance(observation, Frame) else []
-            findings += [finding for judge in judges for finding in judge.observe(observation)]
+            findings += [finding for evaluate in judges for finding in evaluate.observe(observation)]
     for observation in [*assembler.tick(1_000.0, 0.0)]:
         frames += [observation] if isinstance(observation, Frame) else []
     return frames, findings

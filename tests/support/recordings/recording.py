@@ -18,7 +18,13 @@ from rankwatch_service.incidents.model import incident_id
 from rankwatch_service.log.base import Entry, Record
 from rankwatch_service.log.control_log import ControlLog
 from rankwatch_service.names import ALL_JOBS
-from rankwatch_service.policy.control_records import AlertsReceived, Judgement, ReportedAlert, RulesSet, encode_control
+from rankwatch_service.policy.control_records import (
+    AlertsReceived,
+    IncidentReview,
+    ReportedAlert,
+    RulesSet,
+    encode_control,
+)
 from rankwatch_service.policy.policy import Mode, Policy, PolicyLimits, Rule, policy_record
 from rankwatch_service.series.writer import SeriesWriter
 from rankwatch_service.simulate.batches import batches
@@ -139,8 +145,8 @@ def recording() -> list[Timed]:
         control(20.0, ALL_JOBS, TuningSet(1, (Tuning("s*", settings={"straggler.wall.ratio_min": 1.5}),))),
         control(33.0, ALL_JOBS, TuningSet(2, (Tuning("slow", Profile.SENSITIVE), Tuning("*", Profile.QUIET)))),
         control(60.0, ALL_JOBS, TuningSet(3)),
-        control(34.8, "nan", Judgement(FIRST, "acknowledged", "ann", "looking")),
-        control(35.0, "nan", Judgement(FIRST, "commented", "ann", "bad batch of data")),
+        control(34.8, "nan", IncidentReview(FIRST, "acknowledged", "ann", "looking")),
+        control(35.0, "nan", IncidentReview(FIRST, "commented", "ann", "bad batch of data")),
         control(12.0, "slow", alerts("firing", "host-0", "elsewhere")),
         control(30.0, "slow", alerts("resolved", "elsewhere")),
         control(48.0, "slow", alerts("expired", "host-0")),

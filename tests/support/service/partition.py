@@ -8,8 +8,8 @@ from rankwatch_detectors.base import Finding, Observation
 from rankwatch_service.job.effects import Effects
 from rankwatch_service.log.base import Record
 from rankwatch_service.names import ALL_JOBS
+from rankwatch_service.stream.offsets import Saved, StoredTick
 from rankwatch_service.stream.partition import Partition
-from rankwatch_service.stream.place import Saved, StoredTick
 from rankwatch_service.stream.saved import pack, unpack
 
 
@@ -62,8 +62,8 @@ class PlayedPartition:
         """Go on from snapshots in another process."""
         before = self.partition
         names = [ALL_JOBS, *before.jobs]
-        saved = [Saved(name, before.place, unpack(pack(before.snapshot(name)))) for name in names]
+        saved = [Saved(name, before.offsets, unpack(pack(before.snapshot(name)))) for name in names]
         self.partition = self._new()
         self.partition.restore(saved, idle={}, known=set(before.jobs))
-        self.partition.place, self.partition.now_ns = before.place, before.now_ns
+        self.partition.offsets, self.partition.now_ns = before.offsets, before.now_ns
         self.partition.settled()

@@ -5,7 +5,7 @@ from sqlalchemy import Engine, Select
 
 from rankwatch import wire
 from rankwatch_detectors.catalogue import detectors
-from rankwatch_service.job.job import REST_AFTER_S
+from rankwatch_service.job.job import IDLE_AFTER_S
 from rankwatch_service.log.base import Entry
 from rankwatch_service.log.control_log import ControlLog
 from rankwatch_service.policy.control_records import encode_control
@@ -75,7 +75,7 @@ class Service:
     def rest(self, stream: Stream) -> None:
         """An hour goes by in which nothing is heard; at its end the stream lives on for a second."""
         for _ in range(2):
-            self.clock.advance(REST_AFTER_S)
+            self.clock.advance(IDLE_AFTER_S)
             stream.step()
 
     def column(self, query: Select) -> list:

@@ -16,8 +16,8 @@ from heapq import merge
 from pathlib import Path
 
 from rankwatch import wire
+from rankwatch.agent.batch_builder import EncodedBatch
 from rankwatch.agent.clock import HostClock
-from rankwatch.agent.draft import Parcel
 from rankwatch.agent.endpoint import Endpoint, endpoint_of
 from rankwatch.agent.enrolment import Enrolment
 from rankwatch.agent.kafka_publisher import KafkaPublisher
@@ -121,7 +121,7 @@ class Fleet:
         began_s = time.monotonic()
         for message in sent(self._settings.scenario, time.time_ns()):
             time.sleep(max(0.0, began_s + message.time_s - time.monotonic()))
-            self._sender(message.batch.job, message.batch.host).put(Parcel(wire.encode(message.batch)))
+            self._sender(message.batch.job, message.batch.host).put(EncodedBatch(wire.encode(message.batch)))
             self.messages += 1
 
     def drain(self) -> bool:

@@ -11,7 +11,7 @@ from rankwatch_service.notify.pipeline import Notification, ReceiverRoute, Silen
 from rankwatch_service.notify.router import outbox_row
 from rankwatch_service.policy.announcement import Announcement, incident_announcement
 from rankwatch_service.policy.command import CommandRequest
-from rankwatch_service.policy.control_records import JobProject
+from rankwatch_service.policy.control_records import JobOwnership
 from rankwatch_service.policy.notification import MESSAGE_TYPES, NOBODYS, command_data, incident_data, message_body
 from rankwatch_service.store.rows import incident_row as row_of
 
@@ -70,9 +70,11 @@ def transition(what: str = "opened", number: int = 1, text: str = "", **incident
     return Transition(number, TransitionKind(what), "stream", text, {}, time_s, incident_version(**incident))
 
 
-def announced(what: str = "opened", number: int = 1, whose: JobProject = NOBODYS, **incident: Any) -> Announcement:
+def announced(
+    what: str = "opened", number: int = 1, ownership: JobOwnership = NOBODYS, **incident: Any
+) -> Announcement:
     """The announcement of a transition of an incident with these fields."""
-    announcement = incident_announcement(transition(what, number, **incident), {}, whose)
+    announcement = incident_announcement(transition(what, number, **incident), {}, ownership)
     assert announcement is not None
     return announcement
 
@@ -98,10 +100,10 @@ def notified(
 
 
 def incident_message(
-    change: Transition, links: Mapping[str, str], whose: JobProject = NOBODYS, world_size: int = 0
+    change: Transition, links: Mapping[str, str], ownership: JobOwnership = NOBODYS, world_size: int = 0
 ) -> bytes:
     """The body of the message about a transition."""
-    data = incident_data(change, links, whose, world_size)
+    data = incident_data(change, links, ownership, world_size)
     return message_body(MESSAGE_TYPES[change.what], change.at_unix_ns, data)
 
 

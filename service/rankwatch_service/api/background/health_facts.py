@@ -114,7 +114,7 @@ class DetectorOff(ApiReply):
 
 
 class HealthFacts(ApiReply):
-    """All that `health_problems.judge` looks at."""
+    """All that `health_problems.evaluate` looks at."""
 
     at_unix_ns: int
     """When this was read."""
@@ -402,7 +402,7 @@ class HealthProblem(ApiReply):
     """What to do about it."""
 
 
-def judge(facts: HealthFacts, *, driver_alive: bool) -> list[HealthProblem]:
+def evaluate(facts: HealthFacts, *, driver_alive: bool) -> list[HealthProblem]:
     """All problems, the critical ones first.
 
     Args:

@@ -200,8 +200,8 @@ def request_command(
             expires_s=body.expires_s or (TRACE_S if body.action is Action.TRACE else None),
         )
         links = page_links(context.settings.public_url, job, request.incident_id)
-        whose = project_of(connection, job)
-        announcement = command_announcement(request, links, whose=whose)
+        ownership = project_of(connection, job)
+        announcement = command_announcement(request, links, ownership=ownership)
         commands.add(connection, request, source=idempotency.source, announcement=announcement)
         return Command(**command_row(request))
 

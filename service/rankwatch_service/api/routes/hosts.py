@@ -17,7 +17,7 @@ from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.paging import Page, Wanted, any_of, fetch_page
 from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.store.engine import read
-from rankwatch_service.store.models import HostRecord, Job, JobHostDevice, JobProject
+from rankwatch_service.store.models import HostRecord, Job, JobHostDevice, JobOwnership
 
 router = APIRouter(prefix="/hosts", tags=["hosts"])
 
@@ -91,12 +91,12 @@ def list_hosts(
     # An incident on two devices of one host counts once.
     count = func.count(HostRecord.incident_id.distinct())
     critical = func.count(case((HostRecord.severity == "critical", HostRecord.incident_id)).distinct())
-    project = func.coalesce(JobProject.project, "")
+    project = func.coalesce(JobOwnership.project, "")
     only_job = case((HostRecord.host_id == "", HostRecord.job), else_="")
     which = (HostRecord.host, HostRecord.host_id, project, only_job)
     query = (
         select(*which, count, critical, func.max(HostRecord.at_unix_ns))
-        .outerjoin(JobProject, JobProject.job == HostRecord.job)
+        .outerjoin(JobOwnership, JobOwnership.job == HostRecord.job)
         .where(HostRecord.at_unix_ns > since)
         .group_by(*which)
         .order_by(critical.desc(), count.desc(), *which)
@@ -110,14 +110,14 @@ def list_hosts(
             Host(
                 host=host,
                 host_id=host_id,
-                project=whose,
+                project=ownership,
                 job=job,
                 verdict=verdict(n, worst),
                 incidents=n,
                 critical=worst,
                 newest_unix_ns=newest,
             )
-            for host, host_id, whose, job, n, worst, newest in rows
+            for host, host_id, ownership, job, n, worst, newest in rows
         ]
     )
 

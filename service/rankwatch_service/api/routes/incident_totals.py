@@ -20,7 +20,7 @@ from rankwatch_service.incidents.lost_time import HOUR_NS, Loss, lost_by_kind
 from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import Incident as IncidentRow
 from rankwatch_service.store.models import Job as JobRow
-from rankwatch_service.store.models import JobProject
+from rankwatch_service.store.models import JobOwnership
 
 router = APIRouter()
 
@@ -86,7 +86,7 @@ def _totals(context: Context, identity: Identity, job: list[str] | None, project
     jobs = select(JobRow.state, func.count(), func.max(JobRow.last_seen_unix_ns)).group_by(JobRow.state)
     jobs = any_of(jobs.where(identity.jobs.clause(JobRow.name)), JobRow.name, job)
     if project:
-        jobs = jobs.where(JobRow.name.in_(select(JobProject.job).where(JobProject.project.in_(project))))
+        jobs = jobs.where(JobRow.name.in_(select(JobOwnership.job).where(JobOwnership.project.in_(project))))
     with read(context.engine) as connection:
         rows = connection.execute(filters.apply(counts, identity)).all()
         costs = connection.execute(filters.apply(cost, identity)).all()

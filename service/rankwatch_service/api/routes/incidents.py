@@ -36,7 +36,7 @@ from rankwatch_service.incidents.correlator import WHY
 from rankwatch_service.log.base import Entry
 from rankwatch_service.names import NAME_CHARS_MAX
 from rankwatch_service.policy import precision
-from rankwatch_service.policy.control_records import Judgement, encode_control
+from rankwatch_service.policy.control_records import IncidentReview, encode_control
 from rankwatch_service.policy.what_now import what_now
 from rankwatch_service.short_ids import short
 from rankwatch_service.store import audit_trail
@@ -44,7 +44,7 @@ from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import Attempt as AttemptRow
 from rankwatch_service.store.models import Delivery as DeliveryRow
 from rankwatch_service.store.models import Incident as IncidentRow
-from rankwatch_service.store.models import IncidentFeedback, IncidentTransition, JobProject, Outbox
+from rankwatch_service.store.models import IncidentFeedback, IncidentTransition, JobOwnership, Outbox
 from rankwatch_service.store.models import Job as JobRow
 from rankwatch_service.store.rows import version_of
 
@@ -141,7 +141,7 @@ class IncidentFilters:
         query = any_of(query, IncidentRow.attempt, self._attempts)
         if self._projects:
             query = query.where(
-                IncidentRow.job.in_(select(JobProject.job).where(JobProject.project.in_(self._projects)))
+                IncidentRow.job.in_(select(JobOwnership.job).where(JobOwnership.project.in_(self._projects)))
             )
         if self._ranks:
             query = query.where(self._names(IncidentRow.ranks, [str(rank) for rank in self._ranks]))
@@ -335,7 +335,7 @@ class _Recorded(ApiReply):
     """Transitions of the incident before the stream received the review."""
 
 
-class _Judge:
+class _Review:
     """Records what a person says about an incident, and waits until stream has acted on it."""
 
     def __init__(
@@ -371,7 +371,7 @@ class _Judge:
     def _record(self, what: str, said: Remark) -> _Recorded:
         def work(connection: Connection) -> _Recorded:
             row = find_incident(connection, self._incident_id, self._identity)
-            record = Judgement(incident=row["id"], what=what, actor=self._identity.name, text=said.text)
+            record = IncidentReview(incident=row["id"], what=what, actor=self._identity.name, text=said.text)
             self._context.controls.append_in(connection, [Entry(row["job"], encode_control(record))])
             now, actor, fields = self._context.clock.unix_ns(), self._identity.actor, {"text": said.text}
             audit_trail.append(connection, now, actor, f"incident.{what}", row["id"], "ok", fields=fields)
@@ -384,31 +384,31 @@ class _Judge:
             return incident_detail(connection, find_incident(connection, self._incident_id, self._identity))
 
 
-JudgeDep = Annotated[_Judge, Depends()]
+ReviewDep = Annotated[_Review, Depends()]
 
 
 @router.post("/{incident_id}/acknowledge", responses={202: {"model": IncidentDetail}})
-async def acknowledge(body: Remark, judge: JudgeDep) -> IncidentDetail:
+async def acknowledge(body: Remark, review: ReviewDep) -> IncidentDetail:
     """Acknowledge an incident: you are working on it. One that somebody else has acknowledged you take over."""
-    return await judge("acknowledged", body)
+    return await review("acknowledged", body)
 
 
 @router.post("/{incident_id}/unacknowledge", responses={202: {"model": IncidentDetail}})
-async def unacknowledge(body: Remark, judge: JudgeDep) -> IncidentDetail:
+async def unacknowledge(body: Remark, review: ReviewDep) -> IncidentDetail:
     """Give an incident back: nobody is working on it."""
-    return await judge("unacknowledged", body)
+    return await review("unacknowledged", body)
 
 
 @router.post("/{incident_id}/resolve", responses={202: {"model": IncidentDetail}})
-async def resolve(body: Remark, judge: JudgeDep) -> IncidentDetail:
+async def resolve(body: Remark, review: ReviewDep) -> IncidentDetail:
     """Resolve an incident. If the trouble continues, its next episode opens a new incident."""
-    return await judge("resolved", body)
+    return await review("resolved", body)
 
 
 @router.post("/{incident_id}/comment", responses={202: {"model": IncidentDetail}})
-async def comment(body: Comment, judge: JudgeDep) -> IncidentDetail:
+async def comment(body: Comment, review: ReviewDep) -> IncidentDetail:
     """Add a comment to an incident's history."""
-    return await judge("commented", body)
+    return await review("commented", body)
 
 
 def _without_why(fields: dict[str, Any]) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from rankwatch_service.store.models import AgentView, Incident, JobHostDevice
 from rankwatch_service.store.models import Attempt as AttemptRow
 from rankwatch_service.store.models import Checkpoint as CheckpointRow
 from rankwatch_service.store.models import Job as JobRow
-from rankwatch_service.store.models import JobProject as ProjectRow
+from rankwatch_service.store.models import JobOwnership as ProjectRow
 from rankwatch_service.store.models import Order as OrderRow
 from rankwatch_service.store.settings_rows import read_policy
 

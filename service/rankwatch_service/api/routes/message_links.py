@@ -22,7 +22,7 @@ from rankwatch_service.api.http.paging import new_id
 from rankwatch_service.api.routes.silences import ACTIVE_MAX, Silence, store_silence
 from rankwatch_service.log.base import Entry
 from rankwatch_service.notify.message_links import PURPOSE, VALID_S, LinkAction, LinkError, SignedLinks
-from rankwatch_service.policy.control_records import Judgement, encode_control
+from rankwatch_service.policy.control_records import IncidentReview, encode_control
 from rankwatch_service.store import audit_trail
 from rankwatch_service.store.engine import read, upsert, write
 from rankwatch_service.store.models import Incident, Outbox, UsedLink
@@ -99,7 +99,7 @@ class LinkRoutes:
         return _page(_DONE[action], [f"{one['job']}: {one['summary']}" for one in incidents])
 
     def _acknowledge(self, connection: Connection, incident: RowMapping, actor: str, now_unix_ns: int) -> None:
-        record = Judgement(incident=incident["id"], what="acknowledged", actor=actor)
+        record = IncidentReview(incident=incident["id"], what="acknowledged", actor=actor)
         self._context.controls.append_in(connection, [Entry(incident["job"], encode_control(record))])
         audit_trail.append(connection, now_unix_ns, actor, "incident.acknowledged", incident["id"], "ok", fields={})
 

@@ -18,7 +18,7 @@ from rankwatch_service.api.http.problem import ProblemError, not_found
 from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.api.routes.incidents import find_incident, last_error, notifications_about
 from rankwatch_service.labels import incident_labels
-from rankwatch_service.notify.pipeline import objection, why_sent
+from rankwatch_service.notify.pipeline import rejection_reason, why_sent
 from rankwatch_service.notify.receivers import receiver_routes
 from rankwatch_service.notify.retry import GIVE_UP_AFTER_S
 from rankwatch_service.policy.notification import trial_message
@@ -252,7 +252,7 @@ def list_reasons(
         row = find_incident(connection, incident_id, identity)
         about = [one for one in notifications_about(connection, row["id"]) if not one.command_id]
         receivers = receiver_routes(connection) if identity.jobs.every else ()
-        whose = project_of(connection, row["job"])
+        ownership = project_of(connection, row["job"])
     found = [
         ReceiverReason(
             receiver=one.receiver,
@@ -262,7 +262,7 @@ def list_reasons(
         )
         for one in about
     ]
-    labels = incident_labels({**row, "project": whose.project, "owner": whose.owner})
+    labels = incident_labels({**row, "project": ownership.project, "owner": ownership.owner})
     kinds = {row["kind"], *(one["kind"] for one in row["consequences"])}
     named = {one.receiver for one in found}
     found += [
@@ -270,7 +270,7 @@ def list_reasons(
             receiver=receiver.name,
             transition=None,
             state="none",
-            why=f"not sent: {objection(receiver, labels, kinds) or NO_CHANGE}",
+            why=f"not sent: {rejection_reason(receiver, labels, kinds) or NO_CHANGE}",
         )
         for receiver in receivers
         if receiver.name not in named

@@ -20,11 +20,11 @@ from rankwatch_service.api.http.problem import ProblemError
 from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.api.routes.jobs import Job, JobChange, editable, find_job, shown
 from rankwatch_service.orders import commands
-from rankwatch_service.policy.control_records import JobProject
+from rankwatch_service.policy.control_records import JobOwnership
 from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import Incident
 from rankwatch_service.store.models import Job as JobRow
-from rankwatch_service.store.models import JobProject as ProjectRow
+from rankwatch_service.store.models import JobOwnership as ProjectRow
 from rankwatch_service.store.models import Token as TokenRow
 
 router = APIRouter()
@@ -164,7 +164,7 @@ def edit_job(
             raise ProblemError(403, f"this token is restricted to {identity.jobs}")
         before = project_of(connection, job)
         project = before.project if body.project is None else body.project
-        wanted = JobProject(job, project, before.owner if body.owner is None else body.owner)
+        wanted = JobOwnership(job, project, before.owner if body.owner is None else body.owner)
         if wanted != before:
             now = context.clock.unix_ns()
             set_project(connection, wanted, context.controls, now, identity.actor, idempotency.source)

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends
 from rankwatch_detectors.base import Severity
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.scopes import Scope
-from rankwatch_service.api.background.health_facts import OF_NO_JOB, HealthFacts, HealthProblem, StreamState, judge
+from rankwatch_service.api.background.health_facts import OF_NO_JOB, HealthFacts, HealthProblem, StreamState, evaluate
 from rankwatch_service.api.dependencies import Ctx
 from rankwatch_service.api.http.authorization import Require
 
@@ -35,7 +35,7 @@ def show_health(context: Ctx, identity: Annotated[Identity, Depends(Require(Scop
     A token that is restricted to some jobs gets only what names no job, host or receiver.
     """
     facts = context.health.facts()
-    problems = judge(facts, driver_alive=context.driver.alive)
+    problems = evaluate(facts, driver_alive=context.driver.alive)
     if not identity.jobs.every:
         problems = [problem for problem in problems if problem.area in OF_NO_JOB]
         hidden: dict[str, object] = {

@@ -118,13 +118,13 @@ def job_token(
     from rankwatch_service.cli.configuration import seconds
     from rankwatch_service.clock import SystemClock
     from rankwatch_service.names import is_name
-    from rankwatch_service.policy.control_records import JobProject
+    from rankwatch_service.policy.control_records import JobOwnership
     from rankwatch_service.store.engine import write
 
     if not is_name(job):
         raise CliError(Status.USAGE, f"{job!r} cannot be the name of a job")
     _require_names(project, owner)
-    clock, whose = SystemClock(), JobProject(job, project, owner)
+    clock, whose = SystemClock(), JobOwnership(job, project, owner)
     lasts_ns = seconds(lasting) * 1_000_000_000
     pin = token_pin_in_force(data, database_url)
     try:

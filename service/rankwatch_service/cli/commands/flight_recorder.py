@@ -36,10 +36,10 @@ def flight_recorder(files: FILES, as_json: JSON = False) -> None:
     Exit status: 0, nobody is waited for; 1, somebody is, or a file cannot be
     read; 2, wrong usage.
     """
-    from rankwatch_service.flight_recorder import DumpError, judge_files
+    from rankwatch_service.flight_recorder import DumpError, evaluate_files
 
     try:
-        verdict = judge_files(files)
+        verdict = evaluate_files(files)
     except DumpError as error:
         raise CliError(Status.FINDINGS, str(error)) from error
     if as_json:

@@ -35,7 +35,7 @@ class Job(Base):
     """An hour of a rank is one of a GPU or another device; true while nothing is known of its ranks."""
 
 
-class JobProject(Base):
+class JobOwnership(Base):
     """Whose a job is. There may be a row before the job has sent its first telemetry; without one, nobody said it."""
 
     __tablename__ = "job_project"

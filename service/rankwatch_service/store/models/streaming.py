@@ -159,7 +159,7 @@ class SnapshotChunk(Base):
     data: Mapped[bytes]
 
 
-class RestingJob(Base):
+class IdleJob(Base):
     """The stream's state of an idle job, which continues from here when it sends again."""
 
     __tablename__ = "resting_job"

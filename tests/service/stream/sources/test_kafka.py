@@ -108,7 +108,7 @@ def test_each_partition_is_read_from_where_its_reader_stands(log, append):
         append([entry(b"%d" % number, key) for number in range(20)])
     places = dict.fromkeys(keys, 5)
     seen = {partition: [] for partition in keys}
-    while any(place < 20 for place in places.values()):
+    while any(offsets < 20 for offsets in places.values()):
         for partition, key in keys.items():
             records = log.read(partition, places[partition], 3, wait_s=15.0)
             assert {record.key for record in records} <= {key}

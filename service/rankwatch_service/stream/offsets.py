@@ -8,7 +8,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Offsets:
     """How far a partition is processed.
 
     Every record below `position`, every tick up to `tick_number` and every control record below `control_position` is
@@ -19,21 +19,21 @@ class Place:
     tick_number: int
     control_position: int
 
-    def is_later(self, other: Place) -> bool:
+    def is_later(self, other: Offsets) -> bool:
         """Whether more is processed here than at `other`, a place in the same log."""
         return (self.tick_number, self.position) > (other.tick_number, other.position)
 
-    def is_within(self, other: Place) -> bool:
+    def is_within(self, other: Offsets) -> bool:
         """Whether all records and ticks that are processed here are processed at `other` too."""
         return self.position <= other.position and self.tick_number <= other.tick_number
 
 
-def earliest(places: Sequence[Place]) -> Place:
+def earliest(places: Sequence[Offsets]) -> Offsets:
     """The latest place from which a replay contains everything that came after each of the places."""
-    return Place(
-        min(place.position for place in places),
-        min(place.tick_number for place in places),
-        min(place.control_position for place in places),
+    return Offsets(
+        min(offsets.position for offsets in places),
+        min(offsets.tick_number for offsets in places),
+        min(offsets.control_position for offsets in places),
     )
 
 
@@ -54,7 +54,7 @@ class StoredTick:
 class Claim:
     """What the store says of a partition when a process takes it over."""
 
-    place: Place
+    offsets: Offsets
     """What is committed."""
     epoch: int
     """Only the process that has the newest epoch can commit."""
@@ -69,5 +69,5 @@ class Saved:
     """The readable snapshot of one job, or of the partition's settings (`ALL_JOBS`), as of `place`."""
 
     job: str
-    place: Place
+    offsets: Offsets
     state: Any

@@ -40,7 +40,7 @@ OVERHEAD_BYTES: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Parcel:
+class EncodedBatch:
     """An encoded batch, and up to which ring entry it settles each recorder."""
 
     body: bytes
@@ -270,7 +270,7 @@ BULK_BYTES_MAX: Final = 2 * 1024 * 1024
 """Limit of parameter names and stacks in one message. One rank's names take at most 0.5 MB, one stack 64 KB."""
 
 
-class Numbering:
+class SenderIdentity:
     """The sender's identity on the wire: a boot id for this worker, and a number for each batch.
 
     A worker serves one job, so these are also the numbers of the job's batches.
@@ -288,7 +288,7 @@ class Numbering:
         return number
 
 
-class Draft:
+class BatchBuilder:
     """Collects one attempt's records until they are sent."""
 
     def __init__(self, job: str, attempt: str) -> None:
@@ -373,7 +373,7 @@ class Draft:
         )
         self._bulk_bytes += sum(map(len, identity.get("parameters", ())))
 
-    def parcel(self, numbering: Numbering, unix_ns: int) -> Parcel:
+    def encoded_batch(self, sender_identity: SenderIdentity, unix_ns: int) -> EncodedBatch:
         """Encode the draft as the next batch of this sender."""
         steps = self._steps.table()
         if steps is not None and self._only_train:
@@ -382,9 +382,9 @@ class Draft:
             schema=wire.SCHEMA_VERSION,
             job=self.job,
             attempt=self.attempt,
-            host=numbering.host,
-            boot=numbering.boot,
-            seq=numbering.take(),
+            host=sender_identity.host,
+            boot=sender_identity.boot,
+            seq=sender_identity.take(),
             sent_unix_ns=unix_ns,
             ranks=tuple(self._ranks[rank] for rank in sorted(self._ranks)),
             steps=steps,
@@ -394,7 +394,7 @@ class Draft:
             host_devices=self.host_devices,
             events=tuple(self._events),
         )
-        return Parcel(wire.encode(batch), self.positions)
+        return EncodedBatch(wire.encode(batch), self.positions)
 
     def _add_step(self, rank: LocalRank, entry: StepEntry) -> int:
         floats, integers, refused = _split(entry)

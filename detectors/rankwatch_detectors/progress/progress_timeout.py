@@ -118,7 +118,7 @@ class Limits(NamedTuple):
         return Limits(*(max(limit, seconds) for limit in self))
 
 
-class Patience(Stateful):
+class ProgressTimeout(Stateful):
     """Durations learned from a job. Memory: a window of readings, and the longest of each kind of standstill."""
 
     STATE: ClassVar[str] = "_readings _longest"

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from rankwatch import wire
-from rankwatch.agent import draft
-from rankwatch.agent.draft import Draft, Numbering, Rows
+from rankwatch.agent import batch_builder
+from rankwatch.agent.batch_builder import BatchBuilder, Rows, SenderIdentity
 from rankwatch.reader import Note, StepEntry, ValuesEntry
 from rankwatch.wire import Column, Table
 
@@ -29,15 +29,15 @@ def entry(sequence: int, step: int, kind: int = 0, **values: float) -> StepEntry
     )  # fmt: skip
 
 
-def sent(draft: Draft) -> wire.Batch:
-    return wire.decode_batch(draft.parcel(Numbering("h"), 5).body)
+def sent(batch_builder: BatchBuilder) -> wire.Batch:
+    return wire.decode_batch(batch_builder.encoded_batch(SenderIdentity("h"), 5).body)
 
 
 def test_a_step_entry_becomes_one_row_with_the_known_columns() -> None:
-    draft = Draft("gpt", "l.0")
-    assert draft.empty
-    assert draft.add(rank(3), entry(1, 7, loss=2.5, nonfinite=4)) == 0
-    batch = sent(draft)
+    batch_builder = BatchBuilder("gpt", "l.0")
+    assert batch_builder.empty
+    assert batch_builder.add(rank(3), entry(1, 7, loss=2.5, nonfinite=4)) == 0
+    batch = sent(batch_builder)
     assert (batch.job, batch.attempt, batch.host, batch.schema, batch.seq) == ("gpt", "l.0", "h", 1, 0)
     row = {name: read(batch.steps, name)[0] for name in batch.steps.columns}
     assert row == {
@@ -48,40 +48,40 @@ def test_a_step_entry_becomes_one_row_with_the_known_columns() -> None:
 
 
 def test_the_kind_is_sent_as_soon_as_one_row_is_no_train_step() -> None:
-    draft = Draft("gpt", "l.0")
-    draft.add(rank(0), entry(1, 1))
-    draft.add(rank(0), entry(2, 2, kind=1))
-    steps = sent(draft).steps
+    batch_builder = BatchBuilder("gpt", "l.0")
+    batch_builder.add(rank(0), entry(1, 1))
+    batch_builder.add(rank(0), entry(2, 2, kind=1))
+    steps = sent(batch_builder).steps
     assert read(steps, "kind") == [0, 1]
 
 
 def test_late_values_and_notes_go_their_own_ways() -> None:
-    draft = Draft("gpt", "l.0")
-    draft.add(rank(1), ValuesEntry(4, 9, 0, 10**18, {"loss": 1.0}))
-    draft.add(rank(1), Note(5, -1, 0, 77, "rank_left", {"reason": "end"}))
-    batch = sent(draft)
+    batch_builder = BatchBuilder("gpt", "l.0")
+    batch_builder.add(rank(1), ValuesEntry(4, 9, 0, 10**18, {"loss": 1.0}))
+    batch_builder.add(rank(1), Note(5, -1, 0, 77, "rank_left", {"reason": "end"}))
+    batch = sent(batch_builder)
     assert batch.steps is None
     assert {name: read(batch.values, name) for name in batch.values.columns} == {"step": [9], "rank": [1], "loss": [1]}
     assert batch.events == (wire.Event("rank_left", 77, 1, None, {"reason": "end"}),)
-    assert draft.positions == {"ring-1": 5}
+    assert batch_builder.positions == {"ring-1": 5}
 
 
 def test_values_that_call_themselves_like_known_columns_are_refused() -> None:
-    draft = Draft("gpt", "l.0")
-    refused = draft.add(rank(0), entry(1, 1, **{"busy_s": 9.0, "phase.forward": 9.0, "loss": 1.0}))
+    batch_builder = BatchBuilder("gpt", "l.0")
+    refused = batch_builder.add(rank(0), entry(1, 1, **{"busy_s": 9.0, "phase.forward": 9.0, "loss": 1.0}))
     assert refused == 2
-    steps = sent(draft).steps
+    steps = sent(batch_builder).steps
     assert read(steps, "busy_s") == pytest.approx([0.4])
     assert read(steps, "phase.forward") == [0.25]
 
 
 def test_an_introduction_carries_who_the_rank_is() -> None:
-    draft = Draft("gpt", "l.0")
+    batch_builder = BatchBuilder("gpt", "l.0")
     identity = {"world_size": 4, "local_rank": 1, "host": "n", "device_uuid": None, "tp": 1, "can": ["pause"], "x": 1}
     identity |= {"device_type": "cuda", "switch": "leaf-1", "optimizers": 2, "lockstep": False}
-    draft.introduce(rank(2, parameters=["w", "b"], replicated=True, **identity), ("/ckpt",))
-    draft.introduce(rank(3, world_size=4), ())
-    told, untold = sent(draft).ranks
+    batch_builder.introduce(rank(2, parameters=["w", "b"], replicated=True, **identity), ("/ckpt",))
+    batch_builder.introduce(rank(3, world_size=4), ())
+    told, untold = sent(batch_builder).ranks
     assert told == wire.RankInfo(
         2, 4, 1, "n", "", 1_002, tp=1, parameters=("w", "b"), replicated=True, can=("pause",), optimizers=2,
         checkpoint_roots=("/ckpt",), checkpoint_shards=1, device_type="cuda", switch="leaf-1", lockstep=False,
@@ -90,31 +90,33 @@ def test_an_introduction_carries_who_the_rank_is() -> None:
 
 
 def test_batches_are_numbered_without_gaps_and_every_worker_has_its_own_boot_id() -> None:
-    numbering, other = Numbering("h"), Numbering("h")
-    assert [numbering.take() for _ in range(3)] == [0, 1, 2]
-    assert numbering.boot != other.boot
+    sender_identity, other = SenderIdentity("h"), SenderIdentity("h")
+    assert [sender_identity.take() for _ in range(3)] == [0, 1, 2]
+    assert sender_identity.boot != other.boot
 
 
 def test_sixty_four_rank_steps_of_sixteen_metrics_take_at_most_eighty_bytes_each() -> None:
-    draft = Draft("gpt-small", "launch-1.0")
+    batch_builder = BatchBuilder("gpt-small", "launch-1.0")
     for index in range(64):
         step, number = divmod(index, 8)
         values = {f"metric_{metric}": 1 / (index + metric + 1) for metric in range(12)}
         times = (0.1, 0.05, 0.04, 0.01)
-        draft.add(rank(number), StepEntry(step + 1, step, 0, 0, step, 10**18 + index * 10**7, *times, values, {}))
-    assert len(draft.parcel(Numbering("node-1"), 10**18).body) <= 80 * 64
+        batch_builder.add(
+            rank(number), StepEntry(step + 1, step, 0, 0, step, 10**18 + index * 10**7, *times, values, {})
+        )
+    assert len(batch_builder.encoded_batch(SenderIdentity("node-1"), 10**18).body) <= 80 * 64
 
 
 def test_a_draft_is_full_before_stacks_and_parameter_names_make_the_message_too_big() -> None:
-    draft = Draft("gpt", "l.0")
+    batch_builder = BatchBuilder("gpt", "l.0")
     names = [f"layers.{number}.attention.query.weight" for number in range(10_000)]
     count = 0
-    while not draft.full:
-        draft.introduce(rank(count, parameters=names), ())
-        draft.tell(wire.Event("stack_dump", 1, count, fields={"stack": "x" * 65_536}))
+    while not batch_builder.full:
+        batch_builder.introduce(rank(count, parameters=names), ())
+        batch_builder.tell(wire.Event("stack_dump", 1, count, fields={"stack": "x" * 65_536}))
         count += 1
     assert 1 < count < 10
-    assert len(draft.parcel(Numbering("h"), 5).body) < wire.BATCH_BYTES_MAX / 2
+    assert len(batch_builder.encoded_batch(SenderIdentity("h"), 5).body) < wire.BATCH_BYTES_MAX / 2
 
 
 def read(table: Table, name: str) -> list[float | int | None]:
@@ -202,7 +204,7 @@ def test_a_metric_that_is_exact_on_some_ranks_only_becomes_a_float_column() -> N
 
 
 def test_a_table_says_that_it_is_full_before_a_message_gets_too_big(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draft, "CELLS_MAX", 20)
+    monkeypatch.setattr(batch_builder, "CELLS_MAX", 20)
     rows = Rows()
     for step in range(4):
         rows.add(step, 0, [("a", 1.0), ("b", 2.0)], {})

@@ -94,7 +94,7 @@ class BlockSpread(Stateful):
 
 
 @dataclass(frozen=True, slots=True)
-class AnchorConfig:
+class BestLevelConfig:
     """When a level counts as lost. Shares are relative to the caller's `measure` (1 for logarithms)."""
 
     block_rows: int = 32
@@ -114,12 +114,12 @@ class AnchorConfig:
     blocks: BlockConfig = field(default_factory=BlockConfig)
 
 
-class Anchor(Stateful):
+class BestLevel(Stateful):
     """One series compared with the best level it has kept. Memory: 2 KB."""
 
     STATE: ClassVar[str] = "_spread _block _levels _known _measure best now onset_step"
 
-    def __init__(self, config: AnchorConfig) -> None:
+    def __init__(self, config: BestLevelConfig) -> None:
         self._config = config
         self._spread = BlockSpread(config.blocks)
         self.clear()
@@ -237,7 +237,7 @@ class FollowedConfig:
 class Followed(Stateful):
     """One open shift of a series of logarithms."""
 
-    STATE: ClassVar[str] = "excess calm_rows risen_rows _told _half_risen_rows _rows"
+    STATE: ClassVar[str] = "excess normal_rows risen_rows _told _half_risen_rows _rows"
 
     def __init__(self, config: FollowedConfig) -> None:
         self._config = config
@@ -246,7 +246,7 @@ class Followed(Stateful):
     def begin(self, effect: float) -> None:
         """Start following a shift of this size."""
         self._told = self.excess = effect
-        self.calm_rows = self.risen_rows = self._half_risen_rows = self._rows = 0
+        self.normal_rows = self.risen_rows = self._half_risen_rows = self._rows = 0
 
     def push(self, residual: float, reach: float) -> None:
         """Add a row.
@@ -258,7 +258,7 @@ class Followed(Stateful):
         config = self._config
         self._rows += 1
         self.excess += (residual - self.excess) / config.clear_rows
-        self.calm_rows = self.calm_rows + 1 if self.excess < config.clear_share * self._told else 0
+        self.normal_rows = self.normal_rows + 1 if self.excess < config.clear_share * self._told else 0
         rise, least = self.excess - self._told, max(math.log(config.rise_ratio) + reach, config.rise_share * self._told)
         self.risen_rows = self.risen_rows + 1 if rise > least else 0
         self._half_risen_rows = self._half_risen_rows + 1 if rise > least / 2 else 0
@@ -266,7 +266,7 @@ class Followed(Stateful):
     @property
     def is_over(self) -> bool:
         """Whether the level is back where it was."""
-        return self.calm_rows >= self._config.clear_rows
+        return self.normal_rows >= self._config.clear_rows
 
     @property
     def has_risen(self) -> bool:
@@ -281,7 +281,7 @@ class Followed(Stateful):
 
 
 @dataclass(frozen=True, slots=True)
-class WanderingConfig:
+class RandomWalkConfig:
     """What counts as wandering."""
 
     spreads: float = 3.0
@@ -300,12 +300,12 @@ class WanderingConfig:
     """Newest bouts that are remembered; the largest of them is the size of the pattern."""
 
 
-class Wandering(Stateful):
+class RandomWalk(Stateful):
     """The wandering of one series of logarithms within one launch. Memory: constant."""
 
     STATE: ClassVar[str] = "_blocks _bouts _rows"
 
-    def __init__(self, config: WanderingConfig) -> None:
+    def __init__(self, config: RandomWalkConfig) -> None:
         self._config = config
         self._blocks = BlockSpread()
         self.clear()

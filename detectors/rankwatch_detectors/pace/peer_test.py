@@ -18,9 +18,9 @@ from rankwatch_detectors.explanation import (
     ExplainedDetector,
     FrameCounts,
     LeftOut,
-    Shortfall,
     Statistic,
     Suspect,
+    UnmetCriterion,
     least_shift,
     split,
 )
@@ -41,7 +41,7 @@ PEERS_SHOWN_MAX = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class WitnessConfig:
+class PeerTestConfig:
     """What a witness looks for."""
 
     ratios: tuple[float, ...]
@@ -63,12 +63,12 @@ class WitnessConfig:
     else it is 1."""
 
 
-class Witness(Stateful):
+class PeerTest(Stateful):
     """Judges one positive quantity of all ranks, row by row."""
 
     STATE: ClassVar[str] = "baseline load bank step_s _since _rows"
 
-    def __init__(self, config: WitnessConfig, baseline: BaselineConfig, load: LoadConfig, budget: float) -> None:
+    def __init__(self, config: PeerTestConfig, baseline: BaselineConfig, load: LoadConfig, budget: float) -> None:
         self._config = config
         self.effect_min = abs(math.log(config.ratio_min))
         """The least shift that is reported, in logarithms."""
@@ -88,7 +88,7 @@ class Witness(Stateful):
         self._logs: Floats = np.zeros(0)
         self._residual: Floats = np.zeros(0)
         self._usable: Bools = np.zeros(0, dtype=np.bool_)
-        self._missing: dict[int, Shortfall] = {}
+        self._missing: dict[int, UnmetCriterion] = {}
         """Ranks beyond the threshold in this row that were not reported, and what they lack."""
 
     def begin(self, topology: Topology, came_from: np.ndarray[tuple[int], np.dtype[np.int64]]) -> None:
@@ -98,14 +98,14 @@ class Witness(Stateful):
         self.bank.clear(topology.world_size)
         self._since = {}
 
-    def judge(
+    def evaluate(
         self,
         values: Floats,
         frame: Frame,
         step_s: float | None,
         now_s: float,
         frozen: Sequence[int],
-        doubt: Floats | None = None,
+        uncertainty: Floats | None = None,
     ) -> tuple[Floats, list[Crossing]]:
         """Score and decide one row; `learn` must follow.
 
@@ -115,7 +115,7 @@ class Witness(Stateful):
             step_s: seconds of this step, None if not measured.
             now_s: stream time.
             frozen: ranks with an open episode, which are scored but neither tested nor learned.
-            doubt: scatter of this row in addition to the baseline's, by rank, in logarithms.
+            uncertainty: scatter of this row in addition to the baseline's, by rank, in logarithms.
 
         Returns:
             Each rank's residual in logarithms, and the ranks that crossed and passed verification.
@@ -128,7 +128,7 @@ class Witness(Stateful):
         logs = np.log(values if all_usable else np.where(usable, values, 1.0))
         baseline = self.baseline
         residual = baseline.residual(logs, usable)
-        self.sigma = baseline.sigma() if doubt is None else np.hypot(baseline.sigma(), doubt)
+        self.sigma = baseline.sigma() if uncertainty is None else np.hypot(baseline.sigma(), uncertainty)
         residual = self.load.unexplained(frame, residual, usable, baseline.groups, self.sigma)
         if not all_usable:
             residual = np.where(usable, residual, 0.0)
@@ -160,8 +160,8 @@ class Witness(Stateful):
         if frozen:
             scattered = scattered.copy()
             scattered[list(frozen)] = False
-        calm = scattered & (self.bank.strongest() < SUSPECT_EVIDENCE)
-        self.baseline.learn(self._logs, self._residual, calm, scattered)
+        normal = scattered & (self.bank.strongest() < SUSPECT_EVIDENCE)
+        self.baseline.learn(self._logs, self._residual, normal, scattered)
 
     def suspects(self, rank: int) -> bool:
         """Whether a rank's newest rows are higher than chance would explain."""
@@ -182,16 +182,16 @@ class Witness(Stateful):
             self._waits, self._since = False, {}
             return []
         # The threshold counts every level as a test, but a crossing is verified only once, so their share is removed.
-        doubt_limit = limit - math.log(self.bank.levels)
+        uncertainty_limit = limit - math.log(self.bank.levels)
         for crossing in found:
-            verdict = self.baseline.verify(crossing, doubt_limit, self.effect_min)
+            verdict = self.baseline.verify(crossing, uncertainty_limit, self.effect_min)
             if verdict is Proof.FAILED or not self._moved_itself(crossing):
                 self.baseline.absorb(crossing.rank, crossing.effect, crossing.rows)
                 self.bank.clear_rank(crossing.rank)
             elif verdict is Proof.GIVEN:
                 crossings.append(crossing)
             else:
-                self._missing[crossing.rank] = Shortfall.CERTAINTY
+                self._missing[crossing.rank] = UnmetCriterion.CERTAINTY
         beyond = crossings
         lasting = [crossing for crossing in crossings if self._lasts(crossing)]
         # With two ranks, the other rank's baseline would learn this shift while it is waited for.
@@ -202,7 +202,7 @@ class Witness(Stateful):
             crossings = [c for c in crossings if now_s - self._since[str(c.rank)] >= config.duration_min_s]
         if len(crossings) < len(beyond):
             self._missing |= dict.fromkeys(
-                {one.rank for one in beyond} - {one.rank for one in crossings}, Shortfall.DURATION
+                {one.rank for one in beyond} - {one.rank for one in crossings}, UnmetCriterion.DURATION
             )
         return crossings
 
@@ -229,7 +229,7 @@ class Witness(Stateful):
         return [self._suspect(self.bank.run(rank), source) for rank in ranks]
 
     def _suspect(self, run: Crossing, source: str) -> Suspect:
-        missing = self._missing.get(run.rank, Shortfall.NOTHING) if self.judged[run.rank] else Shortfall.VALUE
+        missing = self._missing.get(run.rank, UnmetCriterion.NOTHING) if self.judged[run.rank] else UnmetCriterion.VALUE
         scope = IncidentScope.of_rank(run.rank)
         ratio = math.exp(run.effect)
         return Suspect(scope, Statistic.EVIDENCE, run.evidence, self.limit, run.rows, ratio, missing, source)
@@ -247,8 +247,8 @@ class Witness(Stateful):
         if shift is None or lasted_s < config.large_s:
             return None
         brief = rows < config.lasting_rows or lasted_s < config.lasting_s
-        doubt = self.baseline.doubt(rank, self.limit - math.log(self.bank.levels), held)
-        return max(shift, self.effect_min, doubt, math.log(config.lasting_ratio) if brief else 0.0)
+        uncertainty = self.baseline.uncertainty(rank, self.limit - math.log(self.bank.levels), held)
+        return max(shift, self.effect_min, uncertainty, math.log(config.lasting_ratio) if brief else 0.0)
 
     def _lasts(self, crossing: Crossing) -> bool:
         """Whether a run is large, or long enough for its size."""
@@ -360,21 +360,21 @@ def added_by_one_s(frame: Frame) -> float | None:
 MEASURED = frozenset({"busy_s", "device_busy_s", "device_wait_s"})
 
 
-class WitnessedDetector(ExplainedDetector):
+class PeerTestDetector(ExplainedDetector):
     """Base of a detector whose scopes are ranks, each judged by one or more witnesses."""
 
     _config: Any
     _rows: int
-    witnesses: dict[str, Witness]
+    peer_tests: dict[str, PeerTest]
     """By name."""
 
-    def _name(self, witness: Witness) -> str:
-        return next(name for name, one in self.witnesses.items() if one is witness)
+    def _name(self, peer_test: PeerTest) -> str:
+        return next(name for name, one in self.peer_tests.items() if one is peer_test)
 
     def _rows_of_steps(self, counts: FrameCounts) -> dict[str, int]:
         if self.world_size == 1:
             return {LeftOut.ALONE: counts[TRAIN]}
-        known = max(witness.known_rows for witness in self.witnesses.values())
+        known = max(peer_test.known_rows for peer_test in self.peer_tests.values())
         warm = self._config.baseline.warm_rows
         before = max(known - max(self._rows - self._config.skipped_rows, 0), 0)
         not_measured = {LeftOut.NOT_MEASURED: max(counts[TRAIN] - self._rows, 0)}
@@ -384,8 +384,8 @@ class WitnessedDetector(ExplainedDetector):
         """Ranks with half of the evidence that is reported, or more, by each witness."""
         if frame.family == "values":
             return ()
-        near = [name for name, witness in self.witnesses.items() if witness.bank.near]
-        return [suspect for name in near for suspect in self.witnesses[name].suspected(name)] if near else ()
+        near = [name for name, peer_test in self.peer_tests.items() if peer_test.bank.near]
+        return [suspect for name in near for suspect in self.peer_tests[name].suspected(name)] if near else ()
 
     def crossed(self, finding: Finding) -> Suspect | None:
         """The evidence of the run; None for differences that are reported without one."""
@@ -393,31 +393,31 @@ class WitnessedDetector(ExplainedDetector):
         if "log_likelihood_ratio" not in told:
             return None
         effect = finding.score * told["sigma"] / math.sqrt(told["rows"])
-        value, limit = told["log_likelihood_ratio"], self.witnesses[told["witness"]].limit
+        value, limit = told["log_likelihood_ratio"], self.peer_tests[told["witness"]].limit
         ratio = math.exp(effect)
         return Suspect(finding.scope, Statistic.EVIDENCE, value, limit, told["rows"], ratio, source=told["witness"])
 
     def needed(self, crossed: Suspect, rows: int) -> float | None:
         """The mean ratio that would have been reported."""
-        return _ratio(self.witnesses[crossed.source].detectable(crossed.scope.number, rows))
+        return _ratio(self.peer_tests[crossed.source].detectable(crossed.scope.number, rows))
 
     def detectable(self) -> Sequence[Detectable]:
         """Effects that each witness can detect, for a rank with the median noise and for the noisiest."""
         found = []
-        for name, witness in self.witnesses.items():
-            ranks = np.flatnonzero(witness.baseline.ready())
+        for name, peer_test in self.peer_tests.items():
+            ranks = np.flatnonzero(peer_test.baseline.ready())
             if ranks.size:
-                sigma = witness.baseline.sigma()
+                sigma = peer_test.baseline.sigma()
                 order = ranks[np.argsort(sigma[ranks], kind="stable")]
                 middle, noisiest = int(order[order.size // 2]), int(order[-1])
-                found.append(_detectable(witness, middle, f"a slow rank, by {name} time"))
-                found.append(_detectable(witness, noisiest, f"rank {noisiest}, the noisiest, by {name} time"))
+                found.append(_detectable(peer_test, middle, f"a slow rank, by {name} time"))
+                found.append(_detectable(peer_test, noisiest, f"rank {noisiest}, the noisiest, by {name} time"))
         return found
 
 
-def _detectable(witness: Witness, rank: int, fault: str) -> Detectable:
-    sizes = tuple((rows, _ratio(witness.detectable(rank, rows))) for rows in DETECTABLE_ROWS)
-    return Detectable(fault, "ratio", math.expm1(float(witness.baseline.sigma()[rank])), sizes)
+def _detectable(peer_test: PeerTest, rank: int, fault: str) -> Detectable:
+    sizes = tuple((rows, _ratio(peer_test.detectable(rank, rows))) for rows in DETECTABLE_ROWS)
+    return Detectable(fault, "ratio", math.expm1(float(peer_test.baseline.sigma()[rank])), sizes)
 
 
 def _ratio(shift: float | None) -> float | None:
