@@ -161,8 +161,8 @@ def incident_lines(folder: Path, name: str, labels: dict[str, Any]) -> ScoredSer
     random = np.random.default_rng(0)
     with tempfile.NamedTemporaryFile("w", suffix=".csv") as out:
         out.write("step,step_time_s,loss,grad_norm\n")
-        calm = 300
-        for before in range(calm, 0, -1):
+        normal = 300
+        for before in range(normal, 0, -1):
             step = int(first["iteration"]) - before * interval
             loss, norm = float(first["lm_loss"]), float(first["grad_norm"])
             # 2 % between log lines, norms a tenth: what the calm stretches of the same chronicles show.

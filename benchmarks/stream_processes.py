@@ -40,7 +40,7 @@ from tests.support.kafka.broker import broker_at_hand
 PARTITIONS = 24
 ROWS = 64
 DEADLINE_S = 120.0
-CALM_S = 5.0
+NORMAL_S = 5.0
 REST_S = 5.0
 FIXED_STEPS = 100_000
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -73,7 +73,7 @@ def settled(engine: Engine) -> None:
     """Wait until every partition has its owner and nothing moves any more."""
     wait_for(lambda: claims(engine)[0] == PARTITIONS)
     before, since_s = claims(engine), time.monotonic()
-    while time.monotonic() - since_s < CALM_S:
+    while time.monotonic() - since_s < NORMAL_S:
         time.sleep(0.2)
         if (now := claims(engine)) != before:
             before, since_s = now, time.monotonic()

@@ -226,9 +226,9 @@ def adversaries(optimizer_name: str, *, seed: int, steps: int) -> Curve:
         angle = 2 * math.pi * torch.rand(64)
         real = torch.stack([angle.cos(), angle.sin()], 1) + 0.05 * torch.randn(64, 2)
         made = generator(torch.randn(64, 8))
-        doubt = functional.softplus(-critic(real)).mean() + functional.softplus(critic(made.detach())).mean()
+        critic_loss = functional.softplus(-critic(real)).mean() + functional.softplus(critic(made.detach())).mean()
         optimizers[1].zero_grad()
-        doubt.backward()  # type: ignore[no-untyped-call]
+        critic_loss.backward()  # type: ignore[no-untyped-call]
         optimizers[1].step()
         loss = functional.softplus(-critic(made)).mean()
         optimizers[0].zero_grad()

@@ -301,7 +301,7 @@ class DriftWatch(RuleWatch):
         self.value = sum(self._recent) / len(self._recent)
         residual = self._residual(value)
         if not self._shift and self._drift.push(residual):
-            self._judge_shift(self.value - self._level)
+            self._evaluate_shift(self.value - self._level)
         bad = self._shift * (self.value - self._level) > BACK_SHARE * self._shift**2
         was_open = self.held.any_open
         self._hold(np.array([bad]), np.array([not bad]), frame, now_s)
@@ -321,7 +321,7 @@ class DriftWatch(RuleWatch):
     def sentence(self) -> str:  # noqa: D102
         return f"{column_words(self.rule.metric)} has left its usual {self._level:.6g} and is at {self.value:.6g}"
 
-    def _judge_shift(self, shift: float) -> None:
+    def _evaluate_shift(self, shift: float) -> None:
         if abs(shift) < SHIFT_MIN * self._scatter:
             return
         if self.rule.direction in (Direction.BOTH, Direction.UP if shift > 0 else Direction.DOWN):

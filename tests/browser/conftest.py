@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from rankwatch_service.demo.service import ServiceProcess
-from tests.browser.office import PATIENCE_MS, Office, opened
+from tests.browser.office import TIMEOUT_MS, Office, opened
 from tests.support.service.api import served_api
 from tests.support.service.process import children
 from tests.support.service.telemetry_feed import Feed
@@ -29,7 +29,7 @@ FLAGS = (
 )
 HOSTILE = "<img src=x onerror='window.hacked=1'>"
 BAD_STEP = 120
-expect.set_options(timeout=PATIENCE_MS)
+expect.set_options(timeout=TIMEOUT_MS)
 
 
 def pytest_collection_modifyitems(items):
@@ -108,7 +108,7 @@ class Visit:
         self.page = page
         self.url = url
         self.complaints: list[str] = []
-        page.set_default_timeout(PATIENCE_MS)
+        page.set_default_timeout(TIMEOUT_MS)
         page.on("console", lambda message: self._heard(message.type, message.text))
         page.on("pageerror", lambda error: self.complaints.append(f"uncaught: {error}"))
 
@@ -131,7 +131,7 @@ def logged_in(page: Page, service: ServiceProcess) -> Visit:
 
 def until(page: Page, expression: str) -> None:
     """Wait until an expression holds. Playwright's own waiting needs eval, which our pages forbid."""
-    deadline_s = time.monotonic() + PATIENCE_MS / 1000
+    deadline_s = time.monotonic() + TIMEOUT_MS / 1000
     while not page.evaluate(expression):
         assert time.monotonic() < deadline_s, expression
         page.wait_for_timeout(50)

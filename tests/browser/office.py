@@ -14,7 +14,7 @@ from tests.support.store.rows import add, attempt_row, job_row
 from tests.support.values.incidents import incident_row
 
 S = 10**9
-PATIENCE_MS = 60_000
+TIMEOUT_MS = 60_000
 
 
 class Office:
@@ -85,7 +85,7 @@ def opened(chromium: Browser, width: int = 1280, height: int = 800) -> Iterator[
         viewport={"width": width, "height": height}, timezone_id="Asia/Kolkata", locale="en-GB"
     )
     page = context.new_page()
-    page.set_default_timeout(PATIENCE_MS)
+    page.set_default_timeout(TIMEOUT_MS)
     try:
         yield page
     finally:

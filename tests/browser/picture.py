@@ -16,7 +16,7 @@ from rankwatch_service.demo.display import DemoView
 from rankwatch_service.demo.processes import own_environment
 from rankwatch_service.demo.service import ServiceProcess
 from rankwatch_service.demo.throttled import JOB, TOLD_LIMIT_S, ThrottledJob
-from tests.browser.conftest import CHROMIUM, FLAGS, PATIENCE_MS
+from tests.browser.conftest import CHROMIUM, FLAGS, TIMEOUT_MS
 
 SIZE = {"width": 1280, "height": 900}
 LIMIT_S = 120.0 + TOLD_LIMIT_S
@@ -53,7 +53,7 @@ def shoot(service: ServiceProcess, page_path: str, path: Path) -> None:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
         page = browser.new_page(viewport=SIZE)
-        page.set_default_timeout(PATIENCE_MS)
+        page.set_default_timeout(TIMEOUT_MS)
         page.goto(service.login_url)
         page.wait_for_url("**/incidents")
         page.goto(service.url + page_path)

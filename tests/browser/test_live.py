@@ -6,7 +6,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.office import PATIENCE_MS
+from tests.browser.office import TIMEOUT_MS
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.ci]
 
@@ -38,7 +38,7 @@ def test_no_list_is_read_while_nothing_changes(office):
         expect(page.locator(".live")).to_have_text("Live")
         page.wait_for_load_state("networkidle")
         asked.append(asked_from_now_on(page))
-    with pages[0].expect_response(re.compile("/incidents/totals"), timeout=PATIENCE_MS):
+    with pages[0].expect_response(re.compile("/incidents/totals"), timeout=TIMEOUT_MS):
         pages[1].wait_for_timeout(POLLED_MS)
     pages[1].wait_for_timeout(500)
     assert asked == [[], []]

@@ -6,7 +6,7 @@ import pytest
 from playwright.sync_api import expect
 
 from rankwatch_service.store.models import HostRecord
-from tests.browser.conftest import BAD_STEP, HOSTILE, PATIENCE_MS, until
+from tests.browser.conftest import BAD_STEP, HOSTILE, TIMEOUT_MS, until
 from tests.browser.office import S, card
 from tests.support.store.rows import add
 
@@ -173,7 +173,7 @@ def test_light_and_dark_are_kept(visit):
 def test_without_a_session_every_page_leads_to_the_login_and_back(chromium, site):
     context = chromium.new_context()
     page = context.new_page()
-    page.set_default_timeout(PATIENCE_MS)
+    page.set_default_timeout(TIMEOUT_MS)
     page.goto(f"{site.service.url}/jobs/gpt-small")
     expect(page).to_have_url(re.compile(r"/login\?next="))
     page.get_by_label("Access token").fill("rankwatch_api_nonsense")
@@ -191,7 +191,7 @@ def test_without_a_session_every_page_leads_to_the_login_and_back(chromium, site
 def test_the_login_link_leaves_no_token_in_the_address_or_the_history(chromium, site):
     context = chromium.new_context()
     page = context.new_page()
-    page.set_default_timeout(PATIENCE_MS)
+    page.set_default_timeout(TIMEOUT_MS)
     page.goto(site.service.login_url)
     expect(page).to_have_url(re.compile(r"/incidents$"))
     assert site.service.token not in page.url

@@ -167,8 +167,8 @@ def test_trails_do_not_grow_with_steps_or_ranks() -> None:
     histories, detector, counts = StatisticHistories(), Endless(), FrameCounts()
     for step in range(5_001):
         histories.take(detector, frame(step, {"loss": [2.0]}), [], counts)
-    kept = histories.snapshot()["_trails"]["endless"]
+    kept = histories.snapshot()["_histories"]["endless"]
     assert len(kept) == HISTORIES_MAX
     for step in range(5_001, 5_001 + 2 * POINTS_MAX):
         histories.take(detector, frame(step, {"loss": [2.0]}), [], counts)
-    assert max(map(len, histories.snapshot()["_trails"]["endless"].values())) <= POINTS_MAX
+    assert max(map(len, histories.snapshot()["_histories"]["endless"].values())) <= POINTS_MAX

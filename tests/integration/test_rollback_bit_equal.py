@@ -137,7 +137,7 @@ STEP_S = 0.02
 """Added to each step before the rollback: the order has to arrive before the run ends."""
 MARGIN_STEPS = 50
 """One second for the order to reach all ranks, also on a busy machine."""
-PATIENCE_S = 150.0
+TIMEOUT_S = 150.0
 
 
 class Loader:
@@ -198,16 +198,16 @@ def to_the_end(rank: int) -> dict[int, str]:
 
 def order_rollback(directory: Path) -> list[Any]:
     """What agents and api do, for ranks of one host: hold at S, do, go. Returns the ranks' answers."""
-    until(lambda: len(list(directory.glob("*.ring"))) == RANKS, PATIENCE_S)
+    until(lambda: len(list(directory.glob("*.ring"))) == RANKS, TIMEOUT_S)
     readers = [until(lambda path=path: opened(path)) for path in sorted(directory.glob("*.ring"))]
-    until(lambda: min(reader.progress().step for reader in readers) >= ORDERED_FAULT_AT, PATIENCE_S)
+    until(lambda: min(reader.progress().step for reader in readers) >= ORDERED_FAULT_AT, TIMEOUT_S)
     hold = Directive(
         order="o1",
         attempt="l.0",
         phase="hold",
         action="rollback",
         step=max(reader.progress().step for reader in readers) + MARGIN_STEPS,
-        lease_s=PATIENCE_S,
+        lease_s=TIMEOUT_S,
         checkpoint=f"memory:l.0:{KEPT_EVERY}",
         checkpoint_step=KEPT_EVERY,
         k=1,
@@ -215,7 +215,7 @@ def order_rollback(directory: Path) -> list[Any]:
     for phase, answer in (("hold", "held"), ("do", "done"), ("go", "went")):
         for reader in readers:
             reader.directives.write(hold._replace(phase=phase))
-        until(lambda is_now=answer: all(reader.progress().answer.answer == is_now for reader in readers), PATIENCE_S)
+        until(lambda is_now=answer: all(reader.progress().answer.answer == is_now for reader in readers), TIMEOUT_S)
         if phase == "do":
             answers = [reader.progress().answer for reader in readers]
     for reader in readers:

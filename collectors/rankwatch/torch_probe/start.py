@@ -83,7 +83,7 @@ class Sampling:
             self.every //= 2
 
 
-PATIENCE_STEPS: Final = 10
+START_STEPS_MAX: Final = 10
 """Steps after which the line is printed even if not every optimizer has made an update."""
 
 _LOG_IT: Final = "log what clip_grad_norm_ returns as grad_norm"
@@ -129,7 +129,7 @@ class Start:
         if self._said == known:
             return
         self._steps += 1
-        if self._steps < PATIENCE_STEPS and not all(share.ever_made and share.ever_touched for share in self._shares):
+        if self._steps < START_STEPS_MAX and not all(share.ever_made and share.ever_touched for share in self._shares):
             return
         self._said = known
         sink.declare({"optimizers": len(self._active)})

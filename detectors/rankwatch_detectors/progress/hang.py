@@ -85,7 +85,7 @@ class HangDetector(DispatchingDetector):
         "_rested _paused_s _inside_s _apart _stopped _stopped_at_s _hosts _leads _accelerated"
     )
 
-    LEARNED_FOR_GOOD: ClassVar[tuple[str, ...]] = ("_patience",)
+    LEARNED_FOR_GOOD: ClassVar[tuple[str, ...]] = ("_timeout",)
 
     def __init__(self, config: HangConfig) -> None:
         super().__init__()

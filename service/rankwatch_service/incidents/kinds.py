@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 from rankwatch_detectors.base import Kind, Severity
 
 _LOSS: Final = frozenset({Kind.LOSS_SPIKE, Kind.LOSS_DIVERGENCE, Kind.GRAD_NORM})
-_SPOILT: Final = frozenset({Kind.LOSS_DIVERGENCE, Kind.NONFINITE, Kind.CORRUPTION})
+_CORRUPTED: Final = frozenset({Kind.LOSS_DIVERGENCE, Kind.NONFINITE, Kind.CORRUPTION})
 _ENDS: Final = frozenset({Kind.HANG, Kind.RANK_LOST, Kind.TELEMETRY_LOST, Kind.RESTART_LOOP})
 _OF_SENDERS: Final = frozenset({Kind.LIMIT_REACHED, Kind.FORGED_TELEMETRY})
 _ALONE: Final = _OF_SENDERS | {Kind.METRIC, Kind.ALERT}
@@ -281,7 +281,7 @@ KINDS: Final[dict[Kind, KindTraits]] = {
             "Nothing to do now: while the loss stays at its level, nothing is lost; if it follows, you get a message.",
             "If norms jump again and again, lower the learning rate or the clipping threshold.",
         ),
-        becomes=_SPOILT,
+        becomes=_CORRUPTED,
         chart="level",
         in_files=(("grad_norm",),),
         is_previewable=True,
@@ -295,7 +295,7 @@ KINDS: Final[dict[Kind, KindTraits]] = {
             "Nothing to do now: most spikes pass within 16 steps; you get a message if the loss stays high.",
             "If it jumps again and again, look at the batches of these steps, and lower the learning rate.",
         ),
-        becomes=_SPOILT,
+        becomes=_CORRUPTED,
         chart="level",
         in_files=(("loss",),),
         is_previewable=True,

@@ -67,10 +67,10 @@ def incident_text(incident: IncidentVersion, world_size: int, accelerated: bool 
         return _lines(what, lasted, f"Details: {command_to_type(incident)}")
     what += f". {_since(incident)}"
     what += f". Impact: {impact(incident.kind, incident.severity, incident.evidence)}"
-    in_doubt = may_be_skipped(incident.kind, incident.severity, incident.evidence)
-    what += _cost(incident, world_size, accelerated) * (not in_doubt)
+    uncertain = may_be_skipped(incident.kind, incident.severity, incident.evidence)
+    what += _cost(incident, world_size, accelerated) * (not uncertain)
     usual = f"Confidence that it is real: {confidence_words(incident.confidence)}"
-    usual += " (that the norm was not finite; whether it went into the weights is not known)" * in_doubt
+    usual += " (that the norm was not finite; whether it went into the weights is not known)" * uncertain
     if incident.cause and not KINDS[incident.kind].is_of_device:
         usual += f". Likely cause: {cause_words(incident.cause, incident.evidence)}"
     before = changed(incident.changes_before, incident.onset_unix_ns)

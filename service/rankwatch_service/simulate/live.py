@@ -38,7 +38,7 @@ TOGETHER_MAX: Final = 32
 FLUSH_S: Final = 0.15
 """Seconds of steps in one batch, as agents send them."""
 
-PATIENCE_S: Final = 60.0
+GIVE_UP_AFTER_S: Final = 60.0
 """How long one batch is tried before sending fails."""
 
 PAUSE_FIRST_S: Final = 0.1
@@ -231,7 +231,7 @@ class _HostSender(threading.Thread):
 
     def _deliver(self, connection: LiveConnection, entries: Sequence[tuple[bytes, int]]) -> None:
         bodies = [body for body, _ in entries]
-        deadline_s = self._clock.monotonic_s() + PATIENCE_S
+        deadline_s = self._clock.monotonic_s() + GIVE_UP_AFTER_S
         pause_s = PAUSE_FIRST_S
         while True:
             try:
