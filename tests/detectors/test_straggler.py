@@ -259,9 +259,9 @@ def test_the_more_ranks_wait_for_cores_the_less_a_row_says() -> None:
     cpu_contention = CpuContention(CpuContentionConfig())
     cpu_contention.regroup(("a", "a", "a", "b", "b", "b"))
     cpu = np.ones(6)
-    doubt = cpu_contention.doubt(np.array([1.0, 1.5, 1.5, 1.0, 1.0, 9.0]), cpu)
-    assert doubt[:3] == pytest.approx(0.25 * math.log(1.5))
-    assert doubt[3:] == pytest.approx(0.0)
+    uncertainty = cpu_contention.uncertainty(np.array([1.0, 1.5, 1.5, 1.0, 1.0, 9.0]), cpu)
+    assert uncertainty[:3] == pytest.approx(0.25 * math.log(1.5))
+    assert uncertainty[3:] == pytest.approx(0.0)
 
 
 def test_four_real_ranks_with_a_tenth_of_two_cores_are_accused_of_nothing() -> None:

@@ -85,7 +85,7 @@ def all_records(body: bytes, reason: str) -> Losses:
 
 
 CELLS_MAX: Final = 300_000
-"""Rows x columns of one table: 2.4 MB at 8 bytes a cell. Two tables and `draft.BULK_BYTES_MAX` stay below the 8 MB that
+"""Rows x columns of one table: 2.4 MB at 8 bytes a cell. Two tables and `BULK_BYTES_MAX` stay below the 8 MB that
 the service accepts as a message."""
 
 F4_EXACT_MAX: Final = 2.0**24

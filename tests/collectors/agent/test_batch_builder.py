@@ -19,7 +19,12 @@ from rankwatch.wire import Column, Table
 def rank(number: int, **identity: Any) -> Any:
     """As much of a local rank as a draft looks at."""
     return SimpleNamespace(
-        rank=number, path=f"ring-{number}", identity=identity, header=SimpleNamespace(pid=1_000 + number), shards=1
+        rank=number,
+        path=f"ring-{number}",
+        identity=identity,
+        header=SimpleNamespace(pid=1_000 + number),
+        shards=1,
+        is_followed=False,
     )
 
 
