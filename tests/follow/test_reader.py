@@ -331,6 +331,11 @@ def test_the_end_of_training(text: str):
     assert End() in read("".join(map(line, range(8))) + text)
 
 
+@pytest.mark.parametrize("text", ["Epoch 1 training completed in 5 min\n", "train_runtime is not known\n"])
+def test_what_is_no_end_of_training(text: str):
+    assert End() not in read("".join(map(line, range(8))) + text)
+
+
 @pytest.mark.parametrize(
     ("text", "kind"),
     [

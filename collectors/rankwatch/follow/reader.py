@@ -59,7 +59,8 @@ BACK_ROWS: Final = 20
 """A step that is so many rows back is that of a restarted job; a nearer one may be late, until the next one comes."""
 _SKIPPED: Final = re.compile(r"\bOVERFLOW!|overflow\b.*\bskip|skipping (?:step|update)|gradient overflow", re.I)
 _ENDED: Final = re.compile(
-    r"\[after training is done\]|\[exiting program|training (?:has )?(?:completed|finished)\b|['\"]train_runtime['\"]",
+    r"\[after training is done\]|\[exiting program|['\"]train_runtime['\"]|"
+    r"(?:^|- |\] |: )training (?:has )?(?:completed|finished)[.!]?\s*$",
     re.I,
 )
 _FAILED: Final = re.compile(

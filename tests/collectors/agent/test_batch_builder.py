@@ -24,7 +24,7 @@ def rank(number: int, **identity: Any) -> Any:
         identity=identity,
         header=SimpleNamespace(pid=1_000 + number),
         shards=1,
-        is_followed=False,
+        is_followed=bool(identity.get("followed")),
     )
 
 
@@ -50,6 +50,13 @@ def test_a_step_entry_becomes_one_row_with_the_known_columns() -> None:
         "step_time_s": 0.5, "busy_s": pytest.approx(0.4), "busy_cpu_s": pytest.approx(0.3),
         "wait_s": pytest.approx(0.1), "phase.forward": 0.25, "phase.collective": pytest.approx(0.1),
     }  # fmt: skip
+
+
+def test_of_a_followed_log_only_what_it_may_know_of_times_is_sent() -> None:
+    batch_builder = BatchBuilder("gpt", "l.0")
+    batch_builder.add(rank(0, followed=True), entry(1, 7, loss=2.5))
+    assert {"busy_s", "busy_cpu_s", "wait_s"}.isdisjoint(steps := sent(batch_builder).steps.columns)
+    assert {"step_time_s", "loss"} <= set(steps)
 
 
 def test_the_kind_is_sent_as_soon_as_one_row_is_no_train_step() -> None:
