@@ -14,6 +14,8 @@ from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 NAME_CHARACTERS_MAX: Final = 64
+GAP_CHARACTERS_MAX: Final = 256
+"""Before a number, in which its name is looked for."""
 NESTING_MAX: Final = 4
 """Depth to which JSON is read."""
 FIELDS_MAX: Final = 4_096
@@ -71,6 +73,7 @@ _TIME_OF_DAY: Final = re.compile(
     r"(?:\s+\d+(?=\s[\w./-]+\.(?:py|cc):))?"
 )
 """At the begin of a line, where no duration stands; the last part is the thread that a Google logger names."""
+_SOURCES: Final = (".py:", ".cc:", ".cpp:", ".cu:", ".h:", ".rs:")
 _SOURCE: Final = re.compile(r"[\w./-]*\w\.(?:py|cc|cpp|cu|h|rs):\d+(?::\w+)?")
 """A place in the code, as loggers print it."""
 _SPAN: Final = re.compile(
@@ -167,7 +170,7 @@ def _fields(text: str, at: int) -> Iterator[Field]:
         ):
             continue  # prose: `number of nan iterations`
         at = found.end()
-        field = _field(_name(gap), found)
+        field = _field(_name(gap[-GAP_CHARACTERS_MAX:]), found)
         is_mean = before is not None and gap.strip() == "(" and field.total is None and field.unit in ("", before.unit)
         before = field
         if field.name or (not is_mean and field.unit != "%" and (field.unit or field.total is not None)):
@@ -194,6 +197,7 @@ def _field(name: str, found: re.Match[str]) -> Field:
     )
 
 
+@lru_cache(1024)
 def _name(gap: str) -> str:
     gap = _CALL.sub("", gap).rstrip(" \t'\"`:=([#~>|")
     part = _BREAK.split(gap)[-1].strip(_EDGE).lstrip("[()].-/\u2022 ")
@@ -214,7 +218,7 @@ def _clock(text: str) -> tuple[float | None, str]:
         elif (found := _TIME_OF_DAY.match(text)) is not None:
             clock_s = _seconds(*found.groups())
             text = text[found.end() :]
-    return clock_s, _SOURCE.sub("  ", text) if ":" in text else text
+    return clock_s, _SOURCE.sub("  ", text) if any(ending in text for ending in _SOURCES) else text
 
 
 def _seconds(hours: str, minutes: str, seconds: str, fraction: str | None) -> float:
