@@ -1,9 +1,9 @@
 """Why a detector reported something, and why not earlier.
 
-A suspect is a judgement that has not become a finding: its statistic, its threshold, and what is missing. Trails keep
-the statistics of a job row by row, as long as they speak for something, and which rows were left out; `explanation`
-makes JSON of them when a finding is opened. `judged` says of a job now, by detector, the rows, their noise, and the
-smallest faults that would be reported. Nothing here decides anything.
+A suspect is a judgement that has not become a finding: its statistic, its threshold, and what is missing. Histories
+keep the statistics of a job row by row, as long as they speak for something, and which rows were left out;
+`explanation` makes JSON of them when a finding is opened. `judged` says of a job now, by detector, the rows, their
+noise, and the smallest faults that would be reported. Nothing here decides anything.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Suspect(NamedTuple):
     what is usual (of a run its mean)."""
     missing: UnmetCriterion = UnmetCriterion.NOTHING
     source: str = ""
-    """Which of several views of the scope it is, such as a witness."""
+    """Which of several views of the scope it is, such as a peer test."""
 
 
 class Suspicion(NamedTuple):
@@ -137,7 +137,7 @@ SOON: Final = {
 """Why not earlier, where nothing else is known."""
 
 FIELDS: Final = ("step", "at_unix_ns", "value", "threshold", "rows", "size", "missing")
-"""Fields of a point of a trail, in order."""
+"""Fields of a point of a history, in order."""
 
 
 def explanation(
@@ -361,21 +361,21 @@ def split(taken: int, first: int, warm: int) -> dict[str, int]:
 
 
 POINTS_MAX: Final = 240
-"""Points of a trail. When it is full, every second one of its older half is dropped."""
+"""Points of a history. When it is full, every second one of its older half is dropped."""
 
 HISTORIES_MAX: Final = 32
-"""Trails kept of a detector, the newest: those of 16 ranks by two witnesses. Five detectors have 38,400 points at most,
-which take 2 MB; usually there are a hundred."""
+"""Histories kept of a detector, the newest: those of 16 ranks by two peer tests. Five detectors have 38,400 points at
+most, which take 2 MB; usually there are a hundred."""
 
 GAP_STEPS: Final = 1_024
-"""A trail without a point for more steps than this begins anew."""
+"""A history without a point for more steps than this begins anew."""
 
 Points = dict[str, list[list[Any]]]
 """By statistic of a scope: step, stream time, value, threshold, rows, size, what is missing."""
 
 
 class StatisticHistories(Stateful):
-    """The trails of one job, and the frames of its attempt."""
+    """The histories of one job, and the frames of its attempt."""
 
     STATE: ClassVar[str] = "counts _histories"
 
@@ -418,7 +418,7 @@ class StatisticHistories(Stateful):
         return told
 
     def forget(self, detector: str) -> None:
-        """Drop the trails of a detector."""
+        """Drop the histories of a detector."""
         self._histories.pop(detector, None)
 
     def _why(self, detector: ExplainedDetector, finding: Finding, counts: FrameCounts) -> dict[str, Any] | None:

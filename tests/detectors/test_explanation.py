@@ -28,7 +28,7 @@ from tests.support.values.presences import frame
 
 
 class Explained:
-    """A job's detectors and their trails."""
+    """A job's detectors and their histories."""
 
     def __init__(self, observations: list[Observation], saved_at: int = -1) -> None:
         self.bank = detectors()

@@ -245,7 +245,7 @@ def test_the_last_good_capture_outlives_every_later_one_and_training_goes_back_t
     (ring,) = tmp_path.glob("*.ring")
     reader = RingReader(str(ring))
     slot = reader.directives
-    until(lambda: slot.standing.proven == good)
+    until(lambda: slot.persistent.proven == good)
     # Captures of spoilt weights go on, many more than there are places.
     rank.do("steps", 400)
     until(lambda: ("l.0", 424, 0) in service.rows())

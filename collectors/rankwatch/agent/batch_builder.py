@@ -36,7 +36,7 @@ Losses = Counter[tuple[str, str, str]]
 """Records that never reach the service, by (job, attempt, reason)."""
 
 OVERHEAD_BYTES: Final = 200
-"""What a parcel costs in memory besides its body."""
+"""What an encoded batch costs in memory besides its body."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,11 +304,11 @@ class BatchBuilder:
         self._values = Rows()
         self._only_train = True
         self.positions: dict[str, int] = {}
-        """Recorder path to the sequence number of its last entry in this draft."""
+        """Recorder path to the sequence number of its last entry in this batch."""
 
     @property
     def full(self) -> bool:
-        """True when the draft should be sent before anything is added."""
+        """True when the batch should be sent before anything is added."""
         return self._steps.full or self._values.full or self._bulk_bytes >= BULK_BYTES_MAX
 
     @property
@@ -374,7 +374,7 @@ class BatchBuilder:
         self._bulk_bytes += sum(map(len, identity.get("parameters", ())))
 
     def encoded_batch(self, sender_identity: SenderIdentity, unix_ns: int) -> EncodedBatch:
-        """Encode the draft as the next batch of this sender."""
+        """Encode it as the next batch of this sender."""
         steps = self._steps.table()
         if steps is not None and self._only_train:
             del steps.columns["kind"]  # absent means train, which nearly all steps are

@@ -1,6 +1,6 @@
-"""Sends parcels to the service: in order, with retries, and through the spool while the service does not answer.
+"""Sends batches to the service: in order, with retries, and through the spool while the service does not answer.
 
-`put` never blocks on the network or a disk: this thread does all of that. A parcel is settled (the ring may overwrite
+`put` never blocks on the network or a disk: this thread does all of that. A batch is settled (the ring may overwrite
 its records) once the service has accepted it or the spool holds it. Memory is bounded: if the service does not answer
 and the spool cannot be written, the oldest step records are dropped and counted.
 
@@ -235,7 +235,7 @@ MEMORY_BYTES_MAX: Final = 8 * 1024 * 1024
 """Most that waits in memory. 64 ranks x 10 steps/s x 80 bytes = 51 KB/s: during a request that takes its whole time-out
 of 10 s, 0.5 MB gather, so this limit is reached only if the spool cannot be written either."""
 MEMORY_EASY_BYTES: Final = 1024 * 1024
-"""While the spool is being sent, newer parcels wait in memory up to this size; then they are appended to the spool."""
+"""While the spool is being sent, newer batches wait in memory up to this size; then they are appended to the spool."""
 BUSY_BATCHES: Final = 3
 BACKOFF_FIRST_S: Final = 0.25
 BACKOFF_MAX_S: Final = 2.0
@@ -319,12 +319,12 @@ class Sender(threading.Thread):
 
     @property
     def idle(self) -> bool:
-        """True when every parcel is settled and the spool is empty or cannot be sent now."""
+        """True when every batch is settled and the spool is empty or cannot be sent now."""
         with self._condition:
             return not self._fresh and (self.behind or not self._spool)
 
     def put(self, encoded_batch: EncodedBatch) -> None:
-        """Hand over one parcel."""
+        """Hand over one batch."""
         with self._condition:
             self._fresh.append(encoded_batch)
             self._fresh_bytes += encoded_batch.size
@@ -372,7 +372,7 @@ class Sender(threading.Thread):
         return self._deadline_s is not None and self._clock.monotonic_s() >= self._deadline_s
 
     def _send_oldest(self) -> None:
-        """Send the oldest segment of the spool, else the oldest parcel in memory."""
+        """Send the oldest segment of the spool, else the oldest batch in memory."""
         if self._spool is not None and (spooled := self._spool.peek()):
             for body, outcome in zip(spooled, self._publish(spooled), strict=False):
                 if not self._ended(body, outcome):
@@ -435,7 +435,7 @@ class Sender(threading.Thread):
         self._way_trouble = ""
 
     def _spill(self) -> None:
-        """Move the parcels in memory to the spool, until it is done or a write fails."""
+        """Move the batches in memory to the spool, until it is done or a write fails."""
         self._spool = self._spool or self._try_open()
         while self._spool is not None:
             with self._condition:
@@ -462,7 +462,7 @@ class Sender(threading.Thread):
     def _shrink(self) -> None:
         """Drop the oldest records in memory down to three quarters of the limit, step and values records first."""
         goal = MEMORY_BYTES_MAX * 3 // 4
-        # Keep the first parcel: it may be in a request right now.
+        # Keep the first batch: it may be in a request right now.
         kept = deque([self._fresh.popleft()])
         while self._fresh and self._fresh_bytes > goal:
             encoded_batch = self._fresh.popleft()

@@ -338,7 +338,7 @@ class Worker:
         self._losses.clear()
 
     def _flush(self) -> None:
-        """Hand all drafts to the sender, older attempts first."""
+        """Hand all batches to the sender, older attempts first."""
         self._tell_losses()
         for attempt in sorted(self._builders, key=by_age):
             batch_builder = self._builders.pop(attempt)
@@ -346,7 +346,7 @@ class Worker:
                 self._setting.sender.put(batch_builder.encoded_batch(self._sender_identity, self._clock.unix_ns()))
 
     def _builder_of(self, rank: LocalRank, k: int) -> BatchBuilder:
-        """The draft for a rank's records with this k; introduces the rank if it is new there."""
+        """The batch builder for a rank's records with this k; introduces the rank if it is new there."""
         attempt = rank.attempt(k)
         batch_builder = self._builder(attempt)
         if batch_builder.full:

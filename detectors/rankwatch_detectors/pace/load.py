@@ -156,7 +156,7 @@ class CpuContentionConfig:
 
 
 class CpuContention(Stateful):
-    """Crowding of each host. Memory: 16 bytes for each rank."""
+    """CPU contention of each host. Memory: 16 bytes for each rank."""
 
     STATE: ClassVar[str] = "_hosts _waited"
 

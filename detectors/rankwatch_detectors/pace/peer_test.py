@@ -42,7 +42,7 @@ PEERS_SHOWN_MAX = 1024
 
 @dataclass(frozen=True, slots=True)
 class PeerTestConfig:
-    """What a witness looks for."""
+    """What a peer test looks for."""
 
     ratios: tuple[float, ...]
     """Tested ratios to the usual value, one CUSUM each; ratios below 1 find values that fall."""
@@ -221,7 +221,7 @@ class PeerTest(Stateful):
     def suspected(self, source: str) -> list[Suspect]:
         """Ranks with half of the evidence that is reported, or more; at most `SUSPECTS_MAX`, the strongest.
 
-        `source`: name of this witness.
+        `source`: name of this test.
         """
         near, strongest = self.bank.take_near(), self.bank.strongest()
         left = [rank for rank in near if strongest[rank] > 0.0]  # without those that have just been reported
@@ -361,7 +361,7 @@ MEASURED = frozenset({"busy_s", "device_busy_s", "device_wait_s"})
 
 
 class PeerTestDetector(ExplainedDetector):
-    """Base of a detector whose scopes are ranks, each judged by one or more witnesses."""
+    """Base of a detector whose scopes are ranks, each judged by one or more peer tests."""
 
     _config: Any
     _rows: int
@@ -381,7 +381,7 @@ class PeerTestDetector(ExplainedDetector):
         return split(self._rows, self._config.skipped_rows, max(warm - before, 0)) | not_measured
 
     def suspects(self, frame: Frame) -> Sequence[Suspect]:
-        """Ranks with half of the evidence that is reported, or more, by each witness."""
+        """Ranks with half of the evidence that is reported, or more, by each test."""
         if frame.family == "values":
             return ()
         near = [name for name, peer_test in self.peer_tests.items() if peer_test.bank.near]
@@ -402,7 +402,7 @@ class PeerTestDetector(ExplainedDetector):
         return _ratio(self.peer_tests[crossed.source].detectable(crossed.scope.number, rows))
 
     def detectable(self) -> Sequence[Detectable]:
-        """Effects that each witness can detect, for a rank with the median noise and for the noisiest."""
+        """Effects that each test can detect, for a rank with the median noise and for the noisiest."""
         found = []
         for name, peer_test in self.peer_tests.items():
             ranks = np.flatnonzero(peer_test.baseline.ready())

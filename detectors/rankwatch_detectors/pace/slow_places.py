@@ -220,7 +220,7 @@ class SlowPlaces(Stateful):
         self._units = PlaceUnits()
         self._peer_test = PeerTest(config.peer_test, config.baseline, LoadConfig(), budget)
         self._source = ""
-        """The quantity that is judged: the name of a witness of ranks."""
+        """The quantity that is judged: the name of a peer test of ranks."""
         self._slow: dict[str, list[float]] = {}
         """The reported excess, the smoothed excess, calm blocks, blocks that differ from the report, by open scope."""
         self.shift: Floats = np.zeros(0)
@@ -270,7 +270,7 @@ class SlowPlaces(Stateful):
         """Take a row of ranks that has just been judged, and is not learned yet.
 
         Args:
-            ranks: the witness of ranks, which was given their times without `shift`.
+            ranks: the peer test of ranks, which was given their times without `shift`.
             source: its name.
             frame: the row.
             now_s: stream time.
@@ -349,7 +349,7 @@ class SlowPlaces(Stateful):
         """The hosts and switches that slow ranks speak for; their ranks are then not slow by themselves.
 
         Args:
-            ranks: the witness by which they were found.
+            ranks: the peer test by which they were found.
             crossings: ranks that are found to be slow in this row, which is not learned yet.
             named: ranks that are slow already.
             frame: the row.

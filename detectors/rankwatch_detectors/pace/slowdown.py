@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
@@ -122,7 +122,11 @@ class SlowdownConfig:
 def queued_by_all(frame: Frame) -> float:
     """Seconds of a step for which ranks wanted a core and had none, of all ranks; NaN unless most measure it."""
     queued = of_most(frame, "queued_s")
-    return math.nan if queued is None else float(np.nansum(queued))
+    return math.nan if queued is None else float(np.nansum(np.clip(queued, 0.0, QUEUED_S_MAX)))
+
+
+QUEUED_S_MAX: Final = 1e9
+"""Of one rank and step; what an agent sends beyond this, or below 0, is no time, and sums of it would overflow."""
 
 
 WHOLE, REST = 0, 1

@@ -4,8 +4,8 @@ In synchronous training all ranks wait for the slowest, so the time of a whole s
 as wall time including waiting for data, as CPU time of the training thread, as what devices measure of their own work.
 If ranks of a host share cores, wall time alone does not distinguish slow work from being descheduled. CPU time does,
 and so does wall time less the time in which the rank wanted a core and had none, which shows sleep, disks and networks
-as well. Wall time decides alone only if it is a third higher for a minute, and the cause is the host. Each witness has
-its own baseline and its own bank of CUSUMs.
+as well. Wall time decides alone only if it is a third higher for a minute, and the cause is the host. Each peer test
+has its own baseline and its own bank of CUSUMs.
 
 A rank that is slow from its first rows is reported too. Its excess then becomes its baseline, and later changes are
 judged against it and reported separately.
@@ -66,7 +66,7 @@ class StragglerConfig:
     """Settings of the straggler detector."""
 
     budget: float = 1.0
-    """False incidents per job-week, over all ranks, hosts, switches, levels and witnesses."""
+    """False incidents per job-week, over all ranks, hosts, switches, levels and peer tests."""
     wall: PeerTestConfig = field(
         # +3 %, +5 %, +10 %, +30 %: close enough that a shift in between is found only a few rows later.
         default_factory=lambda: PeerTestConfig(
@@ -178,7 +178,7 @@ class TrackedRank:
     """One rank that was reported as slow. Excesses are logarithms of a ratio to its peers."""
 
     peer_test: str
-    """Which witness found it: one of `WITNESSES`."""
+    """Which peer test found it: one of `PEER_TESTS`."""
     told: float
     """The excess that was reported last."""
     excess: float
@@ -293,7 +293,7 @@ class ExplainedStraggler(PeerTestDetector):
         return super().needed(crossed, rows)
 
     def detectable(self) -> Sequence[Detectable]:
-        """Effects that each witness can detect, for ranks, and for hosts and switches as a whole."""
+        """Effects that each peer test can detect, for ranks, and for hosts and switches as a whole."""
         return [*super().detectable(), *self._places.detectable()]
 
 
@@ -324,7 +324,7 @@ class StragglerDetector(ExplainedStraggler):
         self.name = "straggler"
         self.version = 17
         self._config = config
-        # Two witnesses of ranks at most judge a row, or three of which two share; the last third is for places.
+        # Two peer tests of ranks at most evaluate a row, or three of which two share; the last third is for places.
         share = config.budget / 3
         self._wall = PeerTest(config.wall, config.baseline, config.load, share)
         self._own = PeerTest(config.cpu, config.shared_baseline, config.load, share / 2)
@@ -454,7 +454,7 @@ class StragglerDetector(ExplainedStraggler):
         return [scope.number for scope in self.episodes]
 
     def _follow(self, peer_test: PeerTest, residual: Floats, seconds: Floats, frame: Frame) -> list[Finding]:
-        """Follow the open episodes of this witness: close those that recovered, and report changes."""
+        """Follow the open episodes of this peer test: close those that recovered, and report changes."""
         config = self._config
         findings: list[Finding] = []
         for scope in self.episodes:

@@ -40,7 +40,7 @@ class Missing:
 
 
 def who_is_missing(presence: Presence, stuck: Bools, running: Bools, cpu_before: Floats, block_s: float) -> Missing:
-    """Find the ranks that the others wait for, by the strongest witness that distinguishes them.
+    """Find the ranks that the others wait for, by the strongest evidence that distinguishes them.
 
     Args:
         presence: the newest progress blocks.
@@ -52,7 +52,7 @@ def who_is_missing(presence: Presence, stuck: Bools, running: Bools, cpu_before:
     cpu_share = _cpu_share(presence, cpu_before, block_s)
     decided: tuple[Bools, str, float] = (np.zeros_like(stuck), "no evidence distinguishes the ranks", 0.3)
     for candidates, reason, confidence in _evidence(presence, stuck, running, cpu_share, SILENT_BLOCKS * block_s):
-        # A witness that applies to most ranks describes the waiting ranks.
+        # Evidence that applies to most ranks describes the waiting ranks.
         if candidates.any() and 2 * int(candidates.sum()) <= max(int(running.sum()), 2):
             decided = (candidates, reason, confidence)
             break

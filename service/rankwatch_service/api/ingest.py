@@ -124,7 +124,7 @@ ACTIVE_JOBS_MAX: Final = 256
 to jobs of other tokens."""
 
 ACTIVE_S: Final = 3_600.0
-"""After this time without telemetry the stream drops a job from memory (`REST_AFTER_S`)."""
+"""After this time without telemetry the stream drops a job from memory (`IDLE_AFTER_S`)."""
 
 REPORT_S: Final = 10.0
 """Refused messages of a token are reported this often: a flood of any size is six control records a minute."""

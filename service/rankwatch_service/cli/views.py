@@ -161,7 +161,7 @@ def _text(value: Any) -> Text:
 
 
 TRAIL_SHOWN: Final = 16
-"""Newest points printed of a trail; JSON has all."""
+"""Newest points printed of a history; JSON has all."""
 
 
 def show_explanations(explanations: Sequence[Mapping[str, Any]]) -> None:

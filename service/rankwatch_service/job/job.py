@@ -263,7 +263,7 @@ class JobStream:
             self._publish(self.correlator.settle(), now_s, effects)
 
     def tick(self, now_s: float, outage_s: float, effects: Effects) -> None:
-        """Advance to `now_s`; for `blind_s` of the time since the last tick the service could not receive anything."""
+        """Advance to `now_s`; for `outage_s` of the time since the last tick the service could not receive anything."""
         if self._is_idle:
             return
         self._rank_owners.discount_outage(outage_s)

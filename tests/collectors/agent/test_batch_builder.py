@@ -1,4 +1,4 @@
-"""What an agent sends: drafts of batches, and the columns of their tables."""
+"""What an agent sends: batches, and the columns of their tables."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rankwatch.wire import Column, Table
 
 
 def rank(number: int, **identity: Any) -> Any:
-    """As much of a local rank as a draft looks at."""
+    """As much of a local rank as a batch builder looks at."""
     return SimpleNamespace(
         rank=number,
         path=f"ring-{number}",

@@ -46,7 +46,7 @@ class EarlierReport(ApiReply):
     rows: int
     """Rows after the onset."""
     step: int | None
-    """The step of that row; null if the trail does not have it."""
+    """The step of that row; null if the history does not have it."""
     size: Number | None
     """How large it was."""
     needed: Number | None

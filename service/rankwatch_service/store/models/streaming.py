@@ -80,7 +80,7 @@ class StreamPosition(Base):
 
 
 class StreamGrant(Base):
-    """A job was allowed more cells when this record was processed (`job.allowance`)."""
+    """A job was allowed more cells when this record was processed (`job.admission.CellQuota`)."""
 
     __tablename__ = "stream_grant"
     partition: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
