@@ -5,7 +5,7 @@ Turns at the write lock of a SQLite database, so that a steady writer does not s
 A process that waits for SQLite sleeps up to 100 ms between tries, so beside a steady writer it hardly ever finds the
 lock free (measured: one turn in five seconds). Here a writer first takes the place of the next one, then waits for the
 turn, and queues again after it. Both are `flock`s on files beside the database, which the kernel releases when a
-process dies.
+process dies. Threads of one process queue before that (`write_queue`), so that each process waits with one of them.
 
 A write is one short transaction. Writes go one at a time on both databases: SQLite has one writer (BEGIN IMMEDIATE), on
 PostgreSQL each takes the same advisory lock first. So what a block reads stays true until it has written, and ids
