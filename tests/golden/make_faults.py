@@ -1,8 +1,9 @@
 """Plays 40 simulated faults through the stream, the router, and the order driver where the policy acts.
 
-`python -m tests.golden.make_faults` writes `faults.jsonl`: for each fault one line that names it, then one line for
-each row of what users see and the database holds. `test_faults.py` plays them again and compares line by line. A
-change of what the product says about a fault is a change of this file, to be read in its diff.
+`python -m tests.golden.make_faults` writes `faults.txt`: for each fault one line that names it, then one digest for
+each row of what users see and the database holds. `test_faults.py` plays them again and compares line by line. A change
+of what the product says about a fault changes this file. To read the change, write the rows themselves before and after
+it, with `python -m tests.golden.make_faults PATH`, and compare the two.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
@@ -44,7 +47,7 @@ from tests.support.recordings.recording import RecordedLog, declared, saves, str
 from tests.support.service.routing import route_all, subscribe
 from tests.support.store.database import new_database
 
-FILE: Final = Path(__file__).parent / "faults.jsonl"
+FILE: Final = Path(__file__).parent / "faults.txt"
 START_NS: Final = 1_700_000_000_000_000_000
 STRETCH_S: Final = 4.0
 """Seconds of telemetry that the stream reads at once."""
@@ -308,8 +311,17 @@ def _rounded(value: Any) -> Any:
             return value
 
 
+def digests(lines: Iterable[str]) -> list[str]:
+    """What the file holds of each line: the beginning of its SHA-256, and for the reader of a diff what it is."""
+    return [f"{sha256(line.encode()).hexdigest()[:16]} {_title(json.loads(line))}" for line in lines]
+
+
+def _title(row: Mapping[str, Any]) -> str:
+    return " ".join(str(row[name]) for name in ("row", "kind", "what", "action", "phase", "verdict") if row.get(name))
+
+
 def stored() -> dict[str, list[str]]:
-    """The lines of the file by the name of their fault."""
+    """The digests in the file by the name of their fault."""
     faults: dict[str, list[str]] = {}
     for line in FILE.read_text().splitlines():
         if line.startswith("# "):
@@ -350,11 +362,13 @@ def _all(connection: Connection, table: type[models.Base], *order: str) -> list[
 
 
 def main() -> None:
-    with FILE.open("w") as file:
+    """Write the digests or, with a path as argument, the lines themselves."""
+    path, form = (Path(sys.argv[1]), list[str]) if len(sys.argv) > 1 else (FILE, digests)
+    with path.open("w") as file:
         for fault in FAULTS:
             file.write(f"# {fault.name}\n")
-            file.writelines(f"{line}\n" for line in written(play(fault)))
-    print(f"{FILE.name}: {FILE.stat().st_size} bytes")
+            file.writelines(f"{line}\n" for line in form(written(play(fault))))
+    print(f"{path}: {path.stat().st_size} bytes")
 
 
 if __name__ == "__main__":
