@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -451,6 +451,9 @@ def spoilings(draw: st.DrawFn) -> list[Spoiling]:
 
 
 @settings(max_examples=trials(6, 16), phases=DRAWN, deadline=None)
+@example(spoilings=[("queued_s", range(21, 22), [1, 4, 7], -1e308)], step_s=0.1, accelerated=False)
+@example(spoilings=[("cpu_s", range(19, 23), [*range(8)], math.inf)], step_s=1.0, accelerated=False)
+@example(spoilings=[("busy_s", range(57, 61), [2], 5e-324)], step_s=0.1, accelerated=False)
 @given(spoilings=spoilings(), step_s=st.sampled_from([0.1, 1.0]), accelerated=st.booleans())
 def test_awkward_numbers_break_nothing_and_silence_nothing(spoilings, step_s, accelerated):
     """Whatever cells of the calm part hold, four steps long: the faults that come later are found all the same."""

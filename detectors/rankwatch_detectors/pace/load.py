@@ -174,7 +174,7 @@ class CpuContention(Stateful):
     def uncertainty(self, wall: Floats, cpu: Floats) -> Floats:
         """Added scatter of this row's times because of shared cores, by rank, in logarithms."""
         usable = (wall > 0) & (cpu > 0) & np.isfinite(wall) & np.isfinite(cpu)
-        waited = np.log(np.where(usable, wall, 1.0) / np.where(usable, cpu, 1.0))
+        waited = np.log(np.where(usable, wall, 1.0)) - np.log(np.where(usable, cpu, 1.0))
         now = np.maximum(self._hosts.location(waited, usable), 0.0)
         self._waited += (now - self._waited) / self._config.memory_rows
         return np.minimum(self._config.share * np.maximum(now, self._waited), self._config.uncertainty_max)

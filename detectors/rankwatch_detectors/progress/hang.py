@@ -441,9 +441,9 @@ NOBODY: Final = "; no rank stands out"
 
 
 def _where_each_is(presence: Presence) -> Floats:
-    """CPU seconds, time of the reading, step, and when it was entered by the host's clock; NaN without a block."""
-    rows = [presence.cpu_s, presence.heard_s, presence.step, presence.told_s - presence.step_age_s]
-    return np.where(presence.heard, np.array(rows), math.nan)
+    """CPU seconds, time of the reading, step, and when it was entered by the host's clock; NaN where not known."""
+    rows = np.array([presence.cpu_s, presence.heard_s, presence.step, presence.told_s - presence.step_age_s])
+    return np.where(presence.heard & np.isfinite(rows), rows, math.nan)
 
 
 def _as_told(told: Mapping[str, Any]) -> Missing:

@@ -27,7 +27,7 @@ from rankwatch_service.policy.control_records import JobOwnership, encode_contro
 from rankwatch_service.store import audit_trail
 from rankwatch_service.store.engine import read, upsert, write
 from rankwatch_service.store.models import Job
-from rankwatch_service.store.models import JobOwnership as JobProjectRow
+from rankwatch_service.store.models import JobOwnership as OwnershipRow
 
 CACHE_S: Final = 1.0
 """How long the project of a job is remembered: as long as a valid token."""
@@ -82,7 +82,7 @@ class JobProjects:
 def project_of(connection: Connection, job: str) -> JobOwnership:
     """Project and owner of a job; both empty if nobody set them."""
     row = connection.execute(
-        select(JobProjectRow.project, JobProjectRow.owner).where(JobProjectRow.job == job)
+        select(OwnershipRow.project, OwnershipRow.owner).where(OwnershipRow.job == job)
     ).one_or_none()
     return JobOwnership(job, *(row or ()))
 
@@ -92,7 +92,7 @@ def set_project(
 ) -> None:
     """Set project and owner of a job, in a `write`, with a record for the stream and a line in the audit trail."""
     row = {"job": ownership.job, "project": ownership.project, "owner": ownership.owner}
-    connection.execute(upsert(connection, JobProjectRow, row), row)
+    connection.execute(upsert(connection, OwnershipRow, row), row)
     controls.append_in(connection, [Entry(ownership.job, encode_control(ownership))])
     fields = {"project": ownership.project, "owner": ownership.owner}
     audit_trail.append(connection, now_unix_ns, actor, "job.edit", ownership.job, "ok", source=source, fields=fields)
@@ -101,12 +101,12 @@ def set_project(
 def in_project(job: Any, project: str) -> ColumnElement[bool]:
     """The condition that a column names a job of this project; empty: of none."""
     if project:
-        return cast("ColumnElement[bool]", job.in_(select(JobProjectRow.job).where(JobProjectRow.project == project)))
-    return cast("ColumnElement[bool]", job.not_in(select(JobProjectRow.job).where(JobProjectRow.project != "")))
+        return cast("ColumnElement[bool]", job.in_(select(OwnershipRow.job).where(OwnershipRow.project == project)))
+    return cast("ColumnElement[bool]", job.not_in(select(OwnershipRow.job).where(OwnershipRow.project != "")))
 
 
 def _is_known(connection: Connection, job: str) -> bool:
-    known = select(exists().where(Job.name == job) | exists().where(JobProjectRow.job == job))
+    known = select(exists().where(Job.name == job) | exists().where(OwnershipRow.job == job))
     return bool(connection.scalar(known))
 
 

@@ -15,7 +15,8 @@ from typing import Final
 from rankwatch_service.clock import Clock
 
 GROWN_FACTOR: Final = 2
-"""All objects are looked through when there are so many times as many in memory as after the last time."""
+"""All objects are looked through when there are so many times as many in memory as after the last time, or at the least
+since."""
 LOOK_S: Final = 5.0
 """Pause between looks at how many there are."""
 NEVER: Final = 2**31 - 1
@@ -37,6 +38,8 @@ def _keep_looking(clock: Clock) -> None:
     had = sys.getallocatedblocks()
     while True:
         clock.sleep(LOOK_S)
-        if sys.getallocatedblocks() > had * GROWN_FACTOR:
+        have = sys.getallocatedblocks()
+        if have > had * GROWN_FACTOR:
             gc.collect()
-            had = sys.getallocatedblocks()
+            have = had = sys.getallocatedblocks()
+        had = min(had, have)  # as after a flood, of which the connections have gone

@@ -54,7 +54,7 @@ from rankwatch_service.store.models import (
 )
 from rankwatch_service.store.models import Incident as IncidentRow
 from rankwatch_service.store.models import Job as JobRow
-from rankwatch_service.store.models import JobOwnership as ProjectRow
+from rankwatch_service.store.models import JobOwnership as OwnershipRow
 from rankwatch_service.store.rows import incident_of
 from rankwatch_service.stream.offsets import Claim, Offsets, Saved, StoredTick, earliest
 from rankwatch_service.stream.partition import CONTROLS_MAX
@@ -372,7 +372,7 @@ def restore_from_tables(engine: Engine, job: JobStream) -> None:
         incidents = list(map(incident_of, rows.mappings()))
         episode = connection.scalar(select(func.max(IncidentRow.episode)).where(mine))
         whose = connection.execute(
-            select(ProjectRow.project, ProjectRow.owner).where(ProjectRow.job == job.job)
+            select(OwnershipRow.project, OwnershipRow.owner).where(OwnershipRow.job == job.job)
         ).first()
         job.ownership = JobOwnership(job.job, *(whose or ()))
         first_seen = connection.scalar(select(JobRow.first_seen_unix_ns).where(JobRow.name == job.job))

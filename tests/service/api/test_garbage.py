@@ -40,6 +40,9 @@ def test_all_objects_are_looked_through_once_they_have_doubled():
     def grow(part: float) -> Callable[[], None]:
         return lambda: kept.extend(object() for _ in range(int(before * part)))
 
+    def shrink() -> None:
+        kept.clear()
+
     gc.collect()
     limits = gc.get_threshold()
     gc.set_threshold(limits[0], limits[1], garbage.NEVER)
@@ -47,8 +50,10 @@ def test_all_objects_are_looked_through_once_they_have_doubled():
     before = sys.getallocatedblocks()
     try:
         with pytest.raises(EndedError):
-            garbage._keep_looking(Looks(lambda: None, grow(0.6), grow(0.6), lambda: None, grow(0.6)))
+            garbage._keep_looking(
+                Looks(lambda: None, grow(0.6), grow(0.6), lambda: None, shrink, grow(0.6), grow(0.6), lambda: None)
+            )
     finally:
         gc.callbacks.remove(collected)
         gc.set_threshold(*limits)
-    assert full == [2 * int(before * 0.6)]
+    assert full == [2 * int(before * 0.6), 2 * int(before * 0.6)]

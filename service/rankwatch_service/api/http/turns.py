@@ -5,7 +5,8 @@ therefore take turns: a few are worked on at a time, and once as many are, the n
 and of those of whoever was worked for least lately. So a token that asks without a pause, or for what takes long, waits
 for itself. A turn ends when the answer begins, when a request waits for others, or after `TURN_S`. What takes longer is
 late: it lets others work, and an account with `LATE_MAX` late requests has no further turn before one of them is
-answered, so that none fills the threads, or takes the interpreter from all others by many of them at once.
+answered, so that none fills the threads, or takes the interpreter from all others by many of them at once. Accounts
+that are busy all the time have a part of the turns of agents together; the rest is for those that ask little.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from rankwatch_service.store.models import AgentView, Incident, JobHostDevice
 from rankwatch_service.store.models import Attempt as AttemptRow
 from rankwatch_service.store.models import Checkpoint as CheckpointRow
 from rankwatch_service.store.models import Job as JobRow
-from rankwatch_service.store.models import JobOwnership as ProjectRow
+from rankwatch_service.store.models import JobOwnership as OwnershipRow
 from rankwatch_service.store.models import Order as OrderRow
 from rankwatch_service.store.settings_rows import read_policy
 
@@ -197,8 +197,8 @@ def list_jobs(
     query = _jobs().where(identity.jobs.clause(JobRow.name))
     query = any_of(query, JobRow.name, name)
     query = any_of(query, JobRow.state, state)
-    query = any_of(query, ProjectRow.project, project)
-    query = any_of(query, ProjectRow.owner, owner)
+    query = any_of(query, OwnershipRow.project, project)
+    query = any_of(query, OwnershipRow.owner, owner)
     if host:
         query = query.where(JobRow.name.in_(select(JobHostDevice.job).where(JobHostDevice.host.in_(host))))
     if from_unix_ns is not None:
@@ -325,11 +325,11 @@ def _jobs() -> Any:
     severity_place = case({severity: place for place, severity in enumerate(SEVERITIES)}, value=Incident.severity)
     return select(
         JobRow.__table__,
-        func.coalesce(ProjectRow.project, "").label("project"),
-        func.coalesce(ProjectRow.owner, "").label("owner"),
+        func.coalesce(OwnershipRow.project, "").label("project"),
+        func.coalesce(OwnershipRow.owner, "").label("owner"),
         of_unresolved(func.count()).label("incidents"),
         of_unresolved(func.max(severity_place)).label("severity_place"),
-    ).outerjoin(ProjectRow, ProjectRow.job == JobRow.name)
+    ).outerjoin(OwnershipRow, OwnershipRow.job == JobRow.name)
 
 
 def shown(row: RowMapping) -> Job:

@@ -24,7 +24,7 @@ from rankwatch_service.policy.control_records import JobOwnership
 from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import Incident
 from rankwatch_service.store.models import Job as JobRow
-from rankwatch_service.store.models import JobOwnership as ProjectRow
+from rankwatch_service.store.models import JobOwnership as OwnershipRow
 from rankwatch_service.store.models import Token as TokenRow
 
 router = APIRouter()
@@ -88,9 +88,11 @@ def list_people(context: Ctx, _identity: Admin) -> People:
 
 def _projects(connection: Connection, owners: set[str]) -> defaultdict[str, list[str]]:
     """The projects of their jobs, by owner."""
-    query = select(ProjectRow.owner, ProjectRow.project).where(ProjectRow.owner.in_(owners), ProjectRow.project != "")
+    query = select(OwnershipRow.owner, OwnershipRow.project).where(
+        OwnershipRow.owner.in_(owners), OwnershipRow.project != ""
+    )
     found = defaultdict[str, list[str]](list)
-    for owner, project in connection.execute(query.distinct().order_by(ProjectRow.owner, ProjectRow.project)):
+    for owner, project in connection.execute(query.distinct().order_by(OwnershipRow.owner, OwnershipRow.project)):
         found[owner].append(project)
     return found
 
@@ -127,21 +129,21 @@ def list_projects(context: Ctx, window: Wanted, identity: Reader) -> Page[Projec
     unresolved = case((Incident.state != "resolved", Incident.id))
     counts: Any = (
         select(
-            ProjectRow.project,
+            OwnershipRow.project,
             func.count(distinct(JobRow.name)).label("jobs"),
             func.count(distinct(unresolved)).label("incidents"),
         )
-        .join(JobRow, JobRow.name == ProjectRow.job)
+        .join(JobRow, JobRow.name == OwnershipRow.job)
         .outerjoin(Incident, Incident.job == JobRow.name)
-        .where(ProjectRow.project != "", identity.jobs.clause(JobRow.name))
-        .group_by(ProjectRow.project)
+        .where(OwnershipRow.project != "", identity.jobs.clause(JobRow.name))
+        .group_by(OwnershipRow.project)
     )
 
     def shown_project(row: RowMapping) -> Project:
         return Project(name=row["project"], jobs=row["jobs"], incidents=row["incidents"])
 
     with read(context.engine) as connection:
-        order = (ProjectRow.project,)
+        order = (OwnershipRow.project,)
         return fetch_page(connection, counts, order, window, context.cursors, "projects", shown_project)
 
 
