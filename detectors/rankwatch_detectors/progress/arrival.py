@@ -21,6 +21,8 @@ DESCRIBED_MAX = 16
 STOPPED_STATES = ("T", "t", "Z")
 STOPPED = "stopped by a signal"
 """`decided_by` of a rank that is in one of these states."""
+SILENT = "it has stopped reporting"
+"""`decided_by` of a rank whose blocks no longer come, while those of others do."""
 COLLECTIVE, DATA, OWN, ENDING = "collective", "data", "own", "ending"
 """What a rank that stands still does (`Presence.doing`)."""
 # A rank whose block is this many intervals older than the newest has missed two.
@@ -50,14 +52,16 @@ def who_is_missing(presence: Presence, stuck: Bools, running: Bools, cpu_before:
         block_s: usual seconds between two progress blocks of a rank.
     """
     cpu_share = _cpu_share(presence, cpu_before, block_s)
+    late_s = presence.heard_s[running].max() - presence.heard_s
+    silent = presence.heard & ~presence.where("state", "left") & (late_s > SILENT_BLOCKS * block_s)
     decided: tuple[Bools, str, float] = (np.zeros_like(stuck), "no evidence distinguishes the ranks", 0.3)
-    for candidates, reason, confidence in _evidence(presence, stuck, running, cpu_share, SILENT_BLOCKS * block_s):
+    for candidates, reason, confidence in _evidence(presence, stuck, running, cpu_share, silent):
         # Evidence that applies to most ranks describes the waiting ranks.
-        if candidates.any() and 2 * int(candidates.sum()) <= max(int(running.sum()), 2):
+        among = running if reason == SILENT else running & ~silent
+        if candidates.any() and 2 * int(candidates.sum()) <= max(int(among.sum()), 2):
             decided = (candidates, reason, confidence)
             break
     chosen = tuple(int(rank) for rank in np.flatnonzero(decided[0]))
-    late_s = presence.heard_s[running].max() - presence.heard_s
     described = [
         _describe(presence, rank, cpu_share)
         | ({"silent_s": float(late_s[rank])} if late_s[rank] > SILENT_BLOCKS * block_s else {})
@@ -67,18 +71,18 @@ def who_is_missing(presence: Presence, stuck: Bools, running: Bools, cpu_before:
 
 
 def _evidence(
-    presence: Presence, stuck: Bools, running: Bools, cpu_share: Floats, silent_s: float
+    presence: Presence, stuck: Bools, running: Bools, cpu_share: Floats, silent: Bools
 ) -> list[tuple[Bools, str, float]]:
     left = presence.heard & presence.where("state", "left")
     several = int(running.sum()) > 1
     if running.size == 1:
         return [(running, "it is the only rank", 1.0)]
+    # Where a silent rank was says nothing of where it is.
+    running = running & ~silent
     lowest_step = running & several & (presence.step == presence.step[running].min())
     sequence = presence.collective_seq
     lowest_sequence = running & several & (sequence == sequence[running].min())
     waiting = waiting_ranks(presence, running)
-    late_s = presence.heard_s[running].max() - presence.heard_s
-    silent = presence.heard & ~left & (late_s > silent_s)
     busy, idle = stuck & (cpu_share > BUSY_SHARE), stuck & (cpu_share < IDLE_SHARE)
     return [
         (running & stopped_ranks(presence), STOPPED, 1.0),
@@ -88,7 +92,7 @@ def _evidence(
         (lowest_sequence, "it has entered fewer collectives", 0.9),
         (running & ~waiting & bool(waiting.any()), "it is not in a collective, the others are", 0.85),
         (left, "it left its loop, the others wait", 0.8),
-        (silent, "it has stopped reporting", 0.6),
+        (silent, SILENT, 0.75),
         (busy & bool(idle.any()), "it computes, the others wait", 0.7),
         (idle & bool(busy.any()), "it waits, the others compute", 0.5),
     ]

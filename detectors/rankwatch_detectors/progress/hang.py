@@ -1,11 +1,12 @@
 """Finds a job that makes no progress, and the rank that did not arrive.
 
-It reads progress blocks and ticks only. Within a step the deadline is learned from the job (`ProgressTimeout`): a
-standstill is reported early as information, and becomes critical when it is longer than in healthy jobs. Where all
-ranks are outside of a step, or do work of their own in one, nobody waits for anybody: loops evaluate, save and read
-there, so the deadline is longer. Where all wait in a collective, nobody will come, wherever they are. Phases that are
-long by nature (first step, compile, eval, checkpoint_save) have their own deadlines, learned from their earlier
-durations. Ranks that an order holds, silent hosts, and what ranks do after training are not evidence of a hang.
+It reads progress blocks and ticks, and the rows of steps until these tell how long a step takes. Within a step the
+deadline is learned from the job (`ProgressTimeout`): a standstill is reported early as information, and becomes
+critical when it is longer than in healthy jobs. Where all ranks are outside of a step, or do work of their own in one,
+nobody waits for anybody: loops evaluate, save and read there, so the deadline is longer. Where all wait in a
+collective, nobody will come, wherever they are. Phases that are long by nature (first step, compile, eval,
+checkpoint_save) have their own deadlines, learned from their earlier durations. Ranks that an order holds, silent
+hosts, and what ranks do after training are not evidence of a hang.
 """
 
 from __future__ import annotations
@@ -24,18 +25,21 @@ from rankwatch_detectors.base import (
     Bools,
     Finding,
     Floats,
+    Frame,
     Kind,
     Occurrence,
     Presence,
     Severity,
+    StepKind,
 )
-from rankwatch_detectors.dispatch import DispatchingDetector
+from rankwatch_detectors.dispatch import DispatchingDetector, typical
 from rankwatch_detectors.episodes import since
 from rankwatch_detectors.progress.arrival import (
     COLLECTIVE,
     DATA,
     ENDING,
     OWN,
+    SILENT,
     Missing,
     has_not_begun,
     leading_ranks,
@@ -81,7 +85,7 @@ class HangDetector(DispatchingDetector):
     kind: Kind = Kind.HANG
     COMPARES_RANKS: ClassVar[bool] = True
     STATE: ClassVar[str] = (
-        "lockstep _timeout _newest _newest_s _attempt_s _moved _cold_until _orders _was _way_s _way_at_s _phase_was "
+        "lockstep _timeout _newest _newest_s _attempt_s _moved _rows _cold_until _orders _was _way_s _way_at_s _phase_was "
         "_rested _paused_s _inside_s _apart _stopped _stopped_at_s _hosts _leads _accelerated"
     )
 
@@ -90,7 +94,7 @@ class HangDetector(DispatchingDetector):
     def __init__(self, config: HangConfig) -> None:
         super().__init__()
         self.name = "hang"
-        self.version = 11
+        self.version = 12
         self._config = config
         self._timeout = ProgressTimeout(config)
         self._orders: list[str] = []
@@ -104,6 +108,8 @@ class HangDetector(DispatchingDetector):
         self._newest_s = 0.0
         self._attempt_s = self.now_s
         self._moved = False
+        self._rows = 0
+        """Training steps of this attempt whose rows have come."""
         self._cold_until = 0
         """Steps before this one may be slower than those of earlier attempts."""
         self._was: Floats = np.full((4, ranks), math.nan)
@@ -138,6 +144,14 @@ class HangDetector(DispatchingDetector):
             self._restart(start.topology.world_size)
         if new_launch:
             self._orders = []
+        return ()
+
+    def _on_frame(self, frame: Frame) -> Sequence[Finding]:
+        took_s = typical(frame, "step_time_s") if frame.kind is StepKind.TRAIN else None
+        if took_s is not None and took_s > 0:
+            if self._rows:
+                self._timeout.learn_row(took_s)
+            self._rows += 1
         return ()
 
     def _on_occurrence(self, occurrence: Occurrence) -> Sequence[Finding]:
@@ -337,7 +351,8 @@ class HangDetector(DispatchingDetector):
         """How long this standstill may last; the phase with the longest deadline on any rank decides for all."""
         # What is usual need not be known: a stopped rank makes no progress, and the others wait for it.
         stopped = self._stopped_at_s is not None and self.now_s - self._stopped_at_s >= self._config.stopped_s
-        named_s = [] if self._moved or stopped else [self._timeout.named(*self._first_step())]
+        moved = self._moved or (self._rows > 1 and self._timeout.knows_usual_step)
+        named_s = [] if moved or stopped else [self._timeout.named(*self._first_step())]
         phases = [phase for phase in self._config.long_phases if phase[0] in self._phase_was]
         named_s += [self._timeout.named(*phase) for phase in phases]
         cold = self._newest is not None and self._newest < self._cold_until
@@ -383,11 +398,14 @@ class HangDetector(DispatchingDetector):
         )
 
     def _go_on(self, still: Standstill, missing: Missing) -> Sequence[Finding]:
-        """Report a higher severity, or a rank that could not be named before: it used CPU while others waited."""
+        """Report a higher severity, or ranks that could not be named before: they used CPU while others waited, or those
+        that were named for their silence report again.
+        """
         told = self.episodes.told(WHOLE_JOB)
         severity = max(still.limits.severity(still.age_s), Severity(told["severity"]), key=GRAVITY.index)
         graver = severity != told["severity"]
-        named = bool(missing.ranks) and not told["ranks"]
+        guessed = told["evidence"]["decided_by"] == SILENT != missing.decided_by
+        named = bool(missing.ranks) and (guessed or not told["ranks"])
         if not graver and not named:
             return ()
         if not missing.ranks:

@@ -121,12 +121,15 @@ class Limits(NamedTuple):
 class ProgressTimeout(Stateful):
     """Durations learned from a job. Memory: a window of readings, and the longest of each kind of standstill."""
 
-    STATE: ClassVar[str] = "_readings _longest"
+    STATE: ClassVar[str] = "_readings _from_rows _longest"
 
     def __init__(self, config: HangConfig) -> None:
         self._config = config
         self._readings: list[list[float]] = []
         """Signs of progress, newest last: seconds since the last one, and the steps made in them."""
+        self._from_rows: list[list[float]] = []
+        """The same, by the rows of steps, while too little progress was seen: after an outage all blocks arrive at once,
+        and of a host only the newest is seen."""
         self._longest: dict[str, float] = {}
 
     # ---- learning --------------------------------------------------------------------------------------------------
@@ -134,6 +137,15 @@ class ProgressTimeout(Stateful):
     def learn_steps(self, took_s: float, steps: int) -> None:
         """Learn that this many steps took this time, without pauses."""
         self._readings = [*self._readings, [took_s, float(steps)]][-self._config.window :]
+
+    def learn_row(self, took_s: float) -> None:
+        """Learn from its row that a step after the first one took this time; used while the usual step is unknown."""
+        if self._suffice(self._readings):
+            return
+        if not self._from_rows or self._from_rows[-1][0] >= self._config.block_s:
+            self._from_rows = [*self._from_rows, [0.0, 0.0]][-self._config.window :]
+        before_s, steps = self._from_rows[-1]
+        self._from_rows[-1] = [before_s + took_s, steps + 1.0]
 
     def learn(self, name: str, lasted_s: float) -> None:
         """Learn that a named standstill ended well after this time."""
@@ -147,18 +159,27 @@ class ProgressTimeout(Stateful):
     @property
     def knows_steps(self) -> bool:
         """Whether the end of any step was seen."""
-        return bool(self._readings)
+        return bool(self._known())
 
-    def _knows_usual_step(self) -> bool:
-        readings, steps = len(self._readings), sum(steps for _, steps in self._readings)
-        least = self._config.readings_min
-        return readings >= least or (2 * readings >= least and steps >= self._config.steps_min)
+    @property
+    def knows_usual_step(self) -> bool:
+        """Whether enough steps were seen to know how long one takes."""
+        return self._suffice(self._known())
+
+    def _suffice(self, readings: list[list[float]]) -> bool:
+        count, steps, least = len(readings), sum(steps for _, steps in readings), self._config.readings_min
+        return count >= least or (2 * count >= least and steps >= self._config.steps_min)
+
+    def _known(self) -> list[list[float]]:
+        """What step times are known by: progress, or rows as long as these alone tell enough."""
+        if self._from_rows and not self._suffice(self._readings) and self._suffice(self._from_rows[:-1]):
+            return self._from_rows[:-1]
+        return self._readings
 
     def usual_step_s(self) -> float:
         """Median step time of the job in seconds; 0 if unknown."""
-        if not self._readings:
-            return 0.0
-        return median(np.array([took_s / steps for took_s, steps in self._readings]))
+        known = self._known()
+        return median(np.array([took_s / steps for took_s, steps in known])) if known else 0.0
 
     # ---- limits ----------------------------------------------------------------------------------------------------
 
@@ -170,13 +191,13 @@ class ProgressTimeout(Stateful):
             cold: steps may still be slower than those of earlier attempts.
             first: name of the first step of this attempt.
         """
-        config = self._config
-        if not self._knows_usual_step():
-            seen = [self._longest.get(first, 0.0), *(reading[0] for reading in self._readings)]
+        config, known = self._config, self._known()
+        if not self._suffice(known):
+            seen = [self._longest.get(first, 0.0), *(reading[0] for reading in known)]
             unknown_s = max(config.unknown_s, min(config.slow_steps_factor * max(seen), config.unknown_max_s))
             return Limits(unknown_s, unknown_s, unknown_s)
         # Rounded down, so that a single outlier among a hundred steps is not the 99th percentile.
-        took_s = sorted(reading[0] for reading in self._readings)
+        took_s = sorted(reading[0] for reading in known)
         last = len(took_s) - 1
         usual, slow = took_s[last // 2], took_s[99 * last // 100]
         enough_s = max(config.slow_steps_factor * slow, config.cold_factor * usual if cold else 0.0, config.floor_s)
