@@ -85,8 +85,8 @@ class HangDetector(DispatchingDetector):
     kind: Kind = Kind.HANG
     COMPARES_RANKS: ClassVar[bool] = True
     STATE: ClassVar[str] = (
-        "lockstep _timeout _newest _newest_s _attempt_s _moved _rows _cold_until _orders _was _way_s _way_at_s _phase_was "
-        "_rested _paused_s _inside_s _apart _stopped _stopped_at_s _hosts _leads _accelerated"
+        "lockstep _timeout _newest _newest_s _attempt_s _moved _rows _cold_until _orders _was _way_s _way_at_s "
+        "_phase_was _rested _paused_s _inside_s _apart _stopped _stopped_at_s _hosts _leads _accelerated"
     )
 
     LEARNED_FOR_GOOD: ClassVar[tuple[str, ...]] = ("_timeout",)
@@ -398,8 +398,8 @@ class HangDetector(DispatchingDetector):
         )
 
     def _go_on(self, still: Standstill, missing: Missing) -> Sequence[Finding]:
-        """Report a higher severity, or ranks that could not be named before: they used CPU while others waited, or those
-        that were named for their silence report again.
+        """Report a higher severity, or ranks that could not be named before: they used CPU while others waited, or
+        those that were named for their silence report again.
         """
         told = self.episodes.told(WHOLE_JOB)
         severity = max(still.limits.severity(still.age_s), Severity(told["severity"]), key=GRAVITY.index)

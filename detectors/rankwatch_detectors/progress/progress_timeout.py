@@ -128,8 +128,8 @@ class ProgressTimeout(Stateful):
         self._readings: list[list[float]] = []
         """Signs of progress, newest last: seconds since the last one, and the steps made in them."""
         self._from_rows: list[list[float]] = []
-        """The same, by the rows of steps, while too little progress was seen: after an outage all blocks arrive at once,
-        and of a host only the newest is seen."""
+        """The same, by the rows of steps, while too little progress was seen: after an outage all blocks of a host
+        arrive at once, and only the newest is seen."""
         self._longest: dict[str, float] = {}
 
     # ---- learning --------------------------------------------------------------------------------------------------
