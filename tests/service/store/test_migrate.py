@@ -86,6 +86,11 @@ def test_the_migrations_make_exactly_the_tables_of_the_models(engine):
     assert differences(engine) == []
 
 
+def test_the_first_migration_makes_the_tables_of_the_models_only_as_long_as_there_is_no_second():
+    versions = sorted((migrations_folder() / "versions").glob("*.py"))
+    assert len(versions) == 1 or "Base.metadata" not in versions[0].read_text()
+
+
 def test_up_down_up_ends_where_it_began(engine):
     upgrade(engine)
     alembic(engine, command.downgrade, "base")
