@@ -1,4 +1,4 @@
-"""Rules on metrics on the command line: tried on a recording, applied, listed, previewed and deleted."""
+"""Rules on metrics on the command line: applied, listed, previewed and deleted."""
 
 import json
 
@@ -46,21 +46,6 @@ def recorded(tmp_path):
     return path
 
 
-def test_rules_are_tried_on_a_recording(terminal, rules, recorded):
-    status, out, _ = terminal.run("rules", "test", str(rules), str(recorded))
-    assert status == 0
-    assert "reward-low: 1 incident\n" in out
-    assert "since step 100, found in step 100" in out.replace("since step 100; ", "since step 100, found in step 100; ")
-    assert "kl-gone: 1 incident\n" in out
-    lines = [
-        json.loads(line) for line in terminal.run("rules", "test", str(rules), str(recorded), "--json")[1].splitlines()
-    ]
-    assert [(line["rule"], [one["onset_step"] for one in line["incidents"]]) for line in lines] == [
-        ("reward-low", [100]),
-        ("kl-gone", [21]),
-    ]
-
-
 def test_a_replay_judges_by_rules_beside_its_detectors(terminal, rules, recorded):
     lines = terminal.run("replay", str(recorded), "--rules", str(rules), "--json")[1].splitlines()
     found = [json.loads(line) for line in lines[:-1]]
@@ -68,14 +53,6 @@ def test_a_replay_judges_by_rules_beside_its_detectors(terminal, rules, recorded
         ("metric", "warning", "rule:kl-gone"),
         ("metric", "critical", "rule:reward-low"),
     ]
-
-
-def test_a_metric_that_the_files_lack_is_named(terminal, tmp_path, recorded):
-    path = tmp_path / "other.toml"
-    path.write_text('[[rule]]\nname = "r"\nmetric = "entropy"\nwhen = "below"\nvalue = 1\n')
-    assert (
-        terminal.run("rules", "test", str(path), str(recorded))[1] == "r: 0 incidents (entropy is not in the files)\n"
-    )
 
 
 def test_a_file_is_applied_listed_applied_again_and_a_rule_deleted(rankwatch, rules):
@@ -96,7 +73,7 @@ def test_rules_are_previewed_on_a_job(rankwatch, rules, job):
     assert (status, out) == (0, "reward-low: 0 incidents in 0 steps\nkl-gone: 0 incidents in 0 steps\n")
 
 
-@pytest.mark.parametrize("command", [("apply",), ("test", "log.csv"), ("preview", "rl-1")])
+@pytest.mark.parametrize("command", [("apply",), ("preview", "rl-1")])
 def test_a_wrong_file_is_refused_with_its_rule(terminal, tmp_path, command):
     path = tmp_path / "wrong.toml"
     path.write_text('[[rule]]\nname = "r"\nmetric = "m"\nwhen = "above"\n')

@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 from urllib.parse import quote
 
 import typer
@@ -14,13 +14,9 @@ import typer
 from rankwatch.terminal import json_line, printable
 from rankwatch_service.cli import output
 from rankwatch_service.cli.commands.directives import awaited
-from rankwatch_service.cli.commands.replay import FILES, MAP, describe, played
 from rankwatch_service.cli.configuration import read_rules
 from rankwatch_service.cli.errors import CliError, Status
 from rankwatch_service.cli.options import JOB, JSON, LIMIT, TOKEN, URL, connect
-
-if TYPE_CHECKING:
-    from rankwatch_service.incidents.model import Incident
 
 policy = typer.Typer(help="Print the policy as JSON; replace it.", invoke_without_command=True)
 
@@ -125,7 +121,9 @@ def _ratio(one: Mapping[str, Any]) -> str:
     return f"{one['ratio']:.0%} ({one['low']:.0%} to {one['high']:.0%})"
 
 
-rules = typer.Typer(help="List rules on metrics that jobs log; try, apply or delete them.", invoke_without_command=True)
+rules = typer.Typer(
+    help="List rules on the metrics of jobs; preview, apply or delete them.", invoke_without_command=True
+)
 RULES_PATH: Final = "/api/v1/rules"
 
 FILE_HELP: Final = "Rules in TOML: tables [\\[rule]], with name, metric, when, value, hold_s."
@@ -134,7 +132,7 @@ RULES_FILE = Annotated[Path, typer.Argument(metavar="FILE", help=FILE_HELP, read
 
 @rules.callback()
 def list_rules(context: typer.Context, as_json: JSON = False, url: URL = None, token: TOKEN = None) -> None:
-    """List rules on metrics that jobs log; try, apply or delete them."""
+    """List rules on the metrics of jobs; preview, apply or delete them."""
     if context.invoked_subcommand is not None:
         return
     output.show(
@@ -201,37 +199,6 @@ def _condition(rule: dict[str, Any]) -> str:
     value = "" if rule["value"] is None else f" {rule['value']:g}"
     direction = "" if rule["direction"] == "both" else f" {rule['direction']}"
     return f"{rule['when']}{value}{direction}{' on each rank' if rule['each_rank'] else ''}"
-
-
-@rules.command("test")
-def tried(document: RULES_FILE, files: FILES, mapping: MAP = None, as_json: JSON = False) -> None:
-    """Replay recorded telemetry, offline: what each rule of a file would have found. As `rankwatch replay --rules`,
-    but only incidents of rules are printed.
-    """
-    from rich.console import Console
-
-    from rankwatch_detectors.base import Kind
-    from rankwatch_detectors.catalogue import CatalogueConfig
-    from rankwatch_service.replay.report import as_json as incident_as_json
-
-    rules = read_rules(document)
-    outcome = played(files, mapping, [CatalogueConfig()], "test", None, [rule.rule() for rule in rules])
-    found: dict[str, list[Incident]] = {rule.name: [] for rule in rules}
-    for incident in outcome.incidents[0]:
-        if incident.kind is Kind.METRIC:
-            found[incident.evidence["rule"]].append(incident)
-    if as_json:
-        for name, incidents in found.items():
-            told: list[dict[str, Any]] = [incident_as_json(incident, outcome.named) for incident in incidents]
-            sys.stdout.write(json_line({"rule": name, "incidents": told}))
-        return
-    console = Console(highlight=False)
-    for rule in rules:
-        opened = found[rule.name]
-        seen = "" if rule.metric in outcome.metrics else f" ({rule.metric} is not in the files)"
-        console.print(printable(f"{rule.name}: {len(opened)} incident{'s' * (len(opened) != 1)}{seen}"), markup=False)
-        for incident in opened:
-            describe(console, incident, outcome)
 
 
 tuning = typer.Typer(help="Show, set, reset and preview the settings of detectors by job.", no_args_is_help=True)

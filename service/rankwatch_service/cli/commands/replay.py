@@ -88,7 +88,7 @@ def replay(
         raise typer.BadParameter(str(error)) from error
     written = [] if rules is None else read_rules(rules)
     began = time.perf_counter()
-    outcome = played(files, mapping, configs, job, until_step, [rule.rule() for rule in written])
+    outcome = _played(files, mapping, configs, job, until_step, [rule.rule() for rule in written])
     seconds = time.perf_counter() - began
     names = (tuning, compare or "")
     _print_json(outcome, seconds, names) if as_json else _print(outcome, seconds, names)
@@ -96,7 +96,7 @@ def replay(
         raise CliError(Status.FINDINGS, str(outcome.broken))
 
 
-def played(
+def _played(
     files: Sequence[Path],
     mapping: Sequence[str] | None,
     configs: Sequence[CatalogueConfig],
@@ -179,7 +179,7 @@ def _print(outcome: ReplayResult, seconds: float, names: tuple[str, str]) -> Non
         head = "No incident" if not incidents else f"{len(incidents)} incident{'s' * (len(incidents) != 1)}"
         console.print(f"\n[bold]{head}[/bold]{' ' + which if which else ''}{':' if incidents else '.'}")
         for incident in incidents:
-            describe(console, incident, outcome)
+            _describe(console, incident, outcome)
     notes = [f"{kind}: needs {words}" for kind, words in missing(outcome)]
     notes = ["Not detected, since columns are missing:", *(f"  {note}" for note in notes)] if notes else []
     notes.append(f"Never detected in files, which lack the data: {', '.join(NOT_IN_FILES)}")
@@ -195,7 +195,7 @@ def _print(outcome: ReplayResult, seconds: float, names: tuple[str, str]) -> Non
         console.print(f"A detector failed: {printable(failure)}", style="red", markup=False)
 
 
-def describe(console: Any, incident: Incident, outcome: ReplayResult) -> None:
+def _describe(console: Any, incident: Incident, outcome: ReplayResult) -> None:
     """Print one incident in a few lines."""
     from rich.padding import Padding
 
