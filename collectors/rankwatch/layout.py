@@ -118,6 +118,8 @@ DETAIL_CHARACTERS_MAX: Final = 400
 RING_SUFFIX: Final = ".ring"
 STACK_SUFFIX: Final = ".stack"
 """File beside each ring, to which faulthandler writes the rank's stacks."""
+OUTPUT_SUFFIX: Final = ".output"
+"""File beside each ring with the end of what the rank has printed."""
 TRACE_SUFFIX: Final = ".trace"
 """File beside each ring, in which the rank answers an order to trace: JSON."""
 UNFINISHED_SUFFIX: Final = ".new"
@@ -358,6 +360,11 @@ def resume_path(directory: str, job: str) -> str:
 def stack_path(ring_path: str) -> str:
     """The file to which the rank with this ring writes its stacks."""
     return ring_path.removesuffix(RING_SUFFIX) + STACK_SUFFIX
+
+
+def output_path(ring_path: str) -> str:
+    """The file in which the rank with this ring keeps the end of its output."""
+    return ring_path.removesuffix(RING_SUFFIX) + OUTPUT_SUFFIX
 
 
 def trace_path(ring_path: str) -> str:

@@ -20,10 +20,11 @@ from typing import Final
 
 from rankwatch import layout
 from rankwatch.folders import directories, others_reach
-from rankwatch.identity import identify, mixed_launches, this_start
+from rankwatch.identity import RankIdentity, identify, mixed_launches, this_start
 from rankwatch.locations import ROOTS_MAX, checkpoint_root
 from rankwatch.loop.state import Capture
 from rankwatch.notices import notice_path, say
+from rankwatch.output.tail import keep_output
 from rankwatch.reader import RingReader
 from rankwatch.recorder import Recorder
 from rankwatch.spawn import ensure_agent
@@ -168,6 +169,7 @@ def start(
     if not lockstep:
         recorder.declare({"lockstep": False})
     _take_stack_signal(watch, recorder, stack_signal)
+    _keep_output(recorder, identity, env)
     if directory is not None and identity.local_rank == 0:
         named = env.get("RANKWATCH_DIR")
         if named and not recorder.warned and os.path.realpath(directory) != os.path.realpath(named):
@@ -265,6 +267,27 @@ def _take_stack_signal(watch: Watch, recorder: Recorder, number: int | None) -> 
         _log.warning("stacks of this rank cannot be requested: %s", error)
         return
     recorder.declare({"stack_signal": number, "stack_thread": threading.get_ident()})
+
+
+RANK_LOGS: Final = "RANKWATCH_RANK_LOGS"
+"""Where each rank's output goes, if the agent cannot see it: a path with {rank}, {local_rank} or {host}, or Slurm's %t,
+%N and %j. "none": the output of ranks is neither kept nor read."""
+
+
+def _keep_output(recorder: Recorder, identity: RankIdentity, env: Mapping[str, str]) -> None:
+    named = env.get(RANK_LOGS, "")
+    if recorder.path is None or named == "none":
+        return
+    if named:
+        job_id = env.get("SLURM_JOB_ID", "")
+        numbers = {"{rank}": identity.rank, "{local_rank}": identity.local_rank, "{host}": identity.host}
+        for name, value in {**numbers, "%t": identity.rank, "%N": identity.host, "%j": job_id}.items():
+            named = named.replace(name, str(value))
+        recorder.declare({"rank_log": os.path.abspath(named)})
+    try:
+        keep_output(layout.output_path(recorder.path))
+    except OSError as error:
+        _log.warning("the output of this rank is not kept: %s", error)
 
 
 def _make_current(watch: Watch) -> None:

@@ -215,7 +215,9 @@ EVENT_KINDS: Final = (
     # code: int | None, signal: int | None, how: pidfd | zombie | excepthook | unknown, error: str, where (in its code),
     # pid, phase, left: its loop had ended normally, exit_order: index among the ended ranks of this launch and host,
     # abrupt: how is unknown, and Python did not shut down, grace_s: the launcher's grace, as the job declares it,
-    # broken_off_unix_ns: of a process that a signal ended: when it had broken off its loop, without one since
+    # broken_off_unix_ns: of a process that a signal ended: when it had broken off its loop, without one since,
+    # output: what it has printed of its end: line, role (`output.errors.Role`), pattern, where, unix_ns (0: not known),
+    # lines: this line and some around it
     "process_exit",
     "exception",  # ends the process: type, message, where, code, left: its loop had ended before, grace_s
     "checkpoint_saved",  # checkpoint, tier, location, seconds, bytes, shards
@@ -228,7 +230,8 @@ EVENT_KINDS: Final = (
     "checkpoint_disk",  # path, free_bytes, total_bytes, save_bytes (0: not known): the file system of the newest save
     "location_refused",  # checkpoint, location, reason: an agent does not pass it on to its ranks
     # stack: str, os_state, wchan, cpu_ticks, phase, phase_age_s, order, reason (why there is no stack), place (equal
-    # for equal frames), where (the place for people). Of an agent's ranks at one place only the first has the stack
+    # for equal frames), where (the place for people), lines: what it has printed last. Of an agent's ranks at
+    # one place only the first has the stack and the lines
     "stack_dump",
     "native_stack",  # order, stack: frames of C and C++ too, of a rank whose `stack_dump` came before
     "trace",  # request, error (why there is none) or what `rankwatch_service.policy.traces.TraceSummary` has

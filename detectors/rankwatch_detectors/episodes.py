@@ -172,5 +172,10 @@ def since(onset_time_s: float) -> str:
     """An onset as a summary states it: the time of day, which stays true, unlike an age."""
     if onset_time_s < DATED_FROM_S:
         return f"since {onset_time_s:.0f} s"
-    hours, rest = divmod(int(onset_time_s) % 86_400, 3_600)
-    return f"since {hours:02}:{rest // 60:02}:{rest % 60:02} UTC"
+    return f"since {time_of_day(onset_time_s)} UTC"
+
+
+def time_of_day(time_s: float) -> str:
+    """The time of day, such as 14:03:11, of a time in seconds since 1970."""
+    hours, rest = divmod(int(time_s) % 86_400, 3_600)
+    return f"{hours:02}:{rest // 60:02}:{rest % 60:02}"

@@ -296,7 +296,8 @@ def _recorders(directory: Path, known: set[str]) -> Iterator[tuple[str, str, boo
 def _delete(path: str) -> None:
     # The position last: a crash in between must not leave a recorder without it, which would be sent a second time.
     trace = layout.trace_path(path)
-    for each in (layout.stack_path(path), trace + layout.UNFINISHED_SUFFIX, trace, path, path + _POSITION_SUFFIX):
+    beside = layout.stack_path(path), layout.output_path(path), trace + layout.UNFINISHED_SUFFIX, trace
+    for each in (*beside, path, path + _POSITION_SUFFIX):
         try:
             os.unlink(each)
         except OSError as error:

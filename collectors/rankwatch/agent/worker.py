@@ -31,6 +31,7 @@ from rankwatch.agent.enrolment import Enrolment, OrderCheck
 from rankwatch.agent.hang_stacks import HangAnswers
 from rankwatch.agent.host import HostSampler
 from rankwatch.agent.processes import REAP_WAIT_S, UNKNOWN_EXIT, ExitWatch
+from rankwatch.agent.rank_output import RankOutput
 from rankwatch.agent.ranks import FULLY_SENT, LocalRank, LocalRanks
 from rankwatch.agent.relay import Relay, Traces, resume_file
 from rankwatch.agent.sender import Sender
@@ -97,6 +98,7 @@ class Worker:
         advice = resume_file(setting.directory, setting.job)
         self._relay = Relay(self._ranks, advice, setting.job, self._roots.why_not)
         self._hang_answers = HangAnswers(setting.clock)
+        self._output = RankOutput()
         self._traces = Traces(setting.clock)
         self._held_back: wire.Orders | None = None
         self._builders: dict[str, BatchBuilder] = {}
@@ -192,6 +194,7 @@ class Worker:
                 self._by_fd[rank.process.fd] = rank
                 self._exits.add(rank.process)
                 self._roots.meet(rank)
+            self._output.meet(rank)
             self._alone_since_s = self._clock.monotonic_s()
             self._shown = None  # a launch prints only what is written after it began
             _log.info("rank %d of attempt %s, pid %d", rank.rank, rank.attempt(0), rank.header.pid)
@@ -245,6 +248,8 @@ class Worker:
                 continue
             seen_unix_ns = self._clock.unix_ns() - int((now_s - rank.gone_since_s) * 1e9)
             event = exit_event(rank, block, ended or UNKNOWN_EXIT, seen_unix_ns)
+            if event.fields["code"] != 0:
+                event.fields.update(self._output.why_ended(rank, event.fields["signal"]))
             _log.info("rank %d ended: %s", rank.rank, event.fields)
             self._tell_last(rank, block, now_s, event)
 
@@ -266,6 +271,7 @@ class Worker:
             alive = any(other.gone_since_s is None for other in same_launch)
             if replaced or not (alive or self._relay.urgent):
                 self._ranks.remove(rank)
+                self._output.forget(rank)
         if any(rank.gone_since_s is None for rank in self._ranks):
             self._alone_since_s = now_s
         for launch in self._gone.keys() - {rank.launch for rank in self._ranks}:
@@ -316,6 +322,9 @@ class Worker:
         for attempt, event in (*self._hang_answers.take(), *self._traces.take(self._ranks)):
             if self._builder(attempt).full:
                 self._flush()
+            if event.kind == "stack_dump" and event.fields["stack"]:  # of a place, the first rank
+                rank = next((rank for rank in self._ranks if rank.rank == event.rank), None)
+                event.fields["lines"] = [] if rank is None else self._output.last_lines(rank)
             self._builder(attempt).tell(event)
 
     def _tell_checkpoints(self) -> None:

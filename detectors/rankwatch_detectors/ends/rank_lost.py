@@ -26,6 +26,7 @@ from rankwatch_detectors.ends.teardown import (
     Teardown,
     end_of,
     evidence_of,
+    first_error,
     is_broken_connection,
     is_closed_terminal,
     is_near,
@@ -67,7 +68,7 @@ class RankLostDetector(DispatchingDetector):
     def __init__(self, config: RankLostConfig) -> None:
         super().__init__()
         self.name = "rank_lost"
-        self.version = 9
+        self.version = 10
         self._config = config
         self._ends = Teardown()
         self._forget()
@@ -321,6 +322,7 @@ class RankLostDetector(DispatchingDetector):
             "evidence": {
                 **evidence_of(first),
                 "requested": is_request(first),
+                **self._printed(first),
                 **({"standing": True} if self._done_alone else {}),
                 "also_ended": [evidence_of(end) for end in self._ends.also],
                 "also_ended_count": self._ends.count,
@@ -333,6 +335,12 @@ class RankLostDetector(DispatchingDetector):
         if scope in self.episodes:
             return []
         return self.episodes.open(scope, attempt=self.attempt, score=math.inf, **told_now)
+
+    def _printed(self, first: End) -> dict[str, Any]:
+        """Evidence of what was wrong first, and of what that rank has printed of it; {} where nothing is known."""
+        error = first_error(first)
+        lines = first["output"].get("lines", [])
+        return ({"first_error": error} if error else {}) | ({"output": lines} if lines else {})
 
     def _sentence(self, first: End, severity: Severity, missing: int) -> str:
         where = f"rank {first['rank']}" + (f" on {first['host']}" if first["host"] else "")
@@ -357,4 +365,4 @@ class RankLostDetector(DispatchingDetector):
             return f"{capital} ended with exit code 0 at step {first['step']}, before the others were done."
         alike = self._ends.alike
         too = f"; so did rank {alike[0]}" if len(alike) == 1 else f"; so did {len(alike)} other ranks" if alike else ""
-        return f"{capital} {told(first)}{too}."
+        return f"{capital} {told(first)}{too}{self._ends.followed}."

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 from rankwatch_detectors.base import Occurrence
-from rankwatch_detectors.episodes import EPISODES_MAX
+from rankwatch_detectors.episodes import DATED_FROM_S, EPISODES_MAX, time_of_day
 from rankwatch_detectors.state import Stateful
 
 End = dict[str, Any]
@@ -75,6 +75,14 @@ LEFT: Final = "left"
 """... and of one that begins with a loop that was left by `break`."""
 _SAID_BY: Final = {"exception": "excepthook", "rank_left": LEFT}
 _SAID: Final = ("error", "where")
+OUTPUT_LINES_MAX: Final = 20
+OUTPUT_CHARACTERS_MAX: Final = 300
+ROOT: Final = "root"
+"""Role of a line of output that says what went wrong in its own process ..."""
+CASCADE: Final = "cascade"
+"""... and of one that says that a peer was lost."""
+PRINTED_S: Final = 600.0
+"""What was printed longer before the end than this is not when it began."""
 _OF_EXIT: Final = ("code", "signal", "how", "exited", "order", "grace_s", "abrupt", "broken_off_unix_ns")
 _LISTED: Final = ("rank", "host", "code", "signal", "how", "error", "where")
 
@@ -85,7 +93,7 @@ def end_of(occurrence: Occurrence, now_s: float) -> End:
     exited = occurrence.kind == "process_exit"
     said = f"{fields.get('type')}: {fields.get('message', '')}" if occurrence.kind == "exception" else ""
     error = fields.get("error") if exited else said
-    end = {
+    end: End = {
         "rank": occurrence.rank,
         "host": occurrence.host,
         "step": occurrence.step,
@@ -103,7 +111,37 @@ def end_of(occurrence: Occurrence, now_s: float) -> End:
         "abrupt": fields.get("abrupt") is True,
         "broken_off_unix_ns": _time_of(fields.get("broken_off_unix_ns")),
         "by_launcher": False,
+        "output": _output_of(fields.get("output")) if exited else {},
     }
+    return _judged(end)
+
+
+def _output_of(told: object) -> dict[str, Any]:
+    """What a rank has printed of its end, as its agent has chosen it; {} if that is nothing."""
+    if not isinstance(told, dict) or not told.get("line"):
+        return {}
+    lines = told.get("lines")
+    return {
+        "line": str(told["line"])[:OUTPUT_CHARACTERS_MAX],
+        "role": str(told.get("role", ""))[:20],
+        "where": str(told.get("where") or "")[:200],
+        "unix_ns": _time_of(told.get("unix_ns")),
+        "lines": [str(line)[:OUTPUT_CHARACTERS_MAX] for line in lines[:OUTPUT_LINES_MAX]]
+        if isinstance(lines, list)
+        else [],
+    }
+
+
+def _judged(end: End) -> End:
+    """The end with who is to blame. What it has printed counts where its own exception is not known, and where that
+    says that a peer was lost, but the output what was wrong before.
+    """
+    printed = end["output"]
+    is_root = printed.get("role") == ROOT
+    if printed and (not end["error"] or (is_root and is_broken_connection(end))) and printed["role"] in (ROOT, CASCADE):
+        end |= {"error": printed["line"], "where": printed["where"]}
+        if is_root and 0 <= end["unix_ns"] - printed["unix_ns"] <= PRINTED_S * 1e9:
+            end["unix_ns"] = printed["unix_ns"]
     return end | {"blame": _blame_of(end)}
 
 
@@ -114,6 +152,16 @@ def _time_of(told: object) -> int:
 def evidence_of(end: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of an end that go into evidence."""
     return {name: end[name] for name in _LISTED}
+
+
+def first_error(end: Mapping[str, Any]) -> str:
+    """Which rank had the first error, when and what it was; "" if that is not known."""
+    if not end["error"] or is_request(end) or is_broken_connection(end):
+        return ""
+    host = f" on {end['host']}" if end["host"] else ""
+    at_s = _when_s(end)
+    at = f", {time_of_day(at_s)} UTC" if at_s >= DATED_FROM_S else ""
+    return f"rank {end['rank']}{host}{at}: {_first_line(end)}"
 
 
 def is_request(end: Mapping[str, Any]) -> bool:
@@ -137,7 +185,12 @@ def is_closed_terminal(end: Mapping[str, Any]) -> bool:
 
 def is_broken_connection(end: Mapping[str, Any]) -> bool:
     """Whether its error is one that the loss of a peer causes, by its type, its words and where it was raised."""
-    return not is_request(end) and tells_of_lost_peer(end["error"], end["where"])
+    if is_request(end):
+        return False
+    printed = end["output"]
+    if printed and end["error"] == printed["line"]:
+        return bool(printed["role"] == CASCADE)
+    return tells_of_lost_peer(end["error"], end["where"])
 
 
 def tells_of_lost_peer(error: str, where: str) -> bool:
@@ -289,11 +342,13 @@ class Teardown(Stateful):
     exit.
     """
 
-    STATE: ClassVar[str] = "count _ends _leading _candidates _first"
+    STATE: ClassVar[str] = "count last_s _ends _leading _candidates _first"
 
     def __init__(self) -> None:
         self.count = 0
         """Number of ends besides the first one."""
+        self.last_s = 0.0
+        """When the last of all began to end, by its host's clock."""
         self._ends: dict[str, End] = {}
         """By rank, in the order in which they were heard."""
         self._leading: dict[str, dict[str, str]] = {}
@@ -314,6 +369,15 @@ class Teardown(Stateful):
         """Other ends, up to the number that is listed."""
         first = self.first
         return list(itertools.islice((end for end in self._ends.values() if end is not first), EPISODES_MAX))
+
+    @property
+    def followed(self) -> str:
+        """How many ended after the first one whose error is known, and how soon, as the end of a sentence."""
+        others = self.count - len(self.alike)
+        if not others or not first_error(self.first):
+            return ""
+        within_s = max(math.ceil(self.last_s - _when_s(self.first)), 1)
+        return f"; {others} other{'s' * (others > 1)} followed within {within_s} s"
 
     @property
     def victim(self) -> End:
@@ -346,6 +410,7 @@ class Teardown(Stateful):
             self._complete(rank, noted, end)
             return
         self.count += bool(self._ends)
+        self.last_s = max(self.last_s, _when_s(end))
         leads = self._leads(end)
         if leads or not end["exited"] or len(self._ends) <= EPISODES_MAX:
             self._ends[rank] = end
@@ -427,7 +492,11 @@ def _before_all(cause: End, request: End) -> End:
 
 def _completed(noted: End, exited: End) -> End:
     """An end with what the exit of its process says of it."""
-    end = noted | {name: exited[name] for name in _OF_EXIT} | {name: noted[name] or exited[name] for name in _SAID}
+    end = (
+        noted
+        | {name: exited[name] for name in (*_OF_EXIT, "output")}
+        | {name: noted[name] or exited[name] for name in _SAID}
+    )
     if noted["how"] in (LEFT, UNREAD):  # not of an exception: when it began to end is known only now
         end["unix_ns"], end["host"] = exited["unix_ns"], exited["host"]
-    return end | {"blame": _blame_of(end)}
+    return _judged(end)

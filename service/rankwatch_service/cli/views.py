@@ -91,6 +91,8 @@ def evidence_rows(evidence: Mapping[str, Any]) -> Iterator[tuple[str, Text]]:
         if name == "stacks" and isinstance(value, list):
             for one in value:
                 yield f"  stack of {one['ranks']}", _text(one.get("stack") or one.get("reason"))
+        elif name == "output" and isinstance(value, list):
+            yield "  output", output.block("\n".join(map(str, value)))
         elif isinstance(value, list) and all(isinstance(one, dict) for one in value):
             for one in value:
                 yield f"  {_name(name)}", _text(_line(one))

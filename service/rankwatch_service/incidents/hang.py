@@ -193,6 +193,11 @@ SHOWN: Final = (SENTENCE, STACKS, LEFT_OUT)
 KEPT: Final = ("stack", "place", "where", "reason", "os_state", "wchan", "cpu_ticks", "phase", "phase_age_s", "doing")
 """Fields of an answer that are kept."""
 
+OUTPUT: Final = "output"
+"""Field of the evidence of a hang or a lost rank: what the named rank has printed last, or of its end."""
+OUTPUT_LINES_MAX: Final = 8
+OUTPUT_CHARS_MAX: Final = 300
+
 _ADDRESS: Final = re.compile(r"0x[0-9a-f]+")
 
 
@@ -220,7 +225,7 @@ class StackGroups:
             told = {name: dump[name] for name in KEPT if name in dump}
             kept = {name: value[:STACK_CHARS_MAX] if isinstance(value, str) else value for name, value in told.items()}
             native = {"native": known["native"]} if known is not None and "native" in known else {}
-            self._dumps[place] = kept | native | {"rank": rank}
+            self._dumps[place] = kept | native | {"rank": rank, "lines": _lines(dump.get("lines"))}
         return True
 
     def add_native(self, rank: int, stack: str) -> bool:
@@ -254,6 +259,11 @@ class StackGroups:
             count = len(self._place_of) - sum(len(ranks) for _, ranks in shown)
             fields[LEFT_OUT] = f"{_count(count, 'rank')} at {_count(hidden, 'further place')}"
         return fields
+
+    def lines_of(self, ranks: Sequence[int]) -> list[str]:
+        """What the first of these ranks that has sent any has printed last."""
+        dumps = (dump for dump in self._dumps.values() if dump["rank"] in ranks)
+        return next((dump["lines"] for dump in dumps if dump["lines"]), [])
 
     def outside_of_collectives(self, ranks: Sequence[int]) -> str:
         """Why none of these ranks waits for a network, in a sentence; empty if their answers do not prove that."""
@@ -425,6 +435,8 @@ class HangEvidence:
         shown: dict[str, Any] = groups.evidence(world_size if everybody else 0)
         if incident.kind is Kind.HANG and (why := groups.outside_of_collectives(incident.ranks)):
             shown[NOT_THE_NETWORK] = why
+        if incident.kind is Kind.HANG and (lines := groups.lines_of(incident.ranks)):
+            shown[OUTPUT] = lines
         rest = {name: value for name, value in incident.evidence.items() if name not in ASKED}
         incident.evidence = without_ruled_out(rest | shown)
         return Update(incident, TransitionKind.EVIDENCE, str(shown.get(SENTENCE, "")))
@@ -454,6 +466,10 @@ def _unanswered(incident: Incident) -> Update:
 
 def _hung(incident: Incident) -> list[Part]:
     return [part for part in incident.parts if part.kind is Kind.HANG]
+
+
+def _lines(told: object) -> list[str]:
+    return [str(line)[:OUTPUT_CHARS_MAX] for line in told[-OUTPUT_LINES_MAX:]] if isinstance(told, list) else []
 
 
 def _asking(answer: Occurrence, incidents: Sequence[Incident]) -> Incident | None:

@@ -17,7 +17,7 @@ from rankwatch_service.incidents.answers import (
     impact,
     may_be_skipped,
 )
-from rankwatch_service.incidents.hang import rank_ranges
+from rankwatch_service.incidents.hang import OUTPUT, rank_ranges
 from rankwatch_service.incidents.kinds import ENDED_BY_ITSELF, ENDED_WITH_JOB, KINDS, has_norm_alone
 from rankwatch_service.incidents.lost_time import HOUR_NS
 from rankwatch_service.incidents.model import LISTED_MAX, IncidentVersion
@@ -34,6 +34,9 @@ its length.
 
 STEPS_MAX: Final = 2
 """Steps that the text tells."""
+
+PRINTED_MAX: Final = 3
+"""Lines of a rank's output that the text quotes."""
 
 DEVICE_CHARS_MAX: Final = 16
 """Characters of the UUID of a device: "GPU-" and enough of the rest to find it in `nvidia-smi -L`."""
@@ -75,7 +78,14 @@ def incident_text(incident: IncidentVersion, world_size: int, accelerated: bool 
         usual += f". Likely cause: {cause_words(incident.cause, incident.evidence)}"
     before = changed(incident.changes_before, incident.onset_unix_ns)
     usual += f". Changed before it: {before}" * (not before.startswith(NOTHING_CHANGED))
+    usual += _printed(incident)
     return _lines(what, usual, _what_now(incident, world_size, accelerated))
+
+
+def _printed(incident: IncidentVersion) -> str:
+    """What the named rank has printed last, as a sentence; empty if it is not known."""
+    lines = [str(line).strip() for line in incident.evidence.get(OUTPUT) or () if str(line).strip()]
+    return f". Rank {incident.ranks[0]} printed: {' | '.join(lines[-PRINTED_MAX:])}" if lines and incident.ranks else ""
 
 
 def with_held(text: str, held_before: int) -> str:

@@ -29,7 +29,7 @@ const SHOWN_ELSEWHERE = new Set(["cost_gpu_hours_per_hour", "ended_by_itself", "
 export const label = (name) => LABELS[name] ?? words(name);
 
 // Splits evidence into values with a baseline, single values, and long texts {name, text, hint}.
-export function sorted({ stacks = [], ...evidence }) {
+export function sorted({ stacks = [], output = [], ...evidence }) {
   const taken = new Set(SHOWN_ELSEWHERE);
   const compared = [];
   for (const [name, value] of Object.entries(evidence)) {
@@ -39,7 +39,8 @@ export function sorted({ stacks = [], ...evidence }) {
     taken.add(name).add(baseline);
   }
   const rest = Object.entries(evidence).filter(([name, value]) => !taken.has(name) && value !== null && value !== "");
-  const texts = [...stackTexts(stacks), ...rest.filter(isLong).map(([name, text]) => ({ name: label(name), text, hint: null }))];
+  const printed = output.length ? [{ name: "Output", text: output.join("\n"), hint: "the named rank, on its host" }] : [];
+  const texts = [...printed, ...stackTexts(stacks), ...rest.filter(isLong).map(([name, text]) => ({ name: label(name), text, hint: null }))];
   return { compared, values: rest.filter((one) => !isLong(one)), texts };
 }
 

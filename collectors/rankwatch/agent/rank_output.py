@@ -1,0 +1,117 @@
+"""The output of local ranks, from wherever it can be read: what each keeps itself, and files that it writes to.
+
+Files are those behind a rank's standard output and error, as of torchrun's `--log-dir`, Slurm's `--output` or a
+redirection, and the one that the rank declares (`RANKWATCH_RANK_LOGS`). Only regular files are read, from their end.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any, Final
+
+from rankwatch import layout
+from rankwatch.agent.ranks import LocalRank
+from rankwatch.output.errors import Reason, Role, Weight, of_nobody, of_rank, reason, shown_line
+from rankwatch.output.tail import Line, kept_lines, lines_of_file
+
+STREAMS: Final = (1, 2)
+HUNG_LINES_MAX: Final = 8
+"""Lines of a rank that stands still."""
+
+CONSEQUENCE_LINES_MAX: Final = 3
+"""Lines of a rank that only says that it has lost a peer, or was asked to end."""
+
+FileId = tuple[int, int]
+
+
+class RankOutput:
+    """Knows which files the ranks of this host write to, also when their processes are gone."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, dict[FileId, str]] = {}
+        """By recorder: device and inode, and path."""
+
+    def meet(self, rank: LocalRank) -> None:
+        """Find out where a living rank writes."""
+        files = {}
+        for path in self._paths(rank):
+            with suppress(OSError):
+                status = os.stat(path)
+                if stat.S_ISREG(status.st_mode):
+                    files[status.st_dev, status.st_ino] = os.path.realpath(path)
+        self._files[rank.path] = files
+
+    def forget(self, rank: LocalRank) -> None:
+        """The rank is gone and all of it is sent."""
+        self._files.pop(rank.path, None)
+
+    def why_ended(self, rank: LocalRank, number: int | None) -> dict[str, Any]:
+        """The fields of its event `process_exit` that its output adds: `output`, see `wire.EVENT_KINDS`; {}: none.
+
+        In a file that ranks share, a line without a number may be of any of them: of the first that ended it counts
+        where it tells of what no other end causes.
+
+        Args:
+            rank: one that has ended.
+            number: the signal that ended it; None: none.
+        """
+        found = reason(self.lines(rank), number)
+        if found is None and rank.exit_order == 0:
+            found = reason(self._of_files(rank, of_nobody), number)
+            found = found if found is not None and found.pattern.weight is Weight.CERTAIN else None
+        return {} if found is None else {"output": _fields(found)}
+
+    def last_lines(self, rank: LocalRank) -> list[str]:
+        """What it has printed last, for people."""
+        lines = [line.text for line in self.lines(rank) if line.text.strip()]
+        return [shown_line(text) for text in lines[-HUNG_LINES_MAX:]]
+
+    def lines(self, rank: LocalRank) -> list[Line]:
+        """The end of its output, oldest first: of what was written to files what it has not kept itself."""
+        own = kept_lines(layout.output_path(rank.path))
+        known = {line.text for line in own}
+        local_rank = int(rank.identity.get("local_rank", -1))
+        from_files = self._of_files(rank, lambda lines: of_rank(lines, rank.rank, local_rank))
+        return [*(line for line in from_files if line.text not in known), *own]
+
+    def _paths(self, rank: LocalRank) -> Iterator[str]:
+        if rank.process is not None:
+            yield from (f"/proc/{rank.process.pid}/fd/{number}" for number in STREAMS)
+        declared = rank.identity.get("rank_log")
+        if isinstance(declared, str) and declared:
+            yield declared
+
+    def _of_files(self, rank: LocalRank, chosen: Callable[[list[Line]], list[Line]]) -> list[Line]:
+        """The last lines of its files; of those that other ranks write to as well, the chosen ones."""
+        lines: list[Line] = []
+        for file, path in self._files.get(rank.path, {}).items():
+            with suppress(OSError):
+                found = _read(path, file)
+                alone = sum(file in others for others in self._files.values()) == 1
+                lines += found if alone else chosen(found)
+        return lines
+
+
+def _read(path: str, file: FileId) -> list[Line]:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or (status.st_dev, status.st_ino) != file:
+            return []
+        return lines_of_file(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _fields(found: Reason) -> dict[str, Any]:
+    return {
+        "line": found.line,
+        "role": str(found.pattern.role),
+        "pattern": found.pattern.name,
+        "where": found.where,
+        "unix_ns": found.unix_ns,
+        "lines": list(found.lines if found.pattern.role is Role.ROOT else found.lines[-CONSEQUENCE_LINES_MAX:]),
+    }

@@ -1,0 +1,1 @@
+"""What a rank has printed: its end is kept, and when the rank ends or hangs, the lines that say why are chosen."""

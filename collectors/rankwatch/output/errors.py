@@ -1,0 +1,345 @@
+"""The lines in a rank's output that say why it ended: patterns with their roles, and the choice among many lines. Pure.
+
+A root says what went wrong in this process. A cascade says that a peer was lost, or waited for in vain: its root is
+elsewhere. A teardown says that somebody asked the process to end. The first of them counts, unless another one is
+certain. What no pattern knows stays unknown.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+from typing import Final, NamedTuple
+
+from rankwatch.output.tail import Line
+from rankwatch.terminal import printable
+
+LINES_MAX: Final = 20
+"""Lines of one rank that leave its host."""
+LINE_CHARACTERS_MAX: Final = 240
+BEFORE: Final = 11
+"""Lines before the one that was chosen: of a traceback, the innermost calls."""
+FRAMES_MAX: Final = 200
+"""Lines above it in which its traceback is looked for."""
+RECENT_S: Final = 120.0
+"""An error that was printed longer before the last line than this did not end the process."""
+RECENT_LINES: Final = 400
+"""The same, where it is not known when lines were printed."""
+
+
+class Role(StrEnum):
+    """What a line says of who caused the end."""
+
+    ROOT = "root"
+    CASCADE = "cascade"
+    TEARDOWN = "teardown"
+
+
+class Weight(IntEnum):
+    """How much a line says beside others."""
+
+    WEAK = 1
+    """Only where nothing else was printed: what a process that ends for any reason may print."""
+    USUAL = 2
+    """If it came first."""
+    CERTAIN = 3
+    """Also after a cascade: no lost peer causes it."""
+
+
+class Pattern(NamedTuple):
+    """A kind of line, and its role."""
+
+    name: str
+    role: Role
+    weight: Weight
+    form: re.Pattern[str]
+
+
+def _of(role: Role, weight: Weight, **forms: str | Sequence[str]) -> list[Pattern]:
+    texts = {name: form if isinstance(form, str) else "|".join(form) for name, form in forms.items()}
+    return [Pattern(name, role, weight, re.compile(text)) for name, text in texts.items()]
+
+
+_RANK: Final = r"(?:\[\w*:?(?:rank|default) ?\d+\]:?\s*|\s*\d+: )?"
+
+PATTERNS: Final[Sequence[Pattern]] = (
+    *_of(
+        Role.TEARDOWN,
+        Weight.USUAL,
+        interrupted=(
+            rf"^{_RANK}KeyboardInterrupt\b",
+            r"(?i:\b(?:received|caught) .{0,20}SIGINT|SIGINT .{0,20}received)",
+        ),
+        terminated=(r"(?i:\b(?:received|caught) .{0,30}(?:SIGTERM|signal 15)|SIGTERM .{0,20}received)",),
+        time_limit=(r"DUE TO (?:TIME LIMIT|PREEMPTION|NODE FAILURE)", r"(?i:time limit .{0,20}(?:reached|exceeded))"),
+        cancelled=r"\*\*\* (?:JOB|STEP) .{0,60} CANCELLED AT",
+    ),
+    *_of(
+        Role.TEARDOWN,
+        Weight.WEAK,
+        launcher=(r"closing signal SIG", "ChildFailedError", "srun: (?:error|Job step)", "death signal"),
+    ),
+    *_of(
+        Role.CASCADE,
+        Weight.USUAL,
+        nccl_watchdog=(
+            r"[Cc]ollective operation timeout",
+            r"NCCL operations have failed or timed out",
+            r"(?:taking|tearing) the entire process down",
+            r"(?i:heartbeat monitor .{0,60}timed out)",
+        ),
+        nccl_peer=(
+            r"ncclRemoteError",
+            r"remote process exited or there was a network error",
+            r"NCCL WARN .{0,120}(?:[Cc]onnection (?:closed|refused|reset)|[Tt]imed? ?out|error 12\b)",
+            r"NCCL communicator was aborted",
+        ),
+        gloo=(r"gloo/transport.{0,240}(?:[Cc]onnection|[Tt]imed out|[Bb]roken pipe)", r"pair closure"),
+        store=(
+            r"DistStoreError|DistNetworkError",
+            r"TCPStore.{0,160}(?:fail|closed|[Tt]imed? ?out|[Bb]roken pipe|reset)",
+            r"[Ff]ailed to (?:recv|send), got 0 bytes",
+            r"client socket has (?:timed out|failed)",
+        ),
+        mpi_peer=(
+            r"lost communication with",
+            r"PMIX_ERR_(?:UNREACH|LOST)",
+            r"UCX\s+ERROR",
+            r"MPI_ERR_(?:PROC_FAILED|REVOKED)",
+        ),
+        peer=(
+            r"[Cc]onnection (?:closed|reset) by (?:remote )?peer",
+            r"(?:ConnectionResetError|BrokenPipeError|ConnectionAbortedError)\b",
+        ),
+    ),
+    *_of(
+        Role.ROOT,
+        Weight.CERTAIN,
+        cuda_memory=(
+            r"(?:CUDA|HIP|XPU) out of memory",
+            r"OutOfMemoryError\b",
+            r"CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|CUBLAS_STATUS_ALLOC_FAILED",
+        ),
+        cuda_access=(
+            r"illegal memory access",
+            r"cudaErrorIllegalAddress|CUDA_ERROR_ILLEGAL_ADDRESS",
+            r"misaligned address",
+        ),
+        cuda_assert=(r"device-side assert", r"\.cu:\d+: .{0,240}Assertion"),
+        cuda_ecc=(r"uncorrectable (?:ECC|NVLink) error", r"cudaErrorECCUncorrectable", r"(?i:double.bit ECC)"),
+        cuda_device=(
+            r"no CUDA-capable device",
+            r"GPU is lost|fallen off the bus",
+            r"no kernel image is available",
+            r"(?:CUDA|HIP) error: (?!unspecified launch failure)",
+            r"CUDNN_STATUS_[A-Z_]*(?:FAILED|ERROR)|CUBLAS_STATUS_(?!ALLOC)[A-Z_]+",
+        ),
+        nccl_own=(
+            r"ncclUnhandledCudaError|ncclInvalid(?:Usage|Argument)",
+            r"Duplicate GPU detected",
+            r"NCCL WARN .{0,120}(?:No space left|Cuda failure)",
+            r"Detected mismatch between collectives",
+        ),
+        oom_killer=(
+            r"[Oo]ut of memory: Killed process",
+            r"(?i:\boom[-_ ]?kill)",
+            r"cgroup out of memory",
+            r"Exceeded job memory limit",
+        ),
+        host_memory=(
+            r"^.{0,40}\bMemoryError\b",
+            r"Cannot allocate memory",
+            r"std::bad_alloc",
+            r"DefaultCPUAllocator: ",
+        ),
+        shared_memory=(r"\b[Bb]us error\b", r"insufficient shared memory"),
+        loader_worker=(r"DataLoader worker .{0,60}(?:killed|exited unexpectedly)", r"in DataLoader worker process"),
+        disk_full=(r"No space left on device", r"[Dd]isk quota exceeded"),
+        segfault=(
+            r"Segmentation fault|segfault at",
+            r"double free|corrupted (?:size|unsorted)|malloc\(\): |free\(\): invalid",
+        ),
+        illegal_instruction=(r"Illegal instruction", r"Floating point exception"),
+    ),
+    *_of(
+        Role.ROOT,
+        Weight.USUAL,
+        file_system=(r"Stale file handle", r"Input/output error", r"Read-only file system", r"Too many open files"),
+        no_file=(r"^.{0,40}(?:FileNotFoundError|IsADirectoryError|NotADirectoryError)\b",),
+        denied=(r"^.{0,40}PermissionError\b", r"Permission denied", r"40[13] Client Error", r"GatedRepoError"),
+        imports=(
+            r"^.{0,40}(?:ModuleNotFoundError|ImportError)\b",
+            r"cannot open shared object file|undefined symbol: |version `GLIBC\w*' not found",
+        ),
+        assertion=(
+            r"INTERNAL ASSERT FAILED",
+            r"^.{0,40}AssertionError\b",
+            r"Check failed: ",
+            r"Assertion .{0,160} failed",
+        ),
+        launch_failure=r"unspecified launch failure",
+        numbers=(
+            r"(?i:\b(?:loss|grad\w*) .{0,20}(?:is|was|became) (?:nan|inf|not finite)\b)",
+            r"FloatingPointError\b",
+            r"[Cc]urrent loss scale already at minimum",
+        ),
+        download=(
+            r"(?:HTTPError|ReadTimeout|ConnectTimeout|MaxRetryError|SSLError|NameResolutionError|ClientError): ",
+        ),
+        fatal=r"Fatal Python error: (?!Aborted)",
+        python=rf"^{_RANK}(?:[A-Za-z_][\w.]*)?(?:Error|Exception|Failure|Fault|Timeout)(?:: .*)?$",
+    ),
+    *_of(
+        Role.ROOT,
+        Weight.WEAK,
+        aborted=(r"terminate called (?:after|without)", r"core dumped", r"Aborted \(", r"Fatal Python error: Aborted"),
+    ),
+)
+"""A line has the role of the first that it fits."""
+
+_HINT: Final = re.compile(
+    r"(?i)error|exception|fail|fault|time|kill|abort|interrupt|sig(?:int|term)|signal|cancel|cuda|cudnn|nccl|memory|"
+    r"connection|address|assert|worker|space|quota|denied|file|shared object|symbol|glibc|corrupt|malloc|free\(|"
+    r"bad_alloc|double|dumped|instruction|lost|fallen|mismatch|duplicate|loss|grad|pair|process down|ucx|terminate"
+)
+"""A word of each pattern, so that ordinary lines are tried once."""
+_FRAME: Final = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
+_INSTALLED: Final = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ", "<string>")
+_LOST_PEER: Final = re.compile(
+    r"(?i)nccl (?:error|operations)|gloo|c10d|tcpstore|remote process|connection (?:closed|reset|refused)|by peer|"
+    r"timed out (?:waiting|after)|wait timeout|barrier"
+)
+"""What a Python exception of torch says that has lost a peer."""
+_NOT_OVER: Final = re.compile(r"(?i)\b(?:warn(?:ing)?|deprecat\w*|retry(?:ing)?|ignor(?:ed|ing)|attempt \d+ of)\b")
+"""A line that says that the program goes on."""
+_KILLERS: Final = ("oom_killer",)
+"""What explains that a signal ended the process which it cannot have sent itself."""
+
+_ESCAPES: Final = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)")
+_PREFIX: Final = re.compile(
+    r"^\s*(?:\[?(?P<host>[\w.-]+):)?\[(?:\w*:)?(?:rank|default)(?: ?)(?P<bracket>\d+)\]:?\s?|^(?P<srun>\d{1,6}): ",
+    re.IGNORECASE,
+)
+_IN_LINE: Final = re.compile(r"\[Rank (\d+)\]|\brank[ =:]?(\d+)\b")
+_SECRETS: Final = (
+    (re.compile(r"(?i)\b([\w-]*(?:token|secret|passw(?:or)?d|api[_-]?key|access[_-]?key|authorization|credential)[\w-]*"
+                r"[\"']?\s*[=:]\s*(?:(?:bearer|basic)\s+)?)[\"']?[^\s\"',;&]+"), r"\1***"),
+    (re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}"), r"\1 ***"),
+    (re.compile(r"(\w+://)[^/\s@]+@"), r"\1***@"),
+    (re.compile(r"\b(?:hf_|sk-|gh[po]_|github_pat_|glpat-|xox[a-z]-|AKIA|ASIA|AIza|eyJ)[A-Za-z0-9_.-]{12,}"), "***"),
+    (re.compile(r"([?&](?:X-Amz-[\w-]+|sig|signature|key)=)[^&\s]+", re.IGNORECASE), r"\1***"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a rank ended, by its output."""
+
+    line: str
+    """What went wrong, as one line."""
+    pattern: Pattern
+    where: str
+    """The innermost call of the job's own code in the traceback above it, as `train.py:40 in step`; "": none."""
+    unix_ns: int
+    """When it was printed; 0: not known."""
+    lines: tuple[str, ...]
+    """This line and some around it, at most `LINES_MAX`."""
+
+
+def reason(lines: Sequence[Line], number: int | None = None) -> Reason | None:
+    """Choose the line that says why a process ended.
+
+    Args:
+        lines: the end of its output, oldest first.
+        number: the signal that ended it; None: none. Of a process that others have killed only what says so counts.
+    """
+    recent = _recent(lines)
+    found = [(at, pattern) for at, line in enumerate(recent) if (pattern := pattern_of(line.text)) is not None]
+    if number in (signal.SIGKILL, signal.SIGTERM):
+        found = [one for one in found if one[1].role is not Role.ROOT or one[1].name in _KILLERS]
+    chosen = _chosen(found)
+    if chosen is None:
+        return None
+    at, pattern = chosen
+    first = max(0, at - BEFORE)
+    shown = tuple(shown_line(line.text) for line in recent[first : first + LINES_MAX])
+    where = _where(recent[max(0, at - FRAMES_MAX) : at])
+    return Reason(said(recent[at].text), pattern, where, recent[at].unix_ns, shown)
+
+
+def _where(above: Sequence[Line]) -> str:
+    for line in reversed(above):
+        frame = _FRAME.search(line.text)
+        if frame and not any(part in frame["file"] for part in _INSTALLED):
+            return shown_line(f"{frame['file'].rpartition('/')[2]}:{frame['line']} in {frame['function']}")
+        if "Traceback (most recent call last)" in line.text:
+            break
+    return ""
+
+
+def _chosen(found: Sequence[tuple[int, Pattern]]) -> tuple[int, Pattern] | None:
+    """What was printed after a request to end is its consequence; before it the first line counts, or a certain one."""
+    usual = [one for one in found if one[1].weight > Weight.WEAK]
+    asked = next((number for number, (_, pattern) in enumerate(usual) if pattern.role is Role.TEARDOWN), None)
+    before = usual if asked is None else usual[: asked or 1]
+    certain = [one for one in before if one[1].weight is Weight.CERTAIN]
+    return next(iter([*certain, *before, *found]), None)
+
+
+def pattern_of(text: str) -> Pattern | None:
+    """The pattern that a line fits; None if it says nothing of an end."""
+    if _HINT.search(text, 0, 4 * LINE_CHARACTERS_MAX) is None:
+        return None
+    plain = _ESCAPES.sub("", text[: 4 * LINE_CHARACTERS_MAX]).rstrip()
+    for pattern in PATTERNS:
+        if pattern.form.search(plain):
+            if pattern.name in ("python", "download") and _LOST_PEER.search(plain):
+                return _BY_NAME["peer"]
+            if _NOT_OVER.search(plain) and pattern.role is Role.ROOT:
+                return None
+            return pattern
+    return None
+
+
+_BY_NAME: Final = {pattern.name: pattern for pattern in PATTERNS}
+
+
+def _recent(lines: Sequence[Line]) -> Sequence[Line]:
+    last_ns = max((line.unix_ns for line in lines), default=0)
+    return [line for line in lines if line.unix_ns == 0 or last_ns - line.unix_ns <= RECENT_S * 1e9][-RECENT_LINES:]
+
+
+def of_rank(lines: Sequence[Line], rank: int, local_rank: int) -> list[Line]:
+    """The lines that name this rank, in a file to which several write."""
+    return [line for line in lines if _names(line.text) in (("", rank), ("default", local_rank))]
+
+
+def of_nobody(lines: Sequence[Line]) -> list[Line]:
+    """The lines that name no rank, in a file to which several write."""
+    return [line for line in lines if _names(line.text) is None]
+
+
+def _names(text: str) -> tuple[str, int] | None:
+    """The rank that a line names: "default" and its number on its host, else "" and its number; None: it names none."""
+    plain = _ESCAPES.sub("", text[: 4 * LINE_CHARACTERS_MAX])
+    if found := _PREFIX.match(plain):
+        kind = "default" if "default" in found[0].lower() else ""
+        return kind, int(found["srun"] or found["bracket"])
+    inside = _IN_LINE.search(plain)
+    return None if inside is None else ("", int(inside[1] or inside[2]))
+
+
+def said(text: str) -> str:
+    """What a line says, without the prefix that names its rank."""
+    return shown_line(_PREFIX.sub("", _ESCAPES.sub("", text)).strip())
+
+
+def shown_line(text: str) -> str:
+    """A line as it leaves the host: without escape sequences and secrets, and cut."""
+    plain = printable(_ESCAPES.sub("", text[: 8 * LINE_CHARACTERS_MAX])).replace("\n", " ").rstrip()
+    for form, by in _SECRETS:
+        plain = form.sub(by, plain)
+    return plain if len(plain) <= LINE_CHARACTERS_MAX else plain[: LINE_CHARACTERS_MAX - 1] + "…"
