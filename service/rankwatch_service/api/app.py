@@ -54,21 +54,18 @@ from rankwatch_service.api.routes import (
     incidents,
     jobs,
     metric_rules,
-    metrics,
     notifications,
     people,
     policy,
     precision,
     previews,
     receivers,
-    service_health,
     sessions,
     silences,
     steps,
     telemetry,
     tokens,
     tuning,
-    waiting_alerts,
 )
 from rankwatch_service.api.routes.message_links import LinkRoutes
 from rankwatch_service.api.routes.sessions import LoginRoutes
@@ -104,9 +101,7 @@ RESOURCES: Final = (
     receivers,
     notifications,
     silences,
-    waiting_alerts,
     hosts,
-    service_health,
     events,
     policy,
     metric_rules,
@@ -208,9 +203,11 @@ def _routes() -> Sequence[BaseRoute]:
     checked = [Depends(reject_unknown_parameters)]
     for resource in RESOURCES:
         root.include_router(resource.router, prefix=BASE, dependencies=checked)
+    for router in (alerts.waiting_router, health.service_router):
+        root.include_router(router, prefix=BASE, dependencies=checked)
     root.include_router(alerts.router, prefix=ALERTMANAGER_BASE, dependencies=checked)
     root.include_router(health.router)
-    root.include_router(metrics.router, dependencies=checked)
+    root.include_router(health.metrics_router, dependencies=checked)
     return root.routes
 
 

@@ -9,13 +9,13 @@ import pytest
 from rankwatch_service.allow_list import EVERY_ADDRESS, allow_list
 from rankwatch_service.notify.address import (
     ADDRESSES_MAX,
+    METADATA,
     AddressError,
     check_address,
     checked_url,
     masked_url,
     resolved,
 )
-from rankwatch_service.notify.metadata_addresses import METADATA
 
 NOTHING = allow_list("")
 NAT64, SIX_TO_FOUR = ip_address("64:ff9b::"), ip_address("2002::")

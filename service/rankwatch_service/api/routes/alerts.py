@@ -1,4 +1,7 @@
-"""Alerts of a Prometheus: what its Alertmanagers have at this place, so that it takes this service for one of them."""
+"""Alerts of a Prometheus: what its Alertmanagers have at this place, so that it takes this service for one of them.
+
+Those that fire and that no incident has wait: whoever sends them may have forgotten a label.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,15 @@ from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Query, Request
 from pydantic import AwareDatetime, BaseModel, Field
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, RowMapping, select
 
+from rankwatch_detectors.base import Severity
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.scopes import Scope
-from rankwatch_service.alerts import ALERTS_MAX, NO_JOB, Alert, AlertResult, take_alerts
+from rankwatch_service.alerts import ALERTS_MAX, NO_JOB, WAITING, Alert, AlertResult, take_alerts, why_it_waits
 from rankwatch_service.api.dependencies import Ctx
 from rankwatch_service.api.http.authorization import Require
+from rankwatch_service.api.http.paging import Page, Wanted, fetch_page
 from rankwatch_service.api.http.problem import RETRY_AFTER_S, ProblemError
 from rankwatch_service.api.reply import ApiReply, time_text
 from rankwatch_service.labels import Matcher, match_all, parse_matchers
@@ -23,6 +28,7 @@ from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import AlertRow
 
 router = APIRouter(prefix="/alerts", tags=["alerts"])
+waiting_router = APIRouter(prefix="/alerts", tags=["alerts"])
 
 ALERTS_PER_REQUEST_MAX: Final = 1_000
 """Four times what a Prometheus sends at once."""
@@ -35,11 +41,8 @@ _UNSET_YEAR: Final = 1
 """Of a time that is not set, as Go writes it."""
 _UNIX_NS_MAX: Final = 2**63 - 1
 
-QUERY: Final = "https://prometheus.example.com/graph?g0.expr=node_filesystem_avail_bytes+%3D%3D+0"
-Labels = Annotated[
-    dict[str, str], Field(examples=[{"alertname": "DiskFull", "instance": "node-17:9100", "severity": "warning"}])
-]
-Annotations = Annotated[dict[str, str], Field(examples=[{"summary": "The disk of node-17 is full"}])]
+Labels = dict[str, str]
+Annotations = dict[str, str]
 TimeText = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
 Sender = Annotated[Identity, Depends(Require(Scope.ALERT))]
 Reader = Annotated[Identity, Depends(Require(Scope.READ))]
@@ -56,7 +59,7 @@ class PostedAlert(BaseModel):
     """null: now."""
     ends_at: Annotated[AwareDatetime | None, Field(alias="endsAt")] = None
     """In the past: it is over. Else it counts as over then, unless it is repeated; null: in five minutes."""
-    generator_url: Annotated[str, Field(alias="generatorURL", examples=[QUERY])] = ""
+    generator_url: Annotated[str, Field(alias="generatorURL")] = ""
     """Where its Prometheus shows the query."""
 
     def read(self, now_unix_ns: int) -> Alert:
@@ -72,20 +75,20 @@ class PostedAlert(BaseModel):
 class AlertResults(ApiReply):
     """What became of the alerts of a request."""
 
-    results: Annotated[dict[AlertResult, int], Field(examples=[{"begun": 1, "repeated": 2, "waiting": 1}])]
+    results: dict[AlertResult, int]
     """How many of them have each result."""
-    waiting: Annotated[list[str], Field(examples=[["DiskFull"]])]
+    waiting: list[str]
     """Names of those that no incident has, at most 16: no known job runs where they come from, or it has too many."""
 
 
 class AlertStatus(ApiReply):
     """Whether an incident has an alert."""
 
-    state: Annotated[str, Field(examples=["active"])]
+    state: str
     """active: an incident has it; unprocessed: none has."""
-    silenced_by: Annotated[list[str], Field(alias="silencedBy", examples=[[]])]
+    silenced_by: Annotated[list[str], Field(alias="silencedBy")]
     """Always empty: silences act on incidents. The same for inhibition."""
-    inhibited_by: Annotated[list[str], Field(alias="inhibitedBy", examples=[[]])]
+    inhibited_by: Annotated[list[str], Field(alias="inhibitedBy")]
 
 
 class ShownAlert(ApiReply):
@@ -96,9 +99,9 @@ class ShownAlert(ApiReply):
     starts_at: Annotated[TimeText, Field(alias="startsAt")]
     ends_at: Annotated[TimeText, Field(alias="endsAt")]
     updated_at: Annotated[TimeText, Field(alias="updatedAt")]
-    generator_url: Annotated[str, Field(alias="generatorURL", examples=[QUERY])]
-    fingerprint: Annotated[str, Field(examples=["13d21d7b245ea7b0"])]
-    receivers: Annotated[list[dict[str, str]], Field(examples=[[]])]
+    generator_url: Annotated[str, Field(alias="generatorURL")]
+    fingerprint: str
+    receivers: list[dict[str, str]]
     """Always empty: receivers are those of incidents."""
     status: AlertStatus
     jobs: list[str]
@@ -212,3 +215,50 @@ def _unix_ns(time: datetime | None) -> int | None:
     if time is None or time.year == _UNSET_YEAR:
         return None
     return min(max((time - _EPOCH) // timedelta(microseconds=1) * 1_000, 0), _UNIX_NS_MAX)
+
+
+class WaitingAlert(ApiReply):
+    """An alert that fires and that no incident has."""
+
+    fingerprint: str
+    name: str
+    severity: Severity
+    """By its label `severity`; a warning if that is missing or unknown."""
+    labels: Labels
+    summary: str
+    """Empty: it says nothing."""
+    url: str
+    """Where its Prometheus shows the query; empty: unknown."""
+    job: str
+    """The job that has no room for it; empty: it concerns no job that is known."""
+    why: str
+    """Why it waits."""
+    starts_unix_ns: int
+    updated_unix_ns: int
+    """When it was reported last."""
+
+
+@waiting_router.get("/waiting")
+def list_waiting_alerts(context: Ctx, window: Wanted, identity: Reader) -> Page[WaitingAlert]:
+    """Alerts that fire and that no incident has, newest first, and why. Each repeat of an alert tries again.
+
+    A token that is restricted to some jobs gets those that wait for room in these.
+    """
+    query = select(AlertRow.__table__).where(WAITING, identity.jobs.clause(AlertRow.job))
+    if not identity.jobs.every:
+        query = query.where(AlertRow.job != NO_JOB)
+    order = (AlertRow.starts_unix_ns, AlertRow.fingerprint, AlertRow.job)
+    job_labels = context.settings.alert_job_label_names
+
+    def shown(row: RowMapping) -> WaitingAlert:
+        times = row["starts_unix_ns"], row["ends_unix_ns"]
+        alert = Alert(row["fingerprint"], row["labels"], row["annotations"], *times, row["url"])
+        found = {
+            "severity": alert.severity,
+            "summary": alert.summary,
+            "why": why_it_waits(alert, row["job"], job_labels),
+        }
+        return WaitingAlert.model_validate({**row, **found})
+
+    with read(context.engine) as connection:
+        return fetch_page(connection, query, order, window, context.cursors, "waiting alerts", shown, counted=True)

@@ -6,7 +6,6 @@ from collections import defaultdict
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Response
-from pydantic import Field
 from sqlalchemy import Connection, RowMapping, case, distinct, func, select
 
 from rankwatch_service.access.identities import Identity
@@ -38,20 +37,20 @@ Admin = Annotated[Identity, Depends(Require(Scope.ADMIN, every_job=True))]
 class Permission(ApiReply):
     """What a group of a person allows, and in which jobs."""
 
-    scopes: Annotated[list[str], Field(examples=[["operate", "read"]])]
-    jobs: Annotated[list[str], Field(examples=[["nlp-*"]])]
+    scopes: list[str]
+    jobs: list[str]
     """Patterns of their names; empty: every job."""
 
 
 class PersonAccess(ApiReply):
     """Somebody who has logged in with the OIDC provider."""
 
-    person: Annotated[str, Field(examples=["https://login.example.com#248289761001"])]
+    person: str
     """Who it is, whatever they are called."""
-    name: Annotated[str, Field(examples=["ada@example.com"])]
+    name: str
     permissions: list[Permission]
     """As of their newest login."""
-    projects: Annotated[list[str], Field(examples=[["nlp"]])]
+    projects: list[str]
     """Projects of the jobs that they own."""
     sessions: int
     """Sessions that are open now."""
