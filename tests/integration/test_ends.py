@@ -27,14 +27,16 @@ TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 class EndedJob:
     """Two ranks in a process group of their own, and the service that their agent talks to."""
 
-    def __init__(self, folder: Path, service: AgentService, how: str, *, torchrun: bool, whose: int = 1) -> None:
+    def __init__(self, folder: Path, service: AgentService, how: str, *, torchrun: bool, log: str = "") -> None:
         self.folder = folder
+        self.log = log
+        """A file to which both ranks write their errors; "": a pipe."""
         self.service = service
         self.mark = f"ends-{uuid.uuid4().hex}"
         environment = {name: value for name, value in os.environ.items() if not name.startswith("RANKWATCH_")}
         environment |= {"RANKWATCH_DIR": str(folder), "RANKWATCH_LAUNCH": self.mark, "HOME": str(folder)}
         environment |= service.environment
-        command = [str(SCRIPT), how, str(whose)]
+        command = [str(SCRIPT), how, "1"]
         if torchrun:
             self.processes = [self._start([*TORCHRUN, *command], environment)]
         else:
@@ -45,7 +47,10 @@ class EndedJob:
 
     def _start(self, command: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
         group = self.processes[0].pid if getattr(self, "processes", None) else 0
-        return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, process_group=group)
+        if not self.log:
+            return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, process_group=group)
+        with (self.folder / self.log).open("ab") as log:
+            return subprocess.Popen(command, env=environment, stderr=log, process_group=group)
 
     @property
     def pids(self) -> dict[int, int]:
@@ -166,6 +171,23 @@ def test_a_rank_that_its_launcher_ends_after_the_peer_that_lost_it_is_the_one_th
     assert (evidence["signal"], evidence["requested"]) == (signal.SIGTERM, False)
     assert "ended_rank.py:" in evidence["where"]
     assert [end["rank"] for end in evidence["also_ended"]] == [0]
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    ("how", "log", "error"),
+    [
+        ("say and exit", "", "RuntimeError: shard 17 has a bad checksum"),
+        ("abort", "both.log", "CUDA error: an illegal memory access was encountered"),
+    ],
+)
+def test_what_a_rank_prints_of_its_end_is_its_error(job, how, log, error):
+    (incident,) = job(how, torchrun=False, log=log).end()
+    assert (incident["kind"], incident["severity"], incident["ranks"]) == ("rank_lost", "critical", [1])
+    assert f": {error}" in incident["summary"]
+    assert "; 1 other followed within " in incident["summary"]
+    assert incident["evidence"]["first_error"].endswith(error)
+    assert error in "\n".join(incident["evidence"]["output"])
 
 
 @pytest.mark.ci

@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from rankwatch import layout
 from rankwatch.agent.ranks import LocalRank
-from rankwatch.output.errors import Reason, Role, Weight, of_nobody, of_rank, reason, shown_line
-from rankwatch.output.tail import Line, kept_lines, lines_of_file
+from rankwatch.output.errors import EndReason, LineRole, Weight, of_nobody, of_rank, reason, shown_line
+from rankwatch.output.tail import PrintedLine, kept_lines, lines_of_file
 
 STREAMS: Final = (1, 2)
 HUNG_LINES_MAX: Final = 8
@@ -69,7 +69,7 @@ class RankOutput:
         lines = [line.text for line in self.lines(rank) if line.text.strip()]
         return [shown_line(text) for text in lines[-HUNG_LINES_MAX:]]
 
-    def lines(self, rank: LocalRank) -> list[Line]:
+    def lines(self, rank: LocalRank) -> list[PrintedLine]:
         """The end of its output, oldest first: of what was written to files what it has not kept itself."""
         own = kept_lines(layout.output_path(rank.path))
         known = {line.text for line in own}
@@ -84,9 +84,9 @@ class RankOutput:
         if isinstance(declared, str) and declared:
             yield declared
 
-    def _of_files(self, rank: LocalRank, chosen: Callable[[list[Line]], list[Line]]) -> list[Line]:
+    def _of_files(self, rank: LocalRank, chosen: Callable[[list[PrintedLine]], list[PrintedLine]]) -> list[PrintedLine]:
         """The last lines of its files; of those that other ranks write to as well, the chosen ones."""
-        lines: list[Line] = []
+        lines: list[PrintedLine] = []
         for file, path in self._files.get(rank.path, {}).items():
             with suppress(OSError):
                 found = _read(path, file)
@@ -95,7 +95,7 @@ class RankOutput:
         return lines
 
 
-def _read(path: str, file: FileId) -> list[Line]:
+def _read(path: str, file: FileId) -> list[PrintedLine]:
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
     try:
         status = os.fstat(descriptor)
@@ -106,12 +106,12 @@ def _read(path: str, file: FileId) -> list[Line]:
         os.close(descriptor)
 
 
-def _fields(found: Reason) -> dict[str, Any]:
+def _fields(found: EndReason) -> dict[str, Any]:
     return {
         "line": found.line,
         "role": str(found.pattern.role),
         "pattern": found.pattern.name,
         "where": found.where,
         "unix_ns": found.unix_ns,
-        "lines": list(found.lines if found.pattern.role is Role.ROOT else found.lines[-CONSEQUENCE_LINES_MAX:]),
+        "lines": list(found.lines if found.pattern.role is LineRole.ROOT else found.lines[-CONSEQUENCE_LINES_MAX:]),
     }

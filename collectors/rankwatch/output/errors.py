@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import Final, NamedTuple
 
-from rankwatch.output.tail import Line
+from rankwatch.output.tail import PrintedLine
 from rankwatch.terminal import printable
 
 LINES_MAX: Final = 20
@@ -30,7 +30,7 @@ RECENT_LINES: Final = 400
 """The same, where it is not known when lines were printed."""
 
 
-class Role(StrEnum):
+class LineRole(StrEnum):
     """What a line says of who caused the end."""
 
     ROOT = "root"
@@ -53,12 +53,12 @@ class Pattern(NamedTuple):
     """A kind of line, and its role."""
 
     name: str
-    role: Role
+    role: LineRole
     weight: Weight
     form: re.Pattern[str]
 
 
-def _of(role: Role, weight: Weight, **forms: str | Sequence[str]) -> list[Pattern]:
+def _of(role: LineRole, weight: Weight, **forms: str | Sequence[str]) -> list[Pattern]:
     texts = {name: form if isinstance(form, str) else "|".join(form) for name, form in forms.items()}
     return [Pattern(name, role, weight, re.compile(text)) for name, text in texts.items()]
 
@@ -67,7 +67,7 @@ _RANK: Final = r"(?:\[\w*:?(?:rank|default) ?\d+\]:?\s*|\s*\d+: )?"
 
 PATTERNS: Final[Sequence[Pattern]] = (
     *_of(
-        Role.TEARDOWN,
+        LineRole.TEARDOWN,
         Weight.USUAL,
         interrupted=(
             rf"^{_RANK}KeyboardInterrupt\b",
@@ -78,12 +78,12 @@ PATTERNS: Final[Sequence[Pattern]] = (
         cancelled=r"\*\*\* (?:JOB|STEP) .{0,60} CANCELLED AT",
     ),
     *_of(
-        Role.TEARDOWN,
+        LineRole.TEARDOWN,
         Weight.WEAK,
         launcher=(r"closing signal SIG", "ChildFailedError", "srun: (?:error|Job step)", "death signal"),
     ),
     *_of(
-        Role.CASCADE,
+        LineRole.CASCADE,
         Weight.USUAL,
         nccl_watchdog=(
             r"[Cc]ollective operation timeout",
@@ -116,7 +116,7 @@ PATTERNS: Final[Sequence[Pattern]] = (
         ),
     ),
     *_of(
-        Role.ROOT,
+        LineRole.ROOT,
         Weight.CERTAIN,
         cuda_memory=(
             r"(?:CUDA|HIP|XPU) out of memory",
@@ -149,12 +149,7 @@ PATTERNS: Final[Sequence[Pattern]] = (
             r"cgroup out of memory",
             r"Exceeded job memory limit",
         ),
-        host_memory=(
-            r"^.{0,40}\bMemoryError\b",
-            r"Cannot allocate memory",
-            r"std::bad_alloc",
-            r"DefaultCPUAllocator: ",
-        ),
+        host_memory=(r"^.{0,60}MemoryError\b", r"Cannot allocate memory", r"std::bad_alloc", r"DefaultCPUAllocator: "),
         shared_memory=(r"\b[Bb]us error\b", r"insufficient shared memory"),
         loader_worker=(r"DataLoader worker .{0,60}(?:killed|exited unexpectedly)", r"in DataLoader worker process"),
         disk_full=(r"No space left on device", r"[Dd]isk quota exceeded"),
@@ -165,7 +160,7 @@ PATTERNS: Final[Sequence[Pattern]] = (
         illegal_instruction=(r"Illegal instruction", r"Floating point exception"),
     ),
     *_of(
-        Role.ROOT,
+        LineRole.ROOT,
         Weight.USUAL,
         file_system=(r"Stale file handle", r"Input/output error", r"Read-only file system", r"Too many open files"),
         no_file=(r"^.{0,40}(?:FileNotFoundError|IsADirectoryError|NotADirectoryError)\b",),
@@ -193,7 +188,7 @@ PATTERNS: Final[Sequence[Pattern]] = (
         python=rf"^{_RANK}(?:[A-Za-z_][\w.]*)?(?:Error|Exception|Failure|Fault|Timeout)(?:: .*)?$",
     ),
     *_of(
-        Role.ROOT,
+        LineRole.ROOT,
         Weight.WEAK,
         aborted=(r"terminate called (?:after|without)", r"core dumped", r"Aborted \(", r"Fatal Python error: Aborted"),
     ),
@@ -213,7 +208,9 @@ _LOST_PEER: Final = re.compile(
     r"timed out (?:waiting|after)|wait timeout|barrier"
 )
 """What a Python exception of torch says that has lost a peer."""
-_NOT_OVER: Final = re.compile(r"(?i)\b(?:warn(?:ing)?|deprecat\w*|retry(?:ing)?|ignor(?:ed|ing)|attempt \d+ of)\b")
+_NOT_OVER: Final = re.compile(
+    r"(?i)\b(?:(?<!NCCL )warn(?:ing)?|deprecat\w*|retry(?:ing)?|ignor(?:ed|ing)|attempt \d+ of)\b"
+)
 """A line that says that the program goes on."""
 _KILLERS: Final = ("oom_killer",)
 """What explains that a signal ended the process which it cannot have sent itself."""
@@ -235,7 +232,7 @@ _SECRETS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Reason:
+class EndReason:
     """Why a rank ended, by its output."""
 
     line: str
@@ -249,7 +246,7 @@ class Reason:
     """This line and some around it, at most `LINES_MAX`."""
 
 
-def reason(lines: Sequence[Line], number: int | None = None) -> Reason | None:
+def reason(lines: Sequence[PrintedLine], number: int | None = None) -> EndReason | None:
     """Choose the line that says why a process ended.
 
     Args:
@@ -259,7 +256,7 @@ def reason(lines: Sequence[Line], number: int | None = None) -> Reason | None:
     recent = _recent(lines)
     found = [(at, pattern) for at, line in enumerate(recent) if (pattern := pattern_of(line.text)) is not None]
     if number in (signal.SIGKILL, signal.SIGTERM):
-        found = [one for one in found if one[1].role is not Role.ROOT or one[1].name in _KILLERS]
+        found = [one for one in found if one[1].role is not LineRole.ROOT or one[1].name in _KILLERS]
     chosen = _chosen(found)
     if chosen is None:
         return None
@@ -267,10 +264,10 @@ def reason(lines: Sequence[Line], number: int | None = None) -> Reason | None:
     first = max(0, at - BEFORE)
     shown = tuple(shown_line(line.text) for line in recent[first : first + LINES_MAX])
     where = _where(recent[max(0, at - FRAMES_MAX) : at])
-    return Reason(said(recent[at].text), pattern, where, recent[at].unix_ns, shown)
+    return EndReason(said(recent[at].text), pattern, where, recent[at].unix_ns, shown)
 
 
-def _where(above: Sequence[Line]) -> str:
+def _where(above: Sequence[PrintedLine]) -> str:
     for line in reversed(above):
         frame = _FRAME.search(line.text)
         if frame and not any(part in frame["file"] for part in _INSTALLED):
@@ -283,7 +280,7 @@ def _where(above: Sequence[Line]) -> str:
 def _chosen(found: Sequence[tuple[int, Pattern]]) -> tuple[int, Pattern] | None:
     """What was printed after a request to end is its consequence; before it the first line counts, or a certain one."""
     usual = [one for one in found if one[1].weight > Weight.WEAK]
-    asked = next((number for number, (_, pattern) in enumerate(usual) if pattern.role is Role.TEARDOWN), None)
+    asked = next((number for number, (_, pattern) in enumerate(usual) if pattern.role is LineRole.TEARDOWN), None)
     before = usual if asked is None else usual[: asked or 1]
     certain = [one for one in before if one[1].weight is Weight.CERTAIN]
     return next(iter([*certain, *before, *found]), None)
@@ -298,7 +295,7 @@ def pattern_of(text: str) -> Pattern | None:
         if pattern.form.search(plain):
             if pattern.name in ("python", "download") and _LOST_PEER.search(plain):
                 return _BY_NAME["peer"]
-            if _NOT_OVER.search(plain) and pattern.role is Role.ROOT:
+            if _NOT_OVER.search(plain) and pattern.role is LineRole.ROOT:
                 return None
             return pattern
     return None
@@ -307,17 +304,17 @@ def pattern_of(text: str) -> Pattern | None:
 _BY_NAME: Final = {pattern.name: pattern for pattern in PATTERNS}
 
 
-def _recent(lines: Sequence[Line]) -> Sequence[Line]:
+def _recent(lines: Sequence[PrintedLine]) -> Sequence[PrintedLine]:
     last_ns = max((line.unix_ns for line in lines), default=0)
     return [line for line in lines if line.unix_ns == 0 or last_ns - line.unix_ns <= RECENT_S * 1e9][-RECENT_LINES:]
 
 
-def of_rank(lines: Sequence[Line], rank: int, local_rank: int) -> list[Line]:
+def of_rank(lines: Sequence[PrintedLine], rank: int, local_rank: int) -> list[PrintedLine]:
     """The lines that name this rank, in a file to which several write."""
     return [line for line in lines if _names(line.text) in (("", rank), ("default", local_rank))]
 
 
-def of_nobody(lines: Sequence[Line]) -> list[Line]:
+def of_nobody(lines: Sequence[PrintedLine]) -> list[PrintedLine]:
     """The lines that name no rank, in a file to which several write."""
     return [line for line in lines if _names(line.text) is None]
 
@@ -334,7 +331,7 @@ def _names(text: str) -> tuple[str, int] | None:
 
 def said(text: str) -> str:
     """What a line says, without the prefix that names its rank."""
-    return shown_line(_PREFIX.sub("", _ESCAPES.sub("", text)).strip())
+    return shown_line(_PREFIX.sub("", _ESCAPES.sub("", text)).strip().removeprefix("what():").lstrip())
 
 
 def shown_line(text: str) -> str:

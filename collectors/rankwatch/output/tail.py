@@ -23,6 +23,9 @@ TAIL_BYTES: Final = 64 * 1024
 """Of each rank; older text is overwritten."""
 STAMP_EVERY_S: Final = 0.1
 """Text that is written within this time of other text has the time of that."""
+BEGUN_CHARACTERS_MAX: Final = 4_096
+"""Of a line without its end that is not copied yet; such a line of a process that is killed is lost."""
+LINE_ENDS: Final = ("\n", "\r")
 
 _HEADER: Final = struct.Struct("<8sQ")
 """Magic, and how many bytes were ever written."""
@@ -30,7 +33,7 @@ _MAGIC: Final = b"RNKWTAIL"
 _STAMP: Final = re.compile(rb"\x1e([0-9a-f]{16})\x1f")
 
 
-class Line(NamedTuple):
+class PrintedLine(NamedTuple):
     """One line that a rank has printed."""
 
     unix_ns: int
@@ -56,9 +59,14 @@ class OutputTail:
         self._file[: _HEADER.size] = _HEADER.pack(_MAGIC, 0)
         self._written = memoryview(self._file)[8 : _HEADER.size].cast("Q")
         self._stamped_s = 0.0
+        self._begun = ""
 
     def keep(self, text: str) -> None:
-        """Copy text to the end."""
+        """Copy text to the end, once its line is whole: `print` writes each of its parts by itself."""
+        if text[-1:] not in LINE_ENDS and len(self._begun) < BEGUN_CHARACTERS_MAX:
+            self._begun += text
+            return
+        text, self._begun = self._begun + text, ""
         content = text.encode("utf-8", "replace")[-TAIL_BYTES // 2 :]
         now_s = time.monotonic()
         if now_s - self._stamped_s >= STAMP_EVERY_S:
@@ -102,7 +110,7 @@ def _copying(write: Callable[[str], int]) -> Callable[[str], int]:
     return copy_and_write
 
 
-def kept_lines(path: str | Path) -> list[Line]:
+def kept_lines(path: str | Path) -> list[PrintedLine]:
     """The lines in such a file, oldest first; none if there is no such file, or it is of something else."""
     try:
         content = Path(path).read_bytes()
@@ -119,7 +127,7 @@ def kept_lines(path: str | Path) -> list[Line]:
     return lines[1:] if written > TAIL_BYTES else lines  # the first one may have lost its beginning
 
 
-def _stamped(content: bytes) -> Iterator[Line]:
+def _stamped(content: bytes) -> Iterator[PrintedLine]:
     unix_ns, begun_ns, text = 0, 0, b""
     for number, part in enumerate(_STAMP.split(content)):
         if number % 2:
@@ -129,16 +137,16 @@ def _stamped(content: bytes) -> Iterator[Line]:
             begun_ns = begun_ns if text else unix_ns
             text += piece
             if piece.endswith((b"\n", b"\r")):
-                yield Line(begun_ns, text.decode("utf-8", "replace").rstrip("\r\n"))
+                yield PrintedLine(begun_ns, text.decode("utf-8", "replace").rstrip("\r\n"))
                 text = b""
     if text:
-        yield Line(begun_ns, text.decode("utf-8", "replace"))
+        yield PrintedLine(begun_ns, text.decode("utf-8", "replace"))
 
 
-def lines_of_file(descriptor: int) -> list[Line]:
+def lines_of_file(descriptor: int) -> list[PrintedLine]:
     """The last lines of a regular file that a program writes; when each was written is not known."""
     size = os.fstat(descriptor).st_size
     first = max(size - TAIL_BYTES, 0)
     content: Any = os.pread(descriptor, TAIL_BYTES, first)
-    lines = [Line(0, line) for line in content.decode("utf-8", "replace").splitlines()]
+    lines = [PrintedLine(0, line) for line in content.decode("utf-8", "replace").splitlines()]
     return lines[1:] if first else lines

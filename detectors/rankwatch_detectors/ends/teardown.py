@@ -156,7 +156,8 @@ def evidence_of(end: Mapping[str, Any]) -> dict[str, Any]:
 
 def first_error(end: Mapping[str, Any]) -> str:
     """Which rank had the first error, when and what it was; "" if that is not known."""
-    if not end["error"] or is_request(end) or is_broken_connection(end):
+    unknown = not end["error"] or end["error"].startswith("SystemExit")
+    if unknown or is_request(end) or is_broken_connection(end):
         return ""
     host = f" on {end['host']}" if end["host"] else ""
     at_s = _when_s(end)

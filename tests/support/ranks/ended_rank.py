@@ -24,6 +24,12 @@ def end(how: str) -> None:
             raise ValueError("broken batch")
         case "quit":
             sys.exit(0)
+        case "say and exit":
+            print("RuntimeError: shard 17 has a bad checksum", file=sys.stderr, flush=True)
+            os._exit(3)
+        case "abort":  # as libraries of C++ do, past Python's streams
+            os.write(2, b"terminate called\n  what():  CUDA error: an illegal memory access was encountered\n")
+            os.abort()
 
 
 def hold_on(where: str, rank: int) -> socket.socket:
