@@ -16,9 +16,9 @@ from kafka import KafkaProducer
 from rankwatch import wire
 from rankwatch.kafka.settings import KafkaSettings, client_options, partition_of
 from rankwatch_service.api.ingest import NEW_JOBS_MAX
-from rankwatch_service.series.rollups import ValueMark
 from rankwatch_service.stream import partition
 from tests.support.kafka.broker import new_prefix
+from tests.support.service.heat_tiles import read
 from tests.support.service.process import Http, Role, Up, children, free_port, until
 from tests.support.trials.selection import long_trial
 from tests.support.values import batches
@@ -129,9 +129,9 @@ class HonestJob:
         assert self._sender.process.wait(120) == 0, self._sender.said()
 
         def all_stored() -> bool:
-            path = f"/api/v1/jobs/honest/heatmap?metric=busy_s&columns={STEPS}&rows=64"
-            marks = self._up.person.ask("GET", path).json()["mark"]
-            return np.shape(marks) == (64, STEPS) and bool(np.all(np.array(marks) == ValueMark.FINITE))
+            path = f"/api/v1/jobs/honest/heatmap.bin?metric=busy_s&columns={STEPS}&rows=64"
+            values = read(self._up.person.ask("GET", path).content)[2]
+            return values.shape == (64, STEPS) and bool(np.all(np.isfinite(values)))
 
         until("every step of every rank", all_stored)
         dropped = self._read()["dropped"]

@@ -120,13 +120,7 @@ class Agents:
     """Enrols agents and recognizes their messages. Thread-safe."""
 
     def __init__(self, engine: Engine, secrets_of: AgentSecrets, clock: Clock) -> None:
-        """Do no I/O yet.
-
-        Args:
-            engine: of a database with this version's tables.
-            secrets_of: derives their secrets.
-            clock: decides who is silent.
-        """
+        """Do no I/O yet."""
         self._began_unix_ns = clock.unix_ns()
         self.secrets_of = secrets_of
         self._engine = engine
@@ -293,13 +287,7 @@ class Renewals:
     """The renewals of this process. Thread-safe."""
 
     def __init__(self, engine: Engine, authenticator: Authenticator, clock: Clock) -> None:
-        """Do no I/O yet.
-
-        Args:
-            engine: of a database with this version's tables.
-            authenticator: remembers when tokens expire.
-            clock: decides what is due.
-        """
+        """Do no I/O yet."""
         self._engine = engine
         self._authenticator = authenticator
         self._clock = clock

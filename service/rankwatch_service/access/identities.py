@@ -110,12 +110,7 @@ class Authenticator:
     """Finds the identity behind a token, with a short-lived cache. Thread-safe."""
 
     def __init__(self, engine: Engine, clock: Clock) -> None:
-        """Do no I/O yet.
-
-        Args:
-            engine: of a database with this version's tables.
-            clock: decides when tokens and cache entries expire.
-        """
+        """Do no I/O yet."""
         self.projects = JobProjects(engine, clock)
         self._engine = engine
         self._clock = clock

@@ -40,12 +40,7 @@ class JobProjects:
     """The projects of jobs, as tokens need them. Thread-safe."""
 
     def __init__(self, engine: Engine, clock: Clock) -> None:
-        """Do no I/O yet.
-
-        Args:
-            engine: of a database with this version's tables.
-            clock: decides how long a project is remembered.
-        """
+        """Do no I/O yet."""
         self._engine = engine
         self._clock = clock
         self._cache: dict[str, tuple[float, str | None]] = {}

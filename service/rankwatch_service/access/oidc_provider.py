@@ -99,12 +99,7 @@ class OidcProvider:
     """Talks to the provider of the settings. Thread-safe."""
 
     def __init__(self, settings: Settings, clock: Clock) -> None:
-        """Do no I/O yet.
-
-        Args:
-            settings: with `oidc_issuer`.
-            clock: decides what has expired.
-        """
+        """Do no I/O yet."""
         self.name = urlsplit(settings.oidc_issuer).netloc
         self.begin_url = f"{settings.public_url.rstrip('/')}{BEGIN_PATH}"
         """Where the browser begins: the provider sends it back to this host, which has to know its cookie then."""

@@ -164,14 +164,7 @@ def create_app(
 
 
 def create_people_app(settings: Settings, engine: Engine, clock: Clock, secret_key: SecretKey) -> FastAPI:
-    """Build the application of the process that answers people: it takes requests from the first process alone.
-
-    Args:
-        settings: settings of the service.
-        engine: an open database with this version's tables.
-        clock: the clock for the whole application.
-        secret_key: the one of this database.
-    """
+    """Build the application of the process that answers people: it takes requests from the first process alone."""
     context = _context(settings, engine, Batcher("append", SqlLog(engine, clock).append), clock, secret_key)
     app = _application(context, _people_lifespan)
     app.add_middleware(GZipMiddleware, minimum_size=1_024)

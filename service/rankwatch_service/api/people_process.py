@@ -57,12 +57,7 @@ class PeopleProcess:
     """Keeps the second process running, from the first."""
 
     def __init__(self, settings: Settings, clock: Clock) -> None:
-        """Start nothing yet.
-
-        Args:
-            settings: those of the first process.
-            clock: the pauses before restarts, and between looks.
-        """
+        """Start nothing yet."""
         self.socket = Path(tempfile.gettempdir()) / f"rankwatch-api-{secrets.token_hex(8)}" / "people"
         self._environment = {**os.environ, **as_environment(settings)}
         self._clock = clock

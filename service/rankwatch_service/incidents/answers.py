@@ -1,4 +1,7 @@
-"""An incident in words: how sure it is, its cause, its impact, what changed, and where to look first. Pure."""
+"""An incident in words: how sure it is, its cause, its impact, what changed, and where to look first. Pure.
+
+`evidence` is that of the incident's first mover.
+"""
 
 from __future__ import annotations
 
@@ -45,10 +48,6 @@ _CAUSES: Final[Mapping[str, str]] = {
 def cause_words(cause: str, evidence: Mapping[str, Any]) -> str:
     """A cause class as a clause; the class itself if it is a new one.
 
-    Args:
-        cause: the class.
-        evidence: of the incident.
-
     >>> cause_words("data", {}), cause_words("", {})
     ('waiting for data', 'not known')
     """
@@ -60,26 +59,14 @@ def cause_words(cause: str, evidence: Mapping[str, Any]) -> str:
 
 
 def normal(kind: str, evidence: Mapping[str, Any]) -> str:
-    """What is normal where there is no such incident, as a clause.
-
-    Args:
-        kind: of the incident.
-        evidence: of its first mover.
-    """
+    """What is normal where there is no such incident, as a clause."""
     if kind == Kind.CORRUPTION and "local_grad_norm" in evidence:
         return "the gradients of all ranks have norms of about one size"
     return KINDS[Kind(kind)].normal
 
 
 def impact(kind: str, severity: str, evidence: Mapping[str, Any], state: str = "open") -> str:
-    """What an incident does to its job while it lasts, as a clause without figures.
-
-    Args:
-        kind: of the incident.
-        severity: of the incident.
-        evidence: of its first mover.
-        state: of the incident.
-    """
+    """What an incident does to its job while it lasts, as a clause without figures."""
     if state == "resolved":
         return f"none any more: {'the job has ended' if evidence.get(ENDED_WITH_JOB) else 'it is over'}"
     if kind == Kind.RANK_LOST and severity == Severity.INFO:
@@ -200,14 +187,7 @@ _BY_CAUSE: Final[Mapping[tuple[Kind, str], str]] = {
 
 
 def under_cause(kind: str, cause: str, evidence: Mapping[str, Any], accelerated: bool) -> str:
-    """What to do in place of the first step of a kind, as far as the cause is known; empty: that step.
-
-    Args:
-        kind: of the incident.
-        cause: its class.
-        evidence: of its first mover.
-        accelerated: the ranks of its job compute on devices.
-    """
+    """What to do in place of the first step of a kind, as far as the cause is known; empty: that step."""
     if kind == Kind.STRAGGLER and not accelerated and cause in ("host", "worker", "device", ""):
         pids = _pids(evidence)
         cores = f", which cores process {pids[0]} may use (`taskset -cp {pids[0]}`)" if pids else ""
@@ -220,14 +200,7 @@ def under_cause(kind: str, cause: str, evidence: Mapping[str, Any], accelerated:
 
 
 def over(kind: str, severity: str, evidence: Mapping[str, Any], state: str) -> str:
-    """What is left to do about what is no fault, or is over; empty: it is neither.
-
-    Args:
-        kind: of the incident.
-        severity: of the incident.
-        evidence: of its first mover.
-        state: of the incident.
-    """
+    """What is left to do about what is no fault, or is over; empty: it is neither."""
     if kind == Kind.RANK_LOST and severity == Severity.INFO:
         if evidence.get("requested"):
             return "Nothing: the job was asked to end."
@@ -252,12 +225,7 @@ NATIVE: Final = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, s
 
 
 def how_it_ended(evidence: Mapping[str, Any], ranks: Sequence[int] = ()) -> str:
-    """The first step about a lost rank, by what is known of its end.
-
-    Args:
-        evidence: of the incident.
-        ranks: that it names.
-    """
+    """The first step about a lost rank, by what is known of its end."""
     error, where = str(evidence.get("error") or ""), str(evidence.get("where") or "")
     number, code = evidence.get("signal"), evidence.get("code")
     log = f"the output of rank {ranks[0]}" if ranks else "its output"

@@ -201,12 +201,7 @@ NOT_THE_NETWORK: Final = "not_the_network"
 
 
 def suspect(incidents: Sequence[Incident], placement: Placement) -> list[Update]:
-    """Set the suspected causes of the open hangs, and report each that is new to its hang. Notifies nobody.
-
-    Args:
-        incidents: the open ones.
-        placement: of the ranks.
-    """
+    """Set the suspected causes of the open hangs, and report each that is new to its hang. Notifies nobody."""
     updates = []
     for hang in (incident for incident in incidents if incident.kind is Kind.HANG and incident.first.is_open):
         known = {cause["incident"] for cause in hang.evidence.get(SUSPECTED, ())}

@@ -131,12 +131,7 @@ COMMAND_PIPELINE: Final[tuple[Stage, ...]] = (filtered,)
 
 
 def notifications(situation: Situation, receivers: Iterable[ReceiverRoute]) -> list[Notification]:
-    """The notifications of one announcement, by name of receiver, also those that are kept back.
-
-    Args:
-        situation: of the announcement.
-        receivers: all of them.
-    """
+    """The notifications of one announcement, by name of receiver, also those that are kept back."""
     announcement = situation.announcement
     found = [Notification(receiver, announcement.type, situation.now_unix_ns) for receiver in receivers]
     for stage in COMMAND_PIPELINE if announcement.command_id else INCIDENT_PIPELINE:
@@ -145,14 +140,7 @@ def notifications(situation: Situation, receivers: Iterable[ReceiverRoute]) -> l
 
 
 def still_needed(incident_state: str, labels: Labels, silences: Iterable[Silence], now_unix_ns: int) -> str:
-    """What becomes of a delayed notification that is due: it is waiting, unneeded or silenced.
-
-    Args:
-        incident_state: as it is now.
-        labels: of the incident.
-        silences: in force.
-        now_unix_ns: the time.
-    """
+    """What becomes of a delayed notification that is due: it is waiting, unneeded or silenced."""
     if incident_state in ("acknowledged", "resolved"):
         return "unneeded"
     return "silenced" if is_muted(silences, labels, now_unix_ns) else "waiting"

@@ -69,9 +69,6 @@ class Router:
     def release(self, now_unix_ns: int) -> None:
         """Notify of what was held back and there is room for, if it still matters; forget what does not.
 
-        Args:
-            now_unix_ns: the time.
-
         Raises:
             LeaseLostError: another notifier holds the lease; nothing was decided.
         """
@@ -136,12 +133,7 @@ class _Routing:
                 yield found["id"], announcement, True
 
     def decide(self, id_: int, announcement: Announcement) -> None:
-        """Write who is notified, and remove the announcement unless its incident waits for room.
-
-        Args:
-            id_: of the row.
-            announcement: that it holds.
-        """
+        """Write who is notified, and remove the announcement unless its incident waits for room."""
         now_unix_ns = announcement.at_unix_ns
         if announcement.command_id:
             self._write(announcement, now_unix_ns)

@@ -152,14 +152,7 @@ class TrialMessage:
 
 
 def trial_message(receiver: str, actor: str, public_url: str, at_unix_ns: int) -> TrialMessage:
-    """Compose a message of the type `receiver.test`, of severity info.
-
-    Args:
-        receiver: name of the receiver that is tried.
-        actor: who tries it.
-        public_url: where people reach the service.
-        at_unix_ns: now; each time has its own message.
-    """
+    """Compose a message of the type `receiver.test`, of severity info."""
     id_ = message_id(f"test {at_unix_ns}", 0, receiver)
     text = trial_text(receiver, actor)
     data = {"id": id_, "text": text, "job": "", "severity": "info", "links": {"service": f"{public_url}/"}}

@@ -211,12 +211,7 @@ ROWS_MAX: Final = 1_024
 
 
 class StepTimes:
-    """When the steps of a range were made.
-
-    Args:
-        engine: of the store.
-        wanted: steps of a metric of a job.
-    """
+    """When the steps of a range were made."""
 
     def __init__(self, engine: Engine, wanted: Range) -> None:
         attempts = select(Attempt.attempt, Attempt.started_unix_ns, Attempt.first_step, Attempt.last_step)

@@ -308,7 +308,7 @@ async def newcomers(target: HostileTarget) -> None:
 HOSTILE_JOB: Final = "hostile"
 AGENTS, PEOPLE = ("ingest", "job"), ("read", "operate", "command")
 READS: Final = (
-    f"jobs/{WIDE}/heatmap?metric=busy_s&columns=234&rows=256",
+    f"jobs/{WIDE}/heatmap.bin?metric=busy_s&columns=234&rows=256",
     f"jobs/{WIDE}/series?metric=busy_s&ranks=0-15&points=1000",
     "incidents?limit=200",
     "jobs?limit=200",

@@ -403,12 +403,7 @@ class HealthProblem(ApiReply):
 
 
 def evaluate(facts: HealthFacts, *, driver_alive: bool) -> list[HealthProblem]:
-    """All problems, the critical ones first.
-
-    Args:
-        facts: what is known.
-        driver_alive: whether this api process carries out orders.
-    """
+    """All problems, the critical ones first."""
     parts = (_stream_problems, _detectors_problems, _notifier_problems, _receivers_problems, _agents_problems)
     found = [problem for part in parts for problem in part(facts)]
     if facts.database.free_bytes is not None and facts.database.free_bytes < FREE_BYTES_MIN:

@@ -207,12 +207,7 @@ class Relayed:
     """ASGI middleware of the second process: finds again what the gate of the first has found."""
 
     def __init__(self, app: ASGIApp, authenticator: Authenticator) -> None:
-        """Do no I/O.
-
-        Args:
-            app: answers requests.
-            authenticator: finds the identity behind a token.
-        """
+        """Do no I/O."""
         self._app = app
         self._authenticator = authenticator
 

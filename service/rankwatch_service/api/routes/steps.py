@@ -21,7 +21,6 @@ from rankwatch_service.series.query import (
     POINTS_MAX,
     RANKS_MAX,
     STEP_MAX,
-    HeatMap,
     Reduce,
     Side,
     gzipped,
@@ -45,7 +44,6 @@ COLUMNS_MAX: Final = 1_000
 ROWS_MAX: Final = 1_024
 """Rows of a heat map. With more ranks, several share a row, which shows their highest (or lowest) value."""
 
-JSON_CELLS_MAX: Final = 60_000
 TILE_CELLS_MAX: Final = 320_000
 """Cells of one heat map, 200 KB compressed. The more rows it has, the fewer columns it gets."""
 
@@ -95,18 +93,6 @@ class Series(ApiReply):
     segments: list[AttemptSeries]
 
 
-class HeatMapCells(ApiReply):
-    """A metric over ranks and steps: `high[row][column]`, `mark` as in `SeriesLine`. `step` is each column's first
-    step, `rank` each row's first rank.
-    """
-
-    metric: str
-    step: list[int]
-    rank: list[int]
-    high: list[Values]
-    mark: list[list[int]]
-
-
 @router.get("/metrics")
 def list_metrics(job: str, context: Ctx, _identity: Reader) -> MetricNames:
     """Names of the metrics that the job reports."""
@@ -145,31 +131,6 @@ def show_series(
     return Series(metric=metric, segments=segments)
 
 
-@router.get("/heatmap")
-def show_heat_map(
-    job: str,
-    context: Ctx,
-    _identity: Reader,
-    metric: MetricName,
-    columns: Columns = 300,
-    rows: Rows = ROWS_MAX,
-    from_step: Step = None,
-    to_step: Step = None,
-) -> HeatMapCells:
-    """A metric over all ranks and steps, in at most `rows` rows and `columns` columns, and fewer columns if there are
-    many rows. Each cell is the highest value in it.
-    """
-    ranks = _require_job(context, job)
-    found = _heat_map(context, job, metric, ranks, (columns, rows, JSON_CELLS_MAX), (from_step, to_step), Side.HIGH)
-    return HeatMapCells(
-        metric=metric,
-        step=found.step.tolist(),
-        rank=found.rank.tolist(),
-        high=[_shown(row) for row in found.value],
-        mark=found.mark.tolist(),
-    )
-
-
 @router.get(
     "/heatmap.bin",
     description=LAYOUT,
@@ -190,28 +151,13 @@ def show_heat_tile(
 ) -> Response:
     """A heat map in the binary form that `LAYOUT` describes."""
     ranks = _require_job(context, job)
-    found = _heat_map(context, job, metric, ranks, (columns, rows, TILE_CELLS_MAX), (from_step, to_step), side)
+    fitting = TILE_CELLS_MAX // min(rows, max(ranks, 1))
+    found = heat_map(context.engine, job, metric, min(columns, fitting), rows, from_step or 0, to_step, side)
     data = tile(found)
     if "gzip" not in request.headers.get("accept-encoding", ""):
         return Response(data, media_type=MEDIA_TYPE)
     headers = {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
     return Response(gzipped(data), media_type=MEDIA_TYPE, headers=headers)
-
-
-def _heat_map(
-    context: Context,
-    job: str,
-    metric: str,
-    ranks: int,
-    size: tuple[int, int, int],
-    steps: tuple[int | None, int | None],
-    side: Side,
-) -> HeatMap:
-    """A heat map of at most `size`: columns, rows and cells."""
-    columns, rows, cells = size
-    fitting = cells // min(rows, max(ranks, 1))
-    from_step, to_step = steps
-    return heat_map(context.engine, job, metric, min(columns, fitting), rows, from_step or 0, to_step, side)
 
 
 def _require_job(context: Context, job: str) -> int:

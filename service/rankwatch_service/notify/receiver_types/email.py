@@ -61,11 +61,6 @@ def email(message: OutgoingMessage, to: str, sender: str) -> Email:
 
     Its id is that of the message, so that a mail server or reader can drop one that comes twice; what it answers is the
     group, so that mail readers show all messages about an incident as one conversation.
-
-    Args:
-        message: what to say.
-        to: one address.
-        sender: address in From.
     """
     domain = sender.rpartition("@")[2]
     group = sha256(message.group_key.encode(errors="replace")).hexdigest()[:32]
