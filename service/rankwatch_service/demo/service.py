@@ -19,7 +19,7 @@ from typing import Any
 import httpx2
 
 from rankwatch import children
-from rankwatch_service.clock import Clock, SystemClock
+from rankwatch_service.clock import SystemClock
 from rankwatch_service.demo.processes import ChildError, end, started
 
 START_S = 60.0
@@ -199,9 +199,9 @@ class Received:
 class WebhookReceiver:
     """Listens on a free local port from construction until `close`."""
 
-    def __init__(self, secret: str, clock: Clock | None = None) -> None:
+    def __init__(self, secret: str) -> None:
         """Start listening; `secret` is the one that the service signs with: "whsec_" and base64."""
-        receipt_clock = clock or SystemClock()
+        clock = SystemClock()
         self._key = base64.b64decode(secret.removeprefix("whsec_"))
         self._received: list[Received] = []
         self._lock = threading.Lock()
@@ -209,7 +209,7 @@ class WebhookReceiver:
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
-                now_ns = receipt_clock.unix_ns()
+                now_ns = clock.unix_ns()
                 body = self.rfile.read(min(int(self.headers.get("content-length", 0)), BODY_BYTES_MAX))
                 receiver.take(dict(self.headers.items()), body, now_ns)
                 self.send_response(204)

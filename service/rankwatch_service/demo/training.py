@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 
 import rankwatch
-from rankwatch_service.clock import Clock, SystemClock
+from rankwatch_service.clock import SystemClock
 from rankwatch_service.demo.rank_files import Armed, FaultKind, Injected, Journal, mark_path
 from rankwatch_service.supervise import die_with_parent
 
@@ -91,11 +91,11 @@ MANTISSA_BIT = 12
 class FaultyRank:
     """One rank's own faults. The two calls cost a few microseconds while no fault is armed."""
 
-    def __init__(self, directory: Path, rank: int, clock: Clock | None = None) -> None:
+    def __init__(self, directory: Path, rank: int) -> None:
         self._directory = directory
         self._armed_file = directory / "armed.json"
         self._rank = rank
-        self._clock = clock or SystemClock()
+        self._clock = SystemClock()
         self._stamp_ns = 0
         self._armed: list[Armed] = []
         self._now: Armed | None = None
