@@ -256,7 +256,7 @@ class Watch:
 
     @property
     def should_stop(self) -> bool:
-        """Whether the loop should end now, for loops that are not ours: ask between two steps.
+        """Whether the loop should end now, for loops that do not use `watch.steps`: read it between two steps.
 
         Orders are carried out here: a pause waits here, and a rollback is done when it returns. A script that asks
         declares that its job supports stop; after a stop no further step is recorded.

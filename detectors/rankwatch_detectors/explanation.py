@@ -212,14 +212,16 @@ def _why_not_earlier(
     possible = next((one for one in earlier if one["needed"] is not None), None)
     if possible is not None:
         least, was = _sized(possible["needed"], unit), _sized(crossed.size, unit)
-        sentences.append(f"To be reported {possible['rows']} rows after its onset it needed {least}; it had {was}.")
+        sentences.append(
+            f"To be found within {possible['rows']} rows of its onset, it had to reach {least}; it reached {was}."
+        )
     if not sentences:
         sentences.append(SOON[crossed.statistic])
     return " ".join(sentences)
 
 
 def _sized(size: float, unit: str) -> str:
-    return f"{size:.3g} times what is usual" if unit == "ratio" else f"a value of {size:.4g}"
+    return f"{size:.3g} times the usual value" if unit == "ratio" else f"a value of {size:.4g}"
 
 
 def has_deadline(finding: Finding) -> bool:

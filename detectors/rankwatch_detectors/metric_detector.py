@@ -63,11 +63,11 @@ class HeldCells(Stateful):
         return bool(self.open.any())
 
     def update(self, bad: Bools, good: Bools, step: int, now_s: float, hold_s: float, clear_s: float) -> None:
-        """Take an observation.
+        """Process one observation.
 
         Args:
-            bad: cells that are so now.
-            good: cells that are not.
+            bad: cells whose condition holds now.
+            good: cells whose condition clearly does not hold.
             step: of the observation.
             now_s: its time.
             hold_s: seconds for which a cell must be bad to open.

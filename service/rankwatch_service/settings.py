@@ -93,7 +93,9 @@ def config_file() -> Path | None:
     place = next((place for place in places if place.is_file()), None)
     for path in () if place is None else (place.absolute().parent, place.absolute()):
         if why := _others_write(path):
-            raise PermissionError(f"{place} is not read, as {why}; it and its folder must be this user's or root's")
+            raise PermissionError(
+                f"{place} is not read, as {why}; it and its folder must belong to this user or to root"
+            )
     return place
 
 

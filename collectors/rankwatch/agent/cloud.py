@@ -105,17 +105,17 @@ class CloudNotices(threading.Thread):
         return events
 
     def close(self) -> None:
-        """Ask no more."""
+        """Stop polling."""
         self._closed.set()
 
     def run(self) -> None:
-        """Ask until closed; ends at once without a provider. Not for callers."""
+        """Poll until closed; return at once without a provider. Not for callers."""
         while self._look is not None and not self._closed.is_set():
             self.look()
             self._closed.wait(ASK_EVERY_S)
 
     def look(self) -> None:
-        """Ask once. While nobody answers, what was told last holds."""
+        """Poll once. While the provider does not answer, its last answer holds."""
         assert self._look is not None
         try:
             notice = self._look()

@@ -250,7 +250,7 @@ class DeviceSampler(threading.Thread):
         self._heard_s = self._clock.monotonic_s()
         status = self._watch()
         while not self._closed.is_set() and status != NO_DEVICES_STATUS:
-            _log.info("the reader of devices ended with status %s", status)
+            _log.info("the device reader exited with status %s", status)
             if status == BUSY_STATUS:
                 self._look_for_silence(self._heard_s, SILENT_S)
             if not self._closed.wait(RESTART_AFTER_S):

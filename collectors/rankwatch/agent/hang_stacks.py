@@ -420,7 +420,7 @@ class HangAnswers:
         return self._stacks.pending
 
     def begin(self, request: wire.StackRequest, rank: LocalRank) -> None:
-        """Ask a rank, once for each request."""
+        """Ask a rank for its answer, once for each request."""
         self._stacks.begin(request.request, rank)
         if rank.process is not None:
             self._processes[rank.rank] = rank.process

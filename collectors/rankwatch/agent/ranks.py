@@ -135,7 +135,7 @@ class LocalRank:
         return poll
 
     def learn_end(self, note: Note) -> None:
-        """Store what the rank itself notes about its end."""
+        """Store the rank's own note about its end."""
         fields = note.fields
         if note.kind == "loop_broken_off":
             self.broken_off = note

@@ -1,4 +1,4 @@
-"""One connection to the service: requests with a kept connection, and the command stream.
+"""One connection to the service: requests over a persistent connection, and the command stream.
 
 Every wait has a time-out and every answer a size limit. After each failure the service's address and token are looked
 up again. A connection belongs to one thread.

@@ -31,7 +31,8 @@ def lightning(trainer: Any, *, job: str | None = None, **options: Any) -> _Event
     `options` are further arguments of `rankwatch.start`. The loss is what `training_step` returns.
 
     Raises:
-        TypeError, ValueError: no Trainer; as `rankwatch.start`. Where Lightning itself launches the ranks, in `fit`.
+        TypeError: `trainer` is no Trainer. ValueError: as of `rankwatch.start`; where Lightning launches the ranks
+            itself, `fit` raises it.
     """
     if not all(hasattr(trainer, name) for name in ("fit", "callbacks", "fit_loop", "strategy")):
         raise TypeError(f"rankwatch.lightning takes a lightning.Trainer, not {type(trainer).__name__}")

@@ -58,7 +58,9 @@ _heard: Final = _MostTelling()
 
 
 def listen() -> None:
-    """Start reading a new client's log lines, and keep them out of our logs: in an outage it writes many a second."""
+    """Start to capture a new client's log lines and keep them out of the process's log: an outage causes many a
+    second.
+    """
     logger = logging.getLogger("kafka")
     if _heard not in logger.handlers:
         logger.addHandler(_heard)
@@ -67,13 +69,13 @@ def listen() -> None:
 
 
 def explained(error: BaseException) -> str:
-    """The error, with the most specific line that the client has logged since `listen`."""
+    """The error's text, with the most specific line that the client has logged since `listen`."""
     told = (str(error) or type(error).__name__)[:TEXT_CHARS_MAX]
     return f"{told} ({_heard.text})" if _heard.text else told
 
 
 def closed_at_once() -> bool:
-    """Whether the most specific line since `listen` is that brokers close connections."""
+    """Whether the most specific log line since `listen` says that brokers close connections."""
     return _CLOSED in _heard.text
 
 

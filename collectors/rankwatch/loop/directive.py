@@ -58,7 +58,9 @@ class Actions(Protocol):
 
 
 def end_process() -> None:
-    """End the process at once, for a relaunch, without exit handlers: they could wait for ranks that wait for us."""
+    """End the process at once, for a relaunch, without exit handlers, which could wait for ranks that wait for this
+    one.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(EXIT_STATUS)

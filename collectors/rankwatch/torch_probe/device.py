@@ -1,14 +1,13 @@
 """The interface between the probe and an accelerator, and CUDA's form of it.
 
-What a rank says of the device that holds its parameters: the type, and the UUID that the driver knows it by.
+It describes the device that holds a rank's parameters, by its type and the driver's UUID.
 
-Measures a step on its device: its own work and its wait for other ranks, without waiting for either.
+It measures each step on its device: own work, and the wait for other ranks. It never synchronises with the device.
 
-Moments are recorded around the parts of the step, and read when the device has passed the step's end. A device counts
-the time of a part from when it comes to it, also while it has nothing to do because its host is late. So it is also
-measured how far the device is behind its host at the end of a part: hardly at all if the host is the slower one. This
-lag is 0 where the device had passed everything before, and from there on it grows by what a part takes the device, less
-what it takes the host.
+Events are recorded around the parts of the step, and read once the device has passed the end of the step. Between two
+events a device may also idle, because its host launches work too late. Therefore the device's lag behind its host is
+computed at the end of each part: it is 0 where the device had finished all earlier work, and grows by the device's time
+of a part less the host's. Without lag the host is the slower one.
 """
 
 from __future__ import annotations

@@ -225,7 +225,7 @@ class ShardedModels:
 
 
 def sharded_models(models: WatchedModels, stage: int, failed: Callable[[Exception], None]) -> ShardedModels | None:
-    """The models as slices; None if no parameter is divided, or how cannot be read, which `failed` gets."""
+    """Group the models' parameters into slices; None if no parameter is divided."""
     if not models.sharded:
         return None
     try:

@@ -184,7 +184,10 @@ class Start:
         if self._models.sharded:
             return self._fingerprints_of_slices()
         if self._models.reduced_by_ddp:
-            return [], ["fingerprints (replicas are a part of the job: declare them by rankwatch.start(topology=...))"]
+            return [], [
+                "fingerprints (only some ranks are replicas of each other: declare them by "
+                "rankwatch.start(topology=...))"
+            ]
         return [], ["fingerprints (not called through DistributedDataParallel: set replicated=True if ranks are equal)"]
 
     def _fingerprints_of_slices(self) -> tuple[list[str], list[str]]:

@@ -113,7 +113,7 @@ class NetworkDegradedDetector(CounterDetector):
     DEVICES: ClassVar[str] = "port"
     CAUSE: ClassVar[str] = "network"
     NAMED: ClassVar[str] = "port"
-    WELL: ClassVar[str] = "The port is back to what is usual for it."
+    WELL: ClassVar[str] = "The port is back to its usual rates."
 
     def __init__(self, config: NetworkDegradedConfig) -> None:
         super().__init__(Kind.NETWORK_DEGRADED, 4, PortRules(config.counters))

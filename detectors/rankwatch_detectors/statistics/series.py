@@ -78,7 +78,7 @@ class RollingQuantiles(Stateful):
         return {"window": self.window}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Learn a saved window."""
+        """Restore a saved window."""
         self._fill(list(state["window"]))
 
 
@@ -129,5 +129,5 @@ class DriftTest(Stateful):
         return {"window": list(self._window)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Learn a saved window."""
+        """Restore a saved window."""
         self._fill(list(state["window"]))

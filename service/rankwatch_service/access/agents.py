@@ -248,7 +248,7 @@ def jobs_with_agents(connection: Connection, jobs: Collection[str]) -> set[str]:
 
 
 def enrolments(hosts_max: int | None) -> Rate:
-    """How fast agents may enrol by a token that admits so many at a time."""
+    """The rate limit of enrolments with a token for at most `hosts_max` hosts."""
     return Rate("enrolments", max(ENROLMENTS_MAX, hosts_max or 0), ENROLMENTS_S)
 
 

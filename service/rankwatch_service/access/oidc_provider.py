@@ -65,7 +65,7 @@ class LoginRefusedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One try of a browser to log in. The browser keeps it, encrypted, until the provider sends it back."""
+    """One login attempt. The browser keeps it in an encrypted cookie until the provider redirects it back."""
 
     state: str
     nonce: str

@@ -152,7 +152,7 @@ KINDS: Final[dict[Kind, KindTraits]] = {
         may_cause=_ENDS,
         first_steps=(
             "Read the error in the evidence: a file that is missing or cut short, or a model that does not fit it.",
-            "Load that checkpoint by hand on the named host: so you see whether the file or the script is at fault.",
+            "Load that checkpoint by hand on the named host, to see whether the file or the script is at fault.",
         ),
         actions=("relaunch",),
         stands_still=True,

@@ -452,11 +452,11 @@ class PendingAttempts:
         return waiting.bundles if waiting else []
 
     def newest(self) -> str:
-        """The attempt that was heard last; empty if none waits."""
+        """The attempt with the newest telemetry; empty if none waits."""
         return next(reversed(self._waiting), "")
 
     def beside(self, now_s: float) -> list[PendingAttempt]:
-        """Those that have become `BESIDE_S` old, each once. Their tables are dropped."""
+        """Return attempts that have waited for `BESIDE_S`, each once, and drop their tables."""
         old = [one for one in self._waiting.values() if not one.reported and one.heard_s - one.since_s >= BESIDE_S]
         for waiting in old:
             waiting.reported = True

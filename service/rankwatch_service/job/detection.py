@@ -454,7 +454,7 @@ class DetectionPipeline:
         return True
 
     def rest(self) -> None:
-        """Replace the detectors by new ones, which inherit what is always true of the job. Incidents stay."""
+        """Replace the detectors by new ones, which inherit the job's permanent properties. Incidents stay."""
         self._bank.rest()
         self._timed = TimedFrames()
 

@@ -26,7 +26,7 @@ SECONDS_MAX: Final = 604_800.0
 
 
 class ScriptError(ValueError):
-    """A fault is written wrongly; the message says what is wrong and how it is written."""
+    """A fault has invalid syntax; the message says what is wrong and shows the right form."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,7 +114,7 @@ class DetectorOff(ApiReply):
 
 
 class HealthFacts(ApiReply):
-    """All that `health_problems.evaluate` looks at."""
+    """All inputs of `health_problems.evaluate`."""
 
     at_unix_ns: int
     """When this was read."""

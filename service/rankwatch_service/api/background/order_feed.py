@@ -26,7 +26,7 @@ _log = structlog.get_logger(__name__)
 
 
 class OrdersUnreadError(Exception):
-    """The orders of a job cannot be read, for a reason that nobody expects; it is in the log."""
+    """The orders of a job cannot be read, for an unexpected reason, which is logged."""
 
 
 class OrderFeed:

@@ -69,7 +69,7 @@ class HostJob(ApiReply):
 
 
 class HostJobs(ApiReply):
-    """Jobs that were on a host, those seen last first."""
+    """Jobs that have run on a host, most recently seen first."""
 
     items: list[HostJob]
     next_cursor: None = None

@@ -207,7 +207,7 @@ def restore(
         raise CliError(Status.FINDINGS, str(error)) from error
     output.note(f"restored {', '.join(names)} to {configured.data_dir}")
     if CONFIG_NAME in names:
-        output.note(f"the settings of the backup are not in force: they are in {configured.data_dir / CONFIG_NAME}")
+        output.note(f"the settings of the backup are not applied: they are in {configured.data_dir / CONFIG_NAME}")
 
 
 def _settings_in_force(data: str | None, database_url: str | None) -> Settings:

@@ -173,8 +173,8 @@ ACTIONS: Final = (
     ),
     DirectiveCommand(
         "trace",
-        "Record some steps of some ranks with torch's profiler, and show where their time went. They wait for their "
-        "devices meanwhile.",
+        "Record some steps of some ranks with torch's profiler, and show where their time went. These ranks "
+        "synchronise with their devices while they record.",
         _trace,
     ),
     DirectiveCommand("stop", "End the training loop of a job, on all ranks at the same step.", _stop),

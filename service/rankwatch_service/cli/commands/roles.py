@@ -179,7 +179,7 @@ def follow(
     path: Annotated[Path, typer.Argument(metavar="FILE|DIR", help="A log, or the folder in which it is or will be.")],
     job: JOB = "",
     form: Annotated[str, typer.Option("--format", help="Kind of file. Default: as its name shows.")] = "",
-    step: Annotated[str, typer.Option(help="What the log calls the step. Default: as its lines show.")] = "",
+    step: Annotated[str, typer.Option(help="Name of the step in the log. Default: detected.")] = "",
     loss: Annotated[str, typer.Option(help="What it calls the loss.")] = "",
     time: Annotated[str, typer.Option(help="What it calls the time of a step.")] = "",
     pattern: Annotated[str, typer.Option(help="Regular expression for its lines, with groups step, loss, time.")] = "",

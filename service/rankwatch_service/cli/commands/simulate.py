@@ -83,7 +83,7 @@ UUIDS = Annotated[
     bool, typer.Option("--uuids/--no-uuids", rich_help_panel=JOB, help="Whether ranks know the UUIDs of their devices.")
 ]
 LAUNCH_CPU = Annotated[
-    bool, typer.Option("--launch-cpu", rich_help_panel=JOB, help="Report the CPU time of launching the devices' work.")
+    bool, typer.Option("--launch-cpu", rich_help_panel=JOB, help="Report the CPU time of kernel launches.")
 ]
 DEVICE_TIMES = Annotated[
     bool, typer.Option("--device-times", rich_help_panel=JOB, help="Report what devices measure of their own work.")

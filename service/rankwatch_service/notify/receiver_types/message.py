@@ -60,12 +60,12 @@ class OutgoingMessage:
 
     @property
     def is_about_incident(self) -> bool:
-        """It tells of an incident, which is resolved some day."""
+        """Whether it is about an incident, which will be resolved some day."""
         return self.type.startswith("incident.")
 
     @property
     def is_resolved(self) -> bool:
-        """It tells that what it is about is over."""
+        """Whether it reports that its incident is resolved."""
         return self.type == "incident.resolved"
 
     @property

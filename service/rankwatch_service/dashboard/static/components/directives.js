@@ -51,7 +51,7 @@ export async function direct(job, action, { checkpoints = [], chosen = null, inc
   const price = priceOf(job, action, checkpoints);
   const fields = [price.list];
   if (action === "rollback") fields.push(target(checkpoints, chosen, price.draw), way(job.can ?? []));
-  if (action === "relaunch") fields.push(h("label", { class: "check" }, h("input", { type: "checkbox", name: "from_scratch" }), "From scratch: begin without a checkpoint, as the script says, which may be at step 0."));
+  if (action === "relaunch") fields.push(h("label", { class: "check" }, h("input", { type: "checkbox", name: "from_scratch" }), "From scratch: start without a checkpoint of the ledger. The script decides where it begins, usually at step 0."));
   fields.push(h("label", {}, "Reason", h("textarea", { name: "reason", required: true, maxLength: 500, placeholder: "Shown in the audit trail and on the timeline" })));
   if (job.two_people && COSTLY.includes(action)) fields.push(h("p", {}, "Nothing happens until another person approves it."));
   if (directive.danger) fields.push(typedName(job.name));
