@@ -35,9 +35,9 @@ _live: weakref.WeakSet[Recorder] = weakref.WeakSet()
 class Recorder:
     """One rank's recorder file; if it is off, the methods work the same and record nothing.
 
-    For the training thread only. `path` is None while the recorder is off. `dropped` counts by reason what could not
-    be recorded. `warned` says that a warning told why the first directories were not used. After construction no method
-    raises for lack of space.
+    For the training thread only. `path` is None while the recorder is off. `dropped` counts by reason what could not be
+    recorded. `warned` says that a warning has named the reason why the first directories were not used. After
+    construction no method raises for lack of space.
     """
 
     def __init__(self, view: memoryview, path: str | None, descriptor: int = -1) -> None:

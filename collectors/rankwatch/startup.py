@@ -313,7 +313,7 @@ def _make_current(watch: Watch) -> None:
 
 
 def _note_end_of_child() -> None:
-    """Note the exception that ends a process of `multiprocessing`, which tells no hook and runs no exit handlers.
+    """Note the exception that ends a process of `multiprocessing`, which calls no hook and runs no exit handlers.
 
     `torch.multiprocessing.spawn` writes the exception down for the parent and exits while it handles it.
     """

@@ -1,6 +1,6 @@
 """Text on its way to a terminal. Standard library only.
 
-Names, lines of logs and messages of others may hold escape sequences, with which a terminal is told to do things.
+Names, lines of logs and messages of others may hold escape sequences, which control a terminal.
 """
 
 from __future__ import annotations

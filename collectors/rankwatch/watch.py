@@ -107,7 +107,9 @@ class Watch:
             self._changed(kind, f"another {kind}: {names}")
 
     def _changed(self, kind: str, what: str) -> None:
-        """Declare a change of the training that was seen, not told: `model`, `optimizer` or `work`. By rank 0 alone."""
+        """Declare a change of the training that was detected and not declared by the script: `model`, `optimizer` or
+        `work`. By rank 0 alone.
+        """
         if self.identity.rank == 0:
             with self._faults:
                 self._meter.note("declared", {"kind": kind, "what": what, "detail": ""})

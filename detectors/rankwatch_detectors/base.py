@@ -256,7 +256,7 @@ class DeviceCounters:
     time_s: float
     """Stream time at which the slot was over."""
     devices: tuple[tuple[str, str], ...]
-    """Host and UUID of each device, by its number; the UUID is empty where the driver does not tell it. Of a port its
+    """Host and UUID of each device, by its number; the UUID is empty where the driver does not report it. Of a port its
     name, of a host empty."""
     values: Mapping[str, Floats]
     present: Mapping[str, Bools]

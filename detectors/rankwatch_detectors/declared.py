@@ -40,7 +40,7 @@ class Changed:
 
 
 def change_in(occurrence: Occurrence, attempt: str) -> Changed | None:
-    """The change that an event of this attempt tells of, if it tells of one."""
+    """The change of which an event of this attempt informs, if any."""
     if occurrence.kind != "declared" or occurrence.attempt != attempt:
         return None
     who = "Training goes on with" if occurrence.fields.get("kind") else "The job declared a change:"
@@ -49,7 +49,7 @@ def change_in(occurrence: Occurrence, attempt: str) -> Changed | None:
 
 def why_anew(occurrence: Occurrence, attempt: str, *kinds: Kind) -> str:
     """Why what was usual is no measure any more, as a sentence: a change, or a person who accepts the present level of
-    one of these kinds; "" if the event tells of neither.
+    one of these kinds; "" if the event is of neither.
     """
     if (change := change_in(occurrence, attempt)) is not None:
         return change.what

@@ -246,7 +246,7 @@ RESIDUAL_MAX: Final = 4.0
 """Residuals are cut here: a single value, however far off, is no change."""
 
 SHIFT_MIN: Final = 1.0
-"""The least change of the level that is told, in units of the scatter of the reference."""
+"""The least change of the level that is reported, in units of the scatter of the reference."""
 
 BACK_SHARE: Final = 0.5
 """The level is back once less than this share of the change is left."""

@@ -1,4 +1,4 @@
-"""What a person wants to be told of a metric: the rule as detectors get it. The service checks what people write."""
+"""A rule of a person on a metric, as detectors get it. The service checks what people write."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The thresholds of detectors that people may change while a job runs, their ranges, and the profiles.
 
 All other figures are constants of the detectors' configurations. A setting is listed only if a detector with another
-value can go on from the snapshot of the one before: it decides what is told and not how the state is laid out, so no
-baseline begins anew. Its name is its path in `CatalogueConfig`.
+value can go on from the snapshot of the one before: it decides what is reported and not how the state is laid out, so
+no baseline begins anew. Its name is its path in `CatalogueConfig`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _OF_METRICS: Final = frozenset(("straggler", "slowdown", "loss"))
 
 
 class Profile(StrEnum):
-    """A value for every setting: `standard` has the defaults, `quiet` tells less, `sensitive` more."""
+    """A value for every setting: `standard` has the defaults, `quiet` reports less, `sensitive` more."""
 
     QUIET = "quiet"
     STANDARD = "standard"

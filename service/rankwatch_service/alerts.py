@@ -145,7 +145,7 @@ class Alert:
         return " ".join(summary.split())[:SUMMARY_CHARS_MAX]
 
     def reported(self) -> ReportedAlert:
-        """What stream is told of it when it begins."""
+        """The report to stream when it begins."""
         rank = self.labels.get("rank", "")
         return ReportedAlert(
             fingerprint=self.fingerprint,

@@ -97,7 +97,7 @@ def answer(answers: Callable[[list[Any]], tuple[Any, Any]]) -> None:
     """Be the reader: answer questions within the limits until there are no more.
 
     Args:
-        answers: makes of a question what is told, as JSON, and the bytes after it.
+        answers: returns for a question the answer as JSON and the bytes after it.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     most = memory_bytes() if hard == resource.RLIM_INFINITY else min(memory_bytes(), hard)

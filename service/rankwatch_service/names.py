@@ -39,7 +39,7 @@ def is_name(text: str) -> bool:
 
 
 def plain_host(host: str) -> str:
-    """The name of a host as its agents say it, without what tells it from others of this name within a job.
+    """The name of a host as its agents report it, without the suffix that distinguishes it from others within a job.
 
     >>> plain_host("node-1/3fa9c1d2")
     'node-1'

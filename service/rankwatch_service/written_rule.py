@@ -1,4 +1,4 @@
-"""A rule on a metric as people write it: in TOML, and in requests. Everything that is wrong with one is told here."""
+"""A rule on a metric as people write it: in TOML, and in requests. All its errors are found here."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ OVERHEAD_BYTES: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class EncodedBatch:
-    """An encoded batch, and up to which ring entry it settles each recorder."""
+    """An encoded batch, and the last ring entry of each recorder that it acknowledges."""
 
     body: bytes
     positions: Mapping[str, int] = field(default_factory=dict)

@@ -56,7 +56,7 @@ def on_gcp(base: str = GOOGLE) -> Notice | None:
 
 
 def on_azure(base: str = LINK_LOCAL) -> Notice | None:
-    """A scheduled event of this Azure machine; the service tells those of all machines of a set."""
+    """A scheduled event of this Azure machine; Azure's service lists those of all machines of a set."""
     headers = {"Metadata": "true"}
     name = _ask(f"{base}/metadata/instance/compute/name?api-version=2021-02-01&format=text", headers)
     answer = _json(_ask(f"{base}/metadata/scheduledevents?api-version=2020-07-01", headers))

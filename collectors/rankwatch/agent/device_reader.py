@@ -77,7 +77,7 @@ class KernelLog:
 
 
 def errors_in(text: str, unix_ns: int) -> list[DeviceError]:
-    """The errors of GPUs that lines of the log tell."""
+    """The errors of GPUs that lines of the log report."""
     found = []
     for line in text.splitlines():
         if xid := _XID.search(line):
@@ -105,7 +105,7 @@ class SurveyedDevice(msgspec.Struct, frozen=True):
     name: str
     answers: bool
     refused: dict[str, str]
-    """What it does not tell, with the driver's reason."""
+    """What the device does not report, with the driver's reason."""
 
 
 class DeviceSurvey(msgspec.Struct, frozen=True):
@@ -116,7 +116,7 @@ class DeviceSurvey(msgspec.Struct, frozen=True):
     driver: str = ""
     devices: tuple[SurveyedDevice, ...] = ()
     events: bool = False
-    """Whether errors are heard through NVML."""
+    """Whether errors are received through NVML."""
     kernel_log: str = ""
     """Why the kernel's log cannot be read; empty if it can."""
 

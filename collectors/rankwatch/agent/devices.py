@@ -2,7 +2,7 @@
 
 That process is `device_reader`, the only part that calls the driver; the rest runs in the worker.
 
-What the reader of devices tells the sampler through a pipe: msgpack messages, each after its length.
+What the device reader sends the sampler through a pipe: msgpack messages, each after its length.
 
 Tells when the hardware itself slows a device down, from its newest counters. Pure.
 
@@ -10,7 +10,7 @@ A device that is too hot, or whose power supply asks for it, lowers its clocks b
 under load; through a whole minute, or in six of ten minutes (as gpud warns), it is not. The power cap that an operator
 sets is normal operation and does not count.
 
-Starts the reader of devices, watches it from outside, and keeps what it told until the worker takes it.
+Starts and supervises the device reader, and keeps its reports until the worker takes them.
 
 A driver that has lost a device can block a call for minutes, in a state in which the process cannot even be killed. So
 the reader is a process of its own, its silence is an event, and as long as one hangs no other is started.
@@ -44,7 +44,7 @@ BUSY_STATUS: Final = 4
 
 
 class DeviceIdentity(msgspec.Struct, array_like=True, frozen=True):
-    """One device as it was found; texts are empty where the driver did not tell."""
+    """One device as it was found; texts are empty where the driver does not report them."""
 
     index: int
     """In the driver's order, by PCI bus id; never an ordinal of CUDA."""
@@ -75,7 +75,7 @@ class Reading(msgspec.Struct, array_like=True, frozen=True):
     samples: tuple[DeviceSample, ...] = ()
     errors: tuple[DeviceError, ...] = ()
     lost: tuple[int, ...] = ()
-    """Indices of devices that do not answer any more, told once."""
+    """Indices of devices that no longer answer, reported once."""
 
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
@@ -192,7 +192,8 @@ END_WITHIN_S: Final = 1.0
 EVENTS_MAX: Final = 256
 """Events that wait to be taken, as the worker does once a second. Further ones are dropped, which the log says."""
 REPEATED_S: Final = 5.0
-"""Within it the same error of the same device is one: NVML and the kernel's log both tell it, and some errors storm."""
+"""Within it the same error of the same device counts once: NVML and the kernel's log both report it, and some errors
+come in storms."""
 
 _log = logging.getLogger(__name__)
 
@@ -219,7 +220,7 @@ class DeviceSampler(threading.Thread):
         self._throttled = ThrottledDevices()
         self._missing: set[int] = set()
         self._told_ns: dict[tuple[str, int | None, int | None, str], int] = {}
-        """When each error was told, by device, Xid, SXid and event."""
+        """When each error was reported, by device, Xid, SXid and event."""
         self._silent_since_s: float | None = None
         self._heard_s = 0.0
 

@@ -29,7 +29,7 @@ from rankwatch.agent.clock import AgentClock
 
 
 def missing_under(root: Path) -> list[str]:
-    """Of /proc and /sys, those that are not under this folder: nothing can be told of what is in them."""
+    """Which of /proc and /sys are not under this folder; nothing that they contain can be reported."""
     return [name for name, some in (("proc", "proc/stat"), ("sys", "sys/class/net")) if not (root / some).exists()]
 
 
@@ -504,7 +504,7 @@ class HostSurvey(msgspec.Struct, frozen=True):
     """A host, as JSON for `rankwatch doctor`."""
 
     missing: tuple[str, ...]
-    """Which of /proc and /sys are not under the folder."""
+    """Those of /proc and /sys that are not under the folder."""
     counters: tuple[str, ...]
     """Counters of the host that one reading has; rates need two."""
     ports: tuple[str, ...]

@@ -49,7 +49,7 @@ LINK_FIELDS: Final[dict[int, str]] = {
 }
 """Fields that NVLink 5 has for each link: the counter that sums them."""
 ACTIVITIES: Final[dict[int, str]] = {2: "sm_active_ratio", 5: "tensor_active_ratio", 10: "memory_bandwidth_ratio"}
-"""Metrics of GPM in percent, from Hopper on: unlike utilization they tell work from waiting in a collective."""
+"""Metrics of GPM in percent, from Hopper on: unlike utilization they distinguish work from waiting in a collective."""
 EVENTS: Final[dict[int, str]] = {
     0x200: "single_bit_error_storm",
     0x400: "dram_retirement",
@@ -109,7 +109,7 @@ class Nvml:
         self.found = tuple(self._identity(index) for index in range(count))
         """By index."""
         self.refused: dict[int, dict[str, str]] = {}
-        """What the device did not tell in the newest sample that asked for it, with the driver's reason, by index."""
+        """What the device did not report in the newest sample that asked for it, with the driver's reason, by index."""
         self._lost: set[int] = set()
         self._samples = 0
         self._link_fields: dict[int, frozenset[int]] = {}
@@ -129,7 +129,7 @@ class Nvml:
         return _text(self._ask("SystemGetDriverVersion"))
 
     def name(self, index: int) -> str:
-        """A device's name, with a note if it is divided (MIG): then utilization and other counters are not told."""
+        """A device's name, with a note if it is divided (MIG): then it reports no utilization and few counters."""
         handle = self._handles[index]
         mode = self._ask("DeviceGetMigMode", handle)
         return _text(self._ask("DeviceGetName", handle)) + (", divided (MIG)" if mode and mode[0] else "")
@@ -323,7 +323,7 @@ class Nvml:
         return {name: float(value) for name, value in found.items() if value is not None}
 
     def _ask(self, function: str, *arguments: Any) -> Any:
-        """What a function of NVML answers; None if this device, driver or pynvml lacks it, or cannot tell it now."""
+        """The result of a function of NVML; None if this device, driver or pynvml lacks it, or it fails now."""
         try:
             return getattr(self._nvml, f"nvml{function}")(*arguments)
         except (self._nvml.NVMLError, AttributeError) as error:
@@ -332,7 +332,7 @@ class Nvml:
 
 
 def _value(field: Any) -> float | None:
-    """The value of a numbered field; None if the device does not tell it."""
+    """The value of a numbered field; None if the device does not report it."""
     if field.nvmlReturn != 0 or field.valueType >= len(_VALUE_PARTS):
         return None
     return float(getattr(field.value, _VALUE_PARTS[field.valueType]))

@@ -1,7 +1,8 @@
 """The ranks of one job on this host: finds their recorders, reads them, and removes them once all is sent.
 
-A recorder is removed when its process is gone, its last entry is settled (the service or the spool has it) and its
-exit is reported. A small file beside each recorder keeps the settled position, from which the next worker continues.
+A recorder is removed when its process is gone, its last entry is acknowledged (the service or the spool has it) and its
+exit is reported. A small file beside each recorder keeps the acknowledged position, from which the next worker
+continues.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from rankwatch.layout import NO_REQUESTS, Directive, PersistentRequests
 from rankwatch.reader import Header, Note, Poll, ProgressBlock, RingReader
 
 FULLY_SENT: Final = 2**63
-"""Position beyond every entry: the last record and the exit are settled, and the recorder can be removed."""
+"""Position beyond every entry: the last record and the exit are acknowledged, and the recorder can be removed."""
 RANKS_MAX: Final = 512
 """Recorders read at once, living and dead: 1 GiB of mapped memory. Further ones wait until there is room."""
 UNREADABLE_MAX: Final = 4_096

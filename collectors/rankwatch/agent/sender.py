@@ -1,13 +1,13 @@
 """Sends batches to the service: in order, with retries, and through the spool while the service does not answer.
 
-`put` never blocks on the network or a disk: this thread does all of that. A batch is settled (the ring may overwrite
-its records) once the service has accepted it or the spool holds it. Memory is bounded: if the service does not answer
-and the spool cannot be written, the oldest step records are dropped and counted.
+`put` never blocks on the network or a disk: this thread does all of that. A batch is acknowledged (the ring may
+overwrite its records) once the service has accepted it or the spool holds it. Memory is bounded: if the service does
+not answer and the spool cannot be written, the oldest step records are dropped and counted.
 
 The agent's bounded buffer on disk while the service does not answer.
 
 Messages are kept in segment files, oldest first, each framed with its length and checksum. A kill during a write leaves
-a torn last frame, which is skipped: its records were not settled and are read from the ring again. Messages of the
+a torn last frame, which is skipped: its records were not acknowledged and are read from the ring again. Messages of the
 oldest segment may be sent twice after a kill; their numbers make that harmless. There is no fsync: the spool survives
 the death of every process, and a host that crashes loses its ranks' unread recorders too.
 
@@ -319,7 +319,7 @@ class Sender(threading.Thread):
 
     @property
     def idle(self) -> bool:
-        """True when every batch is settled and the spool is empty or cannot be sent now."""
+        """Whether every batch is acknowledged, and the spool is empty or cannot be sent now."""
         with self._condition:
             return not self._fresh and (self.behind or not self._spool)
 
@@ -333,7 +333,9 @@ class Sender(threading.Thread):
             self._condition.notify()
 
     def take_settled(self) -> dict[str, int]:
-        """Newest settled sequence number by recorder path, for recorders that advanced since the last call."""
+        """Return and forget the newest acknowledged sequence number of each recorder that advanced since the last call,
+        by path.
+        """
         with self._condition:
             settled, self._settled = self._settled, {}
             return settled

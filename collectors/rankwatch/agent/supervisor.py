@@ -34,7 +34,7 @@ def supervise(worker: list[str], lock: int, tell: Callable[[str], None]) -> int:
     Args:
         worker: command line; the number of restarts so far is appended.
         lock: descriptor of the agent's lock, which the worker inherits.
-        tell: writes one line to the agent's log.
+        log: writes one line to the agent's log.
 
     Returns:
         The exit status for this process: 0, or 143 (128 + SIGTERM) after a signal to stop.

@@ -164,7 +164,7 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Silence(msgspec.Struct, frozen=True, kw_only=True):
-    """Incidents that nobody is told of for a time; an empty text matches everything."""
+    """Incidents of which nobody is notified for a time; an empty text matches everything."""
 
     id: str
     short_id: str
@@ -363,7 +363,7 @@ class _Incidents(_Resource):
 
         Args:
             job: only incidents of these jobs.
-            on_break: is told why a connection was lost.
+            on_break: receives the reason for which a connection was lost.
         """
         for event in self._connection.changes(on_break, job):
             if event.topic == "reset":

@@ -285,7 +285,7 @@ class RestConnection:
         """Events without end: after a connection that broke, those that were missed follow.
 
         Args:
-            on_break: is told why a connection broke or the service is away.
+            on_break: receives the reason for which a connection broke, or the service is unreachable.
             job: only changes of this job or these jobs; None: of all.
 
         Raises:

@@ -1,4 +1,4 @@
-"""Steps and pauses of a framework's loop, which tells where they begin and end by calls of its own."""
+"""Steps and pauses of a framework's loop, which marks their begin and end by calls of its own."""
 
 from __future__ import annotations
 

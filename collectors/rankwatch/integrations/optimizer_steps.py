@@ -404,7 +404,9 @@ class OptimizerSteps:
         return True
 
     def _process_ends(self) -> None:
-        """Python shuts down, before the watch is told. What the exit status says of the end counts then."""
+        """Run at Python's shutdown, before the watch's own exit handler; from then on the exit status decides how the
+        run ended.
+        """
         self._leave("break")
 
     def _leave(self, reason: str) -> None:

@@ -103,7 +103,9 @@ class Saves:
             self.saved(step, location, time.monotonic() - begun_s)
 
     def saves(self, save: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call what saves a checkpoint, of which the framework tells more later; an exception is a failed save."""
+        """Call the function that saves a checkpoint and record an exception as a failed save. The framework reports
+        details later.
+        """
         with self._watch._loop.failures.of("save"):
             return save(*args, **kwargs)
 

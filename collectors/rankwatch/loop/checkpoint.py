@@ -83,7 +83,7 @@ class CheckpointFailures:
             self._known = before
 
     def tell(self, what: str, error: BaseException) -> None:
-        """Record a failure. An exception that ends the process on request says nothing about a checkpoint."""
+        """Record a failure. An exception that ends the process on request is none."""
         if not isinstance(error, Exception):
             return
         with self._faults:

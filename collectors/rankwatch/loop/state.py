@@ -127,7 +127,7 @@ class EpochBatches(Iterator[Any]):
             loader: yields the batches of one epoch each time it is iterated over.
             epochs: how often.
             set_epoch: called with the epoch's number before it begins; None: `set_epoch` of the loader or its sampler,
-                unless there is one epoch only, whose number the script may have told already.
+                unless there is only one epoch, whose number the script may have set already.
         """
         self._loader = loader
         self._epochs = epochs
@@ -372,7 +372,7 @@ def _keeps_state(member: Any) -> bool:
 
 
 def _own_set_epoch(loader: Any) -> Callable[[int], object]:
-    """How a loader, or its sampler, is told the epoch; a call without effect if neither needs it."""
+    """The function that sets the epoch of a loader or its sampler; without effect if neither needs it."""
     for one in (loader, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)):
         told = getattr(one, "set_epoch", None)
         if callable(told):

@@ -124,7 +124,7 @@ class Start:
         self._steps = 0
 
     def step_ends(self, sink: Sink) -> None:
-        """A step has ended: tell if all is known by now, or if something has changed."""
+        """Handle the end of a step: print what is watched, once all of it is known and whenever it changes."""
         known = self._sampling.every, len(self._active)
         if self._said == known:
             return

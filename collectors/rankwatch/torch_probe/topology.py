@@ -52,7 +52,7 @@ def root_mesh(mesh: Any) -> Any:
 def strides_of(mesh: Any) -> tuple[int, ...]:
     """The distance between the ranks of neighbours in each dimension; 0 in one of a single rank.
 
-    It is the same in all parts of a mesh, and tells meshes of the same shape apart.
+    It is the same in all parts of a mesh, and differs between meshes of the same shape.
     """
     ranks = mesh.mesh
     first = int(ranks[(0,) * ranks.dim()])

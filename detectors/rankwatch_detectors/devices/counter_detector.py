@@ -1,8 +1,8 @@
 """What the detectors of hardware that is degraded share: an episode for each rank's device or each host, in which rules
-of counters, and events of agents, tell what is wrong.
+of counters, and events of agents, show what is wrong.
 
-`DevicePlaces` says which rank computes on a device, `HeldRules` how long something must be so before it is told, and
-before it is over.
+`DevicePlaces` says which rank computes on a device, `HeldRules` how long a condition must hold before it is reported,
+and before it is over.
 """
 
 from __future__ import annotations
@@ -231,7 +231,7 @@ class HeldRules(Stateful, ABC):
 
 
 def column(counters: DeviceCounters, name: str, size: int) -> tuple[Floats, Bools]:
-    """A counter of all devices, and who told a finite value."""
+    """A counter of all devices, and for which of them its value is finite."""
     if name not in counters.values:
         return np.zeros(size), np.zeros(size, dtype=bool)
     told = counters.present[name] & np.isfinite(counters.values[name])
@@ -249,15 +249,15 @@ def grown(array: Any, size: int, fill: float = 0.0) -> Floats:
 PASSED_MAX: Final = 128
 """Steps whose time is remembered, one for each slot: ten minutes, as far as agents look back."""
 SILENT_S: Final = 180.0
-"""An agent that has told nothing of something that was wrong for so long tells it no more."""
+"""A problem that its agent has not reported for so long is over."""
 DEVICES_MAX: Final = 64
-"""Problems of one host that are told apart where it is not known which ranks they concern."""
+"""Problems of one host that are kept apart where it is not known which ranks they concern."""
 BESIDES_MAX: Final = 4
 """Of what is wrong besides the worst, sentences in the evidence; the summary has the first."""
 REFRESH_S: Final = 60.0
 REFRESH_SHARE: Final = 0.1
-"""Where only figures changed, they are told again after a minute, or a tenth of how long it has lasted if that is more:
-60 times in a day."""
+"""Where only figures changed, they are reported again after a minute, or a tenth of how long it has lasted if that is
+more: 60 times in a day."""
 
 
 class CounterDetector(DispatchingDetector, ABC):
@@ -285,7 +285,7 @@ class CounterDetector(DispatchingDetector, ABC):
         self._passed: list[tuple[float, int]] = []
         """Times with the newest step then, oldest first."""
         self._troubles: dict[str, dict[str, dict[str, Any]]] = {}
-        """By text of the scope of each open episode, and by rule and device or event: what was told of it last
+        """By text of the scope of each open episode, and by rule and device or event: what was last reported of it
         (`severity`, `summary`, `evidence`), and when (`told_s`)."""
         self._rules = rules
 
@@ -376,7 +376,9 @@ class CounterDetector(DispatchingDetector, ABC):
         evidence: Mapping[str, Any],
         began_s: float,
     ) -> list[Finding]:
-        """Tell of a device: as a new episode, as an update where it is graver than what was told, or as evidence."""
+        """Report a problem of a device: as a new episode, as an update where it is graver than before, or as
+        evidence.
+        """
         told = {"severity": str(severity), "summary": summary, "evidence": dict(evidence), "told_s": self.now_s}
         troubles = self._troubles.get(str(scope), {})
         if scope in self.episodes and troubles:
@@ -407,7 +409,7 @@ class CounterDetector(DispatchingDetector, ABC):
         return findings
 
     def _show(self, scope: IncidentScope, before: str) -> list[Finding]:
-        """Tell what is worst now, and what is wrong besides: at once where it is something else than before or graver,
+        """Report the worst problem now, and the others with it: at once where it is another one or graver,
         else, as counts rise, from time to time.
         """
         troubles = self._troubles[str(scope)]
@@ -430,5 +432,5 @@ class CounterDetector(DispatchingDetector, ABC):
 
 
 def _first(troubles: Mapping[str, Mapping[str, Any]]) -> str:
-    """The key of the worst one, of equal ones of that which was told first."""
+    """The key of the worst problem; of equal ones, of the one that was reported first."""
     return max(troubles, key=lambda key: GRAVITY.index(troubles[key]["severity"]), default="")

@@ -1,7 +1,7 @@
 """Reports devices that the hardware throttles, because of heat or its power supply, and those whose counters say that
 they do less than they can, or than their peers.
 
-Agents tell once a minute which of their devices are throttled, and when it is over. It is information from the first
+Agents report once a minute which of their devices are throttled, and when it is over. It is information from the first
 whole minute on, so that a slow rank has its cause, and a warning once it was so in six of ten minutes, whether or not
 training has felt it yet. Counters are judged by `GpuRules`: by the device's own limits, and by devices of the same kind
 under the same load. Stages and roles load devices differently from the first step on. So a device is compared with what
@@ -30,7 +30,7 @@ from rankwatch_detectors.devices.counter_detector import (
 from rankwatch_detectors.scope import IncidentScope
 
 KIND: Final = "memory_total_bytes"
-"""Devices with equal memory are taken for one kind: agents do not tell their names."""
+"""Devices with equal memory count as one kind: agents do not report their names."""
 
 POWER_CAP: Final = 0x4
 """Bit of NVML's clocks event reasons: an operator's power cap, under which a heavier load lowers the clock."""
@@ -66,14 +66,15 @@ class GpuRulesConfig:
     kinds_max: int = 16
     """Kinds of devices in a job; further ones are not compared."""
     unequal: float = 0.8
-    """Share of its own highest clock, times that of its peers, below which a device is told that was slow from the
+    """Share of its own highest clock, times that of its peers, below which a device is reported that was slow from the
     first steps on: no load that keeps within its power cap lowers a clock so far."""
     unequal_slots: int = 24
     """Slots in a row of that: two minutes, in which jobs warm up."""
     replay_readings: int = 6
     """Readings in a row, one every ten seconds, with more replays on the PCIe link than its specification allows."""
     held_slots: int = 5
-    """Slots in a row after which it is told, and after which it is over: any half a minute has so many whole ones."""
+    """Slots in a row after which it is reported, and after which it is over: any half a minute has so many whole
+    ones."""
     links_readings: int = 2
     """Readings in a row with fewer active NVLinks: one is read every ten seconds, and a reset takes less."""
     nvlink_errors: int = 3

@@ -1,7 +1,7 @@
 """Reports what devices say of themselves: errors of the driver (Xids), a device that is gone, a driver that is silent.
 
-Errors of one device come in bursts, in which the first ones cause the others: a burst lasts until nothing was heard for
-three minutes, and is one episode, graded by the worst of it (`XIDS`). Numbers that only follow from others open
+Errors of one device come in bursts, in which the first ones cause the others: a burst lasts until no error was received
+for three minutes, and is one episode, graded by the worst of it (`XIDS`). Numbers that only follow from others open
 nothing. Most Xids of the class *application* are faults of the program; twice within a day on one device, while no
 other device of the job has it, they are the device's. An episode with a fault of the hardware lasts as long as the
 launch that uses the device: a rollback inside the processes changes nothing about it. Where it is not known whether a
@@ -251,7 +251,7 @@ class DeviceFaultDetector(DispatchingDetector):
         self._places = DevicePlaces()
         self._step = -1
         self._bursts: dict[str, dict[str, Any]] = {}
-        """What was heard of a device since it was last quiet, by text of the scope."""
+        """The errors of a device since it was last quiet, by text of the scope."""
         self._repeats: dict[str, list[float]] = {}
         """When an error of the program occurred there, by device and unit of it."""
 

@@ -27,7 +27,7 @@ LIMITS: Final[Mapping[str, tuple[str, float]]] = MappingProxyType(
         "memory": ("memory_pressure_ratio", 0.1),
     }
 )
-"""The share of time that it is about, and from which on it is told, by rule."""
+"""By rule: the share of time that it judges, and the limit from which on it is reported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +36,11 @@ class HostRulesConfig:
 
     limits: Mapping[str, tuple[str, float]] = field(default_factory=lambda: LIMITS)
     of_usual: float = 2.0
-    """Times what is usual for the host, from which on a share is told."""
+    """Multiple of the host's usual share from which on a share is reported."""
     learning_slots: int = 24
-    """Slots from the first step on, from which what is usual is learned before anything is told."""
+    """Slots from the first step on in which the usual share is learned and nothing is reported."""
     held_slots: int = 12
-    """Slots in a row after which it is told, and after which it is over: a minute."""
+    """Slots in a row after which it is reported, and after which it is over: a minute."""
     warning_slots: int = 60
     """Slots of it after which it is a warning."""
     peers_min: int = 4

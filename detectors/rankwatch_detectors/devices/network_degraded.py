@@ -28,19 +28,20 @@ class PortRulesConfig:
     flap_slots: int = 60
     """Five minutes, as ByteRobust waits for a second alert before it acts."""
     rate_slots: int = 2
-    """Slots in a row at a lower speed before it is told."""
+    """Slots in a row at a lower speed before it is reported."""
     warning_slots: int = 60
     """Slots of it after which it is a warning."""
     errors_told: int = 3
-    """Readings with new errors from which on they are told: links are allowed a few errors in an hour."""
+    """Readings with new errors from which on they are reported: links are allowed a few errors in an hour."""
     errors_warning: int = 12
     errors_quiet_slots: int = 30
     """Slots without new errors after which these are over."""
     retransmissions_per_s: float = 10.0
     retransmissions_of_peers: float = 10.0
-    """Retransmissions are told where they exceed both: so many a second, and so many times the other ports' median."""
+    """Retransmissions are reported where they exceed both this rate per second and this multiple of the other ports'
+    median."""
     retransmissions_slots: int = 12
-    """Slots in a row before they are told. They are never a warning: they show in collectives if they matter."""
+    """Slots in a row before they are reported. They are never a warning: they show in collectives if they matter."""
     peers_min: int = 4
     """Ports without which retransmissions are not compared."""
 

@@ -448,5 +448,5 @@ class OwnPastDetector(DispatchingDetector):
 
     @staticmethod
     def _step_since(episodes: Episodes, scope: IncidentScope, frame: Frame) -> int:
-        """The step of a row that tells of an episode: ranks count for themselves, and others may be far behind."""
+        """The step of a row that reports an episode: ranks count by themselves, and others may be far behind."""
         return max(frame.step, int(episodes.told(scope)["onset_step"]))

@@ -91,7 +91,7 @@ class SlowdownConfig:
     """So are steps that would still take this many times as long without all the time for which any rank wanted a core
     and had none: they wait for something else."""
     ramp_rows: int = 96
-    """Newest rows by which a run is told from steps that were getting longer before it."""
+    """Newest rows that distinguish a run from steps that were getting longer before it."""
     ramp_sigmas: float = 4.0
     ramp_ratio_max: float = 8.0
     """Steps that have been getting longer all along are for information up to this ratio: longer texts make them so."""
@@ -267,7 +267,7 @@ class SlowdownDetector(ExplainedSlowdown):
         self._ramp = False
         """The open episode has no onset: it is for information until it is very large."""
         self._quiet = False
-        """The open episode is like earlier ones that have passed, and is not told as long as it may pass too."""
+        """Whether the open episode is like earlier ones that have passed; it is not reported while it may pass too."""
         self._newest: list[float] = []
         """Newest values without what the slowest rank adds, and the work of these steps, both as logarithms."""
         self._works: list[float] = []
@@ -373,7 +373,9 @@ class SlowdownDetector(ExplainedSlowdown):
         return self.episodes.close(WHOLE_JOB, step, self.now_s, summary)
 
     def _audible(self, findings: Sequence[Finding]) -> list[Finding]:
-        """What is told of the open episode: one that is like earlier ones only once it has become a warning."""
+        """The findings to report of the open episode: one that is like earlier ones only once it has become a
+        warning.
+        """
         told = list[Finding]()
         for one in findings:
             if one.change is Change.OPEN:

@@ -255,7 +255,7 @@ def cause_class(phase_excess_s: dict[str, float], added_s: float, *, peer_test: 
 def waits_for(evidence: Mapping[str, Any]) -> str:
     """A sentence on what a rank waits for that is longer by the clock than by its CPU time; "" where that is unknown.
 
-    It has to explain most of what is added: the newest row tells the parts, the run how much it is.
+    It has to explain most of the added time: the newest row gives the parts, the run their size.
     """
     added_s = evidence["busy_s"] - evidence["peers_busy_s"]
     if evidence["witness"] == "own" and evidence.get("cpu_excess_s", math.inf) < added_s / 2:

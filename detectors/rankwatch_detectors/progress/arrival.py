@@ -1,4 +1,4 @@
-"""Who did not arrive: the ranks that the others wait for, and the evidence that tells them apart. Pure.
+"""Missing ranks: those that the others wait for, and the evidence that distinguishes them. Pure.
 
 What a rank does is in its progress block: its step and phase, whether it is outside of its step, the state of its
 process, and, once it stands still, what its stack says (`Presence.doing`).

@@ -318,7 +318,7 @@ class CheckpointFailedDetector(DispatchingDetector):
         return self._disk.sentence if known else self._disk.sentence_of_last_save
 
     def _without_part(self, rank: int) -> Failure:
-        """The failure of a rank that has told nothing."""
+        """The failure of a rank that has reported nothing."""
         step = self._parts.missed_step
         told = Occurrence("checkpoint_failed", self.attempt, "", self.now_s, rank, step, {})
         return failure_of(told) | {"missing": True}

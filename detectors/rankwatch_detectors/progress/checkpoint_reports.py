@@ -3,7 +3,7 @@ loaded (event `checkpoint_failed`), the oldest of each rank and tier.
 
 A failure is a plain dict. Its keys are those of the evidence, and `time_s`, `attempt`, `ended`: the rank's process has
 ended since, `ordered`: all ranks are held until each has restored, `follows`: its error is one that the end of another
-rank causes, and `missing`: the rank has told nothing, but its part never came.
+rank causes, and `missing`: the rank has reported nothing, but its part never came.
 """
 
 from __future__ import annotations

@@ -171,7 +171,7 @@ class ProgressTimeout(Stateful):
         return count >= least or (2 * count >= least and steps >= self._config.steps_min)
 
     def _known(self) -> list[list[float]]:
-        """What step times are known by: progress, or rows as long as these alone tell enough."""
+        """The source of step times: progress, or rows as long as only these are enough."""
         if self._from_rows and not self._suffice(self._readings) and self._suffice(self._from_rows[:-1]):
             return self._from_rows[:-1]
         return self._readings

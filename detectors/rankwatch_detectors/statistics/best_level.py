@@ -275,7 +275,7 @@ class Followed(Stateful):
 
     @property
     def is_another(self) -> bool:
-        """Whether the rise came at once, on top of a shift that had settled."""
+        """Whether the rise came at once, on top of a shift that was stable."""
         sharp = self._half_risen_rows <= self.risen_rows + self._config.sharp_rows
         return sharp and self._rows > self._config.growing_rows + self.risen_rows
 
@@ -287,7 +287,7 @@ class RandomWalkConfig:
     spreads: float = 3.0
     """A level within this many spreads between blocks is wandering."""
     bouts_told: int = 2
-    """This many slowdowns that came and went are told as a habit, with their number ..."""
+    """After this many slowdowns that came and went, further ones are reported as recurring, with their number ..."""
     bouts: int = 3
     """... and this many are a pattern, of which further ones are expected ..."""
     bout_ratio_max: float = 1.3

@@ -91,7 +91,7 @@ class SettlingConfig:
     """When a curve has a level. Points are logged values, which may come every hundredth step."""
 
     young_steps: int = 256
-    """Steps after which new networks of a dozen kinds, with and without warm-up, have settled."""
+    """Steps after which new networks of a dozen kinds, with and without warm-up, are stable."""
     block_points: int = 32
     """The number of points in the level's median: a rise that the level would follow is a rise between blocks."""
     rises_min: int = 3

@@ -5,11 +5,11 @@ columns `nonfinite` (how many local gradients were not finite) and `nonfinite_fi
 ranks whose own values are not finite are named, unless all are. A row of that rank that comes late, as after an outage
 between its host and the service, still names it. A value that was not logged does not count. The norms
 of a step that the loss scaler skipped (`optimizer_skipped`) do not count either, unless many steps in a row are
-skipped: that is told once, and again only if it takes longer than before.
+skipped: that is reported once, and again only if it lasts longer than before.
 
-A metric of the script's own that has never been finite, such as the loss of a part that is not used, is told once as
-information. A loss that becomes exactly 0 from one step to the next and stays so, with the same gradient norm in each
-step, is training that is over: some loggers write 0 for NaN.
+A metric of the script's own that has never been finite, such as the loss of a part that is not used, is reported once
+as information. A loss that becomes exactly 0 from one step to the next and stays so, with the same gradient norm in
+each step, is training that is over: some loggers write 0 for NaN.
 
 If ranks go at their own pace, there is no reduction over them in a step: each rank's row is judged by itself,
 late or not, and the episode names every rank with such a value.
@@ -67,7 +67,8 @@ class NonfiniteConfig:
     skips_critical: int = 60
     """Skipped steps in a row after which nothing is trained any more."""
     skips_usual: int = 3
-    """After so many times a job is known for it; longer by `skips_ratio` than each of them is told all the same."""
+    """After so many bouts they are usual for the job; one longer by `skips_ratio` than each of them is still
+    reported."""
     skips_ratio: float = 2.0
     zero_rows: int = 16
     """Rows in a row in which the loss is exactly 0 ..."""
@@ -107,7 +108,7 @@ class NonfiniteDetector(DispatchingDetector):
         """For the same metrics: finite rows still needed from each rank."""
         self._skips = 0
         self._bouts: list[int] = []
-        """Lengths of the newest bouts of skipped steps that were told or were in character."""
+        """Lengths of the newest bouts of skipped steps that were reported or usual."""
         self._finite: dict[str, bool] = {}
         """Whether one was finite, by metric that had a value in this launch."""
         self._losses: list[float] = []
@@ -157,13 +158,13 @@ class NonfiniteDetector(DispatchingDetector):
 
     @property
     def _too_many_skips(self) -> bool:
-        """Whether so many steps in a row were skipped that it is told."""
+        """Whether enough steps in a row were skipped to report it."""
         config, before = self._config, sorted(self._bouts, reverse=True)[: self._config.skips_usual]
         usual = config.skips_ratio * before[-1] if len(before) >= config.skips_usual else 0.0
         return self._skips >= max(config.skips_max, min(usual, config.skips_critical))
 
     def _never_finite(self, frame: Frame, bad: dict[str, Bools]) -> list[Finding]:
-        """Take the script's own metrics that were never finite in this launch out of `bad`; told once."""
+        """Remove the script's own metrics that were never finite in this launch from `bad`, and report them once."""
         told: list[str] = []
         for name, values in frame.values.items():
             if self._finite.get(name):
@@ -183,7 +184,7 @@ class NonfiniteDetector(DispatchingDetector):
         return [*opened, *self.episodes.close(WHOLE_JOB, frame.step, self.now_s, summary)]
 
     def _look_at_zeros(self, frame: Frame) -> list[Finding]:
-        """Tell of a loss that is exactly 0 from one step on, and the same gradient norm in each step."""
+        """Report a loss that is exactly 0 from one step on, and a gradient norm that is the same in each step."""
         loss, norm, config = typical(frame, "loss"), typical(frame, "grad_norm"), self._config
         if loss is None:
             return []
@@ -203,7 +204,7 @@ class NonfiniteDetector(DispatchingDetector):
         return self._open(severity, frame, since, confidence, f"{summary}logged as 0.", evidence)
 
     def _look_at_norm(self, frame: Frame) -> list[Finding]:
-        """Tell of gradients that are exactly 0 for long, as of units that are dead, or a loss without its graph.
+        """Report gradients that are exactly 0 for long, as of dead units, or of a loss without its graph.
 
         For information where they were so from the first row on, and a script logs them: many print 0 for what they do
         not measure.
@@ -233,7 +234,7 @@ class NonfiniteDetector(DispatchingDetector):
         summary: str,
         evidence: dict[str, Any],
     ) -> list[Finding]:
-        """Tell of the whole job, found in this frame."""
+        """Open an episode of the whole job, found in this frame."""
         return self.episodes.open(
             WHOLE_JOB,
             attempt=self.attempt,

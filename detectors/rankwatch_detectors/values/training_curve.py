@@ -296,7 +296,7 @@ class CurveDetector(ExplainedCurve):
         return self.episodes.close(WHOLE_JOB, step, self.now_s, summary)
 
     def _look_at_growth(self, value: float, frame: Frame) -> list[Finding]:
-        """Tell of a loss that grows tenfold while the level after a declared change is not known yet."""
+        """Report a loss that grows tenfold while the level after a declared change is not known yet."""
         if self._watch.ready and not self._watch.settling.young:
             self._growth.clear()
         growth = self._growth

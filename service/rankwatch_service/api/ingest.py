@@ -120,8 +120,8 @@ NEW_JOBS_MAX: Final = 60
 """Jobs that one token may begin at once; one more each second. A sweep of hundreds of jobs begins within minutes."""
 
 ACTIVE_JOBS_MAX: Final = 256
-"""Jobs of one token that were heard within `ACTIVE_S`: a quarter of what a partition takes, so three quarters are left
-to jobs of other tokens."""
+"""Jobs of one token that sent something within `ACTIVE_S`: a quarter of what a partition takes, so three quarters are
+left to jobs of other tokens."""
 
 ACTIVE_S: Final = 3_600.0
 """After this time without telemetry the stream drops a job from memory (`IDLE_AFTER_S`)."""
@@ -165,7 +165,8 @@ class NewJobs:
         self._clock = clock
         self._report = report
         self._heard_s: OrderedDict[str, tuple[str, float]] = OrderedDict()
-        """By job, in the order in which they were heard last: the token that began it, and when it was heard."""
+        """By job, in the order of their newest messages: the token that began it, and the time of its newest
+        message."""
         self._tokens: dict[str, _TokenJobs] = {}
         self._active: Counter[str] = Counter()
         """By token id."""

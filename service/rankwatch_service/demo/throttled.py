@@ -67,7 +67,7 @@ class ThrottledJob:
         return bool(self.results)
 
     def poll(self) -> None:
-        """Look for what is told of the hot device.
+        """Look for incidents of the hot device.
 
         Raises:
             ServiceError: the service did not take the job.

@@ -22,7 +22,7 @@ CHANGES_TOLD: Final = 2
 """Changes before the onset that are named; how many there are besides is said."""
 
 CHANGE_CHARS_MAX: Final = 160
-"""Longest name of a change that is told; a script may declare longer ones."""
+"""Longest name of a change that is shown; a script may declare longer ones."""
 
 NOTHING_CHANGED: Final = "nothing"
 """Begins the clause, where nothing is known to have changed."""
@@ -114,7 +114,7 @@ def confidence_words(confidence: float) -> str:
 
 def changed(changes: Sequence[Mapping[str, Any]], onset_unix_ns: int) -> str:
     """The newest changes before an onset, as a clause: saves only where nothing else has changed, and what several
-    ranks tell only once.
+    ranks send only once.
 
     Args:
         changes: {what, step, unix_ns} each (`Incident.changes_before`).

@@ -422,7 +422,7 @@ KINDS: Final[dict[Kind, KindTraits]] = {
 """In the order of causes: of findings with the same onset, the one whose kind comes first here is the cause."""
 
 PREVIEWABLE: Final = frozenset(kind for kind, row in KINDS.items() if row.is_previewable)
-"""Kinds that a replay of stored series finds. The others depend on who was heard of when, or on events and counters
+"""Kinds that a replay of stored series finds. The others depend on when messages arrived, or on events and counters
 of devices."""
 
 CAUSE_ORDER: Final = tuple(KINDS)

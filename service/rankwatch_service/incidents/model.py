@@ -187,7 +187,7 @@ LISTED_MAX: Final = 64
 
 
 MEMORY_ERRORS: Final = "ecc"
-"""The rule (field of the evidence) by which counters tell of memory errors that could not be corrected."""
+"""The rule (field of the evidence) for counters of uncorrectable memory errors."""
 
 
 @dataclass(slots=True)
@@ -223,7 +223,7 @@ class Part:
     cost_gpu_hours_per_hour: float | None = None
     """What it costs, as its detector estimates; None: unknown."""
     has_memory_errors: bool = False
-    """Counters of its device have told of memory errors that could not be corrected, of which a rank may die."""
+    """Whether counters of its device showed uncorrectable memory errors, which may kill a rank."""
 
     @property
     def corrupts_weights(self) -> bool:

@@ -30,11 +30,12 @@ RESERVED_CELLS: Final = 512 * 1024
 suffices for one job of 131,072 ranks and 16 metrics."""
 
 HEARD_SHARE: Final = 64
-"""A job counts as heard once one of so many of its ranks was: of 16,384 ranks on hosts of eight, 32 hosts."""
+"""A job counts as reporting once one of so many of its ranks has reported: of 16,384 ranks on hosts of eight, 32
+hosts."""
 
 UNHEARD_CELLS_MAX: Final = 512 * 1024
-"""Cells of all larger jobs together that are not heard yet: the first host of 131,072 ranks may introduce itself, and a
-job of 16,384 ranks may be watched on one of them alone."""
+"""Cells of all larger jobs together that are not reporting yet: the first host of 131,072 ranks may introduce itself,
+and a job of 16,384 ranks may be watched on one of them alone."""
 
 
 CELL_CHARS: Final = 1_024
@@ -68,7 +69,7 @@ class CellDemand:
 
     cells: int
     is_heard: bool = True
-    """Whether enough of its ranks were heard (`HEARD_SHARE`)."""
+    """Whether enough of its ranks have reported (`REPORTING_SHARE`)."""
 
     @property
     def is_small(self) -> bool:
@@ -137,7 +138,7 @@ def has_room(demand: CellDemand, others: Iterable[CellDemand]) -> bool:
 
 
 def limit_of(demand: CellDemand) -> LimitExceeded:
-    """The limit that holds for a job, by its size, and by whether it counts as heard."""
+    """The limit for a job, by its size, and by whether it counts as reporting."""
     if demand.is_small:
         return LimitExceeded("cells (ranks times metrics)", CELLS_MAX, demand.cells)
     if demand.is_heard:
@@ -148,7 +149,8 @@ def limit_of(demand: CellDemand) -> LimitExceeded:
 
 
 class CellCount:
-    """Counts the cells of one attempt: its world size, metric names and, while they are few, the ranks that were heard.
+    """Counts the cells of one attempt: its world size, metric names and, while they are few, the ranks that have
+    reported.
 
     Memory: the names, and one of `HEARD_SHARE` ranks.
     """
@@ -171,7 +173,7 @@ class CellCount:
 
     @property
     def is_heard(self) -> bool:
-        """Whether enough of its ranks were heard."""
+        """Whether enough of its ranks have reported."""
         return HEARD_SHARE * len(self._heard) >= self._ranks
 
     def names(self, family: str) -> int:

@@ -5,9 +5,9 @@ progress of them.
 
 In a job whose agents have enrolled, a rank of the running attempt belongs to the agent that brought it first. Another
 agent may bring it only once that one has been silent. Every right follows from the ranks that an agent carries: who
-carries none tells nothing of the attempt, keeps it not alive, and has no other take over. A newer attempt takes over
-when one of those who carry the running one brings it, or when the running one has ended or nobody brings its ranks any
-more.
+carries none reports nothing of the attempt, does not keep it alive, and lets no other one take over. A newer attempt
+takes over when one of those who carry the running one brings it, or when the running one has ended or nobody brings its
+ranks any more.
 
 Attempts that wait to take over: somebody brings them who does not carry the running attempt.
 
@@ -45,7 +45,7 @@ ATTEMPT_FREE_S: Final = 5.0
 """Silence of all who carry an attempt after which any other attempt takes over; agents report every second."""
 
 EARLIER_MAX: Final = 4_096
-"""Carriers of earlier launches that are remembered: what they still tell of these is taken."""
+"""Carriers of earlier launches that are remembered: what they still report of these is accepted."""
 
 _NOBODY: Final = -1
 
@@ -66,10 +66,10 @@ class Launch(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class OwnTelemetry:
-    """What the senders of a bundle have a right to tell."""
+    """The part of a bundle that its senders may report."""
 
     bundle: Bundle
-    """Without the rest, and with hosts of one name told apart."""
+    """The bundle without the rest, and with distinct names for hosts of one name."""
     rankless_events: Mapping[tuple[str, str, str], int]
     """Number of events that need a rank, name none and were left out, by host, agent and kind."""
     strange_checkpoints: int
@@ -154,7 +154,7 @@ class RankOwners:
         return f"agent {batch.agent} of host {batch.host!r} brings rank {rank}, which another agent carries"
 
     def may_tell(self, batch: Envelope, launch: Launch) -> bool:
-        """Whether its sender may tell of a launch without bringing a rank of it."""
+        """Whether its sender may report on a launch without a rank of it."""
         name = _name(batch)
         return self._carries(name) or (launch is not Launch.RUNNING and name in self._earlier)
 
@@ -200,7 +200,7 @@ class RankOwners:
         return _with_batches(bundle, batches)
 
     def _own(self, bundle: Bundle, launch: Launch, ledger: Ledger) -> OwnTelemetry:
-        """Leave out what its senders have no right to tell.
+        """Remove what its senders may not report.
 
         From who never carried a rank only events of ranks are taken: how those of an earlier launch ended.
         """
@@ -293,7 +293,7 @@ class RankOwners:
 class HostNames:
     """Which host of the running launch has which name: of two that say the same, the one that came first.
 
-    The other is called NAME/ID, so that nothing that one tells of its host is taken for the other's.
+    The other is called NAME/ID, so that reports of the two hosts are not mixed up.
     """
 
     def __init__(self, ids: Mapping[str, str] | None = None) -> None:
@@ -379,7 +379,7 @@ BESIDE_S: Final = 10.0
 """After this long beside the running attempt, an attempt is reported, and its rows are not kept any more."""
 
 ATTEMPTS_MAX: Final = 8
-"""Attempts that wait at a time; the one that was heard longest ago makes room."""
+"""Attempts that wait at a time; the one with the oldest newest message makes room."""
 
 BATCHES_MAX: Final = 4_096
 """Batches of one attempt that wait, as many as of an attempt that starts; later ones are dropped."""

@@ -77,7 +77,7 @@ class DeviceNumber:
     index: int
     """On its host, in the driver's order."""
     uuid: str
-    """Empty where the driver does not tell it. Of a port its name, of a host empty."""
+    """Empty where the driver does not report it. Of a port its name, of a host empty."""
     kind: str = wire.GPU
 
 

@@ -1,9 +1,9 @@
-"""Whose an event is, and who may tell of it. Pure.
+"""Which rank or host an event belongs to, and who may report it. Pure.
 
 Who sends an event carries a rank of its attempt, or its batch is refused (`attempts.RankOwners`). Of a rank only its
-own agent tells, and of a host only an agent of that host, since ranks of other hosts are never its own. This table says
-besides which events name a rank, so that nobody tells of a job as a whole. That a checkpoint is gone counts only from
-an agent of one of the ranks that have saved it.
+own agent reports, and on a host only an agent of that host, since ranks of other hosts are never its own. This table
+says besides which events name a rank, so that nobody reports them of a job as a whole. That a checkpoint is gone counts
+only from an agent of one of the ranks that have saved it.
 """
 
 from __future__ import annotations

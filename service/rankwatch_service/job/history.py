@@ -27,7 +27,7 @@ CONFIGURED_MAX: Final = 32
 """Newest changes of the configuration kept: what a script declares may come with each step."""
 
 TEXT_MAX: Final = 200
-"""Characters kept of what an agent tells of a refused location, and of a change of the configuration."""
+"""Characters kept of an agent's report of a refused location, and of a change of the configuration."""
 
 ROOTS_SHOWN: Final = 4
 """Checkpoint roots named in the reason why a location is refused."""

@@ -121,7 +121,7 @@ class JobStream:
 
         Returns:
             Accepted, if it was taken, with the same outcome as its batches one by one. Split only for several batches,
-            and refused only for one. A batch that is refused for want of room may still have told who its ranks are.
+            and refused only for one. A batch that is refused for want of room may still have introduced its ranks.
         """
         several = len(bundle.batches) > 1
         if several and not self._assembler.fits(bundle, now_s):

@@ -46,7 +46,7 @@ class ProgressBoard:
         return len(self._heard)
 
     def hear(self, batches: Iterable[wire.Batch], now_s: float) -> list[tuple[int, str]]:
-        """Take the progress blocks of newer batches, in their order; ranks beyond the world size are ignored.
+        """Apply the progress blocks of newer batches, in their order; ranks beyond the world size are ignored.
 
         Returns:
             (rank, state) of each rank that has left or exited since its last block.

@@ -56,7 +56,7 @@ class JobSummary:
     step: int
     """The newest step that all ranks have finished; -1 before the first."""
     step_time_s: float | None
-    """None: not known, also where the lines of a log tell no times."""
+    """None: not known, also where the lines of a log have no times."""
     loss: float | str | None
     """Mean over the ranks that report it; NaN, Inf and -Inf as words, which JSON numbers cannot express."""
     first_seen_unix_ns: int

@@ -158,7 +158,7 @@ class TopologyState:
         """How many ranks save a part of a checkpoint.
 
         Args:
-            told: what the event of a save says; 0: every rank that can. It cannot lower what the ranks declare.
+            reported: the value in the event of a save; 0: every rank that can. It cannot lower what the ranks declare.
         """
         if self._savers is None:
             infos = self._infos.values()

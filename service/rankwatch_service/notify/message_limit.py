@@ -1,7 +1,7 @@
 """The law on messages: how many receivers get about one kind of incident of a job within an hour. Pure.
 
-At most `MESSAGES_PER_HOUR`, besides those with a new cause: other ranks or hosts than those told of within that hour,
-or a higher severity. What is held back is counted, and told as soon as there is room if it still matters by then.
+At most `MESSAGES_PER_HOUR`, besides those with a new cause: other ranks or hosts than those reported within that hour,
+or a higher severity. What is held back is counted, and sent as soon as there is room if it still matters by then.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class _Told:
     gravity: int
     places: list[int | str]
     is_new: bool
-    """It has a new cause, or ends an incident that had."""
+    """Whether it has a new cause, or ends an incident that had one."""
 
 
 class MessageLimit:
-    """What receivers were told of one job lately, by kind."""
+    """What receivers were recently notified of for one job, by kind."""
 
     def __init__(self) -> None:
         self._told: dict[str, list[_Told]] = {}
@@ -50,7 +50,7 @@ class MessageLimit:
         return counts.total() - counts[announcement.incident_id]
 
     def allows(self, announcement: Announcement, now_unix_ns: int) -> bool:
-        """Whether receivers may be told of the change of an incident now.
+        """Whether receivers may be notified of the change of an incident now.
 
         Args:
             announcement: of the change.
@@ -63,7 +63,7 @@ class MessageLimit:
         return len(told) - new < MESSAGES_PER_HOUR
 
     def tell(self, announcement: Announcement, now_unix_ns: int) -> None:
-        """Take that receivers are told."""
+        """Record that receivers are notified."""
         kind = announcement.labels["kind"]
         told = self._lately(kind, now_unix_ns)
         about = (announcement.incident_id, _gravity(announcement), list(announcement.places))
@@ -72,14 +72,14 @@ class MessageLimit:
         self.drop(announcement.incident_id)
 
     def hold(self, announcement: Announcement) -> None:
-        """Take that a message about it is held back."""
+        """Record that a message about it is held back."""
         incident_id = announcement.incident_id
         self._held.setdefault(announcement.labels["kind"], Counter())[incident_id] += 1
         self.drop(incident_id)
         self.waiting.append(incident_id)
 
     def drop(self, incident_id: str) -> None:
-        """Forget what is held back about an incident, as nobody need be told any more."""
+        """Forget messages that are held back about an incident: nobody needs them any more."""
         self.waiting = [one for one in self.waiting if one != incident_id]
 
     def _lately(self, kind: str, now_unix_ns: int) -> list[_Told]:
@@ -102,7 +102,7 @@ class MessageLimit:
 
 
 def _is_new(told: list[_Told], announcement: Announcement) -> bool:
-    """Whether a message tells a new cause, or ends an incident that did; the first of an hour is none."""
+    """Whether a message reports a new cause, or the end of an incident that did; the first of an hour has none."""
     if announcement.type == MESSAGE_TYPES["resolved"]:
         return any(one.is_new and one.incident == announcement.incident_id for one in told)
     known = {place for one in told for place in one.places}

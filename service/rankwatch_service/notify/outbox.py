@@ -58,9 +58,9 @@ class OutboxTable:
     def due(self, now_unix_ns: int, in_flight: Mapping[str, Collection[str]]) -> list[DueMessage]:
         """Messages to send now, oldest first for each receiver.
 
-        Only the oldest undelivered message of an incident to a receiver is due, so `opened` arrives before
-        `resolved`. Messages about commands wait for none. Messages to disabled receivers wait. What a receiver with
-        `after_s` was to be told is looked at once more (`pipeline.still_needed`), unless it was told of the incident.
+        Only the oldest undelivered message of an incident to a receiver is due, so `opened` arrives before `resolved`.
+        Messages about commands wait for none. Messages to disabled receivers wait. What a receiver with `after_s` was
+        to be notified is checked once more (`pipeline.still_needed`), unless it was notified of the incident before.
 
         Args:
             now_unix_ns: the time.
@@ -253,7 +253,7 @@ def _state(connection: Connection, row: RowMapping, now_unix_ns: int) -> str:
 
 
 def _keep_back(connection: Connection, row: RowMapping, state: str, now_unix_ns: int) -> None:
-    """Keep all back that the receiver was to be told of the incident by now."""
+    """Hold back all waiting notifications of the incident to this receiver."""
     same = (Outbox.receiver == row["receiver"], Outbox.incident_id == row["incident_id"], Outbox.command_id == "")
     due = (Outbox.state == "waiting", Outbox.created_unix_ns <= now_unix_ns)
     connection.execute(update(Outbox).where(*same, *due).values(state=state))

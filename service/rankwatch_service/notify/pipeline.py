@@ -1,7 +1,7 @@
 """Who is notified of what: the stages that an announcement goes through, in their order. Pure.
 
     announcement ─▶ filtered ─▶ introduced ─▶ delayed ─▶ silenced ─▶ limited ─▶ outbox     (`router.py`, once)
-    outbox ─▶ still_needed ─▶ sent ─▶ retried                                 (`notifier.py`, until it is settled)
+    outbox ─▶ still_needed ─▶ sent ─▶ retried                                 (`notifier.py`, until it is final)
 
 A stage takes the notifications of one announcement, one for each receiver, and returns those that are left. One that is
 kept back stays in the outbox, so that people see why nobody was notified.

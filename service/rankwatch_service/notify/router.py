@@ -32,7 +32,7 @@ ROUTED_MAX: Final = 20
 _log = structlog.get_logger(__name__)
 
 UNTOLD: Final = ("silenced", "held", "unneeded")
-"""States of notifications that did not tell their receiver of the incident."""
+"""States of notifications that did not notify their receiver of the incident."""
 
 
 class Router:
@@ -102,8 +102,8 @@ class _Routing:
     def ripe(self, now_unix_ns: int) -> Iterator[tuple[int, Announcement, bool]]:
         """What was held back and is to be decided now: id of the row, announcement, and whether it is still needed.
 
-        Needed is what tells of something open that nobody was told of, or of the end of what somebody was told of. What
-        has ended by itself and may come back waits. The announcements come without their data.
+        A notification is needed if it reports an open incident of which nobody was notified, or the end of one of which
+        somebody was. What has ended by itself and may come back waits. The announcements come without their data.
         """
         row, newer, incident, limit = (
             models.Announcement,
@@ -217,7 +217,7 @@ _SENT: Final = ("body", "state", "next_try_unix_ns", "created_unix_ns")
 
 
 def _told(incident_id: Any) -> tuple[ColumnElement[bool], ...]:
-    """Of the outbox: the notifications that told their receivers of an incident, or will."""
+    """Of the outbox: the notifications that have notified their receivers of an incident, or will."""
     row = models.Outbox
     return row.incident_id == incident_id, row.command_id == "", row.state.not_in(UNTOLD)
 

@@ -1,7 +1,7 @@
 """Changes that weaken approvals, as commands to all jobs: where the policy has `two_people`, they need one themselves.
 
 They are: to switch `two_people` off, to raise `approval_ranks`, and to make a token that can approve. What the command
-line does in the database, on the machine of the service, needs no approval. Receivers are told of either.
+line does in the database, on the machine of the service, needs no approval. Receivers are notified of either.
 """
 
 from __future__ import annotations

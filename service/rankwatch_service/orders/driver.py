@@ -173,7 +173,7 @@ class Driver:
         )
 
     def _begin(self, command_id: str) -> None:
-        """Begin an order for a command if none is in its way, or settle it without one."""
+        """Begin an order for a command if none is in its way, or finish it without one."""
         now = self._clock.unix_ns()
         with write(self._engine) as connection:
             # Another driver may have begun or settled it since it was found to be due.

@@ -92,14 +92,14 @@ class ViewSizes:
 
     def __init__(self) -> None:
         self._sizes: OrderedDict[tuple[str, str], dict[str, ViewSize]] = OrderedDict()
-        """By job and host, those heard last at the end; by attempt, likewise."""
+        """By job and host, those with the newest view at the end; by attempt, likewise."""
 
     def of(self, one: ReceivedView) -> ViewSize:
         """What is known of the row of a view; the caller changes it."""
         return self._sizes.get((one.view.job, one.host), {}).get(one.view.attempt) or ViewSize()
 
     def remember(self, one: ReceivedView, size: ViewSize) -> None:
-        """Keep what is known of the row of a view that was heard now."""
+        """Remember the row of a view that was received now."""
         key, attempt = (one.view.job, one.host), one.view.attempt
         attempts = self._sizes.setdefault(key, {})
         self._sizes.move_to_end(key)
@@ -155,7 +155,7 @@ def host_views(connection: Connection, training: Training, attempts: Sequence[st
     """Each host's newest view in any of these attempts of a job: a rollback changes the attempt between two views.
 
     Of a rank that an agent has introduced, only this agent's views count. A host of several agents is as silent as the
-    most silent of them. A host is called as in the topology, where two of one name are told apart.
+    most silent of them. A host has its name in the topology, where two of one name are distinguished.
     """
     host_of_rank = {rank: host for host, ranks in training.hosts.items() for rank in ranks}
     rows = connection.execute(

@@ -33,7 +33,7 @@ its length.
 """
 
 STEPS_MAX: Final = 2
-"""Steps that the text tells."""
+"""Steps that the text contains."""
 
 PRINTED_MAX: Final = 3
 """Lines of a rank's output that the text quotes."""

@@ -19,7 +19,7 @@ WAITING_MAX: Final = 1_000
 
 
 class SettingsInForce:
-    """The settings that decide what is told and what is done."""
+    """The settings that decide what is reported and what is done."""
 
     def __init__(self) -> None:
         self.policy = Policy()

@@ -45,7 +45,7 @@ NOTHING: Final = "nothing"
 """What happens by itself, where that is nothing."""
 
 COST_MIN: Final = 0.01
-"""Least cost that is told, in hours of one GPU."""
+"""Least cost that is reported, in hours of one GPU."""
 
 COMMAND: Final = re.compile(rf"`(rankwatch (?:{'|'.join(Action)}) [^`]+)`")
 

@@ -15,7 +15,7 @@ from rankwatch_service.replay.sources import open_source
 
 
 class ForeignFile:
-    """A file as its reader tells it; see `FileSource`."""
+    """A file as its reader process describes it; see `FileSource`."""
 
     def __init__(self, reader: ForeignReader, path: Path, mapping: Mapping[str, str]) -> None:
         """Read the header.

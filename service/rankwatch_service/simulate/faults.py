@@ -186,7 +186,7 @@ class DeviceXid:
 
 @dataclass(frozen=True, slots=True)
 class Throttle:
-    """The hardware slows a rank's device down because of heat, as its agent tells once a minute."""
+    """The hardware slows a rank's device down because of heat, which its agent reports once a minute."""
 
     rank: int
     from_step: int

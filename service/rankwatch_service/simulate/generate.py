@@ -84,7 +84,7 @@ class _Player:
         self.waits, self.silences = list(disturbances.waits), list(disturbances.silences)
         self.xids = list(disturbances.xids)
         self.throttled: dict[Throttle, tuple[float, int]] = {}
-        """When each began, and the minutes of it that have been told."""
+        """When each began, and the minutes of it that have been reported."""
         self.shown_step: Ints = np.full(ranks, job.start_step, dtype=np.int64)
 
     @property

@@ -349,7 +349,7 @@ class Partition:
         return begun
 
     def settled(self) -> None:
-        """The replay is over: nothing is skipped any more, and new jobs may begin."""
+        """End the replay: nothing is skipped any more, and new jobs may begin."""
         self._new_from, self._accepted, self._granted = {}, None, {}
 
     @property

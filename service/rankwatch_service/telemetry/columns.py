@@ -351,7 +351,7 @@ Bytes = NDArray[np.uint8]
 
 
 class _StackedColumn(msgspec.Struct, array_like=True):
-    """`wire.Column` as views into the message, whose addresses tell where its parts are."""
+    """`wire.Column` as views into the message, whose addresses show where its parts are."""
 
     dtype: str
     data: memoryview

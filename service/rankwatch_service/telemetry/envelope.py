@@ -31,7 +31,7 @@ PARAMETERS_MAX: Final = 65_536
 """Parameter names that one rank may declare: 10 times those of the largest published models."""
 
 ANSWER_CHARS_MAX: Final = 400
-"""Characters of the detail of a rank's answer, as many as a rank can tell its agent."""
+"""Characters of the detail of a rank's answer, as many as a rank can send its agent."""
 
 FIELDS_DEPTH_MAX: Final = 4
 """Nesting of an event's fields. Agents send one level."""

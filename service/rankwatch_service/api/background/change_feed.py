@@ -1,4 +1,4 @@
-"""The change feed: one poll tells all requests of this process of changes, which are read once for all event streams.
+"""The change feed: one poll informs all requests of this process of changes, which are read once for all event streams.
 
 Every commit wakes every stream, and a busy service commits many times a second. Streams that have read up to a recent
 change therefore share what the tail has read.

@@ -1,4 +1,4 @@
-"""Removes rows that nobody needs, lets alerts expire, and tells stream how precise each kind is."""
+"""Removes rows that nobody needs, lets alerts expire, and sends stream the precision of each kind."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ REPLY_NS: Final = _DAY_NS
 """How long the reply to an `Idempotency-Key` is kept."""
 
 HISTORY_NS: Final = 90 * _DAY_NS
-"""Finished commands (with their orders) and settled notifications (with their deliveries)."""
+"""Finished commands (with their orders) and final notifications (with their deliveries)."""
 
 RECORD_NS: Final = 400 * _DAY_NS
 """Records of hosts, and transitions and feedback of resolved incidents. The incidents themselves are kept."""
@@ -135,11 +135,11 @@ class AlertExpiry:
 
 
 SETTING: Final = "precision"
-"""Holds what stream was told last."""
+"""Holds the precision that stream was sent last."""
 
 
 def tell_precision(connection: Connection, controls: ControlLog, now_unix_ns: int) -> None:
-    """Tell stream, in a `write`, unless it knows the precision as it is."""
+    """Send stream the precision, in a `write`, unless it has this one already."""
     counted = _counted(connection, now_unix_ns)
     if counted == _told(connection):
         return
@@ -150,7 +150,7 @@ def tell_precision(connection: Connection, controls: ControlLog, now_unix_ns: in
 
 
 def tell_changed_precision(engine: Engine, controls: ControlLog, clock: Clock) -> None:
-    """Tell stream if the precision has changed without new feedback."""
+    """Send stream the precision if it has changed without new feedback."""
     now = clock.unix_ns()
     with read(engine) as connection:
         if _counted(connection, now) == _told(connection):

@@ -28,7 +28,7 @@ CLOSED_NS: Final = 10 * 10**9
 """How long a closed order is still sent, so that agents clear its slots; event streams resend everything that often."""
 
 KEPT_NS: Final = 10 * 10**9
-"""How long orders are kept while the feed tells of no change."""
+"""How long orders are cached while the feed reports no change."""
 
 TOPICS: Final = ("command", "checkpoint", "job")
 """Topics of the feed that change orders."""
@@ -46,14 +46,14 @@ class KeptOrders(NamedTuple):
     generation: int
     """They were right as of this generation of the database."""
     place: int
-    """They hold every change that the feed tells of up to this id."""
+    """They contain every change in the feed up to this id."""
     read_unix_ns: int
     is_empty: bool
-    """Nothing is asked of the job: only what the feed tells of can change that."""
+    """Whether the job has no orders; only a change in the feed can end that."""
 
 
 class OrderCache:
-    """Keeps the orders of each job until the feed tells of a change of them. Thread-safe: a race costs a reading.
+    """Caches the orders of each job until the feed reports a change of them. Thread-safe: a race costs a reading.
 
     A busy service commits many times a second, mostly telemetry. Orders of a job of which something is asked are read
     again after each commit, since leases are not in the feed; those of all others after a row of the feed about the
@@ -94,7 +94,7 @@ class OrderCache:
         return body
 
     def _follow(self, generation: int) -> int:
-        """Note which jobs the feed tells of, up to a generation at least; up to which id it is read."""
+        """Note which jobs the feed names, at least up to a generation; return the id up to which it is read."""
         with self._lock:
             if generation <= self._generation:
                 return self._place

@@ -1,4 +1,4 @@
-"""The orders of each job that has order streams: read once after a change of the database, and told to all its streams.
+"""The orders of each job that has order streams: read once after a change of the database, and sent to all its streams.
 
 Streams need no thread, and wake up when the orders of their job have changed. One thread reads, and between two passes
 the feed rests as long as the last one took: however many jobs are followed, requests have the rest. Where the orders of
@@ -19,7 +19,7 @@ from rankwatch_service.api.background.order_cache import OrderCache
 from rankwatch_service.store.errors import StoreError
 
 RESEND_S: Final = 10.0
-"""How often everything is told again: an agent that missed a change is out of date for no longer."""
+"""How often everything is sent again: an agent that missed a change is out of date for no longer."""
 
 
 _log = structlog.get_logger(__name__)
@@ -129,7 +129,7 @@ class OrderFeed:
 
 
 class _Told:
-    """What the streams of one job were told last."""
+    """What the streams of one job were sent last."""
 
     def __init__(self) -> None:
         self.streams = 0

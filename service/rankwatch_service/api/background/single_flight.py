@@ -12,7 +12,7 @@ Value = TypeVar("Value")
 
 class SingleFlight:
     """Makes one read at a time. A request gets the value of a read that began after the request came, so that nobody is
-    told of less than was committed before; all that came meanwhile with the same key share it. Holds nothing between.
+    given less than was committed before; all that came meanwhile with the same key share it. Holds nothing between.
     """
 
     def __init__(self) -> None:

@@ -51,7 +51,7 @@ WRITE_BUFFER_BYTES: Final = 65_536
 """Of an answer that the client does not read; asyncio's default over TLS is eight times as much. From here on the
 answer counts as unread."""
 CLOSING_MAX: Final = 128
-"""Connections beyond the limit that are told why they are closed and have not gone yet; further ones are cut off."""
+"""Connections beyond the limit that get an answer with the reason and are not closed yet; further ones are cut off."""
 SWEEP_S: Final = 1.0
 RETRY_AFTER_S: Final = 5
 

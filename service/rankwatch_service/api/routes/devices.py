@@ -23,8 +23,8 @@ router = APIRouter(prefix="/jobs/{job}/devices", tags=["devices"])
 
 SLOT_NS: Final = SLOT_S * 10**9
 FRESH_SLOTS: Final = {"gpu": 12, "port": 1, "host": 1}
-"""By kind: slots after which a counter that is told no more, as a rate of a port that is down, is left out. Of ports
-and hosts every reading has all; some counters of GPUs are read at every tenth."""
+"""By kind: slots after which a counter that is no longer reported, as a rate of a port that is down, is left out. Of
+ports and hosts every reading has all; some counters of GPUs are read at every tenth."""
 Kind = Annotated[Literal["gpu", "port", "host"], Query(description="GPUs, network ports, or hosts as a whole")]
 
 
@@ -39,7 +39,7 @@ class Device(ApiReply):
     index: int
     """Of a GPU: on its host, in the driver's order; not an ordinal of CUDA."""
     uuid: str
-    """Of a GPU, empty where the driver does not tell it; of a port its name; of a host empty."""
+    """Of a GPU, empty where the driver does not report it; of a port its name; of a host empty."""
     ranks: list[int]
     """Ranks of the newest attempt that are known to use it."""
     counters: dict[str, float | None]

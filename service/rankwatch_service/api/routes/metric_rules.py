@@ -102,7 +102,7 @@ def _change(
     target: str,
     changed: Callable[[Sequence[MetricRule]], list[MetricRule]],
 ) -> ShownRules:
-    """Store changed rules; tell stream and the audit trail of them."""
+    """Store changed rules, send them to stream, and write the audit trail."""
     with write(context.engine) as connection:
         before = read_rules(connection)
         precondition.check(_shown(before))

@@ -1,6 +1,6 @@
 """Feedback: whether people find an incident useful, noise, or a duplicate. Each person has one answer.
 
-It changes nothing about the incident, so the api stores it without stream, and tells stream what precision follows.
+It changes nothing about the incident, so the api stores it without stream, and sends stream the resulting precision.
 """
 
 from __future__ import annotations

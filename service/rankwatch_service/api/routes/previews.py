@@ -159,7 +159,7 @@ def export_telemetry(
 
 @router.post("/tuning/preview", tags=["tuning"])
 def preview_tunings(body: TuningPreviewRequest, context: Ctx, _identity: Operator) -> TuningPreview:
-    """What tunings would have told of a job's stored telemetry: a replay of its export, in a process of its own."""
+    """What tunings would have reported for a job's stored telemetry: a replay of its export, in a separate process."""
     tried = TuningSet(tunings=tuple(one.checked() for one in body.tunings))
     with read(context.engine) as connection:
         in_force = tunings_in_force(connection)

@@ -82,7 +82,7 @@ def _print_changes(client: CliClient, wanted: Wanted, as_json: bool) -> None:
 def _changes(client: CliClient, on_break: Callable[[str], None]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Topic and data of each change; after a connection that broke those that were missed follow.
 
-    An outage is told once, by its first reason, and so is its end.
+    An outage is printed once, with its first reason, and so is its end.
     """
     after: int | None = None
     away = False

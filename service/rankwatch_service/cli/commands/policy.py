@@ -275,7 +275,7 @@ def preview(
     url: URL = None,
     token: TOKEN = None,
 ) -> None:
-    """Show what tunings would have told of a job's stored telemetry, in place of those in force. Changes nothing."""
+    """Show what other tunings would have reported for a job's stored telemetry. Changes nothing."""
     from rankwatch.client.connection import LONG_S
 
     steps = {name: step for name, step in (("from_step", from_step), ("to_step", to_step)) if step is not None}

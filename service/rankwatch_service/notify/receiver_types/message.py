@@ -55,7 +55,7 @@ class OutgoingMessage:
 
     @property
     def group_key(self) -> str:
-        """The same in all messages that tell of the same thing: a receiver puts them into one incident or thread."""
+        """The same in all messages about one subject: a receiver puts them into one incident or thread."""
         return str(self.data.get("id") or self.id)
 
     @property
