@@ -39,7 +39,7 @@ from rankwatch_service.access.scopes import Scope
 from rankwatch_service.access.tokens import TokenKind, create_token
 from rankwatch_service.clock import SystemClock
 from rankwatch_service.incidents.model import derived
-from rankwatch_service.orders.commands import tell
+from rankwatch_service.orders.commands import publish
 from rankwatch_service.series.writer import SeriesWriter
 from rankwatch_service.store.engine import open_engine, write
 from rankwatch_service.store.migrate import upgrade
@@ -271,7 +271,7 @@ def commit_for(engine: Engine, seconds: float) -> None:
         topic = "job" if number % (5 * COMMITS_A_SECOND) else "incident"
         with write(engine) as connection:
             told = {"state": "running", "step": number}
-            tell(connection, topic, WIDE, told, time.time_ns())
+            publish(connection, topic, WIDE, told, time.time_ns())
         time.sleep(max(0.0, 1 / COMMITS_A_SECOND - (time.monotonic() - began_s)))
 
 

@@ -422,7 +422,7 @@ class Watch:
                 if self._meter.mask:
                     self._meter.flush()
                 self._loop.exit.leave("end")
-            self._loop.exit.tell()
+            self._loop.exit.record()
             if self._loop.notices is not None:
                 self._loop.notices.look()
                 self._loop.notices = None

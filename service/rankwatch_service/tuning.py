@@ -33,9 +33,9 @@ class Tuning(msgspec.Struct, frozen=True):
     @property
     def is_default(self) -> bool:
         """Whether it changes no setting."""
-        return self.says_the_same_as(DEFAULT)
+        return self.has_settings_of(DEFAULT)
 
-    def says_the_same_as(self, other: Tuning) -> bool:
+    def has_settings_of(self, other: Tuning) -> bool:
         """Whether both give every setting the same value, be it for other jobs."""
         return (self.profile, self.settings) == (other.profile, other.settings)
 

@@ -53,10 +53,10 @@ class Office:
         with write(self.api.engine) as connection:
             connection.execute(update(Incident).where(Incident.id == self.incident_id(severity)).values(**changes))
 
-    def tell(self, topic: str, job: str, **data) -> None:
+    def publish(self, topic: str, job: str, **data) -> None:
         """What stream tells open pages."""
         with write(self.api.engine) as connection:
-            commands.tell(connection, topic, job, data, self.now)
+            commands.publish(connection, topic, job, data, self.now)
 
     def _incident(self, n: int, changes: dict) -> dict:
         kind, onset = changes.get("severity", "critical"), self.now - (n + 1) * 60 * S

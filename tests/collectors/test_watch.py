@@ -43,7 +43,7 @@ def test_a_loop_that_is_broken_off_has_left_and_its_cut_step_is_not_recorded(ran
     assert [entry.step for entry in rank.steps] == [0, 1]
     assert (rank.state, rank.notes("rank_left")) == ("left", [])  # it may yet be an exception on its way out
     (broken_off,) = rank.notes("loop_broken_off")
-    rank.watch._loop.exit.tell()
+    rank.watch._loop.exit.record()
     (note,) = rank.notes("rank_left")
     assert note["reason"] == "break"
     assert note["where"].endswith("in test_a_loop_that_is_broken_off_has_left_and_its_cut_step_is_not_recorded")

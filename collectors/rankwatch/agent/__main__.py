@@ -136,14 +136,14 @@ def _supervise(options: argparse.Namespace, environment: Mapping[str, str]) -> i
     log = os.open(_log_path(options), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     os.dup2(log, 2)
 
-    def tell(line: str) -> None:
+    def log_line(line: str) -> None:
         os.write(log, f"supervisor {line}\n".encode())
 
     _drain_beside(options, environment)
     command = python_module("rankwatch.agent", "--dir", str(options.dir), "--job", options.job, *_passed_on(options))
     status = 0
     while lock is not None:
-        status = supervise([*command, "--worker"], lock, tell)
+        status = supervise([*command, "--worker"], lock, log_line)
         os.close(lock)
         # A rank that began meanwhile may have found the lock held and rely on us. Looking only now that the lock is
         # free leaves no gap: either it sees the lock free, or we see its recorder.

@@ -28,7 +28,7 @@ RESTARTS_WINDOW_S: Final = 60.0
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
-def supervise(worker: list[str], lock: int, tell: Callable[[str], None]) -> int:
+def supervise(worker: list[str], lock: int, log: Callable[[str], None]) -> int:
     """Keep a worker running until it ends by itself.
 
     Args:
@@ -58,7 +58,7 @@ def supervise(worker: list[str], lock: int, tell: Callable[[str], None]) -> int:
         if status == 0 or os.fstat(lock).st_nlink == 0 or (stop.told() and len(restarts) == RESTARTS_MAX):
             break
         count += 1
-        tell(f"the worker ended with status {status}; restart {count}")
+        log(f"the worker ended with status {status}; restart {count}")
         pause_s = RESTART_AFTER_S
         if len(restarts) == RESTARTS_MAX:
             pause_s = max(pause_s, restarts[0] + RESTARTS_WINDOW_S - time.monotonic())

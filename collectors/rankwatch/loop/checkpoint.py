@@ -59,7 +59,7 @@ class CheckpointFailures:
         """Fields of the event that are known of what is being saved or loaded."""
         self._failed_ns = {("save", ""): 0}
         """By what and tier, when the newest failure was recorded, until it succeeds."""
-        meter.failed = self.tell
+        meter.failed = self.record
         meter.succeeded = self.succeed
 
     @contextmanager
@@ -75,14 +75,14 @@ class CheckpointFailures:
         try:
             yield
         except Exception as error:
-            self.tell(what, error)
+            self.record(what, error)
             raise
         else:
             self.succeed(what, since_ns)
         finally:
             self._known = before
 
-    def tell(self, what: str, error: BaseException) -> None:
+    def record(self, what: str, error: BaseException) -> None:
         """Record a failure. An exception that ends the process on request is none."""
         if not isinstance(error, Exception):
             return

@@ -162,7 +162,7 @@ class LoopExit:
 
     def enter(self) -> None:
         """The loop begins."""
-        self.tell()
+        self.record()
         self._reason = ""
         self._broken_by = {}
         self.runs = True
@@ -181,7 +181,7 @@ class LoopExit:
             if reason == "break":
                 self._note_broken_off()
             else:
-                self.tell()
+                self.record()
 
     def broken_off(self, holder: FrameType | None) -> None:
         """The loop in this frame is left before its end: remember why, in case that ends the process."""
@@ -216,7 +216,7 @@ class LoopExit:
         except Exception as ours:  # noqa: BLE001 - the boundary
             self._faults.caught(ours)
 
-    def tell(self) -> None:
+    def record(self) -> None:
         """Record once that the loop was left."""
         if self._reason and self._reason != "told":
             with self._faults:

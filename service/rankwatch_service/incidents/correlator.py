@@ -344,7 +344,7 @@ class Correlator:
                 updates += resolved
         return updates
 
-    def settle(self, now_s: float = math.inf) -> list[Update]:
+    def resolve_ended(self, now_s: float = math.inf) -> list[Update]:
         """Resolve incidents that ended by themselves long enough ago, as of the time when they ended; without a time
         all that have ended.
         """

@@ -29,11 +29,11 @@ RESERVED_CELLS: Final = 512 * 1024
 """Cells that only small jobs may have: 256 of them, whatever large jobs have taken. Large ones have the others, which
 suffices for one job of 131,072 ranks and 16 metrics."""
 
-HEARD_SHARE: Final = 64
+REPORTING_SHARE: Final = 64
 """A job counts as reporting once one of so many of its ranks has reported: of 16,384 ranks on hosts of eight, 32
 hosts."""
 
-UNHEARD_CELLS_MAX: Final = 512 * 1024
+SILENT_CELLS_MAX: Final = 512 * 1024
 """Cells of all larger jobs together that are not reporting yet: the first host of 131,072 ranks may introduce itself,
 and a job of 16,384 ranks may be watched on one of them alone."""
 
@@ -68,7 +68,7 @@ class CellDemand:
     """The cells that a job is allowed, or would have once it has taken a bundle."""
 
     cells: int
-    is_heard: bool = True
+    is_reporting: bool = True
     """Whether enough of its ranks have reported (`REPORTING_SHARE`)."""
 
     @property
@@ -131,21 +131,21 @@ def has_room(demand: CellDemand, others: Iterable[CellDemand]) -> bool:
     limit = CELLS_MAX if demand.is_small else CELLS_MAX - RESERVED_CELLS
     if demand.cells + sum(other.cells for other in allowed) > limit:
         return False
-    if demand.is_small or demand.is_heard:
+    if demand.is_small or demand.is_reporting:
         return True
-    unheard = sum(other.cells for other in allowed if not (other.is_small or other.is_heard))
-    return demand.cells + unheard <= UNHEARD_CELLS_MAX
+    silent = sum(other.cells for other in allowed if not (other.is_small or other.is_reporting))
+    return demand.cells + silent <= SILENT_CELLS_MAX
 
 
 def limit_of(demand: CellDemand) -> LimitExceeded:
     """The limit for a job, by its size, and by whether it counts as reporting."""
     if demand.is_small:
         return LimitExceeded("cells (ranks times metrics)", CELLS_MAX, demand.cells)
-    if demand.is_heard:
+    if demand.is_reporting:
         what = "cells (ranks times metrics) of large jobs"
         return LimitExceeded(what, CELLS_MAX - RESERVED_CELLS, demand.cells)
     what = "cells (ranks times metrics) of jobs few of whose ranks were heard"
-    return LimitExceeded(what, UNHEARD_CELLS_MAX, demand.cells)
+    return LimitExceeded(what, SILENT_CELLS_MAX, demand.cells)
 
 
 class CellCount:
@@ -172,9 +172,9 @@ class CellCount:
         return after
 
     @property
-    def is_heard(self) -> bool:
+    def is_reporting(self) -> bool:
         """Whether enough of its ranks have reported."""
-        return HEARD_SHARE * len(self._heard) >= self._ranks
+        return REPORTING_SHARE * len(self._heard) >= self._ranks
 
     def names(self, family: str) -> int:
         """How many metric names of a family there are."""
@@ -189,16 +189,16 @@ class CellCount:
             fresh = 0 if table is None else sum(name not in known for name in table.rows.names)
             names += min(len(known) + fresh, NAMES_MAX)
         heard = len(self._heard)
-        if HEARD_SHARE * heard < ranks:
+        if REPORTING_SHARE * heard < ranks:
             heard = len(self._heard.union(_ranks(bundle)))
-        return CellDemand(ranks * (RANK_CELLS + names) + extra, HEARD_SHARE * heard >= ranks)
+        return CellDemand(ranks * (RANK_CELLS + names) + extra, REPORTING_SHARE * heard >= ranks)
 
     def take(self, bundle: Bundle) -> None:
         """Count a bundle that was taken."""
         self._declared, self._ranks, self._extra = self._sizes(bundle)
         for family, table in bundle.tables.items():
             self._names[family].update(table.rows.names)
-        if not self.is_heard:
+        if not self.is_reporting:
             self._heard.update(_ranks(bundle))
 
     def _sizes(self, bundle: Bundle) -> tuple[int, int, int]:

@@ -136,7 +136,7 @@ class RankOwners:
         brought = named.batches if launch is Launch.EARLIER else named.brought(_world_size(launch, topology))[1]
         bringing = set(brought.tolist())
         for number, batch in enumerate(bundle.batches):
-            if number not in bringing and not self.may_tell(batch, launch):
+            if number not in bringing and not self.may_report(batch, launch):
                 why = f"agent {batch.agent} of host {batch.host!r} has no rank of attempt {batch.attempt}"
                 return BundleRefused(Reason.NO_RANK, why)
         return None
@@ -153,7 +153,7 @@ class RankOwners:
         batch, rank = bundle.batches[int(named.batches[others[0]])], int(named.ranks[others[0]])
         return f"agent {batch.agent} of host {batch.host!r} brings rank {rank}, which another agent carries"
 
-    def may_tell(self, batch: Envelope, launch: Launch) -> bool:
+    def may_report(self, batch: Envelope, launch: Launch) -> bool:
         """Whether its sender may report on a launch without a rank of it."""
         name = _name(batch)
         return self._carries(name) or (launch is not Launch.RUNNING and name in self._earlier)
@@ -206,7 +206,7 @@ class RankOwners:
         """
         batches, rankless, strange = list[Envelope](), Counter[tuple[str, str, str]](), 0
         for batch in bundle.batches:
-            if not self.may_tell(batch, launch):
+            if not self.may_report(batch, launch):
                 events = tuple(filter(is_of_a_rank, batch.events))
                 batches.append(msgspec.structs.replace(batch, events=events, devices=(), host_devices=()))
                 continue

@@ -425,7 +425,7 @@ class DetectionPipeline:
         if isinstance(observation, Frame) and observation.family == "steps" and not observation.late:
             told += self.correlator.progress(observation.attempt, observation.step, observation.time_s)
         if isinstance(observation, Tick):
-            told += self.correlator.settle(observation.now_s)
+            told += self.correlator.resolve_ended(observation.now_s)
         return told, answer.failures
 
     def _ruled(self, start: AttemptStart) -> AttemptStart:
@@ -448,7 +448,7 @@ class DetectionPipeline:
         """
         before, self._tuning = self._tuning, tunings.of(self._job)
         self._tuning_version = tunings.version
-        if self._tuning.says_the_same_as(before):
+        if self._tuning.has_settings_of(before):
             return False
         self._bank.retune(partial(self._make_detectors, self._tuning.config))
         return True

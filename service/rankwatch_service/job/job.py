@@ -106,7 +106,7 @@ class JobStream:
     @property
     def allowed(self) -> CellDemand:
         """What the job is allowed to have state for, until it is idle."""
-        return CellDemand(self._allowed_cells, self._assembler.cells.is_heard)
+        return CellDemand(self._allowed_cells, self._assembler.cells.is_reporting)
 
     # ---- admission -------------------------------------------------------------------------------------------------
 
@@ -260,7 +260,7 @@ class JobStream:
         """Report what the service itself knows of the job: a kind of `SERVICE_KINDS`, with its fields."""
         self._observe([self._report_of(kind, fields, now_s)], now_s, effects)
         if self._is_idle:  # no tick will show whether it comes back
-            self._publish(self.correlator.settle(), now_s, effects)
+            self._publish(self.correlator.resolve_ended(), now_s, effects)
 
     def tick(self, now_s: float, outage_s: float, effects: Effects) -> None:
         """Advance to `now_s`; for `outage_s` of the time since the last tick the service could not receive anything."""
@@ -291,7 +291,7 @@ class JobStream:
             self._is_idle, self._assembler, self._allowed_cells = True, Assembler(), 0
             self._rank_owners.begin(new_launch=True)
             self._pipeline.rest()
-            self._publish(self.correlator.settle(), now_s, effects)
+            self._publish(self.correlator.resolve_ended(), now_s, effects)
 
     # ---- observations ----------------------------------------------------------------------------------------------
 

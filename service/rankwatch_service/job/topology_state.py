@@ -154,7 +154,7 @@ class TopologyState:
         """Whether this rank is part of the attempt."""
         return 0 <= rank < self.world_size
 
-    def shards_expected(self, told: int) -> int:
+    def shards_expected(self, reported: int) -> int:
         """How many ranks save a part of a checkpoint.
 
         Args:
@@ -167,7 +167,7 @@ class TopologyState:
             every = self.world_size - (unable if unable < len(infos) else 0)
             self._savers = every, max((info.checkpoint_shards for info in infos), default=0)
         every, declared = self._savers
-        return min(max(told, declared), every) if told and declared > 0 else every
+        return min(max(reported, declared), every) if reported and declared > 0 else every
 
     def learn(self, infos: Iterable[wire.RankInfo]) -> bool:
         """Take rank infos; returns whether the topology changed. An info with another world size is ignored."""

@@ -62,7 +62,7 @@ class MessageLimit:
             return new < NEW_CAUSES_PER_HOUR
         return len(told) - new < MESSAGES_PER_HOUR
 
-    def tell(self, announcement: Announcement, now_unix_ns: int) -> None:
+    def record_sent(self, announcement: Announcement, now_unix_ns: int) -> None:
         """Record that receivers are notified."""
         kind = announcement.labels["kind"]
         told = self._lately(kind, now_unix_ns)

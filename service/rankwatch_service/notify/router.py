@@ -143,7 +143,7 @@ class _Routing:
         waited = incident_id in limit.waiting
         states = self._write(announcement, now_unix_ns)
         if "waiting" in states:
-            limit.tell(announcement, now_unix_ns)
+            limit.record_sent(announcement, now_unix_ns)
         elif "held" in states:
             limit.hold(announcement)
         row = models.Announcement
@@ -161,7 +161,7 @@ class _Routing:
         announcement = replace(announcement, data=data)
         self.drop(id_, announcement)
         if "waiting" in self._write(announcement, now_unix_ns, changed=_SENT):
-            self._limit(announcement.job).tell(announcement, now_unix_ns)
+            self._limit(announcement.job).record_sent(announcement, now_unix_ns)
 
     def drop(self, id_: int, announcement: Announcement) -> None:
         """Forget an announcement that was held back."""

@@ -68,7 +68,7 @@ def request_change(
     )
     commands.add(connection, request, announcement=command_announcement(request, links))
     if not approval_required:
-        commands.settle(connection, request.id, CommandOutcome("applied"), requested_by, now_unix_ns)
+        commands.set_state(connection, request.id, CommandOutcome("applied"), requested_by, now_unix_ns)
     return request
 
 
@@ -81,7 +81,7 @@ def carry_out(connection: Connection, command: RowMapping, controls: ControlLog,
     if command["action"] == SET_APPROVALS:
         wanted = with_approvals(read_policy(connection), params["two_people"], params.get("approval_ranks"))
         set_policy(connection, controls, wanted, actor, "policy.approvals", now_unix_ns)
-    commands.settle(connection, command["id"], outcome, actor, now_unix_ns)
+    commands.set_state(connection, command["id"], outcome, actor, now_unix_ns)
 
 
 def with_approvals(policy: Policy, two_people: bool, approval_ranks: int | None) -> Policy:

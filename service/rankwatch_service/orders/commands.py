@@ -50,7 +50,7 @@ def record_request(connection: Connection, request: CommandRequest, now_unix_ns:
         connection, now_unix_ns, request.requested_by, action, request.job, "ok", source=source, fields=fields
     )
     data = {"id": request.id, "action": request.action, "state": "requested"}
-    tell(connection, "command", request.job, data, now_unix_ns)
+    publish(connection, "command", request.job, data, now_unix_ns)
 
 
 def waits_for_approval(now_unix_ns: int) -> ColumnElement[bool]:
@@ -70,7 +70,7 @@ def get(connection: Connection, command_id: str) -> RowMapping | None:
     return connection.execute(select(Command.__table__).where(Command.id == command_id)).mappings().one_or_none()
 
 
-def settle(
+def set_state(
     connection: Connection, command_id: str, outcome: CommandOutcome, actor: str, now_unix_ns: int, mode: str = ""
 ) -> bool:
     """Move an open command to another state. Return False, and change nothing, if its state is already final.
@@ -107,11 +107,11 @@ def settle(
             connection, now_unix_ns, actor, f"command.{row.action}.{outcome.state}", command_id, "ok", fields=fields
         )
     data = {"id": command_id, "action": row.action, "state": outcome.state, "result": outcome.result, "mode": mode}
-    tell(connection, "command", row.job, data, now_unix_ns)
+    publish(connection, "command", row.job, data, now_unix_ns)
     return True
 
 
-def tell(connection: Connection, topic: str, job: str, data: Mapping[str, Any], now_unix_ns: int) -> None:
+def publish(connection: Connection, topic: str, job: str, data: Mapping[str, Any], now_unix_ns: int) -> None:
     """Add a row to the feed of `GET events`, in a `write`."""
     assert in_turn(connection), "readers of the feed would skip an id that is committed after a higher one"
     connection.execute(insert(Feed).values(topic=topic, job=job, data=dict(data), at_unix_ns=now_unix_ns))

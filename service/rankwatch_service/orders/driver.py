@@ -113,7 +113,7 @@ class Driver:
     ) -> None:
         """Settle the command and record the phase, in the transaction of the move."""
         if outcome is not None:
-            commands.settle(connection, order.command_id, outcome, ACTOR, now_unix_ns, order.mode)
+            commands.set_state(connection, order.command_id, outcome, ACTOR, now_unix_ns, order.mode)
         if order.phase is before.phase and order.action == before.action:
             # A renewed lease concerns neither stream nor the pages.
             return
@@ -124,7 +124,9 @@ class Driver:
                 Command.job == order.job, Command.action == Action.RESUME, Command.state == "sent"
             )
             for (command_id,) in connection.execute(resumes).all():
-                commands.settle(connection, command_id, CommandOutcome("applied", "", order.step), ACTOR, now_unix_ns)
+                commands.set_state(
+                    connection, command_id, CommandOutcome("applied", "", order.step), ACTOR, now_unix_ns
+                )
 
     def _record(self, connection: Connection, order: Order, now_unix_ns: int) -> None:
         """Report the phase to stream, through the control log, and to the feed."""
@@ -145,7 +147,7 @@ class Driver:
         self._controls.append_in(connection, [LogEntry(order.job, encode_control(record))])
         data = {"id": order.command_id, "order": order.id, "action": order.action, "phase": order.phase}
         data |= {"mode": order.mode, "detail": order.detail}
-        commands.tell(connection, "command", order.job, data, now_unix_ns)
+        commands.publish(connection, "command", order.job, data, now_unix_ns)
 
     def _situation(self, connection: Connection, order: Order) -> OrderSituation:
         command = commands.get(connection, order.command_id)
@@ -195,10 +197,10 @@ class Driver:
                     order = take_over(order, pause, now)
                     self._close(connection, pause, f"order {order.id} took over", now)
             if isinstance(order, CommandOutcome):
-                commands.settle(connection, row["id"], order, ACTOR, now)
+                commands.set_state(connection, row["id"], order, ACTOR, now)
                 return
             connection.execute(insert(OrderRow).values(**_columns(order)))
-            commands.settle(connection, row["id"], CommandOutcome("sent"), ACTOR, now, order.mode)
+            commands.set_state(connection, row["id"], CommandOutcome("sent"), ACTOR, now, order.mode)
             self._record(connection, order, now)
 
     def _pause_to_take_over(self, connection: Connection, command: RowMapping, orders: Sequence[Order]) -> Order | None:

@@ -239,7 +239,7 @@ def replay(
                         known_ones.append(news.incident)
     for pipeline in pipelines:
         # There are no more rows: what ended by itself does not come back.
-        pipeline.correlator.settle(math.inf)
+        pipeline.correlator.resolve_ended(math.inf)
     outcome.rows, outcome.accelerated = player.rows, player.topology_state.accelerated
     outcome.frames, outcome.first_step, outcome.last_step = player.frames, player.first_step, player.last_step
     outcome.columns = {*outcome.metrics, *(known & {"rank", "time_s"})}

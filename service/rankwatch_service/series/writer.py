@@ -118,14 +118,14 @@ class AttemptBuffer:
         return bool(self._waiting) or any(chunk.dirty or not chunk.summed for chunk in self.chunks.values())
 
     def add(self, frame: Frame) -> bool:
-        """Let a frame wait; returns whether `settle` should be called now."""
+        """Let a frame wait; returns whether `flush` should be called now."""
         self._waiting.append(frame)
         for values in frame.values.values():
             self._waiting_bytes += 9 * len(frame.values) * len(values)
             break
         return len(self._waiting) >= WAITING_FRAMES or self._waiting_bytes >= WAITING_BYTES
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Put the waiting frames into their chunks."""
         by_chunk: dict[int, list[Frame]] = {}
         for frame in self._waiting:
@@ -313,7 +313,7 @@ class SeriesWriter:
                 self._flush(job, name, attempts[name])
                 del attempts[name]
         if buffer.add(frame):
-            self._settle(job, frame.attempt, buffer)
+            self._write_full(job, frame.attempt, buffer)
 
     def flush(self, job: str) -> None:
         """Write everything that is buffered for a job and its devices, with the roll-ups."""
@@ -346,7 +346,7 @@ class SeriesWriter:
             elif now_s - self._flushed_s.get(job, -wait_s) >= wait_s:
                 self._flushed_s[job] = now_s
                 for attempt, buffer in attempts.items():
-                    self._settle(job, attempt, buffer)
+                    self._write_full(job, attempt, buffer)
                     self._write_chunks(job, attempt, buffer, list(buffer.chunks))
 
     def _fits(self, job: str, frame: Frame) -> bool:
@@ -375,8 +375,8 @@ class SeriesWriter:
         stored = partial(stored_chunk, self._engine, job, attempt)
         return AttemptBuffer(metrics, newest, stored, partial(stored_rollup, self._engine, job, attempt))
 
-    def _settle(self, job: str, attempt: str, buffer: AttemptBuffer) -> None:
-        buffer.settle()
+    def _write_full(self, job: str, attempt: str, buffer: AttemptBuffer) -> None:
+        buffer.flush()
         full = buffer.full()
         if not full:
             return
@@ -390,7 +390,7 @@ class SeriesWriter:
             self._write_rollups(job, attempt, buffer)
 
     def _flush(self, job: str, attempt: str, buffer: AttemptBuffer) -> None:
-        self._settle(job, attempt, buffer)
+        self._write_full(job, attempt, buffer)
         # Raw chunks before roll-ups: a raw chunk that is newer than the roll-ups counts as missing in them (`read`).
         self._write_chunks(job, attempt, buffer, list(buffer.chunks))
         for number in buffer.chunks:

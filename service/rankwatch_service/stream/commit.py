@@ -18,7 +18,7 @@ from rankwatch_service.job.effects import Effects
 from rankwatch_service.log import control_log, dead_letters
 from rankwatch_service.names import ALL_JOBS
 from rankwatch_service.orders import traces
-from rankwatch_service.orders.commands import record_request, settle
+from rankwatch_service.orders.commands import record_request, set_state
 from rankwatch_service.orders.order import CommandOutcome
 from rankwatch_service.store import job_removal
 from rankwatch_service.store.engine import upsert
@@ -134,7 +134,7 @@ def commit(
     _commands(connection, effects, now_unix_ns)
     traces.store(connection, effects.traces)
     for _, received in effects.stacks:
-        settle(connection, received.command, traces.stacks_outcome(received), "stream", now_unix_ns)
+        set_state(connection, received.command, traces.stacks_outcome(received), "stream", now_unix_ns)
     for job, entry in effects.checkpoints:
         row = checkpoint_row(job, entry)
         connection.execute(upsert(connection, Checkpoint, row), row)
@@ -184,4 +184,4 @@ def _commands(connection: Connection, effects: Effects, now_unix_ns: int) -> Non
             record_request(connection, request, now_unix_ns)
             if request.refused_because:
                 outcome = CommandOutcome("refused", request.refused_because)
-                settle(connection, request.id, outcome, request.requested_by, now_unix_ns)
+                set_state(connection, request.id, outcome, request.requested_by, now_unix_ns)

@@ -489,7 +489,7 @@ class DeadLetterTopic:
     """Publishes records that could not be used, as they were, so that they can be examined or sent again."""
 
     def __init__(self, producer: Producer, topic: str, counts: Counter[str]) -> None:
-        """Send nothing yet. `counts` gets `letters_not_told`: records that the topic did not accept in time."""
+        """Send nothing yet. `counts` gets `letters_not_sent`: records that the topic did not accept in time."""
         self._producer = producer
         self._topic = topic
         self._counts = counts
@@ -497,7 +497,7 @@ class DeadLetterTopic:
     def publish(self, partition: int, refused: Sequence[RefusedRecord]) -> None:
         """Publish records with reason, detail, partition and position as headers. Never raises."""
         outcomes = self._producer.publish([self._message(partition, one) for one in refused], PUBLISH_S)
-        self._counts["letters_not_told"] += sum(not isinstance(outcome, Accepted) for outcome in outcomes)
+        self._counts["letters_not_sent"] += sum(not isinstance(outcome, Accepted) for outcome in outcomes)
 
     def _message(self, partition: int, refused: RefusedRecord) -> Message:
         headers = {

@@ -353,7 +353,7 @@ class Stream:
         absent = tuple(sorted(plan.from_log - self._partition.jobs.keys()))
         self._begin_from_tables(absent, plan.replay_to)
         self._replay_end = None
-        self._partition.settled()
+        self._partition.end_replay()
         self._partition.offsets = plan.resume_at
         self._ticker.go_on_at(plan.resume_at.control_position)
         self._saved_ns = {saved.job: self._partition.now_ns for saved in plan.snapshots}

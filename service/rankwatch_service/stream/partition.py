@@ -311,7 +311,7 @@ class Partition:
         Args:
             snapshots: of active jobs, and of the settings.
             idle: evicted jobs, with the places of their rows.
-            known: the jobs that were accepted the first time; no other may begin until `settled`.
+            known: the jobs that were accepted the first time; no other may begin until `end_replay`.
             granted: the cells that jobs were granted the first time, by job and position.
         """
         self._granted = granted
@@ -348,7 +348,7 @@ class Partition:
                 begun.append(self._begin(name))
         return begun
 
-    def settled(self) -> None:
+    def end_replay(self) -> None:
         """End the replay: nothing is skipped any more, and new jobs may begin."""
         self._new_from, self._accepted, self._granted = {}, None, {}
 

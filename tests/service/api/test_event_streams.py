@@ -13,7 +13,7 @@ from rankwatch.signed import Purpose
 from rankwatch_service.access.scopes import Scope
 from rankwatch_service.access.tokens import TokenKind, create_token
 from rankwatch_service.clock import SystemClock
-from rankwatch_service.orders.commands import tell
+from rankwatch_service.orders.commands import publish
 from rankwatch_service.store.engine import write
 from tests.support.service.process import Http, Role, free_port
 from tests.support.store.database import new_database
@@ -38,9 +38,9 @@ class Service:
         with write(self.engine) as connection:
             return create_token(connection, TokenKind.API, scope, [scope], SystemClock().unix_ns(), job=job)[1]
 
-    def tell(self, number, job="j"):
+    def publish(self, number, job="j"):
         with write(self.engine) as connection:
-            tell(connection, "incident", job, {"number": number}, number)
+            publish(connection, "incident", job, {"number": number}, number)
 
     def enrol(self, host, job="j"):
         """An agent of a job."""
@@ -174,9 +174,9 @@ def test_a_browser_gets_each_change_and_after_a_reconnect_those_it_missed(servic
     stream = listen("/api/v1/events?job=a")
     [(hello, start, _)] = stream.wait(1)
     assert hello == "hello"
-    service.tell(1, "a")
-    service.tell(2, "b")
-    service.tell(3, "a")
+    service.publish(1, "a")
+    service.publish(2, "b")
+    service.publish(3, "a")
     _, *came = stream.wait(3)
     assert [(event, data["number"]) for event, _, data in came] == [("incident", 1), ("incident", 3)]
     stream.close()
@@ -187,7 +187,7 @@ def test_a_browser_gets_each_change_and_after_a_reconnect_those_it_missed(servic
 
 @pytest.mark.parametrize("lost", ["999999999", "00"])
 def test_an_event_id_that_cannot_be_resumed_from_gives_reset(service, listen, lost):
-    service.tell(1)
+    service.publish(1)
     with write(service.engine) as connection:
         # The oldest rows have left meanwhile.
         connection.exec_driver_sql("UPDATE feed SET id = id + 1000 WHERE id = (SELECT max(id) FROM feed)")
@@ -195,7 +195,7 @@ def test_an_event_id_that_cannot_be_resumed_from_gives_reset(service, listen, lo
     stream = listen("/api/v1/events", headers={"Last-Event-ID": lost})
     [(event, _, data)] = stream.wait(1)
     assert event == "reset"
-    service.tell(7)
+    service.publish(7)
     assert stream.wait(2)[1][2]["number"] == 7
     assert int(stream.came[1][1]) == data["after"] + 1
 
@@ -203,8 +203,8 @@ def test_an_event_id_that_cannot_be_resumed_from_gives_reset(service, listen, lo
 def test_a_token_for_one_job_gets_no_events_of_another(service, listen):
     stream = listen("/api/v1/events", token=service.token(Scope.READ, job="mine"))
     stream.wait(1)
-    service.tell(1, "other")
-    service.tell(2, "mine")
+    service.publish(1, "other")
+    service.publish(2, "mine")
     assert stream.wait(2)[1][2]["number"] == 2
 
 

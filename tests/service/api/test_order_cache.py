@@ -90,7 +90,7 @@ def test_a_checkpoint_that_becomes_good_is_the_advice_at_once(reader):
 def test_while_something_is_asked_of_the_job_its_orders_are_read_after_every_commit(reader):
     add(reader.engine, Command, command_row(**TRACE))
     with write(reader.engine) as connection:
-        commands.settle(connection, "cmd_1", CommandOutcome("sent"), "driver", 1)
+        commands.set_state(connection, "cmd_1", CommandOutcome("sent"), "driver", 1)
     reader.commit()
     assert [one["request"] for one in reader.ask()["traces"]] == ["cmd_1"]
     for _ in range(3):

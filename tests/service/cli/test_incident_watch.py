@@ -37,7 +37,7 @@ def open_incident(api: Any, name: str, kind: str = "hang", what: str = "opened")
         row = incident_row(id=name, job="gpt", kind=kind, summary=f"{kind} of rank 3", severity="critical")
         connection.execute(insert(Incident).values(**row))
         change = {"id": name, "kind": kind, "state": "open", "what": what, "severity": "critical"}
-        commands.tell(connection, "incident", "gpt", change, 2 * 10**18)
+        commands.publish(connection, "incident", "gpt", change, 2 * 10**18)
 
 
 @pytest.fixture

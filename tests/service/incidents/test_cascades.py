@@ -200,7 +200,9 @@ def test_an_incident_that_others_went_into_lasts_as_long_as_their_parts():
         correlator.evaluate([one], TOPOLOGY)
     ends = [replace(one, change=Change.CLOSE) for one in THREE]
     assert TransitionKind.RESOLVED not in [news.what for end in ends for news in correlator.evaluate([end], TOPOLOGY)]
-    assert [news.what for news in correlator.settle(ends[1].detected_time_s + QUIET_S)] == [TransitionKind.RESOLVED]
+    assert [news.what for news in correlator.resolve_ended(ends[1].detected_time_s + QUIET_S)] == [
+        TransitionKind.RESOLVED
+    ]
 
 
 def test_a_warning_that_becomes_critical_is_told_again_however_soon():

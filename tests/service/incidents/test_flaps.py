@@ -29,7 +29,7 @@ def over(correlator):
     begins(correlator, 1_000.0)
     ends(correlator, 1_010.0)
     (incident,) = correlator.open
-    correlator.settle(1_010.0 + QUIET_S)
+    correlator.resolve_ended(1_010.0 + QUIET_S)
     return incident
 
 
@@ -46,10 +46,10 @@ def test_nine_hangs_in_a_minute_are_one_incident_that_opens_once_and_resolves_on
     told = []
     for at_s in range(1_000, 1_060, 7):
         told += begins(correlator, at_s, onset_step=at_s)
-        told += correlator.settle(at_s + 3)
+        told += correlator.resolve_ended(at_s + 3)
         told += ends(correlator, at_s + 4, detected_step=at_s)
-    told += correlator.settle(1_060 + FLAPPING_QUIET_S - 2)
-    told += correlator.settle(1_060 + FLAPPING_QUIET_S)
+    told += correlator.resolve_ended(1_060 + FLAPPING_QUIET_S - 2)
+    told += correlator.resolve_ended(1_060 + FLAPPING_QUIET_S)
     assert [moment for moment in what(told) if moment is not TransitionKind.EVIDENCE] == [
         TransitionKind.OPENED,
         TransitionKind.RESOLVED,
@@ -64,8 +64,8 @@ def test_a_hang_that_stays_away_resolves_after_a_quiet_time_as_of_when_it_ended(
     assert what(ends(correlator, 1_010.0, detected_step=120)) == [TransitionKind.EVIDENCE]
     (incident,) = correlator.open
     assert not incident.goes_on
-    assert correlator.settle(1_010.0 + QUIET_S - 1) == []
-    assert what(correlator.settle(1_010.0 + QUIET_S)) == [TransitionKind.RESOLVED]
+    assert correlator.resolve_ended(1_010.0 + QUIET_S - 1) == []
+    assert what(correlator.resolve_ended(1_010.0 + QUIET_S)) == [TransitionKind.RESOLVED]
     assert (incident.resolved_step, incident.resolved_time_s) == (120, 1_010.0)
 
 
@@ -108,7 +108,7 @@ def test_one_that_was_told_as_over_opens_again_under_its_own_id(correlator, over
     assert correlator.open == [over]
     assert (over.state, over.resolved_time_s) == ("open", None)
     ends(correlator, 1_510.0)
-    assert correlator.settle(1_510.0 + QUIET_S) == []
+    assert correlator.resolve_ended(1_510.0 + QUIET_S) == []
 
 
 def test_one_that_opens_again_is_no_graver_than_what_came_back_until_it_is(correlator, over):

@@ -7,8 +7,8 @@ from rankwatch_service.job.admission import (
     CELLS_MAX,
     RANK_CELLS,
     RESERVED_CELLS,
+    SILENT_CELLS_MAX,
     SMALL_CELLS,
-    UNHEARD_CELLS_MAX,
     Admission,
     BundleAccepted,
     BundleRefused,
@@ -27,8 +27,8 @@ from tests.support.values.batches import batch, bundle, progress, ranks, table
 LARGE = CELLS_MAX - RESERVED_CELLS
 
 
-def demand(cells: int, *, heard: bool = True) -> CellDemand:
-    return CellDemand(cells, heard)
+def demand(cells: int, *, reporting: bool = True) -> CellDemand:
+    return CellDemand(cells, reporting)
 
 
 @pytest.mark.parametrize(
@@ -40,11 +40,11 @@ def demand(cells: int, *, heard: bool = True) -> CellDemand:
         (demand(SMALL_CELLS), [demand(LARGE)], True),
         (demand(SMALL_CELLS), [demand(LARGE), *[demand(SMALL_CELLS)] * 255], True),
         (demand(SMALL_CELLS), [demand(LARGE), *[demand(SMALL_CELLS)] * 256], False),
-        (demand(UNHEARD_CELLS_MAX, heard=False), [demand(LARGE - UNHEARD_CELLS_MAX)], True),
-        (demand(UNHEARD_CELLS_MAX + 1, heard=False), [], False),
-        (demand(SMALL_CELLS + 1, heard=False), [demand(UNHEARD_CELLS_MAX, heard=False)], False),
-        (demand(SMALL_CELLS, heard=False), [demand(UNHEARD_CELLS_MAX, heard=False)], True),
-        (demand(SMALL_CELLS + 1), [demand(UNHEARD_CELLS_MAX, heard=False)], True),
+        (demand(SILENT_CELLS_MAX, reporting=False), [demand(LARGE - SILENT_CELLS_MAX)], True),
+        (demand(SILENT_CELLS_MAX + 1, reporting=False), [], False),
+        (demand(SMALL_CELLS + 1, reporting=False), [demand(SILENT_CELLS_MAX, reporting=False)], False),
+        (demand(SMALL_CELLS, reporting=False), [demand(SILENT_CELLS_MAX, reporting=False)], True),
+        (demand(SMALL_CELLS + 1), [demand(SILENT_CELLS_MAX, reporting=False)], True),
     ],
 )
 def test_small_jobs_have_room_and_large_ones_only_if_they_were_heard(
@@ -55,13 +55,13 @@ def test_small_jobs_have_room_and_large_ones_only_if_they_were_heard(
 
 def test_the_largest_job_that_is_accepted_fits_with_sixteen_metrics():
     assert has_room(demand(131_072 * (RANK_CELLS + 16)), [])
-    assert has_room(demand(131_072 * RANK_CELLS, heard=False), []), "its first host may introduce itself"
+    assert has_room(demand(131_072 * RANK_CELLS, reporting=False), []), "its first host may introduce itself"
 
 
 def test_a_job_is_told_the_limit_that_holds_for_it():
-    assert limit_of(demand(SMALL_CELLS, heard=False)).limit == CELLS_MAX
+    assert limit_of(demand(SMALL_CELLS, reporting=False)).limit == CELLS_MAX
     assert limit_of(demand(LARGE)).limit == LARGE
-    assert limit_of(demand(LARGE, heard=False)).limit == UNHEARD_CELLS_MAX
+    assert limit_of(demand(LARGE, reporting=False)).limit == SILENT_CELLS_MAX
 
 
 def test_a_job_is_granted_what_other_jobs_leave_it():
@@ -103,14 +103,14 @@ def counted(one: Bundle, count: CellCount | None = None) -> CellDemand:
 def test_declared_ranks_count_with_every_metric_and_few_rows_do_not_make_them_heard():
     info = (wire.RankInfo(0, 131_072),)
     forged = bundle(batch(0, ranks=info, steps=table([1], [0], a=[1.0], b=[1.0])))
-    assert counted(forged) == CellDemand(131_072 * (RANK_CELLS + 2), is_heard=False)
+    assert counted(forged) == CellDemand(131_072 * (RANK_CELLS + 2), is_reporting=False)
 
 
 def test_without_infos_the_highest_rank_counts_and_those_that_were_heard():
     rows = bundle(batch(0, steps=table([1] * 8, range(8), loss=[1.0] * 8)))
-    assert counted(rows) == CellDemand(8 * (RANK_CELLS + 1), is_heard=True)
+    assert counted(rows) == CellDemand(8 * (RANK_CELLS + 1), is_reporting=True)
     far = bundle(batch(0, progress=(progress(131_071, 1),)))
-    assert counted(far) == CellDemand(131_072 * RANK_CELLS, is_heard=False)
+    assert counted(far) == CellDemand(131_072 * RANK_CELLS, is_reporting=False)
 
 
 def test_a_name_counts_once_for_each_family():
@@ -125,12 +125,12 @@ def introduced(*told: int, world_size: int = 256) -> Bundle:
 
 
 def test_a_job_counts_as_heard_from_one_of_64_ranks_on():
-    assert not counted(introduced(0, 1, 2)).is_heard
-    assert counted(introduced(0, 1, 2, 3)).is_heard
+    assert not counted(introduced(0, 1, 2)).is_reporting
+    assert counted(introduced(0, 1, 2, 3)).is_reporting
     count = CellCount()
     count.take(introduced(0, 1))
-    assert not counted(introduced(0, 1), count).is_heard, "the same ranks again"
-    assert counted(introduced(2, 3), count).is_heard
+    assert not counted(introduced(0, 1), count).is_reporting, "the same ranks again"
+    assert counted(introduced(2, 3), count).is_reporting
 
 
 def test_the_next_attempt_of_a_launch_has_the_same_ranks_and_other_names():

@@ -45,7 +45,7 @@ def notifier(engine):
         process.wait()
 
 
-def tell(engine, incident, what, number):
+def record_sent(engine, incident, what, number):
     # Each in a job of its own, so that there are never too many messages like it.
     change = announced(what, number, id=incident, job=incident)
     announce(engine, [replace(change, at_unix_ns=time.time_ns())])
@@ -62,11 +62,11 @@ def test_a_commit_reaches_the_receiver_signed_and_the_process_ends_on_sigterm(en
     with webhook_receiver() as receiver:
         add_receiver(engine, receiver.url)
         with notifier(engine) as process:
-            tell(engine, "inc_first", "opened", 1)
+            record_sent(engine, "inc_first", "opened", 1)
             receiver.wait_for(lambda calls: len(calls) == 1)
             for n in range(20):
                 committed_s = time.monotonic()
-                tell(engine, f"inc_{n}", "opened", 1)
+                record_sent(engine, f"inc_{n}", "opened", 1)
                 receiver.wait_for(lambda calls, n=n: len(calls) == n + 2)
                 # A generous bound: what it really takes stands in docs/performance.md.
                 assert receiver.calls[-1].at_s - committed_s < 5.0
@@ -93,7 +93,7 @@ def test_sigkill_at_many_points_loses_nothing_keeps_order_and_doubles_only_with_
         for kill in range(KILLS):
             for n in range(INCIDENTS_A_KILL):
                 name = f"inc_{kill}_{n}"
-                expected.append((tell(engine, name, "opened", 1), tell(engine, name, "resolved", 2)))
+                expected.append((record_sent(engine, name, "opened", 1), record_sent(engine, name, "resolved", 2)))
             before = len(receiver.calls)
             with notifier(engine):
                 receiver.wait_for(lambda calls, before=before: len(calls) > before)

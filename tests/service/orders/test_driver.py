@@ -380,7 +380,7 @@ def test_a_checkpoint_that_is_cancelled_in_a_pause_does_not_end_it(driven):
     world.drivers[0]()
     with write(world.engine) as connection:
         cancelled = CommandOutcome("cancelled", "by me")
-        commands.settle(connection, "checkpoint", cancelled, "me", world.now_ns)
+        commands.set_state(connection, "checkpoint", cancelled, "me", world.now_ns)
     world.go_on(10.0)
     assert ({rank.mode for rank in world.ranks}, world.state_of("checkpoint")) == ({"paused"}, "cancelled")
     assert {len(rank.acted) for rank in world.ranks} == {2}

@@ -40,7 +40,7 @@ class AskedWorld(DrivenWorld):
         """Stacks of so many of the four ranks have come."""
         outcome = traces.stacks_outcome(StacksReceived("t", count, 4))
         with write(self.engine) as connection:
-            commands.settle(connection, "t", outcome, "stream", self.now_ns)
+            commands.set_state(connection, "t", outcome, "stream", self.now_ns)
         self.drive()
 
     @property
@@ -125,7 +125,7 @@ def test_answers_that_nobody_asked_for_and_later_ones_have_no_effect(world):
 
 def test_a_cancelled_trace_is_withdrawn_and_takes_no_answer(world):
     with write(world.engine) as connection:
-        commands.settle(connection, "t", commands.CommandOutcome("cancelled", "by sam"), "sam", world.now_ns)
+        commands.set_state(connection, "t", commands.CommandOutcome("cancelled", "by sam"), "sam", world.now_ns)
     world.answer(trace_answer("t", 0))
     assert (world.end[0], world.asked) == ("cancelled", ())
     with read(world.engine) as connection:

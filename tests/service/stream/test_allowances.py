@@ -59,7 +59,7 @@ def test_a_job_of_16384_ranks_whose_hosts_introduce_themselves_within_seconds_st
 
 
 def test_beside_a_flood_a_large_job_starts_once_a_64th_of_its_ranks_introduced_itself(service, monkeypatch):
-    monkeypatch.setattr(admission, "UNHEARD_CELLS_MAX", 0)
+    monkeypatch.setattr(admission, "SILENT_CELLS_MAX", 0)
     stream = service.started()
     for low in range(0, 32, 8):
         service.send("wide", ranks=infos(range(low, low + 8), 2_048), steps=rows(1, list(range(low, low + 8))))
@@ -87,7 +87,7 @@ def test_an_attempt_that_runs_goes_on_without_the_metrics_that_it_may_not_have(s
 def test_the_next_launch_of_a_job_may_have_what_the_last_one_had(service, stream, monkeypatch):
     service.send("wide", attempt="a.0", ranks=infos(range(2_048), 2_048), steps=rows(1, list(range(2_048))))
     service.second(stream)
-    monkeypatch.setattr(admission, "UNHEARD_CELLS_MAX", 0)
+    monkeypatch.setattr(admission, "SILENT_CELLS_MAX", 0)
     service.send("wide", attempt="b.0", ranks=infos(range(8), 2_048))
     service.second(stream)
     service.second(stream, 2.0)
@@ -101,7 +101,7 @@ def test_a_replay_from_snapshots_of_different_times_allows_the_same(service, mon
     monkeypatch.setattr(admission, "CELLS_MAX", 2_000)
     monkeypatch.setattr(admission, "RESERVED_CELLS", 400)
     monkeypatch.setattr(admission, "SMALL_CELLS", 100)
-    monkeypatch.setattr(admission, "UNHEARD_CELLS_MAX", 500)
+    monkeypatch.setattr(admission, "SILENT_CELLS_MAX", 500)
     random = np.random.default_rng(seed)
     stream = service.started()
     for step in range(1, 60):

@@ -66,4 +66,4 @@ class PlayedPartition:
         self.partition = self._new()
         self.partition.restore(saved, idle={}, known=set(before.jobs))
         self.partition.offsets, self.partition.now_ns = before.offsets, before.now_ns
-        self.partition.settled()
+        self.partition.end_replay()

@@ -253,7 +253,9 @@ def cancel(
         if row["state"] not in (*commands.WAITING, "sent"):
             raise ProblemError(409, f"it is too late to cancel: the state of the command is {row['state']}")
         now = context.clock.unix_ns()
-        commands.settle(connection, row["id"], CommandOutcome("cancelled", f"by {identity.name}"), identity.actor, now)
+        commands.set_state(
+            connection, row["id"], CommandOutcome("cancelled", f"by {identity.name}"), identity.actor, now
+        )
         return Command.model_validate(find_command(connection, command_id, identity))
 
     answer = idempotency.write(identity, body, 200, work)
@@ -498,7 +500,7 @@ def _decide(
     if row["requester"] in identity.makers or identity.person in makers_of(connection, row["requested_by"]):
         detail = "nobody approves or refuses what was requested by who made their token, or by a token that they made"
         raise ProblemError(409, detail)
-    commands.settle(connection, row["id"], outcome, identity.actor, now)
+    commands.set_state(connection, row["id"], outcome, identity.actor, now)
     if row["job"] == ALL_JOBS and outcome.state == "approved":
         approvals.carry_out(connection, row, context.controls, now)
         after_commit(connection, context.authenticator.clear_cache)

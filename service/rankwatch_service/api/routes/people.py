@@ -169,7 +169,7 @@ def edit_job(
         if wanted != before:
             now = context.clock.unix_ns()
             set_project(connection, wanted, context.controls, now, identity.actor, idempotency.source)
-            commands.tell(connection, "job", job, {"project": wanted.project, "owner": wanted.owner}, now)
+            commands.publish(connection, "job", job, {"project": wanted.project, "owner": wanted.owner}, now)
         return shown(find_job(connection, job))
 
     answer = idempotency.write(identity, body, 200, work)

@@ -82,7 +82,7 @@ def _record(context: Context, connection: Connection, identity: Identity, row: R
     fields = {"answer": answer}
     audit_trail.append(connection, now, identity.actor, "incident.feedback", row["id"], "ok", fields=fields)
     brief = {name: row[name] for name in ("id", "kind", "state", "severity")} | {"what": "feedback"}
-    commands.tell(connection, "incident", row["job"], brief, now)
+    commands.publish(connection, "incident", row["job"], brief, now)
 
 
 ReaderOfAll = Annotated[Identity, Depends(Require(Scope.READ, every_job=True))]

@@ -173,4 +173,4 @@ def _record(context: Context, connection: Connection, actor: str, what: str, sil
     now = context.clock.unix_ns()
     fields = silence.model_dump()
     audit_trail.append(connection, now, actor, what, silence.id, "ok", fields=fields)
-    commands.tell(connection, "silence", silence.job, fields, now)
+    commands.publish(connection, "silence", silence.job, fields, now)
