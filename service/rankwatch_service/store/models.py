@@ -136,7 +136,7 @@ class JobDevice(Base):
     index: Mapped[int]
     """On its host, in the driver's order; not an ordinal of CUDA."""
     uuid: Mapped[str]
-    """Empty where the driver does not tell it."""
+    """Empty where the driver does not report it."""
 
 
 class JobHostDevice(Base):
@@ -361,7 +361,7 @@ class Announcement(Base):
 
 
 class MessageLimitRow(Base):
-    """What receivers were told of a job lately, for the limit of messages."""
+    """What receivers were recently notified of for a job, for the limit of messages."""
 
     __tablename__ = "message_limit"
     job: Mapped[str] = mapped_column(primary_key=True)
