@@ -225,7 +225,7 @@ NATIVE: Final = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, s
 
 
 def how_it_ended(evidence: Mapping[str, Any], ranks: Sequence[int] = ()) -> str:
-    """The first step about a lost rank, by what is known of its end."""
+    """The first step for people after a lost rank, chosen by the cause of its end as far as it is known."""
     error, where = str(evidence.get("error") or ""), str(evidence.get("where") or "")
     number, code = evidence.get("signal"), evidence.get("code")
     log = f"the output of rank {ranks[0]}" if ranks else "its output"
