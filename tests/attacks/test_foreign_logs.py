@@ -13,7 +13,8 @@ import pytest
 
 from rankwatch.children import python_module
 from rankwatch.follow.command import FollowedRank, FollowLoop
-from rankwatch.follow.intake import VALUES_MAX, LogIntake, PassedOver
+from rankwatch.follow.fields import FIELDS_MAX
+from rankwatch.follow.intake import LogIntake, PassedOver
 from rankwatch.follow.record_logs import EventFile
 from rankwatch.follow.rows import LoggedStep, Parser
 from rankwatch.follow.sources import FollowedLog
@@ -90,7 +91,7 @@ def test_a_hostile_row_is_counted_and_those_after_it_are_read(row: str) -> None:
 
 
 def test_a_table_of_too_many_columns_is_no_step() -> None:
-    wide = f"step,{','.join(f'c{number}' for number in range(VALUES_MAX + 1))}\n1{',1' * (VALUES_MAX + 1)}\n2,1\n"
+    wide = f"step,{','.join(f'c{number}' for number in range(FIELDS_MAX + 1))}\n1{',1' * (FIELDS_MAX + 1)}\n2,1\n"
     steps, passed_over = read("csv", wide.encode())
     assert (steps, passed_over.count) == ([2], 1)
 

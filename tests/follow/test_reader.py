@@ -14,6 +14,7 @@ import pytest
 from rankwatch.follow.fields import line_of, words
 from rankwatch.follow.hints import Hints, hints_of, remembered
 from rankwatch.follow.intake import LogIntake, PassedOver
+from rankwatch.follow.reader import LogReader
 from rankwatch.follow.roles import known_name, loss_score, step_score, time_of
 from rankwatch.follow.rows import End, Entry, LoggedFailure, LoggedStep, LoggedValues, NotUnderstood, Understood
 from rankwatch.follow.text_logs import TextLog
@@ -70,6 +71,43 @@ def test_a_loss_that_is_no_longer_finite_is_read_at_its_step(name: str):
     text = sample.head + "".join(sample.text(n, loss if n < 9 else math.nan) for n, loss in enumerate(LOSSES)) + "\n"
     bad = [step for step, row in rows(read(text)).items() if math.isnan(row.values.get("loss", 0.0))]
     assert bad == [sample.step(n) for n in (9, 10, 11)]
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_lines_like_those_before_say_the_same_when_they_are_read_quickly(name: str, monkeypatch: pytest.MonkeyPatch):
+    sample, chance, quick = SAMPLES[name], random.Random(name), LogReader.quick
+    text = sample.head
+    for n in range(150):
+        loss = math.nan if n % 50 == 49 else round(chance.lognormvariate(0, 4), chance.randrange(7))
+        text += sample.text(n, loss)
+        if n % 17 == 16:
+            text += chance.choice(
+                ["evaluation_loss: 9.5\n", "Saved 7 files in 3.5 s\n", "OVERFLOW! skipping step\n", "\n"]
+            )
+    found = read(text)
+    read_quickly = 0
+
+    def counted(reader: LogReader, text: str):
+        nonlocal read_quickly
+        entries = quick(reader, text)
+        read_quickly += entries is not None
+        return entries
+
+    monkeypatch.setattr(LogReader, "quick", counted)
+    read(text)
+    monkeypatch.setattr(LogReader, "quick", lambda *_: None)
+    assert told(read(text)) == told(found)
+    assert read_quickly > 60
+
+
+def told(entries: list[Entry]) -> list[str]:
+    """Entries as they compare: NaN is NaN, and values are in no order."""
+    found = []
+    for entry in entries:
+        values = sorted(entry.values.items()) if isinstance(entry, LoggedStep | LoggedValues) else ()
+        rest = entry._replace(values={}) if isinstance(entry, LoggedStep) else "" if values else entry
+        found.append(f"{rest} {values}")
+    return found
 
 
 def test_it_says_what_it_understood():

@@ -59,6 +59,11 @@ class FollowedRank:
         self._recorder.declare({"can": [], "followed": True})
         self._recorder.words[layout.PHASE] = self._recorder.phase(UNREPORTED)
 
+    @property
+    def entries(self) -> int:
+        """Entries of the recorder so far."""
+        return int(self._recorder.words[layout.HEAD])
+
     def reading(self, rows: int, *, behind: bool) -> None:
         """Begin a reading. Its rows share the time since the reading before, since writers and file systems buffer.
 
@@ -143,10 +148,9 @@ COMPLAIN_EVERY_S: Final = 600.0
 """Interval between two complaints about a log that is not understood."""
 QUIET_S: Final = 1.0
 """After this time without a further entry the newest one is taken as complete."""
-ROWS_AT_ONCE: Final = 1_000
-"""Rows of a log that was long before it was followed are recorded in such parts, since each takes up to four of the
-recorder's 7,936 entries ..."""
-ROWS_PAUSE_S: Final = 0.5
+ENTRIES_AT_ONCE: Final = layout.RING_ENTRIES // 2
+"""A log that was long before it was followed is recorded in such parts, of half of what the recorder holds ..."""
+PAUSE_S: Final = 0.5
 """... with so much time between two of them, in which an agent reads the recorder three times."""
 SUCCESS: Final = 0
 FINDINGS: Final = 1
@@ -221,6 +225,8 @@ class FollowLoop:
         self._sleep = sleep
         self._monotonic_s = monotonic_s
         self._rows = 0
+        self._paused = 0
+        """Entries of the recorder at the last pause."""
         self._understood = ""
         self._told = False
         self._told_passed_over = False
@@ -292,12 +298,13 @@ class FollowLoop:
                 self._tell(entry)
                 self._end, self._has_failed, self._complained_s = None, False, None
                 self._rows += 1
-                if self._rows % ROWS_AT_ONCE == 0:
-                    self._sleep(ROWS_PAUSE_S)
+                if self._rank.entries >= self._paused + ENTRIES_AT_ONCE:
+                    self._paused = self._rank.entries
+                    self._sleep(PAUSE_S)
             elif isinstance(entry, LoggedValues):
                 self._rank.values_of_newest(entry.values)
             elif isinstance(entry, Understood):
-                if self._told:
+                if self._told and entry.text != self._understood:
                     self._say(f"lines of {self._source.path} are now read otherwise: {entry.text}")
                 self._understood = entry.text
             elif isinstance(entry, NotUnderstood):

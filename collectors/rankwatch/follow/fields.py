@@ -47,7 +47,7 @@ class Line(NamedTuple):
     fields: dict[str, Field]
     """By key; of several with one key the first."""
     text: str
-    """Without colours, prefix and clock."""
+    """Without colours, prefix and clock; "" of a row of a table."""
     label: str = ""
     """Names the rank that wrote it; "" if nothing does."""
     clock_s: float | None = None
@@ -102,11 +102,22 @@ _EDGE: Final = " \t'\"`*"
 def line_of(text: str) -> Line:
     """A line without its end, cut into its parts."""
     text = _ESCAPE.sub("", text) if "\x1b" in text or "\x08" in text or "\ufeff" in text else text
+    label, text = _label(text)
+    clock_s, text = _clock(text)
+    return Line(named(_fields(text, 0)), text, label, clock_s)
+
+
+def label_of(text: str) -> str:
+    """The label of a line, as in `Line`."""
+    return _label(text)[0]
+
+
+def _label(text: str) -> tuple[str, str]:
+    """The label of a line, and the line without it."""
     label = ""
     while (found := _LABEL.match(text)) is not None:
         label, text = found[1] or label, text[found.end() :].lstrip()
-    clock_s, text = _clock(text)
-    return Line(named(_fields(text, 0)), text, label.strip(), clock_s)
+    return label.strip(), text
 
 
 def named(fields: Iterator[Field]) -> dict[str, Field]:
@@ -123,6 +134,11 @@ def value_of(text: str) -> Field | None:
     """The number that a text is as a whole, such as a cell of a table; without a name."""
     found = _NUMBER.fullmatch(text.strip(_EDGE))
     return _field("", found) if found is not None else None
+
+
+def clock_s(text: str) -> float | None:
+    """The clock that a text begins with, as in `Line`."""
+    return _clock(text)[0]
 
 
 def from_mapping(mapping: Mapping[str, Any], depth: int = 0, before: str = "") -> Iterator[Field]:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import csv
 import struct
-from collections.abc import Iterable, Iterator
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final
 
 from rankwatch.follow.record_logs import LogFormatError
-from rankwatch.follow.rows import STEP_MAX, Entry, LoggedStep, LoggedValues, Parser, Unreadable
-
-VALUES_MAX: Final = 4_096
-"""Values in one line; a recorder has room for 64 names."""
+from rankwatch.follow.rows import Entry, Parser, Unreadable
 
 _UNREADABLE: Final = (
     ValueError,
@@ -57,7 +54,7 @@ class LogIntake:
         """
         try:
             for piece in self._parser.cut(data):
-                yield from self._sound(self._parser.parse(piece))
+                yield from self._sound(self._parser.parse, piece)
         except LogFormatError as error:
             if not self._is_known:
                 raise
@@ -67,11 +64,11 @@ class LogIntake:
 
     def flush(self) -> Iterator[Entry]:
         """Nothing came for a while: the entries that only a further one would have completed."""
-        return self._sound(self._parser.flush())
+        return self._sound(self._parser.flush)
 
-    def _sound(self, entries: Iterable[Entry]) -> Iterator[Entry]:
+    def _sound(self, read: Callable[..., Iterable[Entry]], *piece: Any) -> Iterator[Entry]:
         try:
-            found = [_checked(entry) for entry in entries]
+            found = list(read(*piece))
         except _UNREADABLE as error:
             self._passed_over.add(error)
             return
@@ -81,11 +78,3 @@ class LogIntake:
                 self._passed_over.add(ValueError(entry.reason))
             else:
                 yield entry
-
-
-def _checked(entry: Entry) -> Entry:
-    if isinstance(entry, LoggedStep) and not 0 <= entry.step < STEP_MAX:
-        raise ValueError(f"no number of a step: {entry.step:g}")
-    if isinstance(entry, LoggedStep | LoggedValues) and len(entry.values) > VALUES_MAX:
-        raise ValueError(f"more than {VALUES_MAX:,} values")
-    return entry

@@ -10,14 +10,15 @@ import itertools
 import math
 import re
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 from typing import Final
 
-from rankwatch.follow.fields import Field, Line
+from rankwatch.follow.fields import FIELDS_MAX, Field, Line, label_of, line_of
 from rankwatch.follow.roles import (
     CLOCK_S_MIN,
+    EVALUATION_WORDS,
     SURE,
     TIMESTAMPS,
     Format,
@@ -43,6 +44,7 @@ from rankwatch.follow.rows import (
     Understood,
     Unreadable,
 )
+from rankwatch.follow.template import LEARNED_EVERY, TEMPLATES_MAX, LineReading, LineTemplate, template_of
 
 KEPT_LINES: Final = 64
 """Newest lines with numbers by which a format is found."""
@@ -51,6 +53,8 @@ ENOUGH_LINES: Final = 20
 ENOUGH_LOSSES: Final = 6
 UNREAD_LINES: Final = 50
 """After so many lines without a step it is told; and another format is looked for."""
+QUICK_CHARACTERS_MAX: Final = 512
+"""Longer lines may be ones that `parse` refuses."""
 OTHERS_LINES: Final = 2_000
 """After so many lines of other ranks without a step of the followed one another rank is followed."""
 CHECK_LINES: Final = 10
@@ -76,13 +80,19 @@ _NOTABLE: Final = (
 """One of these is in each line that the patterns above find; to look for words takes a tenth of the time."""
 FAILURE_CHARACTERS_MAX: Final = 200
 LIKELY_LINES: Final = 3
+Parse = Callable[[str], Line | None]
 
 
 class LogReader:
     """Makes entries of lines, of which it finds out what they say."""
 
     def __init__(
-        self, wanted: Mapping[str, str] | None = None, before: LogReader | None = None, *, is_table: bool = False
+        self,
+        wanted: Mapping[str, str] | None = None,
+        before: LogReader | None = None,
+        *,
+        is_table: bool = False,
+        parse: Parse | None = None,
     ) -> None:
         """Begin with a file.
 
@@ -90,16 +100,26 @@ class LogReader:
             wanted: the names that a person gave for `step`, `loss` and `time`.
             before: read what the file was until it began anew; what it understood is kept.
             is_table: its numbers have columns, tags or keys as names, which leave fewer doubts than words in a line.
+            parse: cuts a line of text, and remembers nothing of it. None: no line is read quickly.
         """
+        self._parse = parse
+        self._templates: list[LineTemplate] = []
+        """The one that fitted last comes first."""
+        self._words = [""]
+        """One of these is in each line that has a step, a loss or a time."""
+        self._learned = 0
+        self._without = 0
+        """Lines of the format that no template fitted."""
         self._wanted = dict(wanted or {})
         self._is_table = is_table
         self._format: Format | None = before._format if before is not None else None
         self._checked: bool = before is not None and before._checked
         self._changed: bool = before is not None and before._changed
-        self._label: str = before._label if before is not None else ""
+        self.label: str = before.label if before is not None else ""
+        """Of the rank that is followed."""
         self._kept: deque[Line] = deque(maxlen=KEPT_LINES)
-        self._unread: deque[Line] = deque(maxlen=KEPT_LINES)
-        """Lines since the newest row."""
+        self._unread: deque[Line | str] = deque(maxlen=KEPT_LINES)
+        """Lines since the newest row; those that a template read as they are."""
         self._read_lines = 0
         self._others = 0
         """Lines of other ranks since the newest row ..."""
@@ -110,29 +130,81 @@ class LogReader:
         self._losses = 0
         self._rows = 0
         self._places = _Places()
-        self._seen: dict[str, Field] = {}
-        """Fields since the newest row."""
+        self._time: float | None = None
+        """The newest one since the newest row."""
         self._epoch: float | None = None
         self._usual: frozenset[str] = frozenset()
         self._skipped = 0
         self._is_clocked: bool = before is not None and before._is_clocked
         self._order = _Order()
 
-    def take(self, line: Line) -> Iterator[Entry]:
-        """The entries that a further line completes."""
-        text = line.text
-        notable = any(word in text for word in _NOTABLE)
-        if notable and _ENDED.search(text):
+    def quick(self, text: str) -> Sequence[Entry] | None:
+        """The entries of a line like those before it, or of one that says nothing; None of others, for `take`."""
+        is_told = self._lines % UNREAD_LINES == UNREAD_LINES - 1
+        for at, template in enumerate(self._templates):
+            reading = template.read(text)
+            if reading is not None:
+                if not reading.is_row:
+                    if is_told:
+                        return None
+                    self._unread.append(text)
+                    self._lines += 1
+                if at:
+                    self._templates.insert(0, self._templates.pop(at))
+                return self._follow(reading)
+        return None if is_told or not self._checked or self._may_tell(text) else ()
+
+    def _may_tell(self, text: str) -> bool:
+        """Whether `take` has to read a line that no template fits; other lines are counted here."""
+        if len(text) > QUICK_CHARACTERS_MAX or any(word in text for word in _NOTABLE):
+            return True
+        if self.label and label_of(text) != self.label:
+            self._others += self._others < OTHERS_LINES
+            return self._others == OTHERS_LINES
+        if any(word in text for word in self._words) or any(word in text.lower() for word in EVALUATION_WORDS):
+            return True
+        self._unread.append(text)
+        self._lines += 1
+        return False
+
+    def _learn(self, text: str, *, is_row: bool) -> None:
+        """Make a template of a line that none fitted."""
+        self._without += 1
+        if self._learned < TEMPLATES_MAX or self._without > LEARNED_EVERY * self._learned:
+            self._learned += 1
+            template = template_of(text, self._reading_of, commas_separate=is_row)
+            if template is not None:
+                self._templates = [template, *self._templates][:TEMPLATES_MAX]
+
+    def _reading_of(self, text: str) -> tuple[LineReading, str] | None:
+        line = self._parse(text) if self._parse is not None else None
+        assert self._format is not None
+        return (self._reading(line, self._format), line.label) if line is not None else None
+
+    def take(self, line: Line, text: str = "") -> Iterator[Entry]:
+        """The entries that a further line completes.
+
+        Args:
+            line: the line.
+            text: what `parse` made it of, by which lines like it are read from here on; "" if they are not.
+        """
+        if len(line.fields) > FIELDS_MAX:
+            raise ValueError(f"more than {FIELDS_MAX:,} values")
+        said = line.text
+        notable = any(word in said for word in _NOTABLE)
+        if notable and _ENDED.search(said):
             yield from self.flush()
             yield End()
             return
-        if notable and (failed := _FAILED.search(text)) is not None:
+        if notable and (failed := _FAILED.search(said)) is not None:
             kind = (failed["kind"] or "Ended").rpartition(".")[2]
-            message = text[failed.end("kind") + 1 :] if failed["kind"] else text
+            message = said[failed.end("kind") + 1 :] if failed["kind"] else said
+            text = ""
             yield from self.flush()
             yield LoggedFailure(kind, message.strip()[:FAILURE_CHARACTERS_MAX])
-        self._skipped += notable and _SKIPPED.search(text) is not None
-        if self._format is not None and line.label != self._label:
+        if notable and _SKIPPED.search(said) is not None:
+            self._skipped, text = self._skipped + 1, ""
+        if self._format is not None and line.label != self.label:
             yield from self._pass_over(line)
             return
         self._lines += 1
@@ -152,15 +224,19 @@ class LogReader:
             ):
                 yield from self._understand()
             return
-        yield from self._read(line)
+        self._unread.append(line)
+        found, reading = self._format, self._reading(line, self._format)
+        yield from self._follow(reading)
         self._read_lines += 1
         if not self._checked and (self._rows in CHECK_ROWS or self._read_lines % CHECK_LINES == 0):
             self._checked = self._rows >= ENOUGH_LINES or self._read_lines >= KEPT_LINES
             yield from self._check(list(self._kept))
         elif self._lines and self._lines % UNREAD_LINES == 0 and not self._changed:
             before = self._format
-            yield from self._check(list(self._unread))
+            yield from self._check(self._unread_lines())
             self._changed = self._format is not before
+        if text and self._checked and self._format is found and (reading.is_row or reading.step is not None):
+            self._learn(text, is_row=not line.text)
 
     def _pass_over(self, line: Line) -> Iterator[Entry]:
         """A line of another rank; if only others print since long, one of them is followed."""
@@ -184,31 +260,42 @@ class LogReader:
             lines = [line for line in self._kept if line.label == label]
             found = understood(lines, self._wanted, lossless=self._is_table or self._lines >= UNREAD_LINES)
             if found is not None and found.rows >= rows_min:
-                self._label = label
+                self.label = label
                 yield from self._begin(found, lines)
                 yield from self._read_kept(lines)
                 return
 
     def _check(self, lines: list[Line]) -> Iterator[Entry]:
         """Look whether lines show another format, and read on by that, from the newest row on."""
-        lines = [line for line in lines if line.label == self._label]
-        found, unread = understood(lines, self._wanted), list(self._unread)
+        lines = [line for line in lines if line.label == self.label]
+        found, unread = understood(lines, self._wanted), self._unread_lines()
         assert self._format is not None
         if found is None or found.rows < CHECK_ROWS[0] or _same(found, self._format):
             return
         yield from self._begin(found, lines)
         yield from self._read_kept(unread)
 
+    def _unread_lines(self) -> list[Line]:
+        parse = self._parse or line_of
+        lines = (parse(line) if isinstance(line, str) else line for line in self._unread)
+        return [line for line in lines if line is not None]
+
     def _read_kept(self, lines: list[Line]) -> Iterator[Entry]:
         for line in lines:
             try:
-                yield from self._read(line)
+                assert self._format is not None
+                self._unread.append(line)
+                yield from self._follow(self._reading(line, self._format))
             except ValueError as error:
                 yield Unreadable(str(error))
 
     def _begin(self, found: Format, lines: list[Line]) -> Iterator[Entry]:
         self._format = found
+        self._templates = []
         rows = [line for line in lines if (found.loss or found.step) in line.fields]
+        names = [key.rpartition("/")[2] or "/" for key in (found.step, found.loss, found.time, found.epoch) if key]
+        is_named = found.is_one_line and self._parse is not None and all(line.text for line in rows)
+        self._words = names if is_named and not any(name.startswith("[") for name in names) else [""]
         clocks = [clock for line in rows if (clock := clock_of(line)) is not None]
         apart = [b - a for a, b in itertools.pairwise(clocks) if b > a]
         stamped = any(key.lower() in TIMESTAMPS for line in rows for key in line.fields)
@@ -232,34 +319,50 @@ class LogReader:
         loss = f"loss `{_shown(found.loss)}`" if found.loss is not None else "no loss"
         return f"{step}, {loss}, {time}{pace}"
 
-    def _read(self, line: Line) -> Iterator[Entry]:
-        """The entries of a line, by the format that is known."""
-        found = self._format
-        assert found is not None
-        self._unread.append(line)
-        if not found.evaluates and is_evaluation(line):
-            yield from _values({f"validation {key}": field.value for key, field in line.fields.items() if field.name})
-            return
+    def _reading(self, line: Line, found: Format) -> LineReading:
+        """What a line says by a format."""
         fields = line.fields
-        if found.epoch in fields and fields[found.epoch].value.is_integer() and fields[found.epoch].value < STEP_MAX:
-            self._epoch = fields[found.epoch].value
-        placed = fields.get(found.step or "")
+        if not found.evaluates and is_evaluation(line):
+            return LineReading(values={f"validation {key}": field.value for key, field in fields.items() if field.name})
+        placed, loss, timed = fields.get(found.step or ""), fields.get(found.loss or ""), fields.get(found.time or "")
         if placed is not None and found.total is not None and placed.total != found.total:
             placed = None
-        loss = fields.get(found.loss or "")
         is_row = loss is not None or (found.is_one_line and placed is not None and self._is_usual(fields, found))
-        if placed is not None and (is_row or not found.is_one_line):
-            if not 0 <= placed.value < STEP_MAX:
-                raise ValueError(f"no number of a step: {placed.value:g}")
-            total = placed.total if placed.total is not None and 0 < placed.total < STEP_MAX else None
-            self._places.move(placed.value, total, self._epoch, found)
-        if not is_row or (found.step is not None and found.is_one_line and placed is None):
-            self._seen |= fields
-            if not found.is_one_line or placed is not None or any(map(is_evaluated, fields)):
-                yield from _values(_values_of(fields, found, evaluated=found.is_one_line and placed is None))
-            return
-        if found.step is None or self._places.is_known:
-            yield from self._row(line, loss, found)
+        is_row = is_row and (placed is not None or found.step is None or not found.is_one_line)
+        values: dict[str, float] = {}
+        if is_row or not found.is_one_line or placed is not None or any(map(is_evaluated, fields)):
+            values = _values_of(fields, found, evaluated=found.is_one_line and placed is None and not is_row)
+        if loss is not None and is_row:
+            values["loss"] = loss.value
+        if not is_row and found.is_one_line:
+            placed = None
+        epoch = fields.get(found.epoch or "")
+        return LineReading(
+            placed.value if placed is not None else None,
+            placed.total if placed is not None else None,
+            epoch.value if epoch is not None else None,
+            timed.value if timed is not None else None,
+            clock_of(line) if self._is_clocked and (timed is None or found.time_kind == "amount") else None,
+            values,
+            is_row,
+        )
+
+    def _follow(self, reading: LineReading) -> Sequence[Entry]:
+        """The entries of what a line says."""
+        found = self._format
+        assert found is not None
+        if reading.epoch is not None and reading.epoch < STEP_MAX and reading.epoch.is_integer():
+            self._epoch = reading.epoch
+        if reading.step is not None:
+            if not 0 <= reading.step < STEP_MAX:
+                raise ValueError(f"no number of a step: {reading.step:g}")
+            total = reading.total if reading.total is not None and 0 < reading.total < STEP_MAX else None
+            self._places.move(reading.step, total, self._epoch, found)
+        if reading.time is not None:
+            self._time = reading.time
+        if not reading.is_row:
+            return [LoggedValues(reading.values)] if reading.values else ()
+        return self._row(reading, found) if found.step is None or self._places.is_known else ()
 
     def _is_usual(self, fields: Mapping[str, Field], found: Format) -> bool:
         """Whether a line without a loss is one of those that have one otherwise."""
@@ -268,32 +371,27 @@ class LogReader:
         shared = len(self._usual & fields.keys())
         return shared > max(2, 0.6 * len(self._usual)) and not any(map(is_evaluated, fields))
 
-    def _row(self, line: Line, loss: Field | None, found: Format) -> Iterator[Entry]:
-        self._rows, self._lines = self._rows + 1, 0
+    def _row(self, reading: LineReading, found: Format) -> Sequence[Entry]:
+        self._rows, self._lines, self._others = self._rows + 1, 0, 0
         self._unread.clear()
-        self._others = 0
         step = self._places.step(found)
         if not 0 <= step < STEP_MAX:
             raise ValueError(f"no number of a step: {step:g}")
-        values = _values_of(line.fields, found)
-        if loss is not None:
-            values["loss"] = loss.value
+        values = reading.values
         every = self._order.every(int(step))
-        nan = values.get("number of nan iterations", 0.0)
-        if loss is None and nan > 0:
+        if "loss" not in values and values.get("number of nan iterations", 0.0) > 0:
             values["loss"] = math.nan  # Megatron-LM leaves out a loss that is not finite
         skipped = max(self._skipped, values.get("number of skipped iterations", 0.0))
         if skipped or self._order.has_skipped:
             self._order.has_skipped = True
             values["optimizer_skipped"] = float(skipped >= every)
-        timed = line.fields.get(found.time or "") or self._seen.get(found.time or "")
         step_time_s = time_s = None
-        if timed is not None and not (found.time_kind == "amount" and self._is_clocked):
-            step_time_s, time_s = _times(found, timed.value, every)
-        if step_time_s is None and time_s is None and self._is_clocked:
-            time_s = clock_of(line)
-        self._seen, self._skipped = {}, 0
-        yield from self._order.put(LoggedStep(int(step), values, step_time_s, time_s))
+        if self._time is not None and not (found.time_kind == "amount" and self._is_clocked):
+            step_time_s, time_s = _times(found, self._time, every)
+        if step_time_s is None and time_s is None:
+            time_s = reading.clock_s
+        self._time, self._skipped = None, 0
+        return self._order.put(LoggedStep(int(step), values, step_time_s, time_s))
 
     def _likely(self) -> tuple[str, ...]:
         """The lines that look most like steps."""
@@ -302,7 +400,10 @@ class LogReader:
             scores = (max(step_score(key, field.unit), loss_score(key)) for key, field in line.fields.items())
             return sum(scores) + 0.1 * len(line.fields)
 
-        return tuple(line.text.strip()[:160] for line in sorted(self._kept, key=score, reverse=True)[:LIKELY_LINES])
+        return tuple(
+            line.text.strip()[:160]
+            for line in sorted(self._unread_lines() or self._kept, key=score, reverse=True)[:LIKELY_LINES]
+        )
 
 
 class _Places:
@@ -312,8 +413,6 @@ class _Places:
         self._base = 0.0
         self._value = -1.0
         self._epoch: float | None = None
-        self._is_moved = False
-        """Since the newest row."""
         self._newest = 0.0
         """The step of the newest row."""
         self.is_known = False
@@ -332,7 +431,6 @@ class _Places:
             elif value < self._value and not is_next:
                 is_full = epoch is None and total is not None and found.total is None and self._value >= 0.95 * total
                 self._base = self._base + (total or 0.0) if is_full else self._begin(total, epoch, found)
-        self._is_moved |= value != self._value or epoch != self._epoch
         if value < self._value:
             self._newest = min(self._newest, self._base + value - 1)
         self._value, self._epoch, self.is_known = value, epoch, True
@@ -369,27 +467,26 @@ class _Order:
             self._every = step - self._newest
         return self._every
 
-    def put(self, row: LoggedStep) -> Iterator[Entry]:
+    def put(self, row: LoggedStep) -> Sequence[Entry]:
         """A further row."""
         newest, held = self._newest, self._held
         if newest is None or row.step >= newest or newest - row.step > BACK_ROWS * self._every:
-            self._held = None
-            yield from self._give(row)
-        elif held is None or row.step < held.step:
+            self._newest, self._held = row.step, None
+            return (row,)
+        if held is None or row.step < held.step:
             self._held = row
         elif row.step > held.step:
-            yield from self.flush()
-            yield from self._give(row)
+            self._newest, self._held = row.step, None
+            return (held, row)
+        return ()
 
-    def flush(self) -> Iterator[Entry]:
+    def flush(self) -> Sequence[Entry]:
         """No further row has come that tells."""
         held, self._held = self._held, None
-        if held is not None:
-            yield from self._give(held)
-
-    def _give(self, row: LoggedStep) -> Iterator[Entry]:
-        self._newest = row.step
-        yield row
+        if held is None:
+            return ()
+        self._newest = held.step
+        return (held,)
 
 
 def _is_sure(line: Line) -> bool:
@@ -426,11 +523,6 @@ def _values_of(fields: Mapping[str, Field], found: Format, *, evaluated: bool = 
             name = known_name(key)
             values.setdefault(name if name != "loss" else f"other {name}", field.value)
     return values
-
-
-def _values(values: dict[str, float]) -> Iterator[Entry]:
-    if values:
-        yield LoggedValues(values)
 
 
 def _times(found: Format, value: float, every: int) -> tuple[float | None, float | None]:

@@ -24,6 +24,8 @@ def _set(listed: str) -> frozenset[str]:
 
 
 _EVALUATED: Final = _set("val valid validation validate eval evaluation evaluate evaluating test testing dev")
+EVALUATION_WORDS: Final = ("val", "test", "dev")
+"""One of these is in each of the words above."""
 _EVALUATION: Final = re.compile(
     r"(?<![a-z/])(?:val|valid|validat(?:e|ed|ing|ion)|eval|evaluat(?:e|ed|ing|ion)|test|testing|dev)(?:-\w+)?(?![\w./])",
     re.I,
@@ -126,7 +128,7 @@ def is_evaluated(name: str) -> bool:
 def is_evaluation(line: Line) -> bool:
     """Whether a line tells of an evaluation: a word of it stands before its numbers."""
     begin = line.text[:120].lower()
-    if "val" not in begin and "test" not in begin and "dev" not in begin:
+    if not any(word in begin for word in EVALUATION_WORDS):
         return False
     return _EVALUATION.search(line.text, 0, 120) is not None and _EVALUATION.search(_head(line)) is not None
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 STEP_MAX: Final = 1 << 47
 """Steps are below it: what a recorder can hold."""
 
 
-@dataclass(frozen=True, slots=True)
-class LoggedStep:
+class LoggedStep(NamedTuple):
     """A step as a log reports it."""
 
     step: int
@@ -75,10 +74,10 @@ class Parser(Protocol):
     def cut(self, data: bytes) -> Iterator[Any]:
         """The pieces, such as lines, that these further bytes complete."""
 
-    def parse(self, piece: Any) -> Iterator[Entry]:
+    def parse(self, piece: Any) -> Iterable[Entry]:
         """The entries that a piece completes; none of a piece of another kind."""
 
-    def flush(self) -> Iterator[Entry]:
+    def flush(self) -> Iterable[Entry]:
         """Nothing came for a while: the entries that only a further one would have completed."""
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
-from rankwatch.follow.fields import Field, Line, from_mapping, line_of, named, value_of
+from rankwatch.follow.fields import Field, Line, clock_s, from_mapping, line_of, named, value_of
 from rankwatch.follow.hints import Hints
 from rankwatch.follow.reader import LogReader
 from rankwatch.follow.roles import is_epoch, loss_score, step_score
@@ -103,7 +103,10 @@ class TextLog:
         hints = hints or Hints()
         self._hints = hints
         self._reader: LogReader = LogReader(
-            hints.wanted, before._reader if before is not None else None, is_table=is_table
+            hints.wanted,
+            before._reader if before is not None else None,
+            is_table=is_table,
+            parse=self._cut if hints.pattern is None else None,
         )
         self._before = before
         self._is_table = is_table
@@ -119,42 +122,61 @@ class TextLog:
         """See `Parser.cut`; a line is complete with its end."""
         return self._lines.cut(data)
 
-    def parse(self, piece: bytes) -> Iterator[Entry]:
+    def parse(self, piece: bytes) -> Iterable[Entry]:
         """See `Parser.parse`."""
-        label, self._label = self._label, ""
-        text = self._lines.text(piece)
-        line = self._line(text)
-        if line is None:
-            return
-        label = line.label or label
-        if not piece.endswith(b"\n"):
-            self._label = label
-        yield from self._reader.take(line._replace(label=label))
+        text, label = self._lines.text(piece), self._label
+        if self._is_table and self._has_begun(text):
+            return ()
+        is_complete = piece.endswith(b"\n")
+        if not label and (is_complete or not self._reader.label):
+            entries = self._reader.quick(text)
+            if entries is not None:
+                return entries
+        self._label = ""
+        return self._read(text, label, is_complete)
 
-    def flush(self) -> Iterator[Entry]:
+    def flush(self) -> Iterable[Entry]:
         """See `Parser.flush`; an incomplete line may yet go on."""
         return self._reader.flush()
 
-    def _line(self, text: str) -> Line | None:
+    def _has_begun(self, text: str) -> bool:
+        """Whether a line of a table is its header, or a row that was read before."""
+        if not text.strip():
+            return True
+        if self._table is None:
+            self._begin(header_of(text.removeprefix("\ufeff").strip(), is_file=True))
+            return True
+        self._table_rows += 1
+        return self._table_rows <= self._known_rows
+
+    def _read(self, text: str, label: str, is_complete: bool) -> Iterator[Entry]:
         bare = text.removeprefix("\ufeff").strip()
         if not bare:
-            return None
-        if self._is_table and self._table is None:
-            self._begin(header_of(bare, is_file=True))
-            return None
+            return
+        is_text = not self._is_table and self._hints.pattern is None
+        if is_text and "loss" in bare.lower() and (table := header_of(bare, is_file=False)) is not None:
+            self._begin(table)
+            return
+        line = self._cut(text)
+        if line is None:
+            return
+        label = line.label or label
+        if not is_complete:
+            self._label = label
+        yield from self._reader.take(line._replace(label=label), text)
+
+    def _cut(self, text: str) -> Line | None:
+        """A line with its numbers; nothing is remembered of it."""
+        bare = text.removeprefix("\ufeff").strip()
         if self._table is not None and (row := self._table.row(bare)) is not None:
-            return self._row(row, bare)
+            rank = next((f"{field.value:g}" for field in row if field.name.lower() == "rank"), "")
+            numbers = named(field for field in row if field.name.lower() != "rank")
+            return Line(numbers, "", rank, clock_s(bare[:64]))
         if len(text) > LINE_BYTES_MAX and not bare.startswith("{"):
             raise ValueError(f"longer than {LINE_BYTES_MAX:,} bytes")
         if len(text) > RUN_CHARACTERS_MAX and _RUN.search(text):
             raise ValueError(f"more than {RUN_CHARACTERS_MAX} blanks, or signs without one, in a row")
-        if self._hints.pattern is not None:
-            return _matched(self._hints.pattern, text)
-        table = header_of(bare, is_file=False) if "loss" in bare.lower() else None
-        if table is not None:
-            self._begin(table)
-            return None
-        return line_of(text)
+        return _matched(self._hints.pattern, text) if self._hints.pattern is not None else line_of(text)
 
     def _begin(self, table: LoggedTable | None) -> None:
         before = self._before._table if self._before is not None else None
@@ -162,13 +184,6 @@ class TextLog:
             assert self._before is not None
             self._known_rows = max(self._before._table_rows, self._before._known_rows)
         self._table, self._before = table, None
-
-    def _row(self, row: list[Field], text: str) -> Line | None:
-        self._table_rows += 1
-        if self._table_rows <= self._known_rows:
-            return None
-        rank = next((f"{field.value:g}" for field in row if field.name.lower() == "rank"), "")
-        return Line(named(field for field in row if field.name.lower() != "rank"), "", rank, line_of(text[:64]).clock_s)
 
 
 class TextLogs:
@@ -220,6 +235,6 @@ class TrainerState:
         """See `Parser.parse`."""
         yield from self._reader.take(Line(named(from_mapping(piece)), ""))
 
-    def flush(self) -> Iterator[Entry]:
+    def flush(self) -> Iterable[Entry]:
         """See `Parser.flush`; the file is whole."""
         return self._reader.flush()
