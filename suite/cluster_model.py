@@ -251,14 +251,7 @@ class CorrelatedNoise:
     """
 
     def __init__(self, random: np.random.Generator, count: int, sigma: float, constants_s: Sequence[float]) -> None:
-        """Draw the values of `count` series at the beginning.
-
-        Args:
-            random: where the values come from.
-            count: the number of series.
-            sigma: standard deviation of a series.
-            constants_s: time constants of its parts, in seconds.
-        """
+        """Draw the values of `count` series at the beginning."""
         self._random = random
         self._constants_s = np.asarray(constants_s)[:, np.newaxis]
         self._sigma = sigma / len(constants_s) ** 0.5

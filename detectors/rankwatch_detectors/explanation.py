@@ -331,13 +331,7 @@ class ExplainedDetector(DispatchingDetector):
         """The statistic of a finding that has just been opened; None if no threshold decided."""
 
     def before(self, crossed: Suspect, step: int, time_s: float) -> list[Suspicion]:  # noqa: ARG002
-        """What is known of rows before a finding that no row announced.
-
-        Args:
-            crossed: the statistic of the finding.
-            step: of its detection.
-            time_s: of its detection.
-        """
+        """What is known of rows before a finding that no row announced."""
         return []
 
     @abstractmethod

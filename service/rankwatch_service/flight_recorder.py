@@ -61,11 +61,6 @@ class RankDump:
 def parsed(origin: object, rank: int, dump: Mapping[str, Any]) -> RankDump:
     """The dump of one rank, as torch writes it.
 
-    Args:
-        origin: what errors call it.
-        rank: whose it is.
-        dump: the JSON.
-
     Raises:
         DumpError: it is not; the message names its origin.
     """

@@ -63,12 +63,6 @@ def find_endpoint(
     A token is used only with the URL from the same source, or if that source has no URL: the token of one service is
     never sent to another.
 
-    Args:
-        url: as an argument.
-        token: as an argument.
-        environment: for `RANKWATCH_URL` and `RANKWATCH_TOKEN`.
-        places: the files that may name a service.
-
     Raises:
         ValueError: a file cannot be read or is malformed, or the token ends with something that is no pin.
     """
@@ -88,10 +82,6 @@ def find_endpoint(
 
 def stored(config: Path, writer: str) -> dict[str, Any]:
     """The content of a file that names a service; empty if it does not exist.
-
-    Args:
-        config: the file.
-        writer: the command that writes it.
 
     Raises:
         ValueError: it cannot be read or is malformed.

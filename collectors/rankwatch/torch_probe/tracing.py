@@ -246,14 +246,7 @@ def _dtype_bytes(dtype: str) -> int:
 
 
 def sized(name: str, group: Sequence[str], shapes: Sequence[Sequence[int]], dtypes: Sequence[str]) -> CollectiveStart:
-    """An entry of the flight recorder.
-
-    Args:
-        name: of the collective, with its backend.
-        group: name and description of its group.
-        shapes: of its inputs.
-        dtypes: of its inputs.
-    """
+    """An entry of the flight recorder."""
     size = sum(_bytes([shape], dtype) for shape, dtype in zip(shapes, dtypes, strict=False))
     return CollectiveStart(name, _named(*(*group, "", "")[:2]), shapes, size)
 

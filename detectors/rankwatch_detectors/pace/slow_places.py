@@ -144,12 +144,7 @@ class PlaceUnits(Stateful):
         )
 
     def values(self, of_ranks: Floats, usable: Bools) -> Floats:
-        """The value of each unit; NaN if it is not judged, or not more than half of its parts have a value.
-
-        Args:
-            of_ranks: the value of each rank.
-            usable: ranks that have one.
-        """
+        """The value of each unit; NaN if it is not judged, or not more than half of its parts have a value."""
         values = self._of_hosts.of(of_ranks, usable & self._compared)
         if self.count > self.hosts:
             values = np.concatenate([values, self._of_switches.of(values, np.isfinite(values))[:-1]])

@@ -283,12 +283,7 @@ class DeviceReader:
         self._read_ns: dict[str, int] = {}
 
     def read_for(self, batch: wire.Batch, unix_ns: int) -> wire.Batch:
-        """The batch with the counters of its host's devices, if they were not read within the last second.
-
-        Args:
-            batch: of one host.
-            unix_ns: when they are read.
-        """
+        """The batch with the counters of its host's devices, if they were not read within the last second."""
         if (
             not batch.progress
             or batch.host not in self._devices

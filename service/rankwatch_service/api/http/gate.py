@@ -110,9 +110,6 @@ def own_names(settings: Settings, machine: str) -> frozenset[str]:
 def asked_host(values: Sequence[str]) -> str:
     """The host that a request asks for, without its port and in small letters.
 
-    Args:
-        values: of all its `Host` headers.
-
     Raises:
         ValueError: there is none, more than one, or it is malformed.
     """
@@ -140,9 +137,6 @@ class TrustedProxies:
 
     def __init__(self, listed: str = "") -> None:
         """Parse the setting.
-
-        Args:
-            listed: addresses and networks, with commas.
 
         Raises:
             ValueError: the list is malformed.

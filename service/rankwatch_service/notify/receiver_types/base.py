@@ -92,12 +92,7 @@ class WebType(ReceiverTraits):
 
 
 def read_status(status: int, body: str) -> ReplyReading:
-    """Any 2xx is a delivery; what the receiver says is wrong with the request itself is final.
-
-    Args:
-        status: of the reply.
-        body: its beginning, which often says why.
-    """
+    """Any 2xx is a delivery; what the receiver says is wrong with the request itself is final."""
     if 200 <= status < 300:
         return ReplyReading()
     is_final = 400 <= status < 500 and status not in RETRIED_4XX
