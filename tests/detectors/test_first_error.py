@@ -312,4 +312,4 @@ def test_whatever_is_printed_the_chosen_lines_are_short_and_printable(texts):
         assert len(found.lines) <= LINES_MAX
         for line in (found.line, found.where, *found.lines):
             assert len(line) <= LINE_CHARACTERS_MAX
-            assert line.isprintable() or set(line) <= {"\t"} | {sign for sign in line if sign.isprintable()}
+            assert line.replace("\t", "").isprintable()
