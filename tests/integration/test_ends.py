@@ -181,13 +181,15 @@ def test_a_rank_that_its_launcher_ends_after_the_peer_that_lost_it_is_the_one_th
         ("abort", "both.log", "CUDA error: an illegal memory access was encountered"),
     ],
 )
-def test_what_a_rank_prints_of_its_end_is_its_error(job, how, log, error):
+def test_what_a_rank_prints_of_its_end_is_its_error(job, tmp_path, how, log, error):
     (incident,) = job(how, torchrun=False, log=log).end()
     assert (incident["kind"], incident["severity"], incident["ranks"]) == ("rank_lost", "critical", [1])
     assert f": {error}" in incident["summary"]
     assert "; 1 other followed within " in incident["summary"]
     assert incident["evidence"]["first_error"].endswith(error)
     assert error in "\n".join(incident["evidence"]["output"])
+    files = incident["evidence"].get("output_files", [])
+    assert [file.partition(":")[2] for file in files] == ([str(tmp_path / log)] if log else [])
 
 
 @pytest.mark.ci

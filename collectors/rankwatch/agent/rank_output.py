@@ -62,7 +62,8 @@ class RankOutput:
         if found is None and rank.exit_order == 0:
             found = reason(self._of_files(rank, of_nobody), number)
             found = found if found is not None and found.pattern.weight is Weight.CERTAIN else None
-        return {} if found is None else {"output": _fields(found)}
+        files = sorted(self._files.get(rank.path, {}).values())
+        return {} if found is None else {"output": _fields(found) | {"files": files}}
 
     def last_lines(self, rank: LocalRank) -> list[str]:
         """What it has printed last, for people."""

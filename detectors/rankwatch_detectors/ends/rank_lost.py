@@ -338,9 +338,13 @@ class RankLostDetector(DispatchingDetector):
 
     def _printed(self, first: End) -> dict[str, Any]:
         """Evidence of what was wrong first, and of what that rank has printed of it; {} where nothing is known."""
-        error = first_error(first)
-        lines = first["output"].get("lines", [])
-        return ({"first_error": error} if error else {}) | ({"output": lines} if lines else {})
+        printed = first["output"]
+        told = {
+            "first_error": first_error(first),
+            "output": printed.get("lines"),
+            "output_files": [f"{first['host']}:{path}" for path in printed.get("files", ())],
+        }
+        return {name: value for name, value in told.items() if value}
 
     def _sentence(self, first: End, severity: Severity, missing: int) -> str:
         where = f"rank {first['rank']}" + (f" on {first['host']}" if first["host"] else "")

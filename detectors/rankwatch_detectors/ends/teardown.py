@@ -76,6 +76,7 @@ LEFT: Final = "left"
 _SAID_BY: Final = {"exception": "excepthook", "rank_left": LEFT}
 _SAID: Final = ("error", "where")
 OUTPUT_LINES_MAX: Final = 20
+OUTPUT_FILES_MAX: Final = 3
 OUTPUT_CHARACTERS_MAX: Final = 300
 ROOT: Final = "root"
 """Role of a line of output that says what went wrong in its own process ..."""
@@ -120,16 +121,18 @@ def _output_of(told: object) -> dict[str, Any]:
     """What a rank has printed of its end, as its agent has chosen it; {} if that is nothing."""
     if not isinstance(told, dict) or not told.get("line"):
         return {}
-    lines = told.get("lines")
     return {
         "line": str(told["line"])[:OUTPUT_CHARACTERS_MAX],
         "role": str(told.get("role", ""))[:20],
         "where": str(told.get("where") or "")[:200],
         "unix_ns": _time_of(told.get("unix_ns")),
-        "lines": [str(line)[:OUTPUT_CHARACTERS_MAX] for line in lines[:OUTPUT_LINES_MAX]]
-        if isinstance(lines, list)
-        else [],
+        "lines": _texts(told.get("lines"), OUTPUT_LINES_MAX),
+        "files": _texts(told.get("files"), OUTPUT_FILES_MAX),
     }
+
+
+def _texts(told: object, most: int) -> list[str]:
+    return [str(one)[:OUTPUT_CHARACTERS_MAX] for one in told[:most]] if isinstance(told, list) else []
 
 
 def _judged(end: End) -> End:
