@@ -552,10 +552,110 @@ SAMPLES: Final[dict[str, Sample]] = {
     "a loop of one's own": Sample(
         lambda n, loss: f"Epoch 1, Iteration {10 * n + 10}: Loss = {loss}, learning rate = 1e-4, took 250ms\n"
     ),
-    "Step # and tuples": Sample(lambda n, loss: f"(step={10 * n + 10:07}) Train Loss: {loss}, Train Steps/Sec: 4.00\n"),
     "elapsed since the start": Sample(
         lambda n, loss: f"step {10 * n + 10} loss {loss} elapsed {2.5 * n + 3.25:.2f}s\n", clock=True
     ),
     "each line twice": Sample(lambda n, loss: f"step {10 * n + 10}: loss {loss}, step time 0.25 s\n" * 2),
     "loss first": Sample(lambda n, loss: f"loss: {loss} | ppl: 9.0 | step: {10 * n + 10} | it/s: 4.0\n"),
+    "XGBoost": Sample(
+        lambda n, loss: f"[{n}]\ttrain-logloss:{loss}\teval-logloss:9.0\n", step=lambda n: n, step_s=None
+    ),
+    "XGBoost, several workers": Sample(
+        lambda n, loss: f"[10:0{n // 60}:{n % 60:02}] [{n}]\ttrain-rmse:{loss}\ttest-rmse:9.0\n",
+        step=lambda n: n,
+        step_s=None,
+    ),
+    "LightGBM": Sample(
+        lambda n, loss: f"[{n + 1}]\ttraining's binary_logloss: {loss}\tvalid_1's binary_logloss: 9.0\n",
+        step=lambda n: n + 1,
+        step_s=None,
+    ),
+    "CatBoost": Sample(
+        lambda n, loss: f"{n}:\tlearn: {loss}\ttest: 9.0\tbest: 9.0 (3)\ttotal: {n + 1}s\tremaining: {99 - n}s\n",
+        step=lambda n: n,
+        step_s=None,
+    ),
+    "scikit-learn": Sample(
+        lambda n, loss: f"{n + 1:10}{loss:16.4f}{5 - n / 10:15.2f}s\n",
+        step=lambda n: n + 1,
+        step_s=None,
+        head="      Iter       Train Loss   Remaining Time\n",
+    ),
+    "srun": Sample(lambda n, loss: f"3: loss: {loss}\n", step=lambda n: n + 1, step_s=None),
+    "Chainer, ESPnet 1": Sample(
+        lambda n, loss: f"{0:<12}{n * 10 + 10:<12}{loss:<12}{'':<22}{n * 2.5:<10}\n",
+        head="epoch       iteration   main/loss   validation/main/loss  elapsed_time\n",
+        clock=True,
+    ),
+    "spaCy": Sample(
+        lambda n, loss: f"{n // 10:3}{n * 10 + 10:8}{0.5:14.2f}{loss:10.2f}{60 + n:8.2f}{0.6:8.2f}\n",
+        head="E    #       LOSS TOK2VEC  LOSS NER  ENTS_F  SCORE\n---  ------  ------------  --------\n",
+        step_s=None,
+    ),
+    "Marian": Sample(
+        lambda n, loss: (
+            f"[2020-01-01 10:0{n // 5}:{n % 5 * 12:02}] Ep. 1 : Up. {n * 48 + 48} : Sen. {n * 12345:,} : Cost {loss} * "
+            f"{n * 1234 + 1000:,} @ 1,234 : Time 12.0s : 1234.56 words/s : L.r. 3.0e-04\n"
+        ),
+        step=lambda n: n * 48 + 48,
+    ),
+    "ParlAI": Sample(
+        lambda n, loss: (
+            f"10:0{n // 6}:{n % 6}0 | time:{n * 10}s total_exs:{n * 640} epochs:0.1\n    clip  gnorm  loss  lr  ppl  "
+            f"ups\n     1   1.5  {loss}  1e-05  12.3  4.00\n\n"
+        ),
+        step=lambda n: n + 1,
+    ),
+    "DiT": Sample(
+        lambda n, loss: (
+            f"[\x1b[34m2023-02-10 {clock(n)[:8]}\x1b[0m] (step={n * 10 + 10:07d}) Train Loss: {loss}, "
+            "Train Steps/Sec: 4.00\n"
+        )
+    ),
+    "Flair": Sample(
+        lambda n, loss: (
+            f"2021-01-01 {clock(n)} epoch 1 - iter {n * 10 + 10}/120 - loss {loss} - time (sec): {n * 2.5:.2f} - "
+            "samples/sec: 300.15 - lr: 0.100000\n"
+        ),
+        clock=True,
+    ),
+    "Coqui TTS": Sample(
+        lambda n, loss: (
+            f"\n\x1b[1m   --> TIME: 2022-01-01 {clock(n)[:8]} -- STEP: {n * 10 + 10}/250 -- GLOBAL_STEP: {n * 10 + 10}"
+            f"\x1b[0m\n     | > loss_disc: 2.5\n     | > loss: {loss}  (4.9)\n     | > step_time: 0.25  (0.75)\n\n"
+        )
+    ),
+    "AllenNLP": Sample(
+        lambda n, loss: (
+            f"\raccuracy: 0.50, batch_loss: 1.0, loss: {loss} ||:  10%|#    | {n + 1}/1000 [00:10<01:10,  4.00it/s]"
+        ),
+        step=lambda n: n + 1,
+    ),
+    "MXNet": Sample(
+        lambda n, loss: f"INFO:root:Epoch[0] Batch [{n * 10 + 10}]\tSpeed: 1000.00 samples/sec\tcross-entropy={loss}\n",
+        step_s=1.0,
+    ),
+    "Detectron": Sample(
+        lambda n, loss: (
+            f'json_stats: {{"accuracy_cls": 0.9, "eta": "1 day, 4:07:11", "iter": {n * 10 + 10}, "loss": {loss}, '
+            '"loss_bbox": 0.1, "mem": 5000, "time": 0.25}\n'
+        )
+    ),
+    "guided-diffusion": Sample(
+        lambda n, loss: (
+            f"{'-' * 28}\n| grad_norm     | 0.5      |\n| step          | {n * 10 + 10}      |\n| loss     | {loss}"
+            f"      |\n{'-' * 28}\n"
+        ),
+        step_s=None,
+    ),
+    "RNN-T": Sample(
+        lambda n, loss: f"Epoch: 0, Batch: {n}, Global Step: {n * 10 + 10}, Step Time: 0.2500, Loss: {loss}\n"
+    ),
+    "WeTTS": Sample(
+        lambda n, loss: (
+            f"Epoch {n // 6} [TRAIN] progress {n % 6 * 10 + 10}/60 loss {loss} polyphone_loss 0.45\n"
+            + (f"Epoch {n // 6} [CV] progress 90/100 loss 9.0 polyphone_loss 1.0\n" if n == 5 else "")
+        ),
+        step_s=None,
+    ),
 }

@@ -58,7 +58,7 @@ _ESCAPE: Final = re.compile(r"\x1b(?:\[[0-9;?]*[A-Za-z]|\][^\x07]*\x07)|\x08+|\u
 _LABEL: Final = re.compile(
     r"""\s*(?:(\[[\w.-]*\d+\]:            # torchrun: [rank0]:  [default0]:
       |\[\d+,\d+\]<std(?:out|err)>:       # mpirun
-      |\d+:(?=\s)                         # srun --label
+      |\d+:(?=\ )                         # srun --label
       |\[pod/[\w./-]+\]                   # kubectl logs --prefix
       |[\w.-]+-\d+\s+\|(?=\s)             # docker compose
       |\([\w.]*\s*pid=\d+[^)]{0,80}\)     # Ray
@@ -85,7 +85,7 @@ _NOT_FINITE: Final = r"(?:nan|inf(?:inity)?)"
 _VALUE_FOLLOWS: Final = re.compile(r"(?:[:=,|(\[\t'\"]|loss|norm|ppl)\s*\Z", re.I)
 _UNIT: Final = (
     r"\s?(?:(?:[mµun]?s|secs?|seconds?|mins?)(?:/\w{2,9})?|[A-Za-z]{2,9}/s(?:ec(?:ond)?)?|/s(?:ec)?|"
-    r"%|it|[KMGT]i?B|[kKMGTB])(?![\w/]|\s*[:=])"
+    r"%|it|[KMGT]i?B|[kKMGTB])(?![\w/]|[:=]|\s+=)"
 )
 _NUMBER: Final = re.compile(
     rf"(?<![\w.@%-])([-+]?(?:{_DIGITS}|{_NOT_FINITE}))(?:\s*/\s*({_DIGITS}|infinity)(?![\w.]))?({_UNIT})?(?!\.?\w)",
@@ -95,7 +95,10 @@ _BARE: Final = re.compile(r"(?<=[\s:])(?:(nan)|\+?inf(?:inity)?)(?=\s*[,}])", re
 """Numbers that JSON writes otherwise."""
 _CALL: Final = re.compile(r"(?:tensor|array|(?:np\.|numpy\.|jnp\.)?float\d*)\(\[?$", re.I)
 _BREAK: Final = re.compile(r"[\]}{|,;<>\t:=\u2500-\u259f]|\s{2,}|\s-\s|\.\s|(?<=\w)\s?\[")
-_NAME: Final = re.compile(r"[A-Za-z_#][\w ./()\[\]@%+&#*-]*\Z")
+_NAME: Final = re.compile(r"[A-Za-z_#](?:[\w ./()\[\]@%+&#*-]|'(?=s ))*\Z")
+_COUNT: Final = re.compile(r"[\s\]]*(?:\[(\d{1,12})\]|(\d{1,12}):?)(?=[\s,])")
+"""A number that a line begins with, as of gradient boosting; it is known by `COUNT`."""
+COUNT: Final = "#"
 _EDGE: Final = " \t'\"`*"
 
 
@@ -173,6 +176,8 @@ def _fields(text: str, at: int) -> Iterator[Field]:
             yield from _fields(text[:begins], at)
             yield from from_mapping(content)
             return
+    if at == 0 and (count := _COUNT.match(text)) is not None:
+        yield Field(COUNT, float(count[1] or count[2]))
     spans = [span.span() for span in _SPAN.finditer(text)]
     before: Field | None = None
     for found in _NUMBER.finditer(text):

@@ -15,7 +15,7 @@ from functools import lru_cache
 from statistics import median
 from typing import Final, NamedTuple
 
-from rankwatch.follow.fields import Field, Line, words
+from rankwatch.follow.fields import COUNT, Field, Line, words
 from rankwatch.follow.rows import STEP_MAX
 
 
@@ -23,15 +23,15 @@ def _set(listed: str) -> frozenset[str]:
     return frozenset(listed.split())
 
 
-_EVALUATED: Final = _set("val valid validation validate eval evaluation evaluate evaluating test testing dev")
-EVALUATION_WORDS: Final = ("val", "test", "dev")
+_EVALUATED: Final = _set("val valid validation validate eval evaluation evaluate evaluating test testing dev cv")
+EVALUATION_WORDS: Final = ("val", "test", "dev", "cv")
 """One of these is in each of the words above."""
 _EVALUATION: Final = re.compile(
-    r"(?<![a-z/])(?:val|valid|validat(?:e|ed|ing|ion)|eval|evaluat(?:e|ed|ing|ion)|test|testing|dev)(?:-\w+)?(?![\w./])",
+    r"(?<![a-z/])(?:val|valid|validat(?:e|ed|ing|ion)|eval|evaluat(?:e|ed|ing|ion)|test|testing|dev|cv)(?:-\w+)?(?![\w./])",
     re.I,
 )
 
-LOSS_WORDS: Final = _set("loss losses nll elbo objective xent cost")
+LOSS_WORDS: Final = _set("loss losses nll elbo objective xent cost logloss mlogloss learn rmse mse mae")
 _NO_LOSS: Final = _set(
     "scale scaler weight weights coef coeff factor best min max lowest highest prev previous delta lr ppl spike "
     "reader data time comm"
@@ -42,7 +42,7 @@ _OTHER_LOSS: Final = _set(
 _OF_THE_MODEL: Final = _set(
     "loss losses gpt xent cost train training lm total model reduced global avg average mean step running batch "
     "smoothed iter iteration inner current is the epoch metrics cross entropy ce overall sum final language nll "
-    "mlm value metric per"
+    "mlm value metric per logloss mlogloss learn"
 )
 _MEAN: Final = _set("avg average mean running smoothed epoch")
 
@@ -60,7 +60,7 @@ _NO_TIME: Final = _set(
 )
 _PER: Final = re.compile(
     r"(?P<time>ms|milliseconds?|s|secs?|seconds?|time|duration)(?:[ _-]per[ _-]|/)"
-    r"(?:it|iter|iteration|step|batch|update)s?\b|"
+    r"(?:it|iter|iteration|step|batch|update|tick)s?\b|"
     r"(?P<rate>it|iter|iteration|step|batch|batche|update)s?(?:[ _-]per[ _-]|/)(?:s|secs?|seconds?)\b|^ups$",
     re.I,
 )
@@ -134,8 +134,8 @@ def is_evaluation(line: Line) -> bool:
 
 
 def _head(line: Line) -> str:
-    """What stands before the loss of a line, or before its numbers."""
-    found = re.search(r"loss", line.text, re.I)
+    """What stands before the loss of a line, or at its begin."""
+    found = re.search(r"loss|entropy|\b(?:learn|nll|cost|[\w-]*(?:rmse|mse|mae))\b", line.text, re.I)
     return line.text[: found.start()] if found is not None else line.text[:80]
 
 
@@ -159,11 +159,11 @@ def step_score(name: str, unit: str = "") -> float:
     """How likely a name is that of the step, up to 10; 0 if it is none."""
     listed = words(name)
     of = frozenset(listed)
-    if name in ("/", "[it]"):
-        return 5.0 if name == "/" else 4.5
+    if name in ("/", "[it]", COUNT):
+        return {"/": 5.0, "[it]": 4.5, COUNT: 4.0}[name]
     if unit or of & _NO_STEP - ({"total"} if "/" in name else set()):
         return 0.0
-    if of & _STEP:
+    if of & _STEP or listed in (("up",), ("tick",)):
         return (
             9.0
             + ("global" in of)
@@ -389,14 +389,14 @@ def _with_time(found: Format, lines: Sequence[Line], rows: Sequence[int], wanted
         if kind == "elapsed" and not TIMESTAMPS.isdisjoint(fields):
             continue
         values = [field.value for field in seen]
-        if kind in ("plain", "step") and len(values) > 2 and all(a < b for a, b in itertools.pairwise(values)):
+        if kind == "plain" and _is_interval(values, scale_s, found, lines, rows):
+            kind = "interval"
+        elif kind in ("plain", "step") and len(values) > 2 and all(a < b for a, b in itertools.pairwise(values)):
             if all(map(float.is_integer, values)):
                 continue  # it counts
             kind, score = "elapsed", 4.0
         if kind == "amount":
             scale_s = median(values) * (_pace_s(found, lines, rows) or 1.0)
-        if kind == "plain" and _is_interval(values, scale_s, found, lines, rows):
-            kind = "interval"
         if score > best_score:
             best_score = score
             best = replace(found, time=key, time_kind=kind, time_scale_s=scale_s)

@@ -23,7 +23,7 @@ RUN_CHARACTERS_MAX: Final = 512
 _RUN: Final = re.compile(rf"\s{{{RUN_CHARACTERS_MAX + 1}}}|[\w.,/-]{{{RUN_CHARACTERS_MAX + 1}}}")
 SEPARATORS: Final = ",;\t|"
 _BLANKS: Final = re.compile(r"\s{2,}|\t")
-_CELL: Final = re.compile(r"#?\s?[A-Za-z_][\w ./()%@-]{0,39}\Z")
+_CELL: Final = re.compile(r"#?\s?(?:[A-Za-z_][\w ./()%@-]{0,39})?\Z")
 STATE_BYTES_MAX: Final = 16 << 20
 """Largest `trainer_state.json`: 80,000 entries of 200 bytes."""
 
@@ -31,12 +31,22 @@ STATE_BYTES_MAX: Final = 16 << 20
 class LoggedTable:
     """The header of a table, by which its rows are read."""
 
-    def __init__(self, separator: str, names: list[str], *, is_file: bool) -> None:
-        self.names = names
+    def __init__(self, header: str, separator: str, *, is_file: bool) -> None:
+        """Read the header.
+
+        Args:
+            header: the line.
+            separator: of cells; " " or "  " for at least so many blanks.
+            is_file: the whole file is this table.
+        """
         self._separator = separator
         self._is_file = is_file
-        steps = [step_score(name) or is_epoch(name) for name in names]
-        self._needed = [names[steps.index(max(steps))], *(name for name in names if loss_score(name))][:2]
+        self._at = _spans(header, separator)
+        self.names = _cells(header, separator)
+        steps = [step_score(name) or is_epoch(name) for name in self.names]
+        losses = [name for name in self.names if loss_score(name)]
+        self.has_step = any(steps)
+        self._needed = [*([self.names[steps.index(max(steps))]] if self.has_step else []), *losses][:2]
 
     def row(self, text: str) -> list[Field] | None:
         """The numbers of a row; None if the line is none.
@@ -45,17 +55,28 @@ class LoggedTable:
             csv.Error: a field is too long.
         """
         cells = _cells(text, self._separator)
-        if not self._is_file and (
-            len(cells) < len(self.names) or (len(cells) > len(self.names) and self._separator in SEPARATORS)
-        ):
+        names = self.names if self._is_file or len(cells) >= len(self.names) else self._above(text)
+        is_blank = self._separator not in SEPARATORS
+        if names is None or (not self._is_file and len(cells) > len(names) and not is_blank):
             return None
-        found = {name: value_of(cell) for name, cell in zip(self.names, cells, strict=False)}
-        if not self._is_file and any(found[name] is None for name in self._needed):
+        found = {name: value_of(cell) for name, cell in zip(names, cells, strict=False)}
+        if not self._is_file and any(found.get(name) is None for name in self._needed):
             return None
         row = [value._replace(name=name, unit="") for name, value in found.items() if value is not None]
-        if self._separator in SEPARATORS:
+        if not is_blank:
             return row
-        return [*row, *line_of(" ".join(cells[len(self.names) - 1 :])).fields.values()]  # such as a bar
+        is_last = len(cells) == len(names) and found[names[-1]] is not None
+        return row if is_last else [*row, *line_of(" ".join(cells[len(names) - 1 :])).fields.values()]  # such as a bar
+
+    def _above(self, text: str) -> list[str] | None:
+        """The names that cells stand below, at their begin or end, where some are empty; None if one has none."""
+        names = []
+        for start, end in _spans(text, self._separator):
+            below = [name for name, at in zip(self.names, self._at, strict=True) if at[0] == start or at[1] == end]
+            if not below:
+                return None
+            names.append(below[0])
+        return names or None
 
 
 def header_of(text: str, *, is_file: bool) -> LoggedTable | None:
@@ -66,26 +87,30 @@ def header_of(text: str, *, is_file: bool) -> LoggedTable | None:
         is_file: the file is a table, so that its first line is a header.
     """
     if is_file:
-        separator = max(",;\t", key=text.count)
-        return LoggedTable(separator, _cells(text, separator), is_file=True)
+        return LoggedTable(text, max(",;\t", key=text.count), is_file=True)
     if "=" in text or ": " in text or len(text) > 1_000:
         return None
     separator = max(SEPARATORS, key=text.count)
     if not text.count(separator):
-        separator = " " * (2 if len(_BLANKS.split(text)) > 2 else 1)
-    names = _cells(text, separator)
-    losses = [name for name in names if "loss" in name.lower()]
-    if len(names) < 2 or not losses or not all(map(_CELL.match, names)) or not any(map(loss_score, losses)):
+        separator = " " * (2 if len(_BLANKS.split(text.strip())) > 2 else 1)
+    table = LoggedTable(text, separator, is_file=False)
+    losses = [name for name in table.names if "loss" in name.lower()]
+    if len(table.names) < 2 or not losses or not all(map(_CELL.match, table.names)) or not any(map(loss_score, losses)):
         return None
-    return LoggedTable(separator, names, is_file=False) if any(map(step_score, names)) else None
+    return table if table.has_step or (separator == "  " and "loss" in table.names) else None
 
 
 def _cells(text: str, separator: str) -> list[str]:
     if separator == "|":
         return [cell.strip() for cell in text.strip("| ").split("|")]
     if separator in SEPARATORS:
-        return [cell.strip() for cell in next(csv.reader([text], delimiter=separator))]
-    return _BLANKS.split(text) if len(separator) > 1 else text.split()
+        return [cell.strip() for cell in next(csv.reader([text.strip()], delimiter=separator))]
+    return _BLANKS.split(text.strip()) if len(separator) > 1 else text.split()
+
+
+def _spans(text: str, separator: str) -> list[tuple[int, int]]:
+    """Where cells that blanks separate begin and end."""
+    return [cell.span() for cell in re.finditer(r"\S+(?:\s\S+)*" if separator == "  " else r"\S+", text)]
 
 
 class TextLog:
@@ -154,7 +179,7 @@ class TextLog:
         if not bare:
             return
         is_text = not self._is_table and self._hints.pattern is None
-        if is_text and "loss" in bare.lower() and (table := header_of(bare, is_file=False)) is not None:
+        if is_text and "loss" in bare.lower() and (table := header_of(text, is_file=False)) is not None:
             self._begin(table)
             return
         line = self._cut(text)
@@ -168,7 +193,7 @@ class TextLog:
     def _cut(self, text: str) -> Line | None:
         """A line with its numbers; nothing is remembered of it."""
         bare = text.removeprefix("\ufeff").strip()
-        if self._table is not None and (row := self._table.row(bare)) is not None:
+        if self._table is not None and (row := self._table.row(text)) is not None:
             rank = next((f"{field.value:g}" for field in row if field.name.lower() == "rank"), "")
             numbers = named(field for field in row if field.name.lower() != "rank")
             return Line(numbers, "", rank, clock_s(bare[:64]))
