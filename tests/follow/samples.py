@@ -582,7 +582,7 @@ SAMPLES: Final[dict[str, Sample]] = {
         head="      Iter       Train Loss   Remaining Time\n",
     ),
     "srun": Sample(lambda n, loss: f"3: loss: {loss}\n", step=lambda n: n + 1, step_s=None),
-    "Chainer, ESPnet 1": Sample(
+    "Chainer": Sample(
         lambda n, loss: f"{0:<12}{n * 10 + 10:<12}{loss:<12}{'':<22}{n * 2.5:<10}\n",
         head="epoch       iteration   main/loss   validation/main/loss  elapsed_time\n",
         clock=True,
