@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankwatch.output.errors import LINE_CHARACTERS_MAX, LINES_MAX, reason
+from rankwatch.output.errors import LINE_CHARACTERS_MAX, LINES_MAX, Weight, reason
 from rankwatch.output.tail import PrintedLine
 from tests.detectors.test_ends import SIGABRT, SIGINT, SIGKILL, SIGTERM, Ends
 
@@ -241,8 +241,9 @@ def output_of(text: str, rank: int, number: int | None) -> dict[str, Any]:
     found = reason(printed(text, rank), number)
     if found is None:
         return {}
-    told = {"line": found.line, "role": str(found.pattern.role), "where": found.where, "lines": [*found.lines]}
-    return {"output": told}
+    certain = found.pattern.weight is Weight.CERTAIN
+    told = {"line": found.line, "role": str(found.pattern.role), "certain": certain, "where": found.where}
+    return {"output": told | {"lines": [*found.lines]}}
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -294,6 +295,21 @@ def test_lines_that_say_nothing_of_an_end_choose_nothing():
 def test_an_error_that_was_printed_long_before_the_end_did_not_cause_it():
     old = [PrintedLine(1_000_000_000, "ValueError: a batch was skipped"), PrintedLine(700_000_000_000, "step 9000")]
     assert reason(old) is None
+
+
+def test_an_error_after_which_training_went_on_did_not_end_it():
+    steps = "\n".join(f"step {number} loss 2.{number}" for number in range(20))
+    assert reason(printed(f"{steps}\nCUDA out of memory, a smaller batch is taken\n{steps}", 0)) is None
+    assert reason(printed(f"{steps}\nValueError: bad\nstep 21 loss 2.3", 0)) is not None
+
+
+def test_an_error_that_a_rank_went_on_after_makes_it_no_cause_of_a_lost_peer():
+    job = Ends(ranks=2)
+    caught = output_of("ValueError: a bad sample was left out", 0, None)
+    findings = job.raises(0, "RuntimeError: Connection closed by peer") + job.exit(0, code=1, **caught)
+    findings += job.exit(1, **KILLED) + job.stand(10)
+    assert findings[-1].ranks == (1,)
+    assert "first_error" not in findings[-1].evidence
 
 
 def test_no_more_than_twenty_lines_are_chosen_and_none_has_a_secret():

@@ -48,7 +48,7 @@ class RankOutput:
         """The rank is gone and all of it is sent."""
         self._files.pop(rank.path, None)
 
-    def why_ended(self, rank: LocalRank, number: int | None) -> dict[str, Any]:
+    def why_ended(self, rank: LocalRank, number: int | None, ended_unix_ns: int) -> dict[str, Any]:
         """The fields of its event `process_exit` that its output adds: `output`, see `wire.EVENT_KINDS`; {}: none.
 
         In a file that ranks share, a line without a number may be of any of them: of the first that ended it counts
@@ -57,10 +57,11 @@ class RankOutput:
         Args:
             rank: one that has ended.
             number: the signal that ended it; None: none.
+            ended_unix_ns: when it did.
         """
-        found = reason(self.lines(rank), number)
+        found = reason(self.lines(rank), number, ended_unix_ns)
         if found is None and rank.exit_order == 0:
-            found = reason(self._of_files(rank, of_nobody), number)
+            found = reason(self._of_files(rank, of_nobody), number, ended_unix_ns)
             found = found if found is not None and found.pattern.weight is Weight.CERTAIN else None
         files = sorted(self._files.get(rank.path, {}).values())
         return {} if found is None else {"output": _fields(found) | {"files": files}}
@@ -112,6 +113,7 @@ def _fields(found: EndReason) -> dict[str, Any]:
         "line": found.line,
         "role": str(found.pattern.role),
         "pattern": found.pattern.name,
+        "certain": found.pattern.weight is Weight.CERTAIN,
         "where": found.where,
         "unix_ns": found.unix_ns,
         "lines": list(found.lines if found.pattern.role is LineRole.ROOT else found.lines[-CONSEQUENCE_LINES_MAX:]),

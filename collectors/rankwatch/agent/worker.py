@@ -249,7 +249,7 @@ class Worker:
             seen_unix_ns = self._clock.unix_ns() - int((now_s - rank.gone_since_s) * 1e9)
             event = exit_event(rank, block, ended or UNKNOWN_EXIT, seen_unix_ns)
             if event.fields["code"] != 0:
-                event.fields.update(self._output.why_ended(rank, event.fields["signal"]))
+                event.fields.update(self._output.why_ended(rank, event.fields["signal"], seen_unix_ns))
             _log.info("rank %d ended: %s", rank.rank, event.fields)
             self._tell_last(rank, block, now_s, event)
 

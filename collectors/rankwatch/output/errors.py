@@ -24,10 +24,14 @@ BEFORE: Final = 11
 """Lines before the one that was chosen: of a traceback, the innermost calls."""
 FRAMES_MAX: Final = 200
 """Lines above it in which its traceback is looked for."""
-RECENT_S: Final = 120.0
-"""An error that was printed longer before the last line than this did not end the process."""
+RECENT_S: Final = 30.0
+"""An error that was printed longer before the end than this did not bring it: the process went on."""
 RECENT_LINES: Final = 400
 """The same, where it is not known when lines were printed."""
+
+
+PROGRESS_LINES: Final = 3
+"""After an error that ends a process, fewer lines than this tell of steps, which other threads may have buffered."""
 
 
 class LineRole(StrEnum):
@@ -195,6 +199,7 @@ PATTERNS: Final[Sequence[Pattern]] = (
 )
 """A line has the role of the first that it fits."""
 
+_PROGRESS: Final = re.compile(r"(?i)\b(?:step|iter(?:ation)?|epoch|loss)\b\W{0,3}\d|\d(?:it/s|s/it)")
 _HINT: Final = re.compile(
     r"(?i)error|exception|fail|fault|time|kill|abort|interrupt|sig(?:int|term)|signal|cancel|cuda|cudnn|nccl|memory|"
     r"connection|address|assert|worker|space|quota|denied|file|shared object|symbol|glibc|corrupt|malloc|free\(|"
@@ -246,14 +251,17 @@ class EndReason:
     """This line and some around it, at most `LINES_MAX`."""
 
 
-def reason(lines: Sequence[PrintedLine], number: int | None = None) -> EndReason | None:
+def reason(
+    lines: Sequence[PrintedLine], number: int | None = None, ended_unix_ns: int | None = None
+) -> EndReason | None:
     """Choose the line that says why a process ended.
 
     Args:
         lines: the end of its output, oldest first.
         number: the signal that ended it; None: none. Of a process that others have killed only what says so counts.
+        ended_unix_ns: when it ended; None: with its last line.
     """
-    recent = _recent(lines)
+    recent = _after_progress(_recent(lines, ended_unix_ns))
     found = [(at, pattern) for at, line in enumerate(recent) if (pattern := pattern_of(line.text)) is not None]
     if number in (signal.SIGKILL, signal.SIGTERM):
         found = [one for one in found if one[1].role is not LineRole.ROOT or one[1].name in _KILLERS]
@@ -304,9 +312,15 @@ def pattern_of(text: str) -> Pattern | None:
 _BY_NAME: Final = {pattern.name: pattern for pattern in PATTERNS}
 
 
-def _recent(lines: Sequence[PrintedLine]) -> Sequence[PrintedLine]:
-    last_ns = max((line.unix_ns for line in lines), default=0)
-    return [line for line in lines if line.unix_ns == 0 or last_ns - line.unix_ns <= RECENT_S * 1e9][-RECENT_LINES:]
+def _recent(lines: Sequence[PrintedLine], ended_unix_ns: int | None) -> Sequence[PrintedLine]:
+    end_ns = max((line.unix_ns for line in lines), default=0) if ended_unix_ns is None else ended_unix_ns
+    return [line for line in lines if line.unix_ns == 0 or end_ns - line.unix_ns <= RECENT_S * 1e9][-RECENT_LINES:]
+
+
+def _after_progress(lines: Sequence[PrintedLine]) -> Sequence[PrintedLine]:
+    """The lines from the last but `PROGRESS_LINES` that tell of a step on: after an earlier error training went on."""
+    steps = [at for at, line in enumerate(lines) if _PROGRESS.search(line.text, 0, LINE_CHARACTERS_MAX)]
+    return lines[steps[-PROGRESS_LINES] :] if len(steps) >= PROGRESS_LINES else lines
 
 
 def of_rank(lines: Sequence[PrintedLine], rank: int, local_rank: int) -> list[PrintedLine]:

@@ -124,6 +124,7 @@ def _output_of(told: object) -> dict[str, Any]:
     return {
         "line": str(told["line"])[:OUTPUT_CHARACTERS_MAX],
         "role": str(told.get("role", ""))[:20],
+        "certain": told.get("certain") is True,
         "where": str(told.get("where") or "")[:200],
         "unix_ns": _time_of(told.get("unix_ns")),
         "lines": _texts(told.get("lines"), OUTPUT_LINES_MAX),
@@ -137,11 +138,12 @@ def _texts(told: object, most: int) -> list[str]:
 
 def _judged(end: End) -> End:
     """The end with who is to blame. What it has printed counts where its own exception is not known, and where that
-    says that a peer was lost, but the output what was wrong before.
+    says that a peer was lost, but the output what no lost peer brings.
     """
     printed = end["output"]
     is_root = printed.get("role") == ROOT
-    if printed and (not end["error"] or (is_root and is_broken_connection(end))) and printed["role"] in (ROOT, CASCADE):
+    counts = not end["error"] or (is_root and printed["certain"] and is_broken_connection(end))
+    if printed and counts and printed["role"] in (ROOT, CASCADE):
         end |= {"error": printed["line"], "where": printed["where"]}
         if is_root and 0 <= end["unix_ns"] - printed["unix_ns"] <= PRINTED_S * 1e9:
             end["unix_ns"] = printed["unix_ns"]

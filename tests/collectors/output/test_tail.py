@@ -15,7 +15,7 @@ from rankwatch import layout
 from rankwatch.agent.rank_output import HUNG_LINES_MAX, RankOutput
 from rankwatch.agent.ranks import LocalRank
 from rankwatch.output.tail import TAIL_BYTES, OutputTail, kept_lines
-from tests.support.ranks.recorders import a_recorder, local_rank
+from tests.support.ranks.recorders import UNIX_NS, a_recorder, local_rank
 
 SCRIPT = """
     import os, sys
@@ -121,12 +121,12 @@ def test_a_rank_s_own_log_says_why_it_ended(tmp_path, ranks_that_write):
     (tmp_path / "0.err").write_text("step 1\nRuntimeError: CUDA error: an illegal memory access was encountered\n")
     output = RankOutput()
     output.meet(rank)
-    told = output.why_ended(rank, None)["output"]
+    told = output.why_ended(rank, None, UNIX_NS)["output"]
     assert (told["role"], told["pattern"]) == ("root", "cuda_access")
     assert told["lines"][0] == "step 1"
     assert output.last_lines(rank)[-1] == told["line"]
     output.forget(rank)
-    assert output.why_ended(rank, None) == {}
+    assert output.why_ended(rank, None, UNIX_NS) == {}
 
 
 def test_in_a_file_of_several_ranks_a_line_belongs_to_the_rank_that_it_names(tmp_path, ranks_that_write):
@@ -139,7 +139,7 @@ def test_in_a_file_of_several_ranks_a_line_belongs_to_the_rank_that_it_names(tmp
     for order, rank in zip((0, 1, 2), ranks, strict=True):
         rank.exit_order = order
         output.meet(rank)
-    said = [output.why_ended(rank, None).get("output", {}).get("line") for rank in ranks]
+    said = [output.why_ended(rank, None, UNIX_NS).get("output", {}).get("line") for rank in ranks]
     assert said == [
         "terminate called after throwing an instance of 'std::bad_alloc'",  # of nobody else: of the first that ended
         "ValueError: bad batch",
