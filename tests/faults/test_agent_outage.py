@@ -17,7 +17,6 @@ from tests.support.agent.host import AgentProcess
 from tests.support.agent.service import KEY, AgentService, until
 from tests.support.agent.small_disk import small_disk
 from tests.support.ranks.recording_rank import RecordingRank
-from tests.support.trials.selection import in_ci
 
 pytestmark = pytest.mark.integration
 
@@ -131,31 +130,6 @@ def test_without_a_service_the_agent_spools_says_so_in_one_line_and_finds_it_whe
         file.write_text(f'{{"url": "{service.url}", "token": "from-the-file.k{KEY.hex()}"}}')
         until(lambda: len(service.rows()) == 40, 30.0)
         assert set(service.tokens) == {"Bearer from-the-file"}
-
-
-@pytest.mark.parametrize("status", [413, *in_ci([400, 415, 422])])
-def test_what_the_service_will_never_take_is_dropped_counted_and_does_not_block_the_rest(status, service, rank, agent):
-    until(lambda: service.batches)
-    service.status = status
-    rank.do("steps", 30)
-    until(lambda: f"refused_{status}" in agent.log)
-    service.status = 202
-    until(service.lost)
-    rank.do("steps", 5)
-    until(lambda: ("l.0", 34, 0) in service.rows())
-    assert service.lost()[f"refused_{status}"] >= 35 - len(service.rows())
-
-
-@pytest.mark.parametrize("status", [403, 503, *in_ci([401, 404, 429, 500])])
-def test_what_may_change_is_waited_for(tmp_path, status, service):
-    service.status = status
-    service.retry_after = "1" if status in (429, 503) else None
-    with RecordingRank(tmp_path) as rank, AgentProcess(tmp_path, service.environment):
-        rank.do("steps", 30)
-        until(lambda: spooled_bytes(tmp_path) > 0)
-        service.status = 202
-        until(lambda: len(service.rows()) == 30)
-        assert service.lost() == {}
 
 
 @pytest.mark.parametrize("spool", ["on a full disk", "not a folder"])

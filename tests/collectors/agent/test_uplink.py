@@ -88,9 +88,8 @@ def test_a_base_url_may_have_a_path() -> None:
 @pytest.mark.parametrize(
     ("status", "outcome"),
     [
-        (400, Refused("refused_400", '{"title": "no"}')),
-        (503, Later("status 503", 7.0)),
-        (302, Later("status 302", 7.0)),
+        *((status, Refused(f"refused_{status}", '{"title": "no"}')) for status in (400, 413, 415, 422)),
+        *((status, Later(f"status {status}", 7.0)) for status in (302, 429, 500, 503)),
     ],
 )
 def test_answers_are_told_apart(publisher: Publisher, service: AgentService, status: int, outcome: object) -> None:
@@ -98,11 +97,12 @@ def test_answers_are_told_apart(publisher: Publisher, service: AgentService, sta
     assert publisher(lambda: find(service))(BODY) == outcome
 
 
-def test_a_service_that_does_not_answer_to_its_name_keeps_the_message_and_tells_a_person(publisher, service):
-    service.status = 421
+@pytest.mark.parametrize("status", [401, 403, 404, 421])
+def test_what_a_person_must_mend_keeps_the_message_and_tells_a_person(publisher, service, status):
+    service.status = status
     outcome = publisher(lambda: find(service))(BODY)
     assert (type(outcome), outcome.for_a_person) == (Later, True)
-    assert f"{service.url} says 421" in outcome.reason
+    assert f"{service.url} says {status}" in outcome.reason
 
 
 def test_no_service_and_a_broken_configuration_are_reasons_to_wait(publisher: Publisher) -> None:

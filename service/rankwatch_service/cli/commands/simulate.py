@@ -75,25 +75,12 @@ NOISE = Annotated[
 ]
 TP = Annotated[int, typer.Option("--tp", min=1, rich_help_panel=JOB, help="Tensor-parallel ranks.")]
 PP = Annotated[int, typer.Option("--pp", min=1, rich_help_panel=JOB, help="Pipeline stages.")]
-PER_HOST = Annotated[int, typer.Option("--ranks-per-host", min=1, rich_help_panel=JOB, help="Ranks on each host.")]
-PER_SWITCH = Annotated[
-    int, typer.Option("--hosts-per-switch", min=0, rich_help_panel=JOB, help="Hosts on each switch; 0: not known.")
-]
-UUIDS = Annotated[
-    bool, typer.Option("--uuids/--no-uuids", rich_help_panel=JOB, help="Whether ranks know the UUIDs of their devices.")
-]
-LAUNCH_CPU = Annotated[
-    bool, typer.Option("--launch-cpu", rich_help_panel=JOB, help="Report the CPU time of kernel launches.")
-]
-DEVICE_TIMES = Annotated[
-    bool, typer.Option("--device-times", rich_help_panel=JOB, help="Report what devices measure of their own work.")
-]
 ACCELERATOR = Annotated[
     bool,
     typer.Option(
         "--accelerator",
         rich_help_panel=JOB,
-        help="As on accelerators: --launch-cpu, --device-times, and values that arrive a step late.",
+        help="As on accelerators: CPU time of launches, times that devices measure, values that arrive a step late.",
     ),
 ]
 NAME = Annotated[str, typer.Option("--job", rich_help_panel=JOB, help="Name of the job.")]
@@ -134,11 +121,6 @@ def simulate(
     noise: NOISE = 0.02,
     tp: TP = 1,
     pp: PP = 1,
-    ranks_per_host: PER_HOST = 8,
-    hosts_per_switch: PER_SWITCH = 0,
-    uuids: UUIDS = True,
-    launch_cpu: LAUNCH_CPU = False,
-    device_times: DEVICE_TIMES = False,
     accelerator: ACCELERATOR = False,
     job: NAME = "simulated",
     speed: SPEED = 1.0,
@@ -169,10 +151,7 @@ def simulate(
         return
     if live == (output is not None):
         raise CliError(Status.USAGE, "choose one: -o FILE for a file, or --live for a running service")
-    launch_cpu, device_times = launch_cpu or accelerator, device_times or accelerator
-    placement = RankPlacement(
-        tp, pp, ranks_per_host, hosts_per_switch, uuids=uuids, launch_cpu=launch_cpu, device_times=device_times
-    )
+    placement = RankPlacement(tp, pp, launch_cpu=accelerator, device_times=accelerator)
     plain = Job(ranks, steps, seed, step_s=step_s, noise=Noise(noise), placement=placement, late_values=accelerator)
     world = _with_faults(plain, fault or [], mix)
     if output is not None:
