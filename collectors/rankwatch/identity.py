@@ -72,7 +72,7 @@ def identify(
     process_group: tuple[int, int] | None = None,
     start: Callable[[bool], str],
 ) -> RankIdentity:
-    """Put an identity together; arguments that are None are looked up.
+    """Build an identity; arguments that are None are looked up.
 
     Args:
         env: the process's environment.

@@ -337,7 +337,7 @@ class Detector(Protocol):
     """Raised when the same observations may give other findings or the snapshot's shape changes."""
 
     def observe(self, observation: Observation) -> Sequence[Finding]:
-        """Take the next observation; return what changed in this detector's judgement (mostly nothing)."""
+        """Process the next observation; return what changed in this detector's judgement (mostly nothing)."""
         ...
 
     def snapshot(self) -> dict[str, Any]:

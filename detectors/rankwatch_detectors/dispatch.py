@@ -67,7 +67,7 @@ class DispatchingDetector(Stateful):
             setattr(self, name, getattr(before, name))
 
     def observe(self, observation: Observation) -> Sequence[Finding]:
-        """Take the next observation; return what changed in this detector's judgement."""
+        """Process the next observation; return what changed in this detector's judgement."""
         if isinstance(observation, Frame):
             if not self._is_current(observation):
                 return ()

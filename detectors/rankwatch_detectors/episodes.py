@@ -88,7 +88,7 @@ class Episodes(Stateful):
         return [self._tell(scope, Change.UPDATE, changes)]
 
     def mark(self, scope: IncidentScope, what: str, step: int) -> list[Finding]:
-        """Say in an open episode that a change was declared since. It stays open: declaring is no repair.
+        """Note in an open episode that a change was declared since. It stays open: a declaration is no repair.
 
         Args:
             scope: of the episode.

@@ -394,7 +394,7 @@ class StatisticHistories(Stateful):
     def take(
         self, detector: ExplainedDetector, frame: Frame, findings: Sequence[Finding], counts: FrameCounts
     ) -> list[dict[str, Any]]:
-        """Take a frame that a detector has just been given.
+        """Add a frame that a detector has just processed.
 
         Args:
             detector: the detector; it has not been given the next frame yet.

@@ -269,12 +269,12 @@ class AlertResult(StrEnum):
     BEGUN = "begun"
     """An incident has it from now on."""
     REPEATED = "repeated"
-    """It fires or is over as before."""
+    """It fires or is resolved as before."""
     ENDED = "ended"
     EXPIRED = "expired"
     """It was not repeated in time."""
     WAITING = "waiting"
-    """It concerns no job, or its job has too many: its next repeat may find one, or room."""
+    """It matches no job, or its job has too many alerts: its next repeat may find a job, or room."""
     OWN = "own"
     """It is about rankwatch itself."""
     MALFORMED = "malformed"
@@ -304,7 +304,7 @@ class AlertRows:
     def take(
         self, alerts: Sequence[Alert], jobs: Mapping[str, Sequence[str]], of_jobs: Collection[str]
     ) -> list[AlertResult]:
-        """Take alerts of one request, each once; returns what became of each.
+        """Store the alerts of one request, each once; return the outcome of each.
 
         Args:
             alerts: with different fingerprints.
@@ -455,7 +455,7 @@ def take_alerts(
     may_see: Callable[[str], bool],
     now_unix_ns: int,
 ) -> list[AlertResult]:
-    """Take alerts; returns what became of each.
+    """Store alerts; return the outcome of each.
 
     Args:
         engine: of the database.

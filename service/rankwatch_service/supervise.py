@@ -85,7 +85,7 @@ class Supervisor:
                 self._start(child)
 
     def end(self) -> None:
-        """Ask every child to end, and kill those that do not."""
+        """Send every child SIGTERM, and kill those that do not end."""
         running = [child.process for child in self._children if child.process is not None]
         for process in running:
             process.terminate()

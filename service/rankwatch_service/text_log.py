@@ -67,7 +67,7 @@ def _renderer() -> structlog.typing.Processor:
 def _configure_libraries(
     number: int, before: list[structlog.typing.Processor], after: list[structlog.typing.Processor]
 ) -> None:
-    """Let the standard library's logging and warnings write lines of the same form."""
+    """Make the standard library's logging and warnings write lines of the same form."""
     handler = logging.StreamHandler(sys.stderr)
     remove = structlog.stdlib.ProcessorFormatter.remove_processors_meta
     handler.setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=before, processors=[remove, *after]))
@@ -79,7 +79,7 @@ def _configure_libraries(
 
 
 def _log_what_is_not_caught() -> None:
-    """Let an error that ends the process or a thread, or is raised where none can be, be a line as well."""
+    """Log an error that ends the process or a thread, or is raised in a finaliser, as a line as well."""
 
     def in_process(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if not issubclass(kind, KeyboardInterrupt):

@@ -72,7 +72,7 @@ def recorders_of(environment: Mapping[str, str]) -> Path:
 
 
 def _drain(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
-    """Let an agent send each spool that is left, one after the other; 1 if messages still wait afterwards."""
+    """Send each spool that is left by an agent, one after the other; return 1 if messages still wait afterwards."""
     from rankwatch.agent.sender import left_spools  # noqa: PLC0415
     from rankwatch.notices import say  # noqa: PLC0415
 

@@ -157,7 +157,7 @@ class Rows:
 
 
 def _spread(rows: list[int], values: list[Cell], count: int, absent: Cell) -> tuple[bytes | None, list[Cell]]:
-    """Put values at their rows; the mask is None when every row has one."""
+    """Scatter values to their rows; the mask is None when every row has one."""
     if len(rows) == count:
         return None, values
     cells = [absent] * count
@@ -338,7 +338,7 @@ class BatchBuilder:
         return 0
 
     def carry(self, devices: Sequence[wire.DeviceSample], host_devices: Sequence[wire.HostDeviceSample]) -> None:
-        """Take the newest counters, as far as there are new ones."""
+        """Add the newest counters, as far as there are new ones."""
         self.devices = tuple(devices) or self.devices
         self.host_devices = tuple(host_devices) or self.host_devices
 

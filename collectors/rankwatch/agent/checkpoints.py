@@ -65,7 +65,7 @@ class CheckpointRoots:
         self._read()
 
     def meet(self, rank: LocalRank) -> None:
-        """Take the roots that a living rank declares. Those of a new launch replace what was known before."""
+        """Add the roots that a living rank declares. Those of a new launch replace all earlier ones."""
         told = tuple(map(str, rank.identity.get("checkpoint_roots", ())))
         if rank.launch != self._launch:
             self._launch, self._declared, self.trouble = rank.launch, bool(told), ""
@@ -78,7 +78,7 @@ class CheckpointRoots:
                 self._change((*before, *fresh)[-ROOTS_MAX:], rank)
 
     def learn(self, rank: LocalRank, note: Note) -> None:
-        """Take what a rank notes of a save: where it is, and how many ranks save a part of it."""
+        """Store a rank's note of a save: where it is, and how many ranks save a part of it."""
         if note.kind != "checkpoint_saved":
             return
         shards, location = note.fields.get("shards"), str(note.fields.get("location", ""))

@@ -122,7 +122,7 @@ class DeviceSurvey(msgspec.Struct, frozen=True):
 
 
 def survey() -> DeviceSurvey:
-    """Ask for everything once."""
+    """Query everything once."""
     try:
         nvml = open_nvml()
     except NoDevicesError as error:

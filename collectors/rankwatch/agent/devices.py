@@ -152,7 +152,7 @@ class ThrottledDevices:
         self._devices: dict[int, _Device] = {}
 
     def see(self, index: int, reasons: int | None, now_s: float) -> Throttling | None:
-        """Take a sample's clocks event reasons.
+        """Add the clock event reasons of a sample.
 
         Returns:
             Something once a minute while the device is throttled, and once when it is over.
@@ -271,7 +271,7 @@ class DeviceSampler(threading.Thread):
         return _ended(reader, ask=self._closed.is_set())
 
     def _follow(self, pipe: IO[bytes]) -> None:
-        """Take what the reader writes until it or the sampler ends."""
+        """Receive what the reader writes until it or the sampler ends."""
         readings, since_s, timeout_s = Readings(), self._clock.monotonic_s(), OPEN_WITHIN_S
         while not self._closed.is_set():
             readable, _, _ = select.select([pipe.fileno(), self._woken], [], [], SILENT_S / 3)

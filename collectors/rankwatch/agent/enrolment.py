@@ -102,7 +102,7 @@ class Enrolment:
         self._identity = self._stored()
 
     def introduce(self, host: str) -> None:
-        """Take the name of this host, as its ranks say it."""
+        """Store the name of this host, as its ranks report it."""
         self._host = host
 
     def identity(self, batch: bytes = b"") -> AgentIdentity:
@@ -154,7 +154,7 @@ class Enrolment:
         return AgentIdentity(told.agent, bytes.fromhex(told.secret))
 
     def _ask(self, asked: wire.EnrolmentRequest) -> wire.Enrolled:
-        """Ask the service for an identity, and check that it has issued the token."""
+        """Request an identity from the service, and check that this service has issued the token."""
         try:
             answer = self._connection.post("/api/v1/agents/enrol", msgspec.json.encode(asked), "application/json")
         finally:

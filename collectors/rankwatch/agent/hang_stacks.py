@@ -198,7 +198,7 @@ class Stacks:
         return bool(self._waiting)
 
     def begin(self, request: str, rank: LocalRank) -> None:
-        """Ask a rank for its stack, once for each request; a `LOOK` each time."""
+        """Request a rank's stack, once for each request, and a `Look` each time."""
         if request != LOOK and not _is_new(self._answered, (request, rank.path)):
             return
         now_s = self._clock.monotonic_s()
@@ -316,7 +316,7 @@ def _read(path: Path, offset: int) -> str:
 
 PROGRAM: Final = "py-spy"
 DUMP_WITHIN_S: Final = 10.0
-"""It reads the symbols of all libraries of the process: torch's take seconds."""
+"""py-spy reads the symbols of all libraries of the process, which takes seconds for torch's."""
 NATIVE_STACKS_MAX: Final = 4
 """Places of a host whose native frames are taken for one request."""
 NATIVE_BYTES_MAX: Final = 64 * 1024
@@ -347,7 +347,9 @@ class NativeStacks:
         self._refused = False
 
     def begin(self, rank: StackedRank) -> None:
-        """Ask for a rank's frames; nothing without py-spy, or beyond `NATIVE_STACKS_MAX` of a request."""
+        """Request a rank's native frames; nothing happens without py-spy, or beyond `NATIVE_STACKS_MAX` of a
+        request.
+        """
         if rank.request != self._newest:
             self._newest, self._count = rank.request, 0
         if self._program is None or self._count >= NATIVE_STACKS_MAX:

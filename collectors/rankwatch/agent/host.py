@@ -463,7 +463,7 @@ class HostSampler(threading.Thread):
         return samples
 
     def watch_checkpoints(self, folder: str, free_bytes: int) -> None:
-        """Tell of the disk on which the job saves its checkpoints from now on.
+        """From now on report the disk on which the job saves its checkpoints.
 
         Args:
             folder: in which it saves; absolute, without symbolic links.

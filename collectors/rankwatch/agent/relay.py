@@ -306,7 +306,7 @@ class Traces:
         return ready
 
     def _look(self, rank: LocalRank) -> None:
-        """Take the answer of this rank, if it has one."""
+        """Collect the answer of this rank, if it has one."""
         if rank.trace is None:
             return
         fields = _answer(rank.path, rank.trace.request)

@@ -345,15 +345,15 @@ class _Incidents(_Resource):
         return self._one(IncidentDetail, "GET", f"incidents/{_part(incident)}")
 
     def acknowledge(self, incident: str, text: str = "") -> Incident:
-        """Say that somebody looks after it."""
+        """Acknowledge it: somebody works on it."""
         return self._one(Incident, "POST", f"incidents/{_part(incident)}/acknowledge", body={"text": text})
 
     def resolve(self, incident: str, text: str = "") -> Incident:
-        """Say that it is over."""
+        """Resolve it."""
         return self._one(Incident, "POST", f"incidents/{_part(incident)}/resolve", body={"text": text})
 
     def feedback(self, incident: str, answer: str) -> Incident:
-        """Say whether it was `useful`, `noise` or a `duplicate`."""
+        """Rate it as `useful`, `noise` or a `duplicate`."""
         return self._one(Incident, "PUT", f"incidents/{_part(incident)}/feedback", body={"answer": answer})
 
     def watch(
@@ -383,7 +383,7 @@ class _Commands(_Resource):
         incident: str | None = None,
         expires_s: float | None = None,
     ) -> Command:
-        """Ask a job to do something: pause, resume, checkpoint, rollback, stop, relaunch or trace."""
+        """Request a command of a job: pause, resume, checkpoint, rollback, stop, relaunch or trace."""
         body: dict[str, Any] = {"action": action, "params": dict(params or {}), "reason": reason, "incident": incident}
         body |= {"expires_s": expires_s} if expires_s is not None else {}
         return self._one(Command, "POST", f"jobs/{_part(job)}/commands", body=body)

@@ -355,7 +355,7 @@ class _Problem(msgspec.Struct):
 
 
 def _place(loc: str) -> str:
-    """Which value is wrong, as whoever wrote it calls it; empty: the whole body."""
+    """The path of the invalid value, as its writer knows it; empty: the whole body."""
     first, _, rest = loc.partition(".")
     name = rest if first in ("query", "body", "path") else loc
     return f"{name.removesuffix('.0')}: " if name else ""

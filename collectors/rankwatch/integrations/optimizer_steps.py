@@ -127,7 +127,7 @@ class Losses:
         return found
 
     def close(self) -> None:
-        """Give torch its functions back."""
+        """Restore torch's own functions."""
         torch.autograd.backward, torch.amp.GradScaler.scale = self._originals  # type: ignore[method-assign]
 
     def _watched_backward(self, backward: Callable[..., Any]) -> Callable[..., Any]:

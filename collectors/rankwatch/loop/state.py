@@ -158,7 +158,7 @@ class EpochBatches(Iterator[Any]):
         raise StopIteration
 
     def skip(self, count: int) -> None:
-        """Go on as if so many batches had been drawn; a loader with a state of its own is left where it is."""
+        """Skip so many batches; a loader with its own state keeps it."""
         self._drawn = count
         if self._keeps_state:
             return
@@ -172,7 +172,7 @@ class EpochBatches(Iterator[Any]):
         return self._epoch, self._in_epoch, self._iterator is not None, dict(self._random), own
 
     def move_to(self, position: int | None, state: Any) -> None:
-        """Go back to a place of which `state` was taken."""
+        """Go back to the position that `state` describes."""
         self._epoch, in_epoch, begun, random, own = state
         self._drawn, self._iterator, self._in_epoch = position or 0, None, 0
         if own is not None:

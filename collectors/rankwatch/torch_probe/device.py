@@ -122,7 +122,7 @@ class CudaDevice:
     """A CUDA (or ROCm) device."""
 
     def __init__(self, home: torch.device) -> None:
-        """Take the device that holds the parameters."""
+        """Measure the device that holds the parameters."""
         self._home = home
         self._free: list[torch.cuda.Event] = []
 

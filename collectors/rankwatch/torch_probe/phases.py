@@ -71,7 +71,7 @@ class AutomaticPhases:
         return handles
 
     def step_begins(self) -> None:
-        """Leave phases that an exception or an evaluation between steps left open."""
+        """End phases that an exception or an evaluation between steps left open."""
         self._step += 1
         while self._open:
             self._open.pop().phase.__exit__(None, None, None)
@@ -80,7 +80,7 @@ class AutomaticPhases:
             self._timer.step_begins()
 
     def step_ends(self) -> None:
-        """Leave an evaluation, and record how much the step had to do."""
+        """End an evaluation, and record the size of the step's work."""
         self.leave(EVAL)
         self._work.step_ends()
 

@@ -282,7 +282,7 @@ def ddp_division(model: WatchedModel) -> Division:
 
 
 def slices_of(parameters: Sequence[tuple[str, Iterable[int], Division | None]], stage: int) -> list[ModelSlice] | None:
-    """Put parameters that are divided alike into one slice.
+    """Group parameters that are divided alike into slices.
 
     Args:
         parameters: name, shape of the whole, and division; None: this rank has no part of it. All ranks that share a

@@ -79,7 +79,7 @@ class TraceSpan(NamedTuple):
     lane: int = 0
     """The stream on a device, the thread on the host."""
     is_async: bool = False
-    """It is no part of what its thread calls, as a collective that runs beside it."""
+    """Whether it runs beside what its thread calls, as an asynchronous collective does."""
     number: int = 0
     """By which a kernel names the operation that launched it, in `launched_by`."""
     launched_by: int = 0

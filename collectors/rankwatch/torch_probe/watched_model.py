@@ -142,7 +142,7 @@ class Flat:
     sizes: tuple[int, ...]
     """Elements of each stretch of the flat parameter that is not divided, padding included."""
     is_padding: tuple[bool, ...]
-    """Which of these stretches are padding between two parameters."""
+    """Whether each stretch is padding between two parameters."""
     group: Any
     """Process group over which it is divided, or replicated if `divides` is False."""
     replicas: Any

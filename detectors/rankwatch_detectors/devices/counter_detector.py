@@ -46,7 +46,7 @@ class DevicePlaces(Stateful):
         """UUID of each rank's device; `ON_CPU` if it computes on none, "" if that is not known."""
 
     def learn(self, topology: Topology) -> None:
-        """Take the topology of an attempt."""
+        """Store the topology of an attempt."""
         types = topology.device_type or ("",) * topology.world_size
         self._hosts = list(topology.host)
         self._devices = [
@@ -136,7 +136,7 @@ class HeldRules(Stateful, ABC):
         """How many new ones its counts had since they were last still for long, by rule and device."""
 
     def see(self, counters: DeviceCounters, *, trains: bool = True) -> Iterator[DeviceProblem]:
-        """Take the next slot; one that is older than the newest is not judged.
+        """Process the next slot; one that is older than the newest is not judged.
 
         Args:
             counters: the slot.

@@ -405,7 +405,7 @@ class DeviceFaultDetector(DispatchingDetector):
         return len(self._repeats[key]) > 1 and not elsewhere
 
     def _raise(self, burst: dict[str, Any], severity: Severity, what: str, action: str) -> None:
-        """Take the graver of two grades; of equal ones the first, which causes the others."""
+        """Return the graver of two grades; of equal ones the first, which causes the others."""
         if not burst["grade"] or GRAVITY.index(severity) > GRAVITY.index(Severity(burst["grade"])):
             burst.update(grade=severity.value, what=what, action=action)
 

@@ -262,7 +262,7 @@ class SlowPlaces(Stateful):
         self._rows, self._first_step = 0, 0
 
     def take(self, ranks: PeerTest, source: str, frame: Frame, now_s: float, describe: Described) -> list[Finding]:
-        """Take a row of ranks that has just been judged, and is not learned yet.
+        """Process a row of ranks that has been judged and not learned yet.
 
         Args:
             ranks: the peer test of ranks, which was given their times without `shift`.

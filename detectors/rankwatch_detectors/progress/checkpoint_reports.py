@@ -184,7 +184,7 @@ class RankFailures(Stateful):
                 known.pop(str(rank), None)
 
     def take_out(self, fits: Callable[[Failure], bool]) -> list[Failure]:
-        """Take out the failures that fit, oldest of each tier first."""
+        """Remove and return the failures that match, oldest of each tier first."""
         taken = [one for known in self._by_tier.values() for one in known.values() if fits(one)]
         for one in taken:
             del self._by_tier[one["tier"]][str(one["rank"])]

@@ -437,7 +437,7 @@ class HangDetector(DispatchingDetector):
         return f"Training stands still {where} {since(onset_time_s)}{self._verdict(still, missing)}."
 
     def _verdict(self, still: Standstill, missing: Missing) -> str:
-        """Who waits for whom, as the end of a sentence."""
+        """Name the waiting and the missing ranks, as the end of a sentence."""
         if still.paused and still.together != COLLECTIVE and (self.world_size == 1 or not missing.ranks):
             return ": an evaluation, a save, or a hang outside of the step"
         if self.world_size == 1:

@@ -219,7 +219,7 @@ class ExcursionConfig:
     """Which excursions are the character of a series."""
 
     usual: int = 3
-    """It takes so many that came back ..."""
+    """At least so many excursions that came back ..."""
     height_ratio: float = 1.5
     """... of which each was so high that this multiple of it reaches the new one, ..."""
     length_ratio: float = 2.0

@@ -130,7 +130,7 @@ class Agents:
         self._lock = Lock()
 
     def enrol(self, origin: Origin, token_id: str, hosts_max: int | None, claimed: HostProof | None = None) -> Enrolled:
-        """Give an agent its identity.
+        """Issue an identity to an agent.
 
         Args:
             origin: the job and the host that it speaks for.
@@ -243,7 +243,7 @@ garbage collection frees it."""
 
 
 def jobs_with_agents(connection: Connection, jobs: Collection[str]) -> set[str]:
-    """Those of the jobs for which an agent has enrolled."""
+    """The jobs, of these, for which an agent has enrolled."""
     return set(connection.scalars(select(SignedJob.job).where(SignedJob.job.in_(jobs))))
 
 

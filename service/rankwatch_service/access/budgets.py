@@ -146,7 +146,7 @@ class Budgets:
         self._holdings[limit.what] = _Holdings(limit._replace(most=min(limit.most, most)))
 
     def take(self, limit: Limit, account: Account, item: Held) -> Any:
-        """Take one, or move to this account what another one has held. `item` may be any object that can be hashed.
+        """Reserve a place for `item`, any hashable object, or move its place to this account from another one.
 
         Returns:
             Whose place was needed, and which holds nothing any more: its caller closes it. None if there was room;
@@ -160,7 +160,7 @@ class Budgets:
         return gone[1]
 
     def give_back(self, limit: Limit, item: Held) -> None:
-        """It is not needed any more; without effect if nobody holds it."""
+        """Release it; without effect if nobody holds it."""
         with self._lock:
             self._holdings[limit.what].give_back(item)
 

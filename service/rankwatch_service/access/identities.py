@@ -50,7 +50,7 @@ class Identity:
     hosts_max: int | None = None
     """How many agents it admits at a time; None: `AGENTS_MAX`."""
     loopback: bool = False
-    """It is good on the machine of the service only."""
+    """Whether it is valid only on the machine of the service."""
     enrolment_key: bytes = field(default=b"", repr=False)
     """By which the service proves to agents that it has issued the token."""
     lasts_ns: int | None = None
@@ -63,7 +63,7 @@ class Identity:
     """What jobs that begin by it get; empty: nothing. The same for owner."""
     owner: str = ""
     makers: tuple[str, ...] = ()
-    """Who has made its token, who has made the token that they used, and so on."""
+    """The actor that made its token, the actor that made that one's token, and so on."""
     by_cookie: bool = False
 
     @property
@@ -73,7 +73,7 @@ class Identity:
 
     @property
     def person(self) -> str:
-        """Who it is, whatever token or session they use: tokens of the same name are one person's.
+        """The person, whatever token or session they use: tokens of the same name belong to one person.
 
         What `rankwatch up` issues on its machine is used by whoever started it.
         """

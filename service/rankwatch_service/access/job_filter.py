@@ -58,7 +58,7 @@ class JobProjects:
         return found
 
     def begin(self, ownership: JobOwnership, controls: ControlLog, actor: str, source: str) -> None:
-        """Give a job that begins now its project and owner; one that is known keeps what it has. May query."""
+        """Assign project and owner to a job that begins now; a known job keeps its own. May query."""
         if self.project_of(ownership.job) is not None:
             return
         with write(self._engine) as connection:

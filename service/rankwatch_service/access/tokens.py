@@ -223,7 +223,7 @@ def issue_token(
 
 
 def makers_of(connection: Connection, actor: str) -> Sequence[str]:
-    """Who has made the token of an actor, and so on; nobody if it is none of a token.
+    """The actor that made the token of an actor, and so on; empty if the actor used no token.
 
     Args:
         connection: of any transaction.
@@ -239,7 +239,7 @@ def can_approve(scopes: Collection[str]) -> bool:
 
 
 def admit_token(connection: Connection, token_id: str) -> bool:
-    """Let a token be used from now on, in a write transaction; False if it was revoked or is gone."""
+    """Make a token valid, in a write transaction; False if it was revoked or removed."""
     waiting = update(Token).where((Token.id == token_id) & ~Token.revoked).values(admitted=True)
     return connection.execute(waiting).rowcount == 1
 

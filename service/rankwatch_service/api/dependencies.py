@@ -301,7 +301,7 @@ class EventStream:
         return self._connection is not None and self._connection.is_idle
 
     def open(self) -> None:
-        """Take a stream of the account; `close` gives it back.
+        """Reserve a stream of the account; `close` releases it.
 
         Raises:
             ProblemError: the account has its part (503).
@@ -319,7 +319,7 @@ class EventStream:
         self._context.budgets.give_back(STREAMS, self)
 
     def end(self) -> None:
-        """Let the client go, for another stream."""
+        """End this stream in favour of another one."""
         self.close()
         if self._connection is not None:
             self._connection.cut_off()
@@ -382,7 +382,7 @@ def spend(context: Context, identity: Identity, rate: Rate, amount: float) -> No
 
 
 def begin_job(context: Context, request: Request, identity: Identity, job: str) -> None:
-    """Give a job that begins by a token the token's project and owner. May write.
+    """Assign the project and owner of a token to a job that begins with it. May write.
 
     Raises:
         ProblemError: it has begun in another project meanwhile, to which the token is no access (403).

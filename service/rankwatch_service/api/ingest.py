@@ -31,7 +31,7 @@ FLUSH_ITEMS_MAX: Final = 256
 
 
 class NotNowError(Exception):
-    """It cannot be stored now; the text says why. The same batch may be sent again."""
+    """The batch cannot be stored now; the text says why. It may be sent again."""
 
 
 class Batcher(Generic[Item]):
@@ -173,7 +173,7 @@ class NewJobs:
         self._lock = Lock()
 
     def load(self) -> None:
-        """Learn which jobs were active before this process started. They count for no token."""
+        """Load the jobs that were active before this process started. They count for no token."""
         now_s, since = self._clock.monotonic_s(), self._clock.unix_ns() - int(ACTIVE_S * 1e9)
         query = select(Job.name, Job.last_seen_unix_ns).where(Job.last_seen_unix_ns >= since)
         with read(self._engine) as connection:
@@ -183,7 +183,7 @@ class NewJobs:
                 self._heard_s[job] = "", now_s - max(self._clock.unix_ns() - at_unix_ns, 0) / 1e9
 
     def wait_s(self, identity: Identity, job: str) -> int:
-        """Take note of a message of a job: 0 if it is accepted, else seconds after which another try makes sense."""
+        """Count a message of a job. Return 0 if it is accepted, else seconds after which another try makes sense."""
         now_s = self._clock.monotonic_s()
         with self._lock:
             known = self._heard_s.get(job)

@@ -70,7 +70,7 @@ class PeopleProcess:
         self._thread.start()
 
     def end(self) -> None:
-        """Ask it to end, and start no other."""
+        """Request its end, and start no other."""
         self._ending.set()
         if (child := self._child) is not None:
             child.terminate()

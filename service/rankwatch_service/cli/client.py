@@ -1,4 +1,4 @@
-"""Which service the command line speaks to, and a client of its REST API that turns refusals into exit statuses."""
+"""Which service the command line talks to, and a client of its REST API that turns refusals into exit statuses."""
 
 from __future__ import annotations
 

@@ -340,7 +340,7 @@ CHECKPOINTS: Final = 200
 
 
 def confirm(client: CliClient, job: str, body: Mapping[str, Any], *, asked: bool) -> None:
-    """Ask whether a command should be requested. Only at a terminal, and unless `asked` is false.
+    """Ask for confirmation of a command, at a terminal only, and unless `asked` is false.
 
     Raises:
         CliError: the answer is no.

@@ -134,7 +134,7 @@ class Stage:
         self.wait_for("end of a wait", 2 * seconds, lambda: time.monotonic() >= until_s)
 
     def command(self, action: str, reason: str) -> dict[str, Any]:
-        """Ask the service to command the job, as an engineer would."""
+        """Request a command of the job, as an engineer would."""
         return self.service.write("POST", f"/api/v1/jobs/{self.job}/commands", {"action": action, "reason": reason})
 
     def applied(self, command_id: str, limit_s: float) -> dict[str, Any]:

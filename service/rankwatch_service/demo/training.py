@@ -159,7 +159,7 @@ def flip_bit(parameter: Tensor) -> None:
 
 
 def poison_next_gradient(parameter: Tensor) -> None:
-    """Put one NaN into this parameter's next gradient, before the reduction."""
+    """Inject one NaN into this parameter's next gradient, before the reduction."""
 
     def poison(gradient: Tensor) -> Tensor:
         handle.remove()

@@ -126,7 +126,9 @@ def _common_place(hosts: Sequence[str], placement: Placement) -> tuple[IncidentS
 
 
 def grade(incident: Incident, found: Severity) -> None:
-    """Take the severity of a finding: the gravest counts, one grade lower while training does not feel the device."""
+    """Apply the severity of a finding: the gravest counts, one grade lower while training is not affected by the
+    device.
+    """
     incident.found_severity = max(incident.found_severity or incident.severity, found, key=GRAVITY.index)
     incident.unfelt &= _is_of_devices(incident)
     incident.severity = lowered(incident.found_severity) if incident.unfelt else incident.found_severity
@@ -372,7 +374,9 @@ class Correlator:
         return Update(incident, TransitionKind.RESOLVED, text)
 
     def evaluate(self, findings: Sequence[Finding], placement: Placement) -> list[Update]:
-        """Take the findings of one observation: causes before effects, ends last, since one kind may become another."""
+        """Process the findings of one observation: causes before effects, ends last, since one kind may become
+        another.
+        """
         updates: list[Update] = []
         for finding in sorted(findings, key=precedence):
             known = self._find(finding)

@@ -36,7 +36,7 @@ class HostIncident:
 
     host: str
     host_id: str
-    """Which host of this name: of the agent of its ranks. Empty if that one has not enrolled."""
+    """The id of the host: that of the agent of its ranks. Empty if this agent has not enrolled."""
     device_uuid: str
     """Empty if the rank reported none."""
     incident_id: str

@@ -39,7 +39,7 @@ class KindTraits:
     becomes: frozenset[Kind] = frozenset()
     """Kinds into which it may turn if it does not pass: the incident continues under that kind."""
     ends_job: bool = False
-    """It ends the job, and ends it again after each restart while its cause is there."""
+    """Whether it ends the job, and ends it again after each restart while its cause is there."""
     stands_still: bool = False
     """The job stands still while it lasts: all GPUs are idle."""
     corrupts_weights: bool = False
@@ -49,7 +49,8 @@ class KindTraits:
     is_lasting: bool = False
     """A rollback does not end it: the same processes go on, on the same hardware."""
     flaps: bool = False
-    """It ends with the first sign of life and may come back at once; other kinds end once it has stayed away."""
+    """Whether it ends with the first sign of life and may come back at once; other kinds end once it has stayed
+    away."""
     is_condition: bool = False
     """A state of hardware that many jobs do not feel: a hang is an incident of its own, which has it as suspected cause
     in its evidence (`suspected_causes`)."""

@@ -209,7 +209,8 @@ class Part:
     adds_s: float | None = None
     """Seconds that it adds to each step; None: unknown."""
     standing: bool = False
-    """It has held since the first steps and is part of the baseline: what begins later is not its consequence."""
+    """Whether it has held since the first steps and is part of the baseline: what begins later is not its
+    consequence."""
     is_open: bool = True
     ended_with_attempt: bool = False
     """Its attempt is over: it is closed once a later attempt shows that it does not come back."""
@@ -408,7 +409,7 @@ def derived(*parts: object) -> str:
 
 
 def take_times(part: Part, finding: Finding) -> None:
-    """Take over onset and detection of a finding that names another rank as first mover than before."""
+    """Adopt onset and detection of a finding that names another rank as first mover than before."""
     part.onset_step, part.onset_time_s = finding.onset_step, finding.onset_time_s
     part.detected_step, part.detected_time_s = finding.detected_step, finding.detected_time_s
 
@@ -453,7 +454,7 @@ def adds_s(finding: Finding) -> float | None:
 
 
 def take_figures(part: Part, finding: Finding) -> None:
-    """Take what a finding says of an open part."""
+    """Apply a finding on an open part."""
     part.summary = finding.summary
     part.severity, part.confidence = finding.severity, number(finding.confidence, 0.0)
     part.adds_s, part.cost_gpu_hours_per_hour = adds_s(finding), _cost(finding.evidence)

@@ -108,14 +108,14 @@ class Assembler:
         return CellDemand(RANK_CELLS * len(introduced.union(info.rank for info in self.topology_state.infos)))
 
     def introduce(self, bundle: Bundle, now_s: float) -> None:
-        """Learn who the ranks of a bundle are and nothing else of it, before its attempt may start."""
+        """Store the rank infos of a bundle and nothing else of it, before its attempt may start."""
         if self.attempt is None:
             self._begin(bundle.attempt, now_s)
         self.topology_state.learn(info for batch in bundle.batches for info in batch.ranks)
         self.cells.take(Bundle(bundle.batches, {}))
 
     def take(self, bundle: Bundle, now_s: float, *, may_grow: bool = True) -> Iterator[Observation]:
-        """Take the next bundle in log order; several batches must fit.
+        """Process the next bundle in log order; several batches must fit.
 
         Lazy: while the caller handles an observation, this object is in the state that belongs to it, so the caller may
         read `last_step`, `step_time_s` and `topology_state`. Iterate to the end.

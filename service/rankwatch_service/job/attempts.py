@@ -1,4 +1,4 @@
-"""Who carries a job's ranks, and the attempts that wait to take over. Pure.
+"""The owners of a job's ranks, and the attempts that wait to take over. Pure.
 
 Who carries a job's ranks: the agents, or where none has enrolled the hosts, whose batches bring them: infos, rows or
 progress of them.
@@ -77,7 +77,7 @@ class OwnTelemetry:
 
 
 class RankOwners:
-    """Who carries which rank of the running launch. Memory: 4 bytes for each rank, 100 for each carrier."""
+    """Which sender owns each rank of the running launch. Memory: 4 bytes for each rank, 100 for each sender."""
 
     def __init__(self) -> None:
         self.signed = False
@@ -89,7 +89,7 @@ class RankOwners:
         """How many ranks it carries, by number."""
         self._of_rank: NDArray[np.int32] = np.zeros(0, dtype=np.int32)
         self._earlier: dict[str, None] = {}
-        """Those that carried ranks of earlier launches, the newest last."""
+        """Owners of ranks of earlier launches, the newest last."""
         self._host_names = HostNames()
 
     def begin(self, *, new_launch: bool) -> None:
@@ -161,7 +161,7 @@ class RankOwners:
     def take(
         self, bundle: Bundle, launch: Launch, topology: TopologyState, ledger: Ledger, now_s: float, *, is_older: bool
     ) -> OwnTelemetry:
-        """Take a bundle that is not refused; arguments as of `refusal`.
+        """Accept a bundle that is not refused; arguments as of `refusal`.
 
         Of an older attempt only events count: who brings them says nothing of the running one.
         """
@@ -291,7 +291,7 @@ class RankOwners:
 
 
 class HostNames:
-    """Which host of the running launch has which name: of two that say the same, the one that came first.
+    """The names of the hosts of the running launch: of two that report the same, the first keeps it.
 
     The other is called NAME/ID, so that reports of the two hosts are not mixed up.
     """
@@ -335,7 +335,7 @@ class _Named:
     """How many of them, the last ones, only events name."""
 
     def brought(self, world_size: int | None) -> tuple[Ints, Ints]:
-        """Those that it introduces, or has rows or progress of."""
+        """The ranks that it introduces, or has rows or progress of."""
         end = len(self.ranks) - self.in_events
         ranks, batches = self.ranks[:end], self.batches[:end]
         inside = (ranks >= 0) & (ranks < (WORLD_SIZE_MAX if world_size is None else world_size))

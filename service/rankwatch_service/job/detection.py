@@ -441,7 +441,7 @@ class DetectionPipeline:
         return replace(finding, evidence={**finding.evidence, "tuning_version": self._tuning_version})
 
     def tune(self, tunings: TuningSet) -> bool:
-        """Let the job's tuning hold from the next observation on; detectors keep what they have learned.
+        """Apply the job's tuning from the next observation on; detectors keep what they have learned.
 
         Returns:
             Whether it is another one than before.

@@ -104,7 +104,7 @@ class DeviceBoard:
         """Samples and values that are not charted, by reason."""
 
     def take(self, batches: Sequence[wire.Batch], ranks: int, now_s: float) -> list[DeviceNumber]:
-        """Take the samples of batches; returns the devices that are new.
+        """Add the samples of batches; return the devices that are new.
 
         Args:
             batches: in the order in which they were sent.

@@ -79,7 +79,7 @@ class JobStream:
         """What its devices count; its project and owner."""
 
     def adopt(self, settings: SettingsInForce) -> None:
-        """Let these settings hold from now on."""
+        """Apply these settings from now on."""
         self.settings = settings
         self._pipeline.tune(settings.tuning)
 
@@ -111,7 +111,7 @@ class JobStream:
     # ---- admission -------------------------------------------------------------------------------------------------
 
     def admit(self, bundle: Bundle, quota: CellQuota, now_s: float, effects: Effects) -> Admission:
-        """Take the next bundle in log order, if it may be taken.
+        """Process the next bundle in log order, if it is admitted.
 
         Args:
             bundle: of any attempt; each of several batches has only rows, and progress of ranks that go on.
@@ -234,7 +234,7 @@ class JobStream:
         return Launch.LATER if self._assembler.is_newer(attempt) else Launch.EARLIER
 
     def control(self, record: ControlRecord, now_s: float, effects: Effects) -> None:
-        """Take the next control record about this job, or about all jobs."""
+        """Apply the next control record about this job, or about all jobs."""
         match record:
             case OrderPhase():
                 self._summary.order(record.action, record.phase, now_s, paused=record.paused)

@@ -76,7 +76,7 @@ class JobSummary:
 
 @dataclass(frozen=True, slots=True)
 class AttemptTopology:
-    """Who the ranks of an attempt are, as far as they have reported."""
+    """The ranks of an attempt, as far as they have reported."""
 
     world_size: int
     ranks: tuple[wire.RankInfo, ...]
@@ -134,12 +134,12 @@ class SummaryBuilder:
         return self._first_seen_ns
 
     def order(self, action: str, phase: str, now_s: float, *, paused: bool = False) -> None:
-        """Take the new phase of an order, in which the ranks are `paused` already or not."""
+        """Apply the new phase of an order, in which the ranks are `paused` already or not."""
         self._ordered_ns = unix_ns(now_s)
         self._paused = paused or (action == "pause" and phase == "do")
 
     def frame(self, frame: Frame, now_s: float) -> None:
-        """Take a closed frame."""
+        """Add a closed frame."""
         if frame.family == "steps":
             self._progress_ns = unix_ns(now_s)
             first = self._steps.get(frame.attempt, [frame.step])[0]
@@ -180,7 +180,7 @@ class SummaryBuilder:
         return changes
 
     def begin_without_snapshot(self, first_seen_unix_ns: int | None, attempt: str, attempts: int) -> None:
-        """Take what telemetry does not say from the tables: the newest attempt, and how many there were."""
+        """Read from the tables what telemetry does not contain: the newest attempt, and the number of attempts."""
         self._first_seen_ns, self.attempt, self._attempts = first_seen_unix_ns, attempt, attempts
 
     def changed(

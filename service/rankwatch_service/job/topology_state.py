@@ -170,7 +170,7 @@ class TopologyState:
         return min(max(reported, declared), every) if reported and declared > 0 else every
 
     def learn(self, infos: Iterable[wire.RankInfo]) -> bool:
-        """Take rank infos; returns whether the topology changed. An info with another world size is ignored."""
+        """Add rank infos; return whether the topology changed. An info with another world size is ignored."""
         changed = False
         for told in infos:
             if self._infos and told.world_size != self._told:
@@ -197,7 +197,7 @@ class TopologyState:
         self._infos[info.rank] = _without_parameters(info)
 
     def see(self, highest_rank: int) -> bool:
-        """Take the highest rank of some rows, unless an info is known; returns whether the world size changed."""
+        """Raise the world size to the highest rank of some rows, unless an info is known; return whether it changed."""
         if self._infos or highest_rank <= self._highest:
             return False
         self._highest, self._whole_norm = highest_rank, None

@@ -63,7 +63,7 @@ class Heartbeat:
                 await asyncio.sleep(interval_s)
 
     async def beat(self, client: httpx2.AsyncClient) -> str:
-        """Ask for the URL once if the chain lives; returns why it was not asked for, or did not answer; else empty."""
+        """Request the URL once if the chain is alive; return why this was not done or failed, else an empty text."""
         now_unix_ns = self._clock.unix_ns()
         try:
             error: str = await self._in_thread(self._gap, now_unix_ns)

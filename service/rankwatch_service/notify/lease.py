@@ -86,7 +86,7 @@ class Lease:
             raise LeaseLostError(f"the lease {self._name!r} has another holder now")
 
     def release(self) -> None:
-        """Give the lease up, so that another process can take it at once."""
+        """Release the lease, so that another process can acquire it at once."""
         self._until_s = float("-inf")
         with write_aside(self._engine) as connection:
             connection.execute(

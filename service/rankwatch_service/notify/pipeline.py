@@ -1,4 +1,4 @@
-"""Who is notified of what: the stages that an announcement goes through, in their order. Pure.
+"""Decides who is notified of what: the stages that an announcement goes through, in their order. Pure.
 
     announcement ─▶ filtered ─▶ introduced ─▶ delayed ─▶ silenced ─▶ limited ─▶ outbox     (`router.py`, once)
     outbox ─▶ still_needed ─▶ sent ─▶ retried                                 (`notifier.py`, until it is final)
@@ -37,7 +37,7 @@ class ReceiverRoute:
     matchers: tuple[str, ...] = ()
     """On labels, as `labels.matcher` reads them; all of them must match too."""
     after_s: int = 0
-    """It is notified only if nobody has acknowledged the incident by then."""
+    """Delay of notifications in seconds; none is sent if the incident is acknowledged by then."""
 
 
 @dataclass(frozen=True, slots=True)

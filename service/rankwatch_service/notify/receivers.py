@@ -51,7 +51,7 @@ def silences_at(connection: Connection, unix_ns: int) -> tuple[Silence, ...]:
 
 
 def forget_secret_key(connection: Connection) -> list[str]:
-    """Let the next start take a new key, in a write transaction; what the old one encrypted is removed.
+    """Make the next start create a new key, in a write transaction; what the old one encrypted is removed.
 
     Agents, whose secrets are derived from the key, enrol again.
 

@@ -191,7 +191,7 @@ def current_attempt(connection: Connection, job: str, now_unix_ns: int) -> str |
 
 
 def launches_at_once(connection: Connection, jobs: Sequence[str], now_unix_ns: int) -> dict[str, list[str]]:
-    """Those of the jobs that have several launches training now, with these launches, sorted.
+    """The jobs, of these, with several launches that train now, and these launches, sorted.
 
     They are several jobs under one name: their steps, checkpoints and orders are mixed up. Where agents have enrolled,
     only those count that carry ranks; that others report beside them is an incident of the job.

@@ -50,7 +50,7 @@ class CommandRequest:
     reason: str
     """Why, for people."""
     requested_by: str
-    """Who, as the audit trail names people; or "policy" or "stream"."""
+    """The requester, as the audit trail names people; or "policy" or "stream"."""
     requester: str = ""
     """The person behind `requested_by`, as `Identity.person` names people; empty: no person."""
     requested_unix_ns: int

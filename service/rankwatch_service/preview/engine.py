@@ -253,7 +253,7 @@ class PreviewFailedError(Exception):
 
 
 class PreviewTooLongError(PreviewFailedError):
-    """It takes longer than `PREVIEW_S_MAX`."""
+    """The preview takes longer than `PREVIEW_S_MAX`."""
 
 
 def preview(engine: Engine, steps: StoredSteps, proposal: Proposal) -> dict[str, Any]:

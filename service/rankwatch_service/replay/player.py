@@ -283,7 +283,7 @@ class Player:
     # ---- time ------------------------------------------------------------------------------------------------------
 
     def _pass(self, rows: RowBlock, times: Floats, start: int, end: int) -> Iterator[Observation]:
-        """Give rows to the frame window second by second, in the order of writing."""
+        """Feed rows to the frame window second by second, in the order of writing."""
         assert self._window is not None
         while start < end:
             until = start + int(np.searchsorted(times[start:end], self._next_tick_s, side="right"))

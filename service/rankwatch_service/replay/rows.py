@@ -240,7 +240,7 @@ class FileSource(Protocol):
     path: str
     names: list[str]
     left_out: list[str]
-    """Those that `batches` has not, since there are texts in them of which nothing is known."""
+    """Columns that `batches` leaves out, since they contain texts of unknown meaning."""
     total: int
 
     def batches(self) -> Iterator[tuple[Any, int]]:

@@ -167,7 +167,7 @@ def _fixed(block: Block, usable: NDArray[np.bool_], resolution: NDArray[np.float
 
 
 def _roundable(block: Block) -> NDArray[np.bool_]:
-    """Which cells are finite, and neither denormal nor so large that rounding makes them infinite."""
+    """A mask of cells that are finite, and neither denormal nor so large that rounding makes them infinite."""
     # One unsigned comparison for both bounds: what is below the lower one wraps around.
     size = block.view(np.uint32) & 0x7FFF_FFFF
     return np.asarray((size - np.uint32(0x0080_0000) < 0x7F7F_FFE0 - 0x0080_0000) | (size == 0))

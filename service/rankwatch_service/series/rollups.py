@@ -122,7 +122,7 @@ class Buckets:
         return wide
 
     def put(self, other: Buckets, at: slice, join: bool = False) -> None:
-        """Put other buckets into these.
+        """Merge other buckets into these.
 
         Args:
             other: the buckets, of no more metrics and ranks than these.

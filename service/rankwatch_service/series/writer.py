@@ -30,7 +30,7 @@ class SeriesSink(Protocol):
     """Takes the closed frames of all jobs, for charts."""
 
     def add(self, job: str, frame: Frame) -> None:
-        """Take a frame. The same frame may come again after a restart, and gives the same rows."""
+        """Add a frame. The same frame may come again after a restart, and gives the same rows."""
         ...
 
     def flush(self, job: str) -> None:
@@ -118,7 +118,7 @@ class AttemptBuffer:
         return bool(self._waiting) or any(chunk.dirty or not chunk.summed for chunk in self.chunks.values())
 
     def add(self, frame: Frame) -> bool:
-        """Let a frame wait; returns whether `flush` should be called now."""
+        """Buffer a frame; return whether `flush` should be called now."""
         self._waiting.append(frame)
         for values in frame.values.values():
             self._waiting_bytes += 9 * len(frame.values) * len(values)
@@ -126,7 +126,7 @@ class AttemptBuffer:
         return len(self._waiting) >= WAITING_FRAMES or self._waiting_bytes >= WAITING_BYTES
 
     def flush(self) -> None:
-        """Put the waiting frames into their chunks."""
+        """Write the buffered frames into their chunks."""
         by_chunk: dict[int, list[Frame]] = {}
         for frame in self._waiting:
             by_chunk.setdefault(frame.step // CHUNK_STEPS, []).append(frame)
@@ -238,7 +238,7 @@ class AttemptBuffer:
 
 
 def _put_cells(cells: Cells, rows: list[int], values: list[Floats], present: list[Bools]) -> None:
-    """Put values of several steps into the rows of a chunk; if a row comes twice, the later values count."""
+    """Write values of several steps into the rows of a chunk; if a row comes twice, the later values count."""
     ranks = len(values[0])
     if len(rows) > 1 and (len(set(rows)) < len(rows) or any(len(one) != ranks for one in values)):
         for row, one, here in zip(rows, values, present, strict=True):
@@ -300,7 +300,7 @@ class SeriesWriter:
         """Of the open chunks of each job's devices, when they are full."""
 
     def add(self, job: str, frame: Frame) -> None:
-        """Take a closed frame; the same one may come again."""
+        """Add a closed frame; the same one may come again."""
         if frame.family == "devices" and not self._fits(job, frame):
             return
         attempts = self._open.get(job)

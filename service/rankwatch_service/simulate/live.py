@@ -178,7 +178,7 @@ class _HostSender(threading.Thread):
         self._waiting: queue.Queue[tuple[bytes, int] | None] = queue.Queue(WAITING_MAX)
 
     def offer(self, body: bytes, rank_steps: int) -> None:
-        """Put a batch into the queue; waits while it is full."""
+        """Enqueue a batch; wait while the queue is full."""
         self._put((body, rank_steps))
 
     def end(self) -> None:

@@ -22,7 +22,7 @@ Array = NDArray[Any]
 
 TEXTS: Final = ("host", "device_type", "device_uuid", "switch", "attempt", "kind")
 HARDWARE: Final = ("device_type", "device_uuid", "switch")
-"""Those of them that say where a rank runs, besides its host; only where a job has them."""
+"""Columns that say where a rank runs, besides its host; only where a job has them."""
 
 INTEGERS: Final = frozenset({"step", "rank", "dp", "tp", "pp", "nonfinite", "nonfinite_first", "fingerprint"})
 """Columns of whole numbers; all others but `TEXTS` are floats."""

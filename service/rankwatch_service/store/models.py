@@ -313,7 +313,7 @@ class Receiver(Base):
     matchers: Mapped[list[Any]] = mapped_column(default=list)
     """On labels, as text; all of them must match too."""
     after_s: Mapped[int] = mapped_column(default=0)
-    """It is notified only if nobody has acknowledged the incident by then."""
+    """Delay of notifications in seconds; none is sent if the incident is acknowledged by then."""
     enabled: Mapped[bool] = mapped_column(default=True)
     disabled_reason: Mapped[str] = mapped_column(default="")
     created_unix_ns: Mapped[int]
@@ -389,7 +389,7 @@ class Outbox(Base):
     tries: Mapped[int] = mapped_column(default=0)
     next_try_unix_ns: Mapped[int]
     created_unix_ns: Mapped[int]
-    """It is due from this time on."""
+    """The time from which on it is due."""
     delivered_unix_ns: Mapped[int | None]
     __table_args__ = (Index("ix_outbox_due", "state", "next_try_unix_ns"),)
 
@@ -416,7 +416,7 @@ class Delivery(Base):
 
 
 class Lease(Base):
-    """Which of several processes does work that only one may do."""
+    """Which of several processes does work that only one may do at a time."""
 
     __tablename__ = "lease"
     name: Mapped[str] = mapped_column(primary_key=True)
@@ -464,9 +464,9 @@ class Command(Base):
     world_size: Mapped[int] = mapped_column(default=0)
     """Ranks that it was requested for; 0: unknown."""
     approval_required: Mapped[bool] = mapped_column(default=False)
-    """It waits in `requested` until a person other than its requester approves it."""
+    """Whether it waits in `requested` until a person other than its requester approves it."""
     approved_by: Mapped[str | None]
-    """Who approved it, as the audit trail names people."""
+    """The approver, as the audit trail names people."""
     state: Mapped[str] = mapped_column(index=True)
     result: Mapped[str]
     """Why it was refused or failed, or where its checkpoint went."""
@@ -568,7 +568,7 @@ class HostRecord(Base):
     """Hash of (incident, host, device)."""
     host: Mapped[str] = mapped_column(index=True)
     host_id: Mapped[str] = mapped_column(default="")
-    """Which host of this name (`signed.host_of` the agent of its ranks); empty: nobody who has enrolled says so."""
+    """The id of the host (`signed.host_of` the agent of its ranks); empty: no enrolled agent has reported it."""
     device_uuid: Mapped[str]
     incident_id: Mapped[str]
     job: Mapped[str]
@@ -771,7 +771,7 @@ class Token(Base):
     hosts_max: Mapped[int | None]
     """For a job's token: how many agents it admits at a time; null: `AGENTS_MAX`."""
     loopback: Mapped[bool] = mapped_column(default=False)
-    """It is good on the machine of the service only."""
+    """Whether it is valid only on the machine of the service."""
     enrolment_key: Mapped[str] = mapped_column(default="")
     """For agents: hexadecimal, and the end of the token's text; by it the service proves itself to who enrols."""
     person: Mapped[str] = mapped_column(default="")
@@ -785,7 +785,7 @@ class Token(Base):
     owner: Mapped[str] = mapped_column(default="")
     """Owner of the jobs that it starts."""
     makers: Mapped[list[Any]] = mapped_column(default=list)
-    """Who has made it, who has made the token that they used, and so on."""
+    """The actor that made it, the actor that made that one's token, and so on."""
     admitted: Mapped[bool] = mapped_column(default=True)
     """False: it cannot be used before a second person has approved it."""
 

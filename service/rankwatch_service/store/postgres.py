@@ -88,7 +88,7 @@ def take_turn(connection: Connection) -> None:
 
 
 def lift_limits(connection: Connection) -> None:
-    """Let this transaction take as long as it needs: a migration may rewrite tables."""
+    """Lift the time limits of this transaction: a migration may rewrite tables."""
     driver: Any = connection.connection.driver_connection
     driver.answer_within_s = float("inf")
     for name in ("statement_timeout", "idle_in_transaction_session_timeout"):

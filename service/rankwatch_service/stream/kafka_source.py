@@ -313,7 +313,7 @@ class KafkaSource:
         return frozenset(number for number in ours if now_s >= self._fenced_until_s.get(number, now_s))
 
     def fenced(self, partition: int) -> None:
-        """Leave the partition alone for `FENCED_S`, until the group has said which process has it."""
+        """Do not read the partition for `FENCED_S`, until the group has announced its owner."""
         self._fenced_until_s[partition] = self._clock.monotonic_s() + FENCED_S
 
     def wait(self, idle: bool, changes: ChangeWatch) -> bool:

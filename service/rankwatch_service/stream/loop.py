@@ -293,7 +293,7 @@ class Stream:
         self._chart(effects)
 
     def _unschedule(self, name: str) -> None:
-        """Take no snapshot of a job that is not in memory any more."""
+        """Cancel the snapshot of a job that is no longer in memory."""
         self._saved.discard(name)
         self._saved_ns.pop(name, None)
         self._rows.pop(name, None)

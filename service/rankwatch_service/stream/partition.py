@@ -234,7 +234,7 @@ class Partition:
         return batch
 
     def _take(self, group: _Group, effects: Effects) -> None:
-        """Take records as one bundle. A bundle that cannot be taken whole is split here, and nowhere else."""
+        """Process records as one bundle. A bundle that cannot be processed whole is split here, and nowhere else."""
         record = group.records[0]
         try:
             bundle = read_bundle(group.batches)

@@ -102,7 +102,7 @@ class Stop:
         self.asked = False
 
     def ask(self, _number: int = 0, _frame: object = None) -> None:
-        """Ask to stop; a signal handler."""
+        """Request a stop; a signal handler."""
         self.asked = True
 
 

@@ -65,7 +65,7 @@ class FencedError(Exception):
 
 
 def claim(connection: Connection, partition: int) -> Claim:
-    """Take over a partition, in a write transaction; the process that had it can commit nothing more."""
+    """Take over a partition, in a write transaction; its previous owner can commit nothing more."""
     # Writers take turns, so no other process can insert the row after it was not found here.
     row = connection.execute(select(StreamPosition.__table__).filter_by(partition=partition)).one_or_none()
     if row is None:

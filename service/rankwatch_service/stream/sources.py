@@ -42,7 +42,7 @@ class Source(Protocol):
         ...
 
     def wait(self, idle: bool, changes: ChangeWatch) -> bool:
-        """Take in what has arrived. If `idle`, wait a fraction of a second for records or for a change of the store.
+        """Receive what has arrived. If `idle`, wait a fraction of a second for records or for a change of the store.
 
         Returns:
             Whether the store has changed.
@@ -104,7 +104,7 @@ class Source(Protocol):
         ...
 
     def fenced(self, partition: int) -> None:
-        """Take note that another process has taken over a partition that is assigned to this one.
+        """Note that another process has taken over a partition that is assigned to this one.
 
         Raises:
             FencedError: this form has one reader only, so the process must end.

@@ -199,7 +199,9 @@ def check_mask(name: str, size: int, rows: int) -> None:
 
 
 def bits(masks: NDArray[np.uint8], rows: int) -> Bools:
-    """Which rows are present, table after table. `masks` are [table, byte]; each table has `rows` rows."""
+    """A bit mask of the rows that are present, table after table. `masks` are [table, byte]; each table has `rows`
+    rows.
+    """
     return np.unpackbits(masks, axis=1, count=rows, bitorder="little").reshape(-1).astype(bool)
 
 

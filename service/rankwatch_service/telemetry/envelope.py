@@ -67,7 +67,7 @@ class Reason(StrEnum):
     RANGE = "range"
     """A rank, step, world size or age that is out of range."""
     FORGED = "forged"
-    """It is not from the agent that it names, or that agent has nothing to say of a rank in it."""
+    """It is not from the agent that it names, or this agent does not own a rank in it."""
     NO_RANK = "no_rank"
     """Its agent carries no rank of the attempt: one whose ranks another has taken over, or one that never had any."""
     LIMIT = "limit"

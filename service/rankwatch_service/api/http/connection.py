@@ -309,7 +309,7 @@ class ClientConnection(HttpToolsProtocol):
         self._guard.unread(self)
 
     def resume_writing(self) -> None:
-        """It has taken nearly all of them."""
+        """The client has received nearly all of the bytes."""
         super().resume_writing()
         self._most_waiting = self._untaken = 0
         self._guard.is_read(self)

@@ -455,7 +455,7 @@ def session_of(headers: Headers) -> str:
 
 
 def session_cookie(settings: Settings, answer: Response, text: str) -> None:
-    """Let the browser keep a session's token, which scripts cannot read; an empty text ends it."""
+    """Set the cookie with a session's token, which scripts cannot read; an empty text deletes it."""
     secure = settings.public_url.startswith("https://")
     name, max_age_s = SECURE_COOKIE if secure else COOKIE, SESSION_S if text else 0
     answer.set_cookie(name, text, max_age=max_age_s, path="/", secure=secure, httponly=True, samesite="lax")

@@ -105,7 +105,7 @@ class ShownAlert(ApiReply):
     """Always empty: receivers are those of incidents."""
     status: AlertStatus
     jobs: list[str]
-    """Those that have an incident of it."""
+    """The jobs with an incident of it."""
 
 
 @router.post("")
@@ -115,7 +115,7 @@ def receive_alerts(
     context: Ctx,
     identity: Sender,
 ) -> AlertResults:
-    """Take alerts that fire or are over, as Prometheus and amtool send them. Repeats change nothing.
+    """Receive firing and resolved alerts, as Prometheus and amtool send them. Repeats change nothing.
 
     If some cannot be accepted, the others are taken all the same, and the request is refused.
     """

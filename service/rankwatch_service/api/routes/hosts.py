@@ -34,7 +34,8 @@ class Host(ApiReply):
 
     host: str
     host_id: str
-    """Which host of this name, as agents have shown; empty: they have not enrolled, and the record is one job's."""
+    """The id of the host, as agents have proved it; empty: they have not enrolled, and the record belongs to one
+    job."""
     project: str
     """Project of the jobs whose agents were there; empty: none."""
     job: str
@@ -52,7 +53,7 @@ class HostIncident(ApiReply):
     id: str
     host: str
     host_id: str
-    """Which host of this name; empty: its agents have not enrolled."""
+    """The id of the host; empty: its agents have not enrolled."""
     device_uuid: str
     incident_id: str
     job: str

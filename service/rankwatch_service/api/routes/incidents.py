@@ -395,7 +395,7 @@ async def acknowledge(body: Remark, review: ReviewDep) -> IncidentDetail:
 
 @router.post("/{incident_id}/unacknowledge", responses={202: {"model": IncidentDetail}})
 async def unacknowledge(body: Remark, review: ReviewDep) -> IncidentDetail:
-    """Give an incident back: nobody is working on it."""
+    """Withdraw an acknowledgement: nobody works on the incident."""
     return await review("unacknowledged", body)
 
 

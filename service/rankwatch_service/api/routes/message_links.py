@@ -55,7 +55,7 @@ class LinkRoutes:
         app.add_route(PATH, self.answer, methods=["GET", "POST"], include_in_schema=False)
 
     async def answer(self, request: Request) -> Response:
-        """Ask, or do what was asked."""
+        """Show a confirmation form, or do what was confirmed."""
         return await run_in_threadpool(self._answer, request)
 
     def _answer(self, request: Request) -> Response:

@@ -53,7 +53,7 @@ class SentNotification(ApiReply):
     was over."""
     tries: int
     created_unix_ns: int
-    """It is due from this time on."""
+    """The time from which on it is due."""
     next_try_unix_ns: int
     delivered_unix_ns: int | None
     error: str

@@ -46,7 +46,7 @@ class PersonAccess(ApiReply):
     """Somebody who has logged in with the OIDC provider."""
 
     person: str
-    """Who it is, whatever they are called."""
+    """The person's stable id, independent of names."""
     name: str
     permissions: list[Permission]
     """As of their newest login."""

@@ -44,7 +44,7 @@ class NewFeedback(BaseModel):
 def give_feedback(
     incident_id: str, body: NewFeedback, context: Ctx, idempotency: IdempotencyDep, identity: Operator
 ) -> Response:
-    """Say whether an incident was useful, noise, or a duplicate. It replaces what the same person said before."""
+    """Rate an incident as useful, noise or a duplicate. It replaces the same person's earlier rating."""
 
     def work(connection: Connection) -> IncidentDetail:
         row = find_incident(connection, incident_id, identity)
@@ -76,7 +76,7 @@ def _answer(connection: Connection, row: RowMapping, identity: Identity) -> str 
 
 
 def _record(context: Context, connection: Connection, identity: Identity, row: RowMapping, answer: str) -> None:
-    """Tell stream, and write the audit trail and the live feed."""
+    """Send it to stream, and write the audit trail and the live feed."""
     now = context.clock.unix_ns()
     tell_precision(connection, context.controls, now)
     fields = {"answer": answer}
@@ -129,7 +129,7 @@ class PolicyActions(ApiReply):
     duplicate: int
     unanswered: int
     false_ratio: float | None
-    """Those on noise, of all; null: there were none."""
+    """The share on noise; null: there were none."""
 
 
 class PrecisionReport(ApiReply):

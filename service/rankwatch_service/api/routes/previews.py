@@ -88,9 +88,9 @@ class Preview(ApiReply):
     both: int
     """Incidents that are found with the change as well as without it."""
     opens: list[Contents]
-    """Those that are found only with the change."""
+    """Incidents that are found only with the change."""
     does_not_open: list[Contents]
-    """Those that are found only without it."""
+    """Incidents that are found only without it."""
 
 
 class TuningPreview(Preview):

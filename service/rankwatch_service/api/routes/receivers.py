@@ -66,7 +66,7 @@ class ReceiverSettings(BaseModel):
     matchers: Matchers = []
     """On labels, as of a silence."""
     after_s: Annotated[int, Field(strict=True, ge=0, le=AFTER_S_MAX)] = 0
-    """It is notified only if nobody has acknowledged the incident within so many seconds; 0: at once."""
+    """Delay of notifications in seconds; none is sent if the incident is acknowledged by then. 0: none."""
     enabled: StrictBool = True
 
     @model_validator(mode="after")

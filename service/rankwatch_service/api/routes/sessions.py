@@ -59,7 +59,7 @@ class Session(ApiReply):
 
     name: str
     person: str
-    """Who it is, whatever token they use: they approve no command whose `requester` is this."""
+    """The person, whatever token they use: they approve no command whose `requester` is this."""
     scopes: list[str]
     job: str
     """The only job that they may access; empty: those of `jobs`."""

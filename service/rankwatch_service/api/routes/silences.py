@@ -169,7 +169,7 @@ def _find(connection: Connection, silence_id: str, identity: Identity) -> RowMap
 
 
 def _record(context: Context, connection: Connection, actor: str, what: str, silence: Silence) -> None:
-    """Tell the audit trail and the live feed of a changed silence."""
+    """Record a changed silence in the audit trail and the live feed."""
     now = context.clock.unix_ns()
     fields = silence.model_dump()
     audit_trail.append(connection, now, actor, what, silence.id, "ok", fields=fields)

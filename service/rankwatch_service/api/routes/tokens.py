@@ -78,7 +78,7 @@ class Token(ApiReply):
     """valid, expired, revoked, or waiting until a second person approves it."""
     hosts_max: int | None
     loopback: bool
-    """It is good on the machine of the service only."""
+    """Whether it is valid only on the machine of the service."""
 
 
 class CreatedToken(Token):

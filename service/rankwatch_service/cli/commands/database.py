@@ -159,7 +159,7 @@ def check_database(data: DATA = None, database_url: DATABASE_URL = None) -> None
 
 @app.command("forget-key")
 def forget_key(data: DATA = None, database_url: DATABASE_URL = None) -> None:
-    """Let the next start take a new secret key. What the old key encrypted is removed: all receivers."""
+    """Make the next start create a new secret key. All receivers, which the old key encrypted, are removed."""
     from rankwatch_service.clock import SystemClock
     from rankwatch_service.notify.receivers import forget_secret_key
     from rankwatch_service.store import audit_trail

@@ -156,7 +156,7 @@ _CONTAINER: Final = "in a container, start it with NVIDIA's runtime (`--gpus all
 
 
 def gpu_checks() -> Iterator[CheckResult]:
-    """Ask the driver in a process of its own, which may hang."""
+    """Query the driver in a separate process, since it may hang."""
     command = children.python_module("rankwatch.agent.device_reader", "survey")
     process = children.start(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:

@@ -1,4 +1,4 @@
-"""`rankwatch flight-recorder`: who a hang waits for, from the dumps of torch's flight recorder."""
+"""`rankwatch flight-recorder`: which ranks a hang waits for, from the dumps of torch's flight recorder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SHOWN_MAX = 8
 
 
 def flight_recorder(files: FILES, as_json: JSON = False) -> None:
-    """Who a hang waits for, from dumps of torch's flight recorder.
+    """Show which ranks a hang waits for, from dumps of torch's flight recorder.
 
     Dumps are JSON, one file for each rank whose name ends in the rank, or one
     object of ranks; also compressed (.gz). Pickles are refused. Those of NCCL

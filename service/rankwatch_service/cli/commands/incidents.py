@@ -232,7 +232,7 @@ def acknowledge(incident: INCIDENT, url: URL = None, token: TOKEN = None) -> Non
 
 @app.command("unack")
 def unacknowledge(incident: INCIDENT, url: URL = None, token: TOKEN = None) -> None:
-    """Give an incident back: nobody is working on it."""
+    """Withdraw an acknowledgement: nobody works on the incident."""
     _act(incident, "unacknowledge", {}, url, token)
 
 
@@ -265,7 +265,7 @@ def feedback(
     url: URL = None,
     token: TOKEN = None,
 ) -> None:
-    """Say whether an incident was useful, noise, or a duplicate of another one."""
+    """Rate an incident as useful, noise, or a duplicate of another one."""
     path = f"{_path(incident)}/feedback"
     if answer == "none":
         connect(url, token).delete(path)

@@ -202,7 +202,7 @@ def resend(
 
 
 def _report(found: dict[str, Any], receiver: str) -> None:
-    """Say what became of a notification that a person sends.
+    """Print the outcome of a notification that a person sends.
 
     Raises:
         typer.Exit: it has not arrived.

@@ -26,7 +26,7 @@ WEB_TYPES: Final[Mapping[ReceiverType, WebType]] = {
     ReceiverType.DISCORD: DISCORD,
     ReceiverType.GOOGLE_CHAT: GOOGLE_CHAT,
 }
-"""Those that are reached by a POST."""
+"""Types that are reached by a POST."""
 
 RECEIVER_TYPES: Final[Mapping[ReceiverType, ReceiverTraits]] = {**WEB_TYPES, ReceiverType.EMAIL: EMAIL}
 """In the order in which people choose from them."""
