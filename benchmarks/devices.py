@@ -99,7 +99,7 @@ def measured(hosts: int, seconds: int) -> list[str]:
             now_s = START_S + second
             sent = list(batches(hosts, now_s, rng))
             began_s = time.process_time()
-            board.take(sent, hosts * DEVICES, now_s)
+            board.add(sent, hosts * DEVICES, now_s)
             due = list(board.due(now_s))
             spent["slots"] += time.process_time() - began_s
             for counters in due:

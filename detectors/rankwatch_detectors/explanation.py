@@ -391,7 +391,7 @@ class StatisticHistories(Stateful):
             counts.append(self.counts)
         return counts
 
-    def take(
+    def add(
         self, detector: ExplainedDetector, frame: Frame, findings: Sequence[Finding], counts: FrameCounts
     ) -> list[dict[str, Any]]:
         """Add a frame that a detector has just processed.

@@ -301,7 +301,7 @@ class AlertRows:
         self._told: defaultdict[str, list[ReportedAlert]] = defaultdict(list)
         """By job."""
 
-    def take(
+    def store(
         self, alerts: Sequence[Alert], jobs: Mapping[str, Sequence[str]], of_jobs: Collection[str]
     ) -> list[AlertResult]:
         """Store the alerts of one request, each once; return the outcome of each.
@@ -447,7 +447,7 @@ def why_it_waits(alert: Alert, job: str, job_labels: Sequence[str]) -> str:
     return " ".join(told) or f"No label names a job ({', '.join(job_labels)}) or a host ({', '.join(HOST_LABELS)})."
 
 
-def take_alerts(
+def store_alerts(
     engine: Engine,
     controls: ControlLog,
     alerts: Sequence[Alert],
@@ -472,4 +472,4 @@ def take_alerts(
     of_jobs = {job for job in firing_in if job == NO_JOB or may_see(job)}
     jobs = visible(jobs, may_see)
     with write(engine) as connection:
-        return AlertRows(connection, controls, now_unix_ns).take(alerts, jobs, of_jobs)
+        return AlertRows(connection, controls, now_unix_ns).store(alerts, jobs, of_jobs)

@@ -391,7 +391,7 @@ def test_a_part_costs_the_same_however_many_ranks_have_saved_theirs() -> None:
     parts, ranks = SaveParts(SavePartsConfig()), 500
     for step in (5, 6):
         for rank in map(CountedRank, range(ranks - (step == 6))):
-            parts.take(Occurrence("checkpoint_saved", ATTEMPT, "", step, rank, step, {"tier": "local"}), step)
+            parts.add(Occurrence("checkpoint_saved", ATTEMPT, "", step, rank, step, {"tier": "local"}), step)
     assert CountedRank.compared <= 2 * ranks
     assert (parts.missing(400.0), parts.missing(400.0)) == ([], [ranks - 1])
 

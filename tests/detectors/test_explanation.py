@@ -48,7 +48,7 @@ class Explained:
         for detector in self.bank:
             found = detector.observe(one)
             if isinstance(one, Frame) and isinstance(detector, ExplainedDetector):
-                self.told += self.histories.take(detector, one, found, counts)
+                self.told += self.histories.add(detector, one, found, counts)
 
     @property
     def explained(self) -> list[ExplainedDetector]:
@@ -166,9 +166,9 @@ class Endless(ExplainedDetector):
 def test_trails_do_not_grow_with_steps_or_ranks() -> None:
     histories, detector, counts = StatisticHistories(), Endless(), FrameCounts()
     for step in range(5_001):
-        histories.take(detector, frame(step, {"loss": [2.0]}), [], counts)
+        histories.add(detector, frame(step, {"loss": [2.0]}), [], counts)
     kept = histories.snapshot()["_histories"]["endless"]
     assert len(kept) == HISTORIES_MAX
     for step in range(5_001, 5_001 + 2 * POINTS_MAX):
-        histories.take(detector, frame(step, {"loss": [2.0]}), [], counts)
+        histories.add(detector, frame(step, {"loss": [2.0]}), [], counts)
     assert max(map(len, histories.snapshot()["_histories"]["endless"].values())) <= POINTS_MAX

@@ -281,7 +281,7 @@ class SenderIdentity:
         self.boot = os.urandom(8).hex()
         self._next = 0
 
-    def take(self) -> int:
+    def next_sequence(self) -> int:
         """The next sequence number."""
         number = self._next
         self._next += 1
@@ -384,7 +384,7 @@ class BatchBuilder:
             attempt=self.attempt,
             host=sender_identity.host,
             boot=sender_identity.boot,
-            seq=sender_identity.take(),
+            seq=sender_identity.next_sequence(),
             sent_unix_ns=unix_ns,
             ranks=tuple(self._ranks[rank] for rank in sorted(self._ranks)),
             steps=steps,

@@ -261,7 +261,7 @@ class SlowPlaces(Stateful):
         """Rows of the block in which each rank has no value."""
         self._rows, self._first_step = 0, 0
 
-    def take(self, ranks: PeerTest, source: str, frame: Frame, now_s: float, describe: Described) -> list[Finding]:
+    def add(self, ranks: PeerTest, source: str, frame: Frame, now_s: float, describe: Described) -> list[Finding]:
         """Process a row of ranks that has been judged and not learned yet.
 
         Args:

@@ -437,7 +437,7 @@ class StragglerDetector(ExplainedStraggler):
                 crossings = [one for one in crossings if one.effect - places.shared(one.rank) >= peer_test.effect_min]
             if peer_test is not self._device:
                 name = "wall" if peer_test is self._wall else "arrival"
-                findings += places.take(peer_test, name, frame, self.now_s, describe)
+                findings += places.add(peer_test, name, frame, self.now_s, describe)
         if crossings or findings:
             placed = {rank for one in findings if one.change is Change.OPEN for rank in one.ranks}
             for crossing in crossings:

@@ -79,7 +79,7 @@ class SaveParts(Stateful):
         """A rank has ended: a part that is missing from now on needs no other reason."""
         self._saves, self._stopped = {}, True
 
-    def take(self, occurrence: Occurrence, now_s: float) -> None:
+    def add(self, occurrence: Occurrence, now_s: float) -> None:
         """Add a rank's part of a save (event `checkpoint_saved`)."""
         step, rank, shards = occurrence.step, occurrence.rank, occurrence.fields.get("shards")
         if step is None or rank is None:
@@ -177,7 +177,7 @@ class CheckpointFailedDetector(DispatchingDetector):
 
     def _on_occurrence(self, occurrence: Occurrence) -> Sequence[Finding]:
         if occurrence.kind == "checkpoint_disk":
-            self._disk.take(occurrence)
+            self._disk.add(occurrence)
             return self._tell_of_disk()
         if occurrence.kind == "checkpoint_saved":
             return self._saved(occurrence, f"A checkpoint of step {occurrence.step} was saved.")
@@ -202,7 +202,7 @@ class CheckpointFailedDetector(DispatchingDetector):
         """A rank has saved: what it failed to save is made good, and what any rank of another launch did."""
         tier, launch = tier_of(occurrence), launch_of(self.attempt)
         if occurrence.kind == "checkpoint_saved" and tier == DISK and occurrence.attempt == self.attempt:
-            self._parts.take(occurrence, self.now_s)
+            self._parts.add(occurrence, self.now_s)
         for failures in (self._suspected, self._failed):
             failures.drop(occurrence.rank, tier)
         if tier == DISK and not self._has_saved and launch_of(occurrence.attempt) == launch:

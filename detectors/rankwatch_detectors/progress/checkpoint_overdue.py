@@ -61,7 +61,7 @@ class CheckpointOverdueDetector(DispatchingDetector):
             self._gaps = []
             return self._end(None, "The pace of saves was accepted.")
         if occurrence.kind == "checkpoint_disk":
-            self._disk.take(occurrence)
+            self._disk.add(occurrence)
             return ()
         of_disk = occurrence.kind == "checkpoint_saved" and occurrence.fields.get("tier") != "memory"
         if not of_disk or occurrence.step is None or occurrence.attempt != self.attempt:

@@ -36,7 +36,7 @@ class DiskReport(Stateful):
         self.evidence: dict[str, Any] = {}
         """Host, path and sizes; empty before the first report."""
 
-    def take(self, occurrence: Occurrence) -> None:
+    def add(self, occurrence: Occurrence) -> None:
         """Keep a host's report; that of a full file system until the same host reports another."""
         sizes = {name: occurrence.fields.get(name) for name in SIZES}
         if not all(isinstance(size, int) and size >= 0 for size in sizes.values()):

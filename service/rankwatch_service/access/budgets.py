@@ -145,7 +145,7 @@ class Budgets:
         """There is less of it here than the limit says; call it before anybody takes one."""
         self._holdings[limit.what] = _Holdings(limit._replace(most=min(limit.most, most)))
 
-    def take(self, limit: Limit, account: Account, item: Held) -> Any:
+    def reserve(self, limit: Limit, account: Account, item: Held) -> Any:
         """Reserve a place for `item`, any hashable object, or move its place to this account from another one.
 
         Returns:
@@ -153,16 +153,16 @@ class Budgets:
             `item` itself if it was refused, since this account holds as much as any other, or as a person may.
         """
         with self._lock:
-            gone = self._holdings[limit.what].take(account, item)
+            gone = self._holdings[limit.what].reserve(account, item)
         if gone is None:
             return None
         self._refused(limit.what, gone[0].whose)
         return gone[1]
 
-    def give_back(self, limit: Limit, item: Held) -> None:
+    def release(self, limit: Limit, item: Held) -> None:
         """Release it; without effect if nobody holds it."""
         with self._lock:
-            self._holdings[limit.what].give_back(item)
+            self._holdings[limit.what].release(item)
 
     def spend(self, rate: Rate, account: Account, amount: float = 1.0) -> float:
         """Use up an amount that is at most `rate.most`.
@@ -207,8 +207,8 @@ class _Holdings:
         )
         """Each within the next."""
 
-    def take(self, account: Account, item: Held) -> tuple[Account, Held] | None:
-        self.give_back(item)
+    def reserve(self, account: Account, item: Held) -> tuple[Account, Held] | None:
+        self.release(item)
         self._account[item] = account
         self._items.setdefault(account, {})[item] = None
         self._count(account, 1)
@@ -217,13 +217,13 @@ class _Holdings:
         )
         if account.whose is Whose.PERSON and len(self._items[account]) > self._of_a_person:
             gone = next((held for held in self._items[account] if held is not item and held.is_idle), item)
-            return self.give_back(gone), gone
+            return self.release(gone), gone
         if full is None:
             return None
         gone = self._whose_turn(full, account, item)
-        return self.give_back(gone), gone
+        return self.release(gone), gone
 
-    def give_back(self, item: Held) -> Account:
+    def release(self, item: Held) -> Account:
         account = self._account.pop(item, _NOBODY)
         if account is not _NOBODY:
             self._count(account, -1)

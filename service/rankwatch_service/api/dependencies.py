@@ -306,7 +306,7 @@ class EventStream:
         Raises:
             ProblemError: the account has its part (503).
         """
-        gone = self._context.budgets.take(STREAMS, self._account, self)
+        gone = self._context.budgets.reserve(STREAMS, self._account, self)
         if gone is self:
             detail = "too many event streams are open"
             raise ProblemError(503, detail, headers={"Retry-After": str(RETRY_AFTER_S)})
@@ -316,7 +316,7 @@ class EventStream:
     def close(self) -> None:
         """The response is over."""
         self.has_ended = True
-        self._context.budgets.give_back(STREAMS, self)
+        self._context.budgets.release(STREAMS, self)
 
     def end(self) -> None:
         """End this stream in favour of another one."""

@@ -28,6 +28,8 @@ from rankwatch_service.incidents.model import (
     Placement,
     TransitionKind,
     Update,
+    adopt_times,
+    apply_figures,
     incident_id,
     incident_restored,
     incident_state,
@@ -36,8 +38,6 @@ from rankwatch_service.incidents.model import (
     number,
     part_of,
     reported_once,
-    take_figures,
-    take_times,
 )
 from rankwatch_service.short_ids import short
 
@@ -520,11 +520,11 @@ class Correlator:
 
     def _update(self, incident: Incident, part: Part, finding: Finding, placement: Placement) -> list[Update]:
         before = Headline.of(incident)
-        take_figures(part, finding)
+        apply_figures(part, finding)
         incident.updated_time_s = finding.detected_time_s
         wider = not set(finding.ranks) <= set(part.ranks)
         if part.ranks and finding.ranks and part.ranks[0] != finding.ranks[0]:
-            take_times(part, finding)
+            adopt_times(part, finding)
         part.ranks, part.hosts = tuple(finding.ranks), tuple(dict.fromkeys((*part.hosts, *named_hosts(finding))))
         grade(incident, finding.severity)
         if part is incident.first:

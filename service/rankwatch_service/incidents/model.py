@@ -408,7 +408,7 @@ def derived(*parts: object) -> str:
     return sha256("\x00".join(str(part) for part in parts).encode()).hexdigest()[:24]
 
 
-def take_times(part: Part, finding: Finding) -> None:
+def adopt_times(part: Part, finding: Finding) -> None:
     """Adopt onset and detection of a finding that names another rank as first mover than before."""
     part.onset_step, part.onset_time_s = finding.onset_step, finding.onset_time_s
     part.detected_step, part.detected_time_s = finding.detected_step, finding.detected_time_s
@@ -453,7 +453,7 @@ def adds_s(finding: Finding) -> float | None:
     return added_s if math.isfinite(added_s) else None
 
 
-def take_figures(part: Part, finding: Finding) -> None:
+def apply_figures(part: Part, finding: Finding) -> None:
     """Apply a finding on an open part."""
     part.summary = finding.summary
     part.severity, part.confidence = finding.severity, number(finding.confidence, 0.0)

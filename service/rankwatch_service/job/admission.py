@@ -193,7 +193,7 @@ class CellCount:
             heard = len(self._heard.union(_ranks(bundle)))
         return CellDemand(ranks * (RANK_CELLS + names) + extra, REPORTING_SHARE * heard >= ranks)
 
-    def take(self, bundle: Bundle) -> None:
+    def add(self, bundle: Bundle) -> None:
         """Count a bundle that was taken."""
         self._declared, self._ranks, self._extra = self._sizes(bundle)
         for family, table in bundle.tables.items():

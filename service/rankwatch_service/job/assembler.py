@@ -112,9 +112,9 @@ class Assembler:
         if self.attempt is None:
             self._begin(bundle.attempt, now_s)
         self.topology_state.learn(info for batch in bundle.batches for info in batch.ranks)
-        self.cells.take(Bundle(bundle.batches, {}))
+        self.cells.add(Bundle(bundle.batches, {}))
 
-    def take(self, bundle: Bundle, now_s: float, *, may_grow: bool = True) -> Iterator[Observation]:
+    def add(self, bundle: Bundle, now_s: float, *, may_grow: bool = True) -> Iterator[Observation]:
         """Process the next bundle in log order; several batches must fit.
 
         Lazy: while the caller handles an observation, this object is in the state that belongs to it, so the caller may
@@ -138,7 +138,7 @@ class Assembler:
             yield from self._flush(now_s)
             self._begin(bundle.attempt, now_s)
         if may_grow:
-            self.cells.take(bundle)
+            self.cells.add(bundle)
         changed = may_grow and self.topology_state.learn(info for batch in bundle.batches for info in batch.ranks)
         if self.board is None:
             self._pending.append(bundle)
@@ -152,7 +152,7 @@ class Assembler:
         yield from self._absorb(bundle, Arrival.LATE not in arrivals, now_s, may_grow=may_grow)
 
     def tick(self, now_s: float, outage_s: float) -> Iterator[Observation]:
-        """Advance to `now_s`, lazily as `take`.
+        """Advance to `now_s`, lazily as `add`.
 
         Args:
             now_s: stream time.
@@ -248,7 +248,7 @@ class Assembler:
             yield from map(self.topology_state.whole_norm.of, self._windows[family].add(table, now_s))
         if newest:
             # The progress blocks of a late message are older than those on the board.
-            for rank, state in self.board.hear(bundle.batches, now_s):
+            for rank, state in self.board.apply(bundle.batches, now_s):
                 self._depart(rank, state)
         # Before frames close, so that none of them waits for a rank that this bundle reports gone.
         for event in (event for batch in bundle.batches for event in batch.events):

@@ -158,7 +158,7 @@ class RankOwners:
         name = _name(batch)
         return self._carries(name) or (launch is not Launch.RUNNING and name in self._earlier)
 
-    def take(
+    def add(
         self, bundle: Bundle, launch: Launch, topology: TopologyState, ledger: Ledger, now_s: float, *, is_older: bool
     ) -> OwnTelemetry:
         """Accept a bundle that is not refused; arguments as of `refusal`.
@@ -428,7 +428,7 @@ class PendingAttempts:
         """
         batch = bundle.batches[0]
         waiting = self._waiting.pop(batch.attempt, None) or PendingAttempt(batch.attempt, now_s, batch.host, count)
-        waiting.cells.take(bundle)
+        waiting.cells.add(bundle)
         dropped = 0
         if len(self._waiting) >= ATTEMPTS_MAX:
             dropped += len(self._waiting.pop(next(iter(self._waiting))).bundles)
@@ -446,7 +446,7 @@ class PendingAttempts:
         waiting.size += size
         return dropped
 
-    def take(self, attempt: str) -> list[Bundle]:
+    def pop(self, attempt: str) -> list[Bundle]:
         """The bundles of an attempt that takes over, oldest first; nothing of it waits afterwards."""
         waiting = self._waiting.pop(attempt, None)
         return waiting.bundles if waiting else []

@@ -277,7 +277,7 @@ class DetectorBank:
         answer.findings.extend(findings)
         if isinstance(observation, Frame) and isinstance(detector, ExplainedDetector):
             try:
-                answer.reasons.extend(self.histories.take(detector, observation, findings, counts))
+                answer.reasons.extend(self.histories.add(detector, observation, findings, counts))
             except Exception as error:  # noqa: BLE001 - what only explains must not stop detection
                 self.histories.forget(name)
                 answer.failures.append(Failure("explanation", f"{type(error).__name__}: {error}"[:500], 1, False))

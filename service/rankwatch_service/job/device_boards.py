@@ -103,7 +103,7 @@ class DeviceBoard:
         self.counts: Counter[str] = Counter()
         """Samples and values that are not charted, by reason."""
 
-    def take(self, batches: Sequence[wire.Batch], ranks: int, now_s: float) -> list[DeviceNumber]:
+    def add(self, batches: Sequence[wire.Batch], ranks: int, now_s: float) -> list[DeviceNumber]:
         """Add the samples of batches; return the devices that are new.
 
         Args:
@@ -247,12 +247,12 @@ class DeviceBoards:
         """Samples and values that are not charted, by reason."""
         return sum((board.counts for board in self._boards.values()), Counter())
 
-    def take(self, batches: Sequence[wire.Batch], ranks: int, now_s: float) -> list[DeviceNumber]:
-        """As `DeviceBoard.take`."""
+    def add(self, batches: Sequence[wire.Batch], ranks: int, now_s: float) -> list[DeviceNumber]:
+        """As `DeviceBoard.add`."""
         carrying = [batch for batch in batches if batch.devices or batch.host_devices]
         if not carrying:
             return []
-        return [device for board in self._boards.values() for device in board.take(carrying, ranks, now_s)]
+        return [device for board in self._boards.values() for device in board.add(carrying, ranks, now_s)]
 
     def due(self, now_s: float) -> Iterator[DeviceCounters]:
         """As `DeviceBoard.due`, kind by kind."""

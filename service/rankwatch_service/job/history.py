@@ -173,7 +173,7 @@ class JobHistory:
                 self.note(save_text(entry.id), entry.step, occurrence.time_s)
         return changed
 
-    def take(self, occurrence: Occurrence) -> None:
+    def add(self, occurrence: Occurrence) -> None:
         """Add the change that a rank declared, or what happened to a checkpoint.
 
         The rank has loaded it, could not save or load it, or its agent did not pass it on.

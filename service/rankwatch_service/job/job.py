@@ -200,15 +200,15 @@ class JobStream:
         assembler, attempt = self._assembler, bundle.attempt
         launch, topology = self._launch_of(attempt), assembler.topology_state
         is_older = assembler.attempt not in (None, attempt) and not assembler.is_newer(attempt)
-        own = self._rank_owners.take(bundle, launch, topology, self.history.ledger, now_s, is_older=is_older)
+        own = self._rank_owners.add(bundle, launch, topology, self.history.ledger, now_s, is_older=is_older)
         if own.strange_checkpoints:
             self.history.counts["checkpoint_gone"] += own.strange_checkpoints
         for (host, agent, kind), count in own.rankless_events.items():
             fields = {"what": "event", "detail": f"{kind} of no rank", "host": host, "agent": agent, "count": count}
             self.report("forged", fields, now_s, effects)
-        new_devices = self.devices.take(own.bundle.batches, len(topology.infos), now_s)
+        new_devices = self.devices.add(own.bundle.batches, len(topology.infos), now_s)
         effects.devices += [(self.job, device) for device in new_devices]
-        self._observe(assembler.take(own.bundle, now_s, may_grow=may_grow), now_s, effects)
+        self._observe(assembler.add(own.bundle, now_s, may_grow=may_grow), now_s, effects)
 
     # ---- attempts --------------------------------------------------------------------------------------------------
 
@@ -220,7 +220,7 @@ class JobStream:
         """A newer attempt takes over, with those of its batches that waited for it."""
         before = self._assembler.attempt
         self._rank_owners.begin(new_launch=before is None or launch_of(before) != launch_of(attempt))
-        for bundle in self._pending_attempts.take(attempt):
+        for bundle in self._pending_attempts.pop(attempt):
             if (refused := self._refusal(bundle, now_s)) is None:
                 self._take(bundle, now_s, effects, may_grow=self._is_allowed(bundle))
             elif refused.reason is Reason.FORGED:
@@ -357,7 +357,7 @@ class JobStream:
         if event.kind in ("checkpoint_gone", "process_exit"):
             return self.history.gone(event)
         if event.kind in ("location_refused", "declared", "checkpoint_loaded", "checkpoint_failed"):
-            self.history.take(event)
+            self.history.add(event)
         elif event.kind == "trace":
             effects.traces += self.history.traced(self.job, event)
         elif event.kind in ANSWERS:

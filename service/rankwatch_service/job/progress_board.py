@@ -45,7 +45,7 @@ class ProgressBoard:
         """Number of ranks on the board."""
         return len(self._heard)
 
-    def hear(self, batches: Iterable[wire.Batch], now_s: float) -> list[tuple[int, str]]:
+    def apply(self, batches: Iterable[wire.Batch], now_s: float) -> list[tuple[int, str]]:
         """Apply the progress blocks of newer batches, in their order; ranks beyond the world size are ignored.
 
         Returns:

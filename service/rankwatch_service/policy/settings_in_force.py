@@ -31,7 +31,7 @@ class SettingsInForce:
         self.waiting: dict[str, JobOwnership] = {}
         """Project and owner of jobs that have not begun, in the order in which they were set. Copies have none."""
 
-    def take(self, record: ControlRecord) -> None:
+    def apply(self, record: ControlRecord) -> None:
         """Apply a control record; those about single jobs change nothing."""
         match record:
             case PolicySet():
@@ -52,7 +52,7 @@ class SettingsInForce:
     def take_for(self, job: str, record: ControlRecord) -> tuple[str, ...]:
         """Apply a control record; returns what has changed for one job but its tuning, in words."""
         policy, rules = self.policy, self.rules_of(job)
-        self.take(record)
+        self.apply(record)
         changed = {"policy changed": self.policy != policy, "rules on metrics changed": self.rules_of(job) != rules}
         return tuple(what for what, is_so in changed.items() if is_so)
 

@@ -78,7 +78,7 @@ def rows_of(job: Job) -> Iterator[StepRows]:
             case Frame():
                 if observation.family == "steps":
                     yield from table.finish()
-                table.take(observation)
+                table.add(observation)
             case Tick():
                 table.see(observation)
             case _:
@@ -104,7 +104,7 @@ class _StepTable:
         if tick.presence is not None and (kind := KIND_OF_PHASE.get(tick.presence.phase[0])) is not None:
             self._next_kind = kind
 
-    def take(self, frame: Frame) -> None:
+    def add(self, frame: Frame) -> None:
         """Add a step's frame, or its late values."""
         if frame.family == "steps":
             self._kind, self._next_kind = self._next_kind, StepKind.TRAIN

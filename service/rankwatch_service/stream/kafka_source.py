@@ -50,7 +50,7 @@ class Buffer:
     def __len__(self) -> int:
         return len(self._records)
 
-    def take(self, messages: Sequence[Any], now_unix_ns: int, now_s: float) -> None:
+    def add(self, messages: Sequence[Any], now_unix_ns: int, now_s: float) -> None:
         """Add what was fetched.
 
         Raises:
@@ -165,7 +165,7 @@ def _partitions(consumer: KafkaConsumer, topic: str) -> set[int]:
 
 def _options(group: str | None, session_ms: int) -> dict[str, Any]:
     options = {
-        # A position that does not exist then shows as a step back, which `Buffer.take` raises.
+        # A position that does not exist then shows as a step back, which `Buffer.add` raises.
         "auto_offset_reset": "earliest",
         # The store has the positions. Only `KafkaSource.processed` commits, for Kafka's tools.
         "enable_auto_commit": False,
@@ -398,7 +398,7 @@ class KafkaSource:
         if buffer is None:
             return  # fetched from a position that the client chose
         try:
-            buffer.take(messages, self._clock.unix_ns(), self._clock.monotonic_s())
+            buffer.add(messages, self._clock.unix_ns(), self._clock.monotonic_s())
         except LogError as error:
             self._broken[partition] = str(error)
             return

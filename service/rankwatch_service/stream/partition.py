@@ -363,7 +363,7 @@ class Partition:
             return
         waits = control.key not in self.jobs and control.key not in self._idle and self._owns(control.key)
         if self._is_new_to(ALL_JOBS, control) and (waits or not isinstance(record, JobOwnership)):
-            self.settings.take(record)
+            self.settings.apply(record)
         for name, job in self.jobs.items():
             if control.key in (ALL_JOBS, name) and self._is_new_to(name, control):
                 job.control(record, self._now_s, effects)

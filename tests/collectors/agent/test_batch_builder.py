@@ -103,7 +103,7 @@ def test_an_introduction_carries_who_the_rank_is() -> None:
 
 def test_batches_are_numbered_without_gaps_and_every_worker_has_its_own_boot_id() -> None:
     sender_identity, other = SenderIdentity("h"), SenderIdentity("h")
-    assert [sender_identity.take() for _ in range(3)] == [0, 1, 2]
+    assert [sender_identity.next_sequence() for _ in range(3)] == [0, 1, 2]
     assert sender_identity.boot != other.boot
 
 

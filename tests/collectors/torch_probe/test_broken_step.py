@@ -103,7 +103,7 @@ def test_the_service_names_the_rank_and_the_parameter_of_a_step_that_no_rank_has
         batch(1, values=table([1, 1], [0, 1], exact, grad_norm=[math.nan, math.nan])),
     ]
     assembler, judges = Assembler(), detectors()
-    seen = [one for number, part in enumerate(sent) for one in assembler.take(bundle(part), float(number))]
+    seen = [one for number, part in enumerate(sent) for one in assembler.add(bundle(part), float(number))]
     seen += assembler.tick(100.0, 0.0)
     findings = [finding for one in seen for evaluate in judges for finding in evaluate.observe(one)]
     (finding,) = [finding for finding in findings if finding.kind is Kind.NONFINITE]

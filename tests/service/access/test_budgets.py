@@ -29,10 +29,10 @@ class Room:
         self.refused = Counter()
         self.budgets = Budgets(self.clock, lambda *told: self.refused.update([told]), [SEATS])
 
-    def take(self, account, count=1, *, is_idle=True):
+    def reserve(self, account, count=1, *, is_idle=True):
         """The seats, and who had to leave for them."""
         seats = [Seat(is_idle) for _ in range(count)]
-        return seats, [gone for seat in seats if (gone := self.budgets.take(SEATS, account, seat)) is not None]
+        return seats, [gone for seat in seats if (gone := self.budgets.reserve(SEATS, account, seat)) is not None]
 
     def held(self, whose):
         return self.budgets.held(SEATS, whose)
@@ -44,94 +44,94 @@ def room():
 
 
 def test_one_account_has_all_that_nobody_else_asks_for(room):
-    seats, gone = room.take(JOB, 12)
+    seats, gone = room.reserve(JOB, 12)
     assert not gone
-    more, gone = room.take(JOB)
+    more, gone = room.reserve(JOB)
     assert gone == seats[:1], "the oldest of its own"
     assert room.held(Whose.AGENT) == 12
     assert room.refused == {("seats", Whose.AGENT): 1}
-    assert room.budgets.take(SEATS, JOB, more[0]) is None, "it has it already"
+    assert room.budgets.reserve(SEATS, JOB, more[0]) is None, "it has it already"
 
 
 def test_who_holds_less_takes_from_who_holds_most_until_both_have_their_part(room):
-    seats, _ = room.take(JOB, 12)
-    _, gone = room.take(OTHER, 6)
+    seats, _ = room.reserve(JOB, 12)
+    _, gone = room.reserve(OTHER, 6)
     assert gone == seats[:6]
-    _, gone = room.take(OTHER)
+    _, gone = room.reserve(OTHER)
     assert len(gone) == 1
     assert room.held(Whose.AGENT) == 12
 
 
 def test_what_waits_for_its_client_goes_first_and_what_is_served_stays_with_equals(room):
-    busy, _ = room.take(JOB, 5, is_idle=False)
-    idle, _ = room.take(JOB, 1)
-    room.take(OTHER, 6, is_idle=False)
-    _, gone = room.take(Account(Whose.AGENT, "3"), 2, is_idle=False)
+    busy, _ = room.reserve(JOB, 5, is_idle=False)
+    idle, _ = room.reserve(JOB, 1)
+    room.reserve(OTHER, 6, is_idle=False)
+    _, gone = room.reserve(Account(Whose.AGENT, "3"), 2, is_idle=False)
     assert gone[0] is idle[0]
     assert gone[1] not in busy, "of the other, who now holds most"
-    served, gone = room.take(JOB, 1, is_idle=False)
+    served, gone = room.reserve(JOB, 1, is_idle=False)
     assert gone == served
 
 
 def test_agents_and_strangers_leave_a_quarter_to_people(room):
-    agents, _ = room.take(JOB, 12, is_idle=False)
-    _, gone = room.take(ANN, 4, is_idle=False)
+    agents, _ = room.reserve(JOB, 12, is_idle=False)
+    _, gone = room.reserve(ANN, 4, is_idle=False)
     assert not gone
-    more, gone = room.take(JOB, is_idle=False)
+    more, gone = room.reserve(JOB, is_idle=False)
     assert gone == more
-    _, gone = room.take(BOB, is_idle=False)
+    _, gone = room.reserve(BOB, is_idle=False)
     assert gone == agents[:1]
     assert room.held(Whose.PERSON) == 5
 
 
 def test_a_person_who_takes_all_leaves_everybody_their_part(room):
-    room.take(ANN, 20)
+    room.reserve(ANN, 20)
     assert room.held(Whose.PERSON) == 16
-    _, gone = room.take(BOB, 8, is_idle=False)
+    _, gone = room.reserve(BOB, 8, is_idle=False)
     assert len(gone) == 8
-    _, gone = room.take(JOB, 5, is_idle=False)
+    _, gone = room.reserve(JOB, 5, is_idle=False)
     assert room.held(Whose.AGENT) == 5
 
 
 def test_strangers_have_a_quarter_at_most_and_one_address_does_not_have_it_alone(room):
-    crowd, gone = room.take(account_at("10.0.0.1"), 6)
+    crowd, gone = room.reserve(account_at("10.0.0.1"), 6)
     assert gone == crowd[:2]
-    _, gone = room.take(account_at("10.0.0.2"))
+    _, gone = room.reserve(account_at("10.0.0.2"))
     assert gone == crowd[2:3]
     assert room.held(Whose.ANONYMOUS) == 4
 
 
 def test_of_many_addresses_with_one_each_the_oldest_that_waits_makes_room(room):
-    first, *_ = [room.take(account_at(f"10.0.0.{number}"))[0] for number in range(4)]
-    _, gone = room.take(account_at("10.0.1.1"))
+    first, *_ = [room.reserve(account_at(f"10.0.0.{number}"))[0] for number in range(4)]
+    _, gone = room.reserve(account_at("10.0.1.1"))
     assert gone == first
 
 
 def test_a_person_may_have_no_more_than_the_limit_says_of_one(room):
     room.budgets = Budgets(room.clock, lambda *told: room.refused.update([told]), [SEATS._replace(of_a_person=2)])
-    seats, gone = room.take(ANN, 3)
+    seats, gone = room.reserve(ANN, 3)
     assert gone == seats[:1], "the oldest that idles makes room"
     for seat in seats[1:]:
         seat.is_idle = False
-    late, gone = room.take(ANN, 1)
+    late, gone = room.reserve(ANN, 1)
     assert gone == late
-    assert not room.take(BOB, 2)[1]
-    assert not room.take(JOB, 3)[1]
+    assert not room.reserve(BOB, 2)[1]
+    assert not room.reserve(JOB, 3)[1]
 
 
 def test_what_is_moved_to_another_account_counts_there_alone(room):
-    seats, _ = room.take(account_at("10.0.0.1"), 4)
+    seats, _ = room.reserve(account_at("10.0.0.1"), 4)
     for seat in seats:
-        assert room.budgets.take(SEATS, JOB, seat) is None
+        assert room.budgets.reserve(SEATS, JOB, seat) is None
     assert (room.held(Whose.ANONYMOUS), room.held(Whose.AGENT)) == (0, 4)
     for seat in seats * 2:
-        room.budgets.give_back(SEATS, seat)
+        room.budgets.release(SEATS, seat)
     assert room.held(Whose.AGENT) == 0
 
 
 def test_less_than_the_limit_says_is_shared_in_the_same_parts(room):
     room.budgets.shrink(SEATS, 8)
-    room.take(JOB, 10)
+    room.reserve(JOB, 10)
     assert room.held(Whose.AGENT) == 6
 
 

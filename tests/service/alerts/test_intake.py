@@ -6,7 +6,7 @@ from sqlalchemy import select, update
 from rankwatch_detectors.alerts import ALERTS_MAX as ALERTS_PER_JOB_MAX
 from rankwatch_detectors.alerts import NAMES_MAX
 from rankwatch_service import alerts
-from rankwatch_service.alerts import LASTS_S, NO_JOB, Alert, take_alerts, why_it_waits
+from rankwatch_service.alerts import LASTS_S, NO_JOB, Alert, store_alerts, why_it_waits
 from rankwatch_service.api.background.housekeeping import AlertExpiry
 from rankwatch_service.log.control_log import ControlLog
 from rankwatch_service.policy.control_records import decode_control
@@ -53,7 +53,7 @@ class Site:
             Alert.of(labels, {}, None, None if lasts_s is None else now + int(lasts_s * 1e9), "", now)
             for labels, lasts_s in alerts
         ]
-        return [str(one) for one in take_alerts(self.engine, self.controls, read_alerts, LABELS, may_see, now)]
+        return [str(one) for one in store_alerts(self.engine, self.controls, read_alerts, LABELS, may_see, now)]
 
     def told(self):
         """What stream was told: by record its job, and name and state of its alerts."""

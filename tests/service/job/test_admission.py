@@ -115,7 +115,7 @@ def test_without_infos_the_highest_rank_counts_and_those_that_were_heard():
 
 def test_a_name_counts_once_for_each_family():
     count = CellCount()
-    count.take(bundle(batch(0, ranks=ranks(4), steps=table([1], [0], loss=[1.0]))))
+    count.add(bundle(batch(0, ranks=ranks(4), steps=table([1], [0], loss=[1.0]))))
     again = bundle(batch(1, steps=table([2], [1], loss=[1.0]), values=table([2], [1], loss=[1.0], norm=[1.0])))
     assert counted(again, count).cells == 4 * (RANK_CELLS + 3)
 
@@ -128,15 +128,15 @@ def test_a_job_counts_as_heard_from_one_of_64_ranks_on():
     assert not counted(introduced(0, 1, 2)).is_reporting
     assert counted(introduced(0, 1, 2, 3)).is_reporting
     count = CellCount()
-    count.take(introduced(0, 1))
+    count.add(introduced(0, 1))
     assert not counted(introduced(0, 1), count).is_reporting, "the same ranks again"
     assert counted(introduced(2, 3), count).is_reporting
 
 
 def test_the_next_attempt_of_a_launch_has_the_same_ranks_and_other_names():
     count = CellCount()
-    count.take(introduced(*range(4)))
-    count.take(bundle(batch(1, steps=table([1], [0], loss=[1.0]))))
+    count.add(introduced(*range(4)))
+    count.add(bundle(batch(1, steps=table([1], [0], loss=[1.0]))))
     after = count.next_attempt()
     assert counted(bundle(batch(2, attempt="l.1", progress=(progress(0, 1),))), after) == CellDemand(256 * RANK_CELLS)
 
@@ -148,7 +148,7 @@ def test_long_lists_of_parameter_names_count_too():
 
 def test_a_count_goes_on_from_its_state():
     count = CellCount()
-    count.take(bundle(batch(0, steps=table([1] * 2, [0, 999], loss=[1.0] * 2))))
+    count.add(bundle(batch(0, steps=table([1] * 2, [0, 999], loss=[1.0] * 2))))
     restored = CellCount.restored(count.state())
     for told in (range(1, 14), range(1, 15)):
         later = bundle(batch(1, steps=table([2] * len(told), list(told), loss=[1.0] * len(told))))

@@ -20,8 +20,8 @@ from rankwatch_service.stream.saved import pack, unpack
 from tests.support.values.batches import batch, bundle, progress, ranks, table
 
 
-def take(assembler: Assembler, sent: wire.Batch, now_s: float) -> list[Observation]:
-    return list(assembler.take(bundle(sent), now_s))
+def add(assembler: Assembler, sent: wire.Batch, now_s: float) -> list[Observation]:
+    return list(assembler.add(bundle(sent), now_s))
 
 
 def of(kind: type, observations: list[Observation]) -> list:
@@ -30,7 +30,7 @@ def of(kind: type, observations: list[Observation]) -> list:
 
 def running(world_size: int = 2) -> Assembler:
     assembler = Assembler()
-    take(assembler, batch(0, ranks=ranks(world_size)), 0.0)
+    add(assembler, batch(0, ranks=ranks(world_size)), 0.0)
     return assembler
 
 
@@ -42,9 +42,9 @@ def assembler() -> Assembler:
 def test_an_attempt_starts_when_the_infos_of_all_ranks_are_known():
     assembler = Assembler()
     first = batch(0, ranks=ranks(2, chosen=[0]), steps=table([1], [0], loss=[1.0]))
-    assert take(assembler, first, 0.0) == []
+    assert add(assembler, first, 0.0) == []
     second = batch(0, host="node-2", ranks=ranks(2, "node-2", [1]), steps=table([1], [1], loss=[2.0]))
-    start, frame = take(assembler, second, 0.0)
+    start, frame = add(assembler, second, 0.0)
     assert isinstance(start, AttemptStart)
     assert start.attempt == "l.0"
     assert start.topology.host == ("node-1", "node-2")
@@ -54,7 +54,7 @@ def test_an_attempt_starts_when_the_infos_of_all_ranks_are_known():
 
 def test_an_attempt_starts_with_the_known_ranks_after_a_while():
     assembler = Assembler()
-    take(assembler, batch(0, ranks=ranks(4, chosen=[0]), steps=table([1], [0], loss=[1.0])), 0.0)
+    add(assembler, batch(0, ranks=ranks(4, chosen=[0]), steps=table([1], [0], loss=[1.0])), 0.0)
     assert of(AttemptStart, list(assembler.tick(START_WAIT_S - 0.5, 0.0))) == []
     (start,) = of(AttemptStart, list(assembler.tick(START_WAIT_S, 0.0)))
     assert start.topology.world_size == 4
@@ -63,7 +63,7 @@ def test_an_attempt_starts_with_the_known_ranks_after_a_while():
 
 def test_a_sender_without_rank_infos_starts_an_attempt_too():
     assembler = Assembler()
-    take(assembler, batch(0, steps=table([1, 1], [0, 1], loss=[1.0, 2.0])), 0.0)
+    add(assembler, batch(0, steps=table([1, 1], [0, 1], loss=[1.0, 2.0])), 0.0)
     start, frame, tick = list(assembler.tick(START_WAIT_S, 0.0))
     assert start.topology.world_size == 2
     assert frame.values["loss"].tolist() == [1.0, 2.0]
@@ -72,49 +72,49 @@ def test_a_sender_without_rank_infos_starts_an_attempt_too():
 
 def test_a_larger_attempt_is_announced_before_its_first_larger_frame():
     assembler = Assembler()
-    take(assembler, batch(0, steps=table([1], [0], loss=[1.0])), 0.0)
+    add(assembler, batch(0, steps=table([1], [0], loss=[1.0])), 0.0)
     list(assembler.tick(START_WAIT_S, 0.0))
-    start, frame = take(assembler, batch(1, steps=table([2, 2], [0, 1], loss=[1.0, 2.0])), 3.0)
+    start, frame = add(assembler, batch(1, steps=table([2, 2], [0, 1], loss=[1.0, 2.0])), 3.0)
     assert start.topology.world_size == 2
     assert len(frame.values["loss"]) == 2
 
 
 def test_a_repeated_batch_changes_nothing(assembler):
     sent = batch(1, steps=table([1, 1], [0, 1], loss=[1.0, 2.0]), events=(wire.Event("note", 1),))
-    assert len(take(assembler, sent, 0.0)) == 2
-    assert take(assembler, sent, 0.0) == []
+    assert len(add(assembler, sent, 0.0)) == 2
+    assert add(assembler, sent, 0.0) == []
     assert assembler.dropped == {"repeated_batches": 1}
 
 
 def test_a_rollback_begins_a_new_attempt_in_which_steps_repeat(assembler):
-    take(assembler, batch(1, steps=table([5, 5], [0, 1], loss=[1.0, 2.0])), 0.0)
-    take(assembler, batch(2, steps=table([6], [0], loss=[1.0])), 0.0)
-    out = take(assembler, batch(3, attempt="l.1", ranks=ranks(2), steps=table([5, 5], [0, 1], loss=[3.0, 4.0])), 1.0)
+    add(assembler, batch(1, steps=table([5, 5], [0, 1], loss=[1.0, 2.0])), 0.0)
+    add(assembler, batch(2, steps=table([6], [0], loss=[1.0])), 0.0)
+    out = add(assembler, batch(3, attempt="l.1", ranks=ranks(2), steps=table([5, 5], [0, 1], loss=[3.0, 4.0])), 1.0)
     assert [(type(o).__name__, o.attempt) for o in out] == [("Frame", "l.0"), ("AttemptStart", "l.1"), ("Frame", "l.1")]
     assert [o.step for o in of(Frame, out)] == [6, 5]
 
 
 def test_rows_of_an_older_attempt_are_dropped_and_its_events_are_passed_on(assembler):
-    take(assembler, batch(1, attempt="l.1", ranks=ranks(2)), 1.0)
+    add(assembler, batch(1, attempt="l.1", ranks=ranks(2)), 1.0)
     old = batch(2, steps=table([9, 9], [0, 1], loss=[1.0, 2.0]), events=(wire.Event("process_exit", 1, 1),))
-    (occurrence,) = take(assembler, old, 1.0)
+    (occurrence,) = add(assembler, old, 1.0)
     assert (occurrence.kind, occurrence.attempt, occurrence.rank) == ("process_exit", "l.0", 1)
     assert assembler.dropped == {"old_attempt_rows": 2}
 
 
 def test_a_batch_of_an_earlier_launch_begins_no_attempt(assembler):
-    take(assembler, batch(1, attempt="m.0", ranks=ranks(2)), 1.0)
-    assert take(assembler, batch(2, attempt="l.7"), 1.0) == []
+    add(assembler, batch(1, attempt="m.0", ranks=ranks(2)), 1.0)
+    assert add(assembler, batch(2, attempt="l.7"), 1.0) == []
     assert assembler.attempt == "m.0"
 
 
 def test_a_rank_that_moved_to_another_host_is_announced(assembler):
-    (start,) = take(assembler, batch(0, host="node-9", ranks=ranks(2, "node-9", [1])), 1.0)
+    (start,) = add(assembler, batch(0, host="node-9", ranks=ranks(2, "node-9", [1])), 1.0)
     assert start.topology.host == ("node-1", "node-9")
 
 
 def test_presence_has_the_newest_block_of_each_rank(assembler):
-    take(assembler, batch(1, progress=(progress(0, 7, phase="backward", os_state="T"),)), 3.0)
+    add(assembler, batch(1, progress=(progress(0, 7, phase="backward", os_state="T"),)), 3.0)
     (tick,) = list(assembler.tick(4.0, 0.0))
     assert tick.now_s == 4.0
     assert tick.presence.heard.tolist() == [True, False]
@@ -123,21 +123,21 @@ def test_presence_has_the_newest_block_of_each_rank(assembler):
 
 
 def test_a_late_message_does_not_move_progress_back(assembler):
-    take(assembler, batch(2, progress=(progress(0, 8),)), 1.0)
-    take(assembler, batch(1, progress=(progress(0, 7),)), 2.0)
+    add(assembler, batch(2, progress=(progress(0, 8),)), 1.0)
+    add(assembler, batch(1, progress=(progress(0, 7),)), 2.0)
     (tick,) = of(Tick, list(assembler.tick(3.0, 0.0)))
     assert tick.presence.step[0] == 8
     assert tick.presence.heard_s[0] == 1.0
 
 
 def test_no_rank_is_silent_because_the_service_could_not_receive(assembler):
-    take(assembler, batch(1, progress=(progress(0, 1),)), 1.0)
+    add(assembler, batch(1, progress=(progress(0, 1),)), 1.0)
     (tick,) = list(assembler.tick(61.0, 59.0))
     assert tick.presence.heard_s[0] == 60.0
 
 
 def test_missing_messages_become_a_gap(assembler):
-    take(assembler, batch(4), 0.0)
+    add(assembler, batch(4), 0.0)
     occurrences = of(Occurrence, list(assembler.tick(10.0, 0.0)))
     assert [(o.kind, o.host, o.fields) for o in occurrences] == [("gap", "node-1", {"missing": 3, "boot": "b1"})]
     assert assembler.dropped == {"missing_batches": 3}
@@ -145,12 +145,12 @@ def test_missing_messages_become_a_gap(assembler):
 
 def test_frames_do_not_wait_for_ranks_that_left_or_died():
     assembler = running(3)
-    take(assembler, batch(1, events=(wire.Event("rank_left", 1, 0, 5, {"reason": "end"}),)), 0.0)
-    take(assembler, batch(2, events=(wire.Event("process_exit", 1, 1, 5, {"signal": 9}),)), 0.0)
-    (frame,) = of(Frame, take(assembler, batch(3, steps=table([6], [2], loss=[1.0])), 0.0))
+    add(assembler, batch(1, events=(wire.Event("rank_left", 1, 0, 5, {"reason": "end"}),)), 0.0)
+    add(assembler, batch(2, events=(wire.Event("process_exit", 1, 1, 5, {"signal": 9}),)), 0.0)
+    (frame,) = of(Frame, add(assembler, batch(3, steps=table([6], [2], loss=[1.0])), 0.0))
     assert frame.step == 6
     assert not assembler.ended
-    take(assembler, batch(4, progress=(progress(2, 6, state="exited"),)), 0.0)
+    add(assembler, batch(4, progress=(progress(2, 6, state="exited"),)), 0.0)
     assert assembler.ended
     assert not assembler.finished
 
@@ -158,14 +158,14 @@ def test_frames_do_not_wait_for_ranks_that_left_or_died():
 def test_a_rank_whose_process_ends_after_its_loop_has_finished():
     assembler = running(1)
     left = (wire.Event("rank_left", 1, 0, 5, {"reason": "end"}), wire.Event("process_exit", 2, 0, 5, {"code": 0}))
-    take(assembler, batch(1, events=left), 0.0)
+    add(assembler, batch(1, events=left), 0.0)
     assert assembler.finished
 
 
 def test_records_that_agents_lost_are_counted_by_reason(assembler):
     lost = wire.Event("records_lost", 1, None, None, {"reason": "ring", "count": 12})
     odd = wire.Event("records_lost", 1, None, None, {"reason": ["x"], "count": "many"})
-    take(assembler, batch(1, events=(lost, odd)), 0.0)
+    add(assembler, batch(1, events=(lost, odd)), 0.0)
     assert assembler.dropped == {"agent_ring": 12}
 
 
@@ -202,7 +202,7 @@ def play(assembler: Assembler, messages, restore_at: int | None = None) -> list:
         while time_s >= tick + 1:
             tick += 1
             seen += [told(o) for o in list(assembler.tick(tick, 0.0))]
-        seen += [told(o) for o in take(assembler, message, tick)]
+        seen += [told(o) for o in add(assembler, message, tick)]
     return seen
 
 
@@ -234,9 +234,9 @@ def test_repeated_and_slightly_reordered_messages_give_the_same_frames():
 
 def test_an_exception_that_ends_a_rank_counts_as_its_exit_even_if_its_block_says_that_it_left():
     assembler = running(2)
-    take(assembler, batch(1, progress=(progress(0, 5, state="left"), progress(1, 5, state="left"))), 0.0)
+    add(assembler, batch(1, progress=(progress(0, 5, state="left"), progress(1, 5, state="left"))), 0.0)
     broken = wire.Event("exception", 1, 0, 5, {"type": "ValueError", "message": "x", "left": False})
-    take(assembler, batch(2, events=(broken, wire.Event("process_exit", 2, 1, 5, {"code": 3, "left": False}))), 0.0)
+    add(assembler, batch(2, events=(broken, wire.Event("process_exit", 2, 1, 5, {"code": 3, "left": False}))), 0.0)
     assert assembler.board.presence().state == ("exited", "exited")
     assert assembler.ended
     assert not assembler.finished
@@ -257,7 +257,7 @@ def frame_of(held: Sequence[Held], **columns: Sequence[float | None]) -> Frame:
     infos = tuple(info(rank, one, size) for rank, one in enumerate(held))
     values = {name.replace("_of_", "."): column for name, column in columns.items()}
     sent = batch(0, ranks=infos, steps=table([7] * size, list(range(size)), **values))
-    return next(one for one in assembler.take(bundle(sent), 0.0) if isinstance(one, Frame))
+    return next(one for one in assembler.add(bundle(sent), 0.0) if isinstance(one, Frame))
 
 
 def test_each_slice_counts_once_however_many_ranks_hold_it():
@@ -293,7 +293,7 @@ def test_a_norm_that_would_not_be_of_the_whole_is_not_measured(held, norms):
 def test_nothing_is_measured_until_all_ranks_are_known():
     assembler = Assembler()
     sent = batch(0, ranks=(info(0, ("a",), 2),), steps=table([7], [0], loss=[1.0], **{"grad_norm.0": [3.0]}))
-    seen = [*assembler.take(bundle(sent), 0.0), *assembler.tick(10.0, 0.0), *assembler.tick(60.0, 0.0)]
+    seen = [*assembler.add(bundle(sent), 0.0), *assembler.tick(10.0, 0.0), *assembler.tick(60.0, 0.0)]
     (frame,) = [one for one in seen if isinstance(one, Frame)]
     assert sorted(frame.values) == ["loss"]
 
@@ -318,10 +318,10 @@ def test_a_metric_of_such_a_name_is_a_metric_where_no_slices_are_declared():
 def test_a_restored_assembler_adds_up_the_same():
     first = Assembler()
     infos = tuple(info(rank, one, 2) for rank, one in enumerate([("a",), ("b",)]))
-    list(first.take(bundle(batch(0, ranks=infos)), 0.0))
+    list(first.add(bundle(batch(0, ranks=infos)), 0.0))
     second = Assembler.restored(first.state())
     sent = batch(1, steps=table([7, 7], [0, 1], **{"grad_norm.0": [3.0, 4.0]}))
-    (frame,) = [one for one in second.take(bundle(sent), 0.0) if isinstance(one, Frame)]
+    (frame,) = [one for one in second.add(bundle(sent), 0.0) if isinstance(one, Frame)]
     assert frame.values["grad_norm"].tolist() == [5.0, 5.0]
 
 

@@ -199,7 +199,7 @@ def test_bundles_have_the_same_outcome_when_frames_and_names_reach_their_limits(
 
 def test_usual_telemetry_is_taken_in_bundles(monkeypatch):
     taken: list[int] = []
-    real = Assembler.take
+    real = Assembler.add
 
     def noted(self: Assembler, bundle: Any, now_s: float, **how: Any) -> Any:
         taken.append(len(bundle.batches))
@@ -209,7 +209,7 @@ def test_usual_telemetry_is_taken_in_bundles(monkeypatch):
     world = World()
     world.tick_at(1.0)
     world.records(agents.introduce(), [1])
-    monkeypatch.setattr(Assembler, "take", noted)
+    monkeypatch.setattr(Assembler, "add", noted)
     for second in range(2, 12):
         world.tick_at(float(second))
         world.records([agents.usual(host) for _ in range(4) for host in range(HOSTS)], [100])

@@ -191,7 +191,7 @@ def test_after_a_restart_of_the_stream_the_same_is_refused_and_the_same_waits(wo
 def test_an_unsigned_batch_is_refused_after_the_date_that_the_policy_sets():
     old = World()
     record = PolicySet(False, (), {}, unsigned_until_unix_ns=int((old.now_s + 5) * 1e9))
-    old.partition.settings.take(record)
+    old.partition.settings.apply(record)
     unsigned = host(0, "", world_size=2)
     old.send(unsigned(1))
     assert old.refused() == []

@@ -28,7 +28,7 @@ def block(rank: int, step: int, phase: str = "forward", state: str = "running") 
 
 def test_the_last_of_several_blocks_of_a_rank_counts():
     board = ProgressBoard("l.0", 3)
-    board.hear([batch(progress=(block(1, 4), block(0, 5), block(1, 6, "backward")))], 7.0)
+    board.apply([batch(progress=(block(1, 4), block(0, 5), block(1, 6, "backward")))], 7.0)
     seen = board.presence()
     assert seen.heard.tolist() == [True, True, False]
     assert seen.step.tolist() == [5, 6, -1]
@@ -40,21 +40,21 @@ def test_the_last_of_several_blocks_of_a_rank_counts():
 
 def test_ranks_that_the_attempt_does_not_have_are_left_out():
     board = ProgressBoard("l.0", 2)
-    board.hear([batch(progress=(block(2, 1),))], 1.0)
+    board.apply([batch(progress=(block(2, 1),))], 1.0)
     assert not board.presence().heard.any()
-    board.hear([batch(progress=(block(2, 1), block(1, 3)))], 1.0)
+    board.apply([batch(progress=(block(2, 1), block(1, 3)))], 1.0)
     assert board.presence().step.tolist() == [-1, 3]
 
 
 def test_a_rank_that_left_its_loop_stays_left():
     board = ProgressBoard("l.0", 1)
-    board.hear([batch(progress=(block(0, 1, state="left"), block(0, 1, state="exited")))], 1.0)
+    board.apply([batch(progress=(block(0, 1, state="left"), block(0, 1, state="exited")))], 1.0)
     assert board.presence().state == ("left",)
 
 
 def test_a_block_without_a_time_of_sending_has_its_time_of_arrival():
     board = ProgressBoard("l.0", 2)
-    board.hear(
+    board.apply(
         [batch(progress=(block(0, 1),), sent_unix_ns=5 * 10**9), batch(progress=(block(1, 1),), sent_unix_ns=0)], 9.0
     )
     assert board.presence().told_s.tolist() == [5.0, 9.0]
@@ -89,7 +89,7 @@ def findings(
             for observation in assembler.tick(now_s, 0.0):
                 yield from detector.observe(observation)
         assert assembler.topology_state.lockstep
-        for observation in assembler.take(bundle(sent), now_s):
+        for observation in assembler.add(bundle(sent), now_s):
             yield from detector.observe(observation)
 
 
@@ -174,7 +174,7 @@ class Paces:
             message = batch(self.seq, ranks=self.infos, progress=blocks, sent_unix_ns=sent_unix_ns)
             self.seq += 1
             for observation in [
-                *self.assembler.take(bundle(message), self.now_s),
+                *self.assembler.add(bundle(message), self.now_s),
                 *self.assembler.tick(self.now_s, 0.0),
             ]:
                 if isinstance(observation, AttemptStart):
@@ -230,7 +230,7 @@ def test_the_end_of_lockstep_outlives_a_restart_and_not_the_launch() -> None:
     job.live(60)
     job.assembler = Assembler.restored(job.assembler.state())
     assert not job.assembler.topology_state.lockstep
-    for _ in job.assembler.take(bundle(batch(0, attempt="m.0", ranks=ranks(4), boot="next")), job.now_s):
+    for _ in job.assembler.add(bundle(batch(0, attempt="m.0", ranks=ranks(4), boot="next")), job.now_s):
         pass
     assert job.assembler.topology_state.lockstep
 

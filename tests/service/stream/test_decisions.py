@@ -237,7 +237,7 @@ def test_the_rules_in_force_survive_their_record_and_their_snapshot():
     record = RulesSet((HIGH, MetricRule("moved", "kl", Condition.CHANGE)))
     assert decode_control(encode_control(record)) == record
     settings = SettingsInForce()
-    settings.take(record)
+    settings.apply(record)
     assert SettingsInForce.restored(unpack(pack(settings.state()))).rules == record.rules
     assert [rule.name for rule in settings.copy().rules_of("other")] == ["moved"]
 

@@ -51,7 +51,7 @@ def told(
         whole = {name: [recorded[rank][step][1].get(name) for rank in here] for name in exact}
         sent.append(batch(step + 1, steps=table([step] * len(here), here, whole, **columns)))
     for number, one in enumerate(sent):
-        for observation in [*assembler.take(bundle(one), float(number))]:
+        for observation in [*assembler.add(bundle(one), float(number))]:
             frames += [observation] if isinstance(observation, Frame) else []
             findings += [finding for evaluate in judges for finding in evaluate.observe(observation)]
     for observation in [*assembler.tick(1_000.0, 0.0)]:

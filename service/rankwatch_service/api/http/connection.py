@@ -88,7 +88,7 @@ class Connections:
             self._sweeping = True
             self._sweep()
         self._all.add(one)
-        gone = self._budgets.take(CONNECTIONS, one.account, one)
+        gone = self._budgets.reserve(CONNECTIONS, one.account, one)
         if gone is one:
             self.refuse(one, "full", 503, "the service has no room for another connection")
         elif gone is not None:
@@ -97,41 +97,41 @@ class Connections:
     def charge(self, one: ClientConnection) -> bool:
         """A connection counts for another account from now on; False: that one has no room, or it is gone already."""
         is_here = one in self._all and one not in self._closing
-        gone = self._budgets.take(CONNECTIONS, one.account, one) if is_here else one
+        gone = self._budgets.reserve(CONNECTIONS, one.account, one) if is_here else one
         if gone is not None and gone is not one:
             self.refuse(gone, "crowded", 503, "this connection made room for those of others")
         return gone is not one
 
     def unread(self, one: ClientConnection) -> None:
         """An answer waits for its reader."""
-        gone = self._budgets.take(UNREAD, one.account, one)
+        gone = self._budgets.reserve(UNREAD, one.account, one)
         if gone is not None:
             self.refuse(gone, "unread", 503, "too many answers wait for their readers")
 
     def is_read(self, one: ClientConnection) -> None:
         """The client has taken what waited."""
-        self._budgets.give_back(UNREAD, one)
+        self._budgets.release(UNREAD, one)
 
     def receive(self, one: ClientConnection) -> bool:
         """A large body is about to come; False: this account has its part of them, so the request should be refused."""
-        gone = self._budgets.take(BODIES, one.account, one)
+        gone = self._budgets.reserve(BODIES, one.account, one)
         if gone is not None and gone is not one:
             self.refuse(gone, "bodies", 503, "too many large bodies are being received; try again")
         return gone is not one
 
     def is_received(self, one: ClientConnection) -> None:
         """Its body is worked on, or gone."""
-        self._budgets.give_back(BODIES, one)
+        self._budgets.release(BODIES, one)
 
     def remove(self, one: ClientConnection) -> None:
         """A connection was lost."""
         self._all.discard(one)
         self._closing.discard(one)
-        self._give_back(one)
+        self._release(one)
 
-    def _give_back(self, one: ClientConnection) -> None:
+    def _release(self, one: ClientConnection) -> None:
         for limit in (CONNECTIONS, UNREAD, BODIES):
-            self._budgets.give_back(limit, one)
+            self._budgets.release(limit, one)
 
     def fail(self, one: ClientConnection) -> None:
         """A handshake failed, or the client went away in the middle of it."""
@@ -141,7 +141,7 @@ class Connections:
     def refuse(self, one: ClientConnection, reason: str, status: int, detail: str) -> None:
         """Answer, if an answer can still be sent, and close the connection. It counts for nobody any more."""
         self._count(reason)
-        self._give_back(one)
+        self._release(one)
         self._closing.add(one)
         if len(self._all) > self._most + CLOSING_MAX:
             one.cut_off()

@@ -17,7 +17,7 @@ from sqlalchemy import Connection, RowMapping, select
 from rankwatch_detectors.base import Severity
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.scopes import Scope
-from rankwatch_service.alerts import ALERTS_MAX, NO_JOB, WAITING, Alert, AlertResult, take_alerts, why_it_waits
+from rankwatch_service.alerts import ALERTS_MAX, NO_JOB, WAITING, Alert, AlertResult, store_alerts, why_it_waits
 from rankwatch_service.api.dependencies import Ctx
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.paging import Page, Wanted, fetch_page
@@ -134,7 +134,7 @@ def receive_alerts(
     counts[AlertResult.MALFORMED] = len(errors)
     taken = list(alerts.values())
     known = context.settings.alert_job_label_names
-    results = take_alerts(context.engine, context.controls, taken, known, identity.may_see, now) if taken else []
+    results = store_alerts(context.engine, context.controls, taken, known, identity.may_see, now) if taken else []
     counts.update(results)
     context.counters.count_alerts(counts)
     request.scope["alerts"] = counts  # for the metrics of the process that has relayed the request
