@@ -251,7 +251,7 @@ class LeftOut(StrEnum):
     NOT_MEASURED = "not measured"
     NOT_FINITE = "not finite"
     FIRST_ROWS = "first rows of an attempt"
-    WARM_UP = "what is usual was not known yet"
+    WARM_UP = "the usual value was not known yet"
 
 
 JUDGED: Final = "judged"
@@ -456,7 +456,7 @@ WHY_NOT: Final = {
     LeftOut.ALONE: "the job has no other rank to compare with",
     LeftOut.NOT_MEASURED: "what it judges is not measured",
     LeftOut.NOT_FINITE: "its values are not finite",
-    LeftOut.WARM_UP: "what is usual is not known yet",
+    LeftOut.WARM_UP: "the usual value is not known yet",
     LeftOut.FIRST_ROWS: "the first rows of an attempt are skipped",
 }
 """By the reason for which rows are left out, if no row is judged."""

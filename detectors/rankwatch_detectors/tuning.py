@@ -71,16 +71,20 @@ class TunableSetting:
 _RATIO: Final = "ratio to the usual value"
 _SECONDS: Final = "seconds"
 _STEPS: Final = "usual steps"
-_LOST: Final = "Silence of a host until it is told; three times as long while none is heard."
+_LOST: Final = "Silence of a host until it is reported; three times as long while all hosts are silent."
 
 SETTINGS: Final[Mapping[str, TunableSetting]] = {
     setting.name: setting
     for setting in (
-        TunableSetting("straggler.wall.ratio_min", _RATIO, 1.005, 5, 1.05, 1.015, "Least delay told, by wall time."),
-        TunableSetting("slowdown.ratio_min", _RATIO, 1.005, 5, 1.08, 1.02, "Least slowdown told."),
-        TunableSetting("loss.level.ratio_jump", "ratio to the level", 1.05, 1000, 3, 1.7, "Loss that is told at once."),
-        TunableSetting("hang.steps", _STEPS, 1, 1000, 6, 2.5, "A standstill in a step is told after so many."),
-        TunableSetting("hang.floor_s", _SECONDS, 2, 3_600, 15, 4, "No standstill is told earlier."),
+        TunableSetting(
+            "straggler.wall.ratio_min", _RATIO, 1.005, 5, 1.05, 1.015, "Least delay that is reported, by wall time."
+        ),
+        TunableSetting("slowdown.ratio_min", _RATIO, 1.005, 5, 1.08, 1.02, "Least slowdown that is reported."),
+        TunableSetting(
+            "loss.level.ratio_jump", "ratio to the level", 1.05, 1000, 3, 1.7, "Loss that is reported at once."
+        ),
+        TunableSetting("hang.steps", _STEPS, 1, 1000, 6, 2.5, "A standstill in a step is reported after so many."),
+        TunableSetting("hang.floor_s", _SECONDS, 2, 3_600, 15, 4, "No standstill is reported earlier."),
         TunableSetting("rank_lost.silent_s", _SECONDS, 3, 3_600, 30, 8, "Silence that counts as absence."),
         TunableSetting("telemetry_lost.silent_s", _SECONDS, 3, 3_600, 60, 8, _LOST),
         TunableSetting(

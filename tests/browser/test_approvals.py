@@ -121,7 +121,9 @@ def test_the_policy_page_shows_the_rules_and_turns_the_switches(guarded, visit):
         expect(switch).to_be_checked()
         expect(page.locator(".switch").last).to_contain_text(f"more than {RANKS_WITHOUT_APPROVAL} ranks")
         switch.click()
-        expect(page.locator(".toast")).to_contain_text("Two people stays on until another person approves the change")
+        expect(page.locator(".toast")).to_contain_text(
+            "The approval by two people stays on until another person approves the change"
+        )
         expect(switch).to_be_checked()
         approve_as(guarded, "carol", action="set_approvals")
         page.reload()

@@ -209,4 +209,4 @@ def test_a_rank_is_charted_beside_all_with_its_incidents_and_the_verdict_on_its_
     expect(chart).to_have_attribute("aria-label", re.compile(told))
     page.get_by_label("Metric").select_option("loss")
     expect(page.locator("canvas.line")).to_have_attribute("aria-label", re.compile("^Loss of rank 2 beside"))
-    expect(page.get_by_role("heading", name="Its GPU beside all")).to_be_hidden()
+    expect(page.get_by_role("heading", name="Its GPU and all others")).to_be_hidden()

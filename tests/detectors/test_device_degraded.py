@@ -160,7 +160,7 @@ def test_a_device_below_what_is_usual_for_it_is_told_after_half_a_minute(name, s
     assert finding.evidence[f"peers_{name}"] == finding.evidence[f"usual_{name}"] == BUSY[name]
     assert fleet.see(RULES.held_slots - 1) == []
     (over,) = fleet.see(1)
-    assert (over.change, over.summary) == (Change.CLOSE, "The device is back to what is usual for it.")
+    assert (over.change, over.summary) == (Change.CLOSE, "The device is back to its usual state.")
 
 
 def test_the_onset_is_the_step_that_training_had_made_when_it_began():
@@ -339,7 +339,7 @@ def test_memory_errors_are_a_warning_when_they_are_counted_not_for_being_there()
     assert finding.summary == ("GPU-3 of rank 3 on host-0 counts 6 errors of its memory that could not be corrected.")
     assert fleet.see(RULES.quiet_slots - 1, {"ecc_uncorrected": 6.0}) == []
     (over,) = fleet.see(1, {"ecc_uncorrected": 6.0})
-    assert (over.change, over.summary) == (Change.CLOSE, "The device is back to what is usual for it.")
+    assert (over.change, over.summary) == (Change.CLOSE, "The device is back to its usual state.")
     assert fleet.see(3, {"ecc_uncorrected": 0.0}) == []  # a reset counts anew
 
 

@@ -93,7 +93,7 @@ def test_every_row_is_judged_or_left_out_for_a_reason() -> None:
     told = explained(Slow(3, 300, 1.04)).told[0]
     assert sum(told["rows"].values()) == told["detected_step"] + 1
     assert told["rows"]["first rows of an attempt"] == 2
-    assert told["rows"]["what is usual was not known yet"] == 8
+    assert told["rows"]["the usual value was not known yet"] == 8
 
 
 def test_the_rank_of_a_job_of_one_is_compared_with_nobody() -> None:

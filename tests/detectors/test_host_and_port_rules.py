@@ -92,7 +92,7 @@ def test_a_share_of_time_beyond_its_limit_is_told_after_a_minute_and_warned_of_a
     assert (warned.change, warned.severity) == (Change.UPDATE, Severity.WARNING)
     assert hosts.see(HOST.held_slots - 1) == []
     (over,) = hosts.see(1)
-    assert (over.change, over.summary) == (Change.CLOSE, "The host is back to what is usual for it.")
+    assert (over.change, over.summary) == (Change.CLOSE, "The host is back to its usual state.")
 
 
 def test_what_a_host_had_from_the_start_is_told_only_from_twice_of_it_on() -> None:
@@ -113,7 +113,7 @@ def test_killed_processes_are_told_at_once_and_warned_of_when_it_goes_on() -> No
     assert warned.severity is Severity.WARNING
     assert hosts.see(HOST.oom_quiet_slots - 1, {"oom_kills": 7.0}) == []
     (over,) = hosts.see(1, {"oom_kills": 7.0})
-    assert (over.change, over.summary) == (Change.CLOSE, "The host is back to what is usual for it.")
+    assert (over.change, over.summary) == (Change.CLOSE, "The host is back to its usual state.")
 
 
 def test_before_the_first_step_only_killed_processes_count_and_what_is_usual_is_learned_after_it() -> None:

@@ -479,7 +479,7 @@ class HostSampler(threading.Thread):
         """Read once, and until closed. Not for callers."""
         for name in missing_under(self._root):
             _log.warning(
-                "%s has no %s: counters in it are not told (RANKWATCH_HOST_ROOT names the folder)", self._root, name
+                "%s has no %s: its counters are not reported (RANKWATCH_HOST_ROOT names the folder)", self._root, name
             )
         self._samples = self.sample()
         while not self._closed.wait(READ_EVERY_S):

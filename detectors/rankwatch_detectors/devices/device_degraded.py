@@ -261,7 +261,7 @@ class DeviceDegradedDetector(CounterDetector):
     DEVICES: ClassVar[str] = "gpu"
     CAUSE: ClassVar[str] = "device"
     NAMED: ClassVar[str] = "device_uuid"
-    WELL: ClassVar[str] = "The device is back to what is usual for it."
+    WELL: ClassVar[str] = "The device is back to its usual state."
 
     def __init__(self, config: DeviceDegradedConfig) -> None:
         super().__init__(Kind.DEVICE_DEGRADED, 8, GpuRules(config.counters))

@@ -107,7 +107,7 @@ class HostDegradedDetector(CounterDetector):
     DEVICES: ClassVar[str] = "host"
     CAUSE: ClassVar[str] = "host"
     NAMED: ClassVar[str] = "device"
-    WELL: ClassVar[str] = "The host is back to what is usual for it."
+    WELL: ClassVar[str] = "The host is back to its usual state."
 
     def __init__(self, config: HostDegradedConfig) -> None:
         super().__init__(Kind.HOST_DEGRADED, 4, HostRules(config.counters))

@@ -196,7 +196,8 @@ class StageDetector(DispatchingDetector):
             detected_time_s=self.now_s,
             score=float(offset[heavy[0]] / self._peer_test.sigma[heavy[0]]),
             confidence=0.9,
-            summary=f"From the first step on pipeline stages take longer than the others: {told}. Layers are divided "
+            summary=f"Since the first step some pipeline stages take longer than the others: {told}. Layers are "
+            "divided "
             "unevenly; no rank stands out.",
             evidence={
                 "standing": True,

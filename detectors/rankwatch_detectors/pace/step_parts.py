@@ -201,6 +201,6 @@ def wanders(bouts: Sequence[float], seconds: float, sigma: float) -> dict[str, A
         "score": max(bouts) / sigma,
         "confidence": 0.9,
         "summary": f"The job's pace wanders: {len(bouts)} times it became {percent(low)} to {percent(high)} % slower "
-        "and recovered by itself. Slowdowns of this size are not told again.",
+        "and recovered by itself. Slowdowns of this size are not reported again.",
         "evidence": {"standing": True, "times": len(bouts), "ratio": high, "ratio_least": low, "seconds": seconds},
     }

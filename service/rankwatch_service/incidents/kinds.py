@@ -245,7 +245,7 @@ KINDS: Final[dict[Kind, KindTraits]] = {
     Kind.TELEMETRY_LOST: KindTraits(
         label="Telemetry lost",
         normal="every host reports every second",
-        impact="nobody knows whether these ranks train, and their faults are not found",
+        impact="it is not known whether these ranks train, and their faults are not found",
         may_cause=_ENDS | {Kind.SLOWDOWN},
         first_steps=(
             "Look at the log of the agent on that host, at its disk and network; if steps stand still, at its console.",

@@ -144,7 +144,7 @@ def limit_of(demand: CellDemand) -> LimitExceeded:
     if demand.is_reporting:
         what = "cells (ranks times metrics) of large jobs"
         return LimitExceeded(what, CELLS_MAX - RESERVED_CELLS, demand.cells)
-    what = "cells (ranks times metrics) of jobs few of whose ranks were heard"
+    what = "cells (ranks times metrics) of jobs of which few ranks have reported"
     return LimitExceeded(what, SILENT_CELLS_MAX, demand.cells)
 
 

@@ -271,7 +271,7 @@ class JobStream:
         if (newest := self._pending_attempts.newest()) and self._may_take_over(now_s):
             self._begin(newest, now_s, effects)
         for pending in self._pending_attempts.beside(now_s):
-            detail = f"attempt {pending.attempt} reports beside the running one"
+            detail = f"attempt {pending.attempt} sends telemetry beside the running one"
             self.report("forged", {"what": "attempt", "detail": detail, "host": pending.host}, now_s, effects)
         for counters in self.devices.due(now_s):
             effects.chart(series_of_devices(self.job, counters.kind), as_frame(counters))

@@ -21,7 +21,7 @@ from rankwatch_service.policy.notification import MESSAGE_TYPES, iso_time
 OPENED: Final = MESSAGE_TYPES["opened"]
 RESOLVED: Final = MESSAGE_TYPES["resolved"]
 
-HELD_UNTIL: Final = "it is told when there is room, if it still matters by then"
+HELD_UNTIL: Final = "it is sent when there is room, if it still matters by then"
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,11 +191,11 @@ def rejection_reason(receiver: ReceiverRoute, labels: Labels, kinds: Collection[
     if severity is None:
         return ""
     if receiver.severities and severity not in receiver.severities:
-        return f"the incident is {severity}, and the receiver gets {' and '.join(receiver.severities)} incidents alone"
+        return f"the incident is {severity}, and the receiver gets {' and '.join(receiver.severities)} incidents only"
     if receiver.kinds and not set(receiver.kinds) & set(kinds):
-        return f"the receiver gets incidents of the kinds {', '.join(receiver.kinds)} alone"
+        return f"the receiver gets only incidents of the kinds {', '.join(receiver.kinds)}"
     missed = next((text for text in receiver.matchers if not match_all(parse_matchers(text), labels)), "")
-    return missed and f"the receiver gets incidents with {missed} alone"
+    return missed and f"the receiver gets only incidents with {missed}"
 
 
 def why_sent(state: str, error: str, tries: int, due_unix_ns: int, now_unix_ns: int) -> str:

@@ -26,9 +26,9 @@ class Feedback(StrEnum):
     USEFUL = "useful"
     """It was right to report it."""
     NOISE = "noise"
-    """Nothing was wrong, or nothing that anybody needs to know."""
+    """Nothing was wrong, or it was not worth an incident."""
     DUPLICATE = "duplicate"
-    """Another incident reports the same trouble."""
+    """Another incident reports the same fault."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -189,7 +189,7 @@ class _Case:
         onset, rate = self.incident.onset_unix_ns, self.incident.impact_gpu_hours_per_hour
         until = onset + (cost / rate * HOUR_NS if cost > 0 and rate > 0 else LOOK_NS)
         if until <= self.incident.updated_unix_ns:
-            return "As it has lasted for so long"
+            return "Since it has lasted for so long"
         # The next whole minute: times are told without seconds.
         return f"If it is still so at {self.at(until + 59e9)}"
 
@@ -264,7 +264,7 @@ class _Case:
             case Kind.DEVICE_FAULT if incident.severity is not Severity.INFO:
                 return self.of_a_device(steps)
             case Kind.DEVICE_FAULT:
-                return ["Nothing to do now: such errors are the program's, unless they come back on that device."]
+                return ["Nothing to do now: such errors come from the program, unless they recur on that device."]
             case Kind.TELEMETRY_LOST if "steps_go_on" in incident.evidence:
                 return self.of_silence()
             case Kind.CHECKPOINT_FAILED if save := self.command(Action.CHECKPOINT):
@@ -290,7 +290,7 @@ class _Case:
                 idle = "if devices idle for much of it" if self.accelerated else "else"
                 heat = f"; else at heat and clocks (`{LIMITS}`)" * self.accelerated
                 read = f"look at the network; {idle}, at what else runs on the hosts (`top`){heat}"
-                same = " Let it train meanwhile: all ranks are slow alike, so a spare host does not help."
+                same = " Let it train meanwhile: all ranks are equally slow, so a spare host does not help."
                 first = f"First {trace}. If collectives take most of it, {read}.{same * (not incident.hosts)}"
                 others = []
         if incident.cause == "worker" and incident.evidence.get("witness") == "own":
@@ -301,7 +301,7 @@ class _Case:
             nothing = f"Nothing to do now, as {what}: you get a message, as a warning, if that changes."
             return [nothing, f"{self.if_still_so()}: {lower(first)}", *others]
         if rate <= 0:
-            return [first, "No rank waits for it yet: you get a message if one does.", *others]
+            return [first, "No rank waits for it yet; you get a message if one does.", *others]
         if len(incident.hosts) != 1:
             return [first, *others]
         save, cost = self.way(Action.CHECKPOINT) is not None, RELAUNCH_S * self.world_size / 3_600
@@ -352,7 +352,7 @@ class _Case:
         """How a job goes on whose processes have ended."""
         launch, begins = LAUNCH, f"training goes on from {checkpoint(self.incident.checkpoint)}"
         if not self.incident.checkpoint:
-            begins = f"it begins from scratch, as it has no good checkpoint ({self.typed('checkpoints')} lists all)"
+            begins = f"it begins from scratch, since it has no good checkpoint ({self.typed('checkpoints')} lists all)"
         if self.restarts and self.ordered != Action.STOP:
             return f"If no step is trained by {self.at(self.incident.onset_unix_ns + LOOK_NS)}: {launch}; {begins}."
         evidence, again = self.incident.evidence, "leave it stopped, and tell its owner"
@@ -368,25 +368,27 @@ class _Case:
             look = f"{self.if_still_so()}: see whether {self.ranks} has batches of another kind than the others"
             other = "(source, lengths, labels): if so, mend them, or leave them if that is meant"
             spare = f"put a spare in place of {self.host}, {self.relaunch_then()}, and test {device}"
-            unsure = "If you cannot tell, let it train: you get a message if the loss suffers."
+            unsure = "If you are not sure, let it train: you get a message if the loss suffers."
             return [f"Nothing to do now. {look} {other}; if they are alike, {spare}.", unsure]
         if incident.severity is not Severity.CRITICAL:
-            finite = "Nothing to do now: while loss and gradients stay finite, nothing is lost; else you get a message"
+            finite = (
+                "Nothing to do now: while loss and gradients stay finite, nothing is lost; otherwise you get a message"
+            )
             return [f"{finite}, as critical.", *steps[1:]]
         onset = "the step of the onset" if incident.onset_step is None else f"step {incident.onset_step}"
-        batch = f"If it comes again in {onset}: skip that batch."
+        batch = f"If it recurs in {onset}: skip that batch."
         if may_be_skipped(kind, incident.severity, incident.evidence):
             needless = "do nothing"
             if ordered := self.policy.get("ordered"):
                 rule = f"set {ordered['reason']} to suggest (`rankwatch policy`)"
-                needless = f"going back was not needed; so that it does not go back again, {rule}"
+                needless = f"the rollback was not needed; to prevent another one, {rule}"
             scaler = f"If the job has a loss scaler, as with fp16, it has skipped that update: {needless}."
             cause = f"{scaler} Without one: {lower(batch)} In another: lower the learning rate."
         elif kind is Kind.CORRUPTION:
             test = f"test {'its GPU (`dcgmi diag -r 3`)' if self.accelerated else device}"
             relaunch = self.typed(Action.RELAUNCH) if self.way(Action.RELAUNCH) else AFRESH
             spare = f"once the job trains and a spare is free, put it in place of {self.host}, {relaunch}, and {test}"
-            cause = f"It mostly comes again: {spare}. Without one go on; if it comes again: {self.typed(Action.STOP)}."
+            cause = f"It usually recurs: {spare}. Without a spare, continue; if it recurs: {self.typed(Action.STOP)}."
         elif incident.ranks:
             who = self.ranks if len(incident.ranks) == 1 else "one of these ranks"
             then = f"put a spare in place of {self.host}, then {self.typed(Action.RELAUNCH)}"

@@ -125,7 +125,7 @@ def test_a_receiver_that_is_gone_is_a_problem_and_one_that_a_person_switched_off
     assert areas(sound) == []
     add_receiver(sound, "gone", enabled=False, disabled_reason="the receiver answered 410: it is gone")
     [problem] = health(sound)["problems"]
-    assert "gone gets nothing any more: the receiver answered 410" in problem["text"]
+    assert "gone is no longer notified: the receiver answered 410" in problem["text"]
 
 
 def test_silent_agents_of_the_running_attempt_are_named_and_those_of_old_attempts_and_ended_jobs_not(sound):

@@ -129,7 +129,7 @@ def test_each_receiver_has_its_reason(api):
         ("new", {}),
     )
     found = reasons(api)
-    assert "is warning, and the receiver gets critical incidents alone" in found["critical"]
+    assert "is warning, and the receiver gets critical incidents only" in found["critical"]
     assert "the kinds hang alone" in found["hangs"]
     assert "other jobs" in found["jobs"]
     assert "other projects" in found["nlp"]

@@ -48,9 +48,9 @@ def test_where_the_first_step_is_to_go_back_the_command_is_it():
         "Go back: `rankwatch rollback gpt-small` (loads the checkpoint of step 470 in memory; costs 17 s of the job)."
     )
     assert told.steps[1] == (
-        "It mostly comes again: once the job trains and a spare is free, put it in place of node-a, "
+        "It usually recurs: once the job trains and a spare is free, put it in place of node-a, "
         "`rankwatch relaunch gpt-small`, and test its GPU (`dcgmi diag -r 3`). "
-        "Without one go on; if it comes again: `rankwatch stop gpt-small`."
+        "Without a spare, continue; if it recurs: `rankwatch stop gpt-small`."
     )
 
 
@@ -89,7 +89,7 @@ def test_the_same_rank_again_is_its_device_and_the_same_step_again_its_batch():
     (_, one, *_), (_, two, *_), (_, every, *_) = (
         steps("nonfinite", "critical", {}, (BACK,), ranks=ranks) for ranks in ((3,), (1, 6), ())
     )
-    again, relaunch = "If it comes again in step 480: skip that batch.", "then `rankwatch relaunch gpt-small`."
+    again, relaunch = "If it recurs in step 480: skip that batch.", "then `rankwatch relaunch gpt-small`."
     assert one == f"{again} If rank 3 has it again in another step: put a spare in place of node-a, {relaunch}"
     assert (
         two == f"{again} If one of these ranks has it again in another step: put a spare in place of node-a, {relaunch}"
@@ -119,7 +119,7 @@ def test_a_gradient_norm_alone_is_nothing_to_act_on():
         "Nothing to do now. If it is still so at 09:04 UTC: see whether rank 3 has batches of another kind than the "
         "others (source, lengths, labels): if so, mend them, or leave them if that is meant; if they are alike, put a "
     )
-    assert if_ == "If you cannot tell, let it train: you get a message if the loss suffers."
+    assert if_ == "If you are not sure, let it train: you get a message if the loss suffers."
     assert "Nothing to do now" in steps("nonfinite", "warning")[0]
 
 
@@ -166,7 +166,7 @@ def test_what_costs_little_is_nothing_to_do_now():
         "First `rankwatch trace gpt-small` (prints what some steps spend their time on; costs next to nothing). If "
         "collectives take most of it, look at the network; if devices idle for much of it, at what else runs on the "
         "hosts (`top`); else at heat and clocks (`nvidia-smi -q -d PERFORMANCE,TEMPERATURE,CLOCK`). Let it train "
-        "meanwhile: all ranks are slow alike, so a spare host does not help.",
+        "meanwhile: all ranks are equally slow, so a spare host does not help.",
     )
     assert "nvidia-smi" not in steps("slowdown", "warning", {}, (trace,), hosts=(), cause="", accelerated=False)[0]
     assert steps("slowdown", "warning", {}, (trace,), hosts=(), cause="data")[1].startswith("Then `rankwatch trace ")

@@ -420,10 +420,8 @@ def _stream_problems(facts: HealthFacts) -> Iterator[HealthProblem]:
     newest = max((process.reported_unix_ns for process in facts.stream.processes), default=None)
     if newest is None or facts.at_unix_ns - newest > SILENT_NS:
         since = "has ever reported" if newest is None else f"has reported for {_age(facts.at_unix_ns - newest)}"
-        text = f"No stream process {since}: telemetry is stored and not judged, so no incident opens."
-        yield _problem(
-            HealthArea.STREAM, Severity.CRITICAL, text, "Start `rankwatch stream`; what waits is judged then."
-        )
+        text = f"No stream process {since}: telemetry is stored and not evaluated, so no incident opens."
+        yield _problem(HealthArea.STREAM, Severity.CRITICAL, text, "Start `rankwatch stream`; it evaluates what waits.")
         return
     for one in facts.stream.partitions:
         silent_ns = facts.at_unix_ns - one.reported_unix_ns
@@ -458,11 +456,11 @@ def _notifier_problems(facts: HealthFacts) -> Iterator[HealthProblem]:
 def _receivers_problems(facts: HealthFacts) -> Iterator[HealthProblem]:
     for one in facts.receivers:
         if not one.enabled and one.disabled_reason != "switched off":
-            text = f"The receiver {one.name} gets nothing any more: {one.disabled_reason or 'it is disabled'}."
+            text = f"The receiver {one.name} is no longer notified: {one.disabled_reason or 'it is disabled'}."
             advice = "Correct its URL, which switches it on again, or remove it."
             yield _problem(HealthArea.RECEIVERS, Severity.WARNING, text, advice)
         elif text := _undelivered(one, facts.at_unix_ns):
-            advice = "Test it on the page of notifications; waiting messages are tried again by themselves."
+            advice = "Test it on the page of notifications; waiting messages are sent again automatically."
             yield _problem(HealthArea.RECEIVERS, Severity.WARNING, text, advice)
 
 
@@ -489,7 +487,7 @@ def _agents_problems(facts: HealthFacts) -> Iterator[HealthProblem]:
         f"{facts.agents_silent} of {_count(facts.agents_total, 'agent')} of {_count(len(jobs), 'job')} that train have"
         f" not reported for 30 s: {named}{more}."
     )
-    advice = "Look whether the agent and the network of these hosts work; training itself goes on."
+    advice = "Check the agent and the network of these hosts. Training itself continues."
     yield _problem(HealthArea.AGENTS, Severity.WARNING, text, advice)
 
 

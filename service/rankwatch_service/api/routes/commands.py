@@ -498,7 +498,7 @@ def _decide(
     if identity.has_requested(row["requester"], row["requested_by"]):
         raise ProblemError(409, "a command must be approved or refused by somebody other than its requester")
     if row["requester"] in identity.makers or identity.person in makers_of(connection, row["requested_by"]):
-        detail = "nobody approves or refuses what was requested by who made their token, or by a token that they made"
+        detail = "you cannot decide on a request of the person who made your token, or of a token that you made"
         raise ProblemError(409, detail)
     commands.set_state(connection, row["id"], outcome, identity.actor, now)
     if row["job"] == ALL_JOBS and outcome.state == "approved":

@@ -389,7 +389,7 @@ ReviewDep = Annotated[_Review, Depends()]
 
 @router.post("/{incident_id}/acknowledge", responses={202: {"model": IncidentDetail}})
 async def acknowledge(body: Remark, review: ReviewDep) -> IncidentDetail:
-    """Acknowledge an incident: you are working on it. One that somebody else has acknowledged you take over."""
+    """Acknowledge an incident: you work on it, also if somebody else had acknowledged it before."""
     return await review("acknowledged", body)
 
 

@@ -71,7 +71,7 @@ def approve(command: COMMAND, url: URL = None, token: TOKEN = None) -> None:
 @app.command("refuse")
 def refuse(
     command: COMMAND,
-    reason: Annotated[str, typer.Option(help="Reason, for who requested it and the audit trail.")],
+    reason: Annotated[str, typer.Option(help="Reason, shown to the requester and in the audit trail.")],
     url: URL = None,
     token: TOKEN = None,
 ) -> None:

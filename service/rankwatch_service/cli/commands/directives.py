@@ -29,14 +29,20 @@ POLL_S: Final = 0.2
 """How often `--wait` reads the state of the command."""
 
 REASON = Annotated[str, typer.Option(help="Reason, for the audit trail and the dashboard.")]
-YES = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask. Without a terminal nothing is asked either.")]
+YES = Annotated[
+    bool, typer.Option("--yes", "-y", help="Do not ask for confirmation. Without a terminal none is asked for.")
+]
 WAIT = Annotated[
     bool, typer.Option("--wait", help="Wait until the command has ended; exit with 1 if it was not applied.")
 ]
 WAIT_S = Annotated[float, typer.Option("--timeout", help="Longest time to wait, in seconds.")]
 CHECKPOINT = Annotated[str | None, typer.Option(help="Id of the checkpoint. Default: the newest good one.")]
 FROM_SCRATCH = Annotated[
-    bool, typer.Option("--from-scratch", help="Begin without a checkpoint, as the script says, which may be at step 0.")
+    bool,
+    typer.Option(
+        "--from-scratch",
+        help="Start without a checkpoint of the ledger. The script decides where it begins, usually at step 0.",
+    ),
 ]
 RANKS = Annotated[
     str | None,

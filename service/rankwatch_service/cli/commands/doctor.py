@@ -196,9 +196,11 @@ def _results(found: Mapping[str, Any]) -> Iterator[CheckResult]:
     ]
     if sources:
         missing = f"; not from {found['kernel_log']}" if found["kernel_log"] else ""
-        yield CheckResult("GPU errors", "ok", f"are heard from {' and '.join(sources)}{missing}")
+        yield CheckResult("GPU errors", "ok", f"are received from {' and '.join(sources)}{missing}")
     else:
-        detail = f"are not heard: NVML refuses events, {found['kernel_log']}; give the agent CAP_SYSLOG and that file"
+        detail = (
+            f"are not received: NVML refuses events, {found['kernel_log']}; give the agent CAP_SYSLOG and that file"
+        )
         yield CheckResult("GPU errors", "finding", detail)
 
 
@@ -237,7 +239,7 @@ def doctor(
     as_json: JSON = False,
     url: URL = None,
     token: TOKEN = None,
-    gpu: Annotated[bool, typer.Option("--gpu", help="Check what this machine's GPUs can tell instead.")] = False,
+    gpu: Annotated[bool, typer.Option("--gpu", help="Check what this machine's GPUs report instead.")] = False,
 ) -> None:
     """Check this machine, the database, Kafka, the OIDC provider and the service; exit with 1 if there is a finding."""
     from rankwatch_service.cli.configuration import configured_settings

@@ -138,7 +138,9 @@ def list_incidents(
     state: Annotated[
         list[str] | None, typer.Option(help="open, acknowledged, resolved or unresolved; may be repeated.")
     ] = None,
-    kind: Annotated[list[str] | None, typer.Option(help="Such as straggler or hang; may be repeated.")] = None,
+    kind: Annotated[
+        list[str] | None, typer.Option(help="Only this kind, such as straggler or hang; may be repeated.")
+    ] = None,
     severity: Annotated[list[str] | None, typer.Option(help="critical, warning or info; may be repeated.")] = None,
     project: PROJECTS = None,
     exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 1 if any is listed.")] = False,
@@ -160,7 +162,9 @@ def list_incidents(
 @app.command("watch")
 def watch_incidents(
     job: JOBS = None,
-    kind: Annotated[list[str] | None, typer.Option(help="Such as straggler or hang; may be repeated.")] = None,
+    kind: Annotated[
+        list[str] | None, typer.Option(help="Only this kind, such as straggler or hang; may be repeated.")
+    ] = None,
     severity: Annotated[list[str] | None, typer.Option(help="critical, warning or info; may be repeated.")] = None,
     limit: LIMIT = 20,
     as_json: JSON = False,
@@ -226,7 +230,7 @@ def show_incident(
 
 @app.command("ack")
 def acknowledge(incident: INCIDENT, url: URL = None, token: TOKEN = None) -> None:
-    """Acknowledge an incident: you are working on it. One that somebody else has acknowledged you take over."""
+    """Acknowledge an incident: you work on it, also if somebody else had acknowledged it before."""
     _act(incident, "acknowledge", {}, url, token)
 
 
@@ -243,7 +247,7 @@ def resolve(
     url: URL = None,
     token: TOKEN = None,
 ) -> None:
-    """Resolve an incident. If the trouble continues, its present level is accepted as normal."""
+    """Resolve an incident. If the fault continues, its present level is accepted as normal."""
     _act(incident, "resolve", {"text": reason}, url, token)
 
 

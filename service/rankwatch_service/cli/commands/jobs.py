@@ -114,7 +114,7 @@ def export_job(
 def edit_job(
     job: JOB,
     project: Annotated[str | None, typer.Option(help="Project of the job; an empty text for none.")] = None,
-    owner: Annotated[str | None, typer.Option(help="Whom to ask about it; an empty text for nobody.")] = None,
+    owner: Annotated[str | None, typer.Option(help="The person to ask about it; an empty text removes it.")] = None,
     url: URL = None,
     token: TOKEN = None,
 ) -> None:

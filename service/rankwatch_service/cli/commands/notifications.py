@@ -157,7 +157,7 @@ def add_receiver(
 def try_receiver(
     name: Annotated[str, typer.Argument(help="Name of the receiver.")], url: URL = None, token: TOKEN = None
 ) -> None:
-    """Send a message to a receiver, and say what became of it. Exits with 1 if it did not arrive."""
+    """Send a test message to a receiver, and print the outcome. Exits with 1 if it did not arrive."""
     _report(connect(url, token).post(f"/api/v1/receivers/{name}/test", timeout_s=TRIED_S), name)
 
 
@@ -196,7 +196,7 @@ def list_notifications(
 def resend(
     notification: Annotated[str, typer.Argument(help="Id of the notification.")], url: URL = None, token: TOKEN = None
 ) -> None:
-    """Send a notification again that was given up. Exits with 1 if it did not arrive."""
+    """Send a failed notification again. Exits with 1 if it did not arrive."""
     found = connect(url, token).post(f"/api/v1/notifications/{notification}/resend", timeout_s=TRIED_S)
     _report(found, found["receiver"])
 
@@ -220,13 +220,13 @@ def _report(found: dict[str, Any], receiver: str) -> None:
 def remove_receiver(
     name: Annotated[str, typer.Argument(help="Name of the receiver.")], url: URL = None, token: TOKEN = None
 ) -> None:
-    """Remove a receiver. Its undelivered notifications are given up."""
+    """Remove a receiver. Its undelivered notifications are discarded."""
     connect(url, token).delete(f"/api/v1/receivers/{name}")
     output.note(f"{name} removed")
 
 
 def alerts(limit: LIMIT = 100, as_json: JSON = False, url: URL = None, token: TOKEN = None) -> None:
-    """List the alerts of a Prometheus that no incident has, newest first, and why."""
+    """List the alerts of a Prometheus that belong to no incident, newest first, with the reason."""
     output.show(
         connect(url, token).items("/api/v1/alerts/waiting", limit),
         as_json,
@@ -239,5 +239,5 @@ def alerts(limit: LIMIT = 100, as_json: JSON = False, url: URL = None, token: TO
                 ", ".join(f"{name}={value}" for name, value in one["labels"].items() if name != "alertname")
             ),
         },
-        "no alert waits: of each that fires, an incident has it",
+        "no alert waits: every firing one belongs to an incident",
     )

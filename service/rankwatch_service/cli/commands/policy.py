@@ -66,9 +66,9 @@ def set_approvals(
         typer.Option("--two-people/--one-person", help="Whether costly commands need the approval of a second person."),
     ],
     approval_ranks: Annotated[
-        int | None, typer.Option(min=0, help="Of jobs with more ranks than this. Default: as it is.")
+        int | None, typer.Option(min=0, help="Only of jobs with more ranks than this. Default: unchanged.")
     ] = None,
-    reason: Annotated[str, typer.Option(help="Reason, for who approves it and the audit trail.")] = "",
+    reason: Annotated[str, typer.Option(help="Reason, shown to the approver and in the audit trail.")] = "",
     url: URL = None,
     token: TOKEN = None,
 ) -> None:
@@ -88,7 +88,7 @@ def precision(
     url: URL = None,
     token: TOKEN = None,
 ) -> None:
-    """Show how many incidents of the last 30 days people found useful, by kind or by kind and job."""
+    """Show how many incidents of the last 30 days people rated as useful, by kind or by kind and job."""
     client = connect(url, token)
     kind: Columns = {"kind": lambda one: output.plain(one["kind"])}
     if by_job:
@@ -153,7 +153,7 @@ def list_rules(context: typer.Context, as_json: JSON = False, url: URL = None, t
 
 @rules.command("apply")
 def apply_rules(document: RULES_FILE, url: URL = None, token: TOKEN = None) -> None:
-    """Make the rules of a file those of the service: rules that it lacks are deleted. Requires scope operate."""
+    """Replace the service's rules by those of a file. Requires scope operate."""
     rules = read_rules(document)
     client = connect(url, token)
     before = {one["name"]: one for one in client.get(RULES_PATH)["items"]}
@@ -180,7 +180,7 @@ def delete_rule(
 
 @rules.command("preview")
 def preview_rules(document: RULES_FILE, job: JOB, as_json: JSON = False, url: URL = None, token: TOKEN = None) -> None:
-    """Show what each rule of a file would have found in a job's own past, as the service has stored it."""
+    """Show what each rule of a file would have found in a job's stored telemetry."""
     client = connect(url, token)
     for rule in read_rules(document):
         found = client.post(f"/api/v1/jobs/{quote(job, safe='')}/rules/preview", rule.model_dump(mode="json"))

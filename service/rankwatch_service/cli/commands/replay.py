@@ -36,9 +36,7 @@ CONFIG_HELP: Final = (
 CONFIG = Annotated[str, typer.Option("--tuning", "--detector-config", metavar="SETTINGS", help=CONFIG_HELP)]
 COMPARE_HELP: Final = "Print only incidents that differ between these settings and --tuning."
 COMPARE = Annotated[str | None, typer.Option("--compare", metavar="SETTINGS", help=COMPARE_HELP)]
-RULES_HELP: Final = (
-    "Rules on metrics: a .toml file, as of `rankwatch rules apply`. They hold whichever jobs they are for."
-)
+RULES_HELP: Final = "Rules on metrics: a .toml file, as of `rankwatch rules apply`. They apply whatever jobs they name."
 RULES = Annotated[Path | None, typer.Option("--rules", metavar="FILE", help=RULES_HELP, readable=False)]
 
 

@@ -169,7 +169,7 @@ JOB = Annotated[str, typer.Option(help="Name of the job. Default: RANKWATCH_JOB,
 def run(
     command: Annotated[list[str], typer.Argument(help="Such as: torchrun --nproc-per-node=4 train.py")], job: JOB = ""
 ) -> None:
-    """Start a training command and watch its ranks; its script needs no line for it."""
+    """Start a training command and watch its ranks; the script needs no change."""
     from rankwatch.run.command import main
 
     sys.exit(main([*_job(job), "--", *command], os.environ))
@@ -181,10 +181,10 @@ def follow(
     form: Annotated[str, typer.Option("--format", help="Kind of file. Default: as its name shows.")] = "",
     step: Annotated[str, typer.Option(help="Name of the step in the log. Default: detected.")] = "",
     loss: Annotated[str, typer.Option(help="What it calls the loss.")] = "",
-    time: Annotated[str, typer.Option(help="What it calls the time of a step.")] = "",
+    time: Annotated[str, typer.Option(help="Name of the step time in the log. Default: detected.")] = "",
     pattern: Annotated[str, typer.Option(help="Regular expression for its lines, with groups step, loss, time.")] = "",
 ) -> None:
-    """Watch a job by the log that it writes, of whatever form: the log's lines show which numbers count."""
+    """Watch a job by its log, in any format: the step, the loss and the step time are detected."""
     from rankwatch.follow.command import main
 
     given = {"format": form, "step": step, "loss": loss, "time": time, "pattern": pattern}

@@ -7,8 +7,8 @@ import { card, guarded, toast } from "./shell.js";
 
 const ANSWERS = {
   useful: { name: "Useful", key: "u", does: "It was right to report it." },
-  noise: { name: "Noise", key: "n", does: "Nothing was wrong, or nothing that anybody needs to know." },
-  duplicate: { name: "Duplicate", key: "d", does: "Another incident reports the same trouble." },
+  noise: { name: "Noise", key: "n", does: "Nothing was wrong, or it was not worth an incident." },
+  duplicate: { name: "Duplicate", key: "d", does: "Another incident reports the same fault." },
 };
 
 // A card with everybody's answers, and the buttons for those who `may` answer. `session` is the viewer's; `given` runs

@@ -46,7 +46,7 @@ async function reset(done) {
 
 async function preview(tunings, settings) {
   const job = h("label", {}, "Job whose stored telemetry is replayed", h("input", { name: "job", required: true }));
-  const text = "What would have opened with it in place of what is in force, and what not. Nothing is changed. Its telemetry is replayed, which may take some minutes.";
+  const text = "Which incidents would have opened with it instead of the present tuning, and which not. The job's telemetry is replayed, which may take some minutes; nothing is changed.";
   const send = async (given) => ({ of: given.job, found: await post("tuning/preview", { job: given.job, tunings: placed(tunings, given) }) });
   const preview = await ask("Preview a tuning", text, [job, fields(settings)], "Preview", false, send);
   if (preview) await ask(`Preview on ${preview.of}`, null, changes(preview.found), "Close");
@@ -73,7 +73,7 @@ function fields(settings) {
   return [
     h("label", {}, "Jobs: a pattern of names, * for any text", h("input", { name: "jobs", value: "*", required: true })),
     h("label", {}, "Profile", h("select", { name: "profile" }, PROFILES.map((name) => h("option", { value: name, selected: name === "standard" }, name)))),
-    h("label", {}, "Settings of their own, one in a line", h("textarea", { name: "settings", rows: 4, placeholder: "straggler.wall.ratio_min = 1.05" })),
+    h("label", {}, "Settings, one per line", h("textarea", { name: "settings", rows: 4, placeholder: "straggler.wall.ratio_min = 1.05" })),
     h("details", {}, h("summary", {}, "Settings and their ranges"), h("pre", {}, text)),
   ];
 }

@@ -36,7 +36,7 @@ function firstSteps() {
     "div",
     { class: "quiet begin" },
     h("h2", {}, "No job has reported yet"),
-    h("p", { class: "muted" }, "Until one does, no incidents does not mean that all is well."),
+    h("p", { class: "muted" }, "Until one reports, an empty list does not mean that all is well."),
     h(
       "ol",
       {},

@@ -64,7 +64,7 @@ export class ReceiversCard {
 
   async drop(one) {
     const send = () => remove(path("receivers", one.name));
-    if (await ask(`Remove ${one.name}?`, "Messages to it that are not delivered yet are given up.", [], "Remove", true, send)) toast(`${one.name} is removed`);
+    if (await ask(`Remove ${one.name}?`, "Its undelivered messages are discarded.", [], "Remove", true, send)) toast(`${one.name} is removed`);
     this.changed();
   }
 
@@ -94,7 +94,7 @@ export class ReceiversCard {
     ];
     const made = await ask("New receiver", "It is notified of incidents from now on. Test it next.", fields, "Add", false, (answer) => post("receivers", settings(answer)));
     if (!made) return;
-    if (made.secret) await ask(`Secret of ${made.name}`, "Copy it now into the program that receives: it cannot be shown again.", [h("textarea", { readOnly: true, rows: 2, "aria-label": "Secret" }, made.secret)], "Done");
+    if (made.secret) await ask(`Secret of ${made.name}`, "Copy it into the receiving program now: it cannot be shown again.", [h("textarea", { readOnly: true, rows: 2, "aria-label": "Secret" }, made.secret)], "Done");
     this.changed();
   }
 }

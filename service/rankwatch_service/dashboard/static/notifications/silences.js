@@ -28,7 +28,7 @@ export class SilencesCard {
   }
 
   show(items, may) {
-    if (!items.length) return void empty(this.body, "None: everybody is notified of what they receive.");
+    if (!items.length) return void empty(this.body, "None: all receivers are notified.");
     const titles = ["Muted", "Why", "By", "Until", ""];
     fill(this.body, h("div", { class: "wide" }, h("table", { class: "compact stack" }, h("thead", {}, h("tr", {}, titles.map((name) => h("th", {}, name)))), h("tbody", {}, items.map((one) => this.row(one, may))))));
   }
@@ -58,7 +58,7 @@ export class SilencesCard {
       h("label", {}, "Comment", h("textarea", { name: "comment", required: true, maxLength: 1000, placeholder: "Why, and who is on it" })),
     ];
     const send = ({ job, kind, matchers, hours, comment }) => post("silences", { job: job.trim(), kind, matchers: matchers.trim() ? [matchers.trim()] : [], ends_unix_ns: Math.round(now() * 1e6 + hours * HOUR_NS), comment });
-    const made = await ask("New silence", "Incidents still open, and nobody is notified of them.", fields, "Silence", false, send);
+    const made = await ask("New silence", "Incidents still open, but nobody is notified of them.", fields, "Silence", false, send);
     if (!made) return;
     toast(`Silenced until ${clock(made.ends_unix_ns)}`);
     this.changed();

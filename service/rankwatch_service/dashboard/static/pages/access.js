@@ -24,7 +24,7 @@ async function load() {
   await guarded(async () => {
     const [persons, listed, rows] = await Promise.all([get("people"), getList("tokens", {}, wanted.tokens), getList("audit", {}, wanted.trail)]);
     if (persons.items.length) fill(people, table(["Who", "May", "Projects of their jobs", "Last here", "Logged in", "Sessions"], persons.items.map(personRow)));
-    else empty(people, "Nobody: whoever was here used a token.");
+    else empty(people, "Nobody has logged in with the provider; tokens were used.");
     fill(tokens, table(["Name", "May", "Jobs", "Last used", "Expires", "State", h("span", { class: "visually-hidden" }, "Actions")], listed.items.map(tokenRow)), more(listed.items.length, "tokens"));
     fill(trail, table(["When", "Who", "Did", "To", "From", "Outcome"], rows.items.map(auditRow)), more(rows.items.length, "trail"));
   });
@@ -107,7 +107,7 @@ async function create() {
 }
 
 async function revoke(token) {
-  const text = "Who uses it is refused from now on, and the sessions that it opened end.";
+  const text = "Requests with it are refused from now on, and sessions that it opened end.";
   if (await ask(`Revoke ${token.name}?`, text, [], "Revoke", true, () => remove(path("tokens", token.id)))) toast("Token revoked");
   load();
 }

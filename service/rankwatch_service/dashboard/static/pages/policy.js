@@ -51,7 +51,7 @@ function toggle(name, does, on, may, turn) {
 // Switching it off needs the approval of a second person.
 async function setTwoPeople(on) {
   const reply = await put("policy/approvals", { two_people: on });
-  if (reply?.approval_required) toast(["Two people stays on until another person approves the change ", h("a", { href: `/commands/${encodeURIComponent(reply.id)}` }, "Progress")]);
+  if (reply?.approval_required) toast(["The approval by two people stays on until another person approves the change ", h("a", { href: `/commands/${encodeURIComponent(reply.id)}` }, "Progress")]);
   return reply;
 }
 

@@ -36,7 +36,7 @@ const load = () => guarded(async () => show((await get("rules")).items));
 
 const show = whenChanged((rules) => {
   const titles = ["Rule", "Metric", "When", "For", "Severity", "Jobs", ""];
-  if (!rules.length) return void empty(list, "No rules: what scripts log beside the loss is charted, and not judged.");
+  if (!rules.length) return void empty(list, "No rules: metrics that scripts log besides the loss are charted and not checked.");
   fill(list, h("div", { class: "wide", tabindex: "0" }, h("table", {}, h("thead", {}, h("tr", {}, titles.map((title) => h("th", {}, title)))), h("tbody", {}, rules.map(row)))));
 });
 

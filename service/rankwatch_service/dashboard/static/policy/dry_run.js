@@ -25,7 +25,7 @@ function outcome({ days, incidents, left_out: leftOut }, items, handsOff) {
     acted.length > 0 && h("table", { class: "compact" }, h("tbody", {}, acted.slice(0, SHOWN).map(row))),
     acted.length > SHOWN && h("p", { class: "muted" }, `The newest ${SHOWN} are shown.`),
     proposed.length > 0 && h("div", {}, h("h3", { class: "sub" }, "Only proposed, because"), h("ul", { class: "lines" }, reasons(proposed).map(([reason, count]) => h("li", {}, h("b", {}, number(count)), ` ${reason}`)))),
-    h("p", { class: "muted" }, "Decided by what is known of each incident now. Nothing is done.", leftOut > 0 && ` ${number(leftOut)} older incidents were left out.`, handsOff && " Hands off is on: until it is off, everything is only proposed."),
+    h("p", { class: "muted" }, "Decided by the present state of each incident. Nothing is done.", leftOut > 0 && ` ${number(leftOut)} older incidents were left out.`, handsOff && " Hands off is on: until it is off, everything is only proposed."),
   ];
 }
 

@@ -81,7 +81,7 @@ async function add(policy, set, done) {
     choice("Where", "before", Object.fromEntries([...policy.rules.map((one) => [one.id, `before ${one.id}`]), ["", "last"]]), ""),
   ];
   const send = async (answer) => ({ answer, found: await preview({ ...policy, rules: placed(policy, answer, "act") }) });
-  const tried = await ask("New rule", "It only proposes its action, until it is switched to act by itself.", fields, "Dry run", false, send);
+  const tried = await ask("New rule", "It only proposes its action until you switch it to act by itself.", fields, "Dry run", false, send);
   if (!tried) return;
   const id = tried.answer.id.trim();
   const added = { rule: id, title: `If ${id} acted by itself`, does: "Add as a proposal", send: () => set(placed(policy, tried.answer, "suggest")) };

@@ -47,7 +47,7 @@ export class RankGpuCard {
     this.counters = new Picked("Counter of the GPU", () => this.again());
     this.plot = h("div", { class: "body plot" });
     const legend = h("span", { class: "legend" }, h("i"), "median GPU of the job", h("i", { class: "pin0" }), "its GPU");
-    this.card = card("Its GPU beside all", this.plot, { tools: [legend, this.counters.select], hint: "last 15 minutes" });
+    this.card = card("Its GPU and all others", this.plot, { tools: [legend, this.counters.select], hint: "last 15 minutes" });
     this.card.hidden = true;
   }
 

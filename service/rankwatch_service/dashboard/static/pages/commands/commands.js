@@ -55,7 +55,7 @@ function set(name, value) {
 const showWaiting = whenChanged((commands, session) => fill(waiting, approvals(commands, session, load)));
 
 const show = whenChanged((items, view) => {
-  if (!items.length) return void empty(list, view ? "None." : "Nobody has requested a command yet. They are requested on the page of a job or an incident, by `rankwatch pause` and its like, or by the policy.");
+  if (!items.length) return void empty(list, view ? "None." : "No command has been requested yet. Request one on the page of a job or an incident, or by a command such as `rankwatch pause`; the policy requests them too.");
   const titles = ["Requested", "Command", "Job", "State", "Who and why", "Result"];
   const more = () => {
     wanted += PAGE;

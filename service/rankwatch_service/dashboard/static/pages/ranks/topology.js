@@ -13,7 +13,7 @@ const HOST_INCIDENTS_MAX = 4;
 
 // States of a rank by the kinds of incidents that mean them; any other kind is trouble.
 const STATES = { rank_lost: "lost", telemetry_lost: "silent", hang: "hanging" };
-const STATE_NAMES = { lost: "lost", silent: "not heard of", hanging: "hanging", trouble: "in other trouble", done: "ended on request or finished" };
+const STATE_NAMES = { lost: "lost", silent: "silent", hanging: "hanging", trouble: "in other trouble", done: "ended on request or finished" };
 const GRAVEST = Object.keys(STATE_NAMES);
 
 const name = decodeURIComponent(location.pathname.slice("/topology/".length));
@@ -47,7 +47,7 @@ const show = whenChanged((state, ranks, incidents) => {
   incidents = incidents.toSorted((a, b) => SEVERITIES.indexOf(a.severity) - SEVERITIES.indexOf(b.severity));
   const troubles = troublesOf(incidents);
   fill(head, h("div", { class: "line" }, h("h1", { class: "break" }, "Topology of ", h("a", { href: of }, name)), statePill(state)), h("p", { class: "under" }, `${number(ranks.length)} ranks, ${number(troubles.size)} with an unresolved incident`), legend(troubles));
-  if (!ranks.length) return void empty(parts, "The ranks have not reported yet who they are.");
+  if (!ranks.length) return void empty(parts, "The ranks have not reported their topology yet.");
   const stages = Object.groupBy(ranks, (rank) => rank.pp);
   refill(parts, unresolved(incidents), Object.keys(stages).length > 1 ? Object.entries(stages).map(([stage, mine]) => card(`Pipeline stage ${stage}`, grid(mine, troubles))) : card("Ranks", grid(ranks, troubles)), hosts(ranks, troubles, incidents));
 });

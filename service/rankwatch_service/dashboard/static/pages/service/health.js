@@ -29,7 +29,7 @@ function show(health) {
 }
 
 function problems({ problems: found }) {
-  if (!found.length) return h("section", { class: "card works" }, h("span", { class: "seal" }, icon("good")), h("p", {}, h("b", {}, "All parts work."), " Telemetry is judged, and incidents are told to whoever receives them."));
+  if (!found.length) return h("section", { class: "card works" }, h("span", { class: "seal" }, icon("good")), h("p", {}, h("b", {}, "All parts work."), " Telemetry is evaluated, and receivers are notified of incidents."));
   return card(found.length === 1 ? "1 problem" : `${found.length} problems`, h("ul", { class: "body problems" }, found.map((one) => h("li", {}, severityPill(one.severity), h("div", {}, h("p", { class: "break" }, h("b", {}, one.text)), h("p", { class: "muted break" }, withCode(one.advice)))))));
 }
 
@@ -80,7 +80,7 @@ function receiversCard({ receivers }) {
   const box = h("div");
   const row = (one) => h("tr", {}, h("td", { class: "break" }, h("a", { href: `/notifications?receiver=${encodeURIComponent(one.name)}` }, one.name)), h("td", {}, receiverState(one)), h("td", {}, number(one.waiting)), h("td", {}, number(one.failed)), h("td", { class: "nowrap" }, one.delivered_unix_ns === null ? "none in 24 h" : ago(one.delivered_unix_ns)), h("td", { class: "break" }, one.disabled_reason || one.error));
   if (receivers.length) fill(box, table(["Receiver", "State", "Waiting", "Failed, 24 h", "Delivered", "Why"], receivers.map(row)));
-  else empty(box, "None: incidents are on these pages alone.");
+  else empty(box, "None: incidents appear on these pages only.");
   return card("Receivers", box, { tools: h("a", { href: "/notifications" }, "Notifications") });
 }
 

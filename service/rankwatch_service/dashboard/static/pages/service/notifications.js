@@ -16,7 +16,7 @@ const silences = new SilencesCard(refresh);
 const receivers = new ReceiversCard(() => [refresh(), readHealth()], (receiver) => messages.choose({ receiver, state: "" }));
 const page = h("div", { class: "column" }, messages.card, silences.card, receivers.card);
 let states = [];
-main.append(h("div", { class: "pagehead" }, h("h1", {}, "Notifications"), h("span", { class: "muted" }, "who is told of incidents, and who is not")), page);
+main.append(h("div", { class: "pagehead" }, h("h1", {}, "Notifications"), h("span", { class: "muted" }, "who is notified of incidents, and who is not")), page);
 watchHealth((health) => {
   states = health.receivers;
   refresh();
