@@ -130,11 +130,11 @@ def test_each_receiver_has_its_reason(api):
     )
     found = reasons(api)
     assert "is warning, and the receiver gets critical incidents only" in found["critical"]
-    assert "the kinds hang alone" in found["hangs"]
+    assert "only incidents of the kinds hang" in found["hangs"]
     assert "other jobs" in found["jobs"]
     assert "other projects" in found["nlp"]
     assert "disabled" in found["off"]
-    assert found["b"] == 'not sent: the receiver gets incidents with host="node-b" alone'
+    assert found["b"] == 'not sent: the receiver gets only incidents with host="node-b"'
     assert "it gets the next change" in found["new"]
 
 
@@ -316,7 +316,7 @@ def test_a_link_expires(api):
 
 def test_what_is_over_or_deleted_is_told(api, links):
     change(api.engine, update(Incident).values(state="resolved"))
-    assert "is over" in opened(api, links["acknowledge"])[1]
+    assert "are resolved" in opened(api, links["acknowledge"])[1]
     change(api.engine, delete(Outbox))
     assert "not stored any more" in opened(api, links["acknowledge"], "POST")[1]
     assert api.told(IncidentReview) == []

@@ -102,7 +102,7 @@ def test_an_inf_that_a_loss_scaler_may_have_skipped_is_no_fault_of_a_device():
     cause = steps("nonfinite", "critical", norm, (BACK,))[1]
     assert cause.startswith("If the job has a loss scaler, as with fp16, it has skipped that update: do nothing. ")
     going_back = steps("nonfinite", "critical", norm, (BACK,), ordered(BACK))[1]
-    assert "so that it does not go back again, set rule r1 to suggest (`rankwatch policy`)" in going_back
+    assert "to prevent another one, set rule r1 to suggest (`rankwatch policy`)" in going_back
     assert "spare" not in cause
     assert "spare" in steps("nonfinite", "critical", norm | {"update_skipped": False}, (BACK,))[1]
 

@@ -79,7 +79,7 @@ class LinkRoutes:
         if connection.scalar(select(UsedLink.id).where(UsedLink.id == _use(action, message_id))) is not None:
             raise LinkError(_USED)
         if not incidents:
-            return _page("Nothing to do", ["The incident of this message is resolved."])
+            return _page("Nothing to do", ["The incidents of this message are resolved."])
         lines = [f"{one['job']}: {one['summary']}" for one in incidents]
         return _page(f"{_ASKS[action]}?", lines, button=_ASKS[action])
 
