@@ -270,7 +270,7 @@ def reason(
         return None
     at, pattern = chosen
     first = max(0, at - BEFORE)
-    shown = tuple(shown_line(line.text) for line in recent[first : first + LINES_MAX])
+    shown = tuple(shown_line(_unprefixed(line.text)) for line in recent[first : first + LINES_MAX])
     where = _where(recent[max(0, at - FRAMES_MAX) : at])
     return EndReason(said(recent[at].text), pattern, where, recent[at].unix_ns, shown)
 
@@ -345,7 +345,11 @@ def _names(text: str) -> tuple[str, int] | None:
 
 def said(text: str) -> str:
     """What a line says, without the prefix that names its rank."""
-    return shown_line(_PREFIX.sub("", _ESCAPES.sub("", text)).strip().removeprefix("what():").lstrip())
+    return shown_line(_unprefixed(text).strip().removeprefix("what():").lstrip())
+
+
+def _unprefixed(text: str) -> str:
+    return _PREFIX.sub("", _ESCAPES.sub("", text[: 8 * LINE_CHARACTERS_MAX]), count=1)
 
 
 def shown_line(text: str) -> str:

@@ -274,7 +274,7 @@ class StackGroups:
         return f"{_named(sorted(ranks))} {verb} in {dumps[0]['where']}, in Python code outside of any collective"
 
     def _group(self, place: str, ranks: Sequence[int]) -> dict[str, Any]:
-        hidden = ("place", "native")
+        hidden = ("place", "native", "lines")
         dump = {name: value for name, value in self._dumps[place].items() if name not in hidden}
         if native := self._dumps[place].get("native"):
             dump["stack"] = f"{dump.get('stack') or ''}\n\nWith native frames (py-spy):\n\n{native}".lstrip()
@@ -350,7 +350,7 @@ def _count(count: int, what: str) -> str:
 ANSWERS: Final = ("stack_dump", "native_stack")
 """Events with which agents answer."""
 
-ASKED: Final = (*SHOWN, NOT_THE_NETWORK)
+ASKED: Final = (*SHOWN, NOT_THE_NETWORK, OUTPUT)
 """Fields of the evidence that are set here."""
 
 

@@ -13,6 +13,7 @@ from rankwatch_service.incidents.hang import (
     GROUPS_MAX,
     LEFT_OUT,
     NO_ANSWER,
+    OUTPUT_LINES_MAX,
     PIDS_MAX,
     RANKS_CHARS_MAX,
     STACK_CHARS_MAX,
@@ -317,3 +318,16 @@ def test_without_proof_the_network_stays_suspected(correlator, dump) -> None:
     hang = answer(correlator, rank1=dump)
     assert suspected(hang) == [PORT.summary]
     assert "not_the_network" not in hang.evidence
+
+
+def test_what_the_named_rank_has_printed_last_is_shown(correlator) -> None:
+    evaluate(correlator, HANG)
+    printed = [f"line {number}" for number in range(20)]
+    hang = answer(
+        correlator,
+        rank0=dump(REDUCE, lines=["of another"]),
+        rank1=dump(LOAD, lines=printed),
+        rank2=dump(REDUCE, lines=3),
+    )
+    assert hang.evidence["output"] == printed[-OUTPUT_LINES_MAX:]
+    assert not any("lines" in one for one in hang.evidence["stacks"])
