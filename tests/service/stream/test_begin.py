@@ -91,17 +91,6 @@ def lived(world: World) -> Stream:
     return stream
 
 
-def test_a_job_whose_past_the_log_forgot_is_restored_from_the_tables_and_goes_on(world):
-    lived(world)
-    world.log.forget(15)
-    again, started = world.again()
-    assert "gpt" in started.jobs_without_snapshot
-    assert started.lost_records == 0
-    world.go_on(range(20, 23))
-    assert again.step() == 3
-    assert world.column(select(models.StreamPosition.position)) == [23]
-
-
 def test_records_that_were_forgotten_unread_are_counted(world):
     lived(world)
     world.go_on(range(20, 40))
@@ -110,20 +99,6 @@ def test_records_that_were_forgotten_unread_are_counted(world):
     assert started.lost_records == 13
     assert again.step() == 7
     assert world.column(select(models.StreamPosition.position)) == [40]
-
-
-def test_a_log_that_was_made_anew_is_read_from_its_beginning(world):
-    lived(world)
-    world.log = ForgetfulLog(world.clock)
-    world.go_on(range(20, 25))
-    again, started = world.again()
-    assert started.is_new_log
-    assert "gpt" in started.jobs_without_snapshot
-    assert again.step() == 5
-    assert world.column(select(models.StreamPosition.position)) == [5]
-    world.clock.advance(1.0)
-    again.step()
-    assert world.column(select(models.Job.step)) == [24]
 
 
 @pytest.mark.parametrize("rests", [False, True], ids=["at work", "resting"])

@@ -181,17 +181,6 @@ def test_the_log_is_kept_until_every_job_has_two_snapshots_behind_it(service, st
     assert started.jobs_without_snapshot == ()
 
 
-def test_a_job_that_appeared_after_the_log_was_trimmed_is_replayed_whole(service, stream):
-    service.train(*range(10))
-    stream.step()
-    trimmed(service, stream)
-    service.train(1, 2, 3, job="young")
-    stream.step()
-    again = service.stream()
-    assert again.start().jobs_without_snapshot == ()
-    assert again.partition.jobs["young"].state()["assembler"]["windows"]["steps"]["last_closed"] == 3
-
-
 def test_a_job_whose_past_is_lost_goes_on_with_its_open_incidents(service, stream):
     service.tell(ALL_JOBS, policy_record(RULES))
     service.train(*range(10))
@@ -210,17 +199,6 @@ def test_a_job_whose_past_is_lost_goes_on_with_its_open_incidents(service, strea
         service.send(attempt="l.1", steps=table([step] * 2, [0, 1], loss=[2.0] * 2))
     again.step()
     assert service.column(select(models.Incident.state)) == ["resolved"]
-
-
-def test_settings_made_before_a_restart_hold_for_jobs_that_come_after_it(service, stream):
-    service.tell(ALL_JOBS, policy_record(RULES))
-    stream.step()
-    for _ in range(3):
-        saved(service, stream, ALL_JOBS)
-    again = service.started()
-    service.train(1)
-    again.step()
-    assert again.partition.jobs["gpt"].settings.policy == RULES
 
 
 def test_a_command_is_requested_when_it_is_committed_and_not_at_the_tick_before(service, stream):
