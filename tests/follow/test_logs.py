@@ -284,6 +284,8 @@ class Loop:
         self.said: list[str] = []
         self.rank = Rank(folder)
         self.entries: list[object] = []
+        self.phase = ""
+        """As it was shown at the end."""
         self._s = 0.0
 
     def run(self, *appended: tuple[float, str]) -> None:
@@ -299,7 +301,12 @@ class Loop:
         loop = FollowLoop(
             self.rank.watch, FollowedLog(self.path, None), self.said.append, sleep=sleep, monotonic_s=lambda: self._s
         )
-        loop.run(lambda: self._s > appended[-1][0] + 10)
+
+        def stopping() -> bool:
+            self.phase = RingReader(place).progress().phase
+            return self._s > appended[-1][0] + 10
+
+        loop.run(stopping)
         self.entries = RingReader(place).poll().entries
 
     def notes(self, kind: str) -> list[Note]:
@@ -312,6 +319,13 @@ def test_a_log_that_is_not_understood_is_told_at_once_and_every_ten_minutes(tmp_
     told = [line for line in loop.said if line.startswith("LOG NOT UNDERSTOOD")]
     assert len(told) == 3
     assert "--step, --loss and --time" in told[0]
+
+
+@pytest.mark.parametrize(("after", "phase"), [("", "log_not_understood"), (lines(1, 2), "unreported")])
+def test_the_phase_shows_that_a_log_is_not_understood_until_a_step_is_read(tmp_path, after, phase):
+    loop = Loop(tmp_path)
+    loop.run((0.2, "part 7 of the data is there\n" * 50 + after))
+    assert loop.phase == phase
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     project: str
     owner: str
     state: str
-    """running, stalled, paused, lost or ended."""
+    """running, stalled, paused, log_not_understood, lost or ended."""
     attempt: str
     step: int
     world_size: int

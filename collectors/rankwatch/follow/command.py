@@ -28,6 +28,8 @@ STEP_S_MAX: Final = 1e6
 """A longer step, of eleven days, is none: what a log says of its time is not believed."""
 UNREPORTED: Final = "unreported"
 """The phase by which detectors know that only finished steps are reported, and nothing of what is between them."""
+NOT_UNDERSTOOD: Final = "log_not_understood"
+"""The phase as long as no line is read as a step, though there are many."""
 
 
 class FollowedRank:
@@ -57,7 +59,12 @@ class FollowedRank:
         self._recorded: set[str] = set()
         """Names of the values of the newest step."""
         self._recorder.declare({"can": [], "followed": True})
-        self._recorder.words[layout.PHASE] = self._recorder.phase(UNREPORTED)
+        self._unreported = self._recorder.phase(UNREPORTED)
+        self._recorder.words[layout.PHASE] = self._unreported
+
+    def not_understood(self) -> None:
+        """Show that no step is found, until there is one."""
+        self._recorder.words[layout.PHASE] = self._recorder.phase(NOT_UNDERSTOOD)
 
     @property
     def entries(self) -> int:
@@ -105,6 +112,7 @@ class FollowedRank:
         )
         self._meter.step, self._meter.k = row.step + 1, self._k  # that of whatever is noted from here on
         words = self._recorder.words
+        words[layout.PHASE] = self._unreported
         words[layout.STEP_ENTERED] = words[layout.PHASE_ENTERED] = now_ns
         words[layout.POSITION] = self._k << 48 | row.step + 2
 
@@ -318,6 +326,7 @@ class FollowLoop:
         if self._told or (self._complained_s is not None and now_s - self._complained_s < COMPLAIN_EVERY_S):
             return
         self._complained_s = now_s
+        self._rank.not_understood()
         self._say(
             f"LOG NOT UNDERSTOOD: no line of {self._source.path} is read as a step, and nothing is watched. Name what "
             "it prints with --step, --loss and --time, or give --pattern. The lines most like a step:"

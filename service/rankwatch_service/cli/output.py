@@ -21,6 +21,7 @@ SEVERITY_STYLES: Final[Mapping[str, str]] = {"critical": "bold red", "warning": 
 STATE_STYLES: Final[Mapping[str, str]] = {
     "running": "green",
     "stalled": "bold red",
+    "log_not_understood": "bold red",
     "applied": "green",
     "good": "green",
     "resolved": "green",

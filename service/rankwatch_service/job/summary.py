@@ -29,6 +29,9 @@ resolved it, or the ranks wait for one that was lost."""
 LONG_PHASES: Final = frozenset({"compile", "eval", "checkpoint_save", "checkpoint_load"})
 """Phases in which no step is expected to finish."""
 
+LOG_NOT_UNDERSTOOD: Final = "log_not_understood"
+"""The phase of a followed log of which no line was read as a step, and the state of its job."""
+
 SHOWN: Final = (
     "state",
     "attempt",
@@ -233,6 +236,8 @@ class SummaryBuilder:
             return "lost"
         if self._paused:
             return "paused"
+        if assembler.last_step < 0 and assembler.board is not None and assembler.board.any_in((LOG_NOT_UNDERSTOOD,)):
+            return LOG_NOT_UNDERSTOOD
         return "stalled" if hung or self._stands_still(assembler, now_s) else "running"
 
     def _stands_still(self, assembler: Assembler, now_s: float) -> bool:

@@ -78,7 +78,7 @@ class Job(Base):
     __tablename__ = "job"
     name: Mapped[str] = mapped_column(primary_key=True)
     state: Mapped[str]
-    """running, stalled (no step is finished), paused, lost (no telemetry), ended."""
+    """running, stalled (no step is finished), paused, log_not_understood, lost (no telemetry), ended."""
     attempt: Mapped[str]
     world_size: Mapped[int]
     ranks_reporting: Mapped[int]

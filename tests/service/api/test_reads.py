@@ -126,7 +126,7 @@ def test_totals_count_what_is_open_and_what_it_costs_once(api):
         "resolved": none | {"warning": 1},
         "impact_gpu_hours_per_hour": 257.5,
         "accelerated": True,
-        "jobs": {"running": 2, "stalled": 0, "paused": 0, "lost": 0, "ended": 0},
+        "jobs": {"running": 2, "stalled": 0, "paused": 0, "log_not_understood": 0, "lost": 0, "ended": 0},
         "updated_unix_ns": 4,
         "updated_at": "1970-01-01T00:00:00.000000Z",
         "telemetry_unix_ns": 2,
@@ -372,13 +372,13 @@ def test_a_filter_without_meaning_is_refused_with_its_name(api, name, value):
 
 def test_totals_count_jobs_by_state_and_say_when_anything_changed(api, listed):
     totals = api.get("/api/v1/incidents/totals").json()
-    assert totals["jobs"] == dict.fromkeys(("running", "stalled", "paused", "lost", "ended"), 0)
+    assert totals["jobs"] == dict.fromkeys(("running", "stalled", "paused", "log_not_understood", "lost", "ended"), 0)
     assert (totals["updated_unix_ns"], totals["telemetry_unix_ns"]) == (900, None)
     rows = [("a", "stalled"), ("b", "stalled"), ("c", "lost"), ("d", "running")]
     for n, (name, state) in enumerate(rows):
         add(api.engine, Job, job_row(name=name, state=state, last_seen_unix_ns=n))
     totals = api.get("/api/v1/incidents/totals").json()
-    assert totals["jobs"] == {"running": 1, "stalled": 2, "paused": 0, "lost": 1, "ended": 0}
+    assert totals["jobs"] == {"running": 1, "stalled": 2, "paused": 0, "log_not_understood": 0, "lost": 1, "ended": 0}
     assert totals["telemetry_unix_ns"] == 3
     assert api.get("/api/v1/incidents/totals?job=a").json()["jobs"]["stalled"] == 1
 

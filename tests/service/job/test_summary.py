@@ -101,6 +101,16 @@ def test_a_job_that_hangs_is_stalled_and_shows_its_last_progress(world):
     assert shown(world) == "running"
 
 
+def test_a_job_whose_log_is_not_understood_says_so_until_its_first_step(world):
+    for phase, state in (("unreported", "running"), ("log_not_understood", "log_not_understood")):
+        world.send(progress=(progress(0, 0, phase=phase),))
+        world.tick()
+        assert shown(world) == state
+    world.train(7)
+    world.tick()
+    assert shown(world) == "running"
+
+
 def test_a_hang_that_ended_leaves_a_running_job(world):
     world.train(7)
     world.find("hang", ranks=[3])

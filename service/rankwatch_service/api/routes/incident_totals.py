@@ -41,6 +41,7 @@ class JobsByState(ApiReply):
     running: int = 0
     stalled: int = 0
     paused: int = 0
+    log_not_understood: int = 0
     lost: int = 0
     ended: int = 0
 

@@ -38,7 +38,7 @@ from rankwatch_service.store.settings_rows import read_policy
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 Reader = Annotated[Identity, Depends(Require(Scope.READ))]
-State = Literal["running", "stalled", "paused", "lost", "ended"]
+State = Literal["running", "stalled", "paused", "log_not_understood", "lost", "ended"]
 Verdict = Literal["incomplete", "unproven", "good", "suspect", "gone", "refused"]
 QUIET_S: Final = 300
 """How long a job must have reported nothing before it can be deleted. By then the log has no telemetry of it: a record

@@ -227,6 +227,7 @@ const STATES = {
   resolved: "good",
   running: "good",
   stalled: "critical",
+  log_not_understood: "critical",
   paused: "warning",
   lost: "critical",
   ended: "",
@@ -258,7 +259,7 @@ const STATES = {
 };
 
 export function statePill(state) {
-  return h("span", { class: `pill ${STATES[state] ?? "info"}` }, state);
+  return h("span", { class: `pill ${STATES[state] ?? "info"}` }, state.replaceAll("_", " "));
 }
 
 // The state of an incident; "job ended" where its trouble lasted until then.
