@@ -350,7 +350,7 @@ def _count(count: int, what: str) -> str:
 ANSWERS: Final = ("stack_dump", "native_stack")
 """Events with which agents answer."""
 
-ASKED: Final = (*SHOWN, NOT_THE_NETWORK, OUTPUT)
+ASKED: Final = (*SHOWN, NOT_THE_NETWORK)
 """Fields of the evidence that are set here."""
 
 
