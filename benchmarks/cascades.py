@@ -4,7 +4,7 @@
 
 Every line is a synthetic job of `rankwatch_service.simulate`, judged by the detectors at their defaults and the
 correlator, and routed (`notify.pipeline`) without a limit to two receivers: one as it is by default, and one that
-asked for everything, information included. "Told" counts messages other than the resolution of what was told,
+asked for everything, information included. "messages" counts those other than the resolution of earlier ones,
 "resolved" counts those. An incident is right if its kind and ranks are those of the root cause in the end.
 """
 
@@ -365,7 +365,7 @@ def main() -> None:
     parser.add_argument("--markdown", type=Path, help="write the table to this file as well")
     options = parser.parse_args()
     sizes = [int(size) for size in options.sizes.split(",")]
-    head = ["root cause", "injected", "incidents", "right", "told", "resolved", "told everything", "resolved"]
+    head = ["root cause", "injected", "incidents", "right", "messages", "resolved", "messages, everything", "resolved"]
     lines = [head, ["---"] * len(head)]
     total = CascadeCount()
     for title, cases in (("alone", FAULTS), ("cascades", CASCADES), ("two at once", TOGETHER)):

@@ -39,7 +39,7 @@ from suite.scoring import Score, score, table
 
 HEAD: Final = [
     "fault", "recall", "precision", "top 1", "cause", "delay, median (steps)", "95 %", "allowed", "critical, median",
-    "x bound", "false pages", "false, for information", "incidents per fault", "told per fault",
+    "x bound", "false pages", "false, for information", "incidents per fault", "messages per fault",
 ]  # fmt: skip
 SILENT_HEAD: Final = ["job", "seeds", "false pages", "false, for information", "which"]
 BUDGETS_HEAD: Final = [f"{budget:,.0f} allowed" for budget in BUDGETS]
@@ -173,7 +173,7 @@ def parts(chosen: argparse.Namespace, pool: ProcessPoolExecutor) -> Iterable[str
         yield "### On accelerators\n\n" + table(HEAD, _measured(fault_line, cases, chosen.seeds, pool))
         return
     if chosen.clean:
-        head = ["ranks", "job-weeks", "false incidents", "per job-week", "95 % upper bound", "all that was told"]
+        head = ["ranks", "job-weeks", "false incidents", "per job-week", "95 % upper bound", "all incidents"]
         yield "### Clean jobs\n\n" + table(head, false_rates(chosen.clean, chosen.step_s, pool))
     if chosen.calibration:
         lines = calibration(chosen.calibration, chosen.step_s, chosen.length, pool)

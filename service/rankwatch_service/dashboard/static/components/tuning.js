@@ -25,7 +25,7 @@ export function tuningCard(inForce, settings, may, mayPreview, changed) {
     may && tunings.length > 0 && h("button", { onclick: () => reset(done) }, "Reset"),
   ];
   const since = version ? h("p", { class: "body muted" }, `Version ${version}, set by ${actor} `, moment(at), ".") : null;
-  return card("Tuning", [tunings.length ? h("div", { class: "wide", tabindex: "0" }, table) : empty(h("div"), "None: every setting of every detector has its default."), since], { hint: "how readily detectors tell of something; the first that matches a job decides", tools });
+  return card("Tuning", [tunings.length ? h("div", { class: "wide", tabindex: "0" }, table) : empty(h("div"), "None: every setting of every detector has its default."), since], { hint: "the sensitivity of detectors; the first that matches a job decides", tools });
 }
 
 function row({ jobs, profile, settings }, drop) {
