@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from rankwatch_service.demo.service import ServiceProcess
-from tests.browser.office import TIMEOUT_MS, Office, opened
+from tests.browser.dashboard import TIMEOUT_MS, Dashboard, opened
 from tests.support.service.api import served_api
 from tests.support.service.process import children
 from tests.support.service.telemetry_feed import Feed
@@ -155,8 +155,8 @@ def visit(site, chromium):
 
 
 @pytest.fixture
-def office(tmp_path, chromium) -> Iterator[Office]:
+def dashboard(tmp_path, chromium) -> Iterator[Dashboard]:
     with served_api(tmp_path) as (api, url), opened(chromium) as page:
         page.goto(f"{url}/login#{api.admin}")
         page.wait_for_url("**/incidents")
-        yield Office(api, url, page)
+        yield Dashboard(api, url, page)

@@ -135,13 +135,13 @@ def test_the_policy_page_shows_the_rules_and_turns_the_switches(guarded, visit):
 
 
 @pytest.mark.parametrize(("width", "height"), [(1280, 800), (390, 844)])
-def test_a_rule_acts_by_itself_only_after_its_dry_run_was_seen(office, width, height):
-    office.job("gpt")
-    office.attempt("gpt", ranks=[], can=["pause"])
-    office.incidents(2, job="gpt", kind="hang", severity="critical", confidence=1.0, attempt="l.0")
-    office.incidents(3, job="gpt", kind="hang", severity="warning", attempt="l.0")
-    office.page.set_viewport_size({"width": width, "height": height})
-    page = office.goto("/policy")
+def test_a_rule_acts_by_itself_only_after_its_dry_run_was_seen(dashboard, width, height):
+    dashboard.job("gpt")
+    dashboard.attempt("gpt", ranks=[], can=["pause"])
+    dashboard.incidents(2, job="gpt", kind="hang", severity="critical", confidence=1.0, attempt="l.0")
+    dashboard.incidents(3, job="gpt", kind="hang", severity="warning", attempt="l.0")
+    dashboard.page.set_viewport_size({"width": width, "height": height})
+    page = dashboard.goto("/policy")
     page.get_by_role("button", name="New rule").click()
     page.get_by_label("Name").fill("hangs")
     page.get_by_label("Kind").select_option("hang")
@@ -157,11 +157,11 @@ def test_a_rule_acts_by_itself_only_after_its_dry_run_was_seen(office, width, he
     expect(dialog.get_by_role("link", name="Hang")).to_have_count(2)
     dialog.get_by_role("button", name="Cancel").click()
     expect(acts).not_to_be_checked()
-    assert [one["mode"] for one in office.api.get("/api/v1/policy").json()["rules"]] == ["suggest"]
+    assert [one["mode"] for one in dashboard.api.get("/api/v1/policy").json()["rules"]] == ["suggest"]
     acts.click()
     dialog.get_by_role("button", name="Switch on").click()
     expect(page.locator(".toast")).to_have_text("hangs acts by itself")
-    assert [one["mode"] for one in office.api.get("/api/v1/policy").json()["rules"]] == ["act"]
+    assert [one["mode"] for one in dashboard.api.get("/api/v1/policy").json()["rules"]] == ["act"]
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     page.get_by_role("button", name="Remove hangs").click()
     dialog.get_by_role("button", name="Remove").click()

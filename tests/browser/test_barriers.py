@@ -8,7 +8,7 @@ from playwright.sync_api import expect
 
 from rankwatch_service.dashboard import PAGES
 from tests.browser.conftest import BAD_STEP, spoil
-from tests.browser.office import S
+from tests.browser.dashboard import S
 from tests.browser.test_incident import rank
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.ci]
@@ -16,9 +16,9 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.ci]
 SERIOUS = ("serious", "critical")
 
 
-def addresses(office):
+def addresses(dashboard):
     """Of every page, with something on it."""
-    names = {"incident": office.incident_id("critical"), "job:path": "gpt", "host": "host-1"}
+    names = {"incident": dashboard.incident_id("critical"), "job:path": "gpt", "host": "host-1"}
     paths = [re.sub(r"\{([^}]+)\}", lambda found: names.get(found[1], "0"), path) for path in PAGES]
     return [*paths, "/incidents?state=resolved", "/nothing", "/login"]
 
@@ -26,19 +26,19 @@ def addresses(office):
 @pytest.mark.parametrize(
     ("scheme", "width", "height"), [("light", 1280, 800), ("dark", 1280, 800), ("light", 390, 844)]
 )
-def test_axe_finds_nothing_serious_on_any_page(office, scheme, width, height):
-    office.job("gpt", state="stalled", world_size=16)
-    office.attempt(
+def test_axe_finds_nothing_serious_on_any_page(dashboard, scheme, width, height):
+    dashboard.job("gpt", state="stalled", world_size=16)
+    dashboard.attempt(
         "gpt", ranks=[rank(n) for n in range(16)], can=["pause", "rollback", "rollback_memory", "rollback_disk"]
     )
-    office.job("quiet", last_seen_unix_ns=office.now - 900 * S)
+    dashboard.job("quiet", last_seen_unix_ns=dashboard.now - 900 * S)
     for severity in ("critical", "warning", "info"):
-        office.incidents(3, job="gpt", severity=severity, hosts=["host-1"], attempt="l.0")
-    office.page.emulate_media(color_scheme=scheme)
-    office.page.set_viewport_size({"width": width, "height": height})
+        dashboard.incidents(3, job="gpt", severity=severity, hosts=["host-1"], attempt="l.0")
+    dashboard.page.emulate_media(color_scheme=scheme)
+    dashboard.page.set_viewport_size({"width": width, "height": height})
     faults = {}
-    for path in addresses(office):
-        page = office.goto(path)
+    for path in addresses(dashboard):
+        page = dashboard.goto(path)
         expect(page.locator("h1")).to_be_visible()
         page.wait_for_load_state("networkidle")
         found = Axe().run(page).response["violations"]

@@ -12,7 +12,7 @@ from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import Attempt, Checkpoint, SeriesChunk
 from rankwatch_service.store.models import Job as JobRow
 from tests.browser.conftest import BAD_STEP, until
-from tests.browser.office import S
+from tests.browser.dashboard import S
 from tests.support.service.stored_series import store
 from tests.support.store.rows import add, checkpoint_row
 
@@ -142,13 +142,13 @@ TICKS = {
 }
 
 
-def test_ticks_are_round_in_the_unit_that_is_shown(office):
+def test_ticks_are_round_in_the_unit_that_is_shown(dashboard):
     script = f"""async () => {{
       const base = document.querySelector('link[rel=modulepreload]').href.replace('common/api.js', '');
       const {{ valueTicks, stepTicks }} = await import(`${{base}}charts/scales.js`);
       return [{", ".join(TICKS)}].map((ticks) => ticks.map(([, label]) => label));
     }}"""
-    assert office.page.evaluate(script) == [*TICKS.values()]
+    assert dashboard.page.evaluate(script) == [*TICKS.values()]
 
 
 MODULES = "document.querySelector('link[rel=modulepreload]').href.replace('common/api.js', 'charts/')"
@@ -185,8 +185,8 @@ MAP_OF_1024 = f"""async ([order, width]) => {{
 }}"""
 
 
-def test_a_map_of_1024_ranks_shows_the_slow_one_and_brackets_hide_no_data(office):
-    found = office.page.evaluate(MAP_OF_1024, ["rank", 1200])
+def test_a_map_of_1024_ranks_shows_the_slow_one_and_brackets_hide_no_data(dashboard):
+    found = dashboard.page.evaluate(MAP_OF_1024, ["rank", 1200])
     assert (found["pins"], found["pinned"]) == (1, [517])
     assert found["tall"] > 8, "the culprit has a line of its own above all"
     assert found["after"] == found["folded"] == "255,233,69", "the slow rank is bright in its place too"
@@ -194,10 +194,10 @@ def test_a_map_of_1024_ranks_shows_the_slow_one_and_brackets_hide_no_data(office
     assert found["whole"] != "229,52,43", "an incident of all ranks is drawn above the map"
     assert found["medians"] is True
     assert re.search(r"1,024 ranks over steps 0 to 99\. Highest over all these steps: rank \d+, ", found["label"])
-    assert office.page.evaluate(MAP_OF_1024, ["rank", 360])["medians"] is False
+    assert dashboard.page.evaluate(MAP_OF_1024, ["rank", 360])["medians"] is False
 
 
-def test_ranks_by_position_are_compared_within_their_stage(office):
+def test_ranks_by_position_are_compared_within_their_stage(dashboard):
     script = f"""async () => {{
       const charts = {MODULES};
       const {{ parallelGrid }} = await import(`${{charts}}parallel_grid.js`);
@@ -212,38 +212,38 @@ def test_ranks_by_position_are_compared_within_their_stage(office):
       const ratios = [...grid.values].map((one) => Math.round(one * 100) / 100);
       return [ratios, axes.tip(3).split('\\n')[0], parallelGrid(cells, [])];
     }}"""
-    values, tip, unknown = office.page.evaluate(script)
+    values, tip, unknown = dashboard.page.evaluate(script)
     assert values == [1, 1, 0.8, 1.2], "stage 1 is longer as a whole, and one position of it differs"
     assert tip == "dp 1 · pp 1 · ranks 6, 7"
     assert unknown is None
 
 
-def test_times_are_labelled_at_round_times_of_the_local_zone(office):
+def test_times_are_labelled_at_round_times_of_the_local_zone(dashboard):
     script = """async () => {
       const base = document.querySelector('link[rel=modulepreload]').href.replace('common/api.js', '');
       const { timeTicks } = await import(`${base}charts/scales.js`);
       const from = Date.UTC(2026, 0, 5, 8, 10);
       return timeTicks([from, from + 3_600_000], 4).map(([, label]) => label);
     }"""
-    assert office.page.evaluate(script) == ["13:45", "14:00", "14:15", "14:30"], "the visitor is in UTC+5:30"
+    assert dashboard.page.evaluate(script) == ["13:45", "14:00", "14:15", "14:30"], "the visitor is in UTC+5:30"
 
 
-def test_charts_of_a_job_note_its_checkpoints(office):
-    store(office.api.engine, Job(world_size=4, steps=80))
+def test_charts_of_a_job_note_its_checkpoints(dashboard):
+    store(dashboard.api.engine, Job(world_size=4, steps=80))
     rows = [checkpoint_row("gpt", step, id=f"local:launch0.0:{step}", attempt="launch0.0") for step in (3, 5)]
-    add(office.api.engine, Checkpoint, *rows)
-    page = office.goto("/jobs/gpt")
+    add(dashboard.api.engine, Checkpoint, *rows)
+    page = dashboard.goto("/jobs/gpt")
     chart = page.get_by_role("img", name=re.compile("^Loss over steps"))
     expect(chart).to_have_attribute(
         "aria-label", re.compile("saved at step 5. saved at step 3|saved at step 3. saved at")
     )
 
 
-def test_over_time_charts_share_a_cursor_note_changes_of_the_configuration_and_keep_the_axis_in_the_address(office):
-    store(office.api.engine, Job(world_size=4, steps=120).inject(Restart(80, to_step=40)))
-    began = office.now - 240 * S
+def test_over_time_charts_share_a_cursor_note_changes_of_the_configuration_and_keep_the_axis_in_the_address(dashboard):
+    store(dashboard.api.engine, Job(world_size=4, steps=120).inject(Restart(80, to_step=40)))
+    began = dashboard.now - 240 * S
     changes = [{"what": "rules on metrics changed", "step": 20, "unix_ns": began + 60 * S}]
-    with write(office.api.engine) as connection:
+    with write(dashboard.api.engine) as connection:
         for attempt, first, last, at in (("launch0.0", 0, 80, began), ("launch1.0", 40, 119, began + 120 * S)):
             ran = {"first_step": first, "last_step": last, "started_unix_ns": at}
             connection.execute(update(Attempt).where(Attempt.attempt == attempt).values(**ran))
@@ -251,7 +251,7 @@ def test_over_time_charts_share_a_cursor_note_changes_of_the_configuration_and_k
         connection.execute(
             update(SeriesChunk).where(SeriesChunk.attempt == "launch0.0").values(at_unix_ns=began + 120 * S)
         )
-    page = office.goto("/jobs/gpt")
+    page = dashboard.goto("/jobs/gpt")
     chart = line_charts(page).first
     expect(chart).to_have_attribute("aria-label", re.compile("rules on metrics changed at step 20"))
     page.get_by_label("Axis").select_option("time")
@@ -293,8 +293,8 @@ NOTES = """async (url) => {
 }"""
 
 
-def test_notes_never_stand_on_each_other_and_long_ones_are_cut(office):
-    page = office.goto("/jobs")
+def test_notes_never_stand_on_each_other_and_long_ones_are_cut(dashboard):
+    page = dashboard.goto("/jobs")
     module = page.evaluate("new URL('../charts/line_paint.js', document.querySelector('script[type=module]').src).href")
     notes = page.evaluate(NOTES, module)
     assert len(notes) > 6
@@ -304,10 +304,10 @@ def test_notes_never_stand_on_each_other_and_long_ones_are_cut(office):
             assert one is other or one["y"] != other["y"] or one["x"] >= other["to"] or other["x"] >= one["to"]
 
 
-def test_each_attempt_has_a_line_of_its_own_which_a_picker_chooses(office):
-    store(office.api.engine, Job(world_size=4, steps=120).inject(Restart(80, to_step=40)))
-    office.page.add_init_script(WRITTEN)
-    page = office.goto("/jobs/gpt")
+def test_each_attempt_has_a_line_of_its_own_which_a_picker_chooses(dashboard):
+    store(dashboard.api.engine, Job(world_size=4, steps=120).inject(Restart(80, to_step=40)))
+    dashboard.page.add_init_script(WRITTEN)
+    page = dashboard.goto("/jobs/gpt")
     until(page, "window.written?.has('launch0.0')")
     assert not page.evaluate("window.written.has('launch1.0')"), "the line of the newest attempt needs no name"
     chart = line_charts(page).first

@@ -7,7 +7,7 @@ from playwright.sync_api import expect
 
 from rankwatch_service.store.models import Checkpoint
 from tests.browser.conftest import HOSTILE
-from tests.browser.office import S
+from tests.browser.dashboard import S
 from tests.support.orders.rows import add_command, add_view, answered
 from tests.support.store.rows import add, checkpoint_row
 from tests.support.values.batches import progress
@@ -16,13 +16,13 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 
 @pytest.mark.parametrize(("width", "height"), [(1280, 800), pytest.param(390, 844, marks=pytest.mark.ci)])
-def test_the_ranks_of_a_command_answer_one_by_one_without_a_reload(office, width, height):
-    office.page.set_viewport_size({"width": width, "height": height})
-    engine = office.api.engine
-    office.job("gpt", world_size=4)
-    add_command(engine, office.now, reason=HOSTILE)
-    add_view(engine, office.now, [answered(0, "held"), progress(1, 1_239)])
-    page = office.goto("/incidents")
+def test_the_ranks_of_a_command_answer_one_by_one_without_a_reload(dashboard, width, height):
+    dashboard.page.set_viewport_size({"width": width, "height": height})
+    engine = dashboard.api.engine
+    dashboard.job("gpt", world_size=4)
+    add_command(engine, dashboard.now, reason=HOSTILE)
+    add_view(engine, dashboard.now, [answered(0, "held"), progress(1, 1_239)])
+    page = dashboard.goto("/incidents")
     page.get_by_role("navigation").get_by_role("link", name="Commands").click()
     row = page.locator("tr.link")
     expect(row).to_contain_text(HOSTILE)
@@ -32,7 +32,7 @@ def test_the_ranks_of_a_command_answer_one_by_one_without_a_reload(office, width
     expect(ranks).to_contain_text("1 of 4 have answered")
     expect(ranks.locator("li", has_text="has not answered")).to_contain_text("rank 1")
     page.evaluate("window.same = true")
-    add_view(engine, office.now, [answered(0, "done"), answered(1, "failed", HOSTILE)])
+    add_view(engine, dashboard.now, [answered(0, "done"), answered(1, "failed", HOSTILE)])
     expect(ranks).to_contain_text("2 of 4 have answered")
     expect(ranks.locator("li").first).to_contain_text(HOSTILE)
     expect(page.locator(".card", has_text="Tries").last).to_contain_text("1,240")
@@ -56,15 +56,15 @@ def test_a_command_of_somebody_else_appears_and_is_cancelled_with_its_audit_trai
         expect(page.locator(".ranks")).to_contain_text("have answered")
 
 
-def test_the_dialog_says_what_is_lost_and_a_stop_needs_the_name_of_the_job(office):
-    office.job("gpt", step_time_s=2.0, accelerated=False)
-    office.attempt(
+def test_the_dialog_says_what_is_lost_and_a_stop_needs_the_name_of_the_job(dashboard):
+    dashboard.job("gpt", step_time_s=2.0, accelerated=False)
+    dashboard.attempt(
         "gpt", ranks=[], can=["stop", "rollback", "rollback_memory", "rollback_disk", "pause"], replicated=False
     )
     for step in (1_034, 834):
-        saved = {"saved_unix_ns": office.now - (2_000 - step) * 10 * S}
-        add(office.api.engine, Checkpoint, checkpoint_row("gpt", step, "remote", **saved))
-    page = office.goto("/jobs/gpt")
+        saved = {"saved_unix_ns": dashboard.now - (2_000 - step) * 10 * S}
+        add(dashboard.api.engine, Checkpoint, checkpoint_row("gpt", step, "remote", **saved))
+    page = dashboard.goto("/jobs/gpt")
     page.get_by_role("button", name="Roll back").click()
     price = page.locator("dialog .price")
     expect(price).to_contain_text("200, from 1,034 to 1,234")
@@ -91,10 +91,10 @@ def test_the_dialog_says_what_is_lost_and_a_stop_needs_the_name_of_the_job(offic
 
 
 @pytest.mark.parametrize("status", [403, 409, 422])
-def test_a_refused_dialog_keeps_what_was_typed_and_says_why_until_it_is_accepted(office, status):
-    office.job("gpt")
-    office.incidents(1, job="gpt")
-    page = office.goto(f"/incidents/{office.incident_id('critical')}")
+def test_a_refused_dialog_keeps_what_was_typed_and_says_why_until_it_is_accepted(dashboard, status):
+    dashboard.job("gpt")
+    dashboard.incidents(1, job="gpt")
+    page = dashboard.goto(f"/incidents/{dashboard.incident_id('critical')}")
     problem = {"status": status, "title": "Refused", "detail": f"not allowed: {status}"}
     page.route("**/api/v1/silences", lambda route: route.fulfill(status=status, json=problem), times=1)
     page.get_by_role("button", name="Silence").click()
@@ -108,4 +108,4 @@ def test_a_refused_dialog_keeps_what_was_typed_and_says_why_until_it_is_accepted
     dialog.get_by_role("button", name="Silence").click()
     expect(dialog).to_have_count(0)
     expect(page.locator(".toast")).to_contain_text("Silenced until")
-    assert [one["comment"] for one in office.api.get("/api/v1/silences").json()["items"]] == ["sam is on it"]
+    assert [one["comment"] for one in dashboard.api.get("/api/v1/silences").json()["items"]] == ["sam is on it"]

@@ -5,7 +5,7 @@ from playwright.sync_api import expect
 
 from rankwatch_service.store.models import AgentView
 from tests.browser.conftest import HOSTILE
-from tests.browser.office import S
+from tests.browser.dashboard import S
 from tests.support.service.api import notifier_reports, stream_reports
 from tests.support.store.rows import add
 
@@ -26,9 +26,9 @@ def test_the_page_is_in_the_navigation_and_shows_each_part(visit, width, height)
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
-def test_a_banner_says_on_every_page_what_is_wrong_and_the_page_of_it_what_to_do(office):
+def test_a_banner_says_on_every_page_what_is_wrong_and_the_page_of_it_what_to_do(dashboard):
     for path in ("/incidents", "/jobs", "/hosts", "/policy", "/rules", "/access"):
-        page = office.goto(path)
+        page = dashboard.goto(path)
         expect(page.locator(".banner")).to_contain_text("No stream process has ever reported")
     page.locator(".banner").get_by_role("link", name="Health: 1 more").click()
     expect(page.locator(".problems li")).to_have_count(2)
@@ -37,13 +37,15 @@ def test_a_banner_says_on_every_page_what_is_wrong_and_the_page_of_it_what_to_do
 
 
 @pytest.mark.parametrize(("width", "height"), [(1280, 800), (390, 844)])
-def test_alerts_that_wait_come_and_go_with_their_labels_and_the_reason(office, width, height):
-    office.page.set_viewport_size({"width": width, "height": height})
-    page = office.goto("/health")
+def test_alerts_that_wait_come_and_go_with_their_labels_and_the_reason(dashboard, width, height):
+    dashboard.page.set_viewport_size({"width": width, "height": height})
+    page = dashboard.goto("/health")
     expect(page.locator(".problems li")).to_have_count(2)
     expect(page.get_by_role("heading", name="alert waits")).to_have_count(0)
     told = {"labels": {"alertname": "Full", "job_name": HOSTILE, "mountpoint": "/data"}, "generatorURL": "http://p/g"}
-    assert office.api.post("/api/v2/alerts", [told | {"annotations": {"summary": "Disk is full"}}]).status_code == 200
+    assert (
+        dashboard.api.post("/api/v2/alerts", [told | {"annotations": {"summary": "Disk is full"}}]).status_code == 200
+    )
     card = page.locator(".card", has=page.get_by_role("heading", name="1 alert waits"))
     expect(card).to_contain_text("mountpoint = /data")
     expect(card).to_contain_text(f"No running job that its sender may access is named {HOSTILE}.")
@@ -51,20 +53,20 @@ def test_alerts_that_wait_come_and_go_with_their_labels_and_the_reason(office, w
     assert page.evaluate("window.hacked") is None
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     over = told | {"startsAt": "2020-01-01T00:00:00Z", "endsAt": "2020-01-01T00:00:01Z"}
-    assert office.api.post("/api/v2/alerts", [over]).status_code == 200
+    assert dashboard.api.post("/api/v2/alerts", [over]).status_code == 200
     expect(card).to_have_count(0)
 
 
-def test_the_page_follows_without_a_reload_and_names_stay_text(office):
-    stream_reports(office.api)
-    page = office.goto("/health")
+def test_the_page_follows_without_a_reload_and_names_stay_text(dashboard):
+    stream_reports(dashboard.api)
+    page = dashboard.goto("/health")
     expect(page.locator(".problems li")).to_have_count(1)
     expect(page.locator(".problems li")).to_contain_text("No notifier has ever run")
-    notifier_reports(office.api)
+    notifier_reports(dashboard.api)
     expect(page.locator(".works")).to_be_visible()
-    office.job("gpt", attempt="l.0", dropped={HOSTILE: 3})
-    seen = {"agent": "", "boot": "b", "ranks": b"\x90", "at_unix_ns": office.now - 600 * S}
-    add(office.api.engine, AgentView, job="gpt", attempt="l.0", host=HOSTILE, **seen)
+    dashboard.job("gpt", attempt="l.0", dropped={HOSTILE: 3})
+    seen = {"agent": "", "boot": "b", "ranks": b"\x90", "at_unix_ns": dashboard.now - 600 * S}
+    add(dashboard.api.engine, AgentView, job="gpt", attempt="l.0", host=HOSTILE, **seen)
     problem = page.locator(".problems li", has_text="1 of 1 agent of 1 job")
     expect(problem).to_contain_text(HOSTILE)
     expect(page.locator("td.late")).to_contain_text("min ago")

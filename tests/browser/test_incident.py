@@ -7,7 +7,7 @@ from playwright.sync_api import expect
 
 from rankwatch_service.incidents.answers import impact, normal
 from rankwatch_service.incidents.kinds import KINDS
-from tests.browser.office import S, card
+from tests.browser.dashboard import S, card
 
 pytestmark = pytest.mark.browser
 
@@ -23,14 +23,14 @@ def low_end(page, locator):
     return box["y"] + box["height"]
 
 
-def test_the_answer_stands_on_one_screen(office):
-    office.job("gpt", world_size=16)
-    office.attempt("gpt", ranks=[rank(n) for n in range(16)], can=["relaunch"])
+def test_the_answer_stands_on_one_screen(dashboard):
+    dashboard.job("gpt", world_size=16)
+    dashboard.attempt("gpt", ranks=[rank(n) for n in range(16)], can=["relaunch"])
     ways = {"action": "relaunch", "reason": "it does not pass by itself", "cost_gpu_hours": 4.5, "alternatives": []}
-    office.incidents(1, job="gpt", kind="hang", attempt="l.0", ranks=[9], hosts=["host-1"], devices=["GPU-9"],
+    dashboard.incidents(1, job="gpt", kind="hang", attempt="l.0", ranks=[9], hosts=["host-1"], devices=["GPU-9"],
                      impact_gpu_hours_per_hour=16.0, suggestion=ways, evidence={"missing": [], "waiting": []},
                      summary="No progress in step 480 for 10 s.")  # fmt: skip
-    page = office.goto(f"/incidents/{office.incident_id('critical')}")
+    page = dashboard.goto(f"/incidents/{dashboard.incident_id('critical')}")
     expect(page.locator("h1")).to_have_text("Hang: rank 9 on host-1")
     expect(page.locator(".pills")).to_contain_text("No owner")
     strip = page.locator(".strip")
@@ -67,16 +67,16 @@ OF_KIND = {
 }
 
 
-def test_the_page_answers_what_an_engineer_asks_first_also_where_no_rank_or_no_cost_is_known(office):
-    office.job("gpt", world_size=16)
-    office.attempt("gpt", ranks=[rank(n) for n in range(16)], can=["relaunch"])
-    before = [{"what": "tuning: version 4", "step": None, "unix_ns": office.now - 92 * S}]
+def test_the_page_answers_what_an_engineer_asks_first_also_where_no_rank_or_no_cost_is_known(dashboard):
+    dashboard.job("gpt", world_size=16)
+    dashboard.attempt("gpt", ranks=[rank(n) for n in range(16)], can=["relaunch"])
+    before = [{"what": "tuning: version 4", "step": None, "unix_ns": dashboard.now - 92 * S}]
     for n, (kind, changes) in enumerate(OF_KIND.items()):
         named = {"id": f"inc_{n:032x}", "ranks": [9], "hosts": ["host-1"], "devices": ["GPU-9"]}
-        office.incidents(1, **{**named, "job": "gpt", "attempt": "l.0", "kind": kind, "changes_before": before,
-                               "onset_unix_ns": office.now - 90 * S, **changes})  # fmt: skip
+        dashboard.incidents(1, **{**named, "job": "gpt", "attempt": "l.0", "kind": kind, "changes_before": before,
+                               "onset_unix_ns": dashboard.now - 90 * S, **changes})  # fmt: skip
     for n, kind in enumerate(OF_KIND):
-        page = office.goto(f"/incidents/inc_{n:032x}")
+        page = dashboard.goto(f"/incidents/inc_{n:032x}")
         expect(page.locator("h1")).to_contain_text(KINDS[kind].label)
         texts = page.evaluate("""() => ({
           tiles: [...document.querySelectorAll(".strip .tile")].map((one) => one.innerText),
@@ -99,21 +99,21 @@ def test_the_page_answers_what_an_engineer_asks_first_also_where_no_rank_or_no_c
         assert low_end(page, page.locator(".answers")) <= 360
 
 
-def test_a_job_without_gpus_counts_ranks(office):
-    office.job("cpu", world_size=2, accelerated=False)
+def test_a_job_without_gpus_counts_ranks(dashboard):
+    dashboard.job("cpu", world_size=2, accelerated=False)
     cpus = [rank(n, device_uuid="", device_type="cpu", host="laptop") for n in range(2)]
-    office.attempt("cpu", ranks=cpus, can=[])
-    office.incidents(1, job="cpu", kind="hang", attempt="l.0", ranks=[1], hosts=["laptop"], devices=[],
+    dashboard.attempt("cpu", ranks=cpus, can=[])
+    dashboard.incidents(1, job="cpu", kind="hang", attempt="l.0", ranks=[1], hosts=["laptop"], devices=[],
                      impact_gpu_hours_per_hour=2.0)  # fmt: skip
-    page = office.goto(f"/incidents/{office.incident_id('critical')}")
+    page = dashboard.goto(f"/incidents/{dashboard.incident_id('critical')}")
     strip = page.locator(".strip")
     expect(strip).to_contain_text("Ranks idle2 of 2")
     expect(strip).to_contain_text("rank-h")
     expect(strip).not_to_contain_text("GPU")
 
 
-def test_a_hang_tells_where_each_group_of_ranks_stands(office):
-    office.job("gpt")
+def test_a_hang_tells_where_each_group_of_ranks_stands(dashboard):
+    dashboard.job("gpt")
     late = {"rank": 7, "step": 380, "phase": "forward", "phase_age_s": 7.2, "collective_seq": 379, "os_state": "R"}
     stacks = [{"ranks": "6-7", "count": 2, "rank": 7, "stack": "File data.py", "where": "load (data.py:3)"}]
     stacks += [{"ranks": "0-5,8-31", "count": 30, "rank": 0, "stack": "File c10d.py", "where": "x", "os_state": "S"}]
@@ -125,8 +125,8 @@ def test_a_hang_tells_where_each_group_of_ranks_stands(office):
         "stacks": stacks,
         "ranks_stand": sentence,
     }
-    office.incidents(1, job="gpt", kind="hang", evidence=evidence)
-    page = office.goto(f"/incidents/{office.incident_id('critical')}")
+    dashboard.incidents(1, job="gpt", kind="hang", evidence=evidence)
+    page = dashboard.goto(f"/incidents/{dashboard.incident_id('critical')}")
     rows = card(page, "Ranks by collective and phase").locator("tbody tr")
     expect(rows).to_have_count(3)
     expect(rows.nth(0)).to_have_text("rank 7379Forward for 7.2 s380Rload (data.py:3)")
@@ -139,12 +139,12 @@ def test_a_hang_tells_where_each_group_of_ranks_stands(office):
     expect(dumps.nth(1)).to_contain_text("rank 0: process state S")
 
 
-def test_corruption_shows_the_digits_that_differ(office):
-    office.job("gpt")
+def test_corruption_shows_the_digits_that_differ(dashboard):
+    dashboard.job("gpt")
     evidence = {"fingerprints": {"9": "00e9"}, "replicas": {"0": "00eb", "1": "00eb", "3": "00eb"},
                 "replicas_compared": 4, "equal_step": 340}  # fmt: skip
-    office.incidents(1, job="gpt", kind="corruption", evidence=evidence)
-    page = office.goto(f"/incidents/{office.incident_id('critical')}")
+    dashboard.incidents(1, job="gpt", kind="corruption", evidence=evidence)
+    page = dashboard.goto(f"/incidents/{dashboard.incident_id('critical')}")
     table = card(page, "Fingerprints by replica")
     expect(table.locator("tr.differs")).to_have_text("00e99differs")
     expect(table.locator("mark")).to_have_text("9")
@@ -152,13 +152,13 @@ def test_corruption_shows_the_digits_that_differ(office):
     expect(table).to_contain_text("4 replicas compared; all equal in step 340.")
 
 
-def test_an_alert_leads_to_its_query_and_to_no_script(office):
-    office.job("gpt")
+def test_an_alert_leads_to_its_query_and_to_no_script(dashboard):
+    dashboard.job("gpt")
     query = "https://prometheus.example/graph?g0.expr=1"
     listed = [{"summary": "<b>full</b>", "labels": 'instance="node-1:9100"'}]
     evidence = {"alert": "DiskFull", "url": query, "runbook_url": "javascript:alert(1)", "alerts": listed}
-    office.incidents(1, **WHOLE_JOB | NONE_KNOWN | {"job": "gpt", "kind": "alert", "evidence": evidence})
-    found = card(office.goto(f"/incidents/{office.incident_id('critical')}"), "Evidence")
+    dashboard.incidents(1, **WHOLE_JOB | NONE_KNOWN | {"job": "gpt", "kind": "alert", "evidence": evidence})
+    found = card(dashboard.goto(f"/incidents/{dashboard.incident_id('critical')}"), "Evidence")
     expect(found.get_by_role("link")).to_have_attribute("href", query)
     expect(found).to_contain_text("javascript:alert(1)")
     expect(found).to_contain_text('<b>full</b> · labels instance="node-1:9100"')
@@ -195,9 +195,9 @@ def test_who_was_told_is_a_summary_and_an_open_fold_stays_open(visit, site):
     ],
     ids=["job", "incident", "command", "page"],
 )
-def test_what_does_not_exist_is_said_with_a_way_home(office, path, says, status):
-    answer = office.page.goto(office.url + path)
+def test_what_does_not_exist_is_said_with_a_way_home(dashboard, path, says, status):
+    answer = dashboard.page.goto(dashboard.url + path)
     assert answer.status == status
-    expect(office.page.locator("h1")).to_have_text(says)
-    office.page.locator(".error-page a").last.click()
-    expect(office.page).to_have_url(re.compile("/(incidents|commands)$"))
+    expect(dashboard.page.locator("h1")).to_have_text(says)
+    dashboard.page.locator(".error-page a").last.click()
+    expect(dashboard.page).to_have_url(re.compile("/(incidents|commands)$"))

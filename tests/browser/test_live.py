@@ -6,7 +6,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.office import TIMEOUT_MS
+from tests.browser.dashboard import TIMEOUT_MS
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.ci]
 
@@ -28,12 +28,12 @@ def asked_from_now_on(page):
     return asked
 
 
-def test_no_list_is_read_while_nothing_changes(office):
-    office.job("gpt")
-    office.incidents(3, job="gpt")
-    pages, asked = [office.page, office.page.context.new_page()], []
+def test_no_list_is_read_while_nothing_changes(dashboard):
+    dashboard.job("gpt")
+    dashboard.incidents(3, job="gpt")
+    pages, asked = [dashboard.page, dashboard.page.context.new_page()], []
     for page, path in zip(pages, ("/incidents", "/jobs"), strict=True):
-        page.goto(office.url + path)
+        page.goto(dashboard.url + path)
         expect(page.locator("tr.link").first).to_be_visible()
         expect(page.locator(".live")).to_have_text("Live")
         page.wait_for_load_state("networkidle")
@@ -44,10 +44,10 @@ def test_no_list_is_read_while_nothing_changes(office):
     assert asked == [[], []]
 
 
-def test_an_event_brings_a_row_of_a_job_up_to_date_without_a_request(office):
-    office.job("gpt")
-    office.job("other")
-    page = office.goto("/jobs")
+def test_an_event_brings_a_row_of_a_job_up_to_date_without_a_request(dashboard):
+    dashboard.job("gpt")
+    dashboard.job("other")
+    page = dashboard.goto("/jobs")
     row = page.locator("tr.link", has=page.get_by_role("link", name="gpt", exact=True))
     expect(row).to_contain_text("1,234")
     expect(page.locator(".live")).to_have_text("Live")
@@ -56,8 +56,8 @@ def test_an_event_brings_a_row_of_a_job_up_to_date_without_a_request(office):
     page.keyboard.press("j")
     focused = page.evaluate("document.activeElement.textContent")
     asked = asked_from_now_on(page)
-    office.tell("job", "gpt", state="stalled", step=1_300, loss="NaN", last_seen_unix_ns=office.now)
-    office.tell("job", "other", state="running", step=1_301, last_seen_unix_ns=office.now)
+    dashboard.publish("job", "gpt", state="stalled", step=1_300, loss="NaN", last_seen_unix_ns=dashboard.now)
+    dashboard.publish("job", "other", state="running", step=1_301, last_seen_unix_ns=dashboard.now)
     expect(row).to_contain_text("1,300")
     expect(row).to_contain_text("stalled")
     expect(row).to_contain_text("NaN")
@@ -66,64 +66,64 @@ def test_an_event_brings_a_row_of_a_job_up_to_date_without_a_request(office):
     assert asked == []
 
 
-def test_a_job_is_read_alone_after_a_change_of_its_incidents_and_a_new_one_enters_the_list(office):
-    office.job("gpt")
-    page = office.goto("/jobs")
+def test_a_job_is_read_alone_after_a_change_of_its_incidents_and_a_new_one_enters_the_list(dashboard):
+    dashboard.job("gpt")
+    page = dashboard.goto("/jobs")
     row = page.locator("tr.link", has=page.get_by_role("link", name="gpt", exact=True))
     expect(row).to_contain_text("none")
     expect(page.locator(".live")).to_have_text("Live")
     page.wait_for_load_state("networkidle")
     asked = asked_from_now_on(page)
-    office.incidents(2, job="gpt")
-    office.tell("incident", "gpt", id=office.incident_id("critical"))
+    dashboard.incidents(2, job="gpt")
+    dashboard.publish("incident", "gpt", id=dashboard.incident_id("critical"))
     expect(row).to_contain_text("2 unresolved")
     assert asked == [("/api/v1/jobs", {"name": ["gpt"], "limit": ["1"]})]
-    office.job("fresh")
-    office.tell("job", "fresh", state="running", step=3, last_seen_unix_ns=office.now)
+    dashboard.job("fresh")
+    dashboard.publish("job", "fresh", state="running", step=3, last_seen_unix_ns=dashboard.now)
     expect(page.locator("tr.link", has_text="fresh")).to_have_count(1)
 
 
-def test_a_job_that_the_filter_leaves_out_is_asked_for_once_alone(office):
-    office.job("gpt")
-    office.job("other")
-    office.api.ask("PATCH", "/api/v1/jobs/gpt", json={"project": "vision", "owner": ""})
-    page = office.goto("/jobs?project=vision")
+def test_a_job_that_the_filter_leaves_out_is_asked_for_once_alone(dashboard):
+    dashboard.job("gpt")
+    dashboard.job("other")
+    dashboard.api.ask("PATCH", "/api/v1/jobs/gpt", json={"project": "vision", "owner": ""})
+    page = dashboard.goto("/jobs?project=vision")
     expect(page.locator("tr.link")).to_have_count(1)
     expect(page.locator(".live")).to_have_text("Live")
     page.wait_for_load_state("networkidle")
     asked = asked_from_now_on(page)
-    office.tell("job", "other", state="running", step=5, last_seen_unix_ns=office.now)
+    dashboard.publish("job", "other", state="running", step=5, last_seen_unix_ns=dashboard.now)
     page.wait_for_timeout(1_000)
     for step in range(6, 9):
-        office.tell("job", "other", state="running", step=step, last_seen_unix_ns=office.now)
-    office.tell("job", "gpt", state="running", step=9_876, last_seen_unix_ns=office.now)
+        dashboard.publish("job", "other", state="running", step=step, last_seen_unix_ns=dashboard.now)
+    dashboard.publish("job", "gpt", state="running", step=9_876, last_seen_unix_ns=dashboard.now)
     expect(page.locator("tr.link")).to_contain_text("9,876")
     assert [query.get("name") for _, query in asked] == [["other"]]
 
 
-def test_a_change_among_more_incidents_than_are_shown_reads_one_and_keeps_their_order(office):
-    office.job("gpt")
-    office.incidents(120, job="gpt", severity="warning")
-    page = office.goto("/incidents")
+def test_a_change_among_more_incidents_than_are_shown_reads_one_and_keeps_their_order(dashboard):
+    dashboard.job("gpt")
+    dashboard.incidents(120, job="gpt", severity="warning")
+    page = dashboard.goto("/incidents")
     rows = page.locator("tr.link")
     expect(rows).to_have_count(100)
     expect(page.locator(".rest")).to_contain_text("100 of 120 shown")
     expect(page.locator(".live")).to_have_text("Live")
     page.wait_for_load_state("networkidle")
     asked = asked_from_now_on(page)
-    office.incidents(1, job="gpt", severity="critical")
-    office.tell("incident", "gpt", id=office.incident_id("critical"))
+    dashboard.incidents(1, job="gpt", severity="critical")
+    dashboard.publish("incident", "gpt", id=dashboard.incident_id("critical"))
     expect(page.locator(".rest")).to_contain_text("100 of 121 shown")
     expect(rows.first).to_contain_text("critical")
-    office.change("warning", state="resolved", resolved_unix_ns=office.now)
-    office.tell("incident", "gpt", id=office.incident_id("warning"))
+    dashboard.change("warning", state="resolved", resolved_unix_ns=dashboard.now)
+    dashboard.publish("incident", "gpt", id=dashboard.incident_id("warning"))
     expect(page.locator(".rest")).to_contain_text("99 of 120 shown")
-    office.tell("incident", "gpt", id=office.incident_id("warning", 119))  # it stands below the last row
+    dashboard.publish("incident", "gpt", id=dashboard.incident_id("warning", 119))  # it stands below the last row
     expect(rows).to_have_count(99)
     page.wait_for_timeout(500)
     assert {query["limit"][0] for _, query in asked} == {"1"}
     ids = page.evaluate("[...document.querySelectorAll('tr.link')].map((row) => row.dataset.id)")
-    listed = office.api.get("/api/v1/incidents?state=unresolved&order=urgency&limit=99").json()["items"]
+    listed = dashboard.api.get("/api/v1/incidents?state=unresolved&order=urgency&limit=99").json()["items"]
     assert ids == [one["id"] for one in listed]
 
 

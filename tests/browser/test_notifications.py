@@ -9,17 +9,17 @@ from sqlalchemy import insert
 from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import Delivery, Outbox
 from tests.browser.conftest import HOSTILE
-from tests.browser.office import S, card
+from tests.browser.dashboard import S, card
 
 pytestmark = [pytest.mark.browser, pytest.mark.ci]
 SIZES = [(1280, 800), (390, 844)]
 
 
-def message(office, n: int, state: str, **changes) -> None:
-    at = office.now - n * 60 * S
-    row = {"id": f"msg_{n}", "receiver": "pager", "incident_id": office.incident_id("critical"), "transition": n}
+def message(dashboard, n: int, state: str, **changes) -> None:
+    at = dashboard.now - n * 60 * S
+    row = {"id": f"msg_{n}", "receiver": "pager", "incident_id": dashboard.incident_id("critical"), "transition": n}
     times = {"created_unix_ns": at, "next_try_unix_ns": at, "delivered_unix_ns": at if state == "delivered" else None}
-    with write(office.api.engine) as connection:
+    with write(dashboard.api.engine) as connection:
         connection.execute(insert(Outbox).values(**row | times | {"body": b"{}", "state": state, "tries": 1} | changes))
         error = HOSTILE if state == "failed" else ""
         tried = {"outbox_id": row["id"], "at_unix_ns": at, "status": None, "error": error, "seconds": 0.1}
@@ -102,12 +102,12 @@ def test_a_silence_of_somebody_else_appears_without_a_reload(visit, site):
         assert page.evaluate("window.same") is True
 
 
-def test_what_failed_comes_first_says_why_as_text_and_cannot_be_sent_to_nobody(office):
-    office.job("gpt")
-    office.incidents(1, job="gpt", severity="critical")
-    message(office, 1, "failed")
-    message(office, 2, "delivered")
-    page = office.goto("/notifications")
+def test_what_failed_comes_first_says_why_as_text_and_cannot_be_sent_to_nobody(dashboard):
+    dashboard.job("gpt")
+    dashboard.incidents(1, job="gpt", severity="critical")
+    message(dashboard, 1, "failed")
+    message(dashboard, 2, "delivered")
+    page = dashboard.goto("/notifications")
     messages = card(page, "Messages")
     expect(messages.locator("tbody tr")).to_have_count(1)
     expect(messages.locator("tbody tr")).to_contain_text(HOSTILE)
@@ -118,11 +118,11 @@ def test_what_failed_comes_first_says_why_as_text_and_cannot_be_sent_to_nobody(o
     expect(messages.locator("tbody tr")).to_have_count(2)
     messages.locator("tbody tr").first.get_by_role("link", name="incident").click()
     expect(page.locator("h1")).to_be_visible()
-    expect(page).to_have_url(re.compile(office.incident_id("critical")))
+    expect(page).to_have_url(re.compile(dashboard.incident_id("critical")))
 
 
-def test_a_silence_has_matchers(office):
-    page = office.goto("/notifications")
+def test_a_silence_has_matchers(dashboard):
+    page = dashboard.goto("/notifications")
     page.get_by_role("button", name="New silence").click()
     page.get_by_label("Matchers").fill('host="node-a", severity!=critical')
     page.get_by_label("Comment").fill("the fan is replaced")

@@ -7,7 +7,7 @@ from playwright.sync_api import expect
 
 from rankwatch_service.store.models import HostRecord
 from tests.browser.conftest import BAD_STEP, HOSTILE, TIMEOUT_MS, until
-from tests.browser.office import S, card
+from tests.browser.dashboard import S, card
 from tests.support.store.rows import add
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
@@ -200,12 +200,16 @@ def test_the_login_link_leaves_no_token_in_the_address_or_the_history(chromium, 
     context.close()
 
 
-def test_lost_time_is_listed_by_kind_and_leads_to_the_incidents(office):
-    office.job("gpt", world_size=16)
-    hours = {"onset_unix_ns": office.now - 9_000 * S, "resolved_unix_ns": office.now - 7_200 * S, "state": "resolved"}
-    office.incidents(2, job="gpt", kind="hang", impact_gpu_hours_per_hour=8.0, **hours)
-    office.incidents(1, job="gpt", kind="straggler", severity="warning", impact_gpu_hours_per_hour=4.0)
-    page = office.goto("/jobs/gpt")
+def test_lost_time_is_listed_by_kind_and_leads_to_the_incidents(dashboard):
+    dashboard.job("gpt", world_size=16)
+    hours = {
+        "onset_unix_ns": dashboard.now - 9_000 * S,
+        "resolved_unix_ns": dashboard.now - 7_200 * S,
+        "state": "resolved",
+    }
+    dashboard.incidents(2, job="gpt", kind="hang", impact_gpu_hours_per_hour=8.0, **hours)
+    dashboard.incidents(1, job="gpt", kind="straggler", severity="warning", impact_gpu_hours_per_hour=4.0)
+    page = dashboard.goto("/jobs/gpt")
     lost = card(page, "Goodput and lost time")
     expect(lost).to_contain_text("75 % of usual now")
     rows = lost.locator("tbody tr")
@@ -222,23 +226,23 @@ def test_lost_time_is_listed_by_kind_and_leads_to_the_incidents(office):
     expect(page.locator("tr.link")).to_have_count(2)
 
 
-def test_a_job_that_lost_nothing_says_so_and_a_job_without_gpus_counts_ranks(office):
-    office.job("cpu", world_size=2, state="paused", accelerated=False)
+def test_a_job_that_lost_nothing_says_so_and_a_job_without_gpus_counts_ranks(dashboard):
+    dashboard.job("cpu", world_size=2, state="paused", accelerated=False)
     cpu = {"local_rank": 0, "host": "laptop", "device_uuid": "", "device_type": "cpu"}
-    office.attempt("cpu", ranks=[cpu | {"rank": n} for n in range(2)])
-    lost = card(office.goto("/jobs/cpu"), "Goodput and lost time")
+    dashboard.attempt("cpu", ranks=[cpu | {"rank": n} for n in range(2)])
+    lost = card(dashboard.goto("/jobs/cpu"), "Goodput and lost time")
     expect(lost).to_contain_text("No incident has cost this job time")
     expect(lost).to_contain_text("– (paused) now · 100 % of the rank-h, last 24 hours")
 
 
-def test_the_page_of_a_host_shows_the_verdict_that_the_list_of_hosts_shows(office):
-    record = {"device_uuid": "GPU-9", "job": "gpt", "kind": "device_fault", "at_unix_ns": office.now}
+def test_the_page_of_a_host_shows_the_verdict_that_the_list_of_hosts_shows(dashboard):
+    record = {"device_uuid": "GPU-9", "job": "gpt", "kind": "device_fault", "at_unix_ns": dashboard.now}
     rows = [{"id": f"r{n}", "incident_id": f"inc_{n}", "severity": "critical"} | record for n in range(2)]
-    add(office.api.engine, HostRecord, *[row | {"host": "host-1"} for row in rows])
-    page = office.goto("/hosts")
+    add(dashboard.api.engine, HostRecord, *[row | {"host": "host-1"} for row in rows])
+    page = dashboard.goto("/hosts")
     expect(page.locator("tr.link .pill")).to_have_text("refused")
     page.get_by_role("link", name="host-1").click()
     expect(page.locator(".job-head .pill")).to_have_text("refused")
     expect(page.locator(".job-head .pill")).to_have_attribute("title", re.compile("until it is repaired$"))
-    office.goto("/hosts/host-2")
+    dashboard.goto("/hosts/host-2")
     expect(page.locator(".job-head .pill")).to_have_text("ok")

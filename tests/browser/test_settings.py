@@ -13,7 +13,7 @@ from rankwatch_service.store.engine import open_engine, write
 from rankwatch_service.store.models import Command, IncidentFeedback, Job, RankTrace
 from rankwatch_service.store.rows import command_row
 from tests.browser.conftest import Site
-from tests.browser.office import card, fits
+from tests.browser.dashboard import card, fits
 from tests.support.values.traces import SUMMARY
 
 pytestmark = [pytest.mark.browser, pytest.mark.ci]

@@ -55,7 +55,7 @@ class ScriptedSender:
             self.now_to[name] -= 1
 
 
-class Desk:
+class OutboxWorld:
     """A database with receivers and messages, and notifiers that can be started on it."""
 
     def __init__(self, engine):
@@ -67,7 +67,7 @@ class Desk:
         with write(self.engine) as connection:
             connection.execute(insert(Receiver).values(**receiver_row(name, url=f"http://127.0.0.1:9/{name}")))
 
-    def told(self, incident="inc_1", what="opened", number=1, to=("pager",)):
+    def queue(self, incident="inc_1", what="opened", number=1, to=("pager",)):
         rows = notified(what, number, to, now_unix_ns=self.clock.now_ns, id=incident)
         with write(self.engine) as connection:
             connection.execute(insert(Outbox), rows)
@@ -103,164 +103,164 @@ class Desk:
 
 
 @pytest.fixture
-def desk(engine):
-    desk = Desk(engine)
-    desk.receiver("pager")
-    return desk
+def world(engine):
+    world = OutboxWorld(engine)
+    world.receiver("pager")
+    return world
 
 
-def test_what_is_committed_is_delivered_once_and_recorded(desk):
-    ids = desk.told()
+def test_what_is_committed_is_delivered_once_and_recorded(world):
+    ids = world.queue()
     sender = ScriptedSender()
-    desk.work(sender, lambda: not desk.waiting())
+    world.work(sender, lambda: not world.waiting())
     assert sender.sent == [("pager", ids[0])]
-    assert desk.states() == {ids[0]: "delivered"}
-    (delivery,) = desk.deliveries()
+    assert world.states() == {ids[0]: "delivered"}
+    (delivery,) = world.deliveries()
     assert (delivery.outbox_id, delivery.status, delivery.error) == (ids[0], 204, "")
 
 
-def test_a_message_committed_while_the_notifier_runs_is_noticed(desk):
+def test_a_message_committed_while_the_notifier_runs_is_noticed(world):
     sender = ScriptedSender()
     ids = []
 
     def until():
         if not ids:
-            ids.extend(desk.told())
-        return desk.states() == {ids[0]: "delivered"}
+            ids.extend(world.queue())
+        return world.states() == {ids[0]: "delivered"}
 
-    desk.work(sender, until)
+    world.work(sender, until)
 
 
-def test_resolved_waits_until_opened_has_arrived(desk):
+def test_resolved_waits_until_opened_has_arrived(world):
     answers = iter([TryOutcome(500, "answered 500", 0.1), OK, OK, OK])
-    desk.told(what="opened", number=1)
-    desk.told(what="updated", number=2)
-    desk.told(what="resolved", number=3)
+    world.queue(what="opened", number=1)
+    world.queue(what="updated", number=2)
+    world.queue(what="resolved", number=3)
     sender = ScriptedSender(pager=lambda _: next(answers))
 
     def until():
-        if len(desk.deliveries()) == 1:
-            desk.clock.advance(RETRY_DELAYS_S[0] * 1.2)
-        return not desk.waiting()
+        if len(world.deliveries()) == 1:
+            world.clock.advance(RETRY_DELAYS_S[0] * 1.2)
+        return not world.waiting()
 
-    desk.work(sender, until)
+    world.work(sender, until)
     order = [message_id for _, message_id in sender.sent]
-    opened, updated, resolved = desk.states()
+    opened, updated, resolved = world.states()
     assert order == [opened, opened, updated, resolved]
 
 
-def test_other_incidents_do_not_wait_behind_one_that_fails(desk):
-    bad, good = desk.told("inc_bad") + desk.told("inc_good")
+def test_other_incidents_do_not_wait_behind_one_that_fails(world):
+    bad, good = world.queue("inc_bad") + world.queue("inc_good")
     sender = ScriptedSender(pager=lambda one: TryOutcome(500, "answered 500", 0.1) if one == bad else OK)
-    desk.work(sender, lambda: desk.states()[good] == "delivered" and desk.deliveries())
-    assert desk.states() == {bad: "waiting", good: "delivered"}
+    world.work(sender, lambda: world.states()[good] == "delivered" and world.deliveries())
+    assert world.states() == {bad: "waiting", good: "delivered"}
 
 
 @pytest.mark.parametrize("fails", ["incident", "command"])
-def test_a_message_about_a_command_and_those_of_its_incident_do_not_wait_for_each_other(desk, fails):
-    (incident,), (command,) = desk.told(number=1), desk.told(number=2)
-    with write(desk.engine) as connection:
+def test_a_message_about_a_command_and_those_of_its_incident_do_not_wait_for_each_other(world, fails):
+    (incident,), (command,) = world.queue(number=1), world.queue(number=2)
+    with write(world.engine) as connection:
         of_command = {"command_id": "cmd_1", "transition": 0}
         connection.execute(update(Outbox).where(Outbox.id == command).values(**of_command))
     bad, good = (incident, command) if fails == "incident" else (command, incident)
     sender = ScriptedSender(pager=lambda one: TryOutcome(500, "answered 500", 0.1) if one == bad else OK)
-    desk.work(sender, lambda: desk.states()[good] == "delivered" and ("pager", bad) in sender.sent)
-    assert desk.states() == {bad: "waiting", good: "delivered"}
+    world.work(sender, lambda: world.states()[good] == "delivered" and ("pager", bad) in sender.sent)
+    assert world.states() == {bad: "waiting", good: "delivered"}
 
 
-def test_a_receiver_that_hangs_delays_no_other_and_is_bounded(desk):
-    desk.receiver("slow")
+def test_a_receiver_that_hangs_delays_no_other_and_is_bounded(world):
+    world.receiver("slow")
     for n in range(20):
-        desk.told(f"inc_{n}", to=("pager", "slow"))
+        world.queue(f"inc_{n}", to=("pager", "slow"))
     hang = asyncio.Event()
     sender = ScriptedSender(slow=hang)
 
     def until():
         # All of the fast receiver's are through while not one of the slow receiver's has ended.
-        if len([one for one in desk.states().values() if one == "delivered"]) == 20:
+        if len([one for one in world.states().values() if one == "delivered"]) == 20:
             assert sender.most_to["slow"] == RECEIVER_IN_FLIGHT_MAX
             hang.set()
-        return not desk.waiting()
+        return not world.waiting()
 
-    desk.work(sender, until)
+    world.work(sender, until)
     assert sender.most_to["slow"] == RECEIVER_IN_FLIGHT_MAX
     assert len(sender.sent) == 40
 
 
-def test_retries_follow_the_schedule_under_one_id_and_survive_a_new_notifier(desk):
-    (one,) = desk.told()
+def test_retries_follow_the_schedule_under_one_id_and_survive_a_new_notifier(world):
+    (one,) = world.queue()
     sender = ScriptedSender(pager=TryOutcome(503, "answered 503", 0.1))
     at_s = []
     for tries, delay_s in enumerate(RETRY_DELAYS_S[:6], start=1):
-        desk.work(sender, lambda tries=tries: len(desk.deliveries()) == tries)
-        at_s.append(desk.deliveries()[-1].at_unix_ns)
-        desk.clock.advance(delay_s * 1.2)
+        world.work(sender, lambda tries=tries: len(world.deliveries()) == tries)
+        at_s.append(world.deliveries()[-1].at_unix_ns)
+        world.clock.advance(delay_s * 1.2)
     assert sender.sent == [("pager", one)] * 6
     sender.answers["pager"] = OK
-    desk.work(sender, lambda: not desk.waiting())
-    assert [delivery.status for delivery in desk.deliveries()] == [503] * 6 + [204]
+    world.work(sender, lambda: not world.waiting())
+    assert [delivery.status for delivery in world.deliveries()] == [503] * 6 + [204]
 
 
-def test_nothing_is_tried_before_its_time(desk):
-    failing = desk.told()[0]
+def test_nothing_is_tried_before_its_time(world):
+    failing = world.queue()[0]
     sender = ScriptedSender(pager=lambda one: TryOutcome(503, "answered 503", 0.1) if one == failing else OK)
-    desk.work(sender, lambda: len(desk.deliveries()) == 1)
-    desk.clock.advance(RETRY_DELAYS_S[0] * 0.99)
-    later = desk.told("inc_2")[0]
-    desk.work(sender, lambda: desk.states()[later] == "delivered")
+    world.work(sender, lambda: len(world.deliveries()) == 1)
+    world.clock.advance(RETRY_DELAYS_S[0] * 0.99)
+    later = world.queue("inc_2")[0]
+    world.work(sender, lambda: world.states()[later] == "delivered")
     assert [one for _, one in sender.sent] == [failing, later]
 
 
-def test_retry_after_delays_all_messages_to_that_receiver(desk):
-    desk.receiver("other")
-    first = desk.told("inc_1")[0]
+def test_retry_after_delays_all_messages_to_that_receiver(world):
+    world.receiver("other")
+    first = world.queue("inc_1")[0]
     sender = ScriptedSender(pager=TryOutcome(429, "answered 429", 0.1, retry_after_s=600.0))
     held = []
 
     def until():
-        if desk.deliveries() and not held:
-            with read(desk.engine) as connection:
+        if world.deliveries() and not held:
+            with read(world.engine) as connection:
                 held.extend(connection.scalars(select(Outbox.next_try_unix_ns).where(Outbox.id == first)))
         return held
 
-    desk.work(sender, until)
-    assert held == [desk.clock.now_ns + 600 * 10**9]
+    world.work(sender, until)
+    assert held == [world.clock.now_ns + 600 * 10**9]
 
 
-def test_gone_disables_the_receiver_with_a_reason_and_its_messages_wait(desk):
-    gone = desk.told("inc_1")[0]
+def test_gone_disables_the_receiver_with_a_reason_and_its_messages_wait(world):
+    gone = world.queue("inc_1")[0]
     sender = ScriptedSender(pager=TryOutcome(410, "answered 410", 0.1))
-    desk.work(sender, lambda: desk.states()[gone] == "failed")
-    with read(desk.engine) as connection:
+    world.work(sender, lambda: world.states()[gone] == "failed")
+    with read(world.engine) as connection:
         enabled, reason = connection.execute(select(Receiver.enabled, Receiver.disabled_reason)).one()
     assert (enabled, reason) == (False, "the receiver answered 410: it is gone")
 
-    desk.receiver("other")
-    told, kept = desk.told("inc_2", to=("other", "pager"))
-    desk.work(sender, lambda: desk.states()[told] == "delivered")
-    assert desk.states()[kept] == "waiting"
+    world.receiver("other")
+    sent, kept = world.queue("inc_2", to=("other", "pager"))
+    world.work(sender, lambda: world.states()[sent] == "delivered")
+    assert world.states()[kept] == "waiting"
 
-    with write(desk.engine) as connection:
+    with write(world.engine) as connection:
         connection.execute(update(Receiver).values(enabled=True))
     sender.answers["pager"] = OK
-    desk.work(sender, lambda: desk.states()[kept] == "delivered")
+    world.work(sender, lambda: world.states()[kept] == "delivered")
 
 
-def test_a_message_that_is_undelivered_for_days_is_given_up(desk):
-    (old,) = desk.told()
-    desk.clock.advance(GIVE_UP_AFTER_S + 1)
+def test_a_message_that_is_undelivered_for_days_is_given_up(world):
+    (old,) = world.queue()
+    world.clock.advance(GIVE_UP_AFTER_S + 1)
     sender = ScriptedSender(pager=TryOutcome(500, "answered 500", 0.1))
-    desk.work(sender, lambda: not desk.waiting())
-    assert desk.states() == {old: "failed"}
+    world.work(sender, lambda: not world.waiting())
+    assert world.states() == {old: "failed"}
 
 
-def test_messages_to_a_receiver_that_was_removed_are_given_up(desk):
-    (orphan,) = desk.told(to=("removed",))
-    desk.work(ScriptedSender(), lambda: desk.states() == {orphan: "failed"})
+def test_messages_to_a_receiver_that_was_removed_are_given_up(world):
+    (orphan,) = world.queue(to=("removed",))
+    world.work(ScriptedSender(), lambda: world.states() == {orphan: "failed"})
 
 
-def test_an_error_in_the_sender_is_recorded_and_retried_with_the_usual_delay(desk):
-    (one,) = desk.told()
+def test_an_error_in_the_sender_is_recorded_and_retried_with_the_usual_delay(world):
+    (one,) = world.queue()
 
     class Broken:
         calls = 0
@@ -270,17 +270,17 @@ def test_an_error_in_the_sender_is_recorded_and_retried_with_the_usual_delay(des
             raise ZeroDivisionError("ours")
 
     broken = Broken()
-    desk.work(broken, lambda: len(desk.deliveries()) == 1)
+    world.work(broken, lambda: len(world.deliveries()) == 1)
     assert broken.calls == 1
-    assert desk.deliveries()[0].error == "internal: ZeroDivisionError"
-    assert desk.states() == {one: "waiting"}
+    assert world.deliveries()[0].error == "internal: ZeroDivisionError"
+    assert world.states() == {one: "waiting"}
 
 
 class FailsOnce(OutboxTable):
     """The database refuses the k-th call, before or after it took effect; `killed` calls never come back."""
 
-    def __init__(self, desk, call, after, killed):
-        super().__init__(desk.engine, desk.lease)
+    def __init__(self, world, call, after, killed):
+        super().__init__(world.engine, world.lease)
         self.left, self.after, self.killed = call, after, killed
         self.dead = False
 
@@ -305,71 +305,71 @@ class FailsOnce(OutboxTable):
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("call", range(1, 7))
-def test_a_database_that_refuses_one_call_loses_and_repeats_nothing_for_good(desk, call, after):
-    ids = [desk.told("inc_1", what, n)[0] for n, what in enumerate(("opened", "updated", "resolved"), start=1)]
+def test_a_database_that_refuses_one_call_loses_and_repeats_nothing_for_good(world, call, after):
+    ids = [world.queue("inc_1", what, n)[0] for n, what in enumerate(("opened", "updated", "resolved"), start=1)]
     sender = ScriptedSender()
-    desk.work(sender, lambda: not desk.waiting(), FailsOnce(desk, call, after, killed=False))
+    world.work(sender, lambda: not world.waiting(), FailsOnce(world, call, after, killed=False))
     assert [one for _, one in sender.sent] == ids
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("call", range(1, 7))
-def test_a_notifier_that_dies_at_any_database_call_doubles_only_the_message_in_flight(desk, call, after):
-    ids = [desk.told("inc_1", what, n)[0] for n, what in enumerate(("opened", "updated", "resolved"), start=1)]
+def test_a_notifier_that_dies_at_any_database_call_doubles_only_the_message_in_flight(world, call, after):
+    ids = [world.queue("inc_1", what, n)[0] for n, what in enumerate(("opened", "updated", "resolved"), start=1)]
     sender = ScriptedSender()
-    outbox = FailsOnce(desk, call, after, killed=True)
+    outbox = FailsOnce(world, call, after, killed=True)
     # Whether its death shows depends on the call: of a task that died only the notifier's silence is seen.
     with contextlib.suppress(RuntimeError):
-        desk.work(sender, lambda: outbox.dead or not desk.waiting(), outbox)
+        world.work(sender, lambda: outbox.dead or not world.waiting(), outbox)
     assert outbox.dead
-    desk.work(sender, lambda: not desk.waiting())
+    world.work(sender, lambda: not world.waiting())
     sent = [one for _, one in sender.sent]
     assert list(dict.fromkeys(sent)) == ids
     assert len(sent) <= len(ids) + 1
 
 
-def taken_over(desk):
+def taken_over(world):
     """Another notifier takes the lease, as it may once that has run out."""
-    with write(desk.engine) as connection:
+    with write(world.engine) as connection:
         connection.execute(update(LeaseRow).values(expires_unix_ns=0))
-    other = Lease(desk.engine, "notify", SystemClock(), holder="another")
+    other = Lease(world.engine, "notify", SystemClock(), holder="another")
     assert other.hold()
     return other
 
 
-def test_a_notifier_without_the_lease_sends_nothing_until_it_is_free(desk):
-    (one,) = desk.told()
-    other = Lease(desk.engine, "notify", SystemClock(), holder="another")
+def test_a_notifier_without_the_lease_sends_nothing_until_it_is_free(world):
+    (one,) = world.queue()
+    other = Lease(world.engine, "notify", SystemClock(), holder="another")
     assert other.hold()
     sender = ScriptedSender()
     ended = time.monotonic() + 0.3
-    desk.work(sender, lambda: time.monotonic() > ended)
+    world.work(sender, lambda: time.monotonic() > ended)
     assert sender.sent == []
     other.release()
-    desk.work(sender, lambda: not desk.waiting())
+    world.work(sender, lambda: not world.waiting())
     assert sender.sent == [("pager", one)]
 
 
-def test_what_a_notifier_sent_while_it_lost_the_lease_is_left_to_the_next(desk):
-    (one,) = desk.told()
+def test_what_a_notifier_sent_while_it_lost_the_lease_is_left_to_the_next(world):
+    (one,) = world.queue()
     gate = asyncio.Event()
     sender = ScriptedSender(pager=gate)
     others = []
 
     def until():
         if sender.sent and not others:
-            others.append(taken_over(desk))
+            others.append(taken_over(world))
             gate.set()
-        return bool(others) and not desk.lease.valid
+        return bool(others) and not world.lease.valid
 
-    desk.work(sender, until)
-    assert desk.deliveries() == []
-    assert desk.states() == {one: "waiting"}
+    world.work(sender, until)
+    assert world.deliveries() == []
+    assert world.states() == {one: "waiting"}
     others[0].release()
     again = ScriptedSender()
-    desk.work(again, lambda: not desk.waiting())
+    world.work(again, lambda: not world.waiting())
     assert again.sent == [("pager", one)]
-    assert len(desk.deliveries()) == 1
+    assert len(world.deliveries()) == 1
 
 
 # ---- What happens after a try ----------------------------------------------------------------------------------------
@@ -428,11 +428,11 @@ def test_retry_after_is_read_in_seconds_or_as_a_date(header, seconds):
     assert retry_after_s(header, NOON_UNIX_NS / 1e9) == seconds
 
 
-def test_what_was_announced_while_no_notifier_ran_is_routed_and_delivered_once(desk):
+def test_what_was_announced_while_no_notifier_ran_is_routed_and_delivered_once(world):
     count = 2 * ROUTED_MAX + 1
-    desk.clock.advance(1)
-    announce(desk.engine, [announced(id=f"inc_{n:02}", job=f"j{n}") for n in range(count)])
+    world.clock.advance(1)
+    announce(world.engine, [announced(id=f"inc_{n:02}", job=f"j{n}") for n in range(count)])
     sender = ScriptedSender()
-    desk.work(sender, lambda: len(sender.sent) == count and not desk.waiting())
-    assert [message for _, message in sorted(sender.sent)] == sorted(desk.states())
+    world.work(sender, lambda: len(sender.sent) == count and not world.waiting())
+    assert [message for _, message in sorted(sender.sent)] == sorted(world.states())
     assert len(set(sender.sent)) == count

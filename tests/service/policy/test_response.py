@@ -29,7 +29,7 @@ def on_disk() -> Ledger:
     return ledger
 
 
-class Desk:
+class ResponderWorld:
     """One job, its incident and the commands that have come of it."""
 
     def __init__(
@@ -72,33 +72,33 @@ def hang(attempt: str = "l.0", at_s: float = 1_010.0) -> Finding:
 
 
 def test_a_hang_that_a_slow_rank_has_brought_is_dealt_with_as_a_hang():
-    desk = Desk(RELAUNCH_HANGS, ledger=on_disk())
+    world = ResponderWorld(RELAUNCH_HANGS, ledger=on_disk())
     slow = finding(Kind.STRAGGLER, scope="rank:5", confidence=0.5)
-    assert desk.find(slow).kind is Kind.STRAGGLER
-    assert desk.commands == []
-    incident = desk.find(hang())
+    assert world.find(slow).kind is Kind.STRAGGLER
+    assert world.commands == []
+    incident = world.find(hang())
     assert incident.kind is Kind.STRAGGLER
-    assert desk.actions == [("relaunch", "l.0"), ("stacks", "l.0")]
+    assert world.actions == [("relaunch", "l.0"), ("stacks", "l.0")]
     assert incident.suggestion["action"] == "relaunch"
 
 
 def test_a_job_that_hangs_again_after_a_relaunch_is_relaunched_again_until_that_is_a_loop():
-    desk = Desk(RELAUNCH_HANGS, ledger=on_disk())
-    incident = desk.find(hang(), hang(), hang("m.0", 1_100.0), hang("m.0", 1_100.0))
-    assert desk.actions == [("relaunch", "l.0"), ("stacks", "l.0"), ("relaunch", "m.0"), ("stacks", "m.0")]
-    assert len({command.id for command in desk.commands}) == 4
+    world = ResponderWorld(RELAUNCH_HANGS, ledger=on_disk())
+    incident = world.find(hang(), hang(), hang("m.0", 1_100.0), hang("m.0", 1_100.0))
+    assert world.actions == [("relaunch", "l.0"), ("stacks", "l.0"), ("relaunch", "m.0"), ("stacks", "m.0")]
+    assert len({command.id for command in world.commands}) == 4
     loop = finding(Kind.RESTART_LOOP, attempt="n.0", severity=Severity.CRITICAL, detected_time_s=1_200.0)
-    assert desk.find(loop, hang("n.0", 1_210.0)) is incident
-    assert desk.actions[4:] == [("stacks", "n.0")]
+    assert world.find(loop, hang("n.0", 1_210.0)) is incident
+    assert world.actions[4:] == [("stacks", "n.0")]
 
 
 def test_what_the_policy_has_ordered_stays_told_while_it_cools_down():
-    desk = Desk(RELAUNCH_HANGS, ledger=on_disk())
-    desk.settings.policy = replace(desk.settings.policy, limits=PolicyLimits())
-    incident = desk.find(hang())
+    world = ResponderWorld(RELAUNCH_HANGS, ledger=on_disk())
+    world.settings.policy = replace(world.settings.policy, limits=PolicyLimits())
+    incident = world.find(hang())
     ordered = incident.suggestion["policy"]["ordered"]
     assert (ordered["action"], ordered["checkpoint"], ordered["reason"]) == ("relaunch", "local:l.0:5", "rule r1")
-    desk.find(replace(hang(), change=Change.UPDATE, summary="It hangs on."))
+    world.find(replace(hang(), change=Change.UPDATE, summary="It hangs on."))
     policy = incident.suggestion["policy"]
     assert (policy["mode"], policy["ordered"]) == ("suggest", ordered)
     assert what_now(incident.version(), 8).automatic.startswith(
@@ -108,31 +108,31 @@ def test_what_the_policy_has_ordered_stays_told_while_it_cools_down():
 
 def test_a_rollback_that_a_rule_wants_by_relaunch_is_told_as_it_will_be():
     rule = Rule("r1", Mode.ACT, kind="nonfinite", action="rollback", rollback_mode="relaunch")
-    desk = Desk(rule, ledger=saved_everywhere())
+    world = ResponderWorld(rule, ledger=saved_everywhere())
     nan = finding(Kind.NONFINITE, onset_step=80, severity=Severity.CRITICAL, confidence=1.0)
-    suggested = desk.find(nan).suggestion
+    suggested = world.find(nan).suggestion
     assert (suggested["mode"], suggested["checkpoint"]) == ("relaunch", "local:l.0:51")
-    assert desk.commands[0].params["checkpoint"] == "local:l.0:51"
+    assert world.commands[0].params["checkpoint"] == "local:l.0:51"
     assert suggested["cost_gpu_hours"] == (RELAUNCH_S + 50.0) * 8 / 3_600
 
 
 def test_a_checkpoint_from_before_anything_was_wrong_is_wanted():
-    desk = Desk()
+    world = ResponderWorld()
     jump = finding(Kind.LOSS_DIVERGENCE, onset_step=90, severity=Severity.WARNING)
     bad = finding(Kind.NONFINITE, onset_step=120, severity=Severity.CRITICAL)
-    looked = facts(desk.find(jump, bad), 8)
+    looked = facts(world.find(jump, bad), 8)
     assert (looked.kind, looked.onset_step) == ("nonfinite", 90)
 
 
 def test_what_was_saved_after_a_consequence_that_spoils_weights_is_doubted():
-    desk, history = Desk(), JobHistory()
+    world, history = ResponderWorld(), JobHistory()
     for step in (103, 110):
         history.ledger.saved(Shard("l.0", step, 0, CheckpointTier.LOCAL, "x", 1.0, 10, 0), 1)
     slow = finding(Kind.STRAGGLER, scope="rank:3", onset_step=100)
     fault = finding(Kind.DEVICE_FAULT, scope="rank:3", onset_step=99)
-    history.mark_suspect(desk.find(slow, fault))
+    history.mark_suspect(world.find(slow, fault))
     assert {entry.verdict for entry in history.ledger.entries} == {Verdict.UNPROVEN}
-    history.mark_suspect(desk.find(finding(Kind.NONFINITE, scope="rank:3", onset_step=105)))
+    history.mark_suspect(world.find(finding(Kind.NONFINITE, scope="rank:3", onset_step=105)))
     assert [entry.verdict for entry in history.ledger.entries] == [Verdict.UNPROVEN, Verdict.SUSPECT]
 
 
@@ -141,67 +141,67 @@ def lost(severity: Severity) -> Finding:
 
 
 def test_a_job_that_its_launcher_starts_again_is_waited_for_and_one_that_nothing_restarts_is_not():
-    restarted = Desk().find(lost(Severity.CRITICAL)).suggestion
+    restarted = ResponderWorld().find(lost(Severity.CRITICAL)).suggestion
     assert (restarted["action"], restarted["reason"]) == ("wait", "the launcher starts the job again by itself")
-    assert Desk(can=()).find(lost(Severity.CRITICAL)).suggestion["action"] == "investigate"
+    assert ResponderWorld(can=()).find(lost(Severity.CRITICAL)).suggestion["action"] == "investigate"
 
 
 def test_a_job_that_was_asked_to_end_costs_nothing():
-    assert Desk().find(lost(Severity.INFO)).impact_gpu_hours_per_hour == 0.0
-    assert Desk().find(lost(Severity.CRITICAL)).impact_gpu_hours_per_hour == 8.0
+    assert ResponderWorld().find(lost(Severity.INFO)).impact_gpu_hours_per_hour == 0.0
+    assert ResponderWorld().find(lost(Severity.CRITICAL)).impact_gpu_hours_per_hour == 8.0
 
 
 def test_what_may_have_spoilt_the_weights_costs_nothing_before_that_is_certain():
-    assert Desk().find(finding(Kind.CORRUPTION, severity=Severity.WARNING)).impact_gpu_hours_per_hour == 0.0
-    assert Desk().find(finding(Kind.CORRUPTION, severity=Severity.CRITICAL)).impact_gpu_hours_per_hour == 8.0
+    assert ResponderWorld().find(finding(Kind.CORRUPTION, severity=Severity.WARNING)).impact_gpu_hours_per_hour == 0.0
+    assert ResponderWorld().find(finding(Kind.CORRUPTION, severity=Severity.CRITICAL)).impact_gpu_hours_per_hour == 8.0
 
 
 def test_an_action_that_waits_for_precision_is_refused_once_and_done_when_the_precision_is_there():
-    desk = Desk(RELAUNCH_HANGS, ledger=on_disk(), precision_min=0.6)
-    incident = desk.find(hang())
-    refused = desk.commands[0]
+    world = ResponderWorld(RELAUNCH_HANGS, ledger=on_disk(), precision_min=0.6)
+    incident = world.find(hang())
+    refused = world.commands[0]
     reason = "the precision of hang is not known: 0 of 5 incidents are judged"
     assert (refused.action, refused.refused_because) == ("relaunch", reason)
     assert incident.suggestion["policy"]["reason"] == reason
-    assert desk.responder.history == []
-    desk.settings.precision = {"hang": Precision(2, 3)}
-    desk.wait(1_020.0)
-    desk.find(hang())
-    assert desk.actions == [("relaunch", "l.0"), ("stacks", "l.0")]
-    desk.settings.precision = {"hang": Precision(3, 2)}
+    assert world.responder.history == []
+    world.settings.precision = {"hang": Precision(2, 3)}
+    world.wait(1_020.0)
+    world.find(hang())
+    assert world.actions == [("relaunch", "l.0"), ("stacks", "l.0")]
+    world.settings.precision = {"hang": Precision(3, 2)}
     for at_s in (1_030.0, 1_040.0):
-        desk.wait(at_s)
-    done = desk.commands[2]
-    assert desk.actions == [("relaunch", "l.0"), ("stacks", "l.0"), ("relaunch", "l.0")]
+        world.wait(at_s)
+    done = world.commands[2]
+    assert world.actions == [("relaunch", "l.0"), ("stacks", "l.0"), ("relaunch", "l.0")]
     assert (done.refused_because, done.id == refused.id) == ("", False)
 
 
 def test_an_action_is_not_refused_for_its_precision_where_it_would_not_have_been_taken_anyway():
-    desk = Desk(RELAUNCH_HANGS, precision_min=0.6)
-    assert "from scratch" in desk.find(hang()).suggestion["policy"]["reason"]
-    assert desk.actions == [("stacks", "l.0")]
+    world = ResponderWorld(RELAUNCH_HANGS, precision_min=0.6)
+    assert "from scratch" in world.find(hang()).suggestion["policy"]["reason"]
+    assert world.actions == [("stacks", "l.0")]
 
 
 def test_a_hang_that_has_ended_by_itself_suggests_nothing_until_it_is_back() -> None:
-    desk = Desk(ledger=on_disk())
+    world = ResponderWorld(ledger=on_disk())
     hang = finding(Kind.HANG, severity=Severity.CRITICAL)
-    incident = desk.find(hang)
+    incident = world.find(hang)
     assert incident.suggestion["action"] == "relaunch"
-    desk.find(replace(hang, change=Change.CLOSE, detected_time_s=1_090.0))
+    world.find(replace(hang, change=Change.CLOSE, detected_time_s=1_090.0))
     assert (incident.suggestion["action"], incident.suggestion["alternatives"]) == ("wait", [])
     assert "ended by itself" in incident.suggestion["reason"]
     assert incident.impact_gpu_hours_per_hour == 0.0
     told = incident.version()
     assert what_now(told).steps[0].startswith("Nothing: it has ended by itself.")
-    desk.find(replace(hang, onset_time_s=1_100.0, detected_time_s=1_105.0))
+    world.find(replace(hang, onset_time_s=1_100.0, detected_time_s=1_105.0))
     assert incident.suggestion["action"] == "relaunch"
     assert len(what_now(incident.version()).steps) > 1
 
 
 def test_a_resolved_incident_suggests_nothing() -> None:
-    desk = Desk(ledger=on_disk())
-    incident = desk.find(finding(Kind.HANG, severity=Severity.CRITICAL))
-    desk.correlator.finish(100, 1_100.0)
+    world = ResponderWorld(ledger=on_disk())
+    incident = world.find(finding(Kind.HANG, severity=Severity.CRITICAL))
+    world.correlator.finish(100, 1_100.0)
     assert (incident.suggestion, incident.checkpoint) == ({}, None)
 
 
@@ -215,9 +215,9 @@ def saved_everywhere() -> Ledger:
 
 
 def test_a_relaunch_goes_on_from_the_newest_good_checkpoint_that_outlives_the_processes() -> None:
-    desk = Desk(can=("rollback_memory", "relaunch"), ledger=saved_everywhere())
+    world = ResponderWorld(can=("rollback_memory", "relaunch"), ledger=saved_everywhere())
     # A device that was bad long before any checkpoint was saved does not make the later ones unusable.
-    incident = desk.find(finding(Kind.DEVICE_FAULT, scope="rank:1", severity=Severity.CRITICAL, onset_step=10))
+    incident = world.find(finding(Kind.DEVICE_FAULT, scope="rank:1", severity=Severity.CRITICAL, onset_step=10))
     assert (incident.suggestion["action"], incident.suggestion["checkpoint"]) == ("relaunch", "local:l.0:51")
     assert incident.checkpoint == "local:l.0:51"
     lost_s = (100 - 51) * 1.0 + 1.0
@@ -225,9 +225,9 @@ def test_a_relaunch_goes_on_from_the_newest_good_checkpoint_that_outlives_the_pr
 
 
 def test_captures_in_memory_that_newer_ones_replace_are_no_evidence_where_no_rollback_is_suggested() -> None:
-    desk = Desk(can=("rollback_memory", "relaunch"), ledger=saved_everywhere())
-    incident = desk.find(finding(Kind.NETWORK_DEGRADED, scope="host:node-0", onset_step=None))
+    world = ResponderWorld(can=("rollback_memory", "relaunch"), ledger=saved_everywhere())
+    incident = world.find(finding(Kind.NETWORK_DEGRADED, scope="host:node-0", onset_step=None))
     assert (incident.suggestion["action"], incident.checkpoint) == ("wait", "local:l.0:51")
-    replaced = desk.ledger.lost("memory:l.0:60", "rank 0: newer captures replaced it")
+    replaced = world.ledger.lost("memory:l.0:60", "rank 0: newer captures replaced it")
     assert replaced
     assert advice_gone([incident], replaced) == []

@@ -14,8 +14,8 @@ from rankwatch_service.simulate.live import NotYetError, Pace, RefusedError, sen
 from tests.support.clock import FakeClock
 
 
-class Desk:
-    """Takes batches from all lines, and fails as it is told."""
+class FakeService:
+    """Accepts batches of all connections, and fails on request."""
 
     def __init__(self) -> None:
         self.taken: dict[str, list[wire.Batch]] = defaultdict(list)
@@ -45,23 +45,23 @@ AT_ONCE = Pace(0, SystemClock())
 
 
 def test_all_batches_arrive_in_the_order_of_their_host_though_some_had_to_be_sent_again() -> None:
-    desk = Desk()
-    desk.not_yet = 7
-    sent = send_job(Job(128, 30, 1), "gpt", lambda: desk, AT_ONCE)
+    service = FakeService()
+    service.not_yet = 7
+    sent = send_job(Job(128, 30, 1), "gpt", lambda: service, AT_ONCE)
     assert sent.failure == ""
     assert (sent.retries, sent.rank_steps) == (7, 128 * 30)
-    assert len(desk.taken) == 16
-    for batches in desk.taken.values():
+    assert len(service.taken) == 16
+    for batches in service.taken.values():
         assert [batch.seq for batch in batches] == list(range(len(batches)))
-    assert desk.closed == 2
+    assert service.closed == 2
 
 
 def test_two_runs_of_one_name_are_two_attempts_of_two_boots_that_obey_no_orders() -> None:
     seen = set()
     for begins_ns in (10**18, 10**18 + 7 * 10**9):
-        desk = Desk()
-        send_job(Job(8, 5, 1), "gpt", lambda desk=desk: desk, Pace(0, FakeClock(begins_ns)))
-        first = desk.taken["host-0"][0]
+        service = FakeService()
+        send_job(Job(8, 5, 1), "gpt", lambda service=service: service, Pace(0, FakeClock(begins_ns)))
+        first = service.taken["host-0"][0]
         seen.add((first.attempt, first.boot))
         assert first.ranks[0].can == ()
     assert len(seen) == 2
@@ -77,18 +77,18 @@ def test_a_job_lives_in_real_time_and_stops_when_it_is_told_to() -> None:
         def sleep(self, seconds: float) -> None:
             self.slept_s += seconds
 
-    desk, clock = Desk(), Clock()
+    service, clock = FakeService(), Clock()
     job = Job(8, 100, 1)
-    sent = send_job(job, "gpt", lambda: desk, Pace(2.0, clock), stopped=lambda: clock.slept_s >= 20)
-    steps = sum(batch.steps.rows for batch in desk.taken["host-0"] if batch.steps) // 8
+    sent = send_job(job, "gpt", lambda: service, Pace(2.0, clock), stopped=lambda: clock.slept_s >= 20)
+    steps = sum(batch.steps.rows for batch in service.taken["host-0"] if batch.steps) // 8
     assert 36 <= steps <= 50
     assert sent.failure == ""
 
 
 def test_a_refused_batch_ends_the_job_with_the_reason() -> None:
-    desk = Desk()
-    desk.refuse = True
-    sent = send_job(Job(64, 10_000, 1), "gpt", lambda: desk, AT_ONCE)
+    service = FakeService()
+    service.refuse = True
+    sent = send_job(Job(64, 10_000, 1), "gpt", lambda: service, AT_ONCE)
     assert sent.failure == "never"
     assert sent.batches == 0
 
@@ -103,17 +103,17 @@ def test_a_service_that_stays_away_is_given_up() -> None:
         def sleep(self, seconds: float) -> None:
             self.now_s += 10.0
 
-    desk = Desk()
-    desk.not_yet = 10**9
-    sent = send_job(Job(8, 5, 1), "gpt", lambda: desk, Pace(0, Patient()))
+    service = FakeService()
+    service.not_yet = 10**9
+    sent = send_job(Job(8, 5, 1), "gpt", lambda: service, Pace(0, Patient()))
     assert sent.failure == "busy"
 
 
 def test_the_devices_of_ranks_have_counters_once_a_second_and_a_throttled_one_is_hot_and_slow() -> None:
-    desk, clock = Desk(), FakeClock(10**18)
+    service, clock = FakeService(), FakeClock(10**18)
     job = Job(16, 60, 1, step_s=1.0).inject(Throttle(rank=3, from_step=20, factor=1.3, until_step=40))
-    send_job(job, "gpt", lambda: desk, Pace(1, clock))
-    read = {host: [one for batch in batches for one in batch.devices] for host, batches in desk.taken.items()}
+    send_job(job, "gpt", lambda: service, Pace(1, clock))
+    read = {host: [one for batch in batches for one in batch.devices] for host, batches in service.taken.items()}
     assert {len({one.device_uuid for one in samples}) for samples in read.values()} == {8}
     of_rank_3 = [one for one in read["host-0"] if one.device_uuid == job.topology().device_uuid[3]]
     assert 60 <= len(of_rank_3) < 100

@@ -17,7 +17,7 @@ S = 10**9
 TIMEOUT_MS = 60_000
 
 
-class Office:
+class Dashboard:
     """An api over rows that tests write, and a browser that is logged in to it."""
 
     def __init__(self, api, url: str, page: Page) -> None:
@@ -54,7 +54,7 @@ class Office:
             connection.execute(update(Incident).where(Incident.id == self.incident_id(severity)).values(**changes))
 
     def publish(self, topic: str, job: str, **data) -> None:
-        """What stream tells open pages."""
+        """Publish a change to open pages, as stream does."""
         with write(self.api.engine) as connection:
             commands.publish(connection, topic, job, data, self.now)
 
