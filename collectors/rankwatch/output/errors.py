@@ -209,8 +209,7 @@ _HINT: Final = re.compile(
 _FRAME: Final = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
 _INSTALLED: Final = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ", "<string>")
 _LOST_PEER: Final = re.compile(
-    r"(?i)nccl (?:error|operations)|gloo|c10d|tcpstore|remote process|connection (?:closed|reset|refused)|by peer|"
-    r"timed out (?:waiting|after)|wait timeout|barrier"
+    r"(?i)nccl (?:error|operations)|gloo|c10d|tcpstore|remote process|connection (?:closed|reset) by|wait timeout"
 )
 """What a Python exception of torch says that has lost a peer."""
 _NOT_OVER: Final = re.compile(

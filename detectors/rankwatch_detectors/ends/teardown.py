@@ -113,6 +113,7 @@ def end_of(occurrence: Occurrence, now_s: float) -> End:
         "broken_off_unix_ns": _time_of(fields.get("broken_off_unix_ns")),
         "by_launcher": False,
         "output": _output_of(fields.get("output")) if exited else {},
+        "is_printed": False,  # its error is what it has printed, and no exception that was noted
     }
     return _judged(end)
 
@@ -144,7 +145,7 @@ def _judged(end: End) -> End:
     is_root = printed.get("role") == ROOT
     counts = not end["error"] or (is_root and printed["certain"] and is_broken_connection(end))
     if printed and counts and printed["role"] in (ROOT, CASCADE):
-        end |= {"error": printed["line"], "where": printed["where"]}
+        end |= {"error": printed["line"], "where": printed["where"], "is_printed": True}
         if is_root and 0 <= end["unix_ns"] - printed["unix_ns"] <= PRINTED_S * 1e9:
             end["unix_ns"] = printed["unix_ns"]
     return end | {"blame": _blame_of(end)}
@@ -193,9 +194,8 @@ def is_broken_connection(end: Mapping[str, Any]) -> bool:
     """Whether its error is one that the loss of a peer causes, by its type, its words and where it was raised."""
     if is_request(end):
         return False
-    printed = end["output"]
-    if printed and end["error"] == printed["line"]:
-        return bool(printed["role"] == CASCADE)
+    if end["is_printed"]:
+        return bool(end["output"]["role"] == CASCADE)
     return tells_of_lost_peer(end["error"], end["where"])
 
 
@@ -502,6 +502,7 @@ def _completed(noted: End, exited: End) -> End:
         noted
         | {name: exited[name] for name in (*_OF_EXIT, "output")}
         | {name: noted[name] or exited[name] for name in _SAID}
+        | {"is_printed": exited["is_printed"] and not noted["error"]}
     )
     if noted["how"] in (LEFT, UNREAD):  # not of an exception: when it began to end is known only now
         end["unix_ns"], end["host"] = exited["unix_ns"], exited["host"]
