@@ -113,17 +113,6 @@ def test_a_second_one_on_the_same_folder_is_refused_with_a_reason(up):
     assert "Traceback" not in other.said()
 
 
-def test_a_data_folder_that_others_can_read_is_refused_with_the_remedy(tmp_path):
-    loose = tmp_path / "loose"
-    loose.mkdir()
-    loose.chmod(0o755)  # whatever the umask is
-    role = Role(tmp_path / "up", "up", "--data", str(loose), "--port", "0")
-    role.start()
-    assert role.process.wait(60) == 2
-    assert f"chmod 700 {loose}" in " ".join(role.said().split())
-    assert list(loose.iterdir()) == []
-
-
 def test_nobody_else_can_read_what_the_service_writes(up):
     until("readiness", lambda: up.http.ask("GET", "/readyz").json()["ready"])
     up.send(0)
