@@ -100,6 +100,13 @@ def test_lines_like_those_before_say_the_same_when_they_are_read_quickly(name: s
     assert read_quickly > 60
 
 
+def test_rows_below_another_header_are_read_by_that():
+    first = "step  loss  lr\n" + "".join(f"{n}  {2 + n / 100}  0.5\n" for n in range(40))
+    second = "step  lr  loss\n" + "".join(f"{n}  0.5  {1 + n / 100}\n" for n in range(40, 80))
+    found = rows(read(first + second))
+    assert [row.values["loss"] for row in found.values()] == [n / 100 + (2 if n < 40 else 1) for n in range(80)]
+
+
 def told(entries: list[Entry]) -> list[str]:
     """Entries as they compare: NaN is NaN, and values are in no order."""
     found = []

@@ -167,6 +167,10 @@ class LogReader:
         self._lines += 1
         return False
 
+    def forget(self) -> None:
+        """Lines mean something else from here on, as below another header."""
+        self._templates, self._words = [], [""]
+
     def _learn(self, text: str, *, is_row: bool) -> None:
         """Make a template of a line that none fitted."""
         self._without += 1
@@ -235,7 +239,8 @@ class LogReader:
             before = self._format
             yield from self._check(self._unread_lines())
             self._changed = self._format is not before
-        if text and self._checked and self._format is found and (reading.is_row or reading.step is not None):
+        is_of_it = reading.is_row or reading.step is not None or (bool(reading.values) and not found.is_one_line)
+        if text and self._checked and self._format is found and is_of_it:
             self._learn(text, is_row=not line.text)
 
     def _pass_over(self, line: Line) -> Iterator[Entry]:
@@ -291,7 +296,7 @@ class LogReader:
 
     def _begin(self, found: Format, lines: list[Line]) -> Iterator[Entry]:
         self._format = found
-        self._templates = []
+        self.forget()
         rows = [line for line in lines if (found.loss or found.step) in line.fields]
         names = [key.rpartition("/")[2] or "/" for key in (found.step, found.loss, found.time, found.epoch) if key]
         is_named = found.is_one_line and self._parse is not None and all(line.text for line in rows)

@@ -208,6 +208,8 @@ class TextLog:
         if table is not None and before is not None and set(before.names) < set(table.names):
             assert self._before is not None
             self._known_rows = max(self._before._table_rows, self._before._known_rows)
+        if table is not None and (self._table is None or table.names != self._table.names):
+            self._reader.forget()
         self._table, self._before = table, None
 
 
