@@ -122,9 +122,7 @@ class LogReader:
         """Lines since the newest row; those that a template read as they are."""
         self._read_lines = 0
         self._others = 0
-        """Lines of other ranks since the newest row ..."""
-        self._of_others: deque[Line] = deque(maxlen=KEPT_LINES)
-        """... and those of them that are kept to find out about them."""
+        """Lines of other ranks since the newest row."""
         self._lines = 0
         """Since the newest row."""
         self._losses = 0
@@ -209,7 +207,7 @@ class LogReader:
         if notable and _SKIPPED.search(said) is not None:
             self._skipped, text = self._skipped + 1, ""
         if self._format is not None and line.label != self.label:
-            yield from self._pass_over(line)
+            self._pass_over()
             return
         self._lines += 1
         if self._lines % UNREAD_LINES == 0:
@@ -243,15 +241,13 @@ class LogReader:
         if text and self._checked and self._format is found and is_of_it:
             self._learn(text, is_row=not line.text)
 
-    def _pass_over(self, line: Line) -> Iterator[Entry]:
+    def _pass_over(self) -> None:
         """A line of another rank; if only others print since long, one of them is followed."""
         self._others += 1
-        if self._others > OTHERS_LINES and line.fields:
-            self._of_others.append(line)
-        if self._others == OTHERS_LINES + KEPT_LINES:
-            self._kept, self._of_others, self._others = self._of_others, self._kept, 0
-            self._of_others.clear()
-            yield from self._understand(rows_min=CHECK_ROWS[0])
+        if self._others > OTHERS_LINES:
+            self._format, self._checked, self._lines, self._losses, self._others = None, False, 0, 0, 0
+            self._kept.clear()
+            self.forget()
 
     def flush(self) -> Iterator[Entry]:
         """Nothing came for a while: what waits for further lines."""
@@ -275,7 +271,7 @@ class LogReader:
         lines = [line for line in lines if line.label == self.label]
         found, unread = understood(lines, self._wanted), self._unread_lines()
         assert self._format is not None
-        if found is None or found.rows < CHECK_ROWS[0] or _same(found, self._format):
+        if found is None or found.rows < CHECK_ROWS[0] or replace(found, rows=0) == replace(self._format, rows=0):
             return
         yield from self._begin(found, lines)
         yield from self._read_kept(unread)
@@ -297,7 +293,8 @@ class LogReader:
     def _begin(self, found: Format, lines: list[Line]) -> Iterator[Entry]:
         self._format = found
         self.forget()
-        rows = [line for line in lines if (found.loss or found.step) in line.fields]
+        at = [at for at, line in enumerate(lines) if (found.loss or found.step) in line.fields]
+        rows = [lines[row] for row in at]
         names = [key.rpartition("/")[2] or "/" for key in (found.step, found.loss, found.time, found.epoch) if key]
         is_named = found.is_one_line and self._parse is not None and all(line.text for line in rows)
         self._words = names if is_named and not any(name.startswith("[") for name in names) else [""]
@@ -306,7 +303,6 @@ class LogReader:
         stamped = any(key.lower() in TIMESTAMPS for line in rows for key in line.fields)
         self._is_clocked = stamped or any(clock % 1 for clock in clocks) or bool(apart and median(apart) >= CLOCK_S_MIN)
         self._usual = frozenset(rows[0].fields) if rows else frozenset()
-        at = [at for at, line in enumerate(lines) if (found.loss or found.step) in line.fields]
         steps = steps_at(lines, at, found.step, found.total) if found.step is not None else []
         yield Understood(self._described(found, [b - a for a, b in itertools.pairwise(steps) if b > a]))
 
@@ -498,10 +494,6 @@ def _is_sure(line: Line) -> bool:
     """Whether the names in a line leave no doubt, so that it need not be compared with others."""
     sure = max(map(loss_score, line.fields), default=0.0) >= SURE and not any(map(is_evaluated, line.fields))
     return sure and any(step_score(key, field.unit) >= SURE for key, field in line.fields.items())
-
-
-def _same(one: Format, other: Format) -> bool:
-    return replace(one, rows=0) == replace(other, rows=0)
 
 
 def _shown(key: str | None) -> str:
