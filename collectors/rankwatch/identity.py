@@ -54,7 +54,7 @@ class _Found(NamedTuple):
     job: str = ""
     host: str = ""
     here: int = 0
-    """Ranks of this start on this host; 0 if the launcher does not say."""
+    """Ranks of this start on this host; 0 if the launcher does not report it."""
 
 
 def identify(

@@ -160,7 +160,7 @@ class Directive(NamedTuple):
 
 
 class PersistentRequests(NamedTuple):
-    """What a directive says besides its order. Fields as in `Directive`."""
+    """The persistent part of a directive, besides its order. Fields as in `Directive`."""
 
     proven: str = ""
     trace: str = ""

@@ -163,7 +163,7 @@ def _queue_clock() -> Callable[[], float] | None:
 
 
 def _computes_with_several_threads() -> bool:
-    """Whether torch is loaded and computes with several threads, so that one thread's CPU time says little."""
+    """Whether torch is loaded and computes with several threads, so that one thread's CPU time means little."""
     torch = sys.modules.get("torch")
     return torch is not None and hasattr(torch, "get_num_threads") and torch.get_num_threads() > 1
 

@@ -1,6 +1,6 @@
 """Lines in the training output for the person who started it: few, at the start, and the agent's notices.
 
-A notice is what the agent has to say: a rejected token, a full disk. Each job has one small file beside its recorders,
+A notice is a problem of the agent: a rejected token, a full disk. Each job has one small file beside its recorders,
 which exists as long as the trouble lasts, also after the agent has ended. One rank of the host reads it between steps
 and prints each notice of its own launch once, and when telemetry flows again; `rankwatch jobs` prints it on this
 machine.

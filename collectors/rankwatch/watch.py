@@ -199,7 +199,7 @@ class Watch:
         """Yield the steps from `start` to `max_steps` - 1; orders are carried out between them.
 
         After a rollback the steps go on from the restored one; a stop ends them. However the loop is left, the rank
-        takes no further orders afterwards, until another loop begins, which is recorded behind it.
+        accepts no further orders until another loop begins, which is recorded after it.
         """
         return stepping.steps(self._loop, max_steps, start)
 
@@ -266,7 +266,7 @@ class Watch:
         return self._loop.asked_to_stop()
 
     def leave(self) -> None:
-        """The loop is over and the process goes on; it takes orders again from the next `begin` on."""
+        """End the loop while the process continues; it accepts orders again from the next `begin` on."""
         self._loop.exit.leave("end")
 
     def failed(self, kind: str, message: str) -> None:

@@ -278,7 +278,7 @@ class Detectable:
 
 
 class FrameCounts(Stateful):
-    """Frames of one attempt by what can be said of them without a detector."""
+    """Counts of one attempt's frames by properties that need no detector."""
 
     STATE: ClassVar[str] = "attempt _counts"
 

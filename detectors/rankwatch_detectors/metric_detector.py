@@ -113,7 +113,7 @@ class RuleWatch(Stateful, ABC):
 
     @abstractmethod
     def push(self, frame: Frame, now_s: float) -> bool:
-        """Judge a frame; returns whether it says anything of the metric."""
+        """Judge a frame; return whether it contains the metric."""
 
     @abstractmethod
     def sentence(self) -> str:

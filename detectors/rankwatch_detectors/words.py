@@ -1,4 +1,4 @@
-"""Words for people: names of columns, comparisons and durations, as summaries say them. Pure."""
+"""Words for people: names of columns, comparisons and durations, as in summaries. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COLUMNS: Final[Mapping[str, str]] = {
 """Words of training for columns of the telemetry whose name is no word."""
 
 TWICE: Final = 2.0
-"""From this ratio on a multiple says more than a per cent."""
+"""From this ratio on a multiple is clearer than a per cent."""
 
 
 def column_words(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Alerts of a Prometheus: what they say, the jobs that they concern, their rows, and which of them wait."""
+"""Alerts of a Prometheus: their fields, the jobs that they concern, their rows, and which of them wait."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class Alert:
 
     @property
     def is_own(self) -> bool:
-        """Whether it is about rankwatch itself or came from it, or says only that its Prometheus lives.
+        """Whether it is about rankwatch itself or came from it, or shows only that its Prometheus is alive.
 
         An incident of it would be about no job, and one of an alert about our open incidents would keep itself open.
         """
@@ -225,7 +225,7 @@ def visible(jobs: Mapping[str, Sequence[str]], may_see: Callable[[str], bool]) -
 def _hosts(connection: Connection, keys: Collection[str], now_unix_ns: int) -> dict[str, list[tuple[str, str]]]:
     """Hosts with the jobs whose running attempt has ranks on them, by the key of the host.
 
-    An agent says itself where it is: it counts if it carries a rank there.
+    An agent reports its own host: it counts if it owns a rank there.
     """
     running = and_(Job.name == AgentView.job, Job.attempt == AgentView.attempt, Job.state != "ended")
     seen = select(AgentView.host, AgentView.agent, AgentView.job).join(Job, running)

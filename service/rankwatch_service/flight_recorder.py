@@ -1,4 +1,4 @@
-"""Reads dumps of torch's flight recorder, and says who a hang waits for. Pickles are refused.
+"""Reads dumps of torch's flight recorder, and finds the ranks that a hang waits for. Pickles are refused.
 
 torch writes JSON by `torch._C._distributed_c10d._dump_nccl_trace_json()`, `_dump_fr_trace_json()` and the handler
 `fr_trace_json` of its worker server. A rank that did not launch a collective that others of its group wait in may
@@ -146,7 +146,7 @@ class Dumps:
 
 
 def evaluate_files(paths: Sequence[Path]) -> WaitVerdict:
-    """What the dumps in some files say; they are read in a child, within its limits.
+    """Evaluate the dumps in some files; they are read in a child, within its limits.
 
     Raises:
         DumpError: see `read_dumps`; or the child has ended.
@@ -239,7 +239,7 @@ class Mismatch:
 
 @dataclass(frozen=True, slots=True)
 class WaitVerdict:
-    """What dumps say of a hang."""
+    """The result of the dumps on a hang."""
 
     awaited: tuple[int, ...]
     """The ranks that the others wait for, and that wait for nobody themselves; empty: nobody waits."""

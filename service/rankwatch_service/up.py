@@ -158,7 +158,7 @@ def _with_port(settings: Settings) -> Settings:
 
 
 def _with_private_targets(settings: Settings) -> Settings:
-    """The settings, with webhooks to private addresses unless they say otherwise: Alertmanager usually has one."""
+    """The settings, with webhooks to private addresses allowed by default: Alertmanager usually has one."""
     if "notify_allow_private" in settings.model_fields_set:
         return settings
     return settings.model_copy(update={"notify_allow_private": True})

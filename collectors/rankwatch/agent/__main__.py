@@ -66,7 +66,7 @@ def main(arguments: list[str], environment: Mapping[str, str]) -> int:
 
 
 def recorders_of(environment: Mapping[str, str]) -> Path:
-    """Where the ranks of this user record: the first of the places that exists, else the first."""
+    """The folder in which the ranks of this user record: the first that exists, else the first."""
     places = directories(environment, os.getuid())
     return Path(next(filter(os.path.isdir, places), places[0]))
 

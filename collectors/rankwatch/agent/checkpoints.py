@@ -50,7 +50,7 @@ class _Check:
 
 
 class CheckpointRoots:
-    """Where one job's checkpoints may lie, as its ranks on this host have said. Used by one thread."""
+    """Where one job's checkpoints may lie, as its ranks on this host have declared. Used by one thread."""
 
     def __init__(self, file: Path, now_s: Callable[[], float]) -> None:
         self.roots: tuple[str, ...] = ()
@@ -331,7 +331,7 @@ def _look_at(one: _Watched) -> None:
 def _disk_of(newest: _Watched | None, failed: str) -> CheckpointDisk | None:
     """The file system of a save that has failed, else of the newest one, which shows how much a save takes.
 
-    None if there is no path, or the file system does not say.
+    None if there is no path, or the file system does not report it.
     """
     known = newest if newest is not None and newest.device is not None else None
     path = failed or (known.path if known is not None else "")

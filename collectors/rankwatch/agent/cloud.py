@@ -1,4 +1,4 @@
-"""What the provider of a cloud machine announces: that it is about to be taken away, or to be maintained.
+"""What the provider of a cloud machine announces: its preemption or maintenance.
 
 The provider's metadata service is asked only where `RANKWATCH_CLOUD` names the provider.
 """
@@ -27,7 +27,7 @@ LINK_LOCAL: Final = "http://169.254.169.254"
 GOOGLE: Final = "http://metadata.google.internal"
 
 Notice = dict[str, str]
-"""`what`: preemption or maintenance; `action`, `at` and `detail` as the provider says them, where it does."""
+"""`what`: preemption or maintenance; `action`, `at` and `detail` as the provider gives them, if it does."""
 
 _log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ def on_azure(base: str = LINK_LOCAL) -> Notice | None:
 
 
 _ENDING: Final = ("Preempt", "Terminate")
-"""Events of Azure that take the machine away."""
+"""Events of Azure that end the machine."""
 
 PROVIDERS: Final[Mapping[str, Callable[[], Notice | None]]] = {"aws": on_aws, "gcp": on_gcp, "azure": on_azure}
 

@@ -176,7 +176,7 @@ class Enrolment:
         return told
 
     def _refusal(self, answer: Reply) -> NotEnrolledError:
-        """What the service says; it is not asked again before it may say something else."""
+        """The service's reason for refusing; it is not asked again before this may have changed."""
         definite = answer.status in FOR_A_PERSON
         text = f"{self._connection.url} does not enrol this agent ({answer.status}): {detail(answer)}"
         refusal = NotEnrolledError(text, answer.retry_after_s, for_a_person=definite or answer.status == 429)

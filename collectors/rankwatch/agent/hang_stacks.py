@@ -99,7 +99,7 @@ class StackPlace:
     """Frames of the thread that trains, innermost first."""
 
     def doing(self, os_state: str, wchan: str) -> str:
-        """What it does, by its stack and by what the kernel says of its process; see `wire.Progress.doing`."""
+        """Its activity, by its stack and its process's state in the kernel; see `wire.Progress.doing`."""
         if not self.frames:
             return ""
         if len(self.frames) < _FRAMES_MAX and self.frames[-1].function not in _OUTERMOST:

@@ -1,4 +1,5 @@
-"""Processes of this user as the kernel shows them: what /proc says of one, how it ended, and what this one holds.
+"""Processes of this user as the kernel shows them: the fields of /proc, how a process ended, and the locks that this
+one holds.
 
 Reads /proc for one process of this user: state, CPU time, start time, exit status, caught signals.
 

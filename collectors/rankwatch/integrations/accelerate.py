@@ -122,7 +122,7 @@ class AcceleratedLoop:
         return end_training(*args, **kwargs)
 
     def _first(self) -> int:
-        """What the optimizer's own count says, which a script may have loaded by itself."""
+        """The optimizer's own count of steps, which a script may have loaded by itself."""
         inner = self._accelerator._optimizers[0].optimizer
         return steps_made(inner) if isinstance(inner, torch.optim.Optimizer) and inner.state else 0
 

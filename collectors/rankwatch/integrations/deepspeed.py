@@ -11,7 +11,7 @@
 Methods of this engine are wrapped, not those of its class. A pipeline engine, which makes its steps in one call, is not
 taken: put `with watch.step():` around its `train_batch`.
 
-What a DeepSpeed engine's optimizer says of a step's gradients: the norm of ZeRO's parts, and the loss scale.
+Data of a DeepSpeed engine's optimizer on a step's gradients: the norm of ZeRO's parts, and the loss scale.
 
 All private names of ZeRO are here.
 """
@@ -115,7 +115,7 @@ def _groups(engine: Any) -> list[list[torch.Tensor]]:
 
 
 def _slice_of(engine: Any) -> ModelSlice | None:
-    """What the rank holds of the reduced gradients; None without ZeRO, or if its records do not say it."""
+    """What the rank holds of the reduced gradients; None without ZeRO, or if its records do not contain it."""
     optimizer, parameters = engine.optimizer, [one for group in _groups(engine) for one in group]
     if not parameters or not hasattr(optimizer, "averaged_gradients"):
         return None

@@ -61,14 +61,14 @@ class FrameworkSteps:
             self.runs = False
 
     def abandon(self) -> None:
-        """The step that runs, if one does, does not take place: there was no batch for it."""
+        """Discard the running step, if any: there was no batch for it."""
         self._sums = {}
         if self.runs:
             self._watch._loop.abandon()
             self.runs = False
 
     def _measure(self, model: Any, optimizer: Any, scaler: Any) -> None:
-        """Measure this model instead of that of an earlier loop; where it cannot be, rank 0 says so."""
+        """Measure this model instead of that of an earlier loop; rank 0 prints a line if this is not possible."""
         loop = self._watch._loop
         if self.measured and loop.probe is not None:
             loop.probe.close()

@@ -236,7 +236,7 @@ class OptimizerSteps:
             self._hooks += register_optimizer_step_pre_hook(self.before), register_optimizer_step_post_hook(self.after)
 
     def close(self) -> None:
-        """Remove all hooks and make no more boundaries; a step whose work has not begun does not take place."""
+        """Remove all hooks and make no more boundaries; a step whose work has not begun is discarded."""
         for handle in (*self._hooks, *self._forwards):
             handle.remove()
         if self._watch is not None:

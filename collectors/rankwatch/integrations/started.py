@@ -110,7 +110,9 @@ class Saves:
             return save(*args, **kwargs)
 
     def loads(self, load: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call what loads a checkpoint, from where its first argument says; an exception is a failed restore."""
+        """Call the function that loads a checkpoint from the path in its first argument; an exception is a failed
+        restore.
+        """
         with self._watch._loop.failures.of("restore", location=str(args[0]) if args else ""):
             return load(*args, **kwargs)
 

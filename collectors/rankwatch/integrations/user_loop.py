@@ -52,7 +52,7 @@ class UserLoop:
         return self._steps.next
 
     def measure(self, model: Any, optimizer: Any, **parts: Any) -> None:
-        """Call `watch.torch`; where that cannot measure these, rank 0 says so."""
+        """Call `watch.torch`; rank 0 prints a line if it cannot measure these."""
         try:
             self._watch.torch(model, optimizer, **parts)
         except (TypeError, ValueError) as error:
@@ -112,7 +112,7 @@ class UserLoop:
         self._steps.end(**values)
 
     def leave(self) -> None:
-        """The loop is over. A step of which only the batch was drawn does not take place."""
+        """End the loop. A step of which only the batch was drawn is discarded."""
         if self._give_up():
             self._watch._loop.exit.leave("break")  # what ends the process, if anything does, is told by its hooks
 

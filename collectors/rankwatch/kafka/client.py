@@ -1,6 +1,6 @@
 """Opens clients of kafka-python. One that cannot connect says why, and leaves no thread or socket behind.
 
-Why the Kafka client cannot connect, which it says only in its log.
+The reason why the Kafka client cannot connect, which it only logs.
 
 A wrong password, an unknown certificate and a dead broker are all the same `KafkaTimeoutError` to its caller.
 """

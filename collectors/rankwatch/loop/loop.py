@@ -237,7 +237,7 @@ class Loop:
             self._meter.cut_short()
 
     def abandon(self) -> None:
-        """The step that has begun does not take place: there was no batch for it."""
+        """Discard the step that has begun: there was no batch for it."""
         self.in_step = False
         self._tracer.interrupted("no batch")
         self._meter.abandon()
@@ -253,7 +253,7 @@ class Loop:
         return None if state is None or state.batches is None else state.batches.position
 
     def enter(self) -> None:
-        """The loop begins: the rank takes orders from now on."""
+        """Begin the loop: the rank accepts orders from now on."""
         self.exit.enter()
         self.stopped = False
         self.declare()

@@ -169,7 +169,7 @@ class LoopExit:
         self._recorder.words[layout.STATE] = layout.RUNNING
 
     def leave(self, reason: str) -> None:
-        """The loop is over; `reason` is end, break or stop. No further orders are taken.
+        """End the loop; `reason` is end, break or stop. No further orders are accepted.
 
         A break may also be an exception that ends the process, which is known only in `process_ends` or `crashed`.
         """

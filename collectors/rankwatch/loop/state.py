@@ -35,7 +35,7 @@ class Capture(NamedTuple):
 
 
 class Batches(Iterator[Any]):
-    """The job's batches in order, rebuilt at the right place after a restore.
+    """The job's batches in order, rebuilt at the right position after a restore.
 
     Made from a callable that builds an iterator at a position (batches already drawn), which is called when the
     first batch is asked for.
@@ -167,7 +167,7 @@ class EpochBatches(Iterator[Any]):
         self._draw(count)
 
     def state(self) -> Any:
-        """The place in the epoch, and what its order depends on."""
+        """The position in the epoch, and the state on which its order depends."""
         own = copied(self._loader.state_dict()) if self._keeps_state else None
         return self._epoch, self._in_epoch, self._iterator is not None, dict(self._random), own
 

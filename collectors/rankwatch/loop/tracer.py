@@ -55,7 +55,7 @@ class Profiler(Protocol):
         """End the recording, if one runs, and forget what it recorded."""
 
     def summary(self) -> dict[str, Any]:
-        """What the kept steps say. Any thread may call it, once."""
+        """Summarise the recorded steps. Any thread may call it, once."""
 
 
 class Tracer:

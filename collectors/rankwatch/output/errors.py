@@ -35,7 +35,7 @@ PROGRESS_LINES: Final = 3
 
 
 class LineRole(StrEnum):
-    """What a line says of who caused the end."""
+    """Which process a line names as the cause of the end."""
 
     ROOT = "root"
     CASCADE = "cascade"
@@ -43,7 +43,7 @@ class LineRole(StrEnum):
 
 
 class Weight(IntEnum):
-    """How much a line says beside others."""
+    """How informative a line is compared with others."""
 
     WEAK = 1
     """Only where nothing else was printed: what a process that ends for any reason may print."""
@@ -343,7 +343,7 @@ def _names(text: str) -> tuple[str, int] | None:
 
 
 def said(text: str) -> str:
-    """What a line says, without the prefix that names its rank."""
+    """The text of a line, without the prefix that names its rank."""
     return shown_line(_unprefixed(text).strip().removeprefix("what():").lstrip())
 
 

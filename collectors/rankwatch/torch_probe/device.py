@@ -39,7 +39,7 @@ def describe_device(
 
     Args:
         home: the device of the parameters.
-        known_uuid: what the script or the launcher said; it stays. Else the driver is asked.
+        known_uuid: the UUID that the script or the launcher gave; it stays. Else the driver is asked.
         env: the process's environment. An instance of a divided device (MIG) that it lists is what it is known by:
             what the driver then reports may be the whole device.
         failed: gets what this raises.

@@ -301,7 +301,8 @@ class BackwardMarks:
             leaves: tensors whose gradients are accumulated, each with its index.
             gradients: called with gradients by index, complete on this rank and not yet reduced, in the order in which
                 backward reached them.
-            summands: called instead with gradients of this backward alone, which others take once they are accumulated.
+            summands: called instead with gradients of this backward alone, which others remove once they are
+                accumulated.
             computed: called when the rank has computed all its gradients; from then on it waits for others.
             reduced: called when the gradients are final for the optimizer.
             failed: called with what any of the three raises; the backward itself goes on.
@@ -398,7 +399,7 @@ class BackwardMarks:
 
 
 def _is_taken(leaf: torch.Tensor) -> bool:
-    """Whether others, such as DeepSpeed, take the gradient in a hook of their own, which runs before a new one."""
+    """Whether others, such as DeepSpeed, remove the gradient in their own hook, which runs before a new one."""
     hooks = getattr(leaf, "_post_accumulate_grad_hooks", None) or {}
     owners = [getattr(getattr(hook, "func", None), "__self__", None) for hook in hooks.values()]
     return not all(isinstance(owner, BackwardMarks) for owner in owners)

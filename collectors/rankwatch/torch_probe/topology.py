@@ -42,7 +42,7 @@ def axis_of(name: str) -> str | None:
 
 
 def root_mesh(mesh: Any) -> Any:
-    """The mesh that this one was sliced from; itself if it was not, or if this torch does not say it."""
+    """The mesh that this one was sliced from; itself if it was not, or if this version of torch does not show it."""
     if hasattr(mesh, "_get_root_mesh"):
         return mesh._get_root_mesh()
     known: Any = getattr(sys.modules.get("torch.distributed.device_mesh"), "_mesh_resources", None)
@@ -113,7 +113,7 @@ def placed_by(models: WatchedModels, failed: Callable[[Exception], None]) -> dic
 
 
 def read_topology(parameters: Iterable[torch.Tensor]) -> dict[str, int]:
-    """This rank's index in each axis that can be read; empty if nothing says it.
+    """This rank's index in each axis that can be read; empty if it is not known.
 
     Args:
         parameters: those of the watched models, whose meshes are read.

@@ -86,7 +86,7 @@ class TraceSpan(NamedTuple):
     shapes: Sequence[Sequence[int]] = ()
     dtype: str = ""
     about: Mapping[str, str] = {}
-    """What torch says of a collective."""
+    """The arguments of a collective as torch records them."""
 
 
 class CollectiveStart(NamedTuple):

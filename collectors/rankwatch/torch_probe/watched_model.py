@@ -349,7 +349,7 @@ class WatchedModels:
         self.home = next((tensor.device for tensor in self.parameters if tensor.device.type not in ON_HOST), _CPU)
 
     def place(self) -> None:
-        """The topology became known: it says which ranks are peers."""
+        """Set the topology, which shows which ranks are peers."""
         for model in self.each:
             model.placed = True
 

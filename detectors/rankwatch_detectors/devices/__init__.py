@@ -1,1 +1,1 @@
-"""Detectors of what devices say of themselves."""
+"""Detectors of faults that devices report."""

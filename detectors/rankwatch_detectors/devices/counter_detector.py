@@ -205,7 +205,7 @@ class HeldRules(Stateful, ABC):
     def _evaluate(
         self, what: str, bad: Bools, good: Bools, hold: int, figures: Mapping[str, Floats], warning: float = 0
     ) -> Iterator[DeviceProblem]:
-        """Devices that are neither bad nor good stay as they are: they were not read, or nothing can be said."""
+        """Devices that are neither bad nor good keep their state: they were not read, or cannot be judged."""
         held = self._held[what] = grown(self._held.get(what), len(bad))
         normal = self._normal[what] = grown(self._normal.get(what), len(bad))
         is_open = self._open[what] = grown(self._open.get(what), len(bad))

@@ -1,4 +1,4 @@
-"""Reports what devices say of themselves: errors of the driver (Xids), a device that is gone, a driver that is silent.
+"""Reports faults of devices: errors of the driver (Xids), a device that is gone, a driver that is silent.
 
 Errors of one device come in bursts, in which the first ones cause the others: a burst lasts until no error was received
 for three minutes, and is one episode, graded by the worst of it (`XIDS`). Numbers that only follow from others open
@@ -56,7 +56,7 @@ class Xid:
     name: str
     kind: XidClass
     nvidia: str = ""
-    """What NVIDIA says to do at once; empty: nothing is known."""
+    """NVIDIA's immediate action; empty: unknown."""
     gpud: str = ""
     dcgm: str = ""
     azure: bool = False
@@ -191,8 +191,8 @@ _SUB_CODE_BITS: Final = 0x3F
 
 
 def nvlink5_fields(text: str) -> dict[str, Any]:
-    """What the text of an Xid of NVLink 5 says: `unit`, `fatal`, `link`, and the `sub_code` (bits 20 to 25 of the first
-    register); empty if it is another text.
+    """The fields in the text of an Xid of NVLink 5: `unit`, `fatal`, `link`, and the `sub_code` (bits 20 to 25 of the
+    first register); empty if it is another text.
     """
     found = _NVLINK5_TEXT.search(text)
     if found is None:

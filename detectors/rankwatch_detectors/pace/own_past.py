@@ -59,7 +59,7 @@ class OwnBlocksConfig:
     kept: int = 64
     """Earlier blocks that are remembered besides the newest."""
     known_min: int = 8
-    """Earlier blocks before anything is said ..."""
+    """Earlier blocks before anything is reported ..."""
     known_windows: int = 3
     """... and so many times the blocks that are judged."""
     ratio_min: float = 1.25

@@ -284,7 +284,7 @@ class CheckpointFailedDetector(DispatchingDetector):
         return self.episodes.close(WHOLE_JOB, step, self.now_s, why) if WHOLE_JOB in self.episodes else ()
 
     def _words(self) -> dict[str, Any]:
-        """What a finding says of the failures: ranks, summary, evidence and cause."""
+        """The fields of a finding on the failures: ranks, summary, evidence and cause."""
         failures = self._failed.shown
         first, disk = failures[0], self._disk.evidence
         no_room = self._disk.is_full or any(one["errno"] in NO_ROOM for one in failures)

@@ -501,7 +501,7 @@ class CurveDetector(ExplainedCurve):
         return self.episodes.close(WHOLE_JOB, frame.step, self.now_s, summary)
 
     def _turned(self, turn: Turn, value: float, frame: Frame) -> Sequence[Finding]:
-        """Update or close an open divergence: it is over only once both the level and the anchor say so."""
+        """Update or close an open divergence: it is over only once it is over both by the level and by the anchor."""
         told = self.episodes.told(WHOLE_JOB)
         risen = "best" in told["evidence"]
         if turn is Turn.JUMP:

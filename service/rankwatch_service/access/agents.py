@@ -85,7 +85,7 @@ class ForgedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Who sent a message, as far as it says so itself."""
+    """The sender of a message, as far as the message names it."""
 
     job: str
     host: str
@@ -187,7 +187,7 @@ class Agents:
         Args:
             signed: the parts of the message; None: it is not signed.
             purpose: what it was sent for.
-            origin: what the message itself says.
+            origin: the sender that the message names.
 
         Returns:
             Its id; empty for an unsigned message of a job in which no agent has enrolled.

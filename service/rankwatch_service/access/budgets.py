@@ -142,7 +142,7 @@ class Budgets:
         self._lock = Lock()
 
     def shrink(self, limit: Limit, most: int) -> None:
-        """There is less of it here than the limit says; call it before anybody takes one."""
+        """Lower a limit, since there is less here; call it before the first reservation."""
         self._holdings[limit.what] = _Holdings(limit._replace(most=min(limit.most, most)))
 
     def reserve(self, limit: Limit, account: Account, item: Held) -> Any:

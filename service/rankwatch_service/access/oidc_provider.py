@@ -1,4 +1,4 @@
-"""The OIDC provider by which people log in: where to send them, and who it says they are.
+"""The OIDC provider by which people log in: where to send them, and who they are.
 
 OpenID Connect Core 1.0 with the authorization code flow and PKCE. The two requests to the provider are ours; authlib
 and joserfc check what it answers.
@@ -78,7 +78,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """Who has logged in, as the provider says."""
+    """The person who has logged in, by the provider's claims."""
 
     subject: str
     """The issuer and what it knows this person by, which never changes."""

@@ -1,4 +1,4 @@
-"""What the description of the API says of refusals (problem+json, RFC 9457)."""
+"""The error responses in the API's description (problem+json, RFC 9457)."""
 
 from __future__ import annotations
 

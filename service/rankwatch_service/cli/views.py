@@ -36,7 +36,7 @@ _NAMES: Final[Mapping[str, str]] = {
     "url": "query",
     "witness": "judged by",
 }
-"""Names of fields that do not say by themselves what they mean."""
+"""Names of fields that need an explanation."""
 
 _VALUES: Final[Mapping[str, Mapping[str, str]]] = {
     "how": {"pidfd": "the kernel", "zombie": "the process table"},
@@ -63,7 +63,7 @@ _USUAL: Final[Mapping[str, tuple[str, ...]]] = {
 """Fields that a field is compared with, besides those of its name with peers_, usual_ or baseline_ before it."""
 
 _UNKNOWN: Final[tuple[Any, ...]] = (None, "", "?", "unknown", [], {})
-"""Values that say nothing: their fields are left out."""
+"""Values without information: their fields are left out."""
 
 _UNITS: Final[Mapping[str, str]] = {
     "_bytes_per_s": " bytes/s",

@@ -86,7 +86,7 @@ def mount(app: FastAPI, provider: str = "", begin_url: str = "") -> LoginPage:
 
 
 def _missing(assets: Assets, otherwise: Handler) -> Handler:
-    """The response to an address that does not exist: a page for people, and for programs what `otherwise` says."""
+    """The response to an address that does not exist: a page for people, and the result of `otherwise` for programs."""
     body = assets.page("missing", "Not found")
 
     def missing(request: Request, error: Exception) -> Response:

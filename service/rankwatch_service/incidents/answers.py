@@ -19,7 +19,7 @@ _START: Final = re.compile(r"attempt \S+ began(?P<before> after )?")
 """The change that the start of an attempt is (`JobHistory.begin`)."""
 
 CHANGES_TOLD: Final = 2
-"""Changes before the onset that are named; how many there are besides is said."""
+"""Changes before the onset that are named; of the others only the number is shown."""
 
 CHANGE_CHARS_MAX: Final = 160
 """Longest name of a change that is shown; a script may declare longer ones."""

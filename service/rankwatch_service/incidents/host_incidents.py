@@ -1,6 +1,6 @@
 """Incidents on the record of a host and its devices, which outlive jobs. Pure.
 
-Only what says something about hardware goes there, so by kind (`KINDS`) and, for some kinds, by what was found. A hang
+Only incidents that concern hardware go there, so by kind (`KINDS`) and, for some kinds, by what was found. A hang
 or a lost rank that a device or host has caused has the kind of its cause by then.
 """
 
@@ -27,7 +27,7 @@ BY_EVIDENCE: Final[Mapping[Kind, Callable[[Incident], bool]]] = MappingProxyType
         Kind.STRAGGLER: lambda one: one.cause in ("device", "host"),
     }
 )
-"""Of kinds of which not every incident says something about hardware: whether this one does."""
+"""Of kinds of which not every incident concerns hardware: whether this one does."""
 
 
 @dataclass(frozen=True, slots=True)

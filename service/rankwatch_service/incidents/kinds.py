@@ -59,7 +59,7 @@ class KindTraits:
     is_host_wide: bool = False
     """If it names most ranks of a host, it is about the host."""
     is_on_record: bool = False
-    """It may say something about hardware (`host_incidents`); then it goes on the record of the hosts and devices of
+    """It may concern hardware (`host_incidents`); then it goes on the record of the hosts and devices of
     the ranks that it names."""
     spans_attempts: bool = False
     """A new attempt says nothing about it: only its detector knows when it ends."""

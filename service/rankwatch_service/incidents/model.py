@@ -183,7 +183,7 @@ SENTENCE: Final = "ranks_stand"
 """Field of the evidence that says in a sentence where the ranks stand; the groups are in the field `stacks`."""
 
 LISTED_MAX: Final = 64
-"""Parts kept of an incident: for 512 waiting ranks, a count says more than a list."""
+"""Parts kept of an incident: for 512 waiting ranks, a count is clearer than a list."""
 
 
 MEMORY_ERRORS: Final = "ecc"

@@ -44,17 +44,17 @@ CELL_CHARS: Final = 1_024
 
 @dataclass(frozen=True, slots=True)
 class BundleAccepted:
-    """The bundle was taken."""
+    """The bundle was accepted."""
 
 
 @dataclass(frozen=True, slots=True)
 class BundleSplit:
-    """Its batches must be taken one by one to have the right outcome; nothing of it was taken."""
+    """Its batches must be added one by one for the right outcome; nothing of it was accepted."""
 
 
 @dataclass(frozen=True, slots=True)
 class BundleRefused:
-    """A batch was not taken, and never will be."""
+    """A batch was not accepted, and never will be."""
 
     reason: Reason
     detail: str
@@ -65,7 +65,7 @@ Admission = BundleAccepted | BundleSplit | BundleRefused
 
 @dataclass(frozen=True, slots=True)
 class CellDemand:
-    """The cells that a job is allowed, or would have once it has taken a bundle."""
+    """The cells that a job is allowed, or would have with a bundle added."""
 
     cells: int
     is_reporting: bool = True
@@ -181,7 +181,7 @@ class CellCount:
         return len(self._names[family])
 
     def demand(self, bundle: Bundle) -> CellDemand:
-        """What the attempt has once it has taken this bundle of it. Changes nothing."""
+        """The demand of the attempt with this bundle added. Changes nothing."""
         _, ranks, extra = self._sizes(bundle)
         names = 0
         for family, known in self._names.items():
@@ -194,7 +194,7 @@ class CellCount:
         return CellDemand(ranks * (RANK_CELLS + names) + extra, REPORTING_SHARE * heard >= ranks)
 
     def add(self, bundle: Bundle) -> None:
-        """Count a bundle that was taken."""
+        """Count an accepted bundle."""
         self._declared, self._ranks, self._extra = self._sizes(bundle)
         for family, table in bundle.tables.items():
             self._names[family].update(table.rows.names)

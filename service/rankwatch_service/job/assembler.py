@@ -82,7 +82,7 @@ class Assembler:
         return self._ended and self.board is not None and self.board.left()
 
     def fits(self, bundle: Bundle, now_s: float) -> bool:
-        """Whether taking several batches whole has the same outcome as taking them one by one. Changes nothing.
+        """Whether adding several batches at once has the same outcome as adding them one by one. Changes nothing.
 
         Each of them has only rows, and progress of ranks that go on.
         """

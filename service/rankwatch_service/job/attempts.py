@@ -109,7 +109,7 @@ class RankOwners:
         self._of_rank = np.zeros(0, dtype=np.int32)
 
     def refusal(self, bundle: Bundle, launch: Launch, topology: TopologyState, now_s: float) -> BundleRefused | None:
-        """Why a bundle is forged, or which sender has no rank of its attempt; None if it is taken. Changes nothing.
+        """Why a bundle is forged, or which sender has no rank of its attempt; None if it is accepted. Changes nothing.
 
         Of several batches also why they must be taken one by one: one of them may decide on a later one.
 

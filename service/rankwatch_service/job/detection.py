@@ -216,7 +216,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What the detectors say of one observation, in the order of the catalogue."""
+    """The findings of all detectors on one observation, in the order of the catalogue."""
 
     findings: list[Finding] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)

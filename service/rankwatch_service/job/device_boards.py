@@ -72,7 +72,7 @@ class DeviceNumber:
     """A device that a job's agents have reported."""
 
     number: int
-    """Its place in the job's device series, from 0, in the order of appearance."""
+    """Its index in the job's device series, from 0, in the order of appearance."""
     host: str
     index: int
     """On its host, in the driver's order."""

@@ -58,7 +58,7 @@ class FeedEntry:
 
 
 def brief(transition: Transition) -> dict[str, Any]:
-    """What the feed says of a change of an incident."""
+    """The event of the feed for a change of an incident."""
     incident = transition.incident
     told = {"id": incident.id, "kind": str(incident.kind), "state": incident.state}
     return told | {"what": str(transition.what), "severity": str(incident.severity)}
@@ -95,7 +95,7 @@ class Effects:
     failures: list[tuple[str, Failure]] = field(default_factory=list)
     """(job, failure)"""
     deleted_jobs: list[str] = field(default_factory=list)
-    """Jobs that were deleted. What the other fields say of such a job is about a new one of its name."""
+    """Jobs that were deleted. The other fields of such a job are about a new one of its name."""
 
     def chart(self, series: str, frame: Frame) -> None:
         """Add a closed frame for a series, if there is room."""

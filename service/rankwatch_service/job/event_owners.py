@@ -57,5 +57,5 @@ OWNERS: Final[Mapping[str, Owner]] = {
 
 
 def is_of_a_rank(event: wire.Event) -> bool:
-    """Whether an event is of a rank, and says of which."""
+    """Whether an event belongs to a rank and names it."""
     return event.rank is not None and OWNERS.get(event.kind) is Owner.RANK

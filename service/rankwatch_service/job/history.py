@@ -194,7 +194,7 @@ class JobHistory:
         self.note(what, occurrence.step, occurrence.time_s)
 
     def traced(self, job: str, occurrence: Occurrence) -> list[TraceAnswer]:
-        """What a rank answered to a trace, if it says so; steps that were recorded are a change."""
+        """A rank's answer to a trace, if the event is one; recorded steps are a change."""
         answer = trace_answer(job, occurrence, unix_ns(occurrence.time_s))
         if answer is not None and answer.summary:
             self.note(f"rank {answer.rank} was traced", occurrence.step, occurrence.time_s)

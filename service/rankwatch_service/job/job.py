@@ -57,7 +57,7 @@ Links = Callable[[str, str], Mapping[str, str]]
 
 
 class JobStream:
-    """The state of one job at one place in the log."""
+    """The state of one job at one position in the log."""
 
     def __init__(self, job: str, make_detectors: MakeDetectors, links: Links, settings: SettingsInForce) -> None:
         self.job = job
@@ -150,7 +150,7 @@ class JobStream:
         return BundleAccepted()
 
     def _refusal(self, bundle: Bundle, now_s: float) -> BundleRefused | None:
-        """Why a bundle is forged, or which sender has no rank of its attempt; None if it is taken."""
+        """Why a bundle is forged, or which sender has no rank of its attempt; None if it is accepted."""
         until_ns = self.settings.policy.unsigned_until_unix_ns
         if until_ns is not None and unix_ns(now_s) >= until_ns and not all(batch.agent for batch in bundle.batches):
             return BundleRefused(Reason.FORGED, "unsigned telemetry is not accepted any more")
@@ -365,7 +365,7 @@ class JobStream:
         return ()
 
     def _review(self, record: IncidentReview, now_s: float, effects: Effects) -> None:
-        """Apply what a person says of an incident."""
+        """Apply a person's review of an incident."""
         incident = self.correlator.get(record.incident)
         standing = [] if incident is None else [part for part in incident.parts if part.is_open]
         update = judged(self.correlator, record, self._assembler.last_step, now_s)

@@ -1,4 +1,4 @@
-"""Signed links in messages: who has one may do the one thing that it says, once, until it expires, without a login."""
+"""Signed links in messages: each permits its holder one action, once, until it expires, without a login."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ MAKE_TOKEN: Final = "make_token"  # noqa: S105 - an action, not a secret
 """Commands to all jobs that change who can approve: see `orders.approvals`."""
 
 FROM_SCRATCH: Final = "from_scratch"
-"""The parameter of a relaunch that shall begin without a checkpoint, as the script says. Only people set it."""
+"""The parameter of a relaunch that starts without a checkpoint. Only people set it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

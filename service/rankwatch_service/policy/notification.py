@@ -42,7 +42,7 @@ TRIAL: Final = "receiver.test"
 """Type of the message that a person sends to try a receiver."""
 
 NOBODYS: Final = JobOwnership("")
-"""Project and owner of a job of which nobody has said them."""
+"""Project and owner of a job to which none are assigned."""
 
 BODY_BYTES_MAX: Final = 20 * 1024
 """Largest body; receivers may refuse more. Long texts (stack dumps) are cut first, then whole fields are left out."""

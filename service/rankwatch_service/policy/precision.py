@@ -1,4 +1,4 @@
-"""What people say of incidents, and how precise a kind of incident is by that. Pure."""
+"""Feedback of people on incidents, and the resulting precision of a kind of incident. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _Z: Final = 1.96
 
 
 class Feedback(StrEnum):
-    """What a person says of an incident."""
+    """A person's feedback on an incident."""
 
     USEFUL = "useful"
     """It was right to report it."""

@@ -36,7 +36,7 @@ from rankwatch_service.policy.suggestion import RELAUNCH_S, RESTARTED, WAIT
 from rankwatch_service.short_ids import short
 
 LOOK_NS: Final = 10 * 60 * 10**9
-"""How long to wait for what costs little, where nothing else says how long."""
+"""Default wait for incidents that cost little."""
 
 GOES_ON_NS: Final = 3 * 60 * 10**9
 """How long after an order steps must go on."""

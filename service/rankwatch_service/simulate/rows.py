@@ -60,7 +60,7 @@ def columns_of(job: Job) -> tuple[str, ...]:
 
 
 def _device_columns(job: Job) -> tuple[str, ...]:
-    """CPU time that judges nobody, and the column that says so."""
+    """CPU time that must not be judged, and the column that marks it."""
     if not (job.placement.accelerated and job.placement.launch_cpu):
         return ()
     return "busy_cpu_s", "device_uuid" if job.placement.uuids else "device_type"

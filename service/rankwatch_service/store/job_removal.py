@@ -1,4 +1,4 @@
-"""Removes every row of a job but those of the log, of the series and of the audit trail, which keeps all it ever said.
+"""Removes every row of a job but those of the log, of the series and of the audit trail, which keeps everything.
 
 The log is trimmed by position (`stream`), and series are removed in pieces (`series.rows`).
 """

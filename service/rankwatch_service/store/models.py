@@ -98,7 +98,7 @@ class Job(Base):
 
 
 class JobOwnership(Base):
-    """Whose a job is. There may be a row before the job has sent its first telemetry; without one, nobody said it."""
+    """Project and owner of a job. The row may precede the job's first telemetry; without one, none are assigned."""
 
     __tablename__ = "job_project"
     job: Mapped[str] = mapped_column(primary_key=True)
@@ -131,7 +131,7 @@ class JobDevice(Base):
     __tablename__ = "job_device"
     job: Mapped[str] = mapped_column(primary_key=True)
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    """Its place in the series of the job's GPUs."""
+    """Its index in the series of the job's GPUs."""
     host: Mapped[str]
     index: Mapped[int]
     """On its host, in the driver's order; not an ordinal of CUDA."""
@@ -147,7 +147,7 @@ class JobHostDevice(Base):
     kind: Mapped[str] = mapped_column(primary_key=True)
     """port or host (`wire.DEVICE_KINDS`)."""
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    """Its place in the series of the job's devices of this kind."""
+    """Its index in the series of the job's devices of this kind."""
     host: Mapped[str] = mapped_column(index=True)
     index: Mapped[int]
     uuid: Mapped[str]
@@ -263,7 +263,7 @@ class IncidentTransition(Base):
 
 
 class IncidentFeedback(Base):
-    """What one person says of an incident; their newest answer alone."""
+    """One person's feedback on an incident; only the newest is kept."""
 
     __tablename__ = "incident_feedback"
     incident_id: Mapped[str] = mapped_column(ForeignKey("incident.id", ondelete="CASCADE"), primary_key=True)
@@ -660,7 +660,7 @@ class StreamGrant(Base):
 
 
 class StreamReport(Base):
-    """What the owner of a partition last said about it: for people and metrics only, no decision depends on it."""
+    """The last report of a partition's owner: for people and metrics only, no decision depends on it."""
 
     __tablename__ = "stream_report"
     partition: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
@@ -678,7 +678,7 @@ class StreamReport(Base):
 
 
 class StreamProcess(Base):
-    """What a stream process last said about itself."""
+    """The last report of a stream process."""
 
     __tablename__ = "stream_process"
     owner: Mapped[str] = mapped_column(primary_key=True)

@@ -1,6 +1,6 @@
-"""What people set, in the store: the policy, rules on metrics, and what they say of incidents.
+"""What people set, in the store: the policy, rules on metrics, and feedback on incidents.
 
-An incident counts once, by what most people say of it. Where as many say one as the other, useful goes before noise and
+An incident counts once, by the majority of its feedback. In a tie, useful goes before noise and
 noise before duplicate.
 """
 

@@ -90,7 +90,7 @@ def forget(connection: Connection, partition: int, kept: Offsets, partitions: in
     Args:
         connection: of that transaction.
         partition: whose ticks are removed.
-        kept: the earliest place from which a start of the partition may replay.
+        kept: the earliest position from which a start of the partition may replay.
         partitions: how many the source has now. What only partitions that it had before need is removed.
     """
     connection.execute(

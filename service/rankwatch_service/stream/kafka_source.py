@@ -212,7 +212,7 @@ COMMIT_S: Final = 5.0
 """Between commits to Kafka."""
 
 FENCED_S: Final = 5.0
-"""How long a partition that another process took over is left alone; a heartbeat within it says who has it."""
+"""How long a partition that another process took over is left alone; a heartbeat within it names the owner."""
 
 _log = structlog.get_logger(__name__)
 
@@ -284,7 +284,7 @@ class KafkaSource:
         return buffer.give(limit)
 
     def drained(self, partition: int, position: int) -> bool:
-        """Whether brokers said, `HEARD_S` ago at most, that no record is at `position` or after it."""
+        """Whether brokers reported within `HEARD_S` that no record is at `position` or after it."""
         buffer = self._buffers.get(partition)
         if buffer:
             return False

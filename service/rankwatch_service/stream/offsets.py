@@ -20,7 +20,7 @@ class Offsets:
     control_position: int
 
     def is_later(self, other: Offsets) -> bool:
-        """Whether more is processed here than at `other`, a place in the same log."""
+        """Whether more is processed here than at `other`, a position in the same log."""
         return (self.tick_number, self.position) > (other.tick_number, other.position)
 
     def is_within(self, other: Offsets) -> bool:
@@ -52,7 +52,7 @@ class StoredTick:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What the store says of a partition when a process takes it over."""
+    """The stored state of a partition when a process takes it over."""
 
     offsets: Offsets
     """What is committed."""

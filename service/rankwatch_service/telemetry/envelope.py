@@ -40,7 +40,7 @@ LINE_CHARS_MAX: Final = 4_096
 """Characters in the line that says what is watched."""
 
 CAN_MAX: Final = 64
-"""Actions that a rank may say it supports, of at most `NAME_CHARS_MAX` characters each."""
+"""Actions that a rank may declare as supported, of at most `NAME_CHARS_MAX` characters each."""
 
 SLICE_CHARS_MAX: Final = 64
 """Characters that name the content of a slice: a hash of 16, and an index and a number for each of 6 axes."""

@@ -118,7 +118,7 @@ KEPT_MAX: Final = 2_000
 """Newest changes kept in memory."""
 
 AGAIN_AFTER_S: Final = 10.0
-"""Longest time between two readings, also if nobody said that the database has changed."""
+"""Longest time between two readings, also if no change of the database was announced."""
 
 
 class FeedRow(NamedTuple):
@@ -134,7 +134,7 @@ class Found(NamedTuple):
 
     events: list[ServerSentEvent]
     place: int
-    """Up to which id the stream has now read."""
+    """The id up to which the stream has read."""
     more: bool
     """Whether there is more to read already."""
 
@@ -174,7 +174,7 @@ class FeedTail:
         """What comes after an id.
 
         Args:
-            place: up to which id the stream has read.
+            place: the id up to which the stream has read.
             generation: of `ChangeFeed`, taken before the call: what was committed before it is found.
             shown: what the stream shows.
 

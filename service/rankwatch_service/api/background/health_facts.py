@@ -500,7 +500,7 @@ def _count(count: int, noun: str) -> str:
 
 
 def _age(ns: int) -> str:
-    """A duration as people say it.
+    """A duration for people.
 
     >>> [_age(42 * 10**9), _age(7_500 * 10**9)]
     ['42 s', '2 h 5 min']

@@ -37,7 +37,7 @@ class OrderFeed:
 
         Args:
             orders: reads the orders of a job.
-            changes: says when to read again.
+            changes: signals when to read again.
             on_failure: called when the orders of a job cannot be read.
         """
         self._orders = orders

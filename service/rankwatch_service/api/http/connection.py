@@ -109,7 +109,7 @@ class Connections:
             self.refuse(gone, "unread", 503, "too many answers wait for their readers")
 
     def is_read(self, one: ClientConnection) -> None:
-        """The client has taken what waited."""
+        """Note that the client has received what waited."""
         self._budgets.release(UNREAD, one)
 
     def receive(self, one: ClientConnection) -> bool:
@@ -214,7 +214,7 @@ class ClientConnection(HttpToolsProtocol):
         return self._is_lost or (self._answering is not None and self._answering.disconnected)
 
     def _waiting_bytes(self) -> int:
-        """How much of an answer the client has not taken."""
+        """Bytes of an answer that the client has not received."""
         if not self.is_open or (self.scheme == "https" and self.transport.is_closing()):
             return 0  # over TLS, a client has `CLOSE_S` then
         try:
@@ -223,7 +223,7 @@ class ClientConnection(HttpToolsProtocol):
             return 0  # uvloop has closed it, and says so in the next round of the loop
 
     def is_read_too_slowly(self) -> bool:
-        """Whether the client has not taken enough within `ANSWER_S`; called once in `SWEEP_S`."""
+        """Whether the client has received too little within `ANSWER_S`; called once in `SWEEP_S`."""
         waiting = self._waiting_bytes()
         if not waiting or self._most_waiting - waiting >= TAKEN_BYTES_MIN:
             self._most_waiting, self._untaken = waiting, 0

@@ -131,12 +131,12 @@ class CursorSigner:
         self._key = key
 
     def encode(self, list_name: str, place: Any) -> str:
-        """Make the cursor of a place, which is any small JSON value, in one list."""
+        """Make the cursor of a position in one list; a position is any small JSON value."""
         content = json.dumps(place, separators=(",", ":")).encode()
         return urlsafe_b64encode(self._tag(list_name, content) + content).decode().rstrip("=")
 
     def decode(self, list_name: str, text: str) -> Any:
-        """The place that a cursor of this list stands for.
+        """The position of a cursor of this list.
 
         Raises:
             ValueError: it is malformed, was changed, or belongs to another list.

@@ -73,7 +73,7 @@ class Turns:
         """Do no I/O.
 
         Args:
-            clock: says how long requests take.
+            clock: measures how long requests take.
             waited: called with the account of each request that had to wait.
             busy_most: turns of all busy accounts together.
         """

@@ -73,7 +73,7 @@ class NewCommand(BaseModel):
     params: Annotated[dict[str, Any], Field(max_length=4)] = {}
     """For rollback: {"checkpoint": id} (default: the newest good one), {"mode": "full" | "relaunch"}
     (default: full if the job supports it, else relaunch). For relaunch: {"culprits": [ranks]}, {"from_scratch": true}
-    (begin without a checkpoint, as the script says; without it a relaunch needs a good checkpoint on disk). For trace:
+    (start without a checkpoint; otherwise a relaunch needs a good checkpoint on disk). For trace:
     {"ranks": [ranks]} (default: the rank that an open straggler or slowdown names and a healthy one, else rank 0),
     {"steps": 1 to 10} (default: 3)."""
     reason: Annotated[str, Field(max_length=REASON_CHARS_MAX)] = ""

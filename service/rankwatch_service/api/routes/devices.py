@@ -34,7 +34,7 @@ class Device(ApiReply):
     kind: str
     """gpu, port or host."""
     number: int
-    """Its place in series of this job's devices of its kind."""
+    """Its index in the series of this job's devices of its kind."""
     host: str
     index: int
     """Of a GPU: on its host, in the driver's order; not an ordinal of CUDA."""

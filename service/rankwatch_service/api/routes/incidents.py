@@ -259,7 +259,7 @@ class Notification(ApiReply):
 
 
 class PersonFeedback(ApiReply):
-    """What one person says of an incident."""
+    """One person's feedback on an incident."""
 
     person: str
     """The same text for all tokens and sessions of one person."""
@@ -336,7 +336,7 @@ class _Recorded(ApiReply):
 
 
 class _Review:
-    """Records what a person says about an incident, and waits until stream has acted on it."""
+    """Records a person's review of an incident, and waits until stream has acted on it."""
 
     def __init__(
         self, incident_id: str, context: Ctx, idempotency: IdempotencyDep, identity: Operator, response: Response

@@ -34,7 +34,7 @@ Operator = Annotated[Identity, Depends(Require(Scope.OPERATE))]
 
 
 class NewFeedback(BaseModel):
-    """What a person says of an incident."""
+    """A person's feedback on an incident."""
 
     model_config = ConfigDict(extra="forbid")
     answer: Feedback
@@ -60,7 +60,7 @@ def give_feedback(
 
 @router.delete("/incidents/{incident_id}/feedback", status_code=204)
 def withdraw_feedback(incident_id: str, context: Ctx, identity: Operator) -> None:
-    """Withdraw what you said of an incident."""
+    """Withdraw your feedback on an incident."""
     with write(context.engine) as connection:
         row = find_incident(connection, incident_id, identity)
         if connection.execute(delete(IncidentFeedback).where(*_mine(row, identity))).rowcount:

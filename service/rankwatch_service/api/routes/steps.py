@@ -199,7 +199,7 @@ def chosen_numbers(text: str, what: str) -> list[int]:
 
 
 def _shown(values: Single) -> Values:
-    """Values for JSON; null if not finite, which the mark says."""
+    """Values for JSON; null if not finite, as the mark shows."""
     return [shown(value) for value in values]
 
 

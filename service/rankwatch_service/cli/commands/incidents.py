@@ -43,7 +43,7 @@ def watch(client: CliClient, wanted: Wanted, columns: output.Columns, limit: int
         as_json: a line of JSON for each change, also at a terminal.
 
     Raises:
-        CliError: the service refuses. While it is away, a note says so.
+        CliError: the service refuses. While it is unreachable, a note is printed.
     """
     try:
         if sys.stdout.isatty() and not as_json:

@@ -115,7 +115,7 @@ def _false_actions(actions: Mapping[str, Any]) -> str:
 
 
 def _ratio(one: Mapping[str, Any]) -> str:
-    """The precision with the range in which it lies, since 1 of 1 says little."""
+    """The precision with its confidence interval, since 1 of 1 proves little."""
     if one["ratio"] is None:
         return ""
     return f"{one['ratio']:.0%} ({one['low']:.0%} to {one['high']:.0%})"

@@ -92,7 +92,7 @@ class WebType(ReceiverTraits):
 
 
 def read_status(status: int, body: str) -> ReplyReading:
-    """Any 2xx is a delivery; what the receiver says is wrong with the request itself is final."""
+    """Any 2xx is a delivery; a reply that blames the request itself is final."""
     if 200 <= status < 300:
         return ReplyReading()
     is_final = 400 <= status < 500 and status not in RETRIED_4XX
