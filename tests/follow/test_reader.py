@@ -107,6 +107,12 @@ def test_rows_below_another_header_are_read_by_that():
     assert [row.values["loss"] for row in found.values()] == [n / 100 + (2 if n < 40 else 1) for n in range(80)]
 
 
+def test_where_only_evaluations_have_a_loss_the_first_of_them_counts():
+    text = "".join(f"[{n}]\tvalidation_0-logloss:{9 - n / 10:.2f}\tvalidation_1-logloss:9.5\n" for n in range(80))
+    assert understood(text).startswith("step `#`, loss `validation_0-logloss`")
+    assert [row.values["loss"] for row in rows(read(text)).values()] == [round(9 - n / 10, 2) for n in range(80)]
+
+
 def told(entries: list[Entry]) -> list[str]:
     """Entries as they compare: NaN is NaN, and values are in no order."""
     found = []

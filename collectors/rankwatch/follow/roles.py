@@ -82,6 +82,8 @@ SURE: Final = 8.5
 """Score of names that leave no doubt."""
 COUNTED_MIN: Final = 3
 """Fewer lines with a loss and without a step are not counted as steps."""
+EVALUATED_MIN: Final = 20
+"""Fewer lines with the loss of an evaluation alone are not steps."""
 CLOCK_S_MIN: Final = 10.0
 """Clocks of whole seconds tell how long steps take only where lines are so far apart."""
 
@@ -240,11 +242,13 @@ def understood(
     Args:
         lines: in their order, of one rank.
         wanted: keys or names that a person gave for `step`, `loss` and `time`.
-        lossless: lines with a step and without a loss are a format too.
+        lossless: lines with a step and without a loss of training are a format too.
     """
     wanted = wanted or {}
     training = [line for line in lines if line.fields and not is_evaluation(line)]
-    found = _format(training, wanted) or (_lossless(training, wanted) if lossless else None)
+    found = _format(training, wanted)
+    if found is None and lossless:
+        found = _evaluated(training, wanted) or _lossless(training, wanted)
     if found is not None or len(training) == len(lines):
         return found
     found = _format([line for line in lines if line.fields], wanted)
@@ -261,6 +265,15 @@ def _format(lines: Sequence[Line], wanted: Mapping[str, str]) -> Format | None:
     if found.step is None and not wanted and (len(rows) < COUNTED_MIN or loss_score(loss) < SURE):
         return None
     return _with_time(found, lines, rows, wanted)
+
+
+def _evaluated(lines: Sequence[Line], wanted: Mapping[str, str]) -> Format | None:
+    """The format of lines of which only evaluations have a loss, as where the first of these is of the training set."""
+    count = Counter(key for line in lines for key, field in line.fields.items() if is_evaluated(key) and not field.unit)
+    scores = {key: loss_score(" ".join(word for word in words(key) if word not in _EVALUATED)) for key in count}
+    key = max(scores, key=lambda name: (scores[name], count[name]), default="")
+    enough = scores.get(key, 0.0) > 0 and count[key] >= EVALUATED_MIN and "loss" not in wanted
+    return _format(lines, {**wanted, "loss": key}) if enough else None
 
 
 def _lossless(lines: Sequence[Line], wanted: Mapping[str, str]) -> Format | None:
