@@ -47,7 +47,7 @@ class Trust:
     insecure: bool = False
     """Plain http to other machines is allowed."""
     enrolment_key: bytes = field(default=b"", repr=False)
-    """By which the service proves to an agent that enrols that the token is its own; empty: it need not."""
+    """The key that proves to an enrolling agent that the service has issued the token; empty: no proof is needed."""
 
     def check(self, url: str) -> None:
         """Refuse a URL at which the service could not prove itself.

@@ -12,7 +12,7 @@ from rankwatch.recorder import Recorder
 
 
 class Values:
-    """Where `watch.log` puts what it is given."""
+    """The buffer of the values that `watch.log` gets."""
 
     __slots__ = ("_faults", "_floats", "_known", "_loop", "_meter", "_recorder")
 

@@ -27,7 +27,7 @@ class Statistic(StrEnum):
     """The quantity that a threshold is for."""
 
     EVIDENCE = "log_likelihood_ratio"
-    """Of a run that is shifted against one that is as usual."""
+    """Evidence for a shifted run against a usual one."""
     LEFT_LEVEL = "excess_over_best_level"
     """Share by which a series is above the best level that it has kept."""
     DISTANCE = "sigmas_from_level"
@@ -46,11 +46,11 @@ class UnmetCriterion(StrEnum):
     CERTAINTY = "certainty"
     """The mean of the run may still differ from the baseline by chance, or is below the least reported shift."""
     DURATION = "duration"
-    """It may pass by itself within seconds."""
+    """The problem may pass by itself within seconds."""
     AGREEMENT = "agreement"
     """The whole step does not show it."""
     ONSET = "onset"
-    """It grows as slowly as by a schedule."""
+    """The change is as slow as a schedule's."""
     VALUE = "value"
     """The rank did not measure this step."""
 

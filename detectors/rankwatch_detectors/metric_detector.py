@@ -391,7 +391,7 @@ class MetricDetector(DispatchingDetector):
         """By name of the rule, in the order of the rules."""
 
     def snapshot(self) -> dict[str, Any]:
-        """With the rules, so that a restored detector needs no other source of them."""
+        """The state with the rules, so that a restored detector needs no other source of them."""
         watches = [{"rule": watch.rule.fields(), "state": watch.snapshot()} for watch in self._watches.values()]
         return super().snapshot() | {"watches": watches}
 

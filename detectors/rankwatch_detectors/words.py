@@ -76,7 +76,7 @@ def lasting(seconds: float) -> str:
 
 
 def percent(ratio: float) -> str:
-    """By how many per cent something is more.
+    """An increase in per cent.
 
     >>> percent(1.27), percent(1.031), percent(1.05)
     ('27', '3.1', '5')
@@ -86,7 +86,7 @@ def percent(ratio: float) -> str:
 
 
 def slower_than(ratio: float, others: str) -> str:
-    """By how much something is slower than others, or than before; `ratio` is above 1.
+    """A slowdown against others or the past, in words; `ratio` is above 1.
 
     >>> slower_than(1.27, "its peers"), slower_than(3.42, "its peers")
     ('27 % slower than its peers', '3.4 times as slow as its peers')

@@ -32,7 +32,7 @@ NAME_CHARS_MAX: Final = 200
 
 ANNOTATIONS_MAX: Final = 32
 ANNOTATION_CHARS_MAX: Final = 1_000
-"""They describe, so further ones are left out and longer ones are cut."""
+"""Annotations only describe, so further ones are left out and longer ones are cut."""
 
 SUMMARY_CHARS_MAX: Final = 300
 """Longest text of an alert in the summary of its incident; a longer one is cut."""
@@ -75,7 +75,7 @@ class Alert:
     """They describe it."""
     starts_unix_ns: int
     ends_unix_ns: int
-    """In the past: it is over. Else it counts as over then, unless it is repeated."""
+    """The time at which it counts as resolved, unless it is repeated; in the past: it is resolved."""
     url: str = ""
     """Its query in its Prometheus; empty: unknown."""
 

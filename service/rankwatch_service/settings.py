@@ -126,7 +126,7 @@ def _is_group_of(uid: int, gid: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class MailServer:
-    """Where e-mails are handed in, and by whom."""
+    """The mail server, and the account that sends."""
 
     host: str
     port: int

@@ -222,12 +222,12 @@ def _to_kafka(job: str, environment: Mapping[str, str], enrolment: Enrolment) ->
 
 
 def spool_folder(directory: Path, job: str, environment: Mapping[str, str]) -> Path:
-    """Where the spool of a job lies."""
+    """The folder of a job's spool."""
     return spool_base(directory, environment) / layout.file_stem(f"{job}@{directory}")
 
 
 def spool_base(directory: Path, environment: Mapping[str, str]) -> Path:
-    """Where spools lie: `RANKWATCH_SPOOL`, else beside the recorders, unless those lie in memory."""
+    """The folder of spools: `RANKWATCH_SPOOL`, else beside the recorders, unless those are in memory."""
     if environment.get("RANKWATCH_SPOOL"):
         return Path(environment["RANKWATCH_SPOOL"])
     if directory.is_relative_to(MEMORY_FOLDER):

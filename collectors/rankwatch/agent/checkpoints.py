@@ -222,7 +222,7 @@ class _Watched:
 
     path: str
     device: int | None = None
-    """Of the folder that it is in, once it was seen."""
+    """The device of its folder, once it was seen."""
     missed: int = 0
     size: int | None = None
     """Bytes, once they were added up; 0: too many files."""

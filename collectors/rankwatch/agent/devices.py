@@ -130,7 +130,7 @@ class Throttling(NamedTuple):
     """How a device has been throttled lately."""
 
     minutes: int
-    """Of the last ten, those in which it was; 0: it is over."""
+    """How many of the last ten minutes it was throttled; 0: it is over."""
     reasons: tuple[str, ...]
 
 

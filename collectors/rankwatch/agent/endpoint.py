@@ -23,7 +23,7 @@ class Endpoint:
 
     url: str
     token: str = field(repr=False)
-    """As it is sent, without what follows its dot. Left out of repr, so that it is never logged."""
+    """The token as it is sent, without the part after its dot. Left out of repr, so that it is never logged."""
     trust: Trust = field(default_factory=Trust)
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Where the ranks of a host stand when their job hangs: their Python stacks, and native frames if py-spy is there.
+"""Stacks of the ranks of a host when their job hangs: Python frames, and native ones if py-spy is installed.
 
 Reads what faulthandler writes: where a rank stands, so that ranks at the same place are known by it. Pure.
 
@@ -89,7 +89,7 @@ class StackFrame:
 
 @dataclass(frozen=True, slots=True)
 class StackPlace:
-    """Where a rank stands."""
+    """The position of a rank in its code."""
 
     digest: str
     """Equal for equal frames: file, line and function of each."""
@@ -114,7 +114,7 @@ class StackPlace:
 
 
 def place_of(stack: str, thread: int) -> StackPlace | None:
-    """Where a rank stands; None if the text has no frames.
+    """The position of a rank in its code; None if the text has no frames.
 
     Args:
         stack: stacks of all threads as faulthandler writes them, innermost frame first.

@@ -61,7 +61,7 @@ class ServiceConnection:
         self._find = find
         self._timeout_s = timeout_s
         self._endpoint: Endpoint | None = None
-        """That of the last request."""
+        """The endpoint of the last request."""
         self._is_found = False
         """Whether nothing has failed since the endpoint was looked up."""
         self._tls: ssl.SSLContext | None = None
@@ -74,7 +74,7 @@ class ServiceConnection:
 
     @property
     def enrolment_key(self) -> bytes:
-        """That its token has; empty if it has none."""
+        """The enrolment key in its token; empty if it has none."""
         return self._endpoint.trust.enrolment_key if self._endpoint is not None else b""
 
     def is_provable(self) -> bool:

@@ -140,7 +140,7 @@ class RestReply(NamedTuple):
     status: int
     reason: str
     headers: HTTPMessage
-    """By names in whatever case."""
+    """By name; upper and lower case are equal."""
     content: bytes
 
 
@@ -150,7 +150,7 @@ class ServiceEvent(NamedTuple):
     topic: str
     """What has changed; `hello` at the start of a stream, `reset` if changes have been missed."""
     id: int
-    """To resume after it."""
+    """The id after which to resume."""
     data: dict[str, Any]
 
 

@@ -131,7 +131,7 @@ class AcceleratedLoop:
         return os.path.isfile(os.path.join(location, MARKER.format(rank=self._accelerator.process_index)))
 
     def _saves_below(self, folder: Any) -> None:
-        """From now on a checkpoint can be ordered, since it is known where the script keeps its own."""
+        """Allow orders of checkpoints, now that the script's own folder is known."""
         if folder and not self._folder:
             self._watch.on_checkpoint(self._save)
         self._folder = str(folder or self._folder)

@@ -21,7 +21,7 @@ MESSAGE_BYTES_MAX: Final = BATCH_BYTES_MAX + 64 * 1024
 REQUEST_TIMEOUT_MS: Final = 10_000
 """How long a client waits for a broker's answer to one request."""
 RECONNECT_MAX_MS: Final = 1_000
-"""With the client's default of 30 s a broker that is back stays unused for as long."""
+"""With the client's default of 30 s a recovered broker would stay unused for as long."""
 
 
 @dataclass(frozen=True, slots=True)

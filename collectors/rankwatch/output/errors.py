@@ -46,11 +46,11 @@ class Weight(IntEnum):
     """How informative a line is compared with others."""
 
     WEAK = 1
-    """Only where nothing else was printed: what a process that ends for any reason may print."""
+    """Used only if nothing else was printed: a process may print it whatever the reason of its end."""
     USUAL = 2
     """If it came first."""
     CERTAIN = 3
-    """Also after a cascade: no lost peer causes it."""
+    """Counts also after a cascade: no lost peer causes it."""
 
 
 class Pattern(NamedTuple):

@@ -82,7 +82,7 @@ class OutputTail:
 
 
 _tail: OutputTail | None = None
-"""That of the rank which this process is; processes that it forks write to it too."""
+"""The tail of this process's rank; forked processes write to it too."""
 
 
 def keep_output(path: str) -> None:

@@ -169,7 +169,7 @@ WAITS_MAX: Final = SPANS_MAX // 4
 """Waits in collectives of a step that are all measured, in each part of it: forward, backward, optimizer, and outside
 of these. A transformer layer with tensor parallelism waits four times in a forward."""
 MEASURED_SHARE: Final = 0.5
-"""Of the most that may be measured, aimed at where parts are left out: the next step may have more of them."""
+"""Target share of the limit where parts are sampled: the next step may have more of them."""
 BLOCKS_MAX: Final = 8
 """Blocks of a sharded model that are measured, evenly spaced; their time stands for all blocks."""
 LAG_SHARE: Final = 0.1

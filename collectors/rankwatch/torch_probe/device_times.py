@@ -112,7 +112,8 @@ class _MarkedBlock:
         self._failed = failed
         self.sampling = timer.sampling(PASSES_MAX)
         self.takes_part = False
-        """In its newest forward its input had a gradient, where its backward ends; without, it is not measured."""
+        """Whether the input of its newest forward had a gradient, which marks the end of its backward; else it is not
+        measured."""
         self._forward: TimedMoment | None = None
         self._backward: TimedMoment | None = None
 

@@ -246,7 +246,9 @@ def total_norm(gradients: Iterable[torch.Tensor], *, on_host: bool) -> Scalar | 
 
 
 def _strided(gradients: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
-    """Without sparse gradients: these have no norm before they are coalesced, which would wait for the device."""
+    """The gradients without sparse ones, which have no norm before they are coalesced, and that would wait for the
+    device.
+    """
     return {index: gradient for index, gradient in gradients.items() if gradient.layout is torch.strided}
 
 

@@ -106,7 +106,7 @@ class AutomaticPhases:
             self._tell_timer()
 
     def _tell_timer(self) -> None:
-        """Of the phase in which the device is given work from now on."""
+        """Set the phase of the work that the device is given from now on."""
         if self._timer is None:
             return
         timed = next((opened for opened in reversed(self._open) if opened.is_timed), None)

@@ -81,7 +81,7 @@ class TraceSpan(NamedTuple):
     is_async: bool = False
     """Whether it runs beside what its thread calls, as an asynchronous collective does."""
     number: int = 0
-    """By which a kernel names the operation that launched it, in `launched_by`."""
+    """The number by which a kernel names the operation that launched it, in `launched_by`."""
     launched_by: int = 0
     shapes: Sequence[Sequence[int]] = ()
     dtype: str = ""

@@ -253,7 +253,7 @@ SILENT_S: Final = 180.0
 DEVICES_MAX: Final = 64
 """Problems of one host that are kept apart where it is not known which ranks they concern."""
 BESIDES_MAX: Final = 4
-"""Of what is wrong besides the worst, sentences in the evidence; the summary has the first."""
+"""Most sentences in the evidence about problems besides the worst; the summary has the first."""
 REFRESH_S: Final = 60.0
 REFRESH_SHARE: Final = 0.1
 """Where only figures changed, they are reported again after a minute, or a tenth of how long it has lasted if that is

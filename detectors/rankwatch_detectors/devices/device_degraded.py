@@ -58,7 +58,7 @@ class GpuRulesConfig:
     clock: float = 0.85
     """Clock below this share of what is usual for the device."""
     recovered: float = 0.9
-    """From this share on it is over."""
+    """The problem is over from this share on."""
     steady: float = 0.1
     """While the peers' own median is further off from its past, as in an evaluation, nobody is compared."""
     learning_slots: int = 24

@@ -91,7 +91,7 @@ class HostRules(HeldRules):
 
 NOTICE: Final = "host_notice"
 WHAT: Final = {"preemption": "is about to take away", "maintenance": "will maintain"}
-"""By what a notice is about: the words for it."""
+"""The words for a notice, by its subject."""
 
 
 @dataclass(frozen=True, slots=True)

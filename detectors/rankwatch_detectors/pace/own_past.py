@@ -252,7 +252,7 @@ class OwnPastDetector(DispatchingDetector):
         self._blocks.begin(ranks)
         self._seen: Ints = np.zeros(ranks, dtype=np.int64)
         self._effect: Floats = np.zeros(ranks)
-        """By how much the newest blocks of each rank are slower, in logarithms ..."""
+        """The slowdown of the newest blocks of each rank, in logarithms ..."""
         self._score: Floats = np.zeros(ranks)
         """... and how many times what they usually differ by; 0 where they are not slower."""
         self._before: Floats = np.full(ranks, math.nan)
@@ -332,7 +332,9 @@ class OwnPastDetector(DispatchingDetector):
         return int(np.count_nonzero(self._score >= self._config.sigmas / math.sqrt(most))) >= most
 
     def _common(self) -> float:
-        """By how much the job is slower: half of the ranks at least, by their newest rows. Logarithm, 0 at least."""
+        """The slowdown of the job, in which half of the ranks take part at least, by their newest rows. Logarithm, 0 at
+        least.
+        """
         ranks = np.flatnonzero(self._blocks.judged)
         excess = np.sort(self._blocks.newest(ranks) - self._blocks.usual(ranks))
         return max(0.0, float(excess[(excess.size - 1) // 2])) if excess.size else 0.0

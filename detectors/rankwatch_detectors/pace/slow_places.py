@@ -155,7 +155,7 @@ class PlaceUnits(Stateful):
         return self.with_switches(self._of_hosts.whole(ranks | ~self._compared))
 
     def with_switches(self, hosts: Bools) -> Bools:
-        """These hosts, and the switches of which no more than a quarter is not among them."""
+        """These hosts, and each switch of which they are three quarters or more."""
         return np.concatenate([hosts, self._of_switches.whole(hosts)[:-1]])
 
     def ranks_within(self, units: Bools) -> Bools:

@@ -147,7 +147,7 @@ class ExplainedSlowdown(ExplainedDetector):
     _missing = UnmetCriterion.NOTHING
     """What a run beyond the threshold lacks in this row."""
     _bare = False
-    """Only the step time is known."""
+    """Whether only the step time is known."""
     _shared = False
     """CPU time is judged."""
 

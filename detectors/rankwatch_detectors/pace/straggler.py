@@ -216,7 +216,7 @@ PHASES_SHOWN = 4
 
 
 def excess_of(frame: Frame, name: str, ranks: Sequence[int], peers: Sequence[int]) -> float | None:
-    """By how much a quantity of these ranks is more than of their peers, by the medians; None if it is not measured."""
+    """The excess of a quantity of these ranks over their peers', by medians; None if it is not measured."""
     found = finite(frame, name)
     if found is None:
         return None

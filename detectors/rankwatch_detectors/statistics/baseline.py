@@ -278,7 +278,7 @@ class PeerBaseline(Stateful):
         return uncertainty
 
     def _lasting(self, rows: float) -> float:
-        """By how much noise that lasts widens a mean over so many rows, beyond what `sigma` contains."""
+        """The widening of a mean over so many rows by lasting noise, beyond what `sigma` contains."""
         short, long = self._short_blocks.ratio, self._long_blocks.ratio
         return float(np.interp(rows, self._config.block_rows, (1.0, max(long / short, 1.0))))
 

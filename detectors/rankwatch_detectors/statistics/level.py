@@ -301,7 +301,7 @@ class LevelConfig:
     """One point this far out is reported at once. Single bad batches of clean public runs are up to 12 scales out."""
     ratio_jump: float = 2.0
     ratio_sigmas: float = 8.0
-    """So is a point this far out that is `ratio_jump` times the level: no batch doubles a loss."""
+    """A point this far out that is `ratio_jump` times the level is reported at once too: no batch doubles a loss."""
     ratio_level_sigmas: float = 4.0
     """Multiples of the level are used only if it is at least this many sigmas above zero."""
     ratio_sure: float = 1000.0

@@ -93,7 +93,7 @@ class ExplainedCurve(ExplainedDetector):
         return found
 
     def before(self, crossed: Suspect, step: int, time_s: float) -> list[Suspicion]:
-        """Of a point that jumped the points of its level before it, whose steps are counted back."""
+        """The points of the level before a point that jumped, with their steps counted back."""
         if crossed.statistic is not Statistic.DISTANCE:
             return []
         values = self._watch.recent
@@ -544,7 +544,9 @@ class CurveDetector(ExplainedCurve):
 
     @property
     def _confidence(self) -> float:
-        """It grows with the distance from the trend; a script may always have changed what it trains on."""
+        """The confidence grows with the distance from the trend; it stays below 1, since the script may have changed
+        its data.
+        """
         return min(0.95, (0.7 if self._watch.lasting else 0.5) + max(self._watch.score, 0.0) / 50)
 
     def _evidence(self, value: float) -> dict[str, Any]:

@@ -50,7 +50,7 @@ ALGORITHMS: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES25
 
 BEGIN_PATH: Final = "/login/oidc"
 CALLBACK_PATH: Final = "/login/oidc/callback"
-"""To which the provider sends browsers back."""
+"""The path to which the provider redirects browsers."""
 
 KEY_TYPES: Final = ("RSA", "EC", "OKP")
 
@@ -70,7 +70,7 @@ class Attempt:
     state: str
     nonce: str
     verifier: str
-    """Of PKCE: only who began this try can redeem its code."""
+    """The PKCE verifier: only the browser that began this login can redeem its code."""
     next: str
     """Path of the page to go to afterwards."""
     began_unix_ns: int
@@ -102,7 +102,7 @@ class OidcProvider:
         """Do no I/O yet."""
         self.name = urlsplit(settings.oidc_issuer).netloc
         self.begin_url = f"{settings.public_url.rstrip('/')}{BEGIN_PATH}"
-        """Where the browser begins: the provider sends it back to this host, which has to know its cookie then."""
+        """The URL at which the browser begins: the provider redirects it to this host, which then needs its cookie."""
         self._redirect_url = f"{settings.public_url.rstrip('/')}{CALLBACK_PATH}"
         self._issuer = settings.oidc_issuer
         self._client_id = settings.oidc_client_id

@@ -38,7 +38,7 @@ class Refusal:
     source: str
     """Address of the caller."""
     actor: str
-    """As the audit trail names the holder of the token; empty without a valid one."""
+    """The holder of the token, as the audit trail names them; empty without a valid one."""
 
 
 class Refusals:

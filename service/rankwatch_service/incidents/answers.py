@@ -221,7 +221,7 @@ _XIDS: Final = (
 )
 
 NATIVE: Final = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE)
-"""By these native code ends a process, or broken hardware."""
+"""Signals by which native code or broken hardware ends a process."""
 
 
 def how_it_ended(evidence: Mapping[str, Any], ranks: Sequence[int] = ()) -> str:

@@ -271,7 +271,8 @@ class Incident:
     found_severity: Severity | None = None
     """The gravest of its findings; None: not known, and `severity` is it."""
     unfelt: bool = False
-    """Only devices have trouble, and training does not feel it: the severity is one grade below that of findings."""
+    """Whether only devices have faults that do not affect training: the severity is one grade below that of
+    findings."""
     steps: int = 0
     """Steps that training has made since it opened; of incidents of devices alone."""
 

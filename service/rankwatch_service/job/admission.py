@@ -101,7 +101,7 @@ class CellQuota:
     others: Callable[[], Iterable[CellDemand]] = tuple
     """What the other jobs of the partition are allowed; called only when this one demands more than it is."""
     replayed_cells: int | None = None
-    """In a replay: what was granted at this record, 0 if nothing was."""
+    """In a replay: the cells that were granted at this record, 0 if none were."""
 
     def grant(self, demand: CellDemand) -> Grant | None:
         """The grant of a demand; None if the job may not have that."""

@@ -50,7 +50,7 @@ EARLIER_MAX: Final = 4_096
 _NOBODY: Final = -1
 
 AGENTS_MIN: Final = 64
-"""So many carriers, or two for each rank if that is more, are remembered before those without a rank are forgotten."""
+"""Number of owners, or two for each rank if that is more, from which on those without a rank are forgotten."""
 
 AHEAD_MAX: Final = 16
 """Largest step from one attempt number to the next: rollbacks in quick succession skip numbers."""
@@ -371,7 +371,7 @@ def _named(bundle: Bundle) -> _Named:
 
 
 def _name(batch: Envelope) -> str:
-    """Of who sent a batch. No agent's id is that of a host: a name holds no slash."""
+    """The name of a batch's sender. No agent's id equals that of a host: a host's name has no slash."""
     return batch.agent or f"host/{batch.host}"
 
 
@@ -398,7 +398,7 @@ class PendingAttempt:
     attempt: str
     since_s: float
     host: str
-    """That brought it first."""
+    """The host that reported it first."""
     cells: CellCount
     """Cells of all its bundles, including dropped ones."""
     heard_s: float = 0.0

@@ -77,7 +77,7 @@ class Effects:
     jobs: dict[str, JobSummary] = field(default_factory=dict)
     """The newest summary, by name."""
     attempts: dict[tuple[str, str], AttemptChange] = field(default_factory=dict)
-    """By (job, attempt), merged."""
+    """Merged, by (job, attempt)."""
     devices: list[tuple[str, DeviceNumber]] = field(default_factory=list)
     """(job, device) of devices that were seen for the first time."""
     feed: list[FeedEntry] = field(default_factory=list)

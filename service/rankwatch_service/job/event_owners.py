@@ -53,7 +53,7 @@ OWNERS: Final[Mapping[str, Owner]] = {
     "host_notice": Owner.HOST,
     "note": Owner.HOST,
 }
-"""By kind. An event of another kind is of the host, as nothing but the feed shows it."""
+"""Owners by kind. An event of another kind belongs to the host, since only the feed shows it."""
 
 
 def is_of_a_rank(event: wire.Event) -> bool:

@@ -33,7 +33,7 @@ ROOTS_SHOWN: Final = 4
 """Checkpoint roots named in the reason why a location is refused."""
 
 FAILED: Final = " of a checkpoint failed on rank "
-"""In the change that a save or a restore is that failed."""
+"""Marks the change of a failed save or restore."""
 
 CHANGES_S: Final = 600.0
 """How long before the onset of an incident a change is listed with it."""

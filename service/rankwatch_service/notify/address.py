@@ -82,7 +82,7 @@ def check_port(port: int) -> None:
 
 
 def masked_url(url: str) -> str:
-    """Where a receiver is, without the path and query, which are the secret of most chat webhooks.
+    """A receiver's URL without path and query, which are the secret of most chat webhooks.
 
     >>> masked_url("https://hooks.example:8443/T00/B00/XXXX?key=1")
     'https://hooks.example:8443/…'

@@ -103,7 +103,7 @@ class Heartbeat:
 
 
 def chain_gap(connection: Connection, now_unix_ns: int) -> str:
-    """Where the chain from telemetry to notifications is broken, for people; empty: it lives.
+    """The broken link of the chain from telemetry to notifications, for people; empty: the chain is alive.
 
     That this process delivers is proved by its lease, which the loop renews that starts the tries. A receiver that does
     not answer breaks nothing.

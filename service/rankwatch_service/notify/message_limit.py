@@ -86,7 +86,7 @@ class MessageLimit:
         return [one for one in self._told.get(kind, ()) if now_unix_ns - one.at_unix_ns < HOUR_NS]
 
     def state(self) -> dict[str, Any]:
-        """To be stored, as JSON types."""
+        """The state to store, in JSON types."""
         told = {kind: [asdict(one) for one in all_] for kind, all_ in self._told.items()}
         held = {kind: dict(counts) for kind, counts in self._held.items()}
         return {"told": told, "held": held, "waiting": list(self.waiting)}

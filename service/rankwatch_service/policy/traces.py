@@ -27,7 +27,7 @@ class StreamTime(msgspec.Struct, frozen=True):
     count: Count
     """Kernels and copies on it."""
     time_s: Seconds
-    """In which at least one of them ran."""
+    """Time in which at least one of them ran."""
 
 
 class CollectiveTime(msgspec.Struct, frozen=True):
@@ -40,7 +40,7 @@ class CollectiveTime(msgspec.Struct, frozen=True):
     bytes: Count
     """Given to it by this rank, or got from it, whichever is more."""
     time_s: Seconds
-    """From its begin to its end, waits for other ranks included."""
+    """Time from its begin to its end, waits for other ranks included."""
 
 
 class KernelTime(msgspec.Struct, frozen=True):
@@ -50,7 +50,7 @@ class KernelTime(msgspec.Struct, frozen=True):
     kind: Name
     count: Count
     time_s: Seconds
-    """Its own: of an operation without those that it calls."""
+    """Time of the operation itself, without those that it calls."""
 
 
 class TraceSummary(msgspec.Struct, frozen=True):

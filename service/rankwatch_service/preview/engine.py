@@ -76,9 +76,10 @@ class StoredSteps:
     metrics: tuple[str, ...] | None = None
     """Only these; None: all."""
     having: tuple[str, ...] | None = None
-    """Only chunks that have one of these metrics; None: whichever they have."""
+    """Only chunks that have one of these metrics; None: all chunks."""
     newest: bool = False
-    """Of more than a preview of a rule judges, export the newest chunks, instead of refusing."""
+    """Whether to export only the newest chunks, instead of refusing, if there are more than a preview of a rule
+    judges."""
 
 
 def write_export(engine: Engine, wanted: StoredSteps, file: IO[bytes]) -> int:
@@ -148,7 +149,7 @@ def _chunks(engine: Engine, wanted: StoredSteps) -> tuple[Sequence[tuple[str, in
 
 
 def _topologies(engine: Engine, job: str) -> dict[str, dict[int, Mapping[str, Any]]]:
-    """Where it runs and what it works on, by attempt and rank."""
+    """Host, device and parallel position, by attempt and rank."""
     with read(engine) as connection:
         rows = connection.execute(select(Attempt.attempt, Attempt.topology).where(Attempt.job == job)).all()
     return {row.attempt: {one["rank"]: one for one in row.topology.get("ranks", ())} for row in rows}

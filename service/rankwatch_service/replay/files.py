@@ -174,7 +174,7 @@ def _cut_header(block: bytes) -> tuple[bytes, bytes]:
 
 
 def _first_lines(lines: bytes, count: int) -> bytes:
-    """So many lines that are not empty, as the parser counts them."""
+    """The first lines that are not empty, as the parser counts them."""
     filled = [line for line in lines.splitlines(keepends=True) if line.strip(b"\r\n")]
     return b"".join(filled[:count])
 

@@ -217,7 +217,7 @@ class _HostSender(threading.Thread):
                 connection.close()
 
     def _with_what_waits(self, first: tuple[bytes, int]) -> tuple[list[tuple[bytes, int]], bool]:
-        """This entry and further waiting ones, and whether the queue has ended."""
+        """Return this entry with further waiting ones, and whether the queue has ended."""
         entries = [first]
         while len(entries) < TOGETHER_MAX:
             try:

@@ -37,7 +37,7 @@ class Parameter:
     read: Read
     help: str
     default: str | None = None
-    """As it is written; "": nothing; None: it must be given."""
+    """The default as it is written; "": none; None: the parameter is required."""
 
 
 @dataclass(frozen=True, slots=True)

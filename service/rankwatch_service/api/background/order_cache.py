@@ -44,7 +44,7 @@ class KeptOrders(NamedTuple):
 
     body: bytes
     generation: int
-    """They were right as of this generation of the database."""
+    """The generation of the database at which they were read."""
     place: int
     """They contain every change in the feed up to this id."""
     read_unix_ns: int

@@ -39,9 +39,9 @@ from rankwatch_service.access.budgets import (
 HEAD_BYTES_MAX: Final = 65_536
 HEADERS_MAX: Final = 100
 HEAD_S: Final = 10.0
-"""From the connection, or the first byte of a further request, to the end of its headers. TLS included."""
+"""Limit from the connection, or the first byte of a further request, to the end of its headers. TLS included."""
 BODY_S: Final = 60.0
-"""From there to the end of the body: 8 MB at 140 KB/s."""
+"""Limit from there to the end of the body: 8 MB at 140 KB/s."""
 ANSWER_S: Final = 10.0
 """Within each such time a client takes `TAKEN_BYTES_MIN` of what waits for it, or all of it."""
 TAKEN_BYTES_MIN: Final = 16_384

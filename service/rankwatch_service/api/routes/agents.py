@@ -36,10 +36,10 @@ VIEW_RANKS_MAX: Final = 1_024
 """Ranks of one host; the view of so many is 150 KB."""
 
 PROGRESS_BYTES: Final = 160
-"""That a rank may take in a row beyond what it takes in a view, where values that are usual may be left out."""
+"""Bytes of a rank in a row beyond those in a view, where usual values may be left out."""
 
 VIEW_BYTES_MAX: Final = 4 * 1024**3
-"""By which the stored views of a token may grow in a day: 40 attempts of 16,384 hosts with eight ranks each."""
+"""Growth of a token's stored views that is allowed in a day: 40 attempts of 16,384 hosts with eight ranks each."""
 
 VIEW_BYTES: Final = Rate("view_bytes", VIEW_BYTES_MAX, 86_400.0)
 
@@ -59,7 +59,7 @@ class NewAgent(BaseModel):
     nonce: Annotated[str, Field(pattern=r"^([0-9a-f]{32})?$")] = ""
     """What the proofs are for."""
     host_id: Annotated[str, Field(pattern=r"^([0-9a-f]{8})?$")] = ""
-    """Of the host, as an agent before it was given it: how that one's id begins; empty: it is the first of its host."""
+    """The host's id: the prefix of its earlier agent's id; empty: this is the first agent of its host."""
     host_proof: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
     """HMAC-SHA256 by the host's key over nonce, job and host."""
 
@@ -76,7 +76,7 @@ class EnrolledAgent(ApiReply):
 
 
 class Listener(NamedTuple):
-    """Who opens an order stream."""
+    """The agent that opens an order stream."""
 
     agent: str
     nonce: str

@@ -58,7 +58,8 @@ class PostedAlert(BaseModel):
     starts_at: Annotated[AwareDatetime | None, Field(alias="startsAt")] = None
     """null: now."""
     ends_at: Annotated[AwareDatetime | None, Field(alias="endsAt")] = None
-    """In the past: it is over. Else it counts as over then, unless it is repeated; null: in five minutes."""
+    """The time at which it counts as resolved, unless it is repeated; in the past: it is resolved; null: in five
+    minutes."""
     generator_url: Annotated[str, Field(alias="generatorURL")] = ""
     """Where its Prometheus shows the query."""
 

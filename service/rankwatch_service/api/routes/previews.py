@@ -131,7 +131,7 @@ class PolicyPreview(ApiReply):
     days: int
     """Incidents that were detected in so many days count."""
     incidents: int
-    """So many were decided."""
+    """Number of incidents that were decided."""
     left_out: int
     """Older ones that were not, as there are too many."""
     items: list[PreviewedAction]

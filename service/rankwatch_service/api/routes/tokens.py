@@ -51,7 +51,7 @@ class NewToken(BaseModel):
     job: NameOrNone = ""
     """The only job it may access; empty: every job."""
     project: NameOrNone = ""
-    """Of the jobs that begin by it; unless it is for one job, it may access the jobs of this project alone."""
+    """The project of jobs that begin by it; unless it is for one job, it may access only the jobs of this project."""
     owner: NameOrNone = ""
     """Owner of the jobs that it starts."""
     expires_s: Annotated[float | None, Field(strict=True, ge=1, le=EXPIRES_S_MAX)] = DEFAULT_S

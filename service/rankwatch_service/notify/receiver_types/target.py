@@ -9,7 +9,7 @@ from rankwatch_service.notify.receiver_types.base import ReceiverType
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a receiver is, and what it speaks."""
+    """The URL and the type of a receiver."""
 
     type: ReceiverType
     url: str
