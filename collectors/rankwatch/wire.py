@@ -217,7 +217,8 @@ EVENT_KINDS: Final = (
     # abrupt: how is unknown, and Python did not shut down, grace_s: the launcher's grace, as the job declares it,
     # broken_off_unix_ns: of a process that a signal ended: when it had broken off its loop, without one since,
     # output: what it has printed of its end: line, role (`output.errors.LineRole`), pattern, certain (no lost peer
-    # brings it about), where, unix_ns (0: not known), lines: this one and some around it, files: to which it writes
+    # brings it about), where, unix_ns (0: not known), lines: this one and some around it, or, without a line that says
+    # why, `lines` alone: the last ones; files: to which it writes
     "process_exit",
     "exception",  # ends the process: type, message, where, code, left: its loop had ended before, grace_s
     "checkpoint_saved",  # checkpoint, tier, location, seconds, bytes, shards

@@ -52,7 +52,7 @@ class RankOutput:
         """The fields of its event `process_exit` that its output adds: `output`, see `wire.EVENT_KINDS`; {}: none.
 
         In a file that ranks share, a line without a number may be of any of them: of the first that ended it counts
-        where it tells of what no other end causes.
+        where it tells of what no other end causes. Where no line says why it ended, these are the last ones.
 
         Args:
             rank: one that has ended.
@@ -63,8 +63,8 @@ class RankOutput:
         if found is None and rank.exit_order == 0:
             found = reason(self._of_files(rank, of_nobody), number, ended_unix_ns)
             found = found if found is not None and found.pattern.weight is Weight.CERTAIN else None
-        files = sorted(self._files.get(rank.path, {}).values())
-        return {} if found is None else {"output": _fields(found) | {"files": files}}
+        told = {"lines": self.last_lines(rank)} if found is None else _fields(found)
+        return {"output": told | {"files": sorted(self._files.get(rank.path, {}).values())}} if told["lines"] else {}
 
     def last_lines(self, rank: LocalRank) -> list[str]:
         """What it has printed last, for people."""

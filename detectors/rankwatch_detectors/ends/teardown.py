@@ -119,11 +119,13 @@ def end_of(occurrence: Occurrence, now_s: float) -> End:
 
 
 def _output_of(told: object) -> dict[str, Any]:
-    """What a rank has printed of its end, as its agent has chosen it; {} if that is nothing."""
-    if not isinstance(told, dict) or not told.get("line"):
+    """What a rank has printed of its end, as its agent has chosen it; {} if that is nothing. Where no line says why it
+    ended, `line` is empty.
+    """
+    if not isinstance(told, dict):
         return {}
     return {
-        "line": str(told["line"])[:OUTPUT_CHARACTERS_MAX],
+        "line": str(told.get("line") or "")[:OUTPUT_CHARACTERS_MAX],
         "role": str(told.get("role", ""))[:20],
         "certain": told.get("certain") is True,
         "where": str(told.get("where") or "")[:200],
@@ -144,7 +146,7 @@ def _judged(end: End) -> End:
     printed = end["output"]
     is_root = printed.get("role") == ROOT
     counts = not end["error"] or (is_root and printed["certain"] and is_broken_connection(end))
-    if printed and counts and printed["role"] in (ROOT, CASCADE):
+    if printed and counts and printed["line"] and printed["role"] in (ROOT, CASCADE):
         end |= {"error": printed["line"], "where": printed["where"], "is_printed": True}
         if is_root and 0 <= end["unix_ns"] - printed["unix_ns"] <= PRINTED_S * 1e9:
             end["unix_ns"] = printed["unix_ns"]
