@@ -73,6 +73,14 @@ def test_a_job_says_what_is_watched_in_it_and_what_is_not(dashboard):
     expect(page.locator(".job-head")).to_contain_text(line)
     page.goto(f"{dashboard.url}/jobs/gpt-bare")
     expect(page.locator(".job-head .pill")).to_have_text("running")
+
+
+def test_a_job_whose_log_is_not_understood_says_so(dashboard):
+    dashboard.job("from-a-log", state="log_not_understood", step=-1)
+    page = dashboard.goto("/jobs")
+    expect(page.locator("tr.link .pill.critical")).to_have_text("log not understood")
+    page.goto(f"{dashboard.url}/jobs/from-a-log")
+    expect(page.locator(".job-head .pill")).to_have_text("log not understood")
     expect(page.locator(".job-head .under")).to_have_count(0)
 
 
