@@ -31,9 +31,10 @@ from rankwatch_detectors.scope import IncidentScope
 from suite.recorded import ANSWERS, LabelledEvent, ScoredSeries, curve, faults, listen, metric, steps_and_power
 
 FAR = 10**6
-"""Collectives entered by a rank that lags in no group; dumps tell only differences."""
+"""Collectives entered by a rank that lags in no group; dumps show only differences."""
 EARLY_ROWS = 10
-"""A straggler told so shortly before its label's window (a running median over five rows) is the one that is meant."""
+"""A straggler reported so shortly before its label's window (a running median over five rows) is the one that is
+meant."""
 
 
 # ---- families of ranks ---------------------------------------------------------------------------------------------

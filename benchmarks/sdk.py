@@ -57,7 +57,7 @@ print((time.process_time() - begun) * 1e3, (rss() - before) / 1e6)
 
 
 class CostTable:
-    """Prints one row for each measured figure; `met` tells whether all stayed within their goals."""
+    """Prints one row for each measured figure; `met` says whether all stayed within their goals."""
 
     def __init__(self) -> None:
         self.met = True

@@ -54,7 +54,7 @@ class Opened:
 
     kind: Kind
     step: int
-    """In which it was told; -1 where it is not of a step."""
+    """The step in which it was reported; -1 where it is not of a step."""
     summary: str
     ranks: tuple[int, ...]
     pages: bool

@@ -12,7 +12,7 @@ SCRIPTS = Path(__file__).with_name("scripts")
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault and what it is told as."""
+    """A fault and the incident that reports it."""
 
     name: str
     kind: str
@@ -59,7 +59,7 @@ class Case:
     loss_falls: bool = True
     """Else what the script minimizes lies around zero, and is no loss that is judged."""
     in_test: Sequence[Fault | None] = (None,)
-    """Tests try these; None: the script as it is, when nothing may be told."""
+    """Tests try these; None: the script as it is, when nothing may be reported."""
 
     @property
     def script(self) -> Path:
@@ -71,7 +71,7 @@ NEW_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
 def variant(name: str, faults: Sequence[Fault] = UNDER_DDP, of: str = "ddp_loop", **how: Any) -> Case:
-    """A case of a script that has several, and is told by `VARIANT` which it is."""
+    """A case of a script that has several, selected by `VARIANT`."""
     environment = {"VARIANT": name} | how.pop("environment", {})
     return Case(name, faults, of=of, environment=environment, **how)
 

@@ -1,4 +1,4 @@
-"""A script as it is, when nothing may be told, or with a fault, which is named and nothing else.
+"""A script as it is, when nothing may be reported, or with a fault, which is named and nothing else.
 
 `make ci` tries each script once. Three train at a time, while others are judged; those whose fault is a matter of time
 train alone. `ADOPTION=all` (`make adoption`) tries all faults with all scripts.

@@ -22,7 +22,7 @@ from tests.adoption.cases import SLOW, Case, Fault
 RUN_S = 300.0
 """A script that has not ended by then hangs."""
 TOLD_S = 90.0
-"""What is not told by then is not told."""
+"""What is not reported by then is not reported."""
 LOOK_S = 0.1
 RUNS_MAX = 3
 TRAIN_AT_A_TIME = 3
@@ -49,7 +49,7 @@ class Outcome:
 
     @property
     def loud(self) -> list[dict[str, Any]]:
-        """Incidents that somebody is told of."""
+        """Incidents that somebody is notified of."""
         return [incident for incident in self.incidents if incident["severity"] != "info"]
 
     def told(self, fault: Fault) -> bool:
@@ -62,7 +62,7 @@ class Outcome:
         )
 
     def right(self, fault: Fault | None) -> bool:
-        """Whether the fault is told and nothing else, and without one nothing."""
+        """Whether the fault is reported and nothing else, and without one nothing."""
         return not self.loud if fault is None else self.told(fault) and len(self.loud) == 1
 
     def __repr__(self) -> str:

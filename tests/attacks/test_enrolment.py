@@ -154,7 +154,7 @@ def test_orders_are_signed_for_the_agent_that_asks_and_for_no_other(up, hosts, a
 
 @pytest.mark.parametrize("nonce", ["n\0", "n" * 32, "0" * 31, "0" * 33, "0" * 32 + "\n"])
 def test_a_nonce_is_32_hexadecimal_digits(thief, nonce):
-    """It is signed beside other texts, and could not be told from them if it were any text."""
+    """It is signed beside other texts, and could not be distinguished from them if it were any text."""
     asked = {"job": "nonces", "host": "h", "nonce": nonce}
     assert thief.post("/api/v1/agents/enrol", json=asked).status_code == 422
     assert thief.post("/api/v1/agents/enrol", json=asked | {"nonce": "0" * 32}).status_code == 201

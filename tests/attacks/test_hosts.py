@@ -236,7 +236,7 @@ def test_who_had_a_rank_of_an_earlier_launch_tells_of_no_host_of_the_running_one
     assert 3 in world.accused()
 
 
-def test_hosts_of_one_name_are_told_apart_after_a_restart_of_the_stream_too():
+def test_hosts_of_one_name_are_distinguished_after_a_restart_of_the_stream_too():
     world = OneJob()
     world.restart()
     world.told_by(world.thief, [4])

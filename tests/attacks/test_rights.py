@@ -1,4 +1,4 @@
-"""What an agent may tell of a job, and decide for it, follows from the ranks that it carries: refused, each beside what
+"""What an agent may report of a job, and decide for it, follows from the ranks that it owns: refused, each beside what
 is honest and goes on.
 """
 
@@ -220,7 +220,7 @@ def test_a_job_declares_so_many_changes_and_no_more_until_steps_follow(world):
     assert heard(world, "declared") == 3 * DECLARATIONS_MAX + 1
 
 
-def test_how_a_launch_ended_is_told_by_those_that_carried_it(world):
+def test_how_a_launch_ended_is_reported_by_those_that_carried_it(world):
     exit_ = wire.Event("process_exit", 1, 3, None, {"code": 1})
     world.send(host(0, ONE, "m.0", world_size=2)(1))
     assert world.attempt == "m.0"

@@ -1,4 +1,4 @@
-"""An incident on one screen: what it is, what it costs, the chart of its kind, what to do, and who was told."""
+"""An incident on one screen: what it is, what it costs, the chart of its kind, what to do, and who was notified."""
 
 import re
 

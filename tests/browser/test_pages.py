@@ -150,7 +150,7 @@ def test_a_page_says_when_it_is_cut_off_and_recovers_by_itself(visit):
         one.complaints.clear()  # the browser rightly complained about the network
 
 
-def test_a_job_that_nothing_is_heard_of_is_greyed_with_its_age(visit):
+def test_a_job_without_telemetry_is_greyed_with_its_age(visit):
     with visit() as one:
         page = one.goto("/jobs")
         row = page.locator("tr.link", has_text=HOSTILE)

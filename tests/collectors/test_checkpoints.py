@@ -1,4 +1,4 @@
-"""What a rank captures, gives back at a rollback, and tells of its checkpoints and of those that fail."""
+"""What a rank captures, restores at a rollback, and reports of its checkpoints and their failures."""
 
 import contextlib
 import errno
@@ -26,7 +26,7 @@ def train(rank: Rank, max_steps: int) -> tuple[list[int], Model]:
     return done, model
 
 
-def test_the_capture_that_the_slot_names_is_kept_and_every_other_that_goes_is_told(rank):
+def test_the_capture_that_the_slot_names_is_kept_and_every_other_that_goes_is_reported(rank):
     rank._put(Directive("", "l.0", "closed", proven="memory:l.0:2"))
     train(rank, 14)
     assert rank.watch._loop.memory.kept == ["memory:l.0:2", "memory:l.0:10", "memory:l.0:12"]
@@ -41,7 +41,7 @@ def test_an_order_in_the_slot_names_it_too(rank):
     assert rank.watch._loop.memory.kept == ["memory:l.0:2", "memory:l.0:8", "memory:l.0:10"]
 
 
-def test_a_capture_that_was_asked_for_and_is_not_there_is_told_as_gone(rank):
+def test_a_capture_that_was_asked_for_and_is_not_there_is_reported_as_gone(rank):
     rank.order("rollback", 5, checkpoint="memory:l.0:3", checkpoint_step=3, k=1)
     train(rank, 6)
     assert (rank.answer.answer, rank.answer.detail) == ("failed", "memory:l.0:3 is not in memory any more")
@@ -219,7 +219,7 @@ def failing_while(error: BaseException) -> None:
 
 @pytest.mark.parametrize("part", ["phase", "pause"])
 @pytest.mark.parametrize(("name", "what"), [("checkpoint_save", "save"), ("checkpoint_load", "restore")])
-def test_an_exception_that_leaves_a_part_of_the_loop_that_saves_or_loads_is_told(rank, part, name, what):
+def test_an_exception_that_leaves_a_part_of_the_loop_that_saves_or_loads_is_reported(rank, part, name, what):
     for step in rank.watch.steps(4):
         if step == 2:
             with pytest.raises(OSError, match="No space"), getattr(rank.watch, part)(name):
@@ -251,7 +251,7 @@ def test_the_file_systems_error_behind_another_one_is_found_and_what_follows_fro
     assert (note["type"], note["errno"]) == ("RuntimeError", errno.ENOSPC)
 
 
-def test_a_failure_that_passes_through_several_parts_is_told_once_with_what_each_knows(rank):
+def test_a_failure_that_passes_through_several_parts_is_reported_once_with_what_each_knows(rank):
     saves = Saves(rank.watch)
     for _ in rank.watch.steps(1):
         with pytest.raises(RuntimeError), saves.save(3, "/data/three"), rank.watch.phase("checkpoint_save"):
@@ -261,7 +261,7 @@ def test_a_failure_that_passes_through_several_parts_is_told_once_with_what_each
     assert rank.notes("checkpoint_saved") == []
 
 
-def test_an_ordered_rollback_whose_load_raises_is_told_with_its_checkpoint(rank):
+def test_an_ordered_rollback_whose_load_raises_is_reported_with_its_checkpoint(rank):
     rank.watch.on_rollback(failing(EOFError("Ran out of input")))
     rank.order("rollback", 3, checkpoint="local:k.0:2", location="/data/two", k=1)
     with pytest.raises(SystemExit):
@@ -271,7 +271,7 @@ def test_an_ordered_rollback_whose_load_raises_is_told_with_its_checkpoint(rank)
     assert (note["type"], note["message"], note["ordered"]) == ("EOFError", "Ran out of input", True)
 
 
-def test_a_capture_that_fails_is_told_and_its_step_is_recorded(rank):
+def test_a_capture_that_fails_is_reported_and_its_step_is_recorded(rank):
     class Model:
         state_dict = load_state_dict = failing(MemoryError("no room"))
 
@@ -283,7 +283,7 @@ def test_a_capture_that_fails_is_told_and_its_step_is_recorded(rank):
 
 @pytest.mark.parametrize("part", ["phase", "pause"])
 @pytest.mark.parametrize(("name", "what"), [("checkpoint_save", "save"), ("checkpoint_load", "restore")])
-def test_the_first_part_without_an_exception_after_a_failure_is_told_once(rank, part, name, what):
+def test_the_first_part_without_an_exception_after_a_failure_is_reported_once(rank, part, name, what):
     def run(error: Exception | None = None) -> None:
         rank.clock.advance(1.0)
         with contextlib.suppress(OSError), getattr(rank.watch, part)(name):
@@ -328,7 +328,7 @@ def test_a_capture_that_succeeds_says_nothing_of_saves_to_disk(rank):
     assert [note["tier"] for note in rank.notes("checkpoint_succeeded")] == ["memory"]
 
 
-def test_a_save_that_fails_alike_after_a_success_in_the_same_step_is_told_again(rank):
+def test_a_save_that_fails_alike_after_a_success_in_the_same_step_is_reported_again(rank):
     for error in (FULL, None, FULL):
         rank.clock.advance(1.0)
         with contextlib.suppress(OSError), rank.watch.phase("checkpoint_save"):
@@ -337,7 +337,7 @@ def test_a_save_that_fails_alike_after_a_success_in_the_same_step_is_told_again(
     assert len(rank.notes("checkpoint_failed")) == 2
 
 
-def test_what_a_framework_loads_itself_is_told_with_its_place_and_the_call_is_passed_on(rank):
+def test_what_a_framework_loads_itself_is_reported_with_its_place_and_the_call_is_passed_on(rank):
     saves = Saves(rank.watch)
     assert saves.loads(lambda *args, **more: (args, more), "here", strict=True) == (("here",), {"strict": True})
     assert saves.loads(lambda **more: more, path="here") == {"path": "here"}

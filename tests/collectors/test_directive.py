@@ -33,7 +33,7 @@ def test_without_orders_a_rank_never_sleeps(rank):
     assert rank.answer.order == ""
 
 
-def test_a_rank_holds_at_the_boundary_of_the_step_it_was_told_and_says_so(rank):
+def test_a_rank_holds_at_the_boundary_of_the_ordered_step_and_reports_it(rank):
     seen = []
     rank.write("o", "hold", step=3)
     steps = rank.watch.steps(6)

@@ -22,7 +22,7 @@ def train(steps=3):
     for step in watch.steps(steps):
         watch.log(loss=1.0)
 """
-"""Interruptions are heard: a shell's background job, as these tests may be, ignores them, and so do its children."""
+"""Interruptions are received: a shell's background job, as these tests may be, ignores them, and so do its children."""
 
 
 class Script:
@@ -98,7 +98,7 @@ def test_an_exception_is_noted_shown_as_always_and_the_rank_has_not_left(script)
     assert failed.read()[1].step == 2
 
 
-def test_a_loop_that_was_broken_off_is_told_when_the_script_ends(script):
+def test_a_loop_that_was_broken_off_is_reported_when_the_script_ends(script):
     done = script("for step in watch.steps(9):\n    if step == 2: break")
     assert done.end() == (0, "")
     assert done.read()[1].state == "left"
@@ -379,7 +379,7 @@ def test_the_watch_starts_no_thread_opens_no_socket_and_takes_no_signal_that_end
     assert done.end() == (0, "")
 
 
-def test_two_jobs_of_one_name_on_one_host_are_told_in_the_training_output(script):
+def test_two_jobs_of_one_name_on_one_host_are_reported_in_the_training_output(script):
     first = script("print('in', flush=True); time.sleep(60)", RANKWATCH_LAUNCH="first")
     assert first.line() == "in"
     for launch, told in (("first", False), ("second", True)):

@@ -283,7 +283,7 @@ def test_more_than_64_names_and_16_values_are_kept_as_far_as_there_is_room(rank)
     assert {"reason": "metric_names", "count": 6} in rank.notes("records_lost")
 
 
-def test_what_is_lost_is_told_once_a_minute_as_what_came_since(rank):
+def test_what_is_lost_is_reported_once_a_minute_as_what_came_since(rank):
     for _ in rank.watch.steps(300):
         rank.watch.log(step=1.0)  # a name of the record's own
         rank.clock.advance(1)
@@ -406,7 +406,7 @@ def test_each_batch_is_a_step_and_the_wait_for_it_is_part_of_the_step(rank):
 
 
 @pytest.mark.parametrize("told", [None, []])
-def test_every_epoch_is_told_as_the_script_may_say_and_steps_go_on_through_them(rank, told):
+def test_every_epoch_is_set_in_the_loader_and_steps_go_on_through_all_of_them(rank, told):
     loader, set_epoch = Loader(), None if told is None else told.append
     assert [step for step, _ in rank.watch.over(loader, epochs=2, set_epoch=set_epoch)] == list(range(10))
     assert (loader.told if told is None else told) == [0, 1]

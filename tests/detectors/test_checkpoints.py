@@ -196,7 +196,7 @@ UNKNOWN = "The path of the save is not known; the file system of the last save, 
         ("", 5, 10, f"{UNKNOWN}: 5.0 of 10.0 GB are free."),
     ],
 )
-def test_the_disk_of_a_save_is_told_in_units_that_fit(saving, location, free_gb, total_gb, said):
+def test_the_disk_of_a_save_is_reported_in_units_that_fit(saving, location, free_gb, total_gb, said):
     disk = {"free_bytes": int(free_gb * 1e9), "total_bytes": int(total_gb * 1e9), "save_bytes": 100}
     saving.hear("checkpoint_disk", path="/data/20.pt", **disk)
     saving.fail(0, type="RuntimeError", message="unexpected pos 128 vs 22", errno=0, location=location)
@@ -299,7 +299,7 @@ def test_each_of_a_thousand_ranks_on_a_full_disk_counts_until_it_has_saved() -> 
     assert job.changes[-1] == Change.CLOSE
 
 
-def test_ranks_that_end_together_after_a_failed_save_are_told_together(saving: SavingJob) -> None:
+def test_ranks_that_end_together_after_a_failed_save_are_reported_together(saving: SavingJob) -> None:
     for rank in range(4):
         saving.fail(rank)
     for rank in range(4):

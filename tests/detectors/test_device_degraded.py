@@ -1,4 +1,4 @@
-"""Devices judged by what agents tell and by their counters: each rule at its edge, and nothing of healthy ones."""
+"""Devices judged by the reports of agents and by their counters: each rule at its edge, and nothing of healthy ones."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ BELOW_PEERS = [("power_w", RULES.power), ("sm_clock_hz", RULES.clock)]
 
 
 @pytest.mark.parametrize(("name", "share"), BELOW_PEERS)
-def test_a_device_below_what_is_usual_for_it_is_told_after_half_a_minute(name, share):
+def test_a_device_below_what_is_usual_for_it_is_reported_after_half_a_minute(name, share):
     fleet = learned()
     low = {name: BUSY[name] * (share - 0.01)}
     assert fleet.see(RULES.held_slots - 1, low) == []
@@ -243,7 +243,7 @@ CLOCKED = {"sm_clock_max_hz": 1.98e9, "throttle_reasons": 0.0}
 SLOW_CLOCK = CLOCKED | {"sm_clock_hz": 1.98e9 * (RULES.unequal - 0.01)}
 
 
-def test_a_device_whose_clock_was_low_from_the_first_step_on_is_told_after_two_minutes():
+def test_a_device_whose_clock_was_low_from_the_first_step_on_is_reported_after_two_minutes():
     assert Fleet().see(100, SLOW_CLOCK, CLOCKED) == [], "before the first step it is none"
     fleet = training()
     assert fleet.see(RULES.unequal_slots - 1, SLOW_CLOCK, CLOCKED) == []
@@ -272,7 +272,7 @@ def test_a_clock_that_its_load_or_its_model_explains_is_not_low(sick: Counters, 
     assert training().see(100, sick, peers) == []
 
 
-def test_a_clock_that_falls_is_told_once_and_not_as_one_that_was_always_low():
+def test_a_clock_that_falls_is_reported_once_and_not_as_one_that_was_always_low():
     fleet = training()
     assert fleet.see(RULES.learning_slots + 1, CLOCKED, CLOCKED) == []
     told = fleet.see(2 * RULES.unequal_slots, CLOCKED | {"sm_clock_hz": 1e9}, CLOCKED)
@@ -300,7 +300,7 @@ def replays(per_minute: float) -> list[Finding]:
 
 
 @pytest.mark.parametrize(("generation", "allowed"), [(5, 30.72), (4, 15.36), (3, 7.68)])
-def test_replays_of_a_link_are_told_beyond_its_specification_and_not_at_its_edge(monkeypatch, generation, allowed):
+def test_replays_of_a_link_are_reported_beyond_its_specification_and_not_at_its_edge(monkeypatch, generation, allowed):
     monkeypatch.setitem(LINK, "pcie_generation", float(generation))
     monkeypatch.setitem(LINK, "pcie_generation_max", float(generation))
     assert replays(allowed - 0.01) == []
@@ -387,7 +387,7 @@ def test_several_troubles_of_one_device_are_one_episode_until_the_last_is_over()
     assert over.change is Change.CLOSE
 
 
-def test_a_device_of_which_nothing_more_is_heard_is_told_of_no_more():
+def test_a_device_without_further_reports_is_no_longer_reported():
     fleet = learned()
     fleet.see(RULES.held_slots, {"power_w": 200.0})
     (over,) = fleet.see(100, {"power_w": np.nan})

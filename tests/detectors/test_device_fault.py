@@ -22,7 +22,7 @@ CONFIG = DeviceFaultConfig()
 
 
 class Host:
-    """A job of four ranks on two hosts, as its events tell it."""
+    """A job of four ranks on two hosts, as its events describe it."""
 
     def __init__(
         self, devices: tuple[str, ...] = ("GPU-0", "GPU-1", "GPU-2", "GPU-3"), types: tuple[str, ...] = ()

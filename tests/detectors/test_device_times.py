@@ -204,7 +204,7 @@ WAYS = [
 
 
 def known_late(job: Job, rows: int) -> Iterator[Observation]:
-    """The job, whose ranks tell of their devices after so many steps of each launch."""
+    """The job, whose ranks report their devices after so many steps of each launch."""
     told: AttemptStart | None = None
     seen = 0
     for observation in generate(job):
@@ -249,7 +249,7 @@ def test_a_job_that_learns_of_its_devices_late_is_judged_by_them_from_then_on(pl
 
 
 @pytest.mark.parametrize("rows", [1, 3])
-def test_what_a_unit_could_do_before_a_relaunch_is_known_when_its_uuid_is_told_again(rows: int) -> None:
+def test_what_a_unit_could_do_before_a_relaunch_is_known_when_its_uuid_is_reported_again(rows: int) -> None:
     job = Job(16, 320, 35, placement=RankPlacement(launch_cpu=True)).inject(Slow(4, 200, 1.12), Restart(300, 290))
     findings = [one for one in found(known_late(job, rows)) if one.kind is Kind.STRAGGLER]
     assert [f.ranks for f in findings] == [(4,), (4,)]
@@ -323,7 +323,7 @@ def test_until_devices_are_told_a_rank_is_taken_for_the_one_in_its_place_on_the_
     assert moves(assumed, on("b/new", "a/g", "a/h"), same_attempt=True) == [-1, 1, 2]
 
 
-def test_a_device_that_is_told_for_the_first_time_goes_on_with_what_its_rank_had() -> None:
+def test_a_device_that_is_reported_for_the_first_time_goes_on_with_what_its_rank_had() -> None:
     before = units_of(on("a/", "a/", "a/"), [])
     assert moves(before, on("a/g", "a/", "a/"), same_attempt=True) == [0, 1, 2]
     half = units_of(on("a/g", "a/", "a/"), before)

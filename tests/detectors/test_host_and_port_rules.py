@@ -79,7 +79,7 @@ def learned(kind: str) -> Hosts:
 
 
 @pytest.mark.parametrize("what", LIMITS)
-def test_a_share_of_time_beyond_its_limit_is_told_after_a_minute_and_warned_of_after_five(what: str) -> None:
+def test_a_share_of_time_beyond_its_limit_is_reported_after_a_minute_and_warned_of_after_five(what: str) -> None:
     name, limit = LIMITS[what]
     hosts = learned("host")
     assert hosts.see(2 * HOST.held_slots, {name: limit - 0.001}) == []
@@ -95,7 +95,7 @@ def test_a_share_of_time_beyond_its_limit_is_told_after_a_minute_and_warned_of_a
     assert (over.change, over.summary) == (Change.CLOSE, "The host is back to its usual state.")
 
 
-def test_what_a_host_had_from_the_start_is_told_only_from_twice_of_it_on() -> None:
+def test_what_a_host_had_from_the_start_is_reported_only_from_twice_of_it_on() -> None:
     assert learned("host").see(100, all_of={"memory_pressure_ratio": 0.5}) == [], "of most hosts it is about none"
     hosts = Hosts("host")
     assert hosts.see(100, {"cpu_throttled_ratio": 0.4}) == []
@@ -103,7 +103,7 @@ def test_what_a_host_had_from_the_start_is_told_only_from_twice_of_it_on() -> No
     assert hosts.see(HOST.held_slots, {"cpu_throttled_ratio": 0.81})
 
 
-def test_killed_processes_are_told_at_once_and_warned_of_when_it_goes_on() -> None:
+def test_killed_processes_are_reported_at_once_and_warned_of_when_it_goes_on() -> None:
     hosts = learned("host")
     (finding,) = hosts.see(1, {"oom_kills": 5.0})
     assert finding.severity is Severity.INFO
@@ -140,7 +140,7 @@ def test_what_was_bad_at_both_ends_of_a_gap_has_begun_anew() -> None:
     assert all(one.severity is not Severity.WARNING for one in found if one.change is not Change.CLOSE)
 
 
-def test_the_worst_of_several_troubles_is_told_and_when_it_is_over_the_next() -> None:
+def test_the_worst_of_several_troubles_is_reported_and_when_it_is_over_the_next() -> None:
     hosts = learned("port")
     (first,) = hosts.see(2, {"link_bits_per_s": 2e11})
     assert "200 Gbit/s" in first.summary
@@ -152,7 +152,7 @@ def test_the_worst_of_several_troubles_is_told_and_when_it_is_over_the_next() ->
     assert later[-1].change is Change.UPDATE
 
 
-def test_a_link_that_is_down_is_told_at_once_and_warned_of_after_four_minutes() -> None:
+def test_a_link_that_is_down_is_reported_at_once_and_warned_of_after_four_minutes() -> None:
     down = {"link_up": 0.0, "link_bits_per_s": np.nan}
     assert Hosts("port").see(100, down) == [], "what was down before the launch is not about it"
     hosts = learned("port")
@@ -178,7 +178,7 @@ def test_a_link_that_comes_back_from_its_second_drop_goes_on_as_a_flap_until_it_
     assert [one.change for one in hosts.see(1, {"link_downs": 7.0})] == [Change.CLOSE]
 
 
-def test_a_second_port_that_is_down_is_told_at_once_and_evidence_is_that_of_the_port_it_names() -> None:
+def test_a_second_port_that_is_down_is_reported_at_once_and_evidence_is_that_of_the_port_it_names() -> None:
     hosts = Hosts("port")
     names = (("host-1", "mlx5_0/1"), ("host-1", "eth1"))
     told: list[Finding] = []
@@ -204,7 +204,7 @@ def test_a_second_port_that_is_down_is_told_at_once_and_evidence_is_that_of_the_
     assert warned.evidence["new_errors"] is warned.evidence["port_errors"] is warned.evidence["besides"] is None
 
 
-def test_counts_that_rise_are_told_again_after_a_minute_as_how_many_there_were_since_it_began() -> None:
+def test_counts_that_rise_are_reported_again_after_a_minute_as_how_many_there_were_since_it_began() -> None:
     hosts = learned("port")
     found = [hosts.see(1, {"port_errors": 9.0 + 10 * reading}) for reading in range(1, 40)]
     told = [(slot, finding) for slot, findings in enumerate(found, start=1) for finding in findings]
@@ -223,7 +223,7 @@ def test_one_flap_is_tolerated_and_the_second_within_five_minutes_is_not() -> No
         assert apart.see(PORT.flap_slots + 1, {"link_downs": count}) == []
 
 
-def test_a_lower_speed_than_the_port_had_is_told_after_ten_seconds() -> None:
+def test_a_lower_speed_than_the_port_had_is_reported_after_ten_seconds() -> None:
     hosts = learned("port")
     slow = {"link_bits_per_s": 2e11}
     assert hosts.see(PORT.rate_slots - 1, slow) == []
@@ -240,7 +240,7 @@ def test_errors_are_told_from_the_third_reading_on_and_warned_of_from_the_twelft
     assert (found[2][0].severity, found[-1][0].severity) == (Severity.INFO, Severity.WARNING)
 
 
-def test_retransmissions_are_told_beyond_ten_times_those_of_the_other_ports() -> None:
+def test_retransmissions_are_reported_beyond_ten_times_those_of_the_other_ports() -> None:
     hosts = learned("port")
     assert hosts.see(2 * PORT.retransmissions_slots, {"retransmissions_per_s": 10.0}) == []
     (finding,) = hosts.see(PORT.retransmissions_slots, {"retransmissions_per_s": 10.1})

@@ -183,7 +183,7 @@ def test_each_kind_is_about_its_own_occurrences_alone() -> None:
     assert refuse(RefusalDetector(Kind.LIMIT_REACHED, CONFIG), "forged", what="rank") == []
 
 
-def test_a_flood_is_told_again_when_it_has_doubled_and_no_oftener() -> None:
+def test_a_flood_is_reported_again_when_it_has_doubled_and_no_oftener() -> None:
     detector = forgeries()
     told = [finding for _ in range(1_000) for finding in refuse(detector, what="rank")]
     assert [finding.evidence["refused"] for finding in told] == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]

@@ -190,7 +190,7 @@ def test_a_change_that_is_accepted_is_the_new_level() -> None:
     assert str(opened(job.found)[-1].scope) == "rule:moved"
 
 
-def test_a_threshold_that_is_accepted_is_told_again_only_after_it_was_over() -> None:
+def test_a_threshold_that_is_accepted_is_reported_again_only_after_it_was_over() -> None:
     job = Watched(above(10.0))
     job.log("memory", 11.0)
     assert closed(job.accept("rule:high"))

@@ -1,4 +1,4 @@
-"""NaN and Inf are told in the step they are recorded, with the rank that had them first."""
+"""NaN and Inf are reported in the step they are recorded, with the rank that had them first."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def test_a_rank_named_by_late_values_replaces_nobody() -> None:
 
 @pytest.mark.parametrize("bad", [NAN, INF, -INF])
 @pytest.mark.parametrize("metric", ["loss", "grad_norm", "local_grad_norm"])
-def test_any_nonfinite_training_value_is_told(metric: str, bad: float) -> None:
+def test_any_nonfinite_training_value_is_reported(metric: str, bad: float) -> None:
     (finding,) = judged(frame(3, {metric: [1.0, 1.0, bad, 1.0]}))
     assert finding.ranks == (2,)
     assert finding.evidence["values"][metric] in ("NaN", "Inf", "-Inf")
 
 
-def test_a_user_metric_is_told_as_a_warning() -> None:
+def test_a_user_metric_is_reported_as_a_warning() -> None:
     (finding,) = judged(frame(3, {"accuracy": [0.5, NAN, 0.5, 0.5]}))
     assert (finding.severity, finding.ranks) == (Severity.WARNING, (1,))
 
@@ -82,7 +82,7 @@ def test_it_says_whether_the_update_was_skipped_where_that_is_known(skipped: flo
     assert "skipped" not in judged(frame(3, {}, gradients))[0].summary
 
 
-def test_twenty_steps_left_out_in_a_row_are_told_and_closed_when_it_ends() -> None:
+def test_twenty_steps_left_out_in_a_row_are_reported_and_closed_when_it_ends() -> None:
     skipped = [frame(step, {"loss": [1.0] * 4, "optimizer_skipped": [1.0] * 4}) for step in range(30)]
     healthy = [frame(step, {"loss": [1.0] * 4, "grad_norm": [1.0] * 4}) for step in range(30, 40)]
     findings = judged(*skipped, *healthy)
@@ -115,7 +115,7 @@ def test_a_new_attempt_closes_it_and_the_repeated_step_is_judged_anew() -> None:
     assert told == [(Change.OPEN, "a.0", (1,)), (Change.CLOSE, "a.0", (1,)), (Change.OPEN, "a.1", (2,))]
 
 
-def test_a_loss_that_falls_silent_after_an_infinity_is_told_as_what_it_hides() -> None:
+def test_a_loss_that_falls_silent_after_an_infinity_is_reported_as_what_it_hides() -> None:
     logged = [frame(step, {"loss": [2.0] * 4, "grad_norm": [1.0] * 4}) for step in range(8)]
     burst = frame(8, {"loss": [1e29] * 4, "grad_norm": [math.inf] * 4})
     silent = [frame(step, {"step_time_s": [1.0] * 4}) for step in range(9, 14)]
@@ -201,7 +201,7 @@ def told(found: list[Finding]) -> list[tuple[Change, Severity, str]]:
     return [(one.change, one.severity, one.summary) for one in found]
 
 
-def test_a_metric_of_the_script_that_was_never_finite_is_told_once_as_information() -> None:
+def test_a_metric_of_the_script_that_was_never_finite_is_reported_once_as_information() -> None:
     rows = [frame(step, {"loss": [1.0] * 4, "aux_loss": [NAN] * 4}) for step in range(40)]
     summary = "aux_loss has been NaN or Inf since the first value."
     assert told(judged(*rows)) == [(Change.OPEN, Severity.INFO, summary), (Change.CLOSE, Severity.INFO, summary)]

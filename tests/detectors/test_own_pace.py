@@ -275,7 +275,7 @@ def test_a_slowness_of_seconds_is_a_long_episode() -> None:
 
 
 def told_of_a_slow_rank(said: Occurrence) -> list[Finding]:
-    """What is told of rank 5, three times as slow for good since 1,000 s, if this is said at 1,800 s."""
+    """The findings on rank 5, three times as slow for good since 1,000 s, if this is declared at 1,800 s."""
     observations = observed_rollouts(8, 400, 1, slow={5: (3.0, 1000.0, FOR_GOOD_S)})
     at = next(n for n, one in enumerate(observations) if isinstance(one, Frame) and one.time_s > 1800.0)
     return evaluate([*observations[:at], said, *observations[at:]], [OwnPastDetector(OwnPastConfig())])

@@ -20,7 +20,7 @@ def times_of(sentence: str) -> list[float]:
 
 
 def ratio_of(sentence: str) -> tuple[float, float]:
-    """The ratio that a sentence tells, and by how much it may be rounded."""
+    """The ratio in a sentence, and by how much it may be rounded."""
     if found := re.search(r"([\d.]+) % (slower|more)", sentence):
         told = found[1]
         return 1 + float(told) / 100, 0.5 * 10.0 ** -(2 + len(told.partition(".")[2]))

@@ -1,4 +1,4 @@
-"""A host, a switch or a stage that is slow as a whole is told as one, also by less than the noise of its ranks."""
+"""A host, a switch or a stage that is slow as a whole is reported as one, also by less than the noise of its ranks."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_a_stage_that_becomes_slower_is_named_and_no_rank_of_it() -> None:
 
 
 @pytest.mark.parametrize("pp", [4, 16])
-def test_a_stage_that_is_heavier_by_design_is_told_once_for_information(pp: int) -> None:
+def test_a_stage_that_is_heavier_by_design_is_reported_once_for_information(pp: int) -> None:
     findings = told(Job(world_size=32, steps=400, seed=22, placement=RankPlacement(pp=pp, heavy_stage=(3, 1.6))))
     assert [(str(f.scope), f.change, f.severity, f.ranks) for f in findings] == [
         ("stage:3", Change.OPEN, Severity.INFO, ())

@@ -59,7 +59,7 @@ def found(job: Job, said: Iterable[tuple[int, Occurrence]] = ()) -> list[Finding
 
 
 @pytest.mark.parametrize(("factor", "steps_max"), [(1.07, 30), (2.0, 12)])
-def test_a_uniform_slowdown_is_told_soon(factor: float, steps_max: int) -> None:
+def test_a_uniform_slowdown_is_reported_soon(factor: float, steps_max: int) -> None:
     (finding,) = found(Job(64, 380, 1).inject(SlowJob(300, factor)))
     assert 0 < (finding.detected_step or 0) - 300 <= steps_max
     # A tenth of a step is transfer, which is not slowed.
@@ -119,7 +119,7 @@ def test_a_schedule_that_lengthens_steps_from_the_first_one_on_is_no_slowdown(st
     assert of_log(lengthening(stairs, 1.14), 1, noise=noise) == []
 
 
-def test_a_slowdown_on_top_of_such_a_schedule_is_told_at_its_onset() -> None:
+def test_a_slowdown_on_top_of_such_a_schedule_is_reported_at_its_onset() -> None:
     for seed in range(3):
         levels = lengthening(40, 1.14) * np.where(np.arange(1500) < 900, 1.0, 1.12)
         (finding,) = opened(of_log(levels, seed, noise=0.01))
@@ -141,7 +141,7 @@ def test_a_small_shift_that_takes_hundreds_of_noisy_steps_to_prove_is_no_schedul
         assert [f.detected_step in range(500, 700) for f in opened(of_log(levels, seed, noise=0.06))] == [True]
 
 
-def test_a_slowdown_of_all_is_told_beside_a_slow_rank() -> None:
+def test_a_slowdown_of_all_is_reported_beside_a_slow_rank() -> None:
     (finding,) = opened(found(Job(world_size=64, steps=400, seed=11).inject(Slow(7, 200, 1.4), SlowJob(300, 1.07))))
     assert finding.onset_step in range(297, 304)
 
@@ -197,7 +197,7 @@ def test_what_comes_and_goes_again_is_one_pattern_with_a_count() -> None:
     assert len(opened(findings)) <= 4
 
 
-def test_a_pattern_that_stays_away_is_over_and_what_comes_then_is_told_again() -> None:
+def test_a_pattern_that_stays_away_is_over_and_what_comes_then_is_reported_again() -> None:
     bouts = (SlowJob(at, 1.08, until_step=at + 100) for at in range(200, 1400, 200))
     findings = found(Job(8, 7400, 1).inject(*bouts, SlowJob(7300, 1.08)))
     assert [(f.severity, f.evidence.get("standing", False)) for f in opened(findings)] == [
@@ -209,7 +209,7 @@ def test_a_pattern_that_stays_away_is_over_and_what_comes_then_is_told_again() -
     assert (patterns[0], patterns[-1], set(patterns[1:-1])) == (Change.OPEN, Change.CLOSE, {Change.UPDATE})
 
 
-def test_a_slowdown_like_one_that_has_passed_is_told_once_it_has_not() -> None:
+def test_a_slowdown_like_one_that_has_passed_is_reported_once_it_has_not() -> None:
     job = Job(8, 1800, 1).inject(SlowJob(200, 1.08, until_step=300), SlowJob(500, 1.08))
     first, _, second = found(job)
     assert (first.severity, second.change, second.severity) == (Severity.INFO, Change.OPEN, Severity.WARNING)
@@ -300,7 +300,7 @@ def test_a_job_that_warms_up_wakes_nobody(steps: int, factor: float) -> None:
     assert evaluate(generate(staged), [StageDetector(StageConfig())]) == []
 
 
-def test_bouts_that_take_a_third_of_the_job_are_told_each_time() -> None:
+def test_bouts_that_take_a_third_of_the_job_are_reported_each_time() -> None:
     bouts = (SlowJob(at, 1.5, until_step=at + 100) for at in range(200, 1400, 200))
     assert told(found(Job(8, 1400, 1).inject(*bouts))) == [("open", "warning", False)] * 6
 
@@ -546,7 +546,7 @@ def test_a_loss_around_zero_that_wanders_wakes_nobody(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_a_job_that_becomes_a_quarter_slower_over_half_an_hour_is_told_early_by_how_much(seed: int) -> None:
+def test_a_job_that_becomes_a_quarter_slower_over_half_an_hour_is_reported_early_by_how_much(seed: int) -> None:
     findings = found(Job(8, 2300, seed, ends=False).inject(Drift(600, 1.25, 1800)))
     (first,) = opened(findings)
     assert (first.onset_step or 0) in range(600 - 64, 600 + 321)

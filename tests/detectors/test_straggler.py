@@ -1,4 +1,5 @@
-"""Slow ranks are named, soon, and nobody else is; what holds from the first steps is a fact of the job, told once."""
+"""Slow ranks are named, soon, and nobody else is; what holds from the first steps is a fact of the job, reported
+once."""
 
 from __future__ import annotations
 
@@ -38,13 +39,13 @@ def demo_job(steps: int = 400, seed: int = 0, contention: float = 0.3) -> Job:
     return Job(4, steps, seed, step_s=0.1, noise=noise, placement=RankPlacement(accelerated=False))
 
 
-def test_a_descheduled_rank_is_told_after_a_minute_and_the_host_is_the_cause() -> None:
+def test_a_descheduled_rank_is_reported_after_a_minute_and_the_host_is_the_cause() -> None:
     findings = opened(found(demo_job(steps=2500, contention=0.1).inject(Slow(1, 300, 1.7, wall_only=True))))
     assert [(f.ranks, f.cause) for f in findings] == [((1,), "host")]
     assert findings[0].detected_time_s - findings[0].onset_time_s >= 60.0
 
 
-def test_a_rank_that_sleeps_beside_ranks_that_compute_is_told_soon_and_its_own_code_is_the_cause() -> None:
+def test_a_rank_that_sleeps_beside_ranks_that_compute_is_reported_soon_and_its_own_code_is_the_cause() -> None:
     (finding,) = opened(found(demo_job(steps=500, contention=0.1).inject(Slow(1, 300, 1.7, asleep=True))))
     assert (finding.ranks, finding.cause, finding.evidence["witness"]) == ((1,), "worker", "own")
     assert "It waits in its own code" in finding.summary
@@ -136,7 +137,7 @@ def test_the_first_slow_rank_among_four_is_found_within_thirty_steps() -> None:
     assert (findings[0].detected_step or 0) <= 30
 
 
-def test_rate_and_cost_are_told() -> None:
+def test_rate_and_cost_are_reported() -> None:
     (finding,) = opened(found(Job(world_size=64, steps=400, seed=1).inject(Slow(17, 300, 1.6))))
     evidence = finding.evidence
     assert evidence["ratio"] == pytest.approx(1.6, rel=0.05)
@@ -309,7 +310,7 @@ def test_a_stage_that_is_lighter_later_is_no_fact_any_more() -> None:
     assert [(f.change, f.evidence["standing"]) for f in findings] == [(Change.OPEN, True), (Change.CLOSE, True)]
 
 
-def test_a_rank_slow_from_the_start_stays_a_warning_and_what_comes_later_is_told_apart() -> None:
+def test_a_rank_slow_from_the_start_stays_a_warning_and_what_comes_later_is_distinguished() -> None:
     slow = ("straggler", "warning", "rank:2", True, (2,))
     for fault, more in (
         (SlowJob(300, 1.08), ("slowdown", "info", "job", False, ())),
@@ -335,7 +336,7 @@ def test_a_rank_or_host_slower_by_less_than_a_tenth_is_one_fact_for_information(
     ]
 
 
-def test_a_rank_that_recovers_is_told_and_accused_of_nothing_afterwards() -> None:
+def test_a_rank_that_recovers_is_reported_and_accused_of_nothing_afterwards() -> None:
     findings = found(Job(16, 700, 1).inject(Slow(2, 0, 1.3, until_step=300)))
     assert [(f.change, str(f.scope)) for f in findings] == [(Change.OPEN, "rank:2"), (Change.CLOSE, "rank:2")]
     assert (findings[0].onset_step, findings[0].severity) == (0, Severity.WARNING)

@@ -46,7 +46,7 @@ def changes(findings: list[Finding]) -> list[tuple[Kind, Change]]:
 
 
 def diverging(series: Iterable[float], step_s: float = 1.0) -> list[Finding]:
-    """What is told of a divergence of the loss."""
+    """The findings on a divergence of the loss."""
     return [finding for finding in watched(series, step_s=step_s) if finding.kind is Kind.LOSS_DIVERGENCE]
 
 
@@ -177,7 +177,7 @@ def test_a_rollback_into_the_steep_part_is_no_spike() -> None:
             assert [*detector.observe(frame(step, {"loss": [series[step]] * 2}, attempt=attempt))] == []
 
 
-def test_a_gradient_norm_that_explodes_is_told_and_closed() -> None:
+def test_a_gradient_norm_that_explodes_is_reported_and_closed() -> None:
     norms = np.exp(0.2 * np.random.default_rng(1).standard_normal(900))
     norms[600:602] = (30.0, 900.0)
     findings = watched(norms, "grad_norm")
@@ -212,14 +212,14 @@ def test_a_lasting_shift_too_small_to_matter_becomes_the_level() -> None:
     assert watched(losses, "loss") == []
 
 
-def test_a_loss_that_doubles_on_wild_batches_is_told() -> None:
+def test_a_loss_that_doubles_on_wild_batches_is_reported() -> None:
     losses = 0.6 * np.exp(0.13 * np.random.default_rng(3).standard_normal(900))
     losses[700:704] = (1.9, 1.2, 1.1, 0.9)
     spikes = [finding for finding in watched(losses, "loss") if finding.kind is Kind.LOSS_SPIKE]
     assert [finding.change for finding in spikes] == [Change.OPEN, Change.CLOSE]
 
 
-def test_a_spike_that_goes_on_growing_is_told_again_within_its_incident() -> None:
+def test_a_spike_that_goes_on_growing_is_reported_again_within_its_incident() -> None:
     losses = 2.2 + 0.02 * np.random.default_rng(3).standard_normal(600)
     losses[500:504] = (3.0, 6.0, 40.0, 300.0)
     spikes = [finding for finding in watched(losses, "loss") if finding.kind is Kind.LOSS_SPIKE]
@@ -261,7 +261,9 @@ def test_a_hump_of_seconds_at_the_floor_of_the_loss_wakes_nobody(height: float, 
     assert {finding.severity for finding in found} <= {Severity.INFO}
 
 
-def test_a_rise_that_has_lasted_a_minute_is_told_by_its_size_which_it_has_when_it_is_found_if_steps_take_long() -> None:
+def test_a_rise_that_has_lasted_a_minute_is_reported_by_its_size_which_it_has_when_it_is_found_if_steps_take_long() -> (
+    None
+):
     losses = humps(3000, 0.0, 10)
     losses[3000:] *= 1.8
     grave = next(finding for finding in diverging(losses, step_s=0.033) if finding.severity is not Severity.INFO)
@@ -291,7 +293,7 @@ def one_thread() -> Iterator[None]:
 def watched_curve(
     curve: Mapping[str, Iterable[float]], optimizers: int = 1, family: str = "steps", step_s: float = 1.0
 ) -> list[Finding]:
-    """What is told of a curve that two ranks log from step 0 on."""
+    """The findings on a curve that two ranks log from step 0 on."""
     start = AttemptStart(ATTEMPT, dataclasses.replace(topology(2), optimizers=optimizers), 0.0)
     return evaluate([start, *frames_of(curve, family=family, step_s=step_s)], bank_of_curves())
 
@@ -342,14 +344,16 @@ def test_a_norm_that_grows_eightfold_in_the_first_minute_opens_nothing(seed: int
     assert watched_curve({"grad_norm": eightfold(1000, seed)}) == []
 
 
-def test_a_norm_that_explodes_later_is_told_at_once_and_for_information_only() -> None:
+def test_a_norm_that_explodes_later_is_reported_at_once_and_for_information_only() -> None:
     norms = eightfold(300)
     norms[200] *= 60.0
     found = watched_curve({"grad_norm": norms})
     assert (found[0].detected_step, found[0].severity) == (200, Severity.INFO)
 
 
-def test_a_young_loss_that_runs_away_is_told_at_once_and_is_no_mere_information_when_it_is_not_young_any_more() -> None:
+def test_a_young_loss_that_runs_away_is_reported_at_once_and_is_no_mere_information_when_it_is_not_young_any_more() -> (
+    None
+):
     losses = 2.3 + 0.05 * np.random.default_rng(2).standard_normal(400)
     losses[150:] += 2.0 * np.arange(250)
     found = watched_curve({"loss": losses})
@@ -385,7 +389,7 @@ def test_another_model_begins_a_new_curve(points: int, before: int) -> None:
 
 
 def with_changes(series: np.ndarray[tuple[int], np.dtype[np.float64]], *steps: int, late: int = 0) -> list[Finding]:
-    """What is told of a loss in which a change was declared before each of these steps, or so many rows too late."""
+    """The findings on a loss in which a change was declared before each of these steps, or so many rows too late."""
     observed: list[Observation] = [AttemptStart(ATTEMPT, topology(2), 0.0)]
     for row in frames_of({"loss": series}):
         observed += [declared(row.step - late)] if row.step - late in steps else []
@@ -426,7 +430,7 @@ def test_changes_declared_one_after_the_other_hide_no_loss_that_grows(apart: int
     ]
 
 
-def test_growth_that_a_person_accepts_is_not_told_again() -> None:
+def test_growth_that_a_person_accepts_is_not_reported_again() -> None:
     series = curve(1200)
     series[1000:1100] *= np.exp(np.arange(100) / 40)
     series[1100:] *= np.exp(2.5)
@@ -480,7 +484,7 @@ def test_a_loss_of_two_levels_that_leaves_them_is_a_divergence_within_forty_poin
 
 
 @pytest.mark.parametrize("length", [1, 6, 30])
-def test_what_came_and_went_is_told_once_and_then_known(length: int) -> None:
+def test_what_came_and_went_is_reported_once_and_then_known(length: int) -> None:
     series = curve(4000)
     for begin in range(600, 3600, 300):
         series[begin : begin + length] *= 3
@@ -492,7 +496,7 @@ def test_what_came_and_went_is_told_once_and_then_known(length: int) -> None:
     assert known.endswith("It has come back 3 times: such jumps are not reported any more.")
 
 
-def test_a_jump_higher_or_longer_than_all_that_came_and_went_is_told() -> None:
+def test_a_jump_higher_or_longer_than_all_that_came_and_went_is_reported() -> None:
     series = curve(4000)
     series[600:2400:300] *= 2
     series[2600] *= 8
@@ -512,7 +516,7 @@ def test_a_value_of_few_digits_that_moves_in_the_last_one_raises_nothing(metric:
         assert watched(series.astype(np.float32) if single else np.round(series, 4), metric) == []
 
 
-def test_a_constant_that_is_left_is_told() -> None:
+def test_a_constant_that_is_left_is_reported() -> None:
     series = np.full(1500, 2.3026)
     series[800:] = 5.0
     found = watched(series)
@@ -563,7 +567,7 @@ def test_a_curve_that_goes_back_runs_away_from_a_level_that_it_still_has() -> No
 
 
 def resumed(at: int, ratio: float, attempt: str = "run.1", ahead: int = 600, noise: float = 0.03) -> list[Finding]:
-    """What is told after 900 steps of a training that then goes on at a step, with so many times the loss."""
+    """The findings after 900 steps of a training that then goes on at a step, with so many times the loss."""
     series = curve(3000, noise=noise)
     again = series[at : at + ahead] * ratio
     norms = np.exp(0.1 * np.random.default_rng(3).standard_normal(3000))
@@ -582,7 +586,7 @@ def test_a_training_that_goes_back_goes_on_as_it_was_there(at: int, attempt: str
 
 @pytest.mark.parametrize("attempt", ["run.1", "again.0"], ids=["same process", "relaunch"])
 @pytest.mark.parametrize("at", [500, 900, 1200])
-def test_a_loss_that_is_higher_after_a_resume_than_before_is_told(at: int, attempt: str) -> None:
+def test_a_loss_that_is_higher_after_a_resume_than_before_is_reported(at: int, attempt: str) -> None:
     found = resumed(at, 1.6, attempt)
     assert found[0].kind is Kind.LOSS_SPIKE
     assert found[0].onset_step == at

@@ -61,7 +61,7 @@ def taken_by(taker: str) -> Iterator[AgentService | KafkaSink]:
 
 
 def rows_told(service: AgentService | KafkaSink) -> tuple[int, int]:
-    """Rows that have arrived, each message counted once, and rows told as given up."""
+    """Rows that have arrived, each message counted once, and rows reported as given up."""
     messages = {(batch.boot, batch.seq): batch for batch in list(service.batches)}.values()
     arrived = sum(batch.steps.rows for batch in messages if batch.steps is not None)
     lost = sum(event.fields["count"] for batch in messages for event in batch.events if event.kind == "records_lost")

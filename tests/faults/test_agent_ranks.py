@@ -1,4 +1,4 @@
-"""Ranks end, crash, stop and hang; the agent tells how."""
+"""Ranks end, crash, stop and hang; the agent reports how."""
 
 import os
 import signal
@@ -29,7 +29,7 @@ def settle(service: AgentService, count: int) -> None:
     until(lambda: len({info.rank for batch in service.batches for info in batch.ranks}) == count)
 
 
-def test_exit_codes_signals_and_exceptions_are_told_within_a_second(tmp_path, service, rank):
+def test_exit_codes_signals_and_exceptions_are_reported_within_a_second(tmp_path, service, rank):
     coded = rank
     with (
         RecordingRank(tmp_path, 1) as killed,
@@ -73,7 +73,7 @@ def test_the_first_mover_is_the_one_whose_process_died_first_however_fast_the_ot
     assert sorted(told, key=lambda rank: int(str(told[rank]["exit_order"]))) == order
 
 
-def test_an_exit_is_told_by_the_excepthook_or_as_unknown_when_the_process_was_gone_before_the_agent_came(
+def test_an_exit_is_reported_by_the_excepthook_or_as_unknown_when_the_process_was_gone_before_the_agent_came(
     tmp_path, service
 ):
     with RecordingRank(tmp_path, 0) as raising, RecordingRank(tmp_path, 1) as killed:
@@ -133,7 +133,7 @@ def test_an_agent_that_is_told_to_stop_and_has_no_rank_stops(service, agent):
     assert agent.wait(9.0) in (143, -signal.SIGTERM)
 
 
-def test_a_loop_that_was_broken_off_by_an_exit_is_told_with_status_and_place(service, rank, peer, agent):
+def test_a_loop_that_was_broken_off_by_an_exit_is_reported_with_status_and_place(service, rank, peer, agent):
     settle(service, 2)
     rank.say("loop_exit", 3)
     assert rank.wait() == 3
@@ -143,7 +143,7 @@ def test_a_loop_that_was_broken_off_by_an_exit_is_told_with_status_and_place(ser
     assert "recording_rank.py:" in str(told["where"])
 
 
-def test_a_normal_end_is_told_apart_and_the_agent_ends_and_leaves_no_recorder(tmp_path, service, agent, rank):
+def test_a_normal_end_is_distinguished_and_the_agent_ends_and_leaves_no_recorder(tmp_path, service, agent, rank):
     rank.do("steps", 5)
     began_s = time.monotonic()
     rank.say("end")
@@ -195,7 +195,7 @@ def test_what_the_ring_could_not_keep_is_counted_exactly(tmp_path, service, rank
     assert len(service.rows()) + service.lost()["ring"] == 20_000
 
 
-def test_progress_is_told_every_second_with_phase_ages_and_cpu_time(service, rank, agent):
+def test_progress_is_reported_every_second_with_phase_ages_and_cpu_time(service, rank, agent):
     rank.do("steps", 3)
     rank.do("hang", "forward")
     until(lambda: len(blocks(service, "forward")) >= 3)

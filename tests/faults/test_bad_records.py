@@ -1,4 +1,4 @@
-"""Records that nobody should have written, panics, and NaN anywhere: each is told, and everything else goes on."""
+"""Records that nobody should have written, panics, and NaN anywhere: each is reported, and everything else goes on."""
 
 import math
 import random
@@ -194,7 +194,7 @@ def with_nan(table: wire.Table, metric: str, at_step: int, steps: int) -> wire.T
     ("metric", "at_step"),
     [*(("loss", step) for step in (0, 1, 63, 64, 100)), *((name, step) for name in TRAINED[1:] for step in (0, 64))],
 )
-def test_what_training_computed_as_nan_is_told_in_its_step_and_a_later_straggler_too(live, metric, at_step):
+def test_what_training_computed_as_nan_is_reported_in_its_step_and_a_later_straggler_too(live, metric, at_step):
     lived = live(corrupted(metric, at_step))
     found = lived.outcome.of("gpt")
     (nonfinite,) = [row for row in found if row[0] == "nonfinite"]

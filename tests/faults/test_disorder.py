@@ -47,7 +47,7 @@ def test_what_comes_again_an_hour_late_is_kept_and_opens_nothing_again(live, cle
 
 
 def test_steps_of_one_host_that_come_an_hour_late_for_the_first_time_are_for_the_charts_only(live, clean):
-    """Its agent had no connection: a silent host is told, its late straggling is history."""
+    """Its agent had no connection: a silent host is reported, its late straggling is history."""
     whole = entries()
     end_s = whole[-1].time_s
     cut_s = 40.0

@@ -87,7 +87,7 @@ def listening(up, after):
         (lambda url: "postgresql://127.0.0.1:9/x", "refused"),
     ],
 )
-def test_a_server_that_refuses_us_is_told_in_one_line_without_the_password(server, change, said):
+def test_a_server_that_refuses_us_is_reported_in_one_line_without_the_password(server, change, said):
     engine = open_engine(change(server.url()))
     with pytest.raises(StoreBusyError, match=said) as error:
         check(engine)

@@ -122,7 +122,7 @@ AHEAD = 80
 
 @pytest.fixture(scope="module")
 def before_the_nan(form, reference):
-    """A database in which the next records open an incident, order a rollback and tell a receiver; where to stop."""
+    """A database in which the next records open an incident, order a rollback and notify a receiver; where to stop."""
     opened_ns = next(row["detected_unix_ns"] for row in reference["incident"] if row["kind"] == "nonfinite")
     with form.copied(form.url) as url:
         with form.opened(url) as (_engine, stream):

@@ -78,7 +78,7 @@ TWO_HOSTS: Final = RankPlacement(ranks_per_host=4)
 
 @dataclass(frozen=True)
 class Told:
-    """An event that an agent tells in a job, at a step."""
+    """An event that an agent sends for a job, at a step."""
 
     step: int
     kind: str
@@ -88,7 +88,7 @@ class Told:
 
 @dataclass(frozen=True)
 class Fault:
-    """A job with its script, as `rankwatch simulate --fault` takes it, and what else its agents tell."""
+    """A job with its script, as `rankwatch simulate --fault` takes it, and what else its agents report."""
 
     name: str
     script: str

@@ -16,7 +16,7 @@ def test_the_file_holds_these_faults() -> None:
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_a_fault_is_told_as_it_was(fault: Fault) -> None:
+def test_a_fault_is_reported_as_it_was(fault: Fault) -> None:
     before, lines = STORED[fault.name], written(play(fault))
     after = digests(lines)
     if before != after:

@@ -85,7 +85,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def allocation(service: Service, folder: Path, job: str, number: int) -> dict[str, str]:
-    """What Slurm tells a batch script, and where this service and the job's folders are."""
+    """What Slurm passes to a batch script, and where this service and the job's folders are."""
     (folder / "token").write_text(service.job_token(job) + "\n")
     return {
         "SLURM_JOB_ID": str(number),

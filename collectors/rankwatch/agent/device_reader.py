@@ -177,7 +177,7 @@ def main(lock_path: str) -> int:
             while (left_s := next_s - time.monotonic()) > 0:
                 errors = nvml.wait(left_s)
                 if errors:
-                    # The kernel's log says more of the same errors, and the first one that is told counts.
+                    # The kernel's log says more of the same errors, and the first one that is reported counts.
                     logged = () if log is None else log.read(time.time_ns())
                     _write(Reading(errors=(*logged, *errors)))
     except BrokenPipeError:

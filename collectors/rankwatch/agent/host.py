@@ -147,7 +147,7 @@ class HostResources:
             counts[name] = float(found[1]) if found else None
         first = (text_of(self._proc / "stat") or "").partition("\n")[0].split()
         counts |= zip(_CPU_TIMES, map(as_number, first[1:]), strict=False)
-        # The machine counts the kills of all its containers; those of this one are told by its own group.
+        # The machine counts the kills of all its containers; those of this one are counted by its own group.
         if self._memory_group is not None:
             counts["oom_kills"] = table_of(self._memory_group / "memory.events").get("oom_kill")
         else:
@@ -277,7 +277,7 @@ class NetworkPorts:
         statistics = folder / "statistics"
         return known(
             {
-                # Some drivers do not tell.
+                # Some drivers do not report it.
                 "link_up": 1.0 if state == "up" else None,
                 "link_bits_per_s": megabits * 1e6 if megabits is not None and 0 < megabits < _UNKNOWN_SPEED else None,
                 "link_downs": number_of(folder / "carrier_down_count"),

@@ -226,7 +226,7 @@ class LoopExit:
             self._reason = "told"
 
     def _note_broken_off(self) -> None:
-        # At once: what the script holds is freed before Python tells of its end, and a peer that loses it meanwhile may
+        # At once: what the script holds is freed before Python reports its end, and a peer that loses it meanwhile may
         # make the launcher end this process.
         with self._faults:
             self._meter.note("loop_broken_off", self._broken_by)

@@ -74,7 +74,8 @@ class DevicePlaces(Stateful):
         mine = [rank for rank in here if uuid and _bare(self._devices[rank]) == uuid]
         if mine:
             return IncidentScope.of_rank(mine[0])
-        # An instance of a divided GPU (MIG) has a UUID of its own, so that its rank cannot be told from the GPU's.
+        # An instance of a divided GPU (MIG) has a UUID of its own, so that its rank cannot be distinguished from the
+        # GPU's.
         known = all(self._devices[rank] and "MIG" not in self._devices[rank] for rank in here)
         return None if known and uuid else IncidentScope.of_host(host)
 
@@ -331,7 +332,7 @@ class CounterDetector(DispatchingDetector, ABC):
             summary = self._sentence(scope, problem, host, device)
             named = {self.NAMED: device} if device else {}
             evidence = {**named, "host": host, "rule": problem.what, **(problem.evidence or {})}
-            # A slot is told of some seconds after its end, and what a count counts lies before its reading.
+            # A slot is reported some seconds after its end, and what a count counts lies before its reading.
             began_s = min(SLOT_S * (counters.slot - problem.slots + problem.lasts), self.now_s)
             findings += self._tell(scope, key, problem.severity, summary, evidence, began_s)
         for troubles in self._troubles.values():

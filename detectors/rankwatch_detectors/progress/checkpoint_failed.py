@@ -230,7 +230,7 @@ class CheckpointFailedDetector(DispatchingDetector):
         for tier in (DISK, MEMORY):
             if (own := self._suspected.get(occurrence.rank, tier)) is not None:
                 own["ended"] = True
-        # Ranks that end together are told together: those after the first with the next tick.
+        # Ranks that end together are reported together: those after the first with the next tick.
         return () if WHOLE_JOB in self.episodes else self._report()
 
     def _is_lost(self, failure: Failure) -> bool:

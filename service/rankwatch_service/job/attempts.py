@@ -132,7 +132,7 @@ class RankOwners:
         named = _named(bundle)
         if self.signed and launch is Launch.RUNNING and (why := self._forgery_reason(bundle, named, now_s)):
             return BundleRefused(Reason.FORGED, why)
-        # Of an earlier launch it is enough to name a rank: the host that is first heard when it is over is honest.
+        # Of an earlier launch it is enough to name a rank: the host that reports first when it is over is honest.
         brought = named.batches if launch is Launch.EARLIER else named.brought(_world_size(launch, topology))[1]
         bringing = set(brought.tolist())
         for number, batch in enumerate(bundle.batches):

@@ -190,7 +190,7 @@ class _Case:
         until = onset + (cost / rate * HOUR_NS if cost > 0 and rate > 0 else LOOK_NS)
         if until <= self.incident.updated_unix_ns:
             return "Since it has lasted for so long"
-        # The next whole minute: times are told without seconds.
+        # The next whole minute: times are shown without seconds.
         return f"If it is still so at {self.at(until + 59e9)}"
 
     def see_that_it_goes_on(self, at_unix_ns: float, instead: str = "") -> str:

@@ -220,7 +220,7 @@ def test_where_a_rank_has_saved_is_a_root(world: World, ckpt: Path) -> None:
     assert "not below a checkpoint root" in world.why_not(ckpt.parent / "evil" / "step-9.pt")
 
 
-def test_declared_roots_are_the_only_ones_and_a_save_elsewhere_is_told(world: World, ckpt: Path) -> None:
+def test_declared_roots_are_the_only_ones_and_a_save_elsewhere_is_reported(world: World, ckpt: Path) -> None:
     rank = world.rank(str(ckpt))
     world.save(rank, ckpt.parent / "evil" / "step-9.pt")
     assert world.roots.roots == (str(ckpt),)

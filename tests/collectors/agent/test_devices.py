@@ -142,7 +142,7 @@ def test_links_that_are_down_and_errors_of_one_link_are_counted_and_the_second_r
         ({"xids": [[6, 0, 0x800]]}, "device_event", {"device_uuid": "GPU-6", "event": "dram_retirement_failure"}),
     ],
 )
-def test_an_xid_names_the_device_and_an_event_without_a_number_is_told_by_its_name(
+def test_an_xid_names_the_device_and_an_event_without_a_number_is_reported_by_its_name(
     sampler: DeviceSampler, spoil: Spoil, corrupted: dict[str, Any], kind: str, told_fields: dict[str, Any]
 ) -> None:
     sampler.start()
@@ -151,7 +151,7 @@ def test_an_xid_names_the_device_and_an_event_without_a_number_is_told_by_its_na
     assert told_fields.items() <= told(sampler, kind).fields.items()
 
 
-def test_a_lost_device_is_told_once_by_its_serial_and_loses_no_other(sampler: DeviceSampler, spoil: Spoil) -> None:
+def test_a_lost_device_is_reported_once_by_its_serial_and_loses_no_other(sampler: DeviceSampler, spoil: Spoil) -> None:
     sampler.start()
     assert len(taken(sampler)) == 8
     spoil(lost=[2])
@@ -163,14 +163,16 @@ def test_a_lost_device_is_told_once_by_its_serial_and_loses_no_other(sampler: De
     assert sampler.take_events() == []
 
 
-def test_a_device_that_was_lost_before_the_agent_began_is_told_too(sampler: DeviceSampler, spoil: Spoil) -> None:
+def test_a_device_that_was_lost_before_the_agent_began_is_reported_too(sampler: DeviceSampler, spoil: Spoil) -> None:
     spoil(lost=[5])
     sampler.start()
     assert told(sampler, "device_lost").fields["index"] == 5
     assert len(taken(sampler)) == 7
 
 
-def test_errors_of_switches_and_of_devices_of_this_host_are_told_once_though_two_sources_tell_them(tmp_path) -> None:
+def test_errors_of_switches_and_of_devices_of_this_host_are_reported_once_though_two_sources_report_them(
+    tmp_path,
+) -> None:
     found = (DeviceIdentity(0, "GPU-0", "0000:4e:00", "S0"),)
     switch = DeviceError(10**10, "0000:c1:00", text="Fatal, Link 28", sxid=20034)
     errors = (
@@ -213,7 +215,7 @@ def writing(*readings: Reading) -> list[str]:
     return [sys.executable, "-c", script, *(encoded(reading).hex() for reading in readings)]
 
 
-def test_a_driver_that_hangs_is_told_once_and_read_on_when_it_answers(sampler, spoil, monkeypatch):
+def test_a_driver_that_hangs_is_reported_once_and_read_on_when_it_answers(sampler, spoil, monkeypatch):
     monkeypatch.setattr(devices, "SILENT_S", 1.5)
     sampler.start()
     taken(sampler)
@@ -233,7 +235,7 @@ def test_closing_leaves_no_process_though_the_driver_hangs(sampler, spoil, monke
     assert not sampler.is_alive()
 
 
-def test_a_second_reader_beside_one_that_hangs_ends_at_once_and_the_silence_is_told(
+def test_a_second_reader_beside_one_that_hangs_ends_at_once_and_the_silence_is_reported(
     sampler, tmp_path, spoil, monkeypatch
 ):
     monkeypatch.setattr(devices, "SILENT_S", 0.5)
@@ -339,7 +341,7 @@ ALL, HALF, NONE = [HEAT] * 60, [HEAT, 0] * 30, [0] * 60
         "a device that does not tell is well",
     ],
 )
-def test_when_a_device_is_told_as_slowed_down_by_its_hardware(minutes, told):
+def test_when_a_device_is_reported_as_slowed_down_by_its_hardware(minutes, told):
     assert throttled(minutes) == told
 
 

@@ -56,7 +56,7 @@ def place(stack: str, thread: int = 0x7F0000000010) -> StackPlace:
     return place_of(stack, thread)
 
 
-def test_the_place_is_told_by_the_innermost_frame_and_that_of_the_jobs_own_code() -> None:
+def test_the_place_is_reported_by_the_innermost_frame_and_that_of_the_jobs_own_code() -> None:
     assert place(TRAINING).text == "all_reduce (distributed_c10d.py:2810), from train (train.py:41)"
     own = TRAINING.replace("/usr/lib/python3.11/site-packages/torch", "/home/me")
     assert place(own).text == "all_reduce (distributed_c10d.py:2810)"

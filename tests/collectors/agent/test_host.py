@@ -155,7 +155,7 @@ def test_the_sampler_tells_of_the_host_and_of_each_port_by_kind_and_name(tree: H
     assert {one.time_unix_ns for one in read} == {clock.unix_ns()}
 
 
-def test_a_folder_without_the_hosts_proc_and_sys_is_told_once_in_the_log(tmp_path, caplog):
+def test_a_folder_without_the_hosts_proc_and_sys_is_reported_once_in_the_log(tmp_path, caplog):
     sampler = HostSampler(tmp_path, FakeClock(), tmp_path)
     sampler.close()
     sampler.run()
@@ -357,7 +357,7 @@ def test_events_of_this_machine_of_azure_and_what_ends_it_first(metadata: Metada
     assert on_azure(metadata.base) == {"what": "maintenance", "action": "Freeze", "at": when, "detail": ""}
 
 
-def test_a_notice_is_told_each_minute_and_its_withdrawal_once_and_silence_changes_nothing(caplog):
+def test_a_notice_is_reported_each_minute_and_its_withdrawal_once_and_silence_changes_nothing(caplog):
     said: list[Notice | Exception | None] = []
 
     def look() -> Notice | None:

@@ -91,7 +91,7 @@ def test_an_exit_status_is_read_though_we_are_not_the_parent(grandchild: Grandch
     process.close()
 
 
-def test_a_signal_is_told_as_such(grandchild: Grandchild) -> None:
+def test_a_signal_is_reported_as_such(grandchild: Grandchild) -> None:
     process = held(grandchild.pid)
     assert process.send(signal.SIGSEGV)
     found = ended(process)
@@ -106,7 +106,7 @@ def test_another_process_with_the_same_pid_is_not_taken_for_ours() -> None:
         RankProcess(2**22 - 1, 1)
 
 
-def test_several_exits_are_told_in_the_order_in_which_they_happened() -> None:
+def test_several_exits_are_reported_in_the_order_in_which_they_happened() -> None:
     children = [subprocess.Popen(["sleep", "60"]) for _ in range(8)]
     processes = [held(child.pid) for child in children]
     watch = ExitWatch()
@@ -301,7 +301,7 @@ SIGTERM, SIGKILL = ProcessExit(None, signal.SIGTERM, "pidfd"), ProcessExit(None,
 
 
 def exit_of(rank: Rank, ended: ProcessExit) -> wire.Event:
-    """What the agent tells of the end of a process that has recorded this."""
+    """The agent's report of the end of a process that has recorded this."""
     with local_rank(rank.recorder) as local:
         for entry in local.poll().entries:
             if isinstance(entry, Note):
@@ -345,7 +345,7 @@ def test_what_broke_off_an_earlier_loop_is_not_how_a_process_ended(broken_off):
     assert "broken_off_unix_ns" not in exit_of(broken_off, SIGTERM).fields
 
 
-def test_an_exit_that_python_had_not_finished_is_told_with_its_status(tmp_path):
+def test_an_exit_that_python_had_not_finished_is_reported_with_its_status(tmp_path):
     rank = Rank(tmp_path)
     with pytest.raises(SystemExit), rank.watch.step():
         sys.exit(3)

@@ -192,7 +192,9 @@ def test_the_capture_to_keep_is_written_once_and_asks_for_nothing(relay, rank):
 
 
 @pytest.mark.parametrize("checkpoint", ["memory:k.0:300", "local:l.0:300", "memory:l:300", ""])
-def test_what_no_process_of_this_launch_can_have_is_not_told(relay: Relay, rank: LocalRank, checkpoint: str) -> None:
+def test_what_no_process_of_this_launch_can_have_is_not_reported(
+    relay: Relay, rank: LocalRank, checkpoint: str
+) -> None:
     keep(relay, checkpoint)
     assert (rank.reader.directives.persistent.proven, writes(rank)) == ("", 0)
 
@@ -207,7 +209,7 @@ def test_while_an_order_is_in_the_slot_it_is_not_touched_and_the_capture_to_keep
     assert (slot(rank), rank.reader.directives.persistent.proven) == (None, "memory:l.0:400")
 
 
-def test_a_restarted_worker_knows_from_the_slot_what_was_told(rank: LocalRank, tmp_path: Path) -> None:
+def test_a_restarted_worker_knows_from_the_slot_what_was_reported(rank: LocalRank, tmp_path: Path) -> None:
     keep(Relay([rank], tmp_path / "resume.json", "gpt", lambda _: ""), "memory:l.0:300")
     ranks = LocalRanks(tmp_path, "gpt")
     (found,) = ranks.scan()

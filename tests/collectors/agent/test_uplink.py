@@ -92,7 +92,7 @@ def test_a_base_url_may_have_a_path() -> None:
         *((status, Later(f"status {status}", 7.0)) for status in (302, 429, 500, 503)),
     ],
 )
-def test_answers_are_told_apart(publisher: Publisher, service: AgentService, status: int, outcome: object) -> None:
+def test_answers_are_distinguished(publisher: Publisher, service: AgentService, status: int, outcome: object) -> None:
     service.status, service.retry_after = status, "7"
     assert publisher(lambda: find(service))(BODY) == outcome
 

@@ -111,7 +111,7 @@ def test_saves_that_the_trainer_deletes_are_reported_as_gone(recorded):
     assert [one["checkpoint"] for one in recorded.notes("checkpoint_gone")] == ["local:l.0:2", "local:l.0:4"]
 
 
-def test_a_save_and_a_resume_that_fail_are_told(recorded, tmp_path):
+def test_a_save_and_a_resume_that_fail_are_reported(recorded, tmp_path):
     trainer = a_trainer(4, save_strategy="steps", save_steps=2)
     rankwatch.hf(trainer, **recorded.options)
     (tmp_path / "out").mkdir(exist_ok=True)

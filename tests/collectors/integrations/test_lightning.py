@@ -144,7 +144,7 @@ def test_saves_are_registered_when_they_are_whole_and_gone_when_deleted(recorded
     assert [step.kind for step in recorded.steps] == [0] * 6
 
 
-def test_a_save_and_a_resume_that_fail_are_told(recorded, tmp_path):
+def test_a_save_and_a_resume_that_fail_are_reported(recorded, tmp_path):
     trainer, module, path = a_trainer(2), a_module(), tmp_path / "taken" / "one.ckpt"
     rankwatch.lightning(trainer, **recorded.options)
     trainer.fit(module, loader())

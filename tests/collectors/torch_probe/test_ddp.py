@@ -173,7 +173,7 @@ def test_replicas_have_equal_fingerprints_at_every_step(ranks, wrapping):
 
 
 @pytest.mark.parametrize("wrapping", WRAPPINGS)
-def test_a_nan_of_one_rank_is_told_by_that_rank_only_and_all_ranks_skip_the_step_alike(ranks, wrapping):
+def test_a_nan_of_one_rank_is_reported_by_that_rank_only_and_all_ranks_skip_the_step_alike(ranks, wrapping):
     before, bad, after = zip(*[results[f"{wrapping}, faulty"] for results in ranks], strict=True)
     assert [got["nonfinite"] for got in before] == [0, 0]
     assert [got["nonfinite"] for got in bad] == [0, 1]

@@ -200,7 +200,7 @@ def test_an_overflow_of_the_scaled_loss_is_a_skip_and_no_non_finite_gradient(opt
 
 @KINDS
 @TOLD
-def test_a_nan_that_no_scale_can_cure_is_told_once_the_scale_is_spent(optimizer, told):
+def test_a_nan_that_no_scale_can_cure_is_reported_once_the_scale_is_spent(optimizer, told):
     job = Job(4.0, optimizer, told=told)
     job.train(0)  # in which a scaler that was not told is found
     nonfinite = []
@@ -231,7 +231,7 @@ def test_a_scaler_that_was_not_told_is_known_from_its_first_update_on():
     assert "optimizer_skipped" not in job.sink.values
 
 
-def test_a_nan_from_the_first_step_on_is_told_when_no_scaler_explains_it_any_more():
+def test_a_nan_from_the_first_step_on_is_reported_when_no_scaler_explains_it_any_more():
     job = Job(2.0**16, told=False)
     told = []
     for step in range(SKIPS_MAX + 1):
@@ -242,7 +242,7 @@ def test_a_nan_from_the_first_step_on_is_told_when_no_scaler_explains_it_any_mor
 
 
 @pytest.mark.parametrize("guarded", [False, True])
-def test_without_a_scaler_a_nan_is_told_in_its_step_whether_or_not_the_loop_leaves_the_update_out(guarded):
+def test_without_a_scaler_a_nan_is_reported_in_its_step_whether_or_not_the_loop_leaves_the_update_out(guarded):
     job = Job(1.0, told=False)
     for step, factor in enumerate((1.0, math.nan)):
         with a_step(job.probe, number=step):

@@ -85,7 +85,7 @@ def test_lists_and_dicts_of_models_and_optimizers_are_taken(sink, several):
     assert sink.declared["optimizers"] == 2
 
 
-def test_parameters_of_several_models_are_told_apart(sink):
+def test_parameters_of_several_models_are_distinguished(sink):
     TorchProbe(sink, {"encoder": net(), "head": net()}, sgd(net()))
     assert sink.declared["parameters"] == ["encoder.weight", "encoder.bias", "head.weight", "head.bias"]
     TorchProbe(sink, [net(), net(), nn.Sequential(net())], sgd(net()))
@@ -318,7 +318,7 @@ def on_part_of_the_job(rank: int, directory: str) -> list[bool]:
 
 @pytest.mark.integration
 @pytest.mark.timeout(240)
-def test_replicas_within_a_part_of_the_job_are_compared_only_where_places_are_told(tmp_path):
+def test_replicas_within_a_part_of_the_job_are_compared_only_where_places_are_reported(tmp_path):
     assert on_ranks(4, on_part_of_the_job, str(tmp_path)) == [[False, True]] * 4
 
 

@@ -259,7 +259,7 @@ def test_a_trace_ends_where_a_users_profiler_starts_which_sees_its_kernels(train
     assert any(event.device_type.name == "CUDA" for event in users.events())
 
 
-def test_the_device_is_told_as_its_driver_names_it(trainings):
+def test_the_device_is_reported_as_its_driver_names_it(trainings):
     pynvml = pytest.importorskip("pynvml")
     training = trainings()
     pynvml.nvmlInit()

@@ -278,7 +278,7 @@ def test_close_takes_every_hook_away(sink, model, optimizer, probe):
     assert sink.log == []
 
 
-def test_after_a_restore_nothing_of_the_cut_off_step_is_told(sink, model, optimizer, probe):
+def test_after_a_restore_nothing_of_the_cut_off_step_is_reported(sink, model, optimizer, probe):
     probe.step_begin(7, 0)
     model(batch() * math.nan).sum().backward()
     assert probe.after_restore() == 0  # one rank has no replica to be equal to

@@ -214,7 +214,7 @@ def test_what_an_optimizer_calls_and_launches_is_of_the_optimizer():
     assert summed_up(launched, [(0, 100 * MS)])["kinds"] == pytest.approx({"optimizer": 0.010})
 
 
-def test_collectives_of_nccl_are_told_by_the_group_that_torch_names_and_timed_by_their_kernels():
+def test_collectives_of_nccl_are_reported_by_the_group_that_torch_names_and_timed_by_their_kernels():
     about = {"Collective name": '"allreduce"', "dtype": '"BFloat16"', "In msg nelems": "1000", "Out msg nelems": "1000"}
     data = about | {"Process Group Name": '"3"', "Process Group Description": '"mesh_dp"'}
     tensor = about | {"Process Group Name": '"4"', "Process Group Description": '"undefined"'}
@@ -233,7 +233,7 @@ def test_collectives_of_nccl_are_told_by_the_group_that_torch_names_and_timed_by
     ]
 
 
-def test_collectives_of_gloo_are_told_by_the_group_of_the_flight_recorder():
+def test_collectives_of_gloo_are_reported_by_the_group_of_the_flight_recorder():
     flight = [
         sized("gloo:all_reduce", ["0", "default_pg"], [[8]], ["Float"]),
         sized("gloo:all_reduce", ["1", "undefined"], [[2]], ["Long"]),

@@ -17,7 +17,7 @@ DAY_NS = 86_400 * 10**9
 
 
 class World:
-    """One token of 30 days, and a process that hears of its agents."""
+    """One token of 30 days, and a process that receives its agents' reports."""
 
     def __init__(self, engine, scopes=frozenset({Scope.INGEST}), job="gpt", lasts_s=30 * DAY_S):
         self.engine, self.clock = engine, FakeClock()

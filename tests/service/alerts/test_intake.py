@@ -1,4 +1,4 @@
-"""Alerts that come in: which jobs they concern, and what stream is told of them; on both databases."""
+"""Alerts that come in: which jobs they concern, and what stream is sent of them; on both databases."""
 
 import pytest
 from sqlalchemy import select, update
@@ -56,7 +56,7 @@ class Site:
         return [str(one) for one in store_alerts(self.engine, self.controls, read_alerts, LABELS, may_see, now)]
 
     def told(self):
-        """What stream was told: by record its job, and name and state of its alerts."""
+        """What stream was sent: by record its job, and name and state of its alerts."""
         records = [(one.key, decode_control(one.value)) for one in self.controls.read(0, 10_000)]
         return [(job, [(one.name, one.state) for one in record.alerts]) for job, record in records]
 
@@ -73,7 +73,7 @@ def site(engine):
     return Site(engine)
 
 
-def test_stream_is_told_once_that_an_alert_begins_and_once_that_it_ends(site):
+def test_stream_is_reported_once_that_an_alert_begins_and_once_that_it_ends(site):
     assert site.post(alert(job_name="gpt")) == ["begun"]
     for _ in range(3):
         site.clock.advance(60)

@@ -66,7 +66,7 @@ def test_a_silent_job_says_what_is_judged_and_how_small_a_fault_would_be_found(a
     assert "nonfinite" in [rule["kind"] for rule in found["rules"]]
 
 
-def test_an_incident_that_was_told_without_an_explanation_has_none(api):
+def test_an_incident_that_was_reported_without_an_explanation_has_none(api):
     add(api.engine, Incident, incident_row())
     assert api.get("/api/v1/incidents/inc_1/why").json()["items"] == []
 

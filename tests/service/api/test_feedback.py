@@ -226,7 +226,7 @@ def test_stream_is_told_the_precision_with_each_answer_that_changes_it(api):
     assert told(api) == [{"hang": (0, 1)}, {"hang": (0, 1), "straggler": (1, 0)}, {"straggler": (1, 0)}]
 
 
-def test_stream_is_told_once_that_incidents_have_left_the_window_or_were_deleted(api):
+def test_stream_is_reported_once_that_incidents_have_left_the_window_or_were_deleted(api):
     old = found(api, age_ns=WINDOW_NS - 3_600 * 10**9)
     young = found(api)
     say(api, "noise", incident=old)

@@ -142,7 +142,7 @@ def test_silent_agents_of_the_running_attempt_are_named_and_those_of_old_attempt
     assert areas(sound) == []
 
 
-def test_a_detector_that_is_switched_off_and_what_was_dropped_are_told_by_job(sound):
+def test_a_detector_that_is_switched_off_and_what_was_dropped_are_reported_by_job(sound):
     job(sound, "gpt", dropped={"detector_off.hang": 5, "far": 3})
     found = health(sound)
     [problem] = found["problems"]

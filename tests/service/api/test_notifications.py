@@ -314,7 +314,7 @@ def test_a_link_expires(api):
     assert (status, "expired" in text) == (403, True)
 
 
-def test_what_is_over_or_deleted_is_told(api, links):
+def test_what_is_over_or_deleted_is_reported(api, links):
     change(api.engine, update(Incident).values(state="resolved"))
     assert "are resolved" in opened(api, links["acknowledge"])[1]
     change(api.engine, delete(Outbox))

@@ -1,4 +1,4 @@
-"""Orders are read again when the feed tells of a change of them, not after every commit."""
+"""Orders are read again when the feed reports a change of them, not after every commit."""
 
 import json
 

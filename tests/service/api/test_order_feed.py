@@ -99,7 +99,7 @@ def test_all_streams_of_a_job_are_told_what_was_read_once(database):
     asyncio.run(run())
 
 
-def test_streams_end_where_the_database_fails_and_those_that_come_back_are_told(database):
+def test_streams_end_where_the_database_fails_and_those_that_come_back_are_reported(database):
     async def run():
         async with Streams(database) as streams:
             streams.follow("gpt", 2)
@@ -114,7 +114,7 @@ def test_streams_end_where_the_database_fails_and_those_that_come_back_are_told(
     asyncio.run(run())
 
 
-def test_one_job_whose_orders_cannot_be_read_ends_no_other_and_is_told_once_they_can(database):
+def test_one_job_whose_orders_cannot_be_read_ends_no_other_and_is_reported_once_they_can(database):
     async def run():
         async with Streams(database) as streams:
             streams.follow("gpt", 1)

@@ -274,7 +274,7 @@ def test_a_person_who_gives_up_at_the_provider_comes_back_to_the_login_page(api)
     assert "<b>" not in answer.text
 
 
-def test_without_the_provider_people_are_told_and_tokens_go_on(api, provider):
+def test_without_the_provider_people_are_reported_and_tokens_go_on(api, provider):
     address = begin(api)
     provider.away = True
     assert come_back(api, address).status_code == 502

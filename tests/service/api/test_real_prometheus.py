@@ -44,7 +44,7 @@ def received(api, result):
 
 @pytest.mark.ci
 @needs_prometheus
-def test_what_a_prometheus_repeats_is_told_once_and_ends_when_its_rule_holds_no_more(service, tmp_path):
+def test_what_a_prometheus_repeats_is_reported_once_and_ends_when_its_rule_holds_no_more(service, tmp_path):
     api, url = service
     with running_prometheus(tmp_path, url, api.token(Scope.ALERT), [FIRING, WATCHDOG]) as change_rules:
         until("it has repeated its alert", lambda: received(api, "repeated") >= 2)

@@ -34,7 +34,7 @@ def put(api, path, body, **how):
     return api.ask("PUT", path, json=body, **how)
 
 
-def test_rules_are_replaced_added_changed_and_deleted_and_stream_is_told_each_time(api):
+def test_rules_are_replaced_added_changed_and_deleted_and_stream_is_reported_each_time(api):
     assert put(api, PATH, {"rules": [RULE, CHANGE]}).status_code == 200
     assert put(api, f"{PATH}/low", RULE | {"name": "low", "when": "below"}).status_code == 200
     changed = put(api, f"{PATH}/high", RULE | {"value": 20.0, "severity": "critical"}).json()["items"]

@@ -1,4 +1,4 @@
-"""Tunings by REST: versioned, audited, and told to stream with the row that they are."""
+"""Tunings by REST: versioned, audited, and sent to stream in the same transaction."""
 
 import pytest
 from sqlalchemy import func, select
@@ -106,7 +106,7 @@ def test_the_settings_are_listed_with_ranges_and_profiles(api):
     assert ratio["profiles"] == {"quiet": 1.05, "standard": 1.022, "sensitive": 1.015}
 
 
-def test_a_row_exists_if_and_only_if_stream_is_told(api, monkeypatch):
+def test_a_row_exists_if_and_only_if_stream_is_reported(api, monkeypatch):
     """A failure between both leaves neither."""
 
     def fail(self, connection, entries):

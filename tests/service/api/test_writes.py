@@ -15,7 +15,7 @@ RECEIVER = {"name": "pager", "url": "https://hooks.example/x"}
 
 @pytest.fixture
 def job(api):
-    """A job that an agent has told of; nothing answers its orders."""
+    """A job that an agent has reported; nothing answers its orders."""
     report(api.engine, "j", api.clock.unix_ns())
     return "j"
 
@@ -228,7 +228,7 @@ def test_a_body_without_the_json_content_type_is_not_parsed_as_json(api, content
 
 
 def told(api, job, *can, views_age_s=0.0):
-    """A job whose ranks have introduced themselves, with what they say that they can be told to do."""
+    """A job whose ranks have introduced themselves, with the actions that they declare."""
     report(api.engine, job, api.clock.unix_ns() - int(views_age_s * 1e9))
     add(api.engine, Job, job_row(job, world_size=1))
     ranks = [{"rank": 0, "host": "h", "tp": 0, "pp": 0, "cp": 0, "ep": 0}]

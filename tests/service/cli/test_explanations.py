@@ -96,7 +96,7 @@ def test_a_saved_file_is_whole_or_not_there(api, tmp_path):
     assert list(tmp_path.glob("*other*")) == []
 
 
-def test_consequences_of_an_incident_are_told_with_it(rankwatch):
+def test_consequences_of_an_incident_are_reported_with_it(rankwatch):
     out = rankwatch("incidents", "show", "inc_2")[1]
     assert "consequence" in out
     assert "Rank 1 ended with 3." in out

@@ -42,7 +42,7 @@ def open_incident(api: Any, name: str, kind: str = "hang", what: str = "opened")
 
 @pytest.fixture
 def happening(api, monkeypatch):
-    """Opens incidents once a watcher listens, and interrupts it when it has heard of all of them."""
+    """Opens incidents once a watcher listens, and interrupts it when it has received all of them."""
     listening = CliClient.events
 
     def happening(*kinds: str) -> None:

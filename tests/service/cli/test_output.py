@@ -97,7 +97,7 @@ def test_the_state_of_an_incident_says_whether_the_job_ended_before_it_was_over(
         ({"value": float("nan"), "usual": 2.0}, [("value", "nan"), ("usual", "2")]),
     ],
 )
-def test_evidence_is_told_with_units_beside_what_is_usual_and_without_what_is_missing(evidence, told):
+def test_evidence_is_reported_with_units_beside_what_is_usual_and_without_what_is_missing(evidence, told):
     assert [(name.strip(), text.plain) for name, text in evidence_rows(evidence)] == told
 
 

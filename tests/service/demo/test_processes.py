@@ -114,7 +114,7 @@ def test_a_child_has_started_when_it_answers(tmp_path):
     assert child.returncode == -signal.SIGKILL
 
 
-def test_the_last_words_of_a_child_that_ends_are_told(tmp_path):
+def test_the_last_words_of_a_child_that_ends_are_reported(tmp_path):
     with pytest.raises(ChildError, match="no such option"):
         started(python("raise SystemExit('no such option')"), tmp_path / "log", lambda: False, 60.0)
 

@@ -63,7 +63,7 @@ def test_a_scene_fails_by_the_one_thing_that_went_wrong(played: SceneResult, tol
     assert told in what
 
 
-def test_an_incident_that_no_scene_made_is_told() -> None:
+def test_an_incident_that_no_scene_made_is_reported() -> None:
     other = {"id": "inc_other", "kind": "loss_spike", "scope": "job", "summary": "loss 9"}
     played = outcome()
     (check,) = unexpected([dict(played.incident), other], [played])

@@ -67,7 +67,7 @@ def test_a_given_kafka_has_no_topic_of_the_demo_afterwards(tmp_path: Path, any_b
     until("its topics are gone", lambda: topics(any_broker.bootstrap) == before)
 
 
-def test_a_kafka_that_does_not_answer_is_told_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kafka_that_does_not_answer_is_reported_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rankwatch_service.log.kafka_topics.opened", lambda kind, kafka: opened(kind, kafka, 0.5))
     address = f"127.0.0.1:{free_port()}"
     with pytest.raises(BackingError) as told, stand_on(Backing(address), tmp_path, {}):

@@ -117,7 +117,7 @@ def test_uneven_sizes_of_an_all_to_all_are_no_mismatch(tmp_path: Path) -> None:
     assert verdict(tmp_path, *ranks).mismatches == ()
 
 
-def test_a_rank_without_a_dump_is_told(tmp_path: Path) -> None:
+def test_a_rank_without_a_dump_is_reported(tmp_path: Path) -> None:
     found = verdict(tmp_path, *[dump(collective(5))] * 3)
     assert (found.awaited, found.without_dump) == ((3,), (3,))
 

@@ -133,7 +133,7 @@ APART = [
 
 
 def told_of(findings: Sequence[Finding]) -> tuple[list[Incident], list[Update]]:
-    """The incidents that are open in the end, and everything told, when findings come one by one."""
+    """The incidents that are open in the end, and all transitions, when findings come one by one."""
     correlator = Correlator("gpt")
     correlator.begin("l.0")
     told = [news for one in findings for news in correlator.evaluate([one], TOPOLOGY)]
@@ -156,7 +156,7 @@ def test_a_cascade_is_one_incident_in_whatever_order_it_is_found(cascade):
 
 
 @pytest.mark.parametrize("cascade", CASCADES, ids=lambda cascade: cascade.name)
-def test_a_cascade_that_is_found_as_it_happens_is_told_once_and_when_it_gets_graver(cascade):
+def test_a_cascade_that_is_found_as_it_happens_is_reported_once_and_when_it_gets_graver(cascade):
     in_time = sorted(cascade.findings, key=lambda one: one.detected_time_s)
     _, told = told_of(in_time)
     gravities = [one.severity for one in in_time]
@@ -205,7 +205,7 @@ def test_an_incident_that_others_went_into_lasts_as_long_as_their_parts():
     ]
 
 
-def test_a_warning_that_becomes_critical_is_told_again_however_soon():
+def test_a_warning_that_becomes_critical_is_reported_again_however_soon():
     slow, hung = CASCADES[0].findings[0], found(Kind.HANG, onset=206, ranks=(5,), severity=CRITICAL)
     _, told = told_of([slow, hung])
     assert hung.detected_time_s - slow.detected_time_s < SETTLE_S

@@ -260,7 +260,7 @@ def test_what_is_about_senders_neither_causes_nor_ends_with_what_happens_in_trai
     assert evaluate(correlator, finding(kind, Change.CLOSE)) == [("resolved", str(kind))]
 
 
-def test_a_host_whose_ranks_follow_within_seconds_is_told_once(correlator):
+def test_a_host_whose_ranks_follow_within_seconds_is_reported_once(correlator):
     for second, rank in enumerate((4, 5, 6, 7)):
         told = evaluate(correlator, finding(Kind.STRAGGLER, scope=f"rank:{rank}", detected_time_s=1_001.0 + second))
         assert told == [("evidence" if second else "opened", "straggler")]

@@ -1,4 +1,4 @@
-"""What ends by itself and comes back is one incident, told once; what stays away resolves as of when it ended."""
+"""What ends by itself and comes back is one incident, reported once; what stays away resolves as of when it ended."""
 
 import pytest
 
@@ -25,7 +25,7 @@ def what(told):
 
 @pytest.fixture
 def over(correlator):
-    """A hang from 1,000 to 1,010 s that was told as over."""
+    """A hang from 1,000 to 1,010 s that was reported as over."""
     begins(correlator, 1_000.0)
     ends(correlator, 1_010.0)
     (incident,) = correlator.open
@@ -95,7 +95,7 @@ def test_what_has_ended_by_itself_says_so_until_it_is_back(correlator):
 @pytest.mark.parametrize(
     ("lasted_s", "said"), [(5.2, "5.2 s"), (59.6, "1 min"), (90.4, "1 min 30 s"), (3_725.0, "1 h 2 min")]
 )
-def test_how_long_it_really_lasted_is_told_at_its_end(correlator, lasted_s, said):
+def test_how_long_it_really_lasted_is_reported_at_its_end(correlator, lasted_s, said):
     begins(correlator, 1_004.0)
     ends(correlator, 1_000.0 + lasted_s, evidence={"age_s": lasted_s})
     (incident,) = correlator.open
@@ -103,7 +103,7 @@ def test_how_long_it_really_lasted_is_told_at_its_end(correlator, lasted_s, said
     assert incident.evidence["age_s"] == lasted_s
 
 
-def test_one_that_was_told_as_over_opens_again_under_its_own_id(correlator, over):
+def test_one_that_was_reported_as_over_opens_again_under_its_own_id(correlator, over):
     assert what(begins(correlator, 1_500.0)) == [TransitionKind.OPENED]
     assert correlator.open == [over]
     assert (over.state, over.resolved_time_s) == ("open", None)
@@ -131,7 +131,7 @@ def test_an_acknowledged_incident_stays_acknowledged_while_it_flaps(correlator, 
     assert (away.state, away.acknowledged_by) == ("acknowledged", "ada")
 
 
-def test_a_flap_that_is_graver_than_before_is_told(correlator):
+def test_a_flap_that_is_graver_than_before_is_reported(correlator):
     begins(correlator, 1_000.0, severity=Severity.INFO)
     ends(correlator, 1_004.0)
     assert what(begins(correlator, 1_010.0, severity=Severity.CRITICAL)) == [TransitionKind.UPDATED]

@@ -1,4 +1,4 @@
-"""Faults of hardware as they occur in fleets, with all that is heard of each: one incident, of its kind and device.
+"""Faults of hardware as they occur in fleets, with all reports of each: one incident, of its kind and device.
 
 What drivers, agents and ranks tell of each is as field reports describe it; the job around them is simulated.
 """
@@ -41,7 +41,7 @@ FELT = {STUCK: ("critical", "hang"), KILLED: ("critical", "rank_lost"), SLOW: ("
 
 @dataclass(frozen=True)
 class HardwareFault:
-    """What is heard of one fault of the device of rank 5, from step 160 on, and what it has to become."""
+    """The reports of one fault of the device of rank 5, from step 160 on, and what it has to become."""
 
     name: str
     kind: str = "device_fault"
@@ -55,7 +55,7 @@ class HardwareFault:
     of: str = "gpu"
     """Kind of device whose counters these are; one of a host has an incident that names the host."""
     of_host: bool = False
-    """Nothing tells which of the devices of the host it is."""
+    """Nothing shows which of the devices of the host it is."""
     apart: bool = False
     """What training feels is an incident of its own, of which it is a suspected cause."""
     steps: int = 270
@@ -113,7 +113,7 @@ FAULTS = [
 
 
 def told(fault: HardwareFault) -> Iterator[Observation]:
-    """The job with all that is heard of the fault, in the order of time."""
+    """The job with all reports of the fault, in the order of time."""
     job = Job(RANKS, fault.steps, 3, step_s=1.0, placement=RankPlacement(ranks_per_host=PER_HOST)).inject(
         *([fault.felt] if fault.felt else [])
     )
@@ -145,7 +145,7 @@ def told(fault: HardwareFault) -> Iterator[Observation]:
 
 
 def step_of(observation: Observation) -> int:
-    """The newest step of any rank, as a tick tells it; -1 for other observations."""
+    """The newest step of any rank, as of a tick; -1 for other observations."""
     if not isinstance(observation, Tick) or observation.presence is None:
         return -1
     return int(observation.presence.step.max())
@@ -190,7 +190,7 @@ def test_a_fault_of_hardware_is_one_incident_by_its_kind_device_and_cause(fault:
     assert fault.apart or not effect or effect in {part.kind for part in incident.parts[1:]}
 
 
-def test_without_a_fault_nothing_is_told() -> None:
+def test_without_a_fault_nothing_is_reported() -> None:
     assert not incidents(told(HardwareFault("none")))
 
 

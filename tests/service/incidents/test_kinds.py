@@ -1,4 +1,4 @@
-"""The table of kinds, and every other place that names them: all tell of the same ones."""
+"""The table of kinds, and every other place that names them: all name the same ones."""
 
 from pathlib import Path
 

@@ -28,7 +28,7 @@ RECEIVER = ReceiverRoute("on-call", tuple(DEFAULTS.kinds), tuple(DEFAULTS.severi
 
 
 def told_first(updates: Iterable[Update], told: set[str]) -> list[Announcement]:
-    """What a receiver gets of these by default, besides ends; notes the incidents that it is told of."""
+    """What a receiver gets of these by default, besides ends; notes the incidents that it is notified of."""
     sent: list[Announcement] = []
     for news in updates:
         news.incident.transitions += 1
@@ -69,7 +69,7 @@ CASCADES = {
     "lost host": ([HostLoss("host-1", 100, 30.0), Kill(0, 100), Restart(100, 95)], "hang host:host-1", 1),
     "two faults at once": ([Slow(1, 80, 1.3), NonFinite(6, 84)], "nonfinite rank:6, straggler rank:1", 2),
 }
-"""By name: the faults, the incidents they become, and how often a receiver is told."""
+"""By name: the faults, the incidents they become, and how often a receiver is notified."""
 
 
 @pytest.mark.parametrize("name", CASCADES)
@@ -106,7 +106,7 @@ def wide_job() -> tuple[Judged, Clockwork]:
     return judged, job
 
 
-def test_a_sender_of_128_hosts_that_dies_is_one_incident_that_grows_and_is_told_once():
+def test_a_sender_of_128_hosts_that_dies_is_one_incident_that_grows_and_is_reported_once():
     judged, job = wide_job()
     for _ in range(8):
         job.silent |= set(range(len(job.silent), len(job.silent) + 32))

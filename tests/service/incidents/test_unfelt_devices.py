@@ -16,7 +16,7 @@ LATER_S = OPENED_S + UNFELT_S
 
 
 class Room:
-    """The incidents of a job, and what was told of them."""
+    """The incidents of a job, and their transitions."""
 
     def __init__(self) -> None:
         self.correlator = Correlator("gpt")
@@ -41,7 +41,7 @@ def room() -> Room:
     return Room()
 
 
-def test_a_degraded_device_opens_one_grade_lower_and_is_told_again_when_a_rank_becomes_slow(room: Room) -> None:
+def test_a_degraded_device_opens_one_grade_lower_and_is_reported_again_when_a_rank_becomes_slow(room: Room) -> None:
     assert room.find(Kind.DEVICE_DEGRADED) == "opened"
     assert room.incident.severity is Severity.INFO
     assert facts(room.incident, 8).severity == "info"

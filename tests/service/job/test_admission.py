@@ -1,4 +1,4 @@
-"""How much state a job may have: by its cells, its size, and how many of its ranks were heard."""
+"""How much state a job may have: by its cells, its size, and how many of its ranks have reported."""
 
 import pytest
 

@@ -69,7 +69,7 @@ def test_an_alert_that_comes_and_goes_is_one_incident_and_two_messages(world):
     assert world.effects.transitions[-1].incident.evidence["flaps"] == 4
 
 
-def test_a_further_host_widens_the_incident_and_is_told(world):
+def test_a_further_host_widens_the_incident_and_is_reported(world):
     receive(world, hosts=("node-0",))
     receive(world, fingerprint="b", hosts=("node-1",))
     assert world.told() == ["opened", "updated"]

@@ -118,7 +118,7 @@ def test_a_newer_attempt_of_a_stranger_waits_and_what_trains_goes_on(world):
     assert world.refused() == world.forged() == []
 
 
-def test_two_attempts_that_report_at_once_are_told_once(world):
+def test_two_attempts_that_report_at_once_are_reported_once(world):
     stranger = host(7, THIEF, "z.0", world_size=1)
     for step in range(2, int(BESIDE_S) + 20):
         world.send(world.one(step), world.two(step), stranger(step, of=[0]))

@@ -166,7 +166,7 @@ def test_after_a_restart_from_a_snapshot_the_same_is_refused(world):
     assert world.verdicts()["local:l.0:90"] == "incomplete"
 
 
-def test_what_an_agent_refuses_to_load_is_told_with_the_next_incident():
+def test_what_an_agent_refuses_to_load_is_reported_with_the_next_incident():
     world = World(roots=())
     fields = {"checkpoint": "local:l.0:10", "location": "/evil", "reason": "it is at /evil"}
     world.send(events=(wire.Event("location_refused", 1, None, None, fields),))
@@ -212,7 +212,7 @@ def test_a_checkpoint_that_no_incident_advises_goes_quietly():
     assert world.verdicts()["local:l.0:89"] == "gone"
 
 
-def test_a_save_that_failed_is_told_with_the_next_incident():
+def test_a_save_that_failed_is_reported_with_the_next_incident():
     world = World(roots=())
     failed = {"what": "save", "type": "OSError", "message": "No space left on device", "errno": 28}
     world.send(events=(wire.Event("checkpoint_failed", 1, 2, 59, failed),))

@@ -66,7 +66,7 @@ def test_devices_whose_driver_tells_no_uuid_are_known_by_their_index(board):
     assert add(board, sample(1, uuid="")) == []
 
 
-def test_a_slot_has_the_mean_or_the_newest_value_and_is_told_when_it_is_over(board):
+def test_a_slot_has_the_mean_or_the_newest_value_and_is_reported_when_it_is_over(board):
     first = {"temperature_celsius": 60, "power_now_w": 300.0, "throttle_reasons": 4, "pcie_replays": 1.0}
     add(board, sample(0, **first), sample(1, temperature_celsius=50))
     add(board, sample(0, NOW_S + 1, temperature_celsius=61, throttle_reasons=0x40, pcie_replays=3.0))

@@ -370,7 +370,7 @@ def test_times_that_come_in_parts_are_one_frame_once_all_ranks_have_told_them(ti
     np.testing.assert_array_equal(whole.values["device_busy_s"], [0.5, 0.6])
 
 
-def test_a_step_of_which_a_rank_tells_nothing_is_given_out_when_a_later_one_is_told(timed: TimedFrames) -> None:
+def test_a_step_of_which_a_rank_tells_nothing_is_given_out_when_a_later_one_is_reported(timed: TimedFrames) -> None:
     families(timed, step(1), late(1))
     assert families(timed, step(2), step(3), part(2, 0))[-1] == ("values", 2, False)
     assert families(timed, part(3, 0)) == [("values", 3, False), ("timed", 2, False)]

@@ -351,7 +351,7 @@ def test_the_stacks_of_all_ranks_of_a_hang_are_requested_and_become_its_evidence
     assert len(world.effects.announcements) == notified
 
 
-def test_the_answers_of_many_ranks_are_told_every_ten_seconds(world, monkeypatch):
+def test_the_answers_of_many_ranks_are_reported_every_ten_seconds(world, monkeypatch):
     monkeypatch.setattr(hang, "MANY", 1)
     world.find("hang", ranks=[3])
     order = world.effects.commands[0].id

@@ -111,7 +111,7 @@ def test_what_comes_and_goes_sends_three_messages_an_hour_and_the_next_one_count
 @pytest.mark.parametrize(
     "new", [{"ranks": [2], "scope": "rank:2"}, {"severity": "critical", "ranks": [3]}, {"ranks": [3, 1]}]
 )
-def test_a_new_cause_is_told_at_once_and_its_end_as_well(job, new):
+def test_a_new_cause_is_reported_at_once_and_its_end_as_well(job, new):
     for _ in range(3):
         job.comes_and_goes("straggler", ranks=[3], scope="rank:3")
     assert len(job.sent) == MESSAGES_PER_HOUR
@@ -135,7 +135,7 @@ def test_each_kind_has_its_own_limit(job):
     assert len(job.sent) == 2 * MESSAGES_PER_HOUR
 
 
-def test_what_is_still_open_is_told_when_there_is_room_and_what_somebody_saw_is_not(job):
+def test_what_is_still_open_is_reported_when_there_is_room_and_what_somebody_saw_is_not(job):
     for _ in range(3):
         job.comes_and_goes()
     job.find("slowdown", severity="warning")
@@ -177,7 +177,7 @@ def test_messages_about_the_incident_itself_are_not_others_like_it(job):
     assert max(held) > 0 <= min(held), held
 
 
-def test_another_notifier_knows_what_was_told_and_what_waits(job):
+def test_another_notifier_knows_what_was_reported_and_what_waits(job):
     for _ in range(3):
         job.comes_and_goes()
     job.router = Router(job.engine, HeldLease(job.engine))

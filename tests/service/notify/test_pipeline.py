@@ -51,7 +51,7 @@ def test_an_empty_list_matches_everything_and_names_come_in_order():
         ({"enabled": False}, False),
     ],
 )
-def test_a_receiver_is_told_only_what_it_wants(wants, told):
+def test_a_receiver_is_reported_only_what_it_wants(wants, told):
     ownership = JobOwnership("gpt-small", "nlp")
     assert bool(routed(announced(ownership=ownership), [receiver_route(**wants)])) is told
 

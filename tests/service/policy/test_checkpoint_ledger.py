@@ -183,7 +183,7 @@ def test_saving_is_advised_more_often_the_more_fails_and_the_less_it_costs():
     assert save_interval_s(120.0, 2, 86_400.0) == usual * 2
 
 
-def test_a_capture_that_one_rank_has_lost_is_gone_and_that_is_told_once(ledger):
+def test_a_capture_that_one_rank_has_lost_is_gone_and_that_is_reported_once(ledger):
     name = saved(ledger, 10, tier=CheckpointTier.MEMORY)
     ledger.progressed("l.0", 0, 100)
     [entry] = ledger.lost(name, "rank 1: newer captures replaced it")

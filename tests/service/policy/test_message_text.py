@@ -26,7 +26,7 @@ def test_it_says_what_where_how_bad_how_sure_and_what_to_do_first():
     assert first.endswith(" since the newest checkpoint). Details: rankwatch incidents show 1")
 
 
-def test_as_many_steps_are_told_as_the_line_holds():
+def test_as_many_steps_are_reported_as_the_line_holds():
     way = {"action": "relaunch", "checkpoint": "local:l.0:450"}
     short, long = (lines(job="j" * chars, suggestion=way)[2] for chars in (20, 500))
     assert "If it is still so at " in short
@@ -105,7 +105,7 @@ def test_an_error_that_the_device_contained_spoils_nothing_that_is_saved():
     assert "in doubt" in lines(kind=Kind.DEVICE_FAULT, evidence=broken)[0]
 
 
-def test_of_a_few_ranks_each_is_told_with_its_host_and_device():
+def test_of_a_few_ranks_each_is_reported_with_its_host_and_device():
     places = {"ranks": (1, 6), "hosts": ("a", "b"), "devices": ("GPU-1", "GPU-6")}
     assert ". Rank 1 on a (GPU-1), rank 6 on b (GPU-6). Open since" in lines(**places)[0]
 
@@ -142,7 +142,7 @@ def test_the_steps_of_an_incident_never_go_backwards_after_a_rollback(detected_s
         (Kind.STRAGGLER, 480, ", from step 480 to 900", ""),
     ],
 )
-def test_what_only_the_end_of_the_job_ended_is_not_told_as_resolved(kind, onset_step, steps, meaning):
+def test_what_only_the_end_of_the_job_ended_is_not_reported_as_resolved(kind, onset_step, steps, meaning):
     ended = {"state": "resolved", "resolved_unix_ns": NOON_UNIX_NS, "resolved_step": 900, "onset_step": onset_step}
     what, lasted, _ = lines(**ended, kind=kind, evidence={"ended_with_job": True})
     assert what.startswith("ENDED in job gpt-small: ")

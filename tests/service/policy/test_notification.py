@@ -61,7 +61,7 @@ def test_a_message_counts_what_was_held_back_before_it_in_its_second_line():
     assert told["text"].split("\n") == [what, f"{sure}. 2 more like this were not sent before", first]
 
 
-def test_numbers_that_are_not_finite_are_told_as_strings():
+def test_numbers_that_are_not_finite_are_reported_as_strings():
     data = composed(score=math.inf, evidence={"loss": math.nan, "norms": [-math.inf, 1.0]})["data"]
     assert data["score"] == "Inf"
     assert data["evidence"] == {"loss": "NaN", "norms": ["-Inf", 1.0]}

@@ -106,7 +106,7 @@ def test_what_the_policy_has_ordered_stays_told_while_it_cools_down():
     )
 
 
-def test_a_rollback_that_a_rule_wants_by_relaunch_is_told_as_it_will_be():
+def test_a_rollback_that_a_rule_wants_by_relaunch_is_reported_as_it_will_be():
     rule = Rule("r1", Mode.ACT, kind="nonfinite", action="rollback", rollback_mode="relaunch")
     world = ResponderWorld(rule, ledger=saved_everywhere())
     nan = finding(Kind.NONFINITE, onset_step=80, severity=Severity.CRITICAL, confidence=1.0)

@@ -34,7 +34,7 @@ def ordered(way, **more):
 
 @pytest.mark.parametrize("kind", sorted(Kind))
 @pytest.mark.parametrize("severity", list(Severity))
-def test_of_every_kind_something_is_told_without_anything_being_known(kind, severity):
+def test_of_every_kind_something_is_reported_without_anything_being_known(kind, severity):
     told = now(kind, severity, hosts=(), ranks=(), devices=(), onset_step=None, checkpoint=None)
     assert all(told.steps)
     for step in told.steps:
@@ -54,7 +54,7 @@ def test_where_the_first_step_is_to_go_back_the_command_is_it():
     )
 
 
-def test_what_the_policy_has_ordered_is_told_with_its_time_and_left_to_be_watched():
+def test_what_the_policy_has_ordered_is_reported_with_its_time_and_left_to_be_watched():
     told = now("nonfinite", "critical", {}, (BACK, RELAUNCH), ordered(BACK))
     assert told.automatic == (
         "rollback to the checkpoint of step 470 in memory, ordered by the policy at 08:53:20 UTC "
@@ -77,7 +77,7 @@ def test_what_the_policy_has_ordered_is_told_with_its_time_and_left_to_be_watche
     assert paused.endswith("(rule r1; costs 64 GPU-hours an hour), until `rankwatch resume gpt-small`")
 
 
-def test_why_the_policy_does_not_act_is_told():
+def test_why_the_policy_does_not_act_is_reported():
     held = {"mode": "suggest", "action": "rollback", "reason": "the hands-off switch is on"}
     assert now("nonfinite", "critical", {}, (BACK,), held).automatic == (
         "nothing (no rollback, since the hands-off switch is on)"

@@ -288,7 +288,7 @@ def test_ranks_are_counted_though_the_rows_of_the_first_ones_end_in_a_wrong_one(
     assert "sort them by step, not by rank" in err
 
 
-def test_rows_that_come_late_since_the_file_is_sorted_by_rank_are_told_so(tmp_path: Path) -> None:
+def test_rows_that_come_late_since_the_file_is_sorted_by_rank_are_reported_so(tmp_path: Path) -> None:
     rows = [f"{step},{rank},2" for rank in range(2) for step in range(40)]
     _, out, _ = run(str(series(tmp_path, rows, "step,rank,loss")))
     assert "sorted by rank" in " ".join(out.split())
@@ -310,7 +310,7 @@ def test_what_stands_before_a_wrong_row_is_judged_and_printed(tmp_path: Path) ->
     assert "straggler" in last["summary"]["not_looked_for"]
 
 
-def test_a_detector_that_fails_is_told_in_the_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_detector_that_fails_is_reported_in_the_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self: LocalNormDetector, observation: Observation) -> list[Finding]:
         raise ArithmeticError("no such norm")
 

@@ -1,4 +1,4 @@
-"""Sending a job live: in order for each host, at its times, each batch until it is taken; the end is told."""
+"""Sending a job live: in order for each host, at its times, each batch until it is accepted; the end is reported."""
 
 from __future__ import annotations
 

@@ -197,7 +197,7 @@ def test_a_migration_may_take_longer_than_a_server_may_be_silent(server):
     ("url", "said"),
     [("not a url", "must be like"), ("mysql://host/name", "not mysql"), ("oracle+cx://host/name", "not oracle")],
 )
-def test_an_address_that_can_never_work_is_told_in_one_line(url, said):
+def test_an_address_that_can_never_work_is_reported_in_one_line(url, said):
     with pytest.raises(StoreAddressError, match=said) as error:
         open_engine(url)
     assert "\n" not in str(error.value)
@@ -209,7 +209,7 @@ def test_without_its_driver_postgresql_is_refused_with_what_to_install(monkeypat
         open_engine("postgresql://host/name")
 
 
-def test_a_database_that_stays_locked_is_told_apart_from_a_broken_one(tmp_path, monkeypatch):
+def test_a_database_that_stays_locked_is_distinguished_from_a_broken_one(tmp_path, monkeypatch):
     monkeypatch.setattr(store_engine, "BUSY_TIMEOUT_MS", 20)
     engine = open_engine(f"sqlite:///{tmp_path}/test.db")
     with write(engine) as connection:

@@ -1,4 +1,4 @@
-"""What people set decides whom stream tells and what it does, from its place in the control log on."""
+"""What people set decides whom stream notifies and what it does, from its position in the control log on."""
 
 import json
 

@@ -108,7 +108,7 @@ def test_telemetry_after_the_deletion_begins_a_new_job(service, stream):
     )
 
 
-def test_what_comes_before_and_after_the_deletion_in_one_batch_is_told_apart(service):
+def test_what_comes_before_and_after_the_deletion_in_one_batch_is_distinguished(service):
     stream = service.started()
     service.train(*range(10))
     service.ill()

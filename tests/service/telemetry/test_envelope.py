@@ -194,7 +194,7 @@ def test_a_json_body_that_the_log_could_not_hold_as_msgpack_is_refused_at_once()
     assert refusal(body, "application/json") == Reason.TOO_LARGE
 
 
-def test_a_newer_version_of_another_shape_is_told_as_such():
+def test_a_newer_version_of_another_shape_is_reported_as_such():
     assert refusal(msgspec.msgpack.encode({"schema": 9, "work": ["x"]})) == Reason.VERSION
     assert refusal(b'{"schema": 9}', "application/json") == Reason.VERSION
 

@@ -118,7 +118,7 @@ class TrainingHost:
         self.ranks = []
 
     def kill(self) -> None:
-        """The whole machine is gone at once; its agent first, which would tell of the ranks' ends."""
+        """The whole machine is gone at once; its agent first, which would report the ranks' ends."""
         if self.agent is not None:
             self.agent.kill()
         self.kill_ranks()

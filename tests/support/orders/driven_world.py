@@ -172,7 +172,7 @@ def store_checkpoint(engine: Engine, checkpoint: str, saved_unix_ns: int, verdic
 
 
 def phases(world: DrivenWorld) -> list[str]:
-    """Phases of the orders as the log tells them to stream."""
+    """Phases of the orders as stream reads them in the log."""
     records = [decode_control(record.value) for record in world.controls.read(0, 1_000)]
     return [record.phase for record in records if isinstance(record, OrderPhase)]
 

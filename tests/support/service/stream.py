@@ -73,7 +73,7 @@ class Service:
             pass
 
     def rest(self, stream: Stream) -> None:
-        """An hour goes by in which nothing is heard; at its end the stream lives on for a second."""
+        """An hour passes without telemetry; at its end the stream lives on for a second."""
         for _ in range(2):
             self.clock.advance(IDLE_AFTER_S)
             stream.step()

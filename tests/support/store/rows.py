@@ -52,7 +52,7 @@ def command_row(name: str = "cmd_1", **changes: Any) -> dict[str, Any]:
 def report(
     engine: Engine, job: str = "j", at_unix_ns: int = FAR_NS, *ranks: Progress, attempt: str = "l.0", agent: str = ""
 ) -> None:
-    """What an agent would tell of a job at this time; nothing answers its orders."""
+    """What an agent would report of a job at this time; nothing answers its orders."""
     store_views(engine, [ReceivedView(View(job, attempt, f"of-{attempt}", "b", 0, ranks), agent)], at_unix_ns)
 
 
