@@ -58,6 +58,13 @@ def test_a_falling_curve_with_noise_raises_nothing(seed: int) -> None:
     assert watched(curve(5000, seed)) == []
 
 
+def test_a_loss_of_one_digit_that_moves_by_one_digit_raises_nothing() -> None:
+    still = [0.1] * 600
+    still[400] = 0.2
+    assert watched(still) == []
+    assert watched(0.1 * np.random.default_rng(1).integers(1, 3, 600)) == []
+
+
 @pytest.mark.parametrize("family", ["steps", "values"])
 def test_a_single_point_of_three_times_the_level_is_one_spike_told_at_once(family: str) -> None:
     series = curve(1500)
