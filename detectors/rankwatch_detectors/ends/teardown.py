@@ -164,7 +164,7 @@ def evidence_of(end: Mapping[str, Any]) -> dict[str, Any]:
 
 def first_error(end: Mapping[str, Any]) -> str:
     """Which rank had the first error, when and what it was; "" if that is not known."""
-    unknown = not end["error"] or end["error"].startswith("SystemExit")
+    unknown = not end["error"] or end["error"] in (f"SystemExit: {end['code']}", "SystemExit: None")
     if unknown or is_request(end) or is_broken_connection(end):
         return ""
     host = f" on {end['host']}" if end["host"] else ""

@@ -230,7 +230,8 @@ def how_it_ended(evidence: Mapping[str, Any], ranks: Sequence[int] = ()) -> str:
     number, code = evidence.get("signal"), evidence.get("code")
     log = f"the output of rank {ranks[0]}" if ranks else "its output"
     process = f"process {pids[0]}" if (pids := _pids(evidence)) else "it"
-    if error:
+    by_itself = error in (f"SystemExit: {code}", "SystemExit: None")
+    if error and not by_itself:
         said = one_line(error.splitlines()[0])[:CHANGE_CHARS_MAX].rstrip(".")
         place = f" (raised in {where})" if where else ""
         find = f"Find `{said}` in {log}, and mend what the traceback above it shows{place}."
@@ -246,7 +247,10 @@ def how_it_ended(evidence: Mapping[str, Any], ranks: Sequence[int] = ()) -> str:
     if code == 0:
         return "See why its loop was over before the others': a break, an exit, or less data than they have."
     if code is not None:
-        return f"Read the end of {log}: it ended with exit code {code}, and no exception of it is known."
+        known = "the script asked for that by `sys.exit`" if by_itself else "no exception of it is known"
+        printed = [str(line) for line in evidence.get("output") or ()]
+        last = f" (`{one_line(printed[-1])[:CHANGE_CHARS_MAX]}`)" if printed else ""
+        return f"Read the end of {log}{last}: it ended with exit code {code}, and {known}."
     return f"Read the end of {log}: nothing else is known of how it ended."
 
 
