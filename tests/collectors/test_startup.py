@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from rankwatch import layout, spawn
+from rankwatch.output.tail import kept_lines
 from rankwatch.reader import RingReader
 
 PROLOGUE = """
@@ -506,3 +507,21 @@ def test_no_agent_is_started_where_one_holds_the_lock(agent, tmp_path, lock_path
         holder.stdout.readline()
         assert not spawn.ensure_agent(str(tmp_path), "gpt", env)
         holder.stdin.close()
+
+
+def test_the_end_of_what_it_prints_is_kept_and_the_log_that_a_launcher_writes_is_declared(script, tmp_path):
+    running = script(
+        "print('hello'); raise ValueError('bad')", RANKWATCH_RANK_LOGS="logs/%j-{rank}.err", SLURM_JOB_ID="7"
+    )
+    assert running.end()[0] == 1
+    texts = [line.text for line in kept_lines(layout.output_path(running.ring))]
+    assert texts[0] == "hello"
+    assert texts[-1] == "ValueError: bad"
+    assert running.read()[2].identity["rank_log"] == os.path.abspath("logs/7-0.err")
+
+
+def test_nothing_of_its_output_is_kept_where_nobody_wants_it(script):
+    running = script("print('hello')", RANKWATCH_RANK_LOGS="none")
+    assert running.end()[0] == 0
+    assert not os.path.exists(layout.output_path(running.ring))
+    assert "rank_log" not in running.read()[2].identity

@@ -80,6 +80,11 @@ def test_the_streams_stay_what_they_are(tmp_path):
     assert done.stdout == "TextIOWrapper 1 False 1\n"
 
 
+def test_room_for_all_of_it_is_reserved_before_anything_is_written(tmp_path):
+    OutputTail(str(tmp_path / "a.output"))
+    assert os.stat(tmp_path / "a.output").st_blocks * 512 >= TAIL_BYTES
+
+
 def test_only_the_end_is_kept_and_a_line_that_lost_its_beginning_is_left_out(tmp_path):
     tail = OutputTail(str(tmp_path / "a.output"))
     for number in range(20_000):
