@@ -52,7 +52,8 @@ class OutputTail:
         """
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
-            os.posix_fallocate(descriptor, 0, _HEADER.size + TAIL_BYTES)  # a full file system would kill who writes later
+            # All of it now: a file system that is full when a page is written would kill the process.
+            os.posix_fallocate(descriptor, 0, _HEADER.size + TAIL_BYTES)
             self._file = mmap.mmap(descriptor, _HEADER.size + TAIL_BYTES)
         finally:
             os.close(descriptor)
