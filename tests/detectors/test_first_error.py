@@ -330,11 +330,13 @@ def test_an_error_that_a_rank_went_on_after_makes_it_no_cause_of_a_lost_peer():
 
 def test_no_more_than_twenty_lines_are_chosen_and_none_has_a_secret():
     text = [f"line {number}" for number in range(60)]
-    text += ["HF_TOKEN=hf_aaaaaaaaaaaaaaaaaaaaaaaa https://me:word@host/x", "ValueError: bad", *["after"] * 60]
+    text += ["HF_TOKEN=hf_aaaaaaaaaaaaaaaaaaaaaaaa https://me:word@host/x", "tokens: 512", "ValueError: bad"]
+    text += ["after"] * 60
     found = reason([PrintedLine(0, line) for line in text])
     assert found is not None
     assert len(found.lines) == LINES_MAX
     assert "HF_TOKEN=*** https://***@host/x" in found.lines
+    assert "tokens: 512" in found.lines
 
 
 @given(st.lists(st.text() | st.sampled_from([one.prints for one in FAILURES.values()]), max_size=30))

@@ -28,8 +28,6 @@ RECENT_S: Final = 30.0
 """An error that was printed longer before the end than this did not bring it: the process went on."""
 RECENT_LINES: Final = 400
 """The same, where it is not known when lines were printed."""
-
-
 PROGRESS_LINES: Final = 3
 """After an error that ends a process, fewer lines than this tell of steps, which other threads may have buffered."""
 
@@ -224,9 +222,9 @@ _PREFIX: Final = re.compile(
     r"^\s*(?:\[?(?P<host>[\w.-]+):)?\[(?:\w*:)?(?:rank|default)(?: ?)(?P<bracket>\d+)\]:?\s?|^(?P<srun>\d{1,6}): ",
     re.IGNORECASE,
 )
-_IN_LINE: Final = re.compile(r"\[Rank (\d+)\]|\brank[ =:]?(\d+)\b")
+_IN_LINE: Final = re.compile(r"\[[^\]]{0,80}\bRank (\d+)\]")
 _SECRETS: Final = (
-    (re.compile(r"(?i)\b([\w-]*(?:token|secret|passw(?:or)?d|api[_-]?key|access[_-]?key|authorization|credential)[\w-]*"
+    (re.compile(r"(?i)\b([\w-]*(?:token(?![is])|secret|passw(?:or)?d|api[_-]?key|access[_-]?key|authorization|credential)[\w-]*"
                 r"[\"']?\s*[=:]\s*(?:(?:bearer|basic)\s+)?)[\"']?[^\s\"',;&]+"), r"\1***"),
     (re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}"), r"\1 ***"),
     (re.compile(r"(\w+://)[^/\s@]+@"), r"\1***@"),
@@ -339,7 +337,7 @@ def _names(text: str) -> tuple[str, int] | None:
         kind = "default" if "default" in found[0].lower() else ""
         return kind, int(found["srun"] or found["bracket"])
     inside = _IN_LINE.search(plain)
-    return None if inside is None else ("", int(inside[1] or inside[2]))
+    return None if inside is None else ("", int(inside[1]))
 
 
 def said(text: str) -> str:
