@@ -51,7 +51,7 @@ def test_an_incident_is_explained_with_what_it_needed_to_be_reported_earlier(ran
     assert status == 0
     assert "reached 21 after 9 rows; its threshold is 20." in out
     assert "In step 121 it could still be chance" in out
-    assert "it needed 1.2 times what is usual; it had 1.08 times" in out
+    assert "it had to reach 1.2 times the usual value; it reached 1.08 times" in out
     assert "evaluation or checkpoint 3" in out
     assert "more steps" in out
     assert "certainty" in out
