@@ -225,7 +225,7 @@ def test_a_settings_file_of_ones_own_is_read(folder: Path) -> None:
 @pytest.mark.parametrize(("what", "mode"), [("rankwatch.toml", 0o666), ("rankwatch.toml", 0o602), (".", 0o777)])
 def test_a_settings_file_that_others_can_write_or_replace_is_not_read(folder: Path, what: str, mode: int) -> None:
     (folder / what).chmod(mode)
-    with pytest.raises(CliError, match=r"rankwatch\.toml is not read, as others can write .* must be this user's or"):
+    with pytest.raises(CliError, match=r"rankwatch\.toml is not read, as others can write .* must belong to this user"):
         configured_settings()
 
 

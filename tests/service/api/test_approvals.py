@@ -146,7 +146,7 @@ def test_who_makes_a_token_under_another_name_is_no_second_person(careful):
     alice, carol = (named(careful, name) for name in ("alice", "carol"))
     bob = made_by(careful, alice, "bob")
     dora = made_by(careful, bob, "dora")
-    told = "requested by who made their token, or by a token that they made"
+    told = "a request of the person who made your token, or of a token that you made"
     for requester, others in ((alice, (bob, dora)), (bob, (alice, dora)), (dora, (alice, bob))):
         made = careful.post("/api/v1/jobs/gpt/commands", {"action": "stop"}, token=requester).json()
         for other in others:
