@@ -20,6 +20,7 @@ HOSTS = ("host-0", "host-1")
     [
         ({"host-0": (0.7, 32.9), "host-1": (0.4, 39.6)}, "all steps before the hang are heard at once"),
         ({"host-0": (9.5, 16.3), "host-1": (9.5, 11.0)}, "the host of the hanging rank is heard last"),
+        ({"host-0": (10.9, 18.4), "host-1": (10.8, 15.9)}, "its host's blocks are old, and not silent"),
         ({"host-0": (1.1, 23.1), "host-1": (1.2, 26.9)}, "the host of the hanging rank is heard first"),
     ],
 )

@@ -186,7 +186,7 @@ class HangDetector(DispatchingDetector):
         missing = who_is_missing(presence, still.stuck, running, self._was[:2], self._config.block_s)
         if not len(self.episodes):
             return self._open(presence, still, missing)
-        return self._go_on(still, missing)
+        return self._go_on(presence, still, missing)
 
     def _proper(self, presence: Presence) -> tuple[Presence, Bools]:
         """The presence with ages limited to the attempt's age, and the ranks whose blocks have finite numbers."""
@@ -397,15 +397,17 @@ class HangDetector(DispatchingDetector):
             evidence=self._evidence(still, missing),
         )
 
-    def _go_on(self, still: Standstill, missing: Missing) -> Sequence[Finding]:
-        """Report a higher severity, or ranks that could not be named before: they used CPU while others waited, or
-        those that were named for their silence report again.
+    def _go_on(self, presence: Presence, still: Standstill, missing: Missing) -> Sequence[Finding]:
+        """Report a higher severity, or ranks that could not be named before: they used CPU while others waited, or what
+        others were named for is no longer so: they report again, or have come to the step of all.
         """
         told = self.episodes.told(WHOLE_JOB)
         severity = max(still.limits.severity(still.age_s), Severity(told["severity"]), key=GRAVITY.index)
         graver = severity != told["severity"]
-        guessed = told["evidence"]["decided_by"] == SILENT != missing.decided_by
-        named = bool(missing.ranks) and (guessed or not told["ranks"])
+        before = told["evidence"]
+        refuted = before["decided_by"] == SILENT != missing.decided_by
+        refuted |= any(presence.step[one["rank"]] > one["step"] for one in before["missing"])
+        named = bool(missing.ranks) and (refuted or not told["ranks"])
         if not graver and not named:
             return ()
         if not missing.ranks:

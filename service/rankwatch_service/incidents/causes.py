@@ -153,6 +153,9 @@ def _within_attempts(cause: Part, effect: Part) -> bool:
 
 
 def _within_reach(cause: Part, effect: Part, placement: Placement) -> bool:
+    if (cause.kind, effect.kind) == (Kind.TELEMETRY_LOST, Kind.HANG) and effect.ranks and _has_place(cause):
+        # The ranks of a silent host may be gone; a rank that is known to stand on another host is not one of them.
+        return not set(hosts_of(effect, placement)).isdisjoint(hosts_of(cause, placement))
     again = cause.attempt != effect.attempt and {cause.kind, effect.kind} <= _ENDS - {Kind.RESTART_LOOP}
     if reach(cause.kind, effect.kind) is Reach.JOB and not again:
         return True
