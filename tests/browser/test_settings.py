@@ -128,7 +128,7 @@ def dialog(page):
 def filled(page, settings, jobs="gpt-*", profile="quiet"):
     dialog(page).get_by_label("Jobs: a pattern").fill(jobs)
     dialog(page).get_by_label("Profile").select_option(profile)
-    dialog(page).get_by_label("Settings of their own").fill(settings)
+    dialog(page).get_by_label("Settings, one per line").fill(settings)
     return dialog(page)
 
 
@@ -162,7 +162,7 @@ def test_a_line_that_is_no_setting_is_said_and_nothing_is_sent(visit, untuned):
         card(page, "Tuning").get_by_role("button", name="Add tuning").click()
         filled(page, "hang.steps: 6").get_by_role("button", name="Add").click()
         expect(dialog(page).get_by_role("alert")).to_have_text('"hang.steps: 6" is not NAME = NUMBER')
-        expect(dialog(page).get_by_label("Settings of their own")).to_have_value("hang.steps: 6")
+        expect(dialog(page).get_by_label("Settings, one per line")).to_have_value("hang.steps: 6")
         filled(page, "hang.steps = 0.001").get_by_role("button", name="Add").click()
         expect(dialog(page).get_by_role("alert")).not_to_contain_text("NAME = NUMBER")
         expect(dialog(page).get_by_label("Jobs: a pattern")).to_have_value("gpt-*")
