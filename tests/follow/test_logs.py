@@ -341,6 +341,22 @@ def test_a_log_that_ends_with_an_exception_is_a_rank_that_is_lost_unless_further
     assert all(note.step == 3 for note in loop.notes("exception"))
 
 
+def test_of_several_failures_the_first_that_is_no_lost_peer_is_what_a_log_ends_with(tmp_path):
+    loop = Loop(tmp_path)
+    loop.run(
+        (
+            0.2,
+            lines(1, 2)
+            + "[rank0]: RuntimeError: Connection closed by peer [10.0.0.7]:41002\n"
+            + "[rank3]: ValueError: shard 17 token=abc is bad\n[rank1]: TypeError: in a handler\n"
+            + "[rank2]: RuntimeError: Connection reset by peer\n",
+        ),
+        (1.5, ""),
+    )
+    (note,) = loop.notes("exception")
+    assert (note.fields["type"], note.fields["message"]) == ("ValueError", "shard 17 token=*** is bad (rank3)")
+
+
 def test_an_exception_before_the_first_step_was_caught(tmp_path):
     loop = Loop(tmp_path)
     loop.run((0.2, "ImportError: no module named flash_attn\n"), (8.0, lines(1, 2)))

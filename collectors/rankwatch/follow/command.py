@@ -317,8 +317,11 @@ class FollowLoop:
                 self._understood = entry.text
             elif isinstance(entry, NotUnderstood):
                 self._complain(entry)
-            elif isinstance(entry, End) or (isinstance(entry, LoggedFailure) and self._rows):
+            elif isinstance(entry, End):
                 self._end = entry
+            elif isinstance(entry, LoggedFailure) and self._rows:
+                known = self._end.weight if isinstance(self._end, LoggedFailure) else 0
+                self._end = entry if entry.weight > known else self._end
 
     def _complain(self, entry: NotUnderstood) -> None:
         """Say that no step is found, once in a while."""

@@ -45,6 +45,7 @@ from rankwatch.follow.rows import (
     Unreadable,
 )
 from rankwatch.follow.template import LEARNED_EVERY, TEMPLATES_MAX, LineReading, LineTemplate, template_of
+from rankwatch.output.errors import LineRole, Weight, pattern_of, shown_line
 
 KEPT_LINES: Final = 64
 """Newest lines with numbers by which a format is found."""
@@ -76,11 +77,25 @@ _FAILED: Final = re.compile(
 _NOTABLE: Final = (
     *("raining", "exiting", "runtime", "kipping", "verflow", "VERFLOW"),
     *("Killed", "slurmstepd", "LIMIT", "kill", "Watchdog", "error", "fault", "Error", "Exception", "Interrupt"),
+    *("out of memory", "illegal memory", "device-side", "No space left", "bad_alloc", "DataLoader worker"),
 )
 """One of these is in each line that the patterns above find; to look for words takes a tenth of the time."""
 FAILURE_CHARACTERS_MAX: Final = 200
 LIKELY_LINES: Final = 3
 Parse = Callable[[str], Line | None]
+
+
+def _failure(text: str, label: str) -> LoggedFailure | None:
+    """What a line says of the end of its job; None: nothing."""
+    failed, pattern = _FAILED.search(text), pattern_of(text)
+    is_certain = pattern is not None and pattern.role is LineRole.ROOT and pattern.weight is Weight.CERTAIN
+    if failed is None and not is_certain:
+        return None
+    kind = failed["kind"] if failed is not None else None
+    message = shown_line(text[failed.end("kind") + 1 :] if failed is not None and kind else text).strip()
+    rank = f" ({label.strip('[]: ')})" if any(sign.isdigit() for sign in label) else ""
+    weight = 3 if is_certain else 1 if pattern is not None and pattern.role is LineRole.CASCADE else 2
+    return LoggedFailure((kind or "Ended").rpartition(".")[2], message[:FAILURE_CHARACTERS_MAX] + rank, weight)
 
 
 class LogReader:
@@ -198,12 +213,10 @@ class LogReader:
             yield from self.flush()
             yield End()
             return
-        if notable and (failed := _FAILED.search(said)) is not None:
-            kind = (failed["kind"] or "Ended").rpartition(".")[2]
-            message = said[failed.end("kind") + 1 :] if failed["kind"] else said
+        if notable and (failure := _failure(said, line.label)) is not None:
             text = ""
             yield from self.flush()
-            yield LoggedFailure(kind, message.strip()[:FAILURE_CHARACTERS_MAX])
+            yield failure
         if notable and _SKIPPED.search(said) is not None:
             self._skipped, text = self._skipped + 1, ""
         if self._format is not None and line.label != self.label:

@@ -41,6 +41,9 @@ class LoggedFailure:
     kind: str
     """Of the exception, else a word for what ended it."""
     message: str
+    weight: int = 2
+    """Of failures without a step between them the first of the highest weight counts: 3 for what no lost peer causes, 1
+    for what says that a peer was lost, 2 for others."""
 
 
 @dataclass(frozen=True, slots=True)
