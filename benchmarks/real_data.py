@@ -43,16 +43,16 @@ meant."""
 def stage(folder: Path, name: str, labels: dict[str, Any]) -> ScoredSeries:
     """Times by operation, rank and step: a whole stage is long, and no rank of it is at fault."""
     mapping = {"stage": "pp", "dp_rank": "dp", "forward_compute_s": "forward_s", "backward_compute_s": "backward_s"}
-    heard = listen(folder / f"rank_step-{name}.csv.gz", mapping)
+    has_reported = listen(folder / f"rank_step-{name}.csv.gz", mapping)
     published = labels["published_labels"][0]
-    series = ScoredSeries(name, heard.points, incidents=len(heard.opened))
+    series = ScoredSeries(name, has_reported.points, incidents=len(has_reported.opened))
     slow = published.get("slow_stage")
     if slow is not None:
         event = LabelledEvent("stage", "slow_stage", 0, 0, must=True)
-        named = [f for f in heard.findings if f.scope == IncidentScope.of_stage(slow)]
+        named = [f for f in has_reported.findings if f.scope == IncidentScope.of_stage(slow)]
         series.found.append((event, 0 if named else None))
     if published.get("persistent_single_worker_straggler") is False:
-        of_ranks = [one for one in heard.opened if one.kind is Kind.STRAGGLER]
+        of_ranks = [one for one in has_reported.opened if one.kind is Kind.STRAGGLER]
         series.accuse(one for one in of_ranks if f"stage {slow}" not in one.summary)
     return series
 
@@ -72,8 +72,8 @@ def workers(folder: Path, name: str, labels: dict[str, Any]) -> ScoredSeries:
             rows.append((step, int(row["worker"]), float(row["mini_batch_time_norm"]) / 1000))
         out.writelines(f"{step},{rank},{busy_s}\n" for step, rank, busy_s in sorted(rows))
         out.flush()
-        heard = listen(Path(out.name), {})
-    series = ScoredSeries(name, heard.points, incidents=len(heard.opened))
+        has_reported = listen(Path(out.name), {})
+    series = ScoredSeries(name, has_reported.points, incidents=len(has_reported.opened))
     slow = set()
     for event in labels["visible_events"]:
         rank = event["worker"]
@@ -82,11 +82,11 @@ def workers(folder: Path, name: str, labels: dict[str, Any]) -> ScoredSeries:
             step for (worker, time), step in starts.items() if worker == str(rank) and time >= event["start_time"]
         )
         label = LabelledEvent("worker", f"worker {rank}", start, 10**9, must=True)
-        steps = [f.detected_step for f in heard.findings if rank in f.ranks and f.kind is Kind.STRAGGLER]
+        steps = [f.detected_step for f in has_reported.findings if rank in f.ranks and f.kind is Kind.STRAGGLER]
         # One that is named already, some rows before the label's own rule, is not named again.
         delays = [max(step - start, 0) for step in steps if step is not None and step >= start - EARLY_ROWS]
         series.found.append((label, min(delays) if delays else None))
-    series.accuse(one for one in heard.opened if not set(one.ranks) & slow)
+    series.accuse(one for one in has_reported.opened if not set(one.ranks) & slow)
     return series
 
 
@@ -133,9 +133,9 @@ def missing_ranks(ranks: int, sequence: list[int]) -> list[int]:
         standing = float(max(second - 30, 0))
         presence = Presence(
             attempt="dump.0",
-            heard=np.ones(ranks, dtype=np.bool_),
-            heard_s=np.full(ranks, float(second)),
-            told_s=np.full(ranks, float(second)),
+            has_reported=np.ones(ranks, dtype=np.bool_),
+            received_s=np.full(ranks, float(second)),
+            sent_s=np.full(ranks, float(second)),
             step=np.full(ranks, step, dtype=np.int64),
             phase=("collective",) * ranks,
             phase_age_s=np.full(ranks, standing),
@@ -171,16 +171,18 @@ def incident_lines(folder: Path, name: str, labels: dict[str, Any]) -> ScoredSer
             out.write(f"{step},{first['step_time_s']},{cells[0]},{cells[1]}\n")
         out.writelines(f"{r['iteration']},{r['step_time_s']},{r['lm_loss']},{r['grad_norm']}\n" for r in lines)
         out.flush()
-        heard = listen(Path(out.name), {})
-    series = ScoredSeries(name, heard.points, incidents=len(heard.opened))
+        has_reported = listen(Path(out.name), {})
+    series = ScoredSeries(name, has_reported.points, incidents=len(has_reported.opened))
     label = labels["published_labels"][0]
     onset = label.get("onset_iteration")
     if onset is not None:
         event = LabelledEvent("loss", label["kind"], onset, int(lines[-1]["iteration"]), must=True)
-        steps = [f.detected_step for f in heard.findings if f.kind in ANSWERS["loss"] and f.detected_step is not None]
+        steps = [
+            f.detected_step for f in has_reported.findings if f.kind in ANSWERS["loss"] and f.detected_step is not None
+        ]
         inside = [(step - onset) // interval for step in steps if onset <= step <= event.end]
         series.found.append((event, min(inside) if inside else None))
-    series.accuse(one for one in heard.opened if onset is None or one.step < onset)
+    series.accuse(one for one in has_reported.opened if onset is None or one.step < onset)
     return series
 
 

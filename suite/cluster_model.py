@@ -474,7 +474,7 @@ class ClusterPlayer:
         self._work = WorkModel(self._job, hosts, self._now_s, self._random)
         self._collective = 0
         self._step_since_s, self._elapsed_s = self._now_s, 0.0
-        self._heard_s = np.full(self._ranks, self._now_s)
+        self._received_s = np.full(self._ranks, self._now_s)
         self._state = ["running"] * self._ranks
         self._logged: deque[Frame] = deque()
 
@@ -578,12 +578,12 @@ class ClusterPlayer:
         place: Ints = (changes <= age_s).sum(axis=0)
         since = np.where(place > 0, np.take_along_axis(changes, np.maximum(place - 1, 0)[np.newaxis], axis=0)[0], 0.0)
         alive: Bools = np.asarray([state == "running" for state in self._state])
-        self._heard_s = np.where(alive, self._now_s, self._heard_s)
+        self._received_s = np.where(alive, self._now_s, self._received_s)
         return Presence(
             attempt=self._attempt,
-            heard=np.ones(self._ranks, dtype=np.bool_),
-            heard_s=self._heard_s,
-            told_s=self._heard_s,
+            has_reported=np.ones(self._ranks, dtype=np.bool_),
+            received_s=self._received_s,
+            sent_s=self._received_s,
             step=np.full(self._ranks, self._step, dtype=np.int64),
             phase=tuple(phases[number] for number in place),
             phase_age_s=age_s - since,
@@ -592,7 +592,7 @@ class ClusterPlayer:
             state=tuple(self._state),
             os_state=("R",) * self._ranks,
             # A rank that waits for its device or for others polls, so it uses its core all the time.
-            cpu_s=self._heard_s,
+            cpu_s=self._received_s,
             outside_s=np.full(self._ranks, -1.0),
             doing=("",) * self._ranks,
         )

@@ -65,12 +65,12 @@ class Traffic:
         steps_each = self.rows // self.host_ranks
         random = np.random.default_rng(self.seed)
         silicon = np.exp(0.01 * random.standard_normal(self.ranks))
-        told_s = -PROGRESS_S
+        sent_s = -PROGRESS_S
         for seq, first in enumerate(range(0, steps, steps_each)):
             values = self._values(random, silicon, first, steps_each)
             now_s = (first + steps_each) * STEP_S
-            progress = now_s - told_s >= PROGRESS_S
-            told_s = now_s if progress else told_s
+            progress = now_s - sent_s >= PROGRESS_S
+            sent_s = now_s if progress else sent_s
             for host in range(self.ranks // self.host_ranks):
                 yield self._message(seq, first, host, values, now_s, progress)
 

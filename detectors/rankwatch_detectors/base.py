@@ -196,11 +196,11 @@ class Presence:
     """The newest progress block of every rank of the current attempt, one entry for each rank."""
 
     attempt: str
-    heard: Bools
+    has_reported: Bools
     """False: no progress block of this rank has arrived yet, and its other entries are meaningless."""
-    heard_s: Floats
+    received_s: Floats
     """Stream time at which the last block arrived."""
-    told_s: Floats
+    sent_s: Floats
     """When its agent sent the block, by its host's clock; use it only for differences between blocks of one rank, and
     for a block's delay compared with the usual one. Stream time if the agent does not report it."""
     step: Ints
@@ -231,10 +231,12 @@ class Presence:
         """Ranks whose text is one of the wanted ones."""
         told = self.told(column)
         if told.isdisjoint(wanted):
-            return np.zeros(self.heard.size, dtype=np.bool_)
+            return np.zeros(self.has_reported.size, dtype=np.bool_)
         if told.issubset(wanted):
-            return np.ones(self.heard.size, dtype=np.bool_)
-        return np.fromiter((text in wanted for text in getattr(self, column)), dtype=np.bool_, count=self.heard.size)
+            return np.ones(self.has_reported.size, dtype=np.bool_)
+        return np.fromiter(
+            (text in wanted for text in getattr(self, column)), dtype=np.bool_, count=self.has_reported.size
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,7 +77,9 @@ class DispatchingDetector(Stateful):
         if isinstance(observation, Tick):
             self.now_s = max(self.now_s, observation.now_s)
             presence = observation.presence
-            if presence is not None and (presence.attempt != self.attempt or presence.heard.size != self.world_size):
+            if presence is not None and (
+                presence.attempt != self.attempt or presence.has_reported.size != self.world_size
+            ):
                 presence = None
             if self.COMPARES_RANKS and not self.lockstep:
                 return ()

@@ -415,7 +415,7 @@ def test_a_job_of_longer_steps_has_the_same_slow_ranks_since_the_same_steps(fact
 
 
 AWKWARD = [math.nan, math.inf, -math.inf, -0.0, 5e-324, 1e308, -1e308, 0.0]
-PROGRESS_FIELDS = ["phase_age_s", "step_age_s", "cpu_s", "outside_s", "told_s"]
+PROGRESS_FIELDS = ["phase_age_s", "step_age_s", "cpu_s", "outside_s", "sent_s"]
 CALM_STEPS = 120
 
 

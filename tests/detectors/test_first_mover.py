@@ -64,7 +64,7 @@ def interleaved(*streams: Sequence[Any]) -> Iterator[list[tuple[int, Any]]]:
                 yield [(number, stream[0]), *more]
 
 
-def heard(hosts: int, order: Sequence[tuple[int, Event]], gap: int, *, behind: int = 0) -> list[Finding]:
+def has_reported(hosts: int, order: Sequence[tuple[int, Event]], gap: int, *, behind: int = 0) -> list[Finding]:
     """What is told of ends of three ranks in this order, with some seconds before one of them.
 
     Args:
@@ -107,7 +107,7 @@ def in_every_order(*streams: Sequence[Event]) -> Iterator[tuple[list[tuple[int, 
 @pytest.mark.parametrize("way", [*WAYS, *BY_LAUNCHER])
 def test_whatever_is_heard_first_the_rank_that_ended_by_itself_is_named_in_the_end(way, hosts, last, behind):
     for order, gap in in_every_order(VICTIM, (WAYS | BY_LAUNCHER)[way], last):
-        findings = heard(hosts, order, gap, behind=behind)
+        findings = has_reported(hosts, order, gap, behind=behind)
         named = outcome(findings)[-1][1:]
         assert named == (Severity.CRITICAL, (1,)), (gap, [(rank, kind) for rank, (kind, *_) in order])
         assert findings[-1].evidence["rank"] == 1
@@ -140,7 +140,7 @@ def test_whatever_is_heard_first_a_rank_that_was_asked_to_end_is_named_and_the_j
 ):
     lost = [(kind, at_s + 0.05, {**fields, "exit_order": 1}) for kind, at_s, fields in VICTIM]
     for order, gap in in_every_order(lost, REQUESTS[way], last):
-        told = heard(hosts, order, gap)[-1]
+        told = has_reported(hosts, order, gap)[-1]
         assert (told.change, told.severity, told.ranks) == (Change.CLOSE, Severity.INFO, (1,)), (gap, order)
 
 

@@ -238,8 +238,8 @@ def test_the_first_step_may_take_minutes_until_it_was_seen() -> None:
     assert len(job.stand(400)) == 1
 
 
-@pytest.mark.parametrize(("line_s", "quiet_s", "told_s"), [(22, 170, 180), (6, 45, 52), (1, 7, 9)])
-def test_a_log_whose_lines_tell_of_nothing_between_them_is_waited_for_eight_lines(line_s, quiet_s, told_s):
+@pytest.mark.parametrize(("line_s", "quiet_s", "sent_s"), [(22, 170, 180), (6, 45, 52), (1, 7, 9)])
+def test_a_log_whose_lines_tell_of_nothing_between_them_is_waited_for_eight_lines(line_s, quiet_s, sent_s):
     job = Clockwork(HangDetector(HangConfig()), 1)
     job.step, job.phase = [0], [UNREPORTED]
     for line in range(30):
@@ -247,7 +247,7 @@ def test_a_log_whose_lines_tell_of_nothing_between_them_is_waited_for_eight_line
         assert job.stand(line_s if line % 10 else 3 * line_s) == []
         job.step, job.entered_s = [job.step[0] + 32], [job.now_s]
     assert job.stand(quiet_s) == []
-    (hang,) = job.stand(told_s - quiet_s)
+    (hang,) = job.stand(sent_s - quiet_s)
     assert hang.summary.startswith("Training stands still in step 960")
 
 
@@ -319,14 +319,14 @@ def test_a_job_of_long_steps_may_pause_for_twenty_of_them() -> None:
     assert after_s(job, 1200) == [("open info", 100), ("update critical", 900)]
 
 
-@pytest.mark.parametrize(("known_s", "told_s", "critical_s"), [(10, 60, 300), (50, 75, 300), (400, 600, 1200)])
-def test_a_pause_that_ended_well_says_how_long_the_next_one_may_last(known_s: int, told_s: int, critical_s: int):
+@pytest.mark.parametrize(("known_s", "sent_s", "critical_s"), [(10, 60, 300), (50, 75, 300), (400, 600, 1200)])
+def test_a_pause_that_ended_well_says_how_long_the_next_one_may_last(known_s: int, sent_s: int, critical_s: int):
     job = training_job()
     job.pause()
     job.stand(known_s)
     job.train(60)
     job.pause()
-    assert after_s(job, 1500) == [("open info", told_s), ("update critical", critical_s)]
+    assert after_s(job, 1500) == [("open info", sent_s), ("update critical", critical_s)]
 
 
 def do(job: Clockwork, *doing: str) -> None:

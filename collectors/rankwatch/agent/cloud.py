@@ -95,7 +95,7 @@ class CloudNotices(threading.Thread):
         self._clock = clock
         self._closed = threading.Event()
         self._notice: Notice | None = None
-        self._told_s = -TELL_AGAIN_S
+        self._sent_s = -TELL_AGAIN_S
         self._answers = True
         self._events: list[wire.Event] = []
 
@@ -126,8 +126,8 @@ class CloudNotices(threading.Thread):
             return
         self._answers = True
         now_s = self._clock.monotonic_s()
-        if notice != self._notice or (notice and now_s - self._told_s >= TELL_AGAIN_S):
-            self._notice, self._told_s = notice, now_s
+        if notice != self._notice or (notice and now_s - self._sent_s >= TELL_AGAIN_S):
+            self._notice, self._sent_s = notice, now_s
             self._events.append(wire.Event("host_notice", self._clock.unix_ns(), fields=dict(notice or {"what": ""})))
 
 

@@ -222,7 +222,7 @@ class DeviceSampler(threading.Thread):
         self._told_ns: dict[tuple[str, int | None, int | None, str], int] = {}
         """When each error was reported, by device, Xid, SXid and event."""
         self._silent_since_s: float | None = None
-        self._heard_s = 0.0
+        self._received_s = 0.0
 
     def take(self) -> tuple[wire.DeviceSample, ...]:
         """The newest counters, once; empty if none were read since the last call."""
@@ -248,12 +248,12 @@ class DeviceSampler(threading.Thread):
 
     def run(self) -> None:
         """Watch readers until closed; ends at once on a host without devices. Not for callers."""
-        self._heard_s = self._clock.monotonic_s()
+        self._received_s = self._clock.monotonic_s()
         status = self._watch()
         while not self._closed.is_set() and status != NO_DEVICES_STATUS:
             _log.info("the device reader exited with status %s", status)
             if status == BUSY_STATUS:
-                self._look_for_silence(self._heard_s, SILENT_S)
+                self._look_for_silence(self._received_s, SILENT_S)
             if not self._closed.wait(RESTART_AFTER_S):
                 status = self._watch()
 
@@ -286,7 +286,7 @@ class DeviceSampler(threading.Thread):
                     _log.warning("the reader of devices wrote something else: %s", error)
                     return
                 self._hear()
-                since_s, timeout_s = self._heard_s, SILENT_S
+                since_s, timeout_s = self._received_s, SILENT_S
             self._look_for_silence(since_s, timeout_s)
 
     # ---- what it tells -----------------------------------------------------------------------------------------------
@@ -343,9 +343,9 @@ class DeviceSampler(threading.Thread):
             self._tell("device_error", fields, error.time_unix_ns)
 
     def _hear(self) -> None:
-        self._heard_s = self._clock.monotonic_s()
+        self._received_s = self._clock.monotonic_s()
         if self._silent_since_s is not None:
-            silent_s = self._heard_s - self._silent_since_s
+            silent_s = self._received_s - self._silent_since_s
             self._silent_since_s = None
             self._tell("driver_answers", {"silent_s": silent_s})
 

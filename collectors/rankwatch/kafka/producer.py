@@ -118,7 +118,7 @@ class Producer:
         self._queue: deque[_Waiting] = deque()
         self._sent: dict[_Waiting, float] = {}
         """Messages that the client has and brokers have not acknowledged, oldest first, with the time of sending."""
-        self._heard_s = 0.0
+        self._received_s = 0.0
         """When the last acknowledgement came."""
         self._waiting_bytes = 0
         self._counts = Counts()
@@ -267,7 +267,7 @@ class Producer:
         with self._condition:
             now_s = self._monotonic_s()
             oldest_s = next(iter(self._sent.values()), now_s)
-            silent = now_s - max(oldest_s, self._heard_s) > self._stall_s
+            silent = now_s - max(oldest_s, self._received_s) > self._stall_s
             return silent or now_s - oldest_s > self._stall_s * STUCK_RATIO
 
     def _send(self, client: KafkaProducer, waiting: _Waiting) -> None:
@@ -289,7 +289,7 @@ class Producer:
     def _acknowledged(self, waiting: _Waiting, _metadata: Any) -> None:
         # Callbacks run in the client's thread.
         with self._condition:
-            self._heard_s = self._monotonic_s()
+            self._received_s = self._monotonic_s()
             if self._forget(waiting):
                 self._counts.published += 1
                 self._counts.published_bytes += len(waiting.message.value)

@@ -287,7 +287,7 @@ class CounterDetector(DispatchingDetector, ABC):
         """Times with the newest step then, oldest first."""
         self._troubles: dict[str, dict[str, dict[str, Any]]] = {}
         """By text of the scope of each open episode, and by rule and device or event: what was last reported of it
-        (`severity`, `summary`, `evidence`), and when (`told_s`)."""
+        (`severity`, `summary`, `evidence`), and when (`sent_s`)."""
         self._rules = rules
 
     def _scope_at(self, host: str, device: str) -> IncidentScope | None:  # noqa: ARG002
@@ -337,7 +337,7 @@ class CounterDetector(DispatchingDetector, ABC):
             findings += self._tell(scope, key, problem.severity, summary, evidence, began_s)
         for troubles in self._troubles.values():
             for key in troubles.keys() & self._rules.standing:
-                troubles[key]["told_s"] = self.now_s
+                troubles[key]["sent_s"] = self.now_s
         return findings
 
     def _on_tick(self, presence: Presence | None) -> Sequence[Finding]:
@@ -350,7 +350,7 @@ class CounterDetector(DispatchingDetector, ABC):
         why = f"No report about it for {SILENT_S:.0f} s."
         findings: list[Finding] = []
         for text, troubles in list(self._troubles.items()):
-            silent = [key for key, trouble in troubles.items() if trouble["told_s"] <= before_s]
+            silent = [key for key, trouble in troubles.items() if trouble["sent_s"] <= before_s]
             findings += self._over(IncidentScope.parse(text), silent, why)
         return findings
 
@@ -380,7 +380,7 @@ class CounterDetector(DispatchingDetector, ABC):
         """Report a problem of a device: as a new episode, as an update where it is graver than before, or as
         evidence.
         """
-        told = {"severity": str(severity), "summary": summary, "evidence": dict(evidence), "told_s": self.now_s}
+        told = {"severity": str(severity), "summary": summary, "evidence": dict(evidence), "sent_s": self.now_s}
         troubles = self._troubles.get(str(scope), {})
         if scope in self.episodes and troubles:
             if key in troubles or len(troubles) < DEVICES_MAX:

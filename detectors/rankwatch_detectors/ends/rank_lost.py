@@ -182,23 +182,23 @@ class RankLostDetector(DispatchingDetector):
         if not self._ends.first or self._expected:
             return findings
         if self._requested and self.now_s - self._began_s > self._window_s():
-            absent = ~presence.heard | (self.now_s - presence.heard_s > self._config.silent_s)
+            absent = ~presence.has_reported | (self.now_s - presence.received_s > self._config.silent_s)
             return [*findings, *self._tell(over=True, absent=absent)]
         return [*findings, *self._tell(quietly=True)]
 
     def _passed_by(self, presence: Presence) -> list[End]:
         """Ranks that ended normally a while ago, while others go on, unless these have long trained without them."""
-        running = presence.heard & presence.where("state", "running") & ~self._gone
-        running &= self.now_s - presence.heard_s <= self._config.goes_on_s
+        running = presence.has_reported & presence.where("state", "running") & ~self._gone
+        running &= self.now_s - presence.received_s <= self._config.goes_on_s
         if not running.any():
             return []
         furthest = int(presence.step[running].max())
         at_work = running & (presence.step == furthest) & (presence.outside_s < 0)
         # A rank that left by break and is still shutting down is reported sooner, before the others' wait is a hang.
         timeout_s = {True: self._config.goes_on_s, False: self._config.exit_unread_s}
-        quiet = [end for end in self._quiet.values() if self.now_s - end["heard_s"] >= timeout_s[end["exited"]]]
+        quiet = [end for end in self._quiet.values() if self.now_s - end["received_s"] >= timeout_s[end["exited"]]]
         if self.lockstep:
-            stood_s = float(np.fmin.reduce((presence.step_age_s + self.now_s - presence.heard_s)[running]))
+            stood_s = float(np.fmin.reduce((presence.step_age_s + self.now_s - presence.received_s)[running]))
             quiet = [one for one in quiet if not self._train_on(one, furthest, stood_s)]
         # One that left a loop that was not over has not done the step that others are at work in.
         ahead = {True: furthest, False: furthest + int(at_work.any())}
@@ -210,12 +210,12 @@ class RankLostDetector(DispatchingDetector):
         They may stand later, where ranks meet only now and then.
         """
         made = furthest - (furthest if quiet["step"] is None else quiet["step"])
-        usual_s = (self.now_s - quiet["heard_s"]) / max(made, 1)
+        usual_s = (self.now_s - quiet["received_s"]) / max(made, 1)
         return made >= self._config.steps_alone and stood_s < max(3 * usual_s, self._config.goes_on_s)
 
     def _read_unread(self, presence: Presence) -> list[Finding]:
         findings: list[Finding] = []
-        for rank in np.flatnonzero(presence.where("state", "exited") & presence.heard & ~self._gone).tolist():
+        for rank in np.flatnonzero(presence.where("state", "exited") & presence.has_reported & ~self._gone).tolist():
             since = self._unread.setdefault(str(rank), self.now_s)
             if self.now_s - since >= self._config.exit_unread_s and not self._ends.has_noted(rank):
                 self._gone[rank] = True
@@ -243,9 +243,9 @@ class RankLostDetector(DispatchingDetector):
         return harmless and all(end["code"] == 0 or is_request(end) for end in self._ends.also)
 
     def _window_s(self) -> float:
-        told_s = self._ends.first.get("grace_s")
-        if isinstance(told_s, int | float) and 0 <= told_s < math.inf:
-            return told_s + self._config.after_grace_s
+        sent_s = self._ends.first.get("grace_s")
+        if isinstance(sent_s, int | float) and 0 <= sent_s < math.inf:
+            return sent_s + self._config.after_grace_s
         return self._config.grace_s + self._config.after_grace_s
 
     def _tell(self, *, quietly: bool = False, over: bool = False, absent: Bools | None = None) -> list[Finding]:
@@ -294,8 +294,8 @@ class RankLostDetector(DispatchingDetector):
     def _due_s(self, first: End) -> float:
         """When to report: at once if the exit itself shows the cause."""
         if first["exited"] and not is_broken_connection(first):
-            return float(first["heard_s"])
-        return float(first["heard_s"]) + self._config.exit_unread_s
+            return float(first["received_s"])
+        return float(first["received_s"]) + self._config.exit_unread_s
 
     def _severity(self, *, all_gone: bool, over: bool) -> Severity:
         first = self._ends.first

@@ -106,7 +106,7 @@ def end_of(occurrence: Occurrence, now_s: float) -> End:
         "exited": exited,
         "order": fields.get("exit_order") if exited else None,
         "unix_ns": occurrence.unix_ns,
-        "heard_s": now_s,
+        "received_s": now_s,
         "time_s": occurrence.time_s,
         "grace_s": fields.get("grace_s"),
         "abrupt": fields.get("abrupt") is True,

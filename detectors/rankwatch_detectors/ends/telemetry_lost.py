@@ -132,9 +132,9 @@ class TelemetryLostDetector(DispatchingDetector):
 
     def _silent(self, presence: Presence) -> tuple[Bools, Floats]:
         """Hosts that were heard and have ranks that have not ended, and seconds since each host was last heard."""
-        pending = presence.heard & ~presence.where("state", "left", "exited")
+        pending = presence.has_reported & ~presence.where("state", "left", "exited")
         newest_s = np.full(len(self._hosts), -np.inf)
-        np.maximum.at(newest_s, self._host_of[presence.heard], presence.heard_s[presence.heard])
+        np.maximum.at(newest_s, self._host_of[presence.has_reported], presence.received_s[presence.has_reported])
         judged = np.zeros(len(self._hosts), dtype=np.bool_)
         judged[self._host_of[pending]] = True
         return judged, self.now_s - newest_s
@@ -165,8 +165,8 @@ class TelemetryLostDetector(DispatchingDetector):
             return self.episodes.update(IncidentScope.parse(text), detected_time_s=self.now_s, **what)
         everyone = reason == "silent" and len(hosts) == len(unheard) == len(self._hosts) > 1
         scope = WHOLE_JOB if everyone else IncidentScope.of_host(hosts[0])
-        heard = presence.heard & np.isin(self._host_of, [self._hosts.index(host) for host in hosts])
-        step = int(presence.step[heard].max()) if heard.any() and not everyone else None
+        has_reported = presence.has_reported & np.isin(self._host_of, [self._hosts.index(host) for host in hosts])
+        step = int(presence.step[has_reported].max()) if has_reported.any() and not everyone else None
         silent_s = min(max(unheard[host] for host in hosts), self.now_s - self._listening_s)
         silent_s = silent_s if reason == "silent" else 0.0
         findings = self.episodes.open(
@@ -206,23 +206,23 @@ class TelemetryLostDetector(DispatchingDetector):
             summary = f"{who} lost {evidence['messages_missing']} messages within {config.gap_window_s:.0f} s."
         else:
             evidence["silent_s"] = silent_s = min(unheard[host] for host in hosts)
-            heard = f"{who} {has} sent no telemetry"
+            has_reported = f"{who} {has} sent no telemetry"
             if len(hosts) == len(self._hosts) > 1:
-                heard = f"None of the job's {len(hosts)} hosts has sent telemetry"
+                has_reported = f"None of the job's {len(hosts)} hosts has sent telemetry"
             unknown = f": nobody knows whether {'its' if has == 'has' else 'their'} ranks train"
-            here, others = presence.heard & there, presence.heard & ~there
+            here, others = presence.has_reported & there, presence.has_reported & ~there
             if here.any() and others.any():
                 newest = int(presence.step[others].max())
                 goes_on = evidence["steps_go_on"] = newest > int(presence.step[here].max()) + 1
                 stands = f"training goes on (step {newest})" if goes_on else f"no step has begun since step {newest}"
                 report = "host reports" if len(self._hosts) - len(hosts) == 1 else "hosts report"
                 unknown = f"; the other {report}, and {stands}"
-            summary = f"{heard} for {silent_s:.0f} s{unknown}."
+            summary = f"{has_reported} for {silent_s:.0f} s{unknown}."
         return {"summary": summary, "evidence": evidence}
 
     def _close_recovered(self, presence: Presence, unheard: dict[str, float]) -> list[Finding]:
         findings: list[Finding] = []
-        step = int(presence.step[presence.heard].max()) if presence.heard.any() else None
+        step = int(presence.step[presence.has_reported].max()) if presence.has_reported.any() else None
         for text, group in list(self._groups.items()):
             if any(self._reason(host, unheard.get(host, 0.0)) for host in group["hosts"]):
                 continue

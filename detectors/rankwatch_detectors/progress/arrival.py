@@ -52,8 +52,8 @@ def who_is_missing(presence: Presence, stuck: Bools, running: Bools, cpu_before:
         block_s: usual seconds between two progress blocks of a rank.
     """
     cpu_share = _cpu_share(presence, cpu_before, block_s)
-    late_s = presence.heard_s[running].max() - presence.heard_s
-    silent = presence.heard & ~presence.where("state", "left") & (late_s > SILENT_BLOCKS * block_s)
+    late_s = presence.received_s[running].max() - presence.received_s
+    silent = presence.has_reported & ~presence.where("state", "left") & (late_s > SILENT_BLOCKS * block_s)
     decided: tuple[Bools, str, float] = (np.zeros_like(stuck), "no evidence distinguishes the ranks", 0.3)
     for candidates, reason, confidence in _evidence(presence, stuck, running, cpu_share, silent):
         # Evidence that applies to most ranks describes the waiting ranks.
@@ -73,7 +73,7 @@ def who_is_missing(presence: Presence, stuck: Bools, running: Bools, cpu_before:
 def _evidence(
     presence: Presence, stuck: Bools, running: Bools, cpu_share: Floats, silent: Bools
 ) -> list[tuple[Bools, str, float]]:
-    left = presence.heard & presence.where("state", "left")
+    left = presence.has_reported & presence.where("state", "left")
     several = int(running.sum()) > 1
     if running.size == 1:
         return [(running, "it is the only rank", 1.0)]
@@ -129,7 +129,7 @@ def stopped_ranks(presence: Presence) -> Bools:
 
 def _cpu_share(presence: Presence, before: Floats, block_s: float) -> Floats:
     """CPU seconds per second of each rank since the step began; NaN if that is too recent."""
-    elapsed = presence.heard_s - before[1]
+    elapsed = presence.received_s - before[1]
     with np.errstate(invalid="ignore", divide="ignore"):
         share = (presence.cpu_s - before[0]) / elapsed
     return np.where(elapsed >= block_s, share, np.nan)

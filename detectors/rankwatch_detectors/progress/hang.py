@@ -165,11 +165,11 @@ class HangDetector(DispatchingDetector):
         return ()
 
     def _on_tick(self, presence: Presence | None) -> Sequence[Finding]:
-        if presence is None or not anyone(presence.heard):
+        if presence is None or not anyone(presence.has_reported):
             return ()
         presence, proper = self._proper(presence)
-        fresh = presence.heard & (self.now_s - presence.heard_s <= self._config.heard_within_s) & proper
-        fresh &= self._in_time(presence, presence.heard & proper, fresh)
+        fresh = presence.has_reported & (self.now_s - presence.received_s <= self._config.received_within_s) & proper
+        fresh &= self._in_time(presence, presence.has_reported & proper, fresh)
         running = fresh & presence.where("state", RUNNING)
         if not anyone(running):
             return self._close(TRAINING_IS_OVER) if len(self.episodes) and _all_left(presence) else ()
@@ -191,7 +191,7 @@ class HangDetector(DispatchingDetector):
     def _proper(self, presence: Presence) -> tuple[Presence, Bools]:
         """The presence with ages limited to the attempt's age, and the ranks whose blocks have finite numbers."""
         ages = np.array([presence.step_age_s, presence.phase_age_s, presence.outside_s])
-        proper: Bools = np.logical_and.reduce(np.isfinite(ages)) & np.isfinite(presence.told_s)
+        proper: Bools = np.logical_and.reduce(np.isfinite(ages)) & np.isfinite(presence.sent_s)
         if not everyone(proper):
             ages = np.where(proper, ages, 0.0)
         step_age_s, phase_age_s = np.minimum(np.maximum(ages[:2], 0.0), self.now_s - self._attempt_s)
@@ -200,13 +200,13 @@ class HangDetector(DispatchingDetector):
 
     def _in_time(self, presence: Presence, known: Bools, fresh: Bools) -> Bools:
         """Ranks whose blocks arrive without delay, compared with their usual delay and with the fastest rank."""
-        delay_s = np.where(known, presence.heard_s - presence.told_s, math.nan)
+        delay_s = np.where(known, presence.received_s - presence.sent_s, math.nan)
         usual_s = self._way_s + self._config.way_forgets * (self.now_s - self._way_at_s)
         jumped = delay_s - usual_s > self._config.clock_jump_s
         self._way_s, self._way_at_s = np.where(jumped, delay_s, np.fmin(usual_s, delay_s)), self.now_s
         late_s = delay_s - self._way_s
         soonest_s = late_s[fresh].min() if anyone(fresh) else 0.0
-        return np.asarray(late_s - soonest_s <= self._config.heard_within_s)
+        return np.asarray(late_s - soonest_s <= self._config.received_within_s)
 
     def _excused(self, presence: Presence) -> bool:
         """Whether ranks stand still by order, or because a process is gone, which rank_lost reports."""
@@ -223,7 +223,7 @@ class HangDetector(DispatchingDetector):
         # Blocks arrive once a second but contain the step's age, so its start is known more exactly than to a tick.
         ahead = running & (presence.step == newest)
         was, self._was = self._was, _where_each_is(presence)
-        entered_s = float((presence.heard_s - presence.step_age_s)[ahead].min())
+        entered_s = float((presence.received_s - presence.step_age_s)[ahead].min())
         if self._newest is not None:
             if not self._moved:
                 self._remember(self._first_step()[0], self.now_s - self._attempt_s)
@@ -331,20 +331,20 @@ class HangDetector(DispatchingDetector):
         behind, paused = self._behind(presence, running)
         together = self._together(presence, running)
         limits = self._limits(presence, running, behind, together, paused=paused)
-        lag_s = self.now_s - presence.heard_s
+        lag_s = self.now_s - presence.received_s
         # What a rank did between two steps is no part of the work that it has begun since.
         in_step_s = presence.step_age_s - np.where(presence.outside_s < 0, self._rested[1], 0.0)
         step_age_s = in_step_s + lag_s
-        told_s, standing = (presence.outside_s, behind) if paused else (in_step_s, running)
-        stuck = standing & (told_s + lag_s >= limits.told_s)
+        sent_s, standing = (presence.outside_s, behind) if paused else (in_step_s, running)
+        stuck = standing & (sent_s + lag_s >= limits.sent_s)
         # A rank that has begun a step since then is not waiting.
         others = running & ~stuck
         since_s = float(step_age_s[others].min()) if anyone(others) else math.inf
         # Progress since the last block is not visible, so the age within the block itself must nearly reach the limit.
-        stuck &= told_s >= limits.told_s - self._config.block_s
-        if since_s < limits.told_s or not anyone(stuck):
+        stuck &= sent_s >= limits.sent_s - self._config.block_s
+        if since_s < limits.sent_s or not anyone(stuck):
             return None
-        age_s = min(float((told_s + lag_s)[stuck].max()), since_s)
+        age_s = min(float((sent_s + lag_s)[stuck].max()), since_s)
         return Standstill(stuck, age_s, limits, paused, together)
 
     def _limits(self, presence: Presence, running: Bools, behind: Bools, together: str, *, paused: bool) -> Limits:
@@ -391,7 +391,7 @@ class HangDetector(DispatchingDetector):
             detected_step=step,
             onset_time_s=self.now_s - still.age_s,
             detected_time_s=self.now_s,
-            score=still.age_s / max(still.limits.told_s / 3, 1e-3),
+            score=still.age_s / max(still.limits.sent_s / 3, 1e-3),
             confidence=missing.confidence,
             summary=self._summary(step, self.now_s - still.age_s, still, missing),
             evidence=self._evidence(still, missing),
@@ -425,7 +425,7 @@ class HangDetector(DispatchingDetector):
     def _evidence(self, still: Standstill, missing: Missing) -> Mapping[str, Any]:
         return {
             "age_s": still.age_s,
-            "deadline_s": still.limits.told_s,
+            "deadline_s": still.limits.sent_s,
             "critical_after_s": still.limits.critical_s,
             "outside": still.paused,
             "usual_step_s": self._timeout.usual_step_s() if self._timeout.knows_steps else None,
@@ -462,8 +462,8 @@ NOBODY: Final = "; no rank stands out"
 
 def _where_each_is(presence: Presence) -> Floats:
     """CPU seconds, time of the reading, step, and when it was entered by the host's clock; NaN where not known."""
-    rows = np.array([presence.cpu_s, presence.heard_s, presence.step, presence.told_s - presence.step_age_s])
-    return np.where(presence.heard & np.isfinite(rows), rows, math.nan)
+    rows = np.array([presence.cpu_s, presence.received_s, presence.step, presence.sent_s - presence.step_age_s])
+    return np.where(presence.has_reported & np.isfinite(rows), rows, math.nan)
 
 
 def _as_told(told: Mapping[str, Any]) -> Missing:
@@ -477,7 +477,7 @@ TRAINING_IS_OVER = "Training is over: ranks have left their loops after the same
 
 
 def _all_left(presence: Presence) -> bool:
-    return everyone(presence.where("state", "left")[presence.heard])
+    return everyone(presence.where("state", "left")[presence.has_reported])
 
 
 def _is_over(presence: Presence, running: Bools) -> bool:
@@ -486,7 +486,7 @@ def _is_over(presence: Presence, running: Bools) -> bool:
     """
     if everyone(presence.where("doing", ENDING)[running]):
         return True
-    left = presence.heard & presence.where("state", "left")
+    left = presence.has_reported & presence.where("state", "left")
     if not anyone(left) or not everyone((presence.outside_s >= 0)[running]):
         return False
     return bool(presence.step[left].max() >= presence.step[running].max())

@@ -57,8 +57,8 @@ class OwnPaceDetector(DispatchingDetector):
     def _on_tick(self, presence: Presence | None) -> Sequence[Finding]:
         if presence is None or self.lockstep:
             return ()
-        ages = np.stack([presence.told_s, presence.step_age_s])
-        fresh = presence.heard & (self.now_s - presence.heard_s <= self._config.heard_within_s)
+        ages = np.stack([presence.sent_s, presence.step_age_s])
+        fresh = presence.has_reported & (self.now_s - presence.received_s <= self._config.received_within_s)
         running = fresh & np.isfinite(ages).all(axis=0) & presence.where("state", "running")
         stopped = stopped_ranks(presence)
         known_s = np.where(np.isnan(self._stopped_at_s), self.now_s, self._stopped_at_s)
@@ -67,7 +67,7 @@ class OwnPaceDetector(DispatchingDetector):
         findings: list[Finding] = []
         for scope in self.episodes:
             rank = scope.number
-            if moved[rank] or (presence.heard[rank] and presence.state[rank] != "running"):
+            if moved[rank] or (presence.has_reported[rank] and presence.state[rank] != "running"):
                 step = int(presence.step[rank])
                 summary = f"Rank {rank} makes progress again: step {step}."
                 stood = {"age_s": self.now_s - self.episodes.told(scope)["onset_time_s"]}
@@ -77,7 +77,7 @@ class OwnPaceDetector(DispatchingDetector):
     def _learn(self, presence: Presence, running: Bools, stopped: Bools) -> Bools:
         """Learn from the newest blocks; returns the ranks that have begun another step."""
         with np.errstate(invalid="ignore"):
-            entered_s = presence.told_s - presence.step_age_s
+            entered_s = presence.sent_s - presence.step_age_s
             made = presence.step - self._step
             moved = running & (made > 0)
             # Several steps between two blocks took about a second together, so their mean is good enough.
@@ -94,7 +94,7 @@ class OwnPaceDetector(DispatchingDetector):
 
     def _evaluate(self, presence: Presence, running: Bools, stopped: Bools) -> list[Finding]:
         limit_s = self._limit_s(stopped)
-        age_s = np.maximum(presence.step_age_s, 0.0) + (self.now_s - presence.heard_s)
+        age_s = np.maximum(presence.step_age_s, 0.0) + (self.now_s - presence.received_s)
         # Progress since the last block is not visible, so the age within the block itself must nearly reach the limit.
         still = running & (age_s >= limit_s) & (presence.step_age_s >= limit_s - self._config.block_s)
         everybody = bool(still[running].all())

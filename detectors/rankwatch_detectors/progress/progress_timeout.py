@@ -62,7 +62,7 @@ class HangConfig:
     """A standstill is reported after this many usual steps, and `prompt_s`, if only a log's lines report finished
     steps. Evaluations, saves and waits for data are then not distinguishable, so it is critical only when a pause
     outside of a step would be reported."""
-    heard_within_s: float = 5.0
+    received_within_s: float = 5.0
     """Blocks older than this are not used, nor those delayed by more than this compared with usual and with others."""
     way_forgets: float = 0.01
     """Seconds per second by which the usual delay of a rank's blocks grows, so that a host clock that was set back by
@@ -99,7 +99,7 @@ class HangConfig:
 class Limits(NamedTuple):
     """Age in seconds at which a standstill is reported as information, as a warning, and as critical."""
 
-    told_s: float
+    sent_s: float
     warned_s: float
     critical_s: float
 
@@ -205,14 +205,14 @@ class ProgressTimeout(Stateful):
             lines_s = max(enough_s, config.log_lines * usual, config.prompt_s)
             critical_s = max(lines_s, self._pause_s())
             return Limits(lines_s, critical_s, critical_s)
-        told_s = max(enough_s, min(config.steps * usual, config.prompt_s)) - config.reporting_s
+        sent_s = max(enough_s, min(config.steps * usual, config.prompt_s)) - config.reporting_s
         critical_s = max(enough_s, config.critical_steps * usual)
-        return Limits(told_s, critical_s, critical_s)
+        return Limits(sent_s, critical_s, critical_s)
 
     def pause(self) -> Limits:
         """Limits if all ranks are outside of a step."""
-        told_s, critical_s = self._of_pauses(PAUSE)
-        return Limits(told_s, critical_s, critical_s).but_not_before(self._pause_s())
+        sent_s, critical_s = self._of_pauses(PAUSE)
+        return Limits(sent_s, critical_s, critical_s).but_not_before(self._pause_s())
 
     def pause_inside(self, in_step: Limits) -> Limits:
         """Limits if all ranks do work of their own within a step, or wait for data.
@@ -220,14 +220,14 @@ class ProgressTimeout(Stateful):
         Args:
             in_step: the limits of ranks that wait for each other.
         """
-        told_s, critical_s = self._of_pauses(PAUSE_INSIDE)
+        sent_s, critical_s = self._of_pauses(PAUSE_INSIDE)
         warned_s = max(self._pause_s(), self._config.pause_factor * self._longest.get(PAUSE_INSIDE, 0.0))
-        return Limits(max(in_step.told_s, told_s), warned_s, critical_s).but_not_before(in_step.told_s)
+        return Limits(max(in_step.sent_s, sent_s), warned_s, critical_s).but_not_before(in_step.sent_s)
 
     def for_data(self, in_step: Limits) -> Limits:
         """Limits if ranks wait for their data within a step, and others for them: loader workers may be starting."""
         late_s = max(in_step.critical_s, self._config.alone_s)
-        return Limits(in_step.told_s, late_s, late_s)
+        return Limits(in_step.sent_s, late_s, late_s)
 
     def _of_pauses(self, name: str) -> tuple[float, float]:
         """Seconds after which a pause of all ranks is longer than usual, and after which it is critical."""
@@ -244,9 +244,9 @@ class ProgressTimeout(Stateful):
             leading: one of those outside does what one rank does for all.
         """
         known_s = self._config.pause_factor * self._longest.get(PAUSE_APART, 0.0)
-        told_s = min(max(in_step.told_s, known_s), self._pause_s())
+        sent_s = min(max(in_step.sent_s, known_s), self._pause_s())
         critical_s = max(self._pause_s() if leading else max(in_step.critical_s, self._config.alone_s), known_s)
-        return Limits(told_s, critical_s, critical_s)
+        return Limits(sent_s, critical_s, critical_s)
 
     def _pause_s(self) -> float:
         return max(self._config.pause_s, self._config.pause_steps * self.usual_step_s())

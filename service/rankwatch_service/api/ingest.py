@@ -164,7 +164,7 @@ class NewJobs:
         self._engine = engine
         self._clock = clock
         self._report = report
-        self._heard_s: OrderedDict[str, tuple[str, float]] = OrderedDict()
+        self._received_s: OrderedDict[str, tuple[str, float]] = OrderedDict()
         """By job, in the order of their newest messages: the token that began it, and the time of its newest
         message."""
         self._tokens: dict[str, _TokenJobs] = {}
@@ -180,16 +180,16 @@ class NewJobs:
             rows = connection.execute(query.order_by(Job.last_seen_unix_ns)).all()
         with self._lock:
             for job, at_unix_ns in rows:
-                self._heard_s[job] = "", now_s - max(self._clock.unix_ns() - at_unix_ns, 0) / 1e9
+                self._received_s[job] = "", now_s - max(self._clock.unix_ns() - at_unix_ns, 0) / 1e9
 
     def wait_s(self, identity: Identity, job: str) -> int:
         """Count a message of a job. Return 0 if it is accepted, else seconds after which another try makes sense."""
         now_s = self._clock.monotonic_s()
         with self._lock:
-            known = self._heard_s.get(job)
+            known = self._received_s.get(job)
             if known is not None and now_s - known[1] < ACTIVE_S:
-                self._heard_s[job] = known[0], now_s
-                self._heard_s.move_to_end(job)
+                self._received_s[job] = known[0], now_s
+                self._received_s.move_to_end(job)
                 return 0
             self._forget(now_s)
             token = self._tokens.setdefault(identity.id, _TokenJobs(identity.name, refilled_s=now_s))
@@ -203,7 +203,7 @@ class NewJobs:
                 token.spare -= 1
                 token.newest = job
                 self._active[identity.id] += 1
-                self._heard_s[job] = identity.id, now_s
+                self._received_s[job] = identity.id, now_s
                 return 0
             token.refused += 1
             return wait_s
@@ -221,11 +221,11 @@ class NewJobs:
 
     def _forget(self, now_s: float) -> None:
         """Drop the jobs that are not active any more, and the tokens that have none and are not limited."""
-        while self._heard_s:
-            job, (token_id, heard_s) = next(iter(self._heard_s.items()))
-            if now_s - heard_s < ACTIVE_S:
+        while self._received_s:
+            job, (token_id, received_s) = next(iter(self._received_s.items()))
+            if now_s - received_s < ACTIVE_S:
                 break
-            del self._heard_s[job]
+            del self._received_s[job]
             if token_id:
                 self._active[token_id] -= 1
         idle = [key for key, token in self._tokens.items() if self._active[key] <= 0 and not token.refused]

@@ -391,7 +391,7 @@ class HangEvidence:
         """Ids of incidents whose evidence lacks what has arrived."""
         self.received: list[StacksReceived] = []
         """What the newest call of `due` has set of stacks."""
-        self._told_s: dict[str, float] = {}
+        self._sent_s: dict[str, float] = {}
         """When the evidence of an incident with many answers was set last."""
 
     def take(self, answer: Occurrence, incidents: Sequence[Incident]) -> None:
@@ -411,11 +411,11 @@ class HangEvidence:
         """Set what has arrived in the evidence of these open incidents, as far as it is time. Notifies nobody."""
         opened = {incident.id: incident for incident in incidents}
         self._stacks = {id_: groups for id_, groups in self._stacks.items() if id_ in opened}
-        self._told_s = {id_: told_s for id_, told_s in self._told_s.items() if id_ in opened}
+        self._sent_s = {id_: sent_s for id_, sent_s in self._sent_s.items() if id_ in opened}
         changed = [id_ for id_ in self._changed if id_ in opened]
-        due = [id_ for id_ in changed if now_s - self._told_s.get(id_, -TELL_EVERY_S) >= TELL_EVERY_S]
+        due = [id_ for id_ in changed if now_s - self._sent_s.get(id_, -TELL_EVERY_S) >= TELL_EVERY_S]
         self._changed = [id_ for id_ in changed if id_ not in due]
-        self._told_s |= {id_: now_s for id_ in due if len(self._stacks[id_]) > MANY}
+        self._sent_s |= {id_: now_s for id_ in due if len(self._stacks[id_]) > MANY}
         self.received = [self._received(opened[id_], world_size) for id_ in due]
         told = [self._told(opened[id_], world_size) for id_ in due]
         return told + [_unanswered(one) for one in opened.values() if self._is_unanswered(one, now_s)]
@@ -446,7 +446,7 @@ class HangEvidence:
         return {
             "stacks": {id_: one.state() for id_, one in self._stacks.items()},
             "changed": list(self._changed),
-            "told_s": dict(self._told_s),
+            "sent_s": dict(self._sent_s),
         }
 
     @classmethod
@@ -455,7 +455,7 @@ class HangEvidence:
         evidence = cls()
         evidence._stacks = {id_: StackGroups.restored(one) for id_, one in state["stacks"].items()}
         evidence._changed = list(state["changed"])
-        evidence._told_s = dict(state["told_s"])
+        evidence._sent_s = dict(state["sent_s"])
         return evidence
 
 

@@ -162,19 +162,19 @@ class CellCount:
         """World size."""
         self._extra = 0
         self._names: dict[str, set[str]] = {family: set() for family in FAMILIES}
-        self._heard: set[int] = set()
+        self._reported: set[int] = set()
 
     def next_attempt(self) -> CellCount:
         """The count of the next attempt of the same launch: its ranks are the same."""
         after = CellCount()
         after._declared, after._ranks, after._extra = self._declared, self._ranks, self._extra
-        after._heard = set(self._heard)
+        after._reported = set(self._reported)
         return after
 
     @property
     def is_reporting(self) -> bool:
         """Whether enough of its ranks have reported."""
-        return REPORTING_SHARE * len(self._heard) >= self._ranks
+        return REPORTING_SHARE * len(self._reported) >= self._ranks
 
     def names(self, family: str) -> int:
         """How many metric names of a family there are."""
@@ -188,10 +188,10 @@ class CellCount:
             table = bundle.tables.get(family)
             fresh = 0 if table is None else sum(name not in known for name in table.rows.names)
             names += min(len(known) + fresh, NAMES_MAX)
-        heard = len(self._heard)
-        if REPORTING_SHARE * heard < ranks:
-            heard = len(self._heard.union(_ranks(bundle)))
-        return CellDemand(ranks * (RANK_CELLS + names) + extra, REPORTING_SHARE * heard >= ranks)
+        has_reported = len(self._reported)
+        if REPORTING_SHARE * has_reported < ranks:
+            has_reported = len(self._reported.union(_ranks(bundle)))
+        return CellDemand(ranks * (RANK_CELLS + names) + extra, REPORTING_SHARE * has_reported >= ranks)
 
     def add(self, bundle: Bundle) -> None:
         """Count an accepted bundle."""
@@ -199,7 +199,7 @@ class CellCount:
         for family, table in bundle.tables.items():
             self._names[family].update(table.rows.names)
         if not self.is_reporting:
-            self._heard.update(_ranks(bundle))
+            self._reported.update(_ranks(bundle))
 
     def _sizes(self, bundle: Bundle) -> tuple[int, int, int]:
         """Declared and actual world size, and cells of parameter names, with this bundle."""
@@ -219,7 +219,7 @@ class CellCount:
             "ranks": self._ranks,
             "extra": self._extra,
             "names": {family: sorted(names) for family, names in self._names.items()},
-            "heard": sorted(self._heard),
+            "has_reported": sorted(self._reported),
         }
 
     @classmethod
@@ -228,7 +228,7 @@ class CellCount:
         count = cls()
         count._declared, count._ranks, count._extra = state["declared"], state["ranks"], state["extra"]
         count._names = {family: set(state["names"][family]) for family in FAMILIES}
-        count._heard = set(state["heard"])
+        count._reported = set(state["has_reported"])
         return count
 
 

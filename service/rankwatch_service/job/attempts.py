@@ -83,7 +83,7 @@ class RankOwners:
         self.signed = False
         """Whether an agent of this job has enrolled: from then on unsigned batches are forged."""
         self._numbers: dict[str, int] = {}
-        self._heard_s: list[float] = []
+        self._received_s: list[float] = []
         """When it last brought a rank that it carries, by number."""
         self._ranks: list[int] = []
         """How many ranks it carries, by number."""
@@ -105,7 +105,7 @@ class RankOwners:
             self._earlier[name] = None
         for name in [*self._earlier][:-EARLIER_MAX]:
             del self._earlier[name]
-        self._numbers, self._heard_s, self._ranks = {}, [], []
+        self._numbers, self._received_s, self._ranks = {}, [], []
         self._of_rank = np.zeros(0, dtype=np.int32)
 
     def refusal(self, bundle: Bundle, launch: Launch, topology: TopologyState, now_s: float) -> BundleRefused | None:
@@ -146,7 +146,7 @@ class RankOwners:
         mine = self._numbers_of(bundle)[named.batches]
         owners = np.append(self._of_rank, np.int32(_NOBODY))[np.minimum(named.ranks, len(self._of_rank))]
         several = len(bundle.batches) > 1
-        silent = np.array([now_s - heard_s > RANK_FREE_S for heard_s in self._heard_s] + [not several])
+        silent = np.array([now_s - received_s > RANK_FREE_S for received_s in self._received_s] + [not several])
         others = np.flatnonzero((owners != mine) & ~silent[owners])
         if not len(others):
             return ""
@@ -180,7 +180,7 @@ class RankOwners:
             return
         for number in np.unique(batches).tolist():
             owner = self._numbers.setdefault(_name(bundle.batches[number]), len(self._numbers))
-            self._heard_s[owner : owner + 1] = [now_s]
+            self._received_s[owner : owner + 1] = [now_s]
         if world_size is not None and len(self._of_rank) > world_size:  # brought before its size was known
             self._of_rank = self._of_rank[:world_size]
             self._count()
@@ -238,8 +238,8 @@ class RankOwners:
 
     def silent(self, now_s: float) -> bool:
         """Whether nobody has brought a rank of the running attempt for `ATTEMPT_FREE_S`."""
-        heard_s = [heard_s for heard_s, ranks in zip(self._heard_s, self._ranks, strict=True) if ranks]
-        return now_s - max(heard_s, default=-np.inf) > ATTEMPT_FREE_S
+        received_s = [received_s for received_s, ranks in zip(self._received_s, self._ranks, strict=True) if ranks]
+        return now_s - max(received_s, default=-np.inf) > ATTEMPT_FREE_S
 
     def _carries(self, name: str) -> bool:
         return name in self._numbers and self._ranks[self._numbers[name]] > 0
@@ -259,19 +259,19 @@ class RankOwners:
         new[kept] = np.arange(len(kept))
         self._of_rank = new[self._of_rank]
         self._numbers = {names[number]: place for place, number in enumerate(kept)}
-        self._heard_s = [self._heard_s[number] for number in kept]
+        self._received_s = [self._received_s[number] for number in kept]
         self._count()
 
     def discount_outage(self, seconds: float) -> None:
         """Discount time in which the service could not receive anything."""
-        self._heard_s = [heard_s + seconds for heard_s in self._heard_s]
+        self._received_s = [received_s + seconds for received_s in self._received_s]
 
     def state(self) -> dict[str, Any]:
         """Everything: JSON types and an array."""
         return {
             "signed": self.signed,
             "names": list(self._numbers),
-            "heard_s": list(self._heard_s),
+            "received_s": list(self._received_s),
             "of_rank": self._of_rank,
             "earlier": list(self._earlier),
             "host_names": self._host_names.state(),
@@ -283,7 +283,7 @@ class RankOwners:
         owners = cls()
         owners.signed = state["signed"]
         owners._numbers = {name: number for number, name in enumerate(state["names"])}
-        owners._heard_s, owners._of_rank = list(state["heard_s"]), state["of_rank"]
+        owners._received_s, owners._of_rank = list(state["received_s"]), state["of_rank"]
         owners._earlier = dict.fromkeys(state["earlier"])
         owners._host_names = HostNames(state["host_names"])
         owners._count()
@@ -401,7 +401,7 @@ class PendingAttempt:
     """The host that reported it first."""
     cells: CellCount
     """Cells of all its bundles, including dropped ones."""
-    heard_s: float = 0.0
+    received_s: float = 0.0
     reported: bool = False
     size: int = 0
     bundles: list[Bundle] = field(default_factory=list)
@@ -433,7 +433,7 @@ class PendingAttempts:
         if len(self._waiting) >= ATTEMPTS_MAX:
             dropped += len(self._waiting.pop(next(iter(self._waiting))).bundles)
         self._waiting[batch.attempt] = waiting
-        waiting.heard_s = now_s
+        waiting.received_s = now_s
         if len(waiting.bundles) >= BATCHES_MAX:
             return dropped + 1
         size = _size(bundle)
@@ -457,12 +457,12 @@ class PendingAttempts:
 
     def beside(self, now_s: float) -> list[PendingAttempt]:
         """Return attempts that have waited for `BESIDE_S`, each once, and drop their tables."""
-        old = [one for one in self._waiting.values() if not one.reported and one.heard_s - one.since_s >= BESIDE_S]
+        old = [one for one in self._waiting.values() if not one.reported and one.received_s - one.since_s >= BESIDE_S]
         for waiting in old:
             waiting.reported = True
             waiting.bundles = [_without_tables(bundle) for bundle in waiting.bundles]
             waiting.size = sum(map(_size, waiting.bundles))
-        for attempt in [name for name, one in self._waiting.items() if now_s - one.heard_s > BESIDE_S]:
+        for attempt in [name for name, one in self._waiting.items() if now_s - one.received_s > BESIDE_S]:
             del self._waiting[attempt]
         return old
 
@@ -473,7 +473,7 @@ class PendingAttempts:
                 "attempt": one.attempt,
                 "since_s": one.since_s,
                 "host": one.host,
-                "heard_s": one.heard_s,
+                "received_s": one.received_s,
                 "reported": one.reported,
                 "cells": one.cells.state(),
                 "batches": [wire.encode(bundle.batches[0]) for bundle in one.bundles],
@@ -492,7 +492,7 @@ class PendingAttempts:
                 saved["since_s"],
                 saved["host"],
                 CellCount.restored(saved["cells"]),
-                saved["heard_s"],
+                saved["received_s"],
                 saved["reported"],
                 sum(map(_size, bundles)),
                 bundles,

@@ -74,7 +74,7 @@ class JobStream:
         self.adopt(settings)
         self._summary = SummaryBuilder(job)
         self._responder, self._hang_evidence = Responder(), HangEvidence()
-        self._heard_s, self._is_idle = 0.0, False
+        self._received_s, self._is_idle = 0.0, False
         self.devices, self.ownership = DeviceBoards(), JobOwnership(job)
         """What its devices count; its project and owner."""
 
@@ -133,7 +133,7 @@ class JobStream:
         may_grow = demand.cells <= self._allowed_cells or self._grant(demand, quota, effects)
         if several and not may_grow:
             return BundleSplit()
-        self._heard_s, self._is_idle = now_s, False
+        self._received_s, self._is_idle = now_s, False
         if not may_grow:
             self._report_limit(demand, bundle, quota, now_s, effects)
             if bundle.attempt != self._assembler.attempt or self._assembler.board is None:
@@ -287,7 +287,7 @@ class JobStream:
         if self._assembler.finished:
             self._publish(self.correlator.finish(self._assembler.last_step, now_s), now_s, effects)
         self._summarize(now_s, effects)
-        if now_s - self._heard_s > IDLE_AFTER_S:
+        if now_s - self._received_s > IDLE_AFTER_S:
             self._is_idle, self._assembler, self._allowed_cells = True, Assembler(), 0
             self._rank_owners.begin(new_launch=True)
             self._pipeline.rest()
@@ -419,7 +419,9 @@ class JobStream:
     def _summarize(self, now_s: float, effects: Effects) -> None:
         hung = hangs(self.correlator.open, self._assembler.attempt)
         counts = self.history.counts + self.devices.counts + self._pipeline.counts
-        summary = self._summary.changed(self._assembler, self._heard_s, now_s, hung, counts, self.history.configuration)
+        summary = self._summary.changed(
+            self._assembler, self._received_s, now_s, hung, counts, self.history.configuration
+        )
         if summary is None:
             return
         effects.jobs[self.job] = summary
@@ -456,7 +458,7 @@ class JobStream:
             "job_history": self.history.state(),
             "commands": [[past.action, past.at_unix_ns] for past in self._responder.history],
             "summary": self._summary.state(),
-            "heard_s": self._heard_s,
+            "received_s": self._received_s,
             "resting": self._is_idle,
             "ownership": [self.ownership.project, self.ownership.owner],
         }
@@ -470,9 +472,9 @@ class JobStream:
         self._declarations = Declarations.restored(state["declarations"])
         self.devices = DeviceBoards.restored(state["devices"])
         self._hang_evidence = HangEvidence.restored(state["hang_evidence"])
-        self.detectors_without_snapshot = self._pipeline.restore(state, self._assembler.start(state["heard_s"]))
+        self.detectors_without_snapshot = self._pipeline.restore(state, self._assembler.start(state["received_s"]))
         self.history = JobHistory.restored(state["job_history"])
         self._responder.restore(state["commands"])
         self._summary.restore(state["summary"])
-        self._heard_s, self._is_idle = state["heard_s"], state["resting"]
+        self._received_s, self._is_idle = state["received_s"], state["resting"]
         self.ownership = JobOwnership(self.job, *state["ownership"])

@@ -22,7 +22,7 @@ from rankwatch_detectors.base import Bools, Floats, Presence
 GONE_STATES: Final = frozenset({"left", "exited"})
 """States after which a rank does not report again."""
 
-TIMES: Final = ("heard_s", "told_s")
+TIMES: Final = ("received_s", "sent_s")
 FLOATS: Final = (*TIMES, "phase_age_s", "step_age_s", "cpu_s", "outside_s")
 """Columns of numbers, named as in `Presence` and, but for the times, in `wire.Progress`."""
 TEXTS: Final = ("phase", "state", "os_state", "doing")
@@ -34,7 +34,7 @@ class ProgressBoard:
 
     def __init__(self, attempt: str, world_size: int) -> None:
         self.attempt = attempt
-        self._heard = np.zeros(world_size, dtype=bool)
+        self._reported = np.zeros(world_size, dtype=bool)
         self._floats = {name: np.zeros(world_size) for name in FLOATS}
         self._floats["outside_s"] -= 1.0
         self._ints = {"step": np.full(world_size, -1), "collective_seq": np.zeros(world_size, dtype=np.int64)}
@@ -43,7 +43,7 @@ class ProgressBoard:
     @property
     def world_size(self) -> int:
         """Number of ranks on the board."""
-        return len(self._heard)
+        return len(self._reported)
 
     def apply(self, batches: Iterable[wire.Batch], now_s: float) -> list[tuple[int, str]]:
         """Apply the progress blocks of newer batches, in their order; ranks beyond the world size are ignored.
@@ -57,10 +57,10 @@ class ProgressBoard:
             return []
         known = [block for block, _ in told]
         ranks = np.array([block.rank for block in known], dtype=np.intp)
-        self._heard[ranks] = True
-        self._floats["heard_s"][ranks] = now_s
+        self._reported[ranks] = True
+        self._floats["received_s"][ranks] = now_s
         # Of several blocks of one rank the last counts, since NumPy assigns in order. A sender may leave its time 0.
-        self._floats["told_s"][ranks] = [batch.sent_unix_ns / 1e9 or now_s for _, batch in told]
+        self._floats["sent_s"][ranks] = [batch.sent_unix_ns / 1e9 or now_s for _, batch in told]
         for name, column in (self._floats | self._ints).items():
             if name not in TIMES:
                 column[ranks] = list(map(attrgetter(name), known))
@@ -95,12 +95,12 @@ class ProgressBoard:
 
     def discount_outage(self, seconds: float) -> None:
         """Discount time in which the service could not receive anything, so that no rank counts as silent for it."""
-        self._floats["heard_s"] += seconds
+        self._floats["received_s"] += seconds
 
     def resize(self, world_size: int) -> None:
         """Make room for the ranks of a larger world size; it never shrinks."""
         more = world_size - self.world_size
-        self._heard = np.pad(self._heard, (0, more))
+        self._reported = np.pad(self._reported, (0, more))
         self._floats = {name: np.pad(column, (0, more)) for name, column in self._floats.items()}
         self._ints = {name: np.pad(column, (0, more)) for name, column in self._ints.items()}
         self._ints["step"][world_size - more :] = -1
@@ -117,7 +117,7 @@ class ProgressBoard:
 
     def reporting(self, now_s: float, within_s: float) -> int:
         """Number of ranks that reported in the last `within_s` and have neither left nor exited."""
-        recent = self._heard & (now_s - self._floats["heard_s"] <= within_s)
+        recent = self._reported & (now_s - self._floats["received_s"] <= within_s)
         return sum(self._texts["state"][rank] not in GONE_STATES for rank in np.flatnonzero(recent))
 
     def any_in(self, phases: Collection[str]) -> bool:
@@ -129,13 +129,13 @@ class ProgressBoard:
         """A copy for the detectors."""
         columns: dict[str, Any] = {name: column.copy() for name, column in (self._floats | self._ints).items()}
         columns |= {name: tuple(column) for name, column in self._texts.items()}
-        return Presence(attempt=self.attempt, heard=self._heard.copy(), **columns)
+        return Presence(attempt=self.attempt, has_reported=self._reported.copy(), **columns)
 
     def state(self) -> dict[str, Any]:
         """Everything that decides the future: JSON types and arrays."""
         return {
             "attempt": self.attempt,
-            "heard": self._heard,
+            "has_reported": self._reported,
             "floats": self._floats,
             "ints": self._ints,
             "texts": self._texts,
@@ -144,8 +144,8 @@ class ProgressBoard:
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> ProgressBoard:
         """The board that gave this state."""
-        board = cls(state["attempt"], len(state["heard"]))
-        board._heard, board._ints, board._floats = state["heard"], state["ints"], state["floats"]
+        board = cls(state["attempt"], len(state["has_reported"]))
+        board._reported, board._ints, board._floats = state["has_reported"], state["ints"], state["floats"]
         board._texts = {name: list(column) for name, column in state["texts"].items()}
         return board
 
@@ -169,13 +169,13 @@ class LockstepCheck:
     def __init__(self) -> None:
         self._since_s = 0.0
         self._step: Floats = np.zeros(0)
-        self._told_s: Floats = np.zeros(0)
+        self._sent_s: Floats = np.zeros(0)
         self._last: Floats = np.zeros(0)
         self._looks = 0
 
     def has_failed(self, seen: Presence, now_s: float) -> bool:
         """Whether the newest blocks show that ranks go at their own pace; call it once for each tick."""
-        running = seen.heard & (now_s - seen.heard_s <= FRESH_S)
+        running = seen.has_reported & (now_s - seen.received_s <= FRESH_S)
         running &= seen.where("state", "running")
         # Begin again if a rank reports for the first time, or its loop counts from the start.
         if self._last.size != running.size or not (seen.step >= self._last)[running].all():
@@ -183,7 +183,7 @@ class LockstepCheck:
             return False
         self._last = np.where(running, seen.step, self._last)
         passed_s = now_s - self._since_s
-        in_time = running & (np.abs(seen.told_s - self._told_s - passed_s) <= FRESH_S)
+        in_time = running & (np.abs(seen.sent_s - self._sent_s - passed_s) <= FRESH_S)
         made = seen.step[in_time] - self._step[in_time]
         if passed_s < APART_S or made.size < 2:
             return False
@@ -194,11 +194,11 @@ class LockstepCheck:
     def _begin(self, seen: Presence, running: Bools, now_s: float) -> None:
         self._since_s, self._looks = now_s, 0
         self._step = self._last = np.where(running, seen.step, math.nan)
-        self._told_s = np.where(running, seen.told_s, math.nan)
+        self._sent_s = np.where(running, seen.sent_s, math.nan)
 
     def state(self) -> dict[str, Any]:
         """Everything that decides the future."""
-        arrays = {"step": self._step, "told_s": self._told_s, "last": self._last}
+        arrays = {"step": self._step, "sent_s": self._sent_s, "last": self._last}
         return {"since_s": self._since_s, "looks": self._looks, **arrays}
 
     @classmethod
@@ -206,5 +206,5 @@ class LockstepCheck:
         """The check that gave this state."""
         check = cls()
         check._since_s, check._looks = state["since_s"], state["looks"]
-        check._step, check._told_s, check._last = state["step"], state["told_s"], state["last"]
+        check._step, check._sent_s, check._last = state["step"], state["sent_s"], state["last"]
         return check

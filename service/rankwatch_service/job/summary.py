@@ -189,7 +189,7 @@ class SummaryBuilder:
     def changed(
         self,
         assembler: Assembler,
-        heard_s: float,
+        received_s: float,
         now_s: float,
         hung: bool,
         without_effect: Mapping[str, int],
@@ -199,7 +199,7 @@ class SummaryBuilder:
 
         Args:
             assembler: the job's assembler.
-            heard_s: when its telemetry last arrived, stream time.
+            received_s: when its telemetry last arrived, stream time.
             now_s: stream time.
             hung: whether a hang of the running attempt is open.
             without_effect: events without effect, counted by reason.
@@ -210,7 +210,7 @@ class SummaryBuilder:
         board = assembler.board
         summary = JobSummary(
             name=self._job,
-            state=self._state(assembler, heard_s, now_s, hung),
+            state=self._state(assembler, received_s, now_s, hung),
             attempt=assembler.attempt or self.attempt,
             world_size=assembler.topology_state.world_size,
             ranks_reporting=0 if board is None else board.reporting(now_s, REPORTING_S),
@@ -218,7 +218,7 @@ class SummaryBuilder:
             step_time_s=assembler.step_time_s or None,
             loss=self._loss,
             first_seen_unix_ns=self._first_seen_ns,
-            last_seen_unix_ns=unix_ns(heard_s),
+            last_seen_unix_ns=unix_ns(received_s),
             last_progress_unix_ns=self._progress_ns,
             dropped=dict(sorted({**assembler.dropped, **without_effect}.items())),
             configuration=configuration,
@@ -229,10 +229,10 @@ class SummaryBuilder:
         self._newest = summary
         return summary
 
-    def _state(self, assembler: Assembler, heard_s: float, now_s: float, hung: bool) -> str:
+    def _state(self, assembler: Assembler, received_s: float, now_s: float, hung: bool) -> str:
         if assembler.ended:
             return "ended"
-        if now_s - heard_s > LOST_S:
+        if now_s - received_s > LOST_S:
             return "lost"
         if self._paused:
             return "paused"

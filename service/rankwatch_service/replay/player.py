@@ -361,13 +361,13 @@ class Player:
         # One row for each step of a job is a log: it says nothing of what is done between its lines.
         phase = phase or (UNREPORTED if ranks == 1 else "")
         newest = int(self._steps.max())
-        heard: Bools = self._steps >= 0
+        has_reported: Bools = self._steps >= 0
         age = np.maximum(now_s - self._row_s, 0.0)
         return Presence(
             attempt=self._window.attempt,
-            heard=heard,
-            heard_s=np.full(ranks, now_s),
-            told_s=np.full(ranks, now_s),
+            has_reported=has_reported,
+            received_s=np.full(ranks, now_s),
+            sent_s=np.full(ranks, now_s),
             step=np.where(self._steps == newest, max(next_step, newest + 1), self._steps + 1),
             phase=(phase,) * ranks,
             phase_age_s=age,

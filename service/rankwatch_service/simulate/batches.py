@@ -245,5 +245,5 @@ def _progress(presence: Presence, ranks: NDArray[np.intp], now_s: float) -> list
             doing=presence.doing[rank],
         )
         for rank in ranks
-        if presence.heard[rank] and presence.heard_s[rank] == now_s
+        if presence.has_reported[rank] and presence.received_s[rank] == now_s
     ]

@@ -75,7 +75,7 @@ class _Player:
         self.first_step = job.start_step
         """First step of this attempt."""
         self.step_since_s = 0.0
-        self.heard_s: Floats = np.zeros(ranks)
+        self.received_s: Floats = np.zeros(ranks)
         self.cpu_s: Floats = np.zeros(ranks)
         self.state = ["running"] * ranks
         self.poisoned = False
@@ -308,7 +308,7 @@ class _Player:
         self.silences = [silence for silence in self.silences if silence.from_step > restart.at_step]
         self.step = self.first_step = restart.to_step
         self.step_since_s = self.now_s
-        self.heard_s[:] = self.now_s
+        self.received_s[:] = self.now_s
         yield AttemptStart(self.attempt, self.topology, self.now_s)
 
     def _let_pass(
@@ -330,7 +330,7 @@ class _Player:
             if silence.from_step <= self.step < silence.until_step:
                 silent |= np.asarray([name == silence.host for name in self.topology.host])
         gone = np.asarray([state == "exited" for state in self.state]) if "exited" in self.state else np.False_
-        self.heard_s = np.where(silent | gone, self.heard_s, self.now_s)
+        self.received_s = np.where(silent | gone, self.received_s, self.now_s)
         self.shown_step = np.where(silent, self.shown_step, self.step)
         age = np.full(ranks, self.now_s - self.step_since_s)
         collective = np.full(ranks, self.collective + 1, dtype=np.int64)
@@ -342,9 +342,9 @@ class _Player:
             os_state[rank] = "T" if wait is not None and wait.stopped else "R"
         return Presence(
             attempt=self.attempt,
-            heard=np.ones(ranks, dtype=np.bool_),
-            heard_s=self.heard_s.copy(),
-            told_s=self.heard_s.copy(),
+            has_reported=np.ones(ranks, dtype=np.bool_),
+            received_s=self.received_s.copy(),
+            sent_s=self.received_s.copy(),
             step=self.shown_step.copy(),
             phase=tuple(phases),
             phase_age_s=age,

@@ -254,7 +254,7 @@ class KafkaSource:
         self._processed: dict[int, int] = {}
         """Positions to commit to Kafka."""
         self._fenced_until_s: dict[int, float] = {}
-        self._asked_s = self._heard_s = self._committed_s = float("-inf")
+        self._asked_s = self._received_s = self._committed_s = float("-inf")
 
     @property
     def partitions(self) -> int:
@@ -288,7 +288,7 @@ class KafkaSource:
         buffer = self._buffers.get(partition)
         if buffer:
             return False
-        known = partition in self._ends and self._clock.monotonic_s() - self._heard_s < HEARD_S
+        known = partition in self._ends and self._clock.monotonic_s() - self._received_s < HEARD_S
         return known and position >= self._ends[partition]
 
     def end(self, partition: int) -> int:
@@ -418,7 +418,7 @@ class KafkaSource:
         self._assignment = Assignment()
         consumer, partitions = open_consumer(self._settings, self._group, self._session_ms, self._assignment)
         self._consumer, self._partitions = consumer, partitions
-        self._heard_s = now_s
+        self._received_s = now_s
         self._asked_s = float("-inf")
 
     def _close(self, why: str) -> None:
@@ -441,18 +441,18 @@ class KafkaSource:
         self._asked_s = now_s
         assigned = list(self._consumer.assignment())
         if not assigned:
-            self._heard_s = now_s  # there is nothing to ask for
+            self._received_s = now_s  # there is nothing to ask for
             return
         try:
             ends = self._consumer.end_offsets(assigned, timeout_ms=ENDS_WAIT_MS)
         except KafkaError:
             return
         self._ends = {place.partition: end for place, end in ends.items()}
-        self._heard_s = self._clock.monotonic_s()
+        self._received_s = self._clock.monotonic_s()
 
     def _watch(self) -> None:
         now_s = self._clock.monotonic_s()
-        if now_s - self._heard_s > SILENCE_S:
+        if now_s - self._received_s > SILENCE_S:
             self._close(f"no broker has answered for {SILENCE_S:g} s")
             return
         for partition, buffer in self._buffers.items():

@@ -117,8 +117,8 @@ def test_presence_has_the_newest_block_of_each_rank(assembler):
     add(assembler, batch(1, progress=(progress(0, 7, phase="backward", os_state="T"),)), 3.0)
     (tick,) = list(assembler.tick(4.0, 0.0))
     assert tick.now_s == 4.0
-    assert tick.presence.heard.tolist() == [True, False]
-    assert tick.presence.heard_s[0] == 3.0
+    assert tick.presence.has_reported.tolist() == [True, False]
+    assert tick.presence.received_s[0] == 3.0
     assert (tick.presence.step[0], tick.presence.phase[0], tick.presence.os_state[0]) == (7, "backward", "T")
 
 
@@ -127,13 +127,13 @@ def test_a_late_message_does_not_move_progress_back(assembler):
     add(assembler, batch(1, progress=(progress(0, 7),)), 2.0)
     (tick,) = of(Tick, list(assembler.tick(3.0, 0.0)))
     assert tick.presence.step[0] == 8
-    assert tick.presence.heard_s[0] == 1.0
+    assert tick.presence.received_s[0] == 1.0
 
 
 def test_no_rank_is_silent_because_the_service_could_not_receive(assembler):
     add(assembler, batch(1, progress=(progress(0, 1),)), 1.0)
     (tick,) = list(assembler.tick(61.0, 59.0))
-    assert tick.presence.heard_s[0] == 60.0
+    assert tick.presence.received_s[0] == 60.0
 
 
 def test_missing_messages_become_a_gap(assembler):

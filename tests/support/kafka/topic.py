@@ -27,11 +27,11 @@ def read_topic(
     try:
         consumer.assign([TopicPartition(topic, partition) for partition in range(partitions)])
         found: list[Lying] = []
-        began_s = heard_s = time.monotonic()
-        while not (enough(found) and time.monotonic() - heard_s > QUIET_S):
+        began_s = received_s = time.monotonic()
+        while not (enough(found) and time.monotonic() - received_s > QUIET_S):
             assert time.monotonic() - began_s < within_s, f"only {len(found)} within {within_s} s"
             for records in consumer.poll(timeout_ms=50).values():
-                heard_s = time.monotonic()
+                received_s = time.monotonic()
                 for one in records:
                     headers = {name: value.decode() for name, value in one.headers}
                     key = one.key.decode()

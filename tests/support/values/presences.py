@@ -64,7 +64,7 @@ class Clockwork:
     doing: list[str] = field(default_factory=list)
     cpu_s: list[float] = field(default_factory=list)
     entered_s: list[float] = field(default_factory=list)
-    heard_s: list[float] = field(default_factory=list)
+    received_s: list[float] = field(default_factory=list)
     outside_since_s: list[float | None] = field(default_factory=list)
     work_s: list[float] = field(default_factory=list)
     """How long the work of its step took a rank that is outside of it."""
@@ -81,7 +81,7 @@ class Clockwork:
         self.phase, self.state, self.os_state = [""] * count, ["running"] * count, ["R"] * count
         self.doing = [""] * count
         self.outside_since_s, self.work_s = [None] * count, [0.0] * count
-        self.cpu_s, self.entered_s, self.heard_s = [0.0] * count, [self.now_s] * count, [self.now_s] * count
+        self.cpu_s, self.entered_s, self.received_s = [0.0] * count, [self.now_s] * count, [self.now_s] * count
         return list(self.detector.observe(AttemptStart(attempt, topology(count), self.now_s)))
 
     def train(self, seconds: int, steps_per_s: int = 10) -> list[Finding]:
@@ -115,14 +115,16 @@ class Clockwork:
         self.now_s += 1.0
         for rank in range(self.ranks):
             if rank not in self.silent:
-                self.heard_s[rank] = self.now_s
-        age = np.asarray([heard - entered for heard, entered in zip(self.heard_s, self.entered_s, strict=True)])
+                self.received_s[rank] = self.now_s
+        age = np.asarray(
+            [has_reported - entered for has_reported, entered in zip(self.received_s, self.entered_s, strict=True)]
+        )
         outside = [-1.0 if since is None else self.now_s - since for since in self.outside_since_s]
         presence = Presence(
             attempt=self.attempt,
-            heard=np.ones(self.ranks, dtype=np.bool_),
-            heard_s=np.asarray(self.heard_s),
-            told_s=np.asarray(self.heard_s),
+            has_reported=np.ones(self.ranks, dtype=np.bool_),
+            received_s=np.asarray(self.received_s),
+            sent_s=np.asarray(self.received_s),
             step=np.asarray(self.step, dtype=np.int64),
             phase=tuple(self.phase),
             phase_age_s=age,

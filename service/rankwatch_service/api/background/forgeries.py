@@ -24,7 +24,7 @@ KINDS_MAX: Final = 4_096
 
 @dataclass(slots=True)
 class _Kind:
-    told_s: float
+    sent_s: float
     count: int = 0
 
 
@@ -47,9 +47,9 @@ class Forgeries:
                 del self._kinds[next(iter(self._kinds))]
             self._kinds[key] = kind
             kind.count += 1
-            if now_s - kind.told_s < EVERY_S:
+            if now_s - kind.sent_s < EVERY_S:
                 return
-            kind.told_s, count, kind.count = now_s, kind.count, 0
+            kind.sent_s, count, kind.count = now_s, kind.count, 0
         fields: dict[str, str | int] = {"what": error.what, "host": origin.host, "agent": error.agent}
         fields |= {"source": source, "count": count}
         record = TelemetryRefused("forged", fields)
