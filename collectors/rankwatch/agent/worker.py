@@ -65,6 +65,9 @@ FIRST_RANK_WITHIN_S: Final = 10.0
 
 _log = logging.getLogger(__name__)
 
+EXPLAINED_MAX: Final = 64
+"""Ranks of a launch and host whose output is read when they end; what later ones print is a consequence."""
+
 
 @dataclass(frozen=True, slots=True)
 class Setting:
@@ -248,7 +251,7 @@ class Worker:
                 continue
             seen_unix_ns = self._clock.unix_ns() - int((now_s - rank.gone_since_s) * 1e9)
             event = exit_event(rank, block, ended or UNKNOWN_EXIT, seen_unix_ns)
-            if event.fields["code"] != 0:
+            if event.fields["code"] != 0 and (rank.exit_order or 0) < EXPLAINED_MAX:
                 event.fields.update(self._output.why_ended(rank, event.fields["signal"], seen_unix_ns))
             _log.info("rank %d ended: %s", rank.rank, event.fields)
             self._tell_last(rank, block, now_s, event)
