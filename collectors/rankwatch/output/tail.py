@@ -96,7 +96,8 @@ def keep_output(path: str) -> None:
     hooked = _tail is not None
     _tail = OutputTail(path)
     if not hooked:
-        for stream in (sys.stdout, sys.stderr):
+        # A script that has put a stream of its own in place of one writes to the first one in the end.
+        for stream in dict.fromkeys((sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)):
             if type(stream) is TextIOWrapper:  # others, as of notebooks and tests, keep to their own rules
                 stream.write = _copying(stream.write)  # type: ignore[method-assign]
 

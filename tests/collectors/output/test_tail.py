@@ -69,6 +69,23 @@ def test_a_traceback_and_the_output_of_forked_processes_are_kept_with_their_time
     assert all(line.unix_ns > 0 for line in lines)
 
 
+def test_a_stream_that_the_script_has_put_before_it_is_kept_once(tmp_path):
+    done = run(
+        tmp_path / "a.output",
+        """
+        class Tee:
+            def write(self, text):
+                return sys.__stdout__.write(text)
+            def flush(self):
+                sys.__stdout__.flush()
+        sys.stdout = Tee()
+        print("once")
+        """,
+    )
+    assert done.stdout == "once\n"
+    assert texts(tmp_path / "a.output") == ["once"]
+
+
 def test_the_streams_stay_what_they_are(tmp_path):
     done = run(
         tmp_path / "a.output",
