@@ -16,7 +16,7 @@ from fastapi.routing import APIRoute, iter_route_contexts
 
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.scopes import Scope
-from rankwatch_service.api.description import PROBLEM, add_refusals, shared_refusals
+from rankwatch_service.api.description import PROBLEM, add_examples, add_refusals, shared_refusals
 from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.gate import COOKIE
 
@@ -87,6 +87,7 @@ def _description(app: FastAPI) -> dict[str, Any]:
         answers = operation.setdefault("responses", {})
         answers.pop("422", None)
         add_refusals(answers, method, path, operation, needs_token=needed is not None)
+        add_examples(operation, schemas)
         if needed is not None:
             operation["security"] = [{"token": []}, {"session": []}]
             operation["x-scope"] = str(needed.scope)

@@ -56,11 +56,11 @@ class NewAgent(BaseModel):
     model_config = ConfigDict(extra="forbid")
     job: Annotated[str, Field(min_length=1, max_length=NAME_CHARS_MAX)]
     host: Annotated[str, Field(min_length=1, max_length=NAME_CHARS_MAX)]
-    nonce: Annotated[str, Field(pattern=r"^([0-9a-f]{32})?$")] = ""
+    nonce: Annotated[str, Field(pattern=r"^([0-9a-f]{32})?$", examples=["5d" * 16])] = ""
     """What the proofs are for."""
-    host_id: Annotated[str, Field(pattern=r"^([0-9a-f]{8})?$")] = ""
+    host_id: Annotated[str, Field(pattern=r"^([0-9a-f]{8})?$", examples=["3fa9c1d2"])] = ""
     """The host's id: the prefix of its earlier agent's id; empty: this is the first agent of its host."""
-    host_proof: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
+    host_proof: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$", examples=["c4" * 32])] = ""
     """HMAC-SHA256 by the host's key over nonce, job and host."""
 
 

@@ -41,8 +41,11 @@ _UNSET_YEAR: Final = 1
 """Of a time that is not set, as Go writes it."""
 _UNIX_NS_MAX: Final = 2**63 - 1
 
-Labels = dict[str, str]
-Annotations = dict[str, str]
+QUERY: Final = "https://prometheus.example.com/graph?g0.expr=node_filesystem_avail_bytes+%3D%3D+0"
+Labels = Annotated[
+    dict[str, str], Field(examples=[{"alertname": "DiskFull", "instance": "node-17:9100", "severity": "warning"}])
+]
+Annotations = Annotated[dict[str, str], Field(examples=[{"summary": "The disk of node-17 is full"}])]
 TimeText = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
 Sender = Annotated[Identity, Depends(Require(Scope.ALERT))]
 Reader = Annotated[Identity, Depends(Require(Scope.READ))]
@@ -60,7 +63,7 @@ class PostedAlert(BaseModel):
     ends_at: Annotated[AwareDatetime | None, Field(alias="endsAt")] = None
     """The time at which it counts as resolved, unless it is repeated; in the past: it is resolved; null: in five
     minutes."""
-    generator_url: Annotated[str, Field(alias="generatorURL")] = ""
+    generator_url: Annotated[str, Field(alias="generatorURL", examples=[QUERY])] = ""
     """Where its Prometheus shows the query."""
 
     def read(self, now_unix_ns: int) -> Alert:
@@ -76,20 +79,20 @@ class PostedAlert(BaseModel):
 class AlertResults(ApiReply):
     """What became of the alerts of a request."""
 
-    results: dict[AlertResult, int]
+    results: Annotated[dict[AlertResult, int], Field(examples=[{"begun": 1, "repeated": 2, "waiting": 1}])]
     """How many of them have each result."""
-    waiting: list[str]
+    waiting: Annotated[list[str], Field(examples=[["DiskFull"]])]
     """Names of those that no incident has, at most 16: no known job runs where they come from, or it has too many."""
 
 
 class AlertStatus(ApiReply):
     """Whether an incident has an alert."""
 
-    state: str
+    state: Annotated[str, Field(examples=["active"])]
     """active: an incident has it; unprocessed: none has."""
-    silenced_by: Annotated[list[str], Field(alias="silencedBy")]
+    silenced_by: Annotated[list[str], Field(alias="silencedBy", examples=[[]])]
     """Always empty: silences act on incidents. The same for inhibition."""
-    inhibited_by: Annotated[list[str], Field(alias="inhibitedBy")]
+    inhibited_by: Annotated[list[str], Field(alias="inhibitedBy", examples=[[]])]
 
 
 class ShownAlert(ApiReply):
@@ -100,9 +103,9 @@ class ShownAlert(ApiReply):
     starts_at: Annotated[TimeText, Field(alias="startsAt")]
     ends_at: Annotated[TimeText, Field(alias="endsAt")]
     updated_at: Annotated[TimeText, Field(alias="updatedAt")]
-    generator_url: Annotated[str, Field(alias="generatorURL")]
-    fingerprint: str
-    receivers: list[dict[str, str]]
+    generator_url: Annotated[str, Field(alias="generatorURL", examples=[QUERY])]
+    fingerprint: Annotated[str, Field(examples=["13d21d7b245ea7b0"])]
+    receivers: Annotated[list[dict[str, str]], Field(examples=[[]])]
     """Always empty: receivers are those of incidents."""
     status: AlertStatus
     jobs: list[str]
@@ -221,18 +224,18 @@ def _unix_ns(time: datetime | None) -> int | None:
 class WaitingAlert(ApiReply):
     """An alert that fires and that no incident has."""
 
-    fingerprint: str
-    name: str
+    fingerprint: Annotated[str, Field(examples=["13d21d7b245ea7b0"])]
+    name: Annotated[str, Field(examples=["DiskFull"])]
     severity: Severity
     """By its label `severity`; a warning if that is missing or unknown."""
     labels: Labels
-    summary: str
+    summary: Annotated[str, Field(examples=["The disk of node-17 is full"])]
     """Empty: it says nothing."""
-    url: str
+    url: Annotated[str, Field(examples=[QUERY])]
     """Where its Prometheus shows the query; empty: unknown."""
-    job: str
+    job: Annotated[str, Field(examples=[""])]
     """The job that has no room for it; empty: it concerns no job that is known."""
-    why: str
+    why: Annotated[str, Field(examples=["No running job that its sender may access is named gpt-2."])]
     """Why it waits."""
     starts_unix_ns: int
     updated_unix_ns: int

@@ -6,6 +6,7 @@ from collections import defaultdict
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Response
+from pydantic import Field
 from sqlalchemy import Connection, RowMapping, case, distinct, func, select
 
 from rankwatch_service.access.identities import Identity
@@ -37,20 +38,20 @@ Admin = Annotated[Identity, Depends(Require(Scope.ADMIN, every_job=True))]
 class Permission(ApiReply):
     """What a group of a person allows, and in which jobs."""
 
-    scopes: list[str]
-    jobs: list[str]
+    scopes: Annotated[list[str], Field(examples=[["operate", "read"]])]
+    jobs: Annotated[list[str], Field(examples=[["nlp-*"]])]
     """Patterns of their names; empty: every job."""
 
 
 class PersonAccess(ApiReply):
     """Somebody who has logged in with the OIDC provider."""
 
-    person: str
+    person: Annotated[str, Field(examples=["https://login.example.com#248289761001"])]
     """The person's stable id, independent of names."""
-    name: str
+    name: Annotated[str, Field(examples=["ada@example.com"])]
     permissions: list[Permission]
     """As of their newest login."""
-    projects: list[str]
+    projects: Annotated[list[str], Field(examples=[["nlp"]])]
     """Projects of the jobs that they own."""
     sessions: int
     """Sessions that are open now."""
