@@ -36,6 +36,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from itertools import dropwhile
 from pathlib import Path
 from typing import Any, Final
 
@@ -62,6 +63,7 @@ _FRAMES_MAX: Final = 100
 OWN_WAITS: Final = ("do_nanosleep", "hrtimer_nanosleep", "do_wait", "pipe_read")
 """Kernel functions (`wchan`) in which a process waits for a timer, a child or a pipe, and for no peer."""
 _OURS: Final = str(Path(layout.__file__).parent)
+_OUTPUT: Final = "/rankwatch/output/tail.py"
 _INSTALLED: Final = ("/lib/python3", "/site-packages/", "/dist-packages/", "<frozen ", _OURS)
 
 
@@ -123,16 +125,19 @@ def place_of(stack: str, thread: int) -> StackPlace | None:
     """
     heads = list(_THREAD.finditer(stack))
     ends = [*(head.start() for head in heads), len(stack)][1:]
-    threads = {
-        int(head[1], 16): tuple(StackFrame(*found) for found in _FRAME.findall(stack, head.end(), end))
-        for head, end in zip(heads, ends, strict=True)
-    }
+    threads = {int(head[1], 16): _frames(stack, head.end(), end) for head, end in zip(heads, ends, strict=True)}
     if not threads or not any(threads.values()):
         return None
     training = threads.pop(thread) if thread in threads else threads.popitem()[1]
     engine = sorted(map(repr, (frames for frames in threads.values() if frames and not _is_servant(frames))))
     digest = sha256("\n".join([repr(training), *engine]).encode()).hexdigest()[:DIGEST_CHARS]
     return StackPlace(digest, _text_of(training), training)
+
+
+def _frames(stack: str, begin: int, end: int) -> tuple[StackFrame, ...]:
+    """The frames of a thread, innermost first, without ours around a `write` of the rank's output."""
+    frames = (StackFrame(*found) for found in _FRAME.findall(stack, begin, end))
+    return tuple(dropwhile(lambda frame: frame.file.endswith(_OUTPUT), frames))
 
 
 def _is_servant(frames: tuple[StackFrame, ...]) -> bool:

@@ -220,7 +220,7 @@ def test_a_record_that_breaks_something_of_ours_becomes_a_dead_letter(service, s
         raise RuntimeError("ours")
 
     with monkeypatch.context() as patch:
-        patch.setattr(stream.partition.jobs["gpt"]._assembler, "take", broken)
+        patch.setattr(stream.partition.jobs["gpt"]._assembler, "add", broken)
         service.train(2)
         assert stream.step() == 1
     service.train(3)
