@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from io import TextIOWrapper
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 TAIL_BYTES: Final = 64 * 1024
@@ -112,10 +111,11 @@ def _copying(write: Callable[[str], int]) -> Callable[[str], int]:
     return copy_and_write
 
 
-def kept_lines(path: str | Path) -> list[PrintedLine]:
+def kept_lines(path: str | os.PathLike[str]) -> list[PrintedLine]:
     """The lines in such a file, oldest first; none if there is no such file, or it is of something else."""
     try:
-        content = Path(path).read_bytes()
+        with open(path, "rb") as file:
+            content = file.read()
     except OSError:
         return []
     if len(content) != _HEADER.size + TAIL_BYTES:
