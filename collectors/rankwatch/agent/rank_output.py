@@ -40,7 +40,7 @@ class RankOutput:
         for path in self._paths(rank):
             with suppress(OSError):
                 status = os.stat(path)
-                if stat.S_ISREG(status.st_mode):
+                if stat.S_ISREG(status.st_mode) and status.st_nlink:  # one without a name cannot be opened later
                     files[status.st_dev, status.st_ino] = os.path.realpath(path)
         self._files[rank.path] = files
 
