@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from rankwatch import layout, spawn
+from rankwatch.loop.loop_exit import described
 from rankwatch.output.tail import kept_lines
 from rankwatch.reader import RingReader
 
@@ -525,3 +526,10 @@ def test_nothing_of_its_output_is_kept_where_nobody_wants_it(script):
     assert running.end()[0] == 0
     assert not os.path.exists(layout.output_path(running.ring))
     assert "rank_log" not in running.read()[2].identity
+
+
+def test_an_error_in_a_worker_of_a_data_loader_is_noted_with_its_cause():
+    text = "Caught ValueError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n  x\n"
+    told = described(ValueError(f"{text}ValueError: sample 320: corrupt shard\n"), None)
+    assert told["message"] == "sample 320: corrupt shard (Caught ValueError in DataLoader worker process 0)"
+    assert described(ValueError("Caught up"), None)["message"] == "Caught up"

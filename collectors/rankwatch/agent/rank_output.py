@@ -64,12 +64,14 @@ class RankOutput:
             found = reason(self._of_files(rank, of_nobody), number, ended_unix_ns)
             found = found if found is not None and found.pattern.weight is Weight.CERTAIN else None
         told = {"lines": self.last_lines(rank)} if found is None else _fields(found)
-        return {"output": told | {"files": sorted(self._files.get(rank.path, {}).values())}} if told["lines"] else {}
+        if not told["lines"] and rank.exit_order == 0:
+            told = {"lines": _last(self._of_files(rank, of_nobody))}
+        files = sorted(self._files.get(rank.path, {}).values())
+        return {"output": told | {"files": files}} if told["lines"] or files else {}
 
     def last_lines(self, rank: LocalRank) -> list[str]:
         """What it has printed last, for people."""
-        lines = [line.text for line in self.lines(rank) if line.text.strip()]
-        return [shown_line(text) for text in lines[-HUNG_LINES_MAX:]]
+        return _last(self.lines(rank))
 
     def lines(self, rank: LocalRank) -> list[PrintedLine]:
         """The end of its output, oldest first: of what was written to files what it has not kept itself."""
@@ -95,6 +97,11 @@ class RankOutput:
                 alone = sum(file in others for others in self._files.values()) == 1
                 lines += found if alone else chosen(found)
         return lines
+
+
+def _last(lines: list[PrintedLine]) -> list[str]:
+    texts = [line.text for line in lines if line.text.strip()]
+    return [shown_line(text) for text in texts[-HUNG_LINES_MAX:]]
 
 
 def _read(path: str, file: FileId) -> list[PrintedLine]:

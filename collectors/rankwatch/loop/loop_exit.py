@@ -30,7 +30,7 @@ _LIBRARIES: Final = ("<", os.path.dirname(os.__file__), os.path.dirname(layout._
 
 def described(error: BaseException, trace: TracebackType | None) -> dict[str, Any]:
     """Type, message, place and, as far as it follows from these, exit code."""
-    fields: dict[str, Any] = {"type": type(error).__name__, "message": str(error), "where": place(trace)}
+    fields: dict[str, Any] = {"type": type(error).__name__, "message": _message(error), "where": place(trace)}
     if not isinstance(error, KeyboardInterrupt):
         fields["code"] = _code(error) if isinstance(error, SystemExit) else 1
     # An exception raised while an interruption is handled is a consequence of it: `except KeyboardInterrupt:
@@ -38,6 +38,16 @@ def described(error: BaseException, trace: TracebackType | None) -> dict[str, An
     if fields["type"] != INTERRUPTED and _was_interrupted(error):
         fields |= {"type": INTERRUPTED, "message": f"then {fields['type']}: {fields['message']}"}
     return fields
+
+
+def _message(error: BaseException) -> str:
+    """Its text; of an error in a worker of a data loader, which has the worker's traceback in it, the cause first."""
+    text = str(error)
+    caught, original, trace = text.partition("\nOriginal Traceback")
+    if not original or not caught.startswith("Caught "):
+        return text
+    last = trace.strip().rpartition("\n")[2]
+    return f"{last.partition(': ')[2] or last} ({caught.rstrip('.')})"
 
 
 def place(trace: TracebackType | None) -> str:
