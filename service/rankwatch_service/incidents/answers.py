@@ -232,7 +232,7 @@ def how_it_ended(evidence: Mapping[str, Any], ranks: Sequence[int] = ()) -> str:
     process = f"process {pids[0]}" if (pids := _pids(evidence)) else "it"
     by_itself = error in (f"SystemExit: {code}", "SystemExit: None")
     if error and not by_itself:
-        said = one_line(error.splitlines()[0])[:CHANGE_CHARS_MAX].rstrip(".")
+        said = one_line(error.splitlines()[0]).partition(" (Caught ")[0][:CHANGE_CHARS_MAX].rstrip(".")
         place = f" (raised in {where})" if where else ""
         find = f"Find `{said}` in {log}, and mend what the traceback above it shows{place}."
         return f"On its host `dmesg -T | grep -i xid`: {_XIDS}: {lower(find)}" if "cuda" in said.lower() else find
