@@ -7,7 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 SOURCES = ("collectors", "detectors", "service", "suite", "benchmarks")
 FORMS = (
-    "service/rankwatch_service/store/models.py",
+    "service/rankwatch_service/store/models/",
     "service/rankwatch_service/api/routes/",
     "collectors/rankwatch/client/client.py",
 )
