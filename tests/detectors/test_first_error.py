@@ -152,7 +152,7 @@ FAILURES = {
         + "ValueError: Caught ValueError in DataLoader worker process 3.\nOriginal "
         + TRACE
         + "ValueError: bad image",
-        "DataLoader worker process 3",
+        "bad image",
     ),
     "shared memory of a container": Failure(
         "ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient shared memory (shm).",
@@ -255,6 +255,7 @@ def noted_error(text: str) -> str:
     """The exception that Python's hook notes of such a text; "": none."""
     trace = text.replace("[rank5]: ", "").partition("Traceback")[2]
     line = next((line for line in trace.splitlines()[1:] if line[:1].strip() and ": " in line), "")
+    line = text.splitlines()[-1] if ": Caught " in line else line
     kind, _, message = line.partition(": ")
     return f"{kind.rpartition('.')[2]}: {message}" if line else ""
 

@@ -13,6 +13,8 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
+from rankwatch.output.prefixes import labelled
+
 NAME_CHARACTERS_MAX: Final = 64
 GAP_CHARACTERS_MAX: Final = 256
 """Before a number, in which its name is looked for."""
@@ -55,17 +57,6 @@ class Line(NamedTuple):
 
 
 _ESCAPE: Final = re.compile(r"\x1b(?:\[[0-9;?]*[A-Za-z]|\][^\x07]*\x07)|\x08+|\ufeff")
-_LABEL: Final = re.compile(
-    r"""\s*(?:(\[[\w.-]*\d+\]:            # torchrun: [rank0]:  [default0]:
-      |\[\d+,\d+\]<std(?:out|err)>:       # mpirun
-      |\d+:(?=\ )                         # srun --label
-      |\[pod/[\w./-]+\]                   # kubectl logs --prefix
-      |[\w.-]+-\d+\s+\|(?=\s)             # docker compose
-      |\([\w.]*\s*pid=\d+[^)]{0,80}\)     # Ray
-      |\[?[Rr]ank[ =:_]?\d+\]?:?(?=\s))   # loops of one's own
-      |\S{20,40}\s(?:stdout|stderr)\s[FP](?=\s))""",  # a container's log, of which nothing names a rank
-    re.VERBOSE,
-)
 _TIME: Final = r"(\d\d):(\d\d):(\d\d)([.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?(?![\d:])"
 _CLOCK: Final = re.compile(rf"(?<![\d-])(\d{{4}})[-/](\d\d)[-/](\d\d)(?:[T_ ]|,\s?|\s-\s){_TIME}")
 _TIME_OF_DAY: Final = re.compile(
@@ -105,22 +96,10 @@ _EDGE: Final = " \t'\"`*"
 def line_of(text: str) -> Line:
     """A line without its end, cut into its parts."""
     text = _ESCAPE.sub("", text) if "\x1b" in text or "\x08" in text or "\ufeff" in text else text
-    label, text = _label(text)
+    label, length = labelled(text)
+    text = text[length:].lstrip() if length else text
     clock_s, text = _clock(text)
     return Line(named(_fields(text, 0)), text, label, clock_s)
-
-
-def label_of(text: str) -> str:
-    """The label of a line, as in `Line`."""
-    return _label(text)[0]
-
-
-def _label(text: str) -> tuple[str, str]:
-    """The label of a line, and the line without it."""
-    label = ""
-    while (found := _LABEL.match(text)) is not None:
-        label, text = found[1] or label, text[found.end() :].lstrip()
-    return label.strip(), text
 
 
 def named(fields: Iterator[Field]) -> dict[str, Field]:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from statistics import median
 from typing import Final
 
-from rankwatch.follow.fields import FIELDS_MAX, Field, Line, label_of, line_of
+from rankwatch.follow.fields import FIELDS_MAX, Field, Line, line_of
 from rankwatch.follow.roles import (
     CLOCK_S_MIN,
     EVALUATION_WORDS,
@@ -46,6 +46,7 @@ from rankwatch.follow.rows import (
 )
 from rankwatch.follow.template import LEARNED_EVERY, TEMPLATES_MAX, LineReading, LineTemplate, template_of
 from rankwatch.output.errors import LineRole, Weight, pattern_of, shown_line
+from rankwatch.output.prefixes import labelled
 
 KEPT_LINES: Final = 64
 """Newest lines with numbers by which a format is found."""
@@ -171,7 +172,7 @@ class LogReader:
         """Whether `take` has to read a line that no template fits; other lines are counted here."""
         if len(text) > QUICK_CHARACTERS_MAX or any(word in text for word in _NOTABLE):
             return True
-        if self.label and label_of(text) != self.label:
+        if self.label and labelled(text)[0] != self.label:
             self._others += self._others < OTHERS_LINES
             return self._others == OTHERS_LINES
         if any(word in text for word in self._words) or any(word in text.lower() for word in EVALUATION_WORDS):

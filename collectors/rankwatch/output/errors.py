@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import Final, NamedTuple
 
+from rankwatch.output.prefixes import names_rank, without_prefix
 from rankwatch.output.tail import PrintedLine
 from rankwatch.terminal import printable
 
@@ -65,16 +66,11 @@ def _of(role: LineRole, weight: Weight, **forms: str | Sequence[str]) -> list[Pa
     return [Pattern(name, role, weight, re.compile(text)) for name, text in texts.items()]
 
 
-_RANK: Final = r"(?:\[\w*:?(?:rank|default) ?\d+\]:?\s*|\s*\d+: )?"
-
 PATTERNS: Final[Sequence[Pattern]] = (
     *_of(
         LineRole.TEARDOWN,
         Weight.USUAL,
-        interrupted=(
-            rf"^{_RANK}KeyboardInterrupt\b",
-            r"(?i:\b(?:received|caught) .{0,20}SIGINT|SIGINT .{0,20}received)",
-        ),
+        interrupted=(r"^KeyboardInterrupt\b", r"(?i:\b(?:received|caught) .{0,20}SIGINT|SIGINT .{0,20}received)"),
         terminated=(r"(?i:\b(?:received|caught) .{0,30}(?:SIGTERM|signal 15)|SIGTERM .{0,20}received)",),
         time_limit=(r"DUE TO (?:TIME LIMIT|PREEMPTION|NODE FAILURE)", r"(?i:time limit .{0,20}(?:reached|exceeded))"),
         cancelled=r"\*\*\* (?:JOB|STEP) .{0,60} CANCELLED AT",
@@ -187,7 +183,7 @@ PATTERNS: Final[Sequence[Pattern]] = (
             r"(?:HTTPError|ReadTimeout|ConnectTimeout|MaxRetryError|SSLError|NameResolutionError|ClientError): ",
         ),
         fatal=r"Fatal Python error: (?!Aborted)",
-        python=rf"^{_RANK}(?:[A-Za-z_][\w.]*)?(?:Error|Exception|Failure|Fault|Timeout)(?:: .*)?$",
+        python=r"^(?:[A-Za-z_][\w.]*)?(?:Error|Exception|Failure|Fault|Timeout)(?:: .*)?$",
     ),
     *_of(
         LineRole.ROOT,
@@ -218,11 +214,6 @@ _KILLERS: Final = ("oom_killer",)
 """What explains that a signal ended the process which it cannot have sent itself."""
 
 _ESCAPES: Final = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)")
-_PREFIX: Final = re.compile(
-    r"^\s*(?:\[?(?P<host>[\w.-]+):)?\[(?:\w*:)?(?:rank|default)(?: ?)(?P<bracket>\d+)\]:?\s?|^(?P<srun>\d{1,6}): ",
-    re.IGNORECASE,
-)
-_IN_LINE: Final = re.compile(r"\[[^\]]{0,80}\bRank (\d+)\]")
 _SECRETS: Final = (
     (re.compile(r"(?i)\b([\w-]*(?:token(?![is])|secret|passw(?:or)?d|api[_-]?key|access[_-]?key|authorization|credential)[\w-]*"
                 r"[\"']?\s*[=:]\s*(?:(?:bearer|basic)\s+)?)[\"']?[^\s\"',;&]+"), r"\1***"),
@@ -266,6 +257,8 @@ def reason(
     if chosen is None:
         return None
     at, pattern = chosen
+    if "Caught " in recent[at].text:  # by torch, in a worker whose traceback follows: its last line is the cause
+        at = max([at, *(later for later, one in found if later > at and one.role is LineRole.ROOT)])
     first = max(0, at - BEFORE)
     shown = tuple(shown_line(_unprefixed(line.text)) for line in recent[first : first + LINES_MAX])
     where = _where(recent[max(0, at - FRAMES_MAX) : at])
@@ -295,7 +288,7 @@ def pattern_of(text: str) -> Pattern | None:
     """The pattern that a line fits; None if it says nothing of an end."""
     if _HINT.search(text, 0, 4 * LINE_CHARACTERS_MAX) is None:
         return None
-    plain = _ESCAPES.sub("", text[: 4 * LINE_CHARACTERS_MAX]).rstrip()
+    plain = _unprefixed(text[: 4 * LINE_CHARACTERS_MAX]).rstrip()
     for pattern in PATTERNS:
         if pattern.form.search(plain):
             if pattern.name in ("python", "download") and _LOST_PEER.search(plain):
@@ -322,22 +315,16 @@ def _after_progress(lines: Sequence[PrintedLine]) -> Sequence[PrintedLine]:
 
 def of_rank(lines: Sequence[PrintedLine], rank: int, local_rank: int) -> list[PrintedLine]:
     """The lines that name this rank, in a file to which several write."""
-    return [line for line in lines if _names(line.text) in (("", rank), ("default", local_rank))]
+    return [line for line in lines if _names(line) in (("", rank), ("default", local_rank))]
 
 
 def of_nobody(lines: Sequence[PrintedLine]) -> list[PrintedLine]:
     """The lines that name no rank, in a file to which several write."""
-    return [line for line in lines if _names(line.text) is None]
+    return [line for line in lines if _names(line) is None]
 
 
-def _names(text: str) -> tuple[str, int] | None:
-    """The rank that a line names: "default" and its number on its host, else "" and its number; None: it names none."""
-    plain = _ESCAPES.sub("", text[: 4 * LINE_CHARACTERS_MAX])
-    if found := _PREFIX.match(plain):
-        kind = "default" if "default" in found[0].lower() else ""
-        return kind, int(found["srun"] or found["bracket"])
-    inside = _IN_LINE.search(plain)
-    return None if inside is None else ("", int(inside[1]))
+def _names(line: PrintedLine) -> tuple[str, int] | None:
+    return names_rank(_ESCAPES.sub("", line.text[: 4 * LINE_CHARACTERS_MAX]))
 
 
 def said(text: str) -> str:
@@ -346,7 +333,7 @@ def said(text: str) -> str:
 
 
 def _unprefixed(text: str) -> str:
-    return _PREFIX.sub("", _ESCAPES.sub("", text[: 8 * LINE_CHARACTERS_MAX]), count=1)
+    return without_prefix(_ESCAPES.sub("", text[: 8 * LINE_CHARACTERS_MAX]))
 
 
 def shown_line(text: str) -> str:

@@ -147,7 +147,9 @@ class HangDetector(DispatchingDetector):
         return ()
 
     def _on_frame(self, frame: Frame) -> Sequence[Finding]:
-        took_s = typical(frame, "step_time_s") if frame.kind is StepKind.TRAIN else None
+        if (self._rows > 1 and self._timeout.knows_by_progress) or frame.kind is not StepKind.TRAIN:
+            return ()
+        took_s = typical(frame, "step_time_s")
         if took_s is not None and took_s > 0:
             if self._rows:
                 self._timeout.learn_row(took_s)

@@ -140,7 +140,7 @@ class ProgressTimeout(Stateful):
 
     def learn_row(self, took_s: float) -> None:
         """Learn from its row that a step after the first one took this time; used while the usual step is unknown."""
-        if self._suffice(self._readings):
+        if self.knows_by_progress:
             return
         if not self._from_rows or self._from_rows[-1][0] >= self._config.block_s:
             self._from_rows = [*self._from_rows, [0.0, 0.0]][-self._config.window :]
@@ -162,17 +162,22 @@ class ProgressTimeout(Stateful):
         return bool(self._known())
 
     @property
+    def knows_by_progress(self) -> bool:
+        """Whether progress alone tells enough, so that rows are not looked at."""
+        return self._suffice(self._readings)
+
+    @property
     def knows_usual_step(self) -> bool:
         """Whether enough steps were seen to know how long one takes."""
         return self._suffice(self._known())
 
     def _suffice(self, readings: list[list[float]]) -> bool:
-        count, steps, least = len(readings), sum(steps for _, steps in readings), self._config.readings_min
-        return count >= least or (2 * count >= least and steps >= self._config.steps_min)
+        count, least = len(readings), self._config.readings_min
+        return count >= least or (2 * count >= least and sum(steps for _, steps in readings) >= self._config.steps_min)
 
     def _known(self) -> list[list[float]]:
         """The source of step times: progress, or rows as long as only these are enough."""
-        if self._from_rows and not self._suffice(self._readings) and self._suffice(self._from_rows[:-1]):
+        if self._from_rows and not self.knows_by_progress and self._suffice(self._from_rows[:-1]):
             return self._from_rows[:-1]
         return self._readings
 
