@@ -31,11 +31,12 @@ from rankwatch_detectors.base import (
 )
 from rankwatch_detectors.dispatch import DispatchingDetector, finite, typical
 from rankwatch_detectors.metric_rule import RULES_PER_JOB_MAX, Condition, Direction, MetricRule
+from rankwatch_detectors.metrics import column_words
 from rankwatch_detectors.scope import IncidentScope
 from rankwatch_detectors.state import Stateful
 from rankwatch_detectors.statistics.peers import PeerGroups
 from rankwatch_detectors.statistics.series import DriftTest
-from rankwatch_detectors.words import column_words, compared, lasting
+from rankwatch_detectors.words import compared, lasting
 
 
 class HeldCells(Stateful):

@@ -1,35 +1,13 @@
-"""Words for people: names of columns, comparisons and durations, as in summaries. Pure."""
+"""Words for people: lists, comparisons and durations, as in summaries. Pure."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
-
-COLUMNS: Final[Mapping[str, str]] = {
-    "grad_norm": "gradient norm",
-    "local_grad_norm": "gradient norm before the reduction",
-    "update_norm": "norm of the update",
-    "param_norm": "norm of the weights",
-    "loss_scale": "loss scale",
-    "step_time_s": "step time",
-    "data_wait_s": "time waiting for data",
-    "learning_rate": "learning rate",
-    "lr": "learning rate",
-}
-"""Words of training for columns of the telemetry whose name is no word."""
 
 TWICE: Final = 2.0
 """From this ratio on a multiple is clearer than a per cent."""
-
-
-def column_words(name: str) -> str:
-    """How a summary calls a column; a name that somebody else gave stays as it is.
-
-    >>> column_words("grad_norm"), column_words("val/accuracy")
-    ('gradient norm', 'val/accuracy')
-    """
-    return COLUMNS.get(name, name)
 
 
 def listed(items: Sequence[object], most: int) -> str:

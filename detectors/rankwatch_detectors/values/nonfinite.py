@@ -26,18 +26,11 @@ import numpy as np
 
 from rankwatch_detectors.base import AttemptStart, Bools, Finding, Frame, Ints, Kind, Severity
 from rankwatch_detectors.dispatch import DispatchingDetector, typical
+from rankwatch_detectors.metrics import is_of_training
 from rankwatch_detectors.scope import WHOLE_JOB, IncidentScope
 from rankwatch_detectors.statistics.level import last_digit
 from rankwatch_detectors.statistics.peers import anyone, median
 
-# Measured by rankwatch, not by the training: a NaN in these means a broken clock, not a broken model.
-NOT_TRAINING = frozenset(
-    {
-        *("step_time_s", "busy_s", "busy_cpu_s", "queued_s", "wait_s", "relative_step", "step_work"),
-        *("device_busy_s", "device_wait_s", "device_step_s"),
-    }
-)
-NOT_TRAINING_PREFIXES = ("phase.", "device.", "tokens")
 NORMS = ("grad_norm", "local_grad_norm")
 CRITICAL = (*NORMS, "loss", "nonfinite")
 SKIPPED = "optimizer_skipped"
@@ -419,7 +412,7 @@ def _bad_ranks(frame: Frame, excused: Bools) -> dict[str, Bools]:
     """The ranks whose present value is not finite, by metric; `excused` ranks' norms do not count."""
     bad: dict[str, Bools] = {}
     for name in () if frame.finite else _suspects(frame):
-        if name in NOT_TRAINING or name.startswith(NOT_TRAINING_PREFIXES):
+        if not is_of_training(name):
             continue
         which = frame.present[name] & ~np.isfinite(frame.values[name])
         if name in NORMS:

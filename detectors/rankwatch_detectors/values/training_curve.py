@@ -41,10 +41,10 @@ from rankwatch_detectors.explanation import (
     Suspicion,
     split,
 )
+from rankwatch_detectors.metrics import column_words
 from rankwatch_detectors.scope import WHOLE_JOB
 from rankwatch_detectors.statistics.best_level import BestLevel, BestLevelConfig
 from rankwatch_detectors.statistics.level import LevelConfig, LevelWatch, PeakConfig, Peaks, Turn
-from rankwatch_detectors.words import column_words
 
 
 class ExplainedCurve(ExplainedDetector):

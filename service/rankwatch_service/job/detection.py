@@ -31,6 +31,7 @@ from rankwatch_detectors.explanation import (
     judged,
 )
 from rankwatch_detectors.metric_rule import RULES_PER_JOB_MAX, MetricRule
+from rankwatch_detectors.metrics import DEVICE_TIMES, is_of_host
 from rankwatch_service.incidents.correlator import Correlator, explain
 from rankwatch_service.incidents.model import Update
 from rankwatch_service.job.topology_state import TopologyState
@@ -45,8 +46,6 @@ EXPECTED_STEPS: Final = 128
 """After so many steps without device times none are expected any more, and steps are judged by their host's times."""
 
 _MARK: Final = "device_step_s"
-_OF_DEVICES: Final = frozenset({_MARK, "device_busy_s", "device_wait_s"})
-_OF_HOSTS: Final = frozenset({"step_time_s", "busy_s", "busy_cpu_s", "queued_s", "wait_s", "tokens", "tokens_squared"})
 
 
 class TimedFrames:
@@ -156,7 +155,7 @@ class TimedFrames:
 
 def _slim(frame: Frame) -> Frame:
     """The part of a frame that detectors of times need."""
-    names = [name for name in frame.values if name in _OF_HOSTS or name.startswith("phase.")]
+    names = [name for name in frame.values if is_of_host(name)]
     values = {name: frame.values[name] for name in names}
     present = {name: frame.present[name] for name in names}
     return dataclasses.replace(frame, values=values, present=present, exact={})
@@ -164,7 +163,7 @@ def _slim(frame: Frame) -> Frame:
 
 def _joined(held: Frame, late: Frame) -> Frame:
     values, present = dict(held.values), dict(held.present)
-    for name in [name for name in late.values if name in _OF_DEVICES]:
+    for name in [name for name in late.values if name in DEVICE_TIMES]:
         if name in values:
             values[name] = np.where(late.present[name], late.values[name], values[name])
             present[name] = present[name] | late.present[name]
@@ -182,7 +181,7 @@ def _joined(held: Frame, late: Frame) -> Frame:
 
 def _reported(frame: Frame) -> Bools:
     """The ranks whose row of the step has come."""
-    rows = [here for name, here in frame.present.items() if name not in _OF_DEVICES]
+    rows = [here for name, here in frame.present.items() if name not in DEVICE_TIMES]
     return np.logical_or.reduce(rows) if rows else np.zeros(_ranks(frame), dtype=np.bool_)
 
 

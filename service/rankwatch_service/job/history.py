@@ -15,9 +15,9 @@ from rankwatch_service.incidents.answers import save_text
 from rankwatch_service.incidents.model import Incident, unix_ns
 from rankwatch_service.job.topology_state import TopologyState
 from rankwatch_service.names import launch_of
+from rankwatch_service.policy.actions import Action
 from rankwatch_service.policy.checkpoint_ledger import CheckpointTier, Ledger, LedgerEntry, Shard, Verdict
 from rankwatch_service.policy.control_records import OrderPhase
-from rankwatch_service.policy.policy import Action
 from rankwatch_service.policy.traces import TraceAnswer, trace_answer
 
 CHANGES_MAX: Final = 32

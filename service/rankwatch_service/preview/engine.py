@@ -28,9 +28,10 @@ from rankwatch_detectors.base import Kind
 from rankwatch_detectors.catalogue import CatalogueConfig, detectors
 from rankwatch_detectors.metric_detector import MetricDetector
 from rankwatch_detectors.metric_rule import Condition, MetricRule
+from rankwatch_detectors.metrics import COLUMNS
 from rankwatch_service.incidents.kinds import PREVIEWABLE
 from rankwatch_service.job.detection import MakeDetectors
-from rankwatch_service.replay.layout import HARDWARE, METRICS, PLACES
+from rankwatch_service.replay.layout import HARDWARE, PLACES
 from rankwatch_service.replay.report import as_json, unshared
 from rankwatch_service.replay.run import replay
 from rankwatch_service.replay.sources import open_source
@@ -204,7 +205,7 @@ def _column(metric: str) -> str:
     return _COLUMNS.get(metric, metric)
 
 
-_COLUMNS: Final = {metric: column for column, metric in METRICS.items()}
+_COLUMNS: Final = {metric: column for column, metric in COLUMNS.items()}
 
 
 def parts(file: IO[bytes], size: int = 1024 * 1024) -> Iterator[bytes]:

@@ -15,8 +15,9 @@ from typing import Any, Final
 from sqlalchemy import Connection, exists, func, select
 
 from rankwatch_detectors.base import Kind
+from rankwatch_service.policy.actions import Action
 from rankwatch_service.policy.checkpoint_ledger import Ledger, LedgerEntry, Verdict
-from rankwatch_service.policy.policy import Action, Decision, IncidentFacts, Mode, PastAction, Policy, decide
+from rankwatch_service.policy.policy import Decision, IncidentFacts, Mode, PastAction, Policy, decide
 from rankwatch_service.policy.precision import UNREVIEWED, Precision
 from rankwatch_service.store.models import Attempt, Incident, JobOwnership
 

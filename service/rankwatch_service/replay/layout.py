@@ -5,28 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-METRICS: Final[Mapping[str, str]] = {
-    "step_time_s": "step_time_s",
-    "busy_s": "busy_s",
-    "busy_cpu_s": "busy_cpu_s",
-    "queued_s": "queued_s",
-    "wait_s": "wait_s",
-    "device_busy_s": "device_busy_s",
-    "device_wait_s": "device_wait_s",
-    "device_step_s": "device_step_s",
-    "data_wait_s": "phase.data_wait",
-    "forward_s": "phase.forward",
-    "backward_s": "phase.backward",
-    "collective_s": "phase.collective",
-    "optimizer_s": "phase.optimizer",
-    "loss": "loss",
-    "grad_norm": "grad_norm",
-    "local_grad_norm": "local_grad_norm",
-    "tokens": "tokens",
-    "tokens_squared": "tokens_squared",
-}
-"""Known numeric columns and their metrics. Any other numeric column is a metric of its own name."""
-
 OWN_WORK: Final = ("phase.forward", "phase.backward", "phase.optimizer")
 """A file without `busy_s` gets the sum of these: a rank's work without waiting for others."""
 

@@ -15,14 +15,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rankwatch_detectors.base import Bools, Floats, Ints, StepKind
-from rankwatch_service.replay.layout import HARDWARE, METRICS, OWN_WORK, PLACES, ReplayError, renamed
+from rankwatch_detectors.metrics import COLUMNS
+from rankwatch_service.replay.layout import HARDWARE, OWN_WORK, PLACES, ReplayError, renamed
 from rankwatch_service.telemetry.columns import EXACT, FINGERPRINTS, Exact, Records
 from rankwatch_service.telemetry.envelope import STEP_MAX, WORLD_SIZE_MAX
 
 SHOWN_CHARS: Final = 40
 TEXT_BYTES_MAX: Final = 4096
 """Longest name of a host, an attempt or another thing: they are kept as long as rows name them."""
-KNOWN_COLUMNS: Final = frozenset(("time_s", "step", "rank", "attempt", "kind", *HARDWARE, *PLACES, *EXACT, *METRICS))
+KNOWN_COLUMNS: Final = frozenset(("time_s", "step", "rank", "attempt", "kind", *HARDWARE, *PLACES, *EXACT, *COLUMNS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +270,7 @@ class RowReader:
     @property
     def measured(self) -> list[str]:
         """The metrics that the header names and those derived from them; columns of other names may be texts."""
-        names = [METRICS.get(name, name) for name in self.ours.values() if name in METRICS or name in EXACT]
+        names = [COLUMNS.get(name, name) for name in self.ours.values() if name in COLUMNS or name in EXACT]
         return [*names, "busy_s"] if _makes_up_busy_s(names) else names
 
     def rows(self) -> Iterator[RowBlock]:
@@ -362,8 +363,8 @@ class RowReader:
     def _metrics(self, columns: dict[str, Any]) -> tuple[tuple[str, ...], Floats, Bools | None]:
         found: dict[str, tuple[Floats, Bools | None]] = {}
         for name, column in columns.items():
-            if name in METRICS:
-                found[METRICS[name]] = numbers(column, self._place(name))
+            if name in COLUMNS:
+                found[COLUMNS[name]] = numbers(column, self._place(name))
             elif self._is_metric(name, column):
                 found[name] = numbers(column, self._place(name))
         if _makes_up_busy_s(found):

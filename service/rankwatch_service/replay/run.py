@@ -16,10 +16,11 @@ import numpy as np
 from rankwatch_detectors.base import AttemptStart, Bools, Floats, Ints, Observation
 from rankwatch_detectors.catalogue import CatalogueConfig, detectors
 from rankwatch_detectors.metric_rule import MetricRule
+from rankwatch_detectors.metrics import COLUMNS
 from rankwatch_service.incidents.model import Incident, TransitionKind, Update
 from rankwatch_service.job.detection import DetectionPipeline, Failure, MakeDetectors, room_beside
 from rankwatch_service.job.topology_state import TopologyState
-from rankwatch_service.replay.layout import METRICS, ReplayError
+from rankwatch_service.replay.layout import ReplayError
 from rankwatch_service.replay.player import Player, Timeline
 from rankwatch_service.replay.rows import FileSource, RowBlock, RowReader, runs
 from rankwatch_service.telemetry.columns import Exact, Records
@@ -285,7 +286,7 @@ def _observations(
         outcome.broken = error
         outcome.ranks = max(outcome.ranks, player.ranks)
     yield from player.end()
-    ours = {metric: column for column, metric in METRICS.items()}
+    ours = {metric: column for column, metric in COLUMNS.items()}
     outcome.metrics = [ours.get(name, name) for name in names]
 
 

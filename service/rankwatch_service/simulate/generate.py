@@ -21,10 +21,10 @@ from rankwatch_detectors.base import (
     StepKind,
     Tick,
 )
+from rankwatch_detectors.metrics import DEVICE_TIMES
 from rankwatch_service.simulate.disturbances import Wait, disturbances_of
 from rankwatch_service.simulate.faults import Kill, Restart, Throttle
 from rankwatch_service.simulate.job import Job
-from rankwatch_service.simulate.placement import DEVICE_TIMES
 
 DAY_S = 86_400.0
 # Student's t with 5 degrees of freedom: one step in some thousand is beyond five sigmas, as in real jobs.

@@ -9,9 +9,6 @@ import numpy as np
 
 from rankwatch_detectors.base import Topology
 
-DEVICE_TIMES = ("device_step_s", "device_busy_s", "device_wait_s")
-"""What devices measure of a step."""
-
 
 @dataclass(frozen=True, slots=True)
 class RankPlacement:

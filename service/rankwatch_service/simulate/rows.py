@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankwatch_detectors.base import AttemptStart, Bools, Frame, StepKind, Tick
+from rankwatch_detectors.metrics import DEVICE_TIMES
 from rankwatch_service.simulate.disturbances import disturbances_of
 from rankwatch_service.simulate.generate import generate
 from rankwatch_service.simulate.job import Job
-from rankwatch_service.simulate.placement import DEVICE_TIMES
 
 Array = NDArray[Any]
 

@@ -7,11 +7,13 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from rankwatch.terminal import json_line, printable
+from rankwatch_detectors.metrics import COLUMNS
 from rankwatch_service.cli.configuration import read_rules
 from rankwatch_service.cli.errors import CliError, Status
 from rankwatch_service.cli.options import JSON
@@ -59,10 +61,8 @@ def replay(
       time_s rank host switch device_type device_uuid dp tp pp cp ep
       attempt
       kind (train, eval, checkpoint)
-      step_time_s busy_s busy_cpu_s queued_s wait_s
-      device_step_s device_busy_s device_wait_s
-      data_wait_s forward_s backward_s collective_s optimizer_s loss
-      grad_norm local_grad_norm tokens tokens_squared nonfinite fingerprint
+      {metrics}
+      nonfinite fingerprint
 
     An empty field means not measured; nan and inf are values.
 
@@ -92,6 +92,9 @@ def replay(
     _print_json(outcome, seconds, names) if as_json else _print(outcome, seconds, names)
     if outcome.broken is not None:
         raise CliError(Status.FINDINGS, str(outcome.broken))
+
+
+replay.__doc__ = (replay.__doc__ or "").format(metrics=fill(" ".join(COLUMNS), 66, subsequent_indent=" " * 6))
 
 
 def _played(
