@@ -41,8 +41,8 @@ from rankwatch_service.log.control_log import ControlLog
 from rankwatch_service.names import ALL_JOBS, is_name
 from rankwatch_service.orders import commands
 from rankwatch_service.orders.running_attempt import ReceivedView, ViewSizes
+from rankwatch_service.policy.actions import Action
 from rankwatch_service.policy.control_records import JobOwnership
-from rankwatch_service.policy.policy import Action
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import Command, IdempotentReply, Incident

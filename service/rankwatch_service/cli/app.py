@@ -71,8 +71,7 @@ app.command("checkpoints", rich_help_panel=WATCH)(jobs.checkpoints)
 app.command("replay", rich_help_panel=WATCH)(replay.replay)
 app.command("flight-recorder", rich_help_panel=WATCH)(flight_recorder.flight_recorder)
 
-for action in directives.ACTIONS:
-    app.command(action.name, help=action.help, rich_help_panel=STEER)(action.command)
+directives.add_to(app, STEER)
 app.add_typer(commands.app, name="commands", rich_help_panel=STEER)
 
 app.add_typer(policy.policy, name="policy", rich_help_panel=KEEP)

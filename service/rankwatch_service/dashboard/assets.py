@@ -16,18 +16,25 @@ from html import escape
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from posixpath import dirname, normpath
-from typing import Final
+from typing import Any, Final
 
 from starlette.responses import Response
 
 from rankwatch_service.incidents.kinds import KINDS
 from rankwatch_service.notify.receiver_types.table import RECEIVER_TYPES
+from rankwatch_service.policy.actions import ACTIONS
 
 TYPES: Final[Mapping[str, str]] = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 
 CACHE_FOR_EVER: Final = "public, max-age=31536000, immutable"
 
 _IMPORTED: Final = re.compile(r'^(?:import|export|}) [^"\n]*"(\.[^"\n]+\.js)";', re.MULTILINE)
+
+
+def actions() -> dict[str, dict[str, Any]]:
+    """The table of actions, for pages."""
+    fields = ("name", "icon", "does", "undo", "is_costly", "may_be_automatic")
+    return {action: {name: getattr(traits, name) for name in fields} for action, traits in ACTIONS.items()}
 
 
 class Assets:
@@ -39,7 +46,7 @@ class Assets:
         kinds = {kind: {"label": row.label, "chart": row.chart} for kind, row in KINDS.items()}
         shell = (folder / "page.html").read_text(encoding="utf-8")
         types = {name: [one.label, one.example, one.key_help] for name, one in RECEIVER_TYPES.items()}
-        for name, table in {"kinds": kinds, "receiver_types": types}.items():
+        for name, table in {"kinds": kinds, "actions": actions(), "receiver_types": types}.items():
             shell = shell.replace(f"{{{{{name}}}}}", escape(json.dumps(table)))
         self._shell = shell
         self._gzipped: dict[str, bytes] = {}

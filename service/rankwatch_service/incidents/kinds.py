@@ -35,7 +35,7 @@ class KindTraits:
     first_steps: tuple[str, ...]
     """What a person does first, in the order in which it is worth trying: the runbook in short."""
     actions: tuple[str, ...] = ("wait", "pause")
-    """What helps, best first: a `policy.Action`, or "wait" for trouble that usually passes by itself."""
+    """What helps, best first: a `policy.actions.Action`, or "wait" for trouble that usually passes by itself."""
     becomes: frozenset[Kind] = frozenset()
     """Kinds into which it may turn if it does not pass: the incident continues under that kind."""
     ends_job: bool = False

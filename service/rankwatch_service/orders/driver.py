@@ -41,10 +41,9 @@ from rankwatch_service.orders.running_attempt import (
     read_training,
     superseded,
 )
+from rankwatch_service.policy.actions import FROM_SCRATCH, KEEP_PAUSED, WITHOUT_ORDER, Action
 from rankwatch_service.policy.checkpoint_ledger import CheckpointTier, LedgerEntry
-from rankwatch_service.policy.command import FROM_SCRATCH
 from rankwatch_service.policy.control_records import OrderPhase, encode_control
-from rankwatch_service.policy.policy import Action
 from rankwatch_service.policy.rollback import RollbackMode, Way, resumed_from, way_back, why_from_scratch, why_none
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Command
@@ -54,9 +53,6 @@ ACTOR: Final = "driver"
 
 NOT_PAUSED: Final = "the job is not paused"
 """Why a resume is refused."""
-
-KEEP_PAUSED: Final = frozenset({Action.PAUSE, Action.CHECKPOINT})
-"""Commands that leave a job paused; any other one ends the pause."""
 
 
 _BEFORE_ORDER: Final = (*commands.WAITING, "sent")
@@ -118,7 +114,7 @@ class Driver:
             # A renewed lease concerns neither stream nor the pages.
             return
         self._record(connection, order, now_unix_ns)
-        if order.phase is Phase.CLOSED and order.action in (Action.PAUSE, Action.CHECKPOINT):
+        if order.phase is Phase.CLOSED and order.action in KEEP_PAUSED:
             # A resume has no order of its own: it is applied once the pause, or the checkpoint in it, is over.
             resumes = select(Command.id).where(
                 Command.job == order.job, Command.action == Action.RESUME, Command.state == "sent"
@@ -269,8 +265,7 @@ def _to_begin(connection: Connection, with_order: set[str], now_unix_ns: int) ->
 
 def _due(command: RowMapping, now_unix_ns: int) -> bool:
     waits_for_approval = command["approval_required"] and command["state"] == "requested"
-    # None of them ever has an order of its own: a resume ends that of the pause, and the others need none.
-    waits_for_others = command["state"] == "sent" and command["action"] in (STACKS, Action.RESUME, Action.TRACE)
+    waits_for_others = command["state"] == "sent" and command["action"] in (STACKS, *WITHOUT_ORDER)
     return now_unix_ns > command["expires_unix_ns"] or not (waits_for_approval or waits_for_others)
 
 

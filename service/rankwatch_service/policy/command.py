@@ -28,9 +28,6 @@ SET_APPROVALS: Final = "set_approvals"
 MAKE_TOKEN: Final = "make_token"  # noqa: S105 - an action, not a secret
 """Commands to all jobs that change who can approve: see `orders.approvals`."""
 
-FROM_SCRATCH: Final = "from_scratch"
-"""The parameter of a relaunch that starts without a checkpoint. Only people set it."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandRequest:
@@ -42,7 +39,7 @@ class CommandRequest:
     attempt: str
     """The only attempt that it may act on."""
     action: str
-    """One of `policy.Action`, or `hang.STACKS`, `SET_APPROVALS`, `MAKE_TOKEN`."""
+    """One of `policy.actions.Action`, or `hang.STACKS`, `SET_APPROVALS`, `MAKE_TOKEN`."""
     params: Mapping[str, Any]
     """Rollback: {"checkpoint": id, "mode": mode}; relaunch: {"culprits": [ranks],
     "from_scratch": bool}; stacks: {"ranks": [ranks]}, without ranks for

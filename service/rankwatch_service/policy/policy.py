@@ -17,6 +17,7 @@ from typing import Any, Final
 from rankwatch_detectors.base import Kind, Severity
 from rankwatch_service.incidents.kinds import KINDS, LIKELY
 from rankwatch_service.incidents.lost_time import HOUR_NS
+from rankwatch_service.policy.actions import COSTLY, Action
 from rankwatch_service.policy.checkpoint_ledger import SPEED, SURVIVES_HOSTS, SURVIVES_PROCESSES, CheckpointTier, Ledger
 from rankwatch_service.policy.control_records import PolicyRuleRecord, PolicySet
 from rankwatch_service.policy.precision import JUDGED_MIN, UNREVIEWED, Precision
@@ -31,27 +32,9 @@ class Mode(StrEnum):
     ACT = "act"
 
 
-class Action(StrEnum):
-    """What a job can be asked to do, if its ranks report that they can (`RankInfo.can`)."""
-
-    PAUSE = "pause"
-    RESUME = "resume"
-    CHECKPOINT = "checkpoint"
-    ROLLBACK = "rollback"
-    STOP = "stop"
-    RELAUNCH = "relaunch"
-    TRACE = "trace"
-
-
-POLICY_ACTIONS: Final = tuple(action for action in Action if action not in (Action.RESUME, Action.TRACE))
-"""Actions that a rule may take. Only people resume a paused job, and only they trace one: that waits for devices."""
-
 ONLY_SUGGESTS: Final = "the rule only suggests"
 NOT_CRITICAL_YET: Final = "the hang is not critical yet: the step may still finish"
 """Reasons why a rule does not act; the second passes by itself, and is the last that is looked for."""
-
-COSTLY: Final = (Action.ROLLBACK, Action.RELAUNCH, Action.STOP)
-"""Actions that take back steps of all ranks, or end them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,9 @@ from typing import Any, Final
 
 from rankwatch_detectors.base import Kind
 from rankwatch_service.incidents.kinds import KINDS
+from rankwatch_service.policy.actions import ACTIONS, Action
 from rankwatch_service.policy.checkpoint_ledger import Ledger, LedgerEntry
-from rankwatch_service.policy.policy import Action, Decision, IncidentFacts, Mode, rollback_way
+from rankwatch_service.policy.policy import Decision, IncidentFacts, Mode, rollback_way
 from rankwatch_service.policy.rollback import RollbackMode, Way, resumed_from, why_from_scratch
 
 WAIT: Final = "wait"
@@ -44,12 +45,7 @@ NOWHERE: Final = "no good checkpoint is known to go back to"
 _REASONS: Final[dict[str, str]] = {
     WAIT: "it may pass by itself",
     INVESTIGATE: "it rarely passes by itself",
-    Action.ROLLBACK: "restores a checkpoint from before the onset",
-    Action.RELAUNCH: "starts new processes from the newest good checkpoint",
-    Action.PAUSE: "keeps processes and memory while someone investigates",
-    Action.CHECKPOINT: "saves the work so far",
-    Action.TRACE: "records some steps, which shows what takes longer",
-    Action.STOP: "ends the training loop on all ranks at the same step",
+    **{action: traits.reason for action, traits in ACTIONS.items()},
 }
 
 

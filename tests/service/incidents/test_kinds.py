@@ -8,7 +8,7 @@ from rankwatch_detectors.base import Kind
 from rankwatch_service.api.routes.receivers import ReceiverSettings
 from rankwatch_service.incidents.answers import impact, normal
 from rankwatch_service.incidents.kinds import KINDS
-from rankwatch_service.policy.policy import POLICY_ACTIONS, Action
+from rankwatch_service.policy.actions import POLICY_ACTIONS, Action
 from rankwatch_service.policy.suggestion import WAIT
 
 ROOT = Path(__file__).parents[3]

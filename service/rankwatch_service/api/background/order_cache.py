@@ -16,9 +16,8 @@ from rankwatch_service.names import launch_of
 from rankwatch_service.orders import traces
 from rankwatch_service.orders.driver import current_orders
 from rankwatch_service.orders.running_attempt import checkpoints
+from rankwatch_service.policy.actions import FROM_SCRATCH, Action
 from rankwatch_service.policy.checkpoint_ledger import CheckpointTier, LedgerEntry, newest_good
-from rankwatch_service.policy.command import FROM_SCRATCH
-from rankwatch_service.policy.policy import Action
 from rankwatch_service.policy.rollback import USABLE, resumed_from
 from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import Command, Feed, Job

@@ -32,11 +32,11 @@ from rankwatch_service.orders import approvals, commands, traces
 from rankwatch_service.orders.driver import NOT_PAUSED, open_orders
 from rankwatch_service.orders.order import CommandOutcome, S
 from rankwatch_service.orders.running_attempt import checkpoints, current_attempt, host_views, read_training
+from rankwatch_service.policy.actions import ACTIONS, FROM_SCRATCH, Action
 from rankwatch_service.policy.announcement import command_announcement
 from rankwatch_service.policy.checkpoint_ledger import SURVIVES_PROCESSES, LedgerEntry
-from rankwatch_service.policy.command import FROM_SCRATCH, TRACE_S, CommandRequest
+from rankwatch_service.policy.command import TRACE_S, CommandRequest
 from rankwatch_service.policy.notification import page_links
-from rankwatch_service.policy.policy import Action
 from rankwatch_service.policy.rollback import USABLE, RollbackMode, resumed_from, way_back, why_from_scratch, why_none
 from rankwatch_service.short_ids import short
 from rankwatch_service.store.engine import after_commit, read
@@ -53,13 +53,6 @@ EXPIRES_S_MAX: Final = 900.0
 RANKS_MAX: Final = 1_024
 AGENT_SILENT_NS: Final = 20 * S
 """Agents post a view every second. After a restart of the service the last of them is back within 5 s."""
-
-PARAMS: Final[dict[str, set[str]]] = {
-    Action.ROLLBACK: {"checkpoint", "mode"},
-    Action.RELAUNCH: {"culprits", FROM_SCRATCH},
-    Action.TRACE: {"ranks", "steps"},
-}
-"""Parameters of each action; the other actions have none."""
 
 Reader = Annotated[Identity, Depends(Require(Scope.READ))]
 Commander = Annotated[Identity, Depends(Require(Scope.COMMAND))]
@@ -289,7 +282,7 @@ def _params(connection: Connection, job: str, attempt: str, body: NewCommand) ->
     Raises:
         ProblemError: one is unknown or malformed, or names a checkpoint that cannot be loaded.
     """
-    unknown = sorted(set(body.params) - PARAMS.get(body.action, set()))
+    unknown = sorted(set(body.params) - ACTIONS[body.action].params)
     if unknown:
         raise ProblemError(422, f"{body.action} has no parameter {', '.join(unknown)}")
     if (mode := body.params.get("mode")) is not None and mode not in tuple(RollbackMode):

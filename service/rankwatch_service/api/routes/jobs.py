@@ -21,9 +21,9 @@ from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.log.base import Entry
 from rankwatch_service.orders.driver import open_orders
 from rankwatch_service.orders.running_attempt import checkpoints, launches_at_once
+from rankwatch_service.policy.actions import Action
 from rankwatch_service.policy.checkpoint_ledger import SURVIVES_PROCESSES, LedgerEntry, newest_good, save_interval_s
 from rankwatch_service.policy.control_records import JobDeleted, encode_control
-from rankwatch_service.policy.policy import Action
 from rankwatch_service.policy.rollback import way_back
 from rankwatch_service.series.rows import delete_some
 from rankwatch_service.store import audit_trail

@@ -21,6 +21,7 @@ from rankwatch_service.names import ALL_JOBS
 from rankwatch_service.orders import commands
 from rankwatch_service.orders.approvals import request_change, set_policy, with_approvals
 from rankwatch_service.policy import policy
+from rankwatch_service.policy.actions import POLICY_ACTIONS, Action
 from rankwatch_service.policy.command import SET_APPROVALS
 from rankwatch_service.policy.notification import service_links
 from rankwatch_service.policy.rollback import RollbackMode
@@ -53,7 +54,7 @@ class Rule(BaseModel):
     project: Annotated[str, Field(max_length=200)] = ""
     confidence_min: Annotated[float, Field(strict=True, ge=0, le=1)] = 0.0
     mode: policy.Mode
-    action: policy.Action | Nothing = ""
+    action: Action | Nothing = ""
     rollback_mode: RollbackMode | Nothing = ""
     """For rollback; empty: full if the job supports it, else relaunch."""
 
@@ -61,9 +62,9 @@ class Rule(BaseModel):
     def _has_its_action(self) -> Rule:
         if self.mode is policy.Mode.NOTIFY and self.action:
             raise ValueError("a rule with mode notify has no action")
-        if self.mode is not policy.Mode.NOTIFY and self.action not in policy.POLICY_ACTIONS:
-            raise ValueError(f"action must be one of {', '.join(policy.POLICY_ACTIONS)}")
-        if self.rollback_mode and self.action != policy.Action.ROLLBACK:
+        if self.mode is not policy.Mode.NOTIFY and self.action not in POLICY_ACTIONS:
+            raise ValueError(f"action must be one of {', '.join(POLICY_ACTIONS)}")
+        if self.rollback_mode and self.action != Action.ROLLBACK:
             raise ValueError("only a rule with action rollback has a rollback_mode")
         return self
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -15,6 +14,7 @@ from rankwatch_service.cli.client import job_path
 from rankwatch_service.cli.errors import CliError, Status
 from rankwatch_service.cli.options import JOB, JSON, TOKEN, URL, connect
 from rankwatch_service.cli.views import confirm, show_traces
+from rankwatch_service.policy.actions import ACTIONS, Action
 from rankwatch_service.policy.command import TRACE_S, TRACE_STEPS, TRACE_STEPS_MAX
 from rankwatch_service.policy.rollback import RollbackMode
 
@@ -62,16 +62,7 @@ MODE = Annotated[
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class DirectiveCommand:
-    """One command of the command line."""
-
-    name: str
-    help: str
-    command: Callable[..., None]
-
-
-def _plain(name: str, text: str) -> DirectiveCommand:
+def _plain(action: Action) -> Callable[..., None]:
     def command(
         job: JOB,
         reason: REASON = "",
@@ -81,9 +72,9 @@ def _plain(name: str, text: str) -> DirectiveCommand:
         url: URL = None,
         token: TOKEN = None,
     ) -> None:
-        request(connect(url, token), job, _body(name, reason), wait_s if wait else None, as_json)
+        request(connect(url, token), job, _body(action, reason), wait_s if wait else None, as_json)
 
-    return DirectiveCommand(name, text, command)
+    return command
 
 
 def _confirmed(
@@ -166,25 +157,19 @@ def _body(action: str, reason: str, params: Mapping[str, Any] | None = None) -> 
     return {"action": action, "params": params or {}, "reason": reason}
 
 
-ACTIONS: Final = (
-    _plain("pause", "Pause all ranks of a job at the same step."),
-    _plain("resume", "Resume a paused job."),
-    _plain("checkpoint", "Save a checkpoint of a job now; a paused job stays paused."),
-    DirectiveCommand("rollback", "Roll a job back to a checkpoint, within its processes if supported.", _rollback),
-    DirectiveCommand(
-        "relaunch",
-        "End the processes of a job; its launcher starts them again. Training goes on from the newest good"
-        " checkpoint; a job without one is relaunched only with --from-scratch.",
-        _relaunch,
-    ),
-    DirectiveCommand(
-        "trace",
-        "Record some steps of some ranks with torch's profiler, and show where their time went. These ranks "
-        "synchronise with their devices while they record.",
-        _trace,
-    ),
-    DirectiveCommand("stop", "End the training loop of a job, on all ranks at the same step.", _stop),
-)
+COMMANDS: Final[Mapping[Action, Callable[..., None]]] = {
+    Action.ROLLBACK: _rollback,
+    Action.RELAUNCH: _relaunch,
+    Action.TRACE: _trace,
+    Action.STOP: _stop,
+}
+"""Those with options or questions of their own."""
+
+
+def add_to(app: typer.Typer, panel: str) -> None:
+    """Add a command for each action."""
+    for action, traits in ACTIONS.items():
+        app.command(str(action), help=traits.help, rich_help_panel=panel)(COMMANDS.get(action) or _plain(action))
 
 
 def request(client: CliClient, job: str, body: dict[str, Any], wait_s: float | None, as_json: bool) -> None:

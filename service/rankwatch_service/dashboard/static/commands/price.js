@@ -1,19 +1,10 @@
 // What a command to a job costs and how it is undone, as facts for its dialog.
 
 import { fill, h } from "../common/dom.js";
-import { ago, duration, moment, number } from "../common/format.js";
+import { ACTIONS, ago, duration, moment, number } from "../common/format.js";
 import { unit } from "../incidents/impact.js";
 
 const PAUSE_LEASE_S = 60; // orders/order.py
-
-const UNDO = {
-  pause: "Resume: all ranks continue from where they wait.",
-  resume: "Pause again.",
-  checkpoint: "Nothing to undo: training goes on as before.",
-  rollback: "It cannot be undone: the steps since the checkpoint are trained again.",
-  relaunch: "It cannot be undone: what is in the memory of the processes is lost.",
-  stop: "It cannot be undone: a new launch goes on from the newest checkpoint on disk.",
-};
 
 // A list of facts that `draw(id)` fills, for the checkpoint with this id or, if it is empty, the one that is chosen by itself.
 export function priceOf(job, action, checkpoints) {
@@ -32,8 +23,8 @@ function facts(job, action, checkpoints, id) {
   if (action === "checkpoint") found.push(["Target step", step(job)], ["Takes", job.checkpoints?.save_s ? `about ${duration(job.checkpoints.save_s)}, ${costs(job, job.checkpoints.save_s)}` : "not known: none was saved yet"]);
   if (action === "stop") found.push(["Target step", step(job)]);
   if (["rollback", "relaunch"].includes(action)) found.push(["Target step", good ? number(good.step) : "not known: there is no good checkpoint"]);
-  if (["rollback", "relaunch", "stop"].includes(action)) found.push(...losses(job, good));
-  found.push(["To undo", UNDO[action]]);
+  if (ACTIONS[action].is_costly) found.push(...losses(job, good));
+  found.push(["To undo", ACTIONS[action].undo]);
   return found;
 }
 

@@ -122,7 +122,8 @@ export function words(name) {
   return spelt.charAt(0).toUpperCase() + spelt.slice(1);
 }
 
-// The table of kinds of the service (`incidents.kinds`), as far as pages need it: {kind: {label, chart}}.
+// Tables of the service, as far as pages need them: `policy.actions`; and `incidents.kinds`: {kind: {label, chart}}.
+export const ACTIONS = JSON.parse(document.querySelector('meta[name="actions"]').content);
 export const KINDS = JSON.parse(document.querySelector('meta[name="kinds"]').content);
 
 export const KIND_NAMES = Object.fromEntries(Object.entries(KINDS).map(([kind, { label }]) => [kind, label]));

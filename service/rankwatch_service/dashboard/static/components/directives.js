@@ -2,23 +2,15 @@
 
 import { path, post } from "../common/api.js";
 import { h } from "../common/dom.js";
-import { number } from "../common/format.js";
+import { ACTIONS, number } from "../common/format.js";
 import { priceOf, typedName } from "../commands/price.js";
 import { ask, statePill, toast } from "./shell.js";
 
-export const DIRECTIVES = {
-  pause: { icon: "pause", name: "Pause", does: "All ranks wait at the same step and keep their memory, until they are resumed or the lease of the pause ends." },
-  resume: { icon: "play", name: "Resume", does: "All ranks continue from where they wait." },
-  checkpoint: { icon: "save", name: "Checkpoint", does: "All ranks save a checkpoint at the same step, then continue; a paused job stays paused." },
-  rollback: { icon: "back", name: "Roll back", does: "All ranks load a checkpoint and repeat the steps since then.", danger: true },
-  relaunch: { icon: "back", name: "Relaunch", does: "The agents end the processes; the launcher restarts them from the newest good checkpoint. Without one this is refused, unless you choose from scratch.", danger: true },
-  stop: { icon: "stop", name: "Stop", does: "The training loop ends on all ranks at the same step.", danger: true },
-};
+// What pages offer: the actions that have an icon.
+export const DIRECTIVES = Object.fromEntries(Object.entries(ACTIONS).filter(([, traits]) => traits.icon));
 
 // The job of commands that are about all jobs; `GET commands` shows them, and nothing here requests them.
 export const ALL_JOBS = "*";
-
-const COSTLY = ["rollback", "relaunch", "stop"];
 
 const MODES = {
   full: "Full, within the processes: weights, optimizer, schedulers, random states, data and step",
@@ -53,10 +45,10 @@ export async function direct(job, action, { checkpoints = [], chosen = null, inc
   if (action === "rollback") fields.push(target(checkpoints, chosen, price.draw), way(job.can ?? []));
   if (action === "relaunch") fields.push(h("label", { class: "check" }, h("input", { type: "checkbox", name: "from_scratch" }), "From scratch: start without a checkpoint of the ledger. The script decides where it begins, usually at step 0."));
   fields.push(h("label", {}, "Reason", h("textarea", { name: "reason", required: true, maxLength: 500, placeholder: "Shown in the audit trail and on the timeline" })));
-  if (job.two_people && COSTLY.includes(action)) fields.push(h("p", {}, "Nothing happens until another person approves it."));
-  if (directive.danger) fields.push(typedName(job.name));
+  if (job.two_people && directive.is_costly) fields.push(h("p", {}, "Nothing happens until another person approves it."));
+  if (directive.is_costly) fields.push(typedName(job.name));
   const send = (answer) => post(path("jobs", job.name, "commands"), wanted(action, incident, answer));
-  const command = await ask(`${directive.name} ${job.name}`, directive.does, fields, directive.name, directive.danger, send);
+  const command = await ask(`${directive.name} ${job.name}`, directive.does, fields, directive.name, directive.is_costly, send);
   if (command === null) return false;
   const state = command.approval_required ? "waits for the approval of another person" : command.state;
   toast([`${directive.name}: ${state} `, h("a", { href: `/commands/${encodeURIComponent(command.id)}` }, "Progress")]);

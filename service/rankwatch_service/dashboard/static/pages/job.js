@@ -138,7 +138,7 @@ const showHead = whenChanged((state, can, orders, command, launches, watched, op
 const showWaiting = whenChanged((commands, session) => fill(waiting, approvals(commands, session, load)));
 
 function button(action) {
-  const { icon: sign, name: label, danger } = DIRECTIVES[action];
+  const { icon: sign, name: label, is_costly: danger } = DIRECTIVES[action];
   const good = checkpoints.filter((one) => one.verdict === "good" || one.verdict === "unproven");
   return h("button", { class: danger ? "danger" : action === "resume" ? "primary" : "", onclick: async () => (await direct(job, action, { checkpoints: good })) && load() }, icon(sign), label);
 }

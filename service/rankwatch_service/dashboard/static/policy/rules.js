@@ -2,11 +2,11 @@
 
 import { put } from "../common/api.js";
 import { h } from "../common/dom.js";
-import { KIND_NAMES, kindName, words } from "../common/format.js";
+import { ACTIONS, KIND_NAMES, kindName, words } from "../common/format.js";
 import { ask, card, empty, said, SEVERITIES, severityPill, toast } from "../components/shell.js";
 import { dryRun, preview } from "./dry_run.js";
 
-const ACTIONS = { pause: "Pause", checkpoint: "Checkpoint", rollback: "Roll back", relaunch: "Relaunch", stop: "Stop" };
+const NAMES = Object.fromEntries(Object.entries(ACTIONS).filter(([, traits]) => traits.may_be_automatic).map(([action, { name }]) => [action, name]));
 const ROLLBACK_MODES = { "": "full, else relaunch", full: "full", relaunch: "relaunch" };
 const TITLES = ["Rule", "Incidents", "Does", "Acts by itself", ""];
 
@@ -52,7 +52,7 @@ function matched(rule) {
 }
 
 function does(rule) {
-  return rule.action ? [ACTIONS[rule.action], rule.rollback_mode && ` (${words(rule.rollback_mode).toLowerCase()})`] : "Nothing";
+  return rule.action ? [NAMES[rule.action], rule.rollback_mode && ` (${words(rule.rollback_mode).toLowerCase()})`] : "Nothing";
 }
 
 // A rule begins to act only after its dry run was seen.
@@ -76,7 +76,7 @@ async function add(policy, set, done) {
     choice("Kind", "kind", { "": "every kind", ...KIND_NAMES }, ""),
     choice("Severity", "severity", { "": "every severity", ...Object.fromEntries(SEVERITIES.map((one) => [one, one])) }, ""),
     text("Job", "job", { placeholder: "every job" }),
-    choice("Action", "action", ACTIONS, "pause"),
+    choice("Action", "action", NAMES, "pause"),
     choice("How to roll back", "rollback_mode", ROLLBACK_MODES, ""),
     choice("Where", "before", Object.fromEntries([...policy.rules.map((one) => [one.id, `before ${one.id}`]), ["", "last"]]), ""),
   ];
