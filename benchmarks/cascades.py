@@ -42,9 +42,7 @@ from rankwatch_service.simulate.faults import (
     Stall,
 )
 from rankwatch_service.simulate.generate import generate
-from rankwatch_service.simulate.job import Job
-from rankwatch_service.simulate.noise import Noise
-from rankwatch_service.simulate.placement import RankPlacement
+from rankwatch_service.simulate.job import Job, Noise, RankPlacement
 from rankwatch_service.simulate.script import apply
 from suite.pipeline import topology_state_of, updates_of
 

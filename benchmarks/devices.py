@@ -44,7 +44,7 @@ from rankwatch_service.job.device_boards import DeviceBoard, as_frame
 from rankwatch_service.names import series_of_devices
 from rankwatch_service.series.query import last_values
 from rankwatch_service.series.writer import SeriesWriter
-from rankwatch_service.simulate.placement import RankPlacement
+from rankwatch_service.simulate.job import RankPlacement
 from rankwatch_service.store.engine import open_engine
 from rankwatch_service.store.migrate import upgrade
 from tests.support.accelerator import DRIVER

@@ -38,7 +38,7 @@ from rankwatch.agent.enrolment import AgentIdentity
 from rankwatch.agent.service_connection import REQUEST_TIMEOUT_S
 from rankwatch.signed import Purpose
 from rankwatch_detectors.base import Frame, StepKind
-from rankwatch_service.access.scopes import Scope
+from rankwatch_service.access.grants import Scope
 from rankwatch_service.access.tokens import TokenKind, create_token
 from rankwatch_service.clock import SystemClock
 from rankwatch_service.demo.servers import OWN, Backing, stand_on

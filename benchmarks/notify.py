@@ -27,7 +27,7 @@ from sqlalchemy import Engine, func, insert, select
 
 from rankwatch_service.access.secret_key import load_secret_key
 from rankwatch_service.clock import SystemClock
-from rankwatch_service.notify.signature import new_secret
+from rankwatch_service.notify.receiver_types.base import new_secret
 from rankwatch_service.policy.notification import message_id
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.engine import open_engine, read, write

@@ -35,7 +35,7 @@ from playwright.sync_api import Browser, BrowserContext, sync_playwright
 from sqlalchemy import Engine, insert
 
 from rankwatch_detectors.base import Frame, StepKind
-from rankwatch_service.access.scopes import Scope
+from rankwatch_service.access.grants import Scope
 from rankwatch_service.access.tokens import TokenKind, create_token
 from rankwatch_service.clock import SystemClock
 from rankwatch_service.incidents.model import derived

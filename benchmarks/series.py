@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from sqlalchemy import Engine, insert
 
 from rankwatch_detectors.base import Frame, StepKind
-from rankwatch_service.access.scopes import Scope
+from rankwatch_service.access.grants import Scope
 from rankwatch_service.access.tokens import TokenKind, create_token
 from rankwatch_service.clock import SystemClock
 from rankwatch_service.demo.servers import Postgres, PostgresError

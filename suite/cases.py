@@ -38,9 +38,7 @@ from rankwatch_service.simulate.faults import (
     Slow,
     SlowJob,
 )
-from rankwatch_service.simulate.job import Job
-from rankwatch_service.simulate.noise import Noise
-from rankwatch_service.simulate.placement import RankPlacement
+from rankwatch_service.simulate.job import Job, Noise, RankPlacement
 
 AT: Final = 200
 """The step at which most faults begin; baselines are learned by then."""

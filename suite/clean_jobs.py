@@ -19,9 +19,7 @@ from rankwatch_detectors.catalogue import CatalogueConfig, detectors
 from rankwatch_detectors.statistics.shift import WEEK_S
 from rankwatch_service.simulate.faults import LossLevel, RecurringStall, Restart, ScalerSkip
 from rankwatch_service.simulate.generate import generate
-from rankwatch_service.simulate.job import Job
-from rankwatch_service.simulate.noise import Noise
-from rankwatch_service.simulate.placement import RankPlacement
+from rankwatch_service.simulate.job import Job, Noise, RankPlacement
 
 PART_STEPS: Final = 3_000
 TICK_S: Final = 5.0

@@ -27,9 +27,7 @@ from rankwatch_service.simulate.faults import (
     SlowJob,
     WanderingPace,
 )
-from rankwatch_service.simulate.job import Job
-from rankwatch_service.simulate.noise import Noise
-from rankwatch_service.simulate.placement import RankPlacement
+from rankwatch_service.simulate.job import Job, Noise, RankPlacement
 from suite.cases import Case
 
 SIZES: Final = (16, 64, 1024)

@@ -104,3 +104,28 @@ def matches_any(patterns: Iterable[str], job: str) -> bool:
     """Whether the name of a job matches one of the patterns, or there are none."""
     listed = tuple(patterns)
     return not listed or any(matches(pattern, job) for pattern in listed)
+
+
+SHORT_DIGITS: Final = 10
+"""With 10,000 ids, two have equal short ids in one of 20,000 services; the service then asks for more digits."""
+
+TYPED_MIN: Final = 6
+"""Fewer digits are considered a typing error."""
+
+
+def short(full_id: str) -> str:
+    """The short form of an id.
+
+    >>> short("inc_3f9a2c1bd17744aa20c1d2e3")
+    '3f9a2c1bd1'
+    """
+    return full_id.partition("_")[2][:SHORT_DIGITS] or full_id
+
+
+def typed(given: str, prefix: str) -> str:
+    """The beginning of an id that a person typed, with or without its prefix or a number sign.
+
+    >>> typed("#3f9a2c", "inc_"), typed("inc_3f9a2c", "inc_")
+    ('inc_3f9a2c', 'inc_3f9a2c')
+    """
+    return prefix + given.strip().lstrip("#").removeprefix(prefix)

@@ -10,7 +10,7 @@ from rankwatch.agent.enrolment import AgentIdentity
 from rankwatch.signed import Purpose
 from rankwatch_service.access import agents as agents_module
 from rankwatch_service.access.agents import CACHE_S, ENROLMENTS_S, SILENT_NS
-from rankwatch_service.access.scopes import Scope
+from rankwatch_service.access.grants import Scope
 from rankwatch_service.access.tokens import TokenKind, create_token
 from rankwatch_service.api import ingest
 from rankwatch_service.api.background.housekeeping import VIEW_NS, remove_expired

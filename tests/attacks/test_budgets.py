@@ -14,7 +14,7 @@ from rankwatch import wire
 from rankwatch.agent.enrolment import AgentIdentity
 from rankwatch.signed import Purpose
 from rankwatch_service.access.budgets import CONNECTIONS, PART, STREAMS, UNREAD, Limit, Whose
-from rankwatch_service.access.scopes import Scope
+from rankwatch_service.access.grants import Scope
 from rankwatch_service.api.http import connection
 from rankwatch_service.api.http.problem import not_found
 from rankwatch_service.api.http.turns import TURNS_MAX

@@ -18,7 +18,7 @@ from rankwatch.signed import host_of, proof_of
 from rankwatch.trust import Trust
 from rankwatch_detectors.catalogue import detectors
 from rankwatch_service.access.agents import HOST_FREE_NS
-from rankwatch_service.access.scopes import Scope
+from rankwatch_service.access.grants import Scope
 from rankwatch_service.access.tokens import issue_token
 from rankwatch_service.incidents.host_incidents import HostIncident
 from rankwatch_service.store.engine import write

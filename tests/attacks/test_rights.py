@@ -9,8 +9,7 @@ import pytest
 from rankwatch import wire
 from rankwatch_detectors.base import Occurrence
 from rankwatch_service.job.attempts import AHEAD_MAX, ATTEMPT_FREE_S, EARLIER_MAX, RANK_FREE_S
-from rankwatch_service.job.declarations import DECLARATION_STEPS, DECLARATIONS_MAX
-from rankwatch_service.job.event_owners import OWNERS
+from rankwatch_service.job.event_owners import DECLARATION_STEPS, DECLARATIONS_MAX, OWNERS
 from rankwatch_service.policy.checkpoint_ledger import Verdict
 from tests.support.service.signed_job import ONE, THIEF, TWO, World, host, job_of_two_hosts
 from tests.support.values.batches import progress, ranks, table

@@ -5,7 +5,7 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-from rankwatch_service.access.scopes import Scope
+from rankwatch_service.access.grants import Scope
 from rankwatch_service.simulate.job import Job
 from rankwatch_service.store.models import HostRecord
 from tests.browser.conftest import HOSTILE

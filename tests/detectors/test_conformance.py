@@ -41,9 +41,7 @@ from rankwatch_service.simulate.faults import (
     Throttle,
 )
 from rankwatch_service.simulate.generate import generate
-from rankwatch_service.simulate.job import Job
-from rankwatch_service.simulate.noise import Noise
-from rankwatch_service.simulate.placement import RankPlacement
+from rankwatch_service.simulate.job import Job, Noise, RankPlacement
 from rankwatch_service.stream.saved import pack, unpack
 from tests.support.detection.verdicts import evaluate, opened
 from tests.support.trials.selection import trials

@@ -20,8 +20,7 @@ from rankwatch_service.replay.sources import open_source
 from rankwatch_service.simulate.faults import Restart, Slow, SlowJob
 from rankwatch_service.simulate.files import write_job
 from rankwatch_service.simulate.generate import generate
-from rankwatch_service.simulate.job import Job
-from rankwatch_service.simulate.placement import RankPlacement
+from rankwatch_service.simulate.job import Job, RankPlacement
 from tests.support.detection.verdicts import closed, evaluate, opened
 from tests.support.values.presences import ATTEMPT, frame, topology
 

@@ -15,9 +15,7 @@ from rankwatch_detectors.statistics.baseline import RunHistory
 from rankwatch_detectors.statistics.peers import GroupQuartiles
 from rankwatch_service.simulate.faults import MissingRows, Restart, Slow
 from rankwatch_service.simulate.generate import generate
-from rankwatch_service.simulate.job import Job
-from rankwatch_service.simulate.noise import Noise
-from rankwatch_service.simulate.placement import RankPlacement
+from rankwatch_service.simulate.job import Job, Noise, RankPlacement
 from suite.cluster_model import ClusterJob
 from tests.detectors.test_explanation import Explained
 from tests.support.detection.verdicts import evaluate, opened, restored_all_along

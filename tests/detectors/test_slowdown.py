@@ -40,9 +40,7 @@ from rankwatch_service.simulate.faults import (
     WanderingPace,
 )
 from rankwatch_service.simulate.generate import generate
-from rankwatch_service.simulate.job import Job
-from rankwatch_service.simulate.noise import Noise
-from rankwatch_service.simulate.placement import RankPlacement
+from rankwatch_service.simulate.job import Job, Noise, RankPlacement
 from suite.scoring import judged
 from tests.support.detection.verdicts import evaluate, opened, restored_all_along
 from tests.support.values.presences import ATTEMPT, frame, topology

@@ -8,8 +8,7 @@ from sqlalchemy import select
 
 from rankwatch import wire
 from rankwatch_service.simulate.faults import Hang, NonFinite, Slow
-from rankwatch_service.simulate.job import Job
-from rankwatch_service.simulate.placement import RankPlacement
+from rankwatch_service.simulate.job import Job, RankPlacement
 from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import DeadLetter, Incident, IncidentTransition
 from tests.support.recordings.outcome import live_through, with_body

@@ -37,8 +37,7 @@ from rankwatch_service.policy.control_records import RulesSet, encode_control
 from rankwatch_service.policy.policy import Mode, Policy, PolicyLimits, Rule, policy_record
 from rankwatch_service.simulate.batches import batches
 from rankwatch_service.simulate.generate import generate
-from rankwatch_service.simulate.job import Job
-from rankwatch_service.simulate.placement import RankPlacement
+from rankwatch_service.simulate.job import Job, RankPlacement
 from rankwatch_service.simulate.script import apply
 from rankwatch_service.store import models
 from rankwatch_service.store.engine import read, write

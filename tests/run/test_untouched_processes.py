@@ -16,7 +16,7 @@ from rankwatch import layout
 from rankwatch.agent.processes import take_lock
 from rankwatch.reader import RingReader, StepEntry
 from rankwatch.run.command import NoTokenError, job_access
-from rankwatch_service.access.scopes import Scope
+from rankwatch_service.access.grants import Scope
 from tests.support.service.api import served_api
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]

@@ -18,8 +18,8 @@ from ipaddress import IPv6Address, ip_address
 from threading import Lock
 from typing import Any, Final, NamedTuple, Protocol
 
+from rankwatch_service.access.grants import Scope
 from rankwatch_service.access.identities import Identity
-from rankwatch_service.access.scopes import Scope
 from rankwatch_service.clock import Clock
 
 CONNECTIONS_MAX: Final = 8_192

@@ -1,13 +1,28 @@
-"""What a group of people may do, and in which jobs."""
+"""The scopes that a token can grant, and what a group of people may do, and in which jobs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 from rankwatch_service.access.job_filter import JobFilter
-from rankwatch_service.access.scopes import Scope
+
+
+class Scope(StrEnum):
+    """What a token may be used for. `admin` includes all others."""
+
+    INGEST = "ingest"
+    """Send telemetry and receive orders, as agents do."""
+    ALERT = "alert"
+    """Send alerts, as a Prometheus does."""
+    READ = "read"
+    OPERATE = "operate"
+    """Acknowledge, resolve and comment on incidents; silence notifications."""
+    COMMAND = "command"
+    """Request, approve, refuse and cancel commands to jobs."""
+    ADMIN = "admin"
 
 
 @dataclass(frozen=True, slots=True)

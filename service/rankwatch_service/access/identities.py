@@ -9,9 +9,8 @@ from typing import Final, TypeVar
 
 from sqlalchemy import Engine, select, update
 
-from rankwatch_service.access.grants import GroupGrant
+from rankwatch_service.access.grants import GroupGrant, Scope
 from rankwatch_service.access.job_filter import JobFilter, JobProjects
-from rankwatch_service.access.scopes import Scope
 from rankwatch_service.access.tokens import LOCAL_NAME, LOGIN_NAME, digest, split_token, token_state
 from rankwatch_service.clock import Clock
 from rankwatch_service.store.engine import read, write_aside

@@ -7,11 +7,10 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, select
 
-from rankwatch_service.access.grants import GroupGrant
+from rankwatch_service.access.grants import GroupGrant, Scope
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.job_filter import JobFilter
 from rankwatch_service.access.oidc_provider import Person
-from rankwatch_service.access.scopes import Scope
 from rankwatch_service.access.tokens import LOGIN_NAME, TokenKind, create_token
 from rankwatch_service.names import NAME_CHARS_MAX
 from rankwatch_service.settings import GroupSettings

@@ -9,8 +9,8 @@ from typing import Final
 
 from sqlalchemy import Engine
 
+from rankwatch_service.access.grants import Scope
 from rankwatch_service.access.identities import Authenticator
-from rankwatch_service.access.scopes import Scope
 from rankwatch_service.access.tokens import LOCAL_NAME, TokenKind, create_token
 from rankwatch_service.clock import Clock
 from rankwatch_service.policy.control_records import JobOwnership

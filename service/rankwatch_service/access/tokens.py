@@ -17,8 +17,7 @@ from typing import Final, Literal, NamedTuple
 
 from sqlalchemy import Connection, insert, select, update
 
-from rankwatch_service.access.grants import GroupGrant
-from rankwatch_service.access.scopes import Scope
+from rankwatch_service.access.grants import GroupGrant, Scope
 from rankwatch_service.store import audit_trail
 from rankwatch_service.store.models import Token
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from rankwatch_service.access.secret_key import load_secret_key
 from rankwatch_service.api.app import create_app
-from rankwatch_service.api.http.openapi import text
 from rankwatch_service.api.ingest import Batcher
+from rankwatch_service.api.openapi import text
 from rankwatch_service.clock import SystemClock
 from rankwatch_service.log.sql_log import SqlLog
 from rankwatch_service.settings import Settings

@@ -27,7 +27,6 @@ from rankwatch_service.alerts import AlertResult
 from rankwatch_service.api.background.change_feed import ChangeFeed, FeedTail
 from rankwatch_service.api.background.counters import Counters, StoreCollector
 from rankwatch_service.api.background.driver_thread import DriverThread
-from rankwatch_service.api.background.forgeries import Forgeries
 from rankwatch_service.api.background.health_facts import HealthReader
 from rankwatch_service.api.background.housekeeping import AlertExpiry, remove_expired, tell_changed_precision
 from rankwatch_service.api.background.order_cache import OrderCache
@@ -35,11 +34,11 @@ from rankwatch_service.api.background.order_feed import OrderFeed
 from rankwatch_service.api.dependencies import Context
 from rankwatch_service.api.http import problem
 from rankwatch_service.api.http.gate import Gate, TrustedProxies, own_names
-from rankwatch_service.api.http.openapi import describe
 from rankwatch_service.api.http.paging import CursorSigner, reject_unknown_parameters
 from rankwatch_service.api.http.relay import PeopleRelay, Relayed
 from rankwatch_service.api.http.turns import BUSY_TURNS_MAX, Turns
-from rankwatch_service.api.ingest import Batcher, Intake, NewJobs
+from rankwatch_service.api.ingest import Batcher, Forgeries, Intake, NewJobs
+from rankwatch_service.api.openapi import describe
 from rankwatch_service.api.routes import (
     agents,
     alerts,

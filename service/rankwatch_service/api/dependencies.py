@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import threading
+from collections.abc import AsyncIterator, Callable, Hashable
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -19,6 +21,7 @@ from rankwatch.signed import Purpose, Signed, code_of
 from rankwatch.wire import SignedOrders
 from rankwatch_service.access.agents import Agents, ForgedError, Origin, Renewals, UnknownAgentError
 from rankwatch_service.access.budgets import STREAMS, Budgets, Rate, account_of
+from rankwatch_service.access.grants import Scope
 from rankwatch_service.access.identities import Authenticator, Identity
 from rankwatch_service.access.oidc_provider import OidcProvider
 from rankwatch_service.access.refusals import Refusals
@@ -26,16 +29,14 @@ from rankwatch_service.access.secret_key import SecretKey
 from rankwatch_service.api.background.change_feed import ChangeFeed, FeedTail
 from rankwatch_service.api.background.counters import Counters
 from rankwatch_service.api.background.driver_thread import DriverThread
-from rankwatch_service.api.background.forgeries import Forgeries
 from rankwatch_service.api.background.health_facts import HealthReader
 from rankwatch_service.api.background.housekeeping import REPLY_NS
 from rankwatch_service.api.background.order_cache import OrderCache
 from rankwatch_service.api.background.order_feed import OrderFeed
-from rankwatch_service.api.background.single_flight import SingleFlight
 from rankwatch_service.api.http.gate import presented_token, source_of
 from rankwatch_service.api.http.paging import CursorSigner, Key, Time, any_of, full_ids
 from rankwatch_service.api.http.problem import RETRY_AFTER_S, ProblemError
-from rankwatch_service.api.ingest import Batcher, Intake, NewJobs
+from rankwatch_service.api.ingest import Batcher, Forgeries, Intake, NewJobs
 from rankwatch_service.clock import Clock
 from rankwatch_service.log.control_log import ControlLog
 from rankwatch_service.names import ALL_JOBS, is_name
@@ -46,6 +47,35 @@ from rankwatch_service.policy.control_records import JobOwnership
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import Command, IdempotentReply, Incident
+
+Value = TypeVar("Value")
+
+
+class SingleFlight:
+    """Makes one read at a time. A request gets the value of a read that began after the request came, so that nobody is
+    given less than was committed before; all that came meanwhile with the same key share it. Holds nothing between.
+    """
+
+    def __init__(self) -> None:
+        self._turn = threading.Lock()
+        self._guard = threading.Lock()
+        self._waiting: dict[Hashable, Future[Any]] = {}
+        """Reads that have not begun, by key."""
+
+    def read(self, key: Hashable, read: Callable[[], Value]) -> Value:
+        """The value of the next read of this key; blocks until it is made, and raises its error."""
+        with self._guard:
+            leads = key not in self._waiting
+            shared: Future[Value] = self._waiting.setdefault(key, Future())
+        if leads:
+            with self._turn:
+                with self._guard:
+                    del self._waiting[key]
+                try:
+                    shared.set_result(read())
+                except Exception as error:  # noqa: BLE001 - each of those that share it raises it
+                    shared.set_exception(error)
+        return shared.result()
 
 
 @dataclass(frozen=True)
@@ -417,3 +447,39 @@ def verified(
     if agent:
         context.renewals.reported(request.scope["identity"])
     return agent
+
+
+class Require:
+    """Dependency of a route: returns the request's identity, which must hold a scope."""
+
+    def __init__(self, scope: Scope, *, every_job: bool = False) -> None:
+        """Check nothing yet.
+
+        Args:
+            scope: what the identity must hold.
+            every_job: whether a token that is restricted to some jobs is refused, since the route serves no single job.
+        """
+        self.scope = scope
+        self.every_job = every_job
+
+    async def __call__(self, request: Request) -> Identity:
+        """The identity of a request, with the jobs in which it holds the scope.
+
+        Raises:
+            ProblemError: no identity (401), not the scope (403), or not this job (403, or 404 as for an unknown job).
+        """
+        identity: Identity | None = request.scope.get("identity")
+        if identity is None:
+            raise ProblemError(401, "a token is required", headers={"WWW-Authenticate": "Bearer"})
+        holder = identity.within(self.scope)
+        if holder is None:
+            raise ProblemError(403, f"a token with scope {self.scope} is required")
+        if self.every_job and not holder.jobs.every:
+            raise ProblemError(403, f"this token is restricted to {holder.jobs}")
+        job = request.path_params.get("job")
+        if job is not None and not await run_in_threadpool(holder.may_see, job):
+            reader = identity.within(Scope.READ)
+            if reader is not None and await run_in_threadpool(reader.may_see, job):
+                raise ProblemError(403, f"scope {self.scope} is required in job {job!r}")
+            raise ProblemError(404, f"there is no job {job!r}")
+        return holder

@@ -142,7 +142,7 @@ def ended_with_job(incident: Mapping[str, Any]) -> bool:
 
 def short_id(full_id: str) -> Text:
     """An id as people type it."""
-    from rankwatch_service.short_ids import short
+    from rankwatch_service.names import short
 
     return identifier(short(full_id))
 

@@ -17,9 +17,8 @@ from rankwatch_service.demo.display import DemoView
 from rankwatch_service.demo.script import SceneCheck
 from rankwatch_service.demo.service import ServiceError, ServiceProcess
 from rankwatch_service.simulate.faults import Throttle
-from rankwatch_service.simulate.job import Job
+from rankwatch_service.simulate.job import Job, RankPlacement
 from rankwatch_service.simulate.live import HttpConnection, Pace, SendStatus, send_job
-from rankwatch_service.simulate.placement import RankPlacement
 
 JOB: Final = "gpu-demo"
 RANK: Final = 2

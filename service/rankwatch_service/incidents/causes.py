@@ -20,7 +20,7 @@ from rankwatch_detectors.base import Change, Finding, Kind
 from rankwatch_detectors.scope import WHOLE_JOB, ScopeLevel
 from rankwatch_service.incidents.kinds import CAUSE_ORDER, KINDS, kinds_where
 from rankwatch_service.incidents.model import Incident, Part, Placement, TransitionKind, Update
-from rankwatch_service.short_ids import short
+from rankwatch_service.names import short
 
 SLACK_S: Final = 2.0
 """Times closer than this count as equal: telemetry and ticks are each about a second apart."""

@@ -39,7 +39,7 @@ from rankwatch_service.incidents.model import (
     part_of,
     reported_once,
 )
-from rankwatch_service.short_ids import short
+from rankwatch_service.names import short
 
 UNFELT_STEPS: Final = 32
 UNFELT_S: Final = 60.0

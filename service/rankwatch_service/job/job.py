@@ -27,10 +27,10 @@ from rankwatch_service.job.admission import (
 )
 from rankwatch_service.job.assembler import Assembler
 from rankwatch_service.job.attempts import AHEAD_MAX, Launch, PendingAttempts, RankOwners
-from rankwatch_service.job.declarations import DECLARATION_STEPS, DECLARATIONS_MAX, Declarations
 from rankwatch_service.job.detection import DetectionPipeline, MakeDetectors
 from rankwatch_service.job.device_boards import DeviceBoards, as_frame
 from rankwatch_service.job.effects import Effects, FeedEntry, brief
+from rankwatch_service.job.event_owners import DECLARATION_STEPS, DECLARATIONS_MAX, Declarations
 from rankwatch_service.job.history import JobHistory
 from rankwatch_service.job.summary import AttemptChange, SummaryBuilder
 from rankwatch_service.names import launch_of, number_of, series_of_devices

@@ -12,9 +12,9 @@ from typing import Final
 
 from rankwatch.trust import is_loopback
 from rankwatch_service.clock import Clock
+from rankwatch_service.notify.receiver_types.base import Target
 from rankwatch_service.notify.receiver_types.email import Email, address, email
 from rankwatch_service.notify.receiver_types.message import OutgoingMessage
-from rankwatch_service.notify.receiver_types.target import Target
 from rankwatch_service.notify.sender import TryOutcome
 from rankwatch_service.settings import MailServer
 

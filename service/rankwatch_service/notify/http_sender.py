@@ -12,12 +12,10 @@ import httpx2
 from rankwatch_service.allow_list import AllowList
 from rankwatch_service.clock import Clock
 from rankwatch_service.notify.address import AddressError, checked_url, resolved
-from rankwatch_service.notify.receiver_types.base import ReplyReading, SendContext, WebRequest
+from rankwatch_service.notify.receiver_types.base import ReplyReading, SendContext, Target, WebRequest
 from rankwatch_service.notify.receiver_types.message import OutgoingMessage
 from rankwatch_service.notify.receiver_types.table import WEB_TYPES
-from rankwatch_service.notify.receiver_types.target import Target
-from rankwatch_service.notify.retry import retry_after_s
-from rankwatch_service.notify.sender import TryOutcome
+from rankwatch_service.notify.sender import TryOutcome, retry_after_s
 
 TRY_TIMEOUT_S: Final = 15.0
 """Time limit of one try, from the DNS look-up to the head of the response."""

@@ -20,9 +20,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from rankwatch_service.clock import Clock
 from rankwatch_service.notify.lease import RENEW_S, Lease, LeaseLostError
 from rankwatch_service.notify.outbox import DueMessage, EndedTry, OutboxTable
-from rankwatch_service.notify.retry import after_try
 from rankwatch_service.notify.router import Router
-from rankwatch_service.notify.sender import MessageSender, TryOutcome
+from rankwatch_service.notify.sender import MessageSender, TryOutcome, after_try
 from rankwatch_service.store.change_watch import Changes
 from rankwatch_service.store.errors import StoreError
 

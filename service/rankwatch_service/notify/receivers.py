@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Engine, delete, insert, select
 from rankwatch_service.access.secret_key import CHECK, SecretKey
 from rankwatch_service.clock import Clock
 from rankwatch_service.notify.pipeline import ReceiverRoute, Silence
-from rankwatch_service.notify.signature import new_secret
+from rankwatch_service.notify.receiver_types.base import new_secret
 from rankwatch_service.store import audit_trail
 from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import Agent, IdempotentReply, Receiver, Setting

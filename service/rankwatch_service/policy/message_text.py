@@ -21,10 +21,9 @@ from rankwatch_service.incidents.hang import OUTPUT, rank_ranges
 from rankwatch_service.incidents.kinds import ENDED_BY_ITSELF, ENDED_WITH_JOB, KINDS, has_norm_alone
 from rankwatch_service.incidents.lost_time import HOUR_NS
 from rankwatch_service.incidents.model import LISTED_MAX, IncidentVersion
-from rankwatch_service.names import ALL_JOBS, one_line
+from rankwatch_service.names import ALL_JOBS, one_line, short
 from rankwatch_service.policy.command import CommandRequest
 from rankwatch_service.policy.what_now import COST_MIN, PLACES_MAX, hours, what_now
-from rankwatch_service.short_ids import short
 
 LINE_CHARS_MAX: Final = 560
 LAST_LINE_CHARS_MAX: Final = 800

@@ -292,3 +292,16 @@ def _obstacle(
     if len(recent) >= limits.actions_per_hour:
         return f"the budget of {limits.actions_per_hour} actions an hour is used up"
     return NOT_CRITICAL_YET if incident.hung and incident.severity != Severity.CRITICAL else None
+
+
+def demotion(kind: str, precision: Precision, policy: Policy) -> str:
+    """What to do about a kind of low precision, for people; empty if its precision is not low."""
+    if not precision.is_low:
+        return ""
+    acting = [rule for rule in policy.rules if rule.mode is Mode.ACT and rule.kind in ("", kind)]
+    if not acting:
+        return "no rule acts on it: leave it out of the receivers that page people"
+    ids = ", ".join(rule.id for rule in acting)
+    if all(rule.kind for rule in acting):
+        return f"set the mode of {ids} to suggest"
+    return f"put a rule for {kind} with mode suggest before {ids}"

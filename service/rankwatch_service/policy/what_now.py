@@ -30,11 +30,10 @@ from rankwatch_service.incidents.hang import RANKS_ON_HOST, hang_steps, seconds_
 from rankwatch_service.incidents.kinds import KINDS, has_norm_alone
 from rankwatch_service.incidents.lost_time import HOUR_NS, cost_unit
 from rankwatch_service.incidents.model import IncidentVersion
-from rankwatch_service.names import one_line
+from rankwatch_service.names import one_line, short
 from rankwatch_service.policy.actions import Action
 from rankwatch_service.policy.policy import NOT_CRITICAL_YET, ONLY_SUGGESTS, Mode
 from rankwatch_service.policy.suggestion import RELAUNCH_S, RESTARTED, WAIT
-from rankwatch_service.short_ids import short
 
 LOOK_NS: Final = 10 * 60 * 10**9
 """Default wait for incidents that cost little."""

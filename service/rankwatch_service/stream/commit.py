@@ -15,7 +15,7 @@ from sqlalchemy import Connection, delete, func, insert, select, update
 
 from rankwatch import wire
 from rankwatch_service.job.effects import Effects
-from rankwatch_service.log import control_log, dead_letters
+from rankwatch_service.log import control_log, sql_log
 from rankwatch_service.names import ALL_JOBS
 from rankwatch_service.orders import traces
 from rankwatch_service.orders.commands import record_request, set_state
@@ -140,7 +140,7 @@ def commit(
         connection.execute(upsert(connection, Checkpoint, row), row)
     for refused in effects.refused:
         detail = f"partition {partition}, position {refused.position}: {refused.detail}"
-        dead_letters.keep(connection, "stream", refused.reason, detail, refused.value, refused.at_unix_ns)
+        sql_log.keep(connection, "stream", refused.reason, detail, refused.value, refused.at_unix_ns)
     if effects.feed:
         connection.execute(insert(Feed), list(map(feed_row, effects.feed)))
 

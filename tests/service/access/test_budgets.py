@@ -6,10 +6,9 @@ from dataclasses import dataclass
 import pytest
 
 from rankwatch_service.access.budgets import Account, Budgets, Limit, Rate, Whose, account_at, account_of
-from rankwatch_service.access.grants import GroupGrant
+from rankwatch_service.access.grants import GroupGrant, Scope
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.job_filter import JobFilter
-from rankwatch_service.access.scopes import Scope
 from tests.support.clock import FakeClock
 
 SEATS = Limit("seats", 16)

@@ -4,8 +4,8 @@ import pytest
 from sqlalchemy import select
 
 from rankwatch_service.access.agents import PAUSE_S, Renewals
+from rankwatch_service.access.grants import Scope
 from rankwatch_service.access.identities import CACHE_S, Authenticator
-from rankwatch_service.access.scopes import Scope
 from rankwatch_service.access.tokens import RENEWED_MIN_S, issue_token, revoke_token, token_state
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.errors import StoreBusyError

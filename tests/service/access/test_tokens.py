@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, select
 
+from rankwatch_service.access.grants import Scope
 from rankwatch_service.access.identities import CACHE_S, ENDED_S, LAST_USED_EVERY_NS, Authenticator, Identity
 from rankwatch_service.access.refusals import ADDRESSES_MAX, LINES_MAX, TRIES_MAX, WINDOW_S, Refusal, Refusals
-from rankwatch_service.access.scopes import Scope
 from rankwatch_service.access.sessions import SESSION_S, LoginUsedError, open_session
 from rankwatch_service.access.tokens import TokenKind, create_token, issue_token, revoke_token
 from rankwatch_service.store.engine import read, write

@@ -6,9 +6,9 @@ import pytest
 
 from rankwatch.trust import pin_of, split_token
 from rankwatch_service.access import refusals
-from rankwatch_service.access.scopes import Scope
+from rankwatch_service.access.grants import Scope
 from rankwatch_service.access.tokens import DEFAULT_S
-from rankwatch_service.api.http.openapi import PUBLIC
+from rankwatch_service.api.openapi import PUBLIC
 from tests.support.clock import FakeClock
 from tests.support.service.api import running_api
 from tests.support.service.certificates import make_certificate

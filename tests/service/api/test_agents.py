@@ -8,9 +8,9 @@ from rankwatch import wire
 from rankwatch.agent.enrolment import AgentIdentity, ForgedOrdersError, OrderCheck
 from rankwatch.signed import Purpose, nonce_of, proof_of, sign
 from rankwatch.trust import trust_of
-from rankwatch_service.access.scopes import Scope
+from rankwatch_service.access.grants import Scope
 from rankwatch_service.access.tokens import TokenKind, create_token, issue_token
-from rankwatch_service.api.background.forgeries import EVERY_S
+from rankwatch_service.api.ingest import EVERY_S
 from rankwatch_service.policy.control_records import TelemetryRefused
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import AgentView, Command, LogRecord

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 import pytest
 
 from rankwatch_service import alerts
-from rankwatch_service.access.scopes import Scope
+from rankwatch_service.access.grants import Scope
 from rankwatch_service.alerts import ALERTS_MAX
 from rankwatch_service.api.routes.alerts import ALERTS_PER_REQUEST_MAX, LISTED_MAX
 from rankwatch_service.store.models import Job

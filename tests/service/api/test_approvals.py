@@ -5,7 +5,7 @@ import json
 import pytest
 from sqlalchemy import select, update
 
-from rankwatch_service.access.scopes import Scope
+from rankwatch_service.access.grants import Scope
 from rankwatch_service.access.tokens import TokenKind, create_token
 from rankwatch_service.orders import commands
 from rankwatch_service.orders.driver import Driver

@@ -14,7 +14,7 @@ from rankwatch_service.access.job_filter import JobFilter
 from rankwatch_service.api.background import change_feed, housekeeping
 from rankwatch_service.api.background.change_feed import ChangeFeed, FeedFilter, FeedTail
 from rankwatch_service.api.background.housekeeping import HISTORY_NS, RECORD_NS, remove_expired
-from rankwatch_service.api.background.single_flight import SingleFlight
+from rankwatch_service.api.dependencies import SingleFlight
 from rankwatch_service.orders.commands import publish
 from rankwatch_service.store.engine import open_engine, read, write
 from rankwatch_service.store.models import Delivery, Feed, HostRecord, Incident, IncidentTransition, Outbox

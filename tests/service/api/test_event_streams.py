@@ -10,7 +10,7 @@ import pytest
 from rankwatch import wire
 from rankwatch.agent.enrolment import AgentIdentity
 from rankwatch.signed import Purpose
-from rankwatch_service.access.scopes import Scope
+from rankwatch_service.access.grants import Scope
 from rankwatch_service.access.tokens import TokenKind, create_token
 from rankwatch_service.clock import SystemClock
 from rankwatch_service.orders.commands import publish

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rankwatch_service.access.scopes import Scope
+from rankwatch_service.access.grants import Scope
 from rankwatch_service.store.models import Incident, Job
 from tests.support.service.stream import Service
 from tests.support.store.rows import add, job_row

@@ -3,7 +3,7 @@
 import pytest
 from sqlalchemy import delete, insert, select, update
 
-from rankwatch_service.access.scopes import Scope
+from rankwatch_service.access.grants import Scope
 from rankwatch_service.access.tokens import TokenKind, create_token
 from rankwatch_service.api.background.housekeeping import RECORD_NS, remove_expired, tell_changed_precision
 from rankwatch_service.policy.control_records import PrecisionSet

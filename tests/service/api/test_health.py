@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 from sqlalchemy import delete, update
 
-from rankwatch_service.access.scopes import Scope
+from rankwatch_service.access.grants import Scope
 from rankwatch_service.api.background.health_facts import FRESH_S, partitions
 from rankwatch_service.log.base import Entry
 from rankwatch_service.store.engine import read

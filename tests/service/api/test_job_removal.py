@@ -5,7 +5,7 @@ import threading
 import pytest
 from sqlalchemy import delete, select, update
 
-from rankwatch_service.access.scopes import Scope
+from rankwatch_service.access.grants import Scope
 from rankwatch_service.api.routes import jobs
 from rankwatch_service.policy.control_records import JobDeleted
 from rankwatch_service.store.models import Incident, Job, Order, SeriesChunk

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from rankwatch import wire
+from rankwatch_service.access.grants import Scope
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.job_filter import JobFilter
-from rankwatch_service.access.scopes import Scope
 from rankwatch_service.api.ingest import ACTIVE_JOBS_MAX, ACTIVE_S, NEW_JOBS_MAX, REPORT_S, NewJobs
 from rankwatch_service.job.job import IDLE_AFTER_S
 from rankwatch_service.policy.control_records import TelemetryRefused

@@ -6,11 +6,11 @@ from urllib.parse import urlsplit
 import pytest
 from sqlalchemy import delete, insert, select, update
 
-from rankwatch_service.access.scopes import Scope
+from rankwatch_service.access.grants import Scope
 from rankwatch_service.access.secret_key import load_secret_key
 from rankwatch_service.api.routes import notifications
 from rankwatch_service.notify.message_links import PURPOSE, VALID_S, LinkAction, SignedLinks
-from rankwatch_service.notify.retry import GIVE_UP_AFTER_S
+from rankwatch_service.notify.sender import GIVE_UP_AFTER_S
 from rankwatch_service.policy.control_records import IncidentReview
 from rankwatch_service.policy.notification import iso_time
 from rankwatch_service.store.engine import read, write

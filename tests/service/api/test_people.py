@@ -8,8 +8,8 @@ import pytest
 from sqlalchemy import select, update
 from structlog.testing import capture_logs
 
+from rankwatch_service.access.grants import Scope
 from rankwatch_service.access.oidc_provider import AWAY_S, CALLBACK_PATH, UNKNOWN_KEY_S
-from rankwatch_service.access.scopes import Scope
 from rankwatch_service.access.sessions import LOGIN_S, SESSION_S
 from rankwatch_service.api.http import gate
 from rankwatch_service.api.routes.sessions import own_page

@@ -8,7 +8,7 @@ import pyarrow.parquet
 import pytest
 from typer.testing import CliRunner
 
-from rankwatch_service.access.scopes import Scope
+from rankwatch_service.access.grants import Scope
 from rankwatch_service.cli.app import app
 from rankwatch_service.incidents.kinds import PREVIEWABLE
 from rankwatch_service.preview import engine

@@ -3,7 +3,7 @@
 import pytest
 
 from rankwatch import wire
-from rankwatch_service.access.scopes import Scope
+from rankwatch_service.access.grants import Scope
 from rankwatch_service.access.tokens import issue_token
 from rankwatch_service.api.ingest import NEW_JOBS_MAX
 from rankwatch_service.policy.control_records import JobOwnership, PolicySet

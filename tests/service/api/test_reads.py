@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from sqlalchemy import insert, update
 
-from rankwatch_service.access.scopes import Scope
+from rankwatch_service.access.grants import Scope
 from rankwatch_service.incidents.lost_time import HOUR_NS, Loss, lost_by_kind
 from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import (

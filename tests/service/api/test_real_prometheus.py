@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from rankwatch_service.access.scopes import Scope
+from rankwatch_service.access.grants import Scope
 from rankwatch_service.policy.control_records import decode_control
 from rankwatch_service.store.models import Job
 from tests.support.service.api import served_api

@@ -3,8 +3,8 @@
 import json
 from collections import Counter
 
+from rankwatch_service.access.grants import Scope
 from rankwatch_service.access.refusals import TRIES_MAX, WINDOW_S
-from rankwatch_service.access.scopes import Scope
 from tests.support.service.api import OURS
 
 ON_BOTH_DATABASES = True

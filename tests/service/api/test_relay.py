@@ -11,8 +11,8 @@ import pytest
 from sqlalchemy import select, update
 from structlog.testing import capture_logs
 
+from rankwatch_service.access.grants import Scope
 from rankwatch_service.access.refusals import TRIES_MAX
-from rankwatch_service.access.scopes import Scope
 from rankwatch_service.api import people_process
 from rankwatch_service.api.http.gate import BODY_BYTES_MAX
 from rankwatch_service.api.people_process import PeopleProcess

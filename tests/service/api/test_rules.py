@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rankwatch_detectors.base import Frame, StepKind
-from rankwatch_service.access.scopes import Scope
+from rankwatch_service.access.grants import Scope
 from rankwatch_service.policy.control_records import RulesSet
 from rankwatch_service.preview import engine, policy_preview
 from rankwatch_service.series.writer import SeriesWriter

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from sqlalchemy import select
 
-from rankwatch_service.access.scopes import Scope
+from rankwatch_service.access.grants import Scope
 from rankwatch_service.access.sessions import LOGIN_S, issue_login
 from rankwatch_service.access.tokens import TokenKind, create_token
 from rankwatch_service.store.engine import write

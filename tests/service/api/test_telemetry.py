@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from rankwatch import wire
-from rankwatch_service.access.scopes import Scope
+from rankwatch_service.access.grants import Scope
 from tests.support.service.api import MSGPACK
 
 PLAIN = {

@@ -3,7 +3,7 @@
 import pytest
 from sqlalchemy import delete, select
 
-from rankwatch_service.access.scopes import Scope
+from rankwatch_service.access.grants import Scope
 from rankwatch_service.orders import traces
 from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import Attempt, Audit, Command, Incident, Job, RankTrace

@@ -4,7 +4,7 @@ import pytest
 from sqlalchemy import func, select
 
 from rankwatch_detectors.tuning import SETTINGS
-from rankwatch_service.access.scopes import Scope
+from rankwatch_service.access.grants import Scope
 from rankwatch_service.api.routes import tuning as routes
 from rankwatch_service.log.control_log import ControlLog
 from rankwatch_service.policy.control_records import decode_control

@@ -4,7 +4,7 @@ import pytest
 from sqlalchemy import select
 
 from rankwatch.wire import Progress
-from rankwatch_service.access.scopes import Scope
+from rankwatch_service.access.grants import Scope
 from rankwatch_service.policy.control_records import PolicySet
 from rankwatch_service.policy.policy import Mode, policy_of
 from rankwatch_service.store.models import Attempt, Base, Checkpoint, Job

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from rankwatch_service.access.scopes import Scope
+from rankwatch_service.access.grants import Scope
+from rankwatch_service.names import short
 from rankwatch_service.orders import traces
 from rankwatch_service.policy.policy import Policy
-from rankwatch_service.short_ids import short
 from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import Attempt, Job
 from rankwatch_service.store.settings_rows import write_policy

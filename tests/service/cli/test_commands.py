@@ -10,10 +10,10 @@ from sqlalchemy import delete, update
 
 from rankwatch.notices import Notice, notice_path, write_notice
 from rankwatch.wire import Progress
-from rankwatch_service.access.scopes import Scope
+from rankwatch_service.access.grants import Scope
 from rankwatch_service.api.routes import notifications
 from rankwatch_service.clock import SystemClock
-from rankwatch_service.short_ids import short
+from rankwatch_service.names import short
 from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import Attempt, Checkpoint, Command, Incident, IncidentFeedback, Job
 from tests.support.store.rows import FAR_NS, add, attempt_row, change, checkpoint_row, command_row, job_row, report

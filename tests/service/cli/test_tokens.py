@@ -9,8 +9,8 @@ import pytest
 from sqlalchemy import select, update
 from typer.testing import CliRunner
 
+from rankwatch_service.access.grants import Scope
 from rankwatch_service.access.identities import Authenticator
-from rankwatch_service.access.scopes import Scope
 from rankwatch_service.access.tokens import revoke_token
 from rankwatch_service.cli.app import app
 from rankwatch_service.cli.errors import CliError

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rankwatch_detectors.base import GRAVITY, Change, Finding, Kind, Severity
 from rankwatch_service.incidents.correlator import QUIET_S, SETTLE_S, Correlator
 from rankwatch_service.incidents.model import Incident, TransitionKind, Update
-from rankwatch_service.short_ids import short
+from rankwatch_service.names import short
 from tests.support.values.findings import finding, topology_state
 
 TOPOLOGY = topology_state(16, 4)

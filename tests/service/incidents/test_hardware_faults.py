@@ -17,8 +17,7 @@ from rankwatch_service.incidents.model import Incident
 from rankwatch_service.job.device_boards import CLOSE_AFTER_S
 from rankwatch_service.simulate.faults import Fault, Hang, Kill, Slow, Throttle
 from rankwatch_service.simulate.generate import generate
-from rankwatch_service.simulate.job import Job
-from rankwatch_service.simulate.placement import RankPlacement
+from rankwatch_service.simulate.job import Job, RankPlacement
 from suite.pipeline import recording_pipeline, topology_state_of, updates_of
 
 RANKS, PER_HOST, SICK, AT = 8, 4, 5, 160

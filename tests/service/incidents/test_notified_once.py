@@ -16,8 +16,7 @@ from rankwatch_service.notify.pipeline import ReceiverRoute
 from rankwatch_service.policy.announcement import Announcement, incident_announcement
 from rankwatch_service.simulate.faults import Hang, HostLoss, Kill, NonFinite, NormSpike, Restart, Slow
 from rankwatch_service.simulate.generate import generate
-from rankwatch_service.simulate.job import Job
-from rankwatch_service.simulate.placement import RankPlacement
+from rankwatch_service.simulate.job import Job, RankPlacement
 from suite.pipeline import topology_state_of
 from tests.support.values.findings import finding, topology_state
 from tests.support.values.incidents import routed

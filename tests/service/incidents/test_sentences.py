@@ -34,8 +34,7 @@ from rankwatch_service.policy.response import impact_gpu_hours_per_hour
 from rankwatch_service.policy.what_now import what_now
 from rankwatch_service.simulate import faults as scripted
 from rankwatch_service.simulate.generate import generate
-from rankwatch_service.simulate.job import Job
-from rankwatch_service.simulate.placement import RankPlacement
+from rankwatch_service.simulate.job import Job, RankPlacement
 from suite.pipeline import topology_state_of
 from tests.support.trials.selection import in_ci
 from tests.support.values.findings import finding, topology_state

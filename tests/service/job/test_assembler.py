@@ -14,8 +14,7 @@ from rankwatch_service.job.assembler import START_WAIT_S, Assembler
 from rankwatch_service.simulate.batches import batches
 from rankwatch_service.simulate.faults import Hang, Kill, Restart
 from rankwatch_service.simulate.generate import generate
-from rankwatch_service.simulate.job import Job
-from rankwatch_service.simulate.placement import RankPlacement
+from rankwatch_service.simulate.job import Job, RankPlacement
 from rankwatch_service.stream.saved import pack, unpack
 from tests.support.values.batches import batch, bundle, progress, ranks, table
 

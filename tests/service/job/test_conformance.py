@@ -14,8 +14,7 @@ from rankwatch_detectors.catalogue import detectors
 from rankwatch_service.simulate.batches import batches
 from rankwatch_service.simulate.faults import Hang, NonFinite, Slow
 from rankwatch_service.simulate.generate import generate
-from rankwatch_service.simulate.job import Job
-from rankwatch_service.simulate.placement import RankPlacement
+from rankwatch_service.simulate.job import Job, RankPlacement
 from rankwatch_service.store.rows import incident_row, transition_row
 from tests.support.service.partition import PlayedPartition
 

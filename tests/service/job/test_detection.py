@@ -18,8 +18,7 @@ from rankwatch_service.simulate.batches import batches
 from rankwatch_service.simulate.faults import Hang, LossSpike, NonFinite, Restart, Slow
 from rankwatch_service.simulate.files import write_job
 from rankwatch_service.simulate.generate import generate
-from rankwatch_service.simulate.job import Job
-from rankwatch_service.simulate.placement import RankPlacement
+from rankwatch_service.simulate.job import Job, RankPlacement
 from rankwatch_service.stream.saved import pack
 from tests.support.recordings.replayed import replayed
 from tests.support.service.partition import Listener, PlayedPartition

@@ -16,8 +16,7 @@ from rankwatch_service.job.detection import EXPECTED_STEPS, HELD_MAX, TimedFrame
 from rankwatch_service.job.frames import FAR_STEPS, LATE_STEPS, MISSES_MAX, STREAK, FrameWindow
 from rankwatch_service.simulate.faults import Slow
 from rankwatch_service.simulate.generate import generate
-from rankwatch_service.simulate.job import Job
-from rankwatch_service.simulate.placement import RankPlacement
+from rankwatch_service.simulate.job import Job, RankPlacement
 from rankwatch_service.stream.saved import pack, unpack
 from suite.pipeline import recording_pipeline, topology_state_of
 from tests.support.values.batches import column, rows, table

@@ -16,8 +16,7 @@ from rankwatch_service.job.progress_board import ProgressBoard
 from rankwatch_service.simulate.batches import batches
 from rankwatch_service.simulate.faults import Hang
 from rankwatch_service.simulate.generate import generate
-from rankwatch_service.simulate.job import Job
-from rankwatch_service.simulate.placement import RankPlacement
+from rankwatch_service.simulate.job import Job, RankPlacement
 from tests.support.detection.judged import judged
 from tests.support.values.batches import batch, bundle, progress, ranks, table
 

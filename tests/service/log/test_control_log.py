@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from sqlalchemy import func, select
 
-from rankwatch_service.log import control_log, dead_letters
+from rankwatch_service.log import control_log, sql_log
 from rankwatch_service.log.base import Control, Entry
 from rankwatch_service.log.control_log import ControlLog, ControlTail, trim
 from rankwatch_service.names import ALL_JOBS
@@ -99,12 +99,12 @@ def test_a_tail_is_bounded_and_what_left_it_comes_from_the_store(engine, control
 
 
 def test_dead_letters_are_bounded_in_number_and_size(engine, monkeypatch):
-    monkeypatch.setattr(dead_letters, "ROWS_MAX", 3)
+    monkeypatch.setattr(sql_log, "ROWS_MAX", 3)
     with write(engine) as connection:
         for number in range(5):
-            dead_letters.keep(connection, "api", "truncated", f"{number}", bytes(dead_letters.VALUE_BYTES_MAX + 1), 1)
+            sql_log.keep(connection, "api", "truncated", f"{number}", bytes(sql_log.VALUE_BYTES_MAX + 1), 1)
     with read(engine) as connection:
         details = connection.scalars(select(DeadLetter.detail).order_by(DeadLetter.id)).all()
         longest = connection.scalar(select(func.max(func.length(DeadLetter.value))))
     assert details == ["2", "3", "4"]
-    assert longest == dead_letters.VALUE_BYTES_MAX
+    assert longest == sql_log.VALUE_BYTES_MAX

@@ -8,9 +8,8 @@ from sqlalchemy import insert, select, update
 
 from rankwatch_service.notify.lease import Lease
 from rankwatch_service.notify.outbox import EndedTry, OutboxTable
-from rankwatch_service.notify.retry import after_try
 from rankwatch_service.notify.router import Router
-from rankwatch_service.notify.sender import TryOutcome
+from rankwatch_service.notify.sender import TryOutcome, after_try
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Incident, Outbox, Receiver, Silence
 from tests.support.clock import FakeClock

@@ -13,9 +13,15 @@ from rankwatch_service.clock import SystemClock
 from rankwatch_service.notify.lease import Lease
 from rankwatch_service.notify.notifier import Notifier
 from rankwatch_service.notify.outbox import RECEIVER_IN_FLIGHT_MAX, OutboxTable
-from rankwatch_service.notify.retry import GIVE_UP_AFTER_S, RETRY_AFTER_MAX_S, RETRY_DELAYS_S, after_try, retry_after_s
 from rankwatch_service.notify.router import ROUTED_MAX, Router
-from rankwatch_service.notify.sender import TryOutcome
+from rankwatch_service.notify.sender import (
+    GIVE_UP_AFTER_S,
+    RETRY_AFTER_MAX_S,
+    RETRY_DELAYS_S,
+    TryOutcome,
+    after_try,
+    retry_after_s,
+)
 from rankwatch_service.store.change_watch import ChangeWatch
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.errors import StoreBusyError

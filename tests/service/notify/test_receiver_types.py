@@ -8,10 +8,9 @@ import pytest
 from rankwatch_detectors.base import Kind, Severity
 from rankwatch_service.incidents.model import Consequence
 from rankwatch_service.notify.receiver_types import alertmanager, slack
-from rankwatch_service.notify.receiver_types.base import ReceiverType, SendContext
+from rankwatch_service.notify.receiver_types.base import ReceiverType, SendContext, Target
 from rankwatch_service.notify.receiver_types.message import OutgoingMessage, encoded
 from rankwatch_service.notify.receiver_types.table import RECEIVER_TYPES, check_receiver
-from rankwatch_service.notify.receiver_types.target import Target
 from rankwatch_service.policy.command import CommandRequest
 from rankwatch_service.policy.control_records import JobOwnership
 from rankwatch_service.policy.notification import BODY_BYTES_MAX

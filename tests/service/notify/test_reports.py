@@ -8,11 +8,9 @@ import httpx2
 import pytest
 from sqlalchemy import delete, insert, select
 
-from rankwatch_service.notify.counts import NotificationCounts
 from rankwatch_service.notify.heartbeat import SETTING, SILENT_S, Heartbeat
-from rankwatch_service.notify.outbox import DueMessage, EndedTry, OutboxTable
-from rankwatch_service.notify.retry import GIVE_UP_AFTER_S, after_try
-from rankwatch_service.notify.sender import TryOutcome
+from rankwatch_service.notify.outbox import DueMessage, EndedTry, NotificationCounts, OutboxTable
+from rankwatch_service.notify.sender import GIVE_UP_AFTER_S, TryOutcome, after_try
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Outbox, Receiver, Setting, StreamReport
 from tests.support.clock import FakeClock

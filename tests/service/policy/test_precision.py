@@ -2,8 +2,7 @@
 
 import pytest
 
-from rankwatch_service.policy.demotion import demotion
-from rankwatch_service.policy.policy import Mode, Policy, Rule
+from rankwatch_service.policy.policy import Mode, Policy, Rule, demotion
 from rankwatch_service.policy.precision import Precision
 
 LOW = Precision(useful=2, noise=3)

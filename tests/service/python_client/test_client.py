@@ -12,7 +12,7 @@ import pytest
 
 from rankwatch.client import Client, IncidentChange, RestError
 from rankwatch.client.connection import TRIES, RestConnection, ServiceEndpoint
-from rankwatch_service.access.scopes import Scope
+from rankwatch_service.access.grants import Scope
 from rankwatch_service.policy.control_records import decode_control
 from rankwatch_service.store.models import Incident, Job
 from tests.packaging.pages import ROOT, blocks

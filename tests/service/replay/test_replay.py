@@ -20,8 +20,7 @@ from rankwatch_service.replay.report import NOT_IN_FILES, as_json
 from rankwatch_service.replay.sources import open_source
 from rankwatch_service.simulate.faults import BitFlip, NonFinite, Slow
 from rankwatch_service.simulate.files import write_job
-from rankwatch_service.simulate.job import Job
-from rankwatch_service.simulate.placement import RankPlacement
+from rankwatch_service.simulate.job import Job, RankPlacement
 from tests.support.recordings.replayed import replayed
 from tests.support.trainer_logs import write_event_file
 

@@ -27,9 +27,7 @@ from rankwatch_service.simulate.faults import (
     Throttle,
 )
 from rankwatch_service.simulate.files import SimulateError, write_job
-from rankwatch_service.simulate.job import Job
-from rankwatch_service.simulate.noise import Noise
-from rankwatch_service.simulate.placement import RankPlacement
+from rankwatch_service.simulate.job import Job, Noise, RankPlacement
 from rankwatch_service.simulate.rows import columns_of, rows_of
 
 

@@ -22,9 +22,7 @@ from rankwatch_service.simulate.faults import (
     Slow,
 )
 from rankwatch_service.simulate.generate import generate
-from rankwatch_service.simulate.job import Job
-from rankwatch_service.simulate.noise import Noise
-from rankwatch_service.simulate.placement import RankPlacement
+from rankwatch_service.simulate.job import Job, Noise, RankPlacement
 from rankwatch_service.simulate.transit import Transit, disturbed
 
 

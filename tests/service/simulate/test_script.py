@@ -11,10 +11,8 @@ import pytest
 from rankwatch_detectors.base import Frame
 from rankwatch_service.simulate.faults import Hang, Restart
 from rankwatch_service.simulate.generate import generate
-from rankwatch_service.simulate.job import Job
+from rankwatch_service.simulate.job import Job, Noise, RankPlacement
 from rankwatch_service.simulate.mix import SHARES, add_mix
-from rankwatch_service.simulate.noise import Noise
-from rankwatch_service.simulate.placement import RankPlacement
 from rankwatch_service.simulate.script import FAULTS, HARMLESS, ScriptError, apply, usage
 
 VALUES = {"rank": "3", "at": "40", "until": "60", "host": "host-1", "to": "20", "stage": "1", "after": "30.5"}

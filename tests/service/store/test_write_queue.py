@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from rankwatch_service.store.write_queue import WriteQueue
+from rankwatch_service.store.engine import WriteQueue
 from tests.support.service.process import until
 
 LONG_S = 60.0

@@ -30,8 +30,7 @@ from rankwatch_service.series.writer import SeriesWriter
 from rankwatch_service.simulate.batches import batches
 from rankwatch_service.simulate.faults import Hang, Kill, NonFinite, Restart, Slow
 from rankwatch_service.simulate.generate import generate
-from rankwatch_service.simulate.job import Job
-from rankwatch_service.simulate.placement import RankPlacement
+from rankwatch_service.simulate.job import Job, RankPlacement
 from rankwatch_service.store import models
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.stream.loop import Stream

@@ -12,7 +12,7 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
-from rankwatch_service.access.scopes import Scope
+from rankwatch_service.access.grants import Scope
 from rankwatch_service.access.secret_key import load_secret_key
 from rankwatch_service.access.tokens import TokenKind, create_token
 from rankwatch_service.api.app import create_app, create_people_app

@@ -28,8 +28,7 @@ from rankwatch.kafka.settings import KafkaSettings
 from rankwatch_service.simulate.batches import TimedBatch, batches
 from rankwatch_service.simulate.faults import BitFlip, Hang, LossSpike, NonFinite, NormSpike, Slow
 from rankwatch_service.simulate.generate import generate
-from rankwatch_service.simulate.job import Job
-from rankwatch_service.simulate.placement import RankPlacement
+from rankwatch_service.simulate.job import Job, RankPlacement
 
 AFTER_THE_END_S = 4.0
 """Of a job's time: what is sent after its ranks have left their loops."""

@@ -25,10 +25,9 @@ from rankwatch_service.alerts import AlertResult, waiting_count
 from rankwatch_service.api.background.health_facts import partitions, processes
 from rankwatch_service.clock import Clock
 from rankwatch_service.incidents.lost_time import HOUR_NS
-from rankwatch_service.notify.counts import NotificationCounts
 from rankwatch_service.notify.heartbeat import SETTING as HEARTBEAT
 from rankwatch_service.notify.lease import LEASE_NS
-from rankwatch_service.notify.outbox import undelivered
+from rankwatch_service.notify.outbox import NotificationCounts, undelivered
 from rankwatch_service.policy.precision import Feedback
 from rankwatch_service.series.rows import kept_bytes
 from rankwatch_service.store.engine import read

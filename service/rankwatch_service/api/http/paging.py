@@ -26,8 +26,8 @@ from starlette.concurrency import run_in_threadpool
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.api.http.problem import ProblemError
 from rankwatch_service.api.reply import ApiReply
+from rankwatch_service.names import TYPED_MIN, short, typed
 from rankwatch_service.numbers import as_json, plain
-from rankwatch_service.short_ids import TYPED_MIN, short, typed
 from rankwatch_service.store.models import Command, Incident, Silence
 
 Number = Annotated[

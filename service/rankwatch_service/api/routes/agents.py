@@ -17,11 +17,19 @@ from rankwatch import wire
 from rankwatch.signed import HEAD_BYTES, Purpose, nonce_of, proof_of, split
 from rankwatch_service.access.agents import FullError, HostProof, Origin, enrolments
 from rankwatch_service.access.budgets import Rate
+from rankwatch_service.access.grants import Scope
 from rankwatch_service.access.identities import Identity
-from rankwatch_service.access.scopes import Scope
 from rankwatch_service.api.background.order_feed import OrdersUnreadError
-from rankwatch_service.api.dependencies import Ctx, EventStream, begin_job, opened_stream, require_job, spend, verified
-from rankwatch_service.api.http.authorization import Require
+from rankwatch_service.api.dependencies import (
+    Ctx,
+    EventStream,
+    Require,
+    begin_job,
+    opened_stream,
+    require_job,
+    spend,
+    verified,
+)
 from rankwatch_service.api.http.problem import RETRY_AFTER_S, ProblemError
 from rankwatch_service.api.ingest import NotNowError
 from rankwatch_service.api.reply import ApiReply

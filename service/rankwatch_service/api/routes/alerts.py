@@ -15,11 +15,10 @@ from pydantic import AwareDatetime, BaseModel, Field
 from sqlalchemy import Connection, RowMapping, select
 
 from rankwatch_detectors.base import Severity
+from rankwatch_service.access.grants import Scope
 from rankwatch_service.access.identities import Identity
-from rankwatch_service.access.scopes import Scope
 from rankwatch_service.alerts import ALERTS_MAX, NO_JOB, WAITING, Alert, AlertResult, store_alerts, why_it_waits
-from rankwatch_service.api.dependencies import Ctx
-from rankwatch_service.api.http.authorization import Require
+from rankwatch_service.api.dependencies import Ctx, Require
 from rankwatch_service.api.http.paging import Page, Wanted, fetch_page
 from rankwatch_service.api.http.problem import RETRY_AFTER_S, ProblemError
 from rankwatch_service.api.reply import ApiReply, time_text

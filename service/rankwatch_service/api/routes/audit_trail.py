@@ -10,10 +10,9 @@ from fastapi import APIRouter, Depends, Query
 from fastapi.responses import StreamingResponse
 from sqlalchemy import RowMapping, select
 
+from rankwatch_service.access.grants import Scope
 from rankwatch_service.access.identities import Identity
-from rankwatch_service.access.scopes import Scope
-from rankwatch_service.api.dependencies import Ctx
-from rankwatch_service.api.http.authorization import Require
+from rankwatch_service.api.dependencies import Ctx, Require
 from rankwatch_service.api.http.paging import Contents, Page, Wanted, any_of, fetch_page
 from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.store import audit_trail

@@ -10,9 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field, computed_field
 from sqlalchemy import Connection, RowMapping, func, select
 from sqlalchemy.orm import InstrumentedAttribute
 
+from rankwatch_service.access.grants import Scope
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.job_filter import project_of
-from rankwatch_service.access.scopes import Scope
 from rankwatch_service.access.tokens import makers_of
 from rankwatch_service.api.dependencies import (
     ORDERS,
@@ -22,12 +22,12 @@ from rankwatch_service.api.dependencies import (
     Context,
     Ctx,
     IdempotencyDep,
+    Require,
 )
-from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.paging import Contents, Page, Wanted, fetch_page, full_id, new_id
 from rankwatch_service.api.http.problem import ProblemError, not_found
 from rankwatch_service.api.reply import ApiReply
-from rankwatch_service.names import ALL_JOBS, launch_of
+from rankwatch_service.names import ALL_JOBS, launch_of, short
 from rankwatch_service.orders import approvals, commands, traces
 from rankwatch_service.orders.driver import NOT_PAUSED, open_orders
 from rankwatch_service.orders.order import CommandOutcome, S
@@ -38,7 +38,6 @@ from rankwatch_service.policy.checkpoint_ledger import SURVIVES_PROCESSES, Ledge
 from rankwatch_service.policy.command import TRACE_S, CommandRequest
 from rankwatch_service.policy.notification import page_links
 from rankwatch_service.policy.rollback import USABLE, RollbackMode, resumed_from, way_back, why_from_scratch, why_none
-from rankwatch_service.short_ids import short
 from rankwatch_service.store.engine import after_commit, read
 from rankwatch_service.store.models import AgentView, Incident
 from rankwatch_service.store.models import Command as CommandRow

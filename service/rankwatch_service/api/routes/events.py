@@ -10,12 +10,11 @@ from fastapi import APIRouter, Depends, Header, Query
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from starlette.concurrency import run_in_threadpool
 
+from rankwatch_service.access.grants import Scope
 from rankwatch_service.access.identities import Identity
-from rankwatch_service.access.scopes import Scope
 from rankwatch_service.api.background.change_feed import AGAIN_AFTER_S, FeedFilter, ends
 from rankwatch_service.api.background.health_facts import StreamState, partitions, processes
-from rankwatch_service.api.dependencies import Ctx, EventStreamDep
-from rankwatch_service.api.http.authorization import Require
+from rankwatch_service.api.dependencies import Ctx, EventStreamDep, Require
 from rankwatch_service.store.engine import read
 from rankwatch_service.store.errors import StoreError
 

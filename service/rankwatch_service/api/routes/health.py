@@ -10,11 +10,10 @@ from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST, genera
 from sqlalchemy import text
 
 from rankwatch_detectors.base import Severity
+from rankwatch_service.access.grants import Scope
 from rankwatch_service.access.identities import Identity
-from rankwatch_service.access.scopes import Scope
 from rankwatch_service.api.background.health_facts import OF_NO_JOB, HealthFacts, HealthProblem, StreamState, evaluate
-from rankwatch_service.api.dependencies import Ctx
-from rankwatch_service.api.http.authorization import Require
+from rankwatch_service.api.dependencies import Ctx, Require
 from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.store.engine import read
 from rankwatch_service.store.errors import SchemaError, StoreError

@@ -8,10 +8,9 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Depends, Query
 from sqlalchemy import func, select
 
+from rankwatch_service.access.grants import Scope
 from rankwatch_service.access.identities import Identity
-from rankwatch_service.access.scopes import Scope
-from rankwatch_service.api.dependencies import Context, Ctx
-from rankwatch_service.api.http.authorization import Require
+from rankwatch_service.api.dependencies import Context, Ctx, Require
 from rankwatch_service.api.http.paging import Number, Projects, Time, any_of
 from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.api.routes.incidents import IncidentFilters

@@ -12,10 +12,9 @@ from sqlalchemy.orm import InstrumentedAttribute
 from starlette.concurrency import run_in_threadpool
 
 from rankwatch_detectors.base import Kind, Severity
+from rankwatch_service.access.grants import Scope
 from rankwatch_service.access.identities import Identity
-from rankwatch_service.access.scopes import Scope
-from rankwatch_service.api.dependencies import Ctx, IdempotencyDep
-from rankwatch_service.api.http.authorization import Require
+from rankwatch_service.api.dependencies import Ctx, IdempotencyDep, Require
 from rankwatch_service.api.http.paging import (
     Contents,
     Key,
@@ -34,11 +33,10 @@ from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.incidents.answers import cause_words, changed, confidence_words, impact, normal
 from rankwatch_service.incidents.correlator import WHY
 from rankwatch_service.log.base import Entry
-from rankwatch_service.names import NAME_CHARS_MAX
+from rankwatch_service.names import NAME_CHARS_MAX, short
 from rankwatch_service.policy import precision
 from rankwatch_service.policy.control_records import IncidentReview, encode_control
 from rankwatch_service.policy.what_now import what_now
-from rankwatch_service.short_ids import short
 from rankwatch_service.store import audit_trail
 from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import Attempt as AttemptRow

@@ -11,10 +11,9 @@ from sqlalchemy import Connection, RowMapping, case, func, select
 from starlette.concurrency import run_in_threadpool
 
 from rankwatch_service.access.agents import jobs_with_agents
+from rankwatch_service.access.grants import Scope
 from rankwatch_service.access.identities import Identity
-from rankwatch_service.access.scopes import Scope
-from rankwatch_service.api.dependencies import Ctx, IdempotencyDep, NameOrNone, PreconditionDep
-from rankwatch_service.api.http.authorization import Require
+from rankwatch_service.api.dependencies import Ctx, IdempotencyDep, NameOrNone, PreconditionDep, Require
 from rankwatch_service.api.http.paging import Contents, Key, Number, Page, Projects, Time, Wanted, any_of, fetch_page
 from rankwatch_service.api.http.problem import RETRY_AFTER_S, ProblemError, not_found
 from rankwatch_service.api.reply import ApiReply

@@ -8,11 +8,10 @@ from fastapi import APIRouter, Depends, Query, Response
 from sqlalchemy import Connection, RowMapping, Select, insert, select, update
 from starlette.concurrency import run_in_threadpool
 
+from rankwatch_service.access.grants import Scope
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.job_filter import project_of
-from rankwatch_service.access.scopes import Scope
-from rankwatch_service.api.dependencies import Context, Ctx, IdempotencyDep
-from rankwatch_service.api.http.authorization import Require
+from rankwatch_service.api.dependencies import Context, Ctx, IdempotencyDep, Require
 from rankwatch_service.api.http.paging import Page, Wanted, any_of, fetch_page, full_ids
 from rankwatch_service.api.http.problem import ProblemError, not_found
 from rankwatch_service.api.reply import ApiReply
@@ -20,7 +19,7 @@ from rankwatch_service.api.routes.incidents import find_incident, last_error, no
 from rankwatch_service.labels import incident_labels
 from rankwatch_service.notify.pipeline import rejection_reason, why_sent
 from rankwatch_service.notify.receivers import receiver_routes
-from rankwatch_service.notify.retry import GIVE_UP_AFTER_S
+from rankwatch_service.notify.sender import GIVE_UP_AFTER_S
 from rankwatch_service.policy.notification import trial_message
 from rankwatch_service.store import audit_trail
 from rankwatch_service.store.engine import read

@@ -9,12 +9,11 @@ from fastapi import APIRouter, Depends, Response
 from pydantic import Field
 from sqlalchemy import Connection, RowMapping, case, distinct, func, select
 
+from rankwatch_service.access.grants import Scope
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.job_filter import project_of, set_project
-from rankwatch_service.access.scopes import Scope
 from rankwatch_service.access.tokens import token_state
-from rankwatch_service.api.dependencies import Ctx, IdempotencyDep, PreconditionDep, entity_tag
-from rankwatch_service.api.http.authorization import Require
+from rankwatch_service.api.dependencies import Ctx, IdempotencyDep, PreconditionDep, Require, entity_tag
 from rankwatch_service.api.http.paging import Page, Wanted, fetch_page
 from rankwatch_service.api.http.problem import ProblemError
 from rankwatch_service.api.reply import ApiReply

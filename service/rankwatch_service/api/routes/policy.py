@@ -10,14 +10,13 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, model_validator
 from starlette.responses import JSONResponse
 
 from rankwatch_detectors.base import Kind, Severity
+from rankwatch_service.access.grants import Scope
 from rankwatch_service.access.identities import Identity
-from rankwatch_service.access.scopes import Scope
-from rankwatch_service.api.dependencies import Ctx, PreconditionDep
-from rankwatch_service.api.http.authorization import Require
+from rankwatch_service.api.dependencies import Ctx, PreconditionDep, Require
 from rankwatch_service.api.http.problem import ProblemError
 from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.api.routes.commands import REASON_CHARS_MAX, Command
-from rankwatch_service.names import ALL_JOBS
+from rankwatch_service.names import ALL_JOBS, short
 from rankwatch_service.orders import commands
 from rankwatch_service.orders.approvals import request_change, set_policy, with_approvals
 from rankwatch_service.policy import policy
@@ -25,7 +24,6 @@ from rankwatch_service.policy.actions import POLICY_ACTIONS, Action
 from rankwatch_service.policy.command import SET_APPROVALS
 from rankwatch_service.policy.notification import service_links
 from rankwatch_service.policy.rollback import RollbackMode
-from rankwatch_service.short_ids import short
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.rows import command_row
 from rankwatch_service.store.settings_rows import read_policy

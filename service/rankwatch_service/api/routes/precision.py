@@ -11,17 +11,16 @@ from fastapi import APIRouter, Depends, Response
 from pydantic import BaseModel, ConfigDict
 from sqlalchemy import ColumnElement, Connection, RowMapping, delete, select
 
+from rankwatch_service.access.grants import Scope
 from rankwatch_service.access.identities import Identity
-from rankwatch_service.access.scopes import Scope
 from rankwatch_service.api.background.housekeeping import tell_precision
-from rankwatch_service.api.dependencies import Context, Ctx, IdempotencyDep
-from rankwatch_service.api.http.authorization import Require
+from rankwatch_service.api.dependencies import Context, Ctx, IdempotencyDep, Require
 from rankwatch_service.api.http.paging import Page, Wanted, fetch_page
 from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.api.routes.incidents import IncidentDetail, find_incident, incident_detail
 from rankwatch_service.orders import commands
 from rankwatch_service.policy import precision
-from rankwatch_service.policy.demotion import demotion
+from rankwatch_service.policy.policy import demotion
 from rankwatch_service.policy.precision import Feedback
 from rankwatch_service.store import audit_trail
 from rankwatch_service.store.engine import read, upsert, write

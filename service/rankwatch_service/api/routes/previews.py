@@ -12,10 +12,9 @@ from sqlalchemy import Engine
 
 from rankwatch_detectors.base import Kind
 from rankwatch_detectors.tuning import SETTINGS
+from rankwatch_service.access.grants import Scope
 from rankwatch_service.access.identities import Identity
-from rankwatch_service.access.scopes import Scope
-from rankwatch_service.api.dependencies import Ctx
-from rankwatch_service.api.http.authorization import Require
+from rankwatch_service.api.dependencies import Ctx, Require
 from rankwatch_service.api.http.paging import Contents
 from rankwatch_service.api.http.problem import RETRY_AFTER_S, ProblemError
 from rankwatch_service.api.reply import ApiReply

@@ -12,21 +12,18 @@ from sqlalchemy import Connection, RowMapping, delete, insert, select, update
 from starlette.concurrency import run_in_threadpool
 
 from rankwatch_detectors.base import Kind, Severity
+from rankwatch_service.access.grants import Scope
 from rankwatch_service.access.identities import Identity
-from rankwatch_service.access.scopes import Scope
-from rankwatch_service.api.dependencies import Context, Ctx, IdempotencyDep, Precondition, PreconditionDep
-from rankwatch_service.api.http.authorization import Require
+from rankwatch_service.api.dependencies import Context, Ctx, IdempotencyDep, Precondition, PreconditionDep, Require
 from rankwatch_service.api.http.paging import Page, Wanted, fetch_page
 from rankwatch_service.api.http.problem import ProblemError, not_found
 from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.api.routes.silences import Matchers
 from rankwatch_service.notify.address import AddressError, checked_url, masked_url, resolved
-from rankwatch_service.notify.receiver_types.base import ReceiverType
+from rankwatch_service.notify.receiver_types.base import ReceiverType, Target, new_secret
 from rankwatch_service.notify.receiver_types.email import address
 from rankwatch_service.notify.receiver_types.table import check_receiver
-from rankwatch_service.notify.receiver_types.target import Target
 from rankwatch_service.notify.receivers import TOPIC_URL
-from rankwatch_service.notify.signature import new_secret
 from rankwatch_service.store import audit_trail
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Receiver as ReceiverRow

@@ -13,6 +13,7 @@ from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 from starlette.responses import RedirectResponse
 
+from rankwatch_service.access.grants import Scope
 from rankwatch_service.access.identities import Identity
 from rankwatch_service.access.oidc_provider import (
     BEGIN_PATH,
@@ -22,7 +23,6 @@ from rankwatch_service.access.oidc_provider import (
     OidcProvider,
     ProviderAwayError,
 )
-from rankwatch_service.access.scopes import Scope
 from rankwatch_service.access.sessions import (
     LOGIN_S,
     LoginUsedError,
@@ -35,8 +35,7 @@ from rankwatch_service.access.sessions import (
     shown_name,
 )
 from rankwatch_service.access.tokens import TokenKind, revoke_token
-from rankwatch_service.api.dependencies import Context, Ctx
-from rankwatch_service.api.http.authorization import Require
+from rankwatch_service.api.dependencies import Context, Ctx, Require
 from rankwatch_service.api.http.gate import session_cookie, source_of
 from rankwatch_service.api.http.problem import ProblemError
 from rankwatch_service.api.reply import ApiReply

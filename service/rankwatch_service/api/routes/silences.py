@@ -9,16 +9,15 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, computed_fiel
 from sqlalchemy import Connection, RowMapping, insert, select, update
 
 from rankwatch_detectors.base import Kind
+from rankwatch_service.access.grants import Scope
 from rankwatch_service.access.identities import Identity
-from rankwatch_service.access.scopes import Scope
-from rankwatch_service.api.dependencies import Context, Ctx, IdempotencyDep, PreconditionDep
-from rankwatch_service.api.http.authorization import Require
+from rankwatch_service.api.dependencies import Context, Ctx, IdempotencyDep, PreconditionDep, Require
 from rankwatch_service.api.http.paging import Page, Wanted, fetch_page, full_id, new_id
 from rankwatch_service.api.http.problem import ProblemError, not_found
 from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.labels import check_label_name, parse_matchers
+from rankwatch_service.names import short
 from rankwatch_service.orders import commands
-from rankwatch_service.short_ids import short
 from rankwatch_service.store import audit_trail
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Silence as SilenceRow

@@ -9,10 +9,9 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from sqlalchemy import select
 
 from rankwatch.wire import METRIC_NAME_BYTES_MAX
+from rankwatch_service.access.grants import Scope
 from rankwatch_service.access.identities import Identity
-from rankwatch_service.access.scopes import Scope
-from rankwatch_service.api.dependencies import Context, Ctx
-from rankwatch_service.api.http.authorization import Require
+from rankwatch_service.api.dependencies import Context, Ctx, Require
 from rankwatch_service.api.http.problem import ProblemError, not_found
 from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.series.query import (

@@ -10,14 +10,13 @@ from starlette.exceptions import HTTPException
 
 from rankwatch.signed import Purpose, split
 from rankwatch_service.access.agents import Origin
+from rankwatch_service.access.grants import Scope
 from rankwatch_service.access.identities import Identity
-from rankwatch_service.access.scopes import Scope
-from rankwatch_service.api.dependencies import Context, Ctx, begin_job, verified
-from rankwatch_service.api.http.authorization import Require
+from rankwatch_service.api.dependencies import Context, Ctx, Require, begin_job, verified
 from rankwatch_service.api.http.problem import RETRY_AFTER_S, ProblemError
 from rankwatch_service.api.ingest import NotNowError
 from rankwatch_service.api.reply import ApiReply
-from rankwatch_service.log import dead_letters
+from rankwatch_service.log import sql_log
 from rankwatch_service.log.base import Entry
 from rankwatch_service.store.engine import write
 from rankwatch_service.telemetry.envelope import BadBatchError, Reason
@@ -122,4 +121,4 @@ def refuse(context: Context, error: BadBatchError, body: bytes) -> None:
     """Count a batch that can never be accepted, and store it as a dead letter."""
     context.counters.batches.labels(error.reason).inc()
     with write(context.engine) as connection:
-        dead_letters.keep(connection, "api", error.reason, error.detail, body, context.clock.unix_ns())
+        sql_log.keep(connection, "api", error.reason, error.detail, body, context.clock.unix_ns())

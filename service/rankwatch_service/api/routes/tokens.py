@@ -8,8 +8,8 @@ from fastapi import APIRouter, Depends
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import RowMapping, select
 
+from rankwatch_service.access.grants import Scope
 from rankwatch_service.access.identities import Identity
-from rankwatch_service.access.scopes import Scope
 from rankwatch_service.access.tokens import (
     DEFAULT_S,
     TokenState,
@@ -19,8 +19,7 @@ from rankwatch_service.access.tokens import (
     token_state,
     with_pin,
 )
-from rankwatch_service.api.dependencies import Ctx, NameOrNone
-from rankwatch_service.api.http.authorization import Require
+from rankwatch_service.api.dependencies import Ctx, NameOrNone, Require
 from rankwatch_service.api.http.paging import Page, Wanted, fetch_page
 from rankwatch_service.api.http.problem import RETRY_AFTER_S, ProblemError, not_found
 from rankwatch_service.api.reply import ApiReply

@@ -12,10 +12,9 @@ from sqlalchemy import Connection, RowMapping, delete, insert, select
 
 from rankwatch_detectors.tuning import SETTINGS, Profile
 from rankwatch_service import tuning as stored
+from rankwatch_service.access.grants import Scope
 from rankwatch_service.access.identities import Identity
-from rankwatch_service.access.scopes import Scope
-from rankwatch_service.api.dependencies import Context, Ctx, Precondition, PreconditionDep
-from rankwatch_service.api.http.authorization import Require
+from rankwatch_service.api.dependencies import Context, Ctx, Precondition, PreconditionDep, Require
 from rankwatch_service.api.http.paging import Page, Wanted, fetch_page
 from rankwatch_service.api.http.problem import ProblemError
 from rankwatch_service.api.reply import ApiReply

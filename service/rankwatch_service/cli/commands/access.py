@@ -57,7 +57,7 @@ def create(
     the api. Nobody has to approve it, but if the policy has two_people, all receivers are notified of one with scope
     command or admin, as they are of a login link.
     """
-    from rankwatch_service.access.scopes import Scope
+    from rankwatch_service.access.grants import Scope
     from rankwatch_service.access.tokens import LOCAL_NAME, can_approve, issue_token, with_pin
     from rankwatch_service.cli.configuration import seconds
     from rankwatch_service.clock import SystemClock
@@ -112,7 +112,7 @@ def job_token(
 
     Without --hosts it admits as many agents as come, so that whoever has it can enrol while the job runs.
     """
-    from rankwatch_service.access.scopes import Scope
+    from rankwatch_service.access.grants import Scope
     from rankwatch_service.access.token_files import is_lasting_token_of, write_secret
     from rankwatch_service.access.tokens import LOCAL_NAME, issue_token, with_pin
     from rankwatch_service.cli.configuration import seconds
@@ -166,7 +166,7 @@ def login_link(data: DATA = None, database_url: DATABASE_URL = None) -> None:
     import os
 
     from rankwatch.client.connection import user_places
-    from rankwatch_service.access.scopes import Scope
+    from rankwatch_service.access.grants import Scope
     from rankwatch_service.access.sessions import issue_login
     from rankwatch_service.access.tokens import LOGIN_NAME
     from rankwatch_service.cli.client import find_endpoint

@@ -142,9 +142,7 @@ def simulate(
       rankwatch simulate --accelerator --fault straggler:rank=2,at=300 -o job.parquet
       rankwatch simulate --live --speed 10 --fault nonfinite:rank=3,at=90
     """
-    from rankwatch_service.simulate.job import Job
-    from rankwatch_service.simulate.noise import Noise
-    from rankwatch_service.simulate.placement import RankPlacement
+    from rankwatch_service.simulate.job import Job, Noise, RankPlacement
 
     if list_faults:
         _list_faults()

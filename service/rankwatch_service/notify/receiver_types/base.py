@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
+import hmac
+import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from hashlib import sha256
 from typing import Final
 
 from rankwatch_service.notify.receiver_types.message import OutgoingMessage
@@ -108,3 +113,75 @@ def without_secret(url: str, secret: str) -> None:
     del url
     if secret:
         raise ValueError("this type of receiver has no secret: its URL is one")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The URL and the type of a receiver."""
+
+    type: ReceiverType
+    url: str
+
+    def stored(self) -> str:
+        """The text to store; of a webhook it is the URL alone."""
+        return self.url if self.type is ReceiverType.WEBHOOK else f"{self.type}+{self.url}"
+
+    @classmethod
+    def read(cls, stored: str) -> Target:
+        """The inverse of `stored`.
+
+        >>> Target.read("slack+https://hooks.slack.com/services/T00").type
+        <ReceiverType.SLACK: 'slack'>
+        """
+        name, plus, url = stored.partition("+")
+        if plus and name in set(ReceiverType):
+            return cls(ReceiverType(name), url)
+        return cls(ReceiverType.WEBHOOK, stored)
+
+
+SECRET_PREFIX: Final = "whsec_"  # noqa: S105 - the public marker, not a secret
+SECRET_BYTES_MIN: Final = 24
+SECRET_BYTES_MAX: Final = 64
+
+
+def new_secret() -> str:
+    """Generate a secret for a receiver: whsec_ and 32 random bytes in base64."""
+    return SECRET_PREFIX + base64.b64encode(secrets.token_bytes(32)).decode()
+
+
+def signing_key(secret: str) -> bytes:
+    """Decode one secret.
+
+    Raises:
+        ValueError: it does not begin with whsec_, is not base64, or does not have 24 to 64 bytes.
+    """
+    if not secret.startswith(SECRET_PREFIX):
+        raise ValueError("a receiver's secret must begin with whsec_")
+    try:
+        key = base64.b64decode(secret.removeprefix(SECRET_PREFIX), validate=True)
+    except binascii.Error as error:
+        raise ValueError("a receiver's secret must be whsec_ followed by base64") from error
+    if not SECRET_BYTES_MIN <= len(key) <= SECRET_BYTES_MAX:
+        raise ValueError(f"a receiver's secret must have {SECRET_BYTES_MIN}-{SECRET_BYTES_MAX} bytes, not {len(key)}")
+    return key
+
+
+def signed_headers(secret: str, message_id: str, timestamp_s: int, body: bytes) -> dict[str, str]:
+    """The three headers that authenticate a message.
+
+    Args:
+        secret: one secret, or two with a space between while the receiver rotates them; each gives a signature.
+        message_id: the same in all tries of one message.
+        timestamp_s: Unix seconds of this try.
+        body: the exact bytes that are sent.
+
+    Raises:
+        ValueError: a secret is malformed.
+    """
+    content = f"{message_id}.{timestamp_s}.".encode() + body
+    digests = [hmac.digest(signing_key(one), content, sha256) for one in secret.split()]
+    return {
+        "webhook-id": message_id,
+        "webhook-timestamp": str(timestamp_s),
+        "webhook-signature": " ".join("v1," + base64.b64encode(digest).decode() for digest in digests),
+    }

@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from typing import Final
 
 from rankwatch_service.notify.receiver_types.alertmanager import ALERTMANAGER, ALERTMANAGER_WEBHOOK
-from rankwatch_service.notify.receiver_types.base import ReceiverTraits, ReceiverType, WebType
+from rankwatch_service.notify.receiver_types.base import ReceiverTraits, ReceiverType, Target, WebType
 from rankwatch_service.notify.receiver_types.discord import DISCORD
 from rankwatch_service.notify.receiver_types.email import EMAIL
 from rankwatch_service.notify.receiver_types.google_chat import GOOGLE_CHAT
 from rankwatch_service.notify.receiver_types.pagerduty import PAGERDUTY
 from rankwatch_service.notify.receiver_types.slack import SLACK
-from rankwatch_service.notify.receiver_types.target import Target
 from rankwatch_service.notify.receiver_types.teams import TEAMS
 from rankwatch_service.notify.receiver_types.webhook import WEBHOOK
 

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from rankwatch_service.notify.receiver_types.base import JSON_HEADERS, ReplyReading, SendContext, WebRequest, WebType
+from rankwatch_service.notify.receiver_types.base import (
+    JSON_HEADERS,
+    ReplyReading,
+    SendContext,
+    WebRequest,
+    WebType,
+    signed_headers,
+    signing_key,
+)
 from rankwatch_service.notify.receiver_types.message import OutgoingMessage
-from rankwatch_service.notify.signature import signed_headers, signing_key
 
 
 def check(url: str, secret: str) -> None:

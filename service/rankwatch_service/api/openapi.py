@@ -14,10 +14,10 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute, iter_route_contexts
 
+from rankwatch_service.access.grants import Scope
 from rankwatch_service.access.identities import Identity
-from rankwatch_service.access.scopes import Scope
+from rankwatch_service.api.dependencies import Require
 from rankwatch_service.api.description import PROBLEM, add_examples, add_refusals, shared_refusals
-from rankwatch_service.api.http.authorization import Require
 from rankwatch_service.api.http.gate import COOKIE
 
 PATH: Final = "/api/openapi.json"
