@@ -24,6 +24,8 @@ class Sample(NamedTuple):
     """The clock of the lines says it, row by row."""
     head: str = ""
     """What comes before the rows."""
+    is_slow: bool = False
+    """Most of its lines fit no template."""
 
 
 def clock(n: int, apart_s: float = 2.5) -> str:

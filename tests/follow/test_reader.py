@@ -18,7 +18,8 @@ from rankwatch.follow.reader import LogReader
 from rankwatch.follow.roles import known_name, loss_score, step_score, time_of
 from rankwatch.follow.rows import End, Entry, LoggedFailure, LoggedStep, LoggedValues, NotUnderstood, Understood
 from rankwatch.follow.text_logs import TextLog
-from tests.follow.samples import ROWS, SAMPLES, Sample
+from tests.follow.further_samples import SAMPLES
+from tests.follow.samples import ROWS, Sample
 
 LOSSES = [round(5 - n / 10, 3) for n in range(ROWS)]
 
@@ -97,7 +98,7 @@ def test_lines_like_those_before_say_the_same_when_they_are_read_quickly(name: s
     read(text)
     monkeypatch.setattr(LogReader, "quick", lambda *_: None)
     assert told(read(text)) == told(found)
-    assert read_quickly > 60
+    assert (read_quickly > 60) is not sample.is_slow
 
 
 def test_rows_below_another_header_are_read_by_that():

@@ -7,6 +7,7 @@ before it that separates; so `key=value`, `key: value`, `| key value |`, bars, J
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
@@ -20,6 +21,8 @@ GAP_CHARACTERS_MAX: Final = 256
 """Before a number, in which its name is looked for."""
 NESTING_MAX: Final = 4
 """Depth to which JSON is read."""
+SIDE_BY_SIDE_MIN: Final = 3
+"""So many numbers with names behind them make a line of such."""
 FIELDS_MAX: Final = 4_096
 """Numbers in one line; a recorder has room for 64 names."""
 
@@ -72,7 +75,8 @@ _SPAN: Final = re.compile(
 )
 """A duration, such as the time that is left."""
 _DIGITS: Final = r"(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?"
-_NOT_FINITE: Final = r"(?:nan|inf(?:inity)?)"
+_NOT_FINITE: Final = r"(?:nan(?:xxx|\(ind\))?|inf(?:inity)?|1\.#(?:qnan|ind|inf)\d*)"
+"""As C, Python, Paddle and Windows print it."""
 _VALUE_FOLLOWS: Final = re.compile(r"(?:[:=,|(\[\t'\"]|loss|norm|ppl)\s*\Z", re.I)
 _UNIT: Final = (
     r"\s?(?:(?:[mµun]?s|secs?|seconds?|mins?)(?:/\w{2,9})?|[A-Za-z]{2,9}/s(?:ec(?:ond)?)?|/s(?:ec)?|"
@@ -85,12 +89,35 @@ _NUMBER: Final = re.compile(
 _BARE: Final = re.compile(r"(?<=[\s:])(?:(nan)|\+?inf(?:inity)?)(?=\s*[,}])", re.I)
 """Numbers that JSON writes otherwise."""
 _CALL: Final = re.compile(r"(?:tensor|array|(?:np\.|numpy\.|jnp\.)?float\d*)\(\[?$", re.I)
-_BREAK: Final = re.compile(r"[\]}{|,;<>\t:=\u2500-\u259f]|\s{2,}|\s-\s|\.\s|(?<=\w)\s?\[")
-_NAME: Final = re.compile(r"[A-Za-z_#](?:[\w ./()\[\]@%+&#*-]|'(?=s ))*\Z")
+_BREAK: Final = re.compile(r"[\]}{|,;<>\t:=\u2500-\u259f]|\s{2,}|\s-\s|\.\s|\"\s|(?<=\w)\s?\[")
+_NAME: Final = re.compile(r"(?:[^\W\d]|#)(?:[\w ./()\[\]@%+&#*-]|'(?=s ))*\Z")
+_BEFORE_NAME: Final = re.compile(r"[^\w#]+")
 _COUNT: Final = re.compile(r"[\s\]]*(?:\[(\d{1,12})\]|(\d{1,12}):?)(?=[\s,])")
 """A number that a line begins with, as of gradient boosting; it is known by `COUNT`."""
 COUNT: Final = "#"
 _EDGE: Final = " \t'\"`*"
+_WIDE: Final = str.maketrans("：，；（）［］＝｜│┃║", ":,;()[]=||||")
+_IS_WIDE: Final = re.compile("[：，；（）［］＝｜│┃║]")
+_TURNED: Final = (
+    (re.compile(r"(?<![\w.])(?:\d+-)?(\d+)(epoch|batch|iters?|steps?)(?![A-Za-z])"), r" \2 \1 "),
+    (re.compile("第? ?([0-9]+) ?(步|轮|輪)"), r" \2 \1 "),
+    (re.compile(r"(\bloss:?) (\d+) (?=[-+]?\d+\.\d|nan|inf)", re.I), r"step \2 \1 "),
+    (re.compile(r"^(\W*)\[(\d+)/(\d+)\]\s*(?=\[\d+/\d)"), r"\1epoch \2/\3 "),
+    (re.compile("(?<=[\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af])(?=[0-9.-]|nan|inf)"), " "),
+)
+"""Places of steps whose names stand behind them, or nowhere; each as a name with its number."""
+_BEHIND: Final = re.compile(
+    rf"\s*({_DIGITS}|[-+]?{_NOT_FINITE})()\s?([mµun]?s(?![\w/])|[KMGT]i?B(?!\w))?\s?([A-Za-z][\w ]{{0,30}})?\s*", re.I
+)
+"""A number before its unit and name, of lines in which all are such: `3.43 s run, 11.9 loss, 1e-4 LR`."""
+_DECIMAL_COMMA: Final = re.compile(r"(?<![\d.,])(?:\d+,(?:\d\d|\d{4,})|0,\d{3})(?![\d,])")
+
+
+def plain(text: str) -> str:
+    """A line with signs of ASCII for those of full width and of frames, and for what SageMaker writes for tabs."""
+    if not text.isascii() and _IS_WIDE.search(text):
+        text = text.translate(_WIDE)
+    return text.replace("#011", "\t").replace("#015", "\r") if "#01" in text else text
 
 
 def line_of(text: str) -> Line:
@@ -99,7 +126,12 @@ def line_of(text: str) -> Line:
     label, length = labelled(text)
     text = text[length:].lstrip() if length else text
     clock_s, text = _clock(text)
-    return Line(named(_fields(text, 0)), text, label, clock_s)
+    turned = text
+    for form, by in _TURNED:
+        turned = form.sub(by, turned)
+    if "," in turned and _DECIMAL_COMMA.search(turned) and not re.search(r"\d\.\d", turned):
+        turned = re.sub(r"(?<=\d),(?=\d)", ".", turned)
+    return Line(named(_fields(turned, 0)), text, label, clock_s)
 
 
 def named(fields: Iterator[Field]) -> dict[str, Field]:
@@ -123,28 +155,57 @@ def clock_s(text: str) -> float | None:
     return _clock(text)[0]
 
 
+_MESSAGES: Final = frozenset(("log", "message", "msg", "text", "textpayload", "line", "event", "body", "content"))
+_WRAPPERS: Final = frozenset(("data", "fields", "payload", "jsonPayload", "attributes", "extra", "record", "metrics"))
+"""Names of objects in which a logger puts what it was given."""
+
+
 def from_mapping(mapping: Mapping[str, Any], depth: int = 0, before: str = "") -> Iterator[Field]:
     """The numbers of a JSON object, those within it with a path as a name; and of a line that it wraps."""
+    if isinstance(name := mapping.get("key"), str) and isinstance(value := mapping.get("value"), int | float):
+        yield Field(name, float(value))
     for name, value in mapping.items():
         path = f"{before}{name}"
-        if isinstance(value, bool):
+        if name == "step" and isinstance(value, list) and value and isinstance(value[-1], int):
+            yield Field(path, float(value[-1]))  # behind the epoch
+        elif isinstance(value, bool):
             continue
-        if isinstance(value, int | float):
+        elif isinstance(value, int | float):
             yield Field(path, float(value) if abs(value) < 1e300 or value != value else float("inf"))
         elif isinstance(value, str):
             field = value_of(value)
             if field is not None:
                 yield field._replace(name=path)
-            elif name in ("log", "message", "msg", "text", "textPayload"):
+            elif name.lower().lstrip("@_") in _MESSAGES:
                 yield from line_of(value.rstrip()).fields.values()
         elif isinstance(value, Mapping) and depth < NESTING_MAX:
-            yield from from_mapping(value, depth + 1, f"{path}/")
+            yield from from_mapping(value, depth + 1, before if name in _WRAPPERS else f"{path}/")
 
 
 @lru_cache(1024)
 def words(name: str) -> tuple[str, ...]:
     """The words of a name, in lower case: of `reduced_train_loss`, `LanguageCrossEntropy` or `lr/group0`."""
-    return tuple(re.findall(r"[a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower()))
+    name = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower()
+    if not name.isascii():
+        for word, english in _FOREIGN.items():
+            name = name.replace(word, f" {english} ")
+    return tuple(re.findall(r"[a-z]+", name))
+
+
+_FOREIGN: Final = {
+    word: english
+    for english, listed in (
+        ("loss", "损失 損失 손실 потери"),
+        ("step", "训练次数 步数 步骤 步 迭代 ステップ 스텝 шаг"),
+        ("epoch", "轮次 轮数 轮 輪 エポック 에폭 эпоха"),
+        ("lr", "学习率 学習率 학습률"),
+        ("val", "测试 验证 検証 검증"),
+        ("time", "耗时 用时"),
+        ("train", "训练 학습"),
+        ("avg", "平均"),
+    )
+    for word in listed.split()
+}
 
 
 def _fields(text: str, at: int) -> Iterator[Field]:
@@ -157,6 +218,11 @@ def _fields(text: str, at: int) -> Iterator[Field]:
             return
     if at == 0 and (count := _COUNT.match(text)) is not None:
         yield Field(COUNT, float(count[1] or count[2]))
+        at = count.end()
+    if (behind := _behind(text[at:])) is not None:
+        yield from behind
+        return
+    at = 0
     spans = [span.span() for span in _SPAN.finditer(text)]
     before: Field | None = None
     for found in _NUMBER.finditer(text):
@@ -177,6 +243,24 @@ def _fields(text: str, at: int) -> Iterator[Field]:
             yield field
 
 
+_SECONDS: Final = ("s", "sec", "secs", "second", "seconds")
+
+
+def _behind(text: str) -> list[Field] | None:
+    """The numbers of a line in which names stand behind them; None of other lines."""
+    parts = [_BEHIND.fullmatch(part) for part in text.rstrip(" ,").split(",")]
+    if len(parts) < SIDE_BY_SIDE_MIN or not all(parts):
+        return None
+    found = []
+    for part in parts:
+        assert part is not None
+        name = (part[4] or "").strip()
+        field = _field("avg loss" if name == "avg" else name, part)  # of darknet
+        found.append(field._replace(name="", unit=name) if name in _SECONDS else field)
+    found = [field for field in found if field.name or field.unit]
+    return found if len(found) >= SIDE_BY_SIDE_MIN else None
+
+
 def _json(text: str) -> dict[str, Any] | None:
     for written in (text, _BARE.sub(lambda found: "NaN" if found[1] else "Infinity", text)):
         try:
@@ -190,17 +274,22 @@ def _json(text: str) -> dict[str, Any] | None:
 def _field(name: str, found: re.Match[str]) -> Field:
     total = found[2]
     return Field(
-        name,
-        float(found[1].replace(",", "")),
-        (found[3] or "").strip().lower(),
-        float(total.replace(",", "")) if total else None,
+        name, _value(found[1]), (found[3] or "").strip().lower(), float(total.replace(",", "")) if total else None
     )
+
+
+def _value(text: str) -> float:
+    try:
+        return float(text.replace(",", ""))
+    except ValueError:
+        return math.inf if "inf" in text.lower() else math.nan
 
 
 @lru_cache(1024)
 def _name(gap: str) -> str:
     gap = _CALL.sub("", gap).rstrip(" \t'\"`:=([#~>|")
-    part = _BREAK.split(gap)[-1].strip(_EDGE).lstrip("[()].-/\u2022 ")
+    part = _BREAK.split(gap)[-1].strip(_EDGE)
+    part = part[before.end() :] if (before := _BEFORE_NAME.match(part)) is not None else part
     if part.count(" ") > 5:
         part = " ".join(part.split(" ")[-3:])
     return part if len(part) <= NAME_CHARACTERS_MAX and _NAME.match(part) else ""

@@ -69,15 +69,14 @@ _ENDED: Final = re.compile(
     r"(?:^|- |\] |: )training (?:has )?(?:completed|finished)[.!]?\s*$",
     re.I,
 )
-_FAILED: Final = re.compile(
-    r"^Killed\b|slurmstepd: error:|DUE TO TIME LIMIT|oom[-_]kill|Out of memory: Killed|Bus error\b|Segmentation fault|"
-    r"Watchdog caught collective operation timeout|"
-    r"^(?P<kind>(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*(?:Error|Exception|Interrupt)|Exception))\b:?"
-)
+_EXCEPTION: Final = re.compile(r"^(?P<kind>(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*(?:Error|Exception|Interrupt)|Exception))\b:?")
 """What a log may end with; an exception that is caught is followed by further steps."""
+_ENDING: Final = ("killed", "time_limit", "cancelled", "nccl_watchdog", "diverged")
+"""Patterns that end a job as certain ones do."""
 _NOTABLE: Final = (
     *("raining", "exiting", "runtime", "kipping", "verflow", "VERFLOW"),
-    *("Killed", "slurmstepd", "LIMIT", "kill", "Watchdog", "error", "fault", "Error", "Exception", "Interrupt"),
+    *("Killed", "CANCELLED", "LIMIT", "kill", "imeout", "error", "fault", "Error", "Exception", "Interrupt"),
+    *("diverged with", "oss is"),
     *("out of memory", "illegal memory", "device-side", "No space left", "bad_alloc", "DataLoader worker"),
 )
 """One of these is in each line that the patterns above find; to look for words takes a tenth of the time."""
@@ -88,15 +87,15 @@ Parse = Callable[[str], Line | None]
 
 def _failure(text: str, label: str) -> LoggedFailure | None:
     """What a line says of the end of its job; None: nothing."""
-    failed, pattern = _FAILED.search(text), pattern_of(text)
+    exception, pattern = _EXCEPTION.match(text), pattern_of(text)
     is_certain = pattern is not None and pattern.role is LineRole.ROOT and pattern.weight is Weight.CERTAIN
-    if failed is None and not is_certain:
+    if exception is None and not is_certain and (pattern is None or pattern.name not in _ENDING):
         return None
-    kind = failed["kind"] if failed is not None else None
-    message = shown_line(text[failed.end("kind") + 1 :] if failed is not None and kind else text).strip()
+    kind = exception["kind"] if exception is not None else "Ended"
+    message = shown_line(text if exception is None else text[exception.end("kind") + 1 :]).strip()
     rank = f" ({label.strip('[]: ')})" if any(sign.isdigit() for sign in label) else ""
     weight = 3 if is_certain else 1 if pattern is not None and pattern.role is LineRole.CASCADE else 2
-    return LoggedFailure((kind or "Ended").rpartition(".")[2], message[:FAILURE_CHARACTERS_MAX] + rank, weight)
+    return LoggedFailure(kind.rpartition(".")[2], message[:FAILURE_CHARACTERS_MAX] + rank, weight)
 
 
 class LogReader:
@@ -224,21 +223,23 @@ class LogReader:
             self._pass_over()
             return
         self._lines += 1
-        if self._lines % UNREAD_LINES == 0:
-            yield NotUnderstood(self._likely())
-        if not line.fields:
-            if self._format is None and self._lines >= ENOUGH_LINES and self._kept:
-                yield from self._understand()
-            return
-        self._kept.append(line)
+        is_told = self._lines % UNREAD_LINES == 0
+        if line.fields:
+            self._kept.append(line)
         if self._format is None:
             self._losses += any(map(loss_score, line.fields))
             if (
-                self._losses == ENOUGH_LOSSES
-                or (self._is_table and _is_sure(line))
-                or (self._lines >= ENOUGH_LINES and self._lines % 4 == 0)
+                (line.fields and (self._losses == ENOUGH_LOSSES or (self._is_table and _is_sure(line))))
+                or (self._lines >= ENOUGH_LINES and (not line.fields or self._lines % 4 == 0))
+                or is_told
             ):
                 yield from self._understand()
+            if is_told and self._format is None:
+                yield NotUnderstood(self._likely())
+            return
+        if is_told:
+            yield NotUnderstood(self._likely())
+        if not line.fields:
             return
         self._unread.append(line)
         found, reading = self._format, self._reading(line, self._format)

@@ -24,7 +24,7 @@ def _set(listed: str) -> frozenset[str]:
 
 
 _EVALUATED: Final = _set("val valid validation validate eval evaluation evaluate evaluating test testing dev cv")
-EVALUATION_WORDS: Final = ("val", "test", "dev", "cv")
+EVALUATION_WORDS: Final = ("val", "test", "dev", "cv", "测试", "验证", "検証", "검증")
 """One of these is in each of the words above."""
 _EVALUATION: Final = re.compile(
     r"(?<![a-z/])(?:val|valid|validat(?:e|ed|ing|ion)|eval|evaluat(?:e|ed|ing|ion)|test|testing|dev|cv)(?:-\w+)?(?![\w./])",
@@ -37,19 +37,22 @@ _NO_LOSS: Final = _set(
     "reader data time comm"
 )
 _OTHER_LOSS: Final = _set(
-    "aux auxiliary balance balancing lb z zloss router moe kl reg regularization mtp penalty commitment grad"
+    "aux auxiliary balance balancing lb z zloss router moe kl reg regularization mtp penalty commitment grad "
+    "d disc discriminator gp"
 )
 _OF_THE_MODEL: Final = _set(
     "loss losses gpt xent cost train training lm total model reduced global avg average mean step running batch "
     "smoothed iter iteration inner current is the epoch metrics cross entropy ce overall sum final language nll "
-    "mlm value metric per logloss mlogloss learn"
+    "mlm value metric per logloss mlogloss learn g gen generator function reference tot trn"
 )
+_SHORT_LOSS: Final = re.compile(r"(?:^|\s)l[12]$|^l_(?!r)")
+"""The losses of LightGBM, and such as `l_pix`."""
 _MEAN: Final = _set("avg average mean running smoothed epoch")
 
-_STEP: Final = _set("step steps iter iters iteration iterations update updates")
-_BATCH: Final = _set("batch batches minibatch it")
+_STEP: Final = _set("step steps iter iters iteration iterations update updates nupdates niter")
+_BATCH: Final = _set("batch batches minibatch it bch")
 _NO_STEP: Final = _set(
-    "total time timing sec secs second seconds ms size warmup eval skipped nan inf samples sample tokens "
+    "total time timing sec secs second seconds ms thrpt size warmup eval skipped nan inf samples sample tokens "
     "remaining save accumulation interval avg number speed per loss lr of norm every eta last best duration val"
 )
 
@@ -58,19 +61,21 @@ _NO_TIME: Final = _set(
     "wait comm checkpoint ckpt save generation generate rollout inference allreduce communication sampling lr "
     "loss flops epoch epochs reader"
 )
+_PARTS: Final = _set("forward backward fwd bwd")
+"""A step takes longer than these."""
 _PER: Final = re.compile(
-    r"(?P<time>ms|milliseconds?|s|secs?|seconds?|time|duration)(?:[ _-]per[ _-]|/)"
-    r"(?:it|iter|iteration|step|batch|update|tick)s?\b|"
+    r"(?<![a-z])(?P<time>ms|milliseconds?|s|secs?|seconds?|time|duration)(?:[ _-]per[ _-]|/)"
+    r"(?:it|iter|iteration|step|batch|b|update|tick)s?\b|"
     r"(?P<rate>it|iter|iteration|step|batch|batche|update)s?(?:[ _-]per[ _-]|/)(?:s|secs?|seconds?)\b|^ups$",
     re.I,
 )
 _AMOUNT_PER_S: Final = re.compile(
-    r"\w*/s(?:ec(?:ond)?)?$|(?:tokens?|samples?|images?|tok|examples?|sequences?)(?:[ _-]per[ _-]|/)s|"
-    r"^(?:tps|wps)$|throughput",
-    re.I,
+    r"\w*/s(?:ec(?:ond)?)?\)?(?:/|$)|\w[ _-]?per[ _-]?s(?:ec(?:ond)?)?(?![a-z])|^(?:tps|wps|sps)$|throughput", re.I
 )
 _MILLISECONDS: Final = re.compile(r"(?:^|[^a-z])(?:ms|milliseconds?|msecs?)(?:[^a-z]|$)", re.I)
-_TIME: Final = _set("time timing took duration elapsed dt t sec secs second seconds latency wall walltime runtime")
+_TIME: Final = _set(
+    "time timing timer took duration elapsed dt t ms sec secs second seconds latency wall walltime runtime"
+)
 _ELAPSED: Final = _set("elapsed wall walltime runtime")
 _UNITS: Final = ("", "ms", "s", "us", "µs", "sec", "secs", "second", "seconds", "min", "mins")
 _OF_STEP: Final = _STEP | _BATCH | {"it"}
@@ -82,6 +87,8 @@ SURE: Final = 8.5
 """Score of names that leave no doubt."""
 COUNTED_MIN: Final = 3
 """Fewer lines with a loss and without a step are not counted as steps."""
+SEVERAL: Final = 3
+"""So many losses beside one another are those of a model."""
 EVALUATED_MIN: Final = 20
 """Fewer lines with the loss of an evaluation alone are not steps."""
 CLOCK_S_MIN: Final = 10.0
@@ -145,15 +152,15 @@ def _head(line: Line) -> str:
 def loss_score(name: str) -> float:
     """How likely a name is that of the model's loss, up to 10; 0 if it is none."""
     of = frozenset(words(name))
-    entropy = {"cross", "entropy"} <= of or of == {"ce"}
-    if not (LOSS_WORDS & of or entropy) or of & _NO_LOSS or of & _EVALUATED:
+    named = LOSS_WORDS & of or {"cross", "entropy"} <= of or of == {"ce"} or _SHORT_LOSS.search(name)
+    if not named or of & _NO_LOSS or of & _EVALUATED:
         return 0.0
     if of & _OTHER_LOSS:
         return 2.0
     if {"batch", "cost"} <= of:
         return 0.0  # a time
     score = 10.0 - 0.01 * len(name) - (not of & {"loss", "losses"}) - 3.0 * bool(of - _OF_THE_MODEL) - bool(of & _MEAN)
-    return score + 0.5 * ("total" in of) - 2.0 * ("epoch" in of)
+    return score + 0.5 * ("total" in of) - 2.0 * ("epoch" in of) - 0.5 * ("losses" in of)
 
 
 @lru_cache(1024)
@@ -209,7 +216,7 @@ def time_of(name: str, unit: str) -> Time | None:
         return Time("step", scale_s, 8.5)
     if "step" in of and "avg" in of and unit:
         return Time("step", scale_s, 7.5)
-    if unit not in _UNITS or not (of & _TIME if name else unit):
+    if unit not in _UNITS or not (of & _TIME or (unit and of == {"run"}) if name else unit):
         return None
     if of & _ELAPSED:
         return Time("elapsed", scale_s, 4.0)
@@ -262,8 +269,10 @@ def _format(lines: Sequence[Line], wanted: Mapping[str, str]) -> Format | None:
         return None
     rows = [at for at, line in enumerate(lines) if loss in line.fields]
     found = _with_step(lines, rows, loss, wanted)
-    if found.step is None and not wanted and (len(rows) < COUNTED_MIN or loss_score(loss) < SURE):
-        return None
+    if found.step is None and not wanted:  # lines are counted if their names leave no doubt
+        losses = [key for key in lines[rows[0]].fields if loss_score(key)]
+        if len(rows) < COUNTED_MIN or (loss_score(loss) < SURE and len(losses) < SEVERAL):
+            return None
     return _with_time(found, lines, rows, wanted)
 
 
@@ -300,16 +309,21 @@ def _loss(lines: Sequence[Line]) -> str | None:
     """The key of the loss: by its name, and by how often it is there and not beside one of an evaluation."""
     count: Counter[str] = Counter()
     beside: Counter[str] = Counter()
+    placed: Counter[str] = Counter()
     for line in lines:
         evaluated = any(is_evaluated(key) for key in line.fields)
+        has_step = any(step_score(key, field.unit) >= 4.0 for key, field in line.fields.items())
         for key, field in line.fields.items():
             if field.total is None and not field.unit and loss_score(key):
                 count[key] += 1
                 beside[key] += evaluated
+                placed[key] += has_step
     most = max(count.values(), default=0)
 
     def score(key: str) -> float:
-        return loss_score(key) + 4.0 * count[key] / most - 3.0 * beside[key] / count[key]
+        often = min((count[key] + 1) / most, 1.0)  # of a record in parts the last one may not be there yet
+        is_placed = often >= 0.1 and placed[key] >= 0.8 * count[key]
+        return loss_score(key) + 4.0 * often - 3.0 * beside[key] / count[key] + 5.0 * is_placed
 
     return max(count, key=score, default=None)
 
@@ -382,10 +396,14 @@ def _has_epochs(lines: Sequence[Line], rows: Sequence[int]) -> bool:
 def _with_time(found: Format, lines: Sequence[Line], rows: Sequence[int], wanted: Mapping[str, str]) -> Format:
     """The time: the key that says it most plainly; none where the clocks of the lines tell it better."""
     fields: dict[str, list[Field]] = {}
+    parts_s = 0.0
     begin = rows[0] if found.is_one_line else 0
     for line in lines[begin:]:
         for key, field in line.fields.items():
             fields.setdefault(key, []).append(field)
+    for key, seen in fields.items():
+        if not _PARTS.isdisjoint(words(key)) and _TIME & set(words(key)):
+            parts_s = max(parts_s, median(field.value for field in seen) * _scale_s(seen[0].name, seen[0].unit))
     named = _named(lines, wanted["time"]) if "time" in wanted else None
     best, best_score = found, 0.0
     for key, seen in fields.items():
@@ -399,9 +417,13 @@ def _with_time(found: Format, lines: Sequence[Line], rows: Sequence[int], wanted
         kind, scale_s, score = said
         if kind in ("step", "rate") and named is None and is_epoch(found.step or ""):
             continue  # of what an epoch consists of
+        if kind == "step" and named is None and not median(field.value for field in seen) * scale_s > parts_s:
+            continue  # of another part, or too short to be printed
         if kind == "elapsed" and not TIMESTAMPS.isdisjoint(fields):
             continue
         values = [field.value for field in seen]
+        if kind == "elapsed" and 2 * sum(a < b for a, b in itertools.pairwise(values)) < len(values) - 1:
+            continue  # since the line before
         if kind == "plain" and _is_interval(values, scale_s, found, lines, rows):
             kind = "interval"
         elif kind in ("plain", "step") and len(values) > 2 and all(a < b for a, b in itertools.pairwise(values)):

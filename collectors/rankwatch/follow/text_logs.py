@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
-from rankwatch.follow.fields import Field, Line, clock_s, from_mapping, line_of, named, value_of
+from rankwatch.follow.fields import Field, Line, clock_s, from_mapping, line_of, named, plain, value_of
 from rankwatch.follow.hints import Hints
 from rankwatch.follow.reader import LogReader
 from rankwatch.follow.roles import is_epoch, loss_score, step_score
@@ -23,7 +23,12 @@ RUN_CHARACTERS_MAX: Final = 512
 _RUN: Final = re.compile(rf"\s{{{RUN_CHARACTERS_MAX + 1}}}|[\w.,/-]{{{RUN_CHARACTERS_MAX + 1}}}")
 SEPARATORS: Final = ",;\t|"
 _BLANKS: Final = re.compile(r"\s{2,}|\t")
-_CELL: Final = re.compile(r"#?\s?(?:[A-Za-z_][\w ./()%@-]{0,39})?\Z")
+_CELL: Final = re.compile(r"(?:[A-Za-z_#](?:[\w ./()%@-](?!\d*\.\d|\d\d|nan\b)){0,39})?\Z")
+_COMMENT: Final = re.compile(r"^(\s*)#(?=\s)")
+_PREFIX: Final = re.compile(r"[^|]{0,80}\d\d:\d\d:\d\d[,.\d]*[\s\])-]*(?=\|)")
+"""What a logger puts before a row."""
+_LOSSES: Final = ("total", "box", "giou", "obj", "cls", "dfl")
+"""Names of losses in tables that say so of none."""
 STATE_BYTES_MAX: Final = 16 << 20
 """Largest `trainer_state.json`: 80,000 entries of 200 bytes."""
 
@@ -39,10 +44,17 @@ class LoggedTable:
             separator: of cells; " " or "  " for at least so many blanks.
             is_file: the whole file is this table.
         """
+        header = _COMMENT.sub(r"\1 ", header)
+        self._words = header.split()
         self._separator = separator
         self._is_file = is_file
         self._at = _spans(header, separator)
-        self.names = _cells(header, separator)
+        self._take(_cells(header, separator))
+
+    def _take(self, names: list[str]) -> None:
+        if not any(map(loss_score, names)):
+            names = [f"{name} loss" if name in _LOSSES else name for name in names]
+        self.names = names
         steps = [step_score(name) or is_epoch(name) for name in self.names]
         losses = [name for name in self.names if loss_score(name)]
         self.has_step = any(steps)
@@ -54,7 +66,11 @@ class LoggedTable:
         Raises:
             csv.Error: a field is too long.
         """
+        text = _PREFIX.sub("", text)
         cells = _cells(text, self._separator)
+        if self._separator == "  " and len(cells) != len(self.names) and len(self._words) == len(text.split()):
+            self._take(self._words)
+            self._separator, cells = " ", text.split()
         names = self.names if self._is_file or len(cells) >= len(self.names) else self._above(text)
         is_blank = self._separator not in SEPARATORS
         if names is None or (not self._is_file and len(cells) > len(names) and not is_blank):
@@ -88,16 +104,20 @@ def header_of(text: str, *, is_file: bool) -> LoggedTable | None:
     """
     if is_file:
         return LoggedTable(text, max(",;\t", key=text.count), is_file=True)
+    text = _PREFIX.sub("", text)
     if "=" in text or ": " in text or len(text) > 1_000:
         return None
     separator = max(SEPARATORS, key=text.count)
     if not text.count(separator):
         separator = " " * (2 if len(_BLANKS.split(text.strip())) > 2 else 1)
     table = LoggedTable(text, separator, is_file=False)
-    losses = [name for name in table.names if "loss" in name.lower()]
-    if len(table.names) < 2 or not losses or not all(map(_CELL.match, table.names)) or not any(map(loss_score, losses)):
+    if len(table.names) < 2 or not all(map(_CELL.match, table.names)) or not any(map(loss_score, table.names)):
         return None
-    return table if table.has_step or (separator == "  " and "loss" in table.names) else None
+    is_named = "loss" in text.lower() or len(table.names) > 3
+    return table if is_named and (table.has_step or (separator == "  " and "loss" in table.names)) else None
+
+
+_HEADER: Final = re.compile(r"loss|epoch|\bstep", re.I)
 
 
 def _cells(text: str, separator: str) -> list[str]:
@@ -149,7 +169,7 @@ class TextLog:
 
     def parse(self, piece: bytes) -> Iterable[Entry]:
         """See `Parser.parse`."""
-        text, label = self._lines.text(piece), self._label
+        text, label = plain(self._lines.text(piece)), self._label
         if self._is_table and self._has_begun(text):
             return ()
         is_complete = piece.endswith(b"\n")
@@ -179,7 +199,7 @@ class TextLog:
         if not bare:
             return
         is_text = not self._is_table and self._hints.pattern is None
-        if is_text and "loss" in bare.lower() and (table := header_of(text, is_file=False)) is not None:
+        if is_text and _HEADER.search(bare) and (table := header_of(text, is_file=False)) is not None:
             self._begin(table)
             return
         line = self._cut(text)

@@ -74,6 +74,7 @@ PATTERNS: Final[Sequence[Pattern]] = (
         terminated=(r"(?i:\b(?:received|caught) .{0,30}(?:SIGTERM|signal 15)|SIGTERM .{0,20}received)",),
         time_limit=(r"DUE TO (?:TIME LIMIT|PREEMPTION|NODE FAILURE)", r"(?i:time limit .{0,20}(?:reached|exceeded))"),
         cancelled=r"\*\*\* (?:JOB|STEP) .{0,60} CANCELLED AT",
+        killed=r"^Killed\b",
     ),
     *_of(
         LineRole.TEARDOWN,
@@ -174,6 +175,10 @@ PATTERNS: Final[Sequence[Pattern]] = (
             r"Assertion .{0,160} failed",
         ),
         launch_failure=r"unspecified launch failure",
+        diverged=(
+            r"(?i:\bloss is .?(?:nan|inf\w*)\W{1,4}(?:stop|exit|abort|terminat))",
+            r"Model diverged with loss = NaN|NanLossDuringTrainingError",
+        ),
         numbers=(
             r"(?i:\b(?:loss|grad\w*) .{0,20}(?:is|was|became) (?:nan|inf|not finite)\b)",
             r"FloatingPointError\b",

@@ -8,9 +8,10 @@ from typing import Final
 _LABEL: Final = re.compile(
     r"""\s*(?:(\[[\w.-]*\d+\]:            # torchrun: [rank0]:  [default0]:
       |\[\d+,\d+\]<std(?:out|err)>:       # mpirun
-      |\d+:(?=\ )                         # srun --label
+      |\d+:(?=\ )(?!\s[-.\dna]+,)           # srun --label
       |\[pod/[\w./-]+\]                   # kubectl logs --prefix
       |[\w.-]+-\d+\s+\|(?=\s)             # docker compose
+      |(?:\d+(?:\.\d+){3}|ip-\d[\d-]*|(?:worker|node|host|gpu)[\w.]*-?\d+):(?=\s)  # pdsh
       |\([\w.]*\s*pid=\d+[^)]{0,80}\)     # Ray
       |\[?[Rr]ank[ =:_]?\d+\]?:?(?=\s))   # loops of one's own
       |\S{20,40}\s(?:stdout|stderr)\s[FP](?=\s))""",  # a container's log, of which nothing names a rank
