@@ -110,7 +110,7 @@ mutations: $(VENV)/.installed ## 60 small bugs, each of which a test must catch 
 
 long: faults adoption chaos soak mutations ## all that takes hours: matrices, floods and soaks, the labelled suite with five seeds, ten clean job-weeks of 16,384 ranks, and recordings of real jobs where there are any
 	RANKWATCH_FAULT_TRIALS=all $(BIN)/pytest -q tests/attacks tests/detectors tests/integration tests/service/job \
-	  tests/service/api/test_described_api.py tests/service/notify tests/service/orders tests/service/series \
+	  tests/service/api/test_openapi.py tests/service/notify tests/service/orders tests/service/series \
 	  tests/packaging/test_installed.py $(TEST_ARGS)
 	$(BIN)/python benchmarks/detection.py --seeds 5
 	$(BIN)/python benchmarks/detection.py --beside --seeds 5

@@ -46,7 +46,7 @@ from rankwatch_service.series.writer import SeriesWriter
 from rankwatch_service.store.engine import open_engine, write
 from rankwatch_service.store.migrate import upgrade
 from rankwatch_service.store.models import Attempt, Incident, Job
-from tests.support.service.api_process import api_process, cpu_seconds
+from tests.support.service.api import api_process, cpu_seconds
 from tests.support.service.hostile import (
     ATTACKS,
     HOSTILE_JOB,

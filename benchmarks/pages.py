@@ -45,7 +45,7 @@ from rankwatch_service.store.engine import open_engine, write
 from rankwatch_service.store.migrate import upgrade
 from rankwatch_service.store.models import Attempt, Incident, Job
 from tests.browser.conftest import FLAGS
-from tests.support.service.api_process import api_process, cpu_seconds
+from tests.support.service.api import api_process, cpu_seconds
 from tests.support.values.incidents import incident_row
 
 S: Final = 10**9

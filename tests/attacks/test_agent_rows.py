@@ -22,7 +22,7 @@ from rankwatch_service.telemetry.envelope import ANSWER_CHARS_MAX, read_envelope
 from tests.support.clock import FakeClock
 from tests.support.service.api import running_api
 from tests.support.service.signed_job import THIEF, host, job_of_two_hosts, secret_of
-from tests.support.store.rows import add, job_row, rows_of
+from tests.support.store.database import add, job_row, rows_of
 from tests.support.values.batches import batch, progress
 
 DAY_S = 86_400.0

@@ -18,8 +18,8 @@ from rankwatch.kafka.settings import KafkaSettings, client_options, partition_of
 from rankwatch_service.api.ingest import NEW_JOBS_MAX
 from rankwatch_service.stream import partition
 from tests.support.kafka.broker import new_prefix
-from tests.support.service.heat_tiles import read
 from tests.support.service.process import Http, Role, Up, children, free_port, until
+from tests.support.service.stored_series import read
 from tests.support.trials.selection import long_trial
 from tests.support.values import batches
 from tests.support.values.batches import column

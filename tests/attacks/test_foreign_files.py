@@ -22,7 +22,7 @@ from rankwatch_service.replay.files import BATCH_BYTES_MAX
 from rankwatch_service.replay.layout import ReplayError
 from rankwatch_service.replay.rows import TEXT_BYTES_MAX
 from rankwatch_service.replay.sources import HEADER_NAMES_MAX, open_source
-from tests.support.recordings.replayed import replayed
+from tests.support.recordings.outcome import replayed
 
 ROWS = 60_000
 REPEATED = "x" * 200_000

@@ -29,7 +29,7 @@ from tests.support.clock import FakeClock
 from tests.support.service.api import Api, running_api
 from tests.support.service.partition import PlayedPartition
 from tests.support.service.signed_job import ONE, THIEF, TWO, host, secret_of
-from tests.support.store.rows import add
+from tests.support.store.database import add
 
 FREE_S = HOST_FREE_NS / 1e9
 XID_79 = {"xid": 79, "device_uuid": "GPU-3", "class": "hardware"}

@@ -17,7 +17,7 @@ from rankwatch_service.access.refusals import TRIES_MAX
 from tests.support.agent.host import AgentProcess
 from tests.support.agent.service import TOKEN, AgentService
 from tests.support.ranks.recording_rank import RecordingRank
-from tests.support.service.certificates import make_certificate
+from tests.support.service.machine import make_certificate
 from tests.support.service.process import Http, Role, children, running_up, until
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.ci]

@@ -10,7 +10,7 @@ from rankwatch_service.incidents.model import derived
 from rankwatch_service.orders import commands
 from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import Attempt, Incident, Job
-from tests.support.store.rows import add, attempt_row, job_row
+from tests.support.store.database import add, attempt_row, job_row
 from tests.support.values.incidents import incident_row
 
 S = 10**9

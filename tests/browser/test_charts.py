@@ -14,7 +14,7 @@ from rankwatch_service.store.models import Job as JobRow
 from tests.browser.conftest import BAD_STEP, until
 from tests.browser.dashboard import S
 from tests.support.service.stored_series import store
-from tests.support.store.rows import add, checkpoint_row
+from tests.support.store.database import add, checkpoint_row
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 FIRST_LOAD_BYTES_MAX = 700_000

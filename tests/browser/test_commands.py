@@ -9,7 +9,7 @@ from rankwatch_service.store.models import Checkpoint
 from tests.browser.conftest import HOSTILE
 from tests.browser.dashboard import S
 from tests.support.orders.rows import add_command, add_view, answered
-from tests.support.store.rows import add, checkpoint_row
+from tests.support.store.database import add, checkpoint_row
 from tests.support.values.batches import progress
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]

@@ -11,7 +11,7 @@ from rankwatch_service.store.models import HostRecord
 from tests.browser.conftest import HOSTILE
 from tests.browser.dashboard import S, fits
 from tests.support.service.stored_series import store
-from tests.support.store.rows import add
+from tests.support.store.database import add
 
 pytestmark = [pytest.mark.browser, pytest.mark.ci]
 

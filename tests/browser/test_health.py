@@ -7,7 +7,7 @@ from rankwatch_service.store.models import AgentView
 from tests.browser.conftest import HOSTILE
 from tests.browser.dashboard import S
 from tests.support.service.api import notifier_reports, stream_reports
-from tests.support.store.rows import add
+from tests.support.store.database import add
 
 pytestmark = [pytest.mark.browser, pytest.mark.ci]
 

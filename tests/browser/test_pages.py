@@ -8,7 +8,7 @@ from playwright.sync_api import expect
 from rankwatch_service.store.models import HostRecord
 from tests.browser.conftest import BAD_STEP, HOSTILE, TIMEOUT_MS, until
 from tests.browser.dashboard import S, card
-from tests.support.store.rows import add
+from tests.support.store.database import add
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 

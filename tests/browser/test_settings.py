@@ -14,7 +14,7 @@ from rankwatch_service.store.models import Command, IncidentFeedback, Job, RankT
 from rankwatch_service.store.rows import command_row
 from tests.browser.conftest import Site
 from tests.browser.dashboard import card, fits
-from tests.support.values.traces import SUMMARY
+from tests.support.values.presences import SUMMARY
 
 pytestmark = [pytest.mark.browser, pytest.mark.ci]
 

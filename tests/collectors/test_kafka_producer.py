@@ -21,9 +21,7 @@ from rankwatch.kafka.settings import MESSAGE_BYTES_MAX, KafkaSettings, partition
 from rankwatch.outcome import Accepted, Later, Outcome, Refused
 from rankwatch_service.log.kafka_topics import ensure_topics, topic_partitions
 from rankwatch_service.settings import Settings
-from tests.support.kafka.broker import Broker, kafka_broker, new_prefix
-from tests.support.kafka.secure import secure_kafka
-from tests.support.kafka.topic import Lying, read_topic
+from tests.support.kafka.broker import Broker, Lying, kafka_broker, new_prefix, read_topic, secure_kafka
 from tests.support.service.process import free_port, until
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]

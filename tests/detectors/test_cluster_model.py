@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -9,10 +10,13 @@ import pytest
 
 from rankwatch_detectors.base import Floats, Frame, Observation
 from rankwatch_detectors.statistics.baseline import BlockCorrelation
-from suite.cases import LabelledCase
+from rankwatch_service.notify.message_limit import MESSAGES_PER_HOUR
+from suite.cases import FAULTS, SILENT, Case, LabelledCase, straggler, stragglers
 from suite.cluster_cases import ClusterCase, cluster_clean, cluster_faults
 from suite.cluster_model import ClusterJob, CorrelatedNoise, SlowDevice, hosts_for
+from suite.conditions import combined, conditions_alone, on_accelerators, slow_changes, wandering_pace
 from suite.scoring import score
+from tests.support.trials.selection import ALL, in_ci
 
 LARGE = (
     "straggler +30 %, 64 ranks",
@@ -120,3 +124,66 @@ def test_who_becomes_a_tenth_slower_there_is_found_as_fast(ranks: tuple[int, ...
     got = score(case_of(SlowDevice(300, 1.1, ranks)), range(1))
     assert (got.found, got.named, got.false) == (got.labels, got.labels, [])
     assert max(got.delays) <= 12
+
+
+LINES = [*stragglers((8,)), *FAULTS]
+LARGE_LINES = in_ci([*stragglers((1024,)), straggler(16_384, 1.05)])
+DEVICE_LINES = in_ci(on_accelerators([*stragglers((8, 1024)), *FAULTS]))
+SIZES = (16, 64, 1024) if ALL else (16, 1024)
+WANDERING_SIZES = (8, 64, 256) if ALL else (8, 256)
+COMBINED = [*combined((16,))]
+SLOW = [*slow_changes((16,))]
+TOLD_PER_CAUSE_MAX = 3.0
+"""What grows is reported again, and again when it becomes critical; `benchmarks/cascades.py` has the mean."""
+
+
+@pytest.mark.parametrize("case", [*LINES, *LARGE_LINES, *DEVICE_LINES], ids=lambda case: case.name)
+def test_a_fault_is_found_and_named_in_time_and_nothing_else_is_said(case: Case) -> None:
+    got = score(case, range(1))
+    assert (got.found, got.named) == (got.labels, got.labels)
+    assert got.caused == got.named
+    assert math.isinf(case.delay_max) or max(got.delays) <= 1.25 * case.delay_max + 2
+    assert got.false == []
+    assert got.told <= TOLD_PER_CAUSE_MAX * got.roots
+
+
+@pytest.mark.parametrize("case", SILENT, ids=lambda case: case.name)
+def test_where_nothing_is_wrong_nobody_is_disturbed(case: Case) -> None:
+    got = score(case, range(1))
+    assert got.false == []
+    assert got.told <= MESSAGES_PER_HOUR
+
+
+@pytest.mark.parametrize(
+    "case", [*COMBINED[::2], *in_ci([*COMBINED[1::2], *combined(SIZES[1:])])], ids=lambda case: case.name
+)
+def test_a_fault_in_a_job_with_a_way_of_its_own_is_one_incident_found_and_named(case: Case) -> None:
+    got = score(case, range(1))
+    assert (got.found, got.named) == (got.labels, got.labels)
+    assert max(got.delays) <= 1.25 * case.delay_max + 2
+    assert got.false == []
+    assert got.incidents == got.roots
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        *conditions_alone((16,)),
+        *wandering_pace((8,)),
+        *in_ci([*conditions_alone(SIZES[1:]), *wandering_pace(WANDERING_SIZES[1:])]),
+    ],
+    ids=lambda case: case.name,
+)
+def test_a_jobs_own_way_disturbs_nobody(case: Case) -> None:
+    got = score(case, range(1))
+    assert (got.named, got.false, got.incidents) == (got.labels, [], got.roots)
+    assert got.labels or got.told <= MESSAGES_PER_HOUR
+
+
+@pytest.mark.parametrize("case", [*SLOW[::2], *in_ci(SLOW[1::2])], ids=lambda case: case.name)
+def test_what_changes_slowly_or_on_one_rank_alone_is_found_and_named_beside_anything_else(case: Case) -> None:
+    got = score(case, range(1))
+    assert (got.found, got.named) == (got.labels, got.labels)
+    assert max(got.delays) <= 1.25 * case.delay_max + 2
+    assert got.false == []
+    assert got.incidents <= got.roots

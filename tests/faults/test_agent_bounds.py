@@ -14,9 +14,7 @@ import pytest
 
 from rankwatch.agent.sender import MEMORY_BYTES_MAX
 from tests.support.agent.host import AgentProcess
-from tests.support.agent.kafka_sink import KafkaSink
-from tests.support.agent.service import AgentService, until
-from tests.support.agent.small_disk import small_disk
+from tests.support.agent.service import AgentService, KafkaSink, small_disk, until
 from tests.support.kafka.broker import kafka_broker
 from tests.support.ranks.recording_rank import RecordingRank
 from tests.support.trials.selection import long_trial

@@ -14,8 +14,7 @@ import pytest
 from rankwatch import layout, wire
 from rankwatch.spawn import lock_is_held
 from tests.support.agent.host import AgentProcess
-from tests.support.agent.service import KEY, AgentService, until
-from tests.support.agent.small_disk import small_disk
+from tests.support.agent.service import KEY, AgentService, small_disk, until
 from tests.support.ranks.recording_rank import RecordingRank
 
 pytestmark = pytest.mark.integration

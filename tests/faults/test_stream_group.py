@@ -20,8 +20,7 @@ from sqlalchemy import select, text
 from rankwatch_service.settings import Settings
 from rankwatch_service.store import models
 from rankwatch_service.store.engine import open_engine, read
-from tests.support.kafka.broker import kafka_broker, new_prefix
-from tests.support.kafka.topic import read_topic
+from tests.support.kafka.broker import kafka_broker, new_prefix, read_topic
 from tests.support.recordings.recording import (
     end_of,
     record_controls,

@@ -43,7 +43,7 @@ from rankwatch_service.store import models
 from rankwatch_service.store.engine import read, write
 from tests.support.clock import FakeClock
 from tests.support.recordings.recording import RecordedLog, declared, saves, stream_over
-from tests.support.service.routing import route_all, subscribe
+from tests.support.service.webhook_receiver import route_all, subscribe
 from tests.support.store.database import new_database
 
 FILE: Final = Path(__file__).parent / "faults.txt"

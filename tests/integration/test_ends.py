@@ -16,7 +16,7 @@ import pytest
 
 from rankwatch_service.demo.processes import end_all, working_for
 from tests.support.agent.service import AgentService, until
-from tests.support.detection.judged import judged
+from tests.support.detection.verdicts import judged
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
 import json
 import re
@@ -19,11 +20,17 @@ import pytest
 import typer
 
 import rankwatch
+from rankwatch.kafka.producer import Producer
+from rankwatch.kafka.settings import KafkaSettings
 from rankwatch.watch import Watch
+from rankwatch_service.api.kafka_intake import ProducerCollector
 from rankwatch_service.api.routes.policy import Policy
 from rankwatch_service.cli.app import app
+from rankwatch_service.settings import Settings
 from rankwatch_service.telemetry.validate import JsonBatch, from_json
 from tests.packaging.pages import PAGES, ROOT, Code, all_code, blocks, files, prose, rest_description, words
+from tests.support.service.api import running_api
+from tests.support.service.process import free_port
 
 RUNBOOKS = ROOT / "docs" / "incidents"
 ROOMS = (
@@ -340,3 +347,97 @@ def test_nothing_that_we_ship_unpickles_a_checkpoint() -> None:
     calls = [(path, call) for path in files if path != Path(__file__) for call in LOAD.findall(path.read_text())]
     assert {path.name for path, _ in calls} >= {"train_gpt.py", "training.py", "ddp_loop.py", "sdk.md"}
     assert [(path, call) for path, call in calls if "weights_only=True" not in call] == []
+
+
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "docs" / "architecture.md").read_text()
+FUNCTIONS = re.findall(r"`((?:rankwatch|rankwatch_service|rankwatch_detectors)(?:\.\w+)+)`", TEXT)
+PATHS = re.findall(r"`((?:collectors|detectors|service|docs|tests)/[\w./]+)`", TEXT)
+HOPS_MAX = 18
+FILES_MAX = 6
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_function_on_the_way_of_a_batch_exists(name):
+    parts = name.split(".")
+    module = next(length for length in range(len(parts), 0, -1) if is_defined(parts[:length]))
+    found = importlib.import_module(".".join(parts[:module]))
+    for part in parts[module:]:
+        found = getattr(found, part)
+    assert callable(found)
+
+
+def is_defined(parts: list[str]) -> bool:
+    path = ROOT / {"rankwatch": "collectors"}.get(parts[0], "service") / Path(*parts)
+    return path.is_dir() or path.with_suffix(".py").is_file()
+
+
+@pytest.mark.parametrize("path", sorted({path for path in PATHS if "NAME" not in path and "KIND" not in path}))
+def test_a_path_exists(path):
+    assert (ROOT / path.partition("…")[0]).exists()
+
+
+@pytest.mark.parametrize(
+    "folder", ["collectors/rankwatch", "detectors/rankwatch_detectors", "service/rankwatch_service"]
+)
+def test_each_package_is_named(folder):
+    packages = [entry.name for entry in (ROOT / folder).iterdir() if (entry / "__init__.py").exists()]
+    assert [name for name in packages if f"{name}/" not in TEXT] == []
+
+
+def test_a_step_passes_no_more_functions_than_a_newcomer_can_follow():
+    assert 0 < len(re.findall(r"^\| \d+ \| `", TEXT, re.MULTILINE)) <= HOPS_MAX
+
+
+@pytest.mark.parametrize("recipe", re.split(r"^\*\*(?=A )", TEXT.partition("## How to add")[2], flags=re.MULTILINE)[1:])
+def test_a_recipe_is_short(recipe):
+    assert 0 < len(re.findall(r"^\d+\. ", recipe, re.MULTILINE)) <= FILES_MAX
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+
+
+def section(title: str) -> str:
+    """The text between a heading and the next."""
+    return PAGE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+def first_column(title: str) -> list[str]:
+    return re.findall(r"^\| `([^`]+)`", section(title), re.MULTILINE)
+
+
+def test_every_setting_stands_in_the_table_and_nothing_else() -> None:
+    assert sorted(first_column("Settings")) == sorted(f"RANKWATCH_{name.upper()}" for name in Settings.model_fields)
+
+
+@pytest.mark.parametrize(
+    ("name", "field"), [(f"RANKWATCH_{name.upper()}", field) for name, field in Settings.model_fields.items()]
+)
+def test_a_default_that_is_a_plain_value_is_the_one_of_the_page(name: str, field) -> None:
+    (row,) = (line for line in section("Settings").splitlines() if line.startswith(f"| `{name}`"))
+    default = row.split("|")[2].strip()
+    if isinstance(field.default, bool | int) or (isinstance(field.default, str) and field.default):
+        assert default == str(field.default).replace("True", "true").replace("False", "false")
+
+
+def test_every_metric_of_the_real_page_is_explained_and_no_other(tmp_path: Path) -> None:
+    with running_api(tmp_path) as api:
+        text = api.get("/metrics").text
+    real = re.findall(r"^# TYPE (\w+) ", text, re.MULTILINE)
+    # With Kafka there are those of the producer besides.
+    producer = Producer(KafkaSettings(f"127.0.0.1:{free_port()}"))
+    real += [family.name for family in ProducerCollector(producer).collect()]
+    producer.close(0.0)
+    assert sorted(first_column("What each metric means")) == sorted(real)
+
+
+@pytest.mark.parametrize("row", [line for line in section("Limits").splitlines() if line.startswith("| `")])
+def test_a_limit_has_the_figure_and_the_place_that_the_page_gives(row: str) -> None:
+    name, figure, place = (part.strip().strip("`") for part in row.split("|")[1:4])
+    assert getattr(importlib.import_module(place), name) == int(figure)
+
+
+def test_metrics_that_are_named_elsewhere_on_the_page_exist() -> None:
+    assert set(re.findall(r"rankwatch_[a-z_]+_[a-z]+(?=`)", PAGE)) <= set(first_column("What each metric means")) | {
+        "rankwatch_service"
+    }

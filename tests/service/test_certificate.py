@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 
 from rankwatch.trust import pin_of
 from rankwatch_service.certificate import CertificateError, ServedCertificate, token_pin
-from tests.support.service.certificates import make_certificate
+from tests.support.service.machine import make_certificate
 
 
 @pytest.fixture

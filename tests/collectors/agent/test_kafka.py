@@ -11,8 +11,7 @@ from rankwatch_service.log.kafka_topics import ensure_topics
 from rankwatch_service.settings import Settings
 from tests.support.agent.host import AgentProcess
 from tests.support.agent.service import AgentService, decoded, rows, until
-from tests.support.kafka.broker import kafka_broker, new_prefix
-from tests.support.kafka.topic import read_topic
+from tests.support.kafka.broker import kafka_broker, new_prefix, read_topic
 from tests.support.ranks.recording_rank import RecordingRank
 
 pytestmark = pytest.mark.integration

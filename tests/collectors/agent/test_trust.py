@@ -14,7 +14,7 @@ from rankwatch.agent.service_connection import ServiceConnection, Unconfigured
 from rankwatch.signed import HEAD_BYTES, MARK, Purpose, nonce_of, sign, split
 from rankwatch.trust import TokenText, Trust, explain_tls_error, is_loopback, pin_of, split_token, trust_of
 from tests.support.agent.service import TOKEN, AgentService
-from tests.support.service.certificates import make_certificate
+from tests.support.service.machine import make_certificate
 
 PIN = sha256(b"a certificate").hexdigest()
 BATCH = wire.encode(wire.Batch(1, "gpt", "l.0", "h", "b", 0, 0))

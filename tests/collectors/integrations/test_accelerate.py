@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import rankwatch
 from rankwatch.integrations.accelerate import ALONE_MAX, AcceleratedLoop
 from rankwatch.layout import resume_path
-from tests.support.frameworks import Framework
+from tests.support.ranks.gloo import Framework
 from tests.support.ranks.recorders import Rank
 
 pytestmark = pytest.mark.torch

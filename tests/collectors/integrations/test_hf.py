@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import rankwatch
-from tests.support.frameworks import Framework
+from tests.support.ranks.gloo import Framework
 from tests.support.ranks.ordered import STEP_S
 
 transformers = Framework("transformers")

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import rankwatch
 from rankwatch.integrations.lightning import _blank
-from tests.support.frameworks import Framework
+from tests.support.ranks.gloo import Framework
 from tests.support.ranks.ordered import STEP_S
 
 Framework("lightning")

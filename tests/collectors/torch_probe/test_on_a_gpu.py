@@ -24,7 +24,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from rankwatch.torch_probe import TorchProbe
 from rankwatch.torch_probe.tracing import StepProfiler
-from tests.support.detection.device_rows import findings
+from tests.support.detection.verdicts import findings
 from tests.support.ranks.accelerated import Checkpointed
 from tests.support.ranks.gloo import on_ranks
 from tests.support.ranks.sink import FakeSink, Watched, a_step

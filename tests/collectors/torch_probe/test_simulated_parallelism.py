@@ -23,7 +23,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.support.accelerator.torch_work import DeviceWork, gather_on, pipeline_on, reduce_on, tensor_parallel_on
-from tests.support.detection.device_rows import findings
+from tests.support.detection.verdicts import findings
 from tests.support.ranks.accelerated import LAYER_S, TRANSFER_S, WIDTH, Machine, Part, counted_reads, layers, train
 from tests.support.ranks.gloo import on_ranks
 from tests.support.values.presences import topology

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rankwatch.torch_probe.device import SPANS_MAX
 from tests.support.accelerator.torch_work import gather_on, reduce_on
-from tests.support.detection.device_rows import findings
+from tests.support.detection.verdicts import findings
 from tests.support.ranks.accelerated import (
     LAYER_S,
     NOTHING,

@@ -19,7 +19,7 @@ from rankwatch_service.access.secret_key import SecretKey
 from rankwatch_service.store.engine import write
 from rankwatch_service.store.job_removal import delete_job
 from rankwatch_service.store.models import Agent, AgentView
-from tests.support.store.rows import add, change
+from tests.support.store.database import add, change
 
 pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 HERE = Origin("gpt", "node-1")

@@ -4,7 +4,7 @@ from sqlalchemy import select
 
 from rankwatch_service.access.job_filter import JobFilter
 from rankwatch_service.store.models import Setting
-from tests.support.store.rows import add, values_of
+from tests.support.store.database import add, values_of
 
 NAMES = (
     "llm-7b",

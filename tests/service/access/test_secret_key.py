@@ -18,8 +18,7 @@ from rankwatch_service.settings import Settings
 from rankwatch_service.store.engine import open_engine
 from rankwatch_service.store.models import Setting
 from tests.support.clock import FakeClock
-from tests.support.store.database import new_database
-from tests.support.store.rows import rows_of
+from tests.support.store.database import new_database, rows_of
 from tests.support.trials.selection import in_ci
 
 KEY = "0123456789abcdef" * 4

@@ -14,7 +14,7 @@ from rankwatch_service.access.tokens import TokenKind, create_token, issue_token
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Audit, Token
 from tests.support.clock import FakeClock
-from tests.support.store.rows import rows_of
+from tests.support.store.database import rows_of
 
 pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 

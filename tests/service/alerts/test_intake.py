@@ -14,7 +14,7 @@ from rankwatch_service.store.engine import write
 from rankwatch_service.store.job_removal import delete_job
 from rankwatch_service.store.models import AgentView, AlertRow, Attempt, Job
 from tests.support.clock import FakeClock
-from tests.support.store.rows import add, attempt_row, change, job_row, rows_of
+from tests.support.store.database import add, attempt_row, change, job_row, rows_of
 
 LABELS = ("rankwatch_job", "job_name")
 

@@ -11,7 +11,7 @@ from rankwatch_service.access.tokens import DEFAULT_S
 from rankwatch_service.api.openapi import PUBLIC
 from tests.support.clock import FakeClock
 from tests.support.service.api import running_api
-from tests.support.service.certificates import make_certificate
+from tests.support.service.machine import make_certificate
 
 CLOCK = FakeClock
 

@@ -15,7 +15,7 @@ from rankwatch_service.policy.control_records import TelemetryRefused
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import AgentView, Command, LogRecord
 from tests.support.clock import FakeClock
-from tests.support.store.rows import add, command_row, rows_of
+from tests.support.store.database import add, command_row, rows_of
 from tests.support.values.batches import batch, progress
 
 CLOCK = FakeClock

@@ -10,7 +10,7 @@ from rankwatch_service.alerts import ALERTS_MAX
 from rankwatch_service.api.routes.alerts import ALERTS_PER_REQUEST_MAX, LISTED_MAX
 from rankwatch_service.store.models import Job
 from tests.support.clock import FakeClock
-from tests.support.store.rows import add, job_row
+from tests.support.store.database import add, job_row
 
 CLOCK = FakeClock
 PATH = "/api/v2/alerts"

@@ -14,8 +14,8 @@ from rankwatch_service.policy.control_records import PolicySet
 from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import Attempt, Command, Feed, Outbox
 from tests.support.service.api import OURS
-from tests.support.service.routing import route_all
-from tests.support.store.rows import add, attempt_row, change, report, rows_of, values_of
+from tests.support.service.webhook_receiver import route_all
+from tests.support.store.database import add, attempt_row, change, report, rows_of, values_of
 
 ON_BOTH_DATABASES = True
 

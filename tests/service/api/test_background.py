@@ -1,7 +1,9 @@
 """What runs beside the requests: waiting for changes, the feed's tail, shared reads, and the removal of what is old."""
 
 import asyncio
+import gc
 import json
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -11,6 +13,7 @@ import pytest
 from sqlalchemy import event, func, select
 
 from rankwatch_service.access.job_filter import JobFilter
+from rankwatch_service.api import garbage
 from rankwatch_service.api.background import change_feed, housekeeping
 from rankwatch_service.api.background.change_feed import ChangeFeed, FeedFilter, FeedTail
 from rankwatch_service.api.background.housekeeping import HISTORY_NS, RECORD_NS, remove_expired
@@ -18,7 +21,8 @@ from rankwatch_service.api.dependencies import SingleFlight
 from rankwatch_service.orders.commands import publish
 from rankwatch_service.store.engine import open_engine, read, write
 from rankwatch_service.store.models import Delivery, Feed, HostRecord, Incident, IncidentTransition, Outbox
-from tests.support.store.rows import add
+from tests.support.clock import FakeClock
+from tests.support.store.database import add
 from tests.support.values.incidents import incident_row
 
 LONG_S = 60.0
@@ -324,3 +328,52 @@ def test_several_processes_may_remove_expired_rows_at_once(database_url, engine,
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(work, range(3)))
     assert count(engine, Feed) == 10
+
+
+class EndedError(Exception):
+    """The story is over."""
+
+
+class Looks(FakeClock):
+    """Does one thing after the other while the thread sleeps."""
+
+    def __init__(self, *happens: Callable[[], None]) -> None:
+        super().__init__()
+        self._happens = iter(happens)
+
+    def sleep(self, seconds: float) -> None:
+        assert seconds == garbage.LOOK_S
+        step = next(self._happens, None)
+        if step is None:
+            raise EndedError
+        step()
+
+
+def test_all_objects_are_looked_through_once_they_have_doubled():
+    kept: list[object] = []
+    full: list[int] = []
+
+    def collected(phase: str, info: dict[str, int]) -> None:
+        if phase == "stop" and info["generation"] == 2:
+            full.append(len(kept))
+
+    def grow(part: float) -> Callable[[], None]:
+        return lambda: kept.extend(object() for _ in range(int(before * part)))
+
+    def shrink() -> None:
+        kept.clear()
+
+    gc.collect()
+    limits = gc.get_threshold()
+    gc.set_threshold(limits[0], limits[1], garbage.NEVER)
+    gc.callbacks.append(collected)
+    before = sys.getallocatedblocks()
+    try:
+        with pytest.raises(EndedError):
+            garbage._keep_looking(
+                Looks(lambda: None, grow(0.6), grow(0.6), lambda: None, shrink, grow(0.6), grow(0.6), lambda: None)
+            )
+    finally:
+        gc.callbacks.remove(collected)
+        gc.set_threshold(*limits)
+    assert full == [2 * int(before * 0.6), 2 * int(before * 0.6)]

@@ -14,7 +14,7 @@ from rankwatch_service.access.budgets import BODIES, CONNECTIONS, UNREAD, Accoun
 from rankwatch_service.api.http import connection
 from rankwatch_service.api.http.connection import Connections, TlsServer
 from rankwatch_service.clock import SystemClock
-from tests.support.service.certificates import make_certificate
+from tests.support.service.machine import make_certificate
 from tests.support.service.process import until
 
 BEGUN = b"POST / HTTP/1.1\r\nHost: x\r\n"

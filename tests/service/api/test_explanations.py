@@ -6,7 +6,7 @@ import pytest
 from rankwatch_service.access.grants import Scope
 from rankwatch_service.store.models import Incident, Job
 from tests.support.service.stream import Service
-from tests.support.store.rows import add, job_row
+from tests.support.store.database import add, job_row
 from tests.support.values.batches import ranks, table
 from tests.support.values.incidents import incident_row
 

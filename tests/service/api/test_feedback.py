@@ -13,7 +13,7 @@ from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import Command, Feed, Incident, IncidentFeedback
 from tests.support.service.api import running_api
 from tests.support.service.process import until
-from tests.support.store.rows import add, change, command_row, rows_of, values_of
+from tests.support.store.database import add, change, command_row, rows_of, values_of
 from tests.support.values.incidents import incident_row
 
 ON_BOTH_DATABASES = True

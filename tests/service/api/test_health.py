@@ -14,7 +14,7 @@ from rankwatch_service.stream.process import PartitionReport, Reporter, new_coun
 from tests.support.clock import FakeClock
 from tests.support.orders.rows import add_command, add_view, answered
 from tests.support.service.api import notifier_reports, stream_reports
-from tests.support.store.rows import add, change, job_row
+from tests.support.store.database import add, change, job_row
 from tests.support.values.batches import progress
 
 S = 10**9

@@ -11,7 +11,7 @@ from rankwatch_service.policy.control_records import JobDeleted
 from rankwatch_service.store.models import Incident, Job, Order, SeriesChunk
 from tests.support.orders.rows import add_command
 from tests.support.service.process import until
-from tests.support.store.rows import FAR_NS, add, change, job_row, report, values_of
+from tests.support.store.database import FAR_NS, add, change, job_row, report, values_of
 from tests.support.values.incidents import incident_row
 
 ON_BOTH_DATABASES = True

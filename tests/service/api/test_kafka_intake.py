@@ -11,8 +11,7 @@ from rankwatch_service.api import kafka_intake
 from rankwatch_service.api.kafka_intake import KafkaIntake, ProducerCollector
 from rankwatch_service.log.kafka_topics import ensure_topics
 from rankwatch_service.settings import Settings
-from tests.support.kafka.broker import kafka_broker, new_prefix
-from tests.support.kafka.topic import read_topic
+from tests.support.kafka.broker import kafka_broker, new_prefix, read_topic
 from tests.support.service.api import running_api
 from tests.support.service.process import until
 

@@ -14,8 +14,7 @@ from rankwatch_service.policy.control_records import TelemetryRefused
 from rankwatch_service.store.models import Job
 from tests.support.clock import FakeClock
 from tests.support.service.api import Api
-from tests.support.store.database import new_database
-from tests.support.store.rows import add, job_row
+from tests.support.store.database import add, job_row, new_database
 from tests.support.values.batches import batch
 
 MINE = Identity("t1", "ingest", "training", frozenset({"ingest"}), JobFilter(), None)

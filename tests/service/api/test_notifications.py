@@ -16,8 +16,8 @@ from rankwatch_service.policy.notification import iso_time
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Base, Delivery, Incident, Outbox
 from tests.support.service.api import running_api
-from tests.support.store.rows import add, change, rows_of
-from tests.support.store.rows import numbered_incident as incident
+from tests.support.store.database import add, change, rows_of
+from tests.support.store.database import numbered_incident as incident
 from tests.support.values.incidents import NOON_UNIX_NS, incident_row, notified
 
 KEY = "0123456789abcdef0123456789ABCDEF"

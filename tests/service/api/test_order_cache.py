@@ -12,7 +12,7 @@ from rankwatch_service.orders.order import CommandOutcome
 from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import Checkpoint, Command, Feed, Job
 from tests.support.clock import FakeClock
-from tests.support.store.rows import add, checkpoint_row, command_row, job_row
+from tests.support.store.database import add, checkpoint_row, command_row, job_row
 
 ON_BOTH_DATABASES = True
 TRACE = {"action": "trace", "params": {"ranks": [0], "steps": 3}, "state": "requested"}

@@ -18,7 +18,7 @@ from rankwatch_service.store.engine import read
 from rankwatch_service.store.models import Audit, Job, JobOwnership, Silence
 from tests.support.service.api import OURS, running_api
 from tests.support.service.oidc_provider import CLIENT_SECRET, new_key, oidc_provider
-from tests.support.store.rows import add, change, job_row
+from tests.support.store.database import add, change, job_row
 
 
 class AheadClock(SystemClock):

@@ -9,7 +9,7 @@ from rankwatch_service.api.ingest import NEW_JOBS_MAX
 from rankwatch_service.policy.control_records import JobOwnership, PolicySet
 from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import Incident, Job
-from tests.support.store.rows import add, job_row
+from tests.support.store.database import add, job_row
 from tests.support.values.batches import batch
 from tests.support.values.incidents import incident_row
 

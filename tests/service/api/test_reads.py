@@ -17,9 +17,9 @@ from rankwatch_service.store.models import (
     JobHostDevice,
     JobOwnership,
 )
-from tests.support.service.heat_tiles import read
-from tests.support.store.rows import add, attempt_row, change, command_row, job_row
-from tests.support.store.rows import numbered_incident as incident
+from tests.support.service.stored_series import read
+from tests.support.store.database import add, attempt_row, change, command_row, job_row
+from tests.support.store.database import numbered_incident as incident
 
 ON_BOTH_DATABASES = True
 

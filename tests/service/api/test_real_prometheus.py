@@ -11,7 +11,7 @@ from rankwatch_service.store.models import Job
 from tests.support.service.api import served_api
 from tests.support.service.monitoring import amtool, needs_amtool, needs_prometheus, running_prometheus
 from tests.support.service.process import until
-from tests.support.store.rows import add, job_row
+from tests.support.store.database import add, job_row
 
 pytestmark = pytest.mark.integration
 

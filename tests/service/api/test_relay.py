@@ -22,7 +22,7 @@ from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import Audit, Incident, Job, Token
 from tests.support.service.api import Api, people_app, served_api
 from tests.support.service.process import until
-from tests.support.store.rows import add, job_row, numbered_incident, values_of
+from tests.support.store.database import add, job_row, numbered_incident, values_of
 
 LIST = "/api/v1/incidents?limit=50&order=oldest"
 

@@ -10,9 +10,9 @@ from rankwatch_service.api.reply import ApiReply, text_name, time_text
 from rankwatch_service.clock import SystemClock
 from rankwatch_service.series.writer import SeriesWriter
 from rankwatch_service.store.models import Incident, Job
-from tests.support.service.heat_tiles import read
-from tests.support.store.rows import add, change, job_row
-from tests.support.store.rows import numbered_incident as incident
+from tests.support.service.stored_series import read
+from tests.support.store.database import add, change, job_row
+from tests.support.store.database import numbered_incident as incident
 
 FINITE = {"confidence", "ratio", "false_ratio", "low", "high", "profiles", "counters", "seconds"}
 """Fields that are finite whatever a job sends: ratios, ranges of settings, durations, counters of devices, and the

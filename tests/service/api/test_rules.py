@@ -13,7 +13,7 @@ from rankwatch_service.preview import engine, policy_preview
 from rankwatch_service.series.writer import SeriesWriter
 from rankwatch_service.store.models import Attempt, Checkpoint, Incident, Job
 from rankwatch_service.written_rule import RULES_MAX
-from tests.support.store.rows import add, attempt_row, checkpoint_row, job_row
+from tests.support.store.database import add, attempt_row, checkpoint_row, job_row
 from tests.support.values.incidents import incident_row
 
 ON_BOTH_DATABASES = True

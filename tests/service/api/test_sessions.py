@@ -11,7 +11,7 @@ from rankwatch_service.access.tokens import TokenKind, create_token
 from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import Feed
 from tests.support.service.api import OURS
-from tests.support.store.rows import values_of
+from tests.support.store.database import values_of
 
 ON_BOTH_DATABASES = True
 

@@ -7,9 +7,9 @@ from rankwatch_service.access.grants import Scope
 from rankwatch_service.orders import traces
 from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import Attempt, Audit, Command, Incident, Job, RankTrace
-from tests.support.store.rows import add, attempt_row, job_row, report
+from tests.support.store.database import add, attempt_row, job_row, report
 from tests.support.values.incidents import incident_row
-from tests.support.values.traces import SUMMARY, trace_answer
+from tests.support.values.presences import SUMMARY, trace_answer
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from rankwatch_service.access.grants import Scope
 from rankwatch_service.policy.control_records import PolicySet
 from rankwatch_service.policy.policy import Mode, policy_of
 from rankwatch_service.store.models import Attempt, Base, Checkpoint, Job
-from tests.support.store.rows import add, attempt_row, checkpoint_row, job_row, report, rows_of
+from tests.support.store.database import add, attempt_row, checkpoint_row, job_row, report, rows_of
 
 RECEIVER = {"name": "pager", "url": "https://hooks.example/x"}
 

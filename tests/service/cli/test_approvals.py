@@ -14,8 +14,8 @@ from rankwatch_service.policy.policy import Policy
 from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import Attempt, Job
 from rankwatch_service.store.settings_rows import write_policy
-from tests.support.store.rows import add, attempt_row, job_row, report
-from tests.support.values.traces import trace_answer
+from tests.support.store.database import add, attempt_row, job_row, report
+from tests.support.values.presences import trace_answer
 
 
 @pytest.fixture(scope="module", autouse=True)

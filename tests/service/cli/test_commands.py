@@ -16,7 +16,7 @@ from rankwatch_service.clock import SystemClock
 from rankwatch_service.names import short
 from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import Attempt, Checkpoint, Command, Incident, IncidentFeedback, Job
-from tests.support.store.rows import FAR_NS, add, attempt_row, change, checkpoint_row, command_row, job_row, report
+from tests.support.store.database import FAR_NS, add, attempt_row, change, checkpoint_row, command_row, job_row, report
 from tests.support.values.incidents import incident_row
 
 

@@ -19,8 +19,7 @@ from rankwatch_service.store.models import StreamProcess
 from tests.support.accelerator import DRIVER
 from tests.support.host_tree import HostTree
 from tests.support.service.oidc_provider import oidc_provider
-from tests.support.store.database import new_database
-from tests.support.store.rows import add
+from tests.support.store.database import add, new_database
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from rankwatch.trust import Trust, pin_of
 from rankwatch_service.cli.client import CliClient, find_endpoint, store_endpoint
 from rankwatch_service.cli.errors import CliError
 from tests.support.agent.service import AgentService
-from tests.support.service.certificates import make_certificate
+from tests.support.service.machine import make_certificate
 
 
 @pytest.fixture

@@ -12,9 +12,8 @@ from rankwatch_service.cli.client import CliClient
 from rankwatch_service.cli.errors import CliError
 from rankwatch_service.store.models import Incident, IncidentTransition
 from tests.support.service.stream import Service
-from tests.support.store.rows import add
-from tests.support.values.findings import finding
-from tests.support.values.incidents import incident_row
+from tests.support.store.database import add
+from tests.support.values.incidents import finding, incident_row
 
 SLOW = Suspect(IncidentScope.of_rank(1), Statistic.EVIDENCE, 21.0, 20.0, 9, 1.08, source="wall")
 POINTS = [[120, 1.0, 12.0, 20.0, 7, 1.07, ""], [121, 2.0, 20.5, 20.0, 8, 1.07, str(UnmetCriterion.CERTAINTY)]]

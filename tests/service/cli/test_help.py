@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from rankwatch_service.cli.app import app
 from rankwatch_service.store.models import Incident, Job
-from tests.support.store.rows import add, job_row
+from tests.support.store.database import add, job_row
 from tests.support.values.incidents import incident_row
 
 HEAVY = ("fastapi", "uvicorn", "sqlalchemy", "numpy", "river", "torch", "httpx2", "pydantic", "kafka")

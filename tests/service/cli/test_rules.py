@@ -5,7 +5,7 @@ import json
 import pytest
 
 from rankwatch_service.store.models import Job
-from tests.support.store.rows import add, job_row
+from tests.support.store.database import add, job_row
 
 RULES = """
 [[rule]]

@@ -19,9 +19,8 @@ from rankwatch_service.policy.policy import Policy
 from rankwatch_service.store.engine import open_engine, write
 from rankwatch_service.store.models import Outbox, Receiver, Token
 from rankwatch_service.store.settings_rows import write_policy
-from tests.support.service.routing import route_all
-from tests.support.store.database import new_database
-from tests.support.store.rows import add, change, values_of
+from tests.support.service.webhook_receiver import route_all
+from tests.support.store.database import add, change, new_database, values_of
 from tests.support.values.incidents import receiver_row
 
 

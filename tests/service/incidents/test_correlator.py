@@ -6,7 +6,7 @@ from rankwatch_detectors.base import Change, Kind, Severity
 from rankwatch_service.incidents import correlator as correlator_module
 from rankwatch_service.incidents.correlator import LOOK_FRAMES, PROGRESS_FRAMES, Correlator
 from rankwatch_service.incidents.model import incident_id
-from tests.support.values.findings import finding, topology_state
+from tests.support.values.incidents import finding, topology_state
 
 TOPOLOGY = topology_state()
 SAVE, RESTORE = finding(Kind.CHECKPOINT_FAILED, ranks=(3,)), finding(Kind.RESTORE_FAILED, ranks=(3,))

@@ -5,7 +5,7 @@ import pytest
 from rankwatch_detectors.base import Change, Kind, Severity
 from rankwatch_service.incidents.correlator import FLAPPING_QUIET_S, PROGRESS_FRAMES, QUIET_S, Correlator
 from rankwatch_service.incidents.model import TransitionKind
-from tests.support.values.findings import finding, topology_state
+from tests.support.values.incidents import finding, topology_state
 
 TOPOLOGY = topology_state()
 

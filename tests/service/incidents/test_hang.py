@@ -26,7 +26,7 @@ from rankwatch_service.incidents.hang import (
 from rankwatch_service.incidents.kinds import KINDS
 from rankwatch_service.incidents.model import SENTENCE, Incident
 from rankwatch_service.job.topology_state import TopologyState
-from tests.support.values.findings import finding, topology_state
+from tests.support.values.incidents import finding, topology_state
 
 REDUCE = "all_reduce (distributed_c10d.py:2810), from train (train.py:41)"
 LOAD = "load (data.py:12)"

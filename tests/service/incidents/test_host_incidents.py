@@ -9,7 +9,7 @@ import pytest
 from rankwatch_detectors.base import Finding, Kind, Severity
 from rankwatch_service.incidents.correlator import Correlator
 from rankwatch_service.incidents.host_incidents import host_incidents
-from tests.support.values.findings import finding, topology_state
+from tests.support.values.incidents import finding, topology_state
 
 CRITICAL, WARNING, INFO = Severity.CRITICAL, Severity.WARNING, Severity.INFO
 ECC = {"xids": [{"xid": 48, "class": "hardware"}]}

@@ -18,8 +18,7 @@ from rankwatch_service.simulate.faults import Hang, HostLoss, Kill, NonFinite, N
 from rankwatch_service.simulate.generate import generate
 from rankwatch_service.simulate.job import Job, RankPlacement
 from suite.pipeline import topology_state_of
-from tests.support.values.findings import finding, topology_state
-from tests.support.values.incidents import routed
+from tests.support.values.incidents import finding, routed, topology_state
 from tests.support.values.presences import Clockwork, topology
 
 DEFAULTS = NewReceiver(name="on-call", url="https://on-call.example/")

@@ -25,19 +25,23 @@ from rankwatch_detectors.devices.counter_detector import DeviceProblem
 from rankwatch_detectors.scope import IncidentScope
 from rankwatch_detectors.words import compared, lasting, slower_than
 from rankwatch_detectors.words import duration as pace_duration
+from rankwatch_service.api.routes.receivers import ReceiverSettings
+from rankwatch_service.incidents.answers import impact, normal
 from rankwatch_service.incidents.correlator import Correlator
-from rankwatch_service.incidents.kinds import LIKELY
+from rankwatch_service.incidents.kinds import KINDS, LIKELY
 from rankwatch_service.incidents.model import IncidentVersion
 from rankwatch_service.job.detection import DetectionPipeline
+from rankwatch_service.policy.actions import POLICY_ACTIONS, Action
 from rankwatch_service.policy.message_text import incident_text, with_held
 from rankwatch_service.policy.response import impact_gpu_hours_per_hour
+from rankwatch_service.policy.suggestion import WAIT
 from rankwatch_service.policy.what_now import what_now
 from rankwatch_service.simulate import faults as scripted
 from rankwatch_service.simulate.generate import generate
 from rankwatch_service.simulate.job import Job, RankPlacement
 from suite.pipeline import topology_state_of
 from tests.support.trials.selection import in_ci
-from tests.support.values.findings import finding, topology_state
+from tests.support.values.incidents import finding, topology_state
 
 ROOT: Final = Path(__file__).parents[3]
 COLUMN: Final = re.compile(r"(?<![\w/:.`])[a-z]+(?:_[a-z0-9]+)+(?![\w/(])")
@@ -276,3 +280,47 @@ def test_no_message_about_10_000_drawn_findings_contradicts_itself() -> None:
             texts += [with_held(incident_text(now, 8), number % 3 + 1), *what_now(now, 8).listed]
         wrong = {text: wrong for text in texts if (wrong := faults_of(text))}
         assert wrong == {}, found
+
+
+def test_every_kind_has_its_row():
+    assert set(KINDS) == set(Kind)
+
+
+def test_every_kind_has_a_runbook_and_every_runbook_a_kind():
+    assert {page.stem for page in (ROOT / "docs" / "incidents").glob("*.md")} == {str(kind) for kind in KINDS}
+
+
+def test_a_receiver_can_be_limited_to_any_kind():
+    assert ReceiverSettings(url="kafka:", kinds=list(KINDS)).kinds == list(KINDS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_has_something_to_do_first(kind):
+    assert KINDS[kind].first_steps
+
+
+def test_every_kind_says_in_its_own_words_what_is_normal_and_how_bad_it_is():
+    for answers in ([normal(kind, {}) for kind in KINDS], [impact(kind, "critical", {}) for kind in KINDS]):
+        assert len(set(answers)) == len(KINDS)
+        assert not any(answer.endswith(".") for answer in answers)
+
+
+def test_the_page_of_answers_says_of_every_kind_what_the_incident_says():
+    page = (ROOT / "docs" / "answers.md").read_text()
+    rows = [line for line in page.splitlines() if "](incidents/" in line]
+    assert rows == [
+        f"| [{row.label}](incidents/{kind}.md) | {usual} | {impact(kind, 'critical', {})} | {row.first_steps[0]} |"
+        for kind, row in KINDS.items()
+        for usual in [normal(kind, {})]
+    ], "docs/answers.md has the rows of KINDS, in that order"
+
+
+def test_what_is_no_fault_or_has_ended_by_itself_has_no_impact():
+    assert impact("rank_lost", "info", {}) == "none: nothing is wrong"
+    assert impact("hang", "critical", {"ended_by_itself": True}) == "none any more: it has ended by itself"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_helps_is_an_action_or_waiting(kind):
+    assert KINDS[kind].actions
+    assert set(KINDS[kind].actions) <= {WAIT, Action.TRACE, *POLICY_ACTIONS}

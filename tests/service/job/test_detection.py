@@ -20,7 +20,7 @@ from rankwatch_service.simulate.files import write_job
 from rankwatch_service.simulate.generate import generate
 from rankwatch_service.simulate.job import Job, RankPlacement
 from rankwatch_service.stream.saved import pack
-from tests.support.recordings.replayed import replayed
+from tests.support.recordings.outcome import replayed
 from tests.support.service.partition import Listener, PlayedPartition
 from tests.support.values.presences import frame
 

@@ -23,7 +23,7 @@ from rankwatch_service.store.rows import incident_row
 from rankwatch_service.stream.saved import pack, unpack
 from tests.support.detection.scripted_job import Scripted, World
 from tests.support.values.batches import ranks
-from tests.support.values.findings import finding, topology_state
+from tests.support.values.incidents import finding, topology_state
 from tests.support.values.presences import ATTEMPT, frame, topology
 
 

@@ -17,7 +17,7 @@ from rankwatch_service.simulate.batches import batches
 from rankwatch_service.simulate.faults import Hang
 from rankwatch_service.simulate.generate import generate
 from rankwatch_service.simulate.job import Job, RankPlacement
-from tests.support.detection.judged import judged
+from tests.support.detection.verdicts import judged
 from tests.support.values.batches import batch, bundle, progress, ranks, table
 
 

@@ -12,7 +12,7 @@ from rankwatch_service.notify.email_sender import EmailSender
 from rankwatch_service.notify.receiver_types import email
 from rankwatch_service.notify.receiver_types.message import OutgoingMessage
 from rankwatch_service.settings import MailServer
-from tests.support.service.certificates import make_certificate
+from tests.support.service.machine import make_certificate
 from tests.support.service.mail_server import mail_server
 from tests.support.values.incidents import incident_message, transition
 

@@ -13,7 +13,7 @@ from rankwatch_service.notify.sender import TryOutcome, after_try
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Incident, Outbox, Receiver, Silence
 from tests.support.clock import FakeClock
-from tests.support.service.routing import announce
+from tests.support.service.webhook_receiver import announce
 from tests.support.values.incidents import NOON_UNIX_NS, announced, incident_row, receiver_row
 
 AFTER_S = 900

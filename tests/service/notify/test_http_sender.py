@@ -15,7 +15,7 @@ from rankwatch_service.allow_list import EVERY_ADDRESS, allow_list
 from rankwatch_service.clock import SystemClock
 from rankwatch_service.notify.http_sender import HttpSender
 from rankwatch_service.notify.receiver_types.base import new_secret, signed_headers, signing_key
-from tests.support.service.certificates import make_certificate
+from tests.support.service.machine import make_certificate
 from tests.support.service.webhook_receiver import Answer, webhook_receiver
 from tests.support.values.incidents import SECRET, incident_message, transition
 

@@ -22,8 +22,7 @@ from rankwatch_service.notify.sender import TryOutcome
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Audit, Outbox, Receiver
-from tests.support.kafka.broker import new_prefix
-from tests.support.kafka.topic import read_topic
+from tests.support.kafka.broker import new_prefix, read_topic
 from tests.support.service.process import until
 from tests.support.values.incidents import incident_message, notified, transition
 

@@ -13,7 +13,7 @@ from rankwatch_service.store.engine import read, upsert, write
 from rankwatch_service.store.models import Announcement, Incident, Outbox, Receiver, Silence
 from rankwatch_service.store.rows import incident_row as row_of
 from tests.support.detection.scripted_job import World
-from tests.support.service.routing import HeldLease, announce, subscribe
+from tests.support.service.webhook_receiver import HeldLease, announce, subscribe
 from tests.support.values.incidents import NOON_UNIX_NS, incident_row, notified
 
 pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)

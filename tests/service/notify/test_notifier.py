@@ -28,7 +28,7 @@ from rankwatch_service.store.errors import StoreBusyError
 from rankwatch_service.store.models import Delivery, Outbox, Receiver
 from rankwatch_service.store.models import Lease as LeaseRow
 from tests.support.clock import FakeClock
-from tests.support.service.routing import announce
+from tests.support.service.webhook_receiver import announce
 from tests.support.values.incidents import NOON_UNIX_NS, announced, notified, receiver_row
 
 DEADLINE_S = 60.0

@@ -19,8 +19,7 @@ from rankwatch_service.policy.notification import message_id
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Outbox, Receiver
-from tests.support.service.routing import announce
-from tests.support.service.webhook_receiver import Answer, webhook_receiver
+from tests.support.service.webhook_receiver import Answer, announce, webhook_receiver
 from tests.support.trials.selection import trials
 from tests.support.values.incidents import SECRET, announced, receiver_row
 

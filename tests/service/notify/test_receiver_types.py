@@ -1,20 +1,36 @@
 """What each type of receiver is sent: the fields and limits that its maker publishes, at their edges."""
 
+import asyncio
 import json
 import re
 
 import pytest
+from sqlalchemy import insert, select
 
 from rankwatch_detectors.base import Kind, Severity
+from rankwatch_service.access.secret_key import SecretKey, SecretKeyError, load_secret_key
+from rankwatch_service.clock import SystemClock
 from rankwatch_service.incidents.model import Consequence
 from rankwatch_service.notify.receiver_types import alertmanager, slack
 from rankwatch_service.notify.receiver_types.base import ReceiverType, SendContext, Target
 from rankwatch_service.notify.receiver_types.message import OutgoingMessage, encoded
 from rankwatch_service.notify.receiver_types.table import RECEIVER_TYPES, check_receiver
+from rankwatch_service.notify.receivers import forget_secret_key
+from rankwatch_service.notify.sender import SenderTable, TryOutcome
 from rankwatch_service.policy.command import CommandRequest
 from rankwatch_service.policy.control_records import JobOwnership
 from rankwatch_service.policy.notification import BODY_BYTES_MAX
-from tests.support.values.incidents import NOON_UNIX_NS, SECRET, command_message, incident_message, transition
+from rankwatch_service.settings import Settings
+from rankwatch_service.store.engine import read, write
+from rankwatch_service.store.models import Agent, IdempotentReply, Receiver
+from tests.support.values.incidents import (
+    NOON_UNIX_NS,
+    SECRET,
+    command_message,
+    incident_message,
+    receiver_row,
+    transition,
+)
 
 KEY = "0123456789abcdef0123456789ABCDEF"
 LINKS = {"incident": "https://watch.example/incidents/inc_1", "job": "https://watch.example/jobs/gpt"}
@@ -495,3 +511,81 @@ def test_the_largest_body_fits_into_an_embed(char):
 def test_the_largest_body_is_a_message_of_32_kb_at_most_for_google_chat(char):
     for of in (filling(char) if char in CHARS else telling(char * 9_000), telling("\n".join([char * 30_000] * 3))):
         assert len(sent(ReceiverType.GOOGLE_CHAT, of, SPACE)[0].body) <= 32_000
+
+
+SECRET_KEY = SecretKey(b"k" * 32)
+URL = "https://hooks.example/T00/" + "path" * 20
+
+
+def stored(engine):
+    with read(engine) as connection:
+        return {row.name: row for row in connection.execute(select(Receiver.__table__))}
+
+
+def add_plain(engine, name="pager"):
+    reply = {"token_id": "t", "key": "k", "request_sha256": "", "status": 201, "at_unix_ns": 1}
+    with write(engine) as connection:
+        connection.execute(insert(Receiver).values(**receiver_row(name, url=URL)))
+        connection.execute(insert(IdempotentReply).values(body=SECRET.encode(), **reply))
+
+
+class Sender:
+    def __init__(self):
+        self.sent = []
+
+    async def send(self, *message):
+        self.sent.append(message)
+        return TryOutcome(204, "", 0.0)
+
+
+def test_the_notifier_decrypts_what_it_sends():
+    behind = Sender()
+    sender = SenderTable(SECRET_KEY, {"https": behind})
+    asyncio.run(sender.send(SECRET_KEY.encrypt(URL), SECRET_KEY.encrypt(SECRET), "msg_1", b"{}"))
+    assert behind.sent == [(URL, SECRET, "msg_1", b"{}")]
+
+
+def test_what_another_key_encrypted_is_a_failure_that_says_so_and_reaches_nobody():
+    behind, other = Sender(), SecretKey(b"l" * 32)
+    sender = SenderTable(SECRET_KEY, {"https": behind})
+    outcome = asyncio.run(sender.send(other.encrypt(URL), SECRET_KEY.encrypt(SECRET), "msg_1", b"{}"))
+    assert (outcome.delivered, behind.sent) == (False, [])
+    assert outcome.error == "cannot be sent: it cannot be decrypted with the secret key of this service"
+
+
+@pytest.mark.parametrize(
+    ("url", "chosen"),
+    [(URL, "https"), (f"slack+{URL}", "https"), ("email+mailto:ann@example.com", "mailto"), ("kafka:", "kafka")],
+)
+def test_the_url_of_a_receiver_chooses_its_sender(url, chosen):
+    senders = {scheme: Sender() for scheme in ("http", "https", "mailto", "kafka")}
+    asyncio.run(SenderTable(SECRET_KEY, senders).send(SECRET_KEY.encrypt(url), SECRET_KEY.encrypt(""), "msg_1", b"{}"))
+    assert {scheme: [url for url, *_ in sender.sent] for scheme, sender in senders.items() if sender.sent} == {
+        chosen: [url]
+    }
+
+
+def test_the_topic_without_kafka_is_a_failure_that_says_so():
+    outcome = asyncio.run(
+        SenderTable(SECRET_KEY, {}).send(SECRET_KEY.encrypt("kafka:"), SECRET_KEY.encrypt(""), "msg_1", b"{}")
+    )
+    assert (outcome.delivered, outcome.is_final) == (False, False)
+    assert outcome.error == "cannot be sent: this service does not deliver to kafka:"
+
+
+def test_after_a_lost_key_the_service_starts_with_a_new_one_and_without_receivers(engine, tmp_path):
+    clock = SystemClock()
+    add_plain(engine)
+    agent = {"id": "a", "job": "j", "host": "h", "token_id": "t", "enrolled_unix_ns": 1}
+    with write(engine) as connection:
+        connection.execute(insert(Agent).values(**agent))
+    lost, found = Settings(data_dir=tmp_path / "lost"), Settings(data_dir=tmp_path / "new")
+    load_secret_key(lost, engine, clock)
+    with pytest.raises(SecretKeyError, match="forget-key"):
+        load_secret_key(found, engine, clock)
+    with write(engine) as connection:
+        assert forget_secret_key(connection) == ["pager"]
+    assert stored(engine) == {}
+    with read(engine) as connection:
+        assert connection.scalar(select(Agent.id)) is None, "it has to enrol again, for a secret of the new key"
+    load_secret_key(found, engine, clock)

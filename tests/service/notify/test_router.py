@@ -16,7 +16,7 @@ from rankwatch_service.policy.notification import message_body
 from rankwatch_service.store import models
 from rankwatch_service.store.engine import read, write
 from tests.support.clock import FakeClock
-from tests.support.service.routing import HeldLease, announce, route_all, subscribe
+from tests.support.service.webhook_receiver import HeldLease, announce, route_all, subscribe
 from tests.support.store.database import new_database
 from tests.support.store.faulty_calls import CrashError, Faults, When
 from tests.support.values.incidents import NOON_UNIX_NS, announced

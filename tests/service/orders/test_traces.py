@@ -11,7 +11,7 @@ from rankwatch_service.policy.traces import TraceAnswer
 from rankwatch_service.store.engine import read, write
 from tests.support.orders.driven_world import DrivenWorld
 from tests.support.orders.training_world import S
-from tests.support.values.traces import trace_answer
+from tests.support.values.presences import trace_answer
 
 
 class AskedWorld(DrivenWorld):

@@ -3,9 +3,13 @@
 from dataclasses import replace
 
 import pytest
+from sqlalchemy import select
 
-from rankwatch.wire import Progress
+from rankwatch.wire import Progress, View
 from rankwatch_service.orders.order import CommandOutcome, HostView, Order, OrderSituation, Phase, S, advance, take_over
+from rankwatch_service.orders.running_attempt import ATTEMPTS_MAX, ReceivedView, store_views
+from rankwatch_service.store.models import AgentView
+from tests.support.store.database import rows_of
 
 NOW = 1_000 * S
 HOSTS = {"a": (0, 1), "b": (2,)}
@@ -269,3 +273,13 @@ def test_paused_ranks_that_shall_save_wait_for_a_silent_agent_as_long_as_in_the_
     some = [*all_ranks("held")[:2], answer(2, "done", order="p.1", state="held")]
     assert phase_of(in_pause(Phase.HOLD), situation(some, age_s=19.0)) == (Phase.HOLD, None)
     assert phase_of(in_pause(Phase.HOLD), situation(some, age_s=21.0)) == (Phase.RELEASE, None)
+
+
+def test_an_agent_keeps_the_views_of_its_newest_attempts_and_other_agents_keep_theirs(engine):
+    store_views(engine, [ReceivedView(View("j", "l.0", "other", "b", 0, ()), "two", is_first=True)], 1)
+    for k in range(ATTEMPTS_MAX + 3):
+        views = [View("j", f"l.{k}", host, "b", 0, ()) for host in ("h0", "h1")]
+        store_views(engine, [ReceivedView(view, "one", is_first=True) for view in views], 2 + k)
+    kept = rows_of(engine, select(AgentView.host, AgentView.attempt).order_by(AgentView.host, AgentView.attempt))
+    newest = [f"l.{k}" for k in range(3, ATTEMPTS_MAX + 3)]
+    assert kept == [(host, one) for host in ("h0/one", "h1/one") for one in newest] + [("other/two", "l.0")]

@@ -18,7 +18,7 @@ from rankwatch_service.store.models import Incident, Job
 from tests.packaging.pages import ROOT, blocks
 from tests.support.service.api import served_api
 from tests.support.service.process import free_port
-from tests.support.store.rows import add, job_row, report
+from tests.support.store.database import add, job_row, report
 from tests.support.values.incidents import NOON_UNIX_NS, incident_row
 
 NOON = datetime.fromtimestamp(NOON_UNIX_NS // 10**9, UTC)

@@ -19,7 +19,7 @@ from rankwatch_service.replay.rows import RowReader
 from rankwatch_service.replay.sources import open_source
 from rankwatch_service.simulate.files import write_job
 from rankwatch_service.simulate.job import Job
-from tests.support.recordings.replayed import replayed
+from tests.support.recordings.outcome import replayed
 
 
 def csv(tmp_path: Path, text: str, name: str = "job.csv") -> Path:

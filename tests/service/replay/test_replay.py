@@ -21,7 +21,7 @@ from rankwatch_service.replay.sources import open_source
 from rankwatch_service.simulate.faults import BitFlip, NonFinite, Slow
 from rankwatch_service.simulate.files import write_job
 from rankwatch_service.simulate.job import Job, RankPlacement
-from tests.support.recordings.replayed import replayed
+from tests.support.recordings.outcome import replayed
 from tests.support.trainer_logs import write_event_file
 
 

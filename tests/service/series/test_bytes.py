@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as arrays
 from rankwatch_service.series.chunks import ABSENT_BITS, absent, blank, decoded, encoded, is_time
 from rankwatch_service.series.query import HeatMap, gzipped, tile
 from rankwatch_service.series.rollups import ValueMark
-from tests.support.service.heat_tiles import read
+from tests.support.service.stored_series import read
 from tests.support.trials.selection import trials
 
 STEPS, RANKS = 64, 256

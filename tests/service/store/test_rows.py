@@ -1,10 +1,13 @@
 """Values become rows of their tables and come back: no column is forgotten, and none is made up."""
 
+import contextlib
 import json
 from dataclasses import replace
 
 import pytest
+import structlog
 from sqlalchemy import inspect
+from structlog.testing import LogCapture
 
 from rankwatch_detectors.base import Kind, Severity
 from rankwatch_detectors.scope import WHOLE_JOB, IncidentScope
@@ -13,7 +16,9 @@ from rankwatch_service.incidents.model import Consequence
 from rankwatch_service.policy.checkpoint_ledger import CheckpointTier, LedgerEntry, Verdict
 from rankwatch_service.policy.command import APPROVAL_S, EXPIRES_S, CommandRequest
 from rankwatch_service.policy.policy import Mode, Rule
-from rankwatch_service.store import models, rows
+from rankwatch_service.store import audit_trail, models, rows
+from rankwatch_service.store.engine import write
+from rankwatch_service.store.models import Audit
 from tests.support.values.incidents import NOON_UNIX_NS, announced, incident_version, notified, transition
 
 RULE = Rule("r1", Mode.ACT, kind="hang", severity="critical", confidence_min=0.9, action="rollback")
@@ -73,3 +78,51 @@ def test_a_checkpoint_and_a_policy_rule_come_back_from_their_rows():
 )
 def test_a_command_that_needs_approval_may_wait_longer_and_whoever_asks_may_say_how_long(fields, seconds):
     assert rows.command_row(asked(**fields))["expires_unix_ns"] == NOON_UNIX_NS + int(seconds * 1e9)
+
+
+def append(engine, at_unix_ns, target):
+    with write(engine) as connection:
+        audit_trail.append(connection, at_unix_ns, "me", "did", target, "ok", fields={"n": at_unix_ns})
+
+
+@pytest.fixture
+def lines():
+    """Lines of the log."""
+    captured = LogCapture()
+    structlog.configure(processors=[captured])
+    yield captured.entries
+    structlog.reset_defaults()
+
+
+def test_an_export_since_a_time_leaves_no_row_out_after_its_first(engine, monkeypatch):
+    monkeypatch.setattr(audit_trail, "PAGE_ROWS", 2)
+    for n in range(5):
+        append(engine, n, f"thing {n}")
+    append(engine, 0, "of a clock that is late")
+    rows = list(audit_trail.export(engine))
+    assert [row["target"] for row in rows] == [*(f"thing {n}" for n in range(5)), "of a clock that is late"]
+    assert set(rows[0]) == set(Audit.__table__.columns.keys())
+    assert [row["at_unix_ns"] for row in audit_trail.export(engine, 3)] == [3, 4, 0]
+    assert list(audit_trail.export(engine, 5)) == []
+
+
+def test_a_row_is_a_line_of_the_log_once_it_is_committed(engine, lines):
+    with write(engine) as connection:
+        audit_trail.append(connection, 7, "me", "did", "thing", "ok", source="10.0.0.1", fields={"n": 1})
+        assert lines == []
+    assert lines == [
+        {"event": "audit", "log_level": "info", "at_unix_ns": 7, "actor": "me", "source": "10.0.0.1", "action": "did",
+         "target": "thing", "outcome": "ok", "fields": {"n": 1}}
+    ]  # fmt: skip
+
+
+def test_a_row_that_was_undone_is_not_in_the_log(engine, lines):
+    with contextlib.suppress(ZeroDivisionError), write(engine) as connection:
+        audit_trail.append(connection, 7, "me", "did", "thing", "ok")
+        _ = 1 / 0
+    assert lines == []
+
+
+def test_a_command_that_does_not_log_prints_nothing(engine, capsys):
+    append(engine, 1, "thing")
+    assert capsys.readouterr() == ("", "")

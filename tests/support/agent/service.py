@@ -1,22 +1,33 @@
 """A real HTTP server that accepts what agents send and answers as a test wants: the api as an agent sees it."""
 
+from __future__ import annotations
+
 import contextlib
 import http.server
 import os
 import socket
 import ssl
+import subprocess
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 import numpy as np
+import pytest
+from kafka import KafkaConsumer, TopicPartition
 
 from rankwatch import wire
+from rankwatch.kafka.settings import KafkaSettings, client_options
 from rankwatch.signed import Purpose, code_of, nonce_of, proof_of, split
+from rankwatch_service.log.kafka_topics import ensure_topics
+from rankwatch_service.settings import Settings
+from tests.support.kafka.broker import Broker, new_prefix
 
 TOKEN = "rankwatch_test_token"
 KEY = bytes(range(16))
@@ -91,7 +102,7 @@ class AgentService:
     def environment(self) -> dict[str, str]:
         return {"RANKWATCH_URL": self.url, "RANKWATCH_TOKEN": f"{TOKEN}.k{KEY.hex()}"}
 
-    def start(self) -> "AgentService":
+    def start(self) -> AgentService:
         service = self
 
         class Handler(_Handler):
@@ -153,7 +164,7 @@ class AgentService:
             total[event.fields["reason"]] += event.fields["count"]
         return total
 
-    def __enter__(self) -> "AgentService":
+    def __enter__(self) -> AgentService:
         return self.start()
 
     def __exit__(self, *_: object) -> None:
@@ -261,3 +272,56 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
+
+
+@contextmanager
+def small_disk(folder: Path, size_kb: int) -> Iterator[Path]:
+    """A folder in `folder` that holds no more; skips where we may not mount one, as in most containers."""
+    disk = folder / "disk"
+    disk.mkdir()
+    options = ["-t", "tmpfs", "-o", f"size={size_kb}k", "tmpfs"]
+    mounted = subprocess.run(["mount", *options, disk], capture_output=True, text=True, check=False)
+    if mounted.returncode != 0:
+        pytest.skip(f"no small disk can be mounted here: {mounted.stderr.strip()}")
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", "--lazy", disk], check=True)
+
+
+class _Silence:
+    """Set: connections are taken (by the kernel) and nothing is answered."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.set = broker.pause
+        self.clear = broker.resume
+
+
+class KafkaSink:
+    """The telemetry topic of a broker of the test's own."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._kafka = KafkaSettings(broker.bootstrap, new_prefix())
+        ensure_topics(Settings(kafka=self._kafka.bootstrap, kafka_prefix=self._kafka.prefix, kafka_partitions=1))
+        self._consumer = KafkaConsumer(**client_options(self._kafka), auto_offset_reset="earliest")
+        self._consumer.assign([TopicPartition(self._kafka.telemetry_topic, 0)])
+        self._batches: list[wire.Batch] = []
+        self.silent = _Silence(broker)
+        self.start, self.stop = broker.start, broker.kill
+
+    @property
+    def environment(self) -> dict[str, str]:
+        # The service itself is not there: orders and views go nowhere.
+        kafka = {"RANKWATCH_KAFKA": self._kafka.bootstrap, "RANKWATCH_KAFKA_PREFIX": self._kafka.prefix}
+        return kafka | {"RANKWATCH_URL": "http://127.0.0.1:9", "RANKWATCH_TOKEN": TOKEN}
+
+    @property
+    def batches(self) -> list[wire.Batch]:
+        """Every message so far, in order."""
+        while found := self._consumer.poll(timeout_ms=200):
+            self._batches += [decoded(message.value) for some in found.values() for message in some]
+        return self._batches
+
+    def close(self) -> None:
+        self._consumer.close(autocommit=False, timeout_ms=2_000)

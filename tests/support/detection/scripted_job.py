@@ -13,7 +13,7 @@ from rankwatch_service.policy.policy import Policy, PolicyLimits, Rule
 from rankwatch_service.policy.settings_in_force import SettingsInForce
 from rankwatch_service.stream.saved import pack, unpack
 from tests.support.values.batches import batch, bundle, table
-from tests.support.values.findings import finding
+from tests.support.values.incidents import finding
 
 
 class Scripted:

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
-from rankwatch_detectors.base import Change, Detector, Finding, Kind, Observation
+import numpy as np
+
+from rankwatch import wire
+from rankwatch_detectors.base import AttemptStart, Change, Detector, Finding, Kind, Observation, Topology
 from rankwatch_detectors.catalogue import detectors
+from rankwatch_detectors.pace.slowdown import SlowdownConfig, SlowdownDetector
+from rankwatch_detectors.pace.straggler import StragglerConfig, StragglerDetector
+from rankwatch_service.job.admission import BundleAccepted, CellQuota
 from rankwatch_service.job.detection import TimedFrames
+from rankwatch_service.job.effects import Effects
+from rankwatch_service.job.job import JobStream
+from rankwatch_service.policy.settings_in_force import SettingsInForce
+from rankwatch_service.store.rows import incident_row
 from rankwatch_service.stream.saved import pack, unpack
+from tests.support.values.batches import bundle
+from tests.support.values.presences import ATTEMPT, frame
 
 
 def evaluate(observations: Iterable[Observation], bank: Sequence[Detector] | None = None) -> list[Finding]:
@@ -46,3 +59,37 @@ def restored_all_along(make: Callable[[], Detector], observations: Iterable[Obse
         findings += found
     assert pack(detector.snapshot()) == pack(whole.snapshot())
     return findings
+
+
+def findings(ranks: Sequence[Sequence[Mapping[str, float]]], topology: Topology) -> list[Finding]:
+    """Judge the rows of each rank. What hosts measure is equal, as in synchronous training."""
+    observations: list[Observation] = [AttemptStart(ATTEMPT, topology, 0.0)]
+    for step, rows in enumerate(zip(*ranks, strict=True)):
+        hosts = {"step_time_s": [0.05] * len(rows), "busy_s": [0.045] * len(rows)}
+        names = sorted({name for row in rows for name in row if name.startswith("device_")})
+        devices = {name: [row.get(name, np.nan) for row in rows] for name in names}
+        observations.append(frame(step, hosts | devices, time_s=0.05 * step))
+    return opened(evaluate(observations, [StragglerDetector(StragglerConfig()), SlowdownDetector(SlowdownConfig())]))
+
+
+TICK_S = 1.0
+
+
+def judged(batches: Sequence[wire.Batch], after_s: float = 90.0) -> list[dict[str, Any]]:
+    """The incidents of one job, oldest first, as they are `after_s` after the last batch; each was taken when sent."""
+    effects = Effects()
+    job = JobStream(batches[0].job, detectors, lambda job, incident: {}, SettingsInForce())
+    now_s = batches[0].sent_unix_ns * 1e-9
+    for batch in batches:
+        while now_s + TICK_S <= batch.sent_unix_ns * 1e-9:
+            now_s += TICK_S
+            job.tick(now_s, 0.0, effects)
+        assert job.admit(bundle(batch), CellQuota(batch.job, 0), now_s, effects) == BundleAccepted()
+    for _ in range(int(after_s / TICK_S)):
+        now_s += TICK_S
+        job.tick(now_s, 0.0, effects)
+    assert not effects.failures
+    incidents: dict[str, dict[str, Any]] = {}
+    for transition in effects.transitions:
+        incidents[transition.incident.id] = incident_row(transition.incident)
+    return list(incidents.values())

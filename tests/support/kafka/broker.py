@@ -15,16 +15,18 @@ import subprocess
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from kafka import KafkaAdminClient
+from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
 
 from rankwatch.kafka.client import KafkaAwayError, opened
 from rankwatch.kafka.settings import KafkaSettings
+from tests.support.service.machine import make_certificate
 from tests.support.service.process import free_port, until
 
 KINDS = ("apache", "noida", "tansu")
@@ -283,3 +285,74 @@ def _package(name: str) -> Path:
     assert spec is not None
     assert spec.origin is not None
     return Path(spec.origin).parent
+
+
+QUIET_S = 0.5
+"""Nothing more comes when nothing has come for so long."""
+
+
+@dataclass(frozen=True)
+class Lying:
+    partition: int
+    key: str
+    value: bytes
+    headers: dict[str, str]
+    by_broker_clock: bool
+
+
+def read_topic(
+    bootstrap: str, topic: str, enough: Callable[[list[Lying]], bool], partitions: int = 1, within_s: float = 60.0
+) -> list[Lying]:
+    """Everything in a topic from its beginning, once there is enough and nothing more comes."""
+    consumer = KafkaConsumer(bootstrap_servers=bootstrap, auto_offset_reset="earliest", fetch_max_wait_ms=50)
+    try:
+        consumer.assign([TopicPartition(topic, partition) for partition in range(partitions)])
+        found: list[Lying] = []
+        began_s = received_s = time.monotonic()
+        while not (enough(found) and time.monotonic() - received_s > QUIET_S):
+            assert time.monotonic() - began_s < within_s, f"only {len(found)} within {within_s} s"
+            for records in consumer.poll(timeout_ms=50).values():
+                received_s = time.monotonic()
+                for one in records:
+                    headers = {name: value.decode() for name, value in one.headers}
+                    key = one.key.decode()
+                    found.append(Lying(one.partition, key, one.value, headers, one.timestamp_type == 1))
+        return found
+    finally:
+        consumer.close(timeout_ms=1_000)
+
+
+USER = "rankwatch"
+PASSWORD = "correct-horse"
+
+
+@contextmanager
+def secure_kafka(folder: Path) -> Iterator[tuple[Broker, KafkaSettings]]:
+    """The broker, with a plain listener for its own use, and the settings of the secure one."""
+    certificate, keystore = folder / "certificate.pem", folder / "keystore.pem"
+    make_certificate(certificate, keystore)
+    plain, secure, controller = free_port(), free_port(), free_port()
+    login = "org.apache.kafka.common.security.plain.PlainLoginModule required"
+    extra = {
+        "listeners": f"PLAINTEXT://127.0.0.1:{plain},CLIENT://127.0.0.1:{secure},CONTROLLER://127.0.0.1:{controller}",
+        "advertised.listeners": f"PLAINTEXT://127.0.0.1:{plain},CLIENT://127.0.0.1:{secure}",
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,CLIENT:SASL_SSL",
+        "controller.quorum.voters": f"1@127.0.0.1:{controller}",
+        "ssl.keystore.type": "PEM",
+        "ssl.keystore.location": str(keystore),
+        "ssl.truststore.type": "PEM",
+        "ssl.truststore.location": str(certificate),
+        "sasl.enabled.mechanisms": "PLAIN",
+        "listener.name.client.plain.sasl.jaas.config": f'{login} user_{USER}="{PASSWORD}";',
+    }
+    with kafka_broker("apache", extra, port=plain) as broker:
+        yield (
+            broker,
+            KafkaSettings(
+                bootstrap=f"127.0.0.1:{secure}",
+                security_protocol="SASL_SSL",
+                sasl_username=USER,
+                sasl_password=PASSWORD,
+                ssl_cafile=str(certificate),
+            ),
+        )

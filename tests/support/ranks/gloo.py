@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import tempfile
 import traceback
 from collections.abc import Callable
+from importlib.util import find_spec
 from multiprocessing.connection import Connection, wait
 from typing import Any
+
+import pytest
 
 RANKS_SECONDS_MAX = 200.0
 """A set of ranks that has not answered by then is ended and the test fails."""
@@ -68,3 +72,15 @@ def _rank(
         pipe.send((traceback.format_exc(), None))
     else:
         pipe.send((None, result))
+
+
+class Framework:
+    """A module that is imported with its first attribute. A test file that names a missing one is skipped."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        if find_spec(name) is None:
+            pytest.skip(f"{name} is not installed", allow_module_level=True)
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(importlib.import_module(self._name), attribute)

@@ -13,12 +13,15 @@ from pathlib import Path
 
 from sqlalchemy import Engine, select, true
 
-from rankwatch_detectors.catalogue import detectors
+from rankwatch_detectors.catalogue import CatalogueConfig, detectors
 from rankwatch_service.notify.pipeline import ReceiverRoute
+from rankwatch_service.replay.layout import parse_mapping
+from rankwatch_service.replay.run import ReplayResult, replay
+from rankwatch_service.replay.sources import open_source
 from rankwatch_service.store.engine import open_engine, read
 from rankwatch_service.store.models import Command, DeadLetter, Incident, IncidentTransition, Outbox
 from tests.support.recordings.recording import Timed, end_of, record_log, stream_over
-from tests.support.service.routing import route_all, subscribe
+from tests.support.service.webhook_receiver import route_all, subscribe
 
 
 @dataclass(frozen=True)
@@ -115,3 +118,18 @@ def live_through(folder: Path, entries: list[Timed], make_detectors=detectors) -
         pass
     route_all(engine, clock.now_ns)
     return Lived(engine, outcome_of(engine))
+
+
+def replayed(*paths: Path, mapping: str = "", until_step: int | None = None) -> ReplayResult:
+    """The outcome with the usual settings; raises what is wrong with a file."""
+    outcome = replay(
+        [open_source(path) for path in paths],
+        parse_mapping(mapping),
+        [CatalogueConfig()],
+        job="gpt",
+        until_step=until_step,
+        progress=lambda done, total: None,
+    )
+    if outcome.broken is not None:
+        raise outcome.broken
+    return outcome

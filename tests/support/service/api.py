@@ -1,5 +1,7 @@
 """The api in this process, over a database of its own, with a token for each purpose."""
 
+import contextlib
+import os
 import socket
 import threading
 from collections import Counter
@@ -8,10 +10,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import uvicorn
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
+from rankwatch.agent.processes import TICKS_PER_S, read_stat
+from rankwatch.children import python_module
 from rankwatch_service.access.grants import Scope
 from rankwatch_service.access.secret_key import load_secret_key
 from rankwatch_service.access.tokens import TokenKind, create_token
@@ -21,6 +26,7 @@ from rankwatch_service.api.ingest import Batcher, Intake
 from rankwatch_service.api.people_process import PeopleServer
 from rankwatch_service.api.serve import KEEP_ALIVE_S
 from rankwatch_service.clock import Clock, SystemClock
+from rankwatch_service.demo.processes import end, free_port, started
 from rankwatch_service.log.control_log import ControlLog
 from rankwatch_service.log.sql_log import SqlLog
 from rankwatch_service.notify.lease import LEASE_NS
@@ -30,8 +36,7 @@ from rankwatch_service.store.engine import open_engine, write
 from rankwatch_service.store.models import Lease
 from rankwatch_service.stream.process import PartitionReport, Reporter
 from tests.support.service.process import until
-from tests.support.store.database import new_database, without_sync
-from tests.support.store.rows import add
+from tests.support.store.database import add, new_database, without_sync
 
 MSGPACK = {"content-type": "application/msgpack"}
 OURS = {"Sec-Fetch-Site": "same-origin"}
@@ -170,3 +175,29 @@ def notifier_reports(api: Api, ago_s: int = 0) -> None:
     """The notifier took its lease `ago_s` ago."""
     until = api.clock.unix_ns() + LEASE_NS - ago_s * 10**9
     add(api.engine, Lease, name="notify", holder="host 1", epoch=1, expires_unix_ns=until)
+
+
+@contextlib.contextmanager
+def api_process(url: str, folder: Path) -> Iterator[tuple[int, int]]:
+    """An api on the database of this URL; its port and its PID."""
+    port = free_port()
+    own = {"RANKWATCH_DATABASE_URL": url, "RANKWATCH_PORT": str(port), "RANKWATCH_DATA_DIR": str(folder)}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RANKWATCH_")} | own
+
+    def answers() -> bool:
+        with contextlib.suppress(httpx2.TransportError):
+            return httpx2.get(f"http://127.0.0.1:{port}/readyz").is_success
+        return False
+
+    process = started(python_module("rankwatch_service", "api"), folder / "api.log", answers, 60.0, env=environment)
+    try:
+        yield port, process.pid
+    finally:
+        end(process, 10.0)
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time that a process has used."""
+    stat = read_stat(pid)
+    assert stat is not None, "the process has ended"
+    return stat.cpu_ticks / TICKS_PER_S

@@ -3,6 +3,9 @@
 Its series are as old as the call, since an api that runs removes older ones.
 """
 
+import struct
+
+import numpy as np
 from sqlalchemy import Engine
 
 from rankwatch_detectors.base import AttemptStart, Frame
@@ -12,7 +15,7 @@ from rankwatch_service.simulate.generate import generate
 from rankwatch_service.simulate.job import Job
 from rankwatch_service.store.models import Attempt
 from rankwatch_service.store.models import Job as JobRow
-from tests.support.store.rows import add, attempt_row, job_row
+from tests.support.store.database import add, attempt_row, job_row
 
 
 def store(engine: Engine, job: Job, name: str = "gpt") -> None:
@@ -33,3 +36,19 @@ def store(engine: Engine, job: Job, name: str = "gpt") -> None:
         ]
         ran = {"attempt": attempt, "number": number, "started_unix_ns": number, "world_size": topology.world_size}
         add(engine, Attempt, attempt_row(name, ranks=ranks, **ran))
+
+
+def read(data: bytes) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Steps, ranks, values and codes, by the layout that the OpenAPI description states."""
+    magic, columns, rows, _, scale, levels = struct.unpack_from("<4sIIIff", data)
+    assert magic == b"RWH1"
+    at = 24
+    step = np.frombuffer(data, "<f8", columns, at)
+    rank = np.frombuffer(data, "<u4", rows, at := at + 8 * columns)
+    centre = np.frombuffer(data, "<f4", columns, at := at + 4 * rows)
+    lower = np.frombuffer(data, "u1", rows * columns, at := at + 4 * columns)
+    upper = np.frombuffer(data, "u1", rows * columns, at := at + rows * columns)
+    assert at + rows * columns == len(data)
+    code = (lower + 256 * upper.astype(int)).reshape(rows, columns)
+    n = np.where(code % 2 == 0, (code - 4) / 2, (3 - code) / 2)
+    return step, rank, np.where(code < 4, np.nan, centre + scale * np.sinh(n / levels)), code

@@ -25,8 +25,7 @@ from rankwatch_service.stream.loop import Stream
 from tests.support.clock import FakeClock
 from tests.support.recordings.outcome import Outcome, outcome_of
 from tests.support.recordings.recording import RecordedLog
-from tests.support.service.routing import route_all, subscribe
-from tests.support.service.webhook_receiver import WebhookReceiver
+from tests.support.service.webhook_receiver import WebhookReceiver, route_all, subscribe
 from tests.support.store.database import new_database
 from tests.support.trials.cluster import RECEIVER, Cluster
 from tests.support.trials.fleet import sent

@@ -1,1 +1,0 @@
-"""The agent, and the service as the agent sees it."""

@@ -1,1 +1,0 @@
-"""Detectors on observations that a test changes or writes."""

@@ -1,1 +1,0 @@
-"""Orders and commands in discrete time."""

@@ -1,1 +1,0 @@
-"""Rank processes, their recorders and what they train."""

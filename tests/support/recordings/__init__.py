@@ -1,1 +1,0 @@
-"""Recorded logs, and what a stream makes of them."""

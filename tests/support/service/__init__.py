@@ -1,1 +1,0 @@
-"""The roles of the service, in this process and as processes."""

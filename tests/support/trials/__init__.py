@@ -1,1 +1,0 @@
-"""Whole installations that are disturbed, and what must hold afterwards."""

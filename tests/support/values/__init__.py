@@ -1,1 +1,0 @@
-"""Values written out by hand."""
