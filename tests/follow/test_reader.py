@@ -363,6 +363,12 @@ def test_skipped_updates_are_recorded_with_their_step():
     assert [found[n].values.get("optimizer_skipped") for n in (7, 8, 9)] == [None, 1.0, 0.0]
 
 
+def test_a_norm_that_is_not_finite_is_an_overflow_at_the_begin_or_if_it_is_one_infinite_one():
+    norms = ["nan", "inf", "1.5", "1.5", "inf", "1.5", "nan", "1.5", "inf", "inf"]
+    found = rows(read("".join(f"step {n} loss 2.5 grad_norm {norm}\n" for n, norm in enumerate(norms))))
+    assert [row.values.get("optimizer_skipped", 0.0) for row in found.values()] == [1, 1, 0, 0, 1, 0, 0, 0, 1, 0]
+
+
 def test_iterations_that_were_not_finite_are_a_loss_that_is_not():
     text = "".join(
         f" iteration {n}/ 90 | lm loss: 2.5 | grad norm: 1 | number of nan iterations: 0 |\n" for n in range(8)
@@ -397,11 +403,21 @@ def test_what_is_no_end_of_training(text: str):
         ("Killed", "Ended"),
         ("slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2025-05-06T10:00:00 DUE TO TIME LIMIT ***", "Ended"),
         ("[E ProcessGroupNCCL.cpp:616] Watchdog caught collective operation timeout: WorkNCCL", "Ended"),
+        ("train.sh: line 12:  1234 Killed                  python train.py", "Ended"),
+        ("Loss is nan, stopping training", "Ended"),
+        ("ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: -9) local_rank: 0", "Ended"),
+        ("srun: error: n1: task 3: Killed", "Ended"),
+        ("F0506 10:00:00.123456 140 syncedmem.cpp:56] Check failed: error == cudaSuccess (2 vs. 0)", "Ended"),
     ],
 )
 def test_what_a_log_ends_with(text: str, kind: str):
     (failure,) = [entry for entry in read(f"{line(1)}{text}\n") if isinstance(entry, LoggedFailure)]
     assert failure.kind == kind
+
+
+@pytest.mark.parametrize("text", ["requests.ConnectionError: retrying in 5 s", "val_loss improved from inf to 2.5"])
+def test_what_no_log_ends_with(text: str):
+    assert not any(isinstance(entry, LoggedFailure) for entry in read(f"{line(1)}{text}\n"))
 
 
 def test_prose_with_numbers_is_no_step_and_records_nothing():

@@ -71,12 +71,14 @@ _ENDED: Final = re.compile(
 )
 _EXCEPTION: Final = re.compile(r"^(?P<kind>(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*(?:Error|Exception|Interrupt)|Exception))\b:?")
 """What a log may end with; an exception that is caught is followed by further steps."""
-_ENDING: Final = ("killed", "time_limit", "cancelled", "nccl_watchdog", "diverged")
+_ENDING: Final = (
+    *("killed", "time_limit", "cancelled", "nccl_watchdog", "diverged", "assertion", "exit_status", "aborted"),
+)
 """Patterns that end a job as certain ones do."""
 _NOTABLE: Final = (
     *("raining", "exiting", "runtime", "kipping", "verflow", "VERFLOW"),
     *("Killed", "CANCELLED", "LIMIT", "kill", "imeout", "error", "fault", "Error", "Exception", "Interrupt"),
-    *("diverged with", "oss is"),
+    *("diverged with", "oss is", "exit", "return code", "heck failed", "dumped", "EXHAUSTED", "OOM"),
     *("out of memory", "illegal memory", "device-side", "No space left", "bad_alloc", "DataLoader worker"),
 )
 """One of these is in each line that the patterns above find; to look for words takes a tenth of the time."""
@@ -88,13 +90,15 @@ Parse = Callable[[str], Line | None]
 def _failure(text: str, label: str) -> LoggedFailure | None:
     """What a line says of the end of its job; None: nothing."""
     exception, pattern = _EXCEPTION.match(text), pattern_of(text)
-    is_certain = pattern is not None and pattern.role is LineRole.ROOT and pattern.weight is Weight.CERTAIN
-    if exception is None and not is_certain and (pattern is None or pattern.name not in _ENDING):
+    if pattern is None:
+        return None
+    is_certain = pattern.role is LineRole.ROOT and pattern.weight is Weight.CERTAIN
+    if exception is None and not is_certain and pattern.name not in _ENDING:
         return None
     kind = exception["kind"] if exception is not None else "Ended"
     message = shown_line(text if exception is None else text[exception.end("kind") + 1 :]).strip()
     rank = f" ({label.strip('[]: ')})" if any(sign.isdigit() for sign in label) else ""
-    weight = 3 if is_certain else 1 if pattern is not None and pattern.role is LineRole.CASCADE else 2
+    weight = 3 if is_certain else 1 if pattern.role is LineRole.CASCADE or pattern.weight is Weight.WEAK else 2
     return LoggedFailure(kind.rpartition(".")[2], message[:FAILURE_CHARACTERS_MAX] + rank, weight)
 
 
@@ -150,6 +154,7 @@ class LogReader:
         self._skipped = 0
         self._is_clocked: bool = before is not None and before._is_clocked
         self._order = _Order()
+        self._norms = _Norms()
 
     def quick(self, text: str) -> Sequence[Entry] | None:
         """The entries of a line like those before it, or of one that says nothing; None of others, for `take`."""
@@ -398,6 +403,8 @@ class LogReader:
         if "loss" not in values and values.get("number of nan iterations", 0.0) > 0:
             values["loss"] = math.nan  # Megatron-LM leaves out a loss that is not finite
         skipped = max(self._skipped, values.get("number of skipped iterations", 0.0))
+        if self._norms.has_overflown(values):
+            skipped = every
         if skipped or self._order.has_skipped:
             self._order.has_skipped = True
             values["optimizer_skipped"] = float(skipped >= every)
@@ -466,6 +473,30 @@ class _Places:
         if epoch is None or not total or step_score(found.step or "") > 6.0:
             return 0.0
         return (epoch - 1.0 if epoch else 0.0) * total
+
+
+class _Norms:
+    """Tells overflows, which loss scalers skip without a word, from gradients that are not finite.
+
+    Beside a loss that is finite the first norms of a log may not be, until the scale is found, and one may be infinite
+    later, where the scale has become too large.
+    """
+
+    def __init__(self) -> None:
+        self._is_usual = False
+        self._may_overflow = True
+
+    def has_overflown(self, values: Mapping[str, float]) -> bool:
+        """Whether the norm of a row says so."""
+        norm, loss = values.get("grad_norm"), values.get("loss", 0.0)
+        if norm is None:
+            return False
+        if math.isfinite(norm):
+            self._is_usual = self._may_overflow = True
+            return False
+        overflows = self._may_overflow and bool(loss) and math.isfinite(loss)
+        self._may_overflow = not self._is_usual
+        return overflows and (not self._is_usual or math.isinf(norm))
 
 
 class _Order:

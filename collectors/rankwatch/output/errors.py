@@ -74,11 +74,15 @@ PATTERNS: Final[Sequence[Pattern]] = (
         terminated=(r"(?i:\b(?:received|caught) .{0,30}(?:SIGTERM|signal 15)|SIGTERM .{0,20}received)",),
         time_limit=(r"DUE TO (?:TIME LIMIT|PREEMPTION|NODE FAILURE)", r"(?i:time limit .{0,20}(?:reached|exceeded))"),
         cancelled=r"\*\*\* (?:JOB|STEP) .{0,60} CANCELLED AT",
-        killed=r"^Killed\b",
+        killed=r"^(?:.{1,80}: line \d+: +\d+ )?Killed\b",
     ),
     *_of(
         LineRole.TEARDOWN,
         Weight.WEAK,
+        exit_status=(
+            r"exitcode: +-?[1-9]|return code = -?[1-9]|non-zero exit code|exit code [1-9]|exited on signal [1-9]|"
+            r"srun: error: .{0,60}: (?:Killed|Out Of Memory|Segmentation fault|Aborted)",
+        ),
         launcher=(r"closing signal SIG", "ChildFailedError", "srun: (?:error|Job step)", "death signal"),
     ),
     *_of(
@@ -118,7 +122,7 @@ PATTERNS: Final[Sequence[Pattern]] = (
         LineRole.ROOT,
         Weight.CERTAIN,
         cuda_memory=(
-            r"(?:CUDA|HIP|XPU) out of memory",
+            r"(?:CUDA|HIP|XPU) (?:[Ee]rror: )?out of memory|RESOURCE_EXHAUSTED: Out of memory|OOM when allocating",
             r"OutOfMemoryError\b",
             r"CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|CUBLAS_STATUS_ALLOC_FAILED",
         ),
@@ -133,7 +137,7 @@ PATTERNS: Final[Sequence[Pattern]] = (
             r"no CUDA-capable device",
             r"GPU is lost|fallen off the bus",
             r"no kernel image is available",
-            r"(?:CUDA|HIP) error: (?!unspecified launch failure)",
+            r"(?:CUDA|HIP) [Ee]rror: (?!unspecified launch failure)",
             r"CUDNN_STATUS_[A-Z_]*(?:FAILED|ERROR)|CUBLAS_STATUS_(?!ALLOC)[A-Z_]+",
         ),
         nccl_own=(
@@ -200,9 +204,10 @@ PATTERNS: Final[Sequence[Pattern]] = (
 
 _PROGRESS: Final = re.compile(r"(?i)\b(?:step|iter(?:ation)?|epoch|loss)\b\W{0,3}\d|\d(?:it/s|s/it)")
 _HINT: Final = re.compile(
-    r"(?i)error|exception|fail|fault|time|kill|abort|interrupt|sig(?:int|term)|signal|cancel|cuda|cudnn|nccl|memory|"
-    r"connection|address|assert|worker|space|quota|denied|file|shared object|symbol|glibc|corrupt|malloc|free\(|"
-    r"bad_alloc|double|dumped|instruction|lost|fallen|mismatch|duplicate|loss|grad|pair|process down|ucx|terminate"
+    r"(?i)error|exception|fail|exit|code|exhausted|oom|check|fault|time|kill|abort|interrupt|sig(?:int|term)|signal|"
+    r"cancel|cuda|cudnn|nccl|memory|connection|address|assert|worker|space|quota|denied|file|shared object|symbol|"
+    r"glibc|corrupt|malloc|free\(|bad_alloc|double|dumped|instruction|lost|fallen|mismatch|duplicate|loss|grad|pair|"
+    r"process down|ucx|terminate"
 )
 """A word of each pattern, so that ordinary lines are tried once."""
 _FRAME: Final = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
