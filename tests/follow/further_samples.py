@@ -30,22 +30,18 @@ SAMPLES: Final[dict[str, Sample]] = {
     ),
     "WeNet": Sample(
         lambda n, loss: (
-            (
-                f"2022-05-01 {clock(n)} DEBUG TRAIN Batch {n % 40}00/4000 loss {loss:.6f} loss_att {loss + 1:.6f} "
-                f"loss_ctc {loss - 1:.6f} lr 0.00001000 rank 0\n"
-            )
-            + (
-                (
-                    "2022-05-01 10:00:00,123 DEBUG CV Batch 3/0 loss 9.0 loss_att 9.0 loss_ctc 9.0 history "
-                    "loss 9.0 rank 0\n"
-                )
-                if n % 40 == 39
-                else ""
-            )
+            f"2022-05-01 {clock(n)} DEBUG TRAIN Batch {n // 6}/{n % 6 * 100} loss {loss:.6f} loss_att 9.1 loss_ctc 4.2 "
+            "lr 0.00001000 rank 0\n" + "2022-05-01 10:00:00,123 DEBUG CV Batch 3/0 loss 9.0 rank 0\n" * (n % 6 == 5)
         ),
-        step=lambda n: 100 * (n % 40) + 4000 * (n // 40),
+        step=lambda n: n + 1,
+        step_s=2.5,
         clock=True,
-        step_s=0.025,
+    ),
+    "TensorFlow NMT": Sample(
+        lambda n, loss: (
+            f"  step {100 * n + 100} lr 1 step-time 0.25s wps 12.34K ppl {loss} gN 5.62 bleu 0.00, Sat May 6\n"
+        ),
+        step=lambda n: 100 * n + 100,
     ),
     "ESPnet 2": Sample(
         lambda n, loss: (

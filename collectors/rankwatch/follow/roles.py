@@ -52,13 +52,13 @@ _MEAN: Final = _set("avg average mean running smoothed epoch")
 _STEP: Final = _set("step steps iter iters iteration iterations update updates nupdates niter")
 _BATCH: Final = _set("batch batches minibatch it bch")
 _NO_STEP: Final = _set(
-    "total time timing sec secs second seconds ms thrpt size warmup eval skipped nan inf samples sample tokens "
+    "total time timing sec secs second seconds ms thrpt fps size warmup eval skipped nan inf samples sample tokens "
     "remaining save accumulation interval avg number speed per loss lr of norm every eta last best duration val"
 )
 
 _NO_TIME: Final = _set(
     "data load loading loader forward backward fwd bwd optimizer optim eta remaining left eval val validation "
-    "wait comm checkpoint ckpt save generation generate rollout inference allreduce communication sampling lr "
+    "wait comm checkpoint ckpt save prompt generation generate rollout inference allreduce communication sampling lr "
     "loss flops epoch epochs reader"
 )
 _PARTS: Final = _set("forward backward fwd bwd")
@@ -152,6 +152,8 @@ def _head(line: Line) -> str:
 def loss_score(name: str) -> float:
     """How likely a name is that of the model's loss, up to 10; 0 if it is none."""
     of = frozenset(words(name))
+    if of & {"ppl", "perplexity"} and of <= {"train", "avg", "ppl", "perplexity"}:
+        return 3.0
     named = LOSS_WORDS & of or {"cross", "entropy"} <= of or of == {"ce"} or _SHORT_LOSS.search(name)
     if not named or of & _NO_LOSS or of & _EVALUATED:
         return 0.0
